@@ -1,1 +1,1 @@
-"""Measuring a model on devices: the bench that is timed, and the profile made of it."""
+"""Measuring a model on devices: the measured setup, and the profile made from the measurements."""

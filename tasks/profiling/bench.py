@@ -1,7 +1,7 @@
-"""The bench of measurements: a gang whose ranks have a part of a model, trained and for generation.
+"""The setup of measurements: a gang whose ranks hold a part of a model, both for training and for generation.
 
-A tensor-parallel part is timed as a model of its own, with that part of the heads, feed-forward columns and vocabulary:
-so it needs no other ranks, and its time is without communication. Each rank of the gang works on a copy of its own.
+A tensor-parallel shard is timed as a separate model with its share of the heads, feed-forward columns and vocabulary.
+So it needs no other ranks, and its time excludes communication. Each rank of the gang works on its own copy.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from prefect_rlhf.placement.plan import EngineKind, ModelInstance
 from prefect_rlhf.placement.strategy import Strategy
 
 ENGINES: tuple[EngineKind, ...] = ("megatron", "vllm")
-TIMED_BYTES = 256 << 20  # of layers: with fewer, caches and page tables still know them from the pass before
+TIMED_BYTES = 256 << 20  # of layers: with fewer, caches and page tables still hold them from the previous pass
 SHORTEST = 16  # tokens of a row
-MANY_TOKENS = 1024  # from which on a size is timed once, after its warm-up
+MANY_TOKENS = 1024  # sizes of at least this many tokens are timed once, after their warm-up
 REPEATS = 3
 DEADLINE_SECONDS = 900.0
 
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """The largest sizes at which passes are timed, in powers of two up to them, and degrees of tensor parallelism."""
+    """The largest timed sizes (sizes are powers of two up to them), and degrees of tensor parallelism."""
 
     most_rows: int = 32
     longest: int = 128
@@ -56,7 +56,7 @@ class Sizes:
 
 
 def powers(first: int, last: int) -> tuple[int, ...]:
-    """Return the powers of two (times `first`) from `first` to the one that is not below `last`.
+    """Return `first` times the powers of two, up to the first product that is at least `last`.
 
     >>> powers(16, 100)
     (16, 32, 64, 128)
@@ -65,10 +65,10 @@ def powers(first: int, last: int) -> tuple[int, ...]:
 
 
 def part_of(shape: TransformerShape, tp: int, dtype: Dtype) -> TransformerShape:
-    """Return the tp-th part of a shape, with more layers than caches hold. Raises InvalidInput where tp divides not.
+    """Return the shape of one of `tp` shards, with enough layers to defeat caches.
 
-    It is a Llama without biases where its family's heads are as wide as its hidden size says (Qwen 2): a part has fewer
-    heads, each as wide as before.
+    Raises InvalidInput if `tp` does not divide it. The shape is a Llama without biases if its family derives the width
+    of heads from the hidden size (Qwen 2): a shard has fewer heads of unchanged width.
 
     >>> from prefect_rlhf.placement.known_models import KNOWN_SHAPES
     >>> part = part_of(KNOWN_SHAPES["llama-7b"], 2, "bfloat16")
@@ -94,7 +94,7 @@ def part_of(shape: TransformerShape, tp: int, dtype: Dtype) -> TransformerShape:
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """A gang whose ranks each have a trained copy in Megatron (`model`) and one in vLLM, of a part of the model."""
+    """A gang whose ranks each hold a trained copy of a part of the model in Megatron (`model`) and a copy in vLLM."""
 
     gang: Gang
     model: ModelSpec
@@ -102,38 +102,38 @@ class Bench:
     step: Callable[[str], None]
 
     def instance(self, rank: int, engine: EngineKind, role: str = "model") -> ModelInstance:
-        """Return the copy of a rank."""
+        """Return a rank's copy."""
         return ModelInstance(role, engine, DeviceMesh(0, 1, rank, 1), Strategy())
 
     def each(self, method: str, arguments: Callable[[int], tuple[Any, ...]]) -> list[Any]:
-        """Let every rank do something at once."""
+        """Run a method on all ranks concurrently, with arguments by rank."""
         return self.call(method, {rank: arguments(rank) for rank in range(self.gang.size)})
 
     def all(self, method: str, *arguments: Any) -> list[Any]:
-        """Let every rank do the same at once."""
+        """Run a method on all ranks concurrently, with the same arguments."""
         return self.each(method, lambda _: arguments)
 
     def call(self, method: str, arguments: Mapping[int, tuple[Any, ...]]) -> list[Any]:
-        """Let some ranks do something at once."""
+        """Run a method on some ranks concurrently."""
         results = self.gang.call(method, arguments, doing=f"profile: {method}", deadline_seconds=DEADLINE_SECONDS)
         return [results[rank] for rank in sorted(results)]
 
     def passes(self, method: str, engine: EngineKind, rows: int, length: int) -> PassSeconds:
-        """Say what is timed, and time it."""
+        """Announce a measurement and make it."""
         self.step(f"{engine} {method}: {rows} x {length} tokens")
         return self.time(method, engine, rows, length)
 
     def time(self, method: str, engine: EngineKind, rows: int, length: int) -> PassSeconds:
-        """Time a call on all ranks at once; return the mean over ranks of its parts."""
+        """Time a call on all ranks concurrently; return the mean over ranks of each part of its time."""
         repeats = 1 if rows * length >= MANY_TOKENS else REPEATS
         by_rank = self.each(method, lambda rank: (self.instance(rank, engine), rows, length, repeats, self.gang.size))
         names = PassSeconds.__dataclass_fields__
         return PassSeconds(**{name: mean(getattr(seconds, name) for seconds in by_rank) for name in names})
 
     def busy_call(self, method: str, engine: EngineKind, rows: int, length: int, busy: int) -> tuple[float, float]:
-        """Time a whole call on the first `busy` ranks at once, while the others wait.
+        """Time a whole call on the first `busy` ranks concurrently, while the other ranks wait.
 
-        Return the seconds until the last of them is done, and the mean over them.
+        Return the seconds until the last of them has finished, and the mean over them.
         """
         self.step(f"{engine} {method} on {busy} devices at once")
         by_rank: list[PassSeconds] = self.each(
@@ -148,7 +148,7 @@ class Bench:
         return MoveWeightsCommand(trained, read, 0, source_layout, target_layout, self.lease.devices())
 
     def build(self, engine: EngineKind, sizes: Sizes, role: str = "model") -> None:
-        """Build a copy on each rank; without CUDA graphs, whose replays nobody sees pass through layers."""
+        """Build a copy on each rank, without CUDA graphs: replayed graphs bypass the hooks that time layers."""
 
         def command(rank: int) -> tuple[BuildCommand]:
             model = self.model if engine == "megatron" and role == "model" else replace(self.model, optimizer=None)
@@ -168,9 +168,9 @@ def open_bench(
     step: Callable[[str], None],
     node_devices: Sequence[str] = (),
 ) -> Iterator[Bench]:
-    """Open a gang that has built what is timed; its model is random, in a folder of its own.
+    """Open a gang that has built the measured models, which have random weights in a temporary folder.
 
-    It is on the first node: of the Ray cluster where there are several or `node_devices` says of which kind.
+    It runs on the first node: of the Ray cluster if there are several nodes or `node_devices` names their kinds.
     """
     size = subject.num_devices
     with (
@@ -194,4 +194,4 @@ def open_bench(
             bench.build(engine, sizes)
         bench.build("megatron", sizes, "copy")
         yield bench
-        bench.call("remove_model", {0: (model,)})  # of another machine nobody else would
+        bench.call("remove_model", {0: (model,)})  # on another machine, no other process removes it

@@ -1,4 +1,4 @@
-"""Measuring how devices of a host slow each other: the same work on 1, 2, 4, ... of them at once, and on all."""
+"""Measuring how devices of a host slow each other: the same work on 1, 2, 4, ... and all of them at once."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _CALLS: tuple[tuple[SharedWork, EngineKind, str], ...] = (
 
 
 def numbers_busy(num_devices: int) -> tuple[int, ...]:
-    """Return how many devices are busy at once in each measurement.
+    """Return the number of concurrently busy devices in each measurement.
 
     >>> numbers_busy(6), numbers_busy(4)
     ((1, 2, 4, 6), (1, 2, 4))
@@ -29,12 +29,12 @@ def numbers_busy(num_devices: int) -> tuple[int, ...]:
 
 
 def number_of_probes(num_devices: int) -> int:
-    """Return how many measurements `time_contention` makes."""
+    """Return the number of measurements of `time_contention`."""
     return (len(_CALLS) + 1) * len(numbers_busy(num_devices)) if num_devices > 1 else 0
 
 
 def time_contention(bench: Bench, sizes: Sizes) -> tuple[SlowDown, ...]:
-    """Time each kind of call, and a move of weights within a device, on ever more devices; nothing where one is all."""
+    """Time each kind of call, and a move of weights within a device, on more and more devices; empty for one device."""
     if bench.gang.size == 1:
         return ()
     rows, length = min(MOST_ROWS, sizes.rows[-1]), sizes.lengths[-1]
@@ -50,12 +50,12 @@ def time_contention(bench: Bench, sizes: Sizes) -> tuple[SlowDown, ...]:
 def _slow_down(
     work: SharedWork, engine: EngineKind, busy: tuple[int, ...], timed: Sequence[tuple[float, float]]
 ) -> SlowDown:
-    """The value of (seconds until the last is done, mean) for each number of busy devices."""
+    """The slow-down from (seconds until the last device has finished, mean) for each number of busy devices."""
     return SlowDown(work, engine, busy, tuple(last for last, _ in timed), timed[-1][1])
 
 
 def _busy_move(bench: Bench, busy: int) -> tuple[float, float]:
-    """Time bringing trained weights to vLLM on each of the first devices at once, as `busy_call` does a call."""
+    """Time copying trained weights to vLLM on each of the first devices concurrently, as `busy_call` times a call."""
     bench.step(f"weights within a device on {busy} devices at once")
     commands = {rank: (bench.move(rank, rank, "vllm", "model"),) for rank in range(busy)}
     moved: list[list[RankReport]] = [bench.call("reallocate", commands) for _ in range(REPEATS)]

@@ -1,6 +1,6 @@
-"""Limits of what is measured, which forms and flags state before torch is imported."""
+"""Limits of measured sizes, stated by forms and flags before torch is imported."""
 
 from __future__ import annotations
 
-MOST_ROWS = 1 << 16  # of one micro-batch
-MOST_TOKENS = 1 << 20  # of one row
+MOST_ROWS = 1 << 16  # of a micro-batch
+MOST_TOKENS = 1 << 20  # of a row

@@ -1,4 +1,4 @@
-"""Measure a model's layers, weights and messages on some devices, and make a profile of them."""
+"""Measurement of a model's layers, weights and messages on some devices, and the resulting profile."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from prefect_rlhf.tasks.profiling.bench import ENGINES, Bench, Sizes, open_bench
 from prefect_rlhf.tasks.profiling.contention import number_of_probes, time_contention
 from prefect_rlhf.tasks.profiling.network import NETWORK_MESSAGES, time_network
 
-FEW_TOKENS = 256  # up to which what is around the layers of a call is taken as what it always is
+FEW_TOKENS = 256  # with at most this many tokens, the time outside of layers counts as a call's constant overhead
 MESSAGE_BYTES = tuple(1 << power for power in range(12, 25, 2))
 SHARED_PARAMETERS = (1 << 16, 1 << 20, 1 << 24)
-MESSAGE_REPEATS = 11  # short, and easily held up
-HELD_UP = 1.25  # times what a larger size took: kernels of two sizes differ by less
+MESSAGE_REPEATS = 11  # they are short and easily delayed
+HELD_UP = 1.25  # times the seconds of a larger size: kernels of two sizes differ by less
 
 Pass = tuple[str, EngineKind]
 """A call of an engine that is timed: its method, and the engine."""
@@ -34,17 +34,17 @@ Pass = tuple[str, EngineKind]
 PASSES: tuple[Pass, ...] = (("infer", "megatron"), ("train", "megatron"), *(("generate", engine) for engine in ENGINES))
 
 TimedSizes = dict[tuple[int, int], PassSeconds]
-"""What one of them took, by (rows, length)."""
+"""The seconds of a pass, by (rows, length)."""
 
 Say = Callable[[int, int, str], object]
-"""Told of every measurement that is about to be made: its number, how many there are, and what it is.
+"""Called before every measurement with its number, the number of all measurements, and a description.
 
-It is not told again of a size that is timed once more.
+It is not called when a size is timed again.
 """
 
 
 def check_sizes(subject: Subject, sizes: Sizes) -> None:
-    """Raise InvalidInput for sizes that the model has not."""
+    """Raise InvalidInput for sizes that do not fit the model."""
     if sizes.lengths[-1] + STEPS > subject.shape.max_position_embeddings:
         most = subject.shape.max_position_embeddings - STEPS
         raise InvalidInput("longest", sizes.longest, f"at most {most}, which the model's context leaves")
@@ -53,10 +53,10 @@ def check_sizes(subject: Subject, sizes: Sizes) -> None:
 
 
 def measure(subject: Subject, sizes: Sizes, say: Say, node_devices: Sequence[str] = ()) -> Profile:
-    """Time everything; minutes. Raises what ranks raise, and InvalidInput for sizes that the model has not.
+    """Measure everything, which takes minutes. Raises the ranks' errors, and InvalidInput for sizes that do not fit.
 
-    `node_devices` are the kinds of a Ray cluster's nodes, as `open_gang` takes them; without them one node is this
-    machine.
+    `node_devices` are the kinds of a Ray cluster's nodes, in the form of `open_gang`. Without them, a single node is
+    this machine.
     """
     check_sizes(subject, sizes)
     findings, steps = Findings(), CountedSteps(say, number_of_measurements(subject, sizes))
@@ -66,14 +66,14 @@ def measure(subject: Subject, sizes: Sizes, say: Say, node_devices: Sequence[str
                 time_weights(bench, findings)
                 time_messages(bench, findings)
                 findings.slow_downs = time_contention(bench, sizes)
-            time_layers(bench, tp, sizes, findings)  # last: it trains behind the back of those who move weights
+            time_layers(bench, tp, sizes, findings)  # last: it changes weights, which the moves before must not see
     if subject.num_nodes > 1:
         findings.network = time_network(subject, steps, node_devices)
     return findings.profile(subject)
 
 
 def number_of_measurements(subject: Subject, sizes: Sizes) -> int:
-    """Return how many measurements `measure` makes."""
+    """Return the number of measurements of `measure`."""
     layers = len(PASSES) * len(sizes.rows) * len(sizes.lengths)
     groups = len(group_sizes(subject.num_devices))
     between = NETWORK_MESSAGES if subject.num_nodes > 1 else 0
@@ -95,13 +95,13 @@ class CountedSteps:
 
 
 def group_sizes(num_devices: int) -> tuple[int, ...]:
-    """Return the sizes of the groups of consecutive ranks that are timed: all that divide the devices."""
+    """Return the sizes of the timed groups of consecutive ranks: all sizes that divide the number of devices."""
     return tuple(size for size in range(2, num_devices + 1) if num_devices % size == 0)
 
 
 @dataclass(slots=True)
 class Findings:
-    """The measurements so far. Lists hold what a median is taken of; `heads` by tokens, `samples` by rows."""
+    """The measurements so far. Lists hold the values of a median; `heads` by tokens, `samples` by rows."""
 
     measurements: list[Measurement] = field(default_factory=list)
     adam: list[float] = field(default_factory=list)
@@ -118,11 +118,11 @@ class Findings:
     def keep(
         self, piece: ModelPiece, tp: int, rows: int, length: int, seconds: float, engine: EngineKind = "megatron"
     ) -> None:
-        """Keep one measurement; a difference of two may come out below nothing."""
+        """Keep a measurement; a difference of two times may be negative and counts as 0."""
         self.measurements.append(Measurement(piece, tp, rows, length, max(0.0, seconds), engine))
 
     def profile(self, subject: Subject) -> Profile:
-        """Return all of it as a profile."""
+        """Return all measurements as a profile."""
         device = median(self.bandwidths["device"])
         node = median(self.bandwidths["node"] or [device])
         network, network_latency = self.network
@@ -165,14 +165,14 @@ def time_layers(bench: Bench, tp: int, sizes: Sizes, findings: Findings) -> None
         findings.keep(piece, tp, tokens, 1, median(seconds))
     for (engine, rows), seconds in sorted(findings.samples.items()):
         findings.keep("sample", tp, rows, 1, median(seconds), engine)
-    findings.heads.clear()  # those of the next degree are its own
+    findings.heads.clear()  # the next degree has its own values
     findings.samples.clear()
 
 
 def held_up(timed: TimedSizes) -> list[tuple[int, int]]:
-    """Return the sizes, (rows, length), that took much longer than one that is nowhere smaller.
+    """Return the sizes, (rows, length), that took much longer than a size that is at least as large in both.
 
-    Something else ran beside them, so they are worth a second look.
+    Another program probably ran at the same time, so these sizes are timed again.
     """
     return [
         (rows, length)
@@ -188,7 +188,7 @@ def held_up(timed: TimedSizes) -> list[tuple[int, int]]:
 def _keep_training(
     bench: Bench, tp: int, rows: int, length: int, infer: PassSeconds, train: PassSeconds, findings: Findings
 ) -> None:
-    """Keep forward and backward; the backward counts what a train_step's forward takes to keep more for it."""
+    """Keep forward and backward; the backward includes the extra time of a train_step's forward."""
     layers, tokens = bench.model.shape.num_layers, rows * (length // 2)
     findings.keep("forward", tp, rows, length, infer.forward / layers)
     findings.keep("backward", tp, rows, length, (train.forward + train.backward - infer.forward) / layers)
@@ -204,7 +204,7 @@ def _keep_training(
 def _keep_generation(
     bench: Bench, engine: EngineKind, tp: int, rows: int, length: int, seconds: PassSeconds, findings: Findings
 ) -> None:
-    """Keep decoding and, of vLLM, the prefill: Megatron's is a forward as any other."""
+    """Keep decoding and, for vLLM, the prefill; Megatron's prefill is an ordinary forward."""
     layers = bench.model.shape.num_layers
     findings.keep("decode", tp, rows, length, seconds.decode / layers, engine)
     if engine == "vllm":
@@ -214,14 +214,14 @@ def _keep_generation(
 
 
 def time_weights(bench: Bench, findings: Findings) -> None:
-    """Time moves of weights within a device, to another, to the host and back; their fingerprint and packing."""
+    """Time moves of weights within a device, to another device, to the host and back; their fingerprint and packing."""
     size, elements = bench.gang.size, num_parameters(bench.model)
     num_bytes = elements * ModelSizes.of(bench.model).item
     bench.step("weights within a device")
     within = [bench.each("reallocate", lambda rank: (bench.move(rank, rank, "vllm", "model"),)) for _ in range(2)][-1]
     _keep_moves(within, num_bytes, elements, "device", findings)
     bench.step("weights to another device")
-    if size > 1:  # every second rank to the one after it, all at once; the first time a route is made
+    if size > 1:  # every second rank sends to the next rank, all concurrently; the first time creates a route
         pairs = [(rank, rank + 1) for rank in range(0, size - 1, 2)]
         commands = {rank: (bench.move(*pair, "megatron", "copy"),) for pair in pairs for rank in pair}
         moved = [bench.call("reallocate", commands) for _ in range(2)][-1]

@@ -1,4 +1,4 @@
-"""Measuring what messages between nodes take: their bandwidth and their latency."""
+"""Measuring messages between nodes: their bandwidth and their latency."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def time_network(
 ) -> tuple[float, float]:
     """Return the bytes per second of a device to another node, and the seconds of a message there.
 
-    One device of every second node sends to the next node, all at once, as weights to another device are timed; the
-    slowest counts.
+    A device of every second node sends to the next node, all concurrently, as moves of weights to another device are
+    timed. The slowest counts.
     """
     ranks = (1,) * subject.num_nodes
     gang = open_gang(

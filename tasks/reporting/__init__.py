@@ -1,1 +1,1 @@
-"""The reports of a run to a person: artifacts, metrics, predicted beside measured."""
+"""The reports of a run for its users: artifacts, metrics, predicted next to measured times."""

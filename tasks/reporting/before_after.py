@@ -1,4 +1,4 @@
-"""Responses before and after training, to the same held-out prompts: what a person reads first."""
+"""Responses before and after training to the same held-out prompts, for a first look at a run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ LONGEST_TEXT = 88  # characters, so that a line has at most a hundred
 def before_and_after(run_dir: Path, number: int = PROMPTS_SHOWN) -> list[tuple[str, str, str]]:
     """Return (prompt, response before, response after) of the first prompts of a run's evaluations.
 
-    Before is the first evaluation of the run, after the last. Returns nothing if there are no two, or no texts.
+    "Before" is the run's first evaluation, "after" its last. Returns an empty list for fewer than two evaluations, or
+    without texts.
     """
     files = sorted((run_dir / "evaluation").glob("step-*.parquet"))
     if len(files) < 2 or not all({"prompt", "response"} <= set(pq.read_schema(file).names) for file in files):
@@ -25,7 +26,7 @@ def before_and_after(run_dir: Path, number: int = PROMPTS_SHOWN) -> list[tuple[s
 
 
 def before_after_lines(run_dir: Path) -> Iterator[str]:
-    """Yield the lines that show them, each on one line of a terminal; none without evaluations."""
+    """Yield the lines that show these responses, each within a line of a terminal; no line without evaluations."""
     shown = before_and_after(run_dir)
     if shown:
         yield f"responses to {len(shown)} held-out prompts, before and after training:"

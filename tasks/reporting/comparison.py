@@ -1,4 +1,4 @@
-"""Predicted and measured seconds side by side: of each node of a step, of the step, and of what the controller adds."""
+"""Predicted and measured seconds side by side: of each node of a step, the step, and the controller's overhead."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ ORCHESTRATION = "orchestration of a task run"
 
 @dataclass(frozen=True, slots=True)
 class NodeComparison:
-    """One node of every step, or the whole step.
+    """A node of every step, or the whole step.
 
-    `measured_seconds` is the median over steps of what its slowest rank worked; `wall_seconds` that of how long it held
-    its devices, orchestration included. `predicted_seconds` is None where no source of times knows.
+    `measured_seconds` is the median over steps of its slowest rank's working time. `wall_seconds` is the median time
+    for which it held its devices, including orchestration. `predicted_seconds` is None if no source of times covers the
+    node.
     """
 
     subject: str
@@ -32,16 +33,16 @@ class NodeComparison:
 
     @property
     def ratio(self) -> float | None:
-        """Predicted over measured seconds; None where either is nothing."""
+        """Predicted over measured seconds; None if either is missing or 0."""
         if not self.predicted_seconds or not self.measured_seconds:
             return None
         return self.predicted_seconds / self.measured_seconds
 
 
 def compare(predicted: Prediction, spans: Sequence[TaskRunSpan]) -> list[NodeComparison]:
-    """Return a row for each node of a step in the order in which they began, then orchestration, then the steady step.
+    """Return a row for each node of a step in order of their start, then orchestration, then the steady step.
 
-    The first step is left out where others train, too, since it builds and compiles what later ones reuse.
+    The first step is left out if other steps train too, because it builds and compiles objects that later steps reuse.
     """
     if not spans:
         return []
@@ -66,9 +67,9 @@ def compare(predicted: Prediction, spans: Sequence[TaskRunSpan]) -> list[NodeCom
 
 
 def orchestration_seconds(spans: Sequence[TaskRunSpan]) -> float:
-    """Return the median of what the controller added to a task run: from when nothing held it up to its end, less work.
+    """Return the controller's median overhead per task run: the time from the end of the last obstacle, less the work.
 
-    What holds a node up are the nodes that it waits for, and those that had its devices before.
+    The obstacles of a node are the nodes that it depends on and the nodes that held its devices before.
     """
     ended = {span.node: span.end for span in spans}
     freed: dict[str, list[float]] = defaultdict(list)
@@ -85,7 +86,7 @@ def orchestration_seconds(spans: Sequence[TaskRunSpan]) -> float:
 
 
 def step_ends(spans: Sequence[TaskRunSpan]) -> list[float]:
-    """Return when each step that trains ended, from the start of the first node: as a schedule counts them."""
+    """Return the end of each training step, in seconds from the start of the first node, as in a schedule."""
     spans = [span for span in spans if span.kind not in BEHIND]
     begin = min(span.start for span in spans)
     trained = {span.step for span in spans if span.kind == "train_step"}
@@ -93,7 +94,7 @@ def step_ends(spans: Sequence[TaskRunSpan]) -> list[float]:
 
 
 def comparison_rows(rows: Iterable[NodeComparison]) -> list[dict[str, str]]:
-    """Return the rows of a table; its orders rank nodes by how long they take, by the prediction and by the clock."""
+    """Return the rows of a table; its orders rank the nodes by predicted and by measured time."""
     rows = list(rows)
     nodes = [
         row for row in rows if row.subject not in (WHOLE_STEP, ORCHESTRATION) and row.predicted_seconds is not None
@@ -125,5 +126,5 @@ def ranking(seconds: Mapping[str, float], longest_first: bool = True) -> dict[st
 
 
 def format_seconds(value: float | None) -> str:
-    """Return three digits, or nothing."""
+    """Return three digits, or an empty text."""
     return "" if value is None else f"{value:.3g}"

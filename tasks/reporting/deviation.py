@@ -1,4 +1,4 @@
-"""Deviation of a run from its prediction: the sentence that says by how much, and which node makes the difference."""
+"""Deviation of a run from its prediction: a sentence with its size and the node that causes most of it."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from prefect_rlhf.placement.schedule.estimate import Prediction
 from prefect_rlhf.tasks.reporting.comparison import NodeComparison, compare, step_ends
 from prefect_rlhf.tasks.running.journal import TaskRunSpan
 
-STEPS = 3  # in a row, before a deviation is said: one alone may be another program's doing
-STEPS_COMPARED = STEPS + 1  # the first only says when the next one began
+STEPS = 3  # in a row, before a deviation is reported: another program may cause a single deviation
+STEPS_COMPARED = STEPS + 1  # the first step only gives the start of the next step
 LEAST_SHARE = 0.1  # of the predicted seconds of a step
 
 
 @dataclass(frozen=True, slots=True)
 class Deviation:
-    """Seconds of a step, measured and predicted, and the node that makes most of the difference."""
+    """Seconds of a step, measured and predicted, and the node that causes most of the difference."""
 
     step_seconds: float
     predicted_seconds: float
@@ -33,10 +33,10 @@ class Deviation:
 
 
 def deviation(predicted: Prediction, spans: Sequence[TaskRunSpan]) -> Deviation | None:
-    """Return how the last three steps differ from their prediction; None while they are near it.
+    """Return the deviation of the last three steps from their prediction, or None if they are near it.
 
-    They are not where each of them takes over 10% more than predicted, or each over 10% less. `spans` are the task runs
-    of the last `STEPS_COMPARED` steps.
+    They deviate if each of them takes over 10% more than predicted, or each over 10% less. `spans` are the task runs of
+    the last `STEPS_COMPARED` steps.
     """
     ends = step_ends(spans) if spans else []
     seconds = [later - earlier for earlier, later in pairwise(ends)][-STEPS:]
@@ -50,5 +50,5 @@ def deviation(predicted: Prediction, spans: Sequence[TaskRunSpan]) -> Deviation 
 
 
 def _excess(row: NodeComparison) -> float:
-    """Seconds of a step that a node takes more than predicted."""
+    """Seconds of a step that a node takes beyond its prediction."""
     return (row.measured_seconds - (row.predicted_seconds or 0.0)) * row.num_runs

@@ -1,4 +1,4 @@
-"""The history of a run's metrics that its curves show: what to look at first, in a bounded number of steps."""
+"""The history of a run's metrics for its curves: the most informative metrics, in a bounded number of steps."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from typing import final
 
 WATCHED = ("score", "reward", "accuracy", "margin", "kl", "loss", "response_tokens", "entropy", "explained_variance")
-"""Metrics that are shown, by their last word or their call's name, in this order."""
+"""The shown metrics, by their last word or their call's name, in this order."""
 MOST_CURVES = 12
-MOST_STEPS = 200  # as many points as a panel has room for
+MOST_STEPS = 200  # the number of points that fit a panel
 
 
 @final
 class History:
-    """Keeps watched metrics of every step, of a long run those of every second, fourth, ... step and of the last."""
+    """Keeps watched metrics of every step; in a long run, of every second, fourth, ... step and of the last step."""
 
     def __init__(self) -> None:
         self._steps: list[Mapping[str, float]] = []
@@ -21,7 +21,7 @@ class History:
         self._last: Mapping[str, float] | None = None
 
     def add(self, metrics: Mapping[str, float]) -> None:
-        """Take a step's metrics, `step` among them; the order of the metrics is that of the graph."""
+        """Add a step's metrics, including `step`; the metrics are in the order of the graph."""
         self._last = {name: value for name, value in metrics.items() if name == "step" or rank(name) is not None}
         if metrics["step"] % self._stride == 0:
             self._steps.append(self._last)
@@ -30,7 +30,7 @@ class History:
             self._steps = [kept for kept in self._steps if kept["step"] % self._stride == 0]
 
     def curves(self) -> dict[str, list[tuple[int, float]]]:
-        """Return the curve of each watched metric, first what matters most, at most twelve."""
+        """Return the curve of each watched metric, the most important first, at most twelve."""
         steps = self._steps if self._last in self._steps[-1:] else [*self._steps, *([self._last] if self._last else [])]
         found: dict[str, list[tuple[int, float]]] = {}
         for metrics in steps:
@@ -42,12 +42,12 @@ class History:
 
 
 def rank(name: str) -> int | None:
-    """Return the place of a metric among those that are watched, None for one that is not.
+    """Return the place of a metric among the watched metrics, None for other metrics.
 
     >>> rank("actor_train.loss"), rank("score.exact"), rank("actor_train.ratio")
     (5, 0, None)
     """
     call, _, word = name.partition(".")
-    if word == "seconds":  # of a score, which the timeline shows
+    if word == "seconds":  # seconds of a score are in the timeline
         return None
     return next((place for place, watched in enumerate(WATCHED) if watched in (word, call)), None)

@@ -1,4 +1,4 @@
-"""Metrics above a limit, told to Prefect as events, for automations to act on."""
+"""Metrics above a limit, reported to Prefect as events that automations can handle."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from prefect.events import emit_event
 from prefect.runtime import flow_run
 
 ABOVE_LIMIT = "prefect-rlhf.metric.above-limit"
-"""The event. Its resource is the flow run, so that an automation can suspend it; a label of it names the metric."""
+"""The event. Its resource is the flow run, so that an automation can suspend it; a label names the metric."""
 METRIC = "prefect-rlhf.metric"
 
 
 class Limits:
-    """Looks at each step's metrics; a metric is told of when it comes to be above its limit, and not again until then.
+    """Checks each step's metrics; a metric is reported when it rises above its limit, and again only after a fall.
 
     NaN is above any limit.
     """
@@ -24,9 +24,9 @@ class Limits:
         self._unknown: set[str] = set()
 
     def look(self, metrics: Mapping[str, float]) -> list[str]:
-        """Emit an event for each metric that is above its limit now and was not; return a line of the log for each.
+        """Emit an event for each metric that has risen above its limit since the last step; return a log line for each.
 
-        A name that the metrics of its call do not have gets one line, too: no event would ever come.
+        A name that its call's metrics lack also gets a line, once, because it would never cause an event.
         """
         lines = []
         for name, limit in self._limits.items():
@@ -48,7 +48,8 @@ class Limits:
             return []
         self._unknown.add(name)
         return [
-            f"limits: {name} is no metric of step {metrics['step']}, so nothing holds it; {call} has {', '.join(known)}"
+            f"limits: {name} is not a metric of step {metrics['step']}, so it is not checked; "
+            f"{call} has {', '.join(known)}"
         ]
 
 

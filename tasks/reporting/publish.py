@@ -1,4 +1,4 @@
-"""Publishing artifacts: a server that is away costs the run a picture at most."""
+"""Publishing artifacts: an unreachable server costs the run at most a picture."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ Artifact = TypeVar("Artifact")
 def publish(
     create: Callable[Arguments, Artifact], *args: Arguments.args, **kwargs: Arguments.kwargs
 ) -> Artifact | None:
-    """Call `create`, which waits for a server that is away as every request does; None where the server refuses.
+    """Call `create`, which waits for an unreachable server as every request does; None if the server refuses.
 
-    Each artifact opens a new client; where a flow runs, its server was there.
+    Each artifact opens a new client. The retries are safe, because a running flow has already reached its server.
     """
     make_clients_patient()
     try:
@@ -32,6 +32,6 @@ def publish(
 
 
 def update_markdown(artifact: UUID, markdown: str) -> None:
-    """Put another text in a Markdown artifact's place, as Prefect itself does with a bar that moves."""
+    """Replace the text of a Markdown artifact, as Prefect itself does with a progress bar."""
     with get_client(sync_client=True) as client:
         client.update_artifact(artifact, ArtifactUpdate(data=markdown))

@@ -1,4 +1,4 @@
-"""The report of a plan that does not fit, besides the state's one line."""
+"""The report of a plan that does not fit, in addition to the line in the state."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from prefect_rlhf.tasks.run_log import run_log
 
 
 def show_refusal(error: PlanDoesNotFit) -> None:
-    """Say in log and artifact what fills the devices and what would help."""
+    """Report the memory use and possible remedies, in the log and in an artifact."""
     run_log().error("%s", error.report)
     text = f"{error}\n\n```text\n{error.report}\n```\n\n```json\n{error.details}\n```"
     publish(create_markdown_artifact, text, key="does-not-fit", description="Why the plan was refused")

@@ -42,11 +42,11 @@ from prefect_rlhf.tasks.server.patience import not_waiting
 
 PUBLISH_EVERY = 5  # steps between two versions of tables and timeline
 ROWS_SHOWN = 50
-STEPS_SHOWN = 3  # in the timeline: enough to see what repeats and what overlaps
+STEPS_SHOWN = 3  # in the timeline: enough to see repetition and overlap
 
 
 class RunReport:
-    """Publishes artifacts of the current flow run. A server that does not answer costs a picture, never the run."""
+    """Publishes artifacts of the current flow run. An unreachable server costs a picture, never the run."""
 
     def __init__(
         self,
@@ -72,14 +72,14 @@ class RunReport:
         self._progress: UUID | None = None
         self._history = History()
         self._curves: UUID | None = None
-        self._deviates = ""  # the node that makes the last steps other than predicted
+        self._deviates = ""  # the main node of the last steps' deviation from the prediction
 
     def planned(self, *, dry_run: bool = False) -> None:
-        """Show the plan before anything starts: as artifacts and in a line; for a dry run as text, with the graph."""
+        """Show the plan before the run starts: as artifacts and in a line; for a dry run as text, with the graph."""
         graph, plan = self.augmented.graph, self.augmented.plan
         if dry_run:
             self._log.info("plan %s for %s:\n%s", plan.name, graph.name, plan_text(plan, graph))
-            self._log.info("graph of one step:\n%s", graph_text(self.augmented))
+            self._log.info("graph of a step:\n%s", graph_text(self.augmented))
         took = f", {self.predicted.seconds_per_step:.3g} s a step predicted" if self.predicted else ""
         calls, devices = len(graph.calls), len(self.lease.devices)
         self._log.info("%s: %d calls a step on %d devices by plan %s%s", graph.name, calls, devices, plan.name, took)
@@ -92,7 +92,7 @@ class RunReport:
             publish(create_markdown_artifact, text, key="estimate", description="Predicted timeline")
 
     def started(self, journal: Journal) -> None:
-        """Show where the run's files are, and a bar that moves."""
+        """Show the folder of the run's files and a progress bar."""
         self._journal = journal
         self._log.info("files of this run: %s", shown(journal.run_dir))
         description = f"{self.augmented.num_steps} steps of {self.augmented.graph.name}"
@@ -100,12 +100,12 @@ class RunReport:
         self._progress = created if isinstance(created, UUID) else None
 
     def resumed(self, run: TrainingRun, metrics: Sequence[Mapping[str, float]]) -> None:
-        """Say where the run goes on, and what it leaves aside; `metrics` are those of the steps before."""
+        """Report a resumed run's checkpoint and ignored files; `metrics` are the metrics of the steps before it."""
         if run.checkpoint is None:
             return
         checkpoint, (before, now) = run.checkpoint, (run.checkpoint.manifest.plan, plan_yaml(self.augmented.plan))
         under = "under the same plan" if before == now else "under another plan, so equal within rounding"
-        self._log.info("go on from %s after %d steps, %s", shown(checkpoint.folder), checkpoint.step, under)
+        self._log.info("resume from %s after %d steps, %s", shown(checkpoint.folder), checkpoint.step, under)
         for name in checkpoint.unfinished():
             self._log.info("%s was not finished and is ignored", checkpoint.folder.with_name(name))
         self._metrics.extend(metrics)
@@ -114,12 +114,12 @@ class RunReport:
         self._log.info("carried over the metrics of %d steps", len(metrics))
 
     def built(self, instance: ModelInstance, outcome: NodeOutcome) -> None:
-        """Say that a model is on its devices."""
+        """Report that a model is built on its devices."""
         gib = max(outcome.device_bytes.values()) / (1 << 30)
         self._log.info("built %s in %.1f s; its devices hold up to %.2f GiB", instance.name, outcome.seconds, gib)
 
     def step_ended(self, metrics: Mapping[str, float]) -> None:
-        """Write one line of the log, move the bar, and now and then publish the tables."""
+        """Log the step's line, update the progress bar, and publish the tables every few steps."""
         if metrics["step"] >= self.augmented.num_steps:
             self._after_last_step(metrics)
             return
@@ -131,7 +131,7 @@ class RunReport:
             self._log.warning("%s", line)
         self._say_deviation()
         done = min(1.0, (metrics["step"] + 1) / max(1, self.augmented.num_steps))
-        with not_waiting():  # for a server that is away: some steps later they are published again
+        with not_waiting():  # for an unreachable server: a later step publishes them again
             if self._progress is not None:
                 publish(update_progress_artifact, self._progress, progress=100.0 * done)
             if (metrics["step"] + 1) % PUBLISH_EVERY == 0:
@@ -140,7 +140,7 @@ class RunReport:
                 self._show_curves()
 
     def _say_deviation(self) -> None:
-        """Say once that steps take more or less than predicted, and where; again when it is another node."""
+        """Warn once that steps deviate from their prediction, with the main node; again for another node."""
         if self.predicted is None or self._journal is None or self._deviation_advice is None:
             return
         found = deviation(self.predicted, self._journal.last_steps(STEPS_COMPARED))
@@ -150,18 +150,18 @@ class RunReport:
         self._deviates = node
 
     def _after_last_step(self, metrics: Mapping[str, float]) -> None:
-        """Write what the last evaluation found, if there was one: it belongs to no step."""
+        """Log the results of the last evaluation, if any: it does not belong to a step."""
         if values := self._lines.values(metrics):
             self._history.add(metrics)
             self._say(" · ".join([f"after {metrics['step']} steps", *values]))
 
     def stopped(self, run: TrainingRun, error: BaseException | None = None) -> None:
-        """Say what another run can go on from: not from the checkpoint that `error` refuses."""
+        """Log the checkpoint that another run can resume from, unless `error` refuses that checkpoint."""
         began = run.checkpoint.folder if run.checkpoint else None
         newest = newest_finished(run.run_dir) or began
         is_refused = isinstance(error, InvalidInput) and newest == began
         if newest is not None and not is_refused:
-            self._log.info("%s is whole; resume_from=%s goes on from there", newest.name, shown(newest))
+            self._log.info("%s is complete; to resume from it, set resume_from=%s", newest.name, shown(newest))
 
     def finished(self) -> None:
         """Publish tables and pictures a last time, and show responses before and after training."""
@@ -192,7 +192,7 @@ class RunReport:
             publish(create_table_artifact, rows, key="predicted-and-measured", description="Predicted and measured")
 
     def _show_curves(self) -> None:
-        """Put the curves so far in the place of those before."""
+        """Replace the published curves with the curves so far."""
         drawn = picture(curves_svg(self._history.curves()), "curves")
         if self._curves is not None:
             publish(update_markdown, self._curves, drawn)
@@ -202,7 +202,7 @@ class RunReport:
 
 
 def values_by_call(metrics: Mapping[str, float]) -> list[str]:
-    """Return each value after its name, which says the call: in every step the same."""
+    """Return each value after its name; the name includes the call and is the same in every step."""
     shown = (name for name in metrics if not name.rpartition(".")[2].startswith("initial_"))
     return [f"{name} {metrics[name]:.4g}" for name in shown]
 
@@ -216,19 +216,19 @@ def metric_rows(steps: Reversible[Mapping[str, float]]) -> list[dict[str, str]]:
 
 
 def timeline_markdown(spans: tuple[TaskRunSpan, ...]) -> str:
-    """Return task runs as a picture, one lane a device, in a form that Prefect's pages show."""
+    """Return task runs as a picture with a lane for each device, in a form that Prefect's pages show."""
     bars = [Bar(_title(span), span.kind, span.devices, span.start, span.end) for span in spans]
     steps = [span.step for span in spans]
     return f"Steps {min(steps)} to {max(steps)}\n\n{picture(timeline_svg(bars))}"
 
 
 def _title(span: TaskRunSpan) -> str:
-    """Return the task run's name and, to see on hovering, its predicted seconds."""
+    """Return the task run's name with its predicted seconds, shown on hovering."""
     return span.title if span.predicted_seconds is None else f"{span.title} · predicted {span.predicted_seconds:.3g} s"
 
 
 def planned_timeline(predicted: Prediction) -> str:
-    """Return the first steps as an SVG, as the plan would have them."""
+    """Return the first steps as an SVG, as planned."""
     return timeline_svg(schedule_bars(predicted.schedule, STEPS_SHOWN))
 
 

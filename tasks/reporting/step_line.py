@@ -1,4 +1,4 @@
-"""The line of a step: how far the run is, how long the step took, whether the model learns, how long it still takes."""
+"""The line of a step: progress of the run, duration of the step, metrics of learning, remaining time."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from statistics import median
 from typing import final
 
 LONGEST_LINE = 100  # characters
-STEPS_TIMED = 5  # latest ones, whose median seconds say how long the rest takes
+STEPS_TIMED = 5  # latest steps, whose median seconds give the remaining time
 SHOWN: Mapping[str, tuple[str, ...]] = {
     "reward": ("score", "reward"),
     "accuracy": ("accuracy",),
     "kl": ("kl",),
     "loss": ("loss",),
 }
-"""Names on the line, in its order, and the metrics that they show: the first whose last word it is, in the graph's
-order; else the first of a call with that name."""
+"""Names on the line, in its order, and their metrics: the first metric with that last word, in the graph's order, or
+else the first metric of a call with that name."""
 
 
 @final
@@ -45,7 +45,7 @@ class StepLines:
         return " · ".join([*begin, *values, *end])
 
     def values(self, metrics: Mapping[str, float]) -> list[str]:
-        """Return the few metrics that the line shows: those of the step, then those of its evaluation."""
+        """Return the few metrics of the line: first the step's, then its evaluation's."""
         evaluated = {name: value for name, value in metrics.items() if name.partition(".")[0] in self._evaluations}
         trained = {name: value for name, value in metrics.items() if name not in evaluated}
         return [*_values(trained), *(f"held-out {value}" for value in _values(evaluated))]
@@ -54,7 +54,7 @@ class StepLines:
 def _values(metrics: Mapping[str, float]) -> list[str]:
     found = {label: name for label, words in SHOWN.items() if (name := _first(metrics, words))}
     if "reward" in found:
-        found.pop("loss", None)  # of a policy's loss the size says nothing
+        found.pop("loss", None)  # the size of a policy's loss is not informative
     return [f"{label} {metrics[name]:.3g}" for label, name in found.items()]
 
 
@@ -67,7 +67,7 @@ def _first(metrics: Mapping[str, float], words: Collection[str]) -> str | None:
 
 
 def duration(seconds: float) -> str:
-    """Return a duration as a person would say it, in one unit.
+    """Return a rounded duration in a single unit.
 
     >>> [duration(seconds) for seconds in (0.4, 40, 170, 9000)]
     ['1 s', '40 s', '3 min', '2.5 h']

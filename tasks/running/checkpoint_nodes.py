@@ -1,4 +1,4 @@
-"""Checkpoint and commit nodes, and going on from a checkpoint: what ranks are told, and what the controller adds."""
+"""Checkpoint and commit nodes, and resuming from a checkpoint: commands to ranks and the controller's own part."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from prefect_rlhf.tasks.running.training_run import TrainingRun
 
 @dataclass(frozen=True, slots=True)
 class Checkpointing:
-    """The checkpoints of one run. `call` lets ranks do something, as `Gang.call` does."""
+    """The checkpoints of a run. `call` sends a command to ranks, as `Gang.call` does."""
 
     run: TrainingRun
     fingerprints: Fingerprints
@@ -35,7 +35,7 @@ class Checkpointing:
         object.__setattr__(self, "_copied", defaultdict(dict))
 
     def check(self, num_ranks: int) -> None:
-        """Hold every shard against its checksums, each on one of the ranks, and learn what the weights must be."""
+        """Verify the checksums of all shards, each on a single rank, and record the weights' expected fingerprints."""
         checkpoint = self.run.checkpoint
         if checkpoint is None:
             return
@@ -46,23 +46,26 @@ class Checkpointing:
             self.fingerprints.learn(role, checkpoint.step if role in checkpoint.manifest.shards else 0, fingerprint)
 
     def restore_of(self, role: str) -> Restore | None:
-        """Return where a trained role's state is, in a run that goes on."""
+        """Return the place of a trained role's state in a resumed run, None in a new run."""
         checkpoint = self.run.checkpoint
         return Restore(checkpoint.folder / role, checkpoint.step) if checkpoint else None
 
     def restore_states(self) -> None:
-        """Give each stateful computation what its last run left, where it runs now."""
+        """Restore each stateful computation's state from the checkpoint, on the rank that now runs it."""
         graph, plan = self.run.graph, self.run.plan
         states = self.run.checkpoint.manifest.states if self.run.checkpoint else {}
         for name, state in states.items():
-            rank = self.run.rank(plan[name].mesh.devices()[0])  # a computation has one device
+            rank = self.run.rank(plan[name].mesh.devices()[0])  # a computation has a single device
             operation = graph.call(name).operation
             arguments = {name: state}, ((operation.module, operation.file),)
             self.call("restore_states", {rank: arguments}, f"restore the state of {name}")
             self._states.leave(name, self.run.first_step - 1, state)
 
     def refusal(self, error: StaleWeights, command: BuildCommand) -> RlhfError:
-        """Return the error for built weights that are not their version: a frozen role's path may have others."""
+        """Return the error for built weights that differ from their version.
+
+        The path of a frozen role may hold other weights than in the run to resume.
+        """
         checkpoint, role = self.run.checkpoint, command.instance.role
         if checkpoint is None or role in checkpoint.manifest.shards:
             return error
@@ -73,14 +76,14 @@ class Checkpointing:
         )
 
     def left(self, node: Node, reports: Mapping[int, RankReport]) -> None:
-        """Keep what a stateful computation left, for the checkpoint that comes after it."""
-        assert node.call is not None  # a computation has one
+        """Keep the new state of a stateful computation for the next checkpoint."""
+        assert node.call is not None  # a computation has a call
         for report in reports.values():
             if report.state is not None:
                 self._states.leave(node.call.name, node.step, report.state)
 
     def copy(self, node: Node) -> dict[int, RankReport]:
-        """Let ranks copy what they write of a role into host memory; remember what its weights must be."""
+        """Make ranks copy their parts of a role into host memory, and record the fingerprint of its weights."""
         instance = node.instance
         assert instance is not None and node.reads is not None  # set for a checkpoint
         arguments = (instance, node.reads)
@@ -89,9 +92,9 @@ class Checkpointing:
         return reports
 
     def commit(self, node: Node) -> NodeOutcome:
-        """Let ranks write their copies beside the last checkpoint, behind the next steps; add the manifest and rename.
+        """Make ranks write their copies to disk while later steps run; then add the manifest and rename the folder.
 
-        Then throw away what is too old.
+        Old checkpoints are deleted afterwards.
         """
         began, run, graph, version = time.perf_counter(), self.run, self.run.graph, node.step + 1
         folder = folder_of(run.run_dir, version)

@@ -1,4 +1,4 @@
-"""The commands of a call node to its ranks, made from the graph and the rows of its step."""
+"""The commands of a call node to its ranks, built from the graph and the rows of its step."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from prefect_rlhf.tasks.settings import Sampling
 
 
 def call_commands(run: TrainingRun, node: Node, step_rows: StepRows) -> dict[int, CallCommand]:
-    """Return what each rank of a call is told: the same call, each with its replica's rows and its stage's keys."""
+    """Return each rank's command of a call: the same call, with the rows of its replica and the keys of its stage."""
     call, placement = node.call, node.placement
     assert call is not None and placement is not None  # every call node has both
     generated, frees = run.graph.generated_by(call), step_rows.take_frees(node)
@@ -42,7 +42,7 @@ def call_commands(run: TrainingRun, node: Node, step_rows: StepRows) -> dict[int
     parts = step_rows.parts[call.name]
     passes = [_passes(run, part, node.step, step_rows) for part in parts]
 
-    @cache  # ranks of one replica and stage are told the same, and what is one object is pickled once
+    @cache  # ranks of the same replica and stage share a command, and a shared object is pickled once
     def command(needs: tuple[Need, ...], frees: tuple[RowKey, ...]) -> CallCommand:
         own, *_ = of_parts = tuple(of_need[need] for of_need, need in zip(passes, needs, strict=True))
         return CallCommand(
@@ -61,7 +61,7 @@ def call_commands(run: TrainingRun, node: Node, step_rows: StepRows) -> dict[int
 
 
 def _passes(run: TrainingRun, placed: PlacedCall, step: int, step_rows: StepRows) -> dict[Need, PassCommand]:
-    """Return the rows of one row set of a call, by what a rank needs."""
+    """Return the rows of a call's row set for each need of its ranks."""
     call, needs = placed.call, set(placed.needs().values())
     row_ids = step_rows.row_ids(call, step)
     row_lengths, told = step_rows.lengths_for(call, step), step_rows.told(step)
@@ -87,7 +87,7 @@ def _passes(run: TrainingRun, placed: PlacedCall, step: int, step_rows: StepRows
 
 @lru_cache(maxsize=64)  # the same in every step
 def operation_fields(call: Call, micro_batches: int) -> Mapping[str, Any]:
-    """Return the fields of a CallCommand that say what to run, from the call's operation."""
+    """Return the fields of a CallCommand that define its work, from the call's operation."""
     if call.kind == "generate":
         sampling = SamplingSettings(**Sampling.model_validate_json(call.operation.settings).model_dump())
         return {"sampling": sampling}
@@ -102,7 +102,7 @@ def operation_fields(call: Call, micro_batches: int) -> Mapping[str, Any]:
 
 @lru_cache(maxsize=64)  # the same in every step
 def loss_terms(call: Call, is_only: bool) -> tuple[LossTerm, ...]:
-    """Return a train_step's losses on one row set, as an engine takes them; metrics of an only one have no name."""
+    """Return a train_step's losses on a row set, in the engines' form; the metrics of a single loss have no name."""
     return tuple(
         LossTerm(
             loss=Bound(term.operation),

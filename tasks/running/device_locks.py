@@ -1,7 +1,7 @@
-"""Who may begin now: a node whose dependencies have ended gets all that it occupies at once, in the order of the graph.
+"""The start of nodes: a node whose dependencies have ended gets all its resources at once, in the order of the graph.
 
-What a node occupies is the compute, the host link or the way to disk of its devices, so copies to the host and writes
-to disk run beside calls.
+Resources are the compute, the host link and the disk path of devices, so copies to the host and writes to disk run
+concurrently with calls.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from prefect_rlhf.placement.mesh import Device
 
 @dataclass(slots=True)
 class _Claim:
-    """An announced node's claim to what it occupies. It is ready when none is left of those it comes `after`."""
+    """An announced node's claim to its resources. It is ready when `after` is empty."""
 
     place: int  # in the order of announcement
     step: int
@@ -29,11 +29,11 @@ class _Claim:
 
 
 class DeviceLocks:
-    """Alone decides when a node of a run begins. Of those that are ready, the one announced first goes first.
+    """Decides when each node of a run begins. Among ready nodes, the first announced node has priority.
 
-    A later node may pass an earlier one that is ready only when they share nothing, so no node starves. The end of a
-    node makes its followers ready in the moment in which it frees its devices: whose thread wakes up first decides
-    nothing, and the run keeps to the order that was estimated.
+    A later node may pass an earlier ready node only if they share no resource, so no node starves. The end of a node
+    makes its followers ready in the same critical section that frees its devices. The order therefore does not depend
+    on thread scheduling, and the run keeps to the estimated order.
     """
 
     def __init__(self, leased: Set[Device]) -> None:
@@ -48,10 +48,10 @@ class DeviceLocks:
         self._lock = threading.Lock()
 
     def announce(self, node: Node) -> Future[None]:
-        """Return the node's turn: done once the node holds what it occupies, cancelled if the run stops before that.
+        """Return the node's turn: done once the node holds its resources, cancelled if the run stops earlier.
 
-        Nodes are announced after those that they depend on. Raises DeviceOutsideLease for a node on a device that the
-        run's lease does not hold.
+        A node must be announced after its dependencies. Raises DeviceOutsideLease for a node on a device outside the
+        run's lease.
         """
         outside = sorted(node.devices - self.leased)
         if outside:
@@ -68,7 +68,7 @@ class DeviceLocks:
         return claim.turn
 
     def end(self, node: Node) -> None:
-        """Free what a node holds. Idempotent."""
+        """Free a node's resources. Idempotent."""
         # One critical section frees the devices and makes the followers ready. If these were two sections, a thread
         # between them could give the devices to a lower-priority node, and the order would depend on thread scheduling.
         with self._lock:
@@ -79,7 +79,7 @@ class DeviceLocks:
         self._begin_those_that_may()
 
     def stop(self) -> None:
-        """Cancel the turns of all nodes that have not begun, now and later."""
+        """Cancel the turns of all nodes that have not begun, including nodes announced later."""
         with self._lock:
             self._stopped = True
             dropped = list(self._waiting.values())
@@ -88,15 +88,15 @@ class DeviceLocks:
             claim.turn.cancel()
 
     def hold(self) -> int:
-        """Let no node begin until `go_on_to`; return the latest step of which a node has begun, -1 for none."""
+        """Start no further node until `go_on_to`; return the latest step with a started node, or -1."""
         with self._lock:
             self._is_held = True
             return self._highest_begun
 
     def go_on_to(self, last_step: int) -> None:
-        """Let nodes begin again, up to those of `last_step`; turns of later steps are cancelled, now and later.
+        """Start nodes again, up to `last_step`; turns of later steps are cancelled, including nodes announced later.
 
-        What waits for a later step's node no longer does: that node never begins.
+        Nodes that wait for a node of a later step no longer wait, because that node never begins.
         """
         with self._lock:
             self._is_held, self._last_step = False, last_step
@@ -116,7 +116,7 @@ class DeviceLocks:
             if self._is_held:
                 return
             # A ready node that cannot begin still adds its devices to `taken`. So a later node passes it only if the
-            # two share nothing, and the earlier node gets its devices as soon as the running nodes free them. Without
+            # two share no device, and the earlier node gets its devices as soon as the running nodes free them. Without
             # this rule a stream of small nodes could starve a node that needs all devices, and the run would leave the
             # order that was estimated.
             ready = sorted((claim.place, name) for name, claim in self._waiting.items() if not claim.after)
@@ -129,5 +129,5 @@ class DeviceLocks:
                     self._running[name] = self._waiting.pop(name)
                     self._highest_begun = max(self._highest_begun, claim.step)
                 taken |= claim.occupies
-        for claim in begun:  # outside of the lock, since what waits for a turn runs in this thread
+        for claim in begun:  # outside of the lock, since callbacks of a turn run in this thread
             claim.turn.set_result(None)

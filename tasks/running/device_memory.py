@@ -1,4 +1,4 @@
-"""The memory that a gang's GPUs have, held against what its cluster says: a certificate is true of no less."""
+"""A check that the GPUs of a gang have the memory that the cluster declares; the certificate assumes it."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from prefect_rlhf.placement.lease import Lease
 
 
 def check_device_memory(lease: Lease, gang: Gang, deadline_seconds: float) -> None:
-    """Raise InvalidInput for a GPU that has less than its cluster says, in whole GiB, as products are named.
+    """Raise InvalidInput for a GPU with less memory than its cluster declares, in whole GiB, as in product names.
 
-    Without GPUs the cluster says what a rank may use, and nobody else knows.
+    Without GPUs, the cluster itself defines the memory of a rank, so there is no value to compare.
     """
     if lease.kind == "cpu":
         return
     ranks: dict[int, tuple[()]] = dict.fromkeys(range(gang.size), ())
-    has = gang.call("device_memory_bytes", ranks, doing="ask for memory", deadline_seconds=deadline_seconds)
+    has = gang.call("device_memory_bytes", ranks, doing="report device memory", deadline_seconds=deadline_seconds)
     for rank, device in enumerate(lease.devices):
         said = lease.cluster.memory_bytes(device.node)
         if math.ceil(has[rank] / GIB) < said // GIB:

@@ -1,4 +1,4 @@
-"""From a node to what its ranks are told, and from their reports to what happened: no tensor passes through here."""
+"""Commands of a node to its ranks, and the outcome from their reports; no tensor passes through the controller."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from prefect_rlhf.tasks.running.training_run import TrainingRun
 
 
 class Dispatcher:
-    """Tells a gang what each node asks of it, and holds every version's fingerprint against what ranks report."""
+    """Sends each node's commands to a gang, and compares reported with known fingerprints of every version."""
 
     def __init__(self, run: TrainingRun, gang: Gang) -> None:
         self.run, self.gang = run, gang
@@ -33,10 +33,10 @@ class Dispatcher:
         self._layouts: dict[ModelInstance, Layout] = {}
 
     def build(self, on_built: Callable[[ModelInstance, NodeOutcome], None]) -> None:
-        """Open the datasets and build every model instance; copies of one role must hold the same version 0.
+        """Open the datasets and build every model instance; all copies of a role must hold the same version 0.
 
-        A run that goes on from a checkpoint checks all of that before it builds anything. Raises InvalidInput when a
-        frozen role's weights are not those that the run to go on had.
+        A resumed run verifies the whole checkpoint before it builds anything. Raises InvalidInput if a frozen role has
+        other weights than in the run to resume.
         """
         self.checkpointing.check(self.gang.size)
         for source in self.run.sources.values():
@@ -56,7 +56,7 @@ class Dispatcher:
         self.checkpointing.restore_states()
 
     def execute(self, node: Node) -> NodeOutcome:
-        """Run one node on its ranks. Raises what the ranks raise; StaleWeights when weights are not their version."""
+        """Run a node on its ranks. Raises the ranks' errors, and StaleWeights if weights differ from their version."""
         self.rows.begin(node)
         match node.kind:
             case "transfer":
@@ -76,7 +76,7 @@ class Dispatcher:
         return outcome_of(reports)
 
     def finish_step(self, step: int, oldest: int) -> None:
-        """Forget what no later node asks for, after a step's last node; `oldest` is the first step with nodes left."""
+        """Drop data that no later node needs, after a step's last node; `oldest` is the first unfinished step."""
         self.rows.finish(step)
         self.fingerprints.forget_before(oldest - self._graph.staleness)
 
@@ -105,7 +105,7 @@ class Dispatcher:
         commands = {
             rank: (TransferCommand(node.step, tuple(transfers), frees.get(rank, ())),)
             for rank, transfers in parts.items()
-            if transfers or frees.get(rank)  # who has no part in it is not asked
+            if transfers or frees.get(rank)  # other ranks get no command
         }
         return self._call("transfer", commands, node.title)
 
@@ -128,7 +128,7 @@ class Dispatcher:
         return reports
 
     def _export(self, node: Node) -> dict[int, RankReport]:
-        """Write `run_dir/<role>`, a Hugging Face folder; the ranks write, nothing passes through here."""
+        """Write `run_dir/<role>`, a Hugging Face folder. The ranks write it; no data passes through the controller."""
         instance = node.instance
         assert instance is not None  # set for this kind
         tokenizer = self._graph.model(instance.role).path
@@ -136,7 +136,7 @@ class Dispatcher:
         return self._call("export", dict.fromkeys(self.run.ranks(instance), arguments), node.title)
 
     def _settle(self, instance: ModelInstance, version: int, reports: Mapping[int, RankReport]) -> None:
-        """Hold freshly written weights against the version's fingerprint, or make theirs the version's."""
+        """Compare newly written weights with the version's fingerprint; the first copy defines that fingerprint."""
         ranks = self.run.ranks(instance)
         digests = {
             rank: report.digest for rank, report in reports.items() if rank in ranks and report.digest is not None
@@ -147,7 +147,7 @@ class Dispatcher:
         model = self._graph.model(instance.role)
         is_trained = instance == trained_instance(self._graph, self._plan, instance.role)
         return BuildCommand(
-            model=model if is_trained else replace(model, optimizer=None),  # a copy that is only read needs none
+            model=model if is_trained else replace(model, optimizer=None),  # a read-only copy needs no optimizer
             instance=instance,
             ranks=self.run.ranks(instance),
             layout=self._layout(instance),
@@ -158,7 +158,7 @@ class Dispatcher:
         )
 
     def _fullest_rows(self, call: Call) -> int:
-        """Return the rows of the fullest replica."""
+        """Return the number of rows of the largest replica."""
         return max(len(need.share.rows()) for need in self.rows.parts[call.name][0].needs().values())
 
     def _layout(self, instance: ModelInstance) -> Layout:

@@ -1,6 +1,6 @@
-"""The run's own record, on disk as it goes: one JSON line per task run and one per step.
+"""The run's own record on disk, written during the run: one JSON line per task run and per step.
 
-Prefect's database is for looking; this is what a benchmark, a timeline or a later run reads.
+Prefect's database serves the UI. Benchmarks, timelines and resumed runs read this record.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from prefect_rlhf.tasks.checkpoints.best import EVALUATIONS
 from prefect_rlhf.tasks.data.rollouts import carry_over_rollouts, remove_rollouts_from
 from prefect_rlhf.tasks.running.outcome import NodeOutcome
 
-PROGRESS = "progress.log"  # the line of each step, and responses before and after
-STEPS_KEPT = 10  # finished ones whose task runs stay in memory
+PROGRESS = "progress.log"  # a line for each step, and responses before and after
+STEPS_KEPT = 10  # number of finished steps whose task runs stay in memory
 MODEL_FUNCTION_CALLS = frozenset({"generate", "inference", "train_step"})
 
 
 @dataclass(frozen=True, slots=True)
 class TaskRunSpan(NodeOutcome):
-    """A task run as it happened. `start` and `end` are Unix seconds of the controller's clock.
+    """A task run as measured. `start` and `end` are Unix seconds of the controller's clock.
 
-    `seconds` is the longest time a rank worked on it, by the rank's own clock; what is beyond is orchestration. `reads`
-    and `writes` are weight versions, as the ranks checked; `predicted_seconds` is set where the plan was estimated.
-    `depends_on` are the nodes that it waited for.
+    `seconds` is the longest working time of a rank by its own clock; the rest is orchestration. `reads` and `writes`
+    are weight versions that the ranks verified. `predicted_seconds` is set if the plan was estimated. `depends_on` are
+    the nodes before it.
     """
 
     node: str
@@ -55,7 +55,8 @@ class TaskRunSpan(NodeOutcome):
 class Journal:
     """Appends to `task_runs.jsonl`, `metrics.jsonl` and `evaluation.jsonl` in `run_dir`, from any thread.
 
-    `graph` has the order of calls, and says which evaluate; what comes after `num_steps` steps is none.
+    `graph` determines the order of calls and the evaluation calls. After `num_steps` steps only evaluations are
+    written.
     """
 
     def __init__(
@@ -79,14 +80,14 @@ class Journal:
         self._lock = threading.Lock()
 
     def keep(self, name: str, text: str) -> None:
-        """Write a file of the run's folder; a reader never sees half of it."""
+        """Write a file of the run's folder atomically."""
         write_atomically(self.run_dir / name, lambda part: part.write_text(text, encoding="utf-8"))
 
     def go_on_from(self, step: int, earlier: Path) -> list[Mapping[str, float]]:
-        """Begin with what an earlier run wrote of the steps under `step`, where its folder is still there.
+        """Copy an earlier run's records of the steps before `step`, if its folder still exists.
 
-        That may be this run's own folder: what it has of later steps goes, since they are done again. Returns the
-        metrics of the steps before.
+        `earlier` may be this run's own folder: its records of later steps are deleted, because the run repeats these
+        steps. Returns the metrics of the steps before `step`.
         """
         metrics = _of_steps_under(step, earlier / "metrics.jsonl")
         self.keep("metrics.jsonl", _lines(metrics))
@@ -102,14 +103,14 @@ class Journal:
         return metrics
 
     def say(self, line: str) -> None:
-        """Append a line for a person to `progress.log`."""
+        """Append a readable line to `progress.log`."""
         with writing(self.run_dir), (self.run_dir / PROGRESS).open("a", encoding="utf-8") as file:
             file.write(f"{line}\n")
 
     def follow(self, follower: Callable[[Mapping[str, float]], None]) -> None:
-        """Have `follower` called with each line of metrics, and with the evaluation after the last step.
+        """Call `follower` with each line of metrics, and with the evaluation after the last step.
 
-        It is called while a run goes on, so it must return at once.
+        The run waits for the call, so `follower` must return at once.
         """
         self._followers.append(follower)
 
@@ -120,18 +121,19 @@ class Journal:
             return tuple(span for step in steps for span in self._by_step[step])
 
     def record(self, span: TaskRunSpan) -> None:
-        """Keep a finished task run, with its predicted seconds beside the measured ones."""
+        """Record a finished task run, with its predicted seconds next to the measured seconds."""
         span = replace(span, predicted_seconds=self._predicted_seconds(span.node))
         with self._lock:
-            if span.kind not in BEHIND or span.step in self._by_step:  # a commit may end when its step is forgotten
+            if span.kind not in BEHIND or span.step in self._by_step:  # a commit may end after its step was dropped
                 self._by_step[span.step].append(span)
             values = {field.name: getattr(span, field.name) for field in fields(span)}  # asdict would copy all of them
             _append(self.run_dir / "task_runs.jsonl", values)
 
     def finish_step(self, step: int) -> Mapping[str, float]:
-        """Write and return the metrics of a step: each call's, under `call.metric`, and where its time went.
+        """Write and return the metrics of a step: each call's, as `call.metric`, and the shares of its time.
 
-        Those of evaluation calls are a line of `evaluation.jsonl` too; after the last step there is no other line.
+        Metrics of evaluation calls are also a line of `evaluation.jsonl`. After the last step, no other line is
+        written.
         """
         with self._lock:
             spans = sorted(self._by_step[step], key=lambda span: self._position.get(span.call or "", -1))
@@ -152,10 +154,10 @@ class Journal:
 
 
 def _of_steps_under(step: int, path: Path) -> list[Mapping[str, Any]]:
-    """Read the lines of earlier steps; a last one that was cut short, as its writer was killed, is none of them."""
+    """Read the lines of steps before `step`, without a last line that is incomplete because its writer was killed."""
     values = list(finished_lines("resume_from", path))
     if not all(isinstance(value.get("step"), int) for value in values):
-        raise InvalidInput("resume_from", str(path), "JSON lines as a run writes them, each with its step")
+        raise InvalidInput("resume_from", str(path), "JSON lines as written by a run, each with its step")
     return [value for value in values if value["step"] < step]
 
 
@@ -164,7 +166,7 @@ def _lines(rows: Iterable[Mapping[str, object]]) -> str:
 
 
 def read_spans(run_dir: Path) -> tuple[TaskRunSpan, ...]:
-    """Read what `record` wrote into a run's folder."""
+    """Read the task runs that `record` wrote into a run's folder."""
     lines = (run_dir / "task_runs.jsonl").read_text(encoding="utf-8").splitlines()
     values = (json.loads(line) for line in lines)
     return tuple(
@@ -174,24 +176,24 @@ def read_spans(run_dir: Path) -> tuple[TaskRunSpan, ...]:
 
 
 def step_metrics(spans: Sequence[TaskRunSpan]) -> dict[str, float]:
-    """Return all metrics of one step's task runs, with its seconds and the shares outside of model function calls.
+    """Return all metrics of a step's task runs, its seconds, and the shares of time outside model function calls.
 
-    What runs behind the next steps is no part of it.
+    Nodes that run behind later steps are left out.
     """
     spans = [span for span in spans if span.kind not in BEHIND]
     return call_metrics(spans) | time_shares(spans)
 
 
 def call_metrics(spans: Iterable[TaskRunSpan]) -> dict[str, float]:
-    """Return the metrics of task runs, each under `call.metric`."""
+    """Return the metrics of task runs, each as `call.metric`."""
     return {f"{span.call}.{name}": value for span in spans for name, value in span.metrics.items()}
 
 
 def time_shares(spans: Sequence[TaskRunSpan]) -> dict[str, float]:
-    """Return the wall seconds that `spans` cover, and the share that no rank spent in a model function call.
+    """Return the wall seconds that `spans` cover, and the share without any model function call on a rank.
 
-    `orchestration_share` is everything else, injected nodes and computations included; `fingerprint_share` is the time
-    spent on weight fingerprints, wherever it was.
+    `orchestration_share` includes injected nodes and computations. `fingerprint_share` is the time of weight
+    fingerprints in all nodes.
 
     >>> memory = {"device_bytes": {}, "resident_bytes": {}, "store_bytes": {}}
     >>> call = TaskRunSpan("a", "", "generate", "a", 0, "", "", (), start=0.0, end=10.0, seconds=9.0, **memory)

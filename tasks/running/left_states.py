@@ -1,4 +1,4 @@
-"""What stateful computations left after each step, until a checkpoint has it."""
+"""States of stateful computations after each step, kept until a checkpoint has written them."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from prefect_rlhf.engines.files.saved_state import SavedState
 from prefect_rlhf.placement.errors import InvalidInput
 
 State = Mapping[str, Any] | InvalidInput
-"""A state as a checkpoint holds it, or why none can."""
+"""A state in a checkpoint's form, or the reason why a checkpoint cannot hold it."""
 
 
 @final
 class LeftStates:
-    """States by call and step. A checkpoint is written behind later steps, which change the states meanwhile.
+    """States by call and step. A checkpoint is written while later steps run and change the states.
 
-    Kept are the two newest of each call, since a run may be stopped after any step, and those that a regular checkpoint
-    still has to write. Safe to call from many threads.
+    The two newest states of each call are kept, because a run may be stopped after any step. States that a regular
+    checkpoint has yet to write are kept too. Thread-safe.
     """
 
     def __init__(self, checkpoint_every: int | None) -> None:
@@ -28,7 +28,7 @@ class LeftStates:
         self._lock = threading.Lock()
 
     def leave(self, call: str, step: int, state: State) -> None:
-        """Keep what a call left at `step`; forget what no checkpoint will ask for."""
+        """Keep a call's state after `step`; drop the states that no checkpoint will need."""
         with self._lock:
             states = self._left[call]
             states[step] = state
@@ -38,9 +38,9 @@ class LeftStates:
                     del states[before]
 
     def written_after(self, step: int) -> dict[str, SavedState]:
-        """Return what each call had left once `step` was over, and forget all from before.
+        """Return each call's state after `step`, and drop all earlier states.
 
-        Raises InvalidInput for a state that no checkpoint can hold.
+        Raises InvalidInput for a state that a checkpoint cannot hold.
         """
         found: dict[str, SavedState] = {}
         with self._lock:

@@ -1,4 +1,4 @@
-"""Measurements of one node's run, over all of its ranks."""
+"""Measurements of a node's execution, over all of its ranks."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ class NodeOutcome(Measurements[Mapping[str, int]]):
 
 
 def outcome_of(reports: Mapping[int, RankReport]) -> NodeOutcome:
-    """Return a node's reports as one: the slowest rank's seconds, all bytes and tokens. A transfer may need no rank.
+    """Combine a node's reports: the slowest rank's seconds, all bytes and tokens. A transfer may need no rank.
 
-    Metrics are those of the ranks that have some: of all rows each, or else means over the tokens of each one's rows.
-    `peak_extra_bytes` is that of the rank that staged most.
+    Metrics come from the ranks that report them: if equal, they cover all rows; otherwise, they are averaged by each
+    rank's number of tokens. `peak_extra_bytes` is the maximum over ranks.
     """
     by_rank = sorted(reports.items())
     return NodeOutcome(

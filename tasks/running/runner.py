@@ -1,6 +1,7 @@
-"""Runs an augmented graph: every node becomes one Prefect task run, steps grouped into subflow runs.
+"""Execution of an augmented graph: every node becomes a Prefect task run; groups of steps are subflow runs.
 
-The next group is submitted when the last one begins its last step, so the end of a group never drains the pipeline.
+The next group is submitted when the previous group begins its last step, so the end of a group never drains the
+pipeline.
 """
 
 from __future__ import annotations
@@ -36,12 +37,12 @@ from prefect_rlhf.tasks.running.training_run import TrainingRun
 from prefect_rlhf.tasks.server.patience import hurry
 
 MAX_GROUPS_IN_FLIGHT = 2
-STOP_POLL_SECONDS = 1.0  # a request to stop is noticed within this
-STOPPED = "The run was stopped"  # in the states of groups and nodes that did not fail but had to end
+STOP_POLL_SECONDS = 1.0  # longest delay until a request to stop is noticed
+STOPPED = "The run was stopped"  # in the states of groups and nodes that ended without their own failure
 
 
 class GraphRunner:
-    """Submits nodes, keeps what happened, and stops at the first failure, or early and cleanly when asked to."""
+    """Submits nodes, records their outcomes, and stops at the first failure, or early and cleanly on request."""
 
     def __init__(
         self, run: TrainingRun, dispatcher: Dispatcher, journal: Journal, groups: StepGroups, stop: StopRequest
@@ -54,8 +55,8 @@ class GraphRunner:
         self._ended: deque[int] = deque(maxlen=STEPS_KEPT)  # the latest
         self._ended_steps: queue.SimpleQueue[int | None] = queue.SimpleQueue()
         self._failure: Exception | None = None
-        self._is_stopped = False  # by hand, at once: what ends after that did not fail
-        self._stops_after: int | None = None  # this step, when asked to stop early
+        self._is_stopped = False  # interactively, at once: later ends are not failures
+        self._stops_after: int | None = None  # the last step after a request to stop
         self._lock = threading.Lock()
         self._locks = DeviceLocks(frozenset(run.lease.devices))
         self._task_runner = MeshTaskRunner(self._nodes, self._locks)
@@ -64,7 +65,7 @@ class GraphRunner:
     def run_all(self, on_step: Callable[[Mapping[str, float]], None]) -> int | None:
         """Run every node; `on_step` gets each step's metrics as the step ends. Raises a failed node's own error.
 
-        Returns None, or the number of finished steps where it was asked to stop before the end.
+        Returns None, or the number of finished steps if a request stopped the run early.
         """
         # Threads: the driver hands out groups, a second thread writes finished steps, each group in flight runs its
         # subflow in its own thread, and the spare thread is for a group with a commit left. This thread only waits,
@@ -93,12 +94,12 @@ class GraphRunner:
         return self._groups.stopped_after
 
     def _finish_steps(self, on_step: Callable[[Mapping[str, float]], None]) -> None:
-        """Write down each step as it ends: in a thread of its own, since signals interrupt the one that waits."""
+        """Record each step as it ends, in a separate thread, because signals interrupt the waiting thread."""
         for step in iter(self._ended_steps.get, None):
             on_step(self.journal.finish_step(step))
 
     def _wait_for(self, threads: Set[Future[None]]) -> None:
-        """Wait until both have ended, or one has failed, and for a request to stop."""
+        """Wait until both threads have ended or one has failed, and check for a request to stop."""
         while not _are_over(threads):
             try:
                 wait(threads, STOP_POLL_SECONDS, FIRST_EXCEPTION)
@@ -108,7 +109,7 @@ class GraphRunner:
                 self._stop_early()
 
     def _stop_early(self) -> None:
-        """Let the steps end of which a node has begun; a checkpoint follows, and nothing of later steps begins."""
+        """End the steps that have a started node; a checkpoint follows, and no node of a later step begins."""
         # The locks are held until the later steps are gone: otherwise a node of a later step could begin between the
         # choice of the last step and the end of this method. The driver may hand out a group meanwhile: either
         # `_hand_out` sees the last step and does not count nodes after it, or the loop below drops their counts.
@@ -140,7 +141,7 @@ class GraphRunner:
                 future.result()
 
     def _hand_out(self) -> GroupRun | None:
-        """Take the next group of nodes in hand; None when there is none."""
+        """Return the next group of nodes and register them; None if no group is left."""
         # `next_group` and the counts change in one critical section. Between them, `_end_whole_steps` would find a step
         # that was handed out whole and has no node left, although its last nodes have not begun.
         with self._lock:
@@ -182,7 +183,7 @@ class GraphRunner:
             state: State[Any] = flow(return_state=True)
             if not state.is_completed():
                 self._fail(_error_of(state, group.name))
-        except BaseException as error:  # noqa: BLE001  whatever ends a group ends the run, with the first error's own words
+        except BaseException as error:  # noqa: BLE001  any error of a group ends the run, with the first error's message
             self._fail(error)
         finally:
             self._take_back(group)
@@ -215,7 +216,7 @@ class GraphRunner:
         return self._nodes[parameters["node"]].title
 
     def _run_node(self, node: str) -> State[Any] | None:
-        """Do the work of a task run: the node of this id."""
+        """Execute a task run: the node with this id."""
         planned = self._nodes[node]
         lease, devices = self.run.lease, tuple(map(str, sorted(planned.devices)))
         try:
@@ -244,7 +245,7 @@ class GraphRunner:
                 group.node_began(node)
 
     def _end_node(self, node: Node) -> None:
-        """Note that a node has ended, and whatever is over with it; nothing but a group's end waits for a commit."""
+        """Record the end of a node, and of its group and step; only the end of a group waits for a commit."""
         if node.kind in BEHIND:
             return
         with self._lock:
@@ -254,9 +255,9 @@ class GraphRunner:
         self._end_whole_steps()
 
     def _end_whole_steps(self) -> None:
-        """End the steps of which all nodes were handed out and have ended."""
+        """End the steps whose nodes were all handed out and have ended."""
         with self._lock:
-            handed_out = self._groups.first_unfinished  # steps before that were handed out whole
+            handed_out = self._groups.first_unfinished  # earlier steps were handed out completely
             ended = [step for step in sorted(self._left) if not self._left[step] and step < handed_out]
             for step in ended:
                 del self._left[step]
@@ -265,12 +266,15 @@ class GraphRunner:
         # from `_left` inside it, so no other thread ends the same step again.
         for step in ended:
             self.dispatcher.finish_step(step, oldest=oldest)
-            if step not in self._ended:  # the checkpoint of a run that stops may come after the end of its step
+            if step not in self._ended:  # the checkpoint of a stopping run may follow the end of its step
                 self._ended.append(step)
                 self._ended_steps.put(step)
 
     def _fail(self, error: BaseException) -> None:
-        """Let the run fail, with the first error's own words; what is no Exception would end more than this run."""
+        """Fail the run with the first error's own message.
+
+        An error that is not an Exception is wrapped, because it could end more than this run.
+        """
         # The failure is stored before the locks stop. `stop` cancels turns, which wakes the threads of groups. They
         # decide by `_failure` whether their subflow runs failed.
         with self._lock:
@@ -292,7 +296,7 @@ def _are_over(threads: Set[Future[None]]) -> bool:
 
 
 def _error_of(state: State[Any], subject: str) -> BaseException:
-    """Return what ended a task run or subflow run: its own error, or one of ours with its state's message."""
+    """Return the error that ended a task run or subflow run, or an RlhfError with its state's message."""
     error = state.result(raise_on_failure=False)
     return error if isinstance(error, BaseException) else RlhfError(f"{subject}: {state.name}: {state.message}")
 
@@ -319,32 +323,32 @@ def _span(
 
 
 class GroupRun:
-    """Nodes that are shown as one subflow run, and how far they are."""
+    """Nodes that the UI shows as a subflow run, and their progress."""
 
     def __init__(self, nodes: tuple[Node, ...]) -> None:
         self.nodes = nodes
         steps = [node.step for node in nodes]
         self.name = f"step {steps[0]}" if min(steps) == max(steps) else f"steps {min(steps)}-{max(steps)}"
-        self.submitted = threading.Event()  # its nodes can be waited for
-        self.at_last_step = threading.Event()  # only about a step's worth of its nodes has not begun
-        self.over = threading.Event()  # nothing of it is left but what runs behind the next steps
+        self.submitted = threading.Event()  # all its nodes have been submitted
+        self.at_last_step = threading.Event()  # at most about a step's nodes have not begun
+        self.over = threading.Event()  # all nodes have ended, except nodes that run behind later steps
         self._not_begun = {node.id for node in nodes}
         self._not_ended = {node.id for node in nodes if node.kind not in BEHIND}
         self._last_step = steps.count(max(steps))
 
     def node_began(self, node: Node) -> None:
-        """Count a node that began, if it is one of this group's."""
+        """Count a started node if it belongs to this group."""
         self._not_begun.discard(node.id)
         if len(self._not_begun) < self._last_step:
             self.at_last_step.set()
 
     def node_ended(self, node: Node) -> None:
-        """Count a node that ended, if it is one of this group's."""
+        """Count an ended node if it belongs to this group."""
         self._not_ended.discard(node.id)
         if not self._not_ended:
             self.over.set()
 
     def let_go(self) -> None:
-        """Let go of whoever waits for this group's nodes to begin."""
+        """Release all threads that wait for this group's nodes to begin."""
         self.submitted.set()
         self.at_last_step.set()

@@ -1,6 +1,6 @@
-"""The rows of the steps in flight: their numbers and lengths, which rank works on which, when a rank may free them.
+"""The rows of the steps in flight: their numbers and lengths, their ranks, and when ranks may free them.
 
-What does not depend on the step is computed once for a run.
+Values that do not depend on the step are computed once per run.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from prefect_rlhf.tasks.running.training_run import TrainingRun
 
 
 class StepRows:
-    """Rows by step. Safe to call from many threads; devices are those of the plan, ranks those of the gang."""
+    """Rows by step. Thread-safe. Devices are devices of the plan, ranks are ranks of the gang."""
 
     def __init__(self, run: TrainingRun) -> None:
         self.run = run
@@ -40,13 +40,13 @@ class StepRows:
 
     @cached_property
     def parts(self) -> Mapping[str, tuple[PlacedCall, ...]]:
-        """Return each call on each of its row sets, by the call's name."""
+        """Return each call's placement on each of its row sets, by the call's name."""
         return {call.name: placed_parts(self._graph, self._plan, call.name) for call in self._graph}
 
     def row_ids(self, call: Call, step: int) -> tuple[int, ...]:
-        """Return the dataset's row number behind each of the call's rows at `step`.
+        """Return the dataset's row number of each of the call's rows at `step`.
 
-        An evaluation call takes the dataset's first items, the same every time; other calls the seeded order's next.
+        An evaluation call always uses the dataset's first items; other calls use the next items of the seeded order.
         """
         by_rows = self._row_ids.setdefault(step, {})
         if call.rows not in by_rows:
@@ -58,15 +58,15 @@ class StepRows:
         return by_rows[call.rows]
 
     def told(self, step: int) -> ToldByCall:
-        """Return what calls have told of the step's rows so far."""
+        """Return the facts that calls have reported about the step's rows so far."""
         return self._told.get(step, {})
 
     def lengths_for(self, call: Call, step: int) -> tuple[int, ...] | None:
-        """Return the tokens of each row number that the call's rows may have, where a generate reported them."""
+        """Return the number of tokens of each row number of the call, if a generate call reported them, else None."""
         return self.told(step)[call.rows.numbered.name] if knows_lengths(self._graph, call) else None
 
     def generated(self, node: Node, reports: Mapping[int, RankReport]) -> None:
-        """Note the lengths of the rows that a generate made."""
+        """Record the lengths of the rows that a generate call made."""
         assert node.call is not None  # a generate
         lengths = [0] * node.call.num_rows
         for device, need in self.parts[node.call.name][0].needs().items():
@@ -76,7 +76,7 @@ class StepRows:
         self._note(node, tuple(lengths))
 
     def chosen(self, node: Node, reports: Mapping[int, RankReport]) -> None:
-        """Note the numbers of the rows that a call chose."""
+        """Record the numbers of the rows that a call chose."""
         self._note(node, next(iter(reports.values())).chosen_rows)
 
     def _note(self, node: Node, told: tuple[int, ...]) -> None:
@@ -85,17 +85,17 @@ class StepRows:
             self._told.setdefault(node.step, {})[node.call.name] = told
 
     def transfers(self, node: Node) -> tuple[RowTransfer, ...]:
-        """Return the rows that a transfer moves, now that lengths and choices are known; none may be left to move."""
+        """Return the rows that a transfer moves, given the reported lengths and choices; the result may be empty."""
         assert node.call is not None  # the call it feeds
         moves = row_transfers(self._graph, self._plan, node.call.name, node.moves, self.told(node.step))
         rank = self.run.rank
         return tuple(RowTransfer(rank(m.source), rank(m.target), m.producer, m.keys, m.rows) for m in moves)
 
     def take_frees(self, node: Node) -> dict[int, tuple[RowKey, ...]]:
-        """Return what each rank frees after `node`: the rows that no other node of the step will use there.
+        """Return the rows that each rank frees after `node`: rows that no other node of the step will use on that rank.
 
-        Asked as the node's commands are made. Nodes on one device run one after another, in an order that the graph
-        alone does not fix; whichever of them is the last to get its commands is the last to use the rows.
+        It must be called when the node's commands are built. Nodes on a device run one after another in an order that
+        the graph does not fix; the last node to get its commands is the last user of the rows.
         """
         frees: dict[int, tuple[RowKey, ...]] = {}
         with self._lock:
@@ -109,14 +109,14 @@ class StepRows:
         return frees
 
     def begin(self, node: Node) -> None:
-        """Note the versions of a node before those that wait for it ask."""
+        """Record the weight versions of a node before its followers request them."""
         if node.call is not None:
             self.versions(node)
 
     def versions(self, node: Node) -> Mapping[str, int]:
-        """Return the weight version of each role that has a part in the rows a node works on, itself included.
+        """Return the weight version of each role that contributed to a node's rows, including the node's own role.
 
-        Asked after those of the nodes whose rows it reads.
+        It must be called for the node's inputs first.
         """
         with self._lock:
             of_step = self._versions.setdefault(node.step, {})
@@ -124,12 +124,12 @@ class StepRows:
                 own = {node.call.role: node.reads} if node.call and node.call.role and node.reads is not None else {}
                 merged: dict[str, int] = {}
                 for versions in (own, *(of_step[d.node] for d in reversed(node.dependencies) if d.kind == "data")):
-                    merged.update(versions)  # of a role that had several parts, the first input's counts
+                    merged.update(versions)  # for a role with several versions, the first input's version counts
                 of_step[node.id] = merged
             return of_step[node.id]
 
     def finish(self, step: int) -> None:
-        """Forget a step's rows."""
+        """Drop a step's rows."""
         with self._lock:
             for by_step in (self._row_ids, self._uses_left, self._told, self._versions):
                 by_step.pop(step, None)
@@ -150,7 +150,7 @@ class StepRows:
 
     @cached_property
     def _uses_by_call(self) -> Mapping[str, Counter[tuple[Device, RowKey]]]:
-        """Uses by each call and the transfers that feed it, the same in every step; in the first one all calls run."""
+        """Uses by each call and its input transfers, the same in every step; the first step runs all calls."""
         nodes: dict[str, list[Node]] = {call.name: [] for call in self._graph}
         for node in unrolled_nodes(self._graph, self._plan, StepRange(1), (0,)):
             if node.call is not None:

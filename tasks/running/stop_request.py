@@ -1,7 +1,7 @@
-"""Requests to end a run early and cleanly: a person suspends the flow run, SIGTERM gives notice, or it is good enough.
+"""Requests to end a run early and cleanly: suspension of the flow run, SIGTERM, or early stopping.
 
-Either way the steps in flight end, a checkpoint is written, and the process leaves as Prefect expects it: Completed
-where the run itself found that it is enough.
+In each case the steps in flight end, a checkpoint is written, and the process ends as Prefect expects it. After early
+stopping the run is Completed.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from prefect.exceptions import Pause, TerminationSignal
 
 
 class StopRequest:
-    """Whether the current flow run was asked to stop. Made by the thread that called the flow.
+    """Whether the current flow run was asked to stop. Must be created in the thread that called the flow.
 
-    Prefect's own handler of SIGTERM stays, which raises TerminationSignal in that thread: without it Prefect would not
-    hear of cancellations.
+    Prefect's own handler of SIGTERM stays installed, and raises TerminationSignal in that thread. Without that handler,
+    Prefect would not notice cancellations.
     """
 
     def __init__(self) -> None:
@@ -37,11 +37,11 @@ class StopRequest:
 
     @property
     def is_end(self) -> bool:
-        """Whether the run is over: it ended as it had enough, and nobody asked it to leave before."""
+        """Whether the run ended by early stopping, without an earlier request to suspend or terminate."""
         return self._enough is not None and not self._terminated and not self._is_suspended
 
     def end(self, reason: str) -> None:
-        """Ask the run to end for good, from any thread; the first reason counts."""
+        """Request the final end of the run, from any thread; the first reason counts."""
         self._enough = self._enough or reason
 
     @property
@@ -49,14 +49,14 @@ class StopRequest:
         return self._suspension is not None and self._suspension.is_requested()
 
     def take_notice(self, termination: TerminationSignal) -> None:
-        """Take a first SIGTERM as a request. Raises a second one again, and a cancellation: they end all at once."""
+        """Treat the first SIGTERM as a request. Re-raise a second SIGTERM or a cancellation, to end at once."""
         if self._terminated or get_intent() is not None:
             raise termination
         self._terminated = True
 
     @contextmanager
     def not_to_interrupt(self) -> Iterator[None]:
-        """Let the body start task runs and subflow runs though the flow run is suspended: they end the step."""
+        """Allow the body to start task runs and subflow runs of a suspended flow run: they finish the step."""
         context = FlowRunContext.get()
         if context is None:
             yield
@@ -65,8 +65,8 @@ class StopRequest:
             yield
 
     def leave(self) -> NoReturn:
-        """End the flow run in the way that was asked for. Raises Pause or TerminationSignal."""
+        """End the flow run as requested. Raises Pause or TerminationSignal."""
         if self._terminated:
             raise TerminationSignal(signal=signal.SIGTERM)
-        assert self._suspension is not None  # else nobody asked
+        assert self._suspension is not None  # else there was no request
         raise Pause(state=self._suspension.get_state())

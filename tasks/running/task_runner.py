@@ -1,4 +1,4 @@
-"""The Prefect task runner that binds a task run to its devices: it starts when inputs and devices are free."""
+"""The Prefect task runner that binds a task run to its devices: it starts when its inputs and devices are free."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 
 
 class MeshTaskRunner(TaskRunner[PrefectConcurrentFuture[Any]]):
-    """Runs tasks whose one parameter `node` is the id of a node, each in a thread once the locks give it its turn.
+    """Runs tasks whose only parameter `node` is the id of a node, each in a thread after the locks grant its turn.
 
-    Devices are taken before a task run begins, so one that the UI shows as running does run. What a node depends on
-    becomes the inputs of its task run, which the UI draws; only the locks wait for them. Copies that Prefect makes for
-    subflows share the locks.
+    Devices are acquired before a task run begins, so a task run that the UI shows as running does run. The dependencies
+    of a node become inputs of its task run, which the UI draws; only the locks wait for them. Copies that Prefect makes
+    for subflows share the locks.
     """
 
     def __init__(self, nodes: Mapping[str, Node], locks: DeviceLocks, namespace: UUID | None = None) -> None:
@@ -49,7 +49,7 @@ class MeshTaskRunner(TaskRunner[PrefectConcurrentFuture[Any]]):
         wait_for: Iterable[PrefectFuture[Any]] | None = None,
         dependencies: dict[str, set[RunInput]] | None = None,
     ) -> PrefectConcurrentFuture[Any]:
-        """Raises DeviceOutsideLease for a node on a device that the run does not hold."""
+        """Submit a node's task. Raises DeviceOutsideLease for a node on a device that the run does not hold."""
         if self._threads is None:
             raise RuntimeError("MeshTaskRunner.submit was called outside of its context manager")
         node = self._nodes[parameters["node"]]
@@ -88,10 +88,10 @@ class MeshTaskRunner(TaskRunner[PrefectConcurrentFuture[Any]]):
             ended.set_exception(error)
             raise
         else:
-            if not state.is_completed():  # also where Prefect never called the task's body
+            if not state.is_completed():  # also if Prefect never called the task's body
                 self._locks.stop()
         finally:
-            self._locks.end(node)  # the task's body did, unless it failed
+            self._locks.end(node)  # already done by the task's body, unless it failed
         ended.set_result(state)
 
     def __enter__(self) -> MeshTaskRunner:

@@ -1,4 +1,4 @@
-"""One training run on a gang: build the models, run the graph."""
+"""A training run on a gang: build the models, run the graph."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from prefect_rlhf.tasks.running.training_run import TrainingRun
 
 
 class Audience(Protocol):
-    """Who is told how the run goes."""
+    """The receiver of a run's progress."""
 
     def built(self, instance: ModelInstance, outcome: NodeOutcome) -> None: ...
 
@@ -30,9 +30,9 @@ class Audience(Protocol):
 
 
 def train(run: TrainingRun, journal: Journal, audience: Audience, steps_per_group: int) -> StopRequest | None:
-    """Build the models and run the whole graph. The gang is gone when this returns.
+    """Build the models and run the whole graph. The gang is closed on return.
 
-    Returns the request that ended the run early, after a checkpoint of the steps until then; None at the end of all.
+    Returns the request that ended the run early, after a checkpoint of the steps until then; None after a full run.
     """
     engines = {placement.engine for _, placement in run.plan.placements}
     groups = StepGroups(
@@ -60,7 +60,7 @@ def train(run: TrainingRun, journal: Journal, audience: Audience, steps_per_grou
 
 
 def _step_ended(run: TrainingRun, audience: Audience, stop: StopRequest, metrics: Mapping[str, float]) -> None:
-    """Tell of a step, and let the run end where its evaluations were no better for long enough."""
+    """Report a step, and end the run if its evaluations have not improved for long enough."""
     audience.step_ended(metrics)
     if run.best is not None and (reason := run.best.enough(run.run_dir)):
         stop.end(reason)
@@ -68,13 +68,12 @@ def _step_ended(run: TrainingRun, audience: Audience, stop: StopRequest, metrics
 
 @contextmanager
 def imports_frozen() -> Iterator[None]:
-    """Keep what is imported out of garbage collection: looking through it again and again would hold up task runs.
+    """Exclude imported objects from garbage collection: scanning them repeatedly would delay task runs.
 
-    Python looks through everything once that has grown by a quarter. The second collection tells it how little is left
-    to look through; else garbage would add up to a quarter of the imports first.
+    Python scans all objects once their number has grown by a quarter. The second collection resets the base of that
+    quarter to the few remaining objects; otherwise garbage could grow to a quarter of the imports.
 
-    What is kept is given back at the end, for objects that nobody collects at the end of a process are reported as
-    leaked by the libraries that made them.
+    The objects are unfrozen at the end, because libraries report objects that are never collected as leaks.
     """
     gc.collect()
     gc.freeze()

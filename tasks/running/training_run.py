@@ -17,12 +17,12 @@ from prefect_rlhf.tasks.checkpoints.folders import Checkpoint
 
 @dataclass(frozen=True, slots=True)
 class TrainingRun:
-    """Steps `first_step` to `num_steps` of `graph` under `plan`; `exports` unless it is only to be measured.
+    """Steps `first_step` to `num_steps` of `graph` under `plan`; `exports` is false for a run that only measures.
 
-    `sources` are the datasets by parameter name; `tokenizer` the folder whose tokenizer decodes responses.
-    `checkpoint` is where the run goes on; every `checkpoint_every` steps it writes one of its own, of which it keeps
-    the newest `keep_checkpoints`, and that of the `best` model.
-    `role_deadlines` are for calls of some roles, in seconds, in place of `call_deadline_seconds`.
+    `sources` are the datasets by parameter name. `tokenizer` is the folder of the tokenizer that decodes responses. The
+    run resumes from `checkpoint`, if set. Every `checkpoint_every` steps it writes a checkpoint; it keeps the newest
+    `keep_checkpoints` and the checkpoint of the `best` model. `role_deadlines` replace `call_deadline_seconds` for
+    calls of some roles, in seconds.
     """
 
     graph: DataflowGraph
@@ -48,7 +48,7 @@ class TrainingRun:
 
     @property
     def first_step(self) -> int:
-        """The step where the run begins: after those that its checkpoint has finished."""
+        """The run's first step: the number of steps that its checkpoint has finished."""
         return self.checkpoint.step if self.checkpoint else 0
 
     def rank(self, device: Device) -> int:

@@ -1,1 +1,1 @@
-"""The Prefect server may go away: requests wait for it, and what it lost of task runs is sent again."""
+"""Resilience against Prefect server outages: requests wait, and lost events of task runs are sent again."""

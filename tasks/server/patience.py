@@ -1,9 +1,9 @@
-"""Patience with a Prefect server that is away: requests wait until it answers again, up to a stated time.
+"""Patience with an unreachable Prefect server: requests are retried until it answers, up to a stated time.
 
-Prefect's client retries a refused connection only where that same client was connected before, and a run opens new
-clients all the time: for a group of steps, for an artifact. And it counts tries whose pauses double, so that a server
-that is back is not asked for minutes. Here the process, not the client, knows that the server was there, and it asks
-again every second.
+Prefect's client retries a refused connection only if the same client was connected before, but a run often opens new
+clients: for a group of steps, for an artifact. It also doubles the pause between its tries, so that a server that is
+back may get no request for minutes. Here the process, not the client, remembers that the server was reachable, and it
+retries every second.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from prefect_rlhf.placement.errors import InvalidInput, RlhfError
 VARIABLE = "PREFECT_RLHF_SERVER_PATIENCE_SECONDS"
 DEFAULT_SECONDS = 600.0
 RETRY_SECONDS = 1.0
-HURRY_SECONDS = 10.0  # enough for a database that is locked for a moment
+HURRY_SECONDS = 10.0  # enough for a briefly locked database
 SAME_OUTAGE_SECONDS = 65.0  # a frozen server fails a request only after Prefect's time-out of 60 s
 AWAY_ERRORS = (httpx.TimeoutException, httpx.NetworkError, httpx.RemoteProtocolError)
-AWAY_CODES = frozenset({502, 503, 504})  # a proxy without a server behind it; a database that is locked
+AWAY_CODES = frozenset({502, 503, 504})  # from a proxy without a server behind it, or for a locked database
 
 _may_wait: ContextVar[bool] = ContextVar("rlhf_may_wait", default=True)
 
 
 class ServerAway(RlhfError):
-    """The Prefect server did not answer for as long as a run waits for it."""
+    """The Prefect server did not answer within the time that a run waits for it."""
 
 
 class Patience:
-    """How long the server has been away, as all requests of this process saw it; safe to use from many threads."""
+    """The length of the current server outage, over all requests of this process. Thread-safe."""
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
@@ -48,13 +48,13 @@ class Patience:
         self._away = False
 
     def answered(self) -> None:
-        """Note that the server is there."""
+        """Record that the server answered."""
         self._away = False
 
     def failed(self, asked_at: float, address: str, why: object) -> None:
-        """Note a request, first tried at `asked_at` (monotonic seconds), that failed again.
+        """Record another failure of a request that was first tried at `asked_at` (monotonic seconds).
 
-        Raises ServerAway when its time is up, and at once for one that may not wait.
+        Raises ServerAway if its time is up, and at once for a request that may not wait.
         """
         now = time.monotonic()
         with self._lock:
@@ -69,39 +69,39 @@ class Patience:
             )
 
     def spare(self, address: str) -> None:
-        """Raise ServerAway for a request that may not wait while others wait already."""
+        """Raise ServerAway for a request that may not wait, if the server is already known to be unreachable."""
         if self._away and not _may_wait.get() and time.monotonic() - self._last_failure < SAME_OUTAGE_SECONDS:
-            raise ServerAway(f"the Prefect server at {address} is away")
+            raise ServerAway(f"the Prefect server at {address} does not answer")
 
 
 PATIENCE = Patience(DEFAULT_SECONDS)
-"""That of this process: Prefect makes clients all over, so there is one for all of them."""
+"""The patience of this process: Prefect creates clients in many places, and all of them share it."""
 
 
 def wait_for_server() -> None:
-    """Let every request of this process to a Prefect server wait for one that goes away, from now to its end.
+    """Make every Prefect request of this process retry while the server is unreachable, from now on.
 
-    To be called once the server has answered: a wrong address is refused at once. The limit is that of `VARIABLE`;
-    raises InvalidInput when that is no number of seconds.
+    Call it after the server has answered once: a wrong address is then refused at once. The environment variable
+    `VARIABLE` sets the limit. Raises InvalidInput if its value is not a number of seconds.
     """
     PATIENCE.seconds = _patience_seconds()
     make_clients_patient()
 
 
 def make_clients_patient() -> None:
-    """Let every request of this process to a Prefect server wait for one that is away. Idempotent."""
+    """Make every Prefect request of this process retry while the server is unreachable. Idempotent."""
     _make_patient(PrefectHttpxSyncClient, _sync_send)
     _make_patient(PrefectHttpxAsyncClient, _async_send)
 
 
 def hurry() -> None:
-    """Wait some seconds at most from now on: for who stops a run by hand while its server is away."""
+    """Wait at most some seconds from now on: for interactive stops during an outage of the server."""
     PATIENCE.seconds = min(PATIENCE.seconds, HURRY_SECONDS)
 
 
 @contextmanager
 def not_waiting() -> Iterator[None]:
-    """Let requests of the body fail with ServerAway at once instead of waiting."""
+    """Make requests of the body fail with ServerAway at once instead of waiting."""
     token = _may_wait.set(False)
     try:
         yield
@@ -121,10 +121,10 @@ def _patience_seconds() -> float:
 
 
 def _make_patient(client: type[Any], patient: Callable[[str, Any], Any]) -> None:
-    """Wrap the one place through which each request of a client goes; what Prefect retries it retries around that."""
+    """Wrap the method that sends each request of a client; Prefect's own retries stay outside of the wrapper."""
     send_with_retry = client._send_with_retry
     if hasattr(send_with_retry, "__wrapped__"):
-        return  # an earlier run of this process did
+        return  # an earlier run of this process wrapped it
 
     @wraps(send_with_retry)
     def wrapper(self: Any, request: Any, send: Any, *args: Any, **kwargs: Any) -> Any:
@@ -134,7 +134,7 @@ def _make_patient(client: type[Any], patient: Callable[[str, Any], Any]) -> None
 
 
 def _is_answer(response: httpx.Response, asked_at: float, address: str) -> bool:
-    """Whether the server itself answered; note it either way. Raises ServerAway once patience is at its end."""
+    """Whether the server itself answered; the result is recorded. Raises ServerAway after the time limit."""
     if response.status_code not in AWAY_CODES:
         PATIENCE.answered()
         return True

@@ -1,12 +1,13 @@
-"""The server's record of task runs, made complete: what it lost is sent again.
+"""The server's record of task runs, completed: lost events are sent again.
 
-Prefect's task runs are the client's; the server learns of them by events on a web socket. It confirms an event once it
-has read it, keeps it in memory, and writes it a moment later: a server that is killed in between has lost it, and one
-whose database stays locked drops it after five tries. So the event of each task run's end is kept here until the
-server itself says that the task run is in a final state. What is kept is bounded by the groups in flight.
+Task runs exist in Prefect's client, and the server receives them as events over a web socket. It confirms an event
+after reading it, keeps it in memory, and writes it a moment later. A server that is killed in between loses the event,
+and a server whose database stays locked drops it after five tries. So the event of each task run's end is kept here
+until the server itself reports the task run in a final state. The groups in flight bound the number of kept events.
 
-A server writes what it was sent in that order, minutes late where it has much to do: so an end is lost only where one
-that was sent well after it is written. To send again what is merely late would make a slow server slower.
+A server writes events in their sending order, minutes late under load. So an end counts as lost only once
+an event that was sent well after it has been written. Resending events that are merely late would slow a slow server
+further.
 """
 
 from __future__ import annotations
@@ -37,12 +38,12 @@ from prefect_rlhf.tasks.server.patience import PATIENCE, RETRY_SECONDS, ServerAw
 PREFIX = "prefect.task-run."
 FINAL = sorted(state.value for state in TERMINAL_STATES)
 ASK_EVERY_SECONDS = 10.0
-OUT_OF_ORDER_SECONDS = 10.0  # by which a server that tries again may write in another order
-STILL_SECONDS = 15.0  # in which a server that has nothing later to write writes something, or has lost it
+OUT_OF_ORDER_SECONDS = 10.0  # a server that retries may write events up to this much out of order
+STILL_SECONDS = 15.0  # without a new written event, the server has lost the rest
 TIMES_AGAIN = 3  # at the end of a run
-STOPPED_SECONDS = 3.0  # for all of that, where a run is stopped by hand or by its worker
-AT_ONCE = 200  # task runs that the server gives for one question
-KEPT = 10_000  # ends, of some kilobytes each; only a server that writes less than a run makes lets them add up
+STOPPED_SECONDS = 3.0  # for all of that, if a run is stopped interactively or by its worker
+AT_ONCE = 200  # task runs in a single request to the server
+KEPT = 10_000  # ends, of some kilobytes each; they accumulate only if the server writes more slowly than the run
 
 _log = logging.getLogger(__name__)
 
@@ -56,11 +57,11 @@ class SentEvent:
 
 
 class TaskRunRecord:
-    """The ends of task runs that the server is not known to have written; safe to use from many threads."""
+    """The ends of task runs that the server has not confirmed as written. Thread-safe."""
 
     def __init__(self) -> None:
         self._sent: dict[UUID, SentEvent] = {}
-        self._written_up_to = 0.0  # when the latest that is written was sent
+        self._written_up_to = 0.0  # the time of sending of the latest written end
         self._lock = threading.Lock()
 
     def note(self, event: Event) -> None:
@@ -73,18 +74,18 @@ class TaskRunRecord:
                     del self._sent[next(iter(self._sent))]
 
     def ends(self) -> Mapping[UUID, SentEvent]:
-        """Return what is kept, by task run, oldest first."""
+        """Return the kept events by task run, oldest first."""
         with self._lock:
             return dict(self._sent)
 
     def drop(self, written: Iterable[UUID]) -> None:
-        """Let go of task runs whose end the server has written."""
+        """Drop task runs whose end the server has written."""
         with self._lock:
             for id in written:
                 self._sent.pop(id, None)
 
     def check(self, client: SyncPrefectClient) -> int:
-        """Let go of what the server has written, send again what it has lost; return how many it has not written."""
+        """Drop ends that the server has written, and resend lost ends; return the number of ends not yet written."""
         ends = self.ends()
         for ids in _parts(list(ends)):
             missing = _missing(client, ids)
@@ -94,7 +95,7 @@ class TaskRunRecord:
         return len(self.ends())
 
     def send_again(self, client: SyncPrefectClient, sent_before: float) -> None:
-        """Send again the oldest of what was sent before a moment (monotonic seconds)."""
+        """Resend the oldest events that were sent before a time (monotonic seconds)."""
         late = [sent for sent in self.ends().values() if sent.sent_at < sent_before][:AT_ONCE]
         if late:
             _send_again(client, [sent.event for sent in late])
@@ -108,7 +109,7 @@ def _parts(ids: list[UUID]) -> Iterator[list[UUID]]:
 
 
 def _missing(client: SyncPrefectClient, ids: list[UUID]) -> set[UUID]:
-    """Return those of whose end the server does not know; where it knows all, that is one number's cost."""
+    """Return the task runs whose end the server does not know; if it knows all, a single count request suffices."""
     of_ids: dict[str, Any] = {"id": {"any_": [str(id) for id in ids]}}
     final = {"task_runs": {**of_ids, "state": {"type": {"any_": FINAL}}}}
     if client.request("POST", "/task_runs/count", json=final).json() == len(ids):
@@ -118,24 +119,24 @@ def _missing(client: SyncPrefectClient, ids: list[UUID]) -> set[UUID]:
 
 
 def _send_again(client: SyncPrefectClient, events: list[Event]) -> None:
-    """Send under new ids, since the server leaves out an id that it saw; times and states are those of the task run."""
+    """Send events under new ids, because the server drops known ids; times and states stay the task run's."""
     copies = [event.model_copy(update={"id": uuid4(), "follows": None}) for event in events]
     client.request("POST", "/events", json=[event.model_dump(mode="json") for event in copies])
 
 
-_record = TaskRunRecord()  # of the run in progress; a new one for each
+_record = TaskRunRecord()  # of the run in progress; each run has a new record
 
 
 def record_task_runs() -> None:
-    """Let Prefect's client of events note what it sends, and wait for a server as long as requests do."""
+    """Make Prefect's events client record its events, and retry an unreachable server as long as requests do."""
     if hasattr(PrefectEventsClient._emit, "__wrapped__"):
-        return  # an earlier run of this process did
+        return  # an earlier run of this process wrapped it
     emit, reconnect = PrefectEventsClient._emit, PrefectEventsClient._reconnect
 
     @wraps(emit)
     async def noting_emit(self: PrefectEventsClient, event: Event) -> None:
         _record.note(event)
-        with suppress(ServerAway):  # the event stays with those that Prefect sends again at the next connection
+        with suppress(ServerAway):  # the event remains in Prefect's queue for the next connection
             await emit(self, event)
 
     @wraps(reconnect)
@@ -164,7 +165,7 @@ def complete_record() -> Iterator[None]:
     global _record
     wait_for_server()
     record_task_runs()
-    _record = TaskRunRecord()  # task runs that nobody asked about, as outside of a run, are no part of it
+    _record = TaskRunRecord()  # it excludes task runs outside of this run
     with get_client(sync_client=True) as client:
         over = threading.Event()
         asking = threading.Thread(target=copy_context().run, args=(_ask, client, over), name="record", daemon=True)
@@ -186,14 +187,14 @@ def _ask(client: SyncPrefectClient, over: threading.Event) -> None:
         try:
             _record.check(client)
         except (ServerAway, PrefectHTTPStatusError) as error:
-            _log.debug("the server was not asked about its task runs: %s", error)
+            _log.debug("the server was not queried for its task runs: %s", error)
 
 
 def _settle(client: SyncPrefectClient, seconds: float) -> None:
-    """Wait until the server has written the end of each task run that began, for `seconds` at most."""
+    """Wait at most `seconds` until the server has written the end of each started task run."""
     deadline = time.monotonic() + seconds
     try:
-        client.request("GET", "/health")  # waits for a server that is away
+        client.request("GET", "/health")  # waits for an unreachable server
         _wait_until_sent(min(seconds, PATIENCE.seconds))
         left = _wait_until_written(client, deadline)
     except (ServerAway, PrefectHTTPStatusError) as error:
@@ -204,7 +205,7 @@ def _settle(client: SyncPrefectClient, seconds: float) -> None:
 
 
 def _wait_until_sent(seconds: float) -> None:
-    """Wait until what was emitted is on the wire; Prefect's own wait has no limit."""
+    """Wait until emitted events are on the wire; Prefect's own wait has no limit."""
     worker = EventsWorker.instance()
     waiting = threading.Thread(target=worker.wait_until_empty, name="events", daemon=True)
     waiting.start()
@@ -212,7 +213,7 @@ def _wait_until_sent(seconds: float) -> None:
 
 
 def _wait_until_written(client: SyncPrefectClient, deadline: float) -> int:
-    """Wait as long as the server goes on writing; where it has stopped, send the rest again, a few times."""
+    """Wait while the server continues to write; if it has stopped, resend the rest, a few times."""
     left, times = -1, 0
     still_since = time.monotonic()
     while now_left := _record.check(client):

@@ -1,1 +1,1 @@
-"""The trackers of a run: its journal's lines shown in TensorBoard, MLflow or W&B, which never hold it up."""
+"""The trackers of a run: they show its journal's lines in TensorBoard, MLflow or W&B, and never delay the run."""

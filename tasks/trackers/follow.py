@@ -14,11 +14,11 @@ from prefect_rlhf.tasks.trackers.tracker import Opener, TrackedRun
 from prefect_rlhf.tasks.trackers.tracker_thread import TrackerThread
 from prefect_rlhf.tasks.trackers.tracking import TrackerName, Tracking
 
-SECONDS_AT_END = 20.0  # for all trackers together to show what waits
-SECONDS_AFTER_ERROR = 2.0  # who stops a run does not wait for a tracker
+SECONDS_AT_END = 20.0  # for all trackers together to show their waiting lines
+SECONDS_AFTER_ERROR = 2.0  # a stopped run does not wait for its trackers
 
 CLASSES: Mapping[TrackerName, str] = {"tensorboard": "TensorBoard", "mlflow": "MLflow", "wandb": "WandB"}
-"""Of the file that has the tracker's name."""
+"""The class of each tracker, in the file with the tracker's name."""
 
 
 @contextmanager
@@ -29,10 +29,10 @@ def followed(
     parameters: Mapping[str, Any],
     warn: Callable[[str], None],
 ) -> Iterator[None]:
-    """Tell trackers what the journal writes, after the lines `before`.
+    """Send the journal's lines to the trackers, after the lines `before`.
 
-    At the end they have 20 seconds for what waits, and 2 where an error ends the run. Each is opened anew and told all
-    lines, so of a run that goes on it shows every step once.
+    At the end the trackers have 20 seconds for waiting lines, or 2 seconds if an error ends the run. Each tracker
+    starts anew and receives all lines, so it shows every step of a resumed run once.
     """
     run = TrackedRun(journal.run_dir, journal.run_dir.name, tracking.project, parameters)
     threads = [TrackerThread(each, partial(_opener, each), run, tracking, warn, before) for each in tracking.report_to]
@@ -40,14 +40,14 @@ def followed(
         journal.follow(thread.tell)
     try:
         yield
-    except BaseException:  # a cancellation too
+    except BaseException:  # including a cancellation
         _leave(threads, SECONDS_AFTER_ERROR, has_failed=True)
         raise
     _leave(threads, SECONDS_AT_END, has_failed=False)
 
 
 def _leave(threads: Sequence[TrackerThread], seconds: float, *, has_failed: bool) -> None:
-    """Let all of them end within `seconds`."""
+    """End all trackers within `seconds`."""
     for thread in threads:
         thread.end(has_failed=has_failed)
     until = time.monotonic() + seconds
@@ -56,6 +56,6 @@ def _leave(threads: Sequence[TrackerThread], seconds: float, *, has_failed: bool
 
 
 def _opener(name: TrackerName) -> Opener:
-    """Import a tracker: the first time, its package takes seconds."""
+    """Import a tracker; the first import of its package takes seconds."""
     opener: Opener = getattr(import_module(f"prefect_rlhf.tasks.trackers.{name}"), CLASSES[name])
     return opener

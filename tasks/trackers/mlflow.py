@@ -1,4 +1,4 @@
-"""The tracker that writes into an MLflow store: that of MLFLOW_TRACKING_URI, or `mlflow.db` beside the run's folder."""
+"""The tracker for an MLflow store: the store of MLFLOW_TRACKING_URI, or `mlflow.db` next to the run's folder."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from prefect_rlhf.tasks.trackers.tracker import TrackedRun, TrackedStep, flat
 DATABASE = "mlflow.db"
 ARTIFACTS = "mlflow"
 FOLDER_TAG = "prefect_rlhf.run_dir"
-TABLES_TAG = "mlflow.loggedArtifacts"  # where MLflow's own log_table says which artifacts its UI shows as tables
-UNUSUAL = re.compile(r"[^\w/. :-]")  # what MLflow takes in no name
-MOST_PARAMS = 100  # of a batch, as MLflow takes it
+TABLES_TAG = "mlflow.loggedArtifacts"  # in this tag, MLflow's log_table lists the artifacts that its UI shows as tables
+UNUSUAL = re.compile(r"[^\w/. :-]")  # characters that MLflow refuses in names
+MOST_PARAMS = 100  # of a batch; MLflow's limit
 MOST_CHARACTERS = 500  # of a parameter's value
 
 
 @final
 class MLflow:
-    """One run of an experiment that has the project's name."""
+    """A run in the experiment that has the project's name."""
 
     def __init__(self, run: TrackedRun) -> None:
-        for name in ("mlflow", "alembic"):  # a new database is told of at length
+        for name in ("mlflow", "alembic"):  # they log many lines for a new database
             logging.getLogger(name).setLevel(logging.WARNING)
         address = os.environ.get("MLFLOW_TRACKING_URI")
         self._client = MlflowClient(address or f"sqlite:///{run.run_dir.parent.resolve() / DATABASE}")
@@ -51,7 +51,7 @@ class MLflow:
         return str(self._client.create_experiment(run.project, artifact_location=artifacts))
 
     def add(self, step: TrackedStep) -> None:
-        """Write a step's metrics as one batch, and each table of samples as an artifact that MLflow shows as one."""
+        """Write a step's metrics as a batch, and each table of samples as an artifact that MLflow shows as a table."""
         time_ms = round(step.time * 1000)
         metrics = [Metric(name, value, time_ms, step.step) for name, value in step.values.items()]
         self._client.log_batch(self._id, metrics=metrics)
@@ -62,5 +62,5 @@ class MLflow:
             self._client.log_batch(self._id, tags=[RunTag(TABLES_TAG, json.dumps(self._tables))])
 
     def close(self, *, has_failed: bool) -> None:
-        """Say how the run has ended."""
+        """Record how the run ended."""
         self._client.set_terminated(self._id, "FAILED" if has_failed else "FINISHED")

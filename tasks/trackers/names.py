@@ -1,4 +1,4 @@
-"""The names of metrics as other trainers have them, so that curves of theirs and of ours lie over each other."""
+"""The names of metrics in other trainers, so that their curves and ours appear in the same plots."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Literal
 
 Names = Literal["verl", "trl", "own"]
-"""Whose names metrics have in a tracker; where that trainer has none, a metric has its own."""
+"""The trainer whose names metrics have in a tracker; a metric without such a name keeps its own."""
 
 TRAINERS = ("verl", "trl")
 PEERS: Mapping[str, tuple[str | None, str | None]] = {
@@ -49,16 +49,16 @@ PEERS: Mapping[str, tuple[str | None, str | None]] = {
     "token_loss.loss": (None, "eval_loss"),
     "seconds": ("timing_s/step", "step_time"),
 }
-"""Of a metric of ours, the name of verl and that of TRL."""
+"""Verl's and TRL's name of each of our metrics."""
 
 NAMED_REWARD = "grpo_advantages.score_"
-"""How the metric of one reward among several begins; TRL has `rewards/NAME/mean`."""
+"""The prefix of the metric of a named reward; TRL has `rewards/NAME/mean`."""
 
 
 def tracked_values(line: Mapping[str, float], names: Names) -> dict[str, float]:
-    """Return a line of metrics without its `step`, each under the name that a tracker shows; no value is lost.
+    """Return a line of metrics without its `step`, each under the name for the tracker; no value is lost.
 
-    Of metrics that would have one name each keeps its own.
+    If several metrics would have the same name, each keeps its own name.
     """
     named = {name: tracked_name(name, names) for name in line if name != "step"}
     times = Counter(named.values())
@@ -66,7 +66,7 @@ def tracked_values(line: Mapping[str, float], names: Names) -> dict[str, float]:
 
 
 def tracked_name(name: str, names: Names) -> str:
-    """Return a metric's name as a trainer has it, or its own.
+    """Return a metric's name in a trainer, or its own name.
 
     >>> tracked_name("gae.value", "verl"), tracked_name("gae.value", "trl"), tracked_name("gae.value", "own")
     ('critic/values/mean', 'gae/value', 'gae/value')
@@ -78,7 +78,7 @@ def tracked_name(name: str, names: Names) -> str:
 
 
 def own_name(name: str) -> str:
-    """Return a metric's own name, its call before a slash: trackers show what has the same word there together.
+    """Return a metric's own name with a slash after its call: trackers group metrics by the word before the slash.
 
     >>> own_name("actor_train.ppo_clip.loss")
     'actor_train/ppo_clip.loss'

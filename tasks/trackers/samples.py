@@ -1,4 +1,4 @@
-"""Samples of a step: the first rows of what it wrote as Parquet, with prompts, responses and their scores."""
+"""Samples of a step: the first rows of its Parquet files, with prompts, responses and their scores."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ TEXTS = ("prompt", "response")
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Rows of text and of numbers under `columns`, the texts first."""
+    """Rows of texts and numbers under `columns`, texts first."""
 
     columns: tuple[str, ...]
     rows: tuple[tuple[str | float | None, ...], ...]
 
     def texts(self) -> list[list[str]]:
-        """Return heading and rows, a number with four digits and one that is not known as nothing."""
+        """Return heading and rows as text: numbers with four digits, and unknown values as empty text."""
         return [list(self.columns), *([_text(value) for value in row] for row in self.rows)]
 
 
 def read_samples(run_dir: Path, step: int, number: int, *, of_rollouts: bool = True) -> Mapping[str, Table]:
-    """Return the first `number` rows of each file that a step wrote, by its folder: `rollouts`, `evaluation`.
+    """Return the first `number` rows of each Parquet file of a step, by its folder: `rollouts`, `evaluation`.
 
-    Columns are those of `TEXTS` and all floating-point numbers; a file without those texts has no samples.
+    Columns are the `TEXTS` and all floating-point numbers; a file without these texts has no samples.
     """
     files = sorted(run_dir.glob(f"*/step-{step:06d}.parquet")) if number else []
     tables = {file.parent.name: _first_rows(file, number) for file in files if of_rollouts or _is_rare(file)}

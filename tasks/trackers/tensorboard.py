@@ -1,6 +1,6 @@
 """The tracker that writes event files for TensorBoard, into `tensorboard` of the run's folder.
 
-Scalars are 32-bit tensors: TensorBoard's own data server leaves out those of 64. Tables are tensors of text.
+Scalars are 32-bit tensors, because TensorBoard's data server drops 64-bit scalars. Tables are tensors of text.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ FOLDER = "tensorboard"
 
 @final
 class TensorBoard:
-    """Event files of one run, on disk after each step."""
+    """Event files of a run, on disk after each step."""
 
     def __init__(self, run: TrackedRun) -> None:
         folder = run.run_dir / FOLDER
@@ -37,7 +37,7 @@ class TensorBoard:
         self._write(0, time.time(), [text_value("parameters", parameters)])
 
     def add(self, step: TrackedStep) -> None:
-        """Write a step's scalars and samples as one event."""
+        """Write a step's scalars and samples as an event."""
         values = [scalar_value(name, value) for name, value in step.values.items()]
         tables = [text_value(f"samples/{folder}", table.texts()) for folder, table in step.samples.items()]
         self._write(step.step, step.time, [*values, *tables])
@@ -52,13 +52,13 @@ class TensorBoard:
 
 
 def scalar_value(name: str, value: float) -> Summary.Value:
-    """Return a number under a name, in 32 bits."""
+    """Return a named number in 32 bits."""
     metadata = scalar.create_summary_metadata(name, "")
     return _value(name, metadata, make_tensor_proto(np.float32(value)))
 
 
 def text_value(name: str, table: Sequence[Sequence[str]]) -> Summary.Value:
-    """Return a table of text, its heading as the first row."""
+    """Return a table of text, with its heading as the first row."""
     metadata = text.create_summary_metadata(name, "")
     return _value(name, metadata, make_tensor_proto(np.array(table, dtype=np.object_)))
 

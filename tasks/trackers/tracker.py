@@ -1,4 +1,4 @@
-"""The protocol of a tracker: it is opened once for a run, then told one step after another."""
+"""The protocol of a tracker: it is opened once for a run, and then receives the steps in order."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from prefect_rlhf.tasks.trackers.samples import Table
 
 @dataclass(frozen=True, slots=True)
 class TrackedStep:
-    """A line of the journal under the tracker's names, `step` apart, and samples by the folder that they were read in.
+    """A line of the journal under the tracker's names, without `step`, and samples by the folder that contains them.
 
-    `time` is when it was written, in Unix seconds.
+    `time` is the time of writing, in Unix seconds.
     """
 
     step: int
@@ -25,9 +25,9 @@ class TrackedStep:
 
 @dataclass(frozen=True, slots=True)
 class TrackedRun:
-    """What a tracker knows of a run: its folder, its name, and the project in which it is compared with others.
+    """A tracker's view of a run: its folder, its name, and the project that groups runs for comparison.
 
-    `parameters` are those of the flow run, as JSON has them.
+    `parameters` are the parameters of the flow run, as JSON values.
     """
 
     run_dir: Path
@@ -37,13 +37,13 @@ class TrackedRun:
 
 
 class Tracker(Protocol):
-    """Where steps are shown. It is used by one thread, and may raise whatever it likes."""
+    """A display of steps. A single thread uses it, and it may raise any exception."""
 
     def add(self, step: TrackedStep) -> None:
-        """Show a step; steps come in order, each once."""
+        """Show a step; steps arrive in order, each once."""
 
     def close(self, *, has_failed: bool) -> None:
-        """Write what is left; `has_failed` says that an error ended the run."""
+        """Write the remaining data; `has_failed` is true if an error ended the run."""
 
 
 def flat(parameters: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
@@ -60,4 +60,4 @@ def flat(parameters: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
 
 
 Opener = Callable[[TrackedRun], Tracker]
-"""Opens a tracker anew for a run: what an earlier attempt at the run left in it is removed first."""
+"""Opens a new tracker for a run, after removing the data of an earlier attempt at the run."""

@@ -1,4 +1,4 @@
-"""The thread in which a tracker works: one that fails or is slow costs its own lines, never a run's time."""
+"""The thread of a tracker: a tracker that fails or is slow loses its own lines, and never delays the run."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from prefect_rlhf.tasks.trackers.samples import read_samples
 from prefect_rlhf.tasks.trackers.tracker import Opener, TrackedRun, TrackedStep
 from prefect_rlhf.tasks.trackers.tracking import Tracking
 
-MOST_WAITING = 1000  # lines; those that come while so many wait are dropped
+MOST_WAITING = 1000  # lines; further lines are dropped
 
 Line = Mapping[str, float]
 
 
 class TrackerThread:
-    """Opens a tracker and hands it lines, first those `before` it was there.
+    """Opens a tracker and passes lines to it, beginning with the lines `before` its start.
 
-    `warn` is called once at most, by who calls `tell` or `wait`: as soon as an error is known, else at the end.
+    `warn` is called at most once, by the caller of `tell` or `wait`: as soon as an error is known, else at the end.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class TrackerThread:
         self._waiting: deque[tuple[float, Line]] = deque((now, line) for line in before)
         self._most = len(before) + MOST_WAITING
         self._dropped: list[int] = []
-        self._doing: int | None = None  # the step that the tracker has in hand
+        self._doing: int | None = None  # the step that the tracker is processing
         self._error: BaseException | None = None
         self._has_warned = False
         self._is_closed, self._has_failed = False, False
@@ -48,7 +48,7 @@ class TrackerThread:
         self._thread.start()
 
     def tell(self, line: Line) -> None:
-        """Take a line of metrics, or drop it where too many wait or the tracker has failed; returns at once."""
+        """Queue a line of metrics, or drop it if the queue is full or the tracker has failed; returns at once."""
         with self._changed:
             if self._error is not None or len(self._waiting) >= self._most:
                 self._dropped.append(int(line["step"]))
@@ -60,13 +60,13 @@ class TrackerThread:
             self._warn_once(f"{self.name} lacks step {min(lost)} and what follows: {described(error)}")
 
     def end(self, *, has_failed: bool) -> None:
-        """Say that no line follows, and whether an error ended the run."""
+        """Close the queue; `has_failed` is true if an error ended the run."""
         with self._changed:
             self._is_closed, self._has_failed = True, has_failed
             self._changed.notify()
 
     def wait(self, seconds: float) -> None:
-        """Wait until all is shown, `seconds` at most, then leave the tracker; warns of what it does not show."""
+        """Wait at most `seconds` until all lines are shown, then leave the tracker; warns of lines that it lacks."""
         self._thread.join(max(0.0, seconds))
         with self._changed:
             error, lost = self._error, self._lost()
@@ -90,12 +90,12 @@ class TrackerThread:
             while (item := self._next()) is not None:
                 tracker.add(self._tracked(*item))
             tracker.close(has_failed=self._has_failed)
-        except BaseException as error:  # noqa: BLE001  whatever a tracker raises, the run goes on
+        except BaseException as error:  # noqa: BLE001  for any error of a tracker, the run continues
             with self._changed:
                 self._error = error
 
     def _next(self) -> tuple[float, Line] | None:
-        """Wait for a line; None when none follows."""
+        """Wait for a line; None after the last line."""
         with self._changed:
             self._changed.wait_for(lambda: self._waiting or self._is_closed)
             item = self._waiting.popleft() if self._waiting else None
@@ -110,7 +110,7 @@ class TrackerThread:
 
 
 def lacks(steps: Sequence[int]) -> str:
-    """Say which steps are not shown.
+    """Describe the steps that are not shown.
 
     >>> lacks([3, 4, 9]), lacks([3]), lacks([])
     ('lacks 3 steps (of 3 to 9)', 'lacks step 3', 'may lack its last step')

@@ -1,4 +1,4 @@
-"""The parameter that says which trackers a run has, under which names, and how many samples they show."""
+"""The parameter that selects a run's trackers, the names of metrics, and the number of samples."""
 
 from __future__ import annotations
 
@@ -17,11 +17,15 @@ TrackerName = Literal["tensorboard", "mlflow", "wandb"]
 
 
 class Tracking(Settings):
-    """Where a run's metrics are shown besides Prefect; nowhere, unless it is said."""
+    """Trackers that show a run's metrics in addition to Prefect; by default no tracker."""
 
     report_to: list[TrackerName] = Field([], max_length=8, description="Trackers, each once, such as [tensorboard].")
-    names: Names = Field("verl", description="Whose names metrics have: verl's, trl's, or own. Others keep their own.")
-    project: str = Field("prefect-rlhf", min_length=1, max_length=200, description="What runs are compared within.")
+    names: Names = Field(
+        "verl", description="Names of metrics: verl's, trl's, or own. Metrics without such a name keep their own."
+    )
+    project: str = Field(
+        "prefect-rlhf", min_length=1, max_length=200, description="Project that groups runs for comparison."
+    )
     samples: int = Field(4, ge=0, le=100, description="Rows of a step shown with prompt, response and reward.")
     samples_every: int = Field(
         10, ge=1, le=MOST_STEPS, description="Steps between rollouts; all evaluations are shown."
@@ -43,11 +47,11 @@ class Tracking(Settings):
 
 
 def check_trackers(tracking: Tracking) -> None:
-    """Raise InvalidInput for a tracker that is not installed: its extra has its name.
+    """Raise InvalidInput for a tracker that is not installed; its extra has the same name.
 
-    A folder of that name in the working folder, such as W&B's users have, is no package.
+    A folder of that name in the working folder, as W&B users have it, is not a package.
     """
     for name in tracking.report_to:
         spec = find_spec(name)
         if spec is None or spec.origin is None:
-            raise InvalidInput("tracking.report_to", name, f"one that is installed: {install_command(name)}")
+            raise InvalidInput("tracking.report_to", name, f"an installed tracker: {install_command(name)}")

@@ -1,4 +1,4 @@
-"""The tracker for Weights & Biases: online where WANDB_MODE or a key says so, else into `wandb` of the run's folder."""
+"""The tracker for Weights & Biases: online if WANDB_MODE or a key says so, else into `wandb` of the run's folder."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from prefect_rlhf.tasks.trackers.tracker import TrackedRun, TrackedStep
 
 FOLDER = "wandb"
 HOST = "api.wandb.ai"
-FINISH_SECONDS = 15.0  # for what is not sent at the end; less than a run waits for its trackers
-INIT_SECONDS = 30.0  # for W&B to answer at the start; a process that ends before stays for the rest of it
+FINISH_SECONDS = 15.0  # for unsent data at the end; less than a run waits for its trackers
+INIT_SECONDS = 30.0  # for W&B's answer at the start; a process that ends earlier waits for the rest of this time
 
 
 @final
 class WandB:
-    """One run of a project. Its id follows from the folder: a run that goes on takes the place of its first part."""
+    """A run of a project. Its id follows from the folder, so a resumed run replaces its first part."""
 
     def __init__(self, run: TrackedRun) -> None:
         shutil.rmtree(run.run_dir / FOLDER, ignore_errors=True)
@@ -52,12 +52,12 @@ class WandB:
         self._run.log({**step.values, **tables}, step=step.step)
 
     def close(self, *, has_failed: bool) -> None:
-        """Send or write what is left."""
+        """Send or write the remaining data."""
         self._run.finish(exit_code=int(has_failed))
 
 
 def mode() -> Literal["online", "offline", "disabled", "shared"]:
-    """Return what WANDB_MODE says; else online where there is a key, and offline where W&B would ask for one."""
+    """Return the value of WANDB_MODE; by default online if a key exists, else offline (W&B would prompt for a key)."""
     match os.environ.get("WANDB_MODE"):
         case "online" | "offline" | "disabled" | "shared" as said:
             return said

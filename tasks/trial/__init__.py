@@ -1,1 +1,1 @@
-"""The trial of an author's own code before a run: imported as ranks do, run on a few made-up rows."""
+"""The trial of an author's own code before a run: imported as ranks import it, and run on a few made-up rows."""

@@ -1,4 +1,4 @@
-"""Find mistakes in reward functions before anything is built: each is imported in a process that can be ended."""
+"""Check of reward functions before anything is built: each is imported in a process that can be ended."""
 
 from __future__ import annotations
 

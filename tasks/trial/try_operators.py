@@ -1,8 +1,8 @@
-"""Find an author's mistakes before anything is built: every operator is imported in a fresh process, then run.
+"""Check of an author's operators before anything is built: each is imported in a fresh process, then run.
 
-The process is started as a rank's is, with the controller's path and environment, and sees two items of each dataset.
-An error that no values can cure is refused: of a name, a type or a signature, a loss without a gradient. What else a
-computation or a loss raises may be due to the made-up rows, so that is only a warning.
+The process is started as a rank's process is, with the controller's path and environment, and sees two items of each
+dataset. Errors that do not depend on values are refused: a wrong name, type or signature, a loss without a gradient.
+Any other error of a computation or a loss may come from the made-up rows, so it is only a warning.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from prefect_rlhf.tasks.operations import Bound
 from prefect_rlhf.tasks.running.commands import loss_terms, operation_fields
 
 ITEMS = 2  # of each dataset
-START_SECONDS = IMPORT_SECONDS = 300.0  # on a machine with much else to do
+START_SECONDS = IMPORT_SECONDS = 300.0  # on a busy machine
 CALL_SECONDS = 120.0
 ENVIRONMENT = {**RANK_ENVIRONMENT, **FORK_ENVIRONMENT, **NO_GPU}
 GANG = GangSettings(1, TrialRank, environment=ENVIRONMENT, start_seconds=START_SECONDS, preload=())
@@ -35,7 +35,7 @@ GANG = GangSettings(1, TrialRank, environment=ENVIRONMENT, start_seconds=START_S
 
 @dataclass(frozen=True, slots=True)
 class Tried:
-    """What a trial found: warnings, a line each, and the names of the metrics of each computation that ran, by call."""
+    """The result of a trial: warnings, a line each, and the metric names of each computation that ran, by call."""
 
     warnings: tuple[str, ...]
     metrics: Mapping[str, tuple[str, ...]]
@@ -44,12 +44,12 @@ class Tried:
 def try_operators(
     graph: DataflowGraph, sources: Mapping[str, RowSource], tokenizer: str, *, calls_functions: bool = True
 ) -> Tried:
-    """Import and run every computation and loss of `graph`, in a process of their own.
+    """Import and run every computation and loss of `graph`, in a separate process.
 
-    A person's reward functions too, unless `calls_functions` is False: their scores are then made up. Raises
-    InvalidInput for an operator that cannot be imported, that reads a key which its inputs do not have, that returns
-    other keys or another number of rows than it says, or for a loss without a gradient; GraphError for one that fails
-    for a reason which no values can cure.
+    A user's reward functions run too, unless `calls_functions` is False: their scores are then made up. Raises
+    InvalidInput for an operator that cannot be imported, reads a key that its inputs lack, or returns other keys or
+    another number of rows than it declares, and for a loss without a gradient. Raises GraphError for an operator that
+    fails for a reason that does not depend on values.
     """
     with closing(LocalGang(GANG)) as gang, TemporaryDirectory(prefix="rlhf-trial-") as folder:
         load(gang, graph)
@@ -60,7 +60,7 @@ def try_operators(
 
 
 def evaluation_of(graph: DataflowGraph) -> DataflowGraph:
-    """Return the part of a graph that evaluates: its evaluation calls, and what they need to run."""
+    """Return the part of a graph that evaluates: its evaluation calls, and the calls that they need."""
     needed = {call.name for call in graph if call.every is not None}
     for call in reversed(graph.calls):
         if call.name in needed:
@@ -69,7 +69,7 @@ def evaluation_of(graph: DataflowGraph) -> DataflowGraph:
 
 
 def load(gang: LocalGang, graph: DataflowGraph) -> None:
-    """Import every operator and its settings. Raises InvalidInput for the first that cannot be."""
+    """Import every operator and its settings. Raises InvalidInput for the first operator that cannot be imported."""
     own = {call.name: call.operation for call in graph if call.kind == "compute" and not call.on_hosts}
     own |= {f"{call.name}, loss {term.name}": term.operation for call in graph for term in call.terms}
     functions = {name: Bound(operation) for name, operation in own.items()}
@@ -81,20 +81,22 @@ def load(gang: LocalGang, graph: DataflowGraph) -> None:
     for name, failure in failures.items():
         operation = own[name]
         place = operation.file or operation.module
-        expected = f"what a fresh process can import, as ranks do, but there: {failure}; {advice(operation.module)}"
+        expected = (
+            f"an operator that a fresh process can import, as ranks do; there: {failure}; {advice(operation.module)}"
+        )
         raise InvalidInput(f"operator of {name}", f"{operation.name} of {place}", expected)
 
 
 def advice(module: str) -> str:
-    """Say what to do about a module that cannot be imported."""
+    """Return a remedy for a module that cannot be imported."""
     if module == "__main__":
-        return "put it into a file, since a notebook or prompt is in no other process"
-    return "mend that file, or install what it imports, or have its folder on PYTHONPATH where the run starts"
+        return "put it into a file, because other processes cannot import from a notebook or prompt"
+    return "fix that file, install its imports, or add its folder to the PYTHONPATH of the run"
 
 
 @dataclass(slots=True)
 class Trial:
-    """One iteration on made-up rows. What follows from a computation that failed is not tried."""
+    """An iteration on made-up rows. Calls that depend on a failed computation are not tried."""
 
     graph: DataflowGraph
     gang: LocalGang
@@ -118,20 +120,20 @@ class Trial:
             except InvalidInput as error:
                 raise InvalidInput(f"{call.name}: {error.field}", error.seen, error.expected) from error
             except Mistake as error:
-                said = f"{named(call)} failed on made-up rows for a reason that no other rows can cure"
+                said = f"{named(call)} failed on made-up rows, and would fail on any rows"
                 raise GraphError(f"{call.name}: {said}: {error}") from error
             except (RankFailed, HostFunctionFailed) as error:
                 unknown.add(call.name)
-                yield f"{named(call)} failed on made-up rows, as it may on real ones: {error}"
+                yield f"{named(call)} failed on made-up rows, and may fail on real rows: {error}"
             except (RankLost, RankSilent) as error:
-                yield f"{named(call)} and what comes after it was not tried: {error}"
+                yield f"{named(call)} and later calls were not tried: {error}"
                 return
             else:
                 if call.kind == "compute" and not call.on_hosts:
                     self.metrics[call.name] = tuple(told[0].metrics)
 
     def command(self, call: Call) -> CallCommand:
-        """Return what a rank is told to do with the call on the first items of its dataset."""
+        """Return the rank's command for the call, on the first items of its dataset."""
         row_ids = made_of(call)
         rows = tuple(range(len(row_ids)))
         generated = self.graph.generated_by(call)
@@ -152,16 +154,16 @@ class Trial:
 
 
 def made_of(call: Call) -> tuple[int, ...]:
-    """Return the rows of the dataset behind the rows that a call is tried on."""
+    """Return the dataset's rows behind the rows of a trial call."""
     return call.rows.dataset_rows(range(min(ITEMS, call.span // call.rows.rows_per_item)))
 
 
 def tried_pass(part: Call) -> PassCommand:
-    """Return the losses of a train_step on one row set, on the rows that it is tried on."""
+    """Return the losses of a train_step on a row set, on the rows of the trial."""
     row_ids = made_of(part)
     return PassCommand(part, loss_terms(part, is_only=False), tuple(range(len(row_ids))), row_ids)
 
 
 def named(call: Call) -> str:
-    """Return the names of what a call runs."""
+    """Return the names of a call's operations."""
     return ", ".join(term.operation.name for term in call.terms) or call.operation.name

@@ -89,7 +89,7 @@ def test_a_limit_of_a_metric_that_its_call_does_not_have_is_said_once():
     limits = Limits({"gae.kl": 2.0, "other.kl": 0.0})
     lines = [limits.look({"step": step, "gae.value": 1.0, "gae.return": 2.0}) for step in range(2)]
     assert lines == [
-        ["limits: gae.kl is no metric of step 0, so nothing holds it; gae has gae.value, gae.return"],
+        ["limits: gae.kl is not a metric of step 0, so it is not checked; gae has gae.value, gae.return"],
         [],
     ]
 

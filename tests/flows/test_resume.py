@@ -309,7 +309,9 @@ def test_a_rank_that_is_killed_ends_the_run_with_words_and_nothing_unfinished(pa
         parameters, "replicas", tmp_path, "commit@2", SHARD, all_but_one_shard, "last rank", checkpoint_every=1
     )
     assert "was killed by SIGKILL in" in said  # what was running beside may tell it first
-    assert f"step-000002 is whole; resume_from={run_dir / 'checkpoints' / 'step-000002'} goes on from there" in said
+    assert (
+        f"step-000002 is complete; to resume from it, set resume_from={run_dir / 'checkpoints' / 'step-000002'}" in said
+    )
     assert sorted(path.name for path in (run_dir / "checkpoints").iterdir()) == ["step-000001", "step-000002"]
 
 
@@ -332,7 +334,7 @@ def test_a_full_disk_leaves_the_checkpoint_before_and_says_so(parameters, monkey
     )
     (checkpoints,) = output.glob("*/checkpoints")
     assert [path.name for path in checkpoints.iterdir()] == ["step-000002"]
-    assert f"step-000002 is whole; resume_from={checkpoints / 'step-000002'} goes on from there" in caplog.text
+    assert f"step-000002 is complete; to resume from it, set resume_from={checkpoints / 'step-000002'}" in caplog.text
     resumed = prepared(parameters, resume_from="latest", output_dir=str(output))
     assert resumed.request.checkpoint.folder == checkpoints / "step-000002"
 
