@@ -1,1 +1,1 @@
-"""The algorithm side of a task run: tracing, losses, advantages, the runner. Imported by ranks, so kept light."""
+"""The algorithm side of a task run: tracing, losses, advantages, the runner. Ranks import it, so imports are light."""

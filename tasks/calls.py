@@ -1,6 +1,6 @@
-"""The words a flow body is written in, but for select: generate, inference, score, compute and train_step.
+"""The functions of a flow body, except select: generate, inference, score, compute and train_step.
 
-Each adds one call to the graph being traced and returns a handle of what the call will produce.
+Each adds a call to the traced graph and returns a handle of the call's result.
 
 >>> from prefect_rlhf.tasks.calls import generate
 >>> generate(None, None)
@@ -45,16 +45,16 @@ def generate(
     draws: str | None = None,
     name: str | None = None,
 ) -> RowsHandle:
-    """Continue prompts: keys `tokens`, `prompt_length` and `logprobs`, those of the policy that made the responses.
+    """Generate responses to prompts: keys `tokens`, `prompt_length`, and `logprobs` under the generating policy.
 
-    `batch_size` prompts of the dataset enter each step (None: all of them, as an evaluation wants); rows are new ones,
-    `samples` made of each prompt. Prompts may also be rows of which a computation made `prompt_tokens`. With
-    `staleness`, this and every other call before a train_step uses weights of so many steps earlier than it would; all
-    generates of a body agree on it, and evaluation, which has the newest weights, has none.
+    Each step uses `batch_size` prompts of the dataset (None: all prompts, as an evaluation needs). The result has new
+    rows, `samples` for each prompt. Prompts may also be rows with `prompt_tokens` from a computation. With `staleness`,
+    this call and all other calls before a train_step use weights that are this many steps older. All generate calls of
+    a body must have the same staleness. Evaluation always uses the newest weights and has no staleness.
 
-    Each call draws from random numbers of its own, which follow from its name. `draws` names other ones: calls that
-    state the same name, or a call and its name, have common random numbers. The same prompt, sample and probabilities
-    then have the same response.
+    The random numbers of a call follow from its name. `draws` selects other random numbers by name: calls with equal
+    `draws` share them, and so do a call and another call with `draws` equal to its name. The same prompt, sample and
+    probabilities then have the same response.
     """
     trace = current_trace("generate")
     role = trace.role(model, "generate")
@@ -68,7 +68,7 @@ def generate(
     if samples < 1:
         raise GraphError(f"flow {trace.flow}: generate {name} has samples {samples}; it is at least 1")
     if draws is not None and (not isinstance(draws, str) or not draws):
-        expected = "the name of random numbers, such as that of another generate"
+        expected = "a name of random numbers, such as the name of another generate"
         raise GraphError(f"flow {trace.flow}: generate {name} has draws {draws!r:.40}; expected {expected}")
     if samples > 1:
         check_sampled(name, settings, samples)
@@ -99,7 +99,7 @@ def inference(
     every: int | None = None,
     name: str | None = None,
 ) -> RowsHandle:
-    """Add one forward pass: key `logprobs`, `values` or `entropy` (of each response token) or `scores` (one a row)."""
+    """Add a forward pass: key `logprobs`, `values` or `entropy` for each response token, or `scores` for each row."""
     trace = current_trace("inference")
     role = trace.role(model, "inference")
     check_output(trace.flow, trace.models[role], output, "inference")
@@ -129,11 +129,11 @@ def score(
     every: int | None = None,
     name: str | None = None,
 ) -> RowsHandle:
-    """Add the key `scores`, one a row: of a reward model, by one forward pass, or of Python functions.
+    """Add the key `scores`, a number for each row, from a reward model's forward pass or from Python functions.
 
-    `reward` is a Model parameter, or a HostRewards, whose functions run in worker processes on the node's CPUs, beside
-    what devices compute. Each sees a row with every column of its dataset. Several functions make a key each as well,
-    under their names; `scores` is then the weighted sum.
+    `reward` is a Model parameter, or a HostRewards, whose functions run in worker processes on the node's CPUs while
+    devices compute. Each function receives a row with every column of its dataset. With several functions, each also
+    makes a key with its name, and `scores` is the weighted sum.
     """
     if not isinstance(reward, HostRewards):
         return inference(reward, rows, output="scores", every=every, name=name)
@@ -142,7 +142,7 @@ def score(
     source = trace.rows(rows, "score", None, every)
     trace.require(TOKEN_KEYS, (source,), f"score {name}")
     reward = reward.absolute()
-    reward.host_functions  # noqa: B018  refuses what cannot be one
+    reward.host_functions  # noqa: B018  checks the functions
     call = Call(
         name=name,
         kind="compute",
@@ -169,14 +169,14 @@ def compute(
     every: int | None = None,
     name: str | None = None,
 ) -> RowsHandle:
-    """Add a pure function of rows, on the host CPU of one device; it makes the keys that its @computation names.
+    """Add a pure function of rows, on the host CPU of a device; it makes the keys that its @computation names.
 
-    Inputs are of the same rows, or of what they were made of, whose values are repeated for them; of a dataset
-    parameter `batch_size` items, or all.
+    All inputs have the same rows, or rows that these were made of, whose values are then repeated. A dataset parameter
+    contributes `batch_size` items, or all items.
 
-    A computation of `tokens` and `prompt_length`, or of `prompt_tokens`, makes new rows, one of each. The body states
-    how long they may be, since memory is planned for that: `longest` tokens, or `max_new_tokens` more than the longest
-    row of the inputs. A row that is longer ends the run.
+    A computation of `tokens` and `prompt_length`, or of `prompt_tokens`, makes a new row for each row. The body states
+    the length of new rows, because memory is planned for it: `longest` tokens, or `max_new_tokens` more than the
+    longest row of the inputs. A longer row ends the run.
     """
     trace = current_trace("compute")
     check_computation(trace, operator)
@@ -184,7 +184,7 @@ def compute(
     operator.check_arguments(trace.flow, len(handles))
     name = name or operator.name
     if not handles:
-        raise GraphError(f"flow {trace.flow}: compute {name} has no input; it works on rows of some call or dataset")
+        raise GraphError(f"flow {trace.flow}: compute {name} has no input; it needs rows of a call or dataset")
     own = trace.common_rows(handles, f"compute {name}")
     makes_rows = ROW_KEYS.intersection(operator.outputs)
     if makes_rows:
@@ -220,7 +220,7 @@ def check_sampled(call: str, sampling: Sampling, samples: int) -> None:
 def _row_limit(
     where: str, makes_rows: bool, inputs: Sequence[RowsHandle], longest: int | None, max_new_tokens: int | None
 ) -> RowLimit | None:
-    """Return how long the rows of a computation may be, None if it makes none. Raises GraphError, which says why."""
+    """Return the length limit of a computation's new rows, None if it makes no rows. Raises GraphError."""
     stated = {"longest": (longest, 1), "max_new_tokens": (max_new_tokens, 0)}
     given = {name: bounds for name, bounds in stated.items() if bounds[0] is not None}
     for name, (value, least) in given.items():
@@ -236,7 +236,7 @@ def _row_limit(
     if len(given) == 2:
         raise GraphError(f"{where}: got longest and max_new_tokens, expected one of them; remove the other")
     if max_new_tokens is not None and not any(ROW_KEYS.intersection(handle.keys) for handle in inputs):
-        raise GraphError(f"{where}: got max_new_tokens, expected longest=...: none of its inputs has tokens")
+        raise GraphError(f"{where}: got max_new_tokens, expected longest=...: its inputs have no tokens")
     return RowLimit(longest, max_new_tokens or 0)
 
 
@@ -250,8 +250,8 @@ def train_step(
 ) -> None:
     """Train a model on a sum of losses, which makes the next version of its weights.
 
-    `losses` is a loss on rows, `policy_gradient(algo).on(rollout, advantages)`, or a weighted sum of such. Each
-    optimizer step takes a mini-batch of the rows of every one.
+    `losses` is a loss on rows, such as `policy_gradient(algo).on(rollout, advantages)`, or a weighted sum of such
+    losses. Each optimizer step uses a mini-batch of the rows of every loss.
     """
     trace = current_trace("train_step")
     role = trace.role(model, "train_step")
@@ -281,7 +281,7 @@ def train_step(
 
 
 def _check_losses(trace: Trace, losses: object, name: str) -> Terms:
-    """Return the losses of a train_step. Raises GraphError, which says what to write."""
+    """Return the losses of a train_step. Raises GraphError, which shows the correct form."""
     where = f"flow {trace.flow}: train_step {name}"
     if isinstance(losses, Operator):
         raise GraphError(f"{where}: {losses.kind} {losses.name} has no rows; write {losses.name}(algo).on(rows)")
@@ -298,7 +298,7 @@ def _check_losses(trace: Trace, losses: object, name: str) -> Terms:
 
 
 def _term(trace: Trace, role: str, where: str, given: LossOn) -> Term:
-    """Return a loss as the graph has it. Raises GraphError where it cannot be had of its rows or its model."""
+    """Convert a bound loss to the graph's `Term`. Raises GraphError if its rows or its model do not fit."""
     operator = Bound(given.operation).operator
     operator.check_arguments(trace.flow, num_inputs=len(operator.outputs) + 1)
     for output in operator.outputs:
@@ -312,8 +312,8 @@ def _term(trace: Trace, role: str, where: str, given: LossOn) -> Term:
         trace.require(GROUP_KEYS, handles, where)
     if own.rows.adjacent % operator.rows_per_item:
         raise GraphError(
-            f"flow {trace.flow}: {where}: loss {operator.name} is of {operator.rows_per_item} rows that "
-            f"belong together, and {origin_of(own.rows)}"
+            f"flow {trace.flow}: {where}: loss {operator.name} needs {operator.rows_per_item} rows that "
+            f"belong together, but {origin_of(own.rows)}"
         )
     return Term(
         name=given.name,
@@ -330,6 +330,6 @@ def _term(trace: Trace, role: str, where: str, given: LossOn) -> Term:
 
 
 def check_computation(trace: Trace, operator: object) -> None:
-    """Raise GraphError for anything but a function that is marked as a computation."""
+    """Raise GraphError for any object other than a function that is marked as a computation."""
     if not isinstance(operator, Operator) or operator.kind != "computation":
         raise GraphError(f"flow {trace.flow}: got {operator!r:.80}, expected a function decorated with @computation")

@@ -1,4 +1,4 @@
-"""The heads of a role's model against what calls ask of it: each has the head that it needs, and none is idle."""
+"""Checks of a model's heads: every call has the head that it needs, and every head is used."""
 
 from __future__ import annotations
 
@@ -11,27 +11,29 @@ from prefect_rlhf.placement.model import ModelSpec, head_of
 
 
 def check_output(flow: str, model: ModelSpec, output: str, call: str) -> None:
-    """Raise GraphError unless the model has the head that makes an output; `call` is the word of the body."""
+    """Raise GraphError unless the model has the head for an output; `call` is the name of the body's function."""
     if output not in get_args(Output):
-        raise GraphError(f"flow {flow}: {call} of {model.role}: got output {output!r}, one of {get_args(Output)}")
+        raise GraphError(
+            f"flow {flow}: {call} of {model.role}: got output {output!r}, expected one of {get_args(Output)}"
+        )
     head = head_of(output)
     if head not in model.head:
-        needed = f"a model with head: {head} (or lm+scalar, which is both)"
+        needed = f"a model with head: {head} (or lm+scalar, which has both)"
         raise GraphError(f"flow {flow}: {call} of {model.role} for {output} needs {needed}, not {model.head}")
 
 
 def check_no_idle_head(graph: DataflowGraph) -> DataflowGraph:
-    """Return the graph. Raises GraphError for a model of two heads, of which no call asks anything of one."""
+    """Return the graph. Raises GraphError if no call uses one of the two heads of a model."""
     for model in graph.models:
         asked = {head for call in graph if call.role == model.role for head in _heads(graph, call.name)}
         if model.head == "lm+scalar" and len(asked) == 1:
             only = asked.pop()
-            raise GraphError(f"flow {graph.name}: {model.role}.head is {model.head}, and calls ask for {only} alone")
+            raise GraphError(f"flow {graph.name}: {model.role}.head is {model.head}, but calls use only {only}")
     return graph
 
 
 def check_new_heads(graph: DataflowGraph) -> DataflowGraph:
-    """Return the graph. Raises InvalidInput for a new scalar head that no loss trains, although it scores the run."""
+    """Return the graph. Raises InvalidInput for a new scalar head that no loss trains, although it scores rows."""
     for model in graph.models:
         trainer = graph.trained_by(model.role)
         trained = _heads(graph, trainer.name) if trainer else set()

@@ -1,4 +1,4 @@
-"""Rewards by Python functions, as a person states them: which functions, with what weight, and how they are run."""
+"""Rewards by Python functions, as user settings: the functions, their weights, and their execution."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ _COMPUTATIONS = (
     "truncated",
 )
 TAKEN = frozenset((*_CALLS, *_COMPUTATIONS))
-"""Keys that calls make, which no reward may be named after."""
+"""Keys that calls make; a reward must have another name."""
 
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_]\w*$", max_length=200)]
 
 
 class RewardFunction(Settings):
-    """A function that scores a row; see HostFunction for how each signature is called."""
+    """A function that scores a row; HostFunction documents the arguments of each signature."""
 
     function: str = Field(
         max_length=4096, description="`module:function` or `file.py:function`, such as `my_rewards:exact`."
     )
-    weight: float = Field(1.0, ge=-1e6, le=1e6, description="Weight of what it returns in the sum.")
+    weight: float = Field(1.0, ge=-1e6, le=1e6, description="Weight of its result in the sum.")
     signature: Literal["row", "trl", "verl", "reasoning_gym"] = Field(
-        "row", description="How it is called: with a row, or as TRL, verl or reasoning-gym call theirs."
+        "row", description="Arguments of the function: a row, or as in TRL, verl or reasoning-gym."
     )
 
 
@@ -51,30 +51,32 @@ class HostRewards(Settings):
     functions: dict[Name, RewardFunction] = Field(
         min_length=1, max_length=64, description="The functions, each under the name of its result."
     )
-    workers: int = Field(2, ge=1, le=1024, description="Processes that they run in, each of one CPU.")
-    deadline_seconds: float = Field(30.0, gt=0, le=86400, description="Longest time that one row may take.")
-    retries: int = Field(1, ge=0, le=100, description="How often a row that failed is tried again.")
+    workers: int = Field(2, ge=1, le=1024, description="Worker processes, each on a CPU.")
+    deadline_seconds: float = Field(30.0, gt=0, le=86400, description="Longest time for a row.")
+    retries: int = Field(1, ge=0, le=100, description="Further tries of a row that failed.")
     failed_value: float | None = Field(
-        None, ge=-1e9, le=1e9, description="Score of a row that failed; empty: the row counts for nothing."
+        None, ge=-1e9, le=1e9, description="Score of a row that failed; empty: the row is left out."
     )
-    most_failed: float = Field(0.1, ge=0, le=1, description="Share of a step's rows that may fail; more end the run.")
+    most_failed: float = Field(
+        0.1, ge=0, le=1, description="Share of a step's rows that may fail; a larger share ends the run."
+    )
     seconds_per_row: float = Field(
-        0.001, ge=0, le=86400, description="What a row takes, as the planner expects; all functions together."
+        0.001, ge=0, le=86400, description="Expected seconds per row, all functions together, for the planner."
     )
 
     @property
     def host_functions(self) -> tuple[HostFunction, ...]:
-        """The functions as a pool runs them. Raises InvalidInput for a name that a key of the rows has."""
+        """The functions in the pool's form. Raises InvalidInput for a name that is also a key of the rows."""
         for name in self.functions:
             if name in TAKEN:
-                raise InvalidInput("reward.functions", name, "a name that no key of the rows has")
+                raise InvalidInput("reward.functions", name, "a name that is not a key of the rows")
         return tuple(
             HostFunction(name, stated.function, stated.weight, stated.signature)
             for name, stated in self.functions.items()
         )
 
     def absolute(self) -> HostRewards:
-        """Return the same with whole paths: ranks and workers may run elsewhere."""
+        """Return the same settings with absolute paths, because ranks and workers may run in other folders."""
         functions = {}
         for name, stated in self.functions.items():
             file, colon, function = stated.function.rpartition(":")
@@ -85,10 +87,10 @@ class HostRewards(Settings):
 
     @property
     def host_settings(self) -> HostSettings:
-        """The settings of the pool that runs them."""
+        """The settings of the pool."""
         return HostSettings(self.workers, self.deadline_seconds, self.retries, self.failed_value, self.most_failed)
 
     @property
     def outputs(self) -> tuple[str, ...]:
-        """The keys that they make: `scores`, and where there are several each function's own."""
+        """The keys of the result: `scores` and, with several functions, each function's name."""
         return ("scores", *self.functions) if len(self.functions) > 1 else ("scores",)

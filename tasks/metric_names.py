@@ -1,4 +1,4 @@
-"""The metrics of a call by name, as far as they are known before it has run."""
+"""The names of a call's metrics that are known before it has run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PACKAGE = __name__.partition(".")[0]
 
 @dataclass(frozen=True, slots=True)
 class MetricNames:
-    """The names that a call's metrics are known to have, and the beginnings of others that it may have beside them.
+    """The known names of a call's metrics, and the prefixes of further names that it may have.
 
     >>> names = MetricNames(("exact", "failed", "seconds"), others=("exact/",))
     >>> names.excludes("exat"), names.excludes("exact/length")
@@ -24,14 +24,14 @@ class MetricNames:
     others: tuple[str, ...] = ()
 
     def excludes(self, name: str) -> bool:
-        """Say whether no metric of the call can have a name."""
+        """Return whether no metric of the call can have this name."""
         return name not in self.known and not name.startswith(self.others)
 
 
 def metric_names(call: Call, tried: Sequence[str] | None = None) -> MetricNames:
-    """Return the metrics of a call; `tried` are those that it had on made-up rows, where it ran on some.
+    """Return the names of a call's metrics; `tried` are its metrics on made-up rows, if it ran on such rows.
 
-    Those of a computation of this package have the same names on any rows; a person's own may make names of its rows.
+    A computation of this package has the same names on any rows. A user's computation may derive names from its rows.
     """
     if call.kind == "inference":
         return MetricNames()

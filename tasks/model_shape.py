@@ -1,4 +1,4 @@
-"""Models as flows read them, which import no engine: from a folder's config.json, or a shape by its known name."""
+"""Models as flows read them, without importing an engine: from a folder's config.json, or by a known name."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from prefect_rlhf.placement.remote_path import is_remote
 
 
 def model_shape(role: str, name: str) -> TransformerShape:
-    """Return the shape of the model that `name` stands for: a folder, a short name, or an id on the hub.
+    """Return the shape of the model that `name` identifies: a folder, a short name, or an id on the hub.
 
-    Raises InvalidInput for a name that stands for none.
+    Raises InvalidInput for an unknown name.
 
     >>> model_shape("actor", "llama-7b").num_layers
     32
@@ -26,8 +26,8 @@ def model_shape(role: str, name: str) -> TransformerShape:
 
 
 def runnable_shape(role: str, name: str) -> TransformerShape:
-    """Return the shape of a model that our engines run. Raises InvalidInput for one that can only be planned."""
+    """Return the shape of a model that our engines run. Raises InvalidInput for a model that can only be planned."""
     shape = model_shape(role, name)
     if shape.not_run:
-        raise InvalidInput(f"models.{role}", name, f"what our engines run: not {shape.not_run}")
+        raise InvalidInput(f"models.{role}", name, f"a model that our engines run: not {shape.not_run}")
     return shape

@@ -1,4 +1,4 @@
-"""Nodes of a Ray cluster that runs on several machines lease: start one by hand, stop it, say which are there."""
+"""Nodes of a Ray cluster for runs on several machines: start a node by hand, stop it, list all nodes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ START_SECONDS = 120
 
 @dataclass(frozen=True, slots=True)
 class KnownNode:
-    """A node that Ray knows: its address, whether it answers, its devices, and of which kind they are, if it says."""
+    """A node that Ray lists: its address, whether it answers, its devices, and their kind if it is stated."""
 
     address: str
     alive: bool
@@ -31,7 +31,7 @@ class KnownNode:
     device: str = ""
 
     def has(self, backend: Backend) -> int:
-        """Return how many devices of a backend it has."""
+        """Return the number of its devices of a backend."""
         return self.cpus if backend == "cpu" else self.gpus
 
     def __str__(self) -> str:
@@ -41,7 +41,7 @@ class KnownNode:
 
 @dataclass(frozen=True, slots=True)
 class Devices:
-    """What a node has for runs: so many devices of a backend, which `name` tells apart from those of other nodes."""
+    """A node's devices for runs: their number and backend, and the name of their kind, if other nodes differ."""
 
     count: int
     backend: Backend
@@ -49,15 +49,15 @@ class Devices:
 
     @property
     def flags(self) -> Sequence[str]:
-        """What Ray's command is told of them."""
+        """The arguments of Ray's command for these devices."""
         resource = "cpus" if self.backend == "cpu" else "gpus"
         return [f"--num-{resource}={self.count}", *([f"--labels={DEVICE_LABEL}={self.name}"] if self.name else [])]
 
 
 def known_nodes(address: str | None = None) -> tuple[KnownNode, ...]:
-    """Return the nodes of the cluster at `address`, by default that of RAY_ADDRESS. Raises InvalidInput without any."""
+    """Return the nodes of the cluster at `address` (default: RAY_ADDRESS). Raises InvalidInput without a cluster."""
     join_cluster(address or os.environ.get("RAY_ADDRESS", "auto"))
-    import ray  # only here: most runs need none
+    import ray  # only here: most runs do not need Ray
 
     def known(node: Mapping[str, Any]) -> KnownNode:
         cpus, gpus = (int(node["Resources"].get(kind, 0)) for kind in ("CPU", "GPU"))
@@ -67,9 +67,9 @@ def known_nodes(address: str | None = None) -> tuple[KnownNode, ...]:
 
 
 def start_head(address: str, port: int, has: Devices) -> str:
-    """Start a cluster's first node on this machine, which others reach at `address`; return how they join it.
+    """Start a cluster's first node on this machine, reachable at `address`; return the address for joining it.
 
-    Raises InvalidInput for an address that is not this machine's and for a port in use.
+    Raises InvalidInput for an address of another machine and for a port in use.
     """
     try:
         socket.create_server((address, port)).close()
@@ -81,7 +81,7 @@ def start_head(address: str, port: int, has: Devices) -> str:
 
 
 def start_node(head: str, address: str | None, has: Devices) -> None:
-    """Let this machine join the cluster whose head is at `head`. Raises InvalidInput where that does not answer."""
+    """Add this machine to the cluster whose head is at `head`. Raises InvalidInput if the head does not answer."""
     host, _, port = head.rpartition(":")
     try:
         socket.create_connection((host, int(port)), timeout=10).close()
@@ -92,12 +92,12 @@ def start_node(head: str, address: str | None, has: Devices) -> None:
 
 
 def stop_node() -> None:
-    """End all that Ray runs on this machine."""
+    """Stop all of Ray's processes on this machine."""
     _ray("stop")
 
 
 def _ray(*words: str) -> None:
-    """Run Ray's own command. Raises InvalidInput where it is not installed, RlhfError with what it said last."""
+    """Run Ray's command. Raises InvalidInput if it is not installed, RlhfError with its last line of output."""
     command = Path(sys.executable).with_name("ray")
     if not command.exists():
         raise InvalidInput("nodes", "no Ray in this environment", install_command("ray"))
@@ -105,7 +105,7 @@ def _ray(*words: str) -> None:
     try:
         ended = subprocess.run([command, *words], env=own, capture_output=True, text=True, timeout=START_SECONDS)
     except subprocess.TimeoutExpired as error:
-        raise RlhfError(f"ray {words[0]} gave no answer within {START_SECONDS} s") from error
+        raise RlhfError(f"ray {words[0]} did not answer within {START_SECONDS} s") from error
     if ended.returncode:
         said = [line for line in (ended.stdout + ended.stderr).splitlines() if line.strip()]
-        raise RlhfError(f"ray {words[0]} ended with status {ended.returncode}: {said[-1] if said else 'no word'}")
+        raise RlhfError(f"ray {words[0]} ended with status {ended.returncode}: {said[-1] if said else 'no output'}")

@@ -27,29 +27,29 @@ Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 
 
-NONE = Settings()  # of an operator that has none
+NONE = Settings()  # for an operator without settings
 ROW_KEYS = frozenset({"tokens", "prompt_tokens"})
 """A computation of either makes new rows."""
 
-OFFERED = ("context", "state")  # what a computation is given beside rows and settings, where it names it
+OFFERED = ("context", "state")  # arguments that a computation may name in addition to rows and settings
 
 
 @dataclass(frozen=True)
 class Operator(Generic[Arguments, Result]):
     """A module-level function that a graph may name.
 
-    `function` is the plain function, for tests and other functions; calling with settings is what a flow body does.
+    `function` is the plain function, for tests and other functions. A flow body calls the operator with settings.
     """
 
     name: str
     function: Callable[Arguments, Result]
     kind: Literal["loss", "computation"]
-    outputs: tuple[str, ...] = ()  # keys that a computation makes; of the model, what a loss asks for
+    outputs: tuple[str, ...] = ()  # keys that a computation makes, or outputs of the model that a loss needs
     rows_per_item: int = 1
     stateful: bool = False
 
     def __call__(self, settings: Settings = NONE) -> Bound:
-        """Bind settings; a loss is then put `.on(rows)`."""
+        """Bind settings; `.on(rows)` then applies a loss to rows."""
         return Bound(operation(self.name, settings, self.function.__module__))
 
     def on(self, *_: object, **__: object) -> NoReturn:
@@ -63,7 +63,7 @@ class Operator(Generic[Arguments, Result]):
         return f"{code.co_filename}:{code.co_firstlineno}" if code else self.function.__module__
 
     def check_arguments(self, flow: str, num_inputs: int) -> None:
-        """Raise GraphError, which names the flow, unless the function takes so many inputs and `settings`."""
+        """Raise GraphError, with the flow's name, unless the function takes `num_inputs` inputs and `settings`."""
         signature = inspect.signature(self.function)
         offered = {name: None for name in OFFERED if self.kind == "computation" and name in signature.parameters}
         try:
@@ -79,7 +79,7 @@ OPERATORS: Registry[Operator[..., Any]] = Registry("loss or computation")
 
 
 def operation(name: str, settings: Settings, module: str = "") -> Operation:
-    """Return what a call runs; `module` registers the name, unless that is a word of the engines."""
+    """Return a call's operation. `module` is the module that registers the name, empty for a name of the engines."""
     kind = type(settings)
     module, file = importable(module)
     settings_module, settings_file = importable(kind.__module__)
@@ -89,10 +89,10 @@ def operation(name: str, settings: Settings, module: str = "") -> Operation:
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """An Operator with its settings, as strings; resolved where it runs."""
+    """An Operator with its settings, as strings that are resolved in the process that runs it."""
 
     operation: Operation
-    row_limit: RowLimit | None = None  # of a computation that makes rows
+    row_limit: RowLimit | None = None  # for a computation that makes rows
 
     @property
     def operator(self) -> Operator[..., Any]:
@@ -117,12 +117,13 @@ class Bound:
         batch_size: int | None = None,
         name: str = "",
     ) -> Terms:
-        """Return a loss on rows: what train_step takes, alone or in a weighted sum.
+        """Return a loss on rows for a train_step, alone or in a weighted sum.
 
-        `mean_over` is what its values are a mean over: "tokens", "rows", "groups" (rows made of one row), or a number
-        in place of every row's length; by default the settings' `mean_over`, where they have one, else tokens, or rows
-        of a loss on scores or on items. `temperature` divides the logits, as it did when the rows were sampled;
-        `batch_size` items enter a step where rows are a dataset. `name` is what metrics are known by, in a sum.
+        `mean_over` selects the mean of its values: over "tokens", "rows" or "groups" (rows made of the same row), or
+        with a number in place of every row's length. The default is the `mean_over` of the settings if they have this
+        field; else rows for a loss on scores or on items, and tokens for other losses. `temperature` divides the
+        logits, as during sampling of the rows. If rows are a dataset, `batch_size` items enter a step. `name`
+        identifies the loss's metrics in a sum.
         """
         operator = self.operator
         if operator.kind != "loss":
@@ -136,10 +137,10 @@ class Bound:
         return Terms((LossOn(name or operator.name, self.operation, rows, over, temperature, batch_size),))
 
     def __call__(self, *arguments: Any, **offered: Any) -> Any:
-        """Run it: on outputs and batch a loss, on one Batch per input a computation.
+        """Run the function: a loss on outputs and batch, a computation on a Batch per input.
 
-        Of `offered` (context, state) the function gets what its signature names. Raises WrongOperator, which says where
-        the function stands, unless it reads keys that are there and returns what its decorator says.
+        The function receives those arguments of `offered` (context, state) that its signature names. Raises
+        WrongOperator, with the function's file and line, unless it reads existing keys and returns the declared result.
         """
         operator = self.operator
         parameters = inspect.signature(operator.function).parameters
@@ -150,9 +151,7 @@ class Bound:
         try:
             result = operator.function(*arguments, settings=self.settings, **accepted)
         except NoSuchColumn as error:
-            expected = (
-                f"one of those that its inputs have: {', '.join(error.there)} ({own_place(error) or operator.place})"
-            )
+            expected = f"a key of its inputs: {', '.join(error.there)} ({own_place(error) or operator.place})"
             raise WrongOperator(f"key that {operator.name} reads", error.key, expected) from error
         if operator.kind == "loss":
             check_type(result, LossValues, operator)
@@ -164,27 +163,27 @@ class Bound:
         return result
 
     def load(self) -> None:
-        """Import function and settings where this is called. Raises what their files raise."""
+        """Import function and settings in this process. Raises the errors of their files."""
         self.operator, self.settings  # noqa: B018  each is looked up as it is read
 
 
 class WrongOperator(InvalidInput):
-    """A loss or a computation does not do what its decorator and its inputs say."""
+    """A loss or a computation that contradicts its decorator or its inputs."""
 
 
 def check_type(result: object, expected: type, operator: Operator[..., Any]) -> None:
-    """Raise WrongOperator unless a function returned what one of its kind does."""
+    """Raise WrongOperator unless the function returned the type for its kind."""
     if not isinstance(result, expected):
         seen, right = type(result).__name__, f"{expected.__name__} ({operator.place})"
-        raise WrongOperator(f"what {operator.name} returns", seen, right)
+        raise WrongOperator(f"result of {operator.name}", seen, right)
 
 
 def check_columns(computed: Computed, inputs: Sequence[Batch], operator: Operator[..., Any]) -> None:
-    """Raise WrongOperator unless a computation made the columns it names, each with a value or more for every row."""
+    """Raise WrongOperator unless a computation made its declared columns, each with a value or more for every row."""
     if set(computed.columns) != set(operator.outputs):
-        named = ", ".join(operator.outputs) or "none"
-        expected = f"those that its @computation names: {named} ({operator.place})"
-        raise WrongOperator(f"keys that {operator.name} returns", ", ".join(computed.columns) or "none", expected)
+        named = ", ".join(operator.outputs) or "no keys"
+        expected = f"the keys of its @computation: {named} ({operator.place})"
+        raise WrongOperator(f"keys that {operator.name} returns", ", ".join(computed.columns) or "no keys", expected)
     num_rows = next((len(column) for batch in inputs for column in batch.columns.values()), None)
     for key, column in computed.columns.items():
         if num_rows is not None and len(column) != num_rows:
@@ -195,7 +194,7 @@ def check_columns(computed: Computed, inputs: Sequence[Batch], operator: Operato
 def check_row_lengths(
     computed: Computed, inputs: Sequence[Batch], limit: RowLimit, operator: Operator[..., Any]
 ) -> None:
-    """Raise WrongOperator for a row with more tokens than the call states: memory is planned for so many."""
+    """Raise WrongOperator for a row with more tokens than the call states, the limit of planned memory."""
     longest_input = max((_longest(batch.columns) for batch in inputs), default=0)
     most, longest = limit.of(longest_input), _longest(computed.columns)
     if longest > most:
@@ -213,12 +212,12 @@ def _longest(columns: Mapping[str, Any]) -> int:
 def loss(
     *outputs: Output, rows_per_item: int = 1, name: str = ""
 ) -> Callable[[Callable[Arguments, Result]], Operator[Arguments, Result]]:
-    """Mark `f(*outputs, batch, settings) -> LossValues` as a loss on what one forward pass of the model gives.
+    """Mark `f(*outputs, batch, settings) -> LossValues` as a loss on the outputs of a model's forward pass.
 
     `outputs` are one or more of logprobs, values, scores and entropy, each an argument in that order. `rows_per_item`
-    adjacent rows stay in one micro-batch (2 for a chosen and a rejected answer). `name` is what graphs and checkpoints
-    know it by; empty: the function's own. Raises GraphError for a name that another definition has, and for an output
-    that there is not.
+    adjacent rows stay in the same micro-batch (2 for a chosen and a rejected answer). `name` identifies the loss in
+    graphs and checkpoints; empty: the function's name. Raises GraphError for a name that another definition has, and
+    for an unknown output.
     """
     for output in outputs or ("none",):
         if output not in get_args(Output):
@@ -237,8 +236,8 @@ def computation(
 ) -> Callable[[Callable[Arguments, Result]], Operator[Arguments, Result]]:
     """Mark `f(*batches, settings, [context], [state]) -> Computed` as a computation that adds the keys `outputs`.
 
-    It sees all rows of the step at once. With `stateful`, `state` is what it returned a step earlier (None at first).
-    `name` is as for a loss.
+    It receives all rows of the step at once. With `stateful`, `state` is the state that it returned in the previous
+    step (None at first). `name` has the same meaning as for a loss.
     """
 
     def register(function: Callable[Arguments, Result]) -> Operator[Arguments, Result]:

@@ -1,4 +1,4 @@
-"""The run's own lines for a person, under one logger: a terminal shows these and no others."""
+"""The run's own log lines for users, under a single logger: a terminal shows only these lines."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from logging import Logger
 from prefect import get_run_logger
 from prefect.logging.loggers import LoggingAdapter, PrefectLogAdapter
 
-RUN_LOG = "prefect.flow_runs.rlhf"  # below Prefect's own, so that the server keeps each line too
+RUN_LOG = "prefect.flow_runs.rlhf"  # below Prefect's logger, so that the server stores each line too
 
 
 def run_log() -> Logger | LoggingAdapter:
     """Return the logger of the current flow run's own lines. Raises MissingContextError outside of a run."""
     log = get_run_logger()
-    return log.getChild("rlhf") if isinstance(log, PrefectLogAdapter) else log  # else the run's logs are off
+    return log.getChild("rlhf") if isinstance(log, PrefectLogAdapter) else log  # otherwise, logging of the run is off

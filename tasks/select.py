@@ -1,4 +1,4 @@
-"""The word of a flow body that keeps some rows; which they are is known once a step has them, the graph is static."""
+"""The function of a flow body that selects rows: the graph is static, and each step determines the selected rows."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ def select(
     every: int | None = None,
     name: str | None = None,
 ) -> RowsHandle:
-    """Keep some rows: the keys of the first input, on the rows that a @computation of the key `keep` lets stay.
+    """Keep some rows: the keys of the first input, on the rows that a @computation of the key `keep` selects.
 
-    `keep` is [B]: truth values, or places, of which 0 and NaN leave. A group are the rows made of one row (or those of
-    an item, such as a pair). The first `at_most` groups stay that have a row left (None: all), in the order of the
-    dataset. With `per_group`, of each group so many rows stay, in the order of their places, and no group that has
-    fewer; so a loss of pairs takes those of which the first has place 1 and the second place 2. Without it any number
-    of rows stays.
+    `keep` is [B]: truth values or places; rows with 0 or NaN are dropped. A group is the rows made of one row, or the
+    rows of an item, such as a pair. The first `at_most` groups with a kept row are kept (None: all), in the order of
+    the dataset. With `per_group`, exactly this many rows of each group are kept, in the order of their places; a group
+    with fewer rows is dropped. A loss of pairs thus uses the row with place 1 as the first and the row with place 2 as
+    the second of a pair. Without `per_group`, any number of rows of a group is kept.
 
-    Rows keep their numbers: calls on what is kept read whatever was made of the rows before. Of fewer rows means are
-    means over fewer; of none a computation is not run and an optimizer step not taken, and a run ends with an error
-    after `most_empty_steps` such steps in a row. Memory is planned for `at_most` groups, time for `expected` (None: as
-    many).
+    Rows keep their numbers: calls on kept rows can read everything that was made of the rows before. Means are over the
+    kept rows. Without kept rows, a computation is not run and an optimizer step is skipped; the run ends with an error
+    after `most_empty_steps` such steps in a row. Memory is planned for `at_most` groups, time for `expected` groups
+    (None: `at_most`).
     """
     trace = current_trace("select")
     check_computation(trace, operator)
@@ -49,7 +49,7 @@ def select(
     handles = [trace.rows(rows, "select", None, every) for rows in inputs]
     operator.check_arguments(trace.flow, len(handles))
     if not handles:
-        raise GraphError(f"{where} has no input; it keeps some rows of some call or dataset")
+        raise GraphError(f"{where} has no input; it needs rows of a call or dataset")
     own = trace.common_rows(handles, f"select {name}")
     choice = _choice(where, own, at_most, per_group, expected, most_empty_steps)
     kept = RowSet(name, own.rows.dataset, 1, own.rows, choice)
@@ -76,7 +76,7 @@ def select(
 def _choice(
     where: str, own: RowsHandle, at_most: int | None, per_group: int | None, expected: int | None, most_empty_steps: int
 ) -> Choice:
-    """Return what may stay of rows. Raises GraphError for a number that cannot be."""
+    """Return the limits of a selection. Raises GraphError for an impossible number."""
     size, chosen = own.rows.group_size, own.rows.choice
     num_groups = chosen.at_most if chosen else own.num_rows // size
     most = num_groups if at_most is None else at_most

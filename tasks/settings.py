@@ -1,4 +1,4 @@
-"""The settings a person gives an algorithm, typed, so that the UI shows a form and a misspelt key is refused."""
+"""The user's settings of an algorithm, typed, so that the UI shows a form and an unknown key is refused."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from prefect_rlhf.placement.wrong_setting import not_used, wrong
 
 MOST_STEPS = 1_000_000
 MOST_UPDATES = 1 << 40  # optimizer steps of a run
-MOST_ROWS = 1 << 20  # of a step; its tokens and log-probabilities are at hand at once
+MOST_ROWS = 1 << 20  # of a step; its tokens and log-probabilities are in memory together
 MOST_IN_JSON = 2**63 - 1
 LOWEST_TEMPERATURE = 0.01  # above 0; vLLM's own bound
 
 Staleness = Annotated[
     int, Field(ge=0, le=1, description="Steps by which responses may be older than the newest weights; 0 is on-policy.")
 ]
-"""1 lets the responses of the next step be made while this one's are trained on."""
+"""With 1, the responses of the next step are generated while this step's responses are trained on."""
 
 StopString = Annotated[str, Field(min_length=1, max_length=256)]
 
 Decay = Annotated[float, Field(ge=0, lt=1)]
-"""Of an average that moves: the share of the old one that stays."""
+"""The share of the old value in a moving average."""
 
 
 def add_bounds(schema: dict[str, Any]) -> None:
-    """Bound the numbers of a JSON schema that have none: one of 2^64 would break a server's lists for everybody."""
+    """Add bounds to the unbounded numbers of a JSON schema: 2^64 would break a server's lists for all users."""
     if schema.get("type") in ("integer", "number"):
         for bound, other, most in (("maximum", "exclusiveMaximum", 1), ("minimum", "exclusiveMinimum", -1)):
             if other not in schema:
@@ -40,17 +40,17 @@ def add_bounds(schema: dict[str, Any]) -> None:
 
 
 class Settings(BaseModel):
-    """Base of every group of settings: frozen, no key is ever ignored, and a value is of its type and finite.
+    """Base of every group of settings: frozen; no key is ignored; each value has its exact type and is finite.
 
-    So true is no 1, "5" no 5, and .inf no number, whoever gives it. A field of your own that should take more says
-    `Field(strict=False)`.
+    So true is not 1, "5" is not 5, and .inf is not a number, from any source. A field of your own that should accept
+    more types sets `Field(strict=False)`.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
     @classmethod
     def __get_pydantic_json_schema__(cls, core: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
-        """Return the schema of a form, with bounds for numbers of which an author said none."""
+        """Return the schema of a form, with bounds for numbers whose author stated no bounds."""
         schema = handler(core)
         for field in handler.resolve_ref_schema(schema).get("properties", {}).values():
             add_bounds(field)
@@ -58,22 +58,25 @@ class Settings(BaseModel):
 
 
 class Sampling(Settings):
-    """Settings of how responses are drawn."""
+    """Settings of the sampling of responses."""
 
     max_new_tokens: int = Field(24, ge=1, le=1 << 20, description="Longest response, in tokens.")
-    temperature: float = Field(1.0, ge=0, le=2, description="0 is greedy; else 0.01 to 2, as vLLM takes it.")
+    temperature: float = Field(1.0, ge=0, le=2, description="0 is greedy; else 0.01 to 2, as vLLM accepts it.")
     top_p: float = Field(1.0, ge=0.001, le=1, description="Nucleus sampling; 1 keeps the whole distribution.")
     stop_at_eos: bool = Field(True, description="End a response at the end-of-sequence token.")
     top_k: int = Field(0, ge=0, le=1 << 24, description="Sample among this many likeliest tokens; 0 is all.")
-    min_p: float = Field(0.0, ge=0, le=1, description="Sample among tokens of at least this share of the likeliest's.")
+    min_p: float = Field(0.0, ge=0, le=1, description="Least probability of a token, as a share of the highest.")
     stop: tuple[StopString, ...] = Field(
-        (), strict=False, max_length=16, description="Strings that end a response, with the token that completes one."
+        (),
+        strict=False,
+        max_length=16,
+        description="Strings that end a response; the token that completes a string is kept.",
     )
 
     @field_validator("temperature")
     @classmethod
     def _greedy_or_warm(cls, temperature: float) -> float:
-        """Refuse what lies between: engines would take it for greedy, or divide by next to nothing."""
+        """Refuse values between: engines would treat them as greedy, or divide by almost 0."""
         if 0 < temperature < LOWEST_TEMPERATURE:
             raise PydanticCustomError("temperature", f"0, which is greedy, or at least {LOWEST_TEMPERATURE}")
         return temperature
@@ -87,21 +90,24 @@ class Optimizer(Settings):
     """AdamW, with linear warm-up and a schedule of the learning rate."""
 
     lr: float = Field(1e-5, gt=0, le=10, description="Learning rate.")
-    head_lr: float | None = Field(None, gt=0, le=10, description="Learning rate of a scalar head; the same when empty.")
+    head_lr: float | None = Field(None, gt=0, le=10, description="Learning rate of a scalar head; empty: the same.")
     betas: tuple[Decay, Decay] = Field((0.9, 0.95), strict=False, description="Decay of the two moments.")
     eps: float = Field(1e-8, gt=0, le=1, description="Added to the root of the second moment.")
     weight_decay: float = Field(0.0, ge=0, le=10, description="Decoupled weight decay.")
     max_grad_norm: float = Field(1.0, gt=0, le=1e9, description="Gradients are clipped to this global norm.")
     warmup_steps: int = Field(0, ge=0, le=MOST_STEPS, description="Optimizer steps until the learning rate is reached.")
-    schedule: Schedule = Field("constant", description="What the rate does after the warm-up: stay, or fall.")
+    schedule: Schedule = Field("constant", description="Learning rate after the warm-up: constant, or falling.")
     decay_steps: int | None = Field(
-        None, ge=1, le=MOST_UPDATES, description="Optimizer steps until it has fallen; empty: all of the run's."
+        None,
+        ge=1,
+        le=MOST_UPDATES,
+        description="Optimizer steps until the rate has fallen; empty: all steps of the run.",
     )
-    min_lr_ratio: float = Field(0.0, ge=0, lt=1, description="Share of the rate that a schedule falls to.")
+    min_lr_ratio: float = Field(0.0, ge=0, lt=1, description="Final learning rate, as a share of lr.")
 
     @model_validator(mode="after")
     def _falls_after_the_warmup(self) -> Optimizer:
-        """Refuse a setting that a constant rate leaves without effect, and a fall that ends before it begins."""
+        """Refuse a setting that a constant rate does not use, and a fall that ends before it begins."""
         if self.schedule == "constant" and self.decay_steps is not None:
             raise not_used("decay_steps", "a constant rate does not fall", "set schedule: linear or cosine")
         if self.schedule == "constant" and self.min_lr_ratio > 0:
@@ -112,7 +118,7 @@ class Optimizer(Settings):
 
 
 class Update(Settings):
-    """The walk of a train_step over the rows of one iteration."""
+    """Epochs and mini-batches of a train_step over the rows of an iteration."""
 
     epochs: int = Field(1, ge=1, le=1000, description="Passes over the rows.")
     mini_batches: int = Field(1, ge=1, le=MOST_ROWS, description="Optimizer steps per pass.")

@@ -1,4 +1,4 @@
-"""What a train_step is given: a weighted sum of losses, each on its own rows.
+"""The losses of a train_step: a weighted sum, each loss on its own rows.
 
 >>> from prefect_rlhf.tasks.rl.losses import nll
 >>> both = nll().on("rows") + 0.1 * nll().on("others", name="kept")
@@ -18,7 +18,7 @@ from prefect_rlhf.placement.graph import MeanOver, Operation
 
 @dataclass(frozen=True, slots=True)
 class LossOn:
-    """A loss on rows; see `Bound.on` for what its fields mean."""
+    """A loss on rows; `Bound.on` documents its fields."""
 
     name: str
     operation: Operation
@@ -31,7 +31,7 @@ class LossOn:
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """A sum of losses, each times a number. Sums and multiples of such sums are sums again."""
+    """A weighted sum of losses. Sums and multiples of such sums are again weighted sums."""
 
     terms: tuple[LossOn, ...]
 
@@ -50,7 +50,7 @@ class Terms:
         if isinstance(factor, bool) or not isinstance(factor, int | float) or not math.isfinite(factor) or not factor:
             raise GraphError(
                 f"got {factor!r:.80} as the weight of {self.terms[0].name}, expected a finite number other than 0: "
-                "leave out a term that should not count, and multiply by what a run finds out within the loss"
+                "leave out a term that should not count, and multiply by values of the run within the loss"
             )
         return Terms(tuple(replace(term, weight=factor * term.weight) for term in self.terms))
 

@@ -1,4 +1,4 @@
-"""Tracing: run a flow function's body once with handles for data, and keep the calls it makes as a graph."""
+"""Tracing: run a flow function's body once with handles for data, and record its calls as a graph."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from prefect_rlhf.tasks.heads import check_new_heads, check_no_idle_head
 MAKERS = {
     "prompt_tokens": "a Prompts parameter, or a @computation of prompts,",
     "tokens": "a generate, a parameter of pairs, chats or rated answers, or a @computation of tokens",
-    "group_tokens": "grpo_advantages, or a @computation over groups that means over them ask for,",
-    "group_rows": "grpo_advantages, or a @computation over groups that means over them ask for,",
+    "group_tokens": "grpo_advantages, or a @computation for means over groups,",
+    "group_rows": "grpo_advantages, or a @computation for means over groups,",
     "prompt_length": "a generate, a parameter of pairs, chats or rated answers, or a @computation of tokens",
 }
-"""Who makes the keys that the words of a body need."""
+"""The makers of the keys that the functions of a body need."""
 
 _current: ContextVar[Trace] = ContextVar("rlhf_trace")  # the trace whose body is running
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RowsHandle:
-    """The result of a call while tracing: keys that `source` will have made, on the `num_rows` rows of a row set."""
+    """The result of a call while tracing: keys that `source` will make, on the `num_rows` rows of a row set."""
 
     source: str
     keys: tuple[str, ...]
@@ -39,21 +39,21 @@ class RowsHandle:
     rows_per_item: int = 1
 
     def port(self, reader: RowSet) -> Port:
-        """Return the input of a call that works on the rows of `reader`, which may read these."""
+        """Return the input of a call that works on the rows of `reader`, which must be able to read these rows."""
         return Port(argument=self.source, source=self.source, keys=self.keys, rows_each=reader.per_row(self.rows))
 
     @property
     def expected_rows(self) -> int:
-        """How many rows there are as a rule; `num_rows` are the most."""
+        """The expected number of rows; `num_rows` is the maximum."""
         return self.rows.choice.count.expected if self.rows.choice else self.num_rows
 
     def _refuse(self, *_: object) -> NoReturn:
-        """Raise GraphError: there are no rows yet, so a body cannot look at them."""
+        """Raise GraphError: rows do not exist yet, so a body cannot read them."""
         flow = current_trace(self.source).flow
         raise GraphError(
-            f"flow {flow}: the rows of {self.source} do not exist while the body is traced; what looks into them is a "
-            "@computation, which the body calls by compute(...), and select(...) says which of them to go on with: in "
-            "place of a loop until there are enough, make more than enough and keep at_most"
+            f"flow {flow}: the rows of {self.source} do not exist while the body is traced; read them in a "
+            "@computation, which the body calls by compute(...), and choose among them by select(...): in place of a "
+            "loop until there are enough, make more than enough and keep at_most"
         )
 
     __getitem__ = __iter__ = __len__ = __bool__ = __contains__ = __float__ = __int__ = __neg__ = _refuse
@@ -64,7 +64,7 @@ class RowsHandle:
 
 @dataclass(slots=True)
 class Trace:
-    """The calls of one body so far. Roles and datasets are known by the very objects that the body was given."""
+    """The calls of a body so far. Roles and datasets are identified by the objects that were passed to the body."""
 
     flow: str
     models: Mapping[str, ModelSpec]
@@ -74,10 +74,10 @@ class Trace:
     optimizers: dict[str, OptimizerSpec] = field(default_factory=dict)
     used: set[str] = field(default_factory=set)
     batches: dict[tuple[str, int, int | None], RowSet] = field(default_factory=dict)  # by dataset, size and `every`
-    staleness: int | None = None  # None until a generate says
+    staleness: int | None = None  # None until a generate call sets it
 
     def role(self, argument: object, call: str) -> str:
-        """Return the role that `argument` stands for. Raises GraphError for anything that is not a model parameter."""
+        """Return the role that `argument` represents. Raises GraphError unless it is a model parameter."""
         name = self.parameters.get(id(argument), "")
         if name not in self.models:
             raise GraphError(f"flow {self.flow}: {call} needs a Model parameter of the flow, got {argument!r:.80}")
@@ -87,7 +87,7 @@ class Trace:
     def rows(self, argument: object, call: str, batch_size: int | None, every: int | None = None) -> RowsHandle:
         """Return the handle of `argument`: a call's rows, or `batch_size` items of a dataset parameter (None: all).
 
-        Calls that ask for as many items of a dataset, as often, work on the same rows.
+        Calls that request the same number of items of a dataset, equally often, work on the same rows.
         """
         if isinstance(argument, RowsHandle):
             if argument.source not in {*self.datasets, *(earlier.name for earlier in self.calls)}:
@@ -108,9 +108,9 @@ class Trace:
         return RowsHandle(name, dataset.keys, self.batches[batch], size * dataset.rows_per_item, dataset.rows_per_item)
 
     def common_rows(self, handles: Sequence[RowsHandle], call: str) -> RowsHandle:
-        """Return the handle whose rows a call on all of them works on: those that may read all others.
+        """Return the handle whose rows a call on all of them works on: these rows may read all others.
 
-        Raises GraphError, which names two sources whose rows do not belong together.
+        Raises GraphError with two sources whose rows do not belong together.
         """
         for handle in handles:
             if all(handle.rows.may_read(other.rows) for other in handles):
@@ -123,7 +123,7 @@ class Trace:
         )
 
     def require(self, keys: Sequence[str], handles: Sequence[RowsHandle], call: str) -> None:
-        """Raise GraphError unless the handles have these keys between them; it says who could make a missing one."""
+        """Raise GraphError unless the handles together have these keys; it names the makers of a missing key."""
         there = [key for handle in handles for key in handle.keys]
         for key in keys:
             if key not in there:
@@ -134,15 +134,17 @@ class Trace:
                 )
 
     def allow(self, staleness: int, call: str, every: int | None) -> None:
-        """Let calls use weights that are `staleness` steps older. Raises GraphError when generates do not agree."""
+        """Let calls use weights that are `staleness` steps older. Raises GraphError if generate calls disagree."""
         if every is not None:
             if staleness:
-                raise GraphError(f"flow {self.flow}: {call} is evaluation, which uses the newest weights; no staleness")
+                raise GraphError(
+                    f"flow {self.flow}: {call} is evaluation, which uses the newest weights; remove staleness"
+                )
             return
         if self.staleness not in (None, staleness):
             raise GraphError(
                 f"flow {self.flow}: {call} has staleness {staleness}, an earlier generate {self.staleness}; "
-                "they all have one"
+                "they must all be equal"
             )
         self.staleness = staleness
 
@@ -152,7 +154,7 @@ class Trace:
         return RowsHandle(call.name, call.outputs, call.rows, call.num_rows, call.rows_per_item)
 
     def graph(self) -> DataflowGraph:
-        """Return the graph. Raises GraphError for an empty body and for parameters that nothing uses."""
+        """Return the graph. Raises GraphError for an empty body and for unused parameters."""
         if not self.calls:
             raise GraphError(f"flow {self.flow}: the body made no model function call")
         models = tuple(replace(m, optimizer=self.optimizers.get(role)) for role, m in self.models.items())
@@ -169,16 +171,16 @@ def _batch(size: int, every: int | None) -> str:
 
 
 def check_not_chosen(trace: Trace, rows: RowSet, call: str) -> None:
-    """Raise GraphError where a call would make new rows of rows that a select keeps."""
+    """Raise GraphError if a call would make new rows from rows that a select keeps."""
     if rows.choices:
         raise GraphError(
-            f"flow {trace.flow}: {call} would make new rows of those that {rows.choices[0].name} keeps: make them of "
-            "all rows first, and select then"
+            f"flow {trace.flow}: {call} would make new rows from the rows that {rows.choices[0].name} keeps: make "
+            "them from all rows first, then select"
         )
 
 
 def origin_of(rows: RowSet) -> str:
-    """Describe where rows come from.
+    """Describe the origin of rows.
 
     >>> origin_of(RowSet("actor_generate", "prompts", 4, RowSet("prompts", "prompts")))
     'actor_generate has 4 for each of prompts'
@@ -195,7 +197,7 @@ def origin_of(rows: RowSet) -> str:
 
 @contextmanager
 def tracing(trace: Trace) -> Iterator[Trace]:
-    """Make `trace` the one that generate, inference, compute and train_step add to."""
+    """Make `trace` the current trace of generate, inference, compute and train_step."""
     token = _current.set(trace)
     try:
         yield trace
@@ -218,9 +220,9 @@ def trace_body(
     models: Mapping[str, ModelSpec],
     datasets: Mapping[str, Dataset],
 ) -> DataflowGraph:
-    """Run `body` once on `arguments`; those named in `models` and `datasets` stand for roles and sources of rows.
+    """Run `body` once on `arguments`; the arguments in `models` and `datasets` represent roles and sources of rows.
 
-    Raises GraphError for whatever the body itself raises, with the file and the line.
+    Raises GraphError for any error of the body, with the file and the line.
     """
     parameters = {id(arguments[name]): name for name in (*models, *datasets)}
     if len(parameters) != len(models) + len(datasets):
@@ -244,13 +246,13 @@ class Algorithm:
 
     @property
     def is_shipped(self) -> bool:
-        """Whether it is one of this package, which its tests hold right."""
+        """Whether the algorithm belongs to this package, whose tests verify it."""
         return self.body.__module__.partition(".")[0] == __name__.partition(".")[0]
 
     def trace(
         self, arguments: Mapping[str, Any], models: Mapping[str, ModelSpec], datasets: Mapping[str, Dataset]
     ) -> DataflowGraph:
-        """Return the graph of one iteration; `models` and `datasets` say what the parameters of those names are."""
+        """Return the graph of an iteration; `models` and `datasets` describe the parameters of these names."""
         bound = inspect.signature(self.body).bind(**arguments)
         bound.apply_defaults()
         return trace_body(self.name, self.body, bound.arguments, models, datasets)

@@ -81,7 +81,9 @@ class PPO(PolicyGradient):
     score_clip: float | None = Field(
         None, gt=0, le=1e6, description="Scores are clipped to this size after normalising."
     )
-    update: Update = Field(default=Update(epochs=2, mini_batches=2), description="How a train_step walks the rows.")
+    update: Update = Field(
+        default=Update(epochs=2, mini_batches=2), description="Epochs and mini-batches of a train_step."
+    )
     value_weight: float = Field(
         0.1, gt=0, le=1e6, description="Weight of the value loss if actor and critic share a trunk."
     )
@@ -122,7 +124,7 @@ class GRPO(PolicyGradient):
     )
     kl: KLTerm = Field(default=KLTerm(), description="KL term that keeps the policy near the reference model.")
     overlong: Overlong = Field(default=Overlong(), description="Treatment of responses that were cut off.")
-    update: Update = Field(default=Update(), description="How a train_step walks the rows.")
+    update: Update = Field(default=Update(), description="Epochs and mini-batches of a train_step.")
     optimizer: Optimizer = Field(default=Optimizer(lr=1e-6), description="Optimizer of the policy.")
 
     @property
@@ -190,7 +192,7 @@ class Reward(Settings):
         0.0, ge=0, le=1e6, description="Weight of the squared sum of a pair's scores; holds them near 0."
     )
     evaluate_every: int = Field(20, ge=1, le=MOST_STEPS, description="Steps between evaluations on the held-out pairs.")
-    update: Update = Field(default=Update(), description="How a train_step walks the rows.")
+    update: Update = Field(default=Update(), description="Epochs and mini-batches of a train_step.")
     optimizer: Optimizer = Field(
         default=Optimizer(lr=2e-5, head_lr=1e-3, warmup_steps=5), description="Optimizer of the reward model."
     )

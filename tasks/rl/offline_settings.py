@@ -28,7 +28,7 @@ class SFT(Settings):
         "tokens", description="The loss is a mean over all trained tokens, or over the mean of each row."
     )
     evaluate_every: int = Field(10, ge=1, le=MOST_STEPS, description="Steps between evaluations on the held-out rows.")
-    update: Update = Field(default=Update(), description="How a train_step walks the rows.")
+    update: Update = Field(default=Update(), description="Epochs and mini-batches of a train_step.")
     optimizer: Optimizer = Field(default=Optimizer(lr=2e-5, warmup_steps=5), description="Optimizer of the model.")
 
 
@@ -49,7 +49,7 @@ class DPO(Settings):
         None, ge=0, le=1e6, description="With simpo: target margin of the chosen answer; empty: 1."
     )
     evaluate_every: int = Field(10, ge=1, le=MOST_STEPS, description="Steps between evaluations on the held-out pairs.")
-    update: Update = Field(default=Update(), description="How a train_step walks the rows.")
+    update: Update = Field(default=Update(), description="Epochs and mini-batches of a train_step.")
     optimizer: Optimizer = Field(default=Optimizer(lr=1e-6), description="Optimizer of the policy.")
 
     @property
@@ -93,5 +93,5 @@ class KTO(Settings):
     evaluate_every: int = Field(
         10, ge=1, le=MOST_STEPS, description="Steps between evaluations on the held-out answers."
     )
-    update: Update = Field(default=Update(), description="How a train_step walks the rows.")
+    update: Update = Field(default=Update(), description="Epochs and mini-batches of a train_step.")
     optimizer: Optimizer = Field(default=Optimizer(lr=1e-6), description="Optimizer of the policy.")

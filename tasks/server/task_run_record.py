@@ -50,7 +50,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class SentEvent:
-    """The event of a task run's end, and when it was last sent (monotonic seconds)."""
+    """The event of a task run's end, and the time of its last sending (monotonic seconds)."""
 
     event: Event
     sent_at: float = field(default_factory=time.monotonic)

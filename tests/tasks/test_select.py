@@ -129,7 +129,7 @@ REFUSED = {
         lambda actor, rollout, scores, pairs: compute(
             a_judges_prompts, select(keeps_some, rollout, settings=NONE), settings=NONE, max_new_tokens=0
         ),
-        "make them of all rows first, and select then",
+        "make them from all rows first, then select",
     ),
     "the rows before read what is known of those kept": (
         lambda actor, rollout, scores, pairs: train_step(

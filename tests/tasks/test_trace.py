@@ -365,7 +365,7 @@ def empty(prompts, actor, reward):
             no_loss,
             "^flow some: train_step actor_train: got 'some_loss', expected a loss on rows, such as policy_gradient",
         ),
-        (unknown_output, r"got output 'logits', one of \('logprobs', 'values', 'scores', 'entropy'\)"),
+        (unknown_output, r"got output 'logits', expected one of \('logprobs', 'values', 'scores', 'entropy'\)"),
         (
             looks_into_rows,
             "^flow some: the rows of actor_generate do not exist while the body is traced; .*@computation",
@@ -389,10 +389,10 @@ def empty(prompts, actor, reward):
         ),
         (
             splits_groups_of_one,
-            "loss loss_of_pairs is of 2 rows that belong together, and actor_generate has 1 for each",
+            "loss loss_of_pairs needs 2 rows that belong together, but actor_generate has 1 for each",
         ),
         (empty, "made no model function call"),
-        (draws_from_nothing, "generate actor_generate has draws ''; expected the name of random numbers"),
+        (draws_from_nothing, "generate actor_generate has draws ''; expected a name of random numbers"),
         (
             asking(judge_prompts),
             "^flow some: compute judge_prompts: the length of the rows that it makes is missing: state longest=..., or "
@@ -404,7 +404,7 @@ def empty(prompts, actor, reward):
         (asking(makes_no_rows, longest=8), "longest is not used: the computation makes no new rows; remove it"),
         (
             asks_of_scores_alone,
-            "judge_prompts: got max_new_tokens, expected longest=...: none of its inputs has tokens",
+            "judge_prompts: got max_new_tokens, expected longest=...: its inputs have no tokens",
         ),
         (misspelt_attribute, rf"^flow some: its body raised AttributeError: .*'filter' \({__file__}:\d+ in misspelt_"),
         (misspelt_name, rf"^flow some: its body raised NameError: name 'promts' is not def.* \({__file__}:\d+ in "),
@@ -465,7 +465,7 @@ def test_a_head_that_no_call_asks_for_is_refused(role, only):
         inference(reward, generate(actor, prompts), output="scores")
 
     models = MODELS | {role: replace(MODELS[role], head="lm+scalar")}
-    with pytest.raises(GraphError, match=rf"flow some: {role}.head is lm\+scalar, and calls ask for {only} alone$"):
+    with pytest.raises(GraphError, match=rf"flow some: {role}.head is lm\+scalar, but calls use only {only}$"):
         traced(body, models)
 
 

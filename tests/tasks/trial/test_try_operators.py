@@ -85,9 +85,9 @@ def test_what_is_right_passes_in_silence_and_writes_nothing(tried_afresh, tmp_pa
         ),
         (author.body(author.names_one_key_more), "keys that names_one_key_more returns: got 'advantages, returns', "),
         (author.body(author.drops_rows), "rows of 'advantages' that drops_rows returns: got 1, expected 4, "),
-        (author.body(author.returns_a_tensor), "what returns_a_tensor returns: got 'Tensor', expected Computed "),
+        (author.body(author.returns_a_tensor), "result of returns_a_tensor: got 'Tensor', expected Computed "),
         (author.body(author.right, author.reads_returns), "key that reads_returns reads: got 'returns', .*mask"),
-        (author.body(author.right, author.returns_a_number), "what returns_a_number returns: got 'Tensor'"),
+        (author.body(author.right, author.returns_a_number), "result of returns_a_number: got 'Tensor'"),
         (
             author.second_turn(max_new_tokens=1),
             r"tokens of a row that adds_two_tokens makes: got \d+, expected at most \d+, the \d+ of the longest row of "
