@@ -66,7 +66,7 @@ def generate(
     check_not_chosen(trace, source.rows, f"generate {name}")
     settings = sampling or Sampling()
     if samples < 1:
-        raise GraphError(f"flow {trace.flow}: generate {name} has samples {samples}; it is at least 1")
+        raise GraphError(f"flow {trace.flow}: generate {name} has samples {samples}; expected at least 1")
     if draws is not None and (not isinstance(draws, str) or not draws):
         expected = "a name of random numbers, such as the name of another generate"
         raise GraphError(f"flow {trace.flow}: generate {name} has draws {draws!r:.40}; expected {expected}")

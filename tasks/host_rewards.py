@@ -52,7 +52,7 @@ class HostRewards(Settings):
         min_length=1, max_length=64, description="The functions, each under the name of its result."
     )
     workers: int = Field(2, ge=1, le=1024, description="Worker processes, each on a CPU.")
-    deadline_seconds: float = Field(30.0, gt=0, le=86400, description="Longest time for a row.")
+    deadline_seconds: float = Field(30.0, gt=0, le=86400, description="Longest time for a row, in seconds.")
     retries: int = Field(1, ge=0, le=100, description="Further tries of a row that failed.")
     failed_value: float | None = Field(
         None, ge=-1e9, le=1e9, description="Score of a row that failed; empty: the row is left out."

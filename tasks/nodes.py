@@ -36,7 +36,7 @@ class KnownNode:
 
     def __str__(self) -> str:
         has = f"{self.cpus} CPUs, {self.gpus} GPUs" + (f", {self.device}" if self.device else "")
-        return f"{self.address}: {has if self.alive else 'gone'}"
+        return f"{self.address}: {has if self.alive else 'unreachable'}"
 
 
 @dataclass(frozen=True, slots=True)

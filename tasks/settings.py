@@ -113,7 +113,9 @@ class Optimizer(Settings):
         if self.schedule == "constant" and self.min_lr_ratio > 0:
             raise not_used("min_lr_ratio", "a constant rate does not fall", "set schedule: linear or cosine")
         if self.decay_steps is not None and self.decay_steps <= self.warmup_steps:
-            raise wrong("decay_steps", f"more than the {self.warmup_steps} warmup_steps, for both count from the first")
+            raise wrong(
+                "decay_steps", f"more than the {self.warmup_steps} warmup_steps; both count from the first step"
+            )
         return self
 
 

@@ -183,7 +183,7 @@ def find_checkpoint(resume_from: str, output_dir: Path) -> Checkpoint:
     if not path.is_dir():
         raise InvalidInput(PARAMETER, resume_from, f"the folder of a run or of a checkpoint, or {LATEST!r}")
     if path.suffix == UNFINISHED:
-        raise InvalidInput(PARAMETER, resume_from, "a finished checkpoint; the writing of this one was cut short")
+        raise InvalidInput(PARAMETER, resume_from, "a finished checkpoint; the writing of this folder was interrupted")
     folder = path if (path / MANIFEST).is_file() else newest_finished(path)
     if folder is None:
         raise InvalidInput(PARAMETER, resume_from, "a folder with a finished checkpoint")
@@ -238,7 +238,7 @@ def check_resumable(
 
 def _check_format(folder: Path, stored: Mapping[str, Any]) -> None:
     if stored.get("format") != FORMAT:
-        author = stored.get("written_by", "prefect-rlhf 0.1.0 from before formats had numbers")
+        author = stored.get("written_by", "prefect-rlhf 0.1.0 without a format number")
         raise InvalidInput(
             PARAMETER,
             f"{folder / MANIFEST}, written by {author}",

@@ -127,4 +127,4 @@ def _check_names(field: str, files: Sequence[tuple[str, Sequence[str]]]) -> None
             raise InvalidInput(field, file, f"columns with different names; {twins[0]!r} occurs twice")
         if set(names) != set(expected):
             differing = ", ".join(sorted(set(names) ^ set(expected)))
-            raise InvalidInput(field, file, f"the columns of {first}, without a difference in {differing}")
+            raise InvalidInput(field, file, f"the same columns as {first}, which differ in {differing}")

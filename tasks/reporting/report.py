@@ -80,15 +80,15 @@ class RunReport:
         if dry_run:
             self._log.info("plan %s for %s:\n%s", plan.name, graph.name, plan_text(plan, graph))
             self._log.info("graph of a step:\n%s", graph_text(self.augmented))
-        took = f", {self.predicted.seconds_per_step:.3g} s a step predicted" if self.predicted else ""
+        took = f", predicted {self.predicted.seconds_per_step:.3g} s per step" if self.predicted else ""
         calls, devices = len(graph.calls), len(self.lease.devices)
-        self._log.info("%s: %d calls a step on %d devices by plan %s%s", graph.name, calls, devices, plan.name, took)
+        self._log.info("%s: %d calls per step on %d devices by plan %s%s", graph.name, calls, devices, plan.name, took)
         publish(create_table_artifact, plan_rows(plan, graph), key="plan", description=f"Plan {plan.name}")
         drawn = picture(dataflow_svg(graph), "dataflow graph")
         publish(create_markdown_artifact, drawn, key="graph", description=f"Dataflow graph of {graph.name}")
         if self.predicted is not None:
             seconds = self.predicted.seconds_per_step
-            text = f"{seconds:.3g} s a step once it repeats\n\n{picture(planned_timeline(self.predicted))}"
+            text = f"{seconds:.3g} s per step in steady state\n\n{picture(planned_timeline(self.predicted))}"
             publish(create_markdown_artifact, text, key="estimate", description="Predicted timeline")
 
     def started(self, journal: Journal) -> None:

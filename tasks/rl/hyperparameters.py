@@ -98,7 +98,7 @@ class PPO(PolicyGradient):
 class GRPO(PolicyGradient):
     """Policy optimisation without a critic (Shao et al. 2024, arXiv:2402.03300), with related methods as settings."""
 
-    samples_per_prompt: int = Field(8, ge=1, le=4096, description="Responses to each prompt: a group.")
+    samples_per_prompt: int = Field(8, ge=1, le=4096, description="Responses to each prompt, which form a group.")
     over_sampling: float = Field(
         1.0,
         ge=1,
@@ -154,7 +154,7 @@ class GRPO(PolicyGradient):
         ends = self.sampling.stop_at_eos or bool(self.sampling.stop)
         limit, one_scale = self.sampling.max_new_tokens, self.advantage == "gdpo"
         if self.samples_per_prompt == 1 and self.advantage != "reinforce_plus_plus":
-            raise wrong("samples_per_prompt", "at least 2, to compare with, or advantage: reinforce_plus_plus")
+            raise wrong("samples_per_prompt", "at least 2 for a comparison, or advantage: reinforce_plus_plus")
         if self.over_sampling > 1 and self.samples_per_prompt == 1:
             raise wrong(
                 "over_sampling", "1: it keeps groups whose scores differ, and the scores of a single response cannot"
@@ -166,10 +166,10 @@ class GRPO(PolicyGradient):
         if (self.overlong.buffer or 0) > limit:
             raise wrong("overlong.buffer", f"at most {limit}, sampling.max_new_tokens")
         if one_scale and self.kl.in_reward:
-            raise wrong("kl.place", "loss: with advantage gdpo it has no scale of its own in the reward")
+            raise wrong("kl.place", "loss: with advantage gdpo it has no separate scale in the reward")
         if one_scale and self.overlong.buffer is not None:
             raise not_used(
-                "overlong.buffer", "with advantage gdpo it has no scale of its own", "score it as a named reward"
+                "overlong.buffer", "with advantage gdpo it has no separate scale", "score it as a named reward"
             )
         return self
 

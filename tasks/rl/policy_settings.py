@@ -64,7 +64,7 @@ class Importance(Settings):
 class Overlong(Settings):
     """Treatment of responses that do not end within `max_new_tokens` (Yu et al. 2025, arXiv:2503.14476)."""
 
-    mask: bool = Field(False, description="Exclude responses that were cut off from the loss.")
+    mask: bool = Field(False, description="Exclude truncated responses from the loss.")
     buffer: int | None = Field(
         None, ge=1, le=1 << 20, description="Tokens before the limit over which a penalty grows; empty: no penalty."
     )

@@ -72,7 +72,7 @@ class Checkpointing:
         return InvalidInput(
             "resume_from",
             f"a checkpoint of a run with other weights of {role}",
-            f"those in {command.model.path}, as in this run",
+            f"the weights in {command.model.path}, as in this run",
         )
 
     def left(self, node: Node, reports: Mapping[int, RankReport]) -> None:

@@ -114,7 +114,7 @@ class GraphRunner:
         # choice of the last step and the end of this method. The driver may hand out a group meanwhile: either
         # `_hand_out` sees the last step and does not count nodes after it, or the loop below drops their counts.
         self._stops_after = self._groups.stop(self._locks.hold())
-        run_log().info("%s: step %d is the last one, a checkpoint follows", self._stop, self._stops_after)
+        run_log().info("%s: step %d is the last step; a checkpoint follows", self._stop, self._stops_after)
         with self._lock:
             for step in [step for step in self._left if step > self._stops_after]:
                 del self._left[step]

@@ -57,7 +57,7 @@ class TrackerThread:
                 self._changed.notify()
             error, lost = self._error, self._lost()
         if error is not None:
-            self._warn_once(f"{self.name} lacks step {min(lost)} and what follows: {described(error)}")
+            self._warn_once(f"{self.name} lacks step {min(lost)} and later steps: {described(error)}")
 
     def end(self, *, has_failed: bool) -> None:
         """Close the queue; `has_failed` is true if an error ended the run."""

@@ -429,7 +429,7 @@ def test_other_weights_of_a_frozen_model_are_refused(parameters, half, tmp_path)
     save_file(weights, other / "model.safetensors", {"format": "pt"})
     changes = {"reward": parameters["reward"] | {"path": str(other)}, "resume_from": str(half)}
     said = ends_before_any_task_run(parameters, tmp_path / "runs", **changes)
-    assert "resume_from: got 'a checkpoint of a run with other weights of reward', expected those in" in said
+    assert "resume_from: got 'a checkpoint of a run with other weights of reward', expected the weights in" in said
 
 
 def test_a_corrupt_shard_ends_the_run_before_anything_is_built(parameters, half, tmp_path, caplog):

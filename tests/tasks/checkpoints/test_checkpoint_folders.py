@@ -73,7 +73,7 @@ def test_a_run_stands_for_its_newest_checkpoint_and_a_checkpoint_for_itself(run_
         ("file", r"resume_from: got '.*file', expected the folder of a run or of a checkpoint, or 'latest'"),
         (
             "empty/checkpoints/step-000004.part",
-            r"resume_from: got '.*part', expected a finished checkpoint; the writing of this one was cut short",
+            r"resume_from: got '.*part', expected a finished checkpoint; the writing of this folder was interrupted",
         ),
     ],
 )
@@ -118,7 +118,7 @@ def test_a_checkpoint_that_is_not_what_was_written_is_refused_when_it_is_found(r
 @pytest.mark.parametrize(
     ("header", "author"),
     [
-        ({}, "prefect-rlhf 0.1.0 from before formats had numbers"),
+        ({}, "prefect-rlhf 0.1.0 without a format number"),
         ({"format": FORMAT + 1, "written_by": "prefect-rlhf 9.1"}, "prefect-rlhf 9.1"),
     ],
 )

@@ -217,7 +217,7 @@ BAD = {
     ),
     "shards of different columns": (
         lambda t: parquet(t / "0.parquet", a=["x"], b=[1]) and parquet(t / "1.parquet", a=["x"]) and str(t),
-        r"^d.path: got '.*1.parquet', expected the columns of .*0.parquet, without a difference in b",
+        r"^d.path: got '.*1.parquet', expected the same columns as .*0.parquet, which differ in b",
     ),
     "two columns of one name": (
         lambda t: saved(t / "s", pa.Table.from_arrays([pa.array(["x"])] * 2, names=["a", "a"])),

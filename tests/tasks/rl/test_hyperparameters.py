@@ -66,7 +66,7 @@ def test_a_schedule_that_makes_no_sense_is_refused(settings, says):
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
-        ({"samples_per_prompt": 1}, "samples_per_prompt: at least 2, to compare with"),
+        ({"samples_per_prompt": 1}, "samples_per_prompt: at least 2 for a comparison"),
         (
             {"kl": {"estimator": "k1"}},
             "estimator: k2, k3, or place: reward: k1 in a loss has a gradient of zero on average",
@@ -79,11 +79,11 @@ def test_a_schedule_that_makes_no_sense_is_refused(settings, says):
         ({"overlong": {"buffer": 2}, "sampling": {"stop_at_eos": False}}, "every response is cut off"),
         (
             {"advantage": "gdpo", "kl": {"place": "reward"}},
-            "kl.place: loss: with advantage gdpo it has no scale of its own",
+            "kl.place: loss: with advantage gdpo it has no separate scale",
         ),
         (
             {"advantage": "gdpo", "overlong": {"buffer": 2}},
-            "overlong.buffer is not used: with advantage gdpo it has no scale of its own",
+            "overlong.buffer is not used: with advantage gdpo it has no separate scale",
         ),
         ({"mean_over": "row"}, "mean_over"),
         ({"mean_over": 0}, "greater than 0"),

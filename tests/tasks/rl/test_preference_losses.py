@@ -138,7 +138,7 @@ def test_dpo_starts_at_log_two():
     ("stated", "says"),
     [
         ({"label_smoothing": 0.1}, "label_smoothing is not used: loss dpo .* set loss: cdpo or robust"),
-        ({"loss": "cdpo"}, "label_smoothing: a share above 0, or loss: dpo, which cdpo is without it"),
+        ({"loss": "cdpo"}, "label_smoothing: a share above 0, or loss: dpo, which equals cdpo without it"),
         ({"loss": "ipo", "margin": 1.0}, "margin is not used: loss ipo does not read it"),
     ],
 )

@@ -173,7 +173,7 @@ def test_a_tracker_that_fails_is_told_of_at_the_next_step_and_not_again(tmp_path
             tell(LINES[2])
         assert len(said) == 1
     (line,) = said
-    assert line.startswith("tensorboard lacks step 1 and what follows: OSError: no room")
+    assert line.startswith("tensorboard lacks step 1 and later steps: OSError: no room")
 
 
 def test_a_tracker_that_hangs_is_left_with_a_line_and_keeps_so_many_lines(tmp_path, monkeypatch):
