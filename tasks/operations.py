@@ -194,7 +194,7 @@ def check_columns(computed: Computed, inputs: Sequence[Batch], operator: Operato
 def check_row_lengths(
     computed: Computed, inputs: Sequence[Batch], limit: RowLimit, operator: Operator[..., Any]
 ) -> None:
-    """Raise WrongOperator for a row with more tokens than the call states, the limit of planned memory."""
+    """Raise WrongOperator for a row above the call's stated number of tokens, since memory is planned for it."""
     longest_input = max((_longest(batch.columns) for batch in inputs), default=0)
     most, longest = limit.of(longest_input), _longest(computed.columns)
     if longest > most:

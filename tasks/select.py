@@ -29,8 +29,8 @@ def select(
     `keep` is [B]: truth values or places; rows with 0 or NaN are dropped. A group is the rows made of one row, or the
     rows of an item, such as a pair. The first `at_most` groups with a kept row are kept (None: all), in the order of
     the dataset. With `per_group`, exactly this many rows of each group are kept, in the order of their places; a group
-    with fewer rows is dropped. A loss of pairs thus uses the row with place 1 as the first and the row with place 2 as
-    the second of a pair. Without `per_group`, any number of rows of a group is kept.
+    with fewer such rows is dropped. A loss of pairs thus uses the row with place 1 as the first and the row with place
+    2 as the second of a pair. Without `per_group`, any number of rows of a group is kept.
 
     Rows keep their numbers: calls on kept rows can read everything that was made of the rows before. Means are over the
     kept rows. Without kept rows, a computation is not run and an optimizer step is skipped; the run ends with an error

@@ -38,7 +38,7 @@ class BestModel:
     """The choice of the best evaluation: highest or lowest value of `metric`, and the earliest of equal values.
 
     With `patience` a run ends after this many evaluations in a row without improvement. The initial weights of the run
-    are no candidate.
+    are not a candidate.
     """
 
     metric: str

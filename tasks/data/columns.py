@@ -31,7 +31,7 @@ class Column(Protocol):
 
     @property
     def described(self) -> str:
-        """The type in words, for errors."""
+        """The type as text, for errors."""
         ...
 
     @property

@@ -23,7 +23,7 @@ class HostScore:
     """The computation of a call on hosts; `settings` is a HostRewards as JSON.
 
     Makes `scores` [B], the weighted sum over the functions. A score is NaN for a row that failed and for a row to which
-    no function applies. With several functions, each function's values are a key of their own. Metrics: the mean of
+    no function applies. With several functions, each function's values also form a key. Metrics: the mean of
     each function and the further metrics it returned, the share of failed rows, and the total seconds.
     """
 

@@ -61,7 +61,7 @@ class DatasetSource:
         Raises InvalidInput for a name that is not in `columns`.
         """
         if name not in self.columns:
-            raise InvalidInput(f"{self.name}.columns", name, f"a name out of {', '.join(self.columns)}, in {self.path}")
+            raise InvalidInput(f"{self.name}.columns", name, f"one of {', '.join(self.columns)}, in {self.path}")
         return self.rows.read(self._paths[name], self.items_of(row_ids))
 
     def remarks(self) -> tuple[str, ...]:

@@ -40,7 +40,7 @@ class DPO(Settings):
     )
     batch_size: int = Field(16, ge=1, le=MOST_ROWS, description="Pairs in each step.")
     beta: float | None = Field(
-        None, gt=0, le=1e6, description="How strongly the policy is held to the reference; empty: 0.1, simpo 2."
+        None, gt=0, le=1e6, description="Strength of the pull to the reference; empty: 0.1, simpo 2."
     )
     label_smoothing: float = Field(
         0.0, ge=0, lt=0.5, description="With cdpo and robust: assumed share of wrong labels."
@@ -87,7 +87,7 @@ class KTO(Settings):
     """Learning from single answers labelled good or bad (Ethayarajh et al. 2024, arXiv:2402.01306)."""
 
     batch_size: int = Field(32, ge=2, le=MOST_ROWS, description="Answers in each step.")
-    beta: float = Field(0.1, gt=0, le=1e6, description="How strongly the policy is held to the reference model.")
+    beta: float = Field(0.1, gt=0, le=1e6, description="Strength of the pull to the reference model.")
     good_weight: float = Field(1.0, gt=0, le=1e6, description="Weight of a good answer's loss.")
     bad_weight: float = Field(1.0, gt=0, le=1e6, description="Weight of a bad answer's loss.")
     evaluate_every: int = Field(

@@ -158,9 +158,10 @@ def record_task_runs() -> None:
 
 @contextmanager
 def complete_record() -> Iterator[None]:
-    """Wait for a server that goes away in the body, and return when it has written the end of each task run.
+    """Retry during server outages in the body, and return once the server has written the end of each task run.
 
-    It is asked every ten seconds meanwhile. One that stays away, or does not write, costs a line of the log.
+    During the body, the server is queried every ten seconds. If it stays unreachable or does not write, a line is
+    logged.
     """
     global _record
     wait_for_server()

@@ -205,7 +205,7 @@ BAD = {
     ),
     "a saved folder without its state": (
         lambda t: broken_save(t, "state.json", b"{"),
-        r"^d.path: .*state.json', expected what datasets.save_to_disk",
+        r"^d.path: .*state.json', expected a file from datasets.save_to_disk",
     ),
     "a saved folder whose files have no names": (
         lambda t: broken_save(t, "state.json", b'{"_data_files": [3]}'),
