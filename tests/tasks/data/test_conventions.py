@@ -146,7 +146,9 @@ ANSWERED = [ask("what is it"), say("a film"), ask("good"), say("bad")]
 def test_an_answered_chat_is_refused_or_stripped_as_asked(tmp_path, tokenizer):
     """Only the messages after the last question are, and chats that end with one stay as they are."""
     path = json_lines(tmp_path / "p.jsonl", {"prompt": ANSWERED}, {"prompt": [ask("it")]})
-    with pytest.raises(InvalidInput, match=r"^prompts row 0: .*drop the last message.* or set last_answer to strip"):
+    with pytest.raises(
+        InvalidInput, match=r"^prompts row 0: .*drop the assistant.s last message, or set last_answer to strip"
+    ):
         PromptDataset("prompts", path, tokenizer, split_column=None).check(max_tokens=20)
     source = PromptDataset("prompts", path, tokenizer, split_column=None, last_answer="strip")
     source.check(max_tokens=20)

@@ -94,7 +94,7 @@ GOOD_PAIRS = {"prompt": ["", "it"], "chosen": ["good", "best"], "rejected": ["ba
 BAD_PROMPTS = [
     ("missing file", None, {}, r"prompts.path: got .*, expected an existing Parquet file"),
     ("not parquet", "text", {}, r"prompts.path: got .*, expected Parquet that can be read"),
-    ("empty folder", "folder", {}, r"prompts.path: got .*, expected Parquet with columns"),
+    ("empty folder", "folder", {}, r"prompts.path: got .*, expected a folder with Parquet or JSON-lines files"),
     (
         "missing column",
         {"text": ["a"], "split": ["train"]},

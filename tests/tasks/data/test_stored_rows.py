@@ -197,7 +197,7 @@ BAD = {
         r"^d.a: got 'text in .*1.jsonl line 1', expected an object, as in .*0.jsonl line 1",
     ),
     "an empty file of lines": (lambda t: json_lines(t / "a.jsonl"), r"^d.path: .*at least one row"),
-    "lines without a name": (lambda t: json_lines(t / "a.jsonl", "{}"), r"^d.path: .*rows with columns"),
+    "lines without a name": (lambda t: json_lines(t / "a.jsonl", "{}"), r"^d.path: .*rows with at least one column"),
     "a saved folder without rows": (lambda t: saved(t / "s"), r"^d.path: .*at least one row"),
     "an empty file of a saved folder": (
         lambda t: broken_save(t, "data-00000-of-00001.arrow", b""),
