@@ -4,7 +4,10 @@ import os
 import signal
 from pathlib import Path
 
+import pytest
 from hypothesis import HealthCheck, settings
+
+from tests.own_server import own_server, runs_go_to
 
 # Machines that run the tests are shared and slow at times; how long an example takes is no promise of ours.
 settings.register_profile("search", deadline=None, suppress_health_check=list(HealthCheck))
@@ -39,3 +42,23 @@ def pytest_collection_modifyitems(items):
         return LONGEST.index(name) if name in LONGEST else len(LONGEST) + item.path.is_relative_to(BENCHMARKS)
 
     items.sort(key=turn)
+
+
+def pytest_ignore_collect(collection_path, config):
+    """Import files without quick tests only if they are asked for: imports take longer than the quick tests."""
+    is_other = collection_path.name.startswith("test_") and "mark.quick" not in collection_path.read_text()
+    return True if config.option.markexpr == "quick" and is_other else None
+
+
+@pytest.fixture(scope="session")
+def server_url():
+    """The Prefect server of this process."""
+    with own_server() as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
+def prefect(server_url):
+    """Send the runs of a file to the server of this process."""
+    with runs_go_to(server_url):
+        yield

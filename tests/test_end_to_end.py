@@ -208,6 +208,7 @@ def test_the_policy_that_was_trained_loads_in_plain_transformers(ppo_run):
 
 
 @pytest.mark.slow
+@pytest.mark.all
 def test_a_dry_run_takes_no_device_and_leaves_no_files(server, reward_run):
     before = set((server.home / "runs").glob("ppo/*"))
     server.prefect("deployment", "run", "rlhf/ppo", "--watch", "-p", "dry_run=true", limit_seconds=120)
@@ -215,6 +216,7 @@ def test_a_dry_run_takes_no_device_and_leaves_no_files(server, reward_run):
 
 
 @pytest.mark.slow
+@pytest.mark.all  # tests/blocks/test_worker.py cancels a smaller run
 def test_cancelling_ends_every_process_of_the_run_and_frees_its_devices(server, reward_run):
     """While ranks compute."""
     algo = json.dumps({"batch_size": 8, "evaluate_every": 2, "sampling": {"max_new_tokens": 8}})

@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 
 from tests import plan_matrix
-from tests.own_server import own_server
 from tests.plan_matrix import FOUR_RANKS, ONE, grpo_plan, plan
 from tests.ray_nodes import joined, ray_nodes, why_not
 from tests.test_plan_invariance import assert_equal
@@ -22,13 +21,12 @@ GRPO = {
 KINDS = ({"device": "new", "speed": 2}, {"device": "old", "speed": 1, "device_memory_gib": 6})
 """The first node of a run is twice as fast, and has more memory."""
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(why_not()), reason=why_not())]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def prefect():
-    with own_server():
-        yield
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.all,  # tests/engines/gang/test_gang.py has a gang over two nodes
+    pytest.mark.usefixtures("prefect"),
+    pytest.mark.skipif(bool(why_not()), reason=why_not()),
+]
 
 
 @pytest.fixture(scope="module")
@@ -49,22 +47,18 @@ def alone(parameters):
     return plan_matrix.run(parameters, ONE, "one", num_devices=1)
 
 
-@pytest.mark.parametrize(
-    "name", [TWO_BY_TWO[0], *(pytest.param(name, marks=pytest.mark.all) for name in TWO_BY_TWO[1:])]
-)
+@pytest.mark.parametrize("name", TWO_BY_TWO)
 def test_ppo_on_two_machines_of_two_devices_is_the_run_on_one(parameters, alone, nodes, name, record_property):
     """Weights and rows go from machine to machine, and where a plan says so a pipeline or tensors do."""
     assert_equal(alone, plan_matrix.run(parameters, FOUR_RANKS[name], f"2x2 {name}", nodes=2), record_property)
 
 
-@pytest.mark.all
 @pytest.mark.parametrize("name", THREE_BY_ONE)
 def test_nor_do_three_machines_change_it(parameters, alone, nodes, name, record_property):
     result = plan_matrix.run(parameters, THREE_BY_ONE[name], f"3x1 {name}", num_devices=3, nodes=3)
     assert_equal(alone, result, record_property)
 
 
-@pytest.mark.all
 @pytest.mark.parametrize("nodes_of_run", GRPO)
 def test_nor_for_grpo(parameters, nodes, nodes_of_run, record_property):
     """With over-sampling: rows that were chosen go from machine to machine."""
@@ -76,7 +70,6 @@ def test_nor_for_grpo(parameters, nodes, nodes_of_run, record_property):
     assert_equal(alone, over, record_property)
 
 
-@pytest.mark.all
 @pytest.mark.parametrize("name", ["dp4", "each call its own", "auto"])
 def test_nor_do_nodes_of_two_kinds(parameters, alone, nodes, name, record_property):
     """Where replicas on the faster node have more of the rows, by a plan that is given or searched."""

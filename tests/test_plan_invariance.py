@@ -3,21 +3,14 @@
 import pytest
 
 from tests import plan_matrix
-from tests.own_server import own_server
 from tests.plan_matrix import ALONE, FOUR_RANKS, ONE, REAL_EXAMPLE, SPLIT_ACTOR, TWO_RANKS
 
 TOLERANCE = 1e-5
 NEAR_TIE = 1e-4
-OTHER_FAMILIES = (("qwen3", 4), ("qwen2", 2), ("gemma3_text", 1))
-IN_EVERY_TEST = ("offload", "pipeline generates", "dp2 tp2, micro-batches")
+OTHER_FAMILIES = (("qwen3", 1), ("qwen3", 4), ("qwen2", 2), ("gemma3_text", 1))
+IN_EVERY_TEST = ("offload", "pipeline generates")
 
-pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(scope="module", autouse=True)
-def prefect():
-    with own_server():
-        yield
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("prefect")]
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +50,8 @@ def test_a_plan_changes_nothing_but_time(parameters, alone, name, record_propert
     assert_equal(alone, plan_matrix.run(parameters, FOUR_RANKS[name], name), record_property)
 
 
-@pytest.mark.parametrize(("rows", "mini_batches"), [(7, 2), pytest.param(1, 1, marks=pytest.mark.all)])
+@pytest.mark.all  # tests/engines/megatron/test_megatron_ranks.py deals rows unevenly
+@pytest.mark.parametrize(("rows", "mini_batches"), [(7, 2), (1, 1)])
 def test_rows_need_not_divide_by_replicas(parameters, rows, mini_batches, record_property):
     """Mini-batches of three and four rows over two replicas; and one row, of which a replica has none."""
     update = parameters["algo"]["update"] | {"mini_batches": mini_batches}
@@ -70,9 +64,8 @@ def test_rows_need_not_divide_by_replicas(parameters, rows, mini_batches, record
     assert_equal(alone, shared, record_property)
 
 
-@pytest.mark.parametrize(
-    ("family", "kv_heads"), [("qwen3", 1), *(pytest.param(*case, marks=pytest.mark.all) for case in OTHER_FAMILIES)]
-)
+@pytest.mark.all
+@pytest.mark.parametrize(("family", "kv_heads"), OTHER_FAMILIES)
 def test_nor_for_an_actor_of_another_family(tmp_path, family, kv_heads, record_property):
     """With one key-value head, of which both ranks of tp 2 have a copy, through vLLM, reallocation and training."""
     given = plan_matrix.parameters(tmp_path, family, kv_heads)

@@ -15,7 +15,6 @@ from safetensors.torch import load_file
 
 from tests import plan_matrix
 from tests.flows.test_resume import descendants
-from tests.own_server import own_server
 from tests.tiny import make_model, make_prompts
 
 TOLERANCE = 1e-5
@@ -42,13 +41,7 @@ PLANS = {
     "pipeline of replicas": ("0-3 dp2 tp2 engine=megatron", "0-1 pp2", "0-3 dp2 pp2 micro_batches=2"),
 }
 
-pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(scope="module", autouse=True)
-def prefect():
-    with own_server():
-        yield
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("prefect")]
 
 
 @pytest.fixture(scope="module")
@@ -120,7 +113,7 @@ def alone(parameters):
     ("name", "plan"),
     [
         ("grpo", "pipeline of replicas"),
-        ("keeps_pairs", "replicas"),
+        pytest.param("keeps_pairs", "replicas", marks=pytest.mark.all),
         pytest.param("grpo", "replicas", marks=pytest.mark.all),
         pytest.param("keeps_best", "replicas", marks=pytest.mark.all),
         pytest.param("keeps_best", "pipeline of replicas", marks=pytest.mark.all),
@@ -143,7 +136,7 @@ def test_a_step_that_keeps_nothing_trains_nothing_and_a_run_of_them_ends(paramet
     """A step is skipped and counted; the bound on such steps names call and step."""
     file = parameters["reward"]["functions"]["parity"]["function"].rpartition(":")[0]
     nothing = parameters | {"reward": {"functions": {"nothing": {"function": f"{file}:nothing"}}}}
-    _, metrics, weights = result(start(nothing, "keeps_pairs", "replicas"))
+    _, metrics, weights = result(start(nothing, "keeps_pairs", "alone"))
     before = load_file(f"{parameters['actor']['path']}/model.safetensors")
     assert [step["actor_train.skipped_updates"] for step in metrics if "best_and_worst.kept_rows" in step] == [2.0, 2.0]
     assert all(step["best_and_worst.kept_rows"] == 0 for step in metrics if "best_and_worst.kept_rows" in step)

@@ -10,7 +10,7 @@ from prefect_rlhf.placement.errors import RlhfError
 
 
 class DownloadFailed(RlhfError):
-    """pip could not download a package; carries the end of pip's output."""
+    """`pip` could not download a package; carries the end of pip's output."""
 
 
 def download(requirement: str, folder: Path, source: bool = False, limit_seconds: float = 900.0) -> Path:

@@ -20,6 +20,8 @@ from prefect_rlhf.placement.lease import ENVIRONMENT_VARIABLE, Lease
 from prefect_rlhf.placement.mesh import DeviceMesh
 from prefect_rlhf.placement.model import TransformerShape
 
+pytestmark = pytest.mark.quick
+
 BLOCKS = [Cluster, ModelBlock, PromptsBlock, PreferencesBlock, ChatsBlock, RatedAnswersBlock]
 
 FIELDS = {

@@ -6,6 +6,8 @@ from prefect_rlhf.blocks.lease import ONE_DEVICE, dry_lease, given_lease, leased
 from prefect_rlhf.placement.lease import ENVIRONMENT_VARIABLE, Lease
 from prefect_rlhf.placement.mesh import ClusterShape
 
+pytestmark = pytest.mark.quick
+
 DESK = ClusterShape("desk", 1, 2, 8 << 30)
 OURS, WORKERS = (Lease("local", name, DESK, DESK.whole, DESK.whole.devices()) for name in ("ours", "workers"))
 

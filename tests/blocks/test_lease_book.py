@@ -22,6 +22,8 @@ from prefect_rlhf.placement.errors import DeviceOutsideLease, InvalidInput
 from prefect_rlhf.placement.lease import Lease
 from prefect_rlhf.placement.mesh import ClusterShape, Device, DeviceMesh
 
+pytestmark = pytest.mark.quick
+
 GIB = 1 << 30
 DESK = ClusterShape("desk", 1, 2, GIB)
 NODE = ClusterShape("node", 1, 8, GIB)
@@ -294,7 +296,7 @@ def test_a_dry_run_is_refused_the_devices_that_its_run_would_be(tmp_path, fields
     [
         (RACK, 8, "num_nodes: got 3, expected 1, or Ray"),
         (RACK, "n0-1:0-3", "num_nodes: got 3, expected 1, or Ray"),
-        (replace(DESK, node_devices=("h100",)), 1, r"node_kinds: got \['h100'\], expected none, or Ray"),
+        (replace(DESK, node_devices=("h100",)), 1, r"node_kinds: got \['h100'\], expected no kinds of nodes, or Ray"),
     ],
 )
 def test_a_lease_of_nodes_that_only_ray_finds_is_refused_without_it(tmp_path, cluster, wanted, says, monkeypatch):

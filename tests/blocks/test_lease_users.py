@@ -13,6 +13,8 @@ from prefect_rlhf.blocks.lease_files import FileLock
 from prefect_rlhf.placement.errors import InvalidInput
 from prefect_rlhf.placement.mesh import ClusterShape
 
+pytestmark = pytest.mark.quick
+
 DESK = ClusterShape("desk", 1, 2, 1 << 30)
 ALICE, BOB, ROOT = 60001, 60002, 0
 

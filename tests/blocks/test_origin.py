@@ -8,6 +8,8 @@ from prefect_rlhf.blocks.lease_files import FileLock
 from prefect_rlhf.blocks.worker import origin
 from prefect_rlhf.blocks.worker.origin import Origin, why_uncertain
 
+pytestmark = pytest.mark.quick
+
 
 @pytest.fixture
 def lock(tmp_path):

@@ -247,6 +247,7 @@ def test_no_end_is_ever_overwritten(site, monkeypatch):
     assert asyncio.run(finals()) == [(False, "Completed", done.message)] * 4
 
 
+@pytest.mark.all
 @needs_root
 def test_a_worker_ends_no_run_that_it_cannot_see(site):
     """A second worker of the pool has the same host name, and its own processes and lease folder, as in a container.
@@ -281,6 +282,7 @@ def _words(log):
 AGAIN = {"type": "SCHEDULED", "name": "AwaitingRetry", "message": "Retry from the UI"}  # what the UI's button sends
 
 
+@pytest.mark.all  # `test_the_worker_ends` has a restart
 def test_failures_restarts_and_retries(site):
     """A mistake ends a run, a lost rank is a restart, a bug has its traceback once; Retry is taken whenever pressed."""
 

@@ -13,9 +13,9 @@ def no_world_is_left():
         dist.destroy_process_group()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def world(tmp_path_factory):
-    """Four ranks with engines."""
+    """Four ranks with engines, which take seconds to start."""
     world = World(4, str(tmp_path_factory.mktemp("world")))
     yield world
     world.close()

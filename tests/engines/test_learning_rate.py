@@ -9,6 +9,8 @@ from transformers import get_cosine_with_min_lr_schedule_with_warmup, get_schedu
 from prefect_rlhf.engines.learning_rate import rate_share
 from prefect_rlhf.placement.model import OptimizerSpec
 
+pytestmark = pytest.mark.quick
+
 
 def shares(scheduler, steps):
     """The rate of each step under a scheduler of transformers, whose optimizer has a rate of 1."""

@@ -1,15 +1,8 @@
-"""One Prefect server for all tests of flows, and a small PPO run's parameters."""
+"""The parameters of a small PPO run."""
 
 import pytest
 
-from tests.own_server import own_server
 from tests.tiny import ppo_parameters
-
-
-@pytest.fixture(scope="package")
-def prefect():
-    with own_server():
-        yield
 
 
 @pytest.fixture(scope="module")

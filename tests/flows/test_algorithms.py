@@ -32,6 +32,8 @@ from prefect_rlhf.tasks.rl.offline_settings import DPO
 from prefect_rlhf.tasks.rl.policy_settings import Importance, KLTerm
 from prefect_rlhf.tasks.settings import Optimizer
 
+pytestmark = pytest.mark.quick
+
 SHAPE = TransformerShape(64, 128, 4, 4, 2, 16, 100, 64, 1e4, 1e-5, True)
 SCALAR_ROLES = {"critic", "reward", "cost", "cost_critic"}
 ROWS = {

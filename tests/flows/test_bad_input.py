@@ -24,6 +24,8 @@ from prefect_rlhf.placement.mesh import ClusterShape
 from tests.finished_steps import write_checkpoint
 from tests.tiny import make_model, make_pairs, ppo_parameters
 
+pytestmark = pytest.mark.quick
+
 CLUSTER = ClusterShape("desk", num_nodes=1, devices_per_node=2, device_memory_bytes=8 << 30)
 TWO_DEVICES = Lease("pool", "abc", CLUSTER, CLUSTER.whole, CLUSTER.whole.devices())
 

@@ -11,6 +11,8 @@ from prefect_rlhf.flows.rlhf_flow import find_flow
 from prefect_rlhf.placement.errors import GraphError, InvalidInput
 from prefect_rlhf.placement.modules import IN_RANK
 
+pytestmark = pytest.mark.quick
+
 FLOW = """
 from prefect_rlhf.blocks.model import Model
 from prefect_rlhf.flows.rlhf_flow import rlhf_flow

@@ -71,6 +71,7 @@ def cell(folder):
     manager.shutdown_kernel(now=True)
 
 
+@pytest.mark.all
 def test_a_notebook_runs_the_loop_of_the_page_and_is_still_there_after_an_interrupt(folder, cell):
     """A loop of events runs in a kernel's main thread."""
     reply, printed = cell("import asyncio; asyncio.get_running_loop(); from iterative_dpo import main; main(rounds=1)")

@@ -70,7 +70,7 @@ def pairs(path):
     return json_lines(path, *({**sides, "split": split} for split in ["train"] * 4 + ["held_out"] * 2))
 
 
-@pytest.mark.parametrize("loss", ["dpo", "simpo"])
+@pytest.mark.parametrize("loss", ["dpo", pytest.param("simpo", marks=pytest.mark.all)])
 def test_preferences_are_learnt_from_pairs_of_messages(tmp_path, loss):
     """From a tie with the reference; without one, from what the model prefers at first."""
     model = {"path": make_model(tmp_path / "actor")}

@@ -45,7 +45,7 @@ from prefect_rlhf.tasks.running.runner import STOP_POLL_SECONDS
 from prefect_rlhf.tasks.running.stop_request import StopRequest
 from tests import plan_matrix
 from tests.finished_steps import write_checkpoint
-from tests.plan_matrix import ONE, SEED, plan
+from tests.plan_matrix import ALONE, SEED, plan
 from tests.tiny import make_model
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("prefect")]
@@ -53,9 +53,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("prefect")]
 STEPS, HALF = 4, 2
 TOLERANCE = 1e-5
 PLANS = {
-    "one": ONE,
+    "one": ALONE,
     "replicas": plan(
-        "0-1 dp2 engine=vllm", "0", "1", "0-1 dp2", "0-1 dp2 offload=optimizer", "0-1 dp2 micro_batches=2"
+        "0-1 dp2 engine=megatron", "0", "1", "0-1 dp2", "0-1 dp2 offload=optimizer", "0-1 dp2 micro_batches=2"
     ),
     "split": plan("0-1 tp2 engine=vllm", "1", "0", "0-1 dp2", "0-1 tp2", "0-1 pp2 micro_batches=2"),
     "separated": plan("0 engine=vllm", "0", "0", "0", "1", "1"),

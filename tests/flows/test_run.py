@@ -37,8 +37,16 @@ def tokens(run_dir):
     return [pq.read_table(file).column("tokens").to_pylist() for file in sorted((run_dir / "rollouts").iterdir())]
 
 
-def test_the_same_seed_gives_the_same_tokens_and_another_seed_gives_others(parameters):
-    once, again, other = (last_run(parameters, seed=seed) for seed in (1, 1, 2))
+@pytest.fixture(scope="module")
+def once(prefect, parameters, tmp_path_factory):
+    """The folder of a run from seed 1."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HOME", str(tmp_path_factory.mktemp("home")))
+        return last_run(parameters, seed=1)
+
+
+def test_the_same_seed_gives_the_same_tokens_and_another_seed_gives_others(parameters, once):
+    again, other = (last_run(parameters, seed=seed) for seed in (1, 2))
     assert tokens(once) == tokens(again)
     assert tokens(once) != tokens(other)
 
@@ -68,10 +76,9 @@ def test_recomputed_logprobs_are_compared_with_vllms(parameters):
     assert max(differences) < 1e-4
 
 
-def test_no_rank_keeps_rows_of_a_step_that_ended(parameters):
+def test_no_rank_keeps_rows_of_a_step_that_ended(once):
     """What the run's own record says of the stores: rows in the middle of each step, none at its end."""
-    run_dir = last_run(parameters)
-    spans = [json.loads(line) for line in (run_dir / "task_runs.jsonl").read_text().splitlines()]
+    spans = [json.loads(line) for line in (once / "task_runs.jsonl").read_text().splitlines()]
     for step in range(2):
         held = [sum(span["store_bytes"].values()) for span in spans if span["step"] == step]
         assert max(held) > 0

@@ -21,7 +21,7 @@ from tests import plan_matrix
 from tests.blocks.prefect_site import PrefectSite
 from tests.plan_matrix import Result, leased, plan
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.all]  # tests/tasks/server/ loses ends of task runs in seconds
 
 COMMAND = Path(sys.executable).with_name("prefect-rlhf")
 STEPS = 6
@@ -130,7 +130,6 @@ def test_a_server_away_within_a_group_and_when_the_next_begins_costs_nothing(sit
     assert_nothing_is_lost(site, run_dir, said, undisturbed)
 
 
-@pytest.mark.all
 @pytest.mark.parametrize(
     ("node", "steps_per_group", "seconds"),
     [
@@ -147,7 +146,6 @@ def test_a_server_away_at_another_moment_costs_nothing(site, parameters, undistu
     assert_nothing_is_lost(site, run_dir, said, undisturbed, steps_per_group)
 
 
-@pytest.mark.all
 def test_a_server_that_stays_away_ends_the_run_with_one_line_that_names_it(site, parameters):
     _, said = run_with_server_away(site, parameters, "actor_generate@1", 60, PREFECT_RLHF_SERVER_PATIENCE_SECONDS="10")
     assert f"ServerAway: the Prefect server at {site.api} has not answered for " in said

@@ -5,6 +5,8 @@ import pytest
 from prefect_rlhf.placement.atomic_file import write_atomically
 from prefect_rlhf.placement.errors import OutputFailed
 
+pytestmark = pytest.mark.quick
+
 
 def test_a_file_replaces_the_one_before(tmp_path):
     for text in ("first", "second"):

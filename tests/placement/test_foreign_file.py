@@ -18,6 +18,8 @@ from prefect_rlhf.tasks.data.files import find_files
 from prefect_rlhf.tasks.data.json_lines import read_json_lines
 from prefect_rlhf.tasks.running.journal import Journal
 
+pytestmark = pytest.mark.quick
+
 DEEP = "[" * 100_000
 
 

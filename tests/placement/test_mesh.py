@@ -1,9 +1,12 @@
 """Devices that are alike share a lane, and no lane hides one that is not."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from prefect_rlhf.placement.mesh import DeviceMesh, lanes
+
+pytestmark = pytest.mark.quick
 
 DEVICES = DeviceMesh(0, 3, 0, 4).devices()
 

@@ -17,6 +17,8 @@ from prefect_rlhf.tasks.select import select
 from prefect_rlhf.tasks.settings import Settings
 from prefect_rlhf.tasks.trace import trace_body
 
+pytestmark = pytest.mark.quick
+
 SHAPE = TransformerShape(64, 128, 2, 4, 2, 16, 100, 64, 1e4, 1e-5, True)
 MODELS = {"actor": ModelSpec("actor", "a", "lm", SHAPE), "reward": ModelSpec("reward", "r", "scalar", SHAPE)}
 DATASETS = {

@@ -16,6 +16,8 @@ from prefect_rlhf.tasks.operations import Bound, computation, loss
 from prefect_rlhf.tasks.settings import Sampling, Settings
 from prefect_rlhf.tasks.trace import trace_body
 
+pytestmark = pytest.mark.quick
+
 SHAPE = TransformerShape(64, 128, 2, 4, 2, 16, 100, 64, 1e4, 1e-5, True)
 
 

@@ -25,7 +25,7 @@ from prefect_rlhf import (
 
 
 class Reinforce(Settings):
-    """Settings under `algo`, with defaults; they are fields in the form of a deployment."""
+    """What a run may set under `algo`, with defaults; the form of a deployment shows it."""
 
     batch_size: int = 32
     sampling: Sampling = Sampling(max_new_tokens=8, stop=("\n",))
@@ -35,7 +35,7 @@ class Reinforce(Settings):
 
 @computation("advantages")
 def centred_scores(rollout: Batch, scores: Batch, settings: Reinforce) -> Computed:
-    """Return each response's score minus the batch's mean, at each of its tokens: [B, T]."""
+    """Each response's score less the batch's mean, at each of its tokens: [B, T]."""
     scores_B = scores["scores"]
     advantages_BT = (scores_B - scores_B.mean())[:, None] * rollout.mask("logprobs")
     return Computed({"advantages": advantages_BT}, metrics={"score": float(scores_B.mean())})
@@ -43,7 +43,7 @@ def centred_scores(rollout: Batch, scores: Batch, settings: Reinforce) -> Comput
 
 @rlhf_flow("reinforce")
 def reinforce(prompts: Prompts, held_out: Prompts, actor: Model, reward: Reward, algo: Reinforce = Reinforce()) -> None:
-    """One iteration: sample responses, score them, and train towards scores above the mean."""
+    """One iteration: respond, score, train on what was better than the mean."""
     rollout = generate(actor, prompts, batch_size=algo.batch_size, sampling=algo.sampling)
     scores = score(reward, rollout)
     advantages = compute(centred_scores, rollout, scores, settings=algo)
@@ -57,7 +57,7 @@ def reinforce(prompts: Prompts, held_out: Prompts, actor: Model, reward: Reward,
 
 
 def answer_alone(row: Mapping[str, Any]) -> float:
-    """A reward as a plain function: 1 for just the right number, 0.5 for another number, 0 for words."""
+    """A reward as a plain function: 1 for the right number and nothing else, 0.5 for another number, 0 for words."""
     response = row["response"].strip().removesuffix(".")
     if response == row["answer"]:  # a column of prompts.jsonl
         return 1.0

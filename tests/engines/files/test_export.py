@@ -38,6 +38,7 @@ def export_and_measure(rank, case, target):
     return resident("VmHWM") - before
 
 
+@pytest.mark.all
 def test_no_rank_holds_the_model_to_export_it(tmp_path):
     """Over 80 MiB on two ranks, in tensors of at most 2 MiB: the writer needs less than a quarter of it more."""
     folder = cases.make_folder(tmp_path / "source", layers=12, hidden=512, heads=16)

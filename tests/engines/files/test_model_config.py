@@ -18,6 +18,8 @@ from prefect_rlhf.placement.known_models import KNOWN_SHAPES
 from prefect_rlhf.placement.layout.parameters import parameters
 from prefect_rlhf.placement.model import ModelSpec
 
+pytestmark = pytest.mark.quick
+
 SIZES = {
     "hidden_size": 64,
     "intermediate_size": 96,

@@ -11,6 +11,8 @@ from prefect_rlhf.engines.compute import saved_state
 from prefect_rlhf.engines.files.saved_state import decode, encode
 from prefect_rlhf.placement.errors import GraphError, InvalidInput
 
+pytestmark = pytest.mark.quick
+
 
 @saved_state
 @dataclass(frozen=True)

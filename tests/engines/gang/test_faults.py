@@ -19,6 +19,8 @@ from prefect_rlhf.placement.errors import (
     StaleWeights,
 )
 
+pytestmark = pytest.mark.quick
+
 
 def exceptions_of(*modules):
     found = {}

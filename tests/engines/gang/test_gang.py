@@ -32,6 +32,7 @@ from prefect_rlhf.placement.errors import (
     RlhfError,
     StaleWeights,
 )
+from tests.cases import first
 from tests.ray_nodes import joined, ray_nodes, why_not
 
 pytestmark = pytest.mark.slow
@@ -151,7 +152,7 @@ def gang(request):
 def shared(request):
     """A gang for tests that leave it as they found it."""
     environment = {"OMP_NUM_THREADS": "1", "PREFECT__FLOW_RUN_ID": "run-7", MARK: "shared"}
-    gang = open_gang(request, GangSettings(4, Probe, environment=environment))
+    gang = open_gang(request, GangSettings(4, Probe, environment=environment, preload=("torch.distributed",)))
     yield gang
     gang.close()
     assert_gone(gang, "shared")
@@ -433,7 +434,7 @@ gang.call("spin", {0: (60.0,), 1: (60.0,)}, doing="spinning", deadline_seconds=6
 """
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("method", first(1, ["fork", "spawn"]))
 def test_no_process_and_no_folder_survives_a_killed_controller(method, tmp_path):
     """A controller killed by SIGKILL takes its ranks with it, even while they compute."""
     command = [sys.executable, "-c", CONTROLLER, method]

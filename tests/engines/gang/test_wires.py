@@ -8,6 +8,8 @@ import pytest
 
 from prefect_rlhf.engines.gang.wires import Hello
 
+pytestmark = pytest.mark.quick
+
 
 @pytest.fixture
 def listener():

@@ -13,6 +13,7 @@ from host_cases import QUICK, alive, function, row
 
 from prefect_rlhf.engines.hosts.pool import HostPool
 from prefect_rlhf.engines.hosts.settings import HostSettings
+from tests.cases import combinations, first
 
 PROGRAM = """
 import sys
@@ -23,6 +24,9 @@ from prefect_rlhf.engines.hosts.settings import HostSettings
 pool = HostPool([function(sys.argv[1])], HostSettings(2, 1000.0))
 pool.score([row("hang in C", file=file) for file in sys.argv[2:]], "a test")
 """
+
+
+PROCESSES = {"stays_with_a_child": 4, "starts_a_daemon": 2}
 
 
 def pids_in(files, seconds=30.0):
@@ -42,9 +46,15 @@ def left(pids, seconds=20.0):
     return [pid for pid in pids if alive(pid)]
 
 
-@pytest.mark.parametrize(("name", "processes"), [("stays_with_a_child", 4), ("starts_a_daemon", 2)])
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
-def test_workers_end_with_the_process_that_has_the_pool(tmp_path, number, name, processes):
+@pytest.mark.parametrize(
+    ("number", "name"),
+    combinations(
+        (signal.SIGKILL, signal.SIGTERM, signal.SIGINT),
+        PROCESSES,
+        briefly=[(signal.SIGKILL, "stays_with_a_child"), (signal.SIGTERM, "starts_a_daemon")],
+    ),
+)
+def test_workers_end_with_the_process_that_has_the_pool(tmp_path, number, name):
     """However it ends, though they hold the interpreter for ever; and what they started with them, daemons too."""
     files = [tmp_path / "a", tmp_path / "b"]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *filter(None, sys.path)])}
@@ -52,7 +62,7 @@ def test_workers_end_with_the_process_that_has_the_pool(tmp_path, number, name, 
     parent = subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL)
     try:
         pids = pids_in(files)
-        assert len(pids) == processes
+        assert len(pids) == PROCESSES[name]
         assert all(map(alive, pids))
     finally:
         parent.send_signal(number)
@@ -62,11 +72,11 @@ def test_workers_end_with_the_process_that_has_the_pool(tmp_path, number, name, 
 
 def test_a_worker_that_died_between_two_scores_costs_no_row():
     with HostPool([function("pid")], HostSettings(1, 60.0, retries=0, most_failed=0.0)) as pool:
-        (first,) = pool.score([row("a")], "a test").values["pid"]
-        os.kill(int(first), signal.SIGKILL)
-        assert left([int(first)]) == []
-        (second,) = pool.score([row("a")], "a test").values["pid"]
-    assert second != first
+        (one,) = pool.score([row("a")], "a test").values["pid"]
+        os.kill(int(one), signal.SIGKILL)
+        assert left([int(one)]) == []
+        (other,) = pool.score([row("a")], "a test").values["pid"]
+    assert other != one
 
 
 def test_a_worker_past_its_deadline_is_gone_with_what_it_started(tmp_path):
@@ -76,7 +86,7 @@ def test_a_worker_past_its_deadline_is_gone_with_what_it_started(tmp_path):
         assert left(pids_in([file])) == []
 
 
-@pytest.mark.parametrize("response", ["good", "SIGKILL", "hang", "os._exit", "stop"])
+@pytest.mark.parametrize("response", first(2, ["good", "hang", "SIGKILL", "os._exit", "stop"]))
 def test_a_daemon_of_a_function_ends_with_its_worker(tmp_path, response):
     """Whether the row has a value, the process dies, or it is past its deadline; at the pool's end at the latest."""
     files = [tmp_path / "a", tmp_path / "b"]

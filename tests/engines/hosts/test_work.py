@@ -1,11 +1,14 @@
 """What becomes of calls that fail, whatever the order in which processes are lost: values only, no process."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from prefect_rlhf.engines.hosts.function import HostFunction
 from prefect_rlhf.engines.hosts.scores import Verdict
 from prefect_rlhf.engines.hosts.work import Work
+
+pytestmark = pytest.mark.quick
 
 ROW, BATCH = HostFunction("one", "m:one"), HostFunction("many", "m:many", signature="trl")
 

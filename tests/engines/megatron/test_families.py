@@ -23,7 +23,7 @@ from tests.strategies import call
 pytestmark = pytest.mark.slow
 LOGITS, GRADIENTS = 2e-4, 1e-4
 ALL = [(kv, tp, pp) for kv in (6, 3, 1) for tp in (1, 2, 3) for pp in (1, 2) if kv % tp == 0 or tp % kv == 0]
-IN_EVERY_TEST = [(6, 2, 2), (3, 3, 1)]
+IN_EVERY_TEST = [(6, 2, 2)]
 
 
 @pytest.fixture(scope="module")

@@ -10,6 +10,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 from prefect_rlhf.placement.layout.layout import megatron_layout
 from prefect_rlhf.placement.layout.parameters import parameters
 from prefect_rlhf.placement.strategy import Strategy
+from tests.cases import combinations, first
 
 pytestmark = pytest.mark.slow
 
@@ -24,6 +25,7 @@ LAYOUTS = {
 }
 UNEVEN = {"pp2": LAYOUTS["pp2"], "pp4": {"ranks": (2, 0, 1, 3), "pp": 4}, "tp2 pp2": LAYOUTS["tp2 pp2"]}
 CLOSE = {"rtol": 0, "atol": 2e-4}
+KINDS = ("tied", "untied", "scalar")
 
 
 @pytest.fixture(scope="module")
@@ -63,8 +65,10 @@ def outputs_of(world, case, output, micro_batches=1, temperature=1.0):
     return np.concatenate(pad)
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("kind", ["tied", "untied"])
+@pytest.mark.parametrize(
+    ("layout", "kind"),
+    combinations(LAYOUTS, KINDS[:2], briefly=[("dp2 tp2", "untied"), ("tp2 pp2", "tied"), ("pp2 on [3, 1]", "tied")]),
+)
 def test_logprobs_equal_transformers(world, folders, layout, kind):
     """Log-probabilities of response tokens, whatever the split, micro-batches and temperature."""
     case = Case(folders[kind], **(LAYOUTS | UNEVEN)[layout])
@@ -73,8 +77,10 @@ def test_logprobs_equal_transformers(world, folders, layout, kind):
     np.testing.assert_allclose(outputs_of(world, case, "logprobs", 2, 0.7), expected, **CLOSE)
 
 
-@pytest.mark.parametrize("layout", UNEVEN)
-@pytest.mark.parametrize("kind", ["odd", "odd untied"])
+@pytest.mark.parametrize(
+    ("layout", "kind"),
+    combinations(UNEVEN, ("odd", "odd untied"), briefly=[("pp4", "odd untied"), ("tp2 pp2", "odd")]),
+)
 def test_stages_and_vocabularies_that_do_not_divide(world, folders, layout, kind):
     """5 layers over 2 or 4 stages, 481 tokens over tp 2: log-probabilities, gradients and weights as of the whole."""
     test_logprobs_equal_transformers(world, folders, layout, kind)
@@ -115,9 +121,20 @@ def test_values_and_scores_equal_transformers(world, folders, layout):
     np.testing.assert_allclose(outputs_of(world, case, "scores", 2), scores, **CLOSE)
 
 
-@pytest.mark.parametrize("micro_batches", [1, 2])
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("kind", ["tied", "untied", "scalar"])
+@pytest.mark.parametrize(
+    ("kind", "layout", "micro_batches"),
+    combinations(
+        KINDS,
+        LAYOUTS,
+        (1, 2),
+        briefly=[
+            ("tied", "dp2 tp2", 2),
+            ("tied", "tp2 pp2", 2),
+            ("untied", "dp2 pp2", 2),
+            ("scalar", "pp2 on [3, 1]", 1),
+        ],
+    ),
+)
 def test_three_steps_equal_a_plain_loop(world, folders, kind, layout, micro_batches):
     """Weights, gradient norm and metrics after three optimizer steps, as if one process had seen all rows at once."""
     head = "scalar" if kind == "scalar" else "lm"
@@ -126,17 +143,23 @@ def test_three_steps_equal_a_plain_loop(world, folders, kind, layout, micro_batc
     assert_plain_loop(folders[kind], case, settings, world.run(case.ranks, cases.train, case, settings))
 
 
-@pytest.mark.parametrize("first", [(1, 1, 1), (0, 5, 8), (0, 0, 0)])
-@pytest.mark.parametrize("layout", ["dp2", "dp2 tp2", "dp2 pp2"])
-def test_replicas_with_unequal_rows_equal_a_plain_loop(world, folders, layout, first):
+@pytest.mark.parametrize(
+    ("layout", "rows"),
+    combinations(
+        ("dp2", "dp2 tp2", "dp2 pp2"),
+        ((1, 1, 1), (0, 5, 8), (0, 0, 0)),
+        briefly=[("dp2", (0, 0, 0)), ("dp2 tp2", (1, 1, 1)), ("dp2 pp2", (0, 5, 8))],
+    ),
+)
+def test_replicas_with_unequal_rows_equal_a_plain_loop(world, folders, layout, rows):
     """So many of each mini-batch's eight rows on one replica, the rest on the other, in up to three micro-batches."""
     case = Case(folders["tied"], optimizer=OPTIMIZER, **LAYOUTS[layout])
     settings = cases.Walk("logprobs", 3, 3, temperature=0.8)
-    found = world.run(case.ranks, cases.train_dealt_unevenly, case, settings, first)
+    found = world.run(case.ranks, cases.train_dealt_unevenly, case, settings, rows)
     assert_plain_loop(folders["tied"], case, settings, found)
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", first(3, reversed(LAYOUTS)))
 def test_a_sum_of_losses_equals_a_plain_loop(world, folders, layout):
     """Three losses on two row sets, which replicas share unevenly: one step a mini-batch, the very weights."""
     case = Case(folders["untied"], optimizer=OPTIMIZER, **LAYOUTS[layout])
@@ -187,8 +210,12 @@ def assert_trained(model, case, found, norms):
         np.testing.assert_allclose(whole[name], parameter.detach(), rtol=0, atol=3e-5, err_msg=name)
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("kind", ["tied", "untied", "scalar"])
+@pytest.mark.parametrize(
+    ("kind", "layout"),
+    combinations(
+        KINDS, LAYOUTS, briefly=[("tied", "tp2 pp2"), ("untied", "dp2 tp2"), ("scalar", "dp2 pp2"), ("tied", "pp2")]
+    ),
+)
 def test_weights_lie_where_the_layout_says(world, folders, kind, layout):
     """Each rank's regions are those of placement, and its views hold the checkpoint's very bits there."""
     case = Case(folders[kind], head="scalar" if kind == "scalar" else "lm", **(LAYOUTS | UNEVEN)[layout])
@@ -200,9 +227,15 @@ def test_weights_lie_where_the_layout_says(world, folders, kind, layout):
             np.testing.assert_array_equal(values, stored[name][tuple(slice(*span) for span in region)], err_msg=name)
 
 
-@pytest.mark.parametrize("part", ["optimizer", "all"])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("layout", ["dp2", "tp2 pp2"])
+@pytest.mark.parametrize(
+    ("layout", "dtype", "part"),
+    combinations(
+        ("dp2", "tp2 pp2"),
+        ("float32", "bfloat16"),
+        ("optimizer", "all"),
+        briefly=[("dp2", "float32", "all"), ("tp2 pp2", "bfloat16", "optimizer")],
+    ),
+)
 def test_offloading_changes_nothing(world, folders, layout, dtype, part):
     """Train, offload, reload, train gives the very weights of train, train."""
     case = Case(folders["tied"], dtype=dtype, optimizer=OPTIMIZER, **(LAYOUTS | UNEVEN)[layout])

@@ -44,9 +44,8 @@ def trained(folder):
     return {**metrics, "weights": float(sum(abs(values).sum() for _, values in weights.values()))}
 
 
-@pytest.mark.parametrize(
-    "module", ["transformer_engine.pytorch.optimizers", pytest.param("apex.optimizers", marks=pytest.mark.all)]
-)
+@pytest.mark.all
+@pytest.mark.parametrize("module", ["transformer_engine.pytorch.optimizers", "apex.optimizers"])
 def test_where_another_adam_can_be_imported_training_is_the_same(tmp_path, module):
     folder = cases.make_folder(tmp_path / "model", layers=1)
     expected = trained(folder)

@@ -13,6 +13,7 @@ from prefect_rlhf.placement.memory.holdings import instance_holdings
 from prefect_rlhf.placement.mesh import DeviceMesh
 from prefect_rlhf.placement.plan import ModelInstance
 from prefect_rlhf.placement.strategy import Strategy
+from tests.cases import combinations
 from tests.strategies import call
 
 pytestmark = pytest.mark.slow
@@ -37,8 +38,10 @@ def folders(tmp_path_factory):
     }
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("kind", ["tied", "untied"])
+@pytest.mark.parametrize(
+    ("kind", "layout"),
+    combinations(("tied", "untied"), LAYOUTS, briefly=[("tied", "one"), ("tied", "tp2 pp2"), ("untied", "dp2 tp2")]),
+)
 def test_the_gradient_of_policy_and_values_is_a_plain_one(world, folders, kind, layout):
     """Of ppo_clip + 0.3 * value_clip, within 1e-6 of what PyTorch finds in one process, each weight where it lies."""
     case = Case(folders[kind], head="lm+scalar", optimizer=two_heads.GRADIENT, **LAYOUTS[layout])

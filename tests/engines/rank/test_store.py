@@ -5,6 +5,8 @@ import torch
 
 from prefect_rlhf.engines.rank.store import RowsMissing, RowStore
 
+pytestmark = pytest.mark.quick
+
 
 def filled():
     store = RowStore()

@@ -11,6 +11,8 @@ from transformers import MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from prefect_rlhf.engines.sampling.sampler import choose, draw, nucleus, row_stream, uniforms
 
+pytestmark = pytest.mark.quick
+
 
 @pytest.mark.parametrize("vocab_size", [3, 256, 257, 1000])
 def test_draw_inverts_the_cumulative_distribution(vocab_size):

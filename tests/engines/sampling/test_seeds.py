@@ -3,6 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 import torch
 
 from prefect_rlhf.engines.commands import CallCommand
@@ -12,6 +13,8 @@ from prefect_rlhf.placement.graph import Dataset
 from prefect_rlhf.placement.model import ModelSpec, TransformerShape
 from prefect_rlhf.tasks.calls import generate
 from prefect_rlhf.tasks.trace import trace_body
+
+pytestmark = pytest.mark.quick
 
 SHAPE = TransformerShape(64, 128, 2, 4, 2, 16, 100, 64, 1e4, 1e-5, True)
 ROWS = 4000

@@ -9,6 +9,8 @@ from transformers import PreTrainedTokenizerFast
 from prefect_rlhf.engines.sampling.stop_strings import StopStrings
 from prefect_rlhf.placement.errors import InvalidInput
 
+pytestmark = pytest.mark.quick
+
 STRINGS = ("\n\n", "é", "日本", "<end>")
 
 

@@ -21,6 +21,8 @@ from prefect_rlhf.placement.plan import ModelInstance
 from prefect_rlhf.placement.strategy import Strategy
 from tests.strategies import GEMMA3, QWEN2, QWEN3, model
 
+pytestmark = pytest.mark.quick
+
 M = 2**64
 
 

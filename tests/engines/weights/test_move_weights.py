@@ -24,6 +24,7 @@ from prefect_rlhf.placement.layout.reshard import Piece, num_lacking
 from prefect_rlhf.placement.mesh import DeviceMesh
 from prefect_rlhf.placement.plan import ModelInstance
 from prefect_rlhf.placement.strategy import Strategy
+from tests.cases import first
 
 SIZE = 4
 MESH = DeviceMesh(0, 1, 0, SIZE)
@@ -124,7 +125,7 @@ def random_layout(draw, shapes):
 @pytest.mark.slow
 @pytest.mark.parametrize("refused", [(), (1, 2), range(SIZE)])
 @pytest.mark.parametrize("split", [False, True])
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", first(3, range(12)))
 def test_weights_arrive(gang, seed, split, refused):
     """Between any two layouts every target rank ends with its part of the whole, and its engine is told once.
 

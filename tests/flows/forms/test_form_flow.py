@@ -11,6 +11,8 @@ from prefect_rlhf.placement.errors import InvalidInput
 from prefect_rlhf.tasks.rl.hyperparameters import GRPO
 from prefect_rlhf.tasks.settings import Optimizer
 
+pytestmark = pytest.mark.quick
+
 SMALL = GRPO(batch_size=4, advantage="gdpo", optimizer=Optimizer(lr=1e-3, head_lr=0.5))
 PARAMETERS = {
     "pairs": {"path": "pairs.parquet"},

@@ -9,6 +9,8 @@ from prefect_rlhf.flows.hardware.described_device import read_device
 from prefect_rlhf.placement.cost.hardware import DATASHEETS, GIB, datasheet
 from prefect_rlhf.placement.errors import InvalidInput
 
+pytestmark = pytest.mark.quick
+
 TEXT = "name=Mine, tflops=362, memory_gib=45, memory_gb_per_s=864, link_gb_per_s=32"
 
 

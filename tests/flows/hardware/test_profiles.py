@@ -17,6 +17,8 @@ from prefect_rlhf.placement.lease import Lease
 from prefect_rlhf.placement.mesh import ClusterShape, DeviceMesh
 from prefect_rlhf.placement.model import ModelSpec
 
+pytestmark = pytest.mark.quick
+
 SHAPE, OTHER = KNOWN_SHAPES["llama-7b"], KNOWN_SHAPES["llama-13b"]
 ACTOR, CRITIC = ModelSpec("actor", "", "lm", SHAPE), ModelSpec("critic", "", "scalar", OTHER)
 DESK = ClusterShape("desk", 1, 2, 8 << 30)

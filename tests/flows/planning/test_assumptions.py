@@ -12,6 +12,8 @@ from prefect_rlhf.flows.rlhf_flow import find_flow
 from prefect_rlhf.placement.cost.workload import LengthDistribution
 from prefect_rlhf.placement.errors import InvalidInput
 
+pytestmark = pytest.mark.quick
+
 WORDS = ["--cluster", "1x8:h100", "--model", "actor=llama-7b", "--model", "critic=llama-7b", "--prompt-length", "64"]
 
 

@@ -2,8 +2,12 @@
 
 import logging
 
+import pytest
+
 from prefect_rlhf.flows.training import log
 from prefect_rlhf.flows.training.log import engines_in_log
+
+pytestmark = pytest.mark.quick
 
 
 def test_warnings_of_engines_go_to_the_runs_log_and_to_no_other_while_it_is_open(monkeypatch, caplog):

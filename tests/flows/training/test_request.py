@@ -20,6 +20,8 @@ from prefect_rlhf.tasks.settings import Optimizer, Settings, Update
 from tests.flows.test_algorithms import traced
 from tests.tiny import make_model, make_prompts
 
+pytestmark = pytest.mark.quick
+
 
 @rlhf_flow("distil")
 def distil(prompts: Prompts, teacher: Model, student: Model) -> None:

@@ -9,6 +9,8 @@ from prefect_rlhf.flows.training.inputs import longest_sequence, read_run_inputs
 from prefect_rlhf.flows.training.workload import run_workload
 from tests.tiny import make_model, make_pairs, ppo_parameters
 
+pytestmark = pytest.mark.quick
+
 
 def asked(flow, parameters):
     """Inputs and graph of a flow."""

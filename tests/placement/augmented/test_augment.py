@@ -26,6 +26,8 @@ from prefect_rlhf.placement.rows.moves import row_transfers
 from prefect_rlhf.placement.rows.shares import needs, rows_held
 from tests.strategies import GIB, TWO_DEVICES, dependency_graph, dpo, graphs, placed, plans, ppo, remax
 
+pytestmark = pytest.mark.quick
+
 FOUR_DEVICES = ClusterShape("four", 1, 4, 8 * GIB)
 TWO_NODES = ClusterShape("two_nodes", 2, 2, 8 * GIB)
 WHOLE = TWO_DEVICES.whole

@@ -23,6 +23,8 @@ from prefect_rlhf.placement.planner.preset_plan import preset
 from prefect_rlhf.placement.schedule.schedule import schedule
 from tests.strategies import GIB, TWO_DEVICES, dependency_graph, placed, plans, ppo, remax
 
+pytestmark = pytest.mark.quick
+
 FOUR_DEVICES = ClusterShape("four", 1, 4, 8 * GIB)
 
 

@@ -9,6 +9,8 @@ from prefect_rlhf.placement.errors import GraphError
 from prefect_rlhf.placement.graph import DataflowGraph, Dataset
 from tests.strategies import HELD_OUT, call, dpo, generated, graphs, model, ppo, remax
 
+pytestmark = pytest.mark.quick
+
 
 def versions_by_hand(graph: DataflowGraph, num_steps: int) -> dict[str, int | None]:
     """Run the program line by line, counting train_steps; an oracle that knows no edges."""

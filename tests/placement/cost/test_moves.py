@@ -30,6 +30,8 @@ from prefect_rlhf.placement.rows.moves import DeviceTransfer
 from prefect_rlhf.placement.strategy import Strategy
 from tests.strategies import GEMMA3, MIXTURE, SMALL, divisors
 
+pytestmark = pytest.mark.quick
+
 LINKS = Links(device=1e12, node=1e11, network=1e10, host=2e10)
 CLUSTER = DeviceMesh(0, 2, 0, 4)
 MESHES = [CLUSTER, *(DeviceMesh(node, 1, 0, 4) for node in (0, 1)), DeviceMesh(0, 1, 0, 2), DeviceMesh(1, 1, 2, 2)]

@@ -16,6 +16,8 @@ from prefect_rlhf.placement.plan import ModelInstance
 from prefect_rlhf.placement.strategy import Strategy
 from tests.strategies import GEMMA3, MIXTURE, QWEN2, QWEN3, SMALL, SMOLLM2, model
 
+pytestmark = pytest.mark.quick
+
 UNTIED = replace(SMALL, tied_embeddings=False)
 
 

@@ -1,10 +1,13 @@
 """Flat ranges of a region as rectangles."""
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from prefect_rlhf.placement.layout.regions import rectangles
+
+pytestmark = pytest.mark.quick
 
 
 @st.composite

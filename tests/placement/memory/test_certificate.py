@@ -23,6 +23,8 @@ from prefect_rlhf.placement.plan import instances, offloaded_parts
 from prefect_rlhf.placement.planner.preset_plan import preset
 from tests.strategies import GEMMA3, GIB, MIXTURE, QWEN2, QWEN3, SMALL, TWO_DEVICES, dpo, graphs, placed, plans, ppo
 
+pytestmark = pytest.mark.quick
+
 WORK = Workload.fixed(8, 8)
 ONE = ClusterShape("one", 1, 1, 8 * GIB)
 ELEMENTS = 512 * 128 + 4 * (2 * 128 * 128 + 2 * 64 * 128 + 3 * 256 * 128 + 2 * 128) + 128  # of the small model

@@ -11,6 +11,8 @@ from prefect_rlhf.placement.planner.preset_plan import preset
 from prefect_rlhf.placement.plans.check import check_plan
 from tests.strategies import GIB, MIXTURE, SMALL, dpo, model, on, placed, ppo, remax
 
+pytestmark = pytest.mark.quick
+
 CLUSTER = ClusterShape("desk", 2, 4, 64 * GIB)
 LEASE = DeviceMesh(0, 1, 0, 4)
 PPO = ppo(mini_batches=2)

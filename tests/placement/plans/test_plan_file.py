@@ -12,6 +12,8 @@ from prefect_rlhf.placement.mesh import ClusterShape
 from prefect_rlhf.placement.plans.plan_file import plan_yaml, read_plan
 from tests.strategies import GIB, plans, ppo
 
+pytestmark = pytest.mark.quick
+
 CLUSTER = ClusterShape("desk", 2, 4, 8 * GIB)
 GOOD = {"name": "mine", "calls": {"actor_generate": {"mesh": "n0:0-1", "engine": "vllm", "dp": 2}}}
 

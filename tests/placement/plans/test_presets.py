@@ -15,6 +15,8 @@ from prefect_rlhf.placement.plans.presets import ALIASES, PRESETS, preset_named
 from prefect_rlhf.placement.strategy import Strategy
 from tests.strategies import GIB, TWO_DEVICES, dpo, graphs, meshes, ppo, remax
 
+pytestmark = pytest.mark.quick
+
 CLUSTER = ClusterShape("desk", 2, 4, 8 * GIB)
 WHOLE = TWO_DEVICES.whole
 

@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 from prefect_rlhf.placement.errors import InvalidInput
 from prefect_rlhf.placement.rows.partition import RowPartition, balance
 
+pytestmark = pytest.mark.quick
+
 SPEEDS = st.lists(st.sampled_from([0.25, 0.5, 1.0]), min_size=1, max_size=5).map(tuple)
 
 

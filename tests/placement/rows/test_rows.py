@@ -16,6 +16,8 @@ from prefect_rlhf.placement.rows.partition import RowPartition
 from prefect_rlhf.placement.rows.shares import needs, partition_of, rows_held
 from tests.strategies import GIB, dpo, graphs, on, placed, plans, ppo
 
+pytestmark = pytest.mark.quick
+
 CLUSTER = ClusterShape("pair", 2, 4, 8 * GIB)
 UNEVEN = replace(CLUSTER, node_speeds=(1.0, 0.5))
 A, B, C, D = (Device(0, index) for index in range(4))

@@ -15,6 +15,8 @@ from prefect_rlhf.placement.schedule.list_schedule import Job, critical_path_sec
 from prefect_rlhf.placement.schedule.schedule import STEPS_IN_FLIGHT, schedule, steady_seconds
 from tests.strategies import TWO_DEVICES, dpo, graphs, plans, ppo
 
+pytestmark = pytest.mark.quick
+
 
 @st.composite
 def job_lists(draw) -> list[Job]:

@@ -9,6 +9,8 @@ from prefect_rlhf.placement.errors import InvalidInput
 from prefect_rlhf.tasks.checkpoints.best import EVALUATIONS, BestModel, Evaluation, carry_over_best
 from prefect_rlhf.tasks.checkpoints.folders import folder_of, keep_newest
 
+pytestmark = pytest.mark.quick
+
 METRIC = "record_evaluation.score"
 
 

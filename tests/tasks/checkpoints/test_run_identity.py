@@ -13,6 +13,8 @@ from prefect_rlhf.tasks.rl.losses import ppo_clip
 from tests.strategies import ppo
 from tests.tasks import row_world
 
+pytestmark = pytest.mark.quick
+
 
 def graph(algo=None, **optimizer):
     """PPO whose actor is trained with the real loss, its settings and optimizer as given."""

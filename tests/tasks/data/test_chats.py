@@ -12,6 +12,8 @@ from prefect_rlhf.tasks.data.tokenizer import load_tokenizer
 from tests.tasks.data.stored import json_lines, parquet, saved
 from tests.tasks.small_tokenizer import TEMPLATE, WORDS, ids, save_small_tokenizer
 
+pytestmark = pytest.mark.quick
+
 CLOSING = (  # an answer ends with </s>, and a line that nobody samples
     "{% for m in messages %}{{ m.role }} {{ m.content }} {% if m.role == 'assistant' %}</s> the {% endif %}{% endfor %}"
     "{% if add_generation_prompt %}assistant{% endif %}"

@@ -13,6 +13,8 @@ from prefect_rlhf.tasks.data.source import KEYS_OF_CALLS
 from tests.tasks.data.stored import json_lines, parquet, saved
 from tests.tasks.small_tokenizer import save_small_tokenizer
 
+pytestmark = pytest.mark.quick
+
 COLUMNS = {
     "prompt": ["a film", "good", "bad"],
     "answer": ["7", None, "9"],

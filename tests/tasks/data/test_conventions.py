@@ -7,6 +7,8 @@ from prefect_rlhf.tasks.data.datasets import PreferenceDataset, PromptDataset
 from tests.tasks.data.stored import json_lines, parquet
 from tests.tasks.small_tokenizer import ids, save_small_tokenizer
 
+pytestmark = pytest.mark.quick
+
 
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory):

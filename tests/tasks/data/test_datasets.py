@@ -10,6 +10,8 @@ from prefect_rlhf.placement.errors import InvalidInput
 from prefect_rlhf.tasks.data.datasets import PreferenceDataset, PromptDataset
 from tests.tasks.small_tokenizer import ids, save_small_tokenizer
 
+pytestmark = pytest.mark.quick
+
 CHAT = [{"role": "user", "content": "what is it"}]
 
 

@@ -12,6 +12,8 @@ from prefect_rlhf.placement.errors import InvalidInput
 from prefect_rlhf.tasks.data.vocabulary import byte_of_letter, have_same_files, of_json, read_vocabulary
 from tests.tasks.small_tokenizer import WORDS, save_small_tokenizer
 
+pytestmark = pytest.mark.quick
+
 
 def bpe(tokens, byte_level):
     """The content of a tokenizer.json that spells as GPT-2, or as sentencepiece, does."""

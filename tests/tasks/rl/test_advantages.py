@@ -19,6 +19,8 @@ from prefect_rlhf.tasks.rl.kl import kl_k1, kl_k2, kl_k3, next_coefficient
 from prefect_rlhf.tasks.rl.masked import last_token, masked_mean, masked_variance, whiten
 from prefect_rlhf.tasks.rl.rewards import RunningScores, kl_penalised_rewards
 
+pytestmark = pytest.mark.quick
+
 numbers = st.floats(-4, 4, width=32)
 ragged = st.lists(st.lists(st.tuples(numbers, numbers), min_size=1, max_size=6), min_size=1, max_size=4)
 unit = st.floats(0, 1, width=32)

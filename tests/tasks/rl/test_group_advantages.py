@@ -17,6 +17,8 @@ from prefect_rlhf.tasks.rl.policy_settings import KLTerm, Overlong
 from tests.tasks.rl import trl_formulas as trl
 from tests.tasks.rl import verl_formulas as verl
 
+pytestmark = pytest.mark.quick
+
 NAN = float("nan")
 BY_ROW = {"grpo": ours.grpo, "dr_grpo": ours.dr_grpo, "rloo": ours.rloo}
 seeds = st.integers(0, 10_000)

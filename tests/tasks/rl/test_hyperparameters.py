@@ -8,6 +8,8 @@ from prefect_rlhf.tasks.rl.losses import ppo_clip
 from prefect_rlhf.tasks.rl.offline_settings import DPO, KTO, SFT
 from prefect_rlhf.tasks.settings import Optimizer
 
+pytestmark = pytest.mark.quick
+
 ALGORITHMS = [PPO, GRPO, ReMax, SFT, DPO, KTO, Reward]
 
 

@@ -13,6 +13,8 @@ from prefect_rlhf.tasks.rl.policy_settings import Importance
 from tests.tasks.rl import trl_formulas as trl
 from tests.tasks.rl import verl_formulas as verl
 
+pytestmark = pytest.mark.quick
+
 
 def made(settings):
     """Ratios of training over generation: (4, 1/4, 1) and (1/2), so 1 and 1/2 of the responses."""

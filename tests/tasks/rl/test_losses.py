@@ -22,6 +22,8 @@ from prefect_rlhf.tasks.rl.preference_losses import dpo
 from prefect_rlhf.tasks.settings import Settings
 from tests.tasks.rl.loss_sums import loss_sums
 
+pytestmark = pytest.mark.quick
+
 LOSSES = {
     "ppo_clip": (ppo_clip, PPO()),
     "value_clip": (value_clip, PPO()),

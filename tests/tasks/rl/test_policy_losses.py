@@ -17,6 +17,8 @@ from tests.tasks.rl import trl_formulas as trl
 from tests.tasks.rl import verl_formulas as verl
 from tests.tasks.rl.loss_sums import loss_sums
 
+pytestmark = pytest.mark.quick
+
 REF = "ref_inference.logprobs"
 WITHOUT_KL = KLTerm(coefficient=0.0)
 FAMILY = {

@@ -20,6 +20,8 @@ from prefect_rlhf.tasks.rl.preference_losses import dpo, kto
 from tests.tasks.rl import trl_preference_formulas as trl
 from tests.tasks.rl.loss_sums import loss_sums
 
+pytestmark = pytest.mark.quick
+
 REF = "ref_inference.logprobs"
 
 

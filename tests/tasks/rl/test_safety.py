@@ -19,6 +19,8 @@ from prefect_rlhf.tasks.rl.safety import (
 )
 from prefect_rlhf.tasks.rl.safety_settings import Lagrange, SafeRLHF
 
+pytestmark = pytest.mark.quick
+
 
 def scores(*values):
     return Batch({"scores": [torch.tensor(value) for value in values]})

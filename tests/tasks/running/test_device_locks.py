@@ -15,6 +15,8 @@ from prefect_rlhf.placement.schedule.schedule import schedule
 from prefect_rlhf.tasks.running.device_locks import DeviceLocks
 from tests.strategies import TWO_DEVICES, placed, ppo
 
+pytestmark = pytest.mark.quick
+
 A, B = Device(0, 0), Device(0, 1)
 MESHES = {frozenset({A}): "n0:0", frozenset({B}): "n0:1", frozenset({A, B}): "n0:0-1"}
 

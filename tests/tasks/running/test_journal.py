@@ -17,6 +17,8 @@ from prefect_rlhf.tasks.running.journal import (
     time_shares,
 )
 
+pytestmark = pytest.mark.quick
+
 NO_MEMORY = {"device_bytes": {}, "resident_bytes": {}, "store_bytes": {}}
 
 

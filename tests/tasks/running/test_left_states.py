@@ -13,6 +13,8 @@ from prefect_rlhf.tasks.running.left_states import LeftStates
 from tests.strategies import TWO_DEVICES, ppo
 from tests.tasks import row_world
 
+pytestmark = pytest.mark.quick
+
 
 def state(step):
     return {"type": "int", "value": step}

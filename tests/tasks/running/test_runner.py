@@ -21,17 +21,11 @@ from prefect_rlhf.tasks.running.journal import STEPS_KEPT, Journal, read_spans
 from prefect_rlhf.tasks.running.outcome import NodeOutcome
 from prefect_rlhf.tasks.running.runner import STOP_POLL_SECONDS, GraphRunner
 from prefect_rlhf.tasks.running.stop_request import StopRequest
-from tests.own_server import own_server
+from tests.cases import combinations, first
 from tests.strategies import TWO_DEVICES, ppo
 from tests.tasks import row_world
 
-pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(scope="module", autouse=True)
-def prefect():
-    with own_server():
-        yield
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("prefect")]
 
 
 class Dispatcher:
@@ -164,9 +158,16 @@ class HardExit(BaseException):
     """What is no Exception: a thread that is told to leave, an interpreter that ends."""
 
 
-@pytest.mark.parametrize("node", ["actor_generate@0", "actor_train_step@2"])  # with more to come, and in the last group
-@pytest.mark.parametrize("error", [HardExit("told to leave"), MemoryError("no room")])
-def test_a_node_that_leaves_in_any_way_ends_the_run_with_its_own_words(tmp_path, node, error):
+@pytest.mark.parametrize(
+    ("node", "kind"),
+    combinations(
+        ("actor_generate@0", "actor_train_step@2"),  # with more to come, and in the last group
+        (HardExit, MemoryError),
+        briefly=[("actor_generate@0", MemoryError), ("actor_train_step@2", HardExit)],
+    ),
+)
+def test_a_node_that_leaves_in_any_way_ends_the_run_with_its_own_words(tmp_path, node, kind):
+    error = kind("told to leave")
     _, state, _ = run(tmp_path, Dispatcher(failing=node, error=error), 3)
     assert not state.is_completed() and str(error) in state.message
 
@@ -213,15 +214,21 @@ class FullJournal(Journal):
         return super().finish_step(step)
 
 
-@pytest.mark.parametrize("method", ["record", "finish_step"])
-@pytest.mark.parametrize("step", [0, 3])  # with more to come, and in the last group
+@pytest.mark.parametrize(
+    ("method", "step"),
+    combinations(
+        ("record", "finish_step"),
+        (0, 3),  # with more to come, and in the last group
+        briefly=[("record", 0), ("finish_step", 3)],
+    ),
+)
 def test_a_journal_that_cannot_be_written_ends_the_run_as_failed(tmp_path, step, method):
     """Also in the last group, after whose nodes nobody waits for anything."""
     _, state, _ = run(tmp_path, Dispatcher(), 3, journal=FullJournal(tmp_path, step, method))
     assert state.is_failed() and "No space left on device" in state.message
 
 
-@pytest.mark.parametrize("checkpoint_every", [None, 1])
+@pytest.mark.parametrize("checkpoint_every", first(1, [None, 1]))
 def test_sigterm_ends_the_step_in_flight_and_writes_a_checkpoint(tmp_path, checkpoint_every):
     """Nothing of later steps begins, though they were handed out; a second SIGTERM would end it at once.
 

@@ -13,6 +13,8 @@ from prefect_rlhf.placement.errors import InvalidInput
 from prefect_rlhf.tasks.server import patience
 from prefect_rlhf.tasks.server.patience import VARIABLE, ServerAway, hurry, not_waiting, wait_for_server
 
+pytestmark = pytest.mark.quick
+
 
 class Answers(BaseHTTPRequestHandler):
     """Says it is a proxy without a server behind it, once, then answers."""

@@ -12,15 +12,8 @@ from prefect.events.schemas.events import Event, RelatedResource, Resource
 
 from prefect_rlhf.tasks.server import task_run_record
 from prefect_rlhf.tasks.server.task_run_record import complete_record
-from tests.own_server import own_server
 
-pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(scope="module", autouse=True)
-def prefect():
-    with own_server():
-        yield
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("prefect")]
 
 
 @task(task_run_name="node {number}")
