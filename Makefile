@@ -37,14 +37,14 @@ lint: setup
 	$(RUN)/ruff format --check .
 	MYPYPATH=src $(RUN)/mypy -p prefect_rlhf
 
-# The search is compiled meanwhile, which takes two minutes of one core; tests need it some minutes later.
+# The search is compiled in the background, for two minutes on a free core. Tests that need it come last.
 test: setup
 	$(RUN)/python -m prefect_rlhf.placement.search > /dev/null 2>&1 &
 	$(MAKE) lint
 	$(RUN)/pytest -m "not all" $(SIDE_BY_SIDE) --durations=15
 
 test-all: lint
-	$(RUN)/pytest --durations=15
+	ALL_EXAMPLES=1 $(RUN)/pytest $(SIDE_BY_SIDE) --timeout=1200 --durations=20
 
 # tests/test_site.py does the same as a part of `make test`.
 docs: setup

@@ -1,10 +1,19 @@
-"""Cases of a parametrized test, of which `make test` runs some and `make test-all` runs all."""
+"""Cases of parametrized tests and examples of Hypothesis: `make test` runs some, `make test-all` runs all."""
 
+import os
 from collections.abc import Iterable, Sequence
 from itertools import product
 from typing import Any
 
 import pytest
+
+ALL_EXAMPLES = "ALL_EXAMPLES"
+"""Environment variable that `make test-all` sets."""
+
+
+def examples(count: int) -> int:
+    """Return the number of examples to draw: `count` in `make test-all`, otherwise a third of them."""
+    return count if os.environ.get(ALL_EXAMPLES) else -(-count // 3)
 
 
 def first(count: int, cases: Iterable[Any]) -> list[Any]:

@@ -7,10 +7,13 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.cases import examples
 from tests.own_server import own_server, runs_go_to
 
 # Machines that run the tests are shared and slow at times; how long an example takes is no promise of ours.
-settings.register_profile("search", deadline=None, suppress_health_check=list(HealthCheck))
+settings.register_profile(
+    "search", deadline=None, suppress_health_check=list(HealthCheck), max_examples=examples(settings().max_examples)
+)
 # The same tree has the same result each time; `pytest --hypothesis-profile=search` looks for new examples.
 settings.register_profile("same", settings.get_profile("search"), derandomize=True)
 settings.load_profile("same")
@@ -21,25 +24,31 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 # Tests are of CPU ranks, also on a machine with GPUs; before torch looks for them.
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
-BENCHMARKS = Path(__file__).parent / "benchmarks"
+TESTS = Path(__file__).parent
 LONGEST = (
     "test_end_to_end.py",
-    "test_chaos.py",
     "test_worker.py",
     "test_resume.py",
     "test_plan_invariance.py",
+    "test_local_run.py",
+    "test_gang.py",
+    "test_run.py",
+    "test_authoring.py",
     "test_runner.py",
-    "test_server_away.py",
+    "test_megatron_ranks.py",
 )
-"""Files that take a minute or more: they come first, so that two files at a time end at about the same moment."""
+"""Files that take half a minute or more: they come first, so that two workers end at about the same moment."""
+SEARCHING = ("placement/planner", "placement/search", "flows/planning", "flows/test_planned_run.py", "benchmarks")
+"""Tests of plan searches come last: `make test` compiles the search in the background."""
 
 
 def pytest_collection_modifyitems(items):
-    """Run the longest files first, and benchmarks last: they need the search, which `make test` compiles meanwhile."""
+    """Run the longest files first, and the searches last."""
 
     def turn(item):
-        name = item.path.name
-        return LONGEST.index(name) if name in LONGEST else len(LONGEST) + item.path.is_relative_to(BENCHMARKS)
+        if item.path.name in LONGEST:
+            return LONGEST.index(item.path.name)
+        return len(LONGEST) + any(item.path.is_relative_to(TESTS / place) for place in SEARCHING)
 
     items.sort(key=turn)
 

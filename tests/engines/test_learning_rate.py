@@ -8,6 +8,7 @@ from transformers import get_cosine_with_min_lr_schedule_with_warmup, get_schedu
 
 from prefect_rlhf.engines.learning_rate import rate_share
 from prefect_rlhf.placement.model import OptimizerSpec
+from tests.cases import examples
 
 pytestmark = pytest.mark.quick
 
@@ -27,7 +28,7 @@ def optimizer():
 
 
 @given(st.integers(0, 6), st.integers(1, 12), st.sampled_from(["constant", "linear", "cosine"]))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 def test_rates_are_those_of_transformers(warmup, falls, schedule):
     """But that the warm-up's first step has a rate above 0, as each of them comes a step earlier."""
     steps = warmup + falls

@@ -15,7 +15,11 @@ from prefect.settings import get_current_settings
 from prefect_rlhf.flows.commands.init import project, write_new
 from tests.tiny import make_model
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("prefect")]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.all,  # test_local_run.py has runs from Python
+    pytest.mark.usefixtures("prefect"),
+]
 
 PAGE = Path(__file__).parents[2] / "docs" / "from_python.md"
 FILES = re.compile(r"```python file=(\S+)\n(.*?)```", re.DOTALL)
@@ -71,7 +75,6 @@ def cell(folder):
     manager.shutdown_kernel(now=True)
 
 
-@pytest.mark.all
 def test_a_notebook_runs_the_loop_of_the_page_and_is_still_there_after_an_interrupt(folder, cell):
     """A loop of events runs in a kernel's main thread."""
     reply, printed = cell("import asyncio; asyncio.get_running_loop(); from iterative_dpo import main; main(rounds=1)")
@@ -96,7 +99,6 @@ def test_a_script_prints_the_trained_model_the_metrics_and_the_rollouts(folder):
     )
 
 
-@pytest.mark.all
 def test_a_script_of_two_rounds_trains_the_model_of_the_first_in_the_second(folder):
     done = script(folder, "iterative_dpo.py")
     assert done.returncode == 0, done.stderr[-3000:]
@@ -126,7 +128,6 @@ except rl.RlhfError as error:
 """
 
 
-@pytest.mark.all
 def test_a_script_whose_own_computation_ranks_would_import_is_refused_in_one_line_without_a_guard(folder):
     (folder / "unguarded.py").write_text(UNGUARDED)
     done = script(folder, "unguarded.py")

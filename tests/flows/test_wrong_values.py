@@ -36,6 +36,7 @@ from prefect_rlhf.flows.plan import plan
 from prefect_rlhf.flows.rlhf_flow import find_flow
 from prefect_rlhf.placement.errors import InvalidInput, RlhfError
 from prefect_rlhf.tasks.settings import Settings
+from tests.cases import examples
 from tests.tiny import ppo_parameters
 
 FLOWS = {name: find_flow(name) for name in ALGORITHMS} | {"plan": plan}
@@ -253,7 +254,7 @@ def test_there_are_hundreds_of_wrong_values():
     assert sum(len(wrong_values(leaf)) for leaf in LEAVES) > 1000
 
 
-@settings(max_examples=500)
+@settings(max_examples=examples(500))
 @given(data=st.data())
 def test_a_wrong_value_is_refused_in_one_line_that_names_its_field(data):
     leaf = data.draw(st.sampled_from(LEAVES))

@@ -34,6 +34,7 @@ from prefect_rlhf.placement.planner.restrictions import divisions
 from prefect_rlhf.placement.plans.check import check_plan
 from prefect_rlhf.placement.schedule.estimate import estimate
 from prefect_rlhf.placement.strategy import Strategy
+from tests.cases import examples
 from tests.strategies import GIB, SMOLLM2, model, on, plans, ppo, remax
 
 ETHERNET = Network("ethernet-200", 25e9)
@@ -171,7 +172,7 @@ def test_the_certificate_counts_the_rows_that_a_fast_replica_gets():
 
 @pytest.mark.parametrize("name", SMALL_GRAPHS)
 @given(data=st.data())
-@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(50), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_no_drawn_plan_takes_less_than_the_bound(name, data):
     """On nodes of two kinds, whatever its meshes, strategies, orders and offloads."""
     graph, drawn = SMALL_GRAPHS[name], data.draw(plans(SMALL_GRAPHS[name], SMALL_NODES))

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from transformers import MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from prefect_rlhf.engines.sampling.sampler import choose, draw, nucleus, row_stream, uniforms
+from tests.cases import examples
 
 pytestmark = pytest.mark.quick
 
@@ -43,7 +44,7 @@ def test_a_nucleus_is_the_fewest_likeliest_tokens_that_have_top_p(top_p):
 
 
 @given(st.integers(0, 60), st.sampled_from([0.0, 0.01, 0.2, 1.0]), st.sampled_from([0.05, 0.5, 0.9, 1.0]))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 def test_what_is_kept_is_what_transformers_keeps(top_k, min_p, top_p):
     """Its processors one after another, in vLLM's order; the mass is that of the distribution before them."""
     logits = torch.randn(4, 50, generator=torch.Generator().manual_seed(top_k)) * 2

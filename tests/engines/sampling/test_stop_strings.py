@@ -8,6 +8,7 @@ from transformers import PreTrainedTokenizerFast
 
 from prefect_rlhf.engines.sampling.stop_strings import StopStrings
 from prefect_rlhf.placement.errors import InvalidInput
+from tests.cases import examples
 
 pytestmark = pytest.mark.quick
 
@@ -28,7 +29,7 @@ def folder(tmp_path_factory):
 
 
 @given(st.text("a\né日本", max_size=30), st.sampled_from(["", *STRINGS]))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_a_response_ends_with_the_token_that_completes_a_string(folder, text, last):
     """And with no earlier one: beside the whole text, looked at after each token."""
     path, fast = folder

@@ -19,6 +19,7 @@ from prefect_rlhf.placement.layout.layout import Layout, megatron_layout, vllm_l
 from prefect_rlhf.placement.mesh import DeviceMesh
 from prefect_rlhf.placement.plan import ModelInstance
 from prefect_rlhf.placement.strategy import Strategy
+from tests.cases import examples
 from tests.strategies import GEMMA3, QWEN2, QWEN3, model
 
 pytestmark = pytest.mark.quick
@@ -75,7 +76,7 @@ def shard(tensor, region, copy=True):
     return Shard(region, part.clone() if copy else part)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(split_tensors(), st.booleans())
 def test_shards_add_up_to_the_definition(case, copy):
     """Any tiling, of copies or of views into the whole, gives the number that the definition gives."""
@@ -189,7 +190,7 @@ def test_layouts_of_one_version_agree():
     assert known.content("actor", 0) == {name: defined(name, tensor) for name, tensor in v0.items()}
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(
     shape=st.sampled_from([QWEN2, QWEN3, GEMMA3]),
     heads=st.sampled_from([(4, 4), (4, 2), (4, 1)]),

@@ -24,6 +24,7 @@ from prefect_rlhf.placement.plan import ExecutionPlan, ModelInstance
 from prefect_rlhf.placement.planner.preset_plan import preset
 from prefect_rlhf.placement.rows.moves import row_transfers
 from prefect_rlhf.placement.rows.shares import needs, rows_held
+from tests.cases import examples
 from tests.strategies import GIB, TWO_DEVICES, dependency_graph, dpo, graphs, placed, plans, ppo, remax
 
 pytestmark = pytest.mark.quick
@@ -171,7 +172,7 @@ def test_calls_have_no_moves_where_nothing_moves():
     ]
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(st.data(), graphs(), st.sampled_from([FOUR_DEVICES, TWO_NODES]), st.integers(1, 4), st.randoms())
 def test_whatever_the_order_every_node_finds_what_it_needs(data, graph, cluster, num_steps, chance):
     """Versions, rows and residence are right under every legal plan, every order of the dependencies, any lengths.
@@ -189,7 +190,7 @@ def test_whatever_the_order_every_node_finds_what_it_needs(data, graph, cluster,
     assert AugmentedGraph.from_json(augmented.to_json()) == augmented
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(st.data(), graphs(), st.integers(1, 4), st.integers(1, 3))
 def test_groups_of_steps_hold_all_nodes_in_an_order_that_works(data, graph, num_steps, per_group):
     augmented = augment(graph, data.draw(plans(graph, FOUR_DEVICES)), num_steps)

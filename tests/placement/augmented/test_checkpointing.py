@@ -15,6 +15,7 @@ from prefect_rlhf.placement.augmented.unroll import latest_run
 from prefect_rlhf.placement.mesh import ClusterShape
 from prefect_rlhf.placement.plan import offloaded_parts, trained_instance
 from prefect_rlhf.placement.planner.preset_plan import preset
+from tests.cases import examples
 from tests.strategies import GIB, TWO_DEVICES, dependency_graph, graphs, plans, ppo
 
 FOUR_DEVICES = ClusterShape("four", 1, 4, 8 * GIB)
@@ -80,7 +81,7 @@ def bare(node: Node):
     return node.id, node.kind, node.step, node.meshes, node.reads, node.writes, node.instance, node.source, node.target
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(st.data(), graphs(), st.integers(1, 5), EVERY, st.randoms())
 def test_whatever_the_order_a_checkpoint_is_of_one_moment(data, graph, num_steps, every, chance):
     """All roles' weights and all states after the same step, in every order that the dependencies allow."""
@@ -100,7 +101,7 @@ def test_whatever_the_order_a_checkpoint_is_of_one_moment(data, graph, num_steps
     assert AugmentedGraph.from_json(augmented.to_json()) == augmented
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(st.data(), graphs(), st.integers(2, 6), st.integers(1, 3))
 def test_what_goes_on_from_a_checkpoint_computes_the_rest_of_the_whole_run(data, graph, num_steps, every):
     """The same calls with the same versions, and among them the same order, under staleness and offloading too."""
@@ -114,7 +115,7 @@ def test_what_goes_on_from_a_checkpoint_computes_the_rest_of_the_whole_run(data,
         assert all(found[id][2] <= expected[id][2] for id in found), "it waits for no more than in the whole run"
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(st.data(), graphs(), st.integers(2, 6), st.integers(1, 3))
 def test_without_offloading_it_is_the_rest_node_by_node(data, graph, num_steps, every):
     """Every node of the later steps with those of its dependencies that are left."""

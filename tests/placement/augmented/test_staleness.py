@@ -21,6 +21,7 @@ from prefect_rlhf.placement.mesh import ClusterShape, Device
 from prefect_rlhf.placement.plan import ModelInstance
 from prefect_rlhf.placement.planner.preset_plan import preset
 from prefect_rlhf.placement.schedule.schedule import schedule
+from tests.cases import examples
 from tests.strategies import GIB, TWO_DEVICES, dependency_graph, placed, plans, ppo, remax
 
 pytestmark = pytest.mark.quick
@@ -86,7 +87,7 @@ def play(augmented: AugmentedGraph, chance: random.Random) -> set[frozenset[str]
     return together
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(
     st.data(),
     st.builds(ppo, staleness=st.integers(0, 2), evaluate_every=st.sampled_from([None, 1, 2])),

@@ -21,6 +21,7 @@ from prefect_rlhf.placement.mesh import ClusterShape
 from prefect_rlhf.placement.plan import ExecutionPlan
 from prefect_rlhf.placement.planner.preset_plan import preset
 from prefect_rlhf.placement.plans.presets import PRESETS
+from tests.cases import examples
 from tests.placement.augmented.test_checkpointing import DevicesAndDisk
 from tests.strategies import GIB, HELD_OUT, ROLLOUT, call, dpo, generated, placed, plans, ppo, remax
 
@@ -71,7 +72,7 @@ def as_handed_out(groups: Groups) -> Iterator[tuple[Node, ...]]:
         before = group
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(st.data(), long_graphs(), st.integers(1, 14), st.integers(1, 4), st.sampled_from([None, 1, 2, 3, 5]))
 def test_the_groups_are_those_of_the_whole_graph(data, graph, num_steps, per_group, every):
     """Node for node, in its order, under staleness, offloading, evaluation and checkpoints."""
@@ -101,7 +102,7 @@ def bare(node: Node) -> Node:
     return replace(node, dependencies=())
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(
     st.data(), long_graphs(), st.integers(2, 10), st.integers(1, 3), st.sampled_from([None, 1, 2, 3, 5]), st.randoms()
 )
@@ -150,7 +151,7 @@ def in_any_order(groups: Groups, chance: random.Random) -> list[Node]:
     return [nodes[id] for id in nx.lexicographical_topological_sort(waits, key=keys.__getitem__)]
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @given(st.data(), long_graphs(), st.integers(2, 8), st.sampled_from([None, 1, 2, 3]))
 def test_a_stopped_run_is_a_shorter_one_that_ends_with_its_checkpoint(data, graph, num_steps, every):
     """Without evaluation after its last step and without exports; what it waits for included."""

@@ -16,6 +16,7 @@ from prefect_rlhf.placement.mesh import ClusterShape, DeviceMesh
 from prefect_rlhf.placement.model import Experts, TransformerShape
 from prefect_rlhf.placement.plan import ExecutionPlan, ModelInstance
 from prefect_rlhf.placement.strategy import Strategy
+from tests.cases import examples
 from tests.strategies import GIB, SMALL, degrees, model, on, ppo
 
 MESH = DeviceMesh(0, 2, 0, 4)
@@ -80,7 +81,7 @@ def test_figure_8_in_the_plain_order():
     assert moved.tolist() == [size // 4, size // 2, size // 2, size // 4] * 2
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(degrees(4, experts=True), degrees(4, experts=True), st.permutations(range(4)), st.booleans(), st.booleans())
 def test_no_order_on_one_node_overlaps_more(train, infer, held_order, narrower, mixture):
     """Against all orders; of those that overlap most it has most devices in their plain place."""
@@ -103,7 +104,7 @@ def test_no_order_on_one_node_overlaps_more(train, infer, held_order, narrower, 
     assert quality(found) == max(quality(order) for order in permutations(range(size)))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(degrees(8), degrees(8), st.sampled_from([1, 2, 4]))
 def test_no_tensor_parallel_group_is_torn_over_more_nodes(train, infer, num_nodes):
     if max(train.tp, infer.tp) > 4 or max(train.pp, infer.pp) > 3:

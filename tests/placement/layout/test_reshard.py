@@ -16,6 +16,7 @@ from prefect_rlhf.placement.layout.reshard import num_lacking, reshard
 from prefect_rlhf.placement.mesh import ClusterShape, Device, DeviceMesh
 from prefect_rlhf.placement.plan import ModelInstance
 from prefect_rlhf.placement.strategy import Strategy
+from tests.cases import examples
 from tests.strategies import SMALL, degrees, meshes, model
 
 SHAPES = {"a": (6,), "b": (6, 4)}
@@ -165,7 +166,7 @@ def painted(layout, name):
     return held
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(st.data(), st.sampled_from(list(LEASES.values())), st.booleans())
 def test_between_any_two_copies_of_a_model(data, lease, tied):
     """Overlapping, nested, disjoint and equal meshes: whole global tensors, sliced, are what arrives.

@@ -21,6 +21,7 @@ from prefect_rlhf.placement.memory.holdings import instance_holdings
 from prefect_rlhf.placement.mesh import ClusterShape, Device
 from prefect_rlhf.placement.plan import instances, offloaded_parts
 from prefect_rlhf.placement.planner.preset_plan import preset
+from tests.cases import examples
 from tests.strategies import GEMMA3, GIB, MIXTURE, QWEN2, QWEN3, SMALL, TWO_DEVICES, dpo, graphs, placed, plans, ppo
 
 pytestmark = pytest.mark.quick
@@ -68,7 +69,7 @@ def test_generation_keeps_weights_tables_and_a_cache_for_its_rows(kind):
 
 
 @given(st.data(), st.sampled_from([SMALL, QWEN2, QWEN3, GEMMA3, MIXTURE]))
-@settings(max_examples=90, deadline=None)
+@settings(max_examples=examples(90), deadline=None)
 def test_the_weights_of_a_device_are_those_of_its_layout(data, shape):
     """Each device has at least the bytes that its layout shows, and no more than padding beyond."""
     graph = data.draw(graphs())
@@ -118,7 +119,7 @@ def play(augmented: AugmentedGraph, seed: int) -> dict[Device, int]:
 
 
 @given(st.data(), st.integers(0, 10**6))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_no_order_holds_more_than_is_certified(data, seed):
     graph = data.draw(graphs())
     augmented = augment(graph, data.draw(plans(graph, TWO_DEVICES)), 2)

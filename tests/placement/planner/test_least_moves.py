@@ -13,6 +13,7 @@ from prefect_rlhf.placement.model import Experts, TransformerShape
 from prefect_rlhf.placement.plan import ModelInstance
 from prefect_rlhf.placement.planner.least_moves import Spread, network_layers
 from prefect_rlhf.placement.strategy import Strategy
+from tests.cases import examples
 
 SHAPE = TransformerShape(64, 128, 7, 4, 4, 16, 32, 128, 1e4, 1e-5, tied_embeddings=False)
 SIZES = ModelSizes.of_shape(replace(SHAPE, family="mixtral", experts=Experts(8, 2)))
@@ -40,7 +41,7 @@ def layer_bytes(strategy):
     return (SIZES.layer_matrices + SIZES.layer_experts / strategy.ep) / strategy.tp * SIZES.item
 
 
-@settings(max_examples=500)
+@settings(max_examples=examples(500))
 @given(instances(order=False), instances(order=True))
 def test_no_move_takes_less_than_its_least_over_the_network(source, target):
     layers = network_layers(Spread.of(source), (Spread.of(target),), SIZES.num_layers)[0]
@@ -48,7 +49,7 @@ def test_no_move_takes_less_than_its_least_over_the_network(source, target):
     assert least <= reallocation_seconds(source, target, SIZES, LINKS) * (1 + 1e-9)
 
 
-@settings(max_examples=500)
+@settings(max_examples=examples(500))
 @given(instances(order=True), instances(order=True))
 def test_between_nodes_that_have_nothing_in_common_all_layers_cross_the_network(source, target):
     nodes = [set(range(one.mesh.first_node, one.mesh.first_node + one.mesh.num_nodes)) for one in (source, target)]

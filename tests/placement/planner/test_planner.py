@@ -35,6 +35,7 @@ from prefect_rlhf.placement.schedule.estimate import estimate
 from prefect_rlhf.placement.schedule.schedule import schedule
 from prefect_rlhf.placement.search.problem import Problem
 from prefect_rlhf.placement.strategy import Strategy
+from tests.cases import examples, first
 from tests.strategies import GIB, SMOLLM2, TWO_DEVICES, dpo, model, plans, ppo, remax, uneven
 
 WORKLOAD = Workload.fixed(128, 128)
@@ -103,18 +104,18 @@ def test_the_estimate_is_the_time_of_the_plans_augmented_graph(name):
     assert found.estimate.cold_seconds == pytest.approx(max(one.end for one in slots if one.node.step < 5))
 
 
-@pytest.mark.parametrize("name", GRAPHS)
+@pytest.mark.parametrize("name", first(3, GRAPHS))
 @given(data=st.data())
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(60), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_no_drawn_plan_takes_less_than_the_bound(name, data):
     """Whatever its meshes, strategies, orders and offloads: legal plans that the search knew nothing of."""
     drawn = data.draw(plans(GRAPHS[name], TWO_DEVICES))
     assert estimate(GRAPHS[name], drawn, WORKLOAD, SOURCES).seconds >= planned(name).lower_bound_seconds * (1 - 1e-9)
 
 
-@pytest.mark.parametrize("name", GRAPHS)
+@pytest.mark.parametrize("name", first(3, GRAPHS))
 @given(data=st.data())
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(40), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_what_a_candidate_is_said_to_hold_is_held(name, data):
     """Every device of a call's mesh has the least at some moment, and one the most: what needs more can never fit."""
     asked = question(GRAPHS[name])

@@ -19,6 +19,7 @@ from prefect_rlhf.placement.planner.time_sharing import time_sharing_problem
 from prefect_rlhf.placement.schedule.estimate import estimate
 from prefect_rlhf.placement.search.driver import search
 from prefect_rlhf.placement.search.problem import PairNode
+from tests.cases import examples
 from tests.strategies import GIB, SMOLLM2, TWO_DEVICES, model, plans, ppo
 
 WORKLOAD = Workload.fixed(128, 128)
@@ -57,7 +58,7 @@ def bound_seconds() -> float:
 
 
 @given(drawn=plans(GRAPH, TWO_DEVICES))
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(30), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_no_drawn_plan_takes_less_than_the_bound(drawn):
     """Whatever of it is offloaded."""
     assert estimate(GRAPH, drawn, WORKLOAD, SOURCES).seconds >= bound_seconds() * (1 - 1e-9)

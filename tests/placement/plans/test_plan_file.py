@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from prefect_rlhf.placement.errors import InvalidInput
 from prefect_rlhf.placement.mesh import ClusterShape
 from prefect_rlhf.placement.plans.plan_file import plan_yaml, read_plan
+from tests.cases import examples
 from tests.strategies import GIB, plans, ppo
 
 pytestmark = pytest.mark.quick
@@ -18,7 +19,7 @@ CLUSTER = ClusterShape("desk", 2, 4, 8 * GIB)
 GOOD = {"name": "mine", "calls": {"actor_generate": {"mesh": "n0:0-1", "engine": "vllm", "dp": 2}}}
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(data=st.data())
 def test_a_written_plan_reads_back_equal(tmp_path, data):
     plan = data.draw(plans(ppo(), CLUSTER))

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from prefect_rlhf.placement.errors import InvalidInput
 from prefect_rlhf.placement.rows.partition import RowPartition, balance
+from tests.cases import examples
 
 pytestmark = pytest.mark.quick
 
@@ -30,7 +31,7 @@ def rows_of_mini_batches(parts):
     return [sorted(row for part in parts for row in part[m]) for m in range(len(parts[0]))]
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(partitions(), st.booleans())
 def test_each_row_is_in_one_mini_batch_of_one_replica(drawn, by_tokens):
     """Mini-batches follow each other, and differ by at most one item; items stay whole."""
@@ -45,7 +46,7 @@ def test_each_row_is_in_one_mini_batch_of_one_replica(drawn, by_tokens):
         assert {row // width * width + i for row in rows for i in range(width)} == set(rows)
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(partitions(), SPEEDS, st.integers(1, 3))
 def test_mini_batches_are_the_same_rows_under_every_plan(drawn, speeds, finer):
     """Whatever the replicas, and by how much finer a call on the same rows cuts them."""
@@ -58,7 +59,7 @@ def test_mini_batches_are_the_same_rows_under_every_plan(drawn, speeds, finer):
         assert merged == mini_batches
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(partitions(st.integers(1, 5).map(lambda dp: (1.0,) * dp)))
 def test_by_count_replicas_differ_by_at_most_one_item(drawn):
     """Of each mini-batch, and of all of them: who has one more of the one has not one more of the next."""
@@ -70,7 +71,7 @@ def test_by_count_replicas_differ_by_at_most_one_item(drawn):
     assert max(totals) - min(totals) <= 1
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(partitions())
 def test_by_tokens_every_mini_batch_ends_about_as_early_as_it_can(drawn):
     """Graham's bound for any list of items: at most dp - 1 of the longest one over what all speeds together take."""
@@ -94,7 +95,7 @@ def test_single_items_of_mini_batches_are_taken_in_turn():
     assert by_tokens == (((0,), (), ()), ((), (1,), (2,)))
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(st.lists(st.integers(1, 30), min_size=3, max_size=7), st.sampled_from([(1.0, 1.0), (1.0, 1.0, 1.0)]))
 def test_the_last_replica_to_finish_is_at_most_a_third_late(tokens, speeds):
     """Graham's bound for longest first, 4/3 - 1/(3 dp), against every possible partition tried out."""

@@ -14,6 +14,7 @@ from prefect_rlhf.placement.planner.preset_plan import preset
 from prefect_rlhf.placement.rows.moves import row_moves, row_transfers
 from prefect_rlhf.placement.rows.partition import RowPartition
 from prefect_rlhf.placement.rows.shares import needs, partition_of, rows_held
+from tests.cases import examples
 from tests.strategies import GIB, dpo, graphs, on, placed, plans, ppo
 
 pytestmark = pytest.mark.quick
@@ -144,7 +145,7 @@ def makes(call, at, strategy):
     return call.kind != "train_step"
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(st.data(), graphs(), st.sampled_from([CLUSTER, UNEVEN]), st.integers(0, 1000))
 def test_every_device_ends_with_what_it_needs_and_receives_nothing_that_it_holds(data, graph, cluster, seed):
     """Whatever the lengths: who holds and needs which (key, row) is counted one by one."""
@@ -175,7 +176,7 @@ def test_every_device_ends_with_what_it_needs_and_receives_nothing_that_it_holds
                     assert {(device, producer, key, row) for row in rows} <= have
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(st.data(), graphs())
 def test_every_row_is_worked_on_by_each_stage_of_one_replica(data, graph):
     """Over the replicas of a stage and tensor-parallel rank, the rows are all rows, each once."""

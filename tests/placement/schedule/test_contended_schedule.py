@@ -5,6 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prefect_rlhf.placement.schedule.list_schedule import Job, job_spans, list_schedule
+from tests.cases import examples
 from tests.placement.schedule.test_schedule import job_lists
 
 
@@ -22,7 +23,7 @@ def test_jobs_on_devices_of_one_core_end_as_on_a_shared_processor(seconds):
 
 
 @given(job_lists())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 def test_what_slows_nobody_changes_nothing(jobs):
     spans = job_spans(jobs, lambda running: [1.0] * len(running))
     assert [span.start for span in spans] == list_schedule(jobs)
@@ -30,7 +31,7 @@ def test_what_slows_nobody_changes_nothing(jobs):
 
 
 @given(job_lists())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 def test_no_job_is_done_sooner_than_by_itself_nor_before_what_it_waits_for(jobs):
     spans = job_spans(jobs, one_core)
     for span, job in zip(spans, jobs, strict=True):

@@ -13,6 +13,7 @@ from prefect_rlhf.placement.errors import InvalidInput
 from prefect_rlhf.placement.planner.preset_plan import preset
 from prefect_rlhf.placement.schedule.list_schedule import Job, critical_path_seconds, list_schedule
 from prefect_rlhf.placement.schedule.schedule import STEPS_IN_FLIGHT, schedule, steady_seconds
+from tests.cases import examples
 from tests.strategies import TWO_DEVICES, dpo, graphs, plans, ppo
 
 pytestmark = pytest.mark.quick
@@ -59,13 +60,13 @@ def play_locks(jobs: list[Job]) -> list[int]:
 
 
 @given(job_lists())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 def test_the_runs_rule_gives_the_times_that_playing_the_locks_second_by_second_gives(jobs):
     assert list_schedule(jobs) == play_locks(jobs)
 
 
 @given(job_lists())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 def test_no_schedule_breaks_a_dependency_or_shares_a_resource_or_beats_its_bounds(jobs):
     starts = list_schedule(jobs)
     ends = [start + job.seconds for start, job in zip(starts, jobs, strict=True)]
@@ -79,7 +80,7 @@ def test_no_schedule_breaks_a_dependency_or_shares_a_resource_or_beats_its_bound
 
 
 @given(st.data())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 def test_an_augmented_graph_is_scheduled_as_it_runs(data):
     """Every dependency holds, no two nodes share what they occupy, and no device is busier than the run is long."""
     graph = data.draw(graphs())

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from prefect_rlhf.placement.errors import InvalidInput
 from prefect_rlhf.tasks.data.stored_rows import StoredRows
+from tests.cases import examples
 from tests.tasks.data.stored import json_lines, parquet, saved, saved_splits
 
 ROWS = [
@@ -57,7 +58,7 @@ def test_every_format_gives_the_same_rows(tmp_path):
 SCALARS = st.none() | st.booleans() | st.integers(-(2**62), 2**62) | st.text(max_size=4)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(st.lists(SCALARS.flatmap(lambda value: st.sampled_from([value, None])), min_size=1, max_size=6), st.data())
 def test_values_of_lines_come_back_as_written(tmp_path_factory, values, data):
     """Whatever scalars a name has, of one type, and at whatever lines it is left out."""

@@ -18,6 +18,7 @@ from prefect_rlhf.tasks.rl.hyperparameters import PPO, KLControl, ReMax
 from prefect_rlhf.tasks.rl.kl import kl_k1, kl_k2, kl_k3, next_coefficient
 from prefect_rlhf.tasks.rl.masked import last_token, masked_mean, masked_variance, whiten
 from prefect_rlhf.tasks.rl.rewards import RunningScores, kl_penalised_rewards
+from tests.cases import examples
 
 pytestmark = pytest.mark.quick
 
@@ -72,7 +73,7 @@ def test_gae_by_hand():
     assert advantages.tolist() == [[-0.25, -1.0, 4.0]]
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @given(rows=ragged.filter(lambda rows: sum(map(len, rows)) > 2), scale=st.floats(0.5, 8), shift=numbers)
 def test_whitening_forgets_scale_and_shift(rows, scale, shift):
     batch = Batch({"x": columns(rows, 0)})

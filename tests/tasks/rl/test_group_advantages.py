@@ -14,6 +14,7 @@ from prefect_rlhf.tasks.rl.advantages import grpo_advantages
 from prefect_rlhf.tasks.rl.groups import group_metrics, group_scores
 from prefect_rlhf.tasks.rl.hyperparameters import GRPO
 from prefect_rlhf.tasks.rl.policy_settings import KLTerm, Overlong
+from tests.cases import examples
 from tests.tasks.rl import trl_formulas as trl
 from tests.tasks.rl import verl_formulas as verl
 
@@ -89,7 +90,7 @@ def test_gdpo_by_hand():
 
 
 @given(seed=seeds, lost=st.sets(st.integers(0, 19), max_size=12), scale=st.sampled_from(["group", "none"]))
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 def test_grpo_and_dr_grpo_are_trls(seed, lost, scale):
     scores, groups, _ = scored(seed)
     scores[list(lost)] = NAN
@@ -98,7 +99,7 @@ def test_grpo_and_dr_grpo_are_trls(seed, lost, scale):
 
 
 @given(seed=seeds, lost=st.sets(st.integers(0, 19), max_size=12), beta=st.sampled_from([0.0, 0.1]))
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 def test_rloo_is_trls(seed, lost, beta):
     scores, groups, generator = scored(seed)
     scores[list(lost)] = NAN
@@ -108,7 +109,7 @@ def test_rloo_is_trls(seed, lost, beta):
 
 
 @given(seed=seeds, lost=st.sets(st.integers(0, 19), max_size=8))
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 def test_gdpo_is_trls(seed, lost):
     """Some rows without any reward, and one to which the second does not apply."""
     scores, groups, generator = scored(seed)
@@ -120,7 +121,7 @@ def test_gdpo_is_trls(seed, lost):
 
 
 @given(seed=seeds)
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 def test_ragged_groups_are_verls(seed):
     """verl's scores stand at the last token; its ids are a list. Groups of one, where it differs, are another test."""
     scores, groups, mask, _ = ragged(seed)
@@ -139,7 +140,7 @@ def test_ragged_groups_are_verls(seed):
 
 
 @given(seed=seeds, beta=st.sampled_from([0.0, 0.05, 1.0]))
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 def test_reinforce_plus_plus_is_verls(seed, beta):
     scores, _, mask, generator = ragged(seed)
     old, ref = (torch.randn(mask.shape, generator=generator).double() * mask for _ in range(2))
@@ -151,7 +152,7 @@ def test_reinforce_plus_plus_is_verls(seed, beta):
 
 
 @given(seed=seeds, lost=st.sets(st.integers(0, 11), max_size=11))
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 def test_a_row_without_a_score_is_as_if_it_were_not_there(seed, lost):
     scores, groups, mask, generator = ragged(seed, least=1)
     kept = torch.tensor([b not in lost for b in range(12)])
@@ -175,7 +176,7 @@ def test_a_row_without_a_score_is_as_if_it_were_not_there(seed, lost):
 
 
 @given(seed=seeds, order=st.permutations(range(12)))
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 def test_the_order_of_rows_does_not_matter(seed, order):
     scores, groups, _, _ = ragged(seed, least=1)
     for name, function in BY_ROW.items():

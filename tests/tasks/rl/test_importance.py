@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from prefect_rlhf.engines.rows import Batch
 from prefect_rlhf.tasks.rl.importance import bounded, importance_ratio, importance_weights
 from prefect_rlhf.tasks.rl.policy_settings import Importance
+from tests.cases import examples
 from tests.tasks.rl import trl_formulas as trl
 from tests.tasks.rl import verl_formulas as verl
 
@@ -52,7 +53,7 @@ def test_metrics_by_hand():
 
 
 @given(seed=st.integers(0, 10_000), lowest=st.sampled_from([0.0, 0.5]), highest=st.sampled_from([1.0, 2.0, 3.0]))
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @pytest.mark.parametrize("level", ["token", "sequence"])
 @pytest.mark.parametrize("beyond", ["truncate", "mask"])
 def test_weights_are_trls_and_verls(level, beyond, seed, lowest, highest):

@@ -13,6 +13,7 @@ from prefect_rlhf.tasks.rl.hyperparameters import GRPO, PPO
 from prefect_rlhf.tasks.rl.kl import kl_estimate
 from prefect_rlhf.tasks.rl.losses import grpo, ppo_clip
 from prefect_rlhf.tasks.rl.policy_settings import Importance, KLTerm
+from tests.cases import examples
 from tests.tasks.rl import trl_formulas as trl
 from tests.tasks.rl import verl_formulas as verl
 from tests.tasks.rl.loss_sums import loss_sums
@@ -102,7 +103,7 @@ def test_a_row_of_weight_zero_is_as_if_it_were_not_there(name):
 
 
 @given(seed=seeds, out=st.sets(st.integers(0, 7), max_size=7))
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 def test_means_are_what_they_say(seed, out):
     """Row by row and group by group, in plain Python, of a loss that is minus the advantage: the ratio is 1."""
     batch, _, groups = rows(seed, by_row=False, out=out)
@@ -127,7 +128,7 @@ def test_means_are_what_they_say(seed, out):
 
 
 @given(seed=seeds, by_row=st.booleans(), weighted=st.booleans())
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 def test_losses_are_trls(seed, by_row, weighted):
     """Value and gradient: grpo, dr_grpo, dapo with clip-higher, cispo; and gspo, where TRL's advantages are a row's."""
     batch, new, _ = rows(seed, by_row=by_row)
@@ -157,7 +158,7 @@ def test_losses_are_trls(seed, by_row, weighted):
 
 
 @given(seed=seeds, out=st.sets(st.integers(0, 7), max_size=6))
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 def test_gspo_cispo_and_means_are_verls(seed, out):
     """With advantages that differ by token, as with KL in the reward, and rows masked altogether."""
     batch, new, _ = rows(seed, by_row=False, out=out)
