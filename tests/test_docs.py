@@ -20,11 +20,13 @@ from prefect_rlhf import door
 from prefect_rlhf.blocks.cluster import Cluster
 from prefect_rlhf.flows.commands.cli import COMMANDS
 from prefect_rlhf.flows.commands.flags import app_of
+from prefect_rlhf.flows.commands.graph import read_graph
 from prefect_rlhf.flows.commands.init import project, write_new
 from prefect_rlhf.flows.demo.__main__ import ACTIONS
 from prefect_rlhf.flows.forms.options import RunOptions
 from prefect_rlhf.flows.grpo import grpo
 from prefect_rlhf.flows.ppo import ppo
+from prefect_rlhf.flows.rlhf_flow import AlgorithmFlow
 from prefect_rlhf.flows.training.run import prepare
 from prefect_rlhf.placement.errors import GraphError
 from prefect_rlhf.placement.graph import Dataset
@@ -126,7 +128,10 @@ def test_python_runs(folder, monkeypatch, attributes, text):
     if "math_verify" in text:  # of the extra `rewards`, which need not be installed
         pytest.importorskip("math_verify")
     if attributes.startswith("file="):
-        __import__(attributes.removeprefix("file=").removesuffix(".py"))
+        module = import_module(attributes.removeprefix("file=").removesuffix(".py"))
+        for flow in vars(module).values():
+            if isinstance(flow, AlgorithmFlow) and flow.algorithm.body.__module__ == module.__name__:
+                assert read_graph(flow, flow.algorithm.name, {}).calls  # as `prefect-rlhf graph` traces it
     else:
         exec(compile(text, "docs", "exec"), {"__name__": "docs"})
 
