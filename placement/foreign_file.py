@@ -81,7 +81,7 @@ def finished_lines(field: str, path: Path) -> Iterator[dict[str, Any]]:
                     return
                 value = parse_json(line)
                 if not isinstance(value, dict):
-                    raise ValueError(f"line {number} is no JSON object")
+                    raise ValueError(f"line {number} is not a JSON object")
                 yield value
     except (OSError, ValueError) as error:
         raise InvalidInput(field, str(path), f"JSON lines as a run writes them ({error!s:.120})") from error

@@ -78,7 +78,7 @@ def _is_from(origin: str | None, file: str) -> bool:
 def _load(name: str, file: str) -> ModuleType:
     spec = spec_from_file_location(name, file)
     if spec is None or spec.loader is None:
-        raise ImportError(f"{file} is no Python file", name=name, path=file)
+        raise ImportError(f"{file} is not a Python file", name=name, path=file)
     module = module_from_spec(spec)
     sys.modules[name] = module
     try:

@@ -83,7 +83,7 @@ class _Loader(yaml.SafeLoader):
         is_alias = self.check_event(yaml.AliasEvent)
         node = super().compose_node(parent, index)
         if is_alias and id(node) not in self._counts:
-            raise yaml.composer.ComposerError(problem="a value that holds itself")
+            raise yaml.composer.ComposerError(problem="a value that contains itself")
         self._count += self._counts[id(node)] if is_alias else 1
         if self._count > MOST_VALUES:
             raise yaml.composer.ComposerError(problem=f"more than {MOST_VALUES} values")
@@ -100,7 +100,7 @@ def _mapping_without_twins(loader: _Loader, node: yaml.MappingNode) -> dict[Any,
         if not isinstance(key, yaml.ScalarNode):
             raise yaml.constructor.ConstructorError(None, None, "a key is no plain word", key.start_mark)
         if key.value in seen:
-            raise yaml.constructor.ConstructorError(None, None, f"key {key.value!r} stands twice", key.start_mark)
+            raise yaml.constructor.ConstructorError(None, None, f"key {key.value!r} occurs twice", key.start_mark)
         seen.add(key.value)
     return loader.construct_mapping(node, deep=True)
 

@@ -115,8 +115,9 @@ def _engine(call: Call, placement: Placement) -> Iterator[InvalidInput]:
         right = " or ".join(ENGINES[call.kind])
         yield InvalidInput(_field(call.name, "engine"), engine, f"{right}, which runs {call.kind}")
     if engine != "megatron" and placement.micro_batches > 1:
-        instead = ", cache_gib says how much its rows may fill" if engine == "vllm" else ""
-        yield NotUsed(_field(call.name, "micro_batches"), placement.micro_batches, f"{engine} has none{instead}")
+        instead = ", cache_gib limits the memory of its rows" if engine == "vllm" else ""
+        reason = f"{engine} has no micro-batches{instead}"
+        yield NotUsed(_field(call.name, "micro_batches"), placement.micro_batches, reason)
     if engine != "vllm" and placement.cache_gib is not None:
         yield NotUsed(_field(call.name, "cache_gib"), placement.cache_gib, f"{engine} has no cache")
     if placement.cache_gib is not None and not placement.cache_gib > 0:

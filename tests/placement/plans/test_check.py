@@ -150,12 +150,12 @@ BAD = {
     "micro-batches of a computation": (
         placed(GOOD, "advantages", micro_batches=2),
         GRAPH,
-        "advantages.micro_batches: 2 is not used: python has none",
+        "advantages.micro_batches: 2 is not used: python has no micro-batches",
     ),
     "micro-batches of vllm": (
         placed(GOOD, "actor_generate", micro_batches=4),
         GRAPH,
-        "actor_generate.micro_batches: 4 is not used: vllm has none, cache_gib says how much its rows",
+        "actor_generate.micro_batches: 4 is not used: vllm has no micro-batches, cache_gib limits",
     ),
     "a cache of megatron": (
         placed(GOOD, "ref_inference", cache_gib=4.0),

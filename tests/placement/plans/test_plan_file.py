@@ -89,7 +89,7 @@ BAD = {
         "\n".join(["a0: &a0 [x]", *(f"a{n}: &a{n} [{f'*a{n - 1},' * 9}]" for n in range(1, 12))]),
         "YAML or JSON (more than 20000 values)",
     ),
-    "a value that holds itself": ("a: &a [*a]", "YAML or JSON (a value that holds itself)"),
+    "a value that contains itself": ("a: &a [*a]", "YAML or JSON (a value that contains itself)"),
     "a binary file": ("\x7fELF\x02\x01\0", "text without control characters"),
     "extra key of the file": (
         '{"name": "x", "cals": {}, "calls": {"a": {"mesh": "n0:0", "engine": "vllm"}}}',
@@ -118,7 +118,7 @@ BAD = {
     "not YAML": ("name: [", "expected YAML or JSON (line 1"),
     "one call twice": (
         "name: x\ncalls:\n  a: {mesh: 'n0:0', engine: vllm}\n  a: {mesh: 'n0:1', engine: vllm}\n",
-        "expected YAML or JSON (line 4: key 'a' stands twice)",
+        "expected YAML or JSON (line 4: key 'a' occurs twice)",
     ),
 }
 
