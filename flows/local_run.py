@@ -6,6 +6,7 @@ are used as they are.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -25,7 +26,7 @@ from prefect_rlhf.flows.training.run_name import new_name
 from prefect_rlhf.flows.training.server import check_server
 from prefect_rlhf.placement.errors import InvalidInput, RlhfError, RunStopped
 from prefect_rlhf.placement.lease import Lease
-from prefect_rlhf.placement.mesh import MOST_DEVICES
+from prefect_rlhf.placement.mesh import MOST_DEVICES, ClusterShape
 
 
 @overload
@@ -96,7 +97,7 @@ def plan_locally(flow: AlgorithmFlow, checked: Mapping[str, Any], devices: int |
     """Return the plan of a run with checked parameters. Raises InvalidInput or GraphError if it cannot run."""
     options, arguments = RunOptions.split(checked)
     given = _given_lease(devices)
-    leased = given or dry_lease(Cluster(devices_per_node=devices or 1).shape)
+    leased = given or dry_lease(_of_this_machine(devices))
     return PlannedRun.of(prepare(flow.algorithm, arguments, options, leased))
 
 
@@ -117,7 +118,7 @@ def run_locally(
     restarting = flow.with_options(retries=max_restarts or None, flow_run_name=name)
     if _given_lease(devices) is not None:
         return _final_state(restarting, checked)
-    cluster = Cluster(devices_per_node=devices or 1).shape
+    cluster = _of_this_machine(devices)
     with stopped_at("stopped before the run began"):
         found = check_run(flow.algorithm, arguments, options, cluster)
         check_server()
@@ -140,6 +141,15 @@ def _given_lease(devices: int | None) -> Lease | None:
         expected = f"{given.mesh.num_devices}, the number of devices leased for this process; or remove it"
         raise InvalidInput("devices", devices, expected)
     return given
+
+
+def _of_this_machine(devices: int | None) -> ClusterShape:
+    """Return a cluster of this machine's devices, which are its cores. Raises InvalidInput for more than it has."""
+    cores = len(os.sched_getaffinity(0))
+    if devices is not None and devices > cores:
+        expected = f"at most {cores}, the cores of this machine; prefect-rlhf plan answers for other machines"
+        raise InvalidInput("devices", devices, expected)
+    return Cluster(devices_per_node=devices or 1).shape
 
 
 @contextmanager

@@ -1,1 +1,1 @@
-"""Values and pure functions of planning, and helpers for files and errors. No Prefect, no torch, no other room."""
+"""Pure values and functions: graph, mesh, strategy, plan, augmented graph. No Prefect, no torch, no other room."""

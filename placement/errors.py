@@ -5,6 +5,7 @@ RlhfError
         UnknownKey                      a key, parameter or flag that does not exist
         Missing                         a value that has no default
         NotUsed                         a value that another setting leaves without effect
+        SeveralMistakes                 all mistakes of a plan file
         PlanDoesNotFit                  a plan needs more memory than its devices have; carries the certificate
     GraphError (also a ValueError)      a flow function that does not describe an algorithm
     StaleWeights                        a call was about to use another weight version than its edge names
@@ -22,7 +23,11 @@ RunStopped is no error but a KeyboardInterrupt: a person stopped the run.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from prefect_rlhf.placement.in_short import in_short, one_line
+
+MOST_MISTAKES = 8  # of a file, in a message
 
 
 class RlhfError(Exception):
@@ -103,6 +108,29 @@ class NotUsed(InvalidInput):
         remedy = f", or {self.remedy}" if self.remedy else ""
         text = f"{in_short(self.field, str)}: {in_short(self.seen)} is not used: {self.reason}; remove it{remedy}"
         return one_line(text)
+
+
+class SeveralMistakes(InvalidInput):
+    """Several mistakes of one file, each with its own field; it has field, value and correction of the first.
+
+    >>> print(SeveralMistakes([InvalidInput("plan.name", 2, "a text"), UnknownKey("plan.cals", {}, "closest: calls")]))
+    2 mistakes: (1) plan.name: got 2, expected a text (2) plan.cals: unknown key (got {}); closest: calls
+    """
+
+    def __init__(self, mistakes: Sequence[InvalidInput]) -> None:
+        super().__init__(mistakes[0].field, mistakes[0].seen, mistakes[0].expected)
+        self.args = (tuple(mistakes),)
+        self.mistakes = tuple(mistakes)
+
+    def __str__(self) -> str:
+        shown = [f"({number}) {mistake}" for number, mistake in enumerate(self.mistakes[:MOST_MISTAKES], 1)]
+        rest = len(self.mistakes) - len(shown)
+        return " ".join([f"{len(self.mistakes)} mistakes:", *shown, *([f"and {rest} more"] if rest else [])])
+
+    @classmethod
+    def of(cls, mistakes: Sequence[InvalidInput]) -> InvalidInput:
+        """Return the error for one or several mistakes: the only mistake is returned as it is."""
+        return mistakes[0] if len(mistakes) == 1 else cls(mistakes)
 
 
 class PlanDoesNotFit(InvalidInput):

@@ -262,22 +262,26 @@ def train_step(
     inputs = dict.fromkeys(port for term in terms for port in term.inputs)
     trace.optimizers[role] = OptimizerSpec(**(optimizer or Optimizer()).model_dump())
     update, first = update or Update(), terms[0]
-    trace.add(
-        Call(
-            name=name,
-            kind="train_step",
-            role=role,
-            inputs=tuple(inputs),
-            outputs=(),
-            operation=Operation("train"),
-            rows=first.rows,
-            num_rows=first.num_rows,
-            rows_per_item=math.lcm(*(term.rows_per_item for term in terms if term.rows == first.rows)),
-            mini_batches=update.mini_batches,
-            epochs=update.epochs,
-            terms=terms,
-        )
+    call = Call(
+        name=name,
+        kind="train_step",
+        role=role,
+        inputs=tuple(inputs),
+        outputs=(),
+        operation=Operation("train"),
+        rows=first.rows,
+        num_rows=first.num_rows,
+        rows_per_item=math.lcm(*(term.rows_per_item for term in terms if term.rows == first.rows)),
+        mini_batches=update.mini_batches,
+        epochs=update.epochs,
+        terms=terms,
     )
+    fewest = min(part.num_items for part in call.parts)
+    if update.mini_batches > fewest:
+        items = "rows" if call.rows_per_item == 1 else f"items of {call.rows_per_item} rows"
+        expected = f"at most {fewest}, since {name} trains on {fewest} {items} a step"
+        raise InvalidInput("algo.update.mini_batches", update.mini_batches, expected)
+    trace.add(call)
 
 
 def _check_losses(trace: Trace, losses: object, name: str) -> Terms:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, StringConstraints
+from pydantic import Field, StringConstraints, model_validator
 
 from prefect_rlhf.engines.hosts.function import HostFunction
 from prefect_rlhf.engines.hosts.settings import HostSettings
 from prefect_rlhf.placement.errors import InvalidInput
+from prefect_rlhf.placement.wrong_setting import not_used
 from prefect_rlhf.tasks.settings import Settings
 
 _CALLS = ("tokens", "prompt_length", "prompt_tokens", "logprobs", "values", "scores", "mask")
@@ -63,6 +64,14 @@ class HostRewards(Settings):
     seconds_per_row: float = Field(
         0.001, ge=0, le=86400, description="Expected seconds per row, all functions together, for the planner."
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _has_no_model(cls, given: Any) -> Any:
+        """Refuse a model's key beside the functions."""
+        if isinstance(given, dict) and "path" in given:
+            raise not_used("path", "reward.functions score the responses", "remove functions for a reward model")
+        return given
 
     @property
     def host_functions(self) -> tuple[HostFunction, ...]:

@@ -114,9 +114,8 @@ def _check_tensors(spec: ModelSpec, stored: dict[str, StoredTensor]) -> None:
     for name, shape in ((parameter.name, parameter.shape) for parameter in parameters(spec)):
         if name == "score.weight" and name not in stored:
             if not spec.new_head:
-                raise InvalidInput(
-                    field, spec.path, "a checkpoint with a scalar head (score.weight), or new_head: true"
-                )
+                other = "new_head: true; a model that generates needs head: lm"
+                raise InvalidInput(field, spec.path, f"a checkpoint with a scalar head (score.weight), or {other}")
         elif name not in stored:
             raise InvalidInput(field, f"no tensor {name} in {spec.path}", "a checkpoint with this tensor")
         elif stored[name].shape != shape:

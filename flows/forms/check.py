@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any, get_args
 
@@ -16,6 +16,8 @@ from prefect_rlhf.placement.errors import InvalidInput, Missing, NotUsed, Unknow
 from prefect_rlhf.placement.in_short import MOST_CHARACTERS
 from prefect_rlhf.placement.wrong_setting import NOT_USED, WRONG
 
+MOST_PARTS = 8  # of the path of another trainer's option
+SAME_WORD = 0.7  # similarity above which the name of a group is a misspelt name of ours
 STRICT = ConfigDict(strict=True, allow_inf_nan=False)  # for types that have no configuration of their own
 
 _BRANCH = re.compile(r"<.*|[a-z-]+\[.*\]")  # a branch of a union, in pydantic's location of an error
@@ -30,7 +32,7 @@ def checked_parameters(signature: inspect.Signature, parameters: Mapping[str, An
     checked = {}
     for name, value in parameters.items():
         if name not in signature.parameters:
-            raise UnknownKey(str(name), value, hint(str(name), list(signature.parameters), "parameters"))
+            raise UnknownKey(str(name), value, hint(_first_path(name, value), list(signature.parameters), "parameters"))
         try:
             parameter = signature.parameters[name]
             checked[name] = _validated(name, parameter.annotation, completed(parameter.default, value))
@@ -95,11 +97,30 @@ def invalid_input(name: str, error: ValidationError, value: Any, annotation: Any
 
 
 def hint(word: str, keys: Sequence[str], noun: str = "keys") -> str:
-    """Return the correction for an unknown key: its replacement here, the closest of `keys`, or all of them."""
-    if foreign := answer(word[:MOST_CHARACTERS]):
-        return f"here: {foreign}"
-    near = get_close_matches(word[:MOST_CHARACTERS], keys)
+    """Return the correction for an unknown key: its replacement here, the closest of `keys`, or all of them.
+
+    `word` may be the path of another trainer's option: `actor_rollout_ref.actor.optim.lr` is answered as `optim.lr`.
+    """
+    parts = word[:MOST_CHARACTERS].split(".")
+    near = get_close_matches(parts[0], keys)
+    if len(parts) == 1 or not get_close_matches(parts[0], keys, cutoff=SAME_WORD):
+        for start in range(len(parts)):
+            if foreign := answer(".".join(parts[start:])):
+                return f"here: {foreign}"
     return f"closest: {', '.join(near)}" if near else f"the {noun} are {', '.join(keys)}"
+
+
+def _first_path(name: object, value: Any) -> str:
+    """Return the dotted path to the first value of a group that another trainer has, or else the name of a value.
+
+    >>> _first_path("algorithm", {"kl_ctrl": {"kl_coef": 0.1}})
+    'algorithm.kl_ctrl.kl_coef'
+    """
+    parts = [str(name)]
+    while isinstance(value, Mapping) and value and len(parts) < MOST_PARTS:
+        name, value = next(iter(value.items()))
+        parts.append(str(name))
+    return ".".join(parts)
 
 
 def _at(group: Any, path: Sequence[str]) -> Any:
@@ -110,14 +131,21 @@ def _at(group: Any, path: Sequence[str]) -> Any:
 
 
 def _keys(annotation: Any, place: Sequence[int | str]) -> list[str]:
-    """Return the fields of the group of settings at a place within a type, or an empty list if it is not a group."""
-    for key in (*place, None):
-        kinds = (annotation, *get_args(annotation), *(one for part in get_args(annotation) for one in get_args(part)))
-        groups = [one for one in kinds if isinstance(one, type) and issubclass(one, BaseModel)]
-        if not groups or key is None:
-            return list(groups[0].model_fields) if groups else []
-        annotation = groups[0].model_fields[str(key)].annotation if key in groups[0].model_fields else None
-    return []
+    """Return the fields of the groups of settings at a place within a type, or an empty list if it has no group."""
+    groups = list(_groups(annotation))
+    for key in (str(part) for part in place if not _BRANCH.fullmatch(str(part))):
+        fields = [group.model_fields[key] for group in groups if key in group.model_fields]
+        if fields:  # else it is a key of a dict, or a place in a list
+            groups = [group for field in fields for group in _groups(field.annotation)]
+    return list(dict.fromkeys(name for group in groups for name in group.model_fields))
+
+
+def _groups(annotation: Any) -> Iterator[type[BaseModel]]:
+    """Yield the groups of settings that a type allows."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for part in get_args(annotation):
+        yield from _groups(part)
 
 
 def _given(value: Any, place: Sequence[int | str], seen: Any) -> Any:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from prefect_rlhf.blocks.model import Model
-from prefect_rlhf.placement.errors import Missing, NotUsed
+from prefect_rlhf.placement.errors import InvalidInput, Missing, NotUsed
 from prefect_rlhf.tasks.rl.hyperparameters import PPO
 from prefect_rlhf.tasks.settings import Optimizer
 
 
 def check_critic(actor: Model, critic: Model | None, algo: PPO) -> None:
     """Raise InvalidInput for a missing or needless critic, and for settings that have no effect."""
+    if "lm" not in actor.head:
+        raise InvalidInput("actor.head", actor.head, "lm, or lm+scalar: the actor generates")
     shared, plain = "scalar" in actor.head, PPO()
     if critic is None and not shared:
         raise Missing("critic", "a model; or set actor.head: lm+scalar, for values of the actor's own trunk")

@@ -93,6 +93,7 @@ OURS: Mapping[tuple[str, ...], tuple[str, ...]] = MappingProxyType(
             "use_kl_loss",
             "kl_estimator",
         ),
+        ("algo.kl.coefficient",): ("kl_coef", "algorithm.kl_ctrl.kl_coef", "init_kl_coef"),
         ("algo.kl.kind", "algo.kl.target", "algo.kl.horizon"): (
             "algorithm.kl_ctrl.type",
             "target_kl",

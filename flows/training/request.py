@@ -30,6 +30,7 @@ from prefect_rlhf.tasks.checkpoints.best import BestModel
 from prefect_rlhf.tasks.checkpoints.folders import Checkpoint, check_resumable, find_checkpoint
 from prefect_rlhf.tasks.checkpoints.run_identity import run_identity, with_draws_of
 from prefect_rlhf.tasks.running.training_run import TrainingRun
+from prefect_rlhf.tasks.settings import Optimizer
 from prefect_rlhf.tasks.trace import Algorithm
 
 NO_BEST_METRIC = "best_metric is not set"
@@ -112,12 +113,25 @@ def read_request(
             log_info("all generate calls share a random stream, as in the version that wrote the checkpoint")
         identity = run_identity(graph, options.seed, options.checkpoint_every)
         has_ended = read_result(checkpoint.folder.parent.parent) is not None
-        check_resumable(checkpoint, graph, identity, options.steps, has_ended)
+        check_resumable(checkpoint, graph, identity, options.steps, has_ended, optimizer_parameters(graph, arguments))
     check_output_folder(options, graph, checkpoint.folder if checkpoint and is_restart else None)
     if any(call.on_hosts for call in graph):
         check_reward_functions(graph, inputs)
     check_operators(graph, inputs, best, is_own=not algorithm.is_shipped)
     return RunRequest(options, lease, inputs, graph, workload, checkpoint)
+
+
+def optimizer_parameters(graph: DataflowGraph, arguments: Mapping[str, Any]) -> dict[str, str]:
+    """Return the parameter of each trained role's optimizer by the names that shipped algorithms use.
+
+    They are `algo.actor_optimizer` of the actor, or `algo.optimizer` if an algorithm trains a single model.
+    """
+    roles, algo = [model.role for model in graph.models if graph.trained_by(model.role)], arguments.get("algo")
+    names = {role: (f"{role}_optimizer", *(["optimizer"] if len(roles) == 1 else [])) for role in roles}
+    found = {
+        role: [one for one in words if isinstance(getattr(algo, one, None), Optimizer)] for role, words in names.items()
+    }
+    return {role: f"algo.{words[0]}" for role, words in found.items() if words}
 
 
 def check_names(options: RunOptions, graph: DataflowGraph) -> None:

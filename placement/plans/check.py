@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from types import MappingProxyType
 
-from prefect_rlhf.placement.errors import InvalidInput, Missing, NotUsed
+from prefect_rlhf.placement.errors import InvalidInput, Missing, NotUsed, SeveralMistakes
 from prefect_rlhf.placement.graph import Call, CallKind, DataflowGraph
 from prefect_rlhf.placement.layout.experts import wrong_ep
 from prefect_rlhf.placement.layout.layout import wrong_tp
@@ -26,24 +26,19 @@ ENGINES: Mapping[CallKind, tuple[EngineKind, ...]] = MappingProxyType(
 
 
 def check_plan(plan: ExecutionPlan, graph: DataflowGraph, mesh: DeviceMesh) -> ExecutionPlan:
-    """Return `plan`, or raise InvalidInput for its first mistake.
+    """Return `plan`, or raise InvalidInput, which names the mistakes of all calls.
 
     `mesh` is what the run leases; every call must lie inside.
     """
     plan.cluster.check_mesh(mesh, "mesh")
     plan.cluster.with_speeds(plan.cluster.node_speeds, "cluster.node_speeds")
     plan.cluster.with_memory(plan.cluster.node_memory_bytes, "cluster.node_memory_bytes")
-    _check_names(plan, graph)
-    for call in graph:
-        placement, field = plan[call.name], _field(call.name, "mesh")
-        plan.cluster.check_mesh(placement.mesh, field)
-        if not mesh.contains(placement.mesh):
-            raise InvalidInput(field, placement.mesh.name, f"devices of the leased mesh {mesh.name}")
-        for error in violations(call, placement, graph):
-            raise error
+    mistakes = [*_wrong_names(plan, graph), *_wrong_calls(plan, graph, mesh)]
+    if mistakes:
+        raise SeveralMistakes.of(mistakes)
     _check_copies(plan, graph)
     for call, *_ in sleepless(plan, graph):
-        right = "none: on cuda a device can offload a single vllm instance, and here two"
+        right = "none: on cuda one vllm instance leaves a device, and another one does there"
         raise InvalidInput(_field(call.name, "offload"), plan[call.name].offload, right)
     return plan
 
@@ -51,6 +46,8 @@ def check_plan(plan: ExecutionPlan, graph: DataflowGraph, mesh: DeviceMesh) -> E
 def violations(call: Call, placement: Placement, graph: DataflowGraph) -> Iterator[InvalidInput]:
     """Yield everything wrong with running `call` so, wherever its mesh lies. Empty: legal."""
     yield from _degrees(call, placement)
+    if min(placement.strategy.dp, placement.strategy.tp, placement.strategy.pp, placement.strategy.ep) < 1:
+        return  # what follows divides by them
     yield from _engine(call, placement)
     if call.role is not None:
         yield from _shape(call, placement, graph.model(call.role))
@@ -75,16 +72,31 @@ def _field(call: str, key: str) -> str:
     return f"plan.calls.{call}.{key}"
 
 
-def _check_names(plan: ExecutionPlan, graph: DataflowGraph) -> None:
+def _wrong_names(plan: ExecutionPlan, graph: DataflowGraph) -> Iterator[InvalidInput]:
     calls = [call.name for call in graph]
     placed = [name for name, _ in plan.placements]
-    for name in placed:
+    for name in dict.fromkeys(placed):
         if name not in calls:
-            raise InvalidInput("plan.calls", name, f"a call of flow {graph.name}: {', '.join(calls)}")
+            yield InvalidInput("plan.calls", name, f"a call of flow {graph.name}: {', '.join(calls)}")
         if placed.count(name) > 1:
-            raise InvalidInput(f"plan.calls.{name}", f"{placed.count(name)} placements", "one placement")
+            yield InvalidInput(f"plan.calls.{name}", f"{placed.count(name)} placements", "one placement")
     if missing := [name for name in calls if name not in placed]:
-        raise Missing("plan.calls", f"a placement for every call of flow {graph.name}, also {', '.join(missing)}")
+        yield Missing("plan.calls", f"a placement for every call of flow {graph.name}, also {', '.join(missing)}")
+
+
+def _wrong_calls(plan: ExecutionPlan, graph: DataflowGraph, mesh: DeviceMesh) -> Iterator[InvalidInput]:
+    """Yield the mistakes of each placed call: its mesh, or else everything wrong with running it so."""
+    placements = dict(plan.placements)
+    for call in (call for call in graph if call.name in placements):
+        placement, field = placements[call.name], _field(call.name, "mesh")
+        try:
+            plan.cluster.check_mesh(placement.mesh, field)
+        except InvalidInput as error:
+            yield error
+            continue
+        if not mesh.contains(placement.mesh):
+            yield InvalidInput(field, placement.mesh.name, f"devices of the leased mesh {mesh.name}")
+        yield from violations(call, placement, graph)
 
 
 def _degrees(call: Call, placement: Placement) -> Iterator[InvalidInput]:
@@ -95,7 +107,7 @@ def _degrees(call: Call, placement: Placement) -> Iterator[InvalidInput]:
             return  # what follows divides by it
     product = f"dp {strategy.dp} * tp {strategy.tp} * pp {strategy.pp} = {strategy.num_devices}"
     if call.kind == "compute" and max(mesh.num_devices, strategy.num_devices) > 1:
-        right = "a mesh of a single device and dp 1, since a computation sees all rows together"
+        right = "a mesh of one device and dp 1, since a computation sees all rows in one place"
         yield InvalidInput(f"plan.calls.{call.name}", f"{mesh.name} with {product}", right)
     elif strategy.num_devices != mesh.num_devices:
         right = f"{mesh.num_devices}, the devices of mesh {mesh.name}"
@@ -125,9 +137,9 @@ def _engine(call: Call, placement: Placement) -> Iterator[InvalidInput]:
     if engine != "megatron" and placement.strategy.pp > 1:
         yield InvalidInput(_field(call.name, "pp"), placement.strategy.pp, f"1: {engine} runs no pipeline here")
     if engine == "python" and placement.offload != "none":
-        yield NotUsed(_field(call.name, "offload"), placement.offload, "a computation holds no weights")
+        yield InvalidInput(_field(call.name, "offload"), placement.offload, "none: a computation holds no weights")
     if placement.offload == "none" and not placement.prefetch:
-        yield NotUsed(_field(call.name, "prefetch"), False, "the call offloads no weights")
+        yield InvalidInput(_field(call.name, "prefetch"), False, "true, or an offload: nothing leaves its devices")
 
 
 def _shape(call: Call, placement: Placement, model: ModelSpec) -> Iterator[InvalidInput]:
@@ -176,14 +188,14 @@ def _check_copies(plan: ExecutionPlan, graph: DataflowGraph) -> None:
         offload = plan[calls[0].name].offload
         for call in calls:
             if (seen := plan[call.name].offload) != offload:
-                right = f"{offload} as for {calls[0].name}: both use the copy {instance.name}"
+                right = f"{offload} as for {calls[0].name}: both use the one copy {instance.name}"
                 raise InvalidInput(_field(call.name, "offload"), seen, right)
             if (early := plan[call.name].prefetch) != plan[calls[0].name].prefetch:
-                right = f"{str(not early).lower()} as for {calls[0].name}: both use the copy {instance.name}"
+                right = f"{str(not early).lower()} as for {calls[0].name}: both use the one copy {instance.name}"
                 raise InvalidInput(_field(call.name, "prefetch"), early, right)
             if (cache := plan[call.name].cache_gib) != plan[calls[0].name].cache_gib:
-                right = f"{plan[calls[0].name].cache_gib} as for {calls[0].name}: both use the copy {instance.name}"
+                right = f"{plan[calls[0].name].cache_gib} as for {calls[0].name}: both use the one copy {instance.name}"
                 raise InvalidInput(_field(call.name, "cache_gib"), cache, right)
         if offload == "optimizer" and all(call.kind != "train_step" for call in calls):
-            right = f"none or all: no call trains {instance.name}, so it has no optimizer"
+            right = f"none or all: nothing trains {instance.name}, so it has no optimizer"
             raise InvalidInput(_field(calls[0].name, "offload"), offload, right)

@@ -1,4 +1,4 @@
-"""The mistakes of a plan file in our own words: of several mistakes the mistake that explains the others."""
+"""The mistakes of a plan file in our own words."""
 
 from __future__ import annotations
 
@@ -24,10 +24,20 @@ _RIGHT: Mapping[str, str] = MappingProxyType(
 """What would be right, by pydantic's names of mistakes."""
 
 
-def first_mistake(error: ValidationError, file_keys: Sequence[str], call_keys: Sequence[str]) -> InvalidInput:
-    """Return the mistake to correct first: an unknown key precedes a missing key that it may stand for."""
-    mistakes = sorted(error.errors(), key=lambda mistake: mistake["type"] == "missing")
-    mistake = mistakes[0]
+def mistakes_of(error: ValidationError, file_keys: Sequence[str], call_keys: Sequence[str]) -> list[InvalidInput]:
+    """Return the mistakes of a plan file.
+
+    If a group has an unknown key, its missing keys are left out: the unknown key may stand for them.
+    """
+    misspelt = {mistake["loc"][:-1] for mistake in error.errors() if mistake["type"] == "extra_forbidden"}
+    return [
+        _in_our_words(mistake, file_keys, call_keys)
+        for mistake in error.errors()
+        if mistake["type"] != "missing" or mistake["loc"][:-1] not in misspelt
+    ]
+
+
+def _in_our_words(mistake: ErrorDetails, file_keys: Sequence[str], call_keys: Sequence[str]) -> InvalidInput:
     place = [part for part in mistake["loc"] if part != "[key]"]
     kind, seen, field = mistake["type"], mistake["input"], ".".join(map(str, ("plan", *place)))
     if kind == "extra_forbidden":

@@ -8,10 +8,10 @@ from typing import Annotated, Any
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from prefect_rlhf.placement.errors import InvalidInput
+from prefect_rlhf.placement.errors import InvalidInput, SeveralMistakes
 from prefect_rlhf.placement.mesh import ClusterShape, DeviceMesh
 from prefect_rlhf.placement.plan import EngineKind, ExecutionPlan, Offload, Placement
-from prefect_rlhf.placement.plans.file_words import first_mistake
+from prefect_rlhf.placement.plans.file_words import mistakes_of
 from prefect_rlhf.placement.strategy import Strategy
 from prefect_rlhf.placement.yaml_text import read_yaml
 
@@ -85,8 +85,12 @@ class PlanFile(BaseModel):
     without it all rows have room at their longest. `node_speeds` are the relative speeds of each node's devices:
     replicas get rows in proportion. Without them all devices are equally fast.
 
-    ```yaml name: mine calls: actor_generate: {mesh: "n0:0-1", engine: vllm, dp: 2} actor_train_step: {mesh: "n0:0-1",
-    engine: megatron, dp: 2, micro_batches: 2} ```
+    ```yaml
+    name: mine
+    calls:
+      actor_generate: {mesh: "n0:0-1", engine: vllm, dp: 2}
+      actor_train: {mesh: "n0:0-1", engine: megatron, dp: 2, micro_batches: 2}
+    ```
     """
 
     model_config = ConfigDict(extra="forbid", strict=True)
@@ -97,22 +101,30 @@ class PlanFile(BaseModel):
 
 
 def read_plan(path: Path | str, cluster: ClusterShape) -> ExecutionPlan:
-    """Read a plan for `cluster` from a YAML or JSON file. Raises InvalidInput naming the key that is wrong."""
+    """Read a plan for `cluster` from a YAML or JSON file. Raises InvalidInput, which names every wrong key."""
     return parse_plan(read_yaml("plan", Path(path)), cluster)
 
 
 def parse_plan(content: Any, cluster: ClusterShape) -> ExecutionPlan:
-    """Return the plan that a file's content describes. Raises InvalidInput naming the key that is wrong."""
+    """Return the plan that a file's content describes. Raises InvalidInput, which names every wrong key."""
     if not isinstance(content, dict):
         raise InvalidInput("plan", content, "a mapping with the keys name and calls")
     try:
         file = PlanFile.model_validate(content)
     except ValidationError as error:
-        raise first_mistake(error, list(PlanFile.model_fields), list(CallEntry.model_fields)) from error
+        mistakes = mistakes_of(error, list(PlanFile.model_fields), list(CallEntry.model_fields))
+        raise SeveralMistakes.of(mistakes) from error
     if file.node_speeds:
         cluster = cluster.with_speeds(file.node_speeds, "plan.node_speeds")
-    placements = tuple((name, entry.placement(f"plan.calls.{name}", cluster)) for name, entry in file.calls.items())
-    return ExecutionPlan(file.name, cluster, placements)
+    placements, refused = [], []
+    for name, entry in file.calls.items():
+        try:
+            placements.append((name, entry.placement(f"plan.calls.{name}", cluster)))
+        except InvalidInput as error:
+            refused.append(error)
+    if refused:
+        raise SeveralMistakes.of(refused)
+    return ExecutionPlan(file.name, cluster, tuple(placements))
 
 
 def plan_yaml(plan: ExecutionPlan) -> str:

@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass
 from hashlib import blake2b
 from importlib.metadata import version
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
@@ -217,17 +218,28 @@ def read_checkpoint(folder: Path) -> Checkpoint:
 
 
 def check_resumable(
-    checkpoint: Checkpoint, graph: DataflowGraph, identity: Mapping[str, Any], num_steps: int, has_ended: bool
+    checkpoint: Checkpoint,
+    graph: DataflowGraph,
+    identity: Mapping[str, Any],
+    num_steps: int,
+    has_ended: bool,
+    optimizers: Mapping[str, str] = MappingProxyType({}),
 ) -> None:
     """Raise InvalidInput unless a run of `graph` with this `identity` can resume from the checkpoint up to `num_steps`.
 
     Work must be left: steps, or, for a run that has not `has_ended`, the work after its last step.
+    `optimizers` has the parameter of each role's optimizer, such as algo.optimizer, for the hint to keep its settings.
     """
     difference = first_difference(with_defaults(checkpoint.manifest.identity, graph), identity)
     if difference is not None:
         path, saved, now = difference
-        keep = f"; or keep its schedule: -p algo.optimizer.decay_steps={saved}" if path.endswith(".decay_steps") else ""
-        raise InvalidInput(PARAMETER, f"a checkpoint with {path} {saved!r}", f"{now!r}, as in this run{keep}")
+        expected = f"{now!r}, as in this run"
+        group, _, place = path.partition(".")
+        role, _, setting = place.partition(".optimizer.")
+        if group == "models" and setting and role in optimizers:
+            kept = json.dumps(saved, separators=(",", ":"))  # no spaces, so it is a single word of a shell
+            expected += f"; or keep that of the checkpoint: -p {optimizers[role]}.{setting}={kept}"
+        raise InvalidInput(PARAMETER, f"a checkpoint with {path} {saved!r}", expected)
     if num_steps < checkpoint.step + has_ended:
         bound = "more than" if has_ended else "at least"
         expected = f"{bound} {checkpoint.step}, the steps that {checkpoint.folder.name} has finished"

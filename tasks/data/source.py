@@ -38,7 +38,8 @@ class DatasetSource:
     @cached_property
     def rows(self) -> StoredRows:
         """The stored rows of this split."""
-        return StoredRows(self.name, self.path, self.split_column, self.split)
+        settings = {getattr(self, one.name): one.name for one in fields(self) if one.name.endswith("_column")}
+        return StoredRows(self.name, self.path, self.split_column, self.split, settings)
 
     @property
     def num_items(self) -> int:

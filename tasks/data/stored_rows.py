@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import dataclasses
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Protocol
@@ -51,15 +52,17 @@ class ColumnTable:
 
 @dataclass(frozen=True)
 class StoredRows:
-    """The rows of a dataset; `field` is the parameter that errors name.
+    """The rows of a dataset.
 
-    Rows are numbered within their split, in the order of the files. Columns that were read are cached.
+    Errors name the parameter `field`, and the setting in `settings` that states a column. Rows are numbered within
+    their split, in the order of the files. Columns that were read are cached.
     """
 
     field: str
     path: str
     split_column: str | None = None
     split: str = DEFAULT_SPLIT
+    settings: Mapping[str, str] = dataclasses.field(default_factory=dict, hash=False)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -73,7 +76,7 @@ class StoredRows:
     def column(self, path: str, field: str | None = None) -> Column:
         """Return a column, or a field of structs such as `reward_model.ground_truth`; errors name `field`."""
         if path not in self._columns:
-            self._columns[path] = self._find(path, field or f"{self.field}.{path}")
+            self._columns[path] = self._find(path, field or f"{self.field}.{self.settings.get(path, path)}")
         return self._columns[path]
 
     def read(self, path: str, rows: Sequence[int] | None = None) -> list[Any]:
@@ -87,8 +90,7 @@ class StoredRows:
             return table.column(path)
         name, *parts = path.split(".")
         if name not in table.names:
-            expected = f"a file with column {name!r}; it has {', '.join(table.names)}"
-            raise InvalidInput(field, self.path, expected)
+            raise InvalidInput(field, path, f"a column of {self.path}; it has {', '.join(table.names)}")
         column = table.column(name)
         for part in parts:
             if part not in column.fields:

@@ -31,6 +31,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("prefect")]
 
 ONE_CPU = ClusterShape("local", 1, 1, 8 << 30)
 DEADLINE_SECONDS = 200
+CORES = len(os.sched_getaffinity(0))
 
 
 @pytest.fixture(autouse=True)
@@ -99,6 +100,8 @@ def test_a_folder_without_a_result_is_refused(tmp_path):
         ({"algorithm": len}, "algorithm: got <built-in function len>, expected an @rlhf_flow function"),
         ({"algorithm": "grop"}, "algorithm: got 'grop', expected one of ppo, "),
         ({"devices": 0}, "devices: got 0, expected a whole number from 1 to 1024"),
+        ({"devices": 1000}, f"devices: got 1000, expected at most {CORES}, the cores of this machine; "),
+        ({"devices": 1000, "dry_run": True}, f"devices: got 1000, expected at most {CORES}, "),
         ({"devices": True}, "devices: got True, expected a whole number"),
         ({"max_restarts": -1}, "max_restarts: got -1, expected a whole number"),
         ({"stepz": 3}, "stepz: "),
