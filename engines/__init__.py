@@ -1,1 +1,1 @@
-"""The code that runs on the devices: rank processes, Megatron-core, vLLM, tensor moves and weight versions."""
+"""The code on the devices: rank processes, Megatron-core, vLLM, weights; also object stores and host functions."""

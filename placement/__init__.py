@@ -1,1 +1,1 @@
-"""Pure values and functions: graph, mesh, strategy, plan, augmented graph. No Prefect, no torch, no other room."""
+"""Values and pure functions of planning, and helpers for files and errors. No Prefect, no torch, no other room."""

@@ -37,7 +37,7 @@ def write_atomically(path: Path, write: Callable[[Path], object]) -> Path:
             _remove(part)
             raise
         if part.is_dir() and not part.is_symlink():
-            _remove(path)  # a folder replaces only an empty one
+            _remove(path)  # a folder can replace only an empty folder
         return part.replace(path)
 
 

@@ -23,4 +23,4 @@ LOGITS_AT_ONCE_CPU = 1 << 19  # logits that the head makes at a time: about what
 LOGITS_AT_ONCE_CUDA = 1 << 28  # a GPU needs more of them at a time
 LONGEST_EXPLICIT = 512  # tokens; up to here attention's backward on CPU makes all scores of a row, 2-5 times faster
 CACHE_BLOCK = 32  # tokens per block of vLLM's key-value cache on CPU; the smaller blocks on CUDA fit in
-PASS_TOKENS = 8192  # tokens of one forward pass over prompts, in vLLM and in our sampler
+PASS_TOKENS = 8192  # tokens of a forward pass over prompts, in vLLM and in our sampler

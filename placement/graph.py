@@ -287,11 +287,11 @@ def check_graph(graph: DataflowGraph) -> None:
     trained: set[str | None] = set()
     for call in graph:
         if call.name in names:
-            raise GraphError(f"flow {graph.name}: two calls are named {call.name!r}; give one of them name=...")
+            raise GraphError(f"flow {graph.name}: two calls are named {call.name!r}; give the second call a name=...")
         names.add(call.name)
         if call.kind == "train_step":
             if call.role in trained:
-                raise GraphError(f"flow {graph.name}: {call.role} has two train_steps; one call makes a version")
+                raise GraphError(f"flow {graph.name}: {call.role} has two train_steps; a version needs a single call")
             trained.add(call.role)
     if graph.staleness < 0:
         raise GraphError(f"flow {graph.name}: staleness is {graph.staleness}; it counts steps, so 0 or more")
@@ -308,7 +308,9 @@ def check_graph(graph: DataflowGraph) -> None:
 def _check_call(graph: DataflowGraph, call: Call) -> None:
     where = f"flow {graph.name}: call {call.name}"
     if (call.role is None) != (call.kind == "compute"):
-        raise GraphError(f"{where} ({call.kind}) has role {call.role!r}; a model's call has a role, a compute none")
+        raise GraphError(
+            f"{where} ({call.kind}) has role {call.role!r}; a model's call has a role, a compute has no role"
+        )
     if call.role is not None and all(model.role != call.role for model in graph.models):
         raise GraphError(f"{where} uses role {call.role!r}, which no model has")
     if call.every is not None and (call.every < 1 or call.kind == "train_step"):
@@ -350,8 +352,8 @@ def _check_port(graph: DataflowGraph, call: Call, port: Port, earlier: dict[str,
         )
     if not call.rows.may_read(producer.rows):
         raise GraphError(
-            f"{where} comes from {producer.name}, whose rows are those of {producer.rows.name}; {call.name} works on "
-            f"those of {call.rows.name}, which are neither the same nor made of them"
+            f"{where} comes from {producer.name}, which has rows of {producer.rows.name}; {call.name} works on "
+            f"rows of {call.rows.name}, which are neither the same nor made of them"
         )
     if call.span != producer.span * port.rows_each or port.rows_each != call.rows.per_row(producer.rows):
         raise GraphError(

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from reprlib import Repr
 
 MOST_CHARACTERS = 200  # of a value
-MOST_OF_A_LINE = 1000  # whatever else it says
+MOST_OF_A_LINE = 1000  # characters of a whole line
 MOST_OF_A_NAME = 120
 
 

@@ -92,7 +92,7 @@ class Device(NamedTuple):
     """
 
     node: int
-    index: int  # type: ignore[assignment]  # hides tuple.index, which nobody asks of a device
+    index: int  # type: ignore[assignment]  # hides tuple.index, which no code calls for a device
 
     def __str__(self) -> str:
         return f"n{self.node}:{self.index}"
@@ -131,7 +131,7 @@ class ClusterShape:
     def with_speeds(self, speeds: Sequence[float], field: str = "node_speeds") -> ClusterShape:
         """Return the cluster with these node speeds. Raises InvalidInput unless each node has a speed above 0."""
         if len(speeds) not in (0, self.num_nodes):
-            raise InvalidInput(field, list(speeds), f"one speed for each of the {self.num_nodes} nodes of {self.name}")
+            raise InvalidInput(field, list(speeds), f"a speed for each of the {self.num_nodes} nodes of {self.name}")
         if not all(0 < speed < math.inf for speed in speeds):
             raise InvalidInput(field, list(speeds), "numbers above 0")
         return replace(self, node_speeds=tuple(speeds))
@@ -167,7 +167,7 @@ class ClusterShape:
         width = mesh.devices_per_node
         aligned = mesh.num_nodes == 1 and width & (width - 1) == 0 and mesh.first_device % width == 0
         if not (whole_nodes or aligned):
-            raise InvalidInput(field, mesh.name, "whole nodes, or an aligned power-of-two slice of one node")
+            raise InvalidInput(field, mesh.name, "whole nodes, or an aligned power-of-two slice of a single node")
         return mesh
 
 
@@ -178,7 +178,7 @@ def lanes(values: Mapping[Device, Hashable]) -> list[DeviceMesh]:
     >>> [lane.name for lane in lanes(values)]
     ['n0-1:0-3', 'n2:0']
     """
-    runs: list[list[Device]] = []  # each within one node
+    runs: list[list[Device]] = []  # each within a node
     for device in sorted(values):
         before = runs[-1][-1] if runs else None
         if before and device == (before.node, before.index + 1) and values[device] == values[before]:

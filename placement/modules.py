@@ -11,7 +11,7 @@ from pathlib import Path
 from types import ModuleType
 
 MAIN = "__main__"
-IN_RANK = "RLHF_RANK"  # set in the environment of rank processes: they import a person's file, but run nothing of it
+IN_RANK = "RLHF_RANK"  # set in the environment of rank processes: they import a person's file, but do not run its flow
 
 
 def importable(name: str) -> tuple[str, str]:
@@ -66,7 +66,7 @@ def _is_found(name: str, file: str) -> bool:
     """Whether the path leads from this name to this file."""
     try:
         spec = find_spec(name)
-    except (ImportError, ValueError):  # a package above it is another one, or is none
+    except (ImportError, ValueError):  # its parent is missing, or is no package
         return False
     return spec is not None and _is_from(spec.origin, file)
 

@@ -10,7 +10,7 @@ from pydantic_core import PydanticCustomError
 
 from prefect_rlhf.placement.errors import InvalidInput
 
-MOST_CHARACTERS = 4096  # of a path on Linux, with what is around it
+MOST_CHARACTERS = 4096  # bytes of a whole path on Linux
 MOST_OF_A_NAME = 255
 
 
@@ -23,7 +23,7 @@ def check_path(text: str) -> str:
     try:
         Path(text).expanduser()
     except RuntimeError as error:
-        raise PydanticCustomError("path", "a path that does not begin with the home of nobody here") from error
+        raise PydanticCustomError("path", "a path whose home folder (~name) exists on this machine") from error
     return text
 
 

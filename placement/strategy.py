@@ -50,7 +50,7 @@ class Coordinate:
     pp: int
 
 
-@lru_cache(maxsize=4096)  # planning asks for those of the same few hundred strategies again and again
+@lru_cache(maxsize=4096)  # planning requests the coordinates of the same few hundred strategies many times
 def _coordinates(strategy: Strategy) -> tuple[Coordinate, ...]:
     degrees = product(range(strategy.pp), range(strategy.dp), range(strategy.tp))
     return tuple(Coordinate(dp, tp, pp) for pp, dp, tp in degrees)

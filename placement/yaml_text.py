@@ -51,7 +51,7 @@ def parse_yaml(field: str, seen: str, text: str) -> Any:
         place = f"line {mark.line + 1}: " if mark else ""
         raise InvalidInput(field, seen, f"YAML or JSON ({place}{problem})") from error
     except (ValueError, KeyError) as error:  # a number of thousands of digits; a tag that its value does not suit
-        raise InvalidInput(field, seen, "YAML or JSON whose values are what they are said to be") from error
+        raise InvalidInput(field, seen, "YAML or JSON whose values fit their tags") from error
 
 
 class _Loader(yaml.SafeLoader):
@@ -73,7 +73,7 @@ class _Loader(yaml.SafeLoader):
     def __init__(self, text: str) -> None:
         super().__init__(text)
         self._level = self._count = 0
-        self._counts: dict[int, int] = {}  # of finished nodes, by identity; those of the document stay alive
+        self._counts: dict[int, int] = {}  # of finished nodes, by identity; the document keeps its nodes alive
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
         """Count each value as often as aliases repeat it, before anything is made of it."""
@@ -114,7 +114,7 @@ def _refuse_tag(loader: _Loader, node: yaml.Node) -> None:
 
 
 _Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping_without_twins)
-_Loader.add_constructor("tag:yaml.org,2002:merge", _text)  # `<<` where it is no key
+_Loader.add_constructor("tag:yaml.org,2002:merge", _text)  # `<<` as a plain value
 _Loader.add_constructor(None, _refuse_tag)
 _Loader.add_implicit_resolver("tag:yaml.org,2002:int", re.compile(r"[-+]?(0|[1-9][0-9]*)$"), list("-+0123456789"))
 _Loader.add_implicit_resolver(

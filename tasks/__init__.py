@@ -1,1 +1,1 @@
-"""The algorithm side of a task run: tracing, losses, advantages, the runner. Ranks import it, so imports are light."""
+"""The algorithm side of a task run: tracing, losses, the runner, trackers, profiling. Ranks import its losses."""

@@ -27,7 +27,7 @@ from pathlib import Path
 STDIN = 0
 SET_PARENT_DEATH_SIGNAL = 1  # prctl(2)
 SET_CHILD_SUBREAPER = 36
-STOP = b"stop"  # what a living worker writes; end of file without it means that the worker is dead
+STOP = b"stop"  # written by a living worker; end of file without it means that the worker is dead
 REASON_FILE = "reason"  # in the temporary folder; the command may write the reason for its end there
 REAP_SECONDS = 5.0  # a killed process is gone in milliseconds unless the kernel itself is stuck
 

@@ -166,7 +166,7 @@ class GpuMeshWorker(BaseWorker[GpuMeshConfiguration, GpuMeshVariables, GpuMeshRe
             return False
         return state.is_pending()
 
-    async def run(  # type: ignore[override]  # the base means what it stores: any value that str() takes
+    async def run(  # type: ignore[override]  # the base stores str() of any value
         self,
         flow_run: FlowRun,
         configuration: GpuMeshConfiguration,

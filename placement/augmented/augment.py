@@ -72,7 +72,7 @@ def _runs(graph: DataflowGraph, steps: StepRange, unrolled: Sequence[int]) -> It
 
 def _call_node(graph: DataflowGraph, plan: ExecutionPlan, run: CallRun) -> Node:
     call, placement = run.call, plan[run.call.name]
-    when = "in every step" if call.every is None else f"as evaluation every {call.every} steps and after the last one"
+    when = "in every step" if call.every is None else f"as evaluation every {call.every} steps and after the last step"
     return Node(
         id=run.id,
         kind=call.kind,
@@ -126,7 +126,7 @@ def _add_transfers(
             builder.wait(node.id, Dependency(id, "data", _keys((shared.move,))))
         for producer, local in feed.local.items():
             run = run_id(producer, node.step)
-            if local != graph.reads_of(consumer)[producer]:  # wait for it only where its rows are used from there
+            if local != graph.reads_of(consumer)[producer]:  # wait for it only if its rows are read from there
                 stay = (Dependency(run, "data", ", ".join(local)),) if local else ()
                 builder.replace_dependency(node.id, run, *stay)
 
@@ -168,7 +168,7 @@ def _add_exports(builder: GraphBuilder, graph: DataflowGraph, plan: ExecutionPla
             step=num_steps,
             meshes=(instance.mesh,),
             dependencies=waits,
-            reason=f"the run ends with {model.role} v{num_steps}, which is what it was for.",
+            reason=f"the run ends with {model.role} v{num_steps}, and its result is this model.",
             instance=instance,
             reads=num_steps,
         )

@@ -32,7 +32,7 @@ class AugmentedGraph:
     def __post_init__(self) -> None:
         object.__setattr__(self, "_by_id", {node.id: node for node in self.nodes})
         if len(self._by_id) < len(self.nodes):
-            raise GraphError("two nodes of the augmented graph have one id")
+            raise GraphError("two nodes of the augmented graph have the same id")
         before: set[str] = set()
         for node in self.nodes:
             for name in node.depends_on:

@@ -133,5 +133,5 @@ def _commit(builder: GraphBuilder, graph: DataflowGraph, step: int, copies: list
         step=step,
         meshes=union(mesh for node in copies for mesh in node.meshes),
         dependencies=(*copied, *states),
-        reason="the copies are written beside: adding what is small and renaming makes them the newest checkpoint.",
+        reason="the copies are written in the background; small files and a rename make them the newest checkpoint.",
     )

@@ -141,10 +141,10 @@ class _UseWindows:
 
     def _close(self, instance: ModelInstance) -> None:
         window = self._opened.pop(instance)
-        for earlier in window.after:  # a later window waits for this one, which waited for the earlier one
+        for earlier in window.after:  # a later window waits for this window, which waited for the earlier window
             if instance.mesh.contains(earlier.instance.mesh) and self._closed.get(earlier.instance) is earlier:
                 del self._closed[earlier.instance]
-        self._closed.pop(instance, None)  # the order is that of their ends, however long ago the first one was
+        self._closed.pop(instance, None)  # reinsert at the end: the order is the order of the windows' ends
         self._closed[instance] = window
 
 

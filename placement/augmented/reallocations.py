@@ -20,7 +20,7 @@ def add_reallocations(
     names = labels(graph, plan)
     offloaded = {instance for instance, part in offloaded_parts(graph, plan).items() if part == "all"}
     readers_of = _readers(builder)
-    for instance in names:  # whichever steps are unrolled, in one order
+    for instance in names:  # the same order for any unrolled steps
         by_version, source = readers_of[instance], trained_instance(graph, plan, instance.role)
         if source is None or source == instance:
             continue
@@ -56,7 +56,7 @@ def _reallocation(
     name: str,
     waits: tuple[Dependency, ...],
 ) -> Node:
-    suffix = "" if version == reader.step else f".v{version}"  # two versions may arrive in one step, one of them this
+    suffix = "" if version == reader.step else f".v{version}"  # two versions may arrive in a step
     return Node(
         id=f"reallocate.{name}{suffix}@{reader.step}",
         kind="reallocate",
@@ -79,4 +79,4 @@ def _when_to_move(
         return just_before(builder.priority(reader.id))
     if node.source in offloaded and node.depends_on:
         return just_after(builder.priority(node.depends_on[0]))  # its train_step
-    return priorities.weights_of(reader.call, min(node.reads, reader.step))  # a stale reader's is there before its step
+    return priorities.weights_of(reader.call, min(node.reads, reader.step))  # stale weights arrive before their step

@@ -46,12 +46,12 @@ class StepGroups:
         self.graph, self.plan = graph, plan
         self._steps = StepRange(num_steps, first_step, checkpoint_every, exports=exports)
         self._steps_per_group = steps_per_group
-        self._next = first_step  # the first step of which nothing was handed out
-        self._unfinished = first_step  # the first step of which not all was handed out
+        self._next = first_step  # the first step without handed-out nodes
+        self._unfinished = first_step  # the first step with nodes left to hand out
         self._handed_out: dict[int, dict[str, Node]] = defaultdict(dict)  # by step, of those in flight
         self._previous = range(first_step, first_step), frozenset[str]()  # group: its steps and its nodes
         self._stopped_after: int | None = None
-        self._is_over = False  # nobody asks for a further group
+        self._is_over = False  # whether `next_group` has reported the end
         self._lock = threading.Lock()
 
     @property
@@ -94,9 +94,9 @@ class StepGroups:
         end, begin = shorter.all().stop, min(self._handed_out, default=self._next)
         window = unrolled_nodes(self.graph, self.plan, shorter, self._window(range(begin, end), shorter))
         awaited = {node.id: set(node.depends_on) for node in window}
-        old = {node.id for node in window if node.step < begin}  # it ended, whatever waits for it here
+        old = {node.id for node in window if node.step < begin}  # they ended, so later nodes need not wait for them
         handed_out = [node for nodes in self._handed_out.values() for node in nodes.values()]
-        void = {node.id for node in handed_out if node.step >= end}  # nothing waits for it any more
+        void = {node.id for node in handed_out if node.step >= end}  # no node waits for them any more
         return all(
             node.id in awaited and awaited[node.id] - old <= set(node.depends_on) - void
             for node in handed_out

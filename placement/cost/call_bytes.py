@@ -87,7 +87,7 @@ def call_bytes(
         by_stage = (call_bytes(work, execution, sizes, engine, end, max_length, on_cpu) for end in stages)
         return max(by_stage, key=lambda num_bytes: num_bytes.total)
     on_device = sizes.on(execution.strategy.tp)
-    if work.others:  # of one row set at a time there is a micro-batch; the rows of all are there
+    if work.others:  # a micro-batch belongs to a single row set; the rows of all row sets are on the device
         alone = [replace(part, others=()) for part in work.parts]
         rows = sum(call_bytes(part, execution, sizes, engine, stage, max_length, on_cpu).rows for part in alone)
         made = [
@@ -159,7 +159,7 @@ class _Active:
         tokens = self._micro_rows(train=False) * self._length
         hidden = (2 * tokens + self._head_tokens(tokens)) * self.sizes.hidden * self.sizes.item
         moment = _fuller((tokens * self._forward_bytes, 0), (hidden, self._logits(tokens)))
-        several = self._replica_rows * self._length > tokens  # then the hidden states of the one before are still there
+        several = self._replica_rows * self._length > tokens  # then the previous hidden states still exist
         before = tokens * self.sizes.hidden * self.sizes.item if several else 0
         return _with(static, activations=before, **moment, rows=self._rows(2))
 
@@ -228,7 +228,7 @@ class _Active:
         split = 3 * sizes.queries + 2 * sizes.keys + 3 * inner
         if sizes.qk_norm:  # what their norms were given
             split += sizes.queries + sizes.keys
-        if not self.on_cpu:  # torch's kernels keep the rotated queries and keys, and silu(gate), besides
+        if not self.on_cpu:  # torch's kernels also keep the rotated queries and keys, and silu(gate)
             split += sizes.queries + sizes.keys + inner
             split += sizes.queries if sizes.heads > sizes.kv_heads else 0  # apart from the keys that several share
         if sizes.window is not None and self._length > sizes.window and self.on_cpu:  # by torch's kernels, as on CUDA

@@ -27,8 +27,8 @@ _UNSPLIT = -1  # in place of a tp part: what tp does not split, which every part
 _TABLE = -1  # in place of a stage: an embedding tied to the output, which the first stage holds and the last
 DISK_BYTES_PER_SECOND = 0.5e9
 """Of one rank on a local disk, as measured (docs/measured_log.md): the slowest that a checkpoint should meet."""
-_Part = tuple[int, ...]  # stage and tp part of what a device holds; of experts which of them, too
-_PER_ROW = ("scores", "prompt_length", "rewards")  # keys with one number per row; others have one per token
+_Part = tuple[int, ...]  # stage and tp part that a device holds; for experts also their numbers
+_PER_ROW = ("scores", "prompt_length", "rewards")  # keys with a number per row; others have a number per token
 
 
 class Flow(NamedTuple):

@@ -80,7 +80,7 @@ class NodeCosts:
         hardware = self.sources.hardware(node.meshes[0])[0]
         if node.kind in _CALLS:
             assert node.call is not None and node.call.role is not None and node.instance is not None  # has a model
-            work: SharedWork = node.call.kind  # type: ignore[assignment]  # one of _CALLS
+            work: SharedWork = node.call.kind  # type: ignore[assignment]  # a member of _CALLS
             return self.sources.slow_down(work, node.instance.engine, hardware, self._sizes(node.call.role))
         return self.sources.slow_down("move", "megatron", hardware) if node.kind in _SLOWED_MOVES else None
 
@@ -100,7 +100,7 @@ class NodeCosts:
             return Seconds(transfer=disk_seconds(max(copied_bytes(self.graph, self.plan).values())))
         links = self.sources.links(node.meshes)
         if node.kind == "transfer":
-            assert node.call is not None  # a transfer feeds one
+            assert node.call is not None  # a transfer feeds a call
             transfers = row_transfers(self.graph, self.plan, node.call.name, node.moves)
             return Seconds(transfer=transfer_seconds(transfers, self.workload, links))
         if node.kind == "reallocate":

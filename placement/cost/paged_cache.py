@@ -16,7 +16,7 @@ from prefect_rlhf.placement.cost.workload import Workload
 from prefect_rlhf.placement.engine_constants import CACHE_BLOCK
 from prefect_rlhf.placement.errors import InvalidInput
 
-NULL_BLOCKS = 2  # that no row fills: one is vLLM's own
+NULL_BLOCKS = 2  # blocks that no row fills, vLLM's own null block among them
 
 
 class InFlight(NamedTuple):
@@ -57,7 +57,7 @@ def check_cache(field: str, cache_bytes: int | None, length: int, sizes: ModelSi
     """Raise InvalidInput for a cache without room for a row of `length` tokens."""
     least = whole_cache_bytes(1, length, sizes, tp)
     if cache_bytes is not None and cache_bytes < least:
-        right = f"at least {gib_above(least):g}: one row of {length} tokens"
+        right = f"at least {gib_above(least):g}: a row of {length} tokens"
         raise InvalidInput(f"{field}.cache_gib", cache_bytes / GIB, right)
 
 

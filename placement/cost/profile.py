@@ -29,7 +29,7 @@ ModelPiece = Literal[
     "forward", "backward", "head_forward", "head_backward", "decode", "decode_graphs", "sample", "all_reduce", "share"
 ]
 """A timed piece: see LayerTimes. `decode_graphs` is `decode` with CUDA graphs; what has no length has length 1."""
-_MESSAGES: tuple[ModelPiece, ...] = ("all_reduce", "share")  # the same whatever engine sends them
+_MESSAGES: tuple[ModelPiece, ...] = ("all_reduce", "share")  # the same for every engine
 
 
 @dataclass(frozen=True, slots=True)

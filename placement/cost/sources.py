@@ -140,4 +140,6 @@ class CostSources:
             return ProfiledTimes(profiles[0], sizes, engine)
         device = hardware.device.name
         asked = f"{sizes.num_layers} layers of {sizes.hidden} in {sizes.dtype}"
-        raise InvalidInput(f"profiles of {device}", f"none of {asked}", "one for each model: run rlhf/profile")
+        raise InvalidInput(
+            f"profiles of {device}", f"no profile of {asked}", "a profile of each model: run rlhf/profile"
+        )

@@ -122,7 +122,7 @@ class Family:
     kv_heads: int | None = None
     vocabulary: int | None = None
     tied: bool = False
-    head_dim_is_free: bool = True  # else vLLM takes hidden size over heads, whatever the config says
+    head_dim_is_free: bool = True  # else vLLM uses hidden size over heads, and ignores the config's value
     rope_theta: float = 1e4
     activation: Activation = "silu"
     scaled_embedding: bool = False  # by the root of the hidden size
@@ -131,7 +131,7 @@ class Family:
     bias_switches: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     window: Window | None = None
     local_layers: LocalLayers | None = None
-    classifier: str = ""  # begins the name of the class with a scalar head, where it is another
+    classifier: str = ""  # first part of the name of the class with a scalar head, if it differs
     reads: tuple[str, ...] = ()
     only: Mapping[str, Any] = field(default_factory=dict)
     written: Mapping[str, Any] = field(default_factory=dict)

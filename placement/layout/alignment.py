@@ -48,7 +48,7 @@ def aligned(plan: ExecutionPlan, graph: DataflowGraph) -> ExecutionPlan:
     return replace(plan, placements=tuple(reordered))
 
 
-@lru_cache(maxsize=256)  # presets and candidates of one question ask for the same pairs again and again
+@lru_cache(maxsize=256)  # presets and candidates of a question request the same pairs many times
 def overlapping_order(instance: ModelInstance, trained: ModelInstance, model: ModelSpec) -> tuple[int, ...]:
     """Return the device order of `instance` that overlaps most with `trained`; () for the plain order.
 

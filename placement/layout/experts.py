@@ -44,7 +44,8 @@ def wrong_ep(model: ModelSpec, engine: EngineKind, strategy: Strategy) -> str:
         return f"1: {model.role} has no experts"
     if engine == "vllm" and (ep != dp or experts.count % (dp * tp)):
         shared = f"1 or {dp}, its dp" if experts.count % (dp * tp) == 0 else "1"
-        return f"{shared}: vllm shares the {experts.count} experts of {model.role} over all {dp * tp} devices or none"
+        over = f"the {experts.count} experts of {model.role} over all {dp * tp} devices"
+        return f"{shared}: vllm divides {over} or not at all"
     if dp % ep:
         return f"a divisor of dp {dp}"
     return f"a divisor of the {experts.count} experts of {model.role}" if experts.count % ep else ""

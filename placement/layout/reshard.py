@@ -50,7 +50,7 @@ def reshard(source: Layout, target: Layout, devices: Sequence[Device] = ()) -> R
     for name in sorted(source.shapes.keys() | target.shapes.keys()):
         source_shape, target_shape = source.shapes.get(name), target.shapes.get(name)
         if source_shape != target_shape:
-            right = f"{target_shape} as in the target" if target_shape else "no such parameter: the target has none"
+            right = f"{target_shape} as in the target" if target_shape else "no such parameter in the target"
             raise InvalidInput(f"layout.{name}", source_shape, right)
     sent: dict[int, int] = defaultdict(int)
     local: list[Piece] = []

@@ -1,5 +1,7 @@
 """The proof that a plan fits: the largest memory use of each device at any moment of a run, by owner.
 
+The proof holds for the memory model of this folder, which no GPU has confirmed yet.
+
 The count covers every order that the dependencies allow, not a single schedule. While a node runs, its devices hold the
 resident tensors, every part that may be between its reload and its offload at that time, and the node's own needs.
 Nodes that share a device never run at the same time, but copies over the host link run concurrently with them.
@@ -31,7 +33,7 @@ from prefect_rlhf.placement.mesh import Backend, Device, DeviceMesh, lanes
 from prefect_rlhf.placement.plan import ExecutionPlan, instances
 from prefect_rlhf.placement.table import table
 
-STEPS_CERTIFIED = 3  # beyond the staleness: the first, one between, and the last
+STEPS_CERTIFIED = 3  # beyond the staleness: the first step, a middle step, the last step
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +119,7 @@ class Certificate:
             largest_first = sorted(self.fullest.shares, key=lambda share: -share.num_bytes)
             lines += [f"  {byte_size(share.num_bytes):>10}  {share.owner}: {share.what}" for share in largest_first]
         if (host := fullest_host(self.hosts)) is not None:
-            lines.append(f"Of what is offloaded {host}.")
+            lines.append(f"Of the offloaded bytes, {host}.")
         return "\n".join(lines)
 
     def to_json(self) -> str:
@@ -206,7 +208,7 @@ class _DeviceLoad:
         staying = [k for k in self.held if k.instance not in parts or not k.moves_with(parts[k.instance])]
         shares = _shares(staying)
         fullest, most, totals = _FullestMoment("between nodes", shares, 0), _total(shares), []
-        brought: dict[tuple[int, ...], tuple[ByteShare, ...]] = {}  # by those of the windows that may be open then
+        brought: dict[tuple[int, ...], tuple[ByteShare, ...]] = {}  # by the windows that may be open then
         for need in self.needs:
             open_then = tuple(i for i, window in enumerate(visits) if precedence.may_be_open(window, need.position))
             if open_then not in brought:

@@ -93,7 +93,7 @@ def _megatron(model: ModelSpec, instance: ModelInstance, stage: int, trained: bo
     buckets = [sum(ends)]
     if strategy.pp > 1 and sizes.tied and "lm" in sizes.head and stage in (0, strategy.pp - 1):
         table = ends[0 if stage == 0 else -1]  # an embedding tied over the pipeline has a bucket of its own
-        after = ends[-2] if "scalar" in sizes.head and stage > 0 else 0  # and so has what comes after it
+        after = ends[-2] if "scalar" in sizes.head and stage > 0 else 0  # and so have the tensors after it
         buckets = [sum(ends) - table - after, table, after]
     buffer = sum(_padded(size, lcm(strategy.dp, _BUCKET)) for size in buckets)
     replicas = strategy.dp // strategy.ep

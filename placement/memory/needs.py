@@ -21,8 +21,8 @@ from prefect_rlhf.placement.memory.holdings import ResidentBytes
 from prefect_rlhf.placement.mesh import Backend, Device
 from prefect_rlhf.placement.plan import ModelInstance, Placement, device_coordinates
 
-STATIC_TERMS = ("weights", "gradients", "optimizer")  # of a call's bytes: what its instance keeps
-NOTHING: Mapping[str, int] = {}  # the terms of a device that needs none
+STATIC_TERMS = ("weights", "gradients", "optimizer")  # of a call's bytes: kept by its instance
+NOTHING: Mapping[str, int] = {}  # the terms of a device without needs
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class ByteShare:
     passing: bool
 
 
-@dataclass(frozen=True, slots=True, eq=False)  # devices that need the same share one: it is equal to itself alone
+@dataclass(frozen=True, slots=True, eq=False)  # devices with the same needs share an object, so identity is equality
 class Need:
     """The bytes that a node needs on a device while it runs; `position` is the node's in the graph."""
 
@@ -63,7 +63,7 @@ def node_needs(
             by_device = _staged_by_move(node.source, node.target, sizes)
         elif node.kind == "export":
             by_device = _equal_as_one({d: _staged_by_export(node, held.get(d, ())) for d in node.devices})
-        need_of: dict[int, Need] = {}  # by the terms, of which equal ones are one
+        need_of: dict[int, Need] = {}  # by the terms; equal terms share a number
         for device in node.devices:
             terms = by_device.get(device, NOTHING)
             need = need_of.get(id(terms))

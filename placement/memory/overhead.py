@@ -38,7 +38,7 @@ def overhead(graph: DataflowGraph, plan: ExecutionPlan, backend: Backend) -> Map
     if backend == "cpu":
         return {}
     groups: dict[Device, set[int]] = defaultdict(set)  # their numbers
-    numbers: dict[tuple[str, Members], int] = {}  # equal groups of one engine are one
+    numbers: dict[tuple[str, Members], int] = {}  # equal groups of an engine share a number
     shares: dict[Device, list[ByteShare]] = defaultdict(list)
     users = instances(graph, plan)
     for instance, calls in users.items():

@@ -51,7 +51,7 @@ def remedies(
             try:
                 check_plan(changed, graph, plan.cluster.whole)
                 after = certify_plan(changed, graph, workload, backend)
-            except RlhfError:  # not legal: nothing to propose
+            except RlhfError:  # not legal: no remedy
                 continue
             if after.excess_bytes < now.excess_bytes:
                 yield Remedy(change, changed, after)
@@ -73,9 +73,9 @@ def remedies(
 def refusal(plan: ExecutionPlan, certificate: Certificate, proposed: Sequence[Remedy]) -> PlanDoesNotFit:
     """Return the error that states the contents of the fullest device, and which of `proposed` help."""
     where, seen, room = _shortage(certificate)
-    changes = "\n".join(f"  {remedy}" for remedy in proposed) or "  nothing that this plan could change: more devices"
+    changes = "\n".join(f"  {remedy}" for remedy in proposed) or "  no change of this plan: more devices"
     helps = next((remedy.change for remedy in proposed if remedy.certificate.fits), "")
-    hint = f"it fits with {helps}" if helps else "no change of this plan suffices: more devices, or larger ones"
+    hint = f"it fits with {helps}" if helps else "no change of this plan suffices: more or larger devices"
     as_json = [{"change": r.change, "peak_bytes": r.peak_bytes, "fits": r.certificate.fits} for r in proposed]
     return PlanDoesNotFit(
         f"plan {plan.name}: {where}",

@@ -43,7 +43,7 @@ class Precedence:
     def __init__(self, augmented: AugmentedGraph) -> None:
         position = {node.id: index for index, node in enumerate(augmented.nodes)}
         self._before: list[int] = []
-        copies: list[tuple[int, int, Node]] = []  # offloads and reloads: what each waits for, and its position
+        copies: list[tuple[int, int, Node]] = []  # offloads and reloads: the dependencies of each, and its position
         for index, node in enumerate(augmented.nodes):
             awaited = sum(1 << position[name] for name in node.depends_on)
             mask = awaited

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from math import isfinite
 
-COLUMNS, WIDTH, HEIGHT = 3, 400, 210  # panels in a row, and the size of one in pixels
+COLUMNS, WIDTH, HEIGHT = 3, 400, 210  # panels in a row, and the size of a panel in pixels
 LEFT, RIGHT, TOP, BOTTOM = 66, 16, 34, 30  # of a panel, around its curve
 COLOUR, AXIS, GRID = "#4269d0", "#666666", "#e4e4e4"
-MOST_DOTS = 40  # of a curve, each shown by itself
+MOST_DOTS = 40  # points of a curve up to which each is drawn as a dot
 
 Curve = Sequence[tuple[int, float]]
 """Steps, ascending, and the values there."""

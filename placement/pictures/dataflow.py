@@ -11,7 +11,7 @@ import networkx as nx
 from prefect_rlhf.placement.graph import Call, DataflowGraph, VersionEdge
 from prefect_rlhf.placement.pictures.timeline import COLOURS
 
-LETTER, PADDING = 6.6, 12  # widths of a character at 12 px, and beside a box's text
+LETTER, PADDING = 6.6, 12  # width of a character at 12 px, and space next to a box's text
 BOX, FLOOR, GAP, MARGIN = 42, 96, 28, 24  # heights of a box and a floor; between boxes, and around the picture
 DATA = "#c8ccd2"
 HEAD = (

@@ -14,7 +14,7 @@ from prefect_rlhf.placement.table import table
 
 NUMBERS_SHOWN = 8  # of an order of devices
 _COLUMNS = ("mesh", "strategy", "engine", "micro_batches")  # fields of Placement with columns of their own
-STEPS_LISTED = 2  # the first step differs: nothing was trained before it
+STEPS_LISTED = 2  # the first step differs: no training precedes it
 
 
 def plan_rows(plan: ExecutionPlan, graph: DataflowGraph) -> list[dict[str, str]]:

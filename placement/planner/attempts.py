@@ -24,14 +24,14 @@ from prefect_rlhf.placement.plans.presets import PRESETS
 from prefect_rlhf.placement.search.driver import Progress, SearchResult, search
 from prefect_rlhf.placement.search.method import Method
 
-WHOLE_SHARE = 0.5  # of the budget, for the search of the whole space, and for those in which models take turns
-COPIES_SHARE = 0.3  # where it is decided who shares a copy of weights
+WHOLE_SHARE = 0.5  # of the budget, for the search of the whole space, and for searches with models in alternation
+COPIES_SHARE = 0.3  # for searches that decide which calls share a copy of weights
 CAUTIOUS_SHARE = 0.2  # for each other way to count memory
 SMALL_SHARE = 0.03  # for each preset and each division: little is left to choose
-SHORT_SECONDS = 2.0  # of the first round of attempts, where the budget has more
+SHORT_SECONDS = 2.0  # of the first round of attempts, if the budget is longer
 CLOSE = 0.03  # of the bound: a plan that is no further above it is as good as known, since no estimate tells more
 SMALLER = (0.97, 0.9, 0.8, 0.7, 0.6, 0.5)  # shares of memory, for plans that offload
-SLACK = (0.3, 0.2, 0.1)  # of a call's time, that calls beside generation are to have left
+SLACK = (0.3, 0.2, 0.1)  # of a call's time: the slack that calls except generation should have
 
 
 @dataclass(frozen=True, slots=True)

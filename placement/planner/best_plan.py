@@ -27,8 +27,8 @@ from prefect_rlhf.placement.planner.time_sharing import keep_resident_where_free
 from prefect_rlhf.placement.search.driver import Progress
 from prefect_rlhf.placement.search.method import Method
 
-STARTS = 3  # plans that are improved where none is close to the bound
-IMPROVING_SHARE = 0.3  # of the budget, at least, to improve them; what the searches left of it is theirs too
+STARTS = 3  # plans that are improved if no plan is close to the bound
+IMPROVING_SHARE = 0.3  # of the budget, at least, to improve them; they also get the unused time of the searches
 
 
 def plan_graph(

@@ -27,9 +27,9 @@ from prefect_rlhf.placement.plans.check import ENGINES, violations
 from prefect_rlhf.placement.schedule.estimate import training
 from prefect_rlhf.placement.strategy import Strategy, strategies
 
-ENOUGH_MICRO_BATCHES = 64  # for time; more only where memory asks for them
-CACHE_STEP = sqrt(2)  # between the bytes of one cache and the next
-NOTHING = 1 / 64  # of what a plan may fill: a smaller cache leaves no room that counts
+ENOUGH_MICRO_BATCHES = 64  # for time; more only if memory requires them
+CACHE_STEP = sqrt(2)  # ratio of the bytes of consecutive cache sizes
+NOTHING = 1 / 64  # of the memory that a plan may fill: a smaller cache frees no relevant memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +128,7 @@ def fitting_candidates(call: Call, context: CostContext) -> tuple[Candidate, ...
         field,
         f"{needs:.1f} GiB on a device at best ({nearest.placement.strategy}, {_cut_in_words(nearest.placement)})",
         f"at most the {has:.1f} GiB that a plan may fill: {needs - has:.1f} GiB less, by more devices to split "
-        f"{role} over, larger ones, shorter rows, or a smaller model",
+        f"{role} over, larger devices, shorter rows, or a smaller model",
     )
 
 

@@ -49,7 +49,7 @@ class Explanation:
         """Say what binds the call."""
         critical = self.slack_seconds <= NEGLIGIBLE * self.iteration_seconds
         words = (
-            "on the critical path: a second more of it is one more of the iteration"
+            "on the critical path: a second more of it makes the iteration a second longer"
             if critical
             else f"not on the critical path: it may take {self.slack_seconds:.3g} s longer"
         )
@@ -64,9 +64,9 @@ class Explanation:
     def costs(self) -> str:
         """State the cost of the runner-up."""
         if self.runner_up is None:
-            return "none of those that were tried fits"
+            return "no tried alternative fits"
         more = self.runner_up.iteration_seconds - self.iteration_seconds
-        faster = ", faster by the estimate: the search counts moves of rows as nothing" if more < 0 else ""
+        faster = ", faster by the estimate: the search counts moves of rows as 0 s" if more < 0 else ""
         return f"{in_words(self.runner_up.placement)}: {more:+.3f} s an iteration{faster}"
 
 

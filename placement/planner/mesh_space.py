@@ -10,8 +10,8 @@ from prefect_rlhf.placement.cost.sources import CostSources
 from prefect_rlhf.placement.mesh import ClusterShape, DeviceMesh
 from prefect_rlhf.placement.search.problem import Interval
 
-EVERY_COUNT = 32  # nodes of a lease up to which a mesh may have any number of them
-THREE_DIGITS = 64  # nodes of a lease up to which it may have numbers of three binary digits and zeros, beyond of two
+EVERY_COUNT = 32  # largest lease, in nodes, whose meshes may have any number of nodes
+THREE_DIGITS = 64  # largest lease whose meshes may have numbers of three binary digits and zeros; beyond it two digits
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,8 +47,8 @@ from prefect_rlhf.placement.search.problem import (
 )
 
 MICROSECONDS = 1e6
-OTHER_GROUPS = 1  # communicators of a device beside those of the call that runs, as plans that fit mostly have
-ITERATIONS = 12  # in which the search measures a period
+OTHER_GROUPS = 1  # communicators of a device next to the running call's, as in most plans that fit
+ITERATIONS = 12  # over which the search measures a period
 
 STALE = 2  # the lag of a call whose weights can move only once it has run in the iteration before
 
@@ -149,7 +149,7 @@ def restricted_problem(
             if mesh in mesh_space.classes[option.mesh_class] and admits(call, option.placement)
         )
         if not admitted[name]:
-            raise InvalidInput(f"calls.{name}", meshes[name].name, "a mesh on which it can run and fits")
+            raise InvalidInput(f"calls.{name}", meshes[name].name, "a mesh that can run it and has the memory")
     return plan_problem(context, admitted, "most", classes)
 
 
@@ -258,7 +258,7 @@ def _reallocation(
         for p in (option.placement for option in readers)
     ]
     seconds = least_move_seconds(trained, readers, sizes, sources) + sources.orchestration_seconds + written
-    seconds = np.maximum(seconds, 1 / MICROSECONDS)  # none takes no time but where there is none
+    seconds = np.maximum(seconds, 1 / MICROSECONDS)  # only an absent move takes no time
     numbers: dict[object, int] = {}
     trained_copy, read_copy = (
         [numbers.setdefault((o.placement.engine, o.placement.strategy), len(numbers)) for o in options]

@@ -24,7 +24,7 @@ from prefect_rlhf.placement.plans.presets import Preset, preset_named
 from prefect_rlhf.placement.strategy import Strategy
 
 MOST_CUTS = 64  # micro-batches of a preset that cuts all calls alike, unless its first number is larger
-DEFAULT_SEQUENCE_LENGTH = 1024  # tokens of the longest row, where nobody says
+DEFAULT_SEQUENCE_LENGTH = 1024  # tokens of the longest row, if it is unknown
 
 
 def preset(
@@ -82,7 +82,7 @@ def _place(call: Call, rule: Preset, lease: DeviceMesh, graph: DataflowGraph, le
             return placement
         refused.append(violation)
     why = f" ({refused[0]})" if refused else ""
-    raise InvalidInput("mesh", lease.name, f"devices on which {call.name} can run{why}")
+    raise InvalidInput("mesh", lease.name, f"devices that can run {call.name}{why}")
 
 
 def preset_result(question: Question, space: PlanSpace, name: str, budget_seconds: float) -> PresetResult:

@@ -42,7 +42,7 @@ def _too_large(question: Question, plan: ExecutionPlan, certificate: Certificate
     remedy = Remedy(f"devices of {byte_size(enough)}", larger, question.certificate(larger))
     shown = refusal(plan, certificate, [remedy])
     missing, within = byte_size(peak.num_bytes - peak.device_bytes), byte_size(peak.device_bytes)
-    by = "more devices, larger ones, shorter rows, or smaller models"
+    by = "more or larger devices, shorter rows, or smaller models"
     return PlanDoesNotFit(
         f"plan of {question.graph.name}",
         f"{byte_size(peak.num_bytes)} on {peak.device} at {peak.node}",

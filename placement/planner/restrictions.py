@@ -54,7 +54,7 @@ def pinned(space: PlanSpace, meshes: Mapping[str, DeviceMesh]) -> PlanSpace:
         if name not in candidates:
             raise InvalidInput(f"pins.{name}", mesh.name, f"a call with a model: {', '.join(candidates)}")
         if mesh not in mesh_space.meshes:
-            raise InvalidInput(f"pins.{name}", mesh.name, "a mesh of the lease: some of its nodes, or a part of one")
+            raise InvalidInput(f"pins.{name}", mesh.name, "a mesh of the lease: some of its nodes, or a part of a node")
         index, own_class = mesh_space.meshes.index(mesh), len(mesh_space.classes)
         candidates[name] = tuple(
             replace(option, mesh_class=own_class)
@@ -62,6 +62,6 @@ def pinned(space: PlanSpace, meshes: Mapping[str, DeviceMesh]) -> PlanSpace:
             if index in mesh_space.classes[option.mesh_class]
         )
         if not candidates[name]:
-            raise InvalidInput(f"pins.{name}", mesh.name, "a mesh on which it can run and fits")
+            raise InvalidInput(f"pins.{name}", mesh.name, "a mesh that can run it and has the memory")
         mesh_space = replace(mesh_space, classes=(*mesh_space.classes, (index,)))
     return PlanSpace(replace(space.context, space=mesh_space), candidates)

@@ -16,7 +16,7 @@ from prefect_rlhf.placement.planner.question import Question
 
 NEARLY = 0.03  # of the fastest plan's time: less than the estimates are wrong by
 FULL = 0.95  # of a device's memory
-TRIED = 4  # simpler placements of each call, those that take least time, in each round
+TRIED = 4  # simpler placements of each call, the fastest ones, in each round
 ROUNDS = 3
 
 

@@ -13,7 +13,7 @@ from prefect_rlhf.placement.table import table
 
 ENOUGH = 0.6
 """Static memory use below which more devices bring less and less (ReaL, section 8.4 and figure 17)."""
-STATIC_SHARES = ("gradients", "optimizer")  # what is neither freed nor moved (ReaL, section 4)
+STATIC_SHARES = ("gradients", "optimizer")  # states that are neither freed nor moved (ReaL, section 4)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class Sweep:
         words = (
             f"static memory use is below {ENOUGH:.0%} from {first.num_nodes} {nodes} ({first.num_devices} devices) on"
             if first
-            else f"static memory use falls below {ENOUGH:.0%} on none of these sizes"
+            else f"static memory use does not fall below {ENOUGH:.0%} on any of these sizes"
         )
         return f"{table([_row(size) for size in self.sizes])}\n{words}"
 

@@ -38,7 +38,7 @@ def check_plan(plan: ExecutionPlan, graph: DataflowGraph, mesh: DeviceMesh) -> E
         raise SeveralMistakes.of(mistakes)
     _check_copies(plan, graph)
     for call, *_ in sleepless(plan, graph):
-        right = "none: on cuda one vllm instance leaves a device, and another one does there"
+        right = "none: on cuda a device can offload a single vllm instance, and here two"
         raise InvalidInput(_field(call.name, "offload"), plan[call.name].offload, right)
     return plan
 
@@ -107,7 +107,7 @@ def _degrees(call: Call, placement: Placement) -> Iterator[InvalidInput]:
             return  # what follows divides by it
     product = f"dp {strategy.dp} * tp {strategy.tp} * pp {strategy.pp} = {strategy.num_devices}"
     if call.kind == "compute" and max(mesh.num_devices, strategy.num_devices) > 1:
-        right = "a mesh of one device and dp 1, since a computation sees all rows in one place"
+        right = "a mesh of a single device and dp 1, since a computation sees all rows together"
         yield InvalidInput(f"plan.calls.{call.name}", f"{mesh.name} with {product}", right)
     elif strategy.num_devices != mesh.num_devices:
         right = f"{mesh.num_devices}, the devices of mesh {mesh.name}"
@@ -137,9 +137,9 @@ def _engine(call: Call, placement: Placement) -> Iterator[InvalidInput]:
     if engine != "megatron" and placement.strategy.pp > 1:
         yield InvalidInput(_field(call.name, "pp"), placement.strategy.pp, f"1: {engine} runs no pipeline here")
     if engine == "python" and placement.offload != "none":
-        yield InvalidInput(_field(call.name, "offload"), placement.offload, "none: a computation holds no weights")
+        yield NotUsed(_field(call.name, "offload"), placement.offload, "a computation holds no weights")
     if placement.offload == "none" and not placement.prefetch:
-        yield InvalidInput(_field(call.name, "prefetch"), False, "true, or an offload: nothing leaves its devices")
+        yield NotUsed(_field(call.name, "prefetch"), False, "the call offloads no weights")
 
 
 def _shape(call: Call, placement: Placement, model: ModelSpec) -> Iterator[InvalidInput]:
@@ -188,14 +188,14 @@ def _check_copies(plan: ExecutionPlan, graph: DataflowGraph) -> None:
         offload = plan[calls[0].name].offload
         for call in calls:
             if (seen := plan[call.name].offload) != offload:
-                right = f"{offload} as for {calls[0].name}: both use the one copy {instance.name}"
+                right = f"{offload} as for {calls[0].name}: both use the copy {instance.name}"
                 raise InvalidInput(_field(call.name, "offload"), seen, right)
             if (early := plan[call.name].prefetch) != plan[calls[0].name].prefetch:
-                right = f"{str(not early).lower()} as for {calls[0].name}: both use the one copy {instance.name}"
+                right = f"{str(not early).lower()} as for {calls[0].name}: both use the copy {instance.name}"
                 raise InvalidInput(_field(call.name, "prefetch"), early, right)
             if (cache := plan[call.name].cache_gib) != plan[calls[0].name].cache_gib:
-                right = f"{plan[calls[0].name].cache_gib} as for {calls[0].name}: both use the one copy {instance.name}"
+                right = f"{plan[calls[0].name].cache_gib} as for {calls[0].name}: both use the copy {instance.name}"
                 raise InvalidInput(_field(call.name, "cache_gib"), cache, right)
         if offload == "optimizer" and all(call.kind != "train_step" for call in calls):
-            right = f"none or all: nothing trains {instance.name}, so it has no optimizer"
+            right = f"none or all: no call trains {instance.name}, so it has no optimizer"
             raise InvalidInput(_field(calls[0].name, "offload"), offload, right)

@@ -85,7 +85,7 @@ def preset_named(name: str) -> Preset:
     plain, _, ratio = name.partition(":")
     preset = PRESETS.get(ALIASES.get(plain, plain))
     if preset is None:
-        raise InvalidInput("plan", name, f"auto, measure(k), a plan file, or one of the presets {', '.join(PRESETS)}")
+        raise InvalidInput("plan", name, f"auto, measure(k), a plan file, or a preset ({', '.join(PRESETS)})")
     if not ratio:
         return preset
     try:

@@ -79,7 +79,7 @@ def balance(
     [[], [0]]
     """
     before = tuple(tokens_before or (0,) * len(speeds))
-    if len(set(tokens)) <= 1:  # as a plan's rows are, which nobody has told of lengths
+    if len(set(tokens)) <= 1:  # as in a plan's rows, whose lengths are unknown
         return _by_count(len(tokens), speeds, before)
 
     def finish(parts: Sequence[Sequence[int]]) -> float:

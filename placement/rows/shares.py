@@ -201,7 +201,7 @@ def replica_speeds(placement: Placement | ModelInstance, node_speeds: Sequence[f
 def _needs(placed: PlacedCall) -> Mapping[Device, Need]:
     inputs = frozenset(key for port in placed.call.inputs for key in port.keys)
 
-    @cache  # devices of one replica and stage need the same
+    @cache  # devices of the same replica and stage need the same rows
     def need(replica: int, stage: int) -> Need:
         keys = _stage_keys(placed.call, stage, placed.placement.strategy, inputs) if placed.staged else inputs
         return Need(RowShare(placed.partition, 0 if placed.partition.whole else replica), inputs & keys)

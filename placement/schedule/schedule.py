@@ -21,7 +21,7 @@ from prefect_rlhf.placement.schedule.list_schedule import Job, TimesLonger, job_
 STEPS_IN_FLIGHT = 4
 """Steps that a run has submitted at most: two groups of two. What never waits for weights gets no further ahead."""
 
-_SAME_SECONDS = 1e-9  # relative: two periods that differ by less are one
+_SAME_SECONDS = 1e-9  # relative: periods that differ by less are equal
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ def main() -> None:
     """Use all that is compiled once."""
     began = time.monotonic()
     plan = search(SMALLEST, budget_seconds=1.0).plan
-    assert plan is not None  # one call on one device
+    assert plan is not None  # a call on a device has a plan
     alternatives(SMALLEST, plan)
     print(f"The search is compiled ({time.monotonic() - began:.0f} s).")  # noqa: T201 - the answer of a command
 

@@ -67,10 +67,10 @@ class Progress:
 
     def __str__(self) -> str:
         if self.seconds is None:
-            return f"{self.elapsed_seconds:5.1f} s: no plan yet, none below {self.lower_bound_seconds:.3f} s"
+            return f"{self.elapsed_seconds:5.1f} s: no plan yet, lower bound {self.lower_bound_seconds:.3f} s"
         gap = self.seconds / self.lower_bound_seconds - 1
         return (
-            f"{self.elapsed_seconds:5.1f} s: {self.seconds:.3f} s, none below {self.lower_bound_seconds:.3f} s"
+            f"{self.elapsed_seconds:5.1f} s: {self.seconds:.3f} s, lower bound {self.lower_bound_seconds:.3f} s"
             f" (gap {gap:.2%}), {self.evaluations:,} evaluations"
         )
 

@@ -20,8 +20,8 @@ from prefect_rlhf.placement.search.compiled import Ints
 from prefect_rlhf.placement.strategy import Strategy
 
 MAX_CALLS = 16
-MAX_NODES = 62  # a set of nodes is one 64-bit word in the compiled part
-LEAST_ITERATIONS = 6  # in which a period can be seen
+MAX_NODES = 62  # a set of nodes is a 64-bit word in the compiled part
+LEAST_ITERATIONS = 6  # needed to detect a period
 Occupies = Literal["first", "second", "both"]
 Rule = Literal["graph_order", "ready_first"]
 """When nodes start, and what a plan takes.
@@ -199,7 +199,7 @@ def _check_sizes(problem: Problem) -> None:
     if not 1 <= len(problem.calls) <= MAX_CALLS:
         raise InvalidInput("calls", len(problem.calls), f"1 to {MAX_CALLS} calls")
     if len(problem.nodes) > MAX_NODES:
-        raise InvalidInput("nodes", len(problem.nodes), f"at most {MAX_NODES} calls and moves in one iteration")
+        raise InvalidInput("nodes", len(problem.nodes), f"at most {MAX_NODES} calls and moves in an iteration")
     ((name, count),) = Counter(node.name for node in problem.nodes).most_common(1)
     if count > 1:
         raise InvalidInput("nodes", name, "a different name for each call and move")
@@ -212,14 +212,14 @@ def _check_meshes(problem: Problem) -> None:
     for index, members in enumerate(problem.mesh_classes):
         sizes = {problem.meshes[mesh].num_devices for mesh in members}
         if len(sizes) != 1:
-            raise InvalidInput(f"mesh_classes[{index}]", sorted(sizes), "one or more meshes, all of one size")
+            raise InvalidInput(f"mesh_classes[{index}]", sorted(sizes), "at least 1 mesh, all of the same size")
 
 
 def _check_durations(node: PairNode | LinkNode, num_options: Mapping[str, int]) -> None:
     names = calls_of(node)
     for name in names:
         if name not in num_options:
-            raise InvalidInput(f"node {node.name}", name, f"one of the calls {', '.join(num_options)}")
+            raise InvalidInput(f"node {node.name}", name, f"a call: {', '.join(num_options)}")
     shape = tuple(num_options[name] for name in names)
     durations = np.asarray(node.microseconds)
     if durations.shape not in (shape, (3, *shape)) or durations.min() < 0:

@@ -115,10 +115,10 @@ class DeviceLocks:
         with self._lock:
             if self._is_held:
                 return
-            # A ready node that cannot begin still adds its devices to `taken`. So a later node passes it only if the
-            # two share no device, and the earlier node gets its devices as soon as the running nodes free them. Without
-            # this rule a stream of small nodes could starve a node that needs all devices, and the run would leave the
-            # order that was estimated.
+            # A ready node that cannot begin still adds its resources to `taken`. So a later node passes it only if the
+            # two share no resource, and the earlier node begins as soon as the running nodes free its resources.
+            # Without this rule a stream of small nodes could starve a node that needs all devices, and the run would
+            # leave the order that was estimated.
             ready = sorted((claim.place, name) for name, claim in self._waiting.items() if not claim.after)
             taken = {use for claim in self._running.values() for use in claim.occupies}
             begun: list[_Claim] = []

@@ -5,9 +5,8 @@ after reading it, keeps it in memory, and writes it a moment later. A server tha
 and a server whose database stays locked drops it after five tries. So the event of each task run's end is kept here
 until the server itself reports the task run in a final state. The groups in flight bound the number of kept events.
 
-A server writes events in their sending order, minutes late under load. So an end counts as lost only once
-an event that was sent well after it has been written. Resending events that are merely late would slow a slow server
-further.
+A server writes events in their sending order, minutes late under load. So an end counts as lost only once an event
+that was sent well after it has been written. Resending events that are merely late would slow a slow server further.
 """
 
 from __future__ import annotations

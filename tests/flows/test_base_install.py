@@ -35,7 +35,7 @@ def test_a_graph_is_drawn(folder):
 def test_a_dry_run_decides_all_that_a_run_would(folder):
     done = command(folder, "run", "ppo", "--parameters", "parameters.yaml", "--devices", "2", "--dry-run")
     assert done.returncode == 0, done.stderr
-    assert "nothing was started" in done.stdout
+    assert "no step was started" in done.stdout
 
 
 def test_a_run_says_what_to_install_in_one_line(folder):

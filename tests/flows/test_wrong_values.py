@@ -396,7 +396,7 @@ def file(tmp_path_factory):
 def test_a_dry_run_needs_no_server(file):
     status, said, _ = command("ppo", "--parameters", file, "--devices", "2", "--dry-run", **NOBODY)
     assert status == 0
-    assert "plan flattening for ppo:" in said and "nothing was started" in said
+    assert "plan flattening for ppo:" in said and "no step was started" in said
 
 
 @pytest.mark.slow

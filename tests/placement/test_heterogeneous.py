@@ -213,7 +213,7 @@ def test_pinned_calls_are_where_a_person_wants_them():
         (
             "actor_train_step",
             "n1:0",
-            "pins.actor_train_step: got 'n1:0', expected a mesh on which it can run and fits",
+            "pins.actor_train_step: got 'n1:0', expected a mesh that can run it and has the memory",
         ),
     ],
 )

@@ -26,13 +26,13 @@ from prefect_rlhf.placement.search.sampling.annealing import AnnealingState, beg
 from prefect_rlhf.placement.search.tables.tables import Tables
 
 EVALUATIONS_A_STEP = 5_000  # of deepening: some ten milliseconds
-DEARER = 2.0  # the factor by which each round shall take more evaluations than the one before
-SMALL_ROUND = 1_000  # evaluations of a round that costs nothing
+DEARER = 2.0  # intended ratio of the evaluations of a round to the round before
+SMALL_ROUND = 1_000  # evaluations of a round of negligible cost
 MOST_GROWTH = 0.02
 LEAST_GROWTH = 1e-5
 TOO_DEAR = 8.0  # times the evaluations of the round before: a round that takes more starts again with a lower threshold
 TOO_LONG = 0.25  # of all evaluations before: as long a round may take in any case
-STALE_AFTER = 3.0  # times the evaluations at which the search for plans last found one
+STALE_AFTER = 3.0  # times the evaluations at which the search for plans last found a better plan
 STALE_AFTER_LEAST = 1_000_000  # evaluations
 STALE_SHARE = 0.2  # of its share is left to a search for plans that is stale
 

@@ -15,7 +15,7 @@ from prefect_rlhf.placement.search.partial.incumbent import Incumbent
 from prefect_rlhf.placement.search.tables.tables import Tables
 
 MOST_FREE = 3
-MOST_EVALUATIONS = 20_000  # for one neighbourhood; enough for two calls of some hundred options each
+MOST_EVALUATIONS = 20_000  # per neighbourhood; enough for two calls of some hundred options each
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,8 +20,8 @@ from prefect_rlhf.placement.search.partial.list_schedule import (
 from prefect_rlhf.placement.search.partial.packing import Packing, load_of, relation_of
 from prefect_rlhf.placement.search.tables.tables import DISJOINT, EQUAL, GRAPH_ORDER, OVERLAP, Tables
 
-INFINITE = 1 << 62  # microseconds: the time where there is no plan
-OVERFLOW_FACTOR = 3  # a plan that overflows memory counts as so many times as long (ReaL, section 5.2)
+INFINITE = 1 << 62  # microseconds: the time if there is no plan
+OVERFLOW_FACTOR = 3  # multiplies the time of a plan that overflows memory (ReaL, section 5.2)
 
 
 class CompletePlan(NamedTuple):

@@ -23,9 +23,9 @@ class Agenda(NamedTuple):
     ready_at: Ints  # [runs]
     ready: Ints  # [runs]
     free_at: Ints  # [2 C]
-    ended: Ints  # [runs]: those that have ended just now
-    own: Ints  # [V]: what a node uses: resources, and visits to devices
-    reach: Ints  # [V]: what nothing may use while a node runs
+    ended: Ints  # [runs]: runs that have just ended
+    own: Ints  # [V]: used by a node: resources, and visits to devices
+    reach: Ints  # [V]: blocked while a node runs
     running: Ints  # [runs]
     left: Ints  # [iterations]: runs of each that have not ended
     over_at: Ints  # [iterations]: microseconds

@@ -26,10 +26,10 @@ class Partial(NamedTuple):
     apart: Ints  # [C]: set of calls whose meshes are disjoint from it
     mesh: Ints  # [C]: a mesh for each call that lies right to those placed before it
     us: Ints  # [V]: durations
-    depth: Ints  # [1]: the number of calls before the one that is being decided
+    depth: Ints  # [1]: the number of calls before the call under decision
     least: Ints  # [C + 1, 3, C]: at each depth the least that an undecided call takes, see `domains`
     domain: Ints  # [C + 1, 2, C]: at each depth first and last place by size of the classes left to a call
-    must_overlap: Ints  # [C]: `overlap`, with those that have not the devices to lie apart
+    must_overlap: Ints  # [C]: `overlap`, and the calls that are too large to be disjoint from it
     weights: Ints  # [C]: scratch
     scratch: Scratch
 

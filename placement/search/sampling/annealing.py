@@ -38,7 +38,7 @@ class Walk(NamedTuple):
 
     plan: CompletePlan
     kept: Ints  # options worth proposing, by call and class
-    kept_start: Ints  # [C, K + 1]: the start of those of a call and class
+    kept_start: Ints  # [C, K + 1]: the start of the options of a call and class
     cost: Ints  # [2]: of the plan, and of the best that fits
     best_option: Ints  # [C]
     best_mesh: Ints  # [C]

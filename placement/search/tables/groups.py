@@ -31,7 +31,7 @@ def option_arrays(problem: Problem, groups: Mapping[str, list[Ints]]) -> dict[st
     lengths = [len(call.options) + len(groups[call.name]) for call in problem.calls]
     none = np.zeros(0, np.int64)
     members = [group for call in problem.calls for group in [*[none] * len(call.options), *groups[call.name]]]
-    # contiguous whatever the problem: compiled code is of one kind of array, and another would be compiled anew
+    # always contiguous: compiled code is specific to a memory layout, and another layout would compile anew
     cost, mesh_class, static, active, copy, shared, fullest = np.ascontiguousarray(np.concatenate(columns, axis=1))
     return {
         "option_start": starts(lengths),

@@ -51,7 +51,7 @@ class Tables(NamedTuple):
     least_by_second: Ints  # over options of the first call and relations, at the pair's column_start
     row_start: Ints
     column_start: Ints
-    # options of all calls one after another; after a call's own come its groups, see `groups`
+    # the options of all calls consecutively; after a call's own options its groups, see `groups`
     option_start: Ints  # [C + 1]
     group_start: Ints  # [C]: the start of its groups
     member_start: Ints  # [options + 1]: the start of a group in `member`
@@ -65,7 +65,7 @@ class Tables(NamedTuple):
     option_fullest: Ints  # of the fullest device while it runs
     least_area: Ints  # device-microseconds, [C]
     least_size: Ints  # [C]
-    least_in_class: Ints  # [C, K]: microseconds of the fastest option on a class; NEVER when there is none
+    least_in_class: Ints  # [C, K]: microseconds of the fastest option on a class; NEVER if there is no option
     # meshes
     class_size: Ints  # [K]
     class_start: Ints  # [K + 1]
@@ -75,7 +75,7 @@ class Tables(NamedTuple):
     mesh_start: Ints
     mesh_stop: Ints
     device_bytes: Ints
-    capacity_changes: Ints  # devices that hold more or less than the one before
+    capacity_changes: Ints  # devices with other memory than the device before
     can_lie: Ints  # [relation, K, K]: whether two meshes of these classes can have the relation
     lies_within: Ints  # [K, K]: whether a mesh of the first class lies inside each of the second that it overlaps
     tells_equal: Ints  # [C, C]: whether EQUAL differs from OVERLAP for this pair
@@ -86,16 +86,16 @@ class Tables(NamedTuple):
     edge_lag: Ints
     num_dependencies: Ints  # [iterations * V]: of each run
     without: Ints  # [E, 4]: source, target and lag of each edge that only holds without a move, and that move
-    # orders that hold whatever the plan, as sets of nodes
-    ordered_once: Ints  # [V]: those ordered against it within one iteration
-    ordered_always: Ints  # [V]: those of which every run is ordered against every run of it
+    # orders that hold in every plan, as sets of nodes
+    ordered_once: Ints  # [V]: nodes ordered against it within an iteration
+    ordered_always: Ints  # [V]: nodes whose every run is ordered against every run of it
     anchor: Ints  # [A]
     anchor_lag: Ints
     anchor_cycle: Ints  # [A]: the anchor and all between it and its next run that must wait for it
-    anchor_slips: Ints  # [A]: those that may run after its next run, but not after the one that follows
+    anchor_slips: Ints  # [A]: nodes that may run after its next run, but not after the run that follows
     anchor_followers: Ints  # [A]: the anchor and all that waits for it in its iteration
-    cycle_ordered: Ints  # [A, V]: those of the cycle that are ordered against it
-    after_last: Ints  # [V]: those of which every run waits for its run in the iteration before
+    cycle_ordered: Ints  # [A, V]: nodes of the cycle that are ordered against it
+    after_last: Ints  # [V]: nodes whose every run waits for its run in the iteration before
 
 
 def build_tables(problem: Problem) -> Tables:
@@ -335,5 +335,5 @@ def _ordered_in(cycle: dict[int, int], lags: Ints, node: int, other: int) -> boo
     if node not in cycle or other not in cycle or node == other:
         return False
     apart = cycle[other] - cycle[node]
-    ahead, behind = apart - lags[node, other], -apart - lags[other, node]  # iterations beyond what is waited for
+    ahead, behind = apart - lags[node, other], -apart - lags[other, node]  # iterations beyond the awaited iteration
     return any(more >= 0 and more % lags[node, node] == 0 for more in (ahead, behind))

@@ -149,7 +149,7 @@ def test_a_remembered_plan_that_somebody_broke_is_named_and_made_anew(home, cont
     file.write_bytes(content)
     said: list[str] = []
     assert auto.auto_plan(question(), said.append) == first
-    assert str(file) in said[0] and "searched anew" in said[0]
+    assert str(file) in said[0] and "a new search starts" in said[0]
     assert read_plan(file, TWO_DEVICES) == first[0]
 
 

@@ -112,7 +112,7 @@ SCORE = {"actor_generate": ("tokens",)}
         ([GENERATE, call("x", "compute", None, SCORE, num_rows=4)], "with 8 rows a step, but x works on 4"),
         (
             [GENERATE, call("x", "compute", None, SCORE, rows=HELD_OUT)],
-            "whose rows are those of actor_generate; x works on those of held_out, which are neither the same",
+            "which has rows of actor_generate; x works on rows of held_out, which are neither the same",
         ),
         ([GENERATE, call("x", "train_step", "actor", SCORE, every=2)], "that is for evaluation"),
         ([call("x", "inference", "actor", {"prompts": ()}, stateful=True)], "only a compute carries state"),

@@ -82,7 +82,7 @@ BAD = {
     "some replicas of vllm share experts": (
         placed(GOOD, "actor_generate", ep=2),
         MIXTURES,
-        "actor_generate.ep: got 2, expected 1 or 4, its dp: vllm shares the 8 experts of actor over all 4 devices or",
+        "actor_generate.ep: got 2, expected 1 or 4, its dp: vllm divides the 8 experts of actor over all 4 devices or",
     ),
     "tp and experts": (
         placed(GOOD, "ref_inference", dp=2, tp=2),
@@ -140,11 +140,11 @@ BAD = {
     "python that generates": (placed(GOOD, "actor_generate", engine="python"), GRAPH, "vllm or megatron, which"),
     "python that infers": (placed(GOOD, "ref_inference", engine="python"), GRAPH, "megatron, which runs inference"),
     "computation in megatron": (placed(GOOD, "advantages", engine="megatron"), GRAPH, "python, which runs compute"),
-    "computation on two devices": (placed(GOOD, "advantages", mesh="n0:0-1"), GRAPH, "a mesh of one device"),
+    "computation on two devices": (placed(GOOD, "advantages", mesh="n0:0-1"), GRAPH, "a mesh of a single device"),
     "computation in two replicas on two devices": (
         placed(GOOD, "advantages", mesh="n0:0-1", dp=2),
         GRAPH,
-        "plan.calls.advantages: got 'n0:0-1 with dp 2 * tp 1 * pp 1 = 2', expected a mesh of one device and dp 1",
+        "plan.calls.advantages: got 'n0:0-1 with dp 2 * tp 1 * pp 1 = 2', expected a mesh of a single device and dp 1",
     ),
     "offloaded computation": (placed(GOOD, "advantages", offload="all"), GRAPH, "a computation holds no weights"),
     "micro-batches of a computation": (
@@ -180,7 +180,7 @@ BAD = {
     "late reload of nothing": (
         placed(GOOD, "ref_inference", prefetch=False),
         GRAPH,
-        "plan.calls.ref_inference.prefetch: got False, expected true, or an offload: nothing leaves its devices",
+        "plan.calls.ref_inference.prefetch: False is not used: the call offloads no weights; remove it",
     ),
     "offload of half a copy": (
         placed(placed(GOOD, "critic_inference", mesh="n0:0-3"), "critic_inference", offload="all"),
@@ -190,7 +190,7 @@ BAD = {
     "optimizer of a frozen model": (
         placed(GOOD, "ref_inference", offload="optimizer"),
         GRAPH,
-        "plan.calls.ref_inference.offload: got 'optimizer', expected none or all: nothing trains ref.megatron",
+        "plan.calls.ref_inference.offload: got 'optimizer', expected none or all: no call trains ref.megatron",
     ),
     "optimizer in vllm": (
         placed(GOOD, "actor_generate", offload="optimizer"),
@@ -257,7 +257,7 @@ def test_on_cuda_one_vllm_instance_leaves_a_device():
     cluster, second = ClusterShape("four", 1, 4, 8 * GIB), "actor_generate_baseline"
     plan = preset("flattening", remax(), cluster, cluster.whole)
     asleep = placed(placed(plan, "actor_generate", offload="all"), second, dp=2, tp=2, offload="all")
-    with pytest.raises(InvalidInput, match=r"baseline.offload: got 'all', expected none: on cuda one vllm"):
+    with pytest.raises(InvalidInput, match=r"baseline.offload: got 'all', expected none: on cuda a device"):
         check_plan(asleep, remax(), cluster.whole)
     on_cpu = replace(asleep, cluster=replace(cluster, backend="cpu"))
     assert check_plan(on_cpu, remax(), cluster.whole) is on_cpu

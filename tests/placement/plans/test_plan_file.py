@@ -43,7 +43,7 @@ def test_speeds_of_nodes_are_part_of_a_plan(tmp_path):
     assert plan.cluster.node_speeds == (1.0, 0.5)
     (tmp_path / "again.yaml").write_text(plan_yaml(plan))
     assert read_plan(tmp_path / "again.yaml", CLUSTER) == plan
-    for speeds, says in (([1.0], "one speed for each of the 2 nodes of desk"), ([1.0, 0.0], "numbers above 0")):
+    for speeds, says in (([1.0], "a speed for each of the 2 nodes of desk"), ([1.0, 0.0], "numbers above 0")):
         (tmp_path / "plan.json").write_text(json.dumps(content | {"node_speeds": speeds}))
         with pytest.raises(InvalidInput, match=rf"plan.node_speeds: got \[.*\], expected {says}"):
             read_plan(tmp_path / "plan.json", CLUSTER)

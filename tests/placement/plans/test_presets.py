@@ -180,7 +180,7 @@ def test_replicas_are_idle_where_nothing_else_can_be_had():
 
 
 def test_an_unknown_preset_is_refused_with_the_names_that_exist():
-    said = f"got 'flat', expected auto, measure(k), a plan file, or one of the presets {', '.join(PRESETS)}"
+    said = f"got 'flat', expected auto, measure(k), a plan file, or a preset ({', '.join(PRESETS)})"
     with pytest.raises(InvalidInput, match=re.escape(said)):
         preset("flat", ppo(), TWO_DEVICES, WHOLE)
 
