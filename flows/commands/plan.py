@@ -81,7 +81,11 @@ def plan(flags: Annotated[PlanFlags, ALL_AT_ONCE]) -> int:
     """
     find_place(flags.algorithm)
     options = read_options(flags)
-    # Imported here: an error about a flag or name needs no Prefect.
+    # Imported here: an error about a flag or name needs no Prefect, and an error about a parameter needs no planner.
+    from prefect_rlhf.flows.planning.what_if_arguments import read_arguments
+    from prefect_rlhf.flows.rlhf_flow import find_flow
+
+    read_arguments(find_flow(options.algorithm), options, None)
     from prefect_rlhf.flows.planning.answer import answer_question
 
     with interruptible() as progress:
