@@ -1,4 +1,4 @@
-"""A user's path, with nothing replaced: server, worker, deployments, Megatron-core, vLLM, two ranks, a real model."""
+"""A user's path: server, worker, deployments, Megatron-core, vLLM, two ranks; in `make test-all` with a real model."""
 
 import asyncio
 import contextlib
@@ -26,6 +26,7 @@ from prefect_rlhf.flows.demo.pretrained import prepare_model
 from prefect_rlhf.flows.demo.ratings import prepare_ratings
 from prefect_rlhf.flows.demo.server import DemoServer
 from prefect_rlhf.placement.mesh import ClusterShape
+from tests.tiny import make_model, make_pairs, make_prompts
 
 PROJECT = Path(__file__).parents[1]
 CACHE = PROJECT / ".rlhf"  # model and data come out of packages once, as in the demo
@@ -49,15 +50,21 @@ calls:
 """
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory):
+@pytest.fixture(scope="module", params=["tiny", pytest.param("smollm2", marks=pytest.mark.all)])
+def server(request, tmp_path_factory):
+    """The demo's server and worker, with a tiny model and a few made-up rows or with the model and rows of the demo."""
     home = tmp_path_factory.mktemp("home")
-    prepare_model("smollm2", CACHE / "models" / "smollm2", CACHE / "downloads")
-    prepare_ratings(CACHE / "data", CACHE / "downloads")
-    (home / "models").symlink_to(CACHE / "models")
     (home / "data").mkdir()
-    for name, held_out in (("prompts", 8), ("preferences", 4)):
-        write_few(CACHE / "data" / f"{name}.parquet", home / "data" / f"{name}.parquet", held_out)
+    if request.param == "tiny":
+        make_model(home / "models" / "smollm2")
+        make_prompts(home / "data" / "prompts.parquet", num_train=64, num_held_out=8)
+        make_pairs(home / "data" / "preferences.parquet", num_train=64)
+    else:
+        prepare_model("smollm2", CACHE / "models" / "smollm2", CACHE / "downloads")
+        prepare_ratings(CACHE / "data", CACHE / "downloads")
+        (home / "models").symlink_to(CACHE / "models")
+        for name, held_out in (("prompts", 8), ("preferences", 4)):
+            write_few(CACHE / "data" / f"{name}.parquet", home / "data" / f"{name}.parquet", held_out)
     (home / "overlap.yaml").write_text(OVERLAP)
     started = DemoServer(home, PROJECT, free_port())
     try:
@@ -197,14 +204,14 @@ def test_both_engines_agree_on_the_logprobs_of_the_sampled_tokens(ppo_run):
 
 
 @pytest.mark.slow
-def test_the_policy_that_was_trained_loads_in_plain_transformers(ppo_run):
+def test_the_policy_that_was_trained_loads_in_plain_transformers(server, ppo_run):
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     model = AutoModelForCausalLM.from_pretrained(ppo_run / "actor")
-    before = AutoModelForCausalLM.from_pretrained(CACHE / "models" / "smollm2", dtype=model.dtype)
+    before = AutoModelForCausalLM.from_pretrained(server.home / "models" / "smollm2", dtype=model.dtype)
     changed = [not a.equal(b) for a, b in zip(model.parameters(), before.parameters(), strict=True)]
     assert any(changed)
-    assert AutoTokenizer.from_pretrained(ppo_run / "actor").decode([504]) is not None
+    assert AutoTokenizer.from_pretrained(ppo_run / "actor").decode([5]) is not None
 
 
 @pytest.mark.slow

@@ -70,6 +70,7 @@ class RunReport:
         self._metrics: deque[Mapping[str, float]] = deque(maxlen=ROWS_SHOWN)
         self._journal: Journal | None = None
         self._progress: UUID | None = None
+        self._share_done = 0.0
         self._history = History()
         self._curves: UUID | None = None
         self._deviates = ""  # the main node of the last steps' deviation from the prediction
@@ -130,14 +131,17 @@ class RunReport:
         for line in self._limits.look(metrics):
             self._log.warning("%s", line)
         self._say_deviation()
-        done = min(1.0, (metrics["step"] + 1) / max(1, self.augmented.num_steps))
+        self._share_done = min(1.0, (metrics["step"] + 1) / max(1, self.augmented.num_steps))
         with not_waiting():  # for an unreachable server: a later step publishes them again
-            if self._progress is not None:
-                publish(update_progress_artifact, self._progress, progress=100.0 * done)
+            self._show_progress()
             if (metrics["step"] + 1) % PUBLISH_EVERY == 0:
                 self._publish()
             elif metrics["step"] < PUBLISH_EVERY:
                 self._show_curves()
+
+    def _show_progress(self) -> None:
+        if self._progress is not None:
+            publish(update_progress_artifact, self._progress, progress=100.0 * self._share_done)
 
     def _say_deviation(self) -> None:
         """Warn once that steps deviate from their prediction, with the main node; again for another node."""
@@ -164,7 +168,8 @@ class RunReport:
             self._log.info("%s is complete; to resume from it, set resume_from=%s", newest.name, shown(newest))
 
     def finished(self) -> None:
-        """Publish tables and pictures a last time, and show responses before and after training."""
+        """Publish progress, tables and pictures a last time, and show responses before and after training."""
+        self._show_progress()
         self._publish()
         assert self._journal is not None  # started before any step
         for line in before_after_lines(self._journal.run_dir):

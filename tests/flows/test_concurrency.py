@@ -140,6 +140,7 @@ def test_both_train_steps_of_split_run_at_once_in_every_step(run):
     assert all(overlap(spans[f"actor_train@{step}"], spans[f"critic_train@{step}"]) for step in range(2))
 
 
+@pytest.mark.all
 def test_with_staleness_the_next_responses_are_made_while_this_step_trains(run):
     """Each generate but the first overlaps a train_step, on weights one step older; evaluation has the newest."""
     pairs = [(f"train_step.actor_train@{step}", f"generate.actor_generate@{step + 1}") for step in range(2)]

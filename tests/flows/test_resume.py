@@ -44,6 +44,7 @@ from prefect_rlhf.tasks.running.journal import read_spans
 from prefect_rlhf.tasks.running.runner import STOP_POLL_SECONDS
 from prefect_rlhf.tasks.running.stop_request import StopRequest
 from tests import plan_matrix
+from tests.cases import first
 from tests.finished_steps import write_checkpoint
 from tests.plan_matrix import ALONE, SEED, plan
 from tests.tiny import make_model
@@ -204,6 +205,7 @@ def kill_a_rank(dispatcher):
     os.kill(descendants(os.getpid())[-1], signal.SIGKILL)
 
 
+@pytest.mark.all  # tests/blocks/test_worker.py starts a smaller run again
 def test_a_run_with_retries_that_loses_a_rank_goes_on_by_itself_in_its_own_folder(
     parameters, whole, at_node, monkeypatch, tmp_path
 ):
@@ -271,9 +273,10 @@ def test_training_moves_on_after_the_checkpoint(parameters, whole, half):
     assert (stored["main model.norm.weight [0:128]"] - final).abs().max() > 1e-3
 
 
-def test_under_another_plan_the_rest_is_the_same_within_rounding(parameters, whole, half):
-    """The optimizer was shared out over two replicas; now the actor is split by tensors and the critic by layers."""
-    resumed = run_dir_of(parameters, "split", resume_from=str(half))
+@pytest.mark.parametrize(("plan", "num_devices"), first(1, [("one", 1), ("split", 2)]))
+def test_under_another_plan_the_rest_is_the_same_within_rounding(parameters, whole, half, plan, num_devices):
+    """The optimizer was sharded over two replicas; now it is whole, or split by tensors and by layers."""
+    resumed = run_dir_of(parameters, plan, num_devices=num_devices, resume_from=str(half))
     assert tokens_by_step(resumed) == tokens_by_step(whole)
     for role in ("actor", "critic"):
         one, other = (load_file(run_dir / role / "model.safetensors") for run_dir in (whole, resumed))

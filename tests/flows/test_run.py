@@ -46,9 +46,9 @@ def once(prefect, parameters, tmp_path_factory):
 
 
 def test_the_same_seed_gives_the_same_tokens_and_another_seed_gives_others(parameters, once):
-    again, other = (last_run(parameters, seed=seed) for seed in (1, 2))
-    assert tokens(once) == tokens(again)
-    assert tokens(once) != tokens(other)
+    again, other = (last_run(parameters, seed=seed, steps=1) for seed in (1, 2))
+    assert tokens(once)[:1] == tokens(again)
+    assert tokens(once)[:1] != tokens(other)
 
 
 def test_a_stale_weight_stops_the_run_and_both_versions_are_named(parameters, monkeypatch):

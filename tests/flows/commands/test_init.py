@@ -47,6 +47,7 @@ def test_every_deployment_is_there_with_parameters_that_its_flow_takes(folder, m
     assert flow.validate_parameters(deployment["parameters"]).keys() >= deployment["parameters"].keys()
 
 
+@pytest.mark.all  # tests/test_docs.py runs these commands of the README
 def test_its_flow_dry_runs_on_its_parameters(folder):
     """In a process of its own: a page of the docs shows the same algorithm, and a process may define one once."""
     words = ["run", "my_reinforce.py:reinforce", "--parameters", "parameters.yaml", "--devices", "2", "--dry-run"]

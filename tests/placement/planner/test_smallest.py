@@ -49,6 +49,7 @@ def smallest(graph: DataflowGraph) -> Smallest:
     return smallest_that_fits(graph, A100S, LENGTHS, budget_seconds=0.5)
 
 
+@pytest.mark.all
 def test_a_smaller_cluster_than_the_one_found_has_no_plan():
     """PPO with four 7B models: one A100 of 80 GB cannot hold even one of its optimizers."""
     found = smallest(of_7b(ppo()))

@@ -21,6 +21,7 @@ from prefect_rlhf.tasks.checkpoints.best import BestModel
 from prefect_rlhf.tasks.data.datasets import PromptDataset
 from prefect_rlhf.tasks.trace import trace_body
 from prefect_rlhf.tasks.trial.try_operators import GANG, Trial, evaluation_of, try_operators
+from tests.cases import first
 from tests.tasks.small_tokenizer import save_small_tokenizer
 from tests.tasks.trial import author
 from tests.tiny import make_prompts
@@ -160,6 +161,7 @@ def test_a_loss_whose_gradient_is_zero_may_be_right(tried):
     assert tried(author.body(author.right, author.asks_for_more_than_it_uses)) == []
 
 
+@pytest.mark.all
 def test_a_computation_that_ends_its_process_stops_no_run(tried_afresh):
     (warning,) = tried_afresh(author.body(author.dies))
     assert warning.startswith("dies and later calls were not tried: rank 0 ended with status 3")
@@ -205,7 +207,7 @@ def test_a_best_metric_that_is_there_passes_in_silence(evaluated, metric):
     assert BestModel(metric).check_metric(*evaluated) is None
 
 
-@pytest.mark.parametrize(("name", "entrypoint"), [("far_module", "{0}:{0}"), ("far_file", "{0}.py:{0}")])
+@pytest.mark.parametrize(("name", "entrypoint"), first(1, [("far_file", "{0}.py:{0}"), ("far_module", "{0}:{0}")]))
 def test_an_operator_is_found_wherever_its_file_lies(tried_afresh, tmp_path, monkeypatch, name, entrypoint):
     """Prefect loads a deployment's flow in the folder that was pulled, which stays on no path; a name may be taken."""
     (tmp_path / f"{name}_helper.py").write_text("NAME = 'advantages'\n")
