@@ -27,10 +27,12 @@ ROOT = Path(__file__).parents[1]
 EXAMPLES = ROOT / "docs" / "examples" / "door.txt"
 NO_ROWS = ("settings", *OFFERED)
 """Parameters of a computation that are not rows."""
+FIELD_LINE = re.compile(r"^(\w+): ([^\n]*)$", re.MULTILINE)
+"""Of a docstring: a field and its description."""
 
 
 def sections() -> str:
-    """Return the sections of the page in Markdown: one per group of names, then one for the settings below them."""
+    """Return the sections of the page in Markdown: the groups of names, then the settings that have no name there."""
     parts = []
     for title, names in groups().items():
         parts += [f"## {title}", *(section(name) for name in names)]
@@ -59,7 +61,7 @@ def examples() -> Mapping[str, str]:
 
 
 def section(name: str) -> str:
-    """Return what the code says of a name."""
+    """Return the section of a name: head, docstring, result, fields and example."""
     thing = getattr(prefect_rlhf, name)
     if isinstance(thing, Operator):
         parts = operator_parts(name, thing)
@@ -107,13 +109,14 @@ def class_parts(name: str, kind: type) -> list[str]:
     bases = ", ".join(base.__name__ for base in kind.__bases__ if base is not object)
     head = f"class {name}({bases})" if bases else f"class {name}"
     if issubclass(kind, BaseModel):
-        return [code(head), docstring(kind), *settings_table(kind)]
+        return [code(head), docstring(kind), *settings_table(kind), *methods(kind)]
     made = f"\n\n{called(name, inspect.signature(kind))}" if "__init__" in vars(kind) and not is_protocol(kind) else ""
-    return [code(head + made.removesuffix(" -> None")), docstring(kind), *dataclass_table(kind), *methods(kind)]
+    text = FIELD_LINE.sub("", docstring(kind)).strip() if is_dataclass(kind) else docstring(kind)
+    return [code(head + made.removesuffix(" -> None")), text, *dataclass_table(kind), *methods(kind)]
 
 
 def is_protocol(kind: type) -> bool:
-    """Whether a class is a protocol, which nobody makes."""
+    """Whether a class is a protocol, which has no instances of its own."""
     return getattr(kind, "_is_protocol", False)
 
 
@@ -125,7 +128,7 @@ def methods(kind: type) -> Iterator[str]:
         if isinstance(member, property):
             what = f"`{name}: {type_text(inspect.signature(member.fget).return_annotation)}`"
         elif inspect.isfunction(member):
-            what = f"`{called(name, inspect.signature(member))}`"
+            what = f"`{' '.join(called(name, inspect.signature(member)).split())}`"
         else:
             continue
         if not name.startswith("_"):
@@ -152,11 +155,11 @@ def settings_table(kind: type[BaseModel]) -> Iterator[str]:
 
 
 def dataclass_table(kind: type) -> Iterator[str]:
-    """Yield the fields of a dataclass as a table; descriptions are comments beside the fields, or of the docstring."""
+    """Yield the fields of a dataclass as a table; descriptions are comments after fields, or lines of the docstring."""
     if not is_dataclass(kind):
         return
     described = dict(re.findall(r"^    (\w+): [^\n]*?  # ([^\n]*)$", inspect.getsource(kind), re.MULTILINE))
-    described |= dict(re.findall(r"^(\w+): ([^\n]*)$", docstring(kind), re.MULTILINE))
+    described |= dict(FIELD_LINE.findall(docstring(kind)))
     rows = []
     for field in fields(kind):
         stated = "empty" if field.default is MISSING else f"`{field.default!r}`"
@@ -173,7 +176,7 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str | None]]) -> str:
 
 
 def inner_settings() -> list[type[BaseModel]]:
-    """Return the classes of settings that the door does not show: those of fields, of `algo`, and of every run."""
+    """Return the classes of settings that the door does not show: settings in fields, of `algo`, and of every run."""
     things = [getattr(prefect_rlhf, name) for name in door.__all__]
     shown = [thing for thing in things if isinstance(thing, type) and issubclass(thing, BaseModel)]
     algos = [inspect.signature(thing).parameters["algo"] for thing in things if isinstance(thing, AlgorithmFlow)]
