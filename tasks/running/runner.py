@@ -88,6 +88,9 @@ class GraphRunner:
                 self.dispatcher.gang.close()
                 if self._is_stopped:
                     hurry()  # a person who stops a run need not wait for an absent server
+                # The end of `with` closes the pool first. A group that the driver has just handed out could not start
+                # then, and nobody would take it back.
+                wait({driver})
                 raise
         if self._failure is not None:
             raise self._failure
