@@ -32,7 +32,7 @@ def holding(comparison: Comparison) -> dict[str, bool]:
     return {check.name: check.holds for check in comparison.checks}
 
 
-@pytest.mark.parametrize("name", first(3, QUICK))
+@pytest.mark.parametrize("name", first(1, QUICK))
 def test_an_order_of_a_paper_comes_out_unless_the_page_says_why_not(name):
     checks = holding(QUICK[name]())
     assert checks == {check: check not in DIFFERENT for check in checks}

@@ -337,6 +337,7 @@ def test_a_suspended_run_ends_its_step_and_goes_on_when_resumed(site):
     assert attempts(out) == 2
 
 
+@pytest.mark.all
 def test_a_run_may_make_do_with_fewer_devices(site):
     """The largest free part of the mesh, at once."""
     book = LeaseBook(site.folder / "leases", ClusterShape("wide", 1, 8, 8 << 30))

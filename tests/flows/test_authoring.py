@@ -68,7 +68,8 @@ def test_self_distillation_runs_from_a_plain_file(folder):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("prefect")
-@pytest.mark.parametrize("name", [pytest.param("raft", marks=pytest.mark.all), "online_dpo"])
+@pytest.mark.all
+@pytest.mark.parametrize("name", ["raft", "online_dpo"])
 def test_what_keeps_some_rows_runs_from_a_plain_file(folder, name):
     """One row of each group, and of each that has a best and a worst a pair."""
     shutil.copy(EXAMPLES / f"{name}.py", folder)

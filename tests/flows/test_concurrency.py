@@ -19,7 +19,7 @@ from prefect_rlhf.placement.lease import ENVIRONMENT_VARIABLE, Lease
 from prefect_rlhf.placement.mesh import ClusterShape
 from prefect_rlhf.tasks.running import train as session
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("prefect")]
+pytestmark = [pytest.mark.slow, pytest.mark.all, pytest.mark.usefixtures("prefect")]
 
 LIMIT_SECONDS = 60.0
 FOLDER = "TEST_MEETINGS"  # environment variable: where ranks meet
@@ -133,14 +133,12 @@ def test_a_reload_runs_beside_a_call_on_the_same_device(run, tmp_path):
     assert away["device_bytes"]["0"] < back["device_bytes"]["0"]
 
 
-@pytest.mark.all
 def test_both_train_steps_of_split_run_at_once_in_every_step(run):
     pairs = [(f"train_step.actor_train@{step}", f"train_step.critic_train@{step}") for step in range(2)]
     spans = run(2, *pairs, plan="split")
     assert all(overlap(spans[f"actor_train@{step}"], spans[f"critic_train@{step}"]) for step in range(2))
 
 
-@pytest.mark.all
 def test_with_staleness_the_next_responses_are_made_while_this_step_trains(run):
     """Each generate but the first overlaps a train_step, on weights one step older; evaluation has the newest."""
     pairs = [(f"train_step.actor_train@{step}", f"generate.actor_generate@{step + 1}") for step in range(2)]

@@ -8,7 +8,7 @@ import pytest
 from prefect_rlhf.flows.rlhf_flow import find_flow
 from tests.plan_matrix import leased
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("prefect")]
+pytestmark = [pytest.mark.slow, pytest.mark.all, pytest.mark.usefixtures("prefect")]
 
 
 def test_calls_draw_for_themselves_and_alike_where_they_state_it_on_both_engines(parameters, tmp_path, monkeypatch):

@@ -19,6 +19,7 @@ from prefect_rlhf.flows.training import run as training
 from prefect_rlhf.tasks.running.dispatch import Dispatcher
 from prefect_rlhf.tasks.running.journal import Journal
 from tests import plan_matrix
+from tests.cases import first
 from tests.plan_matrix import plan_file
 from tests.small_disk import break_disk, breakable_disk, fill, small_disk
 from tests.tiny import ppo_parameters
@@ -67,7 +68,7 @@ def ended(parameters, disk):
 
 NODES = (
     "actor_generate@0",  # after whose end the journal is written
-    "record_rollouts@0",
+    pytest.param("record_rollouts@0", marks=pytest.mark.all),
     pytest.param("record_evaluation@1", marks=pytest.mark.all),
     pytest.param("checkpoint.critic@0", marks=pytest.mark.all),
     "commit@1",
@@ -112,7 +113,7 @@ def test_a_disk_that_breaks_ends_the_run_when_it_is_next_flushed(parameters, tmp
     assert str(tmp_path / "runs") in state.message and "\n" not in state.message
 
 
-@pytest.mark.parametrize("harm", HARMS)
+@pytest.mark.parametrize("harm", first(1, HARMS))
 def test_a_disk_that_ends_before_the_first_step_ends_the_run(parameters, disk, monkeypatch, harm):
     """The files that say what was decided: plan, certificate, predicted timeline."""
     do, reason = HARMS[harm]
@@ -127,6 +128,7 @@ def test_a_disk_that_ends_before_the_first_step_ends_the_run(parameters, disk, m
     assert state.is_failed() and reason in state.message and "plan.yaml" in state.message
 
 
+@pytest.mark.all
 def test_a_link_that_cannot_be_made_ends_the_run_after_its_models_are_there(parameters, disk, monkeypatch):
     report = training.RunReport.finished
 

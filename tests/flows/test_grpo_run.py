@@ -83,6 +83,7 @@ def test_scores_are_the_weighted_sum_of_functions_that_see_their_rows_columns(gr
         assert [row[1] for row in tables["samples/rollouts", 0][1:]] == table["response"][:2]
 
 
+@pytest.mark.all
 def test_remax_scores_the_sampled_and_the_greedy_response(grouped):
     algo = {key: value for key, value in grouped["algo"].items() if key != "samples_per_prompt"}
     state = run(remax, grouped | {"algo": algo | {"kl": {"coefficient": 0.0, "kind": "fixed"}}})

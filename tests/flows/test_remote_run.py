@@ -18,7 +18,7 @@ from tests.object_stores import BUCKET, names, put, s3_server
 from tests.tasks.data.stored import json_lines
 from tests.tiny import make_model
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("prefect")]
+pytestmark = [pytest.mark.slow, pytest.mark.all, pytest.mark.usefixtures("prefect")]
 
 
 @pytest.fixture
@@ -75,7 +75,6 @@ def test_a_run_goes_on_from_a_bucket_on_another_machine_and_ends_as_one_that_nev
     assert trained.keys() == whole.keys() and all(trained[name].equal(whole[name]) for name in whole)
 
 
-@pytest.mark.all  # tests/engines/storage/test_store_patience.py waits for a store
 def test_a_bucket_that_is_away_in_the_middle_of_a_run_is_waited_for_and_the_runs_log_says_so(
     s3, server, monkeypatch, tmp_path
 ):

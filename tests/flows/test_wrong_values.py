@@ -400,6 +400,7 @@ def test_a_dry_run_needs_no_server(file):
 
 
 @pytest.mark.slow
+@pytest.mark.all
 def test_without_a_server_that_answers_a_run_says_one_line(file):
     status, said, line = command("ppo", "--parameters", file, "--devices", "2", **NOBODY)
     assert (status, said) == (2, "")

@@ -180,6 +180,7 @@ def test_no_drawn_plan_takes_less_than_the_bound(name, data):
     assert found >= planned_small(name).lower_bound_seconds * (1 - 1e-9)
 
 
+@pytest.mark.all
 def test_v100s_beside_a100s_make_an_iteration_shorter():
     """APP's table III; the paper's gain is 14.5%."""
     alone, both = planned_33b(ALONE), planned_33b(BOTH)

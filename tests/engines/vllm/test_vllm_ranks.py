@@ -16,7 +16,7 @@ from vllm_world import run_world
 from prefect_rlhf.engines.engine import Generated, SamplingSettings
 from prefect_rlhf.engines.vllm.engine import VllmEngine
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.all]  # tests/test_plan_invariance.py has vLLM over two ranks
 PROMPTS = [*make_prompts(2, 140, 160), *make_prompts(6)]
 SEEDS = list(range(8))
 SAMPLED = SamplingSettings(12, stop_at_eos=False)

@@ -24,7 +24,7 @@ from prefect_rlhf.placement.plan import ModelInstance
 from prefect_rlhf.placement.row_set import RowSet
 from prefect_rlhf.placement.strategy import Strategy
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.all]  # test_megatron_ranks.py and test_vllm_engine.py offload, too
 
 ONE = DeviceMesh(0, 1, 0, 1)
 TRAINED = ModelInstance("actor", "megatron", ONE, Strategy())

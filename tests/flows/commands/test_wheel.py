@@ -64,6 +64,8 @@ def use(command, folder):
     assert "torch is not installed, so your own losses and computations are not tried" in said
 
 
+@pytest.mark.slow
+@pytest.mark.all
 def test_what_is_in_the_wheel_is_enough_to_draw_and_dry_run(wheel, tmp_path):
     """Unpacked, and found before this clone; without engines."""
     with zipfile.ZipFile(wheel) as archive:
