@@ -9,19 +9,18 @@ import numpy as np
 
 
 def of_tensorboard(run_dir):
-    """Every scalar of the event files as (name, step, value), and the tables."""
+    """Every scalar of the event files as (name, step, value), as scripts read them, and the tables."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
     from tensorboard.util.tensor_util import make_ndarray
 
-    events = EventAccumulator(str(run_dir / "tensorboard"), size_guidance={"tensors": 0}).Reload()
-    found = [
-        (name, one.step, make_ndarray(one.tensor_proto))
+    events = EventAccumulator(str(run_dir / "tensorboard"), size_guidance={"scalars": 0, "tensors": 0}).Reload()
+    scalars = [(name, one.step, one.value) for name in events.Tags()["scalars"] for one in events.Scalars(name)]
+    assert served_by_tensorboard(run_dir / "tensorboard", len(scalars)) == sorted(scalars)
+    tables = {
+        (name, one.step): make_ndarray(one.tensor_proto)
         for name in events.Tags()["tensors"]
         for one in events.Tensors(name)
-    ]
-    scalars = [(name, step, float(value)) for name, step, value in found if value.ndim == 0]
-    assert served_by_tensorboard(run_dir / "tensorboard", len(scalars)) == sorted(scalars)
-    tables = {(name, step): value for name, step, value in found if value.ndim == 2}
+    }
     return scalars, {key: [[cell.decode() for cell in row] for row in table] for key, table in tables.items()}
 
 

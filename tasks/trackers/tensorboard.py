@@ -1,6 +1,6 @@
 """The tracker that writes event files for TensorBoard, into `tensorboard` of the run's folder.
 
-Scalars are 32-bit tensors, because TensorBoard's data server drops 64-bit scalars. Tables are tensors of text.
+Scalars are simple values, of 32 bits, which scripts read as `EventAccumulator.Scalars`. Tables are tensors of text.
 """
 
 from __future__ import annotations
@@ -12,9 +12,7 @@ from typing import final
 
 import numpy as np
 from tensorboard.compat.proto.event_pb2 import Event
-from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata
-from tensorboard.compat.proto.tensor_pb2 import TensorProto
-from tensorboard.plugins.scalar import metadata as scalar
+from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.plugins.text import metadata as text
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 from tensorboard.util.tensor_util import make_tensor_proto
@@ -53,15 +51,10 @@ class TensorBoard:
 
 def scalar_value(name: str, value: float) -> Summary.Value:
     """Return a named number in 32 bits."""
-    metadata = scalar.create_summary_metadata(name, "")
-    return _value(name, metadata, make_tensor_proto(np.float32(value)))
+    return Summary.Value(tag=name, simple_value=value)
 
 
 def text_value(name: str, table: Sequence[Sequence[str]]) -> Summary.Value:
     """Return a table of text, with its heading as the first row."""
     metadata = text.create_summary_metadata(name, "")
-    return _value(name, metadata, make_tensor_proto(np.array(table, dtype=np.object_)))
-
-
-def _value(name: str, metadata: SummaryMetadata, tensor: TensorProto) -> Summary.Value:
-    return Summary.Value(tag=name, metadata=metadata, tensor=tensor)
+    return Summary.Value(tag=name, metadata=metadata, tensor=make_tensor_proto(np.array(table, dtype=np.object_)))
