@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
+import os
+import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import yaml
+from prefect.cli._app import _app as prefect_cli
 from prefect.flows import load_flow_from_entrypoint
 from prefect.utilities.callables import parameter_schema
 from prefect.utilities.schema_tools import validate
 
+from prefect_rlhf.blocks.worker.worker import GpuMeshWorker
 from prefect_rlhf.flows.commands.cli import main
 from tests.blocks.prefect_site import PrefectSite, everything_up
 from tests.tiny import make_model
@@ -76,33 +83,74 @@ def test_a_folder_that_cannot_be_costs_a_line(tmp_path, capsys, name, says):
     assert says in line
 
 
+def terminals(text):
+    """The commands of each terminal: paragraphs that are indented."""
+    paragraphs = text.split("\n\n")
+    return [[line.strip() for line in each.splitlines()] for each in paragraphs if each.startswith("  ")]
+
+
+def printed(folder):
+    """What the command prints in an empty folder."""
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said):
+        assert main(["init", str(folder)]) == 0
+    return said.getvalue()
+
+
+def test_its_commands_for_prefect_are_those_of_the_page_and_prefect_takes_them(tmp_path):
+    """The page on authoring has the same terminals; each command, its flags and the type of the pool exist."""
+    _, *shown = terminals(printed(tmp_path))
+    ours = [command for commands in shown for command in commands if not command.startswith("cd ")]
+    page = (PROJECT / "docs" / "authoring.md").read_text().partition("First start the server:")[2]
+    assert ours == re.findall(r"^\$ (.*)$", page, re.MULTILINE)[: len(ours)]
+    for words in (shlex.split(command) for command in ours):
+        if words[0] == "prefect":
+            prefect_cli.parse_args(words[1:], exit_on_error=False, print_error=False)
+    assert f"--type {GpuMeshWorker.type}" in ours[2]
+    assert "my-reinforce" in (tmp_path / "prefect.yaml").read_text() and "rlhf/my-reinforce" in ours[-1]
+
+
 class InitSite(PrefectSite):
-    """A site whose deployments are those of the command."""
+    """A site whose terminals have the commands that `init` prints, word for word but for the server's port."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.home = folder / "first"
+        _, self.server, self.worker, self.user = terminals(printed(self.home))
+        make_model(self.home / "models" / "smollm2")
+        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+        self.environment |= {"PATH": path, "HOME": str(folder), "PREFECT_SERVER_API_PORT": str(self.port)}
+        del self.environment["PREFECT_API_URL"]
+
+    def shell(self, commands: list[str]) -> list[str]:
+        """The words that run commands as a terminal does."""
+        return ["bash", "-ec", "\n".join(commands).replace("4200", str(self.port))]
+
+    def start_server(self) -> None:
+        """Start it as the first of the terminals."""
+        self.start_process("server", self.shell(self.server))
+        self.until(self._is_healthy, 90)
 
     def deploy(self) -> None:
-        """Do what the command says is next."""
-        home = self.folder / "first"
-        assert main(["init", str(home)]) == 0
-        make_model(home / "models" / "smollm2")
-        self.prefect("work-pool", "create", "two-device-mesh", "--type", "gpu-mesh")
-        self.prefect("deploy", "--all", cwd=home)
+        """Leave that to the worker's terminal."""
 
     def start_worker(self) -> None:
-        """Start one for the pool that prefect.yaml names."""
-        self._start("worker", "worker", "start", "--pool", "two-device-mesh", "--name", "tester")
-        self.until(lambda: b"started!" in (self.folder / "worker.log").read_bytes(), 60)
+        """Create the pool, deploy, and start the worker."""
+        self.start_process("worker", self.shell(self.worker))
+        self.until(lambda: b"started!" in (self.folder / "worker.log").read_bytes(), 120)
 
 
 @pytest.mark.slow
 @pytest.mark.all
-def test_all_is_deployed_and_the_flow_trains(tmp_path):
-    """By a worker that was started elsewhere."""
+def test_the_path_through_prefect_works_as_it_is_written(tmp_path):
+    """Server, pool, deployments, worker and a run, by the commands that `init` prints."""
     with everything_up(InitSite(tmp_path)) as site:
+        words = {"env": site.environment, "cwd": site.home, "capture_output": True, "text": True, "timeout": 400}
+        ended = subprocess.run(site.shell(site.user), check=False, **words)
+        assert ended.returncode == 0, ended.stdout + ended.stderr + site.log()[-3000:]
         deployed = {found["name"] for found in site.ask("/deployments/filter", {})}
         assert deployed == {*DEPLOYMENTS, "my-reinforce"}
-        run = site.run("my-reinforce", {"lease_directory": str(tmp_path / "leases")}, steps=2)
-        site.until_state(run, "COMPLETED", 300)
-        folder = tmp_path / "first" / "runs" / str(site.ask(f"/flow_runs/{run}")["name"])
+    folder = site.home / "runs" / "latest"
     steps = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    assert ["score.answer_alone" in step for step in steps] == [True, True]
+    assert ["score.answer_alone" in step for step in steps][:10] == [True] * 10
     assert (folder / "actor" / "model.safetensors").is_file()
