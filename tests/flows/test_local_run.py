@@ -1,6 +1,7 @@
 """Runs from Python and from a terminal: what they return, what they check before they wait, and how Ctrl-C ends."""
 
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -32,6 +33,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("prefect")]
 ONE_CPU = ClusterShape("local", 1, 1, 8 << 30)
 DEADLINE_SECONDS = 200
 CORES = len(os.sched_getaffinity(0))
+PROJECT = Path(__file__).parents[2]
+STEPS = 5  # the fewest after which a deviation from the prediction would be reported
 
 
 @pytest.fixture(autouse=True)
@@ -171,6 +174,42 @@ def started(given, folder, *words):
     program = [Path(sys.executable).with_name("prefect-rlhf"), "run", "grpo", "--parameters", file, *words]
     log = (folder / "said").open("w")
     return subprocess.Popen(program, env=environment, stdout=log, stderr=log, process_group=0, cwd=folder)
+
+
+def test_a_run_at_a_terminal_shows_few_short_lines(given, tmp_path):
+    """At most 30 lines before the first step, and 100 characters in the line of a step.
+
+    Three responses before and after training follow, then the folder of the model, a page and a command. Warnings of
+    libraries, and lines of task runs, are in the log file alone.
+    """
+    process = started(given | {"steps": STEPS}, tmp_path)
+    assert process.wait(DEADLINE_SECONDS) == 0, (tmp_path / "said").read_text()
+    shown = (tmp_path / "said").read_text()
+    lines = shown.splitlines()
+    log = tmp_path / lines[0].removeprefix("full log: ")
+    assert log.parent == tmp_path / "runs" / "logs"
+
+    steps = [line for line in lines if line.startswith("step ")]
+    assert [line.split(" · ")[0] for line in steps] == [f"step {number} of {STEPS}" for number in range(1, STEPS + 1)]
+    assert all(len(line) <= 100 and " · reward " in line for line in steps)
+    assert lines.index(steps[0]) <= 30
+
+    responses = lines.index("responses to 3 held-out prompts, before and after training:")
+    assert lines.index(steps[-1]) < responses
+    for number in range(3):
+        prompt, before, after = lines[responses + 1 + 3 * number :][:3]
+        assert prompt.strip() and before.startswith("    before: ") and after.startswith("    after:  ")
+
+    model, page, command = lines[-3:]
+    assert (tmp_path / model.removeprefix("model: ") / "model.safetensors").is_file()
+    assert (PROJECT / page.removeprefix("read:  ").partition(":")[0]).is_file()
+    words = shlex.split(command.removeprefix("next:  "))
+    assert main([*words[1:], "-p", f"actor.path={tmp_path / model.removeprefix('model: ')}", "--dry-run"]) == 0
+
+    told = log.read_text()
+    assert "UserWarning" in told and "actor.generate · step 0" in told
+    assert not {"Warning", "warning", "Task run", "Traceback"} & set(re.findall(r"\w+(?: run)?", shown))
+    assert "than predicted" not in told  # the seconds of CPUs without a profile are a guess
 
 
 def test_ctrl_c_while_a_run_waits_says_one_line(given, tmp_path):
