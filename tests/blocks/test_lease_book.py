@@ -22,8 +22,6 @@ from prefect_rlhf.placement.errors import DeviceOutsideLease, InvalidInput
 from prefect_rlhf.placement.lease import Lease
 from prefect_rlhf.placement.mesh import ClusterShape, Device, DeviceMesh
 
-pytestmark = pytest.mark.quick
-
 GIB = 1 << 30
 DESK = ClusterShape("desk", 1, 2, GIB)
 NODE = ClusterShape("node", 1, 8, GIB)

@@ -9,8 +9,6 @@ from host_cases import function, row
 from prefect_rlhf.engines.hosts.pool import HostPool
 from prefect_rlhf.engines.hosts.settings import HostSettings
 
-pytestmark = pytest.mark.quick
-
 STRICT = HostSettings(workers=2, deadline_seconds=60.0, retries=0, most_failed=0.0)
 CHAT = [{"role": "user", "content": "2 + 2?"}]
 TRUTHS = ["a", None, "ccc"] * 14

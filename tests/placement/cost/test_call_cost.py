@@ -25,8 +25,6 @@ from prefect_rlhf.placement.model import ModelSpec
 from prefect_rlhf.placement.strategy import Strategy
 from tests.strategies import ppo
 
-pytestmark = pytest.mark.quick
-
 LLAMA = ModelSizes.of_shape(KNOWN_SHAPES["llama-7b"])
 H100 = Hardware(DATASHEETS["h100"], 8, NETWORKS["roce-3200"])
 PERFECT = Efficiency(1.0, 1.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0)

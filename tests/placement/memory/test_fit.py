@@ -17,8 +17,6 @@ from prefect_rlhf.placement.planner.preset_plan import preset
 from prefect_rlhf.placement.plans.check import check_plan
 from tests.strategies import GIB, SMOLLM2, TWO_DEVICES, dpo, on, ppo
 
-pytestmark = pytest.mark.quick
-
 GRAPH = ppo()
 PLAN = preset("flattening", GRAPH, TWO_DEVICES, TWO_DEVICES.whole)
 

@@ -10,8 +10,6 @@ from prefect_rlhf.placement.planner.simplicity import NEARLY, complexity, simple
 from tests.placement.planner.test_planner import GRAPHS, planned, question
 from tests.strategies import GIB, placed
 
-pytestmark = pytest.mark.quick
-
 LARGE = ClusterShape("large", 1, 2, 80 * GIB)
 
 
