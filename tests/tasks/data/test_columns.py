@@ -87,7 +87,7 @@ def test_columns_with_names_of_calls_keys_are_read_under_others(tmp_path, tokeni
 
 BAD = [
     ({"mask": "answer"}, r"^prompts.columns: got 'mask', expected another name: calls make tokens, prompt_tokens"),
-    ({"truth": "truth"}, r"^prompts.columns.truth: .* column 'truth'; it has prompt, answer, weight"),
+    ({"truth": "truth"}, r"^prompts.columns.truth: got 'truth', .* it has prompt, answer, weight"),
     (
         {"truth": "reward_model.answer"},
         r"^prompts.columns.truth: got 'reward_model.answer', expected a field of 'reward_model' in .*has ground_truth",

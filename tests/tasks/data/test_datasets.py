@@ -101,7 +101,7 @@ BAD_PROMPTS = [
         "missing column",
         {"text": ["a"], "split": ["train"]},
         {},
-        r"prompts.prompt: .* column 'prompt'; it has text, split",
+        r"prompts.prompt_column: got 'prompt', .* it has text, split",
     ),
     ("numbers for text", {"prompt": [1], "split": ["train"]}, {}, r"prompts.prompt: got 'int64', expected strings"),
     (
@@ -142,7 +142,7 @@ BAD_PAIRS = [
         "missing answers",
         {"prompt": ["a"], "chosen": ["b"]},
         {},
-        r"pairs.rejected: .* column 'rejected'; it has prompt, chosen",
+        r"pairs.rejected_column: got 'rejected', .* it has prompt, chosen",
     ),
     ("numbers for answers", GOOD_PAIRS | {"chosen": [1, 2]}, {}, r"pairs.chosen: got 'int64', expected strings"),
     (
