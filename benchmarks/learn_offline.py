@@ -1,4 +1,4 @@
-"""What `benchmarks.learn` runs and reads for algorithms that learn from rows that are there: sft and dpo.
+"""What `benchmarks.learn` runs and reads for algorithms that learn from stored rows: sft and dpo.
 
 SFT learns the sums of `sums.py` as chats, and is judged by the loss on held-out answers. DPO learns which of two
 sentences people rated better, and is judged by the pairs of held-out sentences that it prefers the right way.

@@ -141,7 +141,7 @@ __all__ = [
     "LossValues",
     "Terms",
     "saved_state",
-    # losses that are there
+    # built-in losses
     "ppo_clip",
     "value_clip",
     "nll",
@@ -151,7 +151,7 @@ __all__ = [
     "dpo_loss",
     "kto_loss",
     "bradley_terry",
-    # computations that are there
+    # built-in computations
     "gae",
     "grpo_advantages",
     "informative",

@@ -1,4 +1,4 @@
-"""Algorithms that learn from rows that are there: real Prefect and Megatron-core, a tiny model."""
+"""Algorithms that learn from stored rows: real Prefect and Megatron-core, a tiny model."""
 
 import json
 import math

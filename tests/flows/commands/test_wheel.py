@@ -43,7 +43,7 @@ def contents(wheel):
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory):
-    """Built from a copy of the tree, by the tools that are there."""
+    """Built from a copy of the tree, by the installed tools."""
     folder = tmp_path_factory.mktemp("wheel")
     copy_of_the_tree(folder)
     options = ["--quiet", "--no-deps", "--no-build-isolation", "--no-index"]

@@ -153,7 +153,7 @@ def test_a_file_is_read_once_and_a_column_only_if_asked_for(tmp_path):
 
 
 def holding(folder, files):
-    """Write files into a folder, over those that are there; return its path."""
+    """Write files into a folder, over existing files; return its path."""
     for name, content in files.items():
         (folder / name).write_bytes(content)
     return str(folder)
