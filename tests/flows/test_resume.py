@@ -56,7 +56,7 @@ TOLERANCE = 1e-5
 PLANS = {
     "one": ALONE,
     "replicas": plan(
-        "0-1 dp2 engine=megatron", "0", "1", "0-1 dp2", "0-1 dp2 offload=optimizer", "0-1 dp2 micro_batches=2"
+        "0-1 tp2 engine=megatron", "0", "1", "0-1 dp2", "0-1 dp2 offload=optimizer", "0-1 dp2 micro_batches=2"
     ),
     "split": plan("0-1 tp2 engine=vllm", "1", "0", "0-1 dp2", "0-1 tp2", "0-1 pp2 micro_batches=2"),
     "separated": plan("0 engine=vllm", "0", "0", "0", "1", "1"),
