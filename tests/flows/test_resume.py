@@ -445,7 +445,7 @@ def test_a_corrupt_shard_ends_the_run_before_anything_is_built(parameters, half,
     shard.write_bytes(content)
     said = ends_before_any_task_run(parameters, tmp_path / "runs", resume_from=str(copy))
     assert re.search(rf"checkpoint\.critic: got 'other content of exp_avg.* in .*{shard.name}'", said)
-    assert "is whole; resume_from=" not in caplog.text
+    assert "is complete; to resume from it" not in caplog.text
 
 
 def test_what_is_stored_is_float32_under_hugging_face_names(half):

@@ -104,4 +104,4 @@ def test_a_loss_that_is_no_number_ends_the_run_with_its_call_and_the_last_good_c
     state = turns_nan(**turns_nan.validate_parameters(given), return_state=True)
     assert state.is_failed()
     assert re.fullmatch(r"NotFinite: rank 0: actor_train · step 1: the gradient's norm is nan: .*", state.message)
-    assert "step-000001 is whole; resume_from=" in caplog.text
+    assert "step-000001 is complete; to resume from it, set resume_from=" in caplog.text

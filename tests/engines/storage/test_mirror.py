@@ -113,7 +113,7 @@ def test_a_store_whose_names_are_not_below_it_is_refused(cache):
     memory = fsspec.filesystem("memory")
     memory.pipe("/stored/model/config.json", b"{}")
     memory.store["/stored/model/../../../out.txt"] = memory.store["/stored/model/config.json"]
-    with pytest.raises(InvalidInput, match="not .../../../out.txt"):
+    with pytest.raises(InvalidInput, match="not '.*out.txt'"):
         readable("memory://stored/model", "actor.path")
     assert not (cache / "out.txt").exists() and not list(cache.rglob("config.json"))
 
