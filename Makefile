@@ -39,7 +39,8 @@ lint: setup
 
 # The search is compiled in the background, for two minutes on a free core. Tests that need it come last.
 test: setup
-	$(RUN)/python -m prefect_rlhf.placement.search > /dev/null 2>&1 &
+	mkdir -p build
+	$(RUN)/python -m prefect_rlhf.placement.search > build/compile.log 2>&1 &
 	$(MAKE) lint
 	$(RUN)/pytest -m "not all" $(SIDE_BY_SIDE) --durations=15
 

@@ -231,7 +231,7 @@ def test_commands_run(folder, tmp_path, command):
         environment = {name: value for name, value in os.environ.items() if name not in unset}
         environment["PREFECT_HOME"] = str(folder / "prefect")
         cwd = tmp_path if arguments[0] == "init" else folder
-        words = {"cwd": cwd, "env": environment, "timeout": 300, "capture_output": True, "text": True}
+        words = {"cwd": cwd, "env": environment, "timeout": 560, "capture_output": True, "text": True}
         done = subprocess.run([script, *arguments], **words, check=False)
         assert done.returncode == 0, done.stderr[-2000:]
     elif program == "make":

@@ -146,7 +146,7 @@ def test_sources_prefer_a_profile_and_need_one_where_there_is_no_datasheet():
     )
     assert profiled.total > 5 * (sheet.total - sheet.call)
     other = ModelSizes.of_shape(KNOWN_SHAPES["llama-13b"])
-    with pytest.raises(InvalidInput, match="profiles of h100: got 'none of 40 layers of 5120 in bfloat16'"):
+    with pytest.raises(InvalidInput, match="profiles of h100: got 'no profile of 40 layers of 5120 in bfloat16'"):
         CostSources.equal_nodes(HARDWARE, 1, (slow,)).call_cost(call, execution, other, mesh)
     with pytest.raises(InvalidInput, match="run rlhf/profile"):
         CostSources.equal_nodes(Hardware(datasheet("cpu"), 8), 1).call_cost(call, execution, SIZES, mesh)
