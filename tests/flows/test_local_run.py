@@ -31,7 +31,7 @@ from tests.plan_matrix import leased
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("prefect")]
 
 ONE_CPU = ClusterShape("local", 1, 1, 8 << 30)
-DEADLINE_SECONDS = 200
+DEADLINE_SECONDS = 500  # a run needs some 190 s of it on a busy machine with two cores
 CORES = len(os.sched_getaffinity(0))
 PROJECT = Path(__file__).parents[2]
 STEPS = 5  # the fewest after which a deviation from the prediction would be reported
