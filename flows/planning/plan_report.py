@@ -125,6 +125,7 @@ def question_text(question: Question) -> str:
     kinds = " and ".join(dict.fromkeys(node.device.name for node in nodes))
     network = f", network {nodes[0].network.name}" if nodes[0].network else ""
     rows = max(call.num_rows for call in graph if call.every is None)
+    count = question.site.mesh.num_devices
     models = [
         {
             "role": model.role,
@@ -139,7 +140,7 @@ def question_text(question: Question) -> str:
     ]
     return "\n".join(
         [
-            f"{graph.name} on {question.site.mesh.num_devices} devices ({question.site.mesh.name} of "
+            f"{graph.name} on {count} device{'s' if count > 1 else ''} ({question.site.mesh.name} of "
             f"{cluster.num_nodes} x {cluster.devices_per_node}, {kinds}{network})",
             f"{rows} rows per step, prompts of {workload.prompts.mean:.0f} and responses of "
             f"{workload.responses.mean:.0f} tokens on average, at most {workload.longest} together",

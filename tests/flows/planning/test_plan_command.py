@@ -236,6 +236,11 @@ def test_a_model_that_can_only_be_planned_is_said_so_in_one_line():
     assert "cannot run" not in question_text(question())
 
 
+@pytest.mark.parametrize(("cluster", "says"), [("1x1:h100", " on 1 device ("), ("1x8:h100", " on 8 devices (")])
+def test_the_number_of_devices_is_in_plain_english(cluster, says):
+    assert says in question_text(question(cluster=cluster)).splitlines()[0]
+
+
 def test_a_mixture_of_experts_is_planned_and_its_plan_file_is_read_back(capsys, tmp_path):
     """With the degree of expert parallelism in the file and in the table; a wrong one is a line."""
     asked = ["plan", "dpo", "--model", "actor=qwen3-30b-a3b", "--cluster", "1x8:b200", *LENGTHS, "--batch-size", "16"]
