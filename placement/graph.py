@@ -172,15 +172,6 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True)
-class DataEdge:
-    """`target` reads `keys` that `source` made in the same step."""
-
-    source: str
-    target: str
-    keys: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class VersionEdge:
     """`target` reads the weights (or state) of `role` that `source` wrote `lag` steps earlier."""
 
@@ -231,14 +222,6 @@ class DataflowGraph:
             return call
         sources = (self.generated_by(self.call(port.source)) for port in call.inputs if port.source in self._by_name)
         return next((source for source in sources if source), None)
-
-    def data_edges(self) -> tuple[DataEdge, ...]:
-        return tuple(
-            DataEdge(port.source, call.name, port.keys)
-            for call in self.calls
-            for port in call.inputs
-            if port.source in self._by_name
-        ) + tuple(DataEdge(name, call.name, ()) for call in self.calls for name in call.waits_for_choices)
 
     def reads_of(self, consumer: str) -> Mapping[str, tuple[str, ...]]:
         """Return the calls whose rows `consumer` reads, each with all keys that it reads, over all ports.

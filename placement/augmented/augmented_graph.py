@@ -59,21 +59,6 @@ class AugmentedGraph:
         """The last step that any node belongs to: `num_steps` when evaluation runs after the last train_step."""
         return max((node.step for node in self.nodes), default=0)
 
-    def in_groups(self, num_steps: int) -> tuple[tuple[Node, ...], ...]:
-        """Return groups of `num_steps` steps; each group in order, and after the groups that its nodes wait for.
-
-        A node joins a later group than its step's if it waits for a node of a later step. With staleness, for example,
-        a train_step waits for the readers of the weights that it overwrites.
-        """
-        index: dict[str, int] = {}
-        groups: list[list[Node]] = []
-        for node in self.nodes:
-            of_step = (node.step - self.first_step) // num_steps
-            index[node.id] = max([of_step, *(index[name] for name in node.depends_on)])
-            groups += [[] for _ in range(index[node.id] + 1 - len(groups))]
-            groups[index[node.id]].append(node)
-        return tuple(tuple(group) for group in groups)
-
     def to_json(self) -> str:
         """Return all of it as JSON; `from_json` gives an equal value."""
         return _adapter().dump_json(self).decode()

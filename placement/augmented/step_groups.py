@@ -25,11 +25,13 @@ REACH = 2  # steps, beyond the staleness
 
 
 class StepGroups:
-    """Hands out the nodes of a run, group by group, as `AugmentedGraph.in_groups` does; safe to call from any thread.
+    """Hands out the nodes of a run, a group of `steps_per_group` steps at a time; safe to call from any thread.
 
-    The joined groups are the whole graph in a valid order; within a group the order is the order of the whole graph. A
-    node names its dependencies in its own group and in the previous group. Of older groups, which have ended, it names
-    only nodes whose rows it reads and nodes that may still be writing to disk.
+    A node joins a later group than its step's if it waits for a node of a later step. With staleness, for example, a
+    train_step waits for the readers of the weights that it overwrites. The joined groups are the whole graph in a
+    valid order; within a group the order is the order of the whole graph. A node names its dependencies in its own
+    group and in the previous group. Of older groups, which have ended, it names only nodes whose rows it reads and
+    nodes that may still be writing to disk.
     """
 
     def __init__(

@@ -164,11 +164,6 @@ class ModelSizes:
         output = self.table if "lm" in self.head and not self.tied else 0
         return self.num_layers * (self.layer_matrices + self.layer_experts + self.layer_norms) + ends + output
 
-    @property
-    def active_parameters(self) -> int:
-        """Elements that a token goes through: all but the experts that it does not take."""
-        return self.num_parameters - self.num_layers * (self.num_experts - self.experts_per_token) * self.feed_forward
-
     def stage_layers(self, pp: int, stage: int = 0) -> int:
         """Count the layers of a pipeline stage; see `stages`."""
         return len(stages(self.num_layers, pp)[stage])

@@ -83,14 +83,6 @@ class _Running(NamedTuple):
         return _Running(self.start, now + (self.end - now) / self.longer * longer, longer)
 
 
-def critical_path_seconds(jobs: Sequence[Job]) -> float:
-    """Return the length of the longest chain of jobs that wait for each other: no schedule is shorter."""
-    ends: list[float] = []
-    for job in jobs:
-        ends.append(max((ends[before] for before in job.after), default=0.0) + job.seconds)
-    return max(ends, default=0.0)
-
-
 class _Waiting:
     """Counts the unfinished dependencies of each job."""
 

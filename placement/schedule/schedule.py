@@ -15,7 +15,6 @@ from prefect_rlhf.placement.augmented.augmented_graph import AugmentedGraph
 from prefect_rlhf.placement.augmented.node import BEHIND, Node
 from prefect_rlhf.placement.cost.contention import Demand, times_longer
 from prefect_rlhf.placement.errors import InvalidInput
-from prefect_rlhf.placement.mesh import Device
 from prefect_rlhf.placement.schedule.list_schedule import Job, TimesLonger, job_spans
 
 STEPS_IN_FLIGHT = 4
@@ -57,15 +56,6 @@ class Schedule:
         """
         return steady_seconds(tuple(accumulate(self.step_ends(), max)), STEPS_IN_FLIGHT - 1)
 
-    @property
-    def busy_seconds(self) -> dict[Device, float]:
-        """Seconds that each device computes or moves tensors between devices; its host link is not counted."""
-        busy: dict[Device, float] = defaultdict(float)
-        for slot in self.slots:
-            for device in sorted(device for device, what in slot.node.occupies if what == "compute"):
-                busy[device] += slot.seconds
-        return dict(busy)
-
     def step_ends(self) -> tuple[float, ...]:
         """Return when the last node of each step ends; evaluation and export after the last step do not count.
 
@@ -76,10 +66,6 @@ class Schedule:
             if slot.node.step < self.num_steps and slot.node.kind not in BEHIND:
                 ends[slot.node.step] = max(ends[slot.node.step], slot.end)
         return tuple(ends[step] for step in sorted(ends))
-
-    def seconds_of(self) -> dict[str, float]:
-        """Return each node's seconds by id."""
-        return {slot.node.id: slot.seconds for slot in self.slots}
 
 
 def schedule(

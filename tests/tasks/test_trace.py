@@ -9,7 +9,7 @@ import pytest
 from prefect_rlhf.engines.compute import Computed
 from prefect_rlhf.engines.loss import LossValues
 from prefect_rlhf.placement.errors import GraphError, InvalidInput
-from prefect_rlhf.placement.graph import DataEdge, Dataset, Operation
+from prefect_rlhf.placement.graph import Dataset, Operation
 from prefect_rlhf.placement.model import ModelSpec, TransformerShape
 from prefect_rlhf.tasks.calls import compute, generate, inference, train_step
 from prefect_rlhf.tasks.operations import Bound, computation, loss
@@ -90,7 +90,7 @@ def test_staleness_of_the_generates_is_the_graphs():
 def test_a_body_becomes_its_calls_and_data_edges():
     graph = traced(good_body)
     assert [call.name for call in graph] == ["actor_generate", "reward_inference", "some_advantages", "actor_train"]
-    assert DataEdge("reward_inference", "some_advantages", ("scores",)) in graph.data_edges()
+    assert graph.reads_of("some_advantages")["reward_inference"] == ("scores",)
     assert [call.num_rows for call in graph] == [8, 8, 8, 8]
     assert [call.max_new_tokens for call in graph] == [3, 0, 0, 0]
     assert graph.model("actor").optimizer is not None

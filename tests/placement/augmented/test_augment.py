@@ -25,6 +25,7 @@ from prefect_rlhf.placement.planner.preset_plan import preset
 from prefect_rlhf.placement.rows.moves import row_transfers
 from prefect_rlhf.placement.rows.shares import needs, rows_held
 from tests.cases import examples
+from tests.groups_of_steps import in_groups
 from tests.strategies import GIB, TWO_DEVICES, dependency_graph, dpo, graphs, placed, plans, ppo, remax
 
 pytestmark = pytest.mark.quick
@@ -194,7 +195,7 @@ def test_whatever_the_order_every_node_finds_what_it_needs(data, graph, cluster,
 @given(st.data(), graphs(), st.integers(1, 4), st.integers(1, 3))
 def test_groups_of_steps_hold_all_nodes_in_an_order_that_works(data, graph, num_steps, per_group):
     augmented = augment(graph, data.draw(plans(graph, FOUR_DEVICES)), num_steps)
-    groups = augmented.in_groups(per_group)
+    groups = in_groups(augmented, per_group)
     done: set[str] = set()
     for node in (node for group in groups for node in group):
         assert set(node.depends_on) <= done

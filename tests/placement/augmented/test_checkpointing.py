@@ -16,6 +16,7 @@ from prefect_rlhf.placement.mesh import ClusterShape
 from prefect_rlhf.placement.plan import offloaded_parts, trained_instance
 from prefect_rlhf.placement.planner.preset_plan import preset
 from tests.cases import examples
+from tests.groups_of_steps import in_groups
 from tests.strategies import GIB, TWO_DEVICES, dependency_graph, graphs, plans, ppo
 
 FOUR_DEVICES = ClusterShape("four", 1, 4, 8 * GIB)
@@ -194,4 +195,4 @@ def test_a_run_that_goes_on_brings_the_saved_weights_to_the_generation_engine_fi
     rest = augment(graph, preset("flattening", graph, TWO_DEVICES, TWO_DEVICES.whole), 4, 2)
     assert ("reallocate.actor.vllm@2", "version") in waits_of(rest.node("actor_generate@2"))
     assert rest.node("reallocate.actor.vllm@2").dependencies == ()
-    assert [group[0].step for group in rest.in_groups(2)] == [2, 4]
+    assert [group[0].step for group in in_groups(rest, 2)] == [2, 4]

@@ -22,6 +22,7 @@ from prefect_rlhf.placement.plan import ExecutionPlan
 from prefect_rlhf.placement.planner.preset_plan import preset
 from prefect_rlhf.placement.plans.presets import PRESETS
 from tests.cases import examples
+from tests.groups_of_steps import in_groups
 from tests.placement.augmented.test_checkpointing import DevicesAndDisk
 from tests.strategies import GIB, HELD_OUT, ROLLOUT, call, dpo, generated, placed, plans, ppo, remax
 
@@ -78,7 +79,7 @@ def test_the_groups_are_those_of_the_whole_graph(data, graph, num_steps, per_gro
     """Node for node, in its order, under staleness, offloading, evaluation and checkpoints."""
     plan = data.draw(plans(graph, FOUR_DEVICES))
     first = data.draw(st.integers(0, num_steps - 1))
-    whole = augment(graph, plan, num_steps, first, every).in_groups(per_group)
+    whole = in_groups(augment(graph, plan, num_steps, first, every), per_group)
     assert handed_out(StepGroups(graph, plan, num_steps, per_group, first, every)) == list(as_handed_out(list(whole)))
 
 
@@ -89,7 +90,7 @@ def test_under_a_preset_they_are_too(name):
         plan = preset(name, graph, FOUR_NODES, FOUR_NODES.whole)
         if offloaded := [call.name for call in graph if call.every == 5]:
             plan = placed(plan, offloaded[0], offload="all")
-        whole = augment(graph, plan, 30, checkpoint_every=7).in_groups(2)
+        whole = in_groups(augment(graph, plan, 30, checkpoint_every=7), 2)
         found = handed_out(StepGroups(graph, plan, 30, 2, checkpoint_every=7))
         assert found == list(as_handed_out(list(whole)))
 
