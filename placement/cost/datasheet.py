@@ -61,7 +61,6 @@ class DatasheetTimes:
         return self.call_seconds
 
     def forward(self, rows: float, length: float, tp: int, split: int = 1, ep: int = 1) -> Seconds:
-        """See LayerTimes."""
         return self._layer(rows, length, tp, split, ep, passes=1)
 
     def backward(self, rows: float, length: float, tp: int, split: int = 1, ep: int = 1) -> Seconds:
@@ -73,7 +72,6 @@ class DatasheetTimes:
         return self._head(tokens, tp, passes=1)
 
     def head_backward(self, tokens: float, tp: int) -> Seconds:
-        """See LayerTimes."""
         return self._head(tokens, tp, passes=2)
 
     def decode(self, rows: float, context: float, tp: int, cuda_graphs: bool, ep: int = 1) -> Seconds:
@@ -87,7 +85,6 @@ class DatasheetTimes:
         return Seconds(compute=max(0.0, products - weights), memory_traffic=weights + cache + moved, launch=launches)
 
     def sample(self, rows: float, tp: int) -> Seconds:
-        """See LayerTimes."""
         weights = self.sizes.table / tp * self.sizes.item / self.links.device
         head = self._head(rows, tp, passes=1)
         return Seconds(head.compute, max(weights, head.memory_traffic))
@@ -97,7 +94,6 @@ class DatasheetTimes:
         return self.eager_layer_seconds * EXCHANGE_LAUNCHES / LAYER_LAUNCHES
 
     def adam(self, num_parameters: float) -> float:
-        """See LayerTimes."""
         return num_parameters * ADAM_PASS_BYTES / self.links.device
 
     def written(self, num_parameters: float) -> float:
@@ -109,11 +105,9 @@ class DatasheetTimes:
         return 0.0
 
     def all_reduce(self, num_bytes: float, group: CollectiveGroup) -> float:
-        """See LayerTimes."""
         return all_reduce_seconds(num_bytes, group, self.links)
 
     def share(self, num_parameters: float, group: CollectiveGroup) -> float:
-        """See LayerTimes."""
         return replicas_seconds(num_parameters, self.sizes.item, group, self.links)
 
     @property

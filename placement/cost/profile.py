@@ -223,7 +223,6 @@ class ProfiledTimes:
         self._grids = {key: Grid.of(some, f"profile.{engine}.{key[0]}.tp{key[1]}") for key, some in points.items()}
 
     def fixed(self, kind: ModelCallKind) -> float:
-        """See LayerTimes."""
         return self._call_seconds.get(kind, 0.0)
 
     def forward(self, rows: float, length: float, tp: int, split: int = 1, ep: int = 1) -> Seconds:
@@ -237,11 +236,9 @@ class ProfiledTimes:
         return self._at("backward", tp, rows, length)
 
     def head_forward(self, tokens: float, tp: int) -> Seconds:
-        """See LayerTimes."""
         return Seconds() if self.sizes.head == "scalar" else self._at("head_forward", tp, tokens, 1)
 
     def head_backward(self, tokens: float, tp: int) -> Seconds:
-        """See LayerTimes."""
         return Seconds() if self.sizes.head == "scalar" else self._at("head_backward", tp, tokens, 1)
 
     def decode(self, rows: float, context: float, tp: int, cuda_graphs: bool, ep: int = 1) -> Seconds:
@@ -251,7 +248,6 @@ class ProfiledTimes:
         return self._at("decode_graphs" if graphs else "decode", tp, rows, context)
 
     def sample(self, rows: float, tp: int) -> Seconds:
-        """See LayerTimes."""
         return self._at("sample", tp, rows, 1)
 
     def exchange(self) -> float:
@@ -259,15 +255,12 @@ class ProfiledTimes:
         return 0.0
 
     def adam(self, num_parameters: float) -> float:
-        """See LayerTimes."""
         return num_parameters * self._adam_seconds
 
     def written(self, num_parameters: float) -> float:
-        """See LayerTimes."""
         return num_parameters * self._written_seconds
 
     def packed(self, num_parameters: float) -> float:
-        """See LayerTimes."""
         return num_parameters * self._packed_seconds
 
     def all_reduce(self, num_bytes: float, group: CollectiveGroup) -> float:
