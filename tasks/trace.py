@@ -103,7 +103,9 @@ class Trace:
             raise InvalidInput("algo.batch_size", size, f"1 to {dataset.num_items}, the items of {name}")
         batch = name, size, every
         if batch not in self.batches:
-            label = name if all(name != other for other, *_ in self.batches) else f"{name} ({_batch(size, every)})"
+            steps = "" if every is None else f", every {every} steps"
+            is_first = all(name != other for other, *_ in self.batches)
+            label = name if is_first else f"{name} ({size} items{steps})"
             self.batches[batch] = RowSet(label, name, dataset.rows_per_item)
         return RowsHandle(name, dataset.keys, self.batches[batch], size * dataset.rows_per_item, dataset.rows_per_item)
 
@@ -164,10 +166,6 @@ class Trace:
         if unused:
             raise GraphError(f"flow {self.flow}: parameter {unused[0]!r} is used by no call; remove it")
         return graph
-
-
-def _batch(size: int, every: int | None) -> str:
-    return f"{size} items" if every is None else f"{size} items, every {every} steps"
 
 
 def check_not_chosen(trace: Trace, rows: RowSet, call: str) -> None:

@@ -208,15 +208,12 @@ class _Active:
     def _replica_rows(self) -> int:
         return self.work.replica_rows(self.execution.strategy.dp)
 
-    @property
-    def _mini_batch_rows(self) -> int:
-        return self.work.mini_batch_rows(self.execution.strategy.dp)
-
     def _items(self, rows: int) -> int:
         return rows // self.work.rows_per_item
 
     def _micro_rows(self, train: bool) -> int:
-        items = self._items(self._mini_batch_rows if train else self._replica_rows)
+        rows = self.work.mini_batch_rows(self.execution.strategy.dp) if train else self._replica_rows
+        items = self._items(rows)
         portions, pieces = self.execution.pieces(items, train)
         return -(-items // (portions * pieces)) * self.work.rows_per_item
 

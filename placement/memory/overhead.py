@@ -43,7 +43,8 @@ def overhead(graph: DataflowGraph, plan: ExecutionPlan, backend: Backend) -> Map
     users = instances(graph, plan)
     for instance, calls in users.items():
         model = graph.model(instance.role)
-        for members in _groups(instance, frozenset(call.kind for call in calls), _sums_embeddings(model)):
+        sums_embeddings = "lm" in model.head and model.shape.tied_embeddings
+        for members in _groups(instance, frozenset(call.kind for call in calls), sums_embeddings):
             number = numbers.setdefault((instance.engine, members), len(numbers))
             for device in members:
                 groups[device].add(number)
@@ -109,10 +110,6 @@ class _Axis:
 
 _TP, _PP, _DP, _REPLICA, _MESH = map(_Axis, (("dp", "pp"), ("dp", "tp"), ("tp", "pp"), ("dp",), ()))
 _EP, _SAME_EXPERTS = _Axis(("same", "tp", "pp")), _Axis(("experts", "tp", "pp"))
-
-
-def _sums_embeddings(model: ModelSpec) -> bool:
-    return "lm" in model.head and model.shape.tied_embeddings
 
 
 @lru_cache(maxsize=256)  # many of the plans that a question compares have the same

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from prefect_rlhf.placement.errors import RlhfError
-from prefect_rlhf.placement.graph import Call
 from prefect_rlhf.placement.memory.certificate import Certificate
 from prefect_rlhf.placement.memory.remedies import with_changes
 from prefect_rlhf.placement.plan import ExecutionPlan, instances
@@ -45,15 +44,12 @@ def _changes(question: Question, plan: ExecutionPlan, certificate: Certificate) 
     for name in dict.fromkeys(share.owner for share in largest_first if share.owner in by_name):
         calls = by_name[name]
         now = plan[calls[0].name]
-        for part in ("optimizer", "all") if _trains(calls) else ("all",):
+        is_trained = any(call.kind == "train_step" for call in calls)
+        for part in ("optimizer", "all") if is_trained else ("all",):
             for prefetch in (True, False):
                 changed = with_changes(plan, calls, offload=part, prefetch=prefetch)
                 if (now.offload, now.prefetch) != (part, prefetch) and _is_legal(question, changed):
                     yield changed
-
-
-def _trains(calls: tuple[Call, ...]) -> bool:
-    return any(call.kind == "train_step" for call in calls)
 
 
 def _is_legal(question: Question, plan: ExecutionPlan) -> bool:

@@ -32,12 +32,9 @@ def read_samples(run_dir: Path, step: int, number: int, *, of_rollouts: bool = T
     Columns are the `TEXTS` and all floating-point numbers; a file without these texts has no samples.
     """
     files = sorted(run_dir.glob(f"*/step-{step:06d}.parquet")) if number else []
-    tables = {file.parent.name: _first_rows(file, number) for file in files if of_rollouts or _is_rare(file)}
+    wanted = [file for file in files if of_rollouts or file.parent.name != ROLLOUTS]
+    tables = {file.parent.name: _first_rows(file, number) for file in wanted}
     return {folder: table for folder, table in tables.items() if table is not None}
-
-
-def _is_rare(file: Path) -> bool:
-    return file.parent.name != ROLLOUTS
 
 
 def _first_rows(file: Path, number: int) -> Table | None:

@@ -36,7 +36,7 @@ class TensorBoard:
 
     def add(self, step: TrackedStep) -> None:
         """Write a step's scalars and samples as an event."""
-        values = [scalar_value(name, value) for name, value in step.values.items()]
+        values = [Summary.Value(tag=name, simple_value=value) for name, value in step.values.items()]
         tables = [text_value(f"samples/{folder}", table.texts()) for folder, table in step.samples.items()]
         self._write(step.step, step.time, [*values, *tables])
 
@@ -47,11 +47,6 @@ class TensorBoard:
     def _write(self, step: int, at: float, values: Sequence[Summary.Value]) -> None:
         self._writer.add_event(Event(wall_time=at, step=step, summary=Summary(value=values)))
         self._writer.flush()
-
-
-def scalar_value(name: str, value: float) -> Summary.Value:
-    """Return a named number in 32 bits."""
-    return Summary.Value(tag=name, simple_value=value)
 
 
 def text_value(name: str, table: Sequence[Sequence[str]]) -> Summary.Value:
