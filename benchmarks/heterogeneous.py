@@ -18,6 +18,7 @@ from typing import Any
 from prefect_rlhf.flows.forms.plan_options import PlanOptions
 from prefect_rlhf.flows.planning.what_if import read_question
 from prefect_rlhf.flows.ppo import ppo
+from prefect_rlhf.placement.engine_traits import TRAITS
 from prefect_rlhf.placement.errors import InvalidInput
 from prefect_rlhf.placement.mesh import DeviceMesh
 from prefect_rlhf.placement.planner.best_plan import plan_graph
@@ -73,7 +74,7 @@ def row(setting: Setting, batch_size: int, planned: Planned) -> dict[str, Any]:
     kinds = {
         name: {KINDS[device.node] for device in placement.mesh.devices()}
         for name, placement in planned.plan.placements
-        if placement.engine != "python"
+        if TRAITS[placement.engine].holds_weights
     }
     return {
         "setting": setting.name,

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, cast
 
 import torch
@@ -38,18 +39,29 @@ from prefect_rlhf.engines.weights.move_weights import WeightMover
 from prefect_rlhf.placement.errors import EngineFailed, InvalidInput, NotFinite, RlhfError
 from prefect_rlhf.placement.layout.layout import Layout
 from prefect_rlhf.placement.modules import import_from
-from prefect_rlhf.placement.plan import ModelInstance, OffloadPart
+from prefect_rlhf.placement.plan import EngineKind, ModelInstance, OffloadPart
 
 
 def build_engine(command: BuildCommand, rank: int) -> Engine:
     """Make the engine of the instance; the engine's module is imported only here."""
-    if command.instance.engine == "vllm":
-        from prefect_rlhf.engines.vllm.engine import VllmEngine
+    return _BUILDERS[command.instance.engine](command, rank)
 
-        return VllmEngine(command, rank)
+
+def _vllm(command: BuildCommand, rank: int) -> Engine:
+    from prefect_rlhf.engines.vllm.engine import VllmEngine
+
+    return VllmEngine(command, rank)
+
+
+def _megatron(command: BuildCommand, rank: int) -> Engine:
     from prefect_rlhf.engines.megatron.engine import MegatronEngine
 
     return MegatronEngine(command, rank)
+
+
+_BUILDERS: Mapping[EngineKind, Callable[[BuildCommand, int], Engine]] = MappingProxyType(
+    {"vllm": _vllm, "megatron": _megatron}
+)
 
 
 def check_layout(engine: Engine, command: BuildCommand, rank: int) -> None:

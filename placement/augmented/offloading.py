@@ -21,6 +21,7 @@ from prefect_rlhf.placement.augmented.checkpointing import StepRange
 from prefect_rlhf.placement.augmented.graph_builder import GraphBuilder
 from prefect_rlhf.placement.augmented.node import Dependency, Node
 from prefect_rlhf.placement.augmented.priority import just_after, just_before
+from prefect_rlhf.placement.engine_traits import TRAITS
 from prefect_rlhf.placement.graph import DataflowGraph
 from prefect_rlhf.placement.mesh import Device, DeviceMesh
 from prefect_rlhf.placement.plan import (
@@ -51,7 +52,7 @@ def add_offloads(builder: GraphBuilder, graph: DataflowGraph, plan: ExecutionPla
     late = {device for instance in parts if instance not in early for device in instance.devices}
     _chain(builder, ordered, late)
     for window in windows.all:
-        stops_devices = window.instance.engine == "vllm" and plan.cluster.backend == "cuda"
+        stops_devices = TRAITS[window.instance.engine].sleeps_on_cuda and plan.cluster.backend == "cuda"
         reload, offload = _insert(builder, window, names, stops_devices)
         if window.instance not in early:
             _keep_apart(builder, ordered, window, reload, offload)

@@ -26,6 +26,7 @@ from prefect_rlhf.placement.engine_constants import (
     PASS_TOKENS,
     TOKEN_BYTES,
 )
+from prefect_rlhf.placement.engine_traits import TRAITS
 from prefect_rlhf.placement.plan import EngineKind
 
 NUM_COLUMNS = 6  # per response token, in a train_step: old, reference, value, return, advantage, mask
@@ -135,7 +136,7 @@ class _Active:
         portions, _ = self.execution.pieces(self._items(self._replica_rows), train=False)
         in_flight = -(-self._replica_rows // portions)
         prompts = in_flight * self.work.workload.prompts.longest
-        if engine == "vllm":
+        if TRAITS[engine].paged_cache:
             whole = whole_cache_bytes(in_flight, self.max_length, self.sizes, self._tp)
             cached = whole if self.execution.cache_bytes is None else self.execution.cache_bytes
             in_pass = min(prompts, max(PASS_TOKENS, self.max_length))

@@ -9,6 +9,7 @@ from prefect_rlhf.placement.cost.collectives import CollectiveGroup
 from prefect_rlhf.placement.cost.hardware import LinkSpan
 from prefect_rlhf.placement.cost.layer_times import LayerTimes
 from prefect_rlhf.placement.engine_constants import GRADIENT_BYTES
+from prefect_rlhf.placement.engine_traits import TRAITS
 from prefect_rlhf.placement.plan import EngineKind, Placement
 from prefect_rlhf.placement.strategy import Strategy
 
@@ -62,7 +63,7 @@ class Execution:
     @property
     def replays_graphs(self) -> bool:
         """Whether a decoding step replays CUDA graphs: vLLM's does, our Megatron engine launches every kernel."""
-        return self.engine == "vllm"
+        return TRAITS[self.engine].replays_graphs
 
     @property
     def sequence_split(self) -> int:
@@ -77,7 +78,7 @@ class Execution:
     @property
     def copies_split(self) -> int:
         """The number of devices that share a token's copies for experts: tp with vLLM; with Megatron each sends all."""
-        return self.strategy.tp if self.engine == "vllm" else 1
+        return self.strategy.tp if TRAITS[self.engine].experts_over_tp else 1
 
     def head_tokens(self, prompt: Tokens, response: Tokens) -> Tokens:
         """Return the tokens of a row that reach the head, given the tokens of its prompt and its response."""
@@ -103,7 +104,7 @@ class Execution:
 
     def ep_group(self) -> CollectiveGroup:
         """Return the devices of a stage that share its experts out: replicas' equal tp parts, with vLLM all devices."""
-        if self.engine == "vllm":
+        if TRAITS[self.engine].experts_over_tp:
             return self._group(self.strategy.dp * self.strategy.tp, 1)
         return self._group(self.strategy.ep, self.strategy.tp)
 

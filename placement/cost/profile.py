@@ -19,6 +19,7 @@ from prefect_rlhf.placement.cost.hardware import Links
 from prefect_rlhf.placement.cost.seconds import Seconds
 from prefect_rlhf.placement.cost.sizes import ModelSizes
 from prefect_rlhf.placement.cost.workload import ModelCallKind
+from prefect_rlhf.placement.engine_traits import TRAITS
 from prefect_rlhf.placement.errors import InvalidInput
 from prefect_rlhf.placement.foreign_file import read_content
 from prefect_rlhf.placement.mesh import Backend
@@ -214,7 +215,7 @@ class ProfiledTimes:
         self._engine, self._adam_seconds = engine, profile.adam_seconds
         self._call_seconds = {kind: seconds for kind, of, seconds in profile.call_seconds if of == engine}
         self._written_seconds = profile.written_seconds
-        self._packed_seconds = profile.packed_seconds if engine == "vllm" else 0.0
+        self._packed_seconds = profile.packed_seconds if TRAITS[engine].packs_weights else 0.0
         points: dict[tuple[ModelPiece, int], list[tuple[int, int, float]]] = {}
         for measured in profile.measurements:
             if measured.engine == engine or measured.piece in _MESSAGES:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from prefect_rlhf.placement.engine_constants import ITEM_BYTES
+from prefect_rlhf.placement.engine_traits import TRAITS
 from prefect_rlhf.placement.layout.layout import stages
 from prefect_rlhf.placement.model import NO_BIASES, QUERY_BIASES, Dtype, Head, ModelSpec, TransformerShape
 from prefect_rlhf.placement.plan import EngineKind
@@ -63,7 +64,7 @@ class ModelSizes:
 
     def held_by(self, engine: EngineKind) -> ModelSizes:
         """Return the sizes of the part of the model that an engine holds; see `held_model`."""
-        return replace(self, head="lm") if engine == "vllm" and self.head == "lm+scalar" else self
+        return replace(self, head="lm") if TRAITS[engine].drops_scalar_head and self.head == "lm+scalar" else self
 
     def on(self, tp: int) -> ModelSizes:
         """Return the sizes per device if tp devices divide the tensors that tp splits.

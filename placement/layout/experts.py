@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
+from prefect_rlhf.placement.engine_traits import TRAITS
 from prefect_rlhf.placement.model import ModelSpec
 from prefect_rlhf.placement.plan import EngineKind
 from prefect_rlhf.placement.strategy import Coordinate, Strategy
@@ -26,7 +27,7 @@ def experts_held(engine: EngineKind, strategy: Strategy, at: Coordinate) -> tupl
     >>> experts_held("vllm", Strategy(dp=4, tp=2, ep=4), Coordinate(3, 1, 0))
     (Part(number=7, of=8), Part(number=0, of=1))
     """
-    if engine == "vllm" and strategy.ep > 1:
+    if TRAITS[engine].experts_over_tp and strategy.ep > 1:
         return Part(at.dp * strategy.tp + at.tp, strategy.dp * strategy.tp), Part(0, 1)
     return Part(at.dp % strategy.ep, strategy.ep), Part(at.tp, strategy.tp)
 
@@ -42,10 +43,10 @@ def wrong_ep(model: ModelSpec, engine: EngineKind, strategy: Strategy) -> str:
         return ""
     if experts is None:
         return f"1: {model.role} has no experts"
-    if engine == "vllm" and (ep != dp or experts.count % (dp * tp)):
+    if TRAITS[engine].experts_over_tp and (ep != dp or experts.count % (dp * tp)):
         shared = f"1 or {dp}, its dp" if experts.count % (dp * tp) == 0 else "1"
         over = f"the {experts.count} experts of {model.role} over all {dp * tp} devices"
-        return f"{shared}: vllm divides {over} or not at all"
+        return f"{shared}: {engine} divides {over} or not at all"
     if dp % ep:
         return f"a divisor of dp {dp}"
     return f"a divisor of the {experts.count} experts of {model.role}" if experts.count % ep else ""

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, lru_cache
 from typing import Any
 
+from prefect_rlhf.placement.engine_traits import TRAITS
 from prefect_rlhf.placement.errors import InvalidInput
 from prefect_rlhf.placement.layout.experts import experts_held, wrong_ep
 from prefect_rlhf.placement.layout.parameters import Parameter, parameters
@@ -21,8 +22,6 @@ from prefect_rlhf.placement.mesh import DeviceMesh
 from prefect_rlhf.placement.model import ModelSpec
 from prefect_rlhf.placement.plan import EngineKind, ModelInstance
 from prefect_rlhf.placement.strategy import Coordinate, Strategy
-
-VLLM_VOCAB_MULTIPLE = 64  # vLLM pads the vocabulary to a multiple of this before it splits it over tp
 
 
 @dataclass(frozen=True)
@@ -71,8 +70,7 @@ def layout_of(instance: ModelInstance, model: ModelSpec, lease: DeviceMesh) -> L
     """Return the layout of an instance. A rank is the position of its device in `lease.devices()`."""
     position = {device: rank for rank, device in enumerate(lease.devices())}
     ranks = tuple(position[device] for device in instance.devices)
-    layout = vllm_layout if instance.engine == "vllm" else megatron_layout
-    return layout(model, instance.strategy, ranks)
+    return _layout(model, instance.engine, instance.strategy, ranks)
 
 
 def megatron_layout(model: ModelSpec, strategy: Strategy, ranks: tuple[int, ...]) -> Layout:
@@ -99,7 +97,7 @@ def vllm_layout(model: ModelSpec, strategy: Strategy, ranks: tuple[int, ...]) ->
 
 def held_model(model: ModelSpec, engine: EngineKind) -> ModelSpec:
     """Return the model as an engine holds it: vLLM, which generates, has no scalar head."""
-    return replace(model, head="lm") if engine == "vllm" and model.head == "lm+scalar" else model
+    return replace(model, head="lm") if TRAITS[engine].drops_scalar_head and model.head == "lm+scalar" else model
 
 
 @cache
@@ -126,7 +124,7 @@ def wrong_tp(model: ModelSpec, engine: EngineKind, tp: int) -> str:
     shape = model.shape
     columns = "columns of an expert" if shape.experts else "columns of the feed-forward layer"
     counts = {"attention heads": shape.num_attention_heads, columns: shape.intermediate_size}
-    if engine == "vllm":  # pads without asking for tp
+    if TRAITS[engine].vocabulary_multiple is not None:  # pads without asking for tp
         counts["tokens of the padded vocabulary"] = padded_vocabulary(model, engine, 1)
     for what, count in counts.items():
         if count % tp:
@@ -147,7 +145,7 @@ def splits_key_value_heads(num_kv_heads: int, tp: int) -> bool:
 
 def padded_vocabulary(model: ModelSpec, engine: EngineKind, tp: int) -> int:
     """Return the rows of the engine's embedding over all tp ranks; rows past the vocabulary are empty."""
-    multiple = VLLM_VOCAB_MULTIPLE if engine == "vllm" else tp
+    multiple = TRAITS[engine].vocabulary_multiple or tp
     return -(-model.shape.vocab_size // multiple) * multiple
 
 
@@ -168,8 +166,8 @@ def _layout(model: ModelSpec, engine: EngineKind, strategy: Strategy, ranks: tup
         raise InvalidInput("tp", strategy.tp, right)
     if right := wrong_ep(model, engine, strategy):
         raise InvalidInput("ep", strategy.ep, right)
-    if engine == "vllm" and strategy.pp != 1:
-        raise InvalidInput("pp", strategy.pp, "1: vllm runs no pipeline here")
+    if not TRAITS[engine].pipelines and strategy.pp != 1:
+        raise InvalidInput("pp", strategy.pp, f"1: {engine} runs no pipeline here")
     if strategy.pp > model.shape.num_layers:
         raise InvalidInput("pp", strategy.pp, f"at most {model.shape.num_layers}, the layers of {model.role}")
     coordinates = dict(zip(ranks, strategy.coordinates(), strict=True))

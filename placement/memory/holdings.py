@@ -14,6 +14,7 @@ from math import lcm
 from prefect_rlhf.placement.cost.paged_cache import whole_cache_bytes
 from prefect_rlhf.placement.cost.sizes import ModelSizes
 from prefect_rlhf.placement.engine_constants import ADAM_BYTES, GRADIENT_BYTES, MAIN_WEIGHT_BYTES
+from prefect_rlhf.placement.engine_traits import TRAITS
 from prefect_rlhf.placement.families.known import FAMILIES
 from prefect_rlhf.placement.graph import Call
 from prefect_rlhf.placement.layout.layout import padded_vocabulary
@@ -69,7 +70,7 @@ def instance_holdings(
     rows = [max(of_replica) for of_replica in zip(*dealt, strict=True)]
     held = []
     for device, at in zip(instance.devices, instance.strategy.coordinates(), strict=True):
-        if instance.engine == "vllm":
+        if TRAITS[instance.engine].paged_cache:
             whole = whole_cache_bytes(rows[at.dp], max_length, ModelSizes.of(model), instance.strategy.tp)
             kept = _vllm(model, instance.strategy, whole if cache_bytes is None else cache_bytes, backend)
         else:

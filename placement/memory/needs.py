@@ -17,6 +17,7 @@ from prefect_rlhf.placement.cost.sizes import ModelSizes
 from prefect_rlhf.placement.cost.uneven import replica_works
 from prefect_rlhf.placement.cost.workload import CallWork, Workload
 from prefect_rlhf.placement.engine_constants import BUCKET_BYTES
+from prefect_rlhf.placement.engine_traits import TRAITS
 from prefect_rlhf.placement.memory.holdings import ResidentBytes
 from prefect_rlhf.placement.mesh import Backend, Device
 from prefect_rlhf.placement.plan import ModelInstance, Placement, device_coordinates
@@ -80,7 +81,8 @@ def _active_bytes(
 ) -> Mapping[Device, Mapping[str, int]]:
     """Active bytes of a model function call, by device: equal for equal stages of replicas with equally many rows."""
     execution, engine = Execution.of(placement), placement.engine
-    kept = (*STATIC_TERMS, "kv_cache") if engine == "vllm" else STATIC_TERMS  # vLLM takes its cache once, for good
+    in_instance = ("kv_cache",) if TRAITS[engine].paged_cache else ()  # it is allocated once, when the engine is built
+    kept = (*STATIC_TERMS, *in_instance)
     works = replica_works(work, placement, speeds)
 
     @cache

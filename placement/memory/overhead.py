@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
+from prefect_rlhf.placement.engine_traits import TRAITS
 from prefect_rlhf.placement.graph import Call, CallKind, DataflowGraph
 from prefect_rlhf.placement.memory.bytes import MIB
 from prefect_rlhf.placement.memory.needs import ByteShare
@@ -48,7 +49,7 @@ def overhead(graph: DataflowGraph, plan: ExecutionPlan, backend: Backend) -> Map
             number = numbers.setdefault((instance.engine, members), len(numbers))
             for device in members:
                 groups[device].add(number)
-        if instance.engine == "vllm":
+        if TRAITS[instance.engine].replays_graphs:
             captured = ByteShare(instance.name, "CUDA graphs", model.shape.num_layers * GRAPH_BYTES_A_LAYER, False)
             for device in instance.devices:
                 shares[device].append(captured)
@@ -69,9 +70,9 @@ def call_overhead(call: Call, placement: Placement, model: ModelSpec, backend: B
     if backend == "cpu":
         return 0, 0
     strategy = placement.strategy
-    graphs = model.shape.num_layers * GRAPH_BYTES_A_LAYER if placement.engine == "vllm" else 0
+    graphs = model.shape.num_layers * GRAPH_BYTES_A_LAYER if TRAITS[placement.engine].replays_graphs else 0
     sizes = [strategy.tp, strategy.pp]
-    if strategy.ep > 1 and placement.engine == "vllm":
+    if strategy.ep > 1 and TRAITS[placement.engine].experts_over_tp:
         sizes.append(strategy.num_devices)
     elif strategy.ep > 1:
         sizes += [strategy.ep] if strategy.ep < strategy.dp or call.kind != "train_step" else []
@@ -121,10 +122,10 @@ def _groups(instance: ModelInstance, kinds: frozenset[CallKind], sums_embeddings
     its replica each token.
     """
     ep = instance.strategy.ep
-    axes = [_TP, _PP] if ep == 1 else [_TP, _PP, _MESH if instance.engine == "vllm" else _EP]
+    axes = [_TP, _PP] if ep == 1 else [_TP, _PP, _MESH if TRAITS[instance.engine].experts_over_tp else _EP]
     if "train_step" in kinds:
         axes += [_DP, _MESH] if ep == 1 else [_DP, _MESH, _SAME_EXPERTS]
-    if "generate" in kinds and instance.engine == "megatron":
+    if "generate" in kinds and TRAITS[instance.engine].pipelines:
         axes.append(_REPLICA)
     placed = tuple(zip(instance.devices, instance.strategy.coordinates(), strict=True))
     found: dict[Members, None] = {}
@@ -139,6 +140,6 @@ def _groups(instance: ModelInstance, kinds: frozenset[CallKind], sums_embeddings
     for members in stages.values():
         if "train_step" in kinds and sums_embeddings:
             found[members[0], members[-1]] = None
-        if "generate" in kinds and instance.engine == "megatron":
+        if "generate" in kinds and TRAITS[instance.engine].pipelines:
             found |= dict.fromkeys(zip(members, members[1:], strict=False))
     return tuple(members for members in found if len(set(members)) > 1)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from prefect_rlhf.placement.cost.paged_cache import gib_above
 from prefect_rlhf.placement.cost.workload import Workload
+from prefect_rlhf.placement.engine_traits import TRAITS
 from prefect_rlhf.placement.errors import PlanDoesNotFit, RlhfError
 from prefect_rlhf.placement.graph import Call, DataflowGraph
 from prefect_rlhf.placement.layout.experts import with_expert_degrees
@@ -134,7 +135,7 @@ def _changes(
         for spread in with_expert_degrees(strategy, graph.model(instance.role), instance.engine):
             if spread.ep > strategy.ep:
                 yield f"{spread} for {names}", with_changes(plan, calls, strategy=spread)
-        if instance.engine == "megatron":
+        if TRAITS[instance.engine].micro_batches:
             for call in calls:
                 count = 2 * plan[call.name].micro_batches
                 yield f"micro_batches {count} for {call.name}", with_changes(plan, [call], micro_batches=count)

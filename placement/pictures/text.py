@@ -7,6 +7,7 @@ from dataclasses import fields
 
 from prefect_rlhf.placement.augmented.augmented_graph import AugmentedGraph
 from prefect_rlhf.placement.augmented.node import Node
+from prefect_rlhf.placement.engine_traits import TRAITS
 from prefect_rlhf.placement.graph import Call, DataflowGraph
 from prefect_rlhf.placement.plan import ExecutionPlan, Placement
 from prefect_rlhf.placement.rows.shares import partition_of
@@ -70,7 +71,7 @@ def _plan_row(call: Call, placement: Placement) -> dict[str, str]:
         "ep": "" if strategy.ep == 1 else str(strategy.ep),
         "rows": " + ".join(str(part.num_rows) for part in call.parts),
         "mini-batches": str(call.mini_batches) if call.kind == "train_step" else "",
-        "micro-batches": str(placement.micro_batches) if placement.engine == "megatron" else "",
+        "micro-batches": str(placement.micro_batches) if TRAITS[placement.engine].micro_batches else "",
     }
 
 

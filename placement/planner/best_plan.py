@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
+from prefect_rlhf.placement.engine_traits import TRAITS
 from prefect_rlhf.placement.errors import InvalidInput
 from prefect_rlhf.placement.mesh import DeviceMesh
 from prefect_rlhf.placement.plan import ExecutionPlan
@@ -129,7 +130,10 @@ def _place_computations(question: Question, plan: ExecutionPlan) -> ExecutionPla
     timed = []
     for device in dict.fromkeys(placement.mesh.devices()[0] for _, placement in plan.placements):
         mesh = DeviceMesh(device.node, 1, device.index, 1)
-        moved = ((name, replace(old, mesh=mesh) if old.engine == "python" else old) for name, old in plan.placements)
+        moved = (
+            (name, old if TRAITS[old.engine].holds_weights else replace(old, mesh=mesh))
+            for name, old in plan.placements
+        )
         changed = replace(plan, placements=tuple(moved))
         timed.append((changed, question.seconds(changed)))
     return min(timed, key=lambda pair: pair[1])[0]

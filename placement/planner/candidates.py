@@ -14,6 +14,7 @@ from prefect_rlhf.placement.cost.paged_cache import expected_cache_bytes, gib_ab
 from prefect_rlhf.placement.cost.sizes import ModelSizes
 from prefect_rlhf.placement.cost.uneven import different_works, least_cost
 from prefect_rlhf.placement.cost.workload import CallWork
+from prefect_rlhf.placement.engine_traits import TRAITS
 from prefect_rlhf.placement.errors import InvalidInput
 from prefect_rlhf.placement.graph import Call, DataflowGraph
 from prefect_rlhf.placement.layout.experts import with_expert_degrees
@@ -180,7 +181,7 @@ def candidate(call: Call, placement: Placement, context: CostContext) -> Candida
 
 def _ways(call: Call, whole: Placement, mesh_class: int, context: CostContext) -> Iterator[Candidate]:
     """The candidates that differ in micro-batches, or with vLLM in the bytes of its cache."""
-    if whole.engine == "vllm":
+    if TRAITS[whole.engine].paged_cache:
         if not any(violations(call, whole, context.graph)):
             yield from _caches(call, whole, mesh_class, context)
     else:
@@ -235,7 +236,7 @@ def _candidate(call: Call, placement: Placement, mesh_class: int, context: CostC
         seconds = least_cost(as_a_rule, sizes, placement, site.sources, speeds).total
     else:
         seconds = site.sources.call_cost(as_a_rule, execution, sizes, placement.mesh).total
-    kept_cache = placement.engine == "vllm"  # as `certificate` counts
+    kept_cache = TRAITS[placement.engine].paged_cache  # as `certificate` counts
     graphs, groups = call_overhead(call, placement, context.graph.model(call.role or ""), site.backend)
     static = [terms.static + (terms.kv_cache if kept_cache else 0) + graphs for terms in device_bytes]
     peaks = [terms.total + graphs + groups for terms in device_bytes]
@@ -271,11 +272,11 @@ def _offloaded(
 
 def stops_devices(placement: Placement, context: CostContext) -> bool:
     """Return whether the devices compute nothing while the copy of weights moves: true for vLLM's copies on cuda."""
-    return placement.engine == "vllm" and context.site.backend == "cuda"
+    return TRAITS[placement.engine].sleeps_on_cuda and context.site.backend == "cuda"
 
 
 def _cut_in_words(placement: Placement) -> str:
-    if placement.engine != "vllm":
+    if not TRAITS[placement.engine].paged_cache:
         return f"{placement.micro_batches} micro-batches"
     return "a cache for all rows" if placement.cache_gib is None else f"a cache of {placement.cache_gib:g} GiB"
 

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
 
+from prefect_rlhf.placement.engine_traits import TRAITS
 from prefect_rlhf.placement.errors import RlhfError
 from prefect_rlhf.placement.layout.alignment import aligned
 from prefect_rlhf.placement.plan import ExecutionPlan, Placement
@@ -74,7 +75,7 @@ def changed_plan(question: Question, plan: ExecutionPlan, call: str, placement: 
     """Return the plan with a call placed otherwise; None if that is illegal. Evaluation follows its siblings."""
     graph, mesh = question.graph, question.site.mesh
     placements = {name: replace(old, device_order=()) for name, old in plan.placements}
-    computes = [old.mesh.devices()[0] for old in placements.values() if old.engine == "python"]
+    computes = [old.mesh.devices()[0] for old in placements.values() if not TRAITS[old.engine].holds_weights]
     chosen = {other.name: placements[other.name] for other in graph if other.kind != "compute" and other.every is None}
     chosen[call] = placement
     device = (computes or [placement.mesh.devices()[0]])[0]

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+from prefect_rlhf.placement.engine_traits import TRAITS
 from prefect_rlhf.placement.graph import Call
 from prefect_rlhf.placement.memory.remedies import with_changes
 from prefect_rlhf.placement.plan import ExecutionPlan, Placement
@@ -29,7 +30,7 @@ def with_other_cuts(question: Question, plan: ExecutionPlan, context: CostContex
     """
     for call in context.graph:
         placed = plan[call.name]
-        if placed.engine == "megatron" and placed.mesh in context.space.meshes:
+        if TRAITS[placed.engine].micro_batches and placed.mesh in context.space.meshes:
             plan = _in_other_cuts(question, plan, call, context)
     return plan
 
@@ -41,7 +42,7 @@ def with_fewest_cuts(question: Question, plan: ExecutionPlan, context: CostConte
     """
     for call in context.graph:
         placed = plan[call.name]
-        if placed.engine == "megatron" and placed.micro_batches > 1 and placed.mesh in context.space.meshes:
+        if TRAITS[placed.engine].micro_batches and placed.micro_batches > 1 and placed.mesh in context.space.meshes:
             for other in _in_fewer(call, placed, context):
                 changed = with_changes(plan, (call,), micro_batches=other.micro_batches)
                 if question.fits(changed) and not is_nearly_full(question.certificate(changed)):

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from itertools import islice
 
+from prefect_rlhf.placement.engine_traits import TRAITS
 from prefect_rlhf.placement.memory.certificate import Certificate
 from prefect_rlhf.placement.plan import ExecutionPlan, instances, offloaded_parts
 from prefect_rlhf.placement.planner.neighbours import changed_plan, neighbours
@@ -62,7 +63,7 @@ def simplest(
 
 
 def _structure(question: Question, plan: ExecutionPlan) -> int:
-    placed = [placement for _, placement in plan.placements if placement.engine != "python"]
+    placed = [placement for _, placement in plan.placements if TRAITS[placement.engine].holds_weights]
     meshes = {placement.mesh for placement in placed}
     strategies = {(placement.mesh, placement.strategy) for placement in placed}
     crossing = sum(
@@ -75,7 +76,7 @@ def _structure(question: Question, plan: ExecutionPlan) -> int:
 
 def _with_calls_moved(question: Question, space: PlanSpace, plan: ExecutionPlan) -> Iterator[ExecutionPlan]:
     """Yield plans that move a single call to another call's mesh, the fastest few of each call first."""
-    meshes = {placement.mesh for _, placement in plan.placements if placement.engine != "python"}
+    meshes = {placement.mesh for _, placement in plan.placements if TRAITS[placement.engine].holds_weights}
     users = instances(question.graph, plan)
     for call, ranked in neighbours(plan, space).items():
         there = (placement for placement, has_room in ranked if has_room and placement.mesh in meshes)

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from types import MappingProxyType
+from typing import get_args
 
+from prefect_rlhf.placement.engine_traits import TRAITS
 from prefect_rlhf.placement.errors import InvalidInput, Missing, NotUsed, SeveralMistakes
 from prefect_rlhf.placement.graph import Call, CallKind, DataflowGraph
 from prefect_rlhf.placement.layout.experts import wrong_ep
@@ -15,12 +17,7 @@ from prefect_rlhf.placement.model import ModelSpec
 from prefect_rlhf.placement.plan import EngineKind, ExecutionPlan, ModelInstance, Placement, instances
 
 ENGINES: Mapping[CallKind, tuple[EngineKind, ...]] = MappingProxyType(
-    {
-        "generate": ("vllm", "megatron"),
-        "inference": ("megatron",),
-        "train_step": ("megatron",),
-        "compute": ("python",),
-    }
+    {kind: tuple(engine for engine, traits in TRAITS.items() if kind in traits.serves) for kind in get_args(CallKind)}
 )
 """The engines that can run each kind of call, the usual one first."""
 
@@ -49,6 +46,8 @@ def violations(call: Call, placement: Placement, graph: DataflowGraph) -> Iterat
     if min(placement.strategy.dp, placement.strategy.tp, placement.strategy.pp, placement.strategy.ep) < 1:
         return  # what follows divides by them
     yield from _engine(call, placement)
+    if placement.engine not in TRAITS:
+        return  # what follows asks for its traits
     if call.role is not None:
         yield from _shape(call, placement, graph.model(call.role))
     yield from _rows(call, placement)
@@ -61,7 +60,7 @@ def sleepless(plan: ExecutionPlan, graph: DataflowGraph) -> Iterator[tuple[Call,
     """
     asleep: list[ModelInstance] = []
     for instance, calls in instances(graph, plan).items() if plan.cluster.backend == "cuda" else ():
-        if instance.engine == "vllm" and plan[calls[0].name].offload != "none":
+        if TRAITS[instance.engine].sleeps_on_cuda and plan[calls[0].name].offload != "none":
             if any(other.mesh.overlaps(instance.mesh) for other in asleep):
                 yield calls
             else:
@@ -126,17 +125,20 @@ def _engine(call: Call, placement: Placement) -> Iterator[InvalidInput]:
     if engine not in ENGINES[call.kind]:
         right = " or ".join(ENGINES[call.kind])
         yield InvalidInput(_field(call.name, "engine"), engine, f"{right}, which runs {call.kind}")
-    if engine != "megatron" and placement.micro_batches > 1:
-        instead = ", cache_gib limits the memory of its rows" if engine == "vllm" else ""
+    if engine not in TRAITS:
+        return  # `violations` ends here too
+    traits = TRAITS[engine]
+    if not traits.micro_batches and placement.micro_batches > 1:
+        instead = ", cache_gib limits the memory of its rows" if traits.paged_cache else ""
         reason = f"{engine} has no micro-batches{instead}"
         yield NotUsed(_field(call.name, "micro_batches"), placement.micro_batches, reason)
-    if engine != "vllm" and placement.cache_gib is not None:
+    if not traits.paged_cache and placement.cache_gib is not None:
         yield NotUsed(_field(call.name, "cache_gib"), placement.cache_gib, f"{engine} has no cache")
     if placement.cache_gib is not None and not placement.cache_gib > 0:
         yield InvalidInput(_field(call.name, "cache_gib"), placement.cache_gib, "more than 0")
-    if engine != "megatron" and placement.strategy.pp > 1:
+    if not traits.pipelines and placement.strategy.pp > 1:
         yield InvalidInput(_field(call.name, "pp"), placement.strategy.pp, f"1: {engine} runs no pipeline here")
-    if engine == "python" and placement.offload != "none":
+    if not traits.holds_weights and placement.offload != "none":
         yield NotUsed(_field(call.name, "offload"), placement.offload, "a computation holds no weights")
     if placement.offload == "none" and not placement.prefetch:
         yield NotUsed(_field(call.name, "prefetch"), False, "the call offloads no weights")

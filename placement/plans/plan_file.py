@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from prefect_rlhf.placement.engine_traits import TRAITS
 from prefect_rlhf.placement.errors import InvalidInput, SeveralMistakes
 from prefect_rlhf.placement.mesh import ClusterShape, DeviceMesh
 from prefect_rlhf.placement.plan import EngineKind, ExecutionPlan, Offload, Placement
@@ -68,7 +69,7 @@ class CallEntry(BaseModel):
             "order": not self.order,
             "prefetch": self.prefetch,
             "cache_gib": self.cache_gib is None,
-            "micro_batches": self.engine == "vllm" and self.micro_batches == 1,
+            "micro_batches": TRAITS[self.engine].paged_cache and self.micro_batches == 1,
         }
         plain = {name for name, applies in is_plain.items() if applies}
         content = self.model_dump(mode="json", exclude=plain)

@@ -21,6 +21,7 @@ from prefect_rlhf.engines.gang.protocol import Gang
 from prefect_rlhf.engines.profiling.profiling_rank import STEPS, PassSeconds, ProfilingRank
 from prefect_rlhf.placement.cost.profile import Subject
 from prefect_rlhf.placement.cost.sizes import ModelSizes
+from prefect_rlhf.placement.engine_traits import TRAITS
 from prefect_rlhf.placement.errors import InvalidInput
 from prefect_rlhf.placement.families.known import FAMILIES
 from prefect_rlhf.placement.families.llama import LLAMA
@@ -151,7 +152,8 @@ class Bench:
         """Build a copy on each rank, without CUDA graphs: replayed graphs bypass the hooks that time layers."""
 
         def command(rank: int) -> tuple[BuildCommand]:
-            model = self.model if engine == "megatron" and role == "model" else replace(self.model, optimizer=None)
+            trains = "train_step" in TRAITS[engine].serves and role == "model"
+            model = self.model if trains else replace(self.model, optimizer=None)
             instance = self.instance(rank, engine, role)
             layout = layout_of(instance, model, self.lease)
             length = sizes.lengths[-1] + STEPS

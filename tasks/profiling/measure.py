@@ -15,6 +15,7 @@ from prefect_rlhf.placement.cost.hardware import Links
 from prefect_rlhf.placement.cost.profile import Measurement, ModelPiece, Profile, Subject
 from prefect_rlhf.placement.cost.sizes import ModelSizes
 from prefect_rlhf.placement.cost.workload import ModelCallKind
+from prefect_rlhf.placement.engine_traits import TRAITS
 from prefect_rlhf.placement.errors import InvalidInput
 from prefect_rlhf.placement.layout.parameters import num_parameters
 from prefect_rlhf.placement.plan import EngineKind
@@ -204,10 +205,10 @@ def _keep_training(
 def _keep_generation(
     bench: Bench, engine: EngineKind, tp: int, rows: int, length: int, seconds: PassSeconds, findings: Findings
 ) -> None:
-    """Keep decoding and, for vLLM, the prefill; Megatron's prefill is an ordinary forward."""
+    """Keep decoding, and the prefill of an engine without inference; with inference, prefill is an ordinary forward."""
     layers = bench.model.shape.num_layers
     findings.keep("decode", tp, rows, length, seconds.decode / layers, engine)
-    if engine == "vllm":
+    if "inference" not in TRAITS[engine].serves:
         findings.keep("forward", tp, rows, length, seconds.forward / layers, engine)
     findings.samples[engine, rows].append(seconds.ends)
     findings.calls["generate", engine].append(seconds.before + seconds.after)

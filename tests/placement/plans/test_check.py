@@ -54,6 +54,11 @@ BAD = {
     "device outside the node": (placed(GOOD, "ref_inference", mesh="n0:4-7"), GRAPH, "devices 0 to 3 of each node"),
     "mesh not aligned": (placed(GOOD, "ref_inference", mesh="n0:1-2", dp=2), GRAPH, "an aligned power-of-two slice"),
     "mesh of three": (placed(GOOD, "ref_inference", mesh="n0:0-2", dp=3), GRAPH, "an aligned power-of-two slice"),
+    "unknown engine": (
+        placed(GOOD, "ref_inference", engine="sglang"),
+        GRAPH,
+        "plan.calls.ref_inference.engine: got 'sglang', expected megatron, which runs inference",
+    ),
     "mesh outside the lease": (
         placed(GOOD, "ref_inference", mesh="n1:0-3"),
         GRAPH,
