@@ -94,6 +94,7 @@ def test_terms_on_two_row_sets_give_one_result_under_every_plan(parameters, alon
         assert float((values - alone[2][key]).abs().max()) < TOLERANCE, key
 
 
+@pytest.mark.all  # test_megatron_ranks.py trains on two row sets
 def test_the_other_rows_are_learnt(alone):
     """Their own likelihood rises, so their gradient is in the step."""
     first, last = (step["actor_train.nll.loss"] for step in (alone[1][0], alone[1][-1]))

@@ -82,6 +82,7 @@ def test_what_keeps_some_rows_runs_from_a_plain_file(folder, name):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("prefect")
+@pytest.mark.all  # test_self_distillation also trains
 def test_sapo_runs_as_an_entry_point_of_another_package(folder, monkeypatch):
     """Installed somewhere on the path, under the name that the package gives it."""
     install(folder / "site")

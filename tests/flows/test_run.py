@@ -45,6 +45,7 @@ def once(prefect, parameters, tmp_path_factory):
         return last_run(parameters, seed=1)
 
 
+@pytest.mark.all  # test_plan_invariance.py compares the tokens of runs
 def test_the_same_seed_gives_the_same_tokens_and_another_seed_gives_others(parameters, once):
     again, other = (last_run(parameters, seed=seed, steps=1) for seed in (1, 2))
     assert tokens(once)[:1] == tokens(again)

@@ -82,6 +82,7 @@ def test_a_store_that_comes_back_is_read_and_what_was_to_be_deleted_is(server, c
     assert names("s3://bucket/data") == [] and len(clock.pauses) == 2
 
 
+@pytest.mark.all  # the test waits out the patience
 def test_a_store_that_stays_away_is_given_up_in_one_line_and_then_asked_once(monkeypatch, written, clock):
     """The run that it ends asks more of it, as it cleans up; the next time that the store is there, it is new."""
     point_s3_to(monkeypatch, "http://127.0.0.1:9")

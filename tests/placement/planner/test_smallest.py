@@ -60,6 +60,7 @@ def test_a_smaller_cluster_than_the_one_found_has_no_plan():
         plan_graph(Question(of_7b(ppo()), smaller, LENGTHS), 0.5)
 
 
+@pytest.mark.all  # two searches for 7B models
 def test_a_shared_trunk_is_planned_like_any_role():
     """Generation, values and training are calls of one role; with one optimizer instead of two they take less time."""
     graph = of_7b(shared_ppo())
