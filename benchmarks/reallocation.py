@@ -28,10 +28,10 @@ from prefect_rlhf.engines.gang.open import FORK_ENVIRONMENT, RANK_ENVIRONMENT
 from prefect_rlhf.placement.layout.alignment import overlapping_order
 from prefect_rlhf.placement.layout.layout import layout_of
 from prefect_rlhf.placement.layout.parameters import num_parameters
-from prefect_rlhf.placement.layout.reshard import num_lacking
 from prefect_rlhf.placement.mesh import DeviceMesh
 from prefect_rlhf.placement.plan import EngineKind, ModelInstance
 from prefect_rlhf.placement.strategy import Strategy
+from tests.layouts import num_lacking
 
 NUM_RANKS = 8
 ONE_NODE, TWO_NODES, FOUR_NODES = (DeviceMesh(0, nodes, 0, NUM_RANKS // nodes) for nodes in (1, 2, 4))

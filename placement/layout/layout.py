@@ -39,7 +39,7 @@ class Layout:
     )
 
     def __reduce__(self) -> tuple[Callable[..., Layout], tuple[Any, ...]]:
-        return (Layout, (self.shapes, self.regions)) if self.made_of is None else (_layout, self.made_of)
+        return (Layout, (self.shapes, self.regions)) if self.made_of is None else (engine_layout, self.made_of)
 
     def of_rank(self, rank: int) -> dict[str, Region]:
         """Return the regions that a rank holds, by parameter."""
@@ -70,29 +70,7 @@ def layout_of(instance: ModelInstance, model: ModelSpec, lease: DeviceMesh) -> L
     """Return the layout of an instance. A rank is the position of its device in `lease.devices()`."""
     position = {device: rank for rank, device in enumerate(lease.devices())}
     ranks = tuple(position[device] for device in instance.devices)
-    return _layout(model, instance.engine, instance.strategy, ranks)
-
-
-def megatron_layout(model: ModelSpec, strategy: Strategy, ranks: tuple[int, ...]) -> Layout:
-    """Split heads, feed-forward columns and vocabulary over tp, and the layers over pp as `stages` says.
-
-    With more tp ranks than key-value heads, neighbours hold copies of a head. Of experts, neighbouring replicas share
-    them out over ep, and tp splits each.
-
-    `ranks` are in the order of coordinates. The vocabulary is padded to a multiple of tp, so the last ranks may hold
-    less of it. The first stage has the embedding, the last the final norm and the output; with tied embeddings and a
-    language-model head the last stage has a copy of the embedding too.
-    """
-    return _layout(model, "megatron", strategy, ranks)
-
-
-def vllm_layout(model: ModelSpec, strategy: Strategy, ranks: tuple[int, ...]) -> Layout:
-    """Split as Megatron without pp, except for experts that replicas share (see `experts_held`).
-
-    The vocabulary is padded before it is split, so the last rank may hold less. A scalar head of a language model is
-    left out.
-    """
-    return _layout(model, "vllm", strategy, ranks)
+    return engine_layout(model, instance.engine, instance.strategy, ranks)
 
 
 def held_model(model: ModelSpec, engine: EngineKind) -> ModelSpec:
@@ -161,7 +139,15 @@ def vocabulary_rows(model: ModelSpec, engine: EngineKind, tp: int, index: int) -
 
 
 @lru_cache(maxsize=32)  # a rank is told the same few with every move of weights
-def _layout(model: ModelSpec, engine: EngineKind, strategy: Strategy, ranks: tuple[int, ...]) -> Layout:
+def engine_layout(model: ModelSpec, engine: EngineKind, strategy: Strategy, ranks: tuple[int, ...]) -> Layout:
+    """Split heads, feed-forward columns and vocabulary over tp, and the layers over pp as `stages` says.
+
+    `ranks` are in the order of coordinates. With more tp ranks than key-value heads, neighbours hold copies of a head.
+    `experts_held` says how replicas share experts. The vocabulary is padded before tp splits it, so the last ranks may
+    hold less of it. The first stage has the embedding, the last the final norm and the output; with tied embeddings and
+    a language-model head the last stage has a copy of the embedding too. Raises InvalidInput for degrees that do not
+    suit the model or the engine.
+    """
     if right := wrong_tp(model, engine, strategy.tp):
         raise InvalidInput("tp", strategy.tp, right)
     if right := wrong_ep(model, engine, strategy):

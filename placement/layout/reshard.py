@@ -65,22 +65,6 @@ def reshard(source: Layout, target: Layout, devices: Sequence[Device] = ()) -> R
     return ReshardPlan(tuple(local), tuple(moved))
 
 
-def num_lacking(source: Layout, target: Layout) -> int:
-    """Count the elements that ranks need under `target` and do not hold under `source`: no plan moves fewer.
-
-    >>> shapes, whole, half = {"w": (4, 8)}, ((0, 4), (0, 8)), ((0, 4), (0, 4))
-    >>> num_lacking(Layout(shapes, {"w": {0: half, 1: whole}}), Layout(shapes, {"w": {0: whole, 2: half}}))
-    32
-    """
-    lacking = 0
-    for name, by_rank in target.regions.items():
-        for rank, region in by_rank.items():
-            held = source.regions.get(name, {}).get(rank)
-            common = None if held is None else intersection(region, held)
-            lacking += num_elements(region) - (0 if common is None else num_elements(common))
-    return lacking
-
-
 def _fill(
     name: str,
     rank: int,

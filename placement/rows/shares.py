@@ -117,11 +117,6 @@ def placed_call(graph: DataflowGraph, plan: ExecutionPlan, name: str) -> PlacedC
     return placed_parts(graph, plan, name)[0]
 
 
-def needs(graph: DataflowGraph, plan: ExecutionPlan, name: str) -> Mapping[Device, Need]:
-    """Return the input of each device of a call, for the first of its row sets; see PlacedCall."""
-    return placed_call(graph, plan, name).needs()
-
-
 def rows_held(graph: DataflowGraph, plan: ExecutionPlan, name: str) -> Mapping[Device, RowShare]:
     """Return the rows of the call's outputs that each device holds once it has run; see PlacedCall."""
     return placed_call(graph, plan, name).rows_held()

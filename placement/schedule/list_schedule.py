@@ -22,16 +22,6 @@ class Job:
     after: tuple[int, ...] = ()
 
 
-def list_schedule(jobs: Sequence[Job]) -> list[float]:
-    """Return the start times of jobs that wait for other jobs, never for themselves; earlier jobs go first.
-
-    >>> first, other, second = Job(0b01, 2.0), Job(0b10, 3.0), Job(0b11, 1.0, after=(0,))
-    >>> list_schedule([first, other, second])
-    [0.0, 0.0, 3.0]
-    """
-    return [span.start for span in job_spans(jobs)]
-
-
 class Span(NamedTuple):
     """The seconds at the start and the end of a job."""
 
@@ -40,8 +30,11 @@ class Span(NamedTuple):
 
 
 def job_spans(jobs: Sequence[Job], times_longer: TimesLonger | None = None) -> list[Span]:
-    """Return when jobs start and end, if concurrent jobs slow each other by `times_longer`.
+    """Return when jobs start and end, if concurrent jobs slow each other by `times_longer`; earlier jobs go first.
 
+    >>> first, other, second = Job(0b01, 2.0), Job(0b10, 3.0), Job(0b11, 1.0, after=(0,))
+    >>> [span.start for span in job_spans([first, other, second])]
+    [0.0, 0.0, 3.0]
     >>> job_spans([Job(0b01, 2.0), Job(0b10, 3.0)], lambda running: [len(running)] * len(running))
     [Span(start=0.0, end=4.0), Span(start=0.0, end=5.0)]
     """

@@ -18,11 +18,12 @@ from transformers import (
 
 from prefect_rlhf.engines.commands import BuildCommand
 from prefect_rlhf.engines.engine import Generated, Shard
-from prefect_rlhf.placement.layout.layout import Layout, vllm_layout
+from prefect_rlhf.placement.layout.layout import Layout
 from prefect_rlhf.placement.mesh import DeviceMesh
 from prefect_rlhf.placement.model import ModelSpec, TransformerShape
 from prefect_rlhf.placement.plan import ModelInstance
 from prefect_rlhf.placement.strategy import Strategy
+from tests.layouts import vllm_layout
 
 SHAPE = {
     "hidden_size": 128,

@@ -12,10 +12,10 @@ from prefect_rlhf.engines.commands import BuildCommand, Restore
 from prefect_rlhf.engines.files.training_state import HostCopy, restore
 from prefect_rlhf.engines.megatron.engine import MegatronEngine
 from prefect_rlhf.placement.errors import RlhfError
-from prefect_rlhf.placement.layout.layout import megatron_layout
 from prefect_rlhf.placement.mesh import DeviceMesh
 from prefect_rlhf.placement.plan import ModelInstance
 from prefect_rlhf.placement.strategy import Strategy
+from tests.layouts import megatron_layout
 
 KINDS = ("main", "exp_avg", "exp_avg_sq")
 

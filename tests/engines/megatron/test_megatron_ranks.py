@@ -7,10 +7,10 @@ import torch
 from megatron_cases import OPTIMIZER, VOCAB, Case
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
-from prefect_rlhf.placement.layout.layout import megatron_layout
 from prefect_rlhf.placement.layout.parameters import parameters
 from prefect_rlhf.placement.strategy import Strategy
 from tests.cases import combinations, first
+from tests.layouts import megatron_layout
 
 pytestmark = pytest.mark.slow
 

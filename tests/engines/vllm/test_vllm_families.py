@@ -15,11 +15,11 @@ from prefect_rlhf.engines.commands import BuildCommand
 from prefect_rlhf.engines.engine import Generated, SamplingSettings
 from prefect_rlhf.engines.files.huggingface import read_model_spec
 from prefect_rlhf.engines.vllm.engine import VllmEngine
-from prefect_rlhf.placement.layout.layout import vllm_layout
 from prefect_rlhf.placement.memory.holdings import instance_holdings
 from prefect_rlhf.placement.mesh import DeviceMesh
 from prefect_rlhf.placement.plan import ModelInstance
 from prefect_rlhf.placement.strategy import Strategy
+from tests.layouts import vllm_layout
 from tests.strategies import call
 
 pytestmark = pytest.mark.slow

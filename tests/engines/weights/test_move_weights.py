@@ -20,11 +20,12 @@ from prefect_rlhf.placement.engine_constants import BUCKET_BYTES
 from prefect_rlhf.placement.errors import InvalidInput
 from prefect_rlhf.placement.layout.layout import Layout
 from prefect_rlhf.placement.layout.regions import num_elements
-from prefect_rlhf.placement.layout.reshard import Piece, num_lacking
+from prefect_rlhf.placement.layout.reshard import Piece
 from prefect_rlhf.placement.mesh import DeviceMesh
 from prefect_rlhf.placement.plan import ModelInstance
 from prefect_rlhf.placement.strategy import Strategy
 from tests.cases import first
+from tests.layouts import num_lacking
 
 SIZE = 4
 MESH = DeviceMesh(0, 1, 0, SIZE)

@@ -23,7 +23,7 @@ from prefect_rlhf.placement.mesh import ClusterShape, Device, DeviceMesh
 from prefect_rlhf.placement.plan import ExecutionPlan, ModelInstance
 from prefect_rlhf.placement.planner.preset_plan import preset
 from prefect_rlhf.placement.rows.moves import row_transfers
-from prefect_rlhf.placement.rows.shares import needs, rows_held
+from prefect_rlhf.placement.rows.shares import placed_call, rows_held
 from tests.cases import examples
 from tests.groups_of_steps import in_groups
 from tests.strategies import GIB, TWO_DEVICES, dependency_graph, dpo, graphs, placed, plans, ppo, remax
@@ -108,7 +108,7 @@ class Devices:
             assert self.version[node.instance] == node.reads, f"{node.id} found v{self.version[node.instance]}"
             trains = node.kind == "train_step"
             assert not (trains and node.instance in self.optimizers_away), f"{node.id} has no optimizer"
-        for device, need in needs(self.graph, self.plan, node.call.name).items():
+        for device, need in placed_call(self.graph, self.plan, node.call.name).needs().items():
             rows = set(need.share.rows(self.lengths))
             for port in node.call.inputs:
                 if port.source in {c.name for c in self.graph}:

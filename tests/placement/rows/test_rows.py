@@ -13,7 +13,7 @@ from prefect_rlhf.placement.plan import ExecutionPlan
 from prefect_rlhf.placement.planner.preset_plan import preset
 from prefect_rlhf.placement.rows.moves import row_moves, row_transfers
 from prefect_rlhf.placement.rows.partition import RowPartition
-from prefect_rlhf.placement.rows.shares import needs, partition_of, rows_held
+from prefect_rlhf.placement.rows.shares import partition_of, placed_call, rows_held
 from tests.cases import examples
 from tests.strategies import GIB, dpo, graphs, on, placed, plans, ppo
 
@@ -37,7 +37,7 @@ def rows_at(shares, lengths=None):
 
 
 def needed_at(graph, plan, name, lengths=None):
-    return {device: need.share.rows(lengths) for device, need in needs(graph, plan, name).items()}
+    return {device: need.share.rows(lengths) for device, need in placed_call(graph, plan, name).needs().items()}
 
 
 def test_inference_leaves_its_outputs_on_the_last_stage_of_each_replica():
@@ -79,7 +79,9 @@ def test_calls_on_the_same_rows_are_dealt_alike_so_that_nothing_moves_between_th
     rules = {partition_of(graph, plan, call.name) for call in graph if call.kind in ("inference", "train_step")}
     assert rules == {RowPartition(8, (1.0, 1.0), 4, 1, "actor_generate")}
     assert "critic_inference" not in [move.producer for move in row_moves(graph, plan, "critic_train_step")]
-    (share,) = {need.share for need in needs(graph, plan, "actor_train_step").values() if need.share.replica == 0}
+    (share,) = {
+        need.share for need in placed_call(graph, plan, "actor_train_step").needs().values() if need.share.replica == 0
+    }
     assert share.mini_batch_sizes(2, LENGTHS) == (2, 2)
 
 
@@ -114,7 +116,7 @@ def keys_by_stage(output, head_keys=("tokens", "prompt_length", "logprobs")):
     cluster = ClusterShape("three", 3, 2, 8 * GIB)
     placement = on("n0-2:0-1", "megatron", pp=3, tp=2)
     plan = replace(plan_of(graph, **{name: placement}), cluster=cluster)
-    found = [need.keys for need in needs(graph, plan, name).values()]
+    found = [need.keys for need in placed_call(graph, plan, name).needs().values()]
     assert found[0::2] == found[1::2], "tensor-parallel ranks of a stage need the same"
     return [set(keys) for keys in found[0::2]]
 
@@ -168,7 +170,7 @@ def test_every_device_ends_with_what_it_needs_and_receives_nothing_that_it_holds
             near = [d for d in rows_held(graph, plan, move.producer) if d.node == move.target.node]
             assert move.source.node == move.target.node or not any((d, *what) in made for d in near for what in sent)
             have |= {(move.target, *what) for what in sent}
-        for device, need in needs(graph, plan, call.name).items():
+        for device, need in placed_call(graph, plan, call.name).needs().items():
             for producer, keys in graph.reads_of(call.name).items():
                 rows_each = call.num_rows // graph.call(producer).num_rows
                 for key in need.keys & set(keys):
@@ -184,7 +186,7 @@ def test_every_row_is_worked_on_by_each_stage_of_one_replica(data, graph):
     for call in graph:
         rows = defaultdict(list)
         coordinates = plan[call.name].strategy.coordinates()
-        for need, at in zip(needs(graph, plan, call.name).values(), coordinates, strict=True):
+        for need, at in zip(placed_call(graph, plan, call.name).needs().values(), coordinates, strict=True):
             rows[at.pp, at.tp] += need.share.rows()
         assert all(sorted(found) == list(range(call.num_rows)) for found in rows.values())
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from math import ceil
 from random import Random
 
-from prefect_rlhf.placement.schedule.list_schedule import Job, list_schedule
+from prefect_rlhf.placement.schedule.list_schedule import Job, job_spans
 from prefect_rlhf.placement.schedule.schedule import steady_seconds
 from prefect_rlhf.placement.search.problem import Choice, LinkNode, PairNode, PlannedCall, Problem
 
@@ -180,8 +180,8 @@ def period(problem: Problem, plan: Mapping[str, Choice]) -> int:
         over = [position[run] for run in runs if run[0] <= step - problem.in_flight]
         jobs.append(Job(0, 0.0, tuple(over)))
     ends = [0.0] * problem.iterations
-    for (iteration, _), job, start in zip(runs, jobs, list_schedule(jobs), strict=False):
-        ends[iteration] = max(ends[iteration], start + job.seconds)
+    for (iteration, _), span in zip(runs, job_spans(jobs), strict=False):
+        ends[iteration] = max(ends[iteration], span.end)
     return ceil(steady_seconds(list(itertools.accumulate(ends, max)), problem.in_flight - 1) - 1e-6)
 
 

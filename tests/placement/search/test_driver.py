@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks.closed_problem import load_closed_problem, read_closed_problem
 from prefect_rlhf.placement.errors import InvalidInput
-from prefect_rlhf.placement.schedule.list_schedule import Job, list_schedule
+from prefect_rlhf.placement.schedule.list_schedule import Job, job_spans
 from prefect_rlhf.placement.search.driver import search
 from prefect_rlhf.placement.search.partial.incumbent import SearchOutcome
 from prefect_rlhf.placement.search.problem import Edge, Interval, LinkNode, Option, PairNode, PlannedCall, Problem
@@ -91,7 +91,7 @@ def test_the_run_goes_in_the_order_of_the_graph_where_reals_rule_takes_what_is_r
     assert (by_run.seconds, by_run.lower_bound_seconds, by_run.proved_optimal) == (13.0, 13.0, True)
     assert (by_real.seconds, by_real.proved_optimal) == (15.0, True)
     jobs = [Job(0b1, 3.0), Job(0b1, 2.0), Job(0b1, 3.0, (0, 1)), Job(0b1, 5.0, (0,)), Job(0b10, 2.0, (2,))]
-    assert max(start + job.seconds for start, job in zip(list_schedule(jobs), jobs, strict=True)) == 13.0
+    assert max(span.end for span in job_spans(jobs)) == 13.0
 
 
 def test_a_train_step_waits_for_a_call_that_reads_its_own_copy_of_stale_weights():
