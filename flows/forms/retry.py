@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 
 from prefect.client.orchestration import get_client
@@ -9,28 +10,34 @@ from prefect.context import FlowRunContext
 from prefect.states import Running
 from prefect.utilities.engine import propose_state_sync
 
+from prefect_rlhf.blocks.worker.restarts import Restarts
 from prefect_rlhf.placement.errors import MISTAKES, RlhfError
-from prefect_rlhf.tasks.failures import failed
+from prefect_rlhf.tasks.failures import OF_A_WORKER, failed
 from prefect_rlhf.tasks.run_log import run_log
 
 
 def may_retry(error: RlhfError) -> bool:
     """Whether the current flow run has `retries` left after this error; waits for its `retry_delay_seconds`.
 
-    A mistake is not retried, because a person has to correct it.
+    A mistake is not retried, because a person has to correct it. The restarts of a worker come first, because they
+    can replace a lost node.
     """
     context = FlowRunContext.get()
-    if isinstance(error, MISTAKES) or context is None or context.flow_run is None:
+    if context is None or context.flow_run is None or not context.flow_run.empirical_policy.retries:
         return False
+    flow_run_id, policy = context.flow_run.id, context.flow_run.empirical_policy
     with get_client(sync_client=True) as client:
-        flow_run = client.read_flow_run(context.flow_run.id)
-        if flow_run.run_count > (flow_run.empirical_policy.retries or 0):
+        if isinstance(error, MISTAKES):  # the server would reject the state Failed while `retries` are left
+            client.update_flow_run(flow_run_id, empirical_policy=policy.model_copy(update={"retries": None}))
             return False
-        state = propose_state_sync(client, failed(error), flow_run_id=flow_run.id)
+        run_count = client.read_flow_run(flow_run_id).run_count
+        of_worker = str(flow_run_id) == os.environ.get(OF_A_WORKER)
+        if run_count > policy.retries or (of_worker and Restarts.from_environment().are_left):
+            return False
+        state = propose_state_sync(client, failed(error), flow_run_id=flow_run_id)
         if not state.is_scheduled():
             return False
-        retries = flow_run.empirical_policy.retries
-        run_log().error("%s: %s; retry %d of %s", type(error).__name__, error, flow_run.run_count, retries)
+        run_log().error("%s: %s; retry %d of %s", type(error).__name__, error, run_count, policy.retries)
         if (until := state.state_details.scheduled_time) is not None:
             time.sleep(max(0.0, until.timestamp() - time.time()))
-        return propose_state_sync(client, Running(name="Retrying"), flow_run_id=flow_run.id).is_running()
+        return propose_state_sync(client, Running(name="Retrying"), flow_run_id=flow_run_id).is_running()
