@@ -27,15 +27,15 @@ $(VENV)/.ready: constraints.txt constraints-docs.txt pyproject.toml
 	touch $@
 
 demo: setup
-	$(RUN)/python -m prefect_rlhf.flows.demo --port $(PORT) --model $(MODEL)
+	$(RUN)/python -m benchmarks.demo --port $(PORT) --model $(MODEL)
 
 stop:
-	$(RUN)/python -m prefect_rlhf.flows.demo stop
+	$(RUN)/python -m benchmarks.demo stop
 
 lint: setup
 	$(RUN)/ruff check .
 	$(RUN)/ruff format --check .
-	MYPYPATH=src $(RUN)/mypy -p prefect_rlhf
+	MYPYPATH=src $(RUN)/mypy -p prefect_rlhf -p benchmarks.demo
 
 # The search is compiled in the background, for two minutes on a free core. Tests that need it come last.
 test: setup

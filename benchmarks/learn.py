@@ -20,10 +20,10 @@ from statistics import mean
 from typing import Any
 
 from benchmarks import learn_offline, learn_safe, sums
+from benchmarks.demo.outcome import column, evaluations, read_metrics
+from benchmarks.demo.pretrained import prepare_model
 from benchmarks.learn_ppo import run
 from benchmarks.resident_bytes import resident_bytes
-from prefect_rlhf.flows.demo.outcome import column, evaluations, read_metrics
-from prefect_rlhf.flows.demo.pretrained import prepare_model
 
 GOALS = {"grpo": 0.3, "grpo-dynamic": 0.3, "rloo": 0.2, "remax": 0.2, "ppo": 0.2, "ppo-shared": 0.2}
 """By how much accuracy shall rise."""

@@ -14,8 +14,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from benchmarks import sums
-from prefect_rlhf.flows.demo.outcome import read_metrics
-from prefect_rlhf.flows.demo.ratings import prepare_ratings
+from benchmarks.demo.outcome import read_metrics
+from benchmarks.demo.ratings import prepare_ratings
 
 GOALS = {"sft": -0.3, "dpo": 0.1}
 """By how much the metric shall change."""

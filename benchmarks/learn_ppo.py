@@ -19,10 +19,10 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from prefect_rlhf.flows.demo.judge import Judge
-from prefect_rlhf.flows.demo.outcome import DemoOutcome, column, evaluations, read_metrics, texts
-from prefect_rlhf.flows.demo.pretrained import prepare_model
-from prefect_rlhf.flows.demo.ratings import prepare_ratings
+from benchmarks.demo.judge import Judge
+from benchmarks.demo.outcome import DemoOutcome, column, evaluations, read_metrics, texts
+from benchmarks.demo.pretrained import prepare_model
+from benchmarks.demo.ratings import prepare_ratings
 
 GOALS = {"reward_gain": 1.4, "judge_gain": 0.19, "kl": 3.0}
 LIMIT_SECONDS = 7200

@@ -1,7 +1,7 @@
 """What `benchmarks.learn` runs and reads for Safe RLHF: sentiment as the reward, overstatement as the cost.
 
 Both models are trained by `rlhf/reward` unless they are there: the reward model on sentences that people rated, the
-cost model on pairs that the rule of `flows/demo/costs.py` orders, most costly first. The limit holds for what is
+cost model on pairs that the rule of `benchmarks/demo/costs.py` orders, most costly first. The limit holds for what is
 sampled, so costs are means of the first and of the last steps' responses; rewards, of greedy held-out responses.
 """
 
@@ -11,10 +11,10 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
+from benchmarks.demo.costs import overstatements
+from benchmarks.demo.outcome import column, evaluations, read_metrics, texts
+from benchmarks.demo.ratings import prepare_ratings
 from benchmarks.learn_ppo import reward_parameters, run
-from prefect_rlhf.flows.demo.costs import overstatements
-from prefect_rlhf.flows.demo.outcome import column, evaluations, read_metrics, texts
-from prefect_rlhf.flows.demo.ratings import prepare_ratings
 
 STEPS, LIMIT = 30, -0.25
 STEPS_OF_A_MEAN = 5

@@ -11,9 +11,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from benchmarks.demo.outcome import read_metrics
 from benchmarks.step_work import Measured, StepWork
 from prefect_rlhf.flows.commands import cli
-from prefect_rlhf.flows.demo.outcome import read_metrics
 from prefect_rlhf.tasks.running.journal import read_spans
 
 

@@ -44,7 +44,6 @@ SUB_ROOMS: Mapping[str, Mapping[str, str]] = {
         "training": "hardware forms",
         "hardware": "",
         "forms": "",
-        "demo": "training",
         ".": "planning training hardware forms",
     },
     "tasks": {

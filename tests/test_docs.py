@@ -17,6 +17,7 @@ from prefect.flows import load_flow_from_entrypoint
 from prefect.utilities.callables import parameter_schema
 from prefect.utilities.schema_tools import validate
 
+from benchmarks.demo.__main__ import ACTIONS
 from prefect_rlhf import door
 from prefect_rlhf.blocks.cluster import Cluster
 from prefect_rlhf.blocks.worker.worker import GpuMeshWorker
@@ -24,7 +25,6 @@ from prefect_rlhf.flows.commands.cli import COMMANDS
 from prefect_rlhf.flows.commands.flags import app_of
 from prefect_rlhf.flows.commands.graph import read_graph
 from prefect_rlhf.flows.commands.init import project, write_new
-from prefect_rlhf.flows.demo.__main__ import ACTIONS
 from prefect_rlhf.flows.forms.options import RunOptions
 from prefect_rlhf.flows.grpo import grpo
 from prefect_rlhf.flows.ppo import ppo
@@ -239,7 +239,7 @@ def test_commands_run(folder, tmp_path, command):
     elif program in ("python3.11", ".", "pip"):
         assert command in first_screen()  # test_first_screen.py runs them
     elif program == "python":
-        assert arguments[:2] == ["-m", "prefect_rlhf.flows.demo"] and arguments[2] in ACTIONS
+        assert arguments[:2] == ["-m", "benchmarks.demo"] and arguments[2] in ACTIONS
     elif program == "export":
         assert arguments == ["PREFECT_API_URL=http://127.0.0.1:4200/api"]
     else:

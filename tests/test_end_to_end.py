@@ -19,12 +19,12 @@ from prefect.client.schemas.filters import (
 )
 from prefect.client.schemas.sorting import LogSort
 
+from benchmarks.demo.__main__ import run_folders
+from benchmarks.demo.outcome import read_metrics
+from benchmarks.demo.pretrained import prepare_model
+from benchmarks.demo.ratings import prepare_ratings
+from benchmarks.demo.server import DemoServer
 from prefect_rlhf.blocks.lease_book import Holder, LeaseBook, LeasedMesh
-from prefect_rlhf.flows.demo.__main__ import run_folders
-from prefect_rlhf.flows.demo.outcome import read_metrics
-from prefect_rlhf.flows.demo.pretrained import prepare_model
-from prefect_rlhf.flows.demo.ratings import prepare_ratings
-from prefect_rlhf.flows.demo.server import DemoServer
 from prefect_rlhf.placement.mesh import ClusterShape
 from tests.tiny import make_model, make_pairs, make_prompts
 
@@ -272,7 +272,7 @@ def wait_until(condition, limit_seconds):
 @pytest.mark.slow
 def test_a_misspelt_key_is_refused_by_the_server(server):
     """Before a flow run exists."""
-    from prefect_rlhf.flows.demo.server import DemoFailed
+    from benchmarks.demo.server import DemoFailed
 
     with pytest.raises(DemoFailed, match="clipp"):
         server.prefect("deployment", "run", "rlhf/ppo", "-p", 'algo={"clipp": 0.2}')

@@ -29,10 +29,11 @@ OWN_DEPLOYMENT = """
     parameters:
 """
 NEXT = """
-Fetch a model and train it on two CPU devices in a few minutes; --dry-run only checks and plans the run:
+Fetch a model and train it on two CPU devices in a few minutes. The first command works in a clone of the
+repository; elsewhere, put a Hugging Face folder at {folder}/models/smollm2. --dry-run only checks and plans the run:
 
+  python -m benchmarks.demo fetch --home {folder}
   cd {folder}
-  python -m prefect_rlhf.flows.demo fetch --home .
   prefect-rlhf run my_reinforce.py:reinforce --parameters parameters.yaml --devices 2
 
 To run it through a Prefect server with a UI at http://127.0.0.1:4200, start the server in a second terminal:

@@ -9,8 +9,8 @@ from statistics import mean
 import pytest
 from prefect.settings import get_current_settings
 
+from benchmarks.demo.pretrained import prepare_model
 from prefect_rlhf.flows.commands.init import project, write_new
-from prefect_rlhf.flows.demo.pretrained import prepare_model
 from prefect_rlhf.flows.run_result import RunResult
 from tests.test_end_to_end import CACHE
 

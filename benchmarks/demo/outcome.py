@@ -11,7 +11,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from prefect_rlhf.flows.demo.judge import Judge
+from benchmarks.demo.judge import Judge
 from prefect_rlhf.tasks.rl.evaluation import EVALUATION
 
 

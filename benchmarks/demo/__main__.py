@@ -19,11 +19,11 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from prefect_rlhf.flows.demo.judge import Judge
-from prefect_rlhf.flows.demo.outcome import DemoOutcome, read_metrics
-from prefect_rlhf.flows.demo.pretrained import MODELS, prepare_model
-from prefect_rlhf.flows.demo.ratings import prepare_ratings
-from prefect_rlhf.flows.demo.server import DemoFailed, DemoServer
+from benchmarks.demo.judge import Judge
+from benchmarks.demo.outcome import DemoOutcome, read_metrics
+from benchmarks.demo.pretrained import MODELS, prepare_model
+from benchmarks.demo.ratings import prepare_ratings
+from benchmarks.demo.server import DemoFailed, DemoServer
 from prefect_rlhf.flows.training.installed_engines import check_builds
 from prefect_rlhf.placement.errors import RlhfError
 from prefect_rlhf.placement.install_command import install_command
@@ -40,7 +40,7 @@ TRAINED: Mapping[str, Mapping[str, Mapping[str, Any]]] = MappingProxyType(
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the demo, only fetch model and data, or stop its background processes."""
-    parser = argparse.ArgumentParser(prog="python -m prefect_rlhf.flows.demo", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.demo", description=__doc__)
     parser.add_argument("action", nargs="?", choices=tuple(ACTIONS), default="run")
     parser.add_argument(
         "--home", type=Path, default=Path(os.environ.get("RLHF_HOME", ".rlhf")), help="folder for all files"

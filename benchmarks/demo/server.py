@@ -12,7 +12,7 @@ import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
 
-from prefect_rlhf.flows.demo.processes import Daemon
+from benchmarks.demo.processes import Daemon
 from prefect_rlhf.placement.errors import RlhfError
 
 POOL = "two-device-mesh"

@@ -10,12 +10,12 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from prefect_rlhf.flows.demo.costs import overstatements
-from prefect_rlhf.flows.demo.judge import Judge
-from prefect_rlhf.flows.demo.packages import DownloadFailed, download
-from prefect_rlhf.flows.demo.pretrained import MODELS, prepare_model
-from prefect_rlhf.flows.demo.ratings import prepare_ratings
-from prefect_rlhf.flows.demo.sentences import read_sentences
+from benchmarks.demo.costs import overstatements
+from benchmarks.demo.judge import Judge
+from benchmarks.demo.packages import DownloadFailed, download
+from benchmarks.demo.pretrained import MODELS, prepare_model
+from benchmarks.demo.ratings import prepare_ratings
+from benchmarks.demo.sentences import read_sentences
 
 SCORER = """
 class SentimentIntensityAnalyzer:
