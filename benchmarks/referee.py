@@ -25,8 +25,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from benchmarks.read_flags import read_flags
 from prefect_rlhf.flows.commands import plan as plan_command
-from prefect_rlhf.flows.commands.flags import read_flags
 from prefect_rlhf.flows.planning.what_if import read_question
 from prefect_rlhf.flows.rlhf_flow import find_flow
 from prefect_rlhf.placement.errors import RlhfError

@@ -67,13 +67,6 @@ def app_of(command: Callable[[Flags], int]) -> App:
     return app
 
 
-def read_flags(command: Callable[[Flags], int], words: Sequence[str]) -> Flags:
-    """Return the flags that a command would be called with. Raises CycloptsError for a wrong flag."""
-    _, bound, _ = app_of(command).parse_args(words)
-    flags: Flags = bound.arguments["flags"]
-    return flags
-
-
 def explained(error: CycloptsError) -> str:
     """Return a line with the mistake in a flag, the correction, and a pointer to the list of flags."""
     known = f"see {error.app.name[0]} --help" if error.app else ""

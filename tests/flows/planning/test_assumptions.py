@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prefect_rlhf.flows.commands.flags import read_flags
+from benchmarks.read_flags import read_flags
 from prefect_rlhf.flows.commands.plan import plan, read_options
 from prefect_rlhf.flows.planning.assumptions import AT_LIMIT, assumptions, tail
 from prefect_rlhf.flows.planning.what_if import read_question

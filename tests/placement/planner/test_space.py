@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.read_flags import read_flags
 from benchmarks.referee import QUESTIONS
 from prefect_rlhf.flows.commands import plan as plan_command
-from prefect_rlhf.flows.commands.flags import read_flags
 from prefect_rlhf.flows.planning.what_if import read_question
 from prefect_rlhf.flows.rlhf_flow import find_flow
 from prefect_rlhf.placement.cost.paged_cache import gib_above, whole_cache_bytes

@@ -5,6 +5,7 @@ from functools import cache
 
 import pytest
 
+from benchmarks.smallest import Smallest, sizes_of, smallest_that_fits
 from prefect_rlhf.placement.cost.hardware import DATASHEETS, NETWORKS, Hardware
 from prefect_rlhf.placement.cost.sizes import ModelSizes
 from prefect_rlhf.placement.cost.workload import Workload
@@ -14,7 +15,6 @@ from prefect_rlhf.placement.known_models import KNOWN_SHAPES
 from prefect_rlhf.placement.layout.parameters import num_parameters
 from prefect_rlhf.placement.planner.best_plan import plan_graph
 from prefect_rlhf.placement.planner.question import Question
-from prefect_rlhf.placement.planner.smallest import Smallest, sizes_of, smallest_that_fits
 from prefect_rlhf.placement.plans.check import check_plan
 from prefect_rlhf.placement.strategy import Strategy
 from tests.strategies import SMALL, model, ppo
