@@ -20,7 +20,6 @@ from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from typing import Any
 
-from benchmarks.num_lacking import num_lacking
 from benchmarks.reallocation_rank import DTYPE, SPEC, Mover
 from prefect_rlhf.engines.commands import MoveWeightsCommand
 from prefect_rlhf.engines.gang.local import LocalGang

@@ -47,7 +47,7 @@ PLACES = {"path": "there"}
 def models() -> list[type[BaseModel]]:
     """Every pydantic model of the package that a person fills in, by import of all of it."""
     for module in walk_packages(prefect_rlhf.__path__, "prefect_rlhf."):
-        if module.name.split(".")[1] in ("flows", "tasks", "blocks", "placement") and "demo" not in module.name:
+        if module.name.split(".")[1] in ("flows", "tasks", "blocks", "placement"):
             import_module(module.name)
     found, waiting = {}, [BaseModel]
     while waiting:

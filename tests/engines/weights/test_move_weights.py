@@ -8,7 +8,6 @@ from unittest.mock import patch
 import pytest
 import torch
 
-from benchmarks.num_lacking import num_lacking
 from prefect_rlhf.engines.commands import MoveWeightsCommand
 from prefect_rlhf.engines.engine import Shard
 from prefect_rlhf.engines.gang.local import LocalGang
