@@ -25,7 +25,8 @@ from prefect.testing.utilities import prefect_test_harness
 from benchmarks.prepared_ppo import prepared_ppo
 from prefect_rlhf.placement.memory.certificate import Certificate
 from tests import plan_matrix
-from tests.plan_matrix import FOUR_RANKS, leased, plan_file
+from tests.plan_matrix import FOUR_RANKS
+from tests.runs import leased, plan_file
 
 NUM_DEVICES = 4
 TOLERANCE = 1.15

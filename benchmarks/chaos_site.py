@@ -9,8 +9,9 @@ from typing import Any
 
 from tests import plan_matrix, ray_nodes
 from tests.blocks.prefect_site import FINAL, PrefectSite
-from tests.plan_matrix import plan, plan_file
+from tests.plan_matrix import plan
 from tests.ray_nodes import RayNodes
+from tests.runs import plan_file
 
 PLAN = plan("0-1 dp2 engine=megatron", "0", "1", "0-1 dp2", "0-1 dp2", "0-1 dp2 micro_batches=2")
 OPEN = ("PENDING", "RUNNING", "CANCELLING", "PAUSED", "SCHEDULED")

@@ -23,7 +23,8 @@ import psutil
 
 from prefect_rlhf.flows.commands import cli
 from prefect_rlhf.tasks.running.journal import MODEL_FUNCTION_CALLS, read_spans
-from tests.plan_matrix import plan, plan_file
+from tests.plan_matrix import plan
+from tests.runs import plan_file
 from tests.tiny import ppo_parameters
 
 CALLS_PER_STEP = 6  # of PPO

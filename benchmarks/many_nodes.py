@@ -36,8 +36,9 @@ from prefect_rlhf.tasks.running.journal import BEHIND, MODEL_FUNCTION_CALLS, cov
 from prefect_rlhf.tasks.running.training_run import TrainingRun
 from tests import plan_matrix
 from tests.own_server import own_server
-from tests.plan_matrix import plan, plan_file
+from tests.plan_matrix import plan
 from tests.ray_nodes import joined, ray_nodes
+from tests.runs import plan_file
 from tests.tiny import make_model, make_prompts
 
 EMPTY_CALLS, STEPS, DEVICES_PER_NODE = 200, 4, 8

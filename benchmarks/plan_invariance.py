@@ -19,7 +19,8 @@ from typing import Any
 from prefect.testing.utilities import prefect_test_harness
 
 from tests import plan_matrix
-from tests.plan_matrix import FOUR_RANKS, ONE, REAL_EXAMPLE, Compact
+from tests.plan_matrix import FOUR_RANKS, ONE, REAL_EXAMPLE
+from tests.runs import Compact, first_differences, loss_difference, weight_difference
 
 
 def main() -> None:
@@ -44,9 +45,9 @@ def main() -> None:
             rows.append(
                 {
                     "plan": name,
-                    "loss_difference": plan_matrix.loss_difference(alone, result),
-                    "weight_difference": plan_matrix.weight_difference(alone, result),
-                    "near_ties": plan_matrix.first_differences(alone, result),
+                    "loss_difference": loss_difference(alone, result),
+                    "weight_difference": weight_difference(alone, result),
+                    "near_ties": first_differences(alone, result),
                 }
             )
             print(json.dumps(rows[-1]), flush=True)

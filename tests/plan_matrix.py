@@ -1,37 +1,31 @@
-"""The plans under which one run must give one result, and that run: real Prefect, gang and engines, tiny models.
+"""The plans under which runs must give one result, and those runs: real Prefect, gang and engines, tiny models.
 
-The critic is deeper and narrower than the actor, and its layers do not divide by 4, so pipelines are uneven. float32
+PPO's critic is deeper and narrower than the actor, and its layers do not divide by 4, so pipelines are uneven. float32
 and Adam with eps 1e-3: with 1e-8 an element whose gradient is nearly 0 takes a whole step in a direction that rounding
 decides.
 """
 
 from __future__ import annotations
 
-import json
-import os
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-import pyarrow.parquet as pq
-import yaml
-from safetensors.torch import load_file
+from prefect.states import State
 
-from prefect_rlhf.blocks.cluster import Cluster
-from prefect_rlhf.placement.lease import ENVIRONMENT_VARIABLE, Lease
-from prefect_rlhf.placement.mesh import DeviceMesh
-from tests.tiny import make_model, make_prompts
+from prefect_rlhf.flows.grpo import grpo
+from prefect_rlhf.flows.ppo import ppo
+from prefect_rlhf.flows.rlhf_flow import AlgorithmFlow
+from tests.authors import keeps_best, keeps_pairs, with_pretraining
+from tests.runs import COMPUTATIONS, Compact, Result, end, leased, num_devices, plan_file
+from tests.tiny import make_model, make_pairs, make_prompts
 
 ROWS, MINI_BATCHES, STEPS = 16, 2, 2
 OPTIMIZER = {"lr": 2e-3, "eps": 1e-3}
 SEED = 2  # seed 1 draws tokens so unlikely that the first gradient has a norm of 80, which rounds beyond 1e-5
-Compact = Mapping[str, str]
-"""Call -> `devices engine degrees`, e.g. `0-1 megatron dp2 micro_batches=2`; see `plan_file`."""
-
-COMPUTATIONS = ("kl_penalised_rewards", "gae", "record_rollouts", "record_evaluation")
 COMPUTATIONS_OF_GRPO = ("informative", "grpo_advantages", "record_rollouts", "record_evaluation")
 
 
@@ -126,92 +120,6 @@ REAL_EXAMPLE = Path(__file__).parents[1] / "docs" / "examples" / "real_1x8.yaml"
 """ReaL's implementation notes: the (1, 8) mesh, each call with a mesh and strategy of its own."""
 
 
-@dataclass(frozen=True, slots=True)
-class Result:
-    """What a run made: tokens and log-probabilities by step, metrics by step, final weights by role."""
-
-    tokens: list[list[list[int]]]
-    logprobs: list[list[list[float]]]
-    metrics: list[Mapping[str, float]]
-    weights: Mapping[str, Mapping[str, Any]]
-    spans: list[Mapping[str, Any]]
-
-    @classmethod
-    def read(cls, run_dir: Path) -> Result:
-        """From a run's folder."""
-        return cls(
-            tokens=rollouts(run_dir, "tokens"),
-            logprobs=rollouts(run_dir, "logprobs"),
-            metrics=_lines(run_dir / "metrics.jsonl"),
-            weights={file.parent.name: load_file(file) for file in run_dir.glob("*/model.safetensors")},
-            spans=_lines(run_dir / "task_runs.jsonl"),
-        )
-
-
-def rollouts(run_dir: Path, column: str) -> list[Any]:
-    """A column of what a run recorded, by step."""
-    return [pq.read_table(file).column(column).to_pylist() for file in sorted((run_dir / "rollouts").glob("*.parquet"))]
-
-
-COMPARED = tuple(
-    f"{call}.{name}" for call in ("actor_train", "critic_train") for name in ("loss", "grad_norm", "initial_loss")
-)
-
-
-def loss_difference(one: Result, other: Result) -> float:
-    """The largest difference of any step's losses and gradient norms, relative to their size where that is over 1."""
-    return max(
-        abs(a[name] - b[name]) / max(1.0, abs(a[name]))
-        for a, b in zip(one.metrics, other.metrics, strict=True)
-        for name in COMPARED
-        if name in a
-    )
-
-
-def weight_difference(one: Result, other: Result) -> float:
-    """The largest difference of any element of the final weights."""
-    return max(
-        float((values - other.weights[role][name]).abs().max())
-        for role, weights in one.weights.items()
-        for name, values in weights.items()
-    )
-
-
-def first_differences(one: Result, other: Result) -> list[tuple[int, int, int, float]]:
-    """(step, row, position, difference of log-probabilities there) where a row's tokens first differ.
-
-    Only of the first step with any: what follows was trained on other tokens.
-    """
-    for step, (left, right) in enumerate(zip(one.tokens, other.tokens, strict=True)):
-        found = []
-        for row, (a, b) in enumerate(zip(left, right, strict=True)):
-            position = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), None)
-            if position is not None or len(a) != len(b):
-                place = min(len(a), len(b)) if position is None else position
-                at = place - (len(a) - len(one.logprobs[step][row]))
-                found.append((step, row, place, abs(one.logprobs[step][row][at] - other.logprobs[step][row][at])))
-        if found:
-            return found
-    return []
-
-
-def plan_file(compact: Compact, path: Path, computations: Sequence[str] = COMPUTATIONS, per_node: int = 8) -> Path:
-    """Write a plan as a plan file; its devices count through nodes that have `per_node` each."""
-    calls: dict[str, dict[str, Any]] = {}
-    for call, text in compact.items():
-        devices, *words = text.split()
-        entry = calls[call] = {"mesh": _mesh(devices, per_node).name}
-        for word in words:
-            if "=" in word:
-                key, _, value = word.partition("=")
-                entry[key] = yaml.safe_load(value)
-            else:
-                entry[word[:2]] = int(word[2:])
-    calls |= {name: {"mesh": "n0:0", "engine": "python"} for name in computations}
-    path.write_text(json.dumps({"name": path.stem, "calls": calls}))
-    return path
-
-
 def parameters(folder: Path, family: str = "llama", kv_heads: int | None = None) -> dict[str, Any]:
     """A PPO run's parameters; models and prompts are written into `folder`. The actor is of a family."""
     actor = make_model(folder / "actor", layers=4, hidden=128, heads=4, family=family, kv_heads=kv_heads)
@@ -240,12 +148,6 @@ def parameters(folder: Path, family: str = "llama", kv_heads: int | None = None)
     }
 
 
-def _mesh(devices: str, per_node: int) -> DeviceMesh:
-    first, _, last = devices.partition("-")
-    (node, begin), (last_node, end) = divmod(int(first), per_node), divmod(int(last or first), per_node)
-    return DeviceMesh(node, last_node - node + 1, begin, end - begin + 1)
-
-
 def grpo_parameters(given: Mapping[str, Any]) -> dict[str, Any]:
     """The parameters of GRPO with the models and prompts of that run of PPO; of six groups four are trained on."""
     algo = {name: given["algo"][name] for name in ("sampling", "evaluate_every", "update")}
@@ -254,48 +156,188 @@ def grpo_parameters(given: Mapping[str, Any]) -> dict[str, Any]:
     return kept | {"algo": algo | groups | {"kl": {"coefficient": 0.1}}}
 
 
-@contextmanager
-def leased(num_devices: int, nodes: int = 1, kinds: Sequence[Mapping[str, Any]] = ()) -> Iterator[None]:
-    """As the worker does: the environment says which devices this process may use, of which kinds of nodes."""
-    of_kinds = {"node_kinds": kinds} if kinds else {"num_nodes": nodes}
-    cluster = Cluster(cluster="matrix", devices_per_node=num_devices // nodes, **of_kinds).shape
-    lease = Lease("matrix", "test", cluster, cluster.whole, cluster.whole.devices())
-    before = os.environ.get(ENVIRONMENT_VARIABLE)
-    os.environ[ENVIRONMENT_VARIABLE] = lease.to_json()
-    try:
-        yield
-    finally:
-        os.environ.pop(ENVIRONMENT_VARIABLE)
-        if before is not None:
-            os.environ[ENVIRONMENT_VARIABLE] = before
-
-
-def run(
+def start(
+    flow: AlgorithmFlow,
     given: Mapping[str, Any],
     plan: Compact | Path,
     name: str,
-    num_devices: int = 4,
+    computations: Sequence[str],
+    count: int,
     nodes: int = 1,
     kinds: Sequence[Mapping[str, Any]] = (),
-    **changes: Any,
-) -> Result:
-    """Run PPO under a plan, or GRPO without a critic, with as many ranks on `nodes` together, which may be of `kinds`.
+) -> State:
+    """Run a flow under a plan with `count` ranks, on `nodes` together, which may be of `kinds`; return its final state.
 
     A Prefect server must be there; Ray for nodes.
     """
-    from prefect_rlhf.flows.grpo import grpo
-    from prefect_rlhf.flows.ppo import ppo
+    file = Path(given["output_dir"]).parent / f"{name.replace(' ', '_').replace(',', '')}.json"
+    per_node = count // nodes if nodes > 1 else 8
+    path = plan if isinstance(plan, Path) else plan_file(plan, file, computations, per_node)
+    with leased(count, nodes, kinds):
+        return end(flow, {**given, "plan": str(path)})
 
+
+def run(given: Mapping[str, Any], plan: Compact | Path, name: str, num_devices: int = 4, **nodes: Any) -> Result:
+    """Run PPO under a plan, or GRPO without a critic; `nodes` as in `start`."""
     flow, computations = (ppo, COMPUTATIONS) if "critic" in given else (grpo, COMPUTATIONS_OF_GRPO)
-    file = f"{name.replace(' ', '_').replace(',', '')}.json"
-    folder, per_node = Path(given["output_dir"]).parent, max(1, num_devices // nodes)
-    written = (folder / file, computations, per_node if nodes > 1 else 8)
-    path = plan if isinstance(plan, Path) else plan_file(plan, *written)
-    with leased(num_devices, nodes, kinds):
-        state = flow(**flow.validate_parameters({**given, "plan": str(path), **changes}), return_state=True)
-    assert state.is_completed(), f"{name}: {state.message}"
-    return Result.read(Path(state.result()["run_dir"]))
+    return Result.of(start(flow, given, plan, name, computations, num_devices, **nodes))
 
 
-def _lines(path: Path) -> list[Any]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A run that has one result under all `plans`, of which the first is for one device."""
+
+    flow: AlgorithmFlow
+    parameters: Callable[[Path], dict[str, Any]]
+    plans: Mapping[str, Compact]
+    computations: Sequence[str] = COMPUTATIONS
+
+    def end(self, given: Mapping[str, Any], name: str) -> State:
+        """Run it under a plan, on as many devices as the plan uses; return its final state."""
+        plan = self.plans[name]
+        return start(self.flow, given, plan, name, self.computations, num_devices(plan))
+
+    def run(self, given: Mapping[str, Any], name: str) -> Result:
+        """Run it under a plan to its end."""
+        return Result.of(self.end(given, name))
+
+
+def shared_trunk(folder: Path) -> dict[str, Any]:
+    """The parameters of PPO without a critic: the actor has both heads."""
+    given = parameters(folder)
+    algo = {key: value for key, value in given["algo"].items() if key != "critic_optimizer"}
+    algo |= {"value_weight": 0.5, "actor_optimizer": {"lr": 2e-3, "eps": 1e-3, "head_lr": 1e-2}}
+    actor = given["actor"] | {"head": "lm+scalar", "new_head": True}
+    kept = {name: value for name, value in given.items() if name != "critic"}
+    return kept | {"actor": actor, "algo": algo, "checkpoint_every": 1}
+
+
+TRUNK_CALLS = (
+    "actor_generate",
+    "actor_evaluation",
+    "reward_inference",
+    "ref_inference",
+    "actor_values",
+    "actor_train",
+    "reward_evaluation",
+)
+TRUNK_PLANS = {
+    "alone": dict.fromkeys(TRUNK_CALLS, "0 engine=megatron"),
+    "pipeline, values from a copy": {
+        **dict.fromkeys(TRUNK_CALLS[:2], "0-1 tp2 engine=vllm"),
+        "reward_inference": "0 engine=megatron",
+        "ref_inference": "1 engine=megatron",
+        "actor_values": "0-1 dp2 engine=megatron",
+        "actor_train": "0-1 pp2 engine=megatron micro_batches=2",
+        "reward_evaluation": "0 engine=megatron",
+    },
+    "one copy in replicas": dict.fromkeys(TRUNK_CALLS, "0-1 dp2 engine=megatron"),
+    "shards, and generation in a pipeline": {
+        **dict.fromkeys(TRUNK_CALLS, "0-1 tp2 engine=megatron offload=all"),
+        **dict.fromkeys(TRUNK_CALLS[:2], "0-1 pp2 engine=megatron"),
+    },
+}
+
+
+def two_row_sets(folder: Path) -> dict[str, Any]:
+    """The parameters of a flow whose train_step takes two row sets."""
+    actor = make_model(folder / "actor", layers=4, hidden=128, heads=4)
+    reward = make_model(folder / "reward", scalar=True, layers=5, hidden=128, heads=4)
+    return {
+        "prompts": {"path": make_prompts(folder / "prompts.parquet", num_train=8)},
+        "pretrain": {"path": make_pairs(folder / "pairs.parquet")},
+        "actor": {"path": actor, "dtype": "float32"},
+        "reward": {"path": reward, "head": "scalar", "dtype": "float32"},
+        "algo": {
+            "batch_size": 4,
+            "samples_per_prompt": 3,
+            "sampling": {"max_new_tokens": 8},
+            "kl": {"coefficient": 0},
+            "update": {"mini_batches": 3},
+            "optimizer": OPTIMIZER,
+        },
+        "output_dir": str(folder / "runs"),
+        "steps": 2,
+    }
+
+
+def three_calls(generate: str, reward: str, actor: str) -> Compact:
+    """Where the model function calls of that flow go."""
+    placed = {"actor_generate": f"{generate} engine=vllm", "reward_inference": f"{reward} engine=megatron"}
+    return placed | {"actor_train": f"{actor} engine=megatron"}
+
+
+ROW_SETS_PLANS = {
+    "alone": three_calls("0", "0", "0"),
+    "replicas, other rows elsewhere": three_calls("0-1 dp2", "2-3 dp2", "0-3 dp4"),
+    "pipeline": three_calls("0-3 dp2 tp2", "0-3 pp4", "0-3 dp2 pp2 micro_batches=2"),
+    "shards": three_calls("0-3 tp4", "0", "0-3 tp2 pp2 micro_batches=2"),
+}
+SCORES = """
+def parity(row):
+    return float(sum(map(ord, row["response"])) % 3 == 0)
+
+def nothing(row):
+    return 0.0
+"""
+PLACES = {
+    "alone": ("0", "0", "0"),
+    "replicas": ("0-1 dp2", "0-1 dp2", "0-1 dp2"),
+    "pipeline of replicas": ("0-3 dp2 tp2", "0-1 pp2", "0-3 dp2 pp2 micro_batches=2"),
+}
+
+
+def keeping(
+    flow: AlgorithmFlow, computations: Sequence[str], calls: Sequence[str], names: Sequence[str], **algo: Any
+) -> Case:
+    """A run that keeps some rows by a function's score; it takes the parameters of these names."""
+
+    def given(folder: Path) -> dict[str, Any]:
+        actor = {"path": make_model(folder / "actor", layers=4, hidden=128, heads=4), "dtype": "float32"}
+        (folder / "some_rewards.py").write_text(SCORES)
+        prompts = make_prompts(folder / "prompts.parquet", num_train=12)
+        common = {
+            "prompts": {"path": prompts},
+            "actor": actor,
+            "reward": {"functions": {"parity": {"function": f"{folder / 'some_rewards.py'}:parity"}}},
+            "algo": {"batch_size": 3, "update": {"mini_batches": 2}, "optimizer": OPTIMIZER} | algo,
+            "output_dir": str(folder / "runs"),
+            "steps": 2,
+        }
+        more = {"held_out": {"path": prompts, "split": "held_out"}, "ref": actor}
+        return common | {name: more[name] for name in names}
+
+    def placed(generate: str, infer: str, train: str) -> Compact:
+        train = train if flow is grpo else train.removesuffix(" micro_batches=2")  # of fewer items
+        places = {
+            "actor_generate": generate,
+            "actor_evaluation": generate,
+            "ref_inference": infer,
+            "actor_train": train,
+        }
+        return {call: f"{places[call]} engine=megatron" for call in calls}
+
+    plans = {name: placed(*where) for name, where in PLACES.items()}
+    return Case(flow, given, plans, computations)
+
+
+GROUPS = {"samples_per_prompt": 3, "sampling": {"max_new_tokens": 8}, "kl": {"coefficient": 0}}
+RECORDED = ("no_advantages", "record_rollouts")
+CASES = {
+    "ppo": Case(ppo, parameters, {"alone": ONE, **FOUR_RANKS}),
+    "qwen3": Case(ppo, partial(parameters, family="qwen3", kv_heads=2), {"alone": ONE, **FOUR_RANKS}),
+    "shared trunk": Case(ppo, shared_trunk, TRUNK_PLANS),
+    "two row sets": Case(with_pretraining, two_row_sets, ROW_SETS_PLANS, ("grpo_advantages", "record_rollouts")),
+    "grpo": keeping(
+        grpo,
+        ("score", "informative", "grpo_advantages", "record_rollouts", "reward_evaluation", "record_evaluation"),
+        ("actor_generate", "actor_train", "actor_evaluation"),
+        ["held_out"],
+        over_sampling=2,
+        **GROUPS,
+    ),
+    "best": keeping(keeps_best, ("score", "best", *RECORDED), ("actor_generate", "actor_train"), [], **GROUPS),
+    "pairs": keeping(
+        keeps_pairs, ("score", "best_and_worst", *RECORDED), ("actor_generate", "ref_inference", "actor_train"), ["ref"]
+    ),
+}

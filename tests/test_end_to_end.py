@@ -12,11 +12,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 from prefect.client.orchestration import PrefectClient
-from prefect.client.schemas.filters import (
-    ArtifactFilter,
-    FlowRunFilter,
-    LogFilter,
-)
+from prefect.client.schemas.filters import ArtifactFilter, FlowRunFilter, LogFilter
 from prefect.client.schemas.sorting import LogSort
 
 from benchmarks.demo.__main__ import run_folders
@@ -26,28 +22,17 @@ from benchmarks.demo.ratings import prepare_ratings
 from benchmarks.demo.server import DemoServer
 from prefect_rlhf.blocks.lease_book import Holder, LeaseBook, LeasedMesh
 from prefect_rlhf.placement.mesh import ClusterShape
+from tests.plan_matrix import plan
+from tests.runs import plan_file, read_lines, rollouts
 from tests.tiny import make_model, make_pairs, make_prompts
 
 PROJECT = Path(__file__).parents[1]
 CACHE = PROJECT / ".rlhf"  # model and data come out of packages once, as in the demo
 STEPS = 2
 
-OVERLAP = """
-name: overlap
-calls:
-  actor_generate:       {mesh: "n0:0-1", engine: vllm, dp: 2}
-  reward_inference:     {mesh: "n0:0", engine: megatron, offload: all}
-  ref_inference:        {mesh: "n0:1", engine: megatron}
-  critic_inference:     {mesh: "n0:0-1", engine: megatron, dp: 2}
-  actor_train:          {mesh: "n0:0-1", engine: megatron, dp: 2, micro_batches: 2}
-  critic_train:         {mesh: "n0:0-1", engine: megatron, dp: 2, micro_batches: 2}
-  kl_penalised_rewards: {mesh: "n0:0", engine: python}
-  gae:                  {mesh: "n0:0", engine: python}
-  record_rollouts:      {mesh: "n0:0", engine: python}
-  actor_evaluation:     {mesh: "n0:0-1", engine: vllm, dp: 2}
-  reward_evaluation:    {mesh: "n0:0", engine: megatron, offload: all}
-  record_evaluation:    {mesh: "n0:0", engine: python}
-"""
+OVERLAP = plan(
+    "0-1 dp2 engine=vllm", "0 offload=all", "1", "0-1 dp2", "0-1 dp2 micro_batches=2", "0-1 dp2 micro_batches=2"
+)
 
 
 @pytest.fixture(scope="module", params=["tiny", pytest.param("smollm2", marks=pytest.mark.all)])
@@ -65,7 +50,7 @@ def server(request, tmp_path_factory):
         (home / "models").symlink_to(CACHE / "models")
         for name, held_out in (("prompts", 8), ("preferences", 4)):
             write_few(CACHE / "data" / f"{name}.parquet", home / "data" / f"{name}.parquet", held_out)
-    (home / "overlap.yaml").write_text(OVERLAP)
+    plan_file(OVERLAP, home / "overlap.json")
     started = DemoServer(home, PROJECT, free_port())
     try:
         started.start()
@@ -105,7 +90,7 @@ def reward_run(server):
 @pytest.fixture(scope="module")
 def ppo_run(server, reward_run):
     algo = {"batch_size": 8, "evaluate_every": 2, "sampling": {"max_new_tokens": 8}}
-    return run(server, "ppo", steps=STEPS, algo=algo, plan=str(server.home / "overlap.yaml"))
+    return run(server, "ppo", steps=STEPS, algo=algo, plan=str(server.home / "overlap.json"))
 
 
 @pytest.fixture(scope="module")
@@ -125,10 +110,6 @@ def records(server, ppo_run):
     return asyncio.run(read())
 
 
-def spans(run_dir):
-    return [json.loads(line) for line in (run_dir / "task_runs.jsonl").read_text().splitlines()]
-
-
 @pytest.mark.slow
 def test_a_reward_model_is_trained_and_exported_with_its_scalar_head(reward_run):
     from transformers import AutoModelForSequenceClassification
@@ -142,7 +123,9 @@ def test_a_reward_model_is_trained_and_exported_with_its_scalar_head(reward_run)
 def test_every_node_of_the_graph_is_one_task_run_with_a_name_that_says_what_it_is(ppo_run, records):
     """The graph that was planned is the graph that ran."""
     _, task_runs, _, _ = records
-    assert sorted(run.name for run in task_runs) == sorted(span["title"] for span in spans(ppo_run))
+    assert sorted(run.name for run in task_runs) == sorted(
+        span["title"] for span in read_lines(ppo_run / "task_runs.jsonl")
+    )
     names = [run.name for run in task_runs]
     assert "actor.generate · step 1 · n0:0-1 dp2 · v1" in names
     assert "actor.train_step · step 1 · n0:0-1 dp2 · v1 → v2" in names
@@ -173,7 +156,7 @@ def test_each_task_run_records_pool_lease_and_devices(ppo_run, records):
     _, task_runs, logs, _ = records
     told = {log.task_run_id for log in logs if "lease" in log.message and "devices n0:" in log.message}
     assert told >= {run.id for run in task_runs}
-    assert {span["pool"] for span in spans(ppo_run)} == {"two-device-mesh"}
+    assert {span["pool"] for span in read_lines(ppo_run / "task_runs.jsonl")} == {"two-device-mesh"}
 
 
 @pytest.mark.slow
@@ -188,9 +171,8 @@ def test_plan_progress_metrics_and_timeline_are_artifacts(records):
 
 @pytest.mark.slow
 def test_rollouts_say_what_was_generated_by_which_weights(ppo_run):
-    files = sorted((ppo_run / "rollouts").glob("*.parquet"))
-    assert [pq.read_table(file).column("weight_version")[0].as_py() for file in files] == [0, 1]
-    row = pq.read_table(files[1]).to_pylist()[0]
+    assert [rows[0] for rows in rollouts(ppo_run, "weight_version")] == [0, 1]
+    row = pq.read_table(max((ppo_run / "rollouts").glob("*.parquet"))).to_pylist()[0]
     assert len(row["logprobs"]) == len(row["advantages"]) <= 8
     assert row["step"] == 1 and row["prompt"] and isinstance(row["reward"], float)
 

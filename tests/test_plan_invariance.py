@@ -1,63 +1,119 @@
 """One run, whatever the plan: the same tokens, losses, gradient norms and weights, in float32."""
 
-import pytest
+from functools import cache
 
+import pytest
+from safetensors.torch import load_file
+
+from prefect_rlhf.engines.files.huggingface import read_model_spec
+from prefect_rlhf.engines.files.tensor_files import stored_tensors
 from tests import plan_matrix
-from tests.plan_matrix import ALONE, FOUR_RANKS, ONE, REAL_EXAMPLE, SPLIT_ACTOR, TWO_RANKS
+from tests.plan_matrix import ALONE, CASES, ONE, REAL_EXAMPLE, SPLIT_ACTOR, TWO_RANKS
+from tests.runs import first_differences, loss_difference, weight_difference
 
 TOLERANCE = 1e-5
 NEAR_TIE = 1e-4
 OTHER_FAMILIES = (("qwen3", 1), ("qwen3", 4), ("qwen2", 2), ("gemma3_text", 1))
-IN_EVERY_TEST = ("offload", "pipeline generates")
+IN_EVERY_TEST = (("ppo", "offload"), ("ppo", "pipeline generates"), ("grpo", "pipeline of replicas"))
+PLANS = [
+    pytest.param(case, plan, marks=() if (case, plan) in IN_EVERY_TEST else pytest.mark.all)
+    for case in CASES
+    for plan in CASES[case].plans
+    if plan != "alone"
+]
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("prefect")]
 
 
 @pytest.fixture(scope="module")
-def parameters(tmp_path_factory):
-    return plan_matrix.parameters(tmp_path_factory.mktemp("matrix"))
+def ran(tmp_path_factory):
+    """The parameters of a case and its run under a plan, on one device unless told; each made once."""
 
+    @cache
+    def parameters(case):
+        return CASES[case].parameters(tmp_path_factory.mktemp("matrix"))
 
-@pytest.fixture(scope="module")
-def alone(parameters):
-    """The run on one device."""
-    return plan_matrix.run(parameters, ONE, "one", num_devices=1)
+    @cache
+    def run(case, plan="alone"):
+        return parameters(case), CASES[case].run(parameters(case), plan)
+
+    return run
 
 
 def assert_equal(alone, result, record_property):
-    differences = plan_matrix.first_differences(alone, result)
+    differences = first_differences(alone, result)
     record_property("token differences", differences)
     assert all(gap < NEAR_TIE for *_, gap in differences), f"no near tie: {differences}"
     assert not differences, f"near ties, to be listed: {differences}"
-    assert plan_matrix.loss_difference(alone, result) < TOLERANCE
-    assert plan_matrix.weight_difference(alone, result) < TOLERANCE
+    assert result.row_ids == alone.row_ids
+    assert loss_difference(alone, result) < TOLERANCE
+    assert weight_difference(alone, result) < TOLERANCE
 
 
-def test_training_moves_the_weights_by_far_more_than_the_tolerance(parameters, alone):
+@pytest.mark.parametrize(("case", "plan"), PLANS)
+def test_a_plan_changes_nothing_but_time(ran, case, plan, record_property):
+    """Under tp 4 two ranks have a copy of each key-value head of Qwen 3."""
+    assert_equal(ran(case)[1], ran(case, plan)[1], record_property)
+
+
+def test_training_moves_the_weights_by_far_more_than_the_tolerance(ran):
     """Else equal weights would say nothing."""
-    from safetensors.torch import load_file
-
+    given, result = ran("ppo")
     for role in ("actor", "critic"):
-        before = load_file(f"{parameters[role]['path']}/model.safetensors")
-        moved = max(
-            float((values - before[name]).abs().max()) for name, values in alone.weights[role].items() if name in before
-        )
+        before, after = load_file(f"{given[role]['path']}/model.safetensors"), result.weights[role]
+        moved = max(float((values - before[name]).abs().max()) for name, values in after.items() if name in before)
         assert moved > 100 * TOLERANCE
 
 
-@pytest.mark.parametrize("name", IN_EVERY_TEST)
-def test_a_plan_changes_nothing_but_time(parameters, alone, name, record_property):
-    assert_equal(alone, plan_matrix.run(parameters, FOUR_RANKS[name], name), record_property)
+@pytest.mark.parametrize(
+    ("case", "select"),
+    [
+        ("grpo", "informative"),
+        pytest.param("best", "best", marks=pytest.mark.all),
+        pytest.param("pairs", "best_and_worst", marks=pytest.mark.all),
+    ],
+)
+def test_a_case_that_selects_keeps_some_rows_and_not_all(ran, case, select):
+    assert any(0 < step[f"{select}.kept_share"] < 1 for step in ran(case)[1].metrics)
+
+
+@pytest.mark.all  # test_megatron_ranks.py trains on two row sets
+def test_two_row_sets_are_learnt_by_one_loss(ran):
+    """The likelihood of the other rows rises, so their gradient is in the step."""
+    steps = ran("two row sets")[1].metrics
+    for step in steps:
+        total = step["actor_train.policy_gradient.loss"] + 0.5 * step["actor_train.nll.loss"]
+        assert step["actor_train.loss"] == pytest.approx(total, abs=TOLERANCE)
+    assert steps[-1]["actor_train.nll.loss"] < steps[0]["actor_train.nll.loss"] - 0.1
+
+
+def test_a_shared_trunk_has_both_heads_and_can_be_trained_on(ran):
+    result = ran("shared trunk")[1]
+    assert "score.weight" in stored_tensors(result.run_dir / "actor", "actor.path")
+    assert float(result.weights["actor"]["score.weight"].abs().max()) > 1e-3, "it began with zeros"
+    assert read_model_spec("actor", result.run_dir / "actor", "lm+scalar").head == "lm+scalar"
+    assert read_model_spec("ref", result.run_dir / "actor", "lm").head == "lm"
+
+
+@pytest.mark.all  # tests/engines/megatron/test_two_heads.py trains both heads under several layouts
+@pytest.mark.parametrize("plan", [plan for plan in CASES["shared trunk"].plans if plan != "alone"])
+def test_a_shared_trunk_resumes_to_the_same_bits(ran, plan):
+    given, whole = ran("shared trunk", plan)
+    changes = {"resume_from": str(whole.run_dir / "checkpoints" / "step-000001")}
+    again = CASES["shared trunk"].run(given | changes, plan)
+    assert again.tokens == whole.tokens
+    assert all(bool((values == again.weights["actor"][key]).all()) for key, values in whole.weights["actor"].items())
 
 
 @pytest.mark.all  # tests/engines/megatron/test_megatron_ranks.py deals rows unevenly
 @pytest.mark.parametrize(("rows", "mini_batches"), [(7, 2), (1, 1)])
-def test_rows_need_not_divide_by_replicas(parameters, rows, mini_batches, record_property):
+def test_rows_need_not_divide_by_replicas(tmp_path, rows, mini_batches, record_property):
     """Mini-batches of three and four rows over two replicas; and one row, of which a replica has none."""
+    parameters = plan_matrix.parameters(tmp_path) | {"steps": 1}
     update = parameters["algo"]["update"] | {"mini_batches": mini_batches}
     algo = parameters["algo"] | {"batch_size": rows, "update": update}
     alone, shared = (
-        plan_matrix.run(parameters, where, f"{rows} on {count}", num_devices=count, steps=1, algo=algo)
+        plan_matrix.run(parameters | {"algo": algo}, where, f"{rows} on {count}", count)
         for where, count in ((ALONE, 1), (TWO_RANKS, 2))
     )
     assert len(alone.tokens[0]) == rows
@@ -68,40 +124,19 @@ def test_rows_need_not_divide_by_replicas(parameters, rows, mini_batches, record
 @pytest.mark.parametrize(("family", "kv_heads"), OTHER_FAMILIES)
 def test_nor_for_an_actor_of_another_family(tmp_path, family, kv_heads, record_property):
     """With one key-value head, of which both ranks of tp 2 have a copy, through vLLM, reallocation and training."""
-    given = plan_matrix.parameters(tmp_path, family, kv_heads)
+    given = plan_matrix.parameters(tmp_path, family, kv_heads) | {"steps": 1}
     runs = (
-        plan_matrix.run(given, where, f"{family} on {count}", num_devices=count, steps=1)
-        for where, count in ((ONE, 1), (SPLIT_ACTOR, 2))
+        plan_matrix.run(given, where, f"{family} on {count}", count) for where, count in ((ONE, 1), (SPLIT_ACTOR, 2))
     )
     assert_equal(*runs, record_property)
 
 
 @pytest.mark.all
-@pytest.mark.parametrize("name", [name for name in FOUR_RANKS if name not in IN_EVERY_TEST])
-def test_nor_does_any_other_plan(parameters, alone, name, record_property):
-    assert_equal(alone, plan_matrix.run(parameters, FOUR_RANKS[name], name), record_property)
-
-
-@pytest.fixture(scope="module")
-def qwen3(tmp_path_factory):
-    """Parameters of a run whose actor is a Qwen 3 with two key-value heads, and its run on one device."""
-    given = plan_matrix.parameters(tmp_path_factory.mktemp("qwen3"), "qwen3", 2)
-    return given, plan_matrix.run(given, ONE, "qwen3", num_devices=1)
-
-
-@pytest.mark.all
-@pytest.mark.parametrize("name", FOUR_RANKS)
-def test_nor_does_any_plan_for_qwen3(qwen3, name, record_property):
-    """Under tp 4 two ranks have a copy of each key-value head."""
-    given, alone = qwen3
-    assert_equal(alone, plan_matrix.run(given, FOUR_RANKS[name], name), record_property)
-
-
-@pytest.mark.all
-def test_reals_example_on_eight_ranks_changes_nothing_either(parameters, alone, record_property):
+def test_reals_example_on_eight_ranks_changes_nothing_either(ran, record_property):
     """And overlaps what ReaL's notes say: inference calls beside each other, then both trainings."""
-    result = plan_matrix.run(parameters, REAL_EXAMPLE, "real_example", num_devices=8)
-    assert_equal(alone, result, record_property)
+    given, expected = ran("ppo")
+    result = plan_matrix.run(given, REAL_EXAMPLE, "real_example", num_devices=8)
+    assert_equal(expected, result, record_property)
     planned = {span["node"]: (span["start"], span["end"]) for span in result.spans}
     for step in range(plan_matrix.STEPS):
         beside = [planned[f"{call}@{step}"] for call in ("reward_inference", "ref_inference", "critic_inference")]

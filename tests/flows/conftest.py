@@ -1,4 +1,4 @@
-"""The parameters of a small PPO run."""
+"""The parameters of a small PPO run, and a home without what other programs left."""
 
 import pytest
 
@@ -9,3 +9,9 @@ from tests.tiny import ppo_parameters
 def parameters(tmp_path_factory):
     """Of PPO on models of a few thousand weights."""
     return ppo_parameters(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture
+def own_home(monkeypatch, tmp_path):
+    """Leases, plans and profiles of this test alone."""
+    monkeypatch.setenv("HOME", str(tmp_path))

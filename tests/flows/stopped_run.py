@@ -15,7 +15,7 @@ from pathlib import Path
 
 from prefect_rlhf.flows.ppo import ppo
 from prefect_rlhf.tasks.running.dispatch import Dispatcher
-from tests.plan_matrix import leased
+from tests.runs import leased
 
 
 def main(parameters: str, num_devices: str, node_id: str, file: str) -> None:

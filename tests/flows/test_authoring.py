@@ -1,7 +1,6 @@
 """Algorithms of the field as a person writes them outside our tree, from the public door alone."""
 
 import ast
-import json
 import shutil
 from pathlib import Path
 
@@ -9,6 +8,7 @@ import pytest
 
 from prefect_rlhf.flows.commands.cli import main
 from prefect_rlhf.flows.rlhf_flow import find_flow
+from tests.runs import completed, read_lines
 from tests.tiny import make_model, make_prompts
 
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
@@ -42,11 +42,9 @@ DISTILLATION = parameters(ref={"path": "model"})
 
 def trained(flow, given):
     """The metrics of each step of a run, which left the trained model."""
-    state = flow(**flow.validate_parameters(given), return_state=True)
-    assert state.is_completed(), state.message
-    run_dir = Path(state.result()["run_dir"])
+    run_dir = completed(flow, given)
     assert (run_dir / "actor" / "model.safetensors").is_file()
-    return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    return read_lines(run_dir / "metrics.jsonl")
 
 
 @pytest.mark.parametrize("name", ["sapo", "self_distillation", "raft", "online_dpo"])

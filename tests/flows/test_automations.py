@@ -19,7 +19,8 @@ from prefect_rlhf.flows.sft import sft
 from prefect_rlhf.placement.errors import InvalidInput
 from prefect_rlhf.placement.modules import import_from
 from prefect_rlhf.tasks.reporting.limits import ABOVE_LIMIT, Limits
-from tests.flows.test_best_model import parameters, prepared  # noqa: F401  a fixture
+from tests.flows.test_best_model import ONE_DEVICE, parameters  # noqa: F401  a fixture
+from tests.runs import prepared
 
 EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "automations.py"
 KL = "kl_penalised_rewards.kl"
@@ -125,5 +126,5 @@ def test_an_algorithm_runs_by_the_clock(parameters):  # noqa: F811
 )
 def test_what_no_call_has_is_refused_in_one_line(parameters, changes, says):  # noqa: F811
     with pytest.raises(InvalidInput, match=says) as error:
-        prepared(parameters | changes)
+        prepared(sft, parameters | changes, ONE_DEVICE)
     assert "\n" not in str(error.value)

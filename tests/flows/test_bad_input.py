@@ -14,20 +14,17 @@ import yaml
 from safetensors.torch import load_file, save_file
 
 from prefect_rlhf.flows.commands.flags import read_parameters
-from prefect_rlhf.flows.forms.options import RunOptions
 from prefect_rlhf.flows.ppo import ppo
 from prefect_rlhf.flows.reward import reward
-from prefect_rlhf.flows.training.run import prepare
 from prefect_rlhf.placement.errors import InvalidInput, PlanDoesNotFit, RlhfError
-from prefect_rlhf.placement.lease import Lease
 from prefect_rlhf.placement.mesh import ClusterShape
 from tests.finished_steps import write_checkpoint
+from tests.runs import prepared, whole
 from tests.tiny import make_model, make_pairs, ppo_parameters
 
 pytestmark = pytest.mark.quick
 
-CLUSTER = ClusterShape("desk", num_nodes=1, devices_per_node=2, device_memory_bytes=8 << 30)
-TWO_DEVICES = Lease("pool", "abc", CLUSTER, CLUSTER.whole, CLUSTER.whole.devices())
+TWO_DEVICES = whole(ClusterShape("desk", num_nodes=1, devices_per_node=2, device_memory_bytes=8 << 30))
 
 PLAN = """
 name: mine
@@ -56,9 +53,7 @@ def good(tmp_path_factory):
 
 def check(parameters, flow=ppo, lease=TWO_DEVICES):
     """What a run does before it uses a device."""
-    values = {key: value for key, value in parameters.items() if key != "folder"}
-    options, arguments = RunOptions.split(flow.validate_parameters(values))
-    return prepare(flow.algorithm, arguments, options, lease)
+    return prepared(flow, {key: value for key, value in parameters.items() if key != "folder"}, lease)
 
 
 def at(parameters, path, value):
@@ -343,12 +338,10 @@ def test_the_parameters_that_the_cases_break_are_right(good):
 
 
 def test_a_plan_that_does_not_fit_in_memory_says_what_holds_the_bytes(good):
-    small = ClusterShape("phone", num_nodes=1, devices_per_node=2, device_memory_bytes=1 << 20)
-    lease = Lease("pool", "abc", small, small.whole, small.whole.devices())
-    with pytest.raises(
-        PlanDoesNotFit, match=r"^plan mine: memory of n0:0: got '.* MiB at .*', expected at most .*$"
-    ) as e:
-        check(plan(good), lease=lease)
+    small = whole(ClusterShape("phone", num_nodes=1, devices_per_node=2, device_memory_bytes=1 << 20))
+    says = r"^plan mine: memory of n0:0: got '.* MiB at .*', expected at most .*$"
+    with pytest.raises(PlanDoesNotFit, match=says) as e:
+        check(plan(good), lease=small)
     assert re.search(r"n0:0 at .* holds:\n *[\d.]+ MiB  \S.*: [a-z ]+\n", e.value.report)
 
 
@@ -357,14 +350,9 @@ def test_a_pair_of_equal_answers_is_named_with_its_row(good):
     table = pq.read_table(file).to_pydict()
     table["chosen"][3] = table["rejected"][3]
     pq.write_table(pa.table(table), file)
-    parameters = {
-        "pairs": {"path": str(file)},
-        "held_out": {"path": str(file), "split": "held_out"},
-        "reward": good["reward"],
-        "algo": {"batch_size": 4},
-    }
+    parameters = {"pairs": {"path": str(file)}, "held_out": {"path": str(file), "split": "held_out"}}
     with pytest.raises(RlhfError, match="row 3"):
-        check(parameters, flow=reward)
+        check(parameters | {"reward": good["reward"], "algo": {"batch_size": 4}}, flow=reward)
 
 
 def test_words_of_a_dictionary_are_read_like_others(good):

@@ -1,23 +1,20 @@
 """Runs that look for their best model: they end early, as Completed, and what they return is that model."""
 
-import json
 from pathlib import Path
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from prefect_rlhf.flows.forms.options import RunOptions
 from prefect_rlhf.flows.sft import sft
-from prefect_rlhf.flows.training.run import prepare
 from prefect_rlhf.placement.errors import InvalidInput
-from prefect_rlhf.placement.lease import Lease
 from prefect_rlhf.placement.mesh import ClusterShape
 from prefect_rlhf.tasks.data.chats import ChatDataset
+from tests.runs import end, prepared, read_lines, whole
 from tests.tasks.data.stored import json_lines
 from tests.tiny import make_model
 
-CLUSTER = ClusterShape("desk", num_nodes=1, devices_per_node=1, device_memory_bytes=8 << 30)
+ONE_DEVICE = whole(ClusterShape("desk", num_nodes=1, devices_per_node=1, device_memory_bytes=8 << 30))
 
 
 @pytest.fixture
@@ -47,11 +44,11 @@ def parameters(monkeypatch, tmp_path):
 @pytest.mark.usefixtures("prefect")
 def test_a_run_that_gets_no_better_ends_as_completed_with_its_best_model(parameters):
     """The loss that transformers finds with the returned model is that of the best evaluation."""
-    state = sft(**sft.validate_parameters(parameters), return_state=True)
+    state = end(sft, parameters)
     assert state.is_completed(), state.message
     result = state.result()
     run_dir, best = Path(result["run_dir"]), result["best"]
-    evaluated = [json.loads(line) for line in (run_dir / "evaluation.jsonl").read_text().splitlines()]
+    evaluated = read_lines(run_dir / "evaluation.jsonl")
     later = [one for one in evaluated if one["step"] > 0]
     assert best["value"] == min(one["token_loss.loss"] for one in later) < later[-1]["token_loss.loss"]
     assert "no better token_loss.loss" in result["ended_early"] and len(later) >= 3
@@ -81,17 +78,12 @@ def test_a_run_that_gets_no_better_ends_as_completed_with_its_best_model(paramet
 )
 def test_what_has_no_best_model_is_refused_in_one_line(parameters, changes, says):
     with pytest.raises(InvalidInput, match=says) as error:
-        prepared(parameters | changes)
+        prepared(sft, parameters | changes, ONE_DEVICE)
     assert "\n" not in str(error.value)
 
 
 def test_epochs_say_how_many_steps(parameters):
     """Of one row, three passes of a row a step."""
-    request = prepared({name: value for name, value in parameters.items() if name != "steps"} | {"epochs": 3}).request
+    del parameters["steps"]
+    request = prepared(sft, parameters | {"epochs": 3}, ONE_DEVICE).request
     assert request.options.steps == request.training_run(None, Path()).num_steps == 3
-
-
-def prepared(parameters):
-    """A run, decided but not begun."""
-    options, arguments = RunOptions.split(sft.validate_parameters(parameters))
-    return prepare(sft.algorithm, arguments, options, Lease("x", "x", CLUSTER, CLUSTER.whole, CLUSTER.whole.devices()))

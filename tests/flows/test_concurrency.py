@@ -15,9 +15,11 @@ from prefect_rlhf.engines.gang.open import open_gang
 from prefect_rlhf.engines.rank.rank import Rank
 from prefect_rlhf.flows.ppo import ppo
 from prefect_rlhf.placement.errors import RlhfError
-from prefect_rlhf.placement.lease import ENVIRONMENT_VARIABLE, Lease
+from prefect_rlhf.placement.lease import ENVIRONMENT_VARIABLE
 from prefect_rlhf.placement.mesh import ClusterShape
 from prefect_rlhf.tasks.running import train as session
+from tests.plan_matrix import ALONE
+from tests.runs import completed, plan_file, read_lines, whole
 
 pytestmark = [pytest.mark.slow, pytest.mark.all, pytest.mark.usefixtures("prefect")]
 
@@ -81,18 +83,15 @@ def run(parameters, monkeypatch, tmp_path):
     """Run PPO on so many devices while pairs meet; its spans by node."""
 
     def run_ppo(num_devices, *pairs, **changes):
-        cluster = ClusterShape("test", 1, num_devices, 8 << 30)
-        lease = Lease("test", "test", cluster, cluster.whole, cluster.whole.devices())
+        lease = whole(ClusterShape("test", 1, num_devices, 8 << 30))
         monkeypatch.setenv(ENVIRONMENT_VARIABLE, lease.to_json())
         monkeypatch.setenv(FOLDER, str(tmp_path))
         monkeypatch.setenv(PAIRS, json.dumps(pairs))
         monkeypatch.setattr(session, "open_gang", partial(open_gang, rank_factory=MeetingRank))
-        state = ppo(**ppo.validate_parameters(parameters | changes), return_state=True)
-        assert state.is_completed(), state.message
+        run_dir = completed(ppo, parameters | changes)
         for pair in pairs:
             assert all((tmp_path / name).exists() for name in pair), f"{pair} never met"
-        lines = (Path(state.result()["run_dir"]) / "task_runs.jsonl").read_text().splitlines()
-        return {span["node"]: span for span in map(json.loads, lines)}
+        return {span["node"]: span for span in read_lines(run_dir / "task_runs.jsonl")}
 
     return run_ppo
 
@@ -101,31 +100,11 @@ def overlap(one, other):
     return one["start"] < other["end"] and other["start"] < one["end"]
 
 
-def plan_file(folder, name, **calls):
-    lines = [f"  {call}: {{{entry}}}" for call, entry in calls.items()]
-    path = folder / f"{name}.yaml"
-    path.write_text("\n".join([f"name: {name}", "calls:", *lines]))
-    return str(path)
-
-
 def test_a_reload_runs_beside_a_call_on_the_same_device(run, tmp_path):
     """The reference comes back while the reward model infers; it and the actor's optimizer take turns on the device."""
-    plan = plan_file(
-        tmp_path,
-        "visits",
-        actor_generate='mesh: "n0:0", engine: vllm',
-        reward_inference='mesh: "n0:0", engine: megatron',
-        ref_inference='mesh: "n0:0", engine: megatron, offload: all',
-        critic_inference='mesh: "n0:0", engine: megatron',
-        actor_train='mesh: "n0:0", engine: megatron, offload: optimizer',
-        critic_train='mesh: "n0:0", engine: megatron',
-        kl_penalised_rewards='mesh: "n0:0", engine: python',
-        gae='mesh: "n0:0", engine: python',
-        record_rollouts='mesh: "n0:0", engine: python',
-        actor_evaluation='mesh: "n0:0", engine: vllm',
-        reward_evaluation='mesh: "n0:0", engine: megatron',
-        record_evaluation='mesh: "n0:0", engine: python',
-    )
+    visits = ALONE | dict.fromkeys(("actor_generate", "actor_evaluation"), "0 engine=vllm")
+    visits |= {"ref_inference": "0 engine=megatron offload=all", "actor_train": "0 engine=megatron offload=optimizer"}
+    plan = str(plan_file(visits, tmp_path / "visits.json"))
     spans = run(1, ("reload.ref@0", "inference.reward_inference@0"), plan=plan)
     assert overlap(spans["reload.ref.megatron@0"], spans["reward_inference@0"])
     assert (tmp_path / "visitors.1").exists() and not (tmp_path / "visitors.2").exists()

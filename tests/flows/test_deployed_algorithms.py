@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 
 from tests.blocks.prefect_site import PrefectSite, everything_up
+from tests.runs import read_lines
 from tests.tasks.data.stored import json_lines
 from tests.tiny import make_model, make_pairs, make_prompts
 
 POOL = "two-device-mesh"  # that prefect.yaml names
 PROJECT = Path(__file__).parents[2]
-ALGO = {
-    "batch_size": 4,
-    "sampling": {"max_new_tokens": 4},
-    "evaluate_every": 1,
-    "optimizer": {"lr": 1e-3},
-}
+ALGO = {"batch_size": 4, "sampling": {"max_new_tokens": 4}, "evaluate_every": 1, "optimizer": {"lr": 1e-3}}
 ALGORITHMS = {
     "grpo": ALGO | {"samples_per_prompt": 2, "kl": {"coefficient": 0.01}},
     "remax": ALGO | {"kl": {"kind": "fixed", "coefficient": 0.01}},
@@ -104,7 +99,7 @@ def trained(site, algorithm, **parameters):
     )
     site.until_state(run, "COMPLETED", 300)
     folder = site.folder / "runs" / str(site.ask(f"/flow_runs/{run}")["name"])
-    metrics = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    metrics = read_lines(folder / "metrics.jsonl")
     assert [step["step"] for step in metrics] == [0, 1]
     assert (folder / "evaluation.jsonl").read_text().count("\n") == 3
     assert (folder / "actor" / "model.safetensors").is_file()

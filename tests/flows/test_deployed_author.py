@@ -8,10 +8,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import pyarrow.parquet as pq
 import pytest
 
 from tests.blocks.prefect_site import PrefectSite, everything_up
+from tests.runs import rollouts
 from tests.tiny import make_model, make_prompts
 
 pytestmark = [pytest.mark.slow, pytest.mark.all]
@@ -95,6 +95,5 @@ def test_an_authors_flow_is_trained_by_a_worker_that_was_started_elsewhere(tmp_p
         run = site.run("mine")
         site.until_state(run, "COMPLETED", 300)
         folder = tmp_path / "runs" / str(site.ask(f"/flow_runs/{run}")["name"])
-    files = sorted((folder / "rollouts").glob("*.parquet"))
-    assert [pq.read_table(file).column("weight_version")[0].as_py() for file in files] == [0, 1]
+    assert [rows[0] for rows in rollouts(folder, "weight_version")] == [0, 1]
     assert (folder / "student" / "model.safetensors").is_file()

@@ -1,6 +1,5 @@
 """The examples of docs/from_python.md, run as their readers run them: in a notebook's kernel, and as scripts."""
 
-import os
 import re
 import subprocess
 import sys
@@ -10,9 +9,9 @@ from pathlib import Path
 
 import pytest
 from jupyter_client.manager import KernelManager
-from prefect.settings import get_current_settings
 
 from prefect_rlhf.flows.commands.init import project, write_new
+from tests.runs import environment
 from tests.tiny import make_model
 
 pytestmark = [
@@ -36,13 +35,9 @@ def folder(tmp_path):
     return tmp_path
 
 
-def environment(folder):
-    return {**os.environ, "PREFECT_API_URL": get_current_settings().api.url, "HOME": str(folder)}
-
-
 def script(folder, file):
     """A script as a person starts it, to its end."""
-    words = {"cwd": folder, "env": environment(folder), "capture_output": True, "text": True}
+    words = {"cwd": folder, "env": environment(HOME=str(folder)), "capture_output": True, "text": True}
     return subprocess.run([sys.executable, file], timeout=LIMIT_SECONDS, check=False, **words)
 
 
@@ -50,7 +45,7 @@ def script(folder, file):
 def cell(folder):
     """A notebook in that folder: what a cell replies, and what it prints."""
     manager = KernelManager(kernel_name="python3")
-    manager.start_kernel(cwd=str(folder), env=environment(folder))
+    manager.start_kernel(cwd=str(folder), env=environment(HOME=str(folder)))
     client = manager.client()
     client.start_channels()
     client.wait_for_ready(timeout=LIMIT_SECONDS)

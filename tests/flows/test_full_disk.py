@@ -18,9 +18,9 @@ from prefect_rlhf.flows.ppo import ppo
 from prefect_rlhf.flows.training import run as training
 from prefect_rlhf.tasks.running.dispatch import Dispatcher
 from prefect_rlhf.tasks.running.journal import Journal
-from tests import plan_matrix
 from tests.cases import first
-from tests.plan_matrix import plan_file
+from tests.plan_matrix import ALONE
+from tests.runs import end, leased, plan_file
 from tests.small_disk import break_disk, breakable_disk, fill, small_disk
 from tests.tiny import ppo_parameters
 
@@ -30,7 +30,6 @@ pytestmark = [
     pytest.mark.skipif(os.geteuid() != 0, reason="only root mounts file systems"),
 ]
 DISK_BYTES = 16 << 20
-ALONE = {call: words.replace("engine=vllm", "engine=megatron") for call, words in plan_matrix.ONE.items()}
 
 
 @pytest.fixture(scope="module")
@@ -62,8 +61,8 @@ HARMS = {"full": (fill, "No space left on device"), "read-only": (make_read_only
 
 def ended(parameters, disk):
     """The state in which PPO ends."""
-    with plan_matrix.leased(1):
-        return ppo(**ppo.validate_parameters({**parameters, "output_dir": str(disk)}), return_state=True)
+    with leased(1):
+        return end(ppo, parameters | {"output_dir": str(disk)})
 
 
 NODES = (

@@ -2,13 +2,11 @@
 
 import pytest
 
-from prefect_rlhf.flows.forms.options import RunOptions
 from prefect_rlhf.flows.ppo import ppo
-from prefect_rlhf.flows.training.run import prepare
-from prefect_rlhf.placement.lease import Lease
 from prefect_rlhf.placement.mesh import ClusterShape
 from tests import plan_matrix
 from tests.plan_matrix import plan
+from tests.runs import plan_file, prepared, weight_difference, whole
 
 TWO = ClusterShape("matrix", 1, 2, 8 << 30)
 SHARED = plan("0-1 tp2 engine=megatron", "0-1 dp2", "0-1 dp2", "0-1 dp2", "0-1 tp2", "0-1 dp2")
@@ -32,10 +30,8 @@ def parameters(tmp_path_factory):
 
 def planned(parameters, compact, tmp_path):
     """The augmented graph of a dry run."""
-    file = plan_matrix.plan_file(compact, tmp_path / "plan.json")
-    options, arguments = RunOptions.split(ppo.validate_parameters(parameters | {"plan": str(file)}))
-    lease = Lease("pool", "abc", TWO, TWO.whole, TWO.whole.devices())
-    return prepare(ppo.algorithm, arguments, options, lease).augmented
+    file = plan_file(compact, tmp_path / "plan.json")
+    return prepared(ppo, parameters | {"plan": str(file)}, whole(TWO)).augmented
 
 
 def test_generation_placed_like_training_needs_no_copy_of_the_weights(parameters, tmp_path):
@@ -81,4 +77,4 @@ def test_what_generates_are_the_newest_weights(results):
     """Shared or brought to another split, step 1 samples from what step 0 trained, and the end is the same."""
     (shared, apart), _ = results
     assert shared.tokens == apart.tokens
-    assert plan_matrix.weight_difference(shared, apart) < 1e-5
+    assert weight_difference(shared, apart) < 1e-5

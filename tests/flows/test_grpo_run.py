@@ -1,6 +1,5 @@
 """GRPO and ReMax with Python rewards: real Prefect, Megatron-core and vLLM, a tiny model."""
 
-import json
 import re
 from pathlib import Path
 
@@ -12,20 +11,15 @@ from prefect_rlhf.flows.grpo import grpo
 from prefect_rlhf.flows.remax import remax
 from prefect_rlhf.tasks.running.journal import read_spans
 from prefect_rlhf.tasks.trackers.names import own_name
+from tests.runs import completed, end, read_lines
 from tests.trackers_read_back import READ_BACK, kept
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("prefect")]
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("prefect", "own_home")]
 REWARDS = Path(__file__).parent / "rewards.py"
 FUNCTIONS = {
     "shorter": {"function": f"{REWARDS}:shorter", "weight": 0.5},
     "vowels": {"function": f"{REWARDS}:vowels", "signature": "trl"},
 }
-
-
-@pytest.fixture(autouse=True)
-def leases(monkeypatch, tmp_path):
-    """Leases of this test alone."""
-    monkeypatch.setenv("HOME", str(tmp_path))
 
 
 @pytest.fixture
@@ -45,31 +39,25 @@ def grouped(parameters, tmp_path):
     return changed | {"prompts": prompts, "held_out": held_out, "reward": {"functions": FUNCTIONS}, "algo": algo}
 
 
-def run(flow, parameters):
-    return flow(**flow.validate_parameters(parameters), return_state=True)
-
-
 def test_scores_are_the_weighted_sum_of_functions_that_see_their_rows_columns(grouped):
     """And each one's mean is a metric; the reward of a group's rows is that of their texts.
 
     Trackers of that run show its metrics and its rows.
     """
-    state = run(grpo, grouped | {"tracking": {"report_to": [*READ_BACK], "names": "own", "samples": 2}})
-    assert state.is_completed(), state.message
-    run_dir = Path(state.result()["run_dir"])
+    run_dir = completed(grpo, grouped | {"tracking": {"report_to": [*READ_BACK], "names": "own", "samples": 2}})
     table = pq.read_table(run_dir / "rollouts" / "step-000000.parquet").to_pydict()
     assert len(table["prompt"]) == 8
     assert [table["prompt"][row] == table["prompt"][row + 1] for row in range(0, 8, 2)] == [True] * 4
     expected = [-0.5 * len(text) + sum(letter in "aeiou" for letter in text) for text in table["response"]]
     assert table["reward"] == pytest.approx(expected)
-    first = json.loads((run_dir / "metrics.jsonl").read_text().splitlines()[0])
+    first = read_lines(run_dir / "metrics.jsonl")[0]
     assert first["score.shorter"] == pytest.approx(-sum(map(len, table["response"])) / 8)
     assert first["score.failed"] == 0
     assert {"score", "actor_generate"} <= {span.call for span in read_spans(run_dir)}
     lines = {
         line["step"]: line
         for name in ("evaluation.jsonl", "metrics.jsonl")  # after the last step there is an evaluation alone
-        for line in map(json.loads, (run_dir / name).read_text().splitlines())
+        for line in read_lines(run_dir / name)
     }
     for tracker, read_back in READ_BACK.items():
         scalars, tables = read_back(run_dir)
@@ -86,8 +74,7 @@ def test_scores_are_the_weighted_sum_of_functions_that_see_their_rows_columns(gr
 @pytest.mark.all
 def test_remax_scores_the_sampled_and_the_greedy_response(grouped):
     algo = {key: value for key, value in grouped["algo"].items() if key != "samples_per_prompt"}
-    state = run(remax, grouped | {"algo": algo | {"kl": {"coefficient": 0.0, "kind": "fixed"}}})
-    assert state.is_completed(), state.message
+    completed(remax, grouped | {"algo": algo | {"kl": {"coefficient": 0.0, "kind": "fixed"}}})
 
 
 @pytest.mark.parametrize(
@@ -102,7 +89,7 @@ def test_remax_scores_the_sampled_and_the_greedy_response(grouped):
 )
 def test_a_reward_that_cannot_score_ends_the_run_in_one_line(grouped, function, says):
     functions = {function: {"function": f"{REWARDS}:{function}"}}
-    state = run(grpo, grouped | {"reward": {"functions": functions}})
+    state = end(grpo, grouped | {"reward": {"functions": functions}})
     assert state.is_failed()
     assert "\n" not in state.message
     assert re.search(says, state.message), state.message

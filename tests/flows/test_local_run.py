@@ -18,7 +18,6 @@ from prefect import flow
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import FlowFilter, FlowFilterName
 from prefect.client.schemas.sorting import FlowRunSort
-from prefect.settings import get_current_settings
 
 import prefect_rlhf as rl
 from prefect_rlhf.blocks.lease import lease
@@ -26,21 +25,15 @@ from prefect_rlhf.flows.commands.cli import main
 from prefect_rlhf.flows.training import run as training_run
 from prefect_rlhf.placement.mesh import ClusterShape
 from prefect_rlhf.placement.modules import IN_RANK
-from tests.plan_matrix import leased
+from tests.runs import environment, leased
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("prefect")]
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("prefect", "own_home")]
 
 ONE_CPU = ClusterShape("local", 1, 1, 8 << 30)
 DEADLINE_SECONDS = 500  # a run needs some 190 s of it on a busy machine with two cores
 CORES = len(os.sched_getaffinity(0))
 PROJECT = Path(__file__).parents[2]
 STEPS = 5  # the fewest after which a deviation from the prediction would be reported
-
-
-@pytest.fixture(autouse=True)
-def leases(monkeypatch, tmp_path):
-    """Leases of this test alone."""
-    monkeypatch.setenv("HOME", str(tmp_path))
 
 
 @pytest.fixture
@@ -170,10 +163,10 @@ def started(given, folder, *words):
     """`prefect-rlhf run grpo` as a terminal starts it."""
     file = folder / "given.yaml"
     file.write_text(yaml.safe_dump(given))
-    environment = {**os.environ, "PREFECT_API_URL": get_current_settings().api.url, "HOME": str(folder)}
     program = [Path(sys.executable).with_name("prefect-rlhf"), "run", "grpo", "--parameters", file, *words]
     log = (folder / "said").open("w")
-    return subprocess.Popen(program, env=environment, stdout=log, stderr=log, process_group=0, cwd=folder)
+    words = {"env": environment(HOME=str(folder)), "stdout": log, "stderr": log, "process_group": 0, "cwd": folder}
+    return subprocess.Popen(program, **words)
 
 
 def test_a_run_at_a_terminal_shows_few_short_lines(given, tmp_path):

@@ -1,37 +1,25 @@
 """Algorithms that learn from stored rows: real Prefect and Megatron-core, a tiny model."""
 
-import json
 import math
-from pathlib import Path
 
 import pytest
 
 from prefect_rlhf.flows.dpo import dpo
 from prefect_rlhf.flows.kto import kto
 from prefect_rlhf.flows.sft import sft
+from tests.runs import completed, read_lines
 from tests.tasks.data.stored import json_lines
 from tests.tiny import make_model
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("prefect")]
-LEARNER = {"lr": 1e-2}
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("prefect", "own_home")]
 
 
-@pytest.fixture(autouse=True)
-def leases(monkeypatch, tmp_path):
-    """Leases of this test alone."""
-    monkeypatch.setenv("HOME", str(tmp_path))
-
-
-def run(flow, parameters):
-    """The metrics of a run's steps and of its evaluations."""
-    state = flow(**flow.validate_parameters(parameters), return_state=True)
-    assert state.is_completed(), state.message
-    folder = Path(state.result()["run_dir"])
+def run(flow, folder, steps, **given):
+    """The metrics of the steps and of the evaluations of a run in a folder."""
+    given["algo"] |= {"optimizer": {"lr": 1e-2}}
+    folder = completed(flow, given | {"steps": steps, "output_dir": str(folder / "runs")})
     assert (folder / "actor" / "model.safetensors").is_file()
-    return tuple(
-        [json.loads(line) for line in (folder / name).read_text().splitlines()]
-        for name in ("metrics.jsonl", "evaluation.jsonl")
-    )
+    return read_lines(folder / "metrics.jsonl"), read_lines(folder / "evaluation.jsonl")
 
 
 def test_supervised_fine_tuning_lowers_the_loss_of_answers_it_never_saw(tmp_path):
@@ -45,17 +33,9 @@ def test_supervised_fine_tuning_lowers_the_loss_of_answers_it_never_saw(tmp_path
         for number, way in enumerate(ways)
     ]
     path = json_lines(tmp_path / "chats.jsonl", *chats)
-    steps, evaluations = run(
-        sft,
-        {
-            "chats": {"path": path},
-            "held_out": {"path": path, "split": "held_out"},
-            "actor": {"path": make_model(tmp_path / "actor")},
-            "algo": {"batch_size": 3, "evaluate_every": 3, "optimizer": LEARNER},
-            "steps": 6,
-            "output_dir": str(tmp_path / "runs"),
-        },
-    )
+    given = {"chats": {"path": path}, "held_out": {"path": path, "split": "held_out"}}
+    given |= {"actor": {"path": make_model(tmp_path / "actor")}, "algo": {"batch_size": 3, "evaluate_every": 3}}
+    steps, evaluations = run(sft, tmp_path, 6, **given)
     losses = [each["token_loss.loss"] for each in evaluations]
     assert [each["step"] for each in evaluations] == [0, 3, 6]
     assert all(each["token_loss.tokens"] == 3 for each in evaluations), "the answer's alone"
@@ -74,18 +54,11 @@ def pairs(path):
 def test_preferences_are_learnt_from_pairs_of_messages(tmp_path, loss):
     """From a tie with the reference; without one, from what the model prefers at first."""
     model = {"path": make_model(tmp_path / "actor")}
-    steps, evaluations = run(
-        dpo,
-        {
-            "pairs": {"path": pairs(tmp_path / "pairs.jsonl")},
-            "held_out": {"path": str(tmp_path / "pairs.jsonl"), "split": "held_out"},
-            "actor": model,
-            **({"ref": model} if loss == "dpo" else {}),
-            "algo": {"loss": loss, "batch_size": 4, "evaluate_every": 2, "optimizer": LEARNER},
-            "steps": 4,
-            "output_dir": str(tmp_path / "runs"),
-        },
-    )
+    path = pairs(tmp_path / "pairs.jsonl")
+    given = {"pairs": {"path": path}, "held_out": {"path": path, "split": "held_out"}, "actor": model}
+    given |= {"ref": model} if loss == "dpo" else {}
+    algo = {"loss": loss, "batch_size": 4, "evaluate_every": 2}
+    steps, evaluations = run(dpo, tmp_path, 4, algo=algo, **given)
     margins = [each["preference_accuracy.margin"] for each in evaluations]
     assert margins[0] < margins[1] < margins[2]
     assert evaluations[-1]["preference_accuracy.accuracy"] == 1.0
@@ -102,18 +75,9 @@ def test_kto_learns_from_answers_that_are_good_or_bad_by_themselves(tmp_path):
         for text in ("the best", "a bad film")
     ]
     model = {"path": make_model(tmp_path / "actor")}
-    steps, evaluations = run(
-        kto,
-        {
-            "answers": {"path": json_lines(tmp_path / "answers.jsonl", *rows)},
-            "held_out": {"path": str(tmp_path / "answers.jsonl"), "split": "held_out"},
-            "actor": model,
-            "ref": model,
-            "algo": {"batch_size": 4, "evaluate_every": 2, "optimizer": LEARNER},
-            "steps": 4,
-            "output_dir": str(tmp_path / "runs"),
-        },
-    )
+    path = json_lines(tmp_path / "answers.jsonl", *rows)
+    given = {"answers": {"path": path}, "held_out": {"path": path, "split": "held_out"}, "actor": model, "ref": model}
+    steps, evaluations = run(kto, tmp_path, 4, algo={"batch_size": 4, "evaluate_every": 2}, **given)
     assert (steps[0]["kto_kl.kl"], steps[0]["actor_train.loss"]) == (0.0, pytest.approx(0.5, abs=1e-3))
     assert evaluations[0]["label_accuracy.accuracy"] == 0.5 < evaluations[-1]["label_accuracy.accuracy"] == 1.0
     assert evaluations[-1]["label_accuracy.margin"] > 0

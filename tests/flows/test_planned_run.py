@@ -1,7 +1,6 @@
 """What planning adds to a run: real Prefect and gangs, tiny models; plans measured, predictions, and a refusal."""
 
 import json
-from pathlib import Path
 
 import pytest
 from prefect.artifacts import Artifact
@@ -9,27 +8,25 @@ from prefect.artifacts import Artifact
 from prefect_rlhf.flows.ppo import ppo
 from prefect_rlhf.flows.training import auto_plan, measured_plan
 from prefect_rlhf.placement.errors import OutOfDeviceMemory, PlanDoesNotFit
-from prefect_rlhf.placement.lease import ENVIRONMENT_VARIABLE, Lease
+from prefect_rlhf.placement.lease import ENVIRONMENT_VARIABLE
 from prefect_rlhf.placement.mesh import ClusterShape
 from prefect_rlhf.tasks.running import train as session
 from prefect_rlhf.tasks.running.journal import read_spans
+from tests.runs import end, folder_of, whole
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("prefect")]
 
 
 @pytest.fixture(autouse=True)
-def home(monkeypatch, tmp_path):
-    """Leases, plans and profiles of this test alone."""
-    monkeypatch.setenv("HOME", str(tmp_path))
+def home(own_home, monkeypatch):
+    """Plans of this test alone, searched for half a second."""
     monkeypatch.setattr(auto_plan, "BUDGET_SECONDS", 0.5)
 
 
 def run(parameters, monkeypatch, device_bytes=8 << 30, **changes):
     """Run PPO on two devices; the final state."""
-    cluster = ClusterShape("test", 1, 2, device_bytes)
-    held = Lease("test", "test", cluster, cluster.whole, cluster.whole.devices())
-    monkeypatch.setenv(ENVIRONMENT_VARIABLE, held.to_json())
-    return ppo(**ppo.validate_parameters(parameters | changes), return_state=True)
+    monkeypatch.setenv(ENVIRONMENT_VARIABLE, whole(ClusterShape("test", 1, 2, device_bytes)).to_json())
+    return end(ppo, parameters | changes)
 
 
 def test_plans_run_two_steps_and_the_fastest_that_ran_is_kept(parameters, monkeypatch):
@@ -44,9 +41,7 @@ def test_plans_run_two_steps_and_the_fastest_that_ran_is_kept(parameters, monkey
         return real(run, journal, report, steps)
 
     monkeypatch.setattr(session, "train", train_but_the_first)
-    state = run(parameters, monkeypatch, plan="measure(2)", steps=1)
-    assert state.is_completed(), state.message
-    run_dir = Path(state.result()["run_dir"])
+    run_dir = folder_of(run(parameters, monkeypatch, plan="measure(2)", steps=1))
 
     failed, ran = json.loads((run_dir / "measured_plans.json").read_text())["plans"]
     assert failed["failure"] == "OutOfDeviceMemory: rank 1: planted"
@@ -60,15 +55,7 @@ def test_plans_run_two_steps_and_the_fastest_that_ran_is_kept(parameters, monkey
     kept = {"plan.yaml", "certificate.json", "plan.svg", "measured_plans.json", "task_runs.jsonl", "metrics.jsonl"}
     kept |= {"flow_run_id", "result.json", "progress.log"}
     written = {path.name for path in run_dir.iterdir()}
-    assert written == kept | {
-        "actor",
-        "critic",
-        "rollouts",
-        "evaluation",
-        "evaluation.jsonl",
-        "flow_run_id",
-        "result.json",
-    }
+    assert written == kept | {"actor", "critic", "rollouts", "evaluation", "evaluation.jsonl"}
     assert json.loads((run_dir / "certificate.json").read_text())["fits"] is True
     assert (run_dir / "plan.svg").read_text().startswith("<svg")
     check_predictions(read_spans(run_dir))

@@ -9,12 +9,12 @@ from prefect_rlhf.flows.commands.cli import main
 from prefect_rlhf.flows.hardware import profiles
 from prefect_rlhf.flows.profile import profile
 from prefect_rlhf.placement.cost.profile import Profile
-from prefect_rlhf.placement.lease import ENVIRONMENT_VARIABLE, Lease
+from prefect_rlhf.placement.lease import ENVIRONMENT_VARIABLE
 from prefect_rlhf.placement.mesh import ClusterShape
+from tests.runs import whole
 from tests.tiny import make_model
 
-DESK = ClusterShape("desk", 1, 1, 8 << 30)
-HELD = Lease("local", "a", DESK, DESK.whole, DESK.whole.devices())
+HELD = whole(ClusterShape("desk", 1, 1, 8 << 30))
 
 
 @pytest.fixture(autouse=True)

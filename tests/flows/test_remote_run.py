@@ -15,6 +15,7 @@ from prefect_rlhf.flows.training import log
 from prefect_rlhf.placement.remote_path import CACHE_VARIABLE, local_path
 from prefect_rlhf.tasks.checkpoints import folders
 from tests.object_stores import BUCKET, names, put, s3_server
+from tests.runs import end
 from tests.tasks.data.stored import json_lines
 from tests.tiny import make_model
 
@@ -22,8 +23,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.all, pytest.mark.usefixtures("prefec
 
 
 @pytest.fixture
-def server(monkeypatch, tmp_path):
-    monkeypatch.setenv("HOME", str(tmp_path))
+def server(own_home, monkeypatch, tmp_path):
     monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "cache"))
     with s3_server(monkeypatch) as server:
         yield server
@@ -51,7 +51,7 @@ def run(place, **changes):
         "output_dir": f"{place}/runs",
         **changes,
     }
-    state = sft(**sft.validate_parameters(given), return_state=True)
+    state = end(sft, given)
     assert state.is_completed(), state.message
     return state.result()
 

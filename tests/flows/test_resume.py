@@ -19,25 +19,20 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-import pyarrow.parquet as pq
 import pytest
 import torch
 from prefect.client.orchestration import get_client
 from prefect.context import FlowRunContext
 from prefect.exceptions import Pause
 from prefect.flow_engine import run_flow
-from prefect.settings import get_current_settings
 from prefect.states import Paused, Pending
 from safetensors.torch import load_file, save_file
 
 from prefect_rlhf.engines.files import checkpoint_files
-from prefect_rlhf.flows.forms.options import RunOptions
 from prefect_rlhf.flows.grpo import grpo
 from prefect_rlhf.flows.ppo import ppo
-from prefect_rlhf.flows.training.run import prepare
 from prefect_rlhf.flows.training.run_folder import earlier_folder, new_folder
 from prefect_rlhf.placement.errors import InvalidInput
-from prefect_rlhf.placement.lease import Lease
 from prefect_rlhf.placement.mesh import ClusterShape
 from prefect_rlhf.tasks.running.dispatch import Dispatcher
 from prefect_rlhf.tasks.running.journal import read_spans
@@ -47,6 +42,8 @@ from tests import plan_matrix
 from tests.cases import first
 from tests.finished_steps import write_checkpoint
 from tests.plan_matrix import ALONE, SEED, plan
+from tests.runs import end, environment, folder_of, leased, plan_file, prepared, read_lines, rollouts
+from tests.runs import whole as whole_lease
 from tests.tiny import make_model
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("prefect")]
@@ -61,7 +58,7 @@ PLANS = {
     "split": plan("0-1 tp2 engine=vllm", "1", "0", "0-1 dp2", "0-1 tp2", "0-1 pp2 micro_batches=2"),
     "separated": plan("0 engine=vllm", "0", "0", "0", "1", "1"),
 }
-CLUSTER = ClusterShape("desk", num_nodes=1, devices_per_node=2, device_memory_bytes=8 << 30)
+TWO_DEVICES = whole_lease(ClusterShape("desk", num_nodes=1, devices_per_node=2, device_memory_bytes=8 << 30))
 
 
 @pytest.fixture(scope="module")
@@ -76,32 +73,29 @@ def parameters(tmp_path_factory):
     return given | {"algo": algo, "checkpoint_every": HALF, "steps": STEPS}
 
 
-def plan_file(parameters, name):
-    return str(plan_matrix.plan_file(PLANS[name], Path(parameters["output_dir"]).parent / f"{name}.json"))
+def planned(parameters, name):
+    """Parameters with the file of a plan."""
+    return {**parameters, "plan": str(plan_file(PLANS[name], Path(parameters["output_dir"]).parent / f"{name}.json"))}
 
 
 def run(parameters, plan, num_devices=2, **changes):
     """The state in which PPO ends, run in this process."""
-    given = {**parameters, "plan": plan_file(parameters, plan), **changes}
-    with plan_matrix.leased(num_devices):
-        return ppo(**ppo.validate_parameters(given), return_state=True)
+    with leased(num_devices):
+        return end(ppo, planned(parameters, plan) | changes)
 
 
 def run_dir_of(parameters, plan, **changes):
     """The folder of a run to its end."""
-    state = run(parameters, plan, **changes)
-    assert state.is_completed(), state.message
-    return Path(state.result()["run_dir"])
+    return folder_of(run(parameters, plan, **changes))
 
 
 def killed(parameters, plan, folder, node, file, reached, victims="all", **changes):
     """The folder of a run that was killed with `file` not written, when `reached(its folder)`; and what it said."""
-    given = {**parameters, **changes, "plan": plan_file(parameters, plan), "output_dir": str(folder / "runs")}
+    given = planned(parameters, plan) | changes | {"output_dir": str(folder / "runs")}
     (folder / "parameters.json").write_text(json.dumps(given))
     line = [sys.executable, "-m", "tests.flows.stopped_run", str(folder / "parameters.json"), "2", node, file]
-    environment = {**os.environ, "PREFECT_API_URL": get_current_settings().api.url}
     output = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    process = subprocess.Popen(line, env=environment, cwd=Path(__file__).parents[2], **output)
+    process = subprocess.Popen(line, env=environment(), cwd=Path(__file__).parents[2], **output)
     try:
         pipe = wait_for(lambda: next((folder / "runs").glob(f"*/{file}"), None), process)
         run_dir = Path(str(pipe).removesuffix(file))
@@ -155,22 +149,17 @@ def half(parameters, tmp_path_factory):
     return killed(parameters, "replicas", folder, "commit@2", SHARD, all_but_one_shard, checkpoint_every=1)[0]
 
 
-def tokens_by_step(run_dir, first=0):
-    files = [file for file in (run_dir / "rollouts").glob("*.parquet") if int(file.stem[-6:]) >= first]
-    return {file.stem: pq.read_table(file).column("tokens").to_pylist() for file in files}
-
-
 def metrics_of(run_dir):
     """Each step's metrics without those that a clock decides."""
     clocks = ("seconds", "orchestration_share", "fingerprint_share")
-    lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    lines = read_lines(run_dir / "metrics.jsonl")
     return [{name: value for name, value in line.items() if name not in clocks} for line in lines]
 
 
 def assert_same_bits(resumed, whole):
     """Tokens and metrics of all steps, and the bytes of the trained models."""
-    assert len(tokens_by_step(whole)) == STEPS
-    assert tokens_by_step(resumed) == tokens_by_step(whole)
+    assert len(rollouts(whole)) == STEPS
+    assert rollouts(resumed) == rollouts(whole)
     assert metrics_of(resumed) == metrics_of(whole)
     for role in ("actor", "critic"):
         one, other = (run_dir / role / "model.safetensors" for run_dir in (whole, resumed))
@@ -244,10 +233,8 @@ def test_a_suspended_run_ends_its_step_and_goes_on_when_it_is_resumed(parameters
 
     at_node("ref_inference@2", suspend)
     before = descendants(os.getpid())  # the server
-    given = ppo.validate_parameters(
-        {**parameters, "plan": plan_file(parameters, "replicas"), "output_dir": str(tmp_path)}
-    )
-    with plan_matrix.leased(2):
+    given = ppo.validate_parameters(planned(parameters, "replicas") | {"output_dir": str(tmp_path)})
+    with leased(2):
         with pytest.MonkeyPatch.context() as patch, pytest.raises(Pause):
             begin = StopRequest.__init__
             patch.setattr(StopRequest, "__init__", lambda self: (note(), begin(self))[1])
@@ -255,7 +242,7 @@ def test_a_suspended_run_ends_its_step_and_goes_on_when_it_is_resumed(parameters
         flow_run = context[0].flow_run
         folder = tmp_path / flow_run.name
         assert "step-000003" in {path.name for path in (folder / "checkpoints").iterdir()}
-        assert len(tokens_by_step(folder)) == 3 and descendants(os.getpid()) == before
+        assert len(rollouts(folder)) == 3 and descendants(os.getpid()) == before
         with get_client(sync_client=True) as client:
             client.set_flow_run_state(flow_run.id, Pending(), force=True)
             resumed = run_flow(ppo, flow_run=client.read_flow_run(flow_run.id), parameters=given, return_type="state")
@@ -277,7 +264,7 @@ def test_training_moves_on_after_the_checkpoint(parameters, whole, half):
 def test_under_another_plan_the_rest_is_the_same_within_rounding(parameters, whole, half, plan, num_devices):
     """The optimizer was sharded over two replicas; now it is whole, or split by tensors and by layers."""
     resumed = run_dir_of(parameters, plan, num_devices=num_devices, resume_from=str(half))
-    assert tokens_by_step(resumed) == tokens_by_step(whole)
+    assert rollouts(resumed) == rollouts(whole)
     for role in ("actor", "critic"):
         one, other = (load_file(run_dir / role / "model.safetensors") for run_dir in (whole, resumed))
         assert max(float((values - other[name]).abs().max()) for name, values in one.items()) < TOLERANCE
@@ -296,9 +283,7 @@ def test_killed_in_the_middle_of_a_step_with_stale_generation_it_is_the_whole_ru
 
     stale = {"staleness": 1}
     whole = run_dir_of(parameters, "separated", **stale)
-    versions = [
-        pq.read_table(file).column("weight_version")[0].as_py() for file in sorted((whole / "rollouts").glob("*"))
-    ]
+    versions = [rows[0] for rows in rollouts(whole, "weight_version")]
     assert versions == [0, 0, 2, 2], "right after a checkpoint generation reads the newest weights"
     half, _ = killed(
         parameters, "separated", tmp_path, "record_rollouts@3", "rollouts/step-000003.partial", trained, **stale
@@ -338,22 +323,20 @@ def test_a_full_disk_leaves_the_checkpoint_before_and_says_so(parameters, monkey
     (checkpoints,) = output.glob("*/checkpoints")
     assert [path.name for path in checkpoints.iterdir()] == ["step-000002"]
     assert f"step-000002 is complete; to resume from it, set resume_from={checkpoints / 'step-000002'}" in caplog.text
-    resumed = prepared(parameters, resume_from="latest", output_dir=str(output))
+    resumed = decided(parameters, resume_from="latest", output_dir=str(output))
     assert resumed.request.checkpoint.folder == checkpoints / "step-000002"
 
 
-def prepared(parameters, flow=ppo, **changes):
+def decided(parameters, flow=ppo, **changes):
     """What a run decides before it uses a device."""
-    options, arguments = RunOptions.split(flow.validate_parameters({**parameters, **changes}))
-    lease = Lease("pool", "abc", CLUSTER, CLUSTER.whole, CLUSTER.whole.devices())
-    return prepare(flow.algorithm, arguments, options, lease)
+    return prepared(flow, {**parameters, **changes}, TWO_DEVICES)
 
 
 @pytest.fixture(scope="module")
 def stored(parameters, tmp_path_factory):
     """The folder of a run with a checkpoint after two steps, as far as `prepare` looks at it."""
     run_dir = tmp_path_factory.mktemp("stored") / "run"
-    write_checkpoint(prepared(parameters, plan="flattening").augmented, run_dir, HALF, every=HALF, seed=SEED)
+    write_checkpoint(decided(parameters, plan="flattening").augmented, run_dir, HALF, every=HALF, seed=SEED)
     return run_dir
 
 
@@ -366,10 +349,7 @@ def deeper(folder):
     [
         (lambda p, f: {"seed": 9}, rf"resume_from: got 'a checkpoint with seed {SEED}', expected 9, as in this run"),
         (lambda p, f: {"steps": 1}, r"steps: got 1, expected at least 2, the steps that step-000002 has finished"),
-        (
-            lambda p, f: {"staleness": 1},
-            r"resume_from: got 'a checkpoint with staleness 0', expected 1, as in this run",
-        ),
+        (lambda p, f: {"staleness": 1}, r"resume_from: got 'a checkpoint with staleness 0', expected 1, as in this"),
         (lambda p, f: {"actor": deeper(f)}, r"models\.actor\.shape\.num_layers 4', expected 6, as in this run"),
         (
             lambda p, f: {"algo": p["algo"] | {"actor_optimizer": {"lr": 1e-3}}},
@@ -382,37 +362,37 @@ def deeper(folder):
 def test_what_is_not_this_run_is_refused_in_one_line(parameters, stored, tmp_path, change, says):
     changes = {"resume_from": str(stored), "plan": "flattening"} | change(parameters, tmp_path)
     with pytest.raises(InvalidInput, match=says) as error:
-        prepared(parameters, **changes)
+        decided(parameters, **changes)
     assert "\n" not in str(error.value)
 
 
 def test_another_algorithm_is_refused(parameters, stored):
     common = {key: parameters[key] for key in ("prompts", "held_out", "actor", "ref", "reward", "output_dir")}
     with pytest.raises(InvalidInput, match=r"a checkpoint with algorithm 'ppo'\", expected 'grpo', as in this run"):
-        prepared(common, grpo, steps=STEPS, resume_from=str(stored))
+        decided(common, grpo, steps=STEPS, resume_from=str(stored))
 
 
 def test_a_moved_model_is_no_other_model(parameters, stored, tmp_path):
     """A frozen role is read from wherever this run says."""
     moved = shutil.copytree(parameters["ref"]["path"], tmp_path / "moved")
     changes = {"ref": parameters["ref"] | {"path": str(moved)}, "resume_from": str(stored), "plan": "flattening"}
-    ready = prepared(parameters, **changes)
+    ready = decided(parameters, **changes)
     assert (ready.augmented.first_step, ready.request.checkpoint.step) == (HALF, HALF)
 
 
 def test_a_run_goes_on_with_the_draws_of_the_version_that_wrote_its_checkpoint(parameters, tmp_path, caplog):
     """All generates of an earlier version drew from one stream; so do all checkpoints that come after."""
-    now, old = prepared(parameters, plan="flattening").augmented, tmp_path / "old"
+    now, old = decided(parameters, plan="flattening").augmented, tmp_path / "old"
     assert {call.draws for call in now.graph if call.kind == "generate"} == {"actor_generate", "actor_evaluation"}
     before = replace(now.graph, calls=tuple(replace(call, draws="") for call in now.graph))
     write_checkpoint(replace(now, graph=before), old, HALF, every=HALF, seed=SEED)
-    resumed = prepared(parameters, plan="flattening", resume_from=str(old))
+    resumed = decided(parameters, plan="flattening", resume_from=str(old))
     assert resumed.request.graph == before
     assert "all generate calls share a random stream, as in the version that wrote the checkpoint" in caplog.text
 
 
 def test_a_run_goes_on_with_its_own_draws(parameters, stored, caplog):
-    resumed = prepared(parameters, plan="flattening", resume_from=str(stored))
+    resumed = decided(parameters, plan="flattening", resume_from=str(stored))
     assert {call.draws for call in resumed.request.graph if call.kind == "generate"} >= {"actor_generate"}
     assert "share a random stream" not in caplog.text
 

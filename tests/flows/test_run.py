@@ -1,40 +1,17 @@
 """Whole runs in miniature on one device, without a worker: real Prefect, Megatron-core and vLLM, tiny models."""
 
-import json
 import re
 from pathlib import Path
 
-import pyarrow.parquet as pq
 import pytest
 
 from prefect_rlhf.engines.weights.move_weights import Moved, WeightMover
 from prefect_rlhf.flows.ppo import ppo
 from prefect_rlhf.flows.rlhf_flow import find_flow
 from prefect_rlhf.placement.errors import StaleWeights
+from tests.runs import completed, end, plan_file, read_lines, rollouts
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("prefect")]
-
-
-@pytest.fixture(autouse=True)
-def leases(monkeypatch, tmp_path):
-    """Leases of this test alone, so that it does not wait for another program's run."""
-    monkeypatch.setenv("HOME", str(tmp_path))
-
-
-def run(parameters, **changes):
-    """Run PPO to its end; the final state."""
-    return ppo(**ppo.validate_parameters(parameters | changes), return_state=True)
-
-
-def last_run(parameters, **changes):
-    """Run PPO; its folder."""
-    state = run(parameters, **changes)
-    assert state.is_completed(), state.message
-    return Path(state.result()["run_dir"])
-
-
-def tokens(run_dir):
-    return [pq.read_table(file).column("tokens").to_pylist() for file in sorted((run_dir / "rollouts").iterdir())]
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("prefect", "own_home")]
 
 
 @pytest.fixture(scope="module")
@@ -42,20 +19,20 @@ def once(prefect, parameters, tmp_path_factory):
     """The folder of a run from seed 1."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HOME", str(tmp_path_factory.mktemp("home")))
-        return last_run(parameters, seed=1)
+        return completed(ppo, parameters | {"seed": 1})
 
 
 @pytest.mark.all  # test_plan_invariance.py compares the tokens of runs
 def test_the_same_seed_gives_the_same_tokens_and_another_seed_gives_others(parameters, once):
-    again, other = (last_run(parameters, seed=seed, steps=1) for seed in (1, 2))
-    assert tokens(once)[:1] == tokens(again)
-    assert tokens(once)[:1] != tokens(other)
+    again, other = (completed(ppo, parameters | {"seed": seed, "steps": 1}) for seed in (1, 2))
+    assert rollouts(once)[:1] == rollouts(again)
+    assert rollouts(once)[:1] != rollouts(other)
 
 
 def test_a_stale_weight_stops_the_run_and_both_versions_are_named(parameters, monkeypatch):
     """Planted: the copy of trained weights to vLLM silently does nothing (as in TRL for eight months)."""
     monkeypatch.setattr(WeightMover, "move", lambda *_: Moved(0, 0, 0))
-    state = run(parameters)
+    state = end(ppo, parameters)
     assert state.is_failed()
     assert "v0" in state.message and "v1" in state.message and "actor.vllm" in state.message
     with pytest.raises(StaleWeights):
@@ -70,8 +47,8 @@ def test_recomputed_logprobs_are_compared_with_vllms(parameters):
     exact = {role: parameters[role] | {"dtype": "float32"} for role in ("actor", "ref", "critic", "reward")}
     sampling = parameters["algo"]["sampling"] | {"top_p": 0.8}
     algo = parameters["algo"] | {"old_logprobs": "recompute", "sampling": sampling}
-    run_dir = last_run(parameters, **exact, algo=algo)
-    steps = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    run_dir = completed(ppo, parameters | exact | {"algo": algo})
+    steps = read_lines(run_dir / "metrics.jsonl")
     differences = [step["compare_logprobs.max"] for step in steps if "compare_logprobs.max" in step]
     assert len(differences) == 2
     assert max(differences) < 1e-4
@@ -79,7 +56,7 @@ def test_recomputed_logprobs_are_compared_with_vllms(parameters):
 
 def test_no_rank_keeps_rows_of_a_step_that_ended(once):
     """What the run's own record says of the stores: rows in the middle of each step, none at its end."""
-    spans = [json.loads(line) for line in (once / "task_runs.jsonl").read_text().splitlines()]
+    spans = read_lines(once / "task_runs.jsonl")
     for step in range(2):
         held = [sum(span["store_bytes"].values()) for span in spans if span["step"] == step]
         assert max(held) > 0
@@ -88,7 +65,7 @@ def test_no_rank_keeps_rows_of_a_step_that_ended(once):
 
 
 def test_a_mistake_ends_the_run_with_one_line(parameters):
-    state = run(parameters, actor={"path": "/nowhere"})
+    state = end(ppo, parameters | {"actor": {"path": "/nowhere"}})
     assert state.is_failed()
     assert state.message.startswith("InvalidInput: ") and "\n" not in state.message
 
@@ -96,13 +73,11 @@ def test_a_mistake_ends_the_run_with_one_line(parameters):
 def test_a_loss_that_is_no_number_ends_the_run_with_its_call_and_the_last_good_checkpoint(parameters, tmp_path, caplog):
     """What was trained before it is whole, and nothing is tried again."""
     turns_nan = find_flow(f"{Path(__file__).with_name('turns_nan.py')}:turns_nan")
-    plan = tmp_path / "alone.json"
-    names = {"actor_generate": "megatron", "no_numbers_later": "python", "actor_train": "megatron"}
-    calls = {name: {"mesh": "n0:0", "engine": engine} for name, engine in names.items()}
-    plan.write_text(json.dumps({"name": "alone", "calls": calls}))
+    calls = dict.fromkeys(("actor_generate", "actor_train"), "0 engine=megatron")
+    plan = plan_file(calls, tmp_path / "alone.json", ["no_numbers_later"])
     given = {name: parameters[name] for name in ("prompts", "actor")}
     given |= {"steps": 3, "checkpoint_every": 1, "plan": str(plan), "output_dir": str(tmp_path / "runs")}
-    state = turns_nan(**turns_nan.validate_parameters(given), return_state=True)
+    state = end(turns_nan, given)
     assert state.is_failed()
     assert re.fullmatch(r"NotFinite: rank 0: actor_train · step 1: the gradient's norm is nan: .*", state.message)
     assert "step-000001 is complete; to resume from it, set resume_from=" in caplog.text

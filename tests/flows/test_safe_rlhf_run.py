@@ -1,15 +1,14 @@
 """Safe RLHF: six models, nine calls to them and a second loss for the policy, in a real run of tiny models."""
 
-import json
 from pathlib import Path
 
 import pytest
 
 from prefect_rlhf.flows.safe_rlhf import safe_rlhf
-from tests import plan_matrix
+from tests.runs import completed, leased, plan_file, read_lines
 from tests.tiny import make_pairs
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("prefect")]
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("prefect", "own_home")]
 COMPUTATIONS = (
     "kl_penalised_rewards",
     "kl_penalised_costs",
@@ -35,12 +34,6 @@ PLAN = {
 """Both critics train side by side, on devices and in layouts of their own."""
 
 
-@pytest.fixture(autouse=True)
-def leases(monkeypatch, tmp_path):
-    """Leases of this test alone."""
-    monkeypatch.setenv("HOME", str(tmp_path))
-
-
 @pytest.fixture
 def safe(parameters, tmp_path):
     """Parameters of a run whose cost lies far above its limit, which only a growing multiplier can answer."""
@@ -53,15 +46,10 @@ def safe(parameters, tmp_path):
 
 def run(parameters):
     """The metrics of a run's steps and of its evaluations."""
-    state = safe_rlhf(**safe_rlhf.validate_parameters(parameters), return_state=True)
-    assert state.is_completed(), state.message
-    folder = Path(state.result()["run_dir"])
+    folder = completed(safe_rlhf, parameters)
     trained = {path.parent.name for path in folder.glob("*/model.safetensors")}
     assert trained == {"actor", "critic", "cost_critic"}
-    return tuple(
-        [json.loads(line) for line in (folder / name).read_text().splitlines()]
-        for name in ("metrics.jsonl", "evaluation.jsonl")
-    )
+    return read_lines(folder / "metrics.jsonl"), read_lines(folder / "evaluation.jsonl")
 
 
 def check(steps, evaluations):
@@ -81,6 +69,6 @@ def test_a_cost_above_its_limit_raises_the_multiplier_and_both_critics_learn(saf
 
 @pytest.mark.all
 def test_it_runs_where_every_role_has_devices_and_a_layout_of_its_own(safe):
-    path = plan_matrix.plan_file(PLAN, Path(safe["output_dir"]).parent / "plan.json", COMPUTATIONS)
-    with plan_matrix.leased(4):
+    path = plan_file(PLAN, Path(safe["output_dir"]).parent / "plan.json", COMPUTATIONS)
+    with leased(4):
         check(*run(safe | {"plan": str(path)}))

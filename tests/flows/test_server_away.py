@@ -17,15 +17,16 @@ from pathlib import Path
 import pytest
 from prefect.types._datetime import from_timestamp, parse_datetime
 
+from prefect_rlhf.flows.ppo import ppo
 from tests import plan_matrix
 from tests.blocks.prefect_site import PrefectSite
-from tests.plan_matrix import Result, leased, plan
+from tests.plan_matrix import ALONE
+from tests.runs import Result, completed, leased, plan_file
 
 pytestmark = [pytest.mark.slow, pytest.mark.all]  # tests/tasks/server/ loses ends of task runs in seconds
 
 COMMAND = Path(sys.executable).with_name("prefect-rlhf")
 STEPS = 6
-ONE = plan("0 engine=megatron", "0", "0", "0", "0", "0")
 CLOCKS = ("seconds", "orchestration_share", "fingerprint_share")
 
 
@@ -33,18 +34,14 @@ CLOCKS = ("seconds", "orchestration_share", "fingerprint_share")
 def parameters(tmp_path_factory):
     folder = tmp_path_factory.mktemp("away")
     given = plan_matrix.parameters(folder)
-    return given | {"steps": STEPS, "steps_per_group": 2, "plan": str(plan_matrix.plan_file(ONE, folder / "one.json"))}
+    return given | {"steps": STEPS, "steps_per_group": 2, "plan": str(plan_file(ALONE, folder / "one.json"))}
 
 
 @pytest.fixture(scope="module")
 def undisturbed(prefect, parameters):
     """The same run with a server that stays."""
-    from prefect_rlhf.flows.ppo import ppo
-
     with leased(1):
-        state = ppo(**ppo.validate_parameters(parameters), return_state=True)
-    assert state.is_completed(), state.message
-    return Result.read(Path(state.result()["run_dir"]))
+        return Result.read(completed(ppo, parameters))
 
 
 @pytest.fixture

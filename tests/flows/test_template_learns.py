@@ -1,25 +1,19 @@
 """The template of `prefect-rlhf init` improves the reward within its ten steps, for several seeds."""
 
-import os
 import subprocess
 import sys
 from pathlib import Path
 from statistics import mean
 
 import pytest
-from prefect.settings import get_current_settings
 
 from benchmarks.demo.pretrained import prepare_model
 from prefect_rlhf.flows.commands.init import project, write_new
 from prefect_rlhf.flows.run_result import RunResult
+from tests.runs import environment
 from tests.test_end_to_end import CACHE
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.all,
-    pytest.mark.timeout(1500),
-    pytest.mark.usefixtures("prefect"),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.all, pytest.mark.timeout(1500), pytest.mark.usefixtures("prefect")]
 
 STEPS = 10
 LEAST_GAIN = 0.1  # seeds 1 to 3 gained 0.38 or more when docs/first_hour.md was written
@@ -41,8 +35,13 @@ def test_the_mean_reward_of_the_last_three_steps_exceeds_the_first_three(folder,
     program = str(Path(sys.executable).with_name("prefect-rlhf"))
     words = ["run", "my_reinforce.py:reinforce", "--parameters", "parameters.yaml", "--devices", "2"]
     words += ["-p", f"seed={seed}", "-p", f"output_dir={tmp_path}"]
-    environment = {**os.environ, "PREFECT_API_URL": get_current_settings().api.url, "HOME": str(tmp_path)}
-    given = {"cwd": folder, "env": environment, "capture_output": True, "text": True, "timeout": LIMIT_SECONDS}
+    given = {
+        "cwd": folder,
+        "env": environment(HOME=str(tmp_path)),
+        "capture_output": True,
+        "text": True,
+        "timeout": LIMIT_SECONDS,
+    }
     ended = subprocess.run([program, *words], check=False, **given)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     rewards = [step["score.answer_alone"] for step in RunResult.read(tmp_path / "latest").metrics]

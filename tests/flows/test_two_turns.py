@@ -1,6 +1,5 @@
 """Rows that a computation makes: as long as the body states, counted before a device is used, and held to it after."""
 
-import json
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +16,7 @@ from prefect_rlhf.placement.memory.certificate import certify_plan
 from prefect_rlhf.placement.mesh import ClusterShape
 from prefect_rlhf.placement.planner.preset_plan import preset
 from prefect_rlhf.placement.row_set import RowLimit
-from tests.plan_matrix import leased
+from tests.runs import completed, leased, plan_file, read_lines
 
 PAGE = Path(__file__).parents[2] / "docs" / "authoring.md"
 ONE = ClusterShape("desk", num_nodes=1, devices_per_node=1, device_memory_bytes=8 << 30)
@@ -99,15 +98,11 @@ def test_rows_beyond_the_context_are_refused(flow, given, algo, says):
 
 
 @pytest.mark.slow
-def test_two_turns_run_as_the_docs_show_them(flow, given, prefect, tmp_path, monkeypatch):
-    monkeypatch.setenv("HOME", str(tmp_path))
+@pytest.mark.usefixtures("prefect", "own_home")
+def test_two_turns_run_as_the_docs_show_them(flow, given, tmp_path):
     graph, _ = traced(flow, given)
-    engines = {"compute": "python"}
-    calls = {call.name: {"mesh": "n0:0", "engine": engines.get(call.kind, "megatron")} for call in graph}
-    plan = tmp_path / "alone.json"
-    plan.write_text(json.dumps({"name": "alone", "calls": calls}))
+    engines = {call.name: f"0 engine={'python' if call.kind == 'compute' else 'megatron'}" for call in graph}
+    plan = plan_file(engines, tmp_path / "alone.json", ())
     with leased(1):
-        state = flow(**flow.validate_parameters(given | {"steps": 1, "plan": str(plan)}), return_state=True)
-    assert state.is_completed(), state.message
-    (step,) = map(json.loads, (Path(state.result()["run_dir"]) / "metrics.jsonl").read_text().splitlines())
+        (step,) = read_lines(completed(flow, given | {"steps": 1, "plan": str(plan)}) / "metrics.jsonl")
     assert step["actor_train.grad_norm"] > 0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import json
 import os
 import re
 import shlex
@@ -22,6 +21,7 @@ from prefect.utilities.schema_tools import validate
 from prefect_rlhf.blocks.worker.worker import GpuMeshWorker
 from prefect_rlhf.flows.commands.cli import main
 from tests.blocks.prefect_site import PrefectSite, everything_up
+from tests.runs import read_lines
 from tests.tiny import make_model
 
 PROJECT = Path(__file__).parents[3]
@@ -151,6 +151,6 @@ def test_the_path_through_prefect_works_as_it_is_written(tmp_path):
         deployed = {found["name"] for found in site.ask("/deployments/filter", {})}
         assert deployed == {*DEPLOYMENTS, "my-reinforce"}
     folder = site.home / "runs" / "latest"
-    steps = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    steps = read_lines(folder / "metrics.jsonl")
     assert ["score.answer_alone" in step for step in steps][:10] == [True] * 10
     assert (folder / "actor" / "model.safetensors").is_file()

@@ -17,7 +17,6 @@ import yaml
 from prefect_rlhf.flows.commands.cli import main
 from prefect_rlhf.flows.commands.flags import read_parameters
 from prefect_rlhf.flows.commands.plan import interruptible
-from prefect_rlhf.flows.forms.options import RunOptions
 from prefect_rlhf.flows.forms.plan_options import plan_options
 from prefect_rlhf.flows.planning.answer import answer_question
 from prefect_rlhf.flows.planning.given_plan import GivenPlan
@@ -26,13 +25,11 @@ from prefect_rlhf.flows.planning.what_if import read_question
 from prefect_rlhf.flows.ppo import ppo
 from prefect_rlhf.flows.rlhf_flow import find_flow
 from prefect_rlhf.flows.training.lengths import parse_lengths
-from prefect_rlhf.flows.training.run import prepare
 from prefect_rlhf.placement.cost.hardware import Links
 from prefect_rlhf.placement.cost.profile import Profile
 from prefect_rlhf.placement.errors import InvalidInput, PlanDoesNotFit
 from prefect_rlhf.placement.known_models import KNOWN_SHAPES
 from prefect_rlhf.placement.layout.alignment import aligned
-from prefect_rlhf.placement.lease import Lease
 from prefect_rlhf.placement.mesh import ClusterShape
 from prefect_rlhf.placement.plan import Placement
 from prefect_rlhf.placement.planner.preset_plan import preset
@@ -41,11 +38,12 @@ from prefect_rlhf.placement.search.driver import search
 from prefect_rlhf.placement.search.partial.incumbent import SearchOutcome
 from prefect_rlhf.placement.strategy import Strategy
 from tests.placement.search.test_driver import two_calls
+from tests.runs import prepared, whole
 from tests.strategies import SMALL, model, placed, remax
 from tests.tiny import make_model, ppo_parameters
 
 TWO_CPUS = ClusterShape("desk", num_nodes=1, devices_per_node=2, device_memory_bytes=8 << 30)
-HELD = Lease("pool", "abc", TWO_CPUS, TWO_CPUS.whole, TWO_CPUS.whole.devices())
+HELD = whole(TWO_CPUS)
 LENGTHS = ["--prompt-length", "256", "--response-length", "256"]
 ON_TWO_CPUS = ["--cluster", "1x2:cpu", "--budget", "0.3"]
 MODELS = ["--model", "actor=llama-7b", "--model", "critic=llama-7b"]
@@ -75,8 +73,7 @@ def plan(folder, *flags, algorithm="ppo"):
 def ready(folder, plan_file):
     """The run of the parameters under a plan file, as far as it goes without devices."""
     parameters = read_parameters(folder / "parameters.yaml", [f"plan={plan_file}"])
-    options, arguments = RunOptions.split(ppo.validate_parameters(parameters))
-    return prepare(ppo.algorithm, arguments, options, HELD)
+    return prepared(ppo, parameters, HELD)
 
 
 def question(*models, algorithm="ppo", **values):

@@ -1,4 +1,4 @@
-"""Authors' flows that keep some rows, from the public door alone: RAFT, and DPO on the best and worst of a group."""
+"""Authors' flows, from the public door alone: RAFT, DPO on the best and worst of a group, REINFORCE on two row sets."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from prefect_rlhf import (
     Batch,
     Computed,
     Model,
+    Preferences,
     Prompts,
     Reward,
     Settings,
@@ -15,8 +16,10 @@ from prefect_rlhf import (
     compute,
     dpo_loss,
     generate,
+    grpo_advantages,
     inference,
     nll,
+    policy_gradient,
     record_rollouts,
     rlhf_flow,
     score,
@@ -25,6 +28,7 @@ from prefect_rlhf import (
 )
 
 RAFT, PAIRED = GRPO(), DPO()
+PRETRAIN_ITEMS = 5  # pairs, so ten rows in a step: they divide neither by mini-batches nor by replicas
 
 
 @computation("keep")
@@ -71,3 +75,17 @@ def keeps_pairs(prompts: Prompts, actor: Model, ref: Model, reward: Reward, algo
     compute(record_rollouts, pairs, scores, compute(no_advantages, pairs, settings=algo), settings=algo)
     logprobs = inference(ref, pairs, output="logprobs")
     train_step(actor, dpo_loss(algo).on(pairs, logprobs), optimizer=algo.optimizer, update=algo.update)
+
+
+@rlhf_flow("with_pretraining")
+def with_pretraining(prompts: Prompts, pretrain: Preferences, actor: Model, reward: Model, algo: GRPO = RAFT) -> None:
+    """One iteration of REINFORCE and the likelihood of other rows: two row sets, one gradient, one version."""
+    rollout = generate(
+        actor, prompts, batch_size=algo.batch_size, samples=algo.samples_per_prompt, sampling=algo.sampling
+    )
+    scores = inference(reward, rollout, output="scores")
+    advantages = compute(grpo_advantages, rollout, scores, settings=algo)
+    compute(record_rollouts, rollout, scores, advantages, settings=algo)
+    policy = policy_gradient(algo).on(rollout, advantages, mean_over="rows")
+    likelihood = nll(algo).on(pretrain, batch_size=PRETRAIN_ITEMS, mean_over="tokens")
+    train_step(actor, policy + 0.5 * likelihood, optimizer=algo.optimizer, update=algo.update)
