@@ -1,7 +1,5 @@
 """Authors' flows, from the public door alone: RAFT, DPO on the best and worst of a group, REINFORCE on two row sets."""
 
-from __future__ import annotations
-
 from prefect_rlhf import (
     DPO,
     GRPO,

@@ -3,8 +3,6 @@
 `python -m tests.door` writes them anew, when a change is meant.
 """
 
-from __future__ import annotations
-
 import inspect
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Checkpoints without a run: shards of zeros for every trained role, and a commit."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import torch

@@ -1,7 +1,5 @@
 """The groups of steps that a run submits, computed from the whole augmented graph."""
 
-from __future__ import annotations
-
 from prefect_rlhf.placement.augmented.augmented_graph import AugmentedGraph
 from prefect_rlhf.placement.augmented.node import Node
 

@@ -3,8 +3,6 @@
 `python -m tests.house` draws docs/images/house.svg and the table of rooms in docs/architecture.md anew.
 """
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Iterator, Mapping

@@ -1,7 +1,5 @@
 """Emulators of object stores that answer over HTTP on this machine: moto for S3, gcp-storage-emulator for GCS."""
 
-from __future__ import annotations
-
 import json
 import socket
 import time

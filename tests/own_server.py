@@ -1,7 +1,5 @@
 """The one Prefect server of a process that runs tests. To start one takes as long as a small training run."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import copy_context

@@ -5,8 +5,6 @@ and Adam with eps 1e-3: with 1e-8 an element whose gradient is nearly 0 takes a 
 decides.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial

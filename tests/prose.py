@@ -4,8 +4,6 @@ The patterns are crude ("one node" counts as "one" does), so no text reaches 0: 
 2.5 to 7.5 per 1,000 words.
 """
 
-from __future__ import annotations
-
 import ast
 import re
 import sys

@@ -3,8 +3,6 @@
 docs/conf.py puts it into docs/reference.md when the site is built. docs/examples/door.txt has the examples.
 """
 
-from __future__ import annotations
-
 import inspect
 import re
 import typing

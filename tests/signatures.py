@@ -1,7 +1,5 @@
 """Signatures and types as text, as a person would write them: without bounds, defaults in a few words."""
 
-from __future__ import annotations
-
 import inspect
 import types
 import typing

@@ -1,7 +1,5 @@
 """Who may import whom, and how long a function may get: read from the source, imports inside functions included."""
 
-from __future__ import annotations
-
 import ast
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The orders that papers report come out of the estimator, in all settings but those that docs/papers.md explains."""
 
-from __future__ import annotations
-
 from functools import partial
 from pathlib import Path
 

@@ -3,8 +3,6 @@
 REPORT is what `pytest --junitxml=REPORT` writes.
 """
 
-from __future__ import annotations
-
 import sys
 import xml.etree.ElementTree as ET
 from collections import defaultdict

@@ -3,8 +3,6 @@
 `python -m tests.vocabulary` writes docs/vocabulary.md.
 """
 
-from __future__ import annotations
-
 import inspect
 import re
 from collections.abc import Iterator

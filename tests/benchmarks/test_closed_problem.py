@@ -1,7 +1,5 @@
 """Closed problem files: what the command prints is a valid plan of the file, and bad files are refused in one line."""
 
-from __future__ import annotations
-
 import copy
 import json
 import signal

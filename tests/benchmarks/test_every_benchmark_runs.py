@@ -1,7 +1,5 @@
 """Every benchmark runs at its smallest size, as a file and as a module, and its last line is JSON with its keys."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

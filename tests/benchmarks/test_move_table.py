@@ -1,7 +1,5 @@
 """The table of moves, read in bulk, says what each of its keys says; a wrong key among many is named."""
 
-from __future__ import annotations
-
 from random import Random
 
 import pytest

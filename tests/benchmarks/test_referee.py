@@ -1,7 +1,5 @@
 """No plan that may run is below its question's bound: the planner's real questions, asked and attacked."""
 
-from __future__ import annotations
-
 from random import Random
 
 import pytest

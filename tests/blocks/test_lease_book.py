@@ -300,8 +300,5 @@ def test_a_dry_run_is_refused_the_devices_that_its_run_would_be(tmp_path, fields
 def test_a_lease_of_nodes_that_only_ray_finds_is_refused_without_it(tmp_path, cluster, wanted, says, monkeypatch):
     """Here, two ranks would share each device, or be on a machine that is none of the kind."""
     monkeypatch.setattr("prefect_rlhf.blocks.lease.find_spec", lambda name: None)
-    with (
-        pytest.raises(InvalidInput, match=says),
-        lease(cluster, wanted, directory=tmp_path),
-    ):
+    with pytest.raises(InvalidInput, match=says), lease(cluster, wanted, directory=tmp_path):
         pass

@@ -1,7 +1,5 @@
 """Tiny random models of every family that runs, with 6 heads, and what transformers makes of them."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from dataclasses import replace

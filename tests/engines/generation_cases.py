@@ -1,7 +1,5 @@
 """What ranks do to generate on Megatron's weights, with the tiny models and prompts of the vLLM tests."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from vllm_cases import build_command, make_prompts

@@ -1,7 +1,5 @@
 """Tiny random Llamas, rows, a loss and what ranks do with them; transformers and plain PyTorch as the oracle."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from pathlib import Path
 

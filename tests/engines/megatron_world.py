@@ -1,7 +1,5 @@
 """Rank processes of one gloo world that stay alive over many tests: any subset of them can be given work."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import time

@@ -1,7 +1,5 @@
 """What a call is said to hold while it runs, against every allocation that torch makes during it."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

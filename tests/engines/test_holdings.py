@@ -1,7 +1,5 @@
 """What an instance is said to keep on its device, against the storage bytes that the real engines report."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import megatron_cases

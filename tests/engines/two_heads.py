@@ -1,7 +1,5 @@
 """A trunk with both heads, what ranks do with it, and the same by transformers and plain PyTorch."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import torch

@@ -1,20 +1,12 @@
 """Tiny random Llamas as Hugging Face folders, commands to build them in vLLM, and transformers as the oracle."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
 import torch
 from tokenizers import Tokenizer, models
 from torch import Tensor
-from transformers import (
-    AutoModelForCausalLM,
-    GenerationConfig,
-    LlamaConfig,
-    LlamaForCausalLM,
-    PreTrainedTokenizerFast,
-)
+from transformers import AutoModelForCausalLM, GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from prefect_rlhf.engines.commands import BuildCommand
 from prefect_rlhf.engines.engine import Generated, Shard

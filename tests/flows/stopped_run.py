@@ -6,8 +6,6 @@ When node NODE begins, a pipe that nobody reads takes the place of FILE in the r
 hangs.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

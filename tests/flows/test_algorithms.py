@@ -107,12 +107,7 @@ def test_ppo_without_a_critic_trains_one_trunk_on_two_losses():
     [
         ("lm", None, PPO(), r"critic: missing; expected a model; or set actor.head: lm\+scalar"),
         ("lm+scalar", "a critic", PPO(), r"critic: 'a critic' is not used: actor.head is lm\+scalar"),
-        (
-            "lm+scalar",
-            None,
-            PPO(critic_optimizer=Optimizer(lr=1.0)),
-            "critic_optimizer: .* is not used: actor_optim",
-        ),
+        ("lm+scalar", None, PPO(critic_optimizer=Optimizer(lr=1.0)), "critic_optimizer: .* is not used: actor_optim"),
         ("lm", "a critic", PPO(value_weight=1.0), "algo.value_weight: 1.0 is not used"),
     ],
 )

@@ -1,7 +1,5 @@
 """The project's own prefect.yaml, deployed whole: a worker runs algorithms from it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

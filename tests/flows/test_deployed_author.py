@@ -3,8 +3,6 @@
 Nothing of it is on any path: ranks and the processes of rewards find it, and what lies beside it, all the same.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

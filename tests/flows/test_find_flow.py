@@ -1,7 +1,5 @@
 """An algorithm's name: shipped, a module's function or a file's, from wherever; a wrong one is said in one line."""
 
-from __future__ import annotations
-
 import sys
 
 import pytest
@@ -71,22 +69,14 @@ def test_a_file_that_starts_its_flow_when_ranks_import_it_is_refused(monkeypatch
 @pytest.mark.parametrize(
     ("name", "text", "says"),
     [
-        (
-            "nobody",
-            "",
-            f"one of {', '.join(ALGORITHMS)}, module:function or file.py:function",
-        ),
+        ("nobody", "", f"one of {', '.join(ALGORITHMS)}, module:function or file.py:function"),
         ("nowhere:run", "", "an existing module: nowhere is neither in {folder} nor installed"),
         ("nowhere.py:run", "", "an existing file; {folder}/nowhere.py does not exist"),
         ("...:run", "", "module:function, such as mine.rloo:rloo, or file.py:function"),
         ("bad:other", FLOW, "an @rlhf_flow function of bad: run ('other' does not exist)"),
         ("bad:NUMBER", FLOW, "an @rlhf_flow function of bad: run ('NUMBER' is a int)"),
         ("bad:run", "x = 1\nx[0]\n", "it raised TypeError: 'int' object is not subscriptable ({folder}/bad.py:2 in"),
-        (
-            "bad.py:run",
-            "import nowhere\n",
-            "it raised ModuleNotFoundError: No module named 'nowhere' ({folder}/",
-        ),
+        ("bad.py:run", "import nowhere\n", "it raised ModuleNotFoundError: No module named 'nowhere' ({folder}/"),
         ("bad:run", "x = = 1\n", "it raised SyntaxError: invalid syntax (bad.py, line 1) ({folder}/bad.py:1)"),
         ("bad:run", "raise SystemExit(3)\n", "it raised SystemExit: 3 ({folder}/bad.py:1 in"),
     ],

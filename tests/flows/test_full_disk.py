@@ -3,8 +3,6 @@
 Each on a small file system of its own (so only for root), in which everything that a run writes is.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

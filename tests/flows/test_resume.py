@@ -5,8 +5,6 @@ carried over. The killed run is a process of its own with two ranks, all of whic
 chooses.
 """
 
-from __future__ import annotations
-
 import errno
 import json
 import os

@@ -4,8 +4,6 @@ The run is a process of its own, started as a person does from the command line;
 soon as a node has ended, and is away for longer than the rest of the run would take.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal

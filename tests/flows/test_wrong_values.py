@@ -3,8 +3,6 @@
 The fields are found by reflection, so a new one is tested as soon as it is there.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import os

@@ -1,7 +1,5 @@
 """The rows that a choice keeps, against a slow and plain account; and a partition of kept rows deals each once."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -3,8 +3,6 @@
 Row i's prompt is 1 + i % 3 tokens i, its response 1 + 7 * i % 5 more; so every key of a row follows from i.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import torch

@@ -1,7 +1,5 @@
 """The word select: what it adds to a graph, and what it refuses."""
 
-from __future__ import annotations
-
 import pytest
 
 from prefect_rlhf.engines.compute import Computed
@@ -143,10 +141,7 @@ REFUSED = {
         lambda actor, rollout, scores, pairs: len(select(keeps_some, rollout, settings=NONE)) < 4,
         "in place of a loop until there are enough, make more than enough and keep at_most",
     ),
-    "an equality": (
-        lambda actor, rollout, scores, pairs: scores == 1,
-        "do not exist while the body is traced",
-    ),
+    "an equality": (lambda actor, rollout, scores, pairs: scores == 1, "do not exist while the body is traced"),
 }
 
 

@@ -404,10 +404,7 @@ def empty(prompts, actor, reward):
         (asking(judge_prompts, max_new_tokens=-1), "got max_new_tokens -1, expected tokens, 0 or more"),
         (asking(judge_prompts, longest=2.5), "got longest 2.5, expected tokens, 1 or more"),
         (asking(makes_no_rows, longest=8), "longest is not used: the computation makes no new rows; remove it"),
-        (
-            asks_of_scores_alone,
-            "judge_prompts: got max_new_tokens, expected longest=...: its inputs have no tokens",
-        ),
+        (asks_of_scores_alone, "judge_prompts: got max_new_tokens, expected longest=...: its inputs have no tokens"),
         (misspelt_attribute, rf"^flow some: its body raised AttributeError: .*'filter' \({__file__}:\d+ in misspelt_"),
         (misspelt_name, rf"^flow some: its body raised NameError: name 'promts' is not def.* \({__file__}:\d+ in "),
         (misspelt_argument, rf"^flow some: its body raised TypeError: generate\(\) got .*'num_samples' \({__file__}:"),

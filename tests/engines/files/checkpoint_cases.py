@@ -1,7 +1,5 @@
 """What ranks do with checkpoints in tests: train, save, load under another split, train on."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import torch

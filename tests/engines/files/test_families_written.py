@@ -1,7 +1,5 @@
 """Folders of every family that runs, through the engine and back: the same model, the same config.json."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

@@ -40,19 +40,13 @@ BROKEN = {
     "no folder": (shutil.rmtree, "actor.path: got .*copy', expected a Hugging Face folder on this machine"),
     "no config": (lambda f: (f / "config.json").unlink(), "this one has no config.json"),
     "not JSON": (lambda f: (f / "config.json").write_text("{"), "actor.config.json: got .*, expected JSON"),
-    "architecture": (
-        lambda f: edit(f, architectures=["GPT2"]),
-        r"got 'GPT2', expected \[LlamaForCausalLM\] or",
-    ),
+    "architecture": (lambda f: edit(f, architectures=["GPT2"]), r"got 'GPT2', expected \[LlamaForCausalLM\] or"),
     "no architecture": (lambda f: edit(f, architectures=None), r"architectures: got None, expected \[LlamaForC"),
     "size": (lambda f: edit(f, num_hidden_layers=0), "num_hidden_layers: got 0, expected a whole number of 1 to 10000"),
     "activation": (lambda f: edit(f, hidden_act="gelu"), "hidden_act: got 'gelu', expected 'silu'"),
     "bias": (lambda f: edit(f, attention_bias=True), "attention_bias: got True, expected false: only"),
     "rope": (lambda f: edit(f, rope_parameters={"rope_type": "yarn"}), "rope_type: got 'yarn', expected 'default' or"),
-    "rope settings": (
-        lambda f: edit(f, rope_parameters={"rope_type": "llama3"}),
-        "low_freq_factor: got None",
-    ),
+    "rope settings": (lambda f: edit(f, rope_parameters={"rope_type": "llama3"}), "low_freq_factor: got None"),
     "part of a head": (
         lambda f: edit(f, rope_parameters={"rope_theta": 1e4, "partial_rotary_factor": 0.5}),
         r"rope_parameters.partial_rotary_factor: unknown key \(got 0.5\)",
@@ -94,10 +88,7 @@ BROKEN = {
     "width of a head": (lambda f: edit(f, **QWEN2), "head_dim: got 32, expected 16, hidden_size over heads"),
     "biases": (lambda f: add(f, "model.layers.0.self_attn.q_proj.bias"), "expected only parameters of Llama"),
     "experts": (lambda f: edit(f, num_local_experts=8), "num_local_experts: got 8, expected a dense model"),
-    "a family that is planned only": (
-        lambda f: edit(f, model_type="gemma2"),
-        "expected a family that runs",
-    ),
+    "a family that is planned only": (lambda f: edit(f, model_type="gemma2"), "expected a family that runs"),
     "two outputs": (lambda f: add(f, "lm_head.weight"), "lm_head.weight unlike model.embed_tokens.weight"),
     "vocabulary": (lambda f: edit(f, vocab_size=100), r"embed_tokens.weight of shape \(480, 64\).*shape \(100, 64\)"),
     "no weights": (lambda f: (f / "model.safetensors").unlink(), "no file model.safetensors in"),

@@ -1,7 +1,5 @@
 """Any dense config.json is read as transformers builds it, and what our engines do not run of it is said."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 

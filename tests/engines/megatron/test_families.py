@@ -1,7 +1,5 @@
 """Every family that runs, in Megatron, against transformers: logits, gradients and their norm under every split."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import family_cases

@@ -73,10 +73,7 @@ def test_rms_norm_leaves_its_input_alone():
 def test_gated_silu_equals_torch():
     """The gate comes first."""
     assert_same(
-        cpu_kernels.gated_silu,
-        lambda both: F.silu(both[..., :24]) * both[..., 24:],
-        [(300, 2, 48)],
-        (300, 2, 24),
+        cpu_kernels.gated_silu, lambda both: F.silu(both[..., :24]) * both[..., 24:], [(300, 2, 48)], (300, 2, 24)
     )
 
 

@@ -1,7 +1,5 @@
 """Generation on Megatron's own weights: vLLM, transformers and the engine's own inference as independent oracles."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -78,8 +78,7 @@ def test_logprobs_equal_transformers(world, folders, layout, kind):
 
 
 @pytest.mark.parametrize(
-    ("layout", "kind"),
-    combinations(UNEVEN, ("odd", "odd untied"), briefly=[("pp4", "odd untied"), ("tp2 pp2", "odd")]),
+    ("layout", "kind"), combinations(UNEVEN, ("odd", "odd untied"), briefly=[("pp4", "odd untied"), ("tp2 pp2", "odd")])
 )
 def test_stages_and_vocabularies_that_do_not_divide(world, folders, layout, kind):
     """5 layers over 2 or 4 stages, 481 tokens over tp 2: log-probabilities, gradients and weights as of the whole."""

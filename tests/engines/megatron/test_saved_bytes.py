@@ -1,7 +1,5 @@
 """What a layer keeps for its backward on CUDA, against the certificate's formula: its CUDA kernels, run on the CPU."""
 
-from __future__ import annotations
-
 import megatron_cases as cases
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """An Adam that Megatron prefers to torch's changes nothing: only torch's divides by tokens and clips."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The rule of sampling: inverting a cumulative distribution, cutting its tail, one random stream for each row."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

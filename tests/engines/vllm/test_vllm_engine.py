@@ -1,7 +1,5 @@
 """One vLLM engine in this process, against transformers and against itself under other circumstances."""
 
-from __future__ import annotations
-
 import gc
 import sys
 from dataclasses import replace

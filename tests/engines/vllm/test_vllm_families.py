@@ -1,7 +1,5 @@
 """Every family that runs, in vLLM: log-probabilities of what it generates are transformers', its weights as placed."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Several vLLM engines of different layouts on the ranks of one world, against one engine on one rank."""
 
-from __future__ import annotations
-
 import gc
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Rank processes of one gloo world for a test: forked from a server that has imported everything, with a deadline."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import socket

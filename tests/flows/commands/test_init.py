@@ -1,7 +1,5 @@
 """`prefect-rlhf init FOLDER`: what it writes can be drawn, dry-run, deployed and trained as it is, given a model."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import os

@@ -1,7 +1,5 @@
 """Failures of a flow run with `retries` left: which of them run the flow again in its process, and which end it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

@@ -1,7 +1,5 @@
 """A device that a person describes: its fields, from flags or a file, and every mistake in one line."""
 
-from __future__ import annotations
-
 import pytest
 
 from prefect_rlhf.flows.hardware.cluster_spec import parse_cluster, site_of

@@ -1,7 +1,5 @@
 """Plans made by search: before a run, for the leased mesh, and remembered; and plans that are measured."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from types import SimpleNamespace

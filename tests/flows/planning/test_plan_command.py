@@ -1,7 +1,5 @@
 """`prefect-rlhf plan`: a plan for a cluster that need not be there, and mistakes in asking for one."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """The flow `rlhf/plan`: what a person asks in a form, and sees as artifacts of the run."""
 
-from __future__ import annotations
-
 import inspect
 from dataclasses import fields
 from pathlib import Path

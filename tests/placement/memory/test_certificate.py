@@ -1,7 +1,5 @@
 """The certificate against devices that are played through, in any order that the graph allows."""
 
-from __future__ import annotations
-
 import json
 import random
 from collections import defaultdict

@@ -1,7 +1,5 @@
 """What leaves the devices has room in the memory of their hosts, or the plan does not fit and the error says why."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -20,10 +18,7 @@ TWO_NODES = ClusterShape("two", 2, 2, 80 * GIB)
 APART = ExecutionPlan(
     "apart",
     TWO_NODES,
-    (
-        ("ref_inference", on("n1:0-1", "megatron", dp=2)),
-        ("actor_train_step", on("n0:0-1", "megatron", dp=2)),
-    ),
+    (("ref_inference", on("n1:0-1", "megatron", dp=2)), ("actor_train_step", on("n0:0-1", "megatron", dp=2))),
 )
 REFERENCE = placed(APART, "ref_inference", offload="all")
 WEIGHTS = ModelSizes.of(GRAPH.model("ref")).num_parameters * 2

@@ -1,7 +1,5 @@
 """Why a plan places each call so: slack against nodes laid out by hand, runners-up against their own estimate."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from dataclasses import replace
 from functools import cache

@@ -1,8 +1,6 @@
 """What the planner counts as certain before a call is in every plan's augmented graph; and the controller's share of
 each node does not lift the bound above any plan."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import cache
 

@@ -1,7 +1,5 @@
 """The plan that is printed has the best numbers of micro-batches, powers of two or not."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from prefect_rlhf.placement.mesh import ClusterShape

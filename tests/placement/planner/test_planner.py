@@ -1,7 +1,5 @@
 """From a graph to a plan: it is legal, fits, is as fast as its augmented graph says, and no plan beats the bound."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from functools import cache

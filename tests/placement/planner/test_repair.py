@@ -1,7 +1,5 @@
 """A plan that does not fit is made to fit by taking away what is in the way, and nothing else of it changes."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from hypothesis import given, settings

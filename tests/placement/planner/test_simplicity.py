@@ -1,7 +1,5 @@
 """Of plans that take nearly the same time the simplest is the answer, and what simplicity costs is bounded."""
 
-from __future__ import annotations
-
 import pytest
 
 from prefect_rlhf.placement.mesh import ClusterShape

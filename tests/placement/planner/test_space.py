@@ -3,8 +3,6 @@
 Plans are drawn field by field from `Placement`, written as a file, then read, checked, timed and certified as in a run.
 """
 
-from __future__ import annotations
-
 import random
 import shlex
 from collections.abc import Callable, Mapping

@@ -1,7 +1,5 @@
 """One question on clusters of several sizes: what each costs, and from which size on more devices bring little."""
 
-from __future__ import annotations
-
 import json
 import xml.etree.ElementTree as ET
 from dataclasses import dataclass

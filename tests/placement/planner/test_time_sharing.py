@@ -1,7 +1,5 @@
 """Models that fit only one at a time take turns: such plans are found, and no plan beats their bound."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import cache
 

@@ -62,10 +62,7 @@ def entry(**changes):
 
 
 BAD = {
-    "misspelt key of a call": (
-        entry(tpp=2),
-        "plan.calls.actor_generate.tpp: unknown key (got 2); the keys are",
-    ),
+    "misspelt key of a call": (entry(tpp=2), "plan.calls.actor_generate.tpp: unknown key (got 2); the keys are"),
     "misspelt key of the file": ('{"name": "x", "call": {}}', "plan.call: unknown key (got {})"),
     "misspelt key in place of a needed one": (
         '{"name": "x", "calls": {"a": {"mehs": "n0:0", "engine": "vllm"}}}',
@@ -99,10 +96,7 @@ BAD = {
     "degree of zero": (entry(tp=0), "plan.calls.actor_generate.tp: got 0, expected 1 or more"),
     "degree as a fraction": (entry(dp=1.5), "plan.calls.actor_generate.dp: got 1.5"),
     "truth as text": (entry(offload="yes please"), "plan.calls.actor_generate.offload: got 'yes please'"),
-    "order of names": (
-        entry(order=["n0:0"]),
-        "plan.calls.actor_generate.order.0: got 'n0:0', expected a whole number",
-    ),
+    "order of names": (entry(order=["n0:0"]), "plan.calls.actor_generate.order.0: got 'n0:0', expected a whole number"),
     "order as a number": (entry(order=1), "plan.calls.actor_generate.order: got 1, expected a list such as"),
     "unknown engine": (entry(engine="sglang"), "plan.calls.actor_generate.engine: got 'sglang', expected 'megatron'"),
     "no mesh name": (entry(mesh="gpu0"), "plan.calls.actor_generate.mesh: got 'gpu0', expected a mesh such as n0:0-1"),

@@ -1,7 +1,5 @@
 """List scheduling against a simulator that shares no code with it, and what every schedule must keep."""
 
-from __future__ import annotations
-
 import math
 from collections import defaultdict
 

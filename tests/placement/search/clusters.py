@@ -4,8 +4,6 @@ Only the proportions matter: generation is bound by memory and wants tensor para
 few stages, small meshes are slow but efficient.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from random import Random
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """The oracle: plans enumerated, scheduled and checked for memory in plain Python, from the problem's value alone."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator, Mapping
 from math import ceil

@@ -1,7 +1,5 @@
 """The oracle for closed problem files: reads the JSON itself, schedules a printed plan as the format's text says."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from pathlib import Path

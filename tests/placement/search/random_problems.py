@@ -1,7 +1,5 @@
 """Small random problems of every shape that a problem can have: moves, links, lags, shared copies, unequal devices."""
 
-from __future__ import annotations
-
 from dataclasses import fields, replace
 from random import Random
 

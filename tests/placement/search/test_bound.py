@@ -1,7 +1,5 @@
 """What the exact search proves holds against every plan of hundreds of random problems."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from itertools import combinations
@@ -12,13 +10,7 @@ import pytest
 from benchmarks.closed_problem import read_closed_problem
 from prefect_rlhf.placement.search.driver import search
 from prefect_rlhf.placement.search.exact.binding import binding_term
-from prefect_rlhf.placement.search.partial.complete import (
-    INFINITE,
-    OVERFLOW_FACTOR,
-    CompletePlan,
-    evaluate,
-    time_of,
-)
+from prefect_rlhf.placement.search.partial.complete import INFINITE, OVERFLOW_FACTOR, CompletePlan, evaluate, time_of
 from prefect_rlhf.placement.search.partial.incumbent import Incumbent, SearchOutcome
 from prefect_rlhf.placement.search.partial.partial import Partial, bound_partial, empty_partial, relate
 from prefect_rlhf.placement.search.problem import Choice, LinkNode, PairNode, PlannedCall, Problem

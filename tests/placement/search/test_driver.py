@@ -1,7 +1,5 @@
 """One loop for all searches: budget, interrupt, progress, and the same answer for the same work."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -67,10 +67,7 @@ def test_trl_prompts(tmp_path, tokenizer, prompt):
 PAIRS = {
     "explicit prompt": {"prompt": [ask("what is it")], "chosen": [say("good")], "rejected": [say("bad")]},
     "explicit text": {"prompt": "what is it", "chosen": [say("good")], "rejected": [say("bad")]},
-    "implicit prompt": {
-        "chosen": [ask("what is it"), say("good")],
-        "rejected": [ask("what is it"), say("bad")],
-    },
+    "implicit prompt": {"chosen": [ask("what is it"), say("good")], "rejected": [ask("what is it"), say("bad")]},
     "prompt in both": {
         "prompt": "what is it",
         "chosen": [ask("what is it"), say("good")],

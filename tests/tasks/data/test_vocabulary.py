@@ -1,7 +1,5 @@
 """Two tokenizers agree on a token id if its bytes are equal, however they spell them."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """A loss on a batch as a train_step adds it up: sums of loss and metrics, and the weight that they are divided by."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 

@@ -8,12 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prefect_rlhf.engines.rows import Batch
-from prefect_rlhf.tasks.rl.advantages import (
-    explained_variance,
-    gae,
-    gae_advantages,
-    remax_advantages,
-)
+from prefect_rlhf.tasks.rl.advantages import explained_variance, gae, gae_advantages, remax_advantages
 from prefect_rlhf.tasks.rl.hyperparameters import PPO, KLControl, ReMax
 from prefect_rlhf.tasks.rl.kl import kl_k1, kl_k2, kl_k3, next_coefficient
 from prefect_rlhf.tasks.rl.masked import last_token, masked_mean, masked_variance, whiten

@@ -11,12 +11,7 @@ from pydantic import ValidationError
 from prefect_rlhf.engines.rows import Batch
 from prefect_rlhf.tasks.rl.hyperparameters import KLControl
 from prefect_rlhf.tasks.rl.rewards import kl_penalised_rewards
-from prefect_rlhf.tasks.rl.safety import (
-    LagrangeState,
-    kl_penalised_costs,
-    lagrange_advantages,
-    lagrange_multiplier,
-)
+from prefect_rlhf.tasks.rl.safety import LagrangeState, kl_penalised_costs, lagrange_advantages, lagrange_multiplier
 from prefect_rlhf.tasks.rl.safety_settings import Lagrange, SafeRLHF
 
 pytestmark = pytest.mark.quick
@@ -84,9 +79,7 @@ def test_advantages_are_weighed_against_each_other():
         for rows, weight in (([[1.0, 0.0], [5.0]], 1.0), ([[2.0, -1.0], [7.0]], 0.0))
     ]
     made = lagrange_advantages.function(
-        *sides,
-        Batch({"multiplier": [torch.tensor(3.0)] * 2}),
-        SafeRLHF(whiten_advantages=False),
+        *sides, Batch({"multiplier": [torch.tensor(3.0)] * 2}), SafeRLHF(whiten_advantages=False)
     )
     assert made.columns["advantages"].tolist() == [[-1.25, 0.75], [0.0, 0.0]]
     assert made.columns["row_weights"].tolist() == [1.0, 0.0]

@@ -1,7 +1,5 @@
 """Flows with an author's mistakes, each in one operator."""
 
-from __future__ import annotations
-
 import os
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """An author's mistakes are found on two made-up rows, each in one line that names function, file and line."""
 
-from __future__ import annotations
-
 import os
 import re
 import sys
