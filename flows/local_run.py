@@ -72,7 +72,8 @@ def run(
     check_builds()
     flow = find_flow(algorithm) if isinstance(algorithm, str) else algorithm
     if not isinstance(flow, AlgorithmFlow):
-        raise InvalidInput("algorithm", algorithm, "an @rlhf_flow function, such as prefect_rlhf.grpo, or its name")
+        expected = "an @rlhf_flow function, such as prefect_rlhf.algorithms.grpo, or its name"
+        raise InvalidInput("algorithm", algorithm, expected)
     flow.check_not_in_rank()
     _check_whole("devices", devices, 1, MOST_DEVICES)
     _check_whole("max_restarts", max_restarts, 0, MOST_RESTARTS)

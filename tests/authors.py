@@ -11,14 +11,11 @@ from prefect_rlhf import (
     Reward,
     Settings,
     computation,
+    computations,
     compute,
-    dpo_loss,
     generate,
-    grpo_advantages,
     inference,
-    nll,
-    policy_gradient,
-    record_rollouts,
+    losses,
     rlhf_flow,
     score,
     select,
@@ -60,8 +57,8 @@ def keeps_best(prompts: Prompts, actor: Model, reward: Reward, algo: GRPO = RAFT
     rollout = generate(actor, prompts, batch_size=count, samples=group, sampling=algo.sampling)
     scores = score(reward, rollout)
     kept = select(best, rollout, scores, per_group=1, settings=algo)
-    compute(record_rollouts, kept, scores, compute(no_advantages, kept, settings=algo), settings=algo)
-    train_step(actor, nll(algo).on(kept), optimizer=algo.optimizer, update=algo.update)
+    compute(computations.record_rollouts, kept, scores, compute(no_advantages, kept, settings=algo), settings=algo)
+    train_step(actor, losses.nll(algo).on(kept), optimizer=algo.optimizer, update=algo.update)
 
 
 @rlhf_flow("keeps_pairs")
@@ -70,9 +67,9 @@ def keeps_pairs(prompts: Prompts, actor: Model, ref: Model, reward: Reward, algo
     rollout = generate(actor, prompts, batch_size=algo.batch_size, samples=group)
     scores = score(reward, rollout)
     pairs = select(best_and_worst, rollout, scores, per_group=2, settings=algo)
-    compute(record_rollouts, pairs, scores, compute(no_advantages, pairs, settings=algo), settings=algo)
+    compute(computations.record_rollouts, pairs, scores, compute(no_advantages, pairs, settings=algo), settings=algo)
     logprobs = inference(ref, pairs, output="logprobs")
-    train_step(actor, dpo_loss(algo).on(pairs, logprobs), optimizer=algo.optimizer, update=algo.update)
+    train_step(actor, losses.dpo(algo).on(pairs, logprobs), optimizer=algo.optimizer, update=algo.update)
 
 
 @rlhf_flow("with_pretraining")
@@ -82,8 +79,8 @@ def with_pretraining(prompts: Prompts, pretrain: Preferences, actor: Model, rewa
         actor, prompts, batch_size=algo.batch_size, samples=algo.samples_per_prompt, sampling=algo.sampling
     )
     scores = inference(reward, rollout, output="scores")
-    advantages = compute(grpo_advantages, rollout, scores, settings=algo)
-    compute(record_rollouts, rollout, scores, advantages, settings=algo)
-    policy = policy_gradient(algo).on(rollout, advantages, mean_over="rows")
-    likelihood = nll(algo).on(pretrain, batch_size=PRETRAIN_ITEMS, mean_over="tokens")
+    advantages = compute(computations.grpo_advantages, rollout, scores, settings=algo)
+    compute(computations.record_rollouts, rollout, scores, advantages, settings=algo)
+    policy = losses.policy_gradient(algo).on(rollout, advantages, mean_over="rows")
+    likelihood = losses.nll(algo).on(pretrain, batch_size=PRETRAIN_ITEMS, mean_over="tokens")
     train_step(actor, policy + 0.5 * likelihood, optimizer=algo.optimizer, update=algo.update)

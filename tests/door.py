@@ -4,10 +4,12 @@
 """
 
 import inspect
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import prefect_rlhf
+from prefect_rlhf.door import MODULES
 from prefect_rlhf.flows.rlhf_flow import AlgorithmFlow
 from prefect_rlhf.tasks.operations import Operator
 from prefect_rlhf.tasks.settings import Settings
@@ -15,9 +17,18 @@ from prefect_rlhf.tasks.settings import Settings
 FROZEN = Path(__file__).with_suffix(".txt")
 
 
+def public_names() -> Mapping[str, Any]:
+    """Return the values of the package and of its public modules, by name: `generate`, `losses.grpo`."""
+    names = {name: getattr(prefect_rlhf, name) for name in dir(prefect_rlhf) if name not in MODULES}
+    for module in (getattr(prefect_rlhf, name) for name in MODULES):
+        place = module.__name__.removeprefix("prefect_rlhf.")
+        names |= {f"{place}.{name}": getattr(module, name) for name in module.__all__}
+    return names
+
+
 def door() -> str:
-    """Return each public name with what it takes, a line each."""
-    return "".join(f"{name}{taken(getattr(prefect_rlhf, name))}\n" for name in sorted(dir(prefect_rlhf)))
+    """Return each public name with its parameters, a line each."""
+    return "".join(f"{name}{taken(thing)}\n" for name, thing in sorted(public_names().items()))
 
 
 def taken(thing: Any) -> str:

@@ -1,4 +1,4 @@
-"""The reference of the door, from the code: signature, types, result and an example of every name, fields of settings.
+"""The reference, from the code: signature, types, result and an example of every public name, and fields of settings.
 
 docs/conf.py puts it into docs/reference.md when the site is built. docs/examples/door.txt has the examples.
 """
@@ -18,6 +18,7 @@ from prefect_rlhf import door
 from prefect_rlhf.flows.forms.options import RunOptions
 from prefect_rlhf.flows.rlhf_flow import AlgorithmFlow
 from prefect_rlhf.tasks.operations import OFFERED, Operator
+from tests.door import public_names
 from tests.signatures import called, default_text, type_text
 from tests.vocabulary import OTHERS, bounds, docstring
 
@@ -40,27 +41,28 @@ def sections() -> str:
 
 
 def groups() -> Mapping[str, list[str]]:
-    """Return the names of the door by the comments that stand above them in `door.__all__`."""
-    text = inspect.getsource(door).partition("__all__ = [")[2]
+    """Return the public names by the comments above them in `__all__` of the door and of each public module."""
     found: dict[str, list[str]] = {}
-    title = ""
-    for comment, name in re.findall(r'^    (?:# (.+)|"(\w+)",)$', text, re.MULTILINE):
-        if comment:
-            title = comment[0].upper() + comment[1:]
-        else:
-            found.setdefault(title, []).append(name)
+    for module in (door, *(getattr(prefect_rlhf, name) for name in door.MODULES)):
+        place = "" if module is door else f"{module.__name__.removeprefix('prefect_rlhf.')}."
+        text, title = inspect.getsource(module).partition("__all__ = [")[2], ""
+        for comment, name in re.findall(r'^    (?:# (.+)|"(\w+)",)$', text, re.MULTILINE):
+            if comment:
+                title = comment[0].upper() + comment[1:]
+            elif name not in door.MODULES:
+                found.setdefault(title, []).append(f"{place}{name}")
     return found
 
 
 def examples() -> Mapping[str, str]:
     """Return the example of each name: Python as a person types it, with its output."""
-    parts = re.split(r"^# (\w+)\n", EXAMPLES.read_text(), flags=re.MULTILINE)[1:]
+    parts = re.split(r"^# ([\w.]+)\n", EXAMPLES.read_text(), flags=re.MULTILINE)[1:]
     return dict(zip(parts[::2], (part.strip() for part in parts[1::2]), strict=True))
 
 
 def section(name: str) -> str:
     """Return the section of a name: head, docstring, result, fields and example."""
-    thing = getattr(prefect_rlhf, name)
+    thing = public_names()[name]
     if isinstance(thing, Operator):
         parts = operator_parts(name, thing)
     elif isinstance(thing, AlgorithmFlow):
@@ -175,7 +177,7 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str | None]]) -> str:
 
 def inner_settings() -> list[type[BaseModel]]:
     """Return the classes of settings that the door does not show: settings in fields, of `algo`, and of every run."""
-    things = [getattr(prefect_rlhf, name) for name in door.__all__]
+    things = list(public_names().values())
     shown = [thing for thing in things if isinstance(thing, type) and issubclass(thing, BaseModel)]
     algos = [inspect.signature(thing).parameters["algo"] for thing in things if isinstance(thing, AlgorithmFlow)]
     found = dict.fromkeys([*shown, RunOptions, *(kind for algo in algos for kind in settings_of(algo.annotation))])

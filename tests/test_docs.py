@@ -18,7 +18,6 @@ from prefect.utilities.callables import parameter_schema
 from prefect.utilities.schema_tools import validate
 
 from benchmarks.demo.__main__ import ACTIONS
-from prefect_rlhf import door
 from prefect_rlhf.blocks.cluster import Cluster
 from prefect_rlhf.blocks.worker.worker import GpuMeshWorker
 from prefect_rlhf.flows.commands.cli import COMMANDS
@@ -41,6 +40,7 @@ from prefect_rlhf.tasks.rl.losses import policy_gradient
 from prefect_rlhf.tasks.rl.offline_settings import DPO
 from prefect_rlhf.tasks.trace import trace_body
 from tests import vocabulary
+from tests.door import public_names
 from tests.finished_steps import write_checkpoint
 from tests.test_first_screen import first_screen
 from tests.tiny import make_model, make_pairs, make_prompts
@@ -269,8 +269,8 @@ def test_a_deployment_has_parameters_that_its_flow_takes(name):
 
 def test_the_vocabulary_has_every_name_that_authors_may_import():
     text = vocabulary.page()
-    heads = set(re.findall(r"^### `?(\w+)|^\| `(\w+)` \|", text, re.MULTILINE))
-    assert set(door.__all__) - {one or other for one, other in heads} == set()
+    heads = set(re.findall(r"^### `?([\w.]+)|^\| `([\w.]+)` \|", text, re.MULTILINE))
+    assert public_names().keys() - {one or other for one, other in heads} == set()
 
 
 def test_the_vocabulary_is_what_the_code_says():

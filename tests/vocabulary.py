@@ -12,8 +12,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-import prefect_rlhf
-from prefect_rlhf import door
+from prefect_rlhf import computations, losses, rlhf_flow
 from prefect_rlhf.blocks.chats import Chats
 from prefect_rlhf.blocks.dataset import Preferences, Prompts
 from prefect_rlhf.blocks.model import Model
@@ -22,19 +21,8 @@ from prefect_rlhf.engines.compute import Computed, Context, saved_state
 from prefect_rlhf.engines.loss import Loss, LossValues
 from prefect_rlhf.engines.rows import Batch
 from prefect_rlhf.tasks import calls, select
-from prefect_rlhf.tasks.data import rollouts
 from prefect_rlhf.tasks.host_rewards import HostRewards, RewardFunction
 from prefect_rlhf.tasks.operations import OFFERED, Bound, Operator, computation, loss
-from prefect_rlhf.tasks.rl import (
-    advantages,
-    evaluation,
-    importance,
-    losses,
-    preference_evaluation,
-    preference_losses,
-    rewards,
-    safety,
-)
 from prefect_rlhf.tasks.rl.groups import Groups, GroupScores
 from prefect_rlhf.tasks.rl.hyperparameters import GRPO, PPO, KLControl, PolicyGradient, ReMax
 from prefect_rlhf.tasks.rl.offline_settings import DPO, KTO, SFT
@@ -43,11 +31,13 @@ from prefect_rlhf.tasks.rl.policy_settings import Importance, KLTerm, Overlong
 from prefect_rlhf.tasks.rl.safety_settings import Lagrange, SafeRLHF
 from prefect_rlhf.tasks.settings import Optimizer, Sampling, Settings, Update
 from prefect_rlhf.tasks.terms import Terms
+from tests.door import public_names
 
 PAGE = Path(__file__).parents[1] / "docs" / "vocabulary.md"
 HEAD = """# Vocabulary
 
-The names that the file of an algorithm may import with `from prefect_rlhf import ...`.
+The names that the file of an algorithm may import from `prefect_rlhf`. A name with a dot is in a module of it:
+`from prefect_rlhf import losses`, then `losses.grpo`.
 [Write an algorithm](authoring.md) shows such a file.
 `python -m tests.vocabulary` generates this page from docstrings and fields.
 
@@ -59,43 +49,32 @@ SETTINGS = [Sampling, Optimizer, Update, KLControl, KLTerm, Lagrange, Importance
 ROWS = [Batch, Loss, LossValues, Terms, Context, Computed, Groups, GroupScores, OldPolicy]
 ALGORITHM_SETTINGS = [PolicyGradient, PPO, SafeRLHF, GRPO, ReMax, DPO, SFT, KTO]
 HELPERS = [
-    rollouts.text_columns,
-    rollouts.lists,
-    rollouts.write_rows,
+    computations.text_columns,
+    computations.lists,
+    computations.write_rows,
     saved_state,
-    prefect_rlhf.response_mask,
-    prefect_rlhf.masked_mean,
-    prefect_rlhf.row_means,
-    prefect_rlhf.row_sums,
-    prefect_rlhf.whiten,
-    prefect_rlhf.groups_of,
-    prefect_rlhf.group_scores,
-    prefect_rlhf.log_sigmoid,
-    prefect_rlhf.kl_estimate,
-    prefect_rlhf.implicit_rewards,
+    computations.response_mask,
+    computations.masked_mean,
+    computations.row_means,
+    computations.row_sums,
+    computations.whiten,
+    computations.groups_of,
+    computations.group_scores,
+    losses.log_sigmoid,
+    computations.kl_estimate,
+    losses.implicit_rewards,
 ]
-BODY_HELPERS = [
-    prefect_rlhf.rlhf_flow,
-    prefect_rlhf.old_policy,
-    prefect_rlhf.check_reference,
-    prefect_rlhf.with_reward_weights,
-]
+BODY_HELPERS = [rlhf_flow, computations.old_policy, computations.check_reference, computations.with_reward_weights]
 OTHERS = {
     "Reward": "Type of a flow's parameter: a `Model` or `HostRewards`.",
     "Staleness": "Type of a field of settings: the age of the weights of a generate, in steps.",
 }
 """Names of types, which have no docstring of their own."""
-MODULES = [
-    losses,
-    preference_losses,
-    rewards,
-    advantages,
-    importance,
-    rollouts,
-    evaluation,
-    preference_evaluation,
-    safety,
-]
+
+
+def name_of(thing: Any) -> str:
+    """Return the name of a public value as an author writes it, or the own name of another value."""
+    return next((name for name, public in public_names().items() if public is thing), thing.__name__)
 
 
 def page() -> str:
@@ -135,23 +114,22 @@ def page() -> str:
 def function_text(function: Any) -> str:
     """Return a function with its parameters and docstring."""
     parameters = [parameter.replace(annotation=inspect.Parameter.empty) for parameter in parameters_of(function)]
-    called = f"{function.__name__}{inspect.Signature(parameters)}"
+    called = f"{name_of(function)}{inspect.Signature(parameters)}"
     return f"### `{called}`\n{docstring(function)}\n"
 
 
 def typed_text(function: Any) -> str:
     """Return a function with the types of its parameters and of its result."""
-    called = f"{function.__name__}{inspect.signature(function)}".replace("'", "")
+    called = f"{name_of(function)}{inspect.signature(function)}".replace("'", "")
     return f"### `{called}`\n{docstring(function)}\n"
 
 
 def other_names() -> Iterator[str]:
-    """Yield a table of the door's names that no other section has."""
-    named = {kind.__name__ for kind in (*PARAMETERS, *SETTINGS, *ALGORITHM_SETTINGS, *ROWS)}
-    named |= {function.__name__ for function in (*WORDS, *HELPERS, *BODY_HELPERS, loss, computation)}
+    """Yield a table of the public names that no other section has."""
+    kinds = (*PARAMETERS, *SETTINGS, *ALGORITHM_SETTINGS, *ROWS)
+    named = {name_of(thing) for thing in (*kinds, *WORDS, *HELPERS, *BODY_HELPERS, loss, computation)}
     yield "| name | meaning |\n|---|---|"
-    for name in door.__all__:
-        thing = getattr(prefect_rlhf, name)
+    for name, thing in public_names().items():
         if name not in named and not isinstance(thing, Operator):
             yield f"| `{name}` | {OTHERS.get(name) or docstring(thing).partition(chr(10))[0]} |"
     yield ""
@@ -173,7 +151,7 @@ def fields_text(kind: Any) -> str:
         shown = "required" if kind.model_fields[name].is_required() else "empty" if default in (None, "") else default
         rows.append(f"| `{name}` | {shown} | {bounds(schema)} | {schema.get('description', '')} |")
     table = ["| field | default | allowed | meaning |", "|---|---|---|---|", *rows]
-    return "\n".join([f"### {kind.__name__}", docstring(kind), "", *table, ""])
+    return "\n".join([f"### {name_of(kind)}", docstring(kind), "", *table, ""])
 
 
 def bounds(schema: dict[str, Any]) -> str:
@@ -191,7 +169,7 @@ def bounds(schema: dict[str, Any]) -> str:
 
 def class_text(kind: type) -> str:
     """Return a class with its docstring, its fields with their comments, and its own methods."""
-    lines = [f"### {kind.__name__}", docstring(kind), ""]
+    lines = [f"### {name_of(kind)}", docstring(kind), ""]
     if is_dataclass(kind):
         comments = dict(re.findall(r"^    (\w+): [^\n]*?  # ([^\n]*)$", inspect.getsource(kind), re.MULTILINE))
         for name, annotation in inspect.get_annotations(kind).items():
@@ -212,18 +190,13 @@ def operators(kind: str) -> Iterator[str]:
     """Return the shipped operators of a kind as a table."""
     made = "output" if kind == "loss" else "keys made"
     yield f"| {kind} | inputs | {made} | settings | meaning |\n|---|---|---|---|---|"
-    for module in MODULES:
-        for operator in vars(module).values():
-            if (
-                isinstance(operator, Operator)
-                and operator.kind == kind
-                and operator.function.__module__ == module.__name__
-            ):
-                yield operator_row(operator)
+    for name, thing in public_names().items():
+        if isinstance(thing, Operator) and thing.kind == kind:
+            yield operator_row(name, thing)
     yield ""
 
 
-def operator_row(operator: Operator[..., Any]) -> str:
+def operator_row(name: str, operator: Operator[..., Any]) -> str:
     """Return an operator as a row: a loss with the model's output, a computation with its inputs and keys."""
     parameters = inspect.signature(operator.function).parameters
     inputs = ", ".join(name for name in parameters if name not in ("settings", *OFFERED))
@@ -231,7 +204,6 @@ def operator_row(operator: Operator[..., Any]) -> str:
     made = ", ".join(operator.outputs) or "metrics alone"
     pairs = "; pairs stay together" if operator.rows_per_item == 2 else ""
     text = " ".join(docstring(operator.function).split())
-    name = next(name for name in dir(prefect_rlhf) if getattr(prefect_rlhf, name) is operator)
     return f"| `{name}` | {inputs} | {made}{pairs} | {settings} | {text} |"
 
 

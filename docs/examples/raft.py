@@ -1,7 +1,7 @@
 """RAFT (Dong et al. 2023, arXiv:2304.06767): raise the likelihood of the best of several responses to each prompt."""
 
 from prefect_rlhf import GRPO, Batch, Computed, Model, Prompts, Reward, computation
-from prefect_rlhf import generate, nll, rlhf_flow, score, select, train_step
+from prefect_rlhf import generate, losses, rlhf_flow, score, select, train_step
 
 
 @computation("keep")
@@ -17,4 +17,4 @@ def raft(prompts: Prompts, actor: Model, reward: Reward, algo: GRPO = GRPO()) ->
     size, group = algo.batch_size, algo.samples_per_prompt
     rollout = generate(actor, prompts, batch_size=size, samples=group, sampling=algo.sampling)
     kept = select(best_first, rollout, score(reward, rollout), per_group=1, settings=algo)
-    train_step(actor, nll(algo).on(kept), optimizer=algo.optimizer, update=algo.update)
+    train_step(actor, losses.nll(algo).on(kept), optimizer=algo.optimizer, update=algo.update)

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from prefect_rlhf import GRPO, LossValues, Model, Prompts, Reward
-from prefect_rlhf import compute, generate, grpo_advantages, loss, rlhf_flow, score, train_step
+from prefect_rlhf import computations, compute, generate, loss, rlhf_flow, score, train_step
 
 
 class SAPO(GRPO):
@@ -30,6 +30,6 @@ def sapo(prompts: Prompts, actor: Model, reward: Reward, algo: SAPO = SAPO()) ->
     size, group = algo.batch_size, algo.samples_per_prompt
     rollout = generate(actor, prompts, batch_size=size, samples=group, sampling=algo.sampling)
     scores = score(reward, rollout)
-    advantages = compute(grpo_advantages, rollout, scores, settings=algo)
+    advantages = compute(computations.grpo_advantages, rollout, scores, settings=algo)
     gated = soft_gate(algo).on(rollout, advantages, temperature=algo.temperature)
     train_step(actor, gated, optimizer=algo.optimizer, update=algo.update)

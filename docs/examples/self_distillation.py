@@ -5,7 +5,7 @@ reverse KL; Lu et al. 2025, "On-Policy Distillation", has this gradient).
 """
 
 from prefect_rlhf import Batch, Computed, Model, Optimizer, Prompts, Sampling, Settings
-from prefect_rlhf import computation, compute, generate, inference, masked_mean, policy_gradient, rlhf_flow, train_step
+from prefect_rlhf import computation, computations, compute, generate, inference, losses, rlhf_flow, train_step
 
 
 class Distillation(Settings):
@@ -22,7 +22,7 @@ def reverse_kl(rollout: Batch, copy: Batch, settings: Distillation) -> Computed:
     """Return the copy's log-probability of each sampled token minus the policy's: [B, T], in nats."""
     mask_BT = rollout.mask("logprobs")
     gain_BT = (copy["logprobs"] - rollout["logprobs"]) * mask_BT
-    return Computed({"advantages": gain_BT}, metrics={"kl": -float(masked_mean(gain_BT, mask_BT))})
+    return Computed({"advantages": gain_BT}, metrics={"kl": -float(computations.masked_mean(gain_BT, mask_BT))})
 
 
 @rlhf_flow("self-distillation")
@@ -31,4 +31,4 @@ def self_distillation(prompts: Prompts, actor: Model, ref: Model, algo: Distilla
     rollout = generate(actor, prompts, batch_size=algo.batch_size, sampling=algo.sampling)
     copy = inference(ref, rollout, output="logprobs", temperature=algo.copy_temperature)
     advantages = compute(reverse_kl, rollout, copy, settings=algo)
-    train_step(actor, policy_gradient(algo).on(rollout, advantages), optimizer=algo.optimizer)
+    train_step(actor, losses.policy_gradient(algo).on(rollout, advantages), optimizer=algo.optimizer)

@@ -1,9 +1,9 @@
 """RLHF training as a Prefect plugin: algorithms are flows, model function calls are task runs on planned meshes.
 
-Authors import from here alone. A name is loaded when it is first asked for, so that ranks and planners load no more
-than they use; none of them loads torch.
+Authors import from here, and from the modules `losses`, `computations`, `algorithms` and `rewards`. A name is loaded
+when it is first used, so that ranks and planners load no more than they use; no name loads torch.
 
->>> from prefect_rlhf import generate, rlhf_flow, train_step
+>>> from prefect_rlhf import generate, losses, rlhf_flow, train_step
 >>> rlhf_flow.__module__
 'prefect_rlhf.flows.rlhf_flow'
 """
@@ -18,9 +18,12 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Any:
-    """Return a name of the door. Raises AttributeError for any other."""
-    if not name.startswith("_") and name in (door := import_module("prefect_rlhf.door")).__all__:
-        return getattr(door, name)
+    """Return a name of the door, or a name that moved from it. Raises AttributeError for any other."""
+    if not name.startswith("_"):
+        if name in (door := import_module("prefect_rlhf.door")).__all__:
+            return getattr(door, name)
+        if name in (moved := import_module("prefect_rlhf.moved_names")).NEW_NAMES:
+            return moved.find_moved(name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

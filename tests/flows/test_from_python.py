@@ -76,13 +76,13 @@ def test_a_notebook_runs_the_loop_of_the_page_and_is_still_there_after_an_interr
     assert reply["status"] == "ok", reply
     assert re.search(rf"round 0 loss \S+ model {folder}/runs/\S+/actor", printed), printed
     cell("import prefect_rlhf as rl, train_grpo")
-    long = "rl.run(rl.grpo, **train_grpo.PARAMETERS | {'steps': 500, 'output_dir': 'long'})"
+    long = "rl.run('grpo', **train_grpo.PARAMETERS | {'steps': 500, 'output_dir': 'long'})"
     reply, printed = cell(long, interrupted_when=lambda: [*folder.glob("long/*/metrics.jsonl")])
     assert reply["ename"] == "RunStopped" and " of 500 steps; no checkpoint: " in reply["evalue"], reply
     assert "ERROR" not in printed
-    reply, printed = cell("print(rl.run(rl.grpo, **train_grpo.PARAMETERS | {'steps': 1}).metrics[-1]['step'])")
+    reply, printed = cell("print(rl.run('grpo', **train_grpo.PARAMETERS | {'steps': 1}).metrics[-1]['step'])")
     assert reply["status"] == "ok" and printed.splitlines()[-1] == "0", reply
-    reply, _ = cell("rl.run(rl.grpo, **train_grpo.PARAMETERS | {'actor': {'path': '/nowhere'}})")
+    reply, _ = cell("rl.run('grpo', **train_grpo.PARAMETERS | {'actor': {'path': '/nowhere'}})")
     assert reply["ename"] == "InvalidInput" and reply["evalue"].startswith("actor.path: got '/nowhere', expected")
 
 
@@ -112,7 +112,7 @@ def scores_as_they_are(rollout, scores, settings):
 def mine(prompts: rl.Prompts, actor: rl.Model, reward: rl.Reward, algo: rl.PolicyGradient = rl.PolicyGradient()):
     rollout = rl.generate(actor, prompts, batch_size=4, sampling=algo.sampling)
     advantages = rl.compute(scores_as_they_are, rollout, rl.score(reward, rollout), settings=algo)
-    rl.train_step(actor, rl.policy_gradient(algo).on(rollout, advantages))
+    rl.train_step(actor, rl.losses.policy_gradient(algo).on(rollout, advantages))
 
 import train_grpo
 parameters = {name: train_grpo.PARAMETERS[name] for name in ("prompts", "actor", "reward")}

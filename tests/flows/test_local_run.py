@@ -73,7 +73,7 @@ def runs(process):
 
 def test_a_run_returns_models_metrics_and_rollouts_and_is_planned_once(given, preparations):
     """Inside of a flow too, where it is a subflow run. Its model is the next run's."""
-    result = flow(lambda: rl.run(rl.grpo, **given), name="rounds")()
+    result = flow(lambda: rl.run(rl.algorithms.grpo, **given), name="rounds")()
     assert len(preparations) == 1 and algorithm_runs()[0].parent_task_run_id is not None
     assert isinstance(result, rl.RunResult) and result == rl.RunResult.read(Path(given["output_dir"]) / "latest")
     assert [step["step"] for step in result.metrics] == [0, 1]
@@ -81,7 +81,7 @@ def test_a_run_returns_models_metrics_and_rollouts_and_is_planned_once(given, pr
     assert [evaluation["step"] for evaluation in result.evaluations] == [0, 2]
     rewards = [pq.read_table(file)["reward"].to_pylist() for file in result.rollouts]
     assert [len(step) for step in rewards] == [4, 4]
-    planned = rl.run(rl.grpo, dry_run=True, **{**given, "actor": {"path": result.models["actor"]}})
+    planned = rl.run(rl.algorithms.grpo, dry_run=True, **{**given, "actor": {"path": result.models["actor"]}})
     assert planned.steps == 2 and "plan flattening for grpo:" in str(planned)
 
 
@@ -109,22 +109,22 @@ def test_a_folder_without_a_result_is_refused(tmp_path):
 def test_a_mistake_is_one_line_and_begins_no_flow_run(given, words, says):
     before = len(algorithm_runs())
     with pytest.raises(rl.InvalidInput) as refused:
-        rl.run(words.pop("algorithm", rl.grpo), **given | words)
+        rl.run(words.pop("algorithm", rl.algorithms.grpo), **given | words)
     assert str(refused.value).startswith(says) and "\n" not in str(refused.value)
     assert len(algorithm_runs()) == before
 
 
 def test_under_a_lease_that_is_there_another_number_of_devices_is_refused(given):
     with leased(2):
-        assert "n0:0-1" in str(rl.run(rl.grpo, dry_run=True, **given))
+        assert "n0:0-1" in str(rl.run(rl.algorithms.grpo, dry_run=True, **given))
         with pytest.raises(rl.InvalidInput, match="devices: got 1, expected 2, the number of devices leased"):
-            rl.run(rl.grpo, devices=1, **given)
+            rl.run(rl.algorithms.grpo, devices=1, **given)
 
 
 def test_a_file_that_ranks_import_starts_no_run_there(monkeypatch, given):
     monkeypatch.setenv(IN_RANK, "1")
     with pytest.raises(rl.GraphError, match='under `if __name__ == "__main__":`'):
-        rl.run(rl.grpo, **given)
+        rl.run(rl.algorithms.grpo, **given)
 
 
 @pytest.mark.parametrize("mistake", [{"resume_from": "/nowhere"}, {"reward": {"path": "/nowhere", "head": "scalar"}}])
@@ -133,7 +133,7 @@ def test_a_mistake_is_found_before_the_wait_for_devices(given, mistake, capsys, 
     (tmp_path / "given.yaml").write_text(yaml.safe_dump(given | mistake))
     with lease(ONE_CPU, 1):
         with pytest.raises(rl.InvalidInput, match="/nowhere"):
-            rl.run(rl.grpo, **given | mistake)
+            rl.run(rl.algorithms.grpo, **given | mistake)
         assert main(["run", "grpo", "--parameters", str(tmp_path / "given.yaml")]) == 2
     assert "waiting for" not in capsys.readouterr().err
 
@@ -145,7 +145,7 @@ def test_all_is_checked_again_after_a_wait(given, preparations, capsys, tmp_path
 
     def start():
         try:
-            rl.run(rl.grpo, **given | {"actor": {"path": str(actor)}})
+            rl.run(rl.algorithms.grpo, **given | {"actor": {"path": str(actor)}})
         except rl.RlhfError as error:
             raised.append(error)
 

@@ -13,11 +13,10 @@ from prefect_rlhf import (
     Sampling,
     Settings,
     computation,
+    computations,
     compute,
     generate,
-    policy_gradient,
-    record_evaluation,
-    record_rollouts,
+    losses,
     rlhf_flow,
     score,
     train_step,
@@ -47,13 +46,13 @@ def reinforce(prompts: Prompts, held_out: Prompts, actor: Model, reward: Reward,
     rollout = generate(actor, prompts, batch_size=algo.batch_size, sampling=algo.sampling)
     scores = score(reward, rollout)
     advantages = compute(centred_scores, rollout, scores, settings=algo)
-    compute(record_rollouts, rollout, scores, advantages, settings=algo)
-    train_step(actor, policy_gradient(algo).on(rollout, advantages), optimizer=algo.optimizer)
+    compute(computations.record_rollouts, rollout, scores, advantages, settings=algo)
+    train_step(actor, losses.policy_gradient(algo).on(rollout, advantages), optimizer=algo.optimizer)
 
     every = algo.evaluate_every
     greedy = generate(actor, held_out, sampling=algo.sampling.greedy(), every=every, name="evaluation")
     greedy_scores = score(reward, greedy, every=every, name="evaluation_score")
-    compute(record_evaluation, greedy, greedy_scores, settings=algo, every=every)
+    compute(computations.record_evaluation, greedy, greedy_scores, settings=algo, every=every)
 
 
 def answer_alone(row: Mapping[str, Any]) -> float:
