@@ -25,6 +25,7 @@ from prefect_rlhf.blocks.lease import running_on
 from prefect_rlhf.engines.gang.messages import GangSettings, Start
 from prefect_rlhf.engines.gang.open import open_gang
 from prefect_rlhf.engines.gang.process_gang import ProcessGang
+from prefect_rlhf.engines.rank.rank import Rank
 from prefect_rlhf.flows.forms.options import RunOptions
 from prefect_rlhf.flows.ppo import ppo
 from prefect_rlhf.flows.training.run import prepare
@@ -72,7 +73,7 @@ def measured_on(count: int, folder: Path) -> dict[str, float]:
             seconds = []
             for _ in range(EMPTY_CALLS):
                 began = time.monotonic()
-                gang.call("nothing", dict.fromkeys(range(count), ()), doing="nothing", deadline_seconds=30)
+                gang.call(IdleRank.nothing, dict.fromkeys(range(count), ()), doing="nothing", deadline_seconds=30)
                 seconds.append(time.monotonic() - began)
         return {
             "start_seconds": round(start, 2),
@@ -120,7 +121,7 @@ def controller(num_ranks: int, folder: Path) -> Mapping[str, object]:
     return {"ranks": num_ranks, "step_seconds": round(sum(by_kind.values()), 4), "by_kind": by_kind}
 
 
-def stub_gang(num_ranks: int) -> ProcessGang:
+def stub_gang(num_ranks: int) -> ProcessGang[Rank]:
     """Return a gang of stubs, with the orders and replies of a real one."""
     settings = GangSettings(num_ranks, IdleRank, preload=())
     starts = {rank: Start(rank, rank % DEVICES_PER_NODE, "", 0, settings) for rank in range(num_ranks)}

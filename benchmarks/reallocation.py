@@ -15,16 +15,17 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from itertools import islice
-from typing import Any
 
 from benchmarks.reallocation_rank import DTYPE, SPEC, Mover
 from prefect_rlhf.engines.commands import MoveWeightsCommand
 from prefect_rlhf.engines.gang.local import LocalGang
 from prefect_rlhf.engines.gang.messages import GangSettings
 from prefect_rlhf.engines.gang.open import FORK_ENVIRONMENT, RANK_ENVIRONMENT
+from prefect_rlhf.engines.gang.protocol import Arguments
+from prefect_rlhf.engines.gang.protocol import Result as Answer
 from prefect_rlhf.placement.layout.alignment import overlapping_order
 from prefect_rlhf.placement.layout.layout import layout_of
 from prefect_rlhf.placement.layout.parameters import num_parameters
@@ -105,22 +106,22 @@ class Result:
         )
 
 
-def measure(gang: LocalGang, pair: Pair, rounds: int) -> Result:
+def measure(gang: LocalGang[Mover], pair: Pair, rounds: int) -> Result:
     """Best of `rounds` rounds, each of the three in turn."""
 
-    def everywhere(method: str, *arguments: Any) -> list[Any]:
+    def everywhere(method: Callable[[Mover, *Arguments], Answer], *arguments: *Arguments) -> list[Answer]:
         calls = dict.fromkeys(range(gang.size), arguments)
         return list(gang.call(method, calls, doing=pair.name, deadline_seconds=120).values())
 
     command = pair.command()
-    everywhere("prepare", command)
+    everywhere(Mover.prepare, command)
     raw, exchanged, total = [], [], []
     for _ in range(rounds):
-        raw.append(max(everywhere("raw")))
-        exchanged.append(max(everywhere("exchange")))
-        moves = everywhere("move")
+        raw.append(max(everywhere(Mover.raw)))
+        exchanged.append(max(everywhere(Mover.exchange)))
+        moves = everywhere(Mover.move)
         total.append(max(seconds for seconds, _ in moves))
-    if wrong := {rank: names for rank, names in enumerate(everywhere("wrong")) if names}:
+    if wrong := {rank: names for rank, names in enumerate(everywhere(Mover.wrong)) if names}:
         raise SystemExit(f"{pair.name}: wrong weights {wrong}")
     return Result(
         name=pair.name,

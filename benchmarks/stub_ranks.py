@@ -85,7 +85,7 @@ def answer(request: Request, rank: int, layouts: dict[object, Layout]) -> RankRe
             if command.writes is not None:
                 digest = digest_of(layouts[command.instance], rank)
     memory = {"device_bytes": 1, "resident_bytes": 1, "store_bytes": 1}
-    state = {} if request.method == "compute" else None
+    state = {} if isinstance(command, CallCommand) and command.call.kind == "compute" else None
     return RankReport(seconds=0.0, digest=digest, row_lengths=row_lengths, metrics=metrics, state=state, **memory)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, final
+from typing import Generic, final
 
 import torch
 import torch.distributed as dist
@@ -14,6 +14,7 @@ from torch._C._distributed_c10d import HashStore
 from prefect_rlhf.engines.gang.calls_in_flight import CallsInFlight
 from prefect_rlhf.engines.gang.failures import raise_first_failure
 from prefect_rlhf.engines.gang.messages import Request
+from prefect_rlhf.engines.gang.protocol import AnyRank, Arguments, Result
 from prefect_rlhf.engines.gang.rank_process import reply_to
 from prefect_rlhf.placement.augmented.node import Resource
 from prefect_rlhf.placement.errors import RankLost, RankSilent
@@ -21,12 +22,12 @@ from prefect_rlhf.placement.mesh import Backend
 
 
 @final
-class InProcessGang:
+class InProcessGang(Generic[AnyRank]):
     """A world of one rank. It checks deadlines after calls: nothing can interrupt a call in the caller's own thread."""
 
     def __init__(
         self,
-        rank_factory: Callable[[int, int], object],
+        rank_factory: Callable[[int, int], AnyRank],
         *,
         device: Backend = "cpu",
         environment: Mapping[str, str] | None = None,
@@ -41,17 +42,17 @@ class InProcessGang:
         if self._owns_world:
             backend = "gloo" if device == "cpu" else "cpu:gloo,cuda:nccl"
             dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1)
-        self._target: object | None = rank_factory(0, 1)
+        self._target: AnyRank | None = rank_factory(0, 1)
 
     def call(
         self,
-        method: str,
-        arguments: Mapping[int, tuple[Any, ...]],
+        method: Callable[[AnyRank, *Arguments], Result],
+        arguments: Mapping[int, tuple[*Arguments]],
         *,
         doing: str,
         deadline_seconds: float,
         resource: Resource = "compute",
-    ) -> dict[int, Any]:
+    ) -> dict[int, Result]:
         """See `Gang.call`. Raises RankSilent for a call past its deadline, but only after the call has returned."""
         with self._in_flight.noted(arguments, resource, doing):
             target = self._target
@@ -59,7 +60,7 @@ class InProcessGang:
                 raise RankLost(f"no rank is left for {doing}: the gang was closed")
             torch.set_num_threads(self._num_threads)  # a setting per thread, and any thread may call
             began = time.monotonic()
-            replies = {rank: reply_to(Request(method, values), target) for rank, values in arguments.items()}
+            replies = {rank: reply_to(Request(method.__name__, values), target) for rank, values in arguments.items()}
         if self._target is None:  # an error from a destroyed world does not explain the end
             raise RankLost(f"rank 0 was ended in {doing}: the gang was closed")
         raise_first_failure(replies, doing)

@@ -13,20 +13,21 @@ from typing import Any, final
 from prefect_rlhf.engines.gang.messages import GangSettings, Start
 from prefect_rlhf.engines.gang.node_ranks import Deaths, NodeRanks
 from prefect_rlhf.engines.gang.process_gang import PIPE_SECONDS, ProcessGang
+from prefect_rlhf.engines.gang.protocol import AnyRank
 from prefect_rlhf.placement.augmented.node import RESOURCES, Resource
 
 LOOPBACK = "127.0.0.1"
 
 
 @final
-class LocalGang(ProcessGang):
+class LocalGang(ProcessGang[AnyRank]):
     """Rank processes on this machine, in one world of `torch.distributed` on the loopback interface.
 
     If the controller has PREFECT__FLOW_RUN_ID, the ranks have it too. They write to the controller's standard error and
     output, and end within a second of the controller, however it ends.
     """
 
-    def __init__(self, settings: GangSettings) -> None:
+    def __init__(self, settings: GangSettings[AnyRank]) -> None:
         with socket.create_server((LOOPBACK, 0)) as listener:
             processes = _launch(settings, listener)
             port = listener.getsockname()[1]
@@ -56,7 +57,7 @@ class _LocalProcesses:
         os.close(self.deaths.reports)
 
 
-def _launch(settings: GangSettings, listener: socket.socket) -> _LocalProcesses:
+def _launch(settings: GangSettings[object], listener: socket.socket) -> _LocalProcesses:
     """Start the ranks with their ends of the pipes, one pipe per resource of a rank; keep the other ends."""
     pairs = [[socket.socketpair() for _ in RESOURCES] for _ in range(settings.size)]  # by rank
     deaths, deaths_end = os.pipe()

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Generic, Literal
 
 from prefect_rlhf.engines.gang.preload import ENGINES, modules_of
+from prefect_rlhf.engines.gang.protocol import AnyRank
 from prefect_rlhf.placement.mesh import Backend
 
 StartMethod = Literal["fork", "spawn"]
@@ -22,7 +23,7 @@ class ProcessSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class GangSettings:
+class GangSettings(Generic[AnyRank]):
     """The rank processes of a gang: their number, their objects, and their start.
 
     `rank_factory(rank, size)` makes the object that runs the methods. It is importable, so that it can be sent to
@@ -31,7 +32,7 @@ class GangSettings:
     """
 
     size: int
-    rank_factory: Callable[[int, int], object]
+    rank_factory: Callable[[int, int], AnyRank]
     device: Backend = "cpu"
     environment: Mapping[str, str] = field(default_factory=dict)
     num_threads: int = 1
@@ -54,7 +55,7 @@ class Start:
     device: int
     host: str
     port: int
-    gang: GangSettings
+    gang: GangSettings[object]
 
 
 @dataclass(frozen=True)

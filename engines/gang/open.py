@@ -12,9 +12,8 @@ from prefect_rlhf.engines.gang.in_process import InProcessGang
 from prefect_rlhf.engines.gang.local import LocalGang
 from prefect_rlhf.engines.gang.messages import GangSettings
 from prefect_rlhf.engines.gang.preload import ENGINES, modules_of
-from prefect_rlhf.engines.gang.protocol import Gang
+from prefect_rlhf.engines.gang.protocol import AnyRank, Gang
 from prefect_rlhf.engines.gang.ray import RayGang
-from prefect_rlhf.engines.rank.rank import Rank
 from prefect_rlhf.placement.mesh import Backend
 from prefect_rlhf.placement.modules import IN_RANK
 from prefect_rlhf.placement.plan import EngineKind
@@ -38,14 +37,14 @@ def open_gang(
     ranks_of_nodes: Sequence[int],
     environment: Mapping[str, str] | None = None,
     *,
-    rank_factory: Callable[[int, int], object] = Rank,
+    rank_factory: Callable[[int, int], AnyRank],
     device: Backend | None = None,
     engines: Iterable[EngineKind] = ENGINES,
     through_ray: bool = False,
     say: Callable[[str], object] = print,
     shared: Path | None = None,
     node_devices: Sequence[str] = (),
-) -> Gang:
+) -> Gang[AnyRank]:
     """Start the given number of ranks on each node: a single rank in this process, more ranks in a process each.
 
     The node is this machine. With `through_ray`, the nodes are those of the Ray cluster at RAY_ADDRESS, and all of them

@@ -7,13 +7,14 @@ import pickle
 import select
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from multiprocessing.connection import Connection
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol
 
 from prefect_rlhf.engines.gang.calls_in_flight import CallsInFlight
 from prefect_rlhf.engines.gang.failures import raise_first_failure
 from prefect_rlhf.engines.gang.messages import Reply, Request, Start
+from prefect_rlhf.engines.gang.protocol import AnyRank, Arguments, Result
 from prefect_rlhf.placement.augmented.node import Resource
 from prefect_rlhf.placement.errors import RankLost, RankSilent, RlhfError
 
@@ -44,7 +45,7 @@ class RankProcesses(Protocol):
         ...
 
 
-class ProcessGang:
+class ProcessGang(Generic[AnyRank]):
     """Rank processes behind the interface of a `Gang`."""
 
     def __init__(self, processes: RankProcesses, starts: Mapping[int, Start]) -> None:
@@ -65,16 +66,16 @@ class ProcessGang:
 
     def call(
         self,
-        method: str,
-        arguments: Mapping[int, tuple[Any, ...]],
+        method: Callable[[AnyRank, *Arguments], Result],
+        arguments: Mapping[int, tuple[*Arguments]],
         *,
         doing: str,
         deadline_seconds: float,
         resource: Resource = "compute",
-    ) -> dict[int, Any]:
+    ) -> dict[int, Result]:
         """See `Gang.call`. If a rank failed and another rank hangs because of it, the gang is closed too."""
         with self._in_flight.noted(arguments, resource, doing):
-            return self._exchange(_requests(method, arguments), doing, deadline_seconds, resource)
+            return self._exchange(_requests(method.__name__, arguments), doing, deadline_seconds, resource)
 
     def close(self) -> None:
         """See `Gang.close`."""

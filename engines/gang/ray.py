@@ -28,6 +28,7 @@ from prefect_rlhf.engines.gang.messages import GangSettings, Start
 from prefect_rlhf.engines.gang.node_agent import CONTROL, versions
 from prefect_rlhf.engines.gang.node_ranks import CLOSE_SECONDS, Deaths
 from prefect_rlhf.engines.gang.process_gang import ProcessGang
+from prefect_rlhf.engines.gang.protocol import AnyRank
 from prefect_rlhf.engines.gang.ray_places import PLACE_SECONDS, Placed, places_of
 from prefect_rlhf.engines.gang.shared_folder import FIELD, SharedFolder
 from prefect_rlhf.engines.gang.wires import CONNECT_SECONDS, Address, Hello, reach
@@ -44,7 +45,7 @@ MARKER_SECONDS = 3 * PLACE_SECONDS
 
 
 @final
-class RayGang(ProcessGang):
+class RayGang(ProcessGang[AnyRank]):
     """Rank processes on nodes of a Ray cluster, in one world of `torch.distributed` over the nodes' own interfaces.
 
     Ranks end within seconds after the controller ends or becomes unreachable, for any reason.
@@ -52,7 +53,7 @@ class RayGang(ProcessGang):
 
     def __init__(
         self,
-        settings: GangSettings,
+        settings: GangSettings[AnyRank],
         ranks_of_nodes: Sequence[int],
         address: str | None = None,
         say: Callable[[str], object] = print,
@@ -126,7 +127,7 @@ def _signal_handlers_kept() -> Iterator[None]:
 
 
 def _launch(
-    settings: GangSettings, ranks_of_nodes: Sequence[int], placed: Placed, own: str
+    settings: GangSettings[object], ranks_of_nodes: Sequence[int], placed: Placed, own: str
 ) -> tuple[_RayProcesses, Address]:
     """Check the nodes and start their ranks; return them, and the address of the world's store on the first node."""
     _check_versions(placed)

@@ -1,4 +1,4 @@
-"""A rank: a device's engines and rows. The controller calls its methods by name, through the gang."""
+"""A rank: a device's engines and rows. The controller calls its methods through the gang."""
 
 from __future__ import annotations
 
@@ -37,6 +37,7 @@ from prefect_rlhf.engines.storage.publish import publish
 from prefect_rlhf.engines.weights.memory import resident_bytes
 from prefect_rlhf.engines.weights.move_weights import WeightMover
 from prefect_rlhf.placement.errors import EngineFailed, InvalidInput, NotFinite, RlhfError
+from prefect_rlhf.placement.graph import CallKind
 from prefect_rlhf.placement.layout.layout import Layout
 from prefect_rlhf.placement.modules import import_from
 from prefect_rlhf.placement.plan import EngineKind, ModelInstance, OffloadPart
@@ -120,6 +121,16 @@ class Rank:
     def open_dataset(self, source: RowSource) -> None:
         """Make the dataset's rows readable on this rank, under its name."""
         self._datasets[source.name] = source
+
+    def run_call(self, command: CallCommand) -> RankReport:
+        """Run a call with the method of its kind."""
+        methods: Mapping[CallKind, Callable[[CallCommand], RankReport]] = {
+            "generate": self.generate,
+            "inference": self.inference,
+            "train_step": self.train_step,
+            "compute": self.compute,
+        }
+        return methods[command.call.kind](command)
 
     def generate(self, command: CallCommand) -> RankReport:
         """Continue this replica's prompts. Keeps `tokens`, `prompt_length` and `logprobs` of its rows.

@@ -13,11 +13,10 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import mean
-from typing import Any
 
 from prefect_rlhf.engines.commands import BuildCommand, MoveWeightsCommand
 from prefect_rlhf.engines.gang.open import open_gang
-from prefect_rlhf.engines.gang.protocol import Gang
+from prefect_rlhf.engines.gang.protocol import Arguments, Gang, Result
 from prefect_rlhf.engines.profiling.profiling_rank import STEPS, PassSeconds, ProfilingRank
 from prefect_rlhf.placement.cost.profile import Subject
 from prefect_rlhf.placement.cost.sizes import ModelSizes
@@ -37,6 +36,9 @@ SHORTEST = 16  # tokens of a row
 MANY_TOKENS = 1024  # sizes of at least this many tokens are timed once, after their warm-up
 REPEATS = 3
 DEADLINE_SECONDS = 900.0
+
+PassMethod = Callable[[ProfilingRank, ModelInstance, int, int, int, int], PassSeconds]
+"""A method that times a call of an instance: its rows, their length, the repeats and the number of busy ranks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +99,7 @@ def part_of(shape: TransformerShape, tp: int, dtype: Dtype) -> TransformerShape:
 class Bench:
     """A gang whose ranks each hold a trained copy of a part of the model in Megatron (`model`) and a copy in vLLM."""
 
-    gang: Gang
+    gang: Gang[ProfilingRank]
     model: ModelSpec
     lease: DeviceMesh
     step: Callable[[str], None]
@@ -106,40 +108,45 @@ class Bench:
         """Return a rank's copy."""
         return ModelInstance(role, engine, DeviceMesh(0, 1, rank, 1), Strategy())
 
-    def each(self, method: str, arguments: Callable[[int], tuple[Any, ...]]) -> list[Any]:
+    def each(
+        self, method: Callable[[ProfilingRank, *Arguments], Result], arguments: Callable[[int], tuple[*Arguments]]
+    ) -> list[Result]:
         """Run a method on all ranks concurrently, with arguments by rank."""
         return self.call(method, {rank: arguments(rank) for rank in range(self.gang.size)})
 
-    def all(self, method: str, *arguments: Any) -> list[Any]:
+    def all(self, method: Callable[[ProfilingRank, *Arguments], Result], *arguments: *Arguments) -> list[Result]:
         """Run a method on all ranks concurrently, with the same arguments."""
         return self.each(method, lambda _: arguments)
 
-    def call(self, method: str, arguments: Mapping[int, tuple[Any, ...]]) -> list[Any]:
+    def call(
+        self, method: Callable[[ProfilingRank, *Arguments], Result], arguments: Mapping[int, tuple[*Arguments]]
+    ) -> list[Result]:
         """Run a method on some ranks concurrently."""
-        results = self.gang.call(method, arguments, doing=f"profile: {method}", deadline_seconds=DEADLINE_SECONDS)
+        doing = f"profile: {method.__name__}"
+        results = self.gang.call(method, arguments, doing=doing, deadline_seconds=DEADLINE_SECONDS)
         return [results[rank] for rank in sorted(results)]
 
-    def passes(self, method: str, engine: EngineKind, rows: int, length: int) -> PassSeconds:
+    def passes(self, method: PassMethod, engine: EngineKind, rows: int, length: int) -> PassSeconds:
         """Announce a measurement and make it."""
-        self.step(f"{engine} {method}: {rows} x {length} tokens")
+        self.step(f"{engine} {method.__name__}: {rows} x {length} tokens")
         return self.time(method, engine, rows, length)
 
-    def time(self, method: str, engine: EngineKind, rows: int, length: int) -> PassSeconds:
+    def time(self, method: PassMethod, engine: EngineKind, rows: int, length: int) -> PassSeconds:
         """Time a call on all ranks concurrently; return the mean over ranks of each part of its time."""
         repeats = 1 if rows * length >= MANY_TOKENS else REPEATS
         by_rank = self.each(method, lambda rank: (self.instance(rank, engine), rows, length, repeats, self.gang.size))
         names = PassSeconds.__dataclass_fields__
         return PassSeconds(**{name: mean(getattr(seconds, name) for seconds in by_rank) for name in names})
 
-    def busy_call(self, method: str, engine: EngineKind, rows: int, length: int, busy: int) -> tuple[float, float]:
+    def busy_call(
+        self, method: PassMethod, engine: EngineKind, rows: int, length: int, busy: int
+    ) -> tuple[float, float]:
         """Time a whole call on the first `busy` ranks concurrently, while the other ranks wait.
 
         Return the seconds until the last of them has finished, and the mean over them.
         """
-        self.step(f"{engine} {method} on {busy} devices at once")
-        by_rank: list[PassSeconds] = self.each(
-            method, lambda rank: (self.instance(rank, engine), rows, length, REPEATS, busy)
-        )
+        self.step(f"{engine} {method.__name__} on {busy} devices at once")
+        by_rank = self.each(method, lambda rank: (self.instance(rank, engine), rows, length, REPEATS, busy))
         return max(seconds.together for seconds in by_rank[:busy]), mean(seconds.call for seconds in by_rank[:busy])
 
     def move(self, source: int, target: int, engine: EngineKind, role: str) -> MoveWeightsCommand:
@@ -159,7 +166,7 @@ class Bench:
             length = sizes.lengths[-1] + STEPS
             return (BuildCommand(model, instance, (rank,), layout, length, sizes.rows[-1], cuda_graphs=False),)
 
-        self.each("build", command)
+        self.each(ProfilingRank.build, command)
 
 
 @contextmanager
@@ -191,9 +198,9 @@ def open_bench(
         path = str(Path(folder, "model"))
         model = ModelSpec("model", path, "lm", part, subject.dtype, optimizer=OptimizerSpec())
         bench = Bench(gang, model, DeviceMesh(0, 1, 0, size), step)
-        bench.call("write_model", {0: (model,)})
+        bench.call(ProfilingRank.write_model, {0: (model,)})
         for engine in ENGINES:
             bench.build(engine, sizes)
         bench.build("megatron", sizes, "copy")
         yield bench
-        bench.call("remove_model", {0: (model,)})  # on another machine, no other process removes it
+        bench.call(ProfilingRank.remove_model, {0: (model,)})  # on another machine, no other process removes it

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import mean, median
 
-from prefect_rlhf.engines.commands import RankReport
+from prefect_rlhf.engines.profiling.profiling_rank import ProfilingRank
 from prefect_rlhf.placement.cost.contention import SharedWork, SlowDown
 from prefect_rlhf.placement.plan import EngineKind
-from prefect_rlhf.tasks.profiling.bench import REPEATS, Bench, Sizes
+from prefect_rlhf.tasks.profiling.bench import REPEATS, Bench, PassMethod, Sizes
 
 MOST_ROWS = 8  # of a probe
-_CALLS: tuple[tuple[SharedWork, EngineKind, str], ...] = (
-    ("inference", "megatron", "infer"),
-    ("train_step", "megatron", "train"),
-    ("generate", "megatron", "generate"),
-    ("generate", "vllm", "generate"),
+_CALLS: tuple[tuple[SharedWork, EngineKind, PassMethod], ...] = (
+    ("inference", "megatron", ProfilingRank.infer),
+    ("train_step", "megatron", ProfilingRank.train),
+    ("generate", "megatron", ProfilingRank.generate),
+    ("generate", "vllm", ProfilingRank.generate),
 )
 
 
@@ -58,6 +58,6 @@ def _busy_move(bench: Bench, busy: int) -> tuple[float, float]:
     """Time copying trained weights to vLLM on each of the first devices concurrently, as `busy_call` times a call."""
     bench.step(f"weights within a device on {busy} devices at once")
     commands = {rank: (bench.move(rank, rank, "vllm", "model"),) for rank in range(busy)}
-    moved: list[list[RankReport]] = [bench.call("reallocate", commands) for _ in range(REPEATS)]
+    moved = [bench.call(ProfilingRank.reallocate, commands) for _ in range(REPEATS)]
     seconds = [[report.seconds - report.fingerprint_seconds for report in reports] for reports in moved]
     return median(map(max, seconds)), median(map(mean, seconds))

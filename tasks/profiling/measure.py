@@ -9,7 +9,7 @@ from operator import attrgetter
 from statistics import mean, median
 
 from prefect_rlhf.engines.commands import RankReport
-from prefect_rlhf.engines.profiling.profiling_rank import STEPS, PassSeconds
+from prefect_rlhf.engines.profiling.profiling_rank import STEPS, PassSeconds, ProfilingRank
 from prefect_rlhf.placement.cost.contention import SlowDown
 from prefect_rlhf.placement.cost.hardware import Links
 from prefect_rlhf.placement.cost.profile import Measurement, ModelPiece, Profile, Subject
@@ -19,7 +19,7 @@ from prefect_rlhf.placement.engine_traits import TRAITS
 from prefect_rlhf.placement.errors import InvalidInput
 from prefect_rlhf.placement.layout.parameters import num_parameters
 from prefect_rlhf.placement.plan import EngineKind
-from prefect_rlhf.tasks.profiling.bench import ENGINES, Bench, Sizes, open_bench, part_of
+from prefect_rlhf.tasks.profiling.bench import ENGINES, Bench, PassMethod, Sizes, open_bench, part_of
 from prefect_rlhf.tasks.profiling.contention import number_of_probes, time_contention
 from prefect_rlhf.tasks.profiling.network import NETWORK_MESSAGES, time_network
 
@@ -29,10 +29,14 @@ SHARED_PARAMETERS = (1 << 16, 1 << 20, 1 << 24)
 MESSAGE_REPEATS = 11  # they are short and easily delayed
 HELD_UP = 1.25  # times the seconds of a larger size: kernels of two sizes differ by less
 
-Pass = tuple[str, EngineKind]
+Pass = tuple[PassMethod, EngineKind]
 """A call of an engine that is timed: its method, and the engine."""
 
-PASSES: tuple[Pass, ...] = (("infer", "megatron"), ("train", "megatron"), *(("generate", engine) for engine in ENGINES))
+PASSES: tuple[Pass, ...] = (
+    (ProfilingRank.infer, "megatron"),
+    (ProfilingRank.train, "megatron"),
+    *((ProfilingRank.generate, engine) for engine in ENGINES),
+)
 
 TimedSizes = dict[tuple[int, int], PassSeconds]
 """The seconds of a pass, by (rows, length)."""
@@ -158,10 +162,10 @@ def time_layers(bench: Bench, tp: int, sizes: Sizes, findings: Findings) -> None
         for size in held_up(of_pass):
             again = bench.time(*which, *size)
             of_pass[size] = min(of_pass[size], again, key=attrgetter("call"))
-    for size, infer in timed["infer", "megatron"].items():
-        _keep_training(bench, tp, *size, infer, timed["train", "megatron"][size], findings)
+    for size, infer in timed[ProfilingRank.infer, "megatron"].items():
+        _keep_training(bench, tp, *size, infer, timed[ProfilingRank.train, "megatron"][size], findings)
         for engine in ENGINES:
-            _keep_generation(bench, engine, tp, *size, timed["generate", engine][size], findings)
+            _keep_generation(bench, engine, tp, *size, timed[ProfilingRank.generate, engine][size], findings)
     for (piece, tokens), seconds in sorted(findings.heads.items()):
         findings.keep(piece, tp, tokens, 1, median(seconds))
     for (engine, rows), seconds in sorted(findings.samples.items()):
@@ -219,21 +223,23 @@ def time_weights(bench: Bench, findings: Findings) -> None:
     size, elements = bench.gang.size, num_parameters(bench.model)
     num_bytes = elements * ModelSizes.of(bench.model).item
     bench.step("weights within a device")
-    within = [bench.each("reallocate", lambda rank: (bench.move(rank, rank, "vllm", "model"),)) for _ in range(2)][-1]
+    within = [
+        bench.each(ProfilingRank.reallocate, lambda rank: (bench.move(rank, rank, "vllm", "model"),)) for _ in range(2)
+    ][-1]
     _keep_moves(within, num_bytes, elements, "device", findings)
     bench.step("weights to another device")
     if size > 1:  # every second rank sends to the next rank, all concurrently; the first time creates a route
         pairs = [(rank, rank + 1) for rank in range(0, size - 1, 2)]
         commands = {rank: (bench.move(*pair, "megatron", "copy"),) for pair in pairs for rank in pair}
-        moved = [bench.call("reallocate", commands) for _ in range(2)][-1]
+        moved = [bench.call(ProfilingRank.reallocate, commands) for _ in range(2)][-1]
         _keep_moves(moved[1::2], num_bytes, elements, "node", findings)
     bench.step("weights to the host and back")
-    for method in ("offload", "reload"):
+    for method in (ProfilingRank.offload, ProfilingRank.reload):
         copied = bench.each(method, lambda rank: (bench.instance(rank, "megatron", "copy"),))
         _keep_moves(copied, num_bytes, elements, "host", findings)
     bench.step("packing of weights")
     findings.packed += [
-        seconds / elements for seconds in bench.each("repack", lambda rank: (bench.instance(rank, "vllm"),))
+        seconds / elements for seconds in bench.each(ProfilingRank.repack, lambda rank: (bench.instance(rank, "vllm"),))
     ]
 
 
@@ -250,10 +256,16 @@ def time_messages(bench: Bench, findings: Findings) -> None:
         for num_bytes in MESSAGE_BYTES:
             bench.step(f"all-reduce over {size} devices: {num_bytes} bytes")
             findings.keep(
-                "all_reduce", size, num_bytes, 1, mean(bench.all("all_reduce", num_bytes, size, MESSAGE_REPEATS))
+                "all_reduce",
+                size,
+                num_bytes,
+                1,
+                mean(bench.all(ProfilingRank.all_reduce, num_bytes, size, MESSAGE_REPEATS)),
             )
         for elements in SHARED_PARAMETERS:
             bench.step(f"gradients and weights of {size} replicas: {elements} parameters")
-            findings.keep("share", size, elements, 1, mean(bench.all("share", elements, size, MESSAGE_REPEATS)))
+            findings.keep(
+                "share", size, elements, 1, mean(bench.all(ProfilingRank.share, elements, size, MESSAGE_REPEATS))
+            )
     if bench.gang.size > 1:
-        findings.latency = mean(bench.all("send", 1, MESSAGE_REPEATS))
+        findings.latency = mean(bench.all(ProfilingRank.send, 1, MESSAGE_REPEATS))

@@ -37,8 +37,10 @@ def time_network(
         def seconds(num_bytes: int) -> float:
             step(f"a message of {num_bytes} bytes to another node")
             orders = dict.fromkeys(range(gang.size), (num_bytes, REPEATS))
-            sent = gang.call("send_one_way", orders, doing="profile: send", deadline_seconds=DEADLINE_SECONDS)
-            return float(max(sent.values()))
+            sent = gang.call(
+                ProfilingRank.send_one_way, orders, doing="profile: send", deadline_seconds=DEADLINE_SECONDS
+            )
+            return max(sent.values())
 
         latency = seconds(1)
         return LARGE_BYTES / max(1e-9, seconds(LARGE_BYTES) - latency), latency

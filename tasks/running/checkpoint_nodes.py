@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from prefect_rlhf.engines.commands import BuildCommand, RankReport, Restore
+from prefect_rlhf.engines.rank.rank import Rank
 from prefect_rlhf.engines.weights.versions import Fingerprint, Fingerprints
 from prefect_rlhf.placement.atomic_file import writing
 from prefect_rlhf.placement.augmented.node import Node
@@ -17,16 +17,17 @@ from prefect_rlhf.tasks.checkpoints.folders import beside, finish, folder_of, ke
 from prefect_rlhf.tasks.checkpoints.run_identity import run_identity
 from prefect_rlhf.tasks.running.left_states import LeftStates
 from prefect_rlhf.tasks.running.outcome import NodeOutcome, outcome_of
+from prefect_rlhf.tasks.running.rank_calls import RankCalls
 from prefect_rlhf.tasks.running.training_run import TrainingRun
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpointing:
-    """The checkpoints of a run. `call` sends a command to ranks, as `Gang.call` does."""
+    """The checkpoints of a run."""
 
     run: TrainingRun
     fingerprints: Fingerprints
-    call: Callable[..., dict[int, Any]]
+    call: RankCalls
     _states: LeftStates = field(init=False)
     _copied: dict[int, dict[str, Fingerprint]] = field(init=False)  # by step and role: in host memory, not yet on disk
 
@@ -41,7 +42,7 @@ class Checkpointing:
             return
         shards = [(role, index) for role in checkpoint.manifest.shards for index in checkpoint.shards(role)]
         by_rank = {rank: (shards[rank::num_ranks],) for rank in range(num_ranks)}
-        self.call("check_shards", by_rank, f"check {checkpoint.folder.name}")
+        self.call(Rank.check_shards, by_rank, f"check {checkpoint.folder.name}")
         for role, fingerprint in checkpoint.manifest.fingerprints.items():
             self.fingerprints.learn(role, checkpoint.step if role in checkpoint.manifest.shards else 0, fingerprint)
 
@@ -58,7 +59,7 @@ class Checkpointing:
             rank = self.run.rank(plan[name].mesh.devices()[0])  # a computation has a single device
             operation = graph.call(name).operation
             arguments = {name: state}, ((operation.module, operation.file),)
-            self.call("restore_states", {rank: arguments}, f"restore the state of {name}")
+            self.call(Rank.restore_states, {rank: arguments}, f"restore the state of {name}")
             self._states.leave(name, self.run.first_step - 1, state)
 
     def refusal(self, error: StaleWeights, command: BuildCommand) -> RlhfError:
@@ -87,7 +88,7 @@ class Checkpointing:
         instance = node.instance
         assert instance is not None and node.reads is not None  # set for a checkpoint
         arguments = (instance, node.reads)
-        reports = self.call("checkpoint", dict.fromkeys(self.run.ranks(instance), arguments), node.title)
+        reports = self.call(Rank.checkpoint, dict.fromkeys(self.run.ranks(instance), arguments), node.title)
         self._copied[node.step][instance.role] = self.fingerprints.content(instance.role, node.reads)
         return reports
 
@@ -99,7 +100,7 @@ class Checkpointing:
         began, run, graph, version = time.perf_counter(), self.run, self.run.graph, node.step + 1
         folder = folder_of(run.run_dir, version)
         ranks = [run.rank(device) for device in node.devices]
-        reports = self.call("commit", dict.fromkeys(ranks, (beside(folder), folder)), node.title, "disk")
+        reports = self.call(Rank.commit, dict.fromkeys(ranks, (beside(folder), folder)), node.title, "disk")
         frozen = {m.role: self.fingerprints.content(m.role, 0) for m in graph.models if not graph.trained_by(m.role)}
         fingerprints = {**frozen, **self._copied.pop(node.step)}
         identity = run_identity(graph, run.seed, run.checkpoint_every)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 
 from prefect_rlhf.engines.gang.protocol import Gang
+from prefect_rlhf.engines.rank.rank import Rank
 from prefect_rlhf.placement.cost.hardware import GIB
 from prefect_rlhf.placement.errors import InvalidInput
 from prefect_rlhf.placement.lease import Lease
 
 
-def check_device_memory(lease: Lease, gang: Gang, deadline_seconds: float) -> None:
+def check_device_memory(lease: Lease, gang: Gang[Rank], deadline_seconds: float) -> None:
     """Raise InvalidInput for a GPU with less memory than its cluster declares, in whole GiB, as in product names.
 
     Without GPUs, the cluster itself defines the memory of a rank, so there is no value to compare.
@@ -18,7 +19,7 @@ def check_device_memory(lease: Lease, gang: Gang, deadline_seconds: float) -> No
     if lease.kind == "cpu":
         return
     ranks: dict[int, tuple[()]] = dict.fromkeys(range(gang.size), ())
-    has = gang.call("device_memory_bytes", ranks, doing="report device memory", deadline_seconds=deadline_seconds)
+    has = gang.call(Rank.device_memory_bytes, ranks, doing="report device memory", deadline_seconds=deadline_seconds)
     for rank, device in enumerate(lease.devices):
         said = lease.cluster.memory_bytes(device.node)
         if math.ceil(has[rank] / GIB) < said // GIB:

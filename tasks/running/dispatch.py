@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 from prefect_rlhf.engines.commands import BuildCommand, MoveWeightsCommand, RankReport, RowTransfer, TransferCommand
 from prefect_rlhf.engines.gang.protocol import Gang
+from prefect_rlhf.engines.rank.rank import Rank
 from prefect_rlhf.engines.weights.versions import Fingerprints
-from prefect_rlhf.placement.augmented.node import Node, Resource
+from prefect_rlhf.placement.augmented.node import Node
 from prefect_rlhf.placement.errors import StaleWeights
 from prefect_rlhf.placement.graph import Call
 from prefect_rlhf.placement.layout.layout import Layout, held_model, layout_of
@@ -17,6 +17,7 @@ from prefect_rlhf.placement.plan import ModelInstance, instances, offloaded_part
 from prefect_rlhf.tasks.running.checkpoint_nodes import Checkpointing
 from prefect_rlhf.tasks.running.commands import call_commands
 from prefect_rlhf.tasks.running.outcome import NodeOutcome, outcome_of
+from prefect_rlhf.tasks.running.rank_calls import RankCalls
 from prefect_rlhf.tasks.running.step_rows import StepRows
 from prefect_rlhf.tasks.running.training_run import TrainingRun
 
@@ -24,10 +25,11 @@ from prefect_rlhf.tasks.running.training_run import TrainingRun
 class Dispatcher:
     """Sends each node's commands to a gang, and compares reported with known fingerprints of every version."""
 
-    def __init__(self, run: TrainingRun, gang: Gang) -> None:
+    def __init__(self, run: TrainingRun, gang: Gang[Rank]) -> None:
         self.run, self.gang = run, gang
         self.fingerprints = Fingerprints()
         self.rows = StepRows(run)
+        self._call = RankCalls(run, gang)
         self.checkpointing = Checkpointing(run, self.fingerprints, self._call)
         self._graph, self._plan = run.graph, run.plan
         self._layouts: dict[ModelInstance, Layout] = {}
@@ -40,18 +42,18 @@ class Dispatcher:
         """
         self.checkpointing.check(self.gang.size)
         for source in self.run.sources.values():
-            self._call("open_dataset", dict.fromkeys(range(self.gang.size), (source,)), f"open {source.name}")
+            self._call(Rank.open_dataset, dict.fromkeys(range(self.gang.size), (source,)), f"open {source.name}")
         offloaded = offloaded_parts(self._graph, self._plan)
         for instance, calls in instances(self._graph, self._plan).items():
             command = self._build_command(instance, calls)
-            reports = self._call("build", dict.fromkeys(command.ranks, (command,)), f"build {instance.name}")
+            reports = self._call(Rank.build, dict.fromkeys(command.ranks, (command,)), f"build {instance.name}")
             try:
                 self._settle(instance, command.restore.version if command.restore else 0, reports)
             except StaleWeights as error:
                 raise self.checkpointing.refusal(error, command) from error
             if instance in offloaded:
                 arguments = (instance, offloaded[instance])
-                self._call("offload", dict.fromkeys(command.ranks, arguments), f"offload {instance.name}")
+                self._call(Rank.offload, dict.fromkeys(command.ranks, arguments), f"offload {instance.name}")
             on_built(instance, outcome_of(reports))
         self.checkpointing.restore_states()
 
@@ -84,7 +86,7 @@ class Dispatcher:
         commands = call_commands(self.run, node, self.rows)
         arguments = {rank: (command,) for rank, command in commands.items()}
         role = node.call.role if node.call else None
-        reports = self._call(node.kind, arguments, node.title, node.resources[0], role)
+        reports = self._call(Rank.run_call, arguments, node.title, node.resources[0], role)
         if node.kind == "generate":
             self.rows.generated(node, reports)
         if node.kind == "compute":
@@ -107,7 +109,7 @@ class Dispatcher:
             for rank, transfers in parts.items()
             if transfers or frees.get(rank)  # other ranks get no command
         }
-        return self._call("transfer", commands, node.title)
+        return self._call(Rank.transfer, commands, node.title)
 
     def _reallocate(self, node: Node) -> dict[int, RankReport]:
         assert node.source is not None and node.target is not None and node.reads is not None  # set for this kind
@@ -115,14 +117,15 @@ class Dispatcher:
         layouts = layout_of(node.source, model, self.run.lease.mesh), self._layout(node.target)
         command = MoveWeightsCommand(node.source, node.target, node.reads, *layouts, self.run.lease.devices)
         ranks = [self.run.rank(device) for device in node.devices]
-        reports = self._call("reallocate", dict.fromkeys(ranks, (command,)), node.title)
+        reports = self._call(Rank.reallocate, dict.fromkeys(ranks, (command,)), node.title)
         self._settle(node.target, node.reads, reports)
         return reports
 
     def _move_between_host_and_device(self, node: Node) -> dict[int, RankReport]:
         assert node.instance is not None  # set for both kinds
         ranks = self.run.ranks(node.instance)
-        reports = self._call(node.kind, dict.fromkeys(ranks, (node.instance, node.part)), node.title, node.resources[0])
+        method = Rank.offload if node.kind == "offload" else Rank.reload
+        reports = self._call(method, dict.fromkeys(ranks, (node.instance, node.part)), node.title, node.resources[0])
         if node.kind == "reload" and node.part == "all" and node.reads is not None:
             self._settle(node.instance, node.reads, reports)
         return reports
@@ -133,7 +136,7 @@ class Dispatcher:
         assert instance is not None  # set for this kind
         tokenizer = self._graph.model(instance.role).path
         arguments = (instance, self.run.run_dir / instance.role, tokenizer, self._layout(instance))
-        return self._call("export", dict.fromkeys(self.run.ranks(instance), arguments), node.title)
+        return self._call(Rank.export, dict.fromkeys(self.run.ranks(instance), arguments), node.title)
 
     def _settle(self, instance: ModelInstance, version: int, reports: Mapping[int, RankReport]) -> None:
         """Compare newly written weights with the version's fingerprint; the first copy defines that fingerprint."""
@@ -165,14 +168,3 @@ class Dispatcher:
         if instance not in self._layouts:
             self._layouts[instance] = layout_of(instance, self._graph.model(instance.role), self.run.lease.mesh)
         return self._layouts[instance]
-
-    def _call(
-        self,
-        method: str,
-        arguments: Mapping[int, tuple[Any, ...]],
-        doing: str,
-        resource: Resource = "compute",
-        role: str | None = None,
-    ) -> dict[int, Any]:
-        seconds = self.run.role_deadlines.get(role or "", self.run.call_deadline_seconds)
-        return self.gang.call(method, arguments, doing=doing, deadline_seconds=seconds, resource=resource)

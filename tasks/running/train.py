@@ -9,6 +9,7 @@ from functools import partial
 from typing import Protocol
 
 from prefect_rlhf.engines.gang.open import open_gang
+from prefect_rlhf.engines.rank.rank import Rank
 from prefect_rlhf.placement.augmented.step_groups import StepGroups
 from prefect_rlhf.placement.plan import ModelInstance
 from prefect_rlhf.tasks.run_log import run_log
@@ -41,6 +42,7 @@ def train(run: TrainingRun, journal: Journal, audience: Audience, steps_per_grou
     lease = run.lease
     opened = open_gang(
         lease.devices_of_nodes,
+        rank_factory=Rank,
         device=lease.kind,
         engines=engines,
         through_ray=lease.cluster.through_ray,

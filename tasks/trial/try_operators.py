@@ -54,7 +54,9 @@ def try_operators(
     with closing(LocalGang(GANG)) as gang, TemporaryDirectory(prefix="rlhf-trial-") as folder:
         load(gang, graph)
         for source in sources.values():
-            gang.call("open_dataset", {0: (source,)}, doing=f"open {source.name}", deadline_seconds=IMPORT_SECONDS)
+            gang.call(
+                TrialRank.open_dataset, {0: (source,)}, doing=f"open {source.name}", deadline_seconds=IMPORT_SECONDS
+            )
         trial = Trial(graph, gang, Path(folder), tokenizer, calls_functions)
         return Tried(tuple(trial.run()), trial.metrics)
 
@@ -68,14 +70,16 @@ def evaluation_of(graph: DataflowGraph) -> DataflowGraph:
     return replace(graph, calls=tuple(call for call in graph if call.name in needed))
 
 
-def load(gang: LocalGang, graph: DataflowGraph) -> None:
+def load(gang: LocalGang[TrialRank], graph: DataflowGraph) -> None:
     """Import every operator and its settings. Raises InvalidInput for the first operator that cannot be imported."""
     own = {call.name: call.operation for call in graph if call.kind == "compute" and not call.on_hosts}
     own |= {f"{call.name}, loss {term.name}": term.operation for call in graph for term in call.terms}
     functions = {name: Bound(operation) for name, operation in own.items()}
     began = time.monotonic()
     try:
-        failures = gang.call("load", {0: (functions,)}, doing="importing operators", deadline_seconds=IMPORT_SECONDS)[0]
+        failures = gang.call(
+            TrialRank.load, {0: (functions,)}, doing="importing operators", deadline_seconds=IMPORT_SECONDS
+        )[0]
     except (RankLost, RankSilent) as error:
         failures = {name: f"{error} after {time.monotonic() - began:.0f} s" for name in list(functions)[:1]}
     for name, failure in failures.items():
@@ -99,7 +103,7 @@ class Trial:
     """An iteration on made-up rows. Calls that depend on a failed computation are not tried."""
 
     graph: DataflowGraph
-    gang: LocalGang
+    gang: LocalGang[TrialRank]
     run_dir: Path
     tokenizer: str
     calls_functions: bool = True
@@ -112,7 +116,7 @@ class Trial:
             if unknown & {port.source for port in call.inputs}:
                 unknown.add(call.name)
                 continue
-            method = "score" if call.on_hosts and not self.calls_functions else call.kind
+            method = TrialRank.score if call.on_hosts and not self.calls_functions else TrialRank.run_call
             try:
                 told = self.gang.call(
                     method, {0: (self.command(call),)}, doing=call.name, deadline_seconds=CALL_SECONDS

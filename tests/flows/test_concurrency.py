@@ -6,12 +6,10 @@ Real Prefect, Megatron-core and vLLM on tiny models. A run that puts one after t
 import json
 import os
 import time
-from functools import partial
 from pathlib import Path
 
 import pytest
 
-from prefect_rlhf.engines.gang.open import open_gang
 from prefect_rlhf.engines.rank.rank import Rank
 from prefect_rlhf.flows.ppo import ppo
 from prefect_rlhf.placement.errors import RlhfError
@@ -28,39 +26,36 @@ FOLDER = "TEST_MEETINGS"  # environment variable: where ranks meet
 PAIRS = "TEST_PAIRS"  # JSON: who meets whom, as [one, other]; each is method.who@step
 
 
-class MeetingRank:
+class MeetingRank(Rank):
     """A rank on which some calls begin by waiting until another call, here or on another rank, has begun as well."""
 
     def __init__(self, rank, size):
-        self._rank = Rank(rank, size)
+        super().__init__(rank, size)
         self._folder, self._pairs = Path(os.environ[FOLDER]), json.loads(os.environ[PAIRS])
-
-    def __getattr__(self, name):
-        return getattr(self._rank, name)
 
     def generate(self, order):
         self._meet(f"generate.{order.call.name}@{order.step}")
-        return self._rank.generate(order)
+        return super().generate(order)
 
     def inference(self, order):
         self._meet(f"inference.{order.call.name}@{order.step}")
-        return self._rank.inference(order)
+        return super().inference(order)
 
     def train_step(self, order):
         self._meet(f"train_step.{order.call.name}@{order.step}")
-        return self._rank.train_step(order)
+        return super().train_step(order)
 
     def reload(self, instance, part="all"):
         count = len(list(self._folder.glob(f"count.{instance.role}.*")))
         (self._folder / f"count.{instance.role}.{count}").touch()
         self._meet(f"reload.{instance.role}@{count}")
-        report = self._rank.reload(instance, part)
+        report = super().reload(instance, part)
         self._note_visitors()
         return report
 
     def offload(self, instance, part="all"):
         (self._folder / f"comes_and_goes.{instance.role}.{part}").touch()
-        return self._rank.offload(instance, part)
+        return super().offload(instance, part)
 
     def _meet(self, name):
         (self._folder / name).touch()
@@ -74,7 +69,7 @@ class MeetingRank:
     def _note_visitors(self):
         """How many of the instances that come and go are on the device now, as a file."""
         roles = {file.name.split(".")[1] for file in self._folder.glob("comes_and_goes.*")}
-        present = [i for i, model in self._rank.models.items() if i.engine == "megatron" and not model.offloaded]
+        present = [i for i, model in self.models.items() if i.engine == "megatron" and not model.offloaded]
         (self._folder / f"visitors.{sum(instance.role in roles for instance in present)}").touch()
 
 
@@ -87,7 +82,7 @@ def run(parameters, monkeypatch, tmp_path):
         monkeypatch.setenv(ENVIRONMENT_VARIABLE, lease.to_json())
         monkeypatch.setenv(FOLDER, str(tmp_path))
         monkeypatch.setenv(PAIRS, json.dumps(pairs))
-        monkeypatch.setattr(session, "open_gang", partial(open_gang, rank_factory=MeetingRank))
+        monkeypatch.setattr(session, "Rank", MeetingRank)
         run_dir = completed(ppo, parameters | changes)
         for pair in pairs:
             assert all((tmp_path / name).exists() for name in pair), f"{pair} never met"

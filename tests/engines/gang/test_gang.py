@@ -211,8 +211,8 @@ def assert_group_gone(group, seconds=30.0):
 
 
 def test_what_a_rank_warns_of_is_in_the_controllers_log_once_under_its_name(shared, caplog):
-    call(shared, "warn", "waits for a store", ranks=(0, 2))
-    call(shared, "echo", 1)
+    call(shared, Probe.warn, "waits for a store", ranks=(0, 2))
+    call(shared, Probe.echo, 1)
     lines = [record.getMessage() for record in caplog.records if "waits for a store" in record.getMessage()]
     assert [re.sub(NODE, "", line) for line in lines] == [
         f"rank {rank}: waits for a store of {rank}" for rank in (0, 2)
@@ -221,7 +221,7 @@ def test_what_a_rank_warns_of_is_in_the_controllers_log_once_under_its_name(shar
 
 def test_a_call_runs_on_each_rank_it_names(shared):
     """A call returns each rank's own answer, and only ranks that have arguments take part."""
-    assert call(shared, "place", ranks=[0, 2]) == {0: (0, 4), 2: (2, 4)}
+    assert call(shared, Probe.place, ranks=[0, 2]) == {0: (0, 4), 2: (2, 4)}
 
 
 class Order:
@@ -238,32 +238,32 @@ def test_what_several_ranks_are_told_alike_is_pickled_once(shared):
     """An order to 128 ranks is one to each of its kinds, whether or not their tuples of arguments are one object."""
     alike, other, before = Order(), Order(), Order.pickled
     orders = {0: (alike,), 1: (alike,), 2: (other,), 3: (alike,)}
-    assert shared.call("echo", orders, doing="a test", deadline_seconds=30) == dict.fromkeys(range(4), 7)
+    assert shared.call(Probe.echo, orders, doing="a test", deadline_seconds=30) == dict.fromkeys(range(4), 7)
     assert Order.pickled - before == 2
 
 
 def test_ranks_are_one_world(shared):
     """Ranks of any subset can make a group among themselves."""
-    totals = shared.call("total", {rank: ([1, 3], rank) for rank in (1, 3)}, doing="sum", deadline_seconds=20)
+    totals = shared.call(Probe.total, {rank: ([1, 3], rank) for rank in (1, 3)}, doing="sum", deadline_seconds=20)
     assert totals == {1: 4, 3: 4}
 
 
 def test_ranks_carry_the_environment(shared):
     """Whoever looks from outside finds the flow run's id in every rank's environment; threads are as asked."""
-    assert list(call(shared, "environment", "PREFECT__FLOW_RUN_ID").values()) == ["run-7"] * 4
-    assert all("PREFECT__FLOW_RUN_ID=run-7" in seen for seen in call(shared, "initial_environment").values())
-    assert {1} == set(call(shared, "threads").values())
+    assert list(call(shared, Probe.environment, "PREFECT__FLOW_RUN_ID").values()) == ["run-7"] * 4
+    assert all("PREFECT__FLOW_RUN_ID=run-7" in seen for seen in call(shared, Probe.initial_environment).values())
+    assert {1} == set(call(shared, Probe.threads).values())
 
 
 def test_ranks_do_not_import_the_controllers_main_module(shared):
     """A flow run's main module is Prefect's; no rank pays for it."""
-    assert all(str(main).endswith("engines/gang/fork_server.py") for main in call(shared, "main_module").values())
+    assert all(str(main).endswith("engines/gang/fork_server.py") for main in call(shared, Probe.main_module).values())
 
 
 def test_calls_on_disjoint_ranks_overlap(shared):
     """Two calls from two threads on different ranks run at the same time."""
     began = time.monotonic()
-    threads = [threading.Thread(target=call, args=(shared, "sleep", 1.0), kwargs={"ranks": [r]}) for r in (0, 1)]
+    threads = [threading.Thread(target=call, args=(shared, Probe.sleep, 1.0), kwargs={"ranks": [r]}) for r in (0, 1)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -287,13 +287,13 @@ def beside(gang, first, second):
 @pytest.mark.parametrize("resource", ["host_link", "disk"])
 def test_copies_to_the_host_and_writes_run_beside_a_call_on_the_same_rank(shared, resource):
     """The call waits for a signal that only the copy gives; were they served in turn, none would come."""
-    found = beside(shared, ("await_signal", 30.0), (resource, "signal"))
+    found = beside(shared, (Probe.await_signal, 30.0), (resource, Probe.signal))
     assert found == [dict.fromkeys(range(4), True), dict.fromkeys(range(4), False)]
 
 
 def assert_overlap_is_refused(gang):
     """If two calls use the same resource of a rank at the same time, the second is refused and the first completes."""
-    results = beside(gang, ("sleep", 1.0), ("compute", "sleep", 1.0))
+    results = beside(gang, (Probe.sleep, 1.0), ("compute", Probe.sleep, 1.0))
     (refused,) = [result for result in results if isinstance(result, RlhfError)]
     assert "rank 0 was asked for a test while it was running a test: two calls cannot share the compute" in str(refused)
     assert {rank: rank for rank in range(gang.size)} in results
@@ -307,23 +307,23 @@ def test_calls_that_overlap_on_a_rank_are_refused(gang):
 def test_a_silent_copy_ends_the_gang(gang):
     """The host link has the same deadlines, and names the same way, as calls that compute."""
     with pytest.raises(RankSilent, match=f"ranks 0{NODE}, 1{NODE} did not answer within 0.5 s to a test"):
-        call(gang, "sleep", 60.0, seconds=0.5, resource="host_link")
+        call(gang, Probe.sleep, 60.0, seconds=0.5, resource="host_link")
     assert_gone(gang)
 
 
 def test_a_killed_rank_is_told_to_its_call_and_its_copy(gang):
     """Whichever hears of it first: no call in flight is left waiting, and the death is named."""
-    pid = call(gang, "pid")[1]
+    pid = call(gang, Probe.pid)[1]
     threading.Timer(0.5, os.kill, (pid, signal.SIGKILL)).start()
-    found = beside(gang, ("sleep", 30.0), ("host_link", "sleep", 30.0))
+    found = beside(gang, (Probe.sleep, 30.0), ("host_link", Probe.sleep, 30.0))
     assert [type(error) for error in found] == [RankLost, RankLost]
     assert all(re.search(f"rank 1{NODE} was killed by SIGKILL in a test", str(error)) for error in found)
 
 
 def test_an_error_in_a_copy_comes_back(shared):
     with pytest.raises(OutOfDeviceMemory, match=f"rank 2{NODE} failed in a test: MemoryError: all gone"):
-        call(shared, "raise_error", MemoryError("all gone"), ranks=[2], resource="host_link")
-    assert call(shared, "place", ranks=[2], resource="host_link") == {2: (2, 4)}
+        call(shared, Probe.raise_error, MemoryError("all gone"), ranks=[2], resource="host_link")
+    assert call(shared, Probe.place, ranks=[2], resource="host_link") == {2: (2, 4)}
 
 
 @pytest.mark.parametrize(
@@ -341,48 +341,48 @@ def test_an_error_in_a_rank_comes_back(shared, error, kind, text):
     That line has the place in the file of whoever is no library, and the rank's traceback comes along for the log.
     """
     with pytest.raises(kind) as caught:
-        call(shared, "raise_error", error, ranks=[2])
+        call(shared, Probe.raise_error, error, ranks=[2])
     line = Probe.raise_error.__code__.co_firstlineno + 1
     is_foreign = issubclass(kind, RankFailed)
     assert re.sub(NODE, "", str(caught.value)) == text + (f" ({__file__}:{line} in raise_error)" if is_foreign else "")
     assert not is_foreign or f'test_gang.py", line {line}, in raise_error' in caught.value.traceback
     assert "rank 2" in str(caught.value) or "rank 2" in caught.value.__notes__[0]
-    assert call(shared, "place", ranks=[2]) == {2: (2, 4)}
+    assert call(shared, Probe.place, ranks=[2]) == {2: (2, 4)}
 
 
 def test_an_answer_that_does_not_pickle_is_an_error(shared):
     """A rank survives a result that cannot be sent."""
     with pytest.raises(RankFailed, match=f"rank 1{NODE} failed in a test"):
-        call(shared, "give_unpicklable", ranks=[1])
-    assert call(shared, "place", ranks=[1]) == {1: (1, 4)}
+        call(shared, Probe.give_unpicklable, ranks=[1])
+    assert call(shared, Probe.place, ranks=[1]) == {1: (1, 4)}
 
 
 def test_a_silent_rank_ends_the_gang(gang):
     """Past the deadline the error names rank, call and limit, every process is gone, and later calls say why."""
     began = time.monotonic()
     with pytest.raises(RankSilent, match=f"rank 1{NODE} did not answer within 0.5 s to sleeping"):
-        gang.call("sleep", {0: (0.0,), 1: (60.0,)}, doing="sleeping", deadline_seconds=0.5)
+        gang.call(Probe.sleep, {0: (0.0,), 1: (60.0,)}, doing="sleeping", deadline_seconds=0.5)
     assert time.monotonic() - began < 3
     assert_gone(gang)
     with pytest.raises(RankLost, match=f"no rank is left for a test: rank 1{NODE} did not answer"):
-        call(gang, "place")
+        call(gang, Probe.place)
 
 
 def test_a_stopped_rank_is_silent(gang):
     """A rank that is stopped, not dead, ends the gang too."""
-    os.kill(call(gang, "pid")[1], signal.SIGSTOP)
+    os.kill(call(gang, Probe.pid)[1], signal.SIGSTOP)
     with pytest.raises(RankSilent, match="rank 1"):
-        call(gang, "place", seconds=0.5)
+        call(gang, Probe.place, seconds=0.5)
     assert_gone(gang)
 
 
 def test_a_killed_rank_is_noticed_at_once(gang):
     """The death of a rank in a collective is told by its signal, within a second, and ends the gang."""
-    pid = call(gang, "pid")[1]
+    pid = call(gang, Probe.pid)[1]
     threading.Timer(0.5, os.kill, (pid, signal.SIGKILL)).start()
     began = time.monotonic()
     with pytest.raises(RankLost, match=f"rank 1{NODE} was killed by SIGKILL in a test"):
-        gang.call("sleep", {0: (30.0,), 1: (30.0,)}, doing="a test", deadline_seconds=60)
+        gang.call(Probe.sleep, {0: (30.0,), 1: (30.0,)}, doing="a test", deadline_seconds=60)
     assert time.monotonic() - began < 1.5
     assert_gone(gang)
 
@@ -390,7 +390,7 @@ def test_a_killed_rank_is_noticed_at_once(gang):
 def test_a_rank_that_exits_is_lost(gang):
     """An exit status is told too; ranks that wait for it in a collective do not hide it."""
     with pytest.raises(RankLost, match=f"rank 0{NODE} ended with status 3 in a test"):
-        gang.call("end", {0: (3,)}, doing="a test", deadline_seconds=10)
+        gang.call(Probe.end, {0: (3,)}, doing="a test", deadline_seconds=10)
 
 
 def test_a_failure_is_told_though_others_hang_behind_it(gang, monkeypatch):
@@ -398,7 +398,7 @@ def test_a_failure_is_told_though_others_hang_behind_it(gang, monkeypatch):
     monkeypatch.setattr("prefect_rlhf.engines.gang.process_gang.FAILURE_GRACE_SECONDS", 0.5)
     began = time.monotonic()
     with pytest.raises(InvalidInput, match="x: got 1"):
-        call(gang, "raise_on", 0, InvalidInput("x", 1, "2"), seconds=60)
+        call(gang, Probe.raise_on, 0, InvalidInput("x", 1, "2"), seconds=60)
     assert time.monotonic() - began < 5
     assert_gone(gang)
 
@@ -407,7 +407,7 @@ def test_calls_in_flight_when_the_gang_is_closed_end(gang):
     """Closing from another thread, as a cancelled run does, ends a call that is waiting."""
     threading.Timer(0.3, gang.close).start()
     with pytest.raises(RankLost, match="the gang was closed"):
-        call(gang, "sleep", 60.0, seconds=60)
+        call(gang, Probe.sleep, 60.0, seconds=60)
     gang.close()
 
 
@@ -430,7 +430,7 @@ from prefect_rlhf.engines.gang.messages import GangSettings
 from tests.engines.gang.test_gang import Probe
 gang = LocalGang(GangSettings(2, Probe, environment={"OMP_NUM_THREADS": "1"}, method=sys.argv[1], preload=("torch",)))
 print(gang.process_group, flush=True)
-gang.call("spin", {0: (60.0,), 1: (60.0,)}, doing="spinning", deadline_seconds=60)
+gang.call(Probe.spin, {0: (60.0,), 1: (60.0,)}, doing="spinning", deadline_seconds=60)
 """
 
 
@@ -463,7 +463,7 @@ def test_what_ranks_leave_in_their_temporary_folder_goes_with_them(tmp_path, mon
     monkeypatch.setattr("prefect_rlhf.engines.gang.own_folder._YOUNG_SECONDS", 0.0)
     gang = LocalGang(GangSettings(2, Probe, environment={"OMP_NUM_THREADS": "1"}, preload=("torch",)))
     try:
-        left = call(gang, "leave_a_folder")
+        left = call(gang, Probe.leave_a_folder)
         assert all(Path(folder).is_dir() and Path(folder).is_relative_to(tmp_path) for folder in left.values())
     finally:
         gang.close()
@@ -491,15 +491,15 @@ def test_no_process_survives_a_controller_killed_while_it_starts():
 def test_one_rank_in_process_behaves_alike():
     """World size 1 gives the same answers and errors without another process."""
     gang = InProcessGang(Probe)
-    assert call(gang, "place") == {0: (0, 1)}
-    assert {0: os.getpid()} == call(gang, "pid")
-    assert call(gang, "total", [0], 5) == {0: 5}
-    assert beside(gang, ("await_signal", 30.0), ("host_link", "signal")) == [{0: True}, {0: False}]
+    assert call(gang, Probe.place) == {0: (0, 1)}
+    assert {0: os.getpid()} == call(gang, Probe.pid)
+    assert call(gang, Probe.total, [0], 5) == {0: 5}
+    assert beside(gang, (Probe.await_signal, 30.0), ("host_link", Probe.signal)) == [{0: True}, {0: False}]
     assert_overlap_is_refused(InProcessGang(Probe))
     with pytest.raises(RankFailed, match="rank 0 failed in a test: ValueError: no"):
-        call(gang, "raise_error", ValueError("no"))
+        call(gang, Probe.raise_error, ValueError("no"))
     with pytest.raises(RankSilent, match="rank 0 did not answer within 0.1 s to a test"):
-        call(gang, "sleep", 0.2, seconds=0.1)
+        call(gang, Probe.sleep, 0.2, seconds=0.1)
     with pytest.raises(RankLost, match="the gang was closed"):
-        call(gang, "place")
+        call(gang, Probe.place)
     assert not dist.is_initialized()

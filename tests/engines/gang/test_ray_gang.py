@@ -107,7 +107,7 @@ class TestTwoMachines:
                 patch.setattr(ray_places, "HELD_SECONDS", 3.0)
                 assert "held by others for" in refused(nodes, 1, 1, say=lines.append)
             assert "held by others" in lines[0]
-            assert call(first, "place") == {0: (0, 3), 1: (1, 3), 2: (2, 3)}
+            assert call(first, Probe.place) == {0: (0, 3), 1: (1, 3), 2: (2, 3)}
         with opened(nodes, 1, 1) as then:
             assert then.size == 2
 
@@ -208,14 +208,14 @@ class TestLostNodes:
                 assert self.lost(gang, lambda: nodes.cut(1)) == nodes.addresses[1]
             with opened(nodes, 1) as gang:
                 nodes.kill_head()
-                call(gang, "sleep", 75.0, seconds=120.0)  # Ray would end processes after a minute without it
-                assert call(gang, "place") == {0: (0, 1)}, "nothing is asked of the head after the start"
+                call(gang, Probe.sleep, 75.0, seconds=120.0)  # Ray would end processes after a minute without it
+                assert call(gang, Probe.place) == {0: (0, 1)}, "nothing is asked of the head after the start"
 
     def lost(self, gang, harm):
         """The address of the node that is said to be lost, once `harm` was done to it."""
         began = time.monotonic()
         threading.Timer(1.0, harm).start()
         with pytest.raises(RankLost) as caught:
-            call(gang, "sleep", 60.0, seconds=120.0)
+            call(gang, Probe.sleep, 60.0, seconds=120.0)
         assert time.monotonic() - began < 60, "before any deadline"
         return str(caught.value).partition("on node ")[2].split()[0]

@@ -81,7 +81,7 @@ def test_rows_arrive(gang, seed):
         keys = tuple(draw.sample(KEYS, draw.randint(1, len(KEYS))))
         rows = tuple(draw.sample(range(40), draw.randint(1, 8)))
         transfers.append(RowTransfer(source, target, draw.choice(["generate", "score"]), keys, rows))
-    results = everywhere(gang, "exchange", TransferCommand(seed, tuple(transfers)))
+    results = everywhere(gang, Exchanger.exchange, TransferCommand(seed, tuple(transfers)))
     assert sum(count for count, _ in results.values()) == sum(len(t.keys) * len(t.rows) for t in transfers)
 
 
@@ -89,7 +89,7 @@ def test_rows_arrive(gang, seed):
 def test_bytes_received_are_counted(gang):
     """The bytes reported are those of the rows."""
     command = TransferCommand(100, (RowTransfer(0, 1, "generate", ("tokens", "logprobs"), (0, 1)),))
-    results = everywhere(gang, "exchange", command)
+    results = everywhere(gang, Exchanger.exchange, command)
     assert {rank: received for rank, (_, received) in results.items()} == {0: 0, 1: 8 * (3 + 4) + 4 * 1, 2: 0, 3: 0}
 
 

@@ -44,27 +44,21 @@ ALL = tuple(range(6))
 ROLLOUT = ("tokens", "prompt_length", "logprobs")
 
 
-class TamperedRank:
+class TamperedRank(Rank):
     """A rank whose weights a test may overwrite behind its back."""
 
-    def __init__(self, rank, size):
-        self._rank = Rank(rank, size)
-
-    def __getattr__(self, name):
-        return getattr(self._rank, name)
-
     def rows(self, step, name, key, rows):
-        return [row.tolist() for row in self._rank.store.get(step, name, key, rows)]
+        return [row.tolist() for row in self.store.get(step, name, key, rows)]
 
     def scale(self, instance, parameter, factor):
         """Write a weight as a bug would: without telling anyone."""
-        self._rank.models[instance].engine.weights()[parameter].view.mul_(factor)
+        self.models[instance].engine.weights()[parameter].view.mul_(factor)
 
     def digest(self, instance):
-        return self._rank.models[instance].digest()
+        return self.models[instance].digest()
 
     def device_bytes(self, instance):
-        return self._rank.models[instance].engine.device_bytes()
+        return self.models[instance].engine.device_bytes()
 
 
 class Prompts:
@@ -124,16 +118,16 @@ class World:
         self.folder, self.known = folder, Fingerprints()
         optimizer = OptimizerSpec(lr=1e-3, eps=1e-3)
         self.spec = read_model_spec("actor", folder, "lm", dtype="float32", optimizer=optimizer)
-        self.call("open_dataset", Prompts())
+        self.call(TamperedRank.open_dataset, Prompts())
         for instance in (TRAINED, SAMPLER):
             command = BuildCommand(self.spec, instance, RANKS, self.layout(instance), 128, 8)
-            self.settle(instance, 0, self.call("build", command))
+            self.settle(instance, 0, self.call(TamperedRank.build, command))
 
     def layout(self, instance):
         return layout_of(instance, self.spec, MESH)
 
     def call(self, method, *arguments):
-        return self.gang.call(method, dict.fromkeys(RANKS, arguments), doing=method, deadline_seconds=60)
+        return self.gang.call(method, dict.fromkeys(RANKS, arguments), doing=method.__name__, deadline_seconds=60)
 
     def settle(self, instance, version, reports):
         digests = {rank: report.digest for rank, report in reports.items()}
@@ -149,15 +143,15 @@ class World:
             rank: (self.command(GENERATE, SAMPLER, step, rows, reads=version, sampling=sampling),)
             for rank, rows in REPLICAS.items()
         }
-        self.gang.call("generate", commands, doing="generate", deadline_seconds=60)
+        self.gang.call(TamperedRank.generate, commands, doing="generate", deadline_seconds=60)
         swapped = (
             RowTransfer(0, 1, "generate", ROLLOUT, REPLICAS[0]),
             RowTransfer(1, 0, "generate", ROLLOUT, REPLICAS[1]),
         )
-        self.call("transfer", TransferCommand(step, swapped))
+        self.call(TamperedRank.transfer, TransferCommand(step, swapped))
 
     def infer(self, step, version):
-        self.call("inference", self.command(INFER, TRAINED, step, ALL, reads=version))
+        self.call(TamperedRank.inference, self.command(INFER, TRAINED, step, ALL, reads=version))
         return self.rows(step, "infer")
 
     def train(self, step, version):
@@ -165,18 +159,18 @@ class World:
         one = PassCommand(TRAIN, (LossTerm(push_up, ("logprobs",)),), ALL, ALL)
         versions = {"reads": version, "writes": version + 1}
         command = self.command(TRAIN, TRAINED, step, ALL, **versions, passes=(one,), train=settings)
-        reports = self.call("train_step", command)
+        reports = self.call(TamperedRank.train_step, command)
         self.settle(TRAINED, version + 1, reports)
         return reports
 
     def reallocate(self, version):
         command = MoveWeightsCommand(TRAINED, SAMPLER, version, self.layout(TRAINED), self.layout(SAMPLER))
-        reports = self.call("reallocate", command)
+        reports = self.call(TamperedRank.reallocate, command)
         self.settle(SAMPLER, version, reports)
         return reports
 
     def rows(self, step, name, key="logprobs"):
-        return self.gang.call("rows", {0: (step, name, key, ALL)}, doing="look", deadline_seconds=10)[0]
+        return self.gang.call(TamperedRank.rows, {0: (step, name, key, ALL)}, doing="look", deadline_seconds=10)[0]
 
 
 @pytest.fixture(scope="module")
@@ -214,7 +208,7 @@ def check_export(world, path):
     """A folder written from either layout is what transformers loads, and the weights are those of the version."""
     states = []
     for instance in (TRAINED, SAMPLER):
-        world.call("export", instance, path, Path(world.folder), world.layout(instance))
+        world.call(TamperedRank.export, instance, path, Path(world.folder), world.layout(instance))
         states.append(AutoModelForCausalLM.from_pretrained(path).state_dict())
     assert states[0].keys() == states[1].keys()
     assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
@@ -224,12 +218,12 @@ def check_export(world, path):
 
 def check_offload(world):
     """Offloaded weights come back as the version they were; device bytes fall meanwhile."""
-    before = {instance: world.call("device_bytes", instance)[0] for instance in (TRAINED, SAMPLER)}
+    before = {instance: world.call(TamperedRank.device_bytes, instance)[0] for instance in (TRAINED, SAMPLER)}
     for instance in before:
-        world.call("offload", instance)
+        world.call(TamperedRank.offload, instance)
     for instance in before:
-        assert world.call("device_bytes", instance)[0] < before[instance] / 10
-        world.settle(instance, 2, world.call("reload", instance))
+        assert world.call(TamperedRank.device_bytes, instance)[0] < before[instance] / 10
+        world.settle(instance, 2, world.call(TamperedRank.reload, instance))
     world.generate(step=9, version=2)
     sampled, computed = world.rows(9, "generate"), world.infer(9, 2)
     assert torch.allclose(torch.tensor(sampled), torch.tensor(computed), atol=1e-4)
@@ -238,14 +232,17 @@ def check_offload(world):
 def check_tampering(world):
     """A weight overwritten on one rank stops the next call, and the whole digests say where."""
     world.gang.call(
-        "scale", {1: (SAMPLER, "model.layers.2.mlp.up_proj.weight", 1.5)}, doing="tamper", deadline_seconds=10
+        TamperedRank.scale,
+        {1: (SAMPLER, "model.layers.2.mlp.up_proj.weight", 1.5)},
+        doing="tamper",
+        deadline_seconds=10,
     )
     with pytest.raises(
         StaleWeights, match=r"rank 1: generate · step 10: actor.vllm n0:0-1 dp2 is labelled v2, but model.layers.2"
     ):
         world.generate(step=10, version=2)
     with pytest.raises(StaleWeights, match=r"ranks 0 and 1 hold different copies of model.layers.2.mlp.up_proj.weight"):
-        world.known.settle(SAMPLER, 2, world.call("digest", SAMPLER), world.layout(SAMPLER))
+        world.known.settle(SAMPLER, 2, world.call(TamperedRank.digest, SAMPLER), world.layout(SAMPLER))
     world.reallocate(2)
 
 
@@ -254,4 +251,4 @@ def test_a_prompt_that_is_too_long_is_the_users_error(world):
     sampling = SamplingSettings(500)
     commands = {r: (world.command(GENERATE, SAMPLER, 20, rows, sampling=sampling),) for r, rows in REPLICAS.items()}
     with pytest.raises(InvalidInput, match="prompt tokens: got 4, expected at most"):
-        world.gang.call("generate", commands, doing="generate", deadline_seconds=30)
+        world.gang.call(TamperedRank.generate, commands, doing="generate", deadline_seconds=30)

@@ -137,7 +137,7 @@ def test_weights_arrive(gang, seed, split, refused):
     source, target = random_layout(draw, shapes), random_layout(draw, shapes)
     command = MoveWeightsCommand(SOURCE, TARGET, 3, source, target)
     dtype = draw.choice([torch.bfloat16, torch.float32])
-    results = everywhere(gang, "move", command, dtype, dtype, split, refused)
+    results = everywhere(gang, Mover.move, command, dtype, dtype, split, refused)
     for rank, (wrong, moved, told) in results.items():
         assert not wrong
         assert told == 1
@@ -153,7 +153,7 @@ def test_another_number_format_is_refused(gang):
     layout = Layout({"w": (4, 4)}, {"w": {0: ((0, 4), (0, 4))}})
     command = MoveWeightsCommand(SOURCE, TARGET, 3, layout, layout)
     with pytest.raises(InvalidInput, match=r"actor.vllm n0:0-3 tp4 w: got 'torch.float32', expected torch.bfloat16"):
-        everywhere(gang, "move", command, torch.bfloat16, torch.float32, False)
+        everywhere(gang, Mover.move, command, torch.bfloat16, torch.float32, False)
 
 
 @pytest.mark.slow
@@ -181,7 +181,7 @@ def test_large_weights_arrive_with_at_most_two_buckets_staged(gang, split, bucke
     command = MoveWeightsCommand(SOURCE, TARGET, 3, source, target)
     numbers = torch.float32, torch.float32, split
     for refused in (range(SIZE), ()):
-        results = everywhere(gang, "move", command, *numbers, refused, bucket_bytes)
+        results = everywhere(gang, Mover.move, command, *numbers, refused, bucket_bytes)
         for wrong, moved, _ in results.values():
             assert not wrong
             assert moved.bytes_moved == 2 * (32 << 20) // SIZE * (SIZE - 1) // SIZE
@@ -195,7 +195,7 @@ def test_a_contiguous_slice_needs_no_memory_beside_its_storage(gang):
     source = Layout(shapes, {"w": {0: ((0, 4096), (0, 1024))}})
     target = Layout(shapes, {"w": {1: ((0, 2048), (0, 1024)), 2: ((2048, 4096), (0, 1024))}})
     command = MoveWeightsCommand(SOURCE, TARGET, 3, source, target)
-    results = everywhere(gang, "move", command, torch.float32, torch.float32, False, range(SIZE))
+    results = everywhere(gang, Mover.move, command, torch.float32, torch.float32, False, range(SIZE))
     assert all(not wrong and moved.peak_extra_bytes == 0 for wrong, moved, _ in results.values())
     assert [results[rank][1].bytes_moved for rank in range(SIZE)] == [0, 8 << 20, 8 << 20, 0]
 
@@ -209,14 +209,14 @@ def test_a_layout_that_does_not_cover_a_parameter_is_refused(gang):
         InvalidInput, match=r"layout.v: got \(\(3, 4\),\), expected a region that some rank of the source"
     ):
         everywhere(
-            gang, "move", MoveWeightsCommand(SOURCE, TARGET, 3, half, target), torch.float32, torch.float32, False
+            gang, Mover.move, MoveWeightsCommand(SOURCE, TARGET, 3, half, target), torch.float32, torch.float32, False
         )
     other = Layout({"w": (4, 5), "v": (4,)}, target.regions)
     with pytest.raises(InvalidInput, match=r"layout.w: got \(4, 5\), expected \(4, 4\) as in the target"):
         everywhere(
-            gang, "move", MoveWeightsCommand(SOURCE, TARGET, 3, other, target), torch.float32, torch.float32, False
+            gang, Mover.move, MoveWeightsCommand(SOURCE, TARGET, 3, other, target), torch.float32, torch.float32, False
         )
-    results = everywhere(gang, "move", MoveWeightsCommand(SOURCE, TARGET, 3, target, target), torch.float32,
+    results = everywhere(gang, Mover.move, MoveWeightsCommand(SOURCE, TARGET, 3, target, target), torch.float32,
                          torch.float32, False)  # fmt: skip
     assert all(not wrong for wrong, _, _ in results.values())
 

@@ -70,16 +70,16 @@ class World:
     def __init__(self, folder):
         self.folder = folder
         self.gang = LocalGang(GangSettings(1, Rank, environment={**RANK_ENVIRONMENT, **FORK_ENVIRONMENT}))
-        self.ask("open_dataset", Pairs())
-        self.ask("open_dataset", Prompts())
+        self.ask(Rank.open_dataset, Pairs())
+        self.ask(Rank.open_dataset, Prompts())
 
     def ask(self, method, *arguments, resource="compute"):
-        found = self.gang.call(method, {0: arguments}, doing=method, deadline_seconds=60, resource=resource)
+        found = self.gang.call(method, {0: arguments}, doing=method.__name__, deadline_seconds=60, resource=resource)
         return found[0]
 
     def build(self, instance, optimizer=None):
         spec = read_model_spec("actor", self.folder, "lm", dtype="bfloat16", optimizer=optimizer)
-        return self.ask("build", BuildCommand(spec, instance, (0,), layout_of(instance, spec, ONE), 64, len(ROWS)))
+        return self.ask(Rank.build, BuildCommand(spec, instance, (0,), layout_of(instance, spec, ONE), 64, len(ROWS)))
 
     def command(self, kind, instance, keys, source, outputs=(), **more):
         call = Call(
@@ -99,19 +99,19 @@ class World:
         more = {"train": TrainSettings(), "reads": version, "writes": version + 1}
         command = self.command("train_step", TRAINED, ("tokens", "prompt_length"), "pairs", **more)
         one = PassCommand(command.call, (LossTerm(likelier, ("logprobs",)),), ROWS, ROWS)
-        return self.ask("train_step", replace(command, passes=(one,)))
+        return self.ask(Rank.train_step, replace(command, passes=(one,)))
 
     def infer(self, version):
         command = self.command("inference", TRAINED, ("tokens", "prompt_length"), "pairs", ("logprobs",), reads=version)
-        return self.ask("inference", command)
+        return self.ask(Rank.inference, command)
 
     def generate(self):
         keys, outputs = ("prompt_tokens",), ("tokens", "prompt_length", "logprobs")
         more = {"sampling": SamplingSettings(8), "reads": 0}
-        return self.ask("generate", self.command("generate", SAMPLER, keys, "prompts", outputs, **more))
+        return self.ask(Rank.generate, self.command("generate", SAMPLER, keys, "prompts", outputs, **more))
 
-    def move(self, kind, instance, part):
-        return self.ask(kind, instance, part, resource="host_link")
+    def move(self, method, instance, part):
+        return self.ask(method, instance, part, resource="host_link")
 
 
 @pytest.fixture(scope="module")
@@ -143,12 +143,12 @@ PARTS = {"optimizer": 4 + 4 + 8, "all": 2 + 4 + 4 + 8}  # bytes a weight: comput
 def test_a_part_leaves_the_device_and_the_process_and_comes_back(trained, part):
     """Gradients are not kept, yet leave and come back; buffers such as rotary tables are small beside the rest."""
     expected = PARTS[part] * ELEMENTS
-    settled = trained.move("reload", TRAINED, part)  # nothing to do: the two counts as they stand
-    away = trained.move("offload", TRAINED, part)
+    settled = trained.move(Rank.reload, TRAINED, part)  # nothing to do: the two counts as they stand
+    away = trained.move(Rank.offload, TRAINED, part)
     fallen = settled.device_bytes - away.device_bytes
     assert fallen == away.bytes_moved == pytest.approx(expected, rel=0.01)
     assert settled.resident_bytes - away.resident_bytes == pytest.approx(fallen, abs=WITNESS)
-    back = trained.move("reload", TRAINED, part)
+    back = trained.move(Rank.reload, TRAINED, part)
     assert back.device_bytes == settled.device_bytes
     assert back.resident_bytes - away.resident_bytes == pytest.approx(fallen, abs=WITNESS)
 
@@ -156,9 +156,9 @@ def test_a_part_leaves_the_device_and_the_process_and_comes_back(trained, part):
 def test_without_its_optimizer_a_model_infers_the_same_and_then_trains_on(trained):
     """That it then trains as if nothing had left is shown in test_megatron_ranks, under several layouts."""
     trained.train(1)
-    trained.move("offload", TRAINED, "optimizer")
+    trained.move(Rank.offload, TRAINED, "optimizer")
     trained.infer(2)
-    trained.move("reload", TRAINED, "optimizer")
+    trained.move(Rank.reload, TRAINED, "optimizer")
     assert trained.train(2).digest
 
 
@@ -166,9 +166,9 @@ def test_generation_leaves_with_its_cache(world):
     """Weights, packed copies of them, and the key-value cache."""
     world.build(SAMPLER)
     world.generate()
-    settled = world.move("reload", SAMPLER, "all")
-    away = world.move("offload", SAMPLER, "all")
+    settled = world.move(Rank.reload, SAMPLER, "all")
+    away = world.move(Rank.offload, SAMPLER, "all")
     fallen = settled.device_bytes - away.device_bytes
     assert fallen == away.bytes_moved > 2 * 2 * ELEMENTS
     assert settled.resident_bytes - away.resident_bytes > 0.5 * fallen
-    assert world.move("reload", SAMPLER, "all").device_bytes == settled.device_bytes
+    assert world.move(Rank.reload, SAMPLER, "all").device_bytes == settled.device_bytes

@@ -2,6 +2,7 @@
 
 import pytest
 
+from prefect_rlhf.engines.rank.rank import Rank
 from prefect_rlhf.placement.errors import InvalidInput
 from prefect_rlhf.placement.lease import Lease
 from prefect_rlhf.placement.mesh import ClusterShape
@@ -18,7 +19,7 @@ class Answers:
         self.size, self._sizes = len(sizes), sizes
 
     def call(self, method, arguments, *, doing, deadline_seconds):
-        assert method == "device_memory_bytes"
+        assert method is Rank.device_memory_bytes
         return {rank: int(self._sizes[rank] * GIB) for rank in arguments}
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from prefect_rlhf.engines.gang.local import LocalGang
 from prefect_rlhf.engines.gang.messages import GangSettings
+from prefect_rlhf.engines.rank.rank import Rank
 from prefect_rlhf.placement.augmented.row_uses import row_uses
 from prefect_rlhf.placement.mesh import ClusterShape
 from prefect_rlhf.placement.plan import ExecutionPlan
@@ -73,7 +74,9 @@ def started(gang, name, folder, num_steps=2, num_rows=8, change=lambda graph: gr
 
 def held(gang, step):
     """(rank, call, key) of all rows of a step on all ranks."""
-    answers = gang.call("store_keys", dict.fromkeys(range(4), (step,)), doing="look", deadline_seconds=10)
+    answers = gang.call(
+        row_world.OpenRank.store_keys, dict.fromkeys(range(4), (step,)), doing="look", deadline_seconds=10
+    )
     return {(rank, *key) for rank, keys in answers.items() for key in keys}
 
 
@@ -99,7 +102,9 @@ def test_calls_get_their_rows_and_stores_are_empty_after_each_step(gang, tmp_pat
         dispatcher.finish_step(step, oldest=step + 1)
         assert most > 0
         assert held(gang, step) == set()
-    store_bytes = gang.call("store_bytes", dict.fromkeys(range(4), ()), doing="look", deadline_seconds=10)
+    store_bytes = gang.call(
+        row_world.OpenRank.store_bytes, dict.fromkeys(range(4), ()), doing="look", deadline_seconds=10
+    )
     assert set(store_bytes.values()) == {0}
 
 
@@ -177,7 +182,7 @@ def test_a_transfer_asks_only_ranks_that_have_a_part_in_it(gang, tmp_path, monke
     asked, call = {}, gang.call
 
     def noted(method, arguments, **settings):
-        if method == "transfer":
+        if method is Rank.transfer:
             asked[settings["doing"]] = arguments
         return call(method, arguments, **settings)
 

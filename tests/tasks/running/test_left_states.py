@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from prefect_rlhf.engines.rank.rank import Rank
 from prefect_rlhf.engines.weights.versions import Fingerprints
 from prefect_rlhf.placement.errors import InvalidInput
 from prefect_rlhf.placement.planner.preset_plan import preset
@@ -74,5 +75,5 @@ def test_a_run_that_goes_on_writes_again_what_a_computation_left_before_it(tmp_p
     told = []
     checkpointing = Checkpointing(run, Fingerprints(), lambda *command: told.append(command) or {})
     checkpointing.restore_states()
-    assert told[0][:1] == ("restore_states",)
+    assert told[0][:1] == (Rank.restore_states,)
     assert checkpointing._states.written_after(3) == {"advantages": state(7)}

@@ -12,6 +12,7 @@ import pytest
 from prefect.utilities.importtools import import_object
 
 from prefect_rlhf.engines.gang.local import LocalGang
+from prefect_rlhf.engines.trial.trial_rank import TrialRank
 from prefect_rlhf.placement.errors import GraphError, InvalidInput
 from prefect_rlhf.placement.graph import Dataset
 from prefect_rlhf.placement.model import ModelSpec, TransformerShape
@@ -48,7 +49,7 @@ def graph_of(body):
 def gang(prompts):
     """A process that tries one flow's operators after another's, where nothing depends on its being fresh."""
     with closing(LocalGang(GANG)) as gang:
-        gang.call("open_dataset", {0: (prompts,)}, doing="open", deadline_seconds=60)
+        gang.call(TrialRank.open_dataset, {0: (prompts,)}, doing="open", deadline_seconds=60)
         yield gang
 
 
