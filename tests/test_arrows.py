@@ -61,7 +61,7 @@ SUB_ROOMS: Mapping[str, Mapping[str, str]] = {
         ".": "worker",  # the package's front door shows it
     },
     "engines": {
-        "gang": "rank weights storage",
+        "gang": "weights storage",
         "trial": "rank .",
         "profiling": "rank megatron.cpu files weights .",
         "rank": "megatron vllm files sampling weights storage .",
@@ -97,10 +97,10 @@ SUB_ROOMS: Mapping[str, Mapping[str, str]] = {
     },
 }
 """Sub-rooms: what each imports of its room, upper floors first; `.` is the room's root."""
-SEAM = {"", "gang", "trial", "weights", "files", "storage", "profiling", "hosts"}
-"""What tasks may import of engines: the root (values and protocols), and of these sub-rooms what the controller runs
-itself: it opens a gang (of ranks that profile, or try operators), compares fingerprints, reads configs, indexes and
-what is elsewhere, and has functions called on hosts."""
+SEAM = {"", "gang", "rank", "trial", "weights", "files", "storage", "profiling", "hosts"}
+"""Sub-rooms of engines that tasks may import, besides the root (values and protocols). The controller opens a gang,
+calls methods of its ranks (also of ranks that profile or try operators), compares fingerprints, reads configs, indexes
+and remote files, and calls functions on hosts."""
 HEAVY = {"torch", "megatron", "vllm", "prefect", "transformers", "ray"}
 MAX_BODY_LINES = 60
 MAX_FILE_LINES = 500
