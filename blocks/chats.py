@@ -7,10 +7,8 @@ from typing import ClassVar, Literal
 from prefect.blocks.core import Block
 from pydantic import Field
 
-from prefect_rlhf.blocks.dataset import PATH, DatasetFields, Name, read_as
-from prefect_rlhf.blocks.saved import DOCUMENTATION_URL, DeploymentParameter
-from prefect_rlhf.placement.graph import Dataset
-from prefect_rlhf.placement.path_text import PathText
+from prefect_rlhf.blocks.dataset import DatasetFields, DatasetParameter, Name
+from prefect_rlhf.blocks.saved import DOCUMENTATION_URL
 
 
 class ChatsFields(DatasetFields):
@@ -47,14 +45,8 @@ class ChatsBlock(Block, ChatsFields):
     """
 
 
-class Chats(DeploymentParameter, ChatsFields):
+class Chats(DatasetParameter, ChatsFields):
     """Chats, answered prompts or texts to learn."""
 
     block: ClassVar[type[Block]] = ChatsBlock
-
-    path: PathText = Field("", description=PATH)
-
-    def to_spec(self, name: str, num_items: int, columns: tuple[str, ...] = ()) -> Dataset:
-        """Return these chats as source `name` of a graph, with `num_items` chats and the further `columns`."""
-        keys = ("tokens", "prompt_length", "mask")
-        return Dataset(name, keys, num_items, read_as=read_as(self), columns=columns)
+    row_keys: ClassVar[tuple[str, ...]] = ("tokens", "prompt_length", "mask")

@@ -108,33 +108,36 @@ class PreferencesBlock(Block, PreferencesFields):
     """
 
 
-class Prompts(DeploymentParameter, PromptsFields):
-    """Prompts to continue."""
+class DatasetParameter(DeploymentParameter, DatasetFields):
+    """Base of the datasets of a run. An item has `rows_per_item` rows; each row has `row_keys`."""
 
-    block: ClassVar[type[Block]] = PromptsBlock
+    row_keys: ClassVar[tuple[str, ...]]
+    rows_per_item: ClassVar[int] = 1
 
     path: PathText = Field("", description=PATH)
 
     def to_spec(self, name: str, num_items: int, columns: tuple[str, ...] = ()) -> Dataset:
-        """Return these prompts as source `name` of a graph, with `num_items` prompts and the further `columns`.
+        """Return this dataset as source `name` of a graph, with `num_items` items and the further `columns`.
 
         >>> Prompts(path="data/prompts.parquet").to_spec("prompts", num_items=640, columns=("answer",))
         Dataset(name='prompts', keys=('prompt_tokens',), num_items=640, rows_per_item=1, columns=('answer',))
         """
-        return Dataset(name, ("prompt_tokens",), num_items, read_as=read_as(self), columns=columns)
+        return Dataset(name, self.row_keys, num_items, self.rows_per_item, read_as(self), columns)
 
 
-class Preferences(DeploymentParameter, PreferencesFields):
+class Prompts(DatasetParameter, PromptsFields):
+    """Prompts to continue."""
+
+    block: ClassVar[type[Block]] = PromptsBlock
+    row_keys: ClassVar[tuple[str, ...]] = ("prompt_tokens",)
+
+
+class Preferences(DatasetParameter, PreferencesFields):
     """Preference pairs. Each pair is two rows; the chosen answer is the first."""
 
     block: ClassVar[type[Block]] = PreferencesBlock
-
-    path: PathText = Field("", description=PATH)
-
-    def to_spec(self, name: str, num_items: int, columns: tuple[str, ...] = ()) -> Dataset:
-        """Return these pairs as source `name` of a graph, with `num_items` pairs and the further `columns`."""
-        keys, read = ("tokens", "prompt_length"), read_as(self)
-        return Dataset(name, keys, num_items, rows_per_item=2, read_as=read, columns=columns)
+    row_keys: ClassVar[tuple[str, ...]] = ("tokens", "prompt_length")
+    rows_per_item: ClassVar[int] = 2
 
 
 def read_as(dataset: DatasetFields) -> str:

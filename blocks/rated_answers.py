@@ -7,10 +7,8 @@ from typing import ClassVar
 from prefect.blocks.core import Block
 from pydantic import Field
 
-from prefect_rlhf.blocks.dataset import PATH, DatasetFields, Name, read_as
-from prefect_rlhf.blocks.saved import DOCUMENTATION_URL, DeploymentParameter
-from prefect_rlhf.placement.graph import Dataset
-from prefect_rlhf.placement.path_text import PathText
+from prefect_rlhf.blocks.dataset import DatasetFields, DatasetParameter, Name
+from prefect_rlhf.blocks.saved import DOCUMENTATION_URL
 
 
 class RatedAnswersFields(DatasetFields):
@@ -40,14 +38,8 @@ class RatedAnswersBlock(Block, RatedAnswersFields):
     """
 
 
-class RatedAnswers(DeploymentParameter, RatedAnswersFields):
+class RatedAnswers(DatasetParameter, RatedAnswersFields):
     """Answers that are rated good or bad on their own."""
 
     block: ClassVar[type[Block]] = RatedAnswersBlock
-
-    path: PathText = Field("", description=PATH)
-
-    def to_spec(self, name: str, num_items: int, columns: tuple[str, ...] = ()) -> Dataset:
-        """Return these answers as source `name` of a graph, with `num_items` answers and the further `columns`."""
-        keys = ("tokens", "prompt_length", "mask", "label")
-        return Dataset(name, keys, num_items, read_as=read_as(self), columns=columns)
+    row_keys: ClassVar[tuple[str, ...]] = ("tokens", "prompt_length", "mask", "label")

@@ -157,13 +157,13 @@ class Call:
         row_sets = dict.fromkeys(term.rows for term in self.terms)
         if len(row_sets) < 2:
             return (self,)
-        return tuple(self._on(rows) for rows in row_sets)
-
-    def _on(self, rows: RowSet) -> Call:
-        terms = tuple(term for term in self.terms if term.rows == rows)
-        ports = tuple(dict.fromkeys(port for term in terms for port in term.inputs))
-        width = math.lcm(*(term.rows_per_item for term in terms))
-        return replace(self, inputs=ports, rows=rows, num_rows=terms[0].num_rows, rows_per_item=width, terms=terms)
+        parts = []
+        for rows in row_sets:
+            terms = tuple(term for term in self.terms if term.rows == rows)
+            ports = tuple(dict.fromkeys(port for term in terms for port in term.inputs))
+            width, count = math.lcm(*(term.rows_per_item for term in terms)), terms[0].num_rows
+            parts.append(replace(self, inputs=ports, rows=rows, num_rows=count, rows_per_item=width, terms=terms))
+        return tuple(parts)
 
     @property
     def on_hosts(self) -> bool:

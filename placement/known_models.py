@@ -104,33 +104,16 @@ _NOT_RUN = {"mistral-7b-v0.1": "sliding_window 4096"} | dict.fromkeys(
 )
 _ALIASES = {f"llama-2-{size}": f"llama-{size}" for size in ("7b", "13b", "70b")}
 _ALIASES["mixtral-8x7b-v0.1"] = "mixtral-8x7b"
-_DECORATIONS = {
-    "meta",
-    "instruct",
-    "thinking",
-    "chat",
-    "it",
-    "base",
-    "pt",
-    "hf",
-}  # parts of a name that leave the shape as it is
-
-
-def _gemma3_window(layers: int, hidden: int) -> SlidingWindow:
-    """Five layers of six; 512 tokens in the models without pictures."""
-    local = tuple(layer for layer in range(layers) if (layer + 1) % 6)
-    return SlidingWindow(512 if hidden < 2560 else 1024, local, 1e4)
-
-
-def _experts(row: list[str]) -> Experts | None:
-    """Read `8/128`: eight of 128."""
-    per_token, _, count = row[-1].partition("/")
-    return Experts(int(count), int(per_token)) if count else None
+_DECORATIONS = {"meta", "instruct", "thinking", "chat", "it", "base", "pt", "hf"}
+"""Parts of a name that leave the shape as it is."""
 
 
 def _shape(kind: str, name: str, row: list[str]) -> TransformerShape:
     family = FAMILIES[_FAMILY_OF_KIND.get(kind, kind)]
     hidden, inner, layers, heads, kv_heads, head_dim, vocab, context = map(int, row[:8])
+    local_layers = tuple(layer for layer in range(layers) if (layer + 1) % 6)  # Gemma 3: five layers of six
+    local_tokens = 512 if hidden < 2560 else 1024  # 512 in the models without pictures
+    per_token, _, num_experts = row[-1].partition("/")  # 8/128: eight of 128
     return TransformerShape(
         hidden_size=hidden,
         intermediate_size=inner,
@@ -148,9 +131,9 @@ def _shape(kind: str, name: str, row: list[str]) -> TransformerShape:
         norms_after=family.norms_after,
         not_run=_NOT_RUN.get(name, family.not_run),
         family=family.model_type,
-        window=_gemma3_window(layers, hidden) if kind == "gemma3" else None,
+        window=SlidingWindow(local_tokens, local_layers, 1e4) if kind == "gemma3" else None,
         score_width=168 if name == "gemma-3-27b" else None,
-        experts=_experts(row),
+        experts=Experts(int(num_experts), int(per_token)) if num_experts else None,
         rope_scaling=RopeScaling(32.0 if "3.2" in name else 8.0, 1.0, 4.0, 8192) if kind == "llama3.1" else None,
     )
 

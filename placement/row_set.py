@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
+from math import prod
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +179,4 @@ class RowSet:
     @property
     def rows_per_item(self) -> int:
         """The rows of each item of the dataset."""
-        rows_each = 1
-        for rows in self.lineage:
-            rows_each *= rows.samples
-        return rows_each
+        return prod(rows.samples for rows in self.lineage)

@@ -12,7 +12,7 @@ import anyio
 import httpx
 from prefect.client.schemas.responses import SetStateStatus
 from prefect.exceptions import ObjectNotFound
-from prefect.states import AwaitingRetry, Cancelled, Crashed, Scheduled, Suspended
+from prefect.states import AwaitingRetry, Cancelled, Scheduled, Suspended
 
 from prefect_rlhf.blocks.worker.open_children import close_children
 from prefect_rlhf.blocks.worker.restarts import LABEL, Restarts
@@ -62,14 +62,6 @@ class RunRecords:
         """Set the final `state` and clear the attempt's data; return whether the run had no final state before."""
         await self._forget_attempt(0)
         return await self._set_unless_over(state)
-
-    async def crashed(self, message: str) -> bool:
-        """Close the run as crashed; return whether the run had no final state before."""
-        return await self.end(Crashed(message=message))
-
-    async def cancelled(self) -> bool:
-        """Close the run as cancelled; return whether the run had no final state before."""
-        return await self.end(Cancelled(message="Flow run was cancelled; its processes have ended."))
 
     async def start_again(self, restarts: Restarts, reason: str) -> bool:
         """Schedule the run again; return whether the server accepted that, which it refuses during a cancellation."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import anyio
 from prefect.client.schemas.objects import StateType
+from prefect.states import Cancelled, Crashed
 
 from prefect_rlhf.blocks.worker.process_end import MISTAKE, ProcessEnd
 from prefect_rlhf.blocks.worker.restarts import Restarts
@@ -27,13 +28,13 @@ async def settle(records: RunRecords, end: ProcessEnd, restarts: Restarts, kille
             return
         completed, settled = run.state.is_completed(), True
         if run.state.type is StateType.CANCELLING:
-            settled = await records.cancelled()
+            settled = await records.end(Cancelled(message="Flow run was cancelled; its processes have ended."))
         elif run.state.type is StateType.PAUSED:
             await records.can_resume(run)
         elif not (run.state.is_running() or run.state.is_pending()):
             await records.forget_ended(run)
         elif end.status == MISTAKE or not restarts.are_left:
-            settled = await records.crashed(killed_by or f"The flow run crashed: {end}.")
+            settled = await records.end(Crashed(message=killed_by or f"The flow run crashed: {end}."))
         else:
             settled = await records.start_again(restarts.next, killed_by or str(end))
         if settled:

@@ -133,7 +133,7 @@ class _Active:
 
     def generate(self, static: CallBytes, engine: EngineKind) -> CallBytes:
         """Add the cache, a forward pass of prompts, and the logits of a step."""
-        portions, _ = self.execution.pieces(self._items(self._replica_rows), train=False)
+        portions, _ = self.execution.pieces(self._replica_rows // self.work.rows_per_item, train=False)
         in_flight = -(-self._replica_rows // portions)
         prompts = in_flight * self.work.workload.prompts.longest
         if TRAITS[engine].paged_cache:
@@ -209,12 +209,9 @@ class _Active:
     def _replica_rows(self) -> int:
         return self.work.replica_rows(self.execution.strategy.dp)
 
-    def _items(self, rows: int) -> int:
-        return rows // self.work.rows_per_item
-
     def _micro_rows(self, train: bool) -> int:
         rows = self.work.mini_batch_rows(self.execution.strategy.dp) if train else self._replica_rows
-        items = self._items(rows)
+        items = rows // self.work.rows_per_item
         portions, pieces = self.execution.pieces(items, train)
         return -(-items // (portions * pieces)) * self.work.rows_per_item
 
@@ -252,12 +249,6 @@ class _Active:
         return 2 * self.sizes.experts_per_token * self.sizes.hidden
 
     @property
-    def _largest_weight(self) -> float:
-        """Elements of gate and up on a device, of all its experts together."""
-        held = max(1, self.sizes.num_experts // self.execution.strategy.ep)
-        return held * 2 * self.sizes.inner * self.sizes.hidden / self._tp
-
-    @property
     def _forward_bytes(self) -> int:
         """Bytes of a token while a layer computes: residual and norm, and the larger of attention and feed-forward."""
         sizes = self.sizes
@@ -275,7 +266,9 @@ class _Active:
         saved inputs of the feed-forward layer were freed.
         """
         sizes, tp = self.sizes, self._tp
-        inner, hidden, of_weight = self._inner, 3 * sizes.hidden + self._copies, self._largest_weight
+        inner, hidden = self._inner, 3 * sizes.hidden + self._copies
+        experts = max(1, sizes.num_experts // self.execution.strategy.ep)  # of a device
+        of_weight = experts * 2 * sizes.inner * sizes.hidden / tp  # gate and up
         if not self.on_cpu:
             attention, feed_forward = 4 * sizes.queries + 4 * sizes.keys, 4 * inner
             return (tokens * (hidden + max(attention, feed_forward) / tp) + of_weight) * sizes.item

@@ -166,31 +166,21 @@ def _printed(
     return Datasheet(name, half * 1e12, full * 1e12, memory * 1e9, int(gib * GIB), link * 1e9, host * 1e9, source)
 
 
-_RENTED = (
+_KINDS = (
+    _printed("h100", 989, 67, 3350, 79.1, 450, 64, "NVIDIA H100 datasheet, SXM5: NVLink 4, PCIe 5 x16"),
+    _printed("h200", 989, 67, 4800, 139.7, 450, 64, "NVIDIA H200 datasheet, SXM: NVLink 4, PCIe 5 x16"),
+    _printed("a100-80", 312, 19.5, 2039, 79.1, 300, 32, "NVIDIA A100 80GB datasheet, SXM: NVLink 3, PCIe 4"),
+    _printed("a100-40", 312, 19.5, 1555, 39.4, 300, 32, "NVIDIA A100 40GB datasheet, SXM: NVLink 3, PCIe 4"),
+    _printed("v100-32", 125, 15.7, 900, 31.7, 150, 16, "NVIDIA V100 datasheet, SXM2 32GB: NVLink 2, PCIe 3"),
+    _printed("v100-16", 125, 15.7, 900, 15.7, 150, 16, "NVIDIA V100 datasheet, SXM2 16GB: NVLink 2, PCIe 3"),
+    Datasheet("cpu", 0.0, 0.0, 0.0, 0, 0.0, 0.0, "measured by a profile only", measured=True),
     _printed("l40s", 362, 91.6, 864, 44.5, 32, 32, "NVIDIA L40S datasheet: PCIe 4 x16, no NVLink"),
     _printed("a10", 125, 31.2, 600, 22.0, 32, 32, "NVIDIA A10 datasheet: PCIe 4 x16, no NVLink"),
     _printed("rtx4090", 165, 82.6, 1008, 23.5, 32, 32, "NVIDIA Ada architecture whitepaper, RTX 4090: PCIe 4 x16"),
     _printed("b200", 2250, 75, 8000, 178.4, 900, 64, "NVIDIA DGX B200 datasheet: NVLink 5, PCIe 5 x16"),
     _printed("mi300x", 1307, 163.4, 5300, 191.5, 448, 64, "AMD Instinct MI300X data sheet: 7 Infinity Fabric links"),
 )
-"""Others that people rent."""
-
-
-DATASHEETS: Mapping[str, Datasheet] = MappingProxyType(
-    {
-        kind.name: kind
-        for kind in (
-            _printed("h100", 989, 67, 3350, 79.1, 450, 64, "NVIDIA H100 datasheet, SXM5: NVLink 4, PCIe 5 x16"),
-            _printed("h200", 989, 67, 4800, 139.7, 450, 64, "NVIDIA H200 datasheet, SXM: NVLink 4, PCIe 5 x16"),
-            _printed("a100-80", 312, 19.5, 2039, 79.1, 300, 32, "NVIDIA A100 80GB datasheet, SXM: NVLink 3, PCIe 4"),
-            _printed("a100-40", 312, 19.5, 1555, 39.4, 300, 32, "NVIDIA A100 40GB datasheet, SXM: NVLink 3, PCIe 4"),
-            _printed("v100-32", 125, 15.7, 900, 31.7, 150, 16, "NVIDIA V100 datasheet, SXM2 32GB: NVLink 2, PCIe 3"),
-            _printed("v100-16", 125, 15.7, 900, 15.7, 150, 16, "NVIDIA V100 datasheet, SXM2 16GB: NVLink 2, PCIe 3"),
-            Datasheet("cpu", 0.0, 0.0, 0.0, 0, 0.0, 0.0, "measured by a profile only", measured=True),
-            *_RENTED,
-        )
-    }
-)
+DATASHEETS: Mapping[str, Datasheet] = MappingProxyType({kind.name: kind for kind in _KINDS})
 """Dense peaks; memory is what CUDA reports, somewhat less than what is sold. The V100 has no bfloat16: its tensor
 cores' float16 peak stands for every format of two bytes."""
 GPUS: Mapping[str, Datasheet] = MappingProxyType({k: kind for k, kind in DATASHEETS.items() if not kind.measured})

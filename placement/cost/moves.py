@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache, lru_cache, partial
 from typing import NamedTuple
 
@@ -179,14 +178,14 @@ def _needed(at: Coordinate, giving: ModelInstance, taking: ModelInstance, sizes:
     keys, stage, part, source, target = sizes.keys_and_values, at.pp, at.tp, giving.strategy, taking.strategy
     of_target, of_source = (min(strategy.tp, sizes.kv_heads) for strategy in (target, source))
     of_experts = _experts_shared(at, giving, taking) if sizes.num_experts else {}
-    for other, (layers, ends) in _shared_stages(stage, source.pp, target.pp, sizes).items():
+    for other, (layers, split, whole) in _shared_stages(stage, source.pp, target.pp, sizes).items():
         for giver, share in _overlaps(part, target.tp, source.tp).items():
-            taken[other, giver] = share * (layers * (sizes.layer_matrices - keys) + ends.split)
+            taken[other, giver] = share * (layers * (sizes.layer_matrices - keys) + split)
         for giver, share in _overlaps(part * of_target // target.tp, of_target, of_source).items():
             taken[other, _keys_part(giver)] = share * layers * keys
         for (column, expert), share in of_experts.items():
             taken[other, column, expert] = share * layers * sizes.layer_experts
-        taken[other, _UNSPLIT] = layers * sizes.layer_norms + ends.whole
+        taken[other, _UNSPLIT] = layers * sizes.layer_norms + whole
     if _shares_table(sizes) and stage in (0, target.pp - 1):
         for giver, share in _overlaps(part, target.tp, source.tp).items():
             taken[_TABLE, giver] = share * sizes.table
@@ -213,28 +212,23 @@ def _keys_part(index: int) -> int:
     return _UNSPLIT - 1 - index
 
 
-@dataclass(frozen=True, slots=True)
-class _Ends:
-    """Elements of embedding, final norm and head that two stages share: elements split by tp, and the others."""
-
-    split: int
-    whole: int
-
-
-def _shared_stages(stage: int, source_pp: int, target_pp: int, sizes: ModelSizes) -> dict[int, tuple[int, _Ends]]:
-    """Return, for each source stage with something of the target's, the number of layers and the ends."""
+def _shared_stages(stage: int, source_pp: int, target_pp: int, sizes: ModelSizes) -> dict[int, tuple[int, int, int]]:
+    """Return, for each source stage with something of the target's, the number of layers and `_shared_ends`."""
     target = stages(sizes.num_layers, target_pp)[stage]
     shared = {}
     for other, source in enumerate(stages(sizes.num_layers, source_pp)):
         layers = max(0, min(target.stop, source.stop) - max(target.start, source.start))
-        ends = _shared_ends(stage, target_pp, other, source_pp, sizes)
-        if layers or ends.split or ends.whole:
-            shared[other] = layers, ends
+        split, whole = _shared_ends(stage, target_pp, other, source_pp, sizes)
+        if layers or split or whole:
+            shared[other] = layers, split, whole
     return shared
 
 
-def _shared_ends(stage: int, pp: int, other: int, other_pp: int, sizes: ModelSizes) -> _Ends:
-    """Return the embedding of the first stages, norm and head of the last; without a table that both stages hold."""
+def _shared_ends(stage: int, pp: int, other: int, other_pp: int, sizes: ModelSizes) -> tuple[int, int]:
+    """Return the shared elements of the model's ends: those that tp splits, and the others.
+
+    The first stages share the embedding, the last the norm and the head; a table that both stages hold is left out.
+    """
     split = whole = 0
     last, other_last = stage == pp - 1, other == other_pp - 1
     if stage == 0 and other == 0 and not _shares_table(sizes):
@@ -243,7 +237,7 @@ def _shared_ends(stage: int, pp: int, other: int, other_pp: int, sizes: ModelSiz
         whole += sizes.hidden + (sizes.hidden if "scalar" in sizes.head else 0)
         if "lm" in sizes.head and not sizes.tied:
             split += sizes.table
-    return _Ends(split, whole)
+    return split, whole
 
 
 def _shares_table(sizes: ModelSizes) -> bool:

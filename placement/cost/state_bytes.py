@@ -9,7 +9,7 @@ from prefect_rlhf.placement.cost.sizes import ModelSizes
 from prefect_rlhf.placement.engine_constants import ADAM_BYTES, MAIN_WEIGHT_BYTES
 from prefect_rlhf.placement.graph import DataflowGraph
 from prefect_rlhf.placement.mesh import Device
-from prefect_rlhf.placement.plan import ExecutionPlan, ModelInstance, trained_instance
+from prefect_rlhf.placement.plan import ExecutionPlan, ModelInstance, device_coordinates, trained_instance
 
 
 def copied_bytes(graph: DataflowGraph, plan: ExecutionPlan) -> Counter[Device]:
@@ -36,7 +36,4 @@ def instance_copied_bytes(instance: ModelInstance, sizes: ModelSizes) -> dict[De
         others = sizes.stage_parameters(strategy, stage) - experts
         return -(-others // strategy.dp) + -(-experts * strategy.ep // strategy.dp)
 
-    return {
-        device: elements(at.pp) * per_element
-        for device, at in zip(instance.devices, strategy.coordinates(), strict=True)
-    }
+    return {device: elements(at.pp) * per_element for device, at in device_coordinates(instance)}

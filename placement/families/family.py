@@ -94,12 +94,7 @@ class ExpertKeys:
     uniform: Mapping[str, Any] = field(default_factory=dict)
 
 
-LOCAL_KEYS = (
-    "sliding_window",
-    "layer_types",
-    "sliding_window_pattern",
-    "rope_local_base_freq",
-)
+LOCAL_KEYS = ("sliding_window", "layer_types", "sliding_window_pattern", "rope_local_base_freq")
 
 
 @dataclass(frozen=True, slots=True)

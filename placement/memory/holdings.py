@@ -20,7 +20,7 @@ from prefect_rlhf.placement.graph import Call
 from prefect_rlhf.placement.layout.layout import padded_vocabulary
 from prefect_rlhf.placement.mesh import Backend, Device
 from prefect_rlhf.placement.model import ModelSpec
-from prefect_rlhf.placement.plan import ModelInstance, OffloadPart
+from prefect_rlhf.placement.plan import ModelInstance, OffloadPart, device_coordinates
 from prefect_rlhf.placement.rows.partition import counts
 from prefect_rlhf.placement.rows.shares import replica_speeds
 from prefect_rlhf.placement.strategy import Strategy
@@ -69,7 +69,7 @@ def instance_holdings(
     dealt = [[count * call.rows_per_item for count in counts(call.num_items, speeds)] for call in calls]
     rows = [max(of_replica) for of_replica in zip(*dealt, strict=True)]
     held = []
-    for device, at in zip(instance.devices, instance.strategy.coordinates(), strict=True):
+    for device, at in device_coordinates(instance):
         if TRAITS[instance.engine].paged_cache:
             whole = whole_cache_bytes(rows[at.dp], max_length, ModelSizes.of(model), instance.strategy.tp)
             kept = _vllm(model, instance.strategy, whole if cache_bytes is None else cache_bytes, backend)

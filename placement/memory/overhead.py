@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import lru_cache
 
 from prefect_rlhf.placement.engine_traits import TRAITS
@@ -18,8 +17,7 @@ from prefect_rlhf.placement.memory.bytes import MIB
 from prefect_rlhf.placement.memory.needs import ByteShare
 from prefect_rlhf.placement.mesh import Backend, Device
 from prefect_rlhf.placement.model import ModelSpec
-from prefect_rlhf.placement.plan import ExecutionPlan, ModelInstance, Placement, instances
-from prefect_rlhf.placement.strategy import Coordinate
+from prefect_rlhf.placement.plan import ExecutionPlan, ModelInstance, Placement, device_coordinates, instances
 
 PAIR_BYTES = 544 * MIB
 """Of a NCCL communicator between two GPUs: 24 channels, each with buffers of 9 MiB for a ring and as many for a tree
@@ -95,22 +93,13 @@ def communicator_bytes(size: int) -> int:
     return PAIR_BYTES if size == 2 else GROUP_BYTES
 
 
-@dataclass(frozen=True, slots=True)
-class _Axis:
-    """Coordinates that a group shares; it runs over the others.
+_Axis = tuple[str, ...]
+"""Coordinates that the members of a group share; it runs over the others.
 
-    `experts` is which of ep shares of them a replica has, `same` which of the groups that have all.
-    """
-
-    shared: tuple[str, ...]
-
-    def of(self, at: Coordinate, ep: int) -> tuple[int, ...]:
-        named = {"dp": at.dp, "tp": at.tp, "pp": at.pp, "experts": at.dp % ep, "same": at.dp // ep}
-        return tuple(named[name] for name in self.shared)
-
-
-_TP, _PP, _DP, _REPLICA, _MESH = map(_Axis, (("dp", "pp"), ("dp", "tp"), ("tp", "pp"), ("dp",), ()))
-_EP, _SAME_EXPERTS = _Axis(("same", "tp", "pp")), _Axis(("experts", "tp", "pp"))
+`experts` is which of ep shares of them a replica has, `same` which of the groups that have all.
+"""
+_TP, _PP, _DP, _REPLICA, _MESH = ("dp", "pp"), ("dp", "tp"), ("tp", "pp"), ("dp",), ()
+_EP, _SAME_EXPERTS = ("same", "tp", "pp"), ("experts", "tp", "pp")
 
 
 @lru_cache(maxsize=256)  # many of the plans that a question compares have the same
@@ -122,22 +111,21 @@ def _groups(instance: ModelInstance, kinds: frozenset[CallKind], sums_embeddings
     its replica each token.
     """
     ep = instance.strategy.ep
-    axes = [_TP, _PP] if ep == 1 else [_TP, _PP, _MESH if TRAITS[instance.engine].experts_over_tp else _EP]
+    axes: list[_Axis] = [_TP, _PP] if ep == 1 else [_TP, _PP, _MESH if TRAITS[instance.engine].experts_over_tp else _EP]
     if "train_step" in kinds:
         axes += [_DP, _MESH] if ep == 1 else [_DP, _MESH, _SAME_EXPERTS]
     if "generate" in kinds and TRAITS[instance.engine].pipelines:
         axes.append(_REPLICA)
-    placed = tuple(zip(instance.devices, instance.strategy.coordinates(), strict=True))
-    found: dict[Members, None] = {}
-    for axis in axes:
+
+    def groups(axis: _Axis) -> list[Members]:
         by_shared: dict[tuple[int, ...], list[Device]] = defaultdict(list)
-        for device, at in placed:
-            by_shared[axis.of(at, ep)].append(device)
-        found |= dict.fromkeys(map(tuple, by_shared.values()))
-    stages: dict[tuple[int, ...], list[Device]] = defaultdict(list)
-    for device, at in placed:
-        stages[_PP.of(at, ep)].append(device)
-    for members in stages.values():
+        for device, at in device_coordinates(instance):
+            named = {"dp": at.dp, "tp": at.tp, "pp": at.pp, "experts": at.dp % ep, "same": at.dp // ep}
+            by_shared[tuple(named[name] for name in axis)].append(device)
+        return [tuple(members) for members in by_shared.values()]
+
+    found = dict.fromkeys(members for axis in axes for members in groups(axis))
+    for members in groups(_PP):
         if "train_step" in kinds and sums_embeddings:
             found[members[0], members[-1]] = None
         if "generate" in kinds and TRAITS[instance.engine].pipelines:

@@ -73,7 +73,13 @@ def remedies(
 
 def refusal(plan: ExecutionPlan, certificate: Certificate, proposed: Sequence[Remedy]) -> PlanDoesNotFit:
     """Return the error that states the contents of the fullest device, and which of `proposed` help."""
-    where, seen, room = _shortage(certificate)
+    fullest, host = certificate.fullest, fullest_host(certificate.hosts)
+    assert fullest is not None  # an empty plan fits
+    where, seen = f"memory of {fullest.device}", f"{byte_size(fullest.num_bytes)} at {fullest.node}"
+    room = fullest.device_bytes
+    if host is not None and host.excess_bytes and fullest.num_bytes <= room:
+        where, seen = f"memory of the host of n{host.node}", f"{byte_size(host.num_bytes)} offloaded"
+        room = host.host_bytes
     changes = "\n".join(f"  {remedy}" for remedy in proposed) or "  no change of this plan: more devices"
     helps = next((remedy.change for remedy in proposed if remedy.certificate.fits), "")
     hint = f"it fits with {helps}" if helps else "no change of this plan suffices: more or larger devices"
@@ -85,15 +91,6 @@ def refusal(plan: ExecutionPlan, certificate: Certificate, proposed: Sequence[Re
         f"{certificate.table()}\nWhat would make it fit:\n{changes}",
         json.dumps({"certificate": json.loads(certificate.to_json()), "remedies": as_json}),
     )
-
-
-def _shortage(certificate: Certificate) -> tuple[str, str, int]:
-    """The memory that is too small, the bytes that it would hold, and its size: a device's, else a host's."""
-    fullest, host = certificate.fullest, fullest_host(certificate.hosts)
-    assert fullest is not None  # an empty plan fits
-    if host is not None and host.excess_bytes and fullest.num_bytes <= fullest.device_bytes:
-        return f"memory of the host of n{host.node}", f"{byte_size(host.num_bytes)} offloaded", host.host_bytes
-    return f"memory of {fullest.device}", f"{byte_size(fullest.num_bytes)} at {fullest.node}", certificate.device_bytes
 
 
 def with_changes(plan: ExecutionPlan, calls: Sequence[Call], **fields: object) -> ExecutionPlan:

@@ -35,14 +35,13 @@ class Box:
 def dataflow_text(graph: DataflowGraph) -> str:
     """Return each call with its inputs and the version it waits for, in the order of the body."""
     lines = [f"{graph.name}: one iteration"]
-    for dataset in graph.datasets:
-        lines.append(f"{dataset.name}  dataset of {', '.join(dataset.keys)}")
-    waits = _waits(graph)
+    lines += [f"{dataset.name}  dataset of {', '.join(dataset.keys)}" for dataset in graph.datasets]
+    versions = graph.version_edges()
     for call in graph:
         lines.append(f"{call.name}  {_what(call)}" + (f" -> {', '.join(call.outputs)}" if call.outputs else ""))
         lines += [f"    {', '.join(port.keys)} <- {port.source}" for port in call.inputs]
         lines += [f"    which rows <- {name}" for name in call.waits_for_choices]
-        lines += [f"    {edge.role} <- {edge.source} ({_when(edge)})" for edge in waits.get(call.name, ())]
+        lines += [f"    {edge.role} <- {edge.source} ({_when(edge)})" for edge in versions if edge.target == call.name]
     return "\n".join(lines)
 
 
@@ -123,13 +122,6 @@ def _what(call: Call) -> str:
 
 def _when(edge: VersionEdge) -> str:
     return {0: "of this step", 1: "of the step before"}.get(edge.lag, f"of {edge.lag} steps before")
-
-
-def _waits(graph: DataflowGraph) -> Mapping[str, list[VersionEdge]]:
-    waits: dict[str, list[VersionEdge]] = {}
-    for edge in graph.version_edges():
-        waits.setdefault(edge.target, []).append(edge)
-    return waits
 
 
 def _above(box: Box) -> tuple[float, float]:

@@ -23,10 +23,7 @@ def plan_rows(plan: ExecutionPlan, graph: DataflowGraph) -> list[dict[str, str]]
 
     Unusual decisions of a plan are cells; a column without any entry is left out.
     """
-    rows = [
-        _plan_row(call, plan[call.name]) | {"rows": _rows(call, plan, graph)} | _decided(plan[call.name])
-        for call in graph
-    ]
+    rows = [_plan_row(call, plan, graph) | _decided(plan[call.name]) for call in graph]
     return [{title: row[title] for title in row if any(other[title] for other in rows)} for row in rows]
 
 
@@ -57,7 +54,8 @@ def graph_text(augmented: AugmentedGraph, num_steps: int = STEPS_LISTED) -> str:
     return "\n".join([*lines, f"... and {left} more steps"] if left > 0 else lines)
 
 
-def _plan_row(call: Call, placement: Placement) -> dict[str, str]:
+def _plan_row(call: Call, plan: ExecutionPlan, graph: DataflowGraph) -> dict[str, str]:
+    placement = plan[call.name]
     strategy = placement.strategy
     return {
         "call": call.name,
@@ -69,7 +67,7 @@ def _plan_row(call: Call, placement: Placement) -> dict[str, str]:
         "tp": str(strategy.tp),
         "pp": str(strategy.pp),
         "ep": "" if strategy.ep == 1 else str(strategy.ep),
-        "rows": " + ".join(str(part.num_rows) for part in call.parts),
+        "rows": _rows(call, plan, graph),
         "mini-batches": str(call.mini_batches) if call.kind == "train_step" else "",
         "micro-batches": str(placement.micro_batches) if TRAITS[placement.engine].micro_batches else "",
     }

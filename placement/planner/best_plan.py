@@ -19,7 +19,7 @@ from prefect_rlhf.placement.planner.attempts import Finding, SearchRequest, high
 from prefect_rlhf.placement.planner.neighbours import improve_locally
 from prefect_rlhf.placement.planner.other_cuts import with_fewest_cuts, with_other_cuts
 from prefect_rlhf.placement.planner.plan_problem import PlanSpace
-from prefect_rlhf.placement.planner.planned import Planned, PresetResult
+from prefect_rlhf.placement.planner.planned import Planned, PresetResult, differently_placed
 from prefect_rlhf.placement.planner.question import Question
 from prefect_rlhf.placement.planner.refusal import no_plan_fits
 from prefect_rlhf.placement.planner.restrictions import pinned
@@ -105,18 +105,10 @@ def _improved(
     return min(improved, key=question.seconds)
 
 
-def _fastest(timed: Sequence[tuple[ExecutionPlan, float]], count: int) -> list[ExecutionPlan]:
-    """The fastest plans that place calls differently."""
-    different: dict[object, ExecutionPlan] = {}
-    for plan, _ in sorted(timed, key=lambda pair: pair[1]):
-        different.setdefault(plan.placements, plan)
-    return list(different.values())[:count]
-
-
 def _starts(question: Question, timed: Sequence[tuple[ExecutionPlan, float]], count: int) -> list[ExecutionPlan]:
     """Make the fastest `2 * count` plans resident if possible, then return the fastest `count`."""
-    staying = [keep_resident_where_free(question, plan) for plan in _fastest(timed, 2 * count)]
-    return _fastest([(plan, question.seconds(plan)) for plan in staying], count)
+    staying = [keep_resident_where_free(question, plan) for plan in differently_placed(timed)[: 2 * count]]
+    return differently_placed((plan, question.seconds(plan)) for plan in staying)[:count]
 
 
 def _finished(question: Question, plan: ExecutionPlan, space: PlanSpace) -> ExecutionPlan:

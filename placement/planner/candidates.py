@@ -144,7 +144,8 @@ def legal_candidates(call: Call, context: CostContext) -> Iterator[Candidate]:
         for strategy in strategies_within_nodes(mesh):
             for engine in ENGINES[call.kind]:
                 for spread in with_expert_degrees(strategy, model, engine):
-                    resident = list(_ways(call, Placement(mesh, spread, engine), mesh_class, context))
+                    ways = _caches if TRAITS[engine].paged_cache else _cuts
+                    resident = list(ways(call, Placement(mesh, spread, engine), mesh_class, context))
                     yield from resident
                     for part in ("optimizer", "all") if call.kind == "train_step" else ("all",):
                         yield from _offloaded(call, resident, part, context)
@@ -179,15 +180,6 @@ def candidate(call: Call, placement: Placement, context: CostContext) -> Candida
     return _candidate(call, placement, mesh_class, context)
 
 
-def _ways(call: Call, whole: Placement, mesh_class: int, context: CostContext) -> Iterator[Candidate]:
-    """The candidates that differ in micro-batches, or with vLLM in the bytes of its cache."""
-    if TRAITS[whole.engine].paged_cache:
-        if not any(violations(call, whole, context.graph)):
-            yield from _caches(call, whole, mesh_class, context)
-    else:
-        yield from _cuts(call, whole, mesh_class, context)
-
-
 def _cuts(call: Call, whole: Placement, mesh_class: int, context: CostContext) -> Iterator[Candidate]:
     """The candidates in 1, 2, 4, ... micro-batches, up to the number of a replica's items."""
     cuts, fits = 1, False
@@ -206,6 +198,8 @@ def _caches(call: Call, whole: Placement, mesh_class: int, context: CostContext)
 
     The smallest holds a single row, or is too small to matter.
     """
+    if any(violations(call, whole, context.graph)):
+        return
     workload, tp = context.question.workload.of(call.rows), whole.strategy.tp
     sizes, usable = ModelSizes.of(context.graph.model(call.role or "")), context.usable_bytes(mesh_class)
     works = different_works(CallWork.of(call, workload), whole, context.site.cluster.node_speeds)

@@ -10,27 +10,19 @@ from collections.abc import Iterator
 from prefect_rlhf.placement.plan import ExecutionPlan
 from prefect_rlhf.placement.planner.explain import explain
 from prefect_rlhf.placement.planner.neighbours import changed_plan
-from prefect_rlhf.placement.planner.planned import Planned
+from prefect_rlhf.placement.planner.planned import Planned, differently_placed
 from prefect_rlhf.placement.planner.question import Question
 
 
 def next_best(question: Question, planned: Planned, count: int) -> list[ExecutionPlan]:
     """Return up to `count` different plans that fit; fewer if the space holds no more plans of interest."""
     presets = [(result.plan, result.estimate.seconds) for result in planned.presets if result.plan and result.estimate]
-    best = _different([(planned.plan, planned.seconds), *presets])
+    best = differently_placed([(planned.plan, planned.seconds), *presets])
     if len(best) < count:
-        others = _different([(plan, question.seconds(plan)) for plan in _runners_up(question, planned)])
+        others = differently_placed([(plan, question.seconds(plan)) for plan in _runners_up(question, planned)])
         placements = {plan.placements for plan in best}
         best += [plan for plan in others if plan.placements not in placements]
     return best[:count]
-
-
-def _different(timed: list[tuple[ExecutionPlan, float]]) -> list[ExecutionPlan]:
-    """A single plan for each set of equal placements, the fastest first; the first of equal plans."""
-    kept: dict[object, ExecutionPlan] = {}
-    for plan, _ in sorted(timed, key=lambda pair: pair[1]):
-        kept.setdefault(plan.placements, plan)
-    return list(kept.values())
 
 
 def _runners_up(question: Question, planned: Planned) -> Iterator[ExecutionPlan]:

@@ -165,7 +165,9 @@ def plan_problem(
     With `copies` the second half of a second reader's options uses the first reader's copy.
     """
     graph, space = context.graph, context.space
-    reserve = 0 if counted == "least" else _reserve_bytes(context)
+    reserve = 0
+    if counted == "most":  # staged weights, and collectives of other calls, which a call's own count leaves out
+        reserve = 2 * BUCKET_BYTES + (OTHER_GROUPS * GROUP_BYTES if context.site.backend == "cuda" else 0)
     nodes = tuple(
         node for name in candidates for node in _nodes(graph.call(name), candidates, context, counted, copies)
     )
@@ -183,12 +185,6 @@ def plan_problem(
         in_flight=STEPS_IN_FLIGHT,
     )
     return PlanProblem(problem, candidates)
-
-
-def _reserve_bytes(context: CostContext) -> int:
-    """Return room for bytes that a call's own count leaves out: staged weights, and collectives of other calls."""
-    groups = OTHER_GROUPS * GROUP_BYTES if context.site.backend == "cuda" else 0
-    return 2 * BUCKET_BYTES + groups
 
 
 def _nodes(

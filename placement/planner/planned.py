@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from prefect_rlhf.placement.memory.certificate import Certificate
@@ -83,3 +84,11 @@ class Planned:
                 row |= {"seconds": f"{seconds:.3f}", "against auto": f"{more:+.1%}"}
             rows.append(row)
         return rows
+
+
+def differently_placed(timed: Iterable[tuple[ExecutionPlan, float]]) -> list[ExecutionPlan]:
+    """Return a single plan, the fastest, for each set of equal placements. The fastest plan is the first."""
+    different: dict[object, ExecutionPlan] = {}
+    for plan, _ in sorted(timed, key=lambda pair: pair[1]):
+        different.setdefault(plan.placements, plan)
+    return list(different.values())

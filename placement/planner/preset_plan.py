@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Set
 from dataclasses import replace
 from itertools import product
-from typing import NamedTuple
 
 from prefect_rlhf.placement.errors import InvalidInput, RlhfError
 from prefect_rlhf.placement.graph import Call, DataflowGraph
@@ -119,20 +118,13 @@ def preset_problems(rule: Preset, mesh: DeviceMesh, space: PlanSpace) -> Iterato
 
         options = space
         if cuts is not None and strategy is not None:
-            options = replace(space, candidates=_cut_alike(rule, Placing(strategy, cuts), meshes, space))
+            options = replace(space, candidates=_cut_alike(rule, strategy, cuts, meshes, space))
         try:
             yield restricted_problem(options, meshes, admits)
         except InvalidInput as error:
             refused.append(error)
     if refused:
         raise refused[-1]
-
-
-class Placing(NamedTuple):
-    """How a symmetric preset runs every call."""
-
-    strategy: Strategy
-    micro_batches: int
 
 
 def _numbers_of_cuts(rule: Preset, mesh: DeviceMesh, context: CostContext) -> Iterator[int | None]:
@@ -150,12 +142,14 @@ def _numbers_of_cuts(rule: Preset, mesh: DeviceMesh, context: CostContext) -> It
         cuts *= 2
 
 
-def _cut_alike(rule: Preset, placing: Placing, meshes: Mapping[str, DeviceMesh], space: PlanSpace) -> Candidates:
-    """The candidate of every call that runs so, if it is legal, and its mesh is allowed for the call."""
+def _cut_alike(
+    rule: Preset, strategy: Strategy, micro_batches: int, meshes: Mapping[str, DeviceMesh], space: PlanSpace
+) -> Candidates:
+    """The candidate of every call with this strategy, if it is legal, and its mesh is allowed for the call."""
     context, candidates = space.context, dict[str, tuple[Candidate, ...]]()
     for name, mesh in meshes.items():
         call = context.graph.call(name)
-        placement = Placement(mesh, placing.strategy, rule.engines(call)[0], placing.micro_batches)
+        placement = Placement(mesh, strategy, rule.engines(call)[0], micro_batches)
         index = context.space.meshes.index(mesh)
         may_have = any(index in context.space.classes[option.mesh_class] for option in space.candidates[name])
         legal = may_have and not any(violations(call, placement, context.graph))

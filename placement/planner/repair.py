@@ -23,17 +23,13 @@ def repaired(question: Question, plan: ExecutionPlan) -> ExecutionPlan | None:
         certificate = question.certificate(plan)
         if certificate.fits:
             return plan
-        changes = _changes(question, plan, certificate)
-        better = (changed for changed in changes if _missing(question, changed) < certificate.excess_bytes)
+        changes = ((changed, question.certificate(changed)) for changed in _changes(question, plan, certificate))
+        better = (changed for changed, after in changes if after.excess_bytes < certificate.excess_bytes)
         changed = next(better, None)
         if changed is None:
             return None
         plan = changed
     return plan if question.fits(plan) else None
-
-
-def _missing(question: Question, plan: ExecutionPlan) -> int:
-    return question.certificate(plan).excess_bytes
 
 
 def _changes(question: Question, plan: ExecutionPlan, certificate: Certificate) -> Iterator[ExecutionPlan]:

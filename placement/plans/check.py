@@ -161,7 +161,7 @@ def _rows(call: Call, placement: Placement) -> Iterator[InvalidInput]:
 
     They need not be equally many, and a replica may be empty.
     """
-    if call.kind == "compute" or placement.strategy.dp < 1:
+    if call.kind == "compute":
         return
     for part in call.parts:
         seen = f"{part.num_rows} rows a step" + (f" of {part.rows.name}" if len(call.parts) > 1 else "")
@@ -189,15 +189,12 @@ def _check_copies(plan: ExecutionPlan, graph: DataflowGraph) -> None:
     for instance, calls in users.items():
         offload = plan[calls[0].name].offload
         for call in calls:
-            if (seen := plan[call.name].offload) != offload:
-                right = f"{offload} as for {calls[0].name}: both use the copy {instance.name}"
-                raise InvalidInput(_field(call.name, "offload"), seen, right)
-            if (early := plan[call.name].prefetch) != plan[calls[0].name].prefetch:
-                right = f"{str(not early).lower()} as for {calls[0].name}: both use the copy {instance.name}"
-                raise InvalidInput(_field(call.name, "prefetch"), early, right)
-            if (cache := plan[call.name].cache_gib) != plan[calls[0].name].cache_gib:
-                right = f"{plan[calls[0].name].cache_gib} as for {calls[0].name}: both use the copy {instance.name}"
-                raise InvalidInput(_field(call.name, "cache_gib"), cache, right)
+            for key in ("offload", "prefetch", "cache_gib"):
+                seen, common = getattr(plan[call.name], key), getattr(plan[calls[0].name], key)
+                if seen != common:
+                    value = str(common).lower() if key == "prefetch" else common
+                    right = f"{value} as for {calls[0].name}: both use the copy {instance.name}"
+                    raise InvalidInput(_field(call.name, key), seen, right)
         if offload == "optimizer" and all(call.kind != "train_step" for call in calls):
             right = f"none or all: no call trains {instance.name}, so it has no optimizer"
             raise InvalidInput(_field(calls[0].name, "offload"), offload, right)

@@ -114,7 +114,10 @@ def counts(num_items: int, speeds: tuple[float, ...], tokens_before: tuple[int, 
 @lru_cache(maxsize=64)  # every device of a call asks for its replica's
 def _partitions(rule: RowPartition, lengths: tuple[int, ...] | None, kept: RowIndices | None) -> Partitions:
     width = rule.rows_per_item
-    _check(rule)
+    if rule.num_rows < 1 or rule.num_rows % width:
+        raise InvalidInput("num_rows", rule.num_rows, f"a multiple of {width}, the rows of an item")
+    if (items := rule.num_rows // width) < rule.mini_batches:
+        raise InvalidInput("mini_batches", rule.mini_batches, f"at most {items}, the items of a step")
     rows = range(rule.num_rows) if kept is None else kept
     assert len(rows) <= rule.num_rows and len(rows) % width == 0, f"{len(rows)} rows of {rule}"
     rows_of = [rows[start : start + width] for start in range(0, len(rows), width)]  # each item
@@ -123,9 +126,9 @@ def _partitions(rule: RowPartition, lengths: tuple[int, ...] | None, kept: RowIn
     by_mini_batch, before = [], [0] * rule.dp
     for start, stop in pairwise(mini_batch_bounds(len(tokens), rule.mini_batches)):
         parts = balance(tokens[start:stop], rule.speeds, before)
-        items = [[start + item for item in part] for part in parts]
-        before = [done + sum(tokens[item] for item in part) for done, part in zip(before, items, strict=True)]
-        by_mini_batch.append([tuple(row for item in part for row in rows_of[item]) for part in items])
+        dealt = [[start + item for item in part] for part in parts]
+        before = [done + sum(tokens[item] for item in part) for done, part in zip(before, dealt, strict=True)]
+        by_mini_batch.append([tuple(row for item in part for row in rows_of[item]) for part in dealt])
     return tuple(zip(*by_mini_batch, strict=True))
 
 
@@ -138,13 +141,6 @@ def mini_batch_bounds(num_items: int, mini_batches: int) -> list[int]:
     ([0, 3, 7], [0, 1, 3, 5, 7])
     """
     return [m * num_items // mini_batches for m in range(mini_batches + 1)]
-
-
-def _check(rule: RowPartition) -> None:
-    if rule.num_rows < 1 or rule.num_rows % rule.rows_per_item:
-        raise InvalidInput("num_rows", rule.num_rows, f"a multiple of {rule.rows_per_item}, the rows of an item")
-    if (items := rule.num_rows // rule.rows_per_item) < rule.mini_batches:
-        raise InvalidInput("mini_batches", rule.mini_batches, f"at most {items}, the items of a step")
 
 
 def _by_count(num_items: int, speeds: Sequence[float], before: tuple[int, ...]) -> list[list[int]]:

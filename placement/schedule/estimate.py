@@ -113,14 +113,8 @@ def predict(
     worked = {subject_of(node.id): costs.worked_seconds(node) for node in (*augmented, *later)}
     timed = {subject: seconds for subject, seconds in worked.items() if seconds is not None}
     if sources.knows_contention:
-        more = _slowed_seconds(made, costs)
-        timed = {subject: seconds + more.get(subject, 0.0) for subject, seconds in timed.items()}
+        slowed: dict[str, list[float]] = defaultdict(list)  # seconds by which other work on their hosts slows nodes
+        for slot in made.slots:
+            slowed[subject_of(slot.node.id)].append(slot.seconds - costs.seconds(slot.node))
+        timed = {subject: seconds + median(slowed.get(subject, [0.0])) for subject, seconds in timed.items()}
     return Prediction(made, timed, sources.orchestration_seconds)
-
-
-def _slowed_seconds(made: Schedule, costs: NodeCosts) -> Mapping[str, float]:
-    """The seconds by which other work on its hosts slows each subject, as the median of its nodes."""
-    slowed: dict[str, list[float]] = defaultdict(list)
-    for slot in made.slots:
-        slowed[subject_of(slot.node.id)].append(slot.seconds - costs.seconds(slot.node))
-    return {subject: median(seconds) for subject, seconds in slowed.items()}
