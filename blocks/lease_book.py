@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
 
-from prefect_rlhf.blocks.lease_files import FileLock, make_shared_folder, open_shared, read_json, try_lock
+from prefect_rlhf.blocks.lease_files import FileLock, make_shared_folder, open_shared, overwrite, read_json, try_lock
 from prefect_rlhf.blocks.lease_queue import LeaseQueue, Waiter
 from prefect_rlhf.placement.errors import InvalidInput, RlhfError
 from prefect_rlhf.placement.in_short import clean_name
@@ -148,7 +148,7 @@ class LeaseBook:
             if mesh is None:
                 return self._busy(wanted, candidates, before)
             for descriptor in locked:
-                _write(descriptor, holder)
+                overwrite(descriptor, json.dumps(asdict(holder)))
         return LeasedMesh(uuid.uuid4().hex[:12], mesh, locked)
 
     def take_run(self, flow_run_id: str) -> FileLock | None:
@@ -275,11 +275,6 @@ class LeaseBook:
             yield
         finally:
             os.close(descriptor)
-
-
-def _write(descriptor: int, holder: Holder) -> None:
-    os.ftruncate(descriptor, 0)
-    os.pwrite(descriptor, json.dumps(asdict(holder)).encode(), 0)
 
 
 def _some(names: Sequence[str]) -> str:

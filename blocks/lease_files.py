@@ -84,6 +84,12 @@ def read_json(descriptor: int) -> object:
         return None
 
 
+def overwrite(descriptor: int, text: str) -> None:
+    """Replace the content of an open file."""
+    os.ftruncate(descriptor, 0)
+    os.pwrite(descriptor, text.encode(), 0)
+
+
 @dataclass(slots=True)
 class FileLock:
     """A locked file. The lock is free once every process with its descriptor has ended or closed it."""

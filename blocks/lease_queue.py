@@ -19,7 +19,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Self
 
-from prefect_rlhf.blocks.lease_files import FileLock, make_shared_folder, read_json
+from prefect_rlhf.blocks.lease_files import FileLock, make_shared_folder, overwrite, read_json
 from prefect_rlhf.placement.in_short import clean_name
 from prefect_rlhf.placement.mesh import Device, DeviceMesh
 
@@ -76,8 +76,7 @@ class LeaseQueue:
         if ticket is not None:
             number = 1 + max((waiter.number for waiter in self.waiting()), default=0)
             waiter = Waiter(time.time() if arrived is None else arrived, number, flow_run_id, flow_run, devices)
-            os.ftruncate(ticket.descriptor, 0)
-            os.pwrite(ticket.descriptor, waiter.to_json().encode(), 0)
+            overwrite(ticket.descriptor, waiter.to_json())
         return ticket
 
     def leave(self, flow_run_id: str) -> None:

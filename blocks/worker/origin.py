@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
-from prefect_rlhf.blocks.lease_files import MOST_BYTES, FileLock
+from prefect_rlhf.blocks.lease_files import MOST_BYTES, FileLock, overwrite
 
 LABEL = "prefect-rlhf."
 MACHINE_ID = Path("/etc/machine-id")
@@ -45,8 +45,7 @@ class Origin:
     def leave(cls, lock: FileLock) -> Self:
         """Return the origin of a run that this process takes, and write its attempt into the lock file on disk."""
         attempt = uuid.uuid4().hex
-        os.ftruncate(lock.descriptor, 0)
-        os.pwrite(lock.descriptor, attempt.encode(), 0)
+        overwrite(lock.descriptor, attempt)
         os.fsync(lock.descriptor)
         return replace(cls.here(lock), attempt=attempt)
 

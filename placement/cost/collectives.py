@@ -13,7 +13,6 @@ from math import ceil, log2
 
 from prefect_rlhf.placement.cost.hardware import Links, LinkSpan
 from prefect_rlhf.placement.engine_constants import GRADIENT_BYTES
-from prefect_rlhf.placement.errors import InvalidInput
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,12 +63,7 @@ def all_to_all_seconds(num_bytes: float, group: CollectiveGroup, links: Links) -
 def _ring_seconds(num_bytes: float, group: CollectiveGroup, links: Links) -> float:
     if group.size == 1:
         return 0.0
-    if group.span == "node":
-        bandwidth = links.node
-    elif links.network:
-        bandwidth = min(links.network * group.per_node, links.node)
-    else:
-        raise InvalidInput("cluster.network", "none", "a network between nodes, for a plan that spans them")
+    bandwidth = links.node if group.span == "node" else min(links.of("network") * group.per_node, links.node)
     return (group.size - 1) / group.size * num_bytes / bandwidth
 
 

@@ -97,11 +97,9 @@ class DatasheetTimes:
         return num_parameters * ADAM_PASS_BYTES / self.links.device
 
     def written(self, num_parameters: float) -> float:
-        """See LayerTimes: zero."""
         return 0.0
 
     def packed(self, num_parameters: float) -> float:
-        """See LayerTimes: zero."""
         return 0.0
 
     def all_reduce(self, num_bytes: float, group: CollectiveGroup) -> float:

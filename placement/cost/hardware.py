@@ -135,12 +135,7 @@ class Links:
         >>> Links(2e12, 4e11, 5e10, 2e10).seconds(1e9, "network")
         0.02
         """
-        if num_bytes <= 0:
-            return 0.0
-        bandwidth = self.of(span)
-        if not bandwidth:
-            raise InvalidInput("cluster.network", "none", "a network between nodes, for a plan that spans them")
-        return num_bytes / bandwidth + self.latency(span)
+        return num_bytes / self.of(span) + self.latency(span) if num_bytes > 0 else 0.0
 
     def faster(self, factor: float) -> Links:
         """Return links within a node that are `times` as fast."""
@@ -151,12 +146,11 @@ class Links:
         return max(self.latency_seconds, self.network_latency_seconds) if span == "network" else self.latency_seconds
 
     def of(self, span: LinkSpan) -> float:
-        """Return the bytes per second to a span."""
-        if span == "node":
-            return self.node
-        if span == "network":
-            return self.network
-        return self.host if span == "host" else self.device
+        """Return the bytes per second to a span. Raises InvalidInput for a network that does not exist."""
+        bandwidth: float = getattr(self, span)  # each span is a field
+        if not bandwidth:
+            raise InvalidInput("cluster.network", "none", "a network between nodes, for a plan that spans them")
+        return bandwidth
 
 
 def _printed(
@@ -186,16 +180,12 @@ cores' float16 peak stands for every format of two bytes."""
 GPUS: Mapping[str, Datasheet] = MappingProxyType({k: kind for k, kind in DATASHEETS.items() if not kind.measured})
 """Those that say what a GPU has."""
 
-NETWORKS: Mapping[str, Network] = MappingProxyType(
-    {
-        network.name: network
-        for network in (
-            Network("roce-3200", 400e9, "3.2 Tbit/s a node: ReaL, section 8"),
-            Network("infiniband-200", 25e9, "200 Gbit/s a node: HybridFlow, section 8.1"),
-            Network("infiniband-800", 100e9, "around 100 GB/s a node: APP, section VI"),
-        )
-    }
+_NETWORKS = (
+    Network("roce-3200", 400e9, "3.2 Tbit/s a node: ReaL, section 8"),
+    Network("infiniband-200", 25e9, "200 Gbit/s a node: HybridFlow, section 8.1"),
+    Network("infiniband-800", 100e9, "around 100 GB/s a node: APP, section VI"),
 )
+NETWORKS: Mapping[str, Network] = MappingProxyType({network.name: network for network in _NETWORKS})
 
 
 def datasheet(name: str, field: str = "device", among: Mapping[str, Datasheet] = DATASHEETS) -> Datasheet:

@@ -232,7 +232,6 @@ class ProfiledTimes:
         return self._at("forward", tp, rows, length)
 
     def backward(self, rows: float, length: float, tp: int, split: int = 1, ep: int = 1) -> Seconds:
-        """See LayerTimes and `forward`."""
         _check_whole(split, ep)
         return self._at("backward", tp, rows, length)
 

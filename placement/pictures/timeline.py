@@ -63,8 +63,7 @@ def timeline_svg(bars: Sequence[Bar]) -> str:
         *_axis(seconds, TOP + len(lanes) * (LANE + GAP)),
         *_lanes(lanes),
     ]
-    for bar, first, last, row, rows in _placed(bars, lanes):
-        parts.append(_bar(bar, begin, seconds, _box(first, last, row, rows)))
+    parts += [_bar(bar, begin, seconds, top, height) for bar, top, height in _placed(bars, lanes)]
     return "\n".join([*parts, "</svg>"])
 
 
@@ -73,8 +72,8 @@ def _device_key(device: str) -> tuple[tuple[int, ...], str]:
     return tuple(map(int, digits)), device
 
 
-def _placed(bars: Sequence[Bar], lanes: Sequence[str]) -> Iterator[tuple[Bar, int, int, int, int]]:
-    """Each bar with first and last lane of every unbroken run of its lanes, its row there, and the number of rows.
+def _placed(bars: Sequence[Bar], lanes: Sequence[str]) -> Iterator[tuple[Bar, float, float]]:
+    """Each bar with its top and its height in every unbroken run of its lanes.
 
     A bar that shares its time with others on some device has a row of its own in each lane.
     """
@@ -88,7 +87,8 @@ def _placed(bars: Sequence[Bar], lanes: Sequence[str]) -> Iterator[tuple[Bar, in
         for bar in sorted(together, key=order.index):
             indices = sorted(lanes.index(device) for device in set(bar.devices))
             for first, last in _runs(indices) if count == 1 else zip(indices, indices, strict=True):
-                yield bar, first, last, rows[bar], count
+                whole = (last - first + 1) * (LANE + GAP) - GAP
+                yield bar, TOP + first * (LANE + GAP) + whole * rows[bar] / count, whole / count
 
 
 def _runs(indices: Sequence[int]) -> Iterator[tuple[int, int]]:
@@ -112,17 +112,9 @@ def _touch(one: Bar, other: Bar) -> bool:
     return overlap and not set(one.devices).isdisjoint(other.devices)
 
 
-def _box(first: int, last: int, row: int, rows: int) -> tuple[float, float]:
-    """Top and height of a bar that spans lanes `first` to `last`."""
-    top = TOP + first * (LANE + GAP)
-    whole = (last - first + 1) * (LANE + GAP) - GAP
-    return top + whole * row / rows, whole / rows
-
-
-def _bar(bar: Bar, begin: float, seconds: float, box: tuple[float, float]) -> str:
+def _bar(bar: Bar, begin: float, seconds: float, top: float, height: float) -> str:
     scale = (WIDTH - LEFT - RIGHT) / seconds
     x, width = LEFT + (bar.start - begin) * scale, max(1.0, (bar.end - bar.start) * scale)
-    top, height = box
     colour = COLOURS.get(bar.kind, "#bbbbbb")
     tip = escape(f"{bar.title} · {bar.end - bar.start:.3g} s")
     label = _label(bar.title, width)
