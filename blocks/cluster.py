@@ -1,7 +1,5 @@
 """Clusters: nodes of one or several kinds, and the folder of their leases."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

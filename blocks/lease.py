@@ -1,7 +1,5 @@
 """Leases of devices for runs without a worker: from Python, a notebook or the command line."""
 
-from __future__ import annotations
-
 import time
 import uuid
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Lock files for all users of a machine, regardless of the files' owners and of the umask."""
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import os

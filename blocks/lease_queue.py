@@ -4,8 +4,6 @@ A waiter holds a ticket, a file that it keeps locked: a dead waiter loses its pl
 the book is locked. Any user may have written any file here, so reads of folders and files have limits.
 """
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import json

@@ -1,7 +1,5 @@
 """Models: a Hugging Face folder and how a run uses it."""
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 from prefect.blocks.core import Block

@@ -1,7 +1,5 @@
 """Answers that are rated good or bad on their own, not in pairs, and the columns that a run reads."""
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 from prefect.blocks.core import Block

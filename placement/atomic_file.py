@@ -1,7 +1,5 @@
 """Files, folders and links that appear under their names only when they are complete."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Callable, Iterator

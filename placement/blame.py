@@ -1,7 +1,5 @@
 """The place in a person's own code that an error came from."""
 
-from __future__ import annotations
-
 import sysconfig
 import traceback
 from pathlib import Path

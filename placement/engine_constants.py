@@ -3,8 +3,6 @@
 Formats are bytes of an element; limits are in the unit that their line states.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from types import MappingProxyType
 

@@ -1,7 +1,5 @@
 """The traits of each engine: what it serves, holds and splits. Code asks for a trait, never for an engine's name."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType

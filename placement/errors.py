@@ -21,8 +21,6 @@ RlhfError
 RunStopped is no error but a KeyboardInterrupt: a person stopped the run.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from prefect_rlhf.placement.in_short import in_short, one_line

@@ -3,8 +3,6 @@
 Only regular files are read: a pipe would be waited for, and a device may have no end.
 """
 
-from __future__ import annotations
-
 import errno
 import json
 import stat

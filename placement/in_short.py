@@ -1,7 +1,5 @@
 """Values as a message shows them: on a single line, and no longer than a person reads, however large they are."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from reprlib import Repr
 

@@ -1,7 +1,5 @@
 """The command that installs an extra. The package is on no index, so pip takes it from the clone."""
 
-from __future__ import annotations
-
 
 def install_command(*extras: str) -> str:
     """Say how to install extras.

@@ -1,7 +1,5 @@
 """Models by name: the exact shapes of popular models, from their config.json on the Hugging Face hub."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from difflib import get_close_matches
 from types import MappingProxyType

@@ -1,7 +1,5 @@
 """Modules of other people's code: found under their names, or in the files that another process has them from."""
 
-from __future__ import annotations
-
 import os
 import sys
 from hashlib import sha1

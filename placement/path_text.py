@@ -1,7 +1,5 @@
 """Paths as a person gives them: text that can name a file, before anybody looks for it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

@@ -1,7 +1,5 @@
 """An execution plan: which mesh, strategy and engine each call gets."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal

@@ -3,8 +3,6 @@
 The mirror's name contains the remote path, so every process of every node finds each from the other.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from pathlib import Path

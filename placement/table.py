@@ -1,7 +1,5 @@
 """Rows of text as a table."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 

@@ -1,7 +1,5 @@
 """The errors with which a group of settings refuses a field because of another field."""
 
-from __future__ import annotations
-
 from pydantic_core import PydanticCustomError
 
 WRONG = "wrong_setting"

@@ -1,7 +1,5 @@
 """YAML and JSON that a person wrote: plain values, numbers as JSON writes them, and no values that expand when read."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

@@ -3,8 +3,6 @@
 python -m prefect_rlhf.blocks.worker.close_run FLOW_RUN_ID STATUS LOCK REASON
 """
 
-from __future__ import annotations
-
 import asyncio
 import sys
 from uuid import UUID

@@ -1,7 +1,5 @@
 """The process of one flow run, under a keeper that ends it together with the worker."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os

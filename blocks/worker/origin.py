@@ -4,8 +4,6 @@ A host name is not enough: containers, clones and machines named `localhost` sha
 is free only if it sees the same file that the run's processes have locked (`why_uncertain`).
 """
 
-from __future__ import annotations
-
 import os
 import socket
 import uuid

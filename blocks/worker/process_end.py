@@ -1,7 +1,5 @@
 """The end of a flow run's process: its exit status and the reason that it left."""
 
-from __future__ import annotations
-
 import os
 import signal
 from dataclasses import dataclass

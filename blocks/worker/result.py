@@ -1,7 +1,5 @@
 """The end of a flow run's process."""
 
-from __future__ import annotations
-
 from prefect.workers.base import BaseWorkerResult
 
 

@@ -1,7 +1,5 @@
 """The state of a flow run after the end of its process: closed, scheduled again, or left as it is."""
 
-from __future__ import annotations
-
 import anyio
 from prefect.client.schemas.objects import StateType
 from prefect.states import Cancelled, Crashed

@@ -1,7 +1,5 @@
 """A flow run that a worker has taken: no other worker can start it, and its devices are locked."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any, Self
 

@@ -1,7 +1,5 @@
 """The form of a gpu-mesh work pool, which a deployment's or a run's job variables may override."""
 
-from __future__ import annotations
-
 from prefect.workers.base import BaseVariables
 from pydantic import Field
 

@@ -5,8 +5,6 @@ take t on the slowest stage, a portion takes m * t plus a pass through the other
 2.2). The last stage has the head in addition to its layers, so it may be the slowest.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 from prefect_rlhf.placement.cost.collectives import CollectiveGroup, all_to_all_seconds

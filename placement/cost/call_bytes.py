@@ -8,8 +8,6 @@ layers of its experts, and the backward of each reads a copy of the token's hidd
 have equally many.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, fields, replace
 
 from prefect_rlhf.placement.cost.execution import Execution

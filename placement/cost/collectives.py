@@ -6,8 +6,6 @@ share their network links, so the ring is as fast as these links together, and n
 node.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from math import ceil, log2
 

@@ -4,8 +4,6 @@ A profile has the seconds of each kind of work on 1, 2, ... devices of a host at
 node, and so do devices of the same host that are busy with other work.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate

@@ -1,7 +1,5 @@
 """The parts of a call's execution that decide its time and memory: strategy, span of nodes, cuts, recomputation."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar, Self, TypeVar
 

@@ -1,7 +1,5 @@
 """Seconds of a layer and of the head on a device, which datasheets and profiles both provide."""
 
-from __future__ import annotations
-
 from typing import Protocol
 
 from prefect_rlhf.placement.cost.collectives import CollectiveGroup

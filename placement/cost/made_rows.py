@@ -1,7 +1,5 @@
 """The lengths of rows that calls make: at most, for memory and the models' context, and as a rule, for seconds."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 

@@ -4,8 +4,6 @@ Rows begin while there is room for their prompts. If the rows in flight outgrow 
 loses its blocks, and computes them again when it resumes.
 """
 
-from __future__ import annotations
-
 from functools import lru_cache
 from math import ceil, floor, log10
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """Bytes of training state that each device's rank copies to host memory for a checkpoint, and writes from there."""
 
-from __future__ import annotations
-
 from collections import Counter
 from functools import cache
 

@@ -5,8 +5,6 @@ spans nodes goes over the slower network. APP (section VI-B1) balances kinds of 
 way.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 

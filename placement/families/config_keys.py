@@ -1,7 +1,5 @@
 """Keys of a config.json that every family has: read, or without a part in the model's computation."""
 
-from __future__ import annotations
-
 from typing import Any
 
 READ = frozenset(

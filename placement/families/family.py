@@ -3,8 +3,6 @@
 A family is a value of `Family`. Engines, layouts, costs and exports follow it; they know parts and options, no names.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal

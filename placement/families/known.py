@@ -1,7 +1,5 @@
 """The families that are known, by the `model_type` of their config.json."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from types import MappingProxyType
 

@@ -1,7 +1,5 @@
 """Layers that several families share: their weights in the order of a forward pass, under Hugging Face names."""
 
-from __future__ import annotations
-
 from prefect_rlhf.placement.families.family import Weight
 
 _BEFORE = (

@@ -4,8 +4,6 @@ HybridFlow (section 5.3, figure 8) groups the ranks of generation at intervals s
 weights that it trains; that is a case of this assignment.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache, lru_cache

@@ -1,7 +1,5 @@
 """Expert parallelism: which degrees a model may have in an engine, and which experts each device then holds."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import NamedTuple

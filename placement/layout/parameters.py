@@ -1,7 +1,5 @@
 """The parameters of a decoder under their Hugging Face names; a layer's experts are stacked."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod

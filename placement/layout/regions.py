@@ -1,7 +1,5 @@
 """Hyper-rectangles of a tensor: intersection, difference, and runs of elements as rectangles."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from math import prod
 

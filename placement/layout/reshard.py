@@ -3,8 +3,6 @@
 A target rank receives no element that it already holds, and no element twice: the moved bytes are the least possible.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass

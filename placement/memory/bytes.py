@@ -1,7 +1,5 @@
 """Bytes of a device: how many a plan may fill, and how they are written for people."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from math import ceil
 from types import MappingProxyType

@@ -1,7 +1,5 @@
 """Whether a plan fits its devices: the certificate says so, or the plan is refused with what would make it fit."""
 
-from __future__ import annotations
-
 from prefect_rlhf.placement.cost.workload import LengthDistribution, Workload
 from prefect_rlhf.placement.graph import DataflowGraph
 from prefect_rlhf.placement.memory.certificate import Certificate, certify_plan

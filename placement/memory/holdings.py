@@ -4,8 +4,6 @@ They include memory that a layout does not show: fused and padded buffers, rows 
 and, on CPU, its packed copies.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache, lru_cache

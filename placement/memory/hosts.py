@@ -1,7 +1,5 @@
 """Host memory of a plan: what leaves the devices of a node has to have room in its host's memory, pinned."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ It stays allocated while a model is in host memory. On CPU, gloo's buffers and v
 count.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Mapping
 from functools import lru_cache

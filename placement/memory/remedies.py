@@ -1,7 +1,5 @@
 """Remedies: changes that would make a plan fit, each counted by a certificate of its own."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace

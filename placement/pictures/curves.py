@@ -1,7 +1,5 @@
 """Curves of a run's metrics as a picture: a small panel for each, all over the same steps, as SVG."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from math import isfinite

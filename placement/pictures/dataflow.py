@@ -1,7 +1,5 @@
 """The dataflow graph of an iteration as picture and text: calls, the keys they read, versions they wait for."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from html import escape

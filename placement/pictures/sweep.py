@@ -1,7 +1,5 @@
 """A sweep as a picture: seconds, device-hours and static memory use over the number of devices, as SVG."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from html import escape

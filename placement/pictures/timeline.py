@@ -1,7 +1,5 @@
 """A picture of what ran where and when: a lane per device, a bar per node, as SVG."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape

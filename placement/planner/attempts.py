@@ -5,8 +5,6 @@ fit, or may take longer than predicted. Further searches then count memory with 
 models take turns on their devices.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence

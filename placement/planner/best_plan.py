@@ -4,8 +4,6 @@ Several searches look for plans that fit (see `attempts`). The fastest plan, imp
 answer; if it is not close to the bound, the fastest few are improved. The bound holds for the whole space.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -5,8 +5,6 @@ that fits is estimated on its augmented graph, like the plan: the runner-up. A f
 named: memory binds there.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 

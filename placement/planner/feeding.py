@@ -3,8 +3,6 @@
 Each takes the devices that it occupies for as long as the controller needs to start it, at least.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator
 

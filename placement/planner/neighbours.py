@@ -3,8 +3,6 @@
 The search's own problem ranks them. The estimate counts more: transfers of rows and copies that several calls share.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Iterator, Sequence

@@ -3,8 +3,6 @@
 Presets precede runners-up: they differ in several calls, so a measurement of them reveals more.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from prefect_rlhf.placement.plan import ExecutionPlan

@@ -4,8 +4,6 @@ Of equally fast plans the search takes a plan with the least bytes, so with the 
 be free.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 

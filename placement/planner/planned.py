@@ -1,7 +1,5 @@
 """A planned graph as a value: the plan, its certificate, its bound, and the presets for comparison."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 

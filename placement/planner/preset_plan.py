@@ -1,7 +1,5 @@
 """A preset's best plan: its strategies and micro-batches, searched within its meshes."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Set
 from dataclasses import replace
 from itertools import product

@@ -1,7 +1,5 @@
 """The error of a question without a plan: the memory use, and the remedies."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from prefect_rlhf.placement.errors import InvalidInput, PlanDoesNotFit

@@ -1,7 +1,5 @@
 """Plans that do not fit, with as little of their weights taken away between uses as makes them fit."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from prefect_rlhf.placement.errors import RlhfError

@@ -5,8 +5,6 @@ al. 2023, arXiv:2312.11819, section V-A2). Each such part of the space is small 
 nodes is at least as good as a plan for the nodes of a single kind.
 """
 
-from __future__ import annotations
-
 from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import replace
 from itertools import product

@@ -3,8 +3,6 @@
 A plan is as complex as its description for a person.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from itertools import islice
 

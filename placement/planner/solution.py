@@ -1,7 +1,5 @@
 """The plan of a question, from a solution of a single problem of the search."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from prefect_rlhf.placement.memory.remedies import with_changes

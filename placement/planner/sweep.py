@@ -1,7 +1,5 @@
 """The best plan of a question on clusters of several sizes, in a table: how many devices to rent."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass

@@ -4,8 +4,6 @@ A copy of trained weights needs room for both at once while it is made. So such 
 weights, in their layout, or keeps the copy on other devices.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Sharing of trained weights: a second reader uses its own copy or the first reader's."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Refuse a plan that cannot run, before any device is taken: a line with field, value and what would be right."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from types import MappingProxyType

@@ -1,7 +1,5 @@
 """Place computations and evaluation calls once the model calls are placed."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """The mistakes of a plan file in our own words."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 

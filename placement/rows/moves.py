@@ -1,7 +1,5 @@
 """Rows that must go from device to device before a node runs, and the holder that each comes from."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass

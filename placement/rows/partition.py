@@ -4,8 +4,6 @@ Mini-batch m of M is items [floor(m*I/M), floor((m+1)*I/M)) of the I in the batc
 plan; only the assignment of rows to replicas does. A replica may have no item of a mini-batch, or no item at all.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
