@@ -8,7 +8,7 @@ from prefect.blocks.core import Block
 from pydantic import Field
 
 from prefect_rlhf.blocks.dataset import DatasetFields, DatasetParameter, Name
-from prefect_rlhf.blocks.saved import DOCUMENTATION_URL
+from prefect_rlhf.blocks.saved import DOCUMENTATION_URL, load_example
 
 
 class ChatsFields(DatasetFields):
@@ -36,13 +36,7 @@ class ChatsBlock(Block, ChatsFields):
     _block_type_slug = "rlhf-chats"
     _documentation_url = DOCUMENTATION_URL
     _description = "Chats, answered prompts or texts to learn."
-    _code_example = """
-    ```python
-    from prefect_rlhf.blocks.chats import ChatsBlock
-
-    chats = ChatsBlock.load("BLOCK_NAME")
-    ```
-    """
+    _code_example = load_example("chats", "ChatsBlock", "chats")
 
 
 class Chats(DatasetParameter, ChatsFields):

@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar, Literal
 from prefect.blocks.core import Block
 from pydantic import BaseModel, Field, model_validator
 
-from prefect_rlhf.blocks.saved import DOCUMENTATION_URL, DeploymentParameter
+from prefect_rlhf.blocks.saved import DOCUMENTATION_URL, DeploymentParameter, load_example
 from prefect_rlhf.placement.graph import Dataset
 from prefect_rlhf.placement.path_text import MOST_CHARACTERS, PathText
 from prefect_rlhf.placement.wrong_setting import not_used
@@ -80,13 +80,7 @@ class PromptsBlock(Block, PromptsFields):
     _block_type_slug = "rlhf-prompts"
     _documentation_url = DOCUMENTATION_URL
     _description = "Prompts to continue."
-    _code_example = """
-    ```python
-    from prefect_rlhf.blocks.dataset import PromptsBlock
-
-    prompts = PromptsBlock.load("BLOCK_NAME")
-    ```
-    """
+    _code_example = load_example("dataset", "PromptsBlock", "prompts")
 
 
 class PreferencesBlock(Block, PreferencesFields):
@@ -99,13 +93,7 @@ class PreferencesBlock(Block, PreferencesFields):
     _block_type_slug = "rlhf-preferences"
     _documentation_url = DOCUMENTATION_URL
     _description = "Pairs of a better and a worse answer."
-    _code_example = """
-    ```python
-    from prefect_rlhf.blocks.dataset import PreferencesBlock
-
-    pairs = PreferencesBlock.load("BLOCK_NAME")
-    ```
-    """
+    _code_example = load_example("dataset", "PreferencesBlock", "pairs")
 
 
 class DatasetParameter(DeploymentParameter, DatasetFields):

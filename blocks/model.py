@@ -5,7 +5,7 @@ from typing import ClassVar
 from prefect.blocks.core import Block
 from pydantic import BaseModel, Field
 
-from prefect_rlhf.blocks.saved import DOCUMENTATION_URL, DeploymentParameter
+from prefect_rlhf.blocks.saved import DOCUMENTATION_URL, DeploymentParameter, load_example
 from prefect_rlhf.placement.model import Dtype, Head, ModelSpec, OptimizerSpec, TransformerShape
 from prefect_rlhf.placement.path_text import PathText
 
@@ -29,13 +29,7 @@ class ModelBlock(Block, ModelFields):
     _block_type_slug = "rlhf-model"
     _documentation_url = DOCUMENTATION_URL
     _description = "A Hugging Face folder and how an RLHF run uses it."
-    _code_example = """
-    ```python
-    from prefect_rlhf.blocks.model import ModelBlock
-
-    model = ModelBlock.load("BLOCK_NAME")
-    ```
-    """
+    _code_example = load_example("model", "ModelBlock", "model")
 
 
 class Model(DeploymentParameter, ModelFields):

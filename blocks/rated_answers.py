@@ -6,7 +6,7 @@ from prefect.blocks.core import Block
 from pydantic import Field
 
 from prefect_rlhf.blocks.dataset import DatasetFields, DatasetParameter, Name
-from prefect_rlhf.blocks.saved import DOCUMENTATION_URL
+from prefect_rlhf.blocks.saved import DOCUMENTATION_URL, load_example
 
 
 class RatedAnswersFields(DatasetFields):
@@ -27,13 +27,7 @@ class RatedAnswersBlock(Block, RatedAnswersFields):
     _block_type_slug = "rlhf-rated-answers"
     _documentation_url = DOCUMENTATION_URL
     _description = "Answers, each rated good or bad on its own."
-    _code_example = """
-    ```python
-    from prefect_rlhf.blocks.rated_answers import RatedAnswersBlock
-
-    answers = RatedAnswersBlock.load("BLOCK_NAME")
-    ```
-    """
+    _code_example = load_example("rated_answers", "RatedAnswersBlock", "answers")
 
 
 class RatedAnswers(DatasetParameter, RatedAnswersFields):

@@ -14,6 +14,17 @@ from prefect_rlhf.placement.path_text import MOST_CHARACTERS, PathText
 DOCUMENTATION_URL = HttpUrl("https://docs.prefect.io/v3/concepts/blocks")  # how blocks are saved, found and shared
 
 
+def load_example(module: str, block: str, variable: str) -> str:
+    """Return the code that Prefect's UI shows on the page of a block."""
+    return f"""
+    ```python
+    from prefect_rlhf.blocks.{module} import {block}
+
+    {variable} = {block}.load("BLOCK_NAME")
+    ```
+    """
+
+
 class DeploymentParameter(BaseModel):
     """Base of parameters that a block may supply. Values are frozen, and an unknown key is an error.
 
