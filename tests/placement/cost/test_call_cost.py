@@ -14,7 +14,7 @@ from prefect_rlhf.placement.cost.datasheet import DatasheetTimes
 from prefect_rlhf.placement.cost.execution import Execution
 from prefect_rlhf.placement.cost.hardware import DATASHEETS, NETWORKS, Efficiency, Hardware, datasheet
 from prefect_rlhf.placement.cost.paged_cache import expected_cache_bytes, whole_cache_bytes
-from prefect_rlhf.placement.cost.seconds import SOURCES, Seconds
+from prefect_rlhf.placement.cost.seconds import Seconds
 from prefect_rlhf.placement.cost.sizes import ModelSizes
 from prefect_rlhf.placement.cost.workload import CallWork, LengthDistribution, Workload
 from prefect_rlhf.placement.errors import InvalidInput
@@ -54,12 +54,10 @@ def cost(call, execution, sizes=LLAMA, hardware=H100):
 
 
 @given(kinds, executions(), models, devices)
-def test_every_term_is_a_time_and_says_where_its_formula_comes_from(kind, execution, sizes, device):
+def test_every_term_is_a_time(kind, execution, sizes, device):
     terms = cost(work(kind), execution, sizes, replace(H100, device=device)).by_term()
     assert terms
-    for name, seconds in terms.items():
-        assert 0 < seconds < 1e6
-        assert SOURCES[name]
+    assert all(0 < seconds < 1e6 for seconds in terms.values())
 
 
 @given(kinds, executions(), st.integers(1, 600), st.integers(1, 5), st.sampled_from([1, 2]))
