@@ -1,11 +1,13 @@
 """Whether a plan fits its devices: the certificate says so, or the plan is refused with what would make it fit."""
 
+from collections import Counter
+
 from prefect_rlhf.placement.cost.workload import LengthDistribution, Workload
 from prefect_rlhf.placement.graph import DataflowGraph
 from prefect_rlhf.placement.memory.certificate import Certificate, certify_plan
 from prefect_rlhf.placement.memory.remedies import refusal, remedies, with_changes
 from prefect_rlhf.placement.mesh import Backend
-from prefect_rlhf.placement.plan import ExecutionPlan, ModelInstance, instances
+from prefect_rlhf.placement.plan import ExecutionPlan, instances
 
 
 def check_fits(plan: ExecutionPlan, graph: DataflowGraph, workload: Workload, backend: Backend) -> Certificate:
@@ -28,7 +30,10 @@ def offload_to_fit(
     certificate = certify_plan(plan, graph, workload, backend)
     users = instances(graph, plan)
     frozen = [instance for instance in users if graph.trained_by(instance.role) is None]
-    for instance in sorted(frozen, key=lambda instance: -_held_bytes(certificate, instance)):
+    held = Counter[str]()
+    for share in (share for peak in certificate.peaks for share in peak.shares):
+        held[share.owner] += share.num_bytes
+    for instance in sorted(frozen, key=lambda instance: -held[instance.name]):
         if certificate.fits:
             break
         plan = with_changes(plan, users[instance], offload="all")
@@ -42,8 +47,3 @@ def longest_rows(graph: DataflowGraph, max_sequence_length: int) -> Workload:
     new = [limit for limit in limits if limit] or [max_sequence_length]
     prompts = max(0, max_sequence_length - min(new)) or max_sequence_length * bool(limits)
     return Workload(LengthDistribution.fixed(prompts), LengthDistribution.fixed(min(max_sequence_length, max(new))))
-
-
-def _held_bytes(certificate: Certificate, instance: ModelInstance) -> int:
-    shares = (share for peak in certificate.peaks for share in peak.shares)
-    return sum(share.num_bytes for share in shares if share.owner == instance.name)

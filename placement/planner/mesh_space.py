@@ -42,7 +42,9 @@ class MeshSpace:
         meshes = tuple(dict.fromkeys((*meshes_of(cluster, lease), *also)))
         alike: dict[Hashable, list[int]] = defaultdict(list)
         for index, mesh in enumerate(meshes):
-            alike[_kind(mesh, cluster, sources)].append(index)
+            nodes_of = slice(mesh.first_node, mesh.first_node + mesh.num_nodes)
+            kinds = sources.nodes[nodes_of], cluster.node_speeds[nodes_of], cluster.node_memory_bytes[nodes_of]
+            alike[mesh.num_nodes, mesh.devices_per_node, kinds].append(index)
         intervals = []
         for mesh in meshes:
             first_node, first_device = mesh.first_node - lease.first_node, mesh.first_device - lease.first_device
@@ -102,9 +104,3 @@ def meshes_of(cluster: ClusterShape, lease: DeviceMesh) -> Iterator[DeviceMesh]:
     if lease.devices_per_node == cluster.devices_per_node:
         for count in node_counts(lease.num_nodes):
             yield from (DeviceMesh(n, count, 0, lease.devices_per_node) for n in nodes if n + count <= nodes.stop)
-
-
-def _kind(mesh: DeviceMesh, cluster: ClusterShape, sources: CostSources) -> Hashable:
-    nodes = slice(mesh.first_node, mesh.first_node + mesh.num_nodes)
-    alike = sources.nodes[nodes], cluster.node_speeds[nodes], cluster.node_memory_bytes[nodes]
-    return mesh.num_nodes, mesh.devices_per_node, alike
