@@ -24,14 +24,11 @@ from prefect_rlhf.flows.commands.cli import COMMANDS
 from prefect_rlhf.flows.commands.flags import app_of
 from prefect_rlhf.flows.commands.graph import read_graph
 from prefect_rlhf.flows.commands.init import project, write_new
-from prefect_rlhf.flows.forms.options import RunOptions
 from prefect_rlhf.flows.grpo import grpo
 from prefect_rlhf.flows.ppo import ppo
 from prefect_rlhf.flows.rlhf_flow import AlgorithmFlow
-from prefect_rlhf.flows.training.run import prepare
 from prefect_rlhf.placement.errors import GraphError
 from prefect_rlhf.placement.graph import Dataset
-from prefect_rlhf.placement.lease import Lease
 from prefect_rlhf.placement.mesh import ClusterShape
 from prefect_rlhf.placement.model import ModelSpec, TransformerShape
 from prefect_rlhf.tasks.calls import generate, train_step
@@ -39,7 +36,7 @@ from prefect_rlhf.tasks.rl.hyperparameters import GRPO
 from prefect_rlhf.tasks.rl.losses import policy_gradient
 from prefect_rlhf.tasks.rl.offline_settings import DPO
 from prefect_rlhf.tasks.trace import trace_body
-from tests import vocabulary
+from tests import runs, vocabulary
 from tests.door import public_names
 from tests.finished_steps import write_checkpoint
 from tests.test_first_screen import first_screen
@@ -117,10 +114,7 @@ def folder(tmp_path_factory):
 def prepared(folder, **changes):
     """What a run in that folder decides before it uses a device."""
     with chdir(folder):
-        parameters = yaml.safe_load(PPO.read_text())
-        options, arguments = RunOptions.split(ppo.validate_parameters(parameters | changes))
-        lease = Lease("pool", "abc", CLUSTER, CLUSTER.whole, CLUSTER.whole.devices())
-        return prepare(ppo.algorithm, arguments, options, lease)
+        return runs.prepared(ppo, yaml.safe_load(PPO.read_text()) | changes, runs.whole(CLUSTER))
 
 
 @pytest.mark.parametrize(("attributes", "text"), blocks("python"))

@@ -183,25 +183,20 @@ def test_functions_score_in_place_of_a_model_and_hold_no_device(name):
 
 
 @pytest.mark.parametrize(
-    ("name", "settings"),
-    [("grpo", GRPO(kl=KLTerm(coefficient=0))), ("remax", ReMax(kl=KLControl(kind="fixed", coefficient=0)))],
+    ("name", "settings", "roles", "why"),
+    [
+        ("grpo", GRPO(kl=KLTerm(coefficient=0)), {"actor", "reward"}, "algo.kl.coefficient is 0"),
+        ("remax", ReMax(kl=KLControl(kind="fixed", coefficient=0)), {"actor", "reward"}, "algo.kl.coefficient is 0"),
+        ("dpo", DPO(loss="simpo"), {"actor"}, "loss simpo has no reference"),
+    ],
 )
-def test_without_a_weight_of_kl_there_is_no_reference(name, settings):
+def test_without_a_weight_of_kl_or_under_simpo_there_is_no_reference(name, settings, roles, why):
     graph = traced(ALGORITHMS[name], algo=settings, ref=None)
-    assert {model.role for model in graph.models} == {"actor", "reward"}
+    assert {model.role for model in graph.models} == roles
     with pytest.raises(InvalidInput, match="ref: missing; expected a model"):
         traced(ALGORITHMS[name], ref=None)
-    with pytest.raises(InvalidInput, match="ref: .* is not used: algo.kl.coefficient is 0"):
+    with pytest.raises(InvalidInput, match=f"ref: .* is not used: {why}"):
         traced(ALGORITHMS[name], algo=settings)
-
-
-def test_simpo_alone_has_no_reference():
-    graph = traced(dpo, algo=DPO(loss="simpo"), ref=None)
-    assert {model.role for model in graph.models} == {"actor"}
-    with pytest.raises(InvalidInput, match="ref: missing; expected a model"):
-        traced(dpo, ref=None)
-    with pytest.raises(InvalidInput, match="ref: .* is not used: loss simpo has no reference"):
-        traced(dpo, algo=DPO(loss="simpo"))
 
 
 def test_kto_compares_with_answers_to_other_prompts_as_policy_and_reference_find_them():

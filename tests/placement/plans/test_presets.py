@@ -39,31 +39,17 @@ def test_flattening_puts_every_model_on_the_whole_mesh_in_replicas(graph):
     assert not any(p.offload != "none" for p in placed.values())
 
 
-def test_side_by_side_lets_reference_and_reward_run_at_the_same_time():
-    plan = preset("side_by_side", ppo(), TWO_DEVICES, WHOLE)
-    meshes = {name: placement.mesh.name for name, placement in plan.placements}
-    assert meshes == {
+@pytest.mark.parametrize(("name", "actor", "critic"), [("side_by_side", "n0:0-1", "n0:0-1"), ("split", "n0:0", "n0:1")])
+def test_reference_and_reward_run_at_the_same_time_and_under_split_both_train_steps(name, actor, critic):
+    plan = preset(name, ppo(), TWO_DEVICES, WHOLE)
+    assert {name: placement.mesh.name for name, placement in plan.placements} == {
         "actor_generate": "n0:0-1",
         "ref_inference": "n0:0",
         "reward_inference": "n0:1",
         "critic_inference": "n0:1",
         "advantages": "n0:0",
-        "actor_train_step": "n0:0-1",
-        "critic_train_step": "n0:0-1",
-    }
-
-
-def test_split_lets_actor_and_critic_train_at_the_same_time():
-    plan = preset("split", ppo(), TWO_DEVICES, WHOLE)
-    meshes = {name: placement.mesh.name for name, placement in plan.placements}
-    assert meshes == {
-        "actor_generate": "n0:0-1",
-        "ref_inference": "n0:0",
-        "reward_inference": "n0:1",
-        "critic_inference": "n0:1",
-        "advantages": "n0:0",
-        "actor_train_step": "n0:0",
-        "critic_train_step": "n0:1",
+        "actor_train_step": actor,
+        "critic_train_step": critic,
     }
 
 

@@ -1,4 +1,4 @@
-"""Small files of every format that datasets are read from."""
+"""Small files of every format that datasets are read from, and messages of chats."""
 
 import json
 
@@ -37,3 +37,11 @@ def saved_splits(folder, **tables):
         saved(folder / split, table)
     (folder / "dataset_dict.json").write_text(json.dumps({"splits": list(tables)}))
     return str(folder)
+
+
+def ask(text):
+    return {"role": "user", "content": text}
+
+
+def say(text):
+    return {"role": "assistant", "content": text}

@@ -9,7 +9,7 @@ from prefect_rlhf.placement.errors import InvalidInput
 from prefect_rlhf.tasks.data.answer_pieces import chat_pieces, masked_tokens
 from prefect_rlhf.tasks.data.chats import ChatDataset
 from prefect_rlhf.tasks.data.tokenizer import load_tokenizer
-from tests.tasks.data.stored import json_lines, parquet, saved
+from tests.tasks.data.stored import ask, json_lines, parquet, saved, say
 from tests.tasks.small_tokenizer import TEMPLATE, WORDS, ids, save_small_tokenizer
 
 pytestmark = pytest.mark.quick
@@ -28,20 +28,7 @@ OTHER_HEADING = (
 LOUD = "{% if messages[0].role == 'system' %}{{ raise_exception('no system message') }}{% endif %}" + TEMPLATE
 
 
-def ask(text):
-    return {"role": "user", "content": text}
-
-
-def say(text):
-    return {"role": "assistant", "content": text}
-
-
 TWO_TURNS = [ask("what is it"), say("a film"), ask("is it good"), say("the best")]
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory):
-    return save_small_tokenizer(tmp_path_factory.mktemp("tokenizer"))
 
 
 def with_template(tmp_path_factory, template):

@@ -11,7 +11,6 @@ from prefect_rlhf.placement.errors import InvalidInput
 from prefect_rlhf.tasks.data.datasets import PreferenceDataset, PromptDataset
 from prefect_rlhf.tasks.data.source import KEYS_OF_CALLS
 from tests.tasks.data.stored import json_lines, parquet, saved
-from tests.tasks.small_tokenizer import save_small_tokenizer
 
 pytestmark = pytest.mark.quick
 
@@ -23,11 +22,6 @@ COLUMNS = {
     "reward_model": [{"ground_truth": "x"}, None, {"ground_truth": "z"}],
     "split": ["train", "test", "train"],
 }
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory):
-    return save_small_tokenizer(tmp_path_factory.mktemp("tokenizer"))
 
 
 def every_format(folder):

@@ -4,23 +4,10 @@ import pytest
 
 from prefect_rlhf.placement.errors import InvalidInput
 from prefect_rlhf.tasks.data.datasets import PreferenceDataset, PromptDataset
-from tests.tasks.data.stored import json_lines, parquet
-from tests.tasks.small_tokenizer import ids, save_small_tokenizer
+from tests.tasks.data.stored import ask, json_lines, parquet, say
+from tests.tasks.small_tokenizer import ids
 
 pytestmark = pytest.mark.quick
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory):
-    return save_small_tokenizer(tmp_path_factory.mktemp("tokenizer"))
-
-
-def ask(text):
-    return {"role": "user", "content": text}
-
-
-def say(text):
-    return {"role": "assistant", "content": text}
 
 
 def test_verl_prompts(tmp_path, tokenizer):

@@ -15,11 +15,6 @@ pytestmark = pytest.mark.quick
 CHAT = [{"role": "user", "content": "what is it"}]
 
 
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory):
-    return save_small_tokenizer(tmp_path_factory.mktemp("tokenizer"))
-
-
 def write(path, **columns):
     pq.write_table(pa.table(columns), path)
     return str(path)
@@ -90,82 +85,61 @@ def test_a_source_crosses_processes_as_its_settings_alone(tmp_path, tokenizer):
 
 
 GOOD_PROMPTS = {"prompt": ["a film", "good"], "split": ["train", "train"]}
-GOOD_PAIRS = {"prompt": ["", "it"], "chosen": ["good", "best"], "rejected": ["bad", "bad"], "split": ["train", "train"]}
+GOOD_PAIRS = {"prompt": ["", "it"], "chosen": ["good", "best"], "rejected": ["bad", "bad"]}
 
-# (what is wrong, columns of the file, settings of the dataset, what the error says)
-BAD_PROMPTS = [
-    ("missing file", None, {}, r"prompts.path: got .*, expected an existing Parquet file"),
-    ("not parquet", "text", {}, r"prompts.path: got .*, expected Parquet that can be read"),
-    ("empty folder", "folder", {}, r"prompts.path: got .*, expected a folder with Parquet or JSON-lines files"),
-    (
-        "missing column",
+# what is wrong: (columns of the file, what the error says, settings of the dataset)
+BAD_PROMPTS = {
+    "missing file": (None, r"prompts.path: got .*, expected an existing Parquet file"),
+    "not parquet": ("text", r"prompts.path: got .*, expected Parquet that can be read"),
+    "empty folder": ("folder", r"prompts.path: got .*, expected a folder with Parquet or JSON-lines files"),
+    "missing column": (
         {"text": ["a"], "split": ["train"]},
-        {},
         r"prompts.prompt_column: got 'prompt', .* it has text, split",
+        {"split_column": "split"},
     ),
-    ("numbers for text", {"prompt": [1], "split": ["train"]}, {}, r"prompts.prompt: got 'int64', expected strings"),
-    (
-        "lists of text",
-        {"prompt": [["a"]], "split": ["train"]},
-        {},
-        r"prompts.prompt: got 'list<.*>', expected strings, or",
+    "numbers for text": ({"prompt": [1]}, r"prompts.prompt: got 'int64', expected strings"),
+    "lists of text": ({"prompt": [["a"]]}, r"prompts.prompt: got 'list<.*>', expected strings, or"),
+    "no rows": ({"prompt": pa.array([], pa.string())}, r"prompts.path: .* at least one row"),
+    "missing split column": (
+        {"prompt": ["a"]},
+        r"prompts.split_column: got 'split', expected a column of",
+        {"split_column": "split"},
     ),
-    ("no rows", {"prompt": pa.array([], pa.string())}, {"split_column": None}, r"prompts.path: .* at least one row"),
-    ("missing split column", {"prompt": ["a"]}, {}, r"prompts.split_column: got 'split', expected a column of"),
-    ("unknown split", GOOD_PROMPTS, {"split": "tset"}, r"prompts.split: got 'tset', expected a split of .*: train"),
-    ("null prompt", {"prompt": ["a", None]}, {"split_column": None}, r"prompts row 1: got None, expected a prompt"),
-    ("blank prompt", {"prompt": ["  ", "a"]}, {"split_column": None}, r"prompts row 0: got '  ', expected a prompt"),
-    ("empty chat", {"prompt": [CHAT, []]}, {"split_column": None}, r"prompts row 1: got \[\], expected a prompt"),
-    ("blank message", {"prompt": [[{"role": "user", "content": ""}]]}, {"split_column": None}, r"prompts row 0: got"),
-    (
-        "too long",
-        {"prompt": ["a", "a a a a a a"]},
-        {"split_column": None},
-        r"prompts row 1: got '7 tokens', expected at most 6",
-    ),
-    (
-        "no tokenizer",
+    "unknown split": (
         GOOD_PROMPTS,
-        {"tokenizer": "nowhere"},
+        r"prompts.split: got 'tset', expected a split of .*: train",
+        {"split_column": "split", "split": "tset"},
+    ),
+    "null prompt": ({"prompt": ["a", None]}, r"prompts row 1: got None, expected a prompt"),
+    "blank prompt": ({"prompt": ["  ", "a"]}, r"prompts row 0: got '  ', expected a prompt"),
+    "empty chat": ({"prompt": [CHAT, []]}, r"prompts row 1: got \[\], expected a prompt"),
+    "blank message": ({"prompt": [[{"role": "user", "content": ""}]]}, r"prompts row 0: got"),
+    "too long": ({"prompt": ["a", "a a a a a a"]}, r"prompts row 1: got '7 tokens', expected at most 6"),
+    "no tokenizer": (
+        GOOD_PROMPTS,
         r"tokenizer: got 'nowhere', expected a folder with tokenizer",
+        {"tokenizer": "nowhere"},
     ),
-    ("broken tokenizer", GOOD_PROMPTS, {"tokenizer": "broken"}, r"tokenizer: got .*broken', expected a tokenizer that"),
-    (
-        "no template",
+    "broken tokenizer": (
         GOOD_PROMPTS,
-        {"tokenizer": "plain", "chat_template": True},
+        r"tokenizer: got .*broken', expected a tokenizer that",
+        {"tokenizer": "broken"},
+    ),
+    "no template": (
+        GOOD_PROMPTS,
         r"prompts.chat_template: .* has a chat template",
+        {"tokenizer": "plain", "chat_template": True},
     ),
-]
-BAD_PAIRS = [
-    (
-        "missing answers",
-        {"prompt": ["a"], "chosen": ["b"]},
-        {},
-        r"pairs.rejected_column: got 'rejected', .* it has prompt, chosen",
-    ),
-    ("numbers for answers", GOOD_PAIRS | {"chosen": [1, 2]}, {}, r"pairs.chosen: got 'int64', expected strings"),
-    (
-        "null answer",
-        GOOD_PAIRS | {"rejected": ["bad", None]},
-        {},
-        r"pairs row 1 rejected: got None, expected an answer",
-    ),
-    ("blank answer", GOOD_PAIRS | {"chosen": ["", "a"]}, {}, r"pairs row 0 chosen: got '', expected an answer"),
-    (
-        "equal answers",
-        GOOD_PAIRS | {"chosen": ["good", "bad"]},
-        {},
-        r"pairs row 1: got 'bad', expected two answers that differ",
-    ),
-    ("null prompt", GOOD_PAIRS | {"prompt": ["", None]}, {}, r"pairs row 1: got None, expected a prompt"),
-    (
-        "too long",
-        GOOD_PAIRS | {"rejected": ["a", "a a a a a a"]},
-        {},
-        r"pairs row 1: got '8 tokens', expected at most 6",
-    ),
-]
+}
+BAD_PAIRS = {
+    "missing answers": ({"rejected": None}, r"pairs.rejected_column: got 'rejected', .* it has prompt, chosen"),
+    "numbers for answers": ({"chosen": [1, 2]}, r"pairs.chosen: got 'int64', expected strings"),
+    "null answer": ({"rejected": ["bad", None]}, r"pairs row 1 rejected: got None, expected an answer"),
+    "blank answer": ({"chosen": ["", "a"]}, r"pairs row 0 chosen: got '', expected an answer"),
+    "equal answers": ({"chosen": ["good", "bad"]}, r"pairs row 1: got 'bad', expected two answers that differ"),
+    "null prompt": ({"prompt": ["", None]}, r"pairs row 1: got None, expected a prompt"),
+    "too long": ({"rejected": ["a", "a a a a a a"]}, r"pairs row 1: got '8 tokens', expected at most 6"),
+}
 
 
 def make(path, columns, settings, tmp_path, tokenizer):
@@ -183,7 +157,7 @@ def make(path, columns, settings, tmp_path, tokenizer):
         folder = str(tmp_path / "broken")
         (tmp_path / "broken").mkdir()
         (tmp_path / "broken" / "tokenizer.json").write_text("{")
-    return settings | {"path": str(path), "tokenizer": folder}
+    return {"split_column": None} | settings | {"path": str(path), "tokenizer": folder}
 
 
 def assert_refused(source, says):
@@ -192,20 +166,15 @@ def assert_refused(source, says):
     assert "\n" not in str(refused.value)
 
 
-@pytest.mark.parametrize(
-    ("columns", "settings", "says"), [case[1:] for case in BAD_PROMPTS], ids=[c[0] for c in BAD_PROMPTS]
-)
-def test_bad_prompts_are_refused_in_one_line(tmp_path, tokenizer, columns, settings, says):
-    assert_refused(
-        PromptDataset("prompts", **make(tmp_path / "d.parquet", columns, settings, tmp_path, tokenizer)), says
-    )
+@pytest.mark.parametrize("case", BAD_PROMPTS)
+def test_bad_prompts_are_refused_in_one_line(tmp_path, tokenizer, case):
+    columns, says, *settings = BAD_PROMPTS[case]
+    made = make(tmp_path / "d.parquet", columns, *(settings or [{}]), tmp_path, tokenizer)
+    assert_refused(PromptDataset("prompts", **made), says)
 
 
-@pytest.mark.parametrize(
-    ("columns", "settings", "says"), [case[1:] for case in BAD_PAIRS], ids=[c[0] for c in BAD_PAIRS]
-)
-def test_bad_pairs_are_refused_in_one_line(tmp_path, tokenizer, columns, settings, says):
-    columns = columns | ({"split": ["train"] * len(columns["prompt"])})
-    assert_refused(
-        PreferenceDataset("pairs", **make(tmp_path / "d.parquet", columns, settings, tmp_path, tokenizer)), says
-    )
+@pytest.mark.parametrize("case", BAD_PAIRS)
+def test_bad_pairs_are_refused_in_one_line(tmp_path, tokenizer, case):
+    changes, says = BAD_PAIRS[case]
+    columns = {name: values for name, values in (GOOD_PAIRS | changes).items() if values is not None}
+    assert_refused(PreferenceDataset("pairs", **make(tmp_path / "d.parquet", columns, {}, tmp_path, tokenizer)), says)

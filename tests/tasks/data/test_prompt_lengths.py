@@ -15,11 +15,6 @@ from tests.tasks.small_tokenizer import ids, save_small_tokenizer
 LONG = ["a film", "what is the best film", "good", "it is the best film"]
 
 
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory):
-    return save_small_tokenizer(tmp_path_factory.mktemp("tokenizer"))
-
-
 @pytest.fixture
 def prompts(tmp_path, tokenizer):
     def make(texts=LONG, **settings):
