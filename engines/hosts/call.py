@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 from prefect_rlhf.engines.hosts.arguments import Row, arguments
 from prefect_rlhf.engines.hosts.load import LoadedFunction, at, reason
-from prefect_rlhf.engines.hosts.scores import Verdict
+from prefect_rlhf.engines.hosts.scores import Verdict, mean
 from prefect_rlhf.placement.in_short import in_short, one_line
 
 Verdicts = tuple[Verdict, ...]
@@ -109,7 +109,7 @@ def _judged(
     values = list(returned)
     if len(values) != len(rows):
         return _all_failed(rows, at(f"returned {len(values)} values for {len(rows)} rows", place))
-    told = {name: math.fsum(numbers) / len(numbers) for name, numbers in logged.items()}
+    told = {name: mean(numbers) for name, numbers in logged.items()}
     return tuple(
         _verdict(value, place, none=True, metrics={} if number else _numbers(told))
         for number, value in enumerate(values)

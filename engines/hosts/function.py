@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal
 
 from prefect_rlhf.placement.errors import InvalidInput
 
@@ -19,7 +18,7 @@ _QUESTION = ("question", "answer", "metadata")
 
 @dataclass(frozen=True, slots=True)
 class HostFunction:
-    """A function that is called on rows. It can be pickled.
+    """A function that is called on rows. It can be pickled. `HostRewards` states the bounds of its fields.
 
     `function` is `"module:function"` or `"path/to/file.py:function"`; a path is relative to the working folder of the
     process. A row is a mapping of `prompt` (text, or a list of messages), `response` (text) and every column of its
@@ -44,15 +43,9 @@ class HostFunction:
     signature: Signature = "row"
 
     def __post_init__(self) -> None:
-        if not self.name.isidentifier():
-            raise InvalidInput("reward.name", self.name, "a name of letters, digits and underscores")
         module, _, attribute = self.function.rpartition(":")
         if not module or not all(part.isidentifier() for part in attribute.split(".")):
             raise InvalidInput(self.field, self.function, "module:function or path/to/file.py:function")
-        if not math.isfinite(self.weight):
-            raise InvalidInput(f"{self.field}.weight", self.weight, "a finite number")
-        if self.signature not in get_args(Signature):
-            raise InvalidInput(f"{self.field}.signature", self.signature, f"one of {', '.join(get_args(Signature))}")
 
     @property
     def field(self) -> str:

@@ -38,10 +38,6 @@ class HostPool:
     def __init__(
         self, functions: Sequence[HostFunction], settings: HostSettings, start_seconds: float = START_SECONDS
     ) -> None:
-        names = [function.name for function in functions]
-        for name in names:
-            if names.count(name) > 1:
-                raise InvalidInput("reward.name", name, f"a name of its own for each of {len(names)} functions")
         self.functions, self.settings = tuple(functions), settings
         self._start_seconds = start_seconds
         self._hands: list[Hand] = []

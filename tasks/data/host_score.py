@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from prefect_rlhf.engines.compute import Computed, Context
 from prefect_rlhf.engines.hosts.pool import HostPool
+from prefect_rlhf.engines.hosts.scores import mean
 from prefect_rlhf.engines.rows import Batch
 from prefect_rlhf.tasks.data.rollouts import text_columns
 from prefect_rlhf.tasks.host_rewards import HostRewards
@@ -37,7 +38,8 @@ class HostScore:
         values = {name: [_number(value) for value in column] for name, column in made.values.items()}
         weights = {function.name: function.weight for function in pool.functions}
         failed = {failure.row for failure in made.failures}
-        metrics = {name: _mean(column) for name, column in values.items() if not all(map(math.isnan, column))}
+        known = {name: [value for value in column if not math.isnan(value)] for name, column in values.items()}
+        metrics = {name: mean(column) for name, column in known.items() if column}
         without = failed if pool.settings.failed_value is None else frozenset()
         sums = weighted_sums(values, weights)
         columns = {"scores": _column([math.nan if row in without else total for row, total in enumerate(sums)])}
@@ -83,11 +85,6 @@ def weighted_sums(values: Mapping[str, Sequence[float]], weights: Mapping[str, f
 
 def _number(value: float | None) -> float:
     return math.nan if value is None else value
-
-
-def _mean(values: Sequence[float]) -> float:
-    there = [value for value in values if not math.isnan(value)]
-    return math.fsum(there) / len(there)
 
 
 def _column(values: Sequence[float]) -> Tensor:

@@ -5,7 +5,7 @@ import sys
 from dataclasses import replace
 
 import pytest
-from host_cases import QUICK, function, row
+from host_cases import function, row
 
 from prefect_rlhf.engines.hosts.pool import HostPool
 from prefect_rlhf.engines.hosts.settings import HostSettings
@@ -90,25 +90,3 @@ def test_rows_without_a_column_that_is_needed_are_refused():
     assert "reward.compute_score: row 1: got ['data_source', 'prompt', 'response'], expected a column" in str(
         caught.value
     )
-
-
-def test_two_functions_of_a_name_are_refused():
-    with pytest.raises(InvalidInput, match="a name of its own"):
-        HostPool([function("length"), function("length")], QUICK)
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"workers": 0},
-        {"deadline_seconds": 0.0},
-        {"deadline_seconds": float("inf")},
-        {"retries": -1},
-        {"failed_value": float("nan")},
-        {"most_failed": 1.5},
-        {"most_failed": float("nan")},
-    ],
-)
-def test_settings_that_cannot_be_are_refused(wrong):
-    with pytest.raises(InvalidInput, match=f"^hosts.{next(iter(wrong))}: got "):
-        HostSettings(**({"workers": 1} | wrong))
