@@ -104,20 +104,16 @@ class MegatronEngine:
 
     @property
     def num_updates(self) -> int:
-        """See TrainingEngine.num_updates."""
         return self._optimizer.num_updates if self._optimizer else 0
 
     def state_parts(self) -> Iterator[StatePart]:
-        """See TrainingEngine.state_parts."""
         return self._optimizer.state_parts(self._shards) if self._optimizer else iter(())
 
     def begin_after(self, num_updates: int) -> None:
-        """See TrainingEngine.begin_after."""
         assert self._optimizer is not None, f"{self._spec.role} has no optimizer"
         self._optimizer.begin_after(num_updates)
 
     def infer(self, sequences: Sequences, output: Output, micro_batches: int, temperature: float) -> Tensor | None:
-        """See TrainingEngine.infer."""
         whole = on_device(sequences, self._device)
         micros = self._cut(whole, micro_batches)
         self._model.eval()
@@ -155,7 +151,6 @@ class MegatronEngine:
             self._caches = []
 
     def train(self, rows: Sequence[TrainingRows], settings: TrainSettings) -> dict[str, float]:
-        """See TrainingEngine.train."""
         assert self._optimizer is not None, f"{self._spec.role} has no optimizer"
         passes = losses.pass_rows(rows, settings, self._device)
         weights_MT3 = self._weights(passes, settings.mini_batches)

@@ -26,14 +26,14 @@ def rms_norm(x: Tensor, weight_H: Tensor, eps: float) -> Tensor:
 
 def gated_silu(both: Tensor) -> Tensor:
     """Return silu(gate) * up of [..., 2F] with gate first."""
-    apply: Callable[..., Tensor] = _GatedSilu.apply
-    return apply(both)
+    apply: Callable[..., Tensor] = _Gated.apply
+    return apply(both, True)
 
 
 def gated_gelu(both: Tensor) -> Tensor:
     """Return gelu(gate) * up of [..., 2F] with gate first; gelu in its tanh approximation."""
-    apply: Callable[..., Tensor] = _GatedGelu.apply
-    return apply(both)
+    apply: Callable[..., Tensor] = _Gated.apply
+    return apply(both, False)
 
 
 def causal_attention(qkv_SBGXD: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -72,56 +72,40 @@ class _RmsNorm(torch.autograd.Function):
         return grad_x_NH.view(gradient.shape), grad_weight_H.to(weight_H.dtype), None
 
 
-class _GatedSilu(torch.autograd.Function):
+class _Gated(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, both: Tensor) -> Tensor:
+    def forward(ctx: Any, both: Tensor, is_silu: bool) -> Tensor:
         both_NF = both.reshape(-1, both.shape[-1])
         half = both.shape[-1] // 2
         y_NF = both.new_empty(both_NF.shape[0], half)
         for rows in _blocks(both_NF):
-            torch.ops.aten.silu.out(both_NF[rows, :half], out=y_NF[rows]).mul_(both_NF[rows, half:])
+            gate, up = both_NF[rows, :half], both_NF[rows, half:]
+            if is_silu:
+                torch.ops.aten.silu.out(gate, out=y_NF[rows]).mul_(up)
+            else:
+                torch.mul(torch.nn.functional.gelu(gate, approximate="tanh"), up, out=y_NF[rows])
         ctx.save_for_backward(both_NF)
+        ctx.is_silu = is_silu
         return y_NF.view(*both.shape[:-1], half)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
         (both_NF,) = ctx.saved_tensors
         half = both_NF.shape[-1] // 2
         gradient = gradients[0]
         grad_NF, grad_both_NF = gradient.reshape(-1, half), torch.empty_like(both_NF)
         for rows in _blocks(both_NF):
             gate, up, above = both_NF[rows, :half], both_NF[rows, half:], grad_NF[rows]
-            scratch = torch.nn.functional.silu(gate)
-            torch.mul(above, scratch, out=grad_both_NF[rows, half:])
-            torch.mul(above, up, out=scratch)
-            torch.ops.aten.silu_backward.grad_input(scratch, gate, grad_input=grad_both_NF[rows, :half])
-        return grad_both_NF.view(*gradient.shape[:-1], 2 * half)
-
-
-class _GatedGelu(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, both: Tensor) -> Tensor:
-        both_NF = both.reshape(-1, both.shape[-1])
-        half = both.shape[-1] // 2
-        y_NF = both.new_empty(both_NF.shape[0], half)
-        for rows in _blocks(both_NF):
-            torch.mul(
-                torch.nn.functional.gelu(both_NF[rows, :half], approximate="tanh"), both_NF[rows, half:], out=y_NF[rows]
-            )
-        ctx.save_for_backward(both_NF)
-        return y_NF.view(*both.shape[:-1], half)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
-        (both_NF,) = ctx.saved_tensors
-        half = both_NF.shape[-1] // 2
-        gradient = gradients[0]
-        grad_NF, grad_both_NF = gradient.reshape(-1, half), torch.empty_like(both_NF)
-        for rows in _blocks(both_NF):
-            gate, up, above = both_NF[rows, :half].contiguous(), both_NF[rows, half:], grad_NF[rows]
-            torch.mul(above, torch.nn.functional.gelu(gate, approximate="tanh"), out=grad_both_NF[rows, half:])
-            grad_both_NF[rows, :half] = torch.ops.aten.gelu_backward(above * up, gate, approximate="tanh")
-        return grad_both_NF.view(*gradient.shape[:-1], 2 * half)
+            if ctx.is_silu:
+                scratch = torch.nn.functional.silu(gate)
+                torch.mul(above, scratch, out=grad_both_NF[rows, half:])
+                torch.mul(above, up, out=scratch)
+                torch.ops.aten.silu_backward.grad_input(scratch, gate, grad_input=grad_both_NF[rows, :half])
+            else:
+                gate = gate.contiguous()
+                torch.mul(above, torch.nn.functional.gelu(gate, approximate="tanh"), out=grad_both_NF[rows, half:])
+                grad_both_NF[rows, :half] = torch.ops.aten.gelu_backward(above * up, gate, approximate="tanh")
+        return grad_both_NF.view(*gradient.shape[:-1], 2 * half), None
 
 
 class _CausalAttention(torch.autograd.Function):
