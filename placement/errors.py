@@ -21,7 +21,8 @@ RlhfError
 RunStopped is no error but a KeyboardInterrupt: a person stopped the run.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from prefect_rlhf.placement.in_short import in_short, one_line
 
@@ -62,6 +63,24 @@ class InvalidInput(RlhfError, ValueError):
 
     def __str__(self) -> str:
         return one_line(f"{in_short(self.field, str)}: got {in_short(self.seen)}, expected {self.expected}")
+
+
+@contextmanager
+def refusing(
+    errors: type[Exception] | tuple[type[Exception], ...], field: str, seen: object, expected: str, most: int = 120
+) -> Iterator[None]:
+    """Convert the body's `errors` to an InvalidInput with the first `most` characters of their text; 0: without it.
+
+    >>> with refusing(ValueError, "--nodes", "two", "a whole number", most=0):
+    ...     int("two")
+    Traceback (most recent call last):
+        ...
+    prefect_rlhf.placement.errors.InvalidInput: --nodes: got 'two', expected a whole number
+    """
+    try:
+        yield
+    except errors as error:
+        raise InvalidInput(field, seen, f"{expected} ({error!s:.{most}})" if most else expected) from error
 
 
 class UnknownKey(InvalidInput):

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from safetensors import safe_open
 
-from prefect_rlhf.placement.errors import InvalidInput
+from prefect_rlhf.placement.errors import InvalidInput, refusing
 from prefect_rlhf.placement.foreign_file import parse_json, read_json
 from prefect_rlhf.placement.layout.regions import Region
 
@@ -54,11 +54,10 @@ def stored_tensors(folder: Path, field: str) -> dict[str, StoredTensor]:
 
 def _stored_tensor(file: Path, field: str, name: str, entry: Any, data_bytes: int) -> StoredTensor:
     """Return the header's entry of a tensor. Raises InvalidInput if the file is too short for its bytes."""
-    try:
+    expected = f"a safetensors file; its header of tensor {name} is invalid"
+    with refusing((TypeError, ValueError, KeyError), field, file.name, expected, most=0):
         dtype, shape, (begin, end) = str(entry["dtype"]), tuple(map(int, entry["shape"])), entry["data_offsets"]
         length = int(end) - int(begin)
-    except (TypeError, ValueError, KeyError) as error:
-        raise InvalidInput(field, file.name, f"a safetensors file; its header of tensor {name} is invalid") from error
     if begin < 0 or end > data_bytes:
         raise InvalidInput(field, file.name, f"a whole file; it ends inside tensor {name}")
     if dtype not in FORMAT_BYTES:
@@ -194,10 +193,9 @@ def _write(
 
 def _files(folder: Path, field: str) -> list[Path]:
     if (folder / INDEX).is_file():
-        try:
+        unreadable = (OSError, ValueError, KeyError, AttributeError, TypeError)
+        with refusing(unreadable, field, INDEX, "a JSON object with a weight_map", most=0):
             names = sorted(set(read_json(folder / INDEX)["weight_map"].values()))
-        except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
-            raise InvalidInput(field, INDEX, "a JSON object with a weight_map") from error
     else:
         names = [SINGLE]
     for name in names:
@@ -216,10 +214,8 @@ def _read_header(file: Path, field: str) -> tuple[dict[str, Any], int]:
         length = struct.unpack("<Q", start)[0] if len(start) == 8 else size
         if length > size - 8:
             raise InvalidInput(field, file.name, "a safetensors file; this one is cut short or of another format")
-        try:
+        with refusing(ValueError, field, file.name, "a safetensors file; its header is not JSON", most=0):
             header: Any = parse_json(stored.read(length))
-        except ValueError as error:
-            raise InvalidInput(field, file.name, "a safetensors file; its header is not JSON") from error
     if not isinstance(header, dict):
         raise InvalidInput(field, file.name, "a safetensors file; its header is not a JSON object")
     header.pop("__metadata__", None)

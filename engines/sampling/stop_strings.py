@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
-from prefect_rlhf.placement.errors import InvalidInput
+from prefect_rlhf.placement.errors import refusing
 
 MARGIN = 8  # further tokens: the first may hold a part of a character, or lose the space before a word
 
@@ -38,8 +38,6 @@ def stop_strings(strings: Sequence[str], folder: str) -> StopStrings | None:
 def _tokenizer(folder: str) -> Any:
     from transformers import AutoTokenizer  # only here: most runs have no stop strings
 
-    try:
+    expected = f"a tokenizer in the model folder {folder}, to decode its tokens"
+    with refusing(Exception, "sampling.stop", "strings", expected):  # for any error, a person must change the file
         return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    except Exception as error:  # noqa: BLE001  every error means that a person must change the file
-        expected = f"a tokenizer in the model folder {folder}, to decode its tokens ({error!s:.120})"
-        raise InvalidInput("sampling.stop", "strings", expected) from error

@@ -13,7 +13,7 @@ from typing import Any
 
 from prefect_rlhf.engines.storage.answers import GCS_EMULATOR, S3_ENDPOINTS, explained
 from prefect_rlhf.engines.storage.patience import patiently
-from prefect_rlhf.placement.errors import InvalidInput
+from prefect_rlhf.placement.errors import refusing
 from prefect_rlhf.placement.remote_path import scheme_of
 
 CONNECT_SECONDS = 5.0
@@ -74,13 +74,9 @@ def _fsspec(url: str, field: str) -> Store:
     from pyarrow import fs
 
     expected = "a scheme that fsspec knows here: s3, gs, ..."
-    try:
+    with refusing((ImportError, ValueError), field, url, expected):
         get_filesystem_class(scheme_of(url))
-    except (ImportError, ValueError) as error:
-        raise InvalidInput(field, url, f"{expected} ({error!s:.120})") from error
-    try:
-        with explained(url, field):
-            files, path = url_to_fs(url)
-    except ImportError as error:  # of a file system within, as of zip://a.zip::sftp://host/b
-        raise InvalidInput(field, url, f"{expected} ({error!s:.120})") from error
+    # ImportError: of a file system within, as of zip://a.zip::sftp://host/b
+    with refusing(ImportError, field, url, expected), explained(url, field):
+        files, path = url_to_fs(url)
     return Store(fs.PyFileSystem(fs.FSSpecHandler(files)), path.rstrip("/"), url, field)

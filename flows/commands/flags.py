@@ -22,7 +22,7 @@ from cyclopts import (
 )
 
 from prefect_rlhf.flows.forms.foreign_options import answer
-from prefect_rlhf.placement.errors import InvalidInput
+from prefect_rlhf.placement.errors import InvalidInput, refusing
 from prefect_rlhf.placement.in_short import in_short, one_line
 from prefect_rlhf.placement.yaml_text import parse_yaml, read_yaml
 
@@ -163,10 +163,8 @@ def read_pairs(flag: str, assignments: Sequence[str]) -> dict[str, str]:
 
 def read_numbers(flag: str, text: str | None, expected: str) -> list[int]:
     """Return the numbers of a list such as 1,2,4. Raises InvalidInput with `expected` for any other text."""
-    try:
+    with refusing(ValueError, flag, text, expected, most=0):
         return [int(part) for part in text.split(",")] if text else []
-    except ValueError as error:
-        raise InvalidInput(flag, text, expected) from error
 
 
 def print_error(words: object) -> None:

@@ -97,8 +97,4 @@ def write_new(folder: Path, texts: Mapping[str, str]) -> None:
     if there:
         raise InvalidInput("FOLDER", str(folder), f"a folder without {', '.join(there)}: no file is overwritten")
     for name, text in texts.items():
-        write_atomically(folder / name, partial(_write, text))
-
-
-def _write(text: str, part: Path) -> None:
-    part.write_text(text)
+        write_atomically(folder / name, partial(Path.write_text, data=text))

@@ -8,7 +8,7 @@ from math import ceil
 from pathlib import Path
 
 from prefect_rlhf.placement.cost.workload import LengthDistribution
-from prefect_rlhf.placement.errors import InvalidInput
+from prefect_rlhf.placement.errors import InvalidInput, refusing
 from prefect_rlhf.placement.remote_path import is_remote
 from prefect_rlhf.tasks.data.stored_rows import StoredRows
 
@@ -27,10 +27,8 @@ def parse_lengths(text: str, field: str) -> LengthDistribution:
     shares: dict[int, float] = {}
     for part in text.split(","):
         length, _, share = part.partition(":")
-        try:
+        with refusing(ValueError, field, text, LENGTHS_FORM, most=0):
             shares[int(length)] = float(share or 1)
-        except ValueError as error:
-            raise InvalidInput(field, text, LENGTHS_FORM) from error
     if min(shares) < 1 or not 0 <= min(shares.values()) <= sum(shares.values()) < float("inf"):
         raise InvalidInput(field, text, "lengths of 1 or more with shares of 0 or more")
     return LengthDistribution.of(shares)

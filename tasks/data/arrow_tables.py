@@ -3,110 +3,62 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.dataset as pds
 import pyarrow.parquet as pq
 
-from prefect_rlhf.placement.errors import InvalidInput
+from prefect_rlhf.placement.errors import InvalidInput, refusing
 from prefect_rlhf.tasks.data.columns import ArrowColumn
 
 UNREADABLE = (pa.ArrowException, OSError)
 
 
-@dataclass(frozen=True)
-class ParquetTable:
-    """Parquet files of the same columns. `root` is a folder whose sub-folders may be named `column=value`, or None."""
+def read_parquet(field: str, files: Sequence[str], root: str | None) -> tuple[int, dict[str, ArrowColumn]]:
+    """Return the number of rows of Parquet files, and their columns; columns from folder names are last.
 
-    field: str
-    files: tuple[str, ...]
-    root: str | None = None
+    `root` is a folder whose sub-folders may be named `column=value`, or None. Raises InvalidInput for files that cannot
+    be read or whose columns differ; so does the first access to a damaged column.
+    """
+    at, place = f"{field}.path", root or files[0]
+    with refusing(UNREADABLE, at, place, "Parquet that can be read", most=80):
+        schemas = [pq.read_schema(file) for file in files]
+        _check_names(at, [(file, schema.names) for file, schema in zip(files, schemas, strict=True)])
+        partitioning = pds.HivePartitioning.discover(infer_dictionary=True) if root else None
+        dataset = pds.dataset(root or list(files), format="parquet", partitioning=partitioning)
+        dataset = dataset.replace_schema(pa.unify_schemas([dataset.schema, *schemas]))  # a schema that fits all files
 
-    @cached_property
-    def _dataset(self) -> Any:
-        """The dataset, with a schema that fits all files."""
-        field = f"{self.field}.path"
-        try:
-            schemas = [pq.read_schema(file) for file in self.files]
-            _check_names(field, [(file, schema.names) for file, schema in zip(self.files, schemas, strict=True)])
-            partitioning = pds.HivePartitioning.discover(infer_dictionary=True) if self.root else None
-            dataset = pds.dataset(self.root or list(self.files), format="parquet", partitioning=partitioning)
-            return dataset.replace_schema(pa.unify_schemas([dataset.schema, *schemas]))
-        except UNREADABLE as error:
-            expected = f"Parquet that can be read ({error!s:.80})"
-            raise InvalidInput(field, self.root or self.files[0], expected) from error
+    def load(name: str) -> Any:
+        with refusing(UNREADABLE, at, place, "whole Parquet files"):
+            return _valid(dataset.to_table(columns=[name])[name])
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The columns; columns from folder names are last."""
-        return tuple(self._dataset.schema.names)
-
-    @cached_property
-    def num_rows(self) -> int:
-        """Rows of all files."""
-        return int(self._dataset.count_rows())
-
-    def column(self, name: str) -> ArrowColumn:
-        """Return a column of all files; reading it raises InvalidInput if a file is damaged."""
-
-        def load() -> Any:
-            try:
-                return _valid(self._dataset.to_table(columns=[name])[name])
-            except UNREADABLE as error:
-                expected = f"whole Parquet files ({error!s:.120})"
-                raise InvalidInput(f"{self.field}.path", self.root or self.files[0], expected) from error
-
-        return ArrowColumn(self._dataset.schema.field(name).type, load)
+    columns = {column.name: ArrowColumn(column.type, partial(load, column.name)) for column in dataset.schema}
+    return int(dataset.count_rows()), columns
 
 
-@dataclass(frozen=True)
-class SavedTable:
-    """The Arrow files of a folder of `datasets.save_to_disk`, in order."""
+def read_saved(field: str, files: Sequence[str]) -> tuple[int, dict[str, ArrowColumn]]:
+    """Return the number of rows of the Arrow files of a folder of `datasets.save_to_disk`, and their columns.
 
-    field: str
-    files: tuple[str, ...]
+    Raises InvalidInput as `read_parquet` does.
+    """
+    at, tables = f"{field}.path", []
+    for file in files:
+        with refusing(UNREADABLE, at, file, "a whole Arrow file"):
+            tables.append(pa.ipc.open_stream(pa.memory_map(file)).read_all())
+    _check_names(at, [(file, table.schema.names) for file, table in zip(files, tables, strict=True)])
+    if not tables:
+        return 0, {}
+    with refusing(pa.ArrowException, at, files[0], "files of the same types"):
+        whole = pa.concat_tables(tables, promote_options="default")
 
-    @cached_property
-    def _table(self) -> Any:
-        tables = [_mapped(self.field, file) for file in self.files]
-        _check_names(f"{self.field}.path", [(f, t.schema.names) for f, t in zip(self.files, tables, strict=True)])
-        try:
-            return pa.concat_tables(tables, promote_options="default") if tables else pa.table({})
-        except pa.ArrowException as error:
-            expected = f"files of the same types ({error!s:.120})"
-            raise InvalidInput(f"{self.field}.path", self.files[0], expected) from error
+    def load(name: str) -> Any:
+        with refusing(UNREADABLE, at, files[0], "whole Arrow files"):
+            return _valid(whole[name])
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The columns."""
-        return tuple(self._table.schema.names)
-
-    @property
-    def num_rows(self) -> int:
-        """Rows of all files."""
-        return int(self._table.num_rows)
-
-    def column(self, name: str) -> ArrowColumn:
-        """Return a column of all files; reading it raises InvalidInput if a file is damaged."""
-
-        def load() -> Any:
-            try:
-                return _valid(self._table[name])
-            except UNREADABLE as error:
-                expected = f"whole Arrow files ({error!s:.120})"
-                raise InvalidInput(f"{self.field}.path", self.files[0], expected) from error
-
-        return ArrowColumn(self._table.schema.field(name).type, load)
-
-
-def _mapped(field: str, file: str) -> Any:
-    try:
-        return pa.ipc.open_stream(pa.memory_map(file)).read_all()
-    except UNREADABLE as error:
-        raise InvalidInput(f"{field}.path", file, f"a whole Arrow file ({error!s:.120})") from error
+    columns = {column.name: ArrowColumn(column.type, partial(load, column.name)) for column in whole.schema}
+    return int(whole.num_rows), columns
 
 
 def _valid(values: Any) -> Any:

@@ -73,7 +73,8 @@ class ChatDataset(DatasetSource):
         self.check_tokenizer(has_chats=any(map(self._holds_messages, columns)))
         for row, values in enumerate(self._values(range(len(self)))):
             for column, value in zip(columns, values, strict=True):
-                self._check_value(f"{self.name} row {row} {column}", value, may_be_empty=column != columns[-1])
+                if value != "" or column == columns[-1]:  # the context of the trained column may be an empty text
+                    self.check_text(f"{self.name} row {row} {column}", value, "text")
         rows = self._masked(range(len(self)))
         for number, each in enumerate(rows):
             if not any(each.mask):
@@ -134,22 +135,9 @@ class ChatDataset(DatasetSource):
             raise InvalidInput(f"{self.name}.{self.label_column}", f"{bool(labels[0])} in all rows", expected)
 
     def _values(self, row_ids: Sequence[int]) -> list[tuple[Any, ...]]:
-        """Return the columns' values of some rows."""
         return list(zip(*(self.rows.read(column, row_ids) for column in self._columns), strict=True))
 
-    def _check_value(self, where: str, value: Any, may_be_empty: bool) -> None:
-        """Raise InvalidInput for a text or chat that is missing or blank; `may_be_empty` accepts an empty text."""
-        if may_be_empty and value == "":
-            return
-        texts = [value] if isinstance(value, str) or not value else [turn["content"] for turn in value]
-        for text in texts:
-            if not isinstance(text, str) or not text.strip():
-                raise InvalidInput(where, value, f"text that is not empty, in {self.path}")
-        if not isinstance(value, str) and not all(turn["role"] for turn in value):
-            raise InvalidInput(where, value, f"messages that all have a role, in {self.path}")
-
     def _masked(self, row_ids: Sequence[int]) -> list[MaskedTokens]:
-        """Return the tokens of some rows with their masks."""
         return [self._masked_row(row, values) for row, values in zip(row_ids, self._values(row_ids), strict=True)]
 
     def _masked_row(self, row: int, values: tuple[Any, ...]) -> MaskedTokens:

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from prefect_rlhf.engines.rows import ColumnKind
-from prefect_rlhf.placement.errors import InvalidInput
+from prefect_rlhf.placement.errors import refusing
 from prefect_rlhf.placement.foreign_file import parse_json
 
 
@@ -170,10 +170,8 @@ def _from_json(type_: Any, value: Any) -> Any:
     if value is None:
         return None
     if isinstance(type_, pa.JsonType):
-        try:
+        with refusing(ValueError, "a column of JSON", value, "JSON", most=80):
             return parse_json(value)
-        except ValueError as error:
-            raise InvalidInput("a column of JSON", value, f"JSON ({error!s:.80})") from error
     if _is_list(type_):
         return [_from_json(type_.value_type, item) for item in value]
     if pa.types.is_struct(type_):

@@ -114,7 +114,6 @@ class PromptDataset(DatasetSource):
         return self._limit.kept(self._lengths) if self._limit else tuple(range(len(self.rows)))
 
     def _tokens(self, items: Sequence[int]) -> list[list[int]]:
-        """Return all tokens of stored prompts."""
         tokenizer = load_tokenizer(self.tokenizer)
         return [
             prompt_tokens(tokenizer, prompt, self.chat_template, self.system_prompt) for prompt in self._prompts(items)
@@ -133,7 +132,6 @@ class PromptDataset(DatasetSource):
             raise InvalidInput(f"{self.name} row {row}", "a system message", expected)
 
     def _prompts(self, items: Sequence[int]) -> list[Prompt]:
-        """Return stored prompts."""
         prompts: list[Prompt] = self.rows.read(self.prompt_column, items)
         return prompts if self.last_answer == "refuse" else [_unanswered(prompt) for prompt in prompts]
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from prefect_rlhf.engines.storage.mirror import fetch, readable
-from prefect_rlhf.placement.errors import InvalidInput
+from prefect_rlhf.placement.errors import InvalidInput, refusing
 from prefect_rlhf.placement.foreign_file import read_json, require_regular
 from prefect_rlhf.placement.path_text import checked_path
 from prefect_rlhf.placement.remote_path import is_remote
@@ -37,7 +37,10 @@ def find_files(field: str, path: str, split: str) -> Files:
     if place.is_dir():
         return _in_folder(field, place, split)
     if place.exists():
-        _require_regular(at, place)
+        try:
+            require_regular(place)
+        except OSError as error:
+            raise InvalidInput(at, str(place), f"{PLACES} ({error.strerror})") from error
         return Files(_format_of(at, place), (path,))
     if not has_magic(path):
         raise InvalidInput(at, given, PLACES)
@@ -73,7 +76,9 @@ def _in_folder(field: str, folder: Path, split: str) -> Files:
         return Files("saved", _saved_files(field, folder / split), split=split)
     if (folder / "state.json").is_file():
         return Files("saved", _saved_files(field, folder))
-    files = [file for file in sorted(folder.rglob("*")) if file.is_file() and not _is_hidden(file.relative_to(folder))]
+    below = (file.relative_to(folder) for file in sorted(folder.rglob("*")) if file.is_file())
+    visible = (file for file in below if not any(part.startswith((".", "_")) for part in file.parts))  # as for Arrow
+    files = [folder / file for file in visible]
     if not files:
         raise InvalidInput(f"{field}.path", str(folder), "a folder with Parquet or JSON-lines files")
     if all(file.suffix in JSON_LINES for file in files):
@@ -83,18 +88,6 @@ def _in_folder(field: str, folder: Path, split: str) -> Files:
         expected = f"a folder with only .parquet files, or a pattern such as {folder}/*.parquet"
         raise InvalidInput(f"{field}.path", str(other), expected)
     return Files("parquet", tuple(map(str, files)), folder=str(folder))
-
-
-def _require_regular(field: str, file: Path) -> None:
-    try:
-        require_regular(file)
-    except OSError as error:
-        raise InvalidInput(field, str(file), f"{PLACES} ({error.strerror})") from error
-
-
-def _is_hidden(file: Path) -> bool:
-    """Return whether Arrow ignores a file or a folder above it."""
-    return any(part.startswith((".", "_")) for part in file.parts)
 
 
 def _saved_files(field: str, folder: Path) -> tuple[str, ...]:
@@ -110,10 +103,8 @@ def _saved_files(field: str, folder: Path) -> tuple[str, ...]:
 def _entry(field: str, file: Path, key: str) -> list[Any]:
     """Return the list under a key of a JSON file."""
     expected = f"a file from datasets.save_to_disk, with {key}"
-    try:
+    with refusing((OSError, ValueError), f"{field}.path", str(file), expected):
         content = read_json(file)
-    except (OSError, ValueError) as error:
-        raise InvalidInput(f"{field}.path", str(file), f"{expected} ({error!s:.120})") from error
     if not isinstance(content, dict) or not isinstance(content.get(key), list):
         raise InvalidInput(f"{field}.path", str(file), expected)
     found: list[Any] = content[key]

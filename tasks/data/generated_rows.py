@@ -8,7 +8,7 @@ from importlib import import_module
 from typing import Any
 from urllib.parse import parse_qsl
 
-from prefect_rlhf.placement.errors import InvalidInput
+from prefect_rlhf.placement.errors import InvalidInput, refusing
 from prefect_rlhf.placement.foreign_file import parse_json
 from prefect_rlhf.placement.install_command import install_command
 from prefect_rlhf.tasks.data.columns import PlainColumn
@@ -29,23 +29,19 @@ def generate_rows(field: str, path: str) -> tuple[int, dict[str, PlainColumn]]:
     `entry` is the argument of the task's `score_answer`. The same path generates the same rows. Raises InvalidInput for
     an unknown task or option, and if reasoning-gym is not installed.
     """
-    name, options = _parsed(f"{field}.path", path)
-    task = _task(f"{field}.path", path, name, options)
-    try:
+    field = f"{field}.path"
+    name, options = _parsed(field, path)
+    task = _task(field, path, name, options)
+    with refusing(Exception, field, path, f"options that work for {name}", most=160):  # a task's own code raises any
         entries = [task[row] for row in range(options["size"])]
-    except Exception as error:  # noqa: BLE001  a task's own code raises any error for incompatible options
-        raise InvalidInput(f"{field}.path", path, f"options that work for {name} ({error!s:.160})") from error
     columns = {key: PlainColumn([entry[key] for entry in entries]) for key in ("question", "answer", "metadata")}
     return len(entries), {"prompt": columns["question"], **columns, "entry": PlainColumn(entries)}
 
 
 def _parsed(field: str, path: str) -> tuple[str, dict[str, Any]]:
-    """Return a task's name and its options."""
     name, _, query = path.removeprefix(SCHEME).partition("?")
-    try:
+    with refusing(ValueError, field, path, f"{SCHEME}TASK?NAME=VALUE&NAME=VALUE", most=80):
         pairs = parse_qsl(query, keep_blank_values=True, strict_parsing=True) if query else []
-    except ValueError as error:
-        raise InvalidInput(field, path, f"{SCHEME}TASK?NAME=VALUE&NAME=VALUE ({error!s:.80})") from error
     twice = next((key for key, _ in pairs if [other for other, _ in pairs].count(key) > 1), None)
     if twice:
         raise InvalidInput(field, path, f"each option once; {twice} occurs twice")
@@ -65,12 +61,9 @@ def _value(text: str) -> Any:
 
 
 def _task(field: str, path: str, name: str, options: dict[str, Any]) -> Any:
-    try:
+    with refusing(ImportError, field, path, f"reasoning-gym on this machine: {install_command('rewards')}", most=80):
         package = import_module("reasoning_gym")
         known = import_module("reasoning_gym.factory").DATASETS
-    except ImportError as error:
-        expected = f"reasoning-gym on this machine: {install_command('rewards')} ({error!s:.80})"
-        raise InvalidInput(field, path, expected) from error
     if name not in known:
         near = get_close_matches(name, known, n=4) or sorted(known)[:4]
         raise InvalidInput(field, path, f"one of reasoning-gym's {len(known)} tasks, such as {', '.join(near)}")
@@ -78,7 +71,5 @@ def _task(field: str, path: str, name: str, options: dict[str, Any]) -> Any:
     unknown = [option for option in options if option not in takes]
     if unknown:
         raise InvalidInput(field, path, f"options of {name}: {', '.join(takes)}; not {unknown[0]}")
-    try:
+    with refusing(Exception, field, path, f"options that {name} accepts", most=160):  # its checks are asserts, too
         return package.create_dataset(name, **options)
-    except Exception as error:  # noqa: BLE001  its own checks are asserts, among others
-        raise InvalidInput(field, path, f"options that {name} accepts ({error!s:.160})") from error

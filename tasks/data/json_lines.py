@@ -8,7 +8,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from prefect_rlhf.placement.errors import InvalidInput
+from prefect_rlhf.placement.errors import InvalidInput, refusing
 from prefect_rlhf.placement.foreign_file import parse_json, require_regular
 from prefect_rlhf.tasks.data.columns import PlainColumn
 
@@ -39,24 +39,20 @@ def read_json_lines(field: str, files: Sequence[str]) -> tuple[int, dict[str, Pl
 
 def _rows(field: str, file: str) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield (file and line, object) for each line that is not blank."""
-    try:
+    with refusing(OSError, f"{field}.path", file, "a file that can be read"):
         require_regular(Path(file))
         with Path(file).open("rb") as lines:
             for number, line in enumerate(lines, 1):
                 where = f"{file} line {number}"
                 if line.strip():
                     yield where, _object(field, where, line)
-    except OSError as error:
-        raise InvalidInput(f"{field}.path", file, f"a file that can be read ({error!s:.120})") from error
 
 
 def _object(field: str, where: str, line: bytes) -> dict[str, Any]:
-    try:
+    with refusing(ValueError, f"{field}.path", where, "a JSON object"):
         value = parse_json(line.decode("utf-8-sig"))
         if b"\\ud" in line.lower():
             json.dumps(value, ensure_ascii=False).encode()  # refuses half a surrogate pair
-    except ValueError as error:
-        raise InvalidInput(f"{field}.path", where, f"a JSON object ({error!s:.120})") from error
     if not isinstance(value, dict):
         raise InvalidInput(f"{field}.path", where, f"a JSON object, not {WORDS.get(type(value), 'null')}")
     return value

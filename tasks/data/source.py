@@ -105,15 +105,22 @@ class DatasetSource:
         `remedy` is added to the error about an answered prompt.
         """
         where = f"{self.name} row {row}"
-        texts = [prompt] if isinstance(prompt, str) or not prompt else [turn["content"] for turn in prompt]
-        for text in texts:
-            if not isinstance(text, str) or not text.strip():
-                raise InvalidInput(where, prompt, f"a prompt that is not empty, in {self.path}")
-        if not isinstance(prompt, str) and not all(turn["role"] for turn in prompt):
-            raise InvalidInput(where, prompt, f"messages that all have a role, in {self.path}")
+        self.check_text(where, prompt, "a prompt")
         if not isinstance(prompt, str) and prompt[-1]["role"] == "assistant":
             expected = "a chat without an answer at its end; drop the assistant's last message"
             raise InvalidInput(where, prompt[-1], f"{expected}{remedy}, in {self.path}")
+
+    def check_text(self, where: str, value: Any, what: str) -> None:
+        """Raise InvalidInput, at `where`, for a text or chat that is missing or blank, and for messages without a role.
+
+        `what` names the value in the error, such as "a prompt".
+        """
+        texts = [value] if isinstance(value, str) or not value else [turn["content"] for turn in value]
+        for text in texts:
+            if not isinstance(text, str) or not text.strip():
+                raise InvalidInput(where, value, f"{what} that is not empty, in {self.path}")
+        if not isinstance(value, str) and not all(turn["role"] for turn in value):
+            raise InvalidInput(where, value, f"messages that all have a role, in {self.path}")
 
     def check_tokens(
         self, rows: Sequence[Sequence[int]], max_tokens: int, vocabulary: int | None, rows_per_item: int = 1

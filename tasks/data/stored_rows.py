@@ -6,10 +6,10 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any
 
 from prefect_rlhf.placement.errors import InvalidInput, NotUsed
-from prefect_rlhf.tasks.data.arrow_tables import ParquetTable, SavedTable
+from prefect_rlhf.tasks.data.arrow_tables import read_parquet, read_saved
 from prefect_rlhf.tasks.data.columns import Column
 from prefect_rlhf.tasks.data.files import find_files
 from prefect_rlhf.tasks.data.generated_rows import generate_rows, is_generated
@@ -18,36 +18,12 @@ from prefect_rlhf.tasks.data.json_lines import read_json_lines
 DEFAULT_SPLIT_COLUMN, DEFAULT_SPLIT = "split", "train"
 
 
-class Table(Protocol):
-    """All rows of a storage place."""
-
-    @property
-    def names(self) -> tuple[str, ...]: ...
-
-    @property
-    def num_rows(self) -> int: ...
-
-    def column(self, name: str) -> Column:
-        """Return a column."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
-class ColumnTable:
-    """Columns in memory."""
+class Table:
+    """All rows of a storage place: their number, and the columns in the order of their first occurrence."""
 
-    columns: dict[str, Any]
     num_rows: int
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The columns, in the order of their first occurrence."""
-        return tuple(self.columns)
-
-    def column(self, name: str) -> Column:
-        """Return a column."""
-        column: Column = self.columns[name]
-        return column
+    columns: Mapping[str, Column]
 
 
 @dataclass(frozen=True)
@@ -68,7 +44,7 @@ class StoredRows:
     def names(self) -> tuple[str, ...]:
         """The columns without the column of splits. All members raise InvalidInput for data that cannot be read."""
         table, split_column = self._opened
-        return tuple(name for name in table.names if name != split_column)
+        return tuple(name for name in table.columns if name != split_column)
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -85,13 +61,13 @@ class StoredRows:
         return self.column(path).read([numbers[row] for row in (range(len(numbers)) if rows is None else rows)])
 
     def _find(self, path: str, field: str) -> Column:
-        table, _ = self._opened
-        if path in table.names:
-            return table.column(path)
+        columns = self._opened[0].columns
+        if path in columns:
+            return columns[path]
         name, *parts = path.split(".")
-        if name not in table.names:
-            raise InvalidInput(field, path, f"a column of {self.path}; it has {', '.join(table.names)}")
-        column = table.column(name)
+        if name not in columns:
+            raise InvalidInput(field, path, f"a column of {self.path}; it has {', '.join(columns)}")
+        column = columns[name]
         for part in parts:
             if part not in column.fields:
                 has = f"it has {', '.join(column.fields)}" if column.fields else f"it is {column.described}"
@@ -109,28 +85,27 @@ class StoredRows:
         table, split_column = self._open()
         if not table.num_rows:
             raise InvalidInput(f"{self.field}.path", self.path, "a file with at least one row")
-        if not table.names:
+        if not table.columns:
             raise InvalidInput(f"{self.field}.path", self.path, "rows with at least one column")
-        if split_column is not None and split_column not in table.names:
-            expected = f"a column of {self.path}, or empty to read all rows; it has {', '.join(table.names)}"
+        if split_column is not None and split_column not in table.columns:
+            expected = f"a column of {self.path}, or empty to read all rows; it has {', '.join(table.columns)}"
             raise InvalidInput(f"{self.field}.split_column", split_column, expected)
         return table, split_column
 
     def _open(self) -> tuple[Table, str | None]:
         if is_generated(self.path):
-            count, columns = generate_rows(self.field, self.path)
+            generated = Table(*generate_rows(self.field, self.path))
             if self.split != DEFAULT_SPLIT:
                 expected = f"{DEFAULT_SPLIT}; another seed in the path generates other rows"
                 raise InvalidInput(f"{self.field}.split", self.split, expected)
             self._check_no_split_column("the path determines the rows")
-            return ColumnTable(columns, count), None
+            return generated, None
         found = find_files(self.field, self.path, self.split)
         if found.format == "json lines":
-            count, columns = read_json_lines(self.field, found.files)
-            return ColumnTable(columns, count), self.split_column
+            return Table(*read_json_lines(self.field, found.files)), self.split_column
         if found.format == "parquet":
-            return ParquetTable(self.field, found.files, found.folder), self.split_column
-        table = SavedTable(self.field, found.files)
+            return Table(*read_parquet(self.field, found.files, found.folder)), self.split_column
+        table = Table(*read_saved(self.field, found.files))
         if found.split is None:
             return table, self.split_column
         self._check_no_split_column(f"the folders of {self.path} are its splits")
@@ -147,7 +122,7 @@ class StoredRows:
         table, split_column = self._opened
         if split_column is None:
             return range(table.num_rows)
-        splits = table.column(split_column).read(range(table.num_rows))
+        splits = table.columns[split_column].read(range(table.num_rows))
         rows = [row for row, split in enumerate(splits) if split == self.split]
         if not rows:
             names = ", ".join(sorted({str(split) for split in splits})[:8])

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from prefect_rlhf.engines.storage.mirror import readable
-from prefect_rlhf.placement.errors import InvalidInput
+from prefect_rlhf.placement.errors import InvalidInput, refusing
 from prefect_rlhf.placement.foreign_file import read_json_object
 
 ChatMessage = Mapping[str, str]  # role and content
@@ -79,12 +79,9 @@ def rendered(
     Raises InvalidInput, at `where`, for messages that the template refuses, and for a broken template.
     """
     turns = [dict(turn) for turn in messages]
-    try:
-        text = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=add_generation_prompt)
-    except Exception as error:  # noqa: BLE001  a template is a program of the model's author
-        expected = f"messages that the chat template of {tokenizer.name_or_path} accepts ({error!s:.200})"
-        raise InvalidInput(where, turns, expected) from error
-    return str(text)
+    expected = f"messages that the chat template of {tokenizer.name_or_path} accepts"
+    with refusing(Exception, where, turns, expected, most=200):  # a template is a program of the model's author
+        return str(tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=add_generation_prompt))
 
 
 def answered_tokens(
