@@ -24,6 +24,10 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 # Tests are of CPU ranks, also on a machine with GPUs; before torch looks for them.
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
+# vLLM inspects a model class in a process of its own, which takes 11 processor seconds, and keeps the result under the
+# home folder. Many tests have a home of their own, and share the result.
+os.environ.setdefault("VLLM_CACHE_ROOT", str(Path.home() / ".cache" / "vllm"))
+
 TESTS = Path(__file__).parent
 LONGEST = (
     "test_end_to_end.py",

@@ -14,7 +14,7 @@ from tests.runs import first_differences, loss_difference, weight_difference
 TOLERANCE = 1e-5
 NEAR_TIE = 1e-4
 OTHER_FAMILIES = (("qwen3", 1), ("qwen3", 4), ("qwen2", 2), ("gemma3_text", 1))
-IN_EVERY_TEST = (("ppo", "offload"), ("ppo", "pipeline generates"), ("grpo", "pipeline of replicas"))
+IN_EVERY_TEST = (("ppo", "pipeline generates"), ("grpo", "replicas"))
 PLANS = [
     pytest.param(case, plan, marks=() if (case, plan) in IN_EVERY_TEST else pytest.mark.all)
     for case in CASES

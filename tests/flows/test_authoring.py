@@ -57,6 +57,7 @@ def test_an_algorithm_is_at_most_forty_lines_and_imports_from_the_door_alone(nam
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("prefect")
+@pytest.mark.all  # test_two_turns.py trains from a plain file
 def test_self_distillation_runs_from_a_plain_file(folder):
     """The copy is sharper than the policy, so the reverse KL to it is there from the first step."""
     shutil.copy(EXAMPLES / "self_distillation.py", folder)
@@ -80,7 +81,7 @@ def test_what_keeps_some_rows_runs_from_a_plain_file(folder, name):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("prefect")
-@pytest.mark.all  # test_self_distillation also trains
+@pytest.mark.all  # test_two_turns.py trains from a plain file
 def test_sapo_runs_as_an_entry_point_of_another_package(folder, monkeypatch):
     """Installed somewhere on the path, under the name that the package gives it."""
     install(folder / "site")
