@@ -44,9 +44,11 @@ def open_gang(
     say: Callable[[str], object] = print,
     shared: Path | None = None,
     node_devices: Sequence[str] = (),
+    in_process: bool = True,
 ) -> Gang[AnyRank]:
     """Start the given number of ranks on each node: a single rank in this process, more ranks in a process each.
 
+    Without `in_process`, a single rank is a process too: it leaves nothing behind in this process.
     The node is this machine. With `through_ray`, the nodes are those of the Ray cluster at RAY_ADDRESS, and all of them
     need access to the folder `shared`. `RayGang` documents `node_devices`, the messages to `say` and the errors. Only
     `engines` are imported in advance, so other engines need not be installed.
@@ -56,7 +58,7 @@ def open_gang(
     """
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     ranks = {**RANK_ENVIRONMENT, **(NO_GPU if device == "cpu" else {}), **(environment or {})}
-    if not through_ray and tuple(ranks_of_nodes) == (1,):
+    if in_process and not through_ray and tuple(ranks_of_nodes) == (1,):
         return InProcessGang(rank_factory, device=device, environment=ranks)
     single_threaded = {**FORK_ENVIRONMENT, **ranks}
     preload = modules_of(engines)

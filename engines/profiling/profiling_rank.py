@@ -5,11 +5,13 @@ Ranks of a gang time the same work at the same moment, as a call's ranks work: t
 
 from __future__ import annotations
 
+import itertools
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from pathlib import Path
-from statistics import median
+from time import process_time
 from typing import Any, cast, final
 
 import torch
@@ -33,10 +35,12 @@ from prefect_rlhf.engines.rank.rank import Rank, build_engine
 from prefect_rlhf.engines.weights.send_receive import send_receive
 from prefect_rlhf.placement.errors import EngineFailed
 from prefect_rlhf.placement.layout.parameters import parameters
-from prefect_rlhf.placement.model import ModelSpec
+from prefect_rlhf.placement.model import Dtype, ModelSpec
 from prefect_rlhf.placement.plan import ModelInstance
 
 WEIGHT_DEVIATION = 0.02  # of random weights, as models are initialised
+LAYERS = 8
+"""Weights that matrix products use in turn, so that they are not in the caches closest to a core."""
 STEPS = 6  # of decoding; the first is the prefill's
 
 
@@ -57,6 +61,17 @@ class PassSeconds:
     decode: float = 0.0
     call: float = 0.0
     together: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class WorkSeconds:
+    """The least seconds of work on a device, and the share of the time that its cores spent on other programs.
+
+    The share, from 0 to 1, is 0 on a GPU.
+    """
+
+    seconds: float
+    busy: float
 
 
 @final
@@ -148,7 +163,7 @@ class ProfilingRank:
         """Measure seconds to send `num_bytes` to the next rank while receiving as many from the previous rank."""
         outgoing, incoming = _bytes(num_bytes), _bytes(num_bytes)
         after, before = (self.rank + 1) % self.size, (self.rank - 1) % self.size
-        return self._median(lambda: send_receive({after: [outgoing]}, {before: [incoming]}), repeats)
+        return self._least(lambda: send_receive({after: [outgoing]}, {before: [incoming]}), repeats)
 
     def send_one_way(self, num_bytes: int, repeats: int) -> float:
         """Measure seconds to send `num_bytes` from each even rank to the next rank."""
@@ -156,12 +171,30 @@ class ProfilingRank:
         other = self.rank + 1 if self.rank % 2 == 0 else self.rank - 1
         pairs = {other: message} if other < self.size else {}
         sent, received = (pairs, {}) if self.rank % 2 == 0 else ({}, pairs)
-        return self._median(lambda: send_receive(sent, received), repeats)
+        return self._least(lambda: send_receive(sent, received), repeats)
+
+    def multiply(self, tokens: int, columns: int, dtype: Dtype, repeats: int) -> WorkSeconds:
+        """Measure a matrix product [tokens, columns] x [columns, columns]; successive products use other weights."""
+        options: dict[str, Any] = {"dtype": getattr(torch, dtype), "device": _device()}
+        values, weights = torch.ones(tokens, columns, **options), torch.ones(LAYERS, columns, columns, **options)
+        layer = itertools.cycle(weights)
+        return self._work_seconds(lambda: torch.nn.functional.linear(values, next(layer)), repeats)
+
+    def copy(self, num_bytes: int, repeats: int) -> WorkSeconds:
+        """Measure a copy within a device."""
+        source, target = _bytes(num_bytes), _bytes(num_bytes)
+        return self._work_seconds(lambda: target.copy_(source), repeats)
+
+    def copy_to_host(self, num_bytes: int, repeats: int) -> WorkSeconds:
+        """Measure a copy from the device to its host."""
+        source, target = _bytes(num_bytes), torch.zeros(num_bytes, dtype=torch.uint8)
+        target = target.pin_memory() if torch.cuda.is_available() else target
+        return self._work_seconds(lambda: target.copy_(source), repeats)
 
     def all_reduce(self, num_bytes: int, size: int, repeats: int) -> float:
         """Measure seconds to add up `num_bytes` of bfloat16 over each `size` consecutive ranks."""
         group, values = self._group(size), torch.zeros(num_bytes // 2, dtype=torch.bfloat16, device=_device())
-        return self._median(lambda: dist.all_reduce(values, group=group), repeats)
+        return self._least(lambda: dist.all_reduce(values, group=group), repeats)
 
     def share(self, num_elements: int, size: int, repeats: int) -> float:
         """Measure seconds to sum float32 gradients over `size` replicas by shares, and to gather bfloat16 weights."""
@@ -175,14 +208,14 @@ class ProfilingRank:
             sum_shares(gradients, weights.dtype, group)
             gather_shares(weights, group)
 
-        return self._median(exchange, repeats)
+        return self._least(exchange, repeats)
 
     def _built(self, command: BuildCommand, rank: int) -> Engine:
         self._engines[command.instance] = built = build_engine(command, rank)
         return built
 
     def _timed(self, engine: Any, call: Callable[[], object], repeats: int, busy: int) -> PassSeconds:
-        """Return medians over calls after the first, which warms up; an idle rank returns no medians."""
+        """Return the fastest call after the first, which warms up; an idle rank returns zeros."""
         calls = []
         for _ in range(repeats + 1):
             self._together()
@@ -197,17 +230,30 @@ class ProfilingRank:
             calls.append(replace(parts, together=self._last(ended) - began))
         if not calls:
             return PassSeconds(0.0, 0.0, 0.0)
-        names = PassSeconds.__dataclass_fields__
-        return PassSeconds(**{name: median(getattr(seconds, name) for seconds in calls[1:]) for name in names})
+        return min(calls[1:], key=attrgetter("call"))
 
-    def _median(self, call: Callable[[], object], repeats: int) -> float:
+    def _work_seconds(self, call: Callable[[], object], repeats: int) -> WorkSeconds:
+        """Time work that never waits, on all ranks at once; on CPU in processor time of each of the rank's threads."""
+        on_cuda, threads = torch.cuda.is_available(), torch.get_num_threads()
+        worked, elapsed = [], []
+        call()  # warms up
+        self._together()
+        for _ in range(repeats):
+            began, used = now(), process_time()
+            call()
+            elapsed.append(now() - began)
+            worked.append(elapsed[-1] if on_cuda else (process_time() - used) / threads)
+        return WorkSeconds(min(worked), max(0.0, 1 - sum(worked) / sum(elapsed)))
+
+    def _least(self, call: Callable[[], object], repeats: int) -> float:
+        """Return the least seconds of some calls after the first, which warms up: other programs only add time."""
         seconds = []
         for _ in range(repeats + 1):
             self._together()
             began = now()
             call()
             seconds.append(now() - began)
-        return median(seconds[1:])
+        return min(seconds[1:])
 
     def _together(self) -> None:
         """Wait for the other ranks."""
@@ -252,9 +298,9 @@ def _parts(
         return PassSeconds(first - began, left - first, entered - left, ended - done, done - entered, call=call)
     if steps:
         gaps = [after[0] - before[1] for before, after in zip(forwards, steps, strict=False)]
-        decode = median(end - start for start, end in steps)
+        decode = min(end - start for start, end in steps)
         after = ended - forwards[-1][1]
-        return PassSeconds(first - began, left - first, median(gaps), after, decode=decode, call=call)
+        return PassSeconds(first - began, left - first, min(gaps), after, decode=decode, call=call)
     return PassSeconds(first - began, left - first, ended - left, call=call)
 
 

@@ -11,6 +11,7 @@ from dataclasses import replace
 from prefect_rlhf.placement.cost.hardware import NETWORKS, Datasheet, Efficiency, Hardware, Network, datasheet
 from prefect_rlhf.placement.cost.profile import Profile
 from prefect_rlhf.placement.cost.sources import CostSources
+from prefect_rlhf.placement.cost.speeds import KnownSpeeds
 from prefect_rlhf.placement.errors import InvalidInput
 from prefect_rlhf.placement.lease import Lease
 
@@ -48,11 +49,13 @@ CORE_SECONDS = 0.06
 """Processor time of controller and server per task run. If every core has a rank, the ranks lose this time."""
 
 
-def cost_sources(leased: Lease, device: str, profiles: Iterable[Profile] = ()) -> CostSources:
+def cost_sources(
+    leased: Lease, device: str, profiles: Iterable[Profile] = (), probed: KnownSpeeds | None = None
+) -> CostSources:
     """Return the cost sources of each node of the lease's cluster.
 
     `device`, `cpu` or the name of a datasheet, applies to all nodes if the cluster names no devices. Nodes without GPUs
-    differ only in their speeds.
+    differ only in their speeds. The speeds of a probe apply to all nodes.
     """
     cluster = leased.cluster
     network = NETWORK if cluster.num_nodes > 1 else None
@@ -62,6 +65,8 @@ def cost_sources(leased: Lease, device: str, profiles: Iterable[Profile] = ()) -
     else:
         names = cluster.node_devices or (device,) * cluster.num_nodes
         nodes = [node_hardware(name, cluster.devices_per_node, network) for name in names]
+    if probed is not None:
+        nodes = [probed.on(node) for node in nodes]
     return CostSources(tuple(nodes), tuple(profiles), orchestration_seconds(leased))
 
 

@@ -15,6 +15,7 @@ from prefect_rlhf.placement.atomic_file import write_atomically
 from prefect_rlhf.placement.cost.hardware import datasheet
 from prefect_rlhf.placement.cost.profile import Profile, Subject
 from prefect_rlhf.placement.cost.sources import CostSources
+from prefect_rlhf.placement.cost.speeds import PROBED, KnownSpeeds
 from prefect_rlhf.placement.lease import Lease
 from prefect_rlhf.placement.mesh import Backend, DeviceMesh
 from prefect_rlhf.placement.model import Dtype, ModelSpec, TransformerShape
@@ -99,11 +100,11 @@ def read_profile(subject: Subject) -> Profile | None:
     )
 
 
-def measured_sources(models: Iterable[ModelSpec], leased: Lease) -> CostSources:
+def measured_sources(models: Iterable[ModelSpec], leased: Lease, speeds: KnownSpeeds | None = None) -> CostSources:
     """Return the times of a lease's devices: from profiles if they cover every model and kind, else from datasheets.
 
-    It reads files and runs the driver's tool, so it is called once for a run or a question. Raises InvalidInput for an
-    unknown GPU and for an outdated profile.
+    Probed `speeds` scale the datasheets. It reads files and runs the driver's tool, so it is called once for a run or a
+    question. Raises InvalidInput for an unknown GPU and for an outdated profile.
     """
     if leased.kind == "cpu" and leased.node_devices:  # a profile does not distinguish them
         return cost_sources(leased, "cpu")
@@ -112,7 +113,7 @@ def measured_sources(models: Iterable[ModelSpec], leased: Lease) -> CostSources:
     where = devices_and_nodes(leased.mesh)
     profiles = [read_profile(machine.subject(*shape, *where)) for machine in machines for shape in shapes]
     measured = () if None in profiles else tuple(profile for profile in profiles if profile)
-    return cost_sources(leased, machines[0].device, measured)
+    return cost_sources(leased, machines[0].device, measured, speeds)
 
 
 def devices_and_nodes(mesh: DeviceMesh) -> tuple[int, int]:
@@ -123,13 +124,20 @@ def devices_and_nodes(mesh: DeviceMesh) -> tuple[int, int]:
 def describe_sources(sources: CostSources) -> str:
     """Return a log line that names the source of the times."""
     if not sources.profiles:
-        return "times: from datasheets; prefect-rlhf profile measures them"
+        return f"times: {_datasheets(sources)}; prefect-rlhf profile measures a model's times"
     measured = (
         f"{profile.shape.num_layers} layers of {profile.shape.hidden_size} on {profile.num_devices} x {profile.device}"
         + (f", {profile.num_nodes} nodes" if profile.num_nodes > 1 else "")
         for profile in sources.profiles
     )
     return f"times: measured, {', '.join(measured)}"
+
+
+def _datasheets(sources: CostSources) -> str:
+    devices = [node.device for node in sources.nodes]
+    if all(device.source == PROBED for device in devices):
+        return "from a probe of these devices"
+    return "a guess, since CPUs have no datasheet" if any(d.name == "cpu" for d in devices) else "from datasheets"
 
 
 def deviation_advice(sources: CostSources, kind: Backend) -> str | None:

@@ -20,6 +20,7 @@ from prefect_rlhf.flows.training.run_folder import read_result
 from prefect_rlhf.flows.training.tokenizers import check_tokenizers, speaking_role
 from prefect_rlhf.flows.training.workload import run_workload
 from prefect_rlhf.placement.cost.sources import CostSources
+from prefect_rlhf.placement.cost.speeds import KnownSpeeds
 from prefect_rlhf.placement.cost.workload import Workload
 from prefect_rlhf.placement.errors import InvalidInput, NotUsed
 from prefect_rlhf.placement.graph import DataflowGraph
@@ -38,7 +39,10 @@ NO_BEST_METRIC = "best_metric is not set"
 
 @dataclass(frozen=True)
 class RunRequest:
-    """A checked request for a run. It continues from `checkpoint`, or starts from step 0 if that is None."""
+    """A checked request for a run. It continues from `checkpoint`, or starts from step 0 if that is None.
+
+    `speeds` are those of the lease's devices, if they were probed.
+    """
 
     options: RunOptions
     lease: Lease
@@ -46,11 +50,12 @@ class RunRequest:
     graph: DataflowGraph
     workload: Workload
     checkpoint: Checkpoint | None
+    speeds: KnownSpeeds | None = None
 
     @cached_property
     def cost_sources(self) -> CostSources:
         """Times of the lease's devices, read once on first use. Raises InvalidInput for unknown hardware."""
-        return measured_sources(self.graph.models, self.lease)
+        return measured_sources(self.graph.models, self.lease, self.speeds)
 
     @property
     def question(self) -> Question:

@@ -22,6 +22,7 @@ from prefect_rlhf.flows.training.installed_engines import check_builds, check_en
 from prefect_rlhf.flows.training.log import LogLine, engines_in_log, kept_lines, log_info, log_warning, write_kept
 from prefect_rlhf.flows.training.measured_plan import plans_to_measure, trials_json
 from prefect_rlhf.flows.training.output_folder import output_folder
+from prefect_rlhf.flows.training.probed import SPEEDS, awaits_probe, with_speeds
 from prefect_rlhf.flows.training.request import RunRequest, read_request
 from prefect_rlhf.flows.training.run_folder import RESULT, earlier_folder, new_folder, read_result
 from prefect_rlhf.flows.training.run_name import tag_run
@@ -167,15 +168,17 @@ def prepare_leased(
 ) -> PreparedRun:
     """Prepare a run that has its devices. The result of an earlier check on the same mesh is reused.
 
-    `measure(k)` measures plans on the devices, so such a run is always prepared again.
+    `measure(k)` measures plans on the devices, so such a run is always prepared again; so is a run whose devices are to
+    be probed.
     """
     checked = _checked.get()
     if checked is not None and not plans_to_measure(options.plan):
         same_run = (checked.algorithm, checked.arguments, checked.options) == (algorithm, arguments, options)
         was_for = checked.prepared.request.lease
-        if same_run and (was_for.cluster, was_for.mesh, was_for.kind) == (lease.cluster, lease.mesh, lease.kind):
+        is_same = same_run and (was_for.cluster, was_for.mesh, was_for.kind) == (lease.cluster, lease.mesh, lease.kind)
+        if is_same and not awaits_probe((prepared := checked.on(lease)).request):
             write_kept(checked.lines)
-            return checked.on(lease)
+            return prepared
     return prepare(algorithm, arguments, options, lease, is_restart=is_restart)
 
 
@@ -184,11 +187,12 @@ def prepare(
 ) -> PreparedRun:
     """Make all decisions before the first step. Raises InvalidInput or GraphError for a run that is not possible.
 
-    Inputs are read, the graph is traced, a plan is chosen and proven to fit, the task runs of the first steps are made
-    and their time predicted. No device is used, except by the plans of `measure(k)` unless it is a dry run.
+    Inputs are read, the graph is traced, a plan is chosen and proven to fit by the memory model, the task runs of the
+    first steps are made and their time predicted. A device is used only by a probe before a search and by the plans of
+    `measure(k)`, and never in a dry run.
     """
     check_trackers(options.tracking)
-    request = read_request(algorithm, arguments, options, lease, is_restart=is_restart)
+    request = with_speeds(read_request(algorithm, arguments, options, lease, is_restart=is_restart))
     chosen = choose_plan(request)
     first_step = request.checkpoint.step if request.checkpoint else 0
     augmented = preview(request.graph, chosen.plan, request.options.steps, first_step, options.checkpoint_every)
@@ -271,6 +275,8 @@ def open_journal(run_dir: Path, prepared: PreparedRun) -> Journal:
     journal = Journal(run_dir, predicted_seconds, prepared.request.graph, prepared.request.options.steps)
     journal.keep("plan.yaml", plan_yaml(chosen.plan))
     journal.keep("certificate.json", chosen.certificate.to_json())
+    if prepared.request.speeds:
+        journal.keep(SPEEDS, prepared.request.speeds.to_json())
     if prediction:
         journal.keep("plan.svg", planned_timeline(prediction))
     if chosen.trials:

@@ -1,0 +1,61 @@
+"""The probed speeds of a run: those of the run that it continues, else stored ones, else a probe before a search."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from prefect_rlhf.flows.hardware.probes import is_uniform, machine_key, needs_probe, probed_speeds, stored_speeds
+from prefect_rlhf.flows.hardware.profiles import measured_sources
+from prefect_rlhf.flows.training.auto_plan import AUTO
+from prefect_rlhf.flows.training.log import log_info
+from prefect_rlhf.flows.training.measured_plan import plans_to_measure
+from prefect_rlhf.flows.training.request import RunRequest
+from prefect_rlhf.placement.cost.speeds import KnownSpeeds
+from prefect_rlhf.placement.errors import InvalidInput
+from prefect_rlhf.placement.model import Dtype
+
+SPEEDS = "speeds.json"
+"""The file of a run folder with the speeds that its plan was chosen by: a resumed run keeps its plan."""
+
+
+def with_speeds(request: RunRequest) -> RunRequest:
+    """Return the request with the speeds of its devices, if they are known or a probe is due."""
+    if not is_uniform(request.lease):
+        return request
+    try:
+        key = machine_key(request.lease)
+    except InvalidInput:  # an unknown GPU: a given plan runs without predictions, and a search names the device
+        return request
+    if (before := earlier_speeds(request, key)) is not None:
+        return replace(request, speeds=before)
+    if awaits_probe(request):
+        return replace(request, speeds=probed_speeds(request.lease, dtypes(request), log_info))
+    return replace(request, speeds=stored_speeds(key, log_info))
+
+
+def awaits_probe(request: RunRequest) -> bool:
+    """Whether a search for this run should probe first: it holds devices that no profile and no probe has measured."""
+    options, leased = request.options, request.lease
+    is_searched = options.plan == AUTO or plans_to_measure(options.plan) is not None
+    if options.dry_run or not is_searched or not leased.devices or not is_uniform(leased):
+        return False
+    key = machine_key(leased)
+    if earlier_speeds(request, key) is not None or not needs_probe(stored_speeds(key, log_info), dtypes(request)):
+        return False
+    return not measured_sources(request.graph.models, leased).profiles
+
+
+def dtypes(request: RunRequest) -> tuple[Dtype, ...]:
+    """Return the compute formats of the models."""
+    return tuple(dict.fromkeys(model.dtype for model in request.graph.models))
+
+
+def earlier_speeds(request: RunRequest, key: str) -> KnownSpeeds | None:
+    """Return the speeds of the run that this run continues; None for another machine or other software."""
+    if request.checkpoint is None:
+        return None
+    file = request.checkpoint.folder.parent.parent / SPEEDS
+    if not file.is_file():
+        return None
+    known = KnownSpeeds.from_json(file.read_bytes(), str(file))
+    return known if known.machine == key else None

@@ -1,0 +1,119 @@
+"""Speeds that a probe measured on a kind of device: they replace the peaks of a datasheet and constants of engines."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from pydantic import ConfigDict, PositiveFloat, TypeAdapter, ValidationError
+
+from prefect_rlhf.placement.cost.hardware import Hardware
+from prefect_rlhf.placement.errors import InvalidInput
+from prefect_rlhf.placement.model import Dtype
+
+PROBED = "a probe of this machine"
+"""The source of a datasheet that holds measured speeds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Speeds:
+    """Speeds that a device reached while all leased devices of its node did the same work.
+
+    `product_flops` is the FLOP/s of matrix products in `dtype`. Bytes per second are of memory (reads and writes), of
+    copies between device and host, and of a link between two devices in each direction. `link_latency_seconds` is the
+    time of a small message. Both link values are None for a single device. `megatron_layer_seconds` and
+    `vllm_layer_seconds` are the part of a layer's decoding step that does not depend on its size; None if it was not
+    measured. `busy` is the share of the cores that other programs used during the probe, from 0 to 1.
+    """
+
+    dtype: Dtype
+    product_flops: PositiveFloat
+    memory_bytes_per_second: PositiveFloat
+    host_bytes_per_second: PositiveFloat
+    link_bytes_per_second: PositiveFloat | None = None
+    link_latency_seconds: PositiveFloat | None = None
+    megatron_layer_seconds: PositiveFloat | None = None
+    vllm_layer_seconds: PositiveFloat | None = None
+    busy: float = 0.0
+
+    def on(self, hardware: Hardware) -> Hardware:
+        """Return a node whose reached speeds are these: peaks are scaled, since a share of each peak is reached."""
+        reached, sheet, link = hardware.efficiency, hardware.device, self.link_bytes_per_second
+        peak: dict[str, Any] = {f"{self.dtype}_flops": self.product_flops / reached.matmul}
+        device = replace(
+            sheet,
+            memory_bytes_per_second=self.memory_bytes_per_second / reached.memory,
+            host_bytes_per_second=self.host_bytes_per_second / reached.link,
+            link_bytes_per_second=link / reached.link if link else sheet.link_bytes_per_second,
+            source=PROBED,
+            **peak,
+        )
+        efficiency = replace(
+            reached,
+            link_latency_seconds=self.link_latency_seconds or reached.link_latency_seconds,
+            eager_layer_seconds=self.megatron_layer_seconds or reached.eager_layer_seconds,
+            graph_layer_seconds=self.vllm_layer_seconds or reached.graph_layer_seconds,
+        )
+        return replace(hardware, device=device, efficiency=efficiency)
+
+    def better(self, other: Speeds) -> Speeds:
+        """Return the better of each number: other programs can only make a measurement slower."""
+        better: dict[str, Any] = {
+            field.name: _better(field.name, getattr(self, field.name), getattr(other, field.name))
+            for field in fields(self)
+            if field.name != "dtype"
+        }
+        return replace(self, **better)
+
+    def __str__(self) -> str:
+        words = [
+            f"{self.dtype} products {self.product_flops / 1e9:.3g} GFLOP/s",
+            f"memory {self.memory_bytes_per_second / 1e9:.3g} GB/s",
+            f"host {self.host_bytes_per_second / 1e9:.3g} GB/s",
+        ]
+        if self.link_bytes_per_second:
+            words.append(f"between devices {self.link_bytes_per_second / 1e9:.3g} GB/s")
+        layers = {"Megatron": self.megatron_layer_seconds, "vLLM": self.vllm_layer_seconds}
+        decoding = [f"{name} {seconds * 1e3:.3g} ms" for name, seconds in layers.items() if seconds]
+        if decoding:
+            words.append(f"a decoded layer {' and '.join(decoding)}")
+        return ", ".join(words)
+
+
+@dataclass(frozen=True, slots=True)
+class KnownSpeeds:
+    """The speeds of a machine in each probed format; `machine` identifies its hardware and software."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
+    machine: str
+    by_dtype: tuple[Speeds, ...]
+
+    def on(self, hardware: Hardware) -> Hardware:
+        """Return a node with these speeds."""
+        for speeds in self.by_dtype:
+            hardware = speeds.on(hardware)
+        return hardware
+
+    def to_json(self) -> str:
+        """Return it as JSON, readable."""
+        return _ADAPTER.dump_json(self, indent=1).decode()
+
+    @classmethod
+    def from_json(cls, text: str | bytes, field: str) -> KnownSpeeds:
+        """Read the output of `to_json`. Raises InvalidInput, a single line, for any other text."""
+        try:
+            return _ADAPTER.validate_json(text)
+        except ValidationError as error:
+            first = error.errors(include_url=False, include_input=False)[0]
+            where = ".".join((field, *(str(part) for part in first["loc"])))
+            raise InvalidInput(where, first["msg"], "the speeds of a probe") from error
+
+
+def _better(name: str, first: float | None, second: float | None) -> float | None:
+    known = [value for value in (first, second) if value is not None]
+    is_least = name == "busy" or name.endswith("_seconds")
+    return (min if is_least else max)(known, default=None)
+
+
+_ADAPTER: TypeAdapter[KnownSpeeds] = TypeAdapter(KnownSpeeds)

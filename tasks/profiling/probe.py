@@ -1,0 +1,130 @@
+"""A probe: speeds of products, copies, messages and decoding steps of leased devices, in place of a datasheet's claims.
+
+It takes seconds where a profile takes minutes. It times no model of a run: a probe holds for every model.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import replace
+from math import ceil, log2
+from pathlib import Path
+
+from prefect_rlhf.engines.gang.open import open_gang
+from prefect_rlhf.engines.profiling.profiling_rank import ProfilingRank, WorkSeconds
+from prefect_rlhf.placement.cost.datasheet import DatasheetTimes
+from prefect_rlhf.placement.cost.hardware import Hardware
+from prefect_rlhf.placement.cost.sizes import ModelSizes
+from prefect_rlhf.placement.cost.speeds import Speeds
+from prefect_rlhf.placement.engine_constants import GRADIENT_BYTES, ITEM_BYTES
+from prefect_rlhf.placement.families.llama import LLAMA
+from prefect_rlhf.placement.mesh import Backend, DeviceMesh
+from prefect_rlhf.placement.model import Dtype, ModelSpec, OptimizerSpec, TransformerShape
+from prefect_rlhf.placement.plan import EngineKind
+from prefect_rlhf.tasks.profiling.bench import Bench, Sizes
+
+REPEATS = 15
+TOKENS = (256, 1024)  # of the two products
+COLUMNS = 1024
+COPIED_BYTES = 32 << 20
+SHARED_PARAMETERS = 1 << 21  # sums of gradients and their gathered weights
+SMALL_MESSAGE_BYTES = 1 << 12
+ROWS, CONTEXT = 8, 32  # of decoding
+LEAST_LAYER_SECONDS = 1e-6
+"""A layer's constant if its sizes alone explain the measured seconds."""
+MODEL_SHAPE = TransformerShape(
+    hidden_size=256,
+    intermediate_size=768,
+    num_layers=4,
+    num_attention_heads=4,
+    num_kv_heads=4,
+    head_dim=64,
+    vocab_size=512,
+    max_position_embeddings=128,
+    rope_theta=10000.0,
+    rms_norm_eps=1e-5,
+    tied_embeddings=True,
+    family=LLAMA.model_type,
+)
+"""A model whose decoding steps consist almost only of launches, so that its weights hardly matter."""
+
+
+def probe(
+    kind: Backend,
+    num_devices: int,
+    dtype: Dtype,
+    engines: Sequence[EngineKind],
+    hardware: Hardware,
+    *,
+    num_nodes: int = 1,
+    node_devices: Sequence[str] = (),
+) -> Speeds:
+    """Measure on all devices of a node at once, for some seconds after the imports of the ranks.
+
+    `hardware` is the node by its datasheet. A decoding step is timed with each of `engines`. If there are several
+    nodes, the first is measured. Raises the errors of ranks.
+    """
+    model = ModelSpec("model", "", "lm", MODEL_SHAPE, dtype, optimizer=OptimizerSpec())
+    with (
+        tempfile.TemporaryDirectory(prefix="rlhf-probe-") as folder,
+        closing(
+            open_gang(
+                (num_devices,),
+                rank_factory=ProfilingRank,
+                device=kind,
+                engines=engines,
+                through_ray=num_nodes > 1 or bool(node_devices),
+                node_devices=node_devices[:1],
+                in_process=False,
+                environment=_threads(kind, num_devices),
+            )
+        ) as gang,
+    ):
+        path = str(Path(folder, "model"))
+        bench = Bench(gang, replace(model, path=path), DeviceMesh(0, 1, 0, num_devices), lambda _: None)
+        speeds = _device_speeds(bench, dtype)
+        if not engines:
+            return speeds
+        bench.call("write_model", {0: (bench.model,)})
+        seconds = {engine: _layer_seconds(bench, engine, speeds.on(hardware)) for engine in engines}
+        bench.call("remove_model", {0: (bench.model,)})
+    return replace(speeds, megatron_layer_seconds=seconds.get("megatron"), vllm_layer_seconds=seconds.get("vllm"))
+
+
+def _threads(kind: Backend, num_devices: int) -> dict[str, str]:
+    """Return the environment of the ranks: a run on a single CPU device uses all cores, unlike a rank process."""
+    return {"OMP_NUM_THREADS": str(os.cpu_count())} if (kind, num_devices) == ("cpu", 1) else {}
+
+
+def _device_speeds(bench: Bench, dtype: Dtype) -> Speeds:
+    """Measure products, copies, and messages between devices. The slowest device counts."""
+    products: list[list[WorkSeconds]] = [bench.all("multiply", tokens, COLUMNS, dtype, REPEATS) for tokens in TOKENS]
+    product_seconds = sum(max(work.seconds for work in by_rank) for by_rank in products)
+    copied, to_host = (
+        max(work.seconds for work in bench.all(method, COPIED_BYTES, REPEATS)) for method in ("copy", "copy_to_host")
+    )
+    speeds = Speeds(
+        dtype=dtype,
+        product_flops=2 * sum(TOKENS) * COLUMNS**2 / product_seconds,
+        memory_bytes_per_second=2 * COPIED_BYTES / copied,
+        host_bytes_per_second=COPIED_BYTES / to_host,
+        busy=max(work.busy for by_rank in products for work in by_rank),
+    )
+    if (size := bench.gang.size) == 1:
+        return speeds
+    shared = max(bench.all("share", SHARED_PARAMETERS, size, REPEATS))
+    small = max(bench.all("all_reduce", SMALL_MESSAGE_BYTES, size, REPEATS))
+    sent = (size - 1) / size * SHARED_PARAMETERS * (GRADIENT_BYTES + ITEM_BYTES["bfloat16"])
+    return replace(speeds, link_bytes_per_second=sent / shared, link_latency_seconds=small / ceil(log2(size)))
+
+
+def _layer_seconds(bench: Bench, engine: EngineKind, hardware: Hardware) -> float:
+    """Return the seconds of a layer in a decoding step beyond those of its weights, cache and products."""
+    bench.build(engine, Sizes(ROWS, CONTEXT))
+    measured = bench.time("generate", engine, ROWS, CONTEXT).decode / MODEL_SHAPE.num_layers
+    sizes = ModelSizes.of(bench.model)
+    counted = DatasheetTimes.of(sizes, hardware).decode(ROWS, CONTEXT, 1, cuda_graphs=False)
+    return max(LEAST_LAYER_SECONDS, measured - counted.total + counted.launch)
