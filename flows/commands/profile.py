@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
 from prefect_rlhf.flows.commands.flags import ALL_AT_ONCE, print_error, read_numbers, whole_number
+from prefect_rlhf.placement.errors import Missing, NotUsed
 from prefect_rlhf.placement.mesh import MOST_DEVICES, MOST_NODES, Backend
 from prefect_rlhf.placement.model import Dtype
 from prefect_rlhf.tasks.profiling.limits import MOST_ROWS, MOST_TOKENS
@@ -23,7 +24,7 @@ class ProfileFlags:
 
     model: Annotated[
         str, Parameter(help="A Hugging Face folder, which needs only its config.json, or a known model.")
-    ] = field(kw_only=False)
+    ] = field(default="", kw_only=False)
     devices: Annotated[
         int,
         whole_number(1, MOST_DEVICES),
@@ -41,12 +42,15 @@ class ProfileFlags:
     tensor_parallel: Annotated[
         str | None, Parameter(metavar="TP,...", help="Degrees of tensor parallelism; default: all possible degrees.")
     ] = None
+    forget: Annotated[
+        bool, Parameter(help="Remove the stored probes of this machine, which plan: auto makes; measure nothing.")
+    ] = False
     dry_run: Annotated[
         bool, Parameter(help="Print the number of measurements and the file of the profile; measure nothing.")
     ] = False
 
 
-def profile(flags: Annotated[ProfileFlags, ALL_AT_ONCE]) -> int:
+def profile(flags: Annotated[ProfileFlags, ALL_AT_ONCE] = ProfileFlags()) -> int:  # frozen
     """Measure a model's layers on devices of this machine or several; takes minutes.
 
     Later plans and predictions for a model of this shape, on the same number and
@@ -54,6 +58,10 @@ def profile(flags: Annotated[ProfileFlags, ALL_AT_ONCE]) -> int:
 
       prefect-rlhf profile models/smollm2 --devices 2
     """
+    if flags.forget:
+        return forget(flags)
+    if not flags.model:
+        raise Missing("model", "a Hugging Face folder, or a known model such as llama-7b")
     from prefect_rlhf.blocks.cluster import Cluster  # imported here: a wrong flag needs neither Prefect nor torch
     from prefect_rlhf.blocks.lease import lease
     from prefect_rlhf.flows.profile import measure_profile, profile_request
@@ -68,6 +76,18 @@ def profile(flags: Annotated[ProfileFlags, ALL_AT_ONCE]) -> int:
         return 0
     with lease(cluster, cluster.whole.num_devices, kind=flags.kind, say=print_error) as leased:
         print(measure_profile(leased, request, progress()))
+    return 0
+
+
+def forget(flags: ProfileFlags) -> int:
+    """Remove the stored probes. Raises NotUsed for other flags beside `--forget`."""
+    from prefect_rlhf.flows.hardware.probes import forget_probes
+
+    for name, value in asdict(replace(flags, forget=False)).items():
+        if value != ProfileFlags.__dataclass_fields__[name].default:
+            raise NotUsed(name, value, "--forget measures nothing")
+    number = forget_probes()
+    print(f"{number} stored probe{'' if number == 1 else 's'} removed; the next search of plan: auto probes again")
     return 0
 
 

@@ -124,7 +124,7 @@ def devices_and_nodes(mesh: DeviceMesh) -> tuple[int, int]:
 def describe_sources(sources: CostSources) -> str:
     """Return a log line that names the source of the times."""
     if not sources.profiles:
-        return f"times: {_datasheets(sources)}; prefect-rlhf profile measures a model's times"
+        return f"times: {origin(sources)}; prefect-rlhf profile measures a model's times"
     measured = (
         f"{profile.shape.num_layers} layers of {profile.shape.hidden_size} on {profile.num_devices} x {profile.device}"
         + (f", {profile.num_nodes} nodes" if profile.num_nodes > 1 else "")
@@ -133,7 +133,10 @@ def describe_sources(sources: CostSources) -> str:
     return f"times: measured, {', '.join(measured)}"
 
 
-def _datasheets(sources: CostSources) -> str:
+def origin(sources: CostSources) -> str:
+    """Return where the times come from, in a few words."""
+    if sources.profiles:
+        return "measured by a profile"
     devices = [node.device for node in sources.nodes]
     if all(device.source == PROBED for device in devices):
         return "from a probe of these devices"

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
+from prefect_rlhf.flows.hardware.profiles import origin
 from prefect_rlhf.flows.planning.assumptions import assumptions
 from prefect_rlhf.flows.planning.given_plan import GivenPlan
 from prefect_rlhf.flows.planning.hints import uneven_batch
@@ -125,7 +126,7 @@ def question_text(question: Question) -> str:
     kinds = " and ".join(dict.fromkeys(node.device.name for node in nodes))
     network = f", network {nodes[0].network.name}" if nodes[0].network else ""
     rows = max(call.num_rows for call in graph if call.every is None)
-    count = question.site.mesh.num_devices
+    count, times = question.site.mesh.num_devices, origin(question.site.sources)
     models = [
         {
             "role": model.role,
@@ -141,7 +142,7 @@ def question_text(question: Question) -> str:
     return "\n".join(
         [
             f"{graph.name} on {count} device{'s' if count > 1 else ''} ({question.site.mesh.name} of "
-            f"{cluster.num_nodes} x {cluster.devices_per_node}, {kinds}{network})",
+            f"{cluster.num_nodes} x {cluster.devices_per_node}, {kinds}{network}); times: {times}",
             f"{rows} rows per step, prompts of {workload.prompts.mean:.0f} and responses of "
             f"{workload.responses.mean:.0f} tokens on average, at most {workload.longest} together",
             table(models),
