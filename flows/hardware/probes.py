@@ -80,10 +80,10 @@ def forget_probes() -> int:
     return len(files)
 
 
-def needs_probe(known: KnownSpeeds | None, dtypes: Iterable[Dtype]) -> bool:
-    """Whether a format was never probed, or only on a busy machine."""
+def unprobed(known: KnownSpeeds | None, dtypes: Iterable[Dtype]) -> tuple[Dtype, ...]:
+    """Return the formats that were never probed, or only on a busy machine."""
     quiet = {speeds.dtype for speeds in known.by_dtype if speeds.busy <= TOO_BUSY} if known else set()
-    return not quiet.issuperset(dtypes)
+    return tuple(dtype for dtype in dict.fromkeys(dtypes) if dtype not in quiet)
 
 
 def probed_speeds(leased: Lease, dtypes: Iterable[Dtype], say: Say) -> KnownSpeeds | None:
@@ -95,14 +95,14 @@ def probed_speeds(leased: Lease, dtypes: Iterable[Dtype], say: Say) -> KnownSpee
     key = machine_key(leased)
     with _probing(key) as is_free:
         known = stored_speeds(key, say)
-        if not needs_probe(known, dtypes):
+        if not (missing := unprobed(known, dtypes)):
             return known
         if not is_free:
             say(f"another run has been probing this machine for {LOCK_SECONDS:g} s: its speeds are not known")
             return known
         before = {speeds.dtype: speeds for speeds in known.by_dtype} if known else {}
         try:
-            now = {dtype: _probe(leased, dtype) for dtype in dict.fromkeys(dtypes)}
+            now = {dtype: _probe(leased, dtype) for dtype in missing}
         except (RlhfError, OSError) as error:  # a run needs no probe
             reason = (str(error) or type(error).__name__).splitlines()[0]
             say(f"the probe of the devices failed, so plans use {'older speeds' if known else 'datasheets'} ({reason})")

@@ -1,10 +1,10 @@
-"""The probed speeds of a run: those of the run that it continues, else stored ones, else a probe before a search."""
+"""The probed speeds of a run: kept from the run that it continues, else stored, else measured before a search."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from prefect_rlhf.flows.hardware.probes import is_uniform, machine_key, needs_probe, probed_speeds, stored_speeds
+from prefect_rlhf.flows.hardware.probes import is_uniform, machine_key, probed_speeds, stored_speeds, unprobed
 from prefect_rlhf.flows.hardware.profiles import measured_sources
 from prefect_rlhf.flows.training.auto_plan import AUTO
 from prefect_rlhf.flows.training.log import log_info
@@ -40,7 +40,7 @@ def awaits_probe(request: RunRequest) -> bool:
     if options.dry_run or not is_searched or not leased.devices or not is_uniform(leased):
         return False
     key = machine_key(leased)
-    if earlier_speeds(request, key) is not None or not needs_probe(stored_speeds(key, log_info), dtypes(request)):
+    if earlier_speeds(request, key) is not None or not unprobed(stored_speeds(key, log_info), dtypes(request)):
         return False
     return not measured_sources(request.graph.models, leased).profiles
 

@@ -1,6 +1,6 @@
 """A probe: speeds of products, copies, messages and decoding steps of leased devices, in place of a datasheet's claims.
 
-It takes seconds where a profile takes minutes. It times no model of a run: a probe holds for every model.
+It takes seconds, a profile takes minutes. It times no model of a run, so it holds for every model.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ def _device_speeds(bench: Bench, dtype: Dtype) -> Speeds:
 
 
 def _layer_seconds(bench: Bench, engine: EngineKind, hardware: Hardware) -> float:
-    """Return the seconds of a layer in a decoding step beyond those of its weights, cache and products."""
+    """Return the seconds of a layer in a decoding step beyond the time of its weights, cache and products."""
     bench.build(engine, Sizes(ROWS, CONTEXT))
     measured = bench.time("generate", engine, ROWS, CONTEXT).decode / MODEL_SHAPE.num_layers
     sizes = ModelSizes.of(bench.model)

@@ -1,10 +1,12 @@
 """What planning adds to a run: real Prefect and gangs, tiny models; plans measured, predictions, and a refusal."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from prefect.artifacts import Artifact
 
+from prefect_rlhf.flows.hardware import probes
 from prefect_rlhf.flows.ppo import ppo
 from prefect_rlhf.flows.training import auto_plan, measured_plan
 from prefect_rlhf.placement.errors import OutOfDeviceMemory, PlanDoesNotFit
@@ -12,6 +14,7 @@ from prefect_rlhf.placement.lease import ENVIRONMENT_VARIABLE
 from prefect_rlhf.placement.mesh import ClusterShape
 from prefect_rlhf.tasks.running import train as session
 from prefect_rlhf.tasks.running.journal import read_spans
+from tests.flows.hardware.test_probes import SPEEDS
 from tests.runs import end, folder_of, whole
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("prefect")]
@@ -21,6 +24,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("prefect")]
 def home(own_home, monkeypatch):
     """Plans of this test alone, searched for half a second."""
     monkeypatch.setattr(auto_plan, "BUDGET_SECONDS", 0.5)
+    monkeypatch.setattr(probes, "_probe", lambda leased, dtype: replace(SPEEDS, dtype=dtype))
 
 
 def run(parameters, monkeypatch, device_bytes=8 << 30, **changes):
@@ -53,7 +57,7 @@ def test_plans_run_two_steps_and_the_fastest_that_ran_is_kept(parameters, monkey
     assert {one.seed for one in tried} == {1}
 
     kept = {"plan.yaml", "certificate.json", "plan.svg", "measured_plans.json", "task_runs.jsonl", "metrics.jsonl"}
-    kept |= {"flow_run_id", "result.json", "progress.log"}
+    kept |= {"flow_run_id", "result.json", "progress.log", "speeds.json"}
     written = {path.name for path in run_dir.iterdir()}
     assert written == kept | {"actor", "critic", "rollouts", "evaluation", "evaluation.jsonl"}
     assert json.loads((run_dir / "certificate.json").read_text())["fits"] is True

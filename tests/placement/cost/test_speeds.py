@@ -1,0 +1,76 @@
+"""Probed speeds: what a node reaches with them, which of two probes counts, and which files are refused."""
+
+from dataclasses import replace
+
+import pytest
+
+from prefect_rlhf.flows.hardware.datasheets import CPU, node_hardware
+from prefect_rlhf.placement.cost.datasheet import DatasheetTimes
+from prefect_rlhf.placement.cost.sizes import ModelSizes
+from prefect_rlhf.placement.cost.speeds import KnownSpeeds, Speeds
+from prefect_rlhf.placement.errors import InvalidInput
+from prefect_rlhf.placement.known_models import KNOWN_SHAPES
+
+pytestmark = pytest.mark.quick
+
+SPEEDS = Speeds(
+    dtype="bfloat16",
+    product_flops=5e11,
+    memory_bytes_per_second=8e9,
+    host_bytes_per_second=5e9,
+    link_bytes_per_second=9e8,
+    link_latency_seconds=2e-4,
+    megatron_layer_seconds=1.5e-3,
+    vllm_layer_seconds=0.3e-3,
+)
+KNOWN = KnownSpeeds("cpu-2-abc", (SPEEDS,))
+
+
+@pytest.mark.parametrize("device", ["cpu", "h100"])
+def test_a_node_reaches_exactly_the_probed_speeds(device):
+    """The estimate multiplies a peak by its reached share, so the share must cancel."""
+    hardware = SPEEDS.on(node_hardware(device, 2, None))
+    times = DatasheetTimes.of(ModelSizes.of_shape(KNOWN_SHAPES["llama-7b"]), hardware)
+    links = hardware.links()
+    assert (times.flops, links.device) == pytest.approx((5e11, 8e9))
+    assert (links.node, links.host, links.latency_seconds) == pytest.approx((9e8, 5e9, 2e-4))
+    assert times.decode(1, 8, 1, cuda_graphs=False).launch == 1.5e-3
+    assert times.decode(1, 8, 1, cuda_graphs=True).launch == 0.3e-3
+
+
+def test_what_was_not_measured_stays_as_it_was():
+    bare = Speeds(dtype="bfloat16", product_flops=1e11, memory_bytes_per_second=1e9, host_bytes_per_second=1e9)
+    node = bare.on(CPU)
+    assert node.device.link_bytes_per_second == CPU.device.link_bytes_per_second
+    assert node.device.float32_flops == CPU.device.float32_flops
+    assert node.efficiency == CPU.efficiency
+
+
+def test_of_two_probes_each_number_is_the_better():
+    busy = replace(SPEEDS, product_flops=1e11, link_bytes_per_second=2e9, megatron_layer_seconds=4e-3, busy=0.7)
+    better = replace(SPEEDS, link_bytes_per_second=2e9)
+    assert busy.better(SPEEDS) == SPEEDS.better(busy) == better
+
+
+def test_a_number_that_a_single_probe_has_is_kept():
+    assert replace(SPEEDS, vllm_layer_seconds=None).better(SPEEDS) == SPEEDS
+
+
+def test_speeds_survive_json():
+    assert KnownSpeeds.from_json(KNOWN.to_json(), "speeds.json") == KNOWN
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "field"),
+    [
+        ('"dtype"', '"format"', "speeds.json.by_dtype.0.dtype"),
+        ("500000000000.0", "-1", "speeds.json.by_dtype.0.product_flops"),
+        ("500000000000.0", '"fast"', "speeds.json.by_dtype.0.product_flops"),
+        ('"machine"', '"machines"', "speeds.json.machine"),
+        ("}", "", "speeds.json"),
+    ],
+)
+def test_a_damaged_file_is_refused_in_one_line_that_names_the_field(old, new, field):
+    with pytest.raises(InvalidInput) as caught:
+        KnownSpeeds.from_json(KNOWN.to_json().replace(old, new, 1), "speeds.json")
+    assert str(caught.value).startswith(f"{field}: got ") and "\n" not in str(caught.value)
