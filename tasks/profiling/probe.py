@@ -14,7 +14,7 @@ from math import ceil, log2
 from pathlib import Path
 
 from prefect_rlhf.engines.gang.open import open_gang
-from prefect_rlhf.engines.profiling.profiling_rank import ProfilingRank, WorkSeconds
+from prefect_rlhf.engines.profiling.profiling_rank import ProfilingRank
 from prefect_rlhf.placement.cost.datasheet import DatasheetTimes
 from prefect_rlhf.placement.cost.hardware import Hardware
 from prefect_rlhf.placement.cost.sizes import ModelSizes
@@ -88,9 +88,9 @@ def probe(
         speeds = _device_speeds(bench, dtype)
         if not engines:
             return speeds
-        bench.call("write_model", {0: (bench.model,)})
+        bench.call(ProfilingRank.write_model, {0: (bench.model,)})
         seconds = {engine: _layer_seconds(bench, engine, speeds.on(hardware)) for engine in engines}
-        bench.call("remove_model", {0: (bench.model,)})
+        bench.call(ProfilingRank.remove_model, {0: (bench.model,)})
     return replace(speeds, megatron_layer_seconds=seconds.get("megatron"), vllm_layer_seconds=seconds.get("vllm"))
 
 
@@ -101,11 +101,10 @@ def _threads(kind: Backend, num_devices: int) -> dict[str, str]:
 
 def _device_speeds(bench: Bench, dtype: Dtype) -> Speeds:
     """Measure products, copies, and messages between devices. The slowest device counts."""
-    products: list[list[WorkSeconds]] = [bench.all("multiply", tokens, COLUMNS, dtype, REPEATS) for tokens in TOKENS]
+    products = [bench.all(ProfilingRank.multiply, tokens, COLUMNS, dtype, REPEATS) for tokens in TOKENS]
     product_seconds = sum(max(work.seconds for work in by_rank) for by_rank in products)
-    copied, to_host = (
-        max(work.seconds for work in bench.all(method, COPIED_BYTES, REPEATS)) for method in ("copy", "copy_to_host")
-    )
+    copies = (bench.all(method, COPIED_BYTES, REPEATS) for method in (ProfilingRank.copy, ProfilingRank.copy_to_host))
+    copied, to_host = (max(work.seconds for work in by_rank) for by_rank in copies)
     speeds = Speeds(
         dtype=dtype,
         product_flops=2 * sum(TOKENS) * COLUMNS**2 / product_seconds,
@@ -115,8 +114,8 @@ def _device_speeds(bench: Bench, dtype: Dtype) -> Speeds:
     )
     if (size := bench.gang.size) == 1:
         return speeds
-    shared = max(bench.all("share", SHARED_PARAMETERS, size, REPEATS))
-    small = max(bench.all("all_reduce", SMALL_MESSAGE_BYTES, size, REPEATS))
+    shared = max(bench.all(ProfilingRank.share, SHARED_PARAMETERS, size, REPEATS))
+    small = max(bench.all(ProfilingRank.all_reduce, SMALL_MESSAGE_BYTES, size, REPEATS))
     sent = (size - 1) / size * SHARED_PARAMETERS * (GRADIENT_BYTES + ITEM_BYTES["bfloat16"])
     return replace(speeds, link_bytes_per_second=sent / shared, link_latency_seconds=small / ceil(log2(size)))
 
@@ -124,7 +123,7 @@ def _device_speeds(bench: Bench, dtype: Dtype) -> Speeds:
 def _layer_seconds(bench: Bench, engine: EngineKind, hardware: Hardware) -> float:
     """Return the seconds of a layer in a decoding step beyond the time of its weights, cache and products."""
     bench.build(engine, Sizes(ROWS, CONTEXT))
-    measured = bench.time("generate", engine, ROWS, CONTEXT).decode / MODEL_SHAPE.num_layers
+    measured = bench.time(ProfilingRank.generate, engine, ROWS, CONTEXT).decode / MODEL_SHAPE.num_layers
     sizes = ModelSizes.of(bench.model)
     counted = DatasheetTimes.of(sizes, hardware).decode(ROWS, CONTEXT, 1, cuda_graphs=False)
     return max(LEAST_LAYER_SECONDS, measured - counted.total + counted.launch)
