@@ -1,7 +1,5 @@
 """The learning rate of an optimizer step depends only on the step's number, so a resumed run has the same rates."""
 
-from __future__ import annotations
-
 import math
 
 from prefect_rlhf.placement.model import OptimizerSpec

@@ -1,7 +1,5 @@
 """Process groups that only their members make: a world for them, and the same name of a group on every member."""
 
-from __future__ import annotations
-
 from collections import Counter
 from hashlib import sha1
 

@@ -1,7 +1,5 @@
 """Names in graphs and checkpoints: each refers to a function or class, which may have moved to another module since."""
 
-from __future__ import annotations
-
 import sys
 from os.path import realpath
 from typing import Any, Generic, TypeVar

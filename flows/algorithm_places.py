@@ -1,7 +1,5 @@
 """Finds algorithms without importing them: names of shipped and installed algorithms, and errors for wrong names."""
 
-from __future__ import annotations
-
 import ast
 import re
 import sys

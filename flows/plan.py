@@ -1,7 +1,5 @@
 """The flow `rlhf/plan`: a plan for any cluster, published as artifacts by a run that uses no device."""
 
-from __future__ import annotations
-
 from base64 import b64encode
 from collections.abc import Callable
 from typing import Any, Literal

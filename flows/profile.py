@@ -1,7 +1,5 @@
 """The flow `rlhf/profile`: measure a model's layers on the leased devices, for plans and predictions."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace

@@ -3,8 +3,6 @@
 A user stops a run with Ctrl-C or with SIGTERM. Under a worker, SIGTERM comes from the worker, which reports its reason.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 from typing import Any

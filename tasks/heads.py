@@ -1,7 +1,5 @@
 """Checks of a model's heads: every call has the head that it needs, and every head is used."""
 
-from __future__ import annotations
-
 from typing import get_args
 
 from prefect_rlhf.engines.loss import Output

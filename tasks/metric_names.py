@@ -1,7 +1,5 @@
 """The names of a call's metrics that are known before it has run."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Models as flows read them, without importing an engine: from a folder's config.json, or by a known name."""
 
-from __future__ import annotations
-
 from prefect_rlhf.engines.files.huggingface import read_model_spec as read_model_spec
 from prefect_rlhf.engines.files.huggingface import read_shape
 from prefect_rlhf.placement.errors import InvalidInput

@@ -1,7 +1,5 @@
 """Nodes of a Ray cluster for runs on several machines: start a node by hand, stop it, list all nodes."""
 
-from __future__ import annotations
-
 import os
 import socket
 import subprocess

@@ -1,7 +1,5 @@
 """The run's own log lines for users, under a single logger: a terminal shows only these lines."""
 
-from __future__ import annotations
-
 from logging import Logger
 
 from prefect import get_run_logger

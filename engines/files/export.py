@@ -1,7 +1,5 @@
 """A Hugging Face folder from the ranks' shards, parameter by parameter, so that no rank holds the whole model twice."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The shape in a Hugging Face config.json, for any decoder that can be planned, whether engines run it or not."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any

@@ -3,8 +3,6 @@
 No pickle: a checkpoint that runs code when it is loaded is unsafe to share.
 """
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -3,8 +3,6 @@
 Ranks do not communicate: each writes its own part, under names and regions of the Hugging Face checkpoint.
 """
 
-from __future__ import annotations
-
 import ctypes
 from collections.abc import Iterator, Mapping
 from dataclasses import replace

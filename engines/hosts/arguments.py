@@ -1,7 +1,5 @@
 """The arguments for each signature's call of a function on rows, and the columns that a function names."""
 
-from __future__ import annotations
-
 import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """A call of a user's function, sync or async, and a verdict per row on its result. Every failure is reported."""
 
-from __future__ import annotations
-
 import asyncio
 import inspect
 import math

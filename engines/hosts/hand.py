@@ -1,7 +1,5 @@
 """The pool's handle on a worker: functions loaded, calls in flight, and the deadline of its next message."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Mapping, Sequence

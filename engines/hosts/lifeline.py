@@ -4,8 +4,6 @@ The kernel does it by a signal. A thread, as in ranks, would not do: a user's fu
 The worker's reaper (`reaper.py`) reads the same pipe and ends processes that have left the group, such as a daemon.
 """
 
-from __future__ import annotations
-
 import fcntl
 import os
 import select

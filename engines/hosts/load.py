@@ -1,7 +1,5 @@
 """A user's function, imported in the process that calls it, or refused with the expected value."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 If a worker dies within a line, the incomplete line is dropped. A worker's messages are never unpickled.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import pickle

@@ -3,8 +3,6 @@
 The pool starts the worker's reaper: a process that ends in the same way as the worker and leaves no process below it.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import signal

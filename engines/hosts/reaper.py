@@ -4,8 +4,6 @@ It is a subreaper (prctl(2)): the kernel makes it the parent of every orphan bel
 session of its own. The worker is forked from it, so the worker's own process has no other duty.
 """
 
-from __future__ import annotations
-
 import ctypes
 import faulthandler
 import os

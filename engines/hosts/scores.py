@@ -1,7 +1,5 @@
 """The results of host functions on rows: values by function, and the rows that failed."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -4,8 +4,6 @@ A row's failure counts only if the row was called alone, without other calls in 
 batch, or the death of a process with several async calls, each row is called again on its own.
 """
 
-from __future__ import annotations
-
 import math
 from collections import deque
 from collections.abc import Mapping, Sequence

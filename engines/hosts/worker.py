@@ -4,8 +4,6 @@ The process that the pool starts becomes the reaper of all processes below it; t
 made in the main thread, where signals may be used; async calls share an event loop.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import resource

@@ -3,8 +3,6 @@
 Shapes: B rows of the replica, b rows of a micro-batch, S tokens of a row, N response tokens of a micro-batch.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate

@@ -3,8 +3,6 @@
 Shapes: B rows of S tokens, N = S * B, H hidden, V vocabulary rows of this rank.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -4,8 +4,6 @@ Shapes: S tokens of a row (padded), b rows of a micro-batch, H hidden, B rows of
 response tokens of a micro-batch.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import chain

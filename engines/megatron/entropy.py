@@ -4,8 +4,6 @@ Shapes: N tokens picked from a micro-batch, H hidden, V the vocabulary rows held
 included), C vocabulary rows worked on at a time.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Any
 

@@ -4,8 +4,6 @@ Shapes: S tokens of a row, B rows, H hidden, F feed-forward, G key-value heads, 
 X = Q + 2 (queries, key, value), D head dimension.
 """
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor

@@ -7,8 +7,6 @@ choice, and derives the remaining rows from it.
 Shapes: B remaining rows, N tokens of a pass, H hidden, V vocabulary, R rows of the replica, T new tokens.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any

@@ -3,8 +3,6 @@
 Each replica ends with the sum of its share of the gradients, updates its share of the weights, and gathers the others'.
 """
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

@@ -4,8 +4,6 @@ A buffer whose gradient always arrives this way is not zeroed before a step. It 
 replaces its content.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 import torch

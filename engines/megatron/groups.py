@@ -3,8 +3,6 @@
 Axes: p pipeline stage, d data-parallel replica, t tensor-parallel shard.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass

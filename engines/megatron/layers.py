@@ -7,8 +7,6 @@ Shapes: S tokens of a row, B rows, H hidden, F feed-forward, G key-value heads o
 them, X = Q + 2 (queries, key, value), D head dimension.
 """
 
-from __future__ import annotations
-
 import math
 from types import ModuleType
 from typing import Any, cast

@@ -4,8 +4,6 @@ Weights are summed over replicas before anything runs, so that each micro-batch 
 weighted sum of means. Shapes: B rows of the replica, b rows of a micro-batch.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 

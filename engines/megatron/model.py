@@ -3,8 +3,6 @@
 Shapes: S tokens of a row, B rows, H hidden, D head dimension.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any, Literal, cast
 

@@ -1,7 +1,5 @@
 """Megatron's optimizer for a model: sharded over data-parallel replicas, float32 main weights, a step at a time."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping
 

@@ -4,8 +4,6 @@ Megatron lays all parameters out in flat buffers and gives each data-parallel ra
 begin or end inside a parameter.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import Any
 

@@ -3,8 +3,6 @@
 Shapes: S positions, D head dimension.
 """
 
-from __future__ import annotations
-
 import torch
 from megatron.core.models.common.embeddings.rotary_pos_embedding import RotaryEmbedding
 from torch import Tensor

@@ -3,8 +3,6 @@
 Shapes: R rows of the group, B remaining rows, S tokens of the longest prompt, T new tokens.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import Any
 

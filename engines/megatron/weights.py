@@ -3,8 +3,6 @@
 Megatron fuses per rank: qkv holds for each group of query heads its queries, key and value; fc1 holds gate above up.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A clock of the passes inside a model's layers, by hooks around a real engine's calls."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager

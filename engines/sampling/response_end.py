@@ -1,7 +1,5 @@
 """The end of a response: its end tokens and its longest length, the same for every engine that generates."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

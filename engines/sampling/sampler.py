@@ -6,8 +6,6 @@ of a response uses the stream's k-th number, independently of the batch and the 
 Shapes: B rows, V vocabulary, N blocks of K tokens, T new tokens.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import NamedTuple
 

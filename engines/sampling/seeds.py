@@ -1,7 +1,5 @@
 """Seeds from the identity of a row: its random numbers do not depend on the device or the batch that draws them."""
 
-from __future__ import annotations
-
 from hashlib import blake2b
 
 from prefect_rlhf.engines.commands import CallCommand

@@ -1,7 +1,5 @@
 """Strings that end a response, searched in the text of its newest tokens; the same for every engine that generates."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any

@@ -1,7 +1,5 @@
 """The meaning of a store's errors: the missing part, and whether waiting may help."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager

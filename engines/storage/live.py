@@ -4,8 +4,6 @@ The disk of a live run may have newer files than its store. A lock marks the run
 process ends, however it ends.
 """
 
-from __future__ import annotations
-
 import fcntl
 import time
 from collections.abc import Iterator

@@ -3,8 +3,6 @@
 A file of the mirror is current if its size and its time are the store's; they are requested before each use.
 """
 
-from __future__ import annotations
-
 import fcntl
 import os
 import shutil

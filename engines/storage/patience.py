@@ -1,7 +1,5 @@
 """Retries of requests to a store that is away, for a limited time and with growing pauses."""
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Callable

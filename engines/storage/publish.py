@@ -3,8 +3,6 @@
 An object store has neither renames nor folders, so readers of a folder look for the file that is uploaded last.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import uuid

@@ -3,8 +3,6 @@
 Credentials and endpoints are read from the environment. Every request has a time limit.
 """
 
-from __future__ import annotations
-
 import os
 from dataclasses import dataclass
 from datetime import timedelta

@@ -1,7 +1,5 @@
 """The errors of a user's function that are mistakes in its code, for every possible row."""
 
-from __future__ import annotations
-
 from prefect_rlhf.placement.errors import RankFailed
 
 KINDS = (AttributeError, NameError, TypeError, ImportError)

@@ -4,8 +4,6 @@ Prompts and pairs are the dataset's own first rows. A response repeats tokens of
 in the tokenizer. Values are arbitrary but possible: log-probabilities are negative, scores and lengths differ.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace

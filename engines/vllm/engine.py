@@ -1,7 +1,5 @@
 """A model instance on a rank, in vLLM: generate, write new weights in place, offload and reload."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Mapping, Sequence

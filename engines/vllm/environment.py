@@ -1,7 +1,5 @@
 """The environment variables that vLLM must find when it is imported."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Mapping

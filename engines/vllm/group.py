@@ -5,8 +5,6 @@ collective calls of the whole world, names them by counting per process, and kee
 engine may have any ordered subset of the ranks, and a process several engines.
 """
 
-from __future__ import annotations
-
 import os
 import random
 import re

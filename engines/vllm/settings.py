@@ -1,7 +1,5 @@
 """A build command and sampling settings in vLLM's terms."""
 
-from __future__ import annotations
-
 import torch
 from vllm.engine.arg_utils import EngineArgs
 from vllm.sampling_params import RequestOutputKind, SamplingParams

@@ -1,7 +1,5 @@
 """Weights of a vLLM model under their Hugging Face names."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -4,8 +4,6 @@ Large pieces travel alone, in parts of a few MiB: an end that has such a part co
 Small pieces share a message, since each message costs as much time as some hundred KiB.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 

@@ -11,8 +11,6 @@ little-endian integer, an integer matrix-vector product weighs whole words at th
 change of a single element goes unseen.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from hashlib import blake2b
 

@@ -1,7 +1,5 @@
 """Bytes in a rank's memory: storages of tensors, and the system's view of the process as their witness."""
 
-from __future__ import annotations
-
 import ctypes
 from collections.abc import Iterable
 from pathlib import Path

@@ -3,8 +3,6 @@
 They are read from the other rank's memory if possible, else sent in messages, through NCCL or gloo.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass

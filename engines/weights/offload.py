@@ -4,8 +4,6 @@ Tensors keep their identity: storages are emptied and refilled, so views, optimi
 a GPU the copies run on a stream of their own, concurrently with other calls' computation.
 """
 
-from __future__ import annotations
-
 import mmap
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """One rank's part of a reallocation, made once: its copies within and its messages, all as views of storage."""
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass

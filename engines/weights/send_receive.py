@@ -1,7 +1,5 @@
 """One round of messages between pairs of ranks."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 import torch.distributed as dist

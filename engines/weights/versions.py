@@ -1,7 +1,5 @@
 """The controller's record of the content of each weight version: no content is trusted without a check."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import final
 

@@ -1,7 +1,5 @@
 """The command `prefect-rlhf`: its sub-commands, and its error messages."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """Flags that several commands share, their parsers, and the error line for a wrong flag."""
 
-from __future__ import annotations
-
 import re
 import sys
 from collections.abc import Callable, Iterable, Sequence

@@ -1,7 +1,5 @@
 """The command `prefect-rlhf init`: a project folder for users of the installed package."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial

@@ -1,7 +1,5 @@
 """The last lines of a completed run: the folders of its models, a page to read, and a command that trains further."""
 
-from __future__ import annotations
-
 import os
 import shlex
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """The command `prefect-rlhf run`: run or dry-run an algorithm on devices of this machine, from a terminal."""
 
-from __future__ import annotations
-
 import shlex
 import signal
 from contextlib import nullcontext

@@ -4,8 +4,6 @@ Libraries, ranks and Prefect's temporary server write to the descriptors of stan
 descriptors are redirected.
 """
 
-from __future__ import annotations
-
 import atexit
 import logging
 import os

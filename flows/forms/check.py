@@ -1,7 +1,5 @@
 """Checks a flow's parameters against their types and reports the first mistake in a single line."""
 
-from __future__ import annotations
-
 import inspect
 import json
 import re

@@ -1,7 +1,5 @@
 """PPO's critic: a model of its own, or a scalar head on the actor's trunk."""
 
-from __future__ import annotations
-
 from prefect_rlhf.blocks.model import Model
 from prefect_rlhf.placement.errors import InvalidInput, Missing, NotUsed
 from prefect_rlhf.tasks.rl.hyperparameters import PPO

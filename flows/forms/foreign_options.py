@@ -1,7 +1,5 @@
 """Options of TRL, verl and OpenRLHF, and the parameters here that replace them: the tables of docs/coming_from.md."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from types import MappingProxyType
 

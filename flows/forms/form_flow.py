@@ -1,7 +1,5 @@
 """A Prefect flow whose form shows typed parameters, each with its description."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """The options of a what-if plan: the form of `rlhf/plan`, and the flags of the command."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Mapping
 from typing import Annotated, Any

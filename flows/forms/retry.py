@@ -1,7 +1,5 @@
 """Retries of a flow that returns its failures as states: Prefect itself retries only raised errors."""
 
-from __future__ import annotations
-
 import os
 import time
 

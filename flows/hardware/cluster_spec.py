@@ -1,7 +1,5 @@
 """Clusters as text, such as `16x8:h100`, converted to shape, hardware of each node, network and profiles."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """The hardware of our own runs: datasheets with the constants of our runtime, and the nodes of a lease."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

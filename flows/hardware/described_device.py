@@ -1,7 +1,5 @@
 """A kind of device described by hand, for clusters of devices without a datasheet here."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

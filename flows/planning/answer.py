@@ -1,7 +1,5 @@
 """From a question to its answer: read it, plan, and, if requested, explain and sweep."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 

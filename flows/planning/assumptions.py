@@ -1,7 +1,5 @@
 """The assumptions of an answer, for values neither stated nor measured, each with the field that changes it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from math import exp
 from statistics import NormalDist

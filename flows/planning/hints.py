@@ -1,7 +1,5 @@
 """Hints of an answer: properties of the question that make every plan for it slower than necessary."""
 
-from __future__ import annotations
-
 from prefect_rlhf.placement.planner.question import Question
 
 

@@ -1,7 +1,5 @@
 """The answer to a what-if, for people and machines: text, Markdown, and the files of its folder."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -4,8 +4,6 @@ Models need no weights and datasets need not exist. The graph is traced from the
 parameters, so a plan for it is a plan for the run.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path

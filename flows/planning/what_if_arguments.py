@@ -1,7 +1,5 @@
 """The arguments of a flow function with models that have no weights yet and datasets that need not exist."""
 
-from __future__ import annotations
-
 import inspect
 import typing
 from collections.abc import Mapping

@@ -3,8 +3,6 @@
 A stored plan is a plan file with a summary of its search in its first lines. Its name is a hash of the whole question.
 """
 
-from __future__ import annotations
-
 import hashlib
 from importlib.metadata import version
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The plan that the parameter `plan` names: a searched or measured plan, a preset, or a plan file."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path

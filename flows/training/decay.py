@@ -1,7 +1,5 @@
 """Default for `decay_steps`: a learning rate schedule ends at the run's last optimizer step."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from prefect_rlhf.placement.errors import InvalidInput

@@ -1,7 +1,5 @@
 """Convert `epochs` to `steps`."""
 
-from __future__ import annotations
-
 from prefect_rlhf.flows.forms.options import RunOptions
 from prefect_rlhf.flows.training.log import log_info
 from prefect_rlhf.placement.errors import NotUsed

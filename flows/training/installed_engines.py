@@ -1,7 +1,5 @@
 """Checks that the engines are installed in compatible builds: planning needs no engine, training needs all of them."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec

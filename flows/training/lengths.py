@@ -1,7 +1,5 @@
 """Parse lengths of prompts and responses: a number, shares, or the rollouts of an earlier run."""
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from math import ceil

@@ -1,7 +1,5 @@
 """Log lines of planning, written to the log of the flow run, or kept until the flow run exists."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager

@@ -3,8 +3,6 @@
 This is APP's Judger (arXiv:2312.11819, section V-C). A candidate that fails is reported and skipped.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """Checks that the output folder is writable and has room for the run's checkpoints and models."""
 
-from __future__ import annotations
-
 import shutil
 from math import ceil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A run request, read and checked: its inputs, its graph, and the checkpoint to continue from."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property

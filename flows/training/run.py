@@ -1,7 +1,5 @@
 """One flow run, read from top to bottom: lease, request, plan, augmented graph, training."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress

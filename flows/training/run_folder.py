@@ -1,7 +1,5 @@
 """The folder of a flow run: the same folder whenever that flow run is started again, by a person or automatically."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from itertools import count
 from pathlib import Path

@@ -4,8 +4,6 @@ Prefect names a run `tidy-fox`; ours becomes `grpo-smollm2-tidy-fox`, and so doe
 stays. A run that is started again also keeps its name, because its folder has that name.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping
 from functools import cache

@@ -1,7 +1,5 @@
 """The summary and the file of a searched plan, for people and for the next run."""
 
-from __future__ import annotations
-
 from prefect_rlhf.placement.plan import ExecutionPlan
 from prefect_rlhf.placement.planner.planned import Planned, PresetResult
 from prefect_rlhf.placement.plans.plan_file import plan_yaml

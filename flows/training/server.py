@@ -1,7 +1,5 @@
 """The Prefect server that a run needs: the server of the settings, or a temporary server."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 from collections.abc import Iterator

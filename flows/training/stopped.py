@@ -1,7 +1,5 @@
 """The progress of a run that a person stopped, and the checkpoint that another run can continue from."""
 
-from __future__ import annotations
-
 from prefect.exceptions import TerminationSignal
 
 from prefect_rlhf.placement.errors import RunStopped

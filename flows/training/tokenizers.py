@@ -1,7 +1,5 @@
 """Checks that roles reading the same rows have tokenizers that give every token id of those rows the same text."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache

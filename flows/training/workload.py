@@ -1,7 +1,5 @@
 """A run's rows for the cost model: prompts as long as in the data, responses as long as allowed."""
 
-from __future__ import annotations
-
 from prefect_rlhf.flows.training.inputs import RunInputs, longest_sequence
 from prefect_rlhf.flows.training.lengths import distribution
 from prefect_rlhf.placement.cost.made_rows import with_made_rows

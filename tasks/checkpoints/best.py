@@ -3,8 +3,6 @@
 Both follow from the run's own record, so a resumed run decides as before.
 """
 
-from __future__ import annotations
-
 import math
 import shutil
 from collections.abc import Mapping, Sequence

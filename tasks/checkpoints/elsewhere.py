@@ -4,8 +4,6 @@ A run writes into the folder's mirror on this machine. The store decides: checkp
 mirror too.
 """
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable
 from pathlib import Path

@@ -7,8 +7,6 @@
 A step's folder is named after the number of finished steps.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """The identity of a run, as plain values: runs with equal identities differ only in how and where they run."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import MISSING, asdict, fields, is_dataclass, replace

@@ -5,8 +5,6 @@ previous rendering; the text after that prefix is the message's own. Pieces beco
 its response do during sampling.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby

@@ -1,7 +1,5 @@
 """Columns of Parquet files, and of the Arrow files that Hugging Face `datasets` saves; the latter are memory-mapped."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import partial
 from typing import Any

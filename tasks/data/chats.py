@@ -1,7 +1,5 @@
 """Chats, answered prompts and texts to learn from: reading by ranks, and checks by the controller before a run."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property

@@ -6,8 +6,6 @@ A split column of strings, if present, gives the split of each row. Rows are num
 of the files.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property

@@ -1,7 +1,5 @@
 """The files of a dataset's path: a file, a folder, a saved `datasets` folder or a pattern, and their format."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from glob import escape, glob, has_magic

@@ -1,7 +1,5 @@
 """Rows that reasoning-gym generates: a task by name, `reasoning_gym:chain_sum?size=500&seed=42&min_terms=2`."""
 
-from __future__ import annotations
-
 from dataclasses import fields
 from difflib import get_close_matches
 from importlib import import_module

@@ -1,7 +1,5 @@
 """Rows of JSON-lines files: each line is an object, and each name has the same JSON type in all lines, or null."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Sequence
 from itertools import chain

@@ -1,7 +1,5 @@
 """A preference pair in messages: the messages of the prompt, and the answer of each side."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import takewhile
 from typing import Any

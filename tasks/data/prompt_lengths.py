@@ -1,7 +1,5 @@
 """Prompts above the length limit: refused, left out, or cut at an end; the log always reports their number."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal

@@ -1,7 +1,5 @@
 """The items of a dataset that enter each step: seeded permutations, one after another, a pure function of the step."""
 
-from __future__ import annotations
-
 import random
 from functools import lru_cache
 

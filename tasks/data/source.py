@@ -1,7 +1,5 @@
 """The common part of all datasets: their settings, further columns by row number, checks of prompts and tokens."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property

@@ -1,7 +1,5 @@
 """Columns of a dataset's split in any storage format, read once and checked before the run uses any resource."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Conversion between text and tokens by the tokenizer of a Hugging Face folder, plain or through its chat template."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from functools import lru_cache

@@ -4,8 +4,6 @@ A tensor-parallel shard is timed as a separate model with its share of the heads
 So it needs no other ranks, and its time excludes communication. Each rank of the gang works on its own copy.
 """
 
-from __future__ import annotations
-
 import math
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence

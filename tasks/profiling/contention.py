@@ -1,7 +1,5 @@
 """Measuring how devices of a host slow each other: the same work on 1, 2, 4, ... and all of them at once."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from statistics import mean, median
 

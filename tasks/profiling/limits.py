@@ -1,6 +1,4 @@
 """Limits of measured sizes, stated by forms and flags before torch is imported."""
 
-from __future__ import annotations
-
 MOST_ROWS = 1 << 16  # of a micro-batch
 MOST_TOKENS = 1 << 20  # of a row

@@ -1,7 +1,5 @@
 """Measurement of a model's layers, weights and messages on some devices, and the resulting profile."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field

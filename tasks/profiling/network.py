@@ -1,7 +1,5 @@
 """Measuring messages between nodes: their bandwidth and their latency."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from contextlib import closing
 

@@ -1,7 +1,5 @@
 """Responses before and after training to the same held-out prompts, for a first look at a run."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Predicted and measured seconds side by side: of each node of a step, the step, and the controller's overhead."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Deviation of a run from its prediction: a sentence with its size and the node that causes most of it."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise

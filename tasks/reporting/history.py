@@ -1,7 +1,5 @@
 """The history of a run's metrics for its curves: the most informative metrics, in a bounded number of steps."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import final
 

@@ -1,7 +1,5 @@
 """Metrics above a limit, reported to Prefect as events that automations can handle."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from prefect.events import emit_event

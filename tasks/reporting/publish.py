@@ -1,7 +1,5 @@
 """Publishing artifacts: an unreachable server costs the run at most a picture."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 from uuid import UUID

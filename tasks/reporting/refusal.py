@@ -1,7 +1,5 @@
 """The report of a plan that does not fit, in addition to the line in the state."""
 
-from __future__ import annotations
-
 from prefect.artifacts import create_markdown_artifact
 
 from prefect_rlhf.placement.errors import PlanDoesNotFit

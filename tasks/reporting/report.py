@@ -1,7 +1,5 @@
 """The report of a run: plan, progress, metrics and timeline as artifacts of Prefect, and a log line for each step."""
 
-from __future__ import annotations
-
 from base64 import b64encode
 from collections import deque
 from collections.abc import Mapping, Reversible, Sequence

@@ -1,7 +1,5 @@
 """The line of a step: progress of the run, duration of the step, metrics of learning, remaining time."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Collection, Mapping
 from statistics import median

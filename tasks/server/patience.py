@@ -6,8 +6,6 @@ back may get no request for minutes. Here the process, not the client, remembers
 retries every second.
 """
 
-from __future__ import annotations
-
 import os
 import threading
 import time

@@ -9,8 +9,6 @@ A server writes events in their sending order, minutes late under load. So an en
 that was sent well after it has been written. Resending events that are merely late would slow a slow server further.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import math

@@ -1,7 +1,5 @@
 """Trackers that follow a run's journal while it trains."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager

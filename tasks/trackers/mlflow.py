@@ -1,7 +1,5 @@
 """The tracker for an MLflow store: the store of MLFLOW_TRACKING_URI, or `mlflow.db` next to the run's folder."""
 
-from __future__ import annotations
-
 import json
 import logging
 import os

@@ -1,7 +1,5 @@
 """The names of metrics in other trainers, so that their curves and ours appear in the same plots."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping
 from typing import Literal

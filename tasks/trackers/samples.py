@@ -1,7 +1,5 @@
 """Samples of a step: the first rows of its Parquet files, with prompts, responses and their scores."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path

@@ -3,8 +3,6 @@
 Scalars are simple values, of 32 bits, which scripts read as `EventAccumulator.Scalars`. Tables are tensors of text.
 """
 
-from __future__ import annotations
-
 import shutil
 import time
 from collections.abc import Sequence

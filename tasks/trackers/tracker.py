@@ -1,7 +1,5 @@
 """The protocol of a tracker: it is opened once for a run, and then receives the steps in order."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path

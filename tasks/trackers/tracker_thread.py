@@ -1,7 +1,5 @@
 """The thread of a tracker: a tracker that fails or is slow loses its own lines, and never delays the run."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections import deque

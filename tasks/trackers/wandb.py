@@ -1,7 +1,5 @@
 """The tracker for Weights & Biases: online if WANDB_MODE or a key says so, else into `wandb` of the run's folder."""
 
-from __future__ import annotations
-
 import netrc
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Check of reward functions before anything is built: each is imported in a process that can be ended."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from prefect_rlhf.engines.commands import RowSource

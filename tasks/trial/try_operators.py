@@ -5,8 +5,6 @@ dataset. Errors that do not depend on values are refused: a wrong name, type or 
 Any other error of a computation or a loss may come from the made-up rows, so it is only a warning.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import closing

@@ -4,8 +4,6 @@ Torch's reduce_scatter and all_gather over gloo copy the whole buffer into fresh
 the sending; for a group of a single rank they do only that copy.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

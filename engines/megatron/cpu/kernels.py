@@ -4,8 +4,6 @@ Shapes: S tokens of a row, B rows, N = S * B tokens, H hidden, F feed-forward, G
 of them, X = Q + 2 (queries, key, value), D head dimension.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, cast
 

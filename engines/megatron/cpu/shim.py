@@ -4,8 +4,6 @@ Megatron-core 0.16 writes `device="cuda"` and `torch.cuda.current_device()` as l
 with `torch.cuda.FloatTensor`. Each replacement below answers one of these.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 from collections.abc import Iterator

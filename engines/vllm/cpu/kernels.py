@@ -1,7 +1,5 @@
 """Kernels of an engine on CPU in place of vLLM's defaults, which are made for a compiler that is off there."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 
