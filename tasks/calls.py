@@ -122,13 +122,7 @@ def inference(
     return trace.add(call)
 
 
-def score(
-    reward: object,
-    rows: object,
-    *,
-    every: int | None = None,
-    name: str | None = None,
-) -> RowsHandle:
+def score(reward: object, rows: object, *, every: int | None = None, name: str | None = None) -> RowsHandle:
     """Add the key `scores`, a number for each row, from a reward model's forward pass or from Python functions.
 
     `reward` is a Model parameter, or a HostRewards, whose functions run in worker processes on the node's CPUs while

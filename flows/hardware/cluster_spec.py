@@ -5,14 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from prefect_rlhf.flows.hardware.datasheets import NETWORK, ORCHESTRATION_SECONDS, node_hardware
-from prefect_rlhf.placement.cost.hardware import (
-    GIB,
-    NETWORKS,
-    Datasheet,
-    Network,
-    datasheet,
-    relative_speeds,
-)
+from prefect_rlhf.placement.cost.hardware import GIB, NETWORKS, Datasheet, Network, datasheet, relative_speeds
 from prefect_rlhf.placement.cost.sources import CostSources
 from prefect_rlhf.placement.errors import InvalidInput
 from prefect_rlhf.placement.mesh import MOST_DEVICES, MOST_NODES, ClusterShape

@@ -13,14 +13,7 @@ from prefect_rlhf.tasks.operations import computation
 from prefect_rlhf.tasks.rl import group_advantages
 from prefect_rlhf.tasks.rl.groups import group_metrics, group_scores, groups_of
 from prefect_rlhf.tasks.rl.hyperparameters import GRPO, PPO, ReMax
-from prefect_rlhf.tasks.rl.masked import (
-    masked_mean,
-    masked_variance,
-    mean_of,
-    response_mask,
-    row_weights,
-    whiten,
-)
+from prefect_rlhf.tasks.rl.masked import masked_mean, masked_variance, mean_of, response_mask, row_weights, whiten
 from prefect_rlhf.tasks.rl.overlong import overlong_penalty, response_lengths, truncated_rows
 from prefect_rlhf.tasks.rl.score_shaping import kl_penalties, named_rewards, weighted_rewards
 from prefect_rlhf.tasks.settings import Settings
@@ -132,12 +125,7 @@ def grpo_advantages(
 
 
 def _advantages(
-    shaped_B: Tensor,
-    penalties_BT: Tensor | None,
-    scores: Batch,
-    groups_B: Tensor,
-    trained_BT: Tensor,
-    settings: GRPO,
+    shaped_B: Tensor, penalties_BT: Tensor | None, scores: Batch, groups_B: Tensor, trained_BT: Tensor, settings: GRPO
 ) -> Tensor:
     """Return [B, T], or [B, 1] if the advantages are equal at all tokens.
 
@@ -170,8 +158,5 @@ def remax_advantages(rewards: Batch, baselines: Batch, settings: ReMax) -> Compu
     mask_BT = rewards.mask("rewards") * weights_B[:, None]
     to_come_BT = rewards["rewards"].flip(1).cumsum(1).flip(1)
     advantages_BT = (to_come_BT - baselines_B.nan_to_num(0.0, 0.0, 0.0)[:, None]) * mask_BT
-    metrics = {
-        "baseline": mean_of(baselines_B),
-        "advantage_mean": float(masked_mean(advantages_BT, mask_BT)),
-    }
+    metrics = {"baseline": mean_of(baselines_B), "advantage_mean": float(masked_mean(advantages_BT, mask_BT))}
     return Computed({"advantages": advantages_BT, "row_weights": weights_B}, metrics)

@@ -115,8 +115,5 @@ def compare_logprobs(rollout: Batch, recomputed: Batch, settings: Settings) -> C
     """Measure how far generation's log-probabilities are from the training engine's, under the same weights."""
     mask_BT = rollout.mask("logprobs")
     difference_BT = (recomputed["logprobs"] - rollout["logprobs"]) * mask_BT
-    metrics = {
-        "mean": float(masked_mean(difference_BT.abs(), mask_BT)),
-        "max": float(difference_BT.abs().max()),
-    }
+    metrics = {"mean": float(masked_mean(difference_BT.abs(), mask_BT)), "max": float(difference_BT.abs().max())}
     return Computed(metrics=metrics)
