@@ -9,7 +9,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Mapping, Set
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from contextvars import copy_context
@@ -29,8 +29,9 @@ from prefect_rlhf.tasks.failures import failed, failed_task_run, say_nothing_of_
 from prefect_rlhf.tasks.run_log import run_log
 from prefect_rlhf.tasks.running.device_locks import DeviceLocks
 from prefect_rlhf.tasks.running.dispatch import Dispatcher
-from prefect_rlhf.tasks.running.journal import STEPS_KEPT, Journal, TaskRunSpan
+from prefect_rlhf.tasks.running.journal import Journal, TaskRunSpan
 from prefect_rlhf.tasks.running.outcome import NodeOutcome
+from prefect_rlhf.tasks.running.step_ledger import StepLedger
 from prefect_rlhf.tasks.running.stop_request import StopRequest
 from prefect_rlhf.tasks.running.task_runner import MeshTaskRunner
 from prefect_rlhf.tasks.running.training_run import TrainingRun
@@ -51,12 +52,10 @@ class GraphRunner:
         self._groups, self._stop = groups, stop
         self._in_flight: list[GroupRun] = []
         self._nodes: dict[str, Node] = {}  # of the groups in flight
-        self._left: Counter[int] = Counter()  # nodes that have not ended, of the steps in flight
-        self._ended: deque[int] = deque(maxlen=STEPS_KEPT)  # the latest
+        self._ledger = StepLedger()
         self._ended_steps: queue.SimpleQueue[int | None] = queue.SimpleQueue()
         self._failure: Exception | None = None
         self._is_stopped = False  # interactively, at once: later ends are not failures
-        self._stops_after: int | None = None  # the last step after a request to stop
         self._lock = threading.Lock()
         self._locks = DeviceLocks(frozenset(run.lease.devices))
         self._task_runner = MeshTaskRunner(self._nodes, self._locks)
@@ -108,20 +107,19 @@ class GraphRunner:
                 wait(threads, STOP_POLL_SECONDS, FIRST_EXCEPTION)
             except TerminationSignal as termination:
                 self._stop.take_notice(termination)
-            if self._stop and self._stops_after is None:
+            if self._stop and self._ledger.last_step is None:
                 self._stop_early()
 
     def _stop_early(self) -> None:
         """End the steps that have a started node; a checkpoint follows, and no node of a later step begins."""
         # The locks are held until the later steps are gone: otherwise a node of a later step could begin between the
-        # choice of the last step and the end of this method. The driver may hand out a group meanwhile: either
-        # `_hand_out` sees the last step and does not count nodes after it, or the loop below drops their counts.
-        self._stops_after = self._groups.stop(self._locks.hold())
-        run_log().info("%s: step %d is the last step; a checkpoint follows", self._stop, self._stops_after)
+        # choice of the last step and the end of this method. The driver may hand out a group meanwhile: the ledger
+        # either drops the counts of its later nodes here, or knows the last step when it counts the group.
+        last = self._groups.stop(self._locks.hold())
+        run_log().info("%s: step %d is the last step; a checkpoint follows", self._stop, last)
         with self._lock:
-            for step in [step for step in self._left if step > self._stops_after]:
-                del self._left[step]
-        self._locks.go_on_to(self._stops_after)
+            self._ledger.stop_after(last)
+        self._locks.go_on_to(last)
         self._let_go()
 
     def _start_groups(self, threads: ThreadPoolExecutor) -> None:
@@ -149,8 +147,7 @@ class GraphRunner:
         # that was handed out whole and has no node left, although its last nodes have not begun.
         with self._lock:
             nodes = self._groups.next_group()
-            within = (node for node in nodes if self._stops_after is None or node.step <= self._stops_after)
-            self._left.update(node.step for node in within if node.kind not in BEHIND)
+            self._ledger.hand_out(nodes)
             if nodes:
                 group = GroupRun(nodes)
                 self._in_flight.append(group)
@@ -254,23 +251,18 @@ class GraphRunner:
         with self._lock:
             for group in self._in_flight:
                 group.node_ended(node)
-            self._left[node.step] -= 1
+            self._ledger.end(node)
         self._end_whole_steps()
 
     def _end_whole_steps(self) -> None:
         """End the steps whose nodes were all handed out and have ended."""
         with self._lock:
-            handed_out = self._groups.first_unfinished  # earlier steps were handed out completely
-            ended = [step for step in sorted(self._left) if not self._left[step] and step < handed_out]
-            for step in ended:
-                del self._left[step]
-            oldest = min(self._left, default=handed_out)
-        # Outside of the lock, because the thread of a node that ends must not wait for this work. Each step is deleted
-        # from `_left` inside it, so no other thread ends the same step again.
-        for step in ended:
-            self.dispatcher.finish_step(step, oldest=oldest)
-            if step not in self._ended:  # the checkpoint of a stopping run may follow the end of its step
-                self._ended.append(step)
+            ended = self._ledger.take_ended(self._groups.first_unfinished)
+        # Outside of the lock, because the thread of a node that ends must not wait for this work. The ledger returned
+        # each step once, so no other thread ends the same step again.
+        for step in ended.steps:
+            self.dispatcher.finish_step(step, oldest=ended.oldest)
+            if step not in ended.again:
                 self._ended_steps.put(step)
 
     def _fail(self, error: BaseException) -> None:

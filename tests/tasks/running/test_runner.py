@@ -124,7 +124,7 @@ def test_a_long_run_keeps_nothing_of_steps_that_ended(tmp_path):
     runner, state, steps = run(tmp_path, dispatcher, 12, steps_per_group=12)
     last = row_world.whole_graph(runner.run).last_step
     assert state.is_completed() and len(steps) == last + 1
-    assert not runner._left and not runner._locks._waiting and not runner._locks._running
+    assert not runner._ledger._left and not runner._locks._waiting and not runner._locks._running
     assert len(runner.journal._by_step) == STEPS_KEPT < last
     assert sorted(step for step, _ in dispatcher.finished) == list(range(last + 1))
     assert max(oldest for _, oldest in dispatcher.finished) == last + 1
