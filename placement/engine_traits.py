@@ -3,7 +3,9 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import cast
 
+from prefect_rlhf.placement.errors import InvalidInput
 from prefect_rlhf.placement.graph import CallKind
 from prefect_rlhf.placement.plan import EngineKind
 
@@ -17,6 +19,10 @@ class EngineTraits:
 
     serves: tuple[CallKind, ...]
     """The kinds of call that it runs."""
+    engine_class: str = ""
+    """`module:Class` of its class, which a rank makes of a BuildCommand and its own number; empty without weights."""
+    preloads: tuple[str, ...] = ()
+    """Modules that are imported once, before ranks are forked."""
     holds_weights: bool = True
     """Whether its calls have a model; computations have no model and run on the host CPU."""
     micro_batches: bool = False
@@ -41,20 +47,57 @@ class EngineTraits:
     replicas, and tp splits each expert."""
 
 
-TRAITS: Mapping[EngineKind, EngineTraits] = MappingProxyType(
-    {
-        "vllm": EngineTraits(
-            serves=("generate",),
-            paged_cache=True,
-            sleeps_on_cuda=True,
-            replays_graphs=True,
-            packs_weights=True,
-            drops_scalar_head=True,
-            vocabulary_multiple=64,
-            experts_over_tp=True,
+_TRAITS: dict[EngineKind, EngineTraits] = {
+    "vllm": EngineTraits(
+        serves=("generate",),
+        engine_class="prefect_rlhf.engines.vllm.engine:VllmEngine",
+        preloads=(
+            "prefect_rlhf.engines.vllm",  # sets the environment that vllm reads at its import
+            "vllm",
+            "vllm.v1.engine.core",
+            "vllm.v1.worker.cpu_worker",
+            "vllm.v1.worker.cpu_model_runner",
+            "vllm.model_executor.models.llama",
+            "vllm.model_executor.models.qwen2",
+            "vllm.model_executor.models.qwen3",
+            "vllm.model_executor.models.gemma3",
         ),
-        "megatron": EngineTraits(serves=("generate", "inference", "train_step"), micro_batches=True, pipelines=True),
-        "python": EngineTraits(serves=("compute",), holds_weights=False),
-    }
-)
+        paged_cache=True,
+        sleeps_on_cuda=True,
+        replays_graphs=True,
+        packs_weights=True,
+        drops_scalar_head=True,
+        vocabulary_multiple=64,
+        experts_over_tp=True,
+    ),
+    "megatron": EngineTraits(
+        serves=("generate", "inference", "train_step"),
+        engine_class="prefect_rlhf.engines.megatron.engine:MegatronEngine",
+        preloads=(
+            "megatron.core.models.gpt.gpt_model",
+            "megatron.core.optimizer",
+            "megatron.core.distributed",
+            "megatron.core.pipeline_parallel.schedules",
+        ),
+        micro_batches=True,
+        pipelines=True,
+    ),
+    "python": EngineTraits(serves=("compute",), holds_weights=False),
+}
+TRAITS: Mapping[EngineKind, EngineTraits] = MappingProxyType(_TRAITS)
 """Every engine. Of engines that serve the same kind of call, the usual engine comes first."""
+
+
+def register(name: str, traits: EngineTraits) -> None:
+    """Add an engine that is not part of this package. Ranks receive its traits when they start.
+
+    Raises InvalidInput for the name of an engine with other traits.
+    """
+    if TRAITS.get(cast(EngineKind, name), traits) != traits:
+        raise InvalidInput("engine", name, f"a name besides {', '.join(TRAITS)}")
+    _TRAITS[cast(EngineKind, name)] = traits
+
+
+def engines_of(kind: CallKind) -> tuple[EngineKind, ...]:
+    """Return the engines that can run a kind of call, the usual engine first."""
+    return tuple(engine for engine, traits in TRAITS.items() if kind in traits.serves)

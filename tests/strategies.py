@@ -8,11 +8,12 @@ import networkx as nx
 from hypothesis import strategies as st
 
 from prefect_rlhf.placement.augmented.augmented_graph import AugmentedGraph
+from prefect_rlhf.placement.engine_traits import engines_of
 from prefect_rlhf.placement.graph import Call, DataflowGraph, Dataset, Operation, Port
 from prefect_rlhf.placement.mesh import ClusterShape, DeviceMesh
 from prefect_rlhf.placement.model import QUERY_BIASES, Experts, ModelSpec, SlidingWindow, TransformerShape
 from prefect_rlhf.placement.plan import ExecutionPlan, Placement, instances
-from prefect_rlhf.placement.plans.check import ENGINES, violations
+from prefect_rlhf.placement.plans.check import violations
 from prefect_rlhf.placement.row_set import RowSet
 from prefect_rlhf.placement.strategy import Strategy
 
@@ -251,7 +252,8 @@ def plans(draw, graph: DataflowGraph, cluster: ClusterShape, offload: bool = Tru
             continue
         mesh = draw(meshes(cluster))
         experts = graph.model(each.role or "").shape.experts is not None
-        options = degrees(mesh.num_devices, experts).map(lambda s, m=mesh, e=ENGINES[each.kind][0]: Placement(m, s, e))
+        engine, *_ = engines_of(each.kind)
+        options = degrees(mesh.num_devices, experts).map(lambda s, m=mesh, e=engine: Placement(m, s, e))
         legal = options.filter(lambda placement, e=each: not list(violations(e, placement, graph)))
         placements.append((each.name, draw(legal)))
     plan = ExecutionPlan("drawn", cluster, tuple(placements))

@@ -64,7 +64,7 @@ SUB_ROOMS: Mapping[str, Mapping[str, str]] = {
         "gang": "weights storage",
         "trial": "rank .",
         "profiling": "rank megatron.cpu files weights .",
-        "rank": "megatron vllm files sampling weights storage .",
+        "rank": "files sampling weights storage .",
         "megatron": "megatron.cpu files sampling weights .",
         "megatron.cpu": "megatron",
         "vllm": "vllm.cpu files sampling weights .",

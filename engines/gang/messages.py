@@ -6,9 +6,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic, Literal
 
-from prefect_rlhf.engines.gang.preload import ENGINES, modules_of
+from prefect_rlhf.engines.gang.preload import modules_of
 from prefect_rlhf.engines.gang.protocol import AnyRank
+from prefect_rlhf.placement.engine_traits import TRAITS, EngineTraits
 from prefect_rlhf.placement.mesh import Backend
+from prefect_rlhf.placement.plan import EngineKind
 
 StartMethod = Literal["fork", "spawn"]
 
@@ -37,7 +39,8 @@ class GangSettings(Generic[AnyRank]):
     environment: Mapping[str, str] = field(default_factory=dict)
     num_threads: int = 1
     start_seconds: float = 120.0
-    preload: tuple[str, ...] = modules_of(ENGINES)
+    preload: tuple[str, ...] = field(default_factory=lambda: modules_of(TRAITS))
+    engines: Mapping[EngineKind, EngineTraits] = field(default_factory=lambda: dict(TRAITS))  # also those registered
     method: StartMethod | None = None  # None: fork, but spawn on CUDA, which does not survive a fork
 
     @property

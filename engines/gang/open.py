@@ -11,9 +11,10 @@ import torch
 from prefect_rlhf.engines.gang.in_process import InProcessGang
 from prefect_rlhf.engines.gang.local import LocalGang
 from prefect_rlhf.engines.gang.messages import GangSettings
-from prefect_rlhf.engines.gang.preload import ENGINES, modules_of
+from prefect_rlhf.engines.gang.preload import modules_of
 from prefect_rlhf.engines.gang.protocol import AnyRank, Gang
 from prefect_rlhf.engines.gang.ray import RayGang
+from prefect_rlhf.placement.engine_traits import TRAITS
 from prefect_rlhf.placement.mesh import Backend
 from prefect_rlhf.placement.modules import IN_RANK
 from prefect_rlhf.placement.plan import EngineKind
@@ -39,7 +40,7 @@ def open_gang(
     *,
     rank_factory: Callable[[int, int], AnyRank],
     device: Backend | None = None,
-    engines: Iterable[EngineKind] = ENGINES,
+    engines: Iterable[EngineKind] = TRAITS,
     through_ray: bool = False,
     say: Callable[[str], object] = print,
     shared: Path | None = None,

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import importlib
 import logging
-from collections.abc import Iterable, Mapping
-from types import MappingProxyType
+from collections.abc import Iterable
 
+from prefect_rlhf.placement.engine_traits import TRAITS
 from prefect_rlhf.placement.plan import EngineKind
 
 _OF_ALL = (
@@ -21,29 +21,6 @@ _OF_ALL = (
     "pyarrow.parquet",
     "prefect_rlhf.engines.rank.rank",
 )
-_OF_ENGINE: Mapping[EngineKind, tuple[str, ...]] = MappingProxyType(
-    {
-        "megatron": (
-            "megatron.core.models.gpt.gpt_model",
-            "megatron.core.optimizer",
-            "megatron.core.distributed",
-            "megatron.core.pipeline_parallel.schedules",
-        ),
-        "vllm": (
-            "prefect_rlhf.engines.vllm",  # sets the environment that vllm reads at its import
-            "vllm",
-            "vllm.v1.engine.core",
-            "vllm.v1.worker.cpu_worker",
-            "vllm.v1.worker.cpu_model_runner",
-            "vllm.model_executor.models.llama",
-            "vllm.model_executor.models.qwen2",
-            "vllm.model_executor.models.qwen3",
-            "vllm.model_executor.models.gemma3",
-        ),
-        "python": (),
-    }
-)
-ENGINES: tuple[EngineKind, ...] = tuple(_OF_ENGINE)
 
 
 def modules_of(engines: Iterable[EngineKind]) -> tuple[str, ...]:
@@ -52,7 +29,9 @@ def modules_of(engines: Iterable[EngineKind]) -> tuple[str, ...]:
     >>> [name for name in modules_of({"python"}) if name.startswith(("megatron", "vllm"))]
     []
     """
-    return (*_OF_ALL, *(module for engine in ENGINES if engine in set(engines) for module in _OF_ENGINE[engine]))
+    wanted = set(engines)
+    in_order = [engine for engine in reversed([*TRAITS]) if engine in wanted]  # Megatron before vLLM
+    return (*_OF_ALL, *(module for engine in in_order for module in TRAITS[engine].preloads))
 
 
 def preload(modules: Iterable[str]) -> None:

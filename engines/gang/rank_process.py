@@ -28,6 +28,7 @@ from torch._C._distributed_c10d import TCPStore
 from prefect_rlhf.engines.gang.faults import as_ours
 from prefect_rlhf.engines.gang.lifeline import exit_with
 from prefect_rlhf.engines.gang.messages import Reply, Request, Start
+from prefect_rlhf.placement.engine_traits import register
 
 _COLLECTIVE = timedelta(hours=2)  # a rank may wait long for its peers; the call's deadline is the real limit
 
@@ -130,6 +131,8 @@ def use_device(start: Start) -> None:
 def join(start: Start, listener: int | None) -> object:
     """Become rank `start.rank` of the world of all ranks; return the object that runs the methods."""
     gang, rank = start.gang, start.rank
+    for name, traits in gang.engines.items():
+        register(name, traits)
     use_device(start)
     backend = "cpu:gloo,cuda:nccl" if gang.device == "cuda" else "gloo"
     timeout = timedelta(seconds=gang.start_seconds)

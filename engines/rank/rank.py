@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import MappingProxyType
+from pkgutil import resolve_name
 from typing import Any, cast
 
 import torch
@@ -36,33 +36,18 @@ from prefect_rlhf.engines.storage.mirror import on_this_machine, readable
 from prefect_rlhf.engines.storage.publish import publish
 from prefect_rlhf.engines.weights.memory import resident_bytes
 from prefect_rlhf.engines.weights.move_weights import WeightMover
+from prefect_rlhf.placement.engine_traits import TRAITS
 from prefect_rlhf.placement.errors import EngineFailed, InvalidInput, NotFinite, RlhfError
 from prefect_rlhf.placement.graph import CallKind
 from prefect_rlhf.placement.layout.layout import Layout
 from prefect_rlhf.placement.modules import import_from
-from prefect_rlhf.placement.plan import EngineKind, ModelInstance, OffloadPart
+from prefect_rlhf.placement.plan import ModelInstance, OffloadPart
 
 
 def build_engine(command: BuildCommand, rank: int) -> Engine:
     """Make the engine of the instance; the engine's module is imported only here."""
-    return _BUILDERS[command.instance.engine](command, rank)
-
-
-def _vllm(command: BuildCommand, rank: int) -> Engine:
-    from prefect_rlhf.engines.vllm.engine import VllmEngine
-
-    return VllmEngine(command, rank)
-
-
-def _megatron(command: BuildCommand, rank: int) -> Engine:
-    from prefect_rlhf.engines.megatron.engine import MegatronEngine
-
-    return MegatronEngine(command, rank)
-
-
-_BUILDERS: Mapping[EngineKind, Callable[[BuildCommand, int], Engine]] = MappingProxyType(
-    {"vllm": _vllm, "megatron": _megatron}
-)
+    engine: Engine = resolve_name(TRAITS[command.instance.engine].engine_class)(command, rank)
+    return engine
 
 
 def check_layout(engine: Engine, command: BuildCommand, rank: int) -> None:

@@ -14,7 +14,7 @@ from prefect_rlhf.placement.cost.paged_cache import expected_cache_bytes, gib_ab
 from prefect_rlhf.placement.cost.sizes import ModelSizes
 from prefect_rlhf.placement.cost.uneven import different_works, least_cost
 from prefect_rlhf.placement.cost.workload import CallWork
-from prefect_rlhf.placement.engine_traits import TRAITS
+from prefect_rlhf.placement.engine_traits import TRAITS, engines_of
 from prefect_rlhf.placement.errors import InvalidInput
 from prefect_rlhf.placement.graph import Call, DataflowGraph
 from prefect_rlhf.placement.layout.experts import with_expert_degrees
@@ -24,7 +24,7 @@ from prefect_rlhf.placement.mesh import DeviceMesh
 from prefect_rlhf.placement.plan import OffloadPart, Placement
 from prefect_rlhf.placement.planner.mesh_space import MeshSpace
 from prefect_rlhf.placement.planner.question import Question, Site
-from prefect_rlhf.placement.plans.check import ENGINES, violations
+from prefect_rlhf.placement.plans.check import violations
 from prefect_rlhf.placement.schedule.estimate import training
 from prefect_rlhf.placement.strategy import Strategy, strategies
 
@@ -121,7 +121,9 @@ def fitting_candidates(call: Call, context: CostContext) -> tuple[Candidate, ...
     field = f"calls.{call.name}"
     if not legal:
         mesh = context.space.first_of(0)
-        raise next(violations(call, Placement(mesh, Strategy(mesh.num_devices), ENGINES[call.kind][0]), context.graph))
+        raise next(
+            violations(call, Placement(mesh, Strategy(mesh.num_devices), engines_of(call.kind)[0]), context.graph)
+        )
     nearest = min(legal, key=lambda option: context.needed_bytes(option) - context.usable_bytes(option.mesh_class))
     needs, has = context.needed_bytes(nearest) / GIB, context.usable_bytes(nearest.mesh_class) / GIB
     role = context.graph.model(call.role or "").role
@@ -142,7 +144,7 @@ def legal_candidates(call: Call, context: CostContext) -> Iterator[Candidate]:
     for mesh_class in range(len(context.space.classes)):
         mesh = context.space.first_of(mesh_class)
         for strategy in strategies_within_nodes(mesh):
-            for engine in ENGINES[call.kind]:
+            for engine in engines_of(call.kind):
                 for spread in with_expert_degrees(strategy, model, engine):
                     ways = _caches if TRAITS[engine].paged_cache else _cuts
                     resident = list(ways(call, Placement(mesh, spread, engine), mesh_class, context))
@@ -278,6 +280,6 @@ def _cut_in_words(placement: Placement) -> str:
 def _comes_for(call: Call, placement: Placement, context: CostContext) -> bool:
     """Whether its copy comes before this call and goes after it in every step, of all calls that may share the copy."""
     trainer = context.graph.trained_by(call.role or "")
-    if trainer is not None and placement.engine in ENGINES[trainer.kind]:
+    if trainer is not None and placement.engine in engines_of(trainer.kind):
         return call == trainer
     return call == next(other for other in context.graph if other.role == call.role and other != trainer)

@@ -1,23 +1,16 @@
 """Refuse a plan that cannot run, before any device is taken: a line with field, value and what would be right."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
-from types import MappingProxyType
-from typing import get_args
 
-from prefect_rlhf.placement.engine_traits import TRAITS
+from prefect_rlhf.placement.engine_traits import TRAITS, engines_of
 from prefect_rlhf.placement.errors import InvalidInput, Missing, NotUsed, SeveralMistakes
-from prefect_rlhf.placement.graph import Call, CallKind, DataflowGraph
+from prefect_rlhf.placement.graph import Call, DataflowGraph
 from prefect_rlhf.placement.layout.experts import wrong_ep
 from prefect_rlhf.placement.layout.layout import wrong_tp
 from prefect_rlhf.placement.mesh import DeviceMesh
 from prefect_rlhf.placement.model import ModelSpec
-from prefect_rlhf.placement.plan import EngineKind, ExecutionPlan, ModelInstance, Placement, instances
-
-ENGINES: Mapping[CallKind, tuple[EngineKind, ...]] = MappingProxyType(
-    {kind: tuple(engine for engine, traits in TRAITS.items() if kind in traits.serves) for kind in get_args(CallKind)}
-)
-"""The engines that can run each kind of call, the usual one first."""
+from prefect_rlhf.placement.plan import ExecutionPlan, ModelInstance, Placement, instances
 
 
 def check_plan(plan: ExecutionPlan, graph: DataflowGraph, mesh: DeviceMesh) -> ExecutionPlan:
@@ -120,8 +113,8 @@ def _degrees(call: Call, placement: Placement) -> Iterator[InvalidInput]:
 
 def _engine(call: Call, placement: Placement) -> Iterator[InvalidInput]:
     engine = placement.engine
-    if engine not in ENGINES[call.kind]:
-        right = " or ".join(ENGINES[call.kind])
+    if engine not in engines_of(call.kind):
+        right = " or ".join(engines_of(call.kind))
         yield InvalidInput(_field(call.name, "engine"), engine, f"{right}, which runs {call.kind}")
     if engine not in TRAITS:
         return  # `violations` ends here too

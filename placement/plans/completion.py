@@ -3,11 +3,12 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
+from prefect_rlhf.placement.engine_traits import engines_of
 from prefect_rlhf.placement.errors import InvalidInput
 from prefect_rlhf.placement.graph import Call, DataflowGraph
 from prefect_rlhf.placement.mesh import Device, DeviceMesh
 from prefect_rlhf.placement.plan import Placement
-from prefect_rlhf.placement.plans.check import ENGINES, violations
+from prefect_rlhf.placement.plans.check import violations
 from prefect_rlhf.placement.strategy import Strategy, strategies
 
 
@@ -47,7 +48,7 @@ def _proposals(
     siblings.sort(key=lambda other: other.kind != call.kind)
     placements = [chosen[other.name] for other in siblings]
     for placement in placements:
-        if placement.engine in ENGINES[call.kind]:
+        if placement.engine in engines_of(call.kind):
             cuts = placement.micro_batches
             while cuts > 1:
                 yield replace(placement, micro_batches=cuts)
@@ -55,7 +56,7 @@ def _proposals(
             yield replace(placement, micro_batches=1)
     for mesh in (*(placement.mesh for placement in placements), lease):
         for strategy in strategies(mesh.num_devices):
-            yield Placement(mesh, strategy, ENGINES[call.kind][0])
+            yield Placement(mesh, strategy, engines_of(call.kind)[0])
     for mesh in dict.fromkeys(placement.mesh for placement in placements):
         first = DeviceMesh(mesh.first_node, 1, mesh.first_device, 1)
-        yield Placement(first, Strategy(), ENGINES[call.kind][0])
+        yield Placement(first, Strategy(), engines_of(call.kind)[0])

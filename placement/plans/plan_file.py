@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidatorFunctionWrapHandler, WrapValidator
 
 from prefect_rlhf.placement.engine_traits import TRAITS
 from prefect_rlhf.placement.errors import InvalidInput, SeveralMistakes
@@ -19,13 +19,18 @@ from prefect_rlhf.placement.yaml_text import read_yaml
 MOST_DEVICES = 1 << 20
 
 
+def _or_registered(engine: object, validate: ValidatorFunctionWrapHandler) -> object:
+    """Accept the name of a registered engine, which the type does not know."""
+    return engine if isinstance(engine, str) and engine in TRAITS else validate(engine)
+
+
 class CallEntry(BaseModel):
     """One call of a plan file."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
     mesh: str
-    engine: EngineKind
+    engine: Annotated[EngineKind, WrapValidator(_or_registered)]
     dp: int = Field(1, ge=1, le=MOST_DEVICES)
     tp: int = Field(1, ge=1, le=MOST_DEVICES)
     pp: int = Field(1, ge=1, le=MOST_DEVICES)

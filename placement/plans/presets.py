@@ -11,11 +11,11 @@ from dataclasses import dataclass, replace
 from functools import partial
 from types import MappingProxyType
 
+from prefect_rlhf.placement.engine_traits import engines_of
 from prefect_rlhf.placement.errors import InvalidInput
 from prefect_rlhf.placement.graph import Call, DataflowGraph
 from prefect_rlhf.placement.mesh import DeviceMesh
 from prefect_rlhf.placement.plan import EngineKind
-from prefect_rlhf.placement.plans.check import ENGINES
 from prefect_rlhf.placement.strategy import Strategy, strategies
 
 REAL_TOKENS = 512 * 2048 // 16 // 4
@@ -64,7 +64,7 @@ class Preset:
 
     def engines(self, call: Call) -> tuple[EngineKind, ...]:
         """Return the engines that may run the call."""
-        able = ENGINES[call.kind]
+        able = engines_of(call.kind)
         return (self.engine,) if self.engine in able else able
 
     def with_ratio(self, ratio: float, name: str) -> Preset:

@@ -19,13 +19,14 @@ from prefect_rlhf.flows.planning.what_if import read_question
 from prefect_rlhf.flows.rlhf_flow import find_flow
 from prefect_rlhf.placement.cost.paged_cache import gib_above, whole_cache_bytes
 from prefect_rlhf.placement.cost.sizes import ModelSizes
+from prefect_rlhf.placement.engine_traits import engines_of
 from prefect_rlhf.placement.errors import RlhfError
 from prefect_rlhf.placement.graph import Call
 from prefect_rlhf.placement.plan import ExecutionPlan, Placement, instances
 from prefect_rlhf.placement.planner.best_plan import plan_graph
 from prefect_rlhf.placement.planner.mesh_space import meshes_of
 from prefect_rlhf.placement.planner.question import Question
-from prefect_rlhf.placement.plans.check import ENGINES, check_plan, violations
+from prefect_rlhf.placement.plans.check import check_plan, violations
 from prefect_rlhf.placement.plans.plan_file import plan_yaml, read_plan
 from prefect_rlhf.placement.strategy import Strategy, strategies
 
@@ -76,7 +77,7 @@ def drawn_cache(draw: random.Random, call: Call, placed: Placement, question: Qu
 DRAWN: Mapping[str, Callable[[random.Random, Call, Placement, Question], object]] = {
     "mesh": lambda draw, call, placed, asked: draw.choice(tuple(meshes_of(asked.site.cluster, asked.site.mesh))),
     "strategy": drawn_strategy,
-    "engine": lambda draw, call, placed, asked: draw.choice(ENGINES[call.kind]),
+    "engine": lambda draw, call, placed, asked: draw.choice(engines_of(call.kind)),
     "micro_batches": drawn_micro_batches,
     "offload": lambda draw, call, placed, asked: draw.choice(("none", "all", "optimizer")),
     "prefetch": lambda draw, call, placed, asked: draw.random() < 0.5,
