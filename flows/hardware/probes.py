@@ -15,6 +15,7 @@ from prefect_rlhf.flows.hardware.datasheets import QUERY_LIMIT_SECONDS, node_har
 from prefect_rlhf.flows.hardware.profiles import Machine
 from prefect_rlhf.placement.atomic_file import write_atomically
 from prefect_rlhf.placement.cost.speeds import KnownSpeeds, Speeds
+from prefect_rlhf.placement.engine_traits import TRAITS
 from prefect_rlhf.placement.errors import InvalidInput, RlhfError
 from prefect_rlhf.placement.lease import Lease
 from prefect_rlhf.placement.model import Dtype
@@ -24,8 +25,8 @@ PROBES = Path("~/.prefect-rlhf/probes")
 TOO_BUSY = 0.1
 """A later run probes again if other programs had more than this share of the cores."""
 LOCK_SECONDS = 180.0  # a probe with the imports of its ranks, on a busy machine
-PROBED_ENGINES: dict[EngineKind, str] = {"megatron": "megatron", "vllm": "vllm"}
-"""Engines whose decoding steps are timed, and the module of each."""
+PROBED_ENGINES: tuple[EngineKind, ...] = ("megatron", "vllm")
+"""Engines whose decoding steps are timed; their modules have the same names."""
 
 Say = Callable[[str], object]
 
@@ -129,8 +130,8 @@ def _probe(leased: Lease, dtype: Dtype) -> Speeds:
     # On a GPU vLLM replays CUDA graphs, whose capture takes longer than a whole probe: its constant stays.
     engines = [
         engine
-        for engine, module in PROBED_ENGINES.items()
-        if find_spec(module) and (leased.kind == "cpu" or engine != "vllm")
+        for engine in PROBED_ENGINES
+        if find_spec(engine) and (leased.kind == "cpu" or not TRAITS[engine].replays_graphs)
     ]
     mesh = leased.mesh
     return probe(
