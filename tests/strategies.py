@@ -83,38 +83,18 @@ def call(name: str, kind: str, role: str | None, reads: dict[str, tuple[str, ...
 
 def ppo(staleness: int = 0, evaluate_every: int | None = None, mini_batches: int = 1) -> DataflowGraph:
     """The six calls of PPO with advantages that carry state (the KL controller), and evaluation if asked for."""
+    values = {"critic_inference": ("values",)}
+    scored = {"actor_generate": ROLLOUT, "ref_inference": ("logprobs",), **SCORES, **values}
+    of_actor = {"actor_generate": ROLLOUT, "advantages": ("advantages",)}
+    of_critic = {"actor_generate": ROLLOUT[:2], "advantages": ("returns",), **values}
     calls = [
         call("actor_generate", "generate", "actor", {"prompts": ("prompt_tokens",)}, ROLLOUT),
         call("ref_inference", "inference", "ref", {"actor_generate": ROLLOUT[:2]}, ("logprobs",)),
         call("reward_inference", "inference", "reward", {"actor_generate": ROLLOUT[:2]}, ("scores",)),
         call("critic_inference", "inference", "critic", {"actor_generate": ROLLOUT[:2]}, ("values",)),
-        call(
-            "advantages",
-            "compute",
-            None,
-            {
-                "actor_generate": ROLLOUT,
-                "ref_inference": ("logprobs",),
-                "reward_inference": ("scores",),
-                "critic_inference": ("values",),
-            },
-            ("advantages", "returns"),
-            stateful=True,
-        ),
-        call(
-            "actor_train_step",
-            "train_step",
-            "actor",
-            {"actor_generate": ROLLOUT, "advantages": ("advantages",)},
-            mini_batches=mini_batches,
-        ),
-        call(
-            "critic_train_step",
-            "train_step",
-            "critic",
-            {"actor_generate": ROLLOUT[:2], "advantages": ("returns",), "critic_inference": ("values",)},
-            mini_batches=mini_batches,
-        ),
+        call("advantages", "compute", None, scored, ("advantages", "returns"), stateful=True),
+        call("actor_train_step", "train_step", "actor", of_actor, mini_batches=mini_batches),
+        call("critic_train_step", "train_step", "critic", of_critic, mini_batches=mini_batches),
     ]
     if evaluate_every is not None:
         rows = generated("evaluate_generate", HELD_OUT)
@@ -130,25 +110,14 @@ def ppo(staleness: int = 0, evaluate_every: int | None = None, mini_batches: int
 
 def remax() -> DataflowGraph:
     """ReMax: a sampled and a greedy generation, one reward for each, no critic."""
+    greedy = {"actor_generate_baseline": ROLLOUT[:2]}
+    scored = {"actor_generate": ROLLOUT, **SCORES, "score_baseline": ("scores",)}
     calls = (
         call("actor_generate", "generate", "actor", {"prompts": ("prompt_tokens",)}, ROLLOUT),
         call("actor_generate_baseline", "generate", "actor", {"prompts": ("prompt_tokens",)}, ROLLOUT),
         call("reward_inference", "inference", "reward", {"actor_generate": ROLLOUT[:2]}, ("scores",)),
-        call(
-            "score_baseline",
-            "inference",
-            "reward",
-            {"actor_generate_baseline": ROLLOUT[:2]},
-            ("scores",),
-            rows=generated("actor_generate_baseline"),
-        ),
-        call(
-            "advantages",
-            "compute",
-            None,
-            {"actor_generate": ROLLOUT, "reward_inference": ("scores",), "score_baseline": ("scores",)},
-            ("advantages",),
-        ),
+        call("score_baseline", "inference", "reward", greedy, ("scores",), rows=generated("actor_generate_baseline")),
+        call("advantages", "compute", None, scored, ("advantages",)),
         call("actor_train_step", "train_step", "actor", {"actor_generate": ROLLOUT, "advantages": ("advantages",)}),
     )
     datasets = (Dataset("prompts", ("prompt_tokens",), 8),)

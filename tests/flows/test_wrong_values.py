@@ -135,23 +135,8 @@ def leaves(flow: str) -> list[Leaf]:
 
 
 LEAVES = [leaf for flow in FLOWS for leaf in leaves(flow)]
-NUMBERS_ELSEWHERE = [
-    True,
-    False,
-    "1",
-    "5",
-    10**30,
-    -(10**30),
-    2**64,
-    math.nan,
-    math.inf,
-    -math.inf,
-    1e308,
-    [],
-    [1],
-    {},
-    "1_000",
-]
+NUMBERS_ELSEWHERE = [True, False, "1", "5", "1_000", 10**30, -(10**30), 2**64, 1e308, [], [1], {}]
+NUMBERS_ELSEWHERE += [math.nan, math.inf, -math.inf]
 OTHERWISE = {
     "integer": [0.5, 1.5, -1, *NUMBERS_ELSEWHERE],
     "number": [-1.0, -1e-9, "0x10", *NUMBERS_ELSEWHERE],

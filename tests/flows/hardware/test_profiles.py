@@ -31,14 +31,13 @@ def folder(tmp_path, monkeypatch):
     return tmp_path / "profiles"
 
 
-def kept(of, num_devices=2, **changes):
+def kept(of, num_devices=2, num_nodes=1, machine=("cpu",), **changes):
     """Write the profile of a shape, perhaps with something in it that is not so."""
-    subject = profiles.Machine.read("cpu").subject(of, "bfloat16", num_devices)
-    links = Links(1e9, 1e9, 0.0, 1e9)
+    subject = profiles.Machine.read(*machine).subject(of, "bfloat16", num_devices, num_nodes)
+    slow_downs = (SlowDown("inference", "megatron", (1, num_devices), (1.0, 1.5), 1.5),) if num_devices > 1 else ()
     made = Profile(
-        of, "bfloat16", "cpu", subject.versions, (), links, 1e-9,
-        processor=subject.processor, num_devices=num_devices,
-        slow_downs=(SlowDown("inference", "megatron", (1, num_devices), (1.0, 1.5), 1.5),) if num_devices > 1 else (),
+        of, "bfloat16", machine[-1], subject.versions, (), Links(1e9, 1e9, 1e9 * (num_nodes > 1), 1e9), 1e-9,
+        processor=subject.processor, num_devices=num_devices, num_nodes=num_nodes, slow_downs=slow_downs,
     )  # fmt: skip
     made = replace(made, **changes)
     profiles.keep_profile(made, profiles.profile_file(subject))
@@ -92,13 +91,7 @@ def test_profiles_of_several_kinds_count_where_each_has_one():
     for device in ("v100-32", "a100-80"):
         assert profiles.measured_sources([ACTOR], leased).profiles == ()
         for num_nodes in (1, 2):
-            subject = profiles.Machine.read("cuda", device).subject(SHAPE, "bfloat16", 2, num_nodes)
-            links = Links(1e9, 1e9, 1e9, 1e9)
-            made = Profile(
-                SHAPE, "bfloat16", device, subject.versions, (), links, 1e-9, num_devices=2, num_nodes=num_nodes,
-                slow_downs=(SlowDown("inference", "megatron", (1, 2), (1.0, 1.5), 1.5),),
-            )  # fmt: skip
-            profiles.keep_profile(made, profiles.profile_file(subject))
+            kept(SHAPE, num_nodes=num_nodes, machine=("cuda", device), processor="")
         assert [one.device for one in profiles.measured_sources([ACTOR], alone).profiles] == ["v100-32"]
     found = profiles.measured_sources([ACTOR], leased).profiles
     assert {(one.device, one.num_nodes) for one in found} == {("a100-80", 2), ("v100-32", 2)}

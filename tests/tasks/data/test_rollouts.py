@@ -37,30 +37,17 @@ def context(tmp_path):
 def test_a_steps_rollouts_are_a_parquet_file(context):
     """Their weight version is that of the role which generated them, whatever its name."""
     record_rollouts.function(ROLLOUT, SCORES, ADVANTAGES, Settings(), context)
-    assert pq.read_table(context.run_dir / "rollouts" / "step-000003.parquet").to_pylist() == [
-        {
-            "prompt": "a film",
-            "response": "is good",
-            "tokens": ids("a film is good </s>"),
-            "logprobs": [-1.0, -2.0, -0.5],
-            "reward": 1.5,
-            "advantages": [0.5, 1.0, 2.0],
-            "step": 3,
-            "weight_version": 2,
-            "row_id": 41,
-        },
-        {
-            "prompt": "it is",
-            "response": "bad",
-            "tokens": ids("it is bad"),
-            "logprobs": [-0.25],
-            "reward": -2.0,
-            "advantages": [-1.0],
-            "step": 3,
-            "weight_version": 2,
-            "row_id": 7,
-        },
-    ]
+    assert pq.read_table(context.run_dir / "rollouts" / "step-000003.parquet").to_pydict() == {
+        "prompt": ["a film", "it is"],
+        "response": ["is good", "bad"],
+        "tokens": [ids("a film is good </s>"), ids("it is bad")],
+        "logprobs": [[-1.0, -2.0, -0.5], [-0.25]],
+        "reward": [1.5, -2.0],
+        "advantages": [[0.5, 1.0, 2.0], [-1.0]],
+        "step": [3, 3],
+        "weight_version": [2, 2],
+        "row_id": [41, 7],
+    }
 
 
 def test_no_half_written_file_has_the_name_of_a_whole_one(context, monkeypatch):
