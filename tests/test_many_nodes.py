@@ -65,7 +65,7 @@ def test_nor_for_grpo(parameters, nodes, nodes_of_run, record_property):
     given, one = plan_matrix.grpo_parameters(parameters), grpo_plan("0 engine=vllm", "0", "0", "0")
     alone = plan_matrix.run(given, one, "grpo", num_devices=1)
     num_devices = 4 if nodes_of_run == 2 else 3
-    over = plan_matrix.run(given, GRPO[nodes_of_run], f"grpo {nodes_of_run}", num_devices, nodes_of_run)
+    over = plan_matrix.run(given, GRPO[nodes_of_run], f"grpo {nodes_of_run}", num_devices, nodes=nodes_of_run)
     assert len(over.tokens[0]) == 16
     assert_equal(alone, over, record_property)
 
