@@ -134,7 +134,9 @@ def refuse_other_weights(config: dict[str, Any], field: str) -> None:
 
 
 def _family(config: dict[str, Any], field: str, among: Mapping[str, Family], what: str) -> Family:
-    kind = config.get("model_type", _architecture(config).partition("For")[0].lower())
+    architectures = config.get("architectures")
+    first = str(architectures[0]) if isinstance(architectures, list) and architectures else ""
+    kind = config.get("model_type", first.partition("For")[0].lower())
     family = among.get(kind) if isinstance(kind, str) else None
     if family is None or family.experts is None:
         for key in EXPERTS:
@@ -145,12 +147,6 @@ def _family(config: dict[str, Any], field: str, among: Mapping[str, Family], wha
     if family is None:
         raise InvalidInput(f"{field}.model_type", kind, f"{what}: {', '.join(among)}")
     return family
-
-
-def _architecture(config: dict[str, Any]) -> str:
-    """Return the first of a config's architectures; empty if it names none."""
-    names = config.get("architectures")
-    return str(names[0]) if isinstance(names, list) and names else ""
 
 
 def _biases(config: dict[str, Any], field: str, family: Family) -> tuple[str, ...]:

@@ -39,7 +39,9 @@ def load(function: HostFunction) -> LoadedFunction:
         at = f" ({place})" if place else ""
         expected = f"a function that takes {AS_WRITTEN[function.signature]}: {error}{at}"
         raise InvalidInput(function.field, function.function, expected) from error
-    return LoadedFunction(function, found, _is_async(found), named, place)
+    plain = _whole(found)
+    is_async = inspect.iscoroutinefunction(plain) or inspect.iscoroutinefunction(type(plain).__call__)
+    return LoadedFunction(function, found, is_async, named, place)
 
 
 def reason(error: BaseException, place: str) -> str:
@@ -103,11 +105,6 @@ def _reasoning_gym_task(function: HostFunction) -> Callable[..., Any] | None:
         return None
     score: Callable[..., Any] = factory.get_score_answer_fn(function.attribute)
     return score
-
-
-def _is_async(function: Callable[..., Any]) -> bool:
-    plain = _whole(function)
-    return inspect.iscoroutinefunction(plain) or inspect.iscoroutinefunction(type(plain).__call__)
 
 
 def _whole(function: Callable[..., Any]) -> Callable[..., Any]:

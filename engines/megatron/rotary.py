@@ -16,7 +16,9 @@ class Rotary:
     def __init__(self, theta: float, head_dim: int, scaling: RopeScaling | None = None) -> None:
         self._frequencies = 1.0 / theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)
         if scaling is not None:
-            self._frequencies = _scaled(self._frequencies, scaling)
+            # Slow down long wavelengths as Megatron's own embedding does; its constructor accepts only the factor.
+            factors = scaling.factor, scaling.low_freq_factor, scaling.high_freq_factor, scaling.original_context
+            self._frequencies = RotaryEmbedding._apply_scaling(None, self._frequencies, *factors)
         self._longest: tuple[Tensor, Tensor] | None = None
 
     def tables(self, length: int, like: Tensor) -> tuple[Tensor, Tensor]:
@@ -25,13 +27,6 @@ class Rotary:
             angles = torch.outer(torch.arange(length, dtype=torch.float32), self._frequencies)
             self._longest = (angles.cos().to(like), angles.sin().to(like))
         return self._longest[0][:length], self._longest[1][:length]
-
-
-def _scaled(frequencies: Tensor, scaling: RopeScaling) -> Tensor:
-    """Slow down long wavelengths as Megatron's own embedding does; its constructor accepts only the factor."""
-    factors = scaling.factor, scaling.low_freq_factor, scaling.high_freq_factor
-    scaled: Tensor = RotaryEmbedding._apply_scaling(None, frequencies, *factors, scaling.original_context)
-    return scaled
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> None:

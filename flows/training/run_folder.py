@@ -17,8 +17,8 @@ RESULT = "result.json"  # the result of the flow run; written last
 def earlier_folder(output_dir: Path, name: str, flow_run_id: str) -> Path | None:
     """Return the folder of an earlier attempt at this flow run, or None at the first attempt."""
     recall_owners(output_dir, name, (OWNER, RESULT))
-    mine = (folder for folder in _taken(output_dir, name) if _owner(folder) == flow_run_id)
-    folder = next(mine, None)
+    owners = ((folder, folder / OWNER) for folder in _taken(output_dir, name))
+    folder = next((folder for folder, owner in owners if owner.is_file() and owner.read_text() == flow_run_id), None)
     if folder is not None:
         recall_folder(folder, "output_dir")
     return folder
@@ -53,8 +53,3 @@ def _taken(output_dir: Path, name: str) -> Iterator[Path]:
 
 def _named(output_dir: Path, name: str, number: int) -> Path:
     return output_dir / (name if number == 1 else f"{name}-{number}")
-
-
-def _owner(folder: Path) -> str | None:
-    owner = folder / OWNER
-    return owner.read_text() if owner.is_file() else None

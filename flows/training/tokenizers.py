@@ -95,7 +95,11 @@ def check_tokenizers(graph: DataflowGraph) -> tuple[str, ...]:
             written, read = (vocabulary(*place) for place in places)
             if written is None or read is None:
                 check_sizes_alike(writer, reader, rows.source)
-                remarks.append(_without_tokenizer(*(both if written is None else reversed(both))))
+                lacking, other = both if written is None else reversed(both)
+                remarks.append(
+                    f"{lacking.role}: {lacking.path} has no tokenizer.json or tokenizer.model; it is assumed to "
+                    f"have the token ids of {other.role}, which reads the same rows"
+                )
             else:
                 _check_texts(writer, reader, written, read, rows.source)
         if is_smaller and (rows.is_sampled or written is None or read is None):
@@ -103,13 +107,6 @@ def check_tokenizers(graph: DataflowGraph) -> tuple[str, ...]:
             expected = f"at least {size}, the vocabulary of {writer.role}: the rows of {rows.source} may have them all"
             raise InvalidInput(f"{reader.role}.vocab_size", reader.shape.vocab_size, expected)
     return tuple(dict.fromkeys(remarks))
-
-
-def _without_tokenizer(lacking: ModelSpec, other: ModelSpec) -> str:
-    return (
-        f"{lacking.role}: {lacking.path} has no tokenizer.json or tokenizer.model; it is assumed to have the token "
-        f"ids of {other.role}, which reads the same rows"
-    )
 
 
 def _check_texts(writer: ModelSpec, reader: ModelSpec, written: Vocabulary, read: Vocabulary, source: str) -> None:

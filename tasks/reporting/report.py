@@ -120,7 +120,9 @@ class RunReport:
     def step_ended(self, metrics: Mapping[str, float]) -> None:
         """Log the step's line, update the progress bar, and publish the tables every few steps."""
         if metrics["step"] >= self.augmented.num_steps:
-            self._after_last_step(metrics)
+            if values := self._lines.values(metrics):  # the last evaluation, which does not belong to a step
+                self._history.add(metrics)
+                self._say(" · ".join([f"after {metrics['step']} steps", *values]))
             return
         self._metrics.append(metrics)
         self._history.add(metrics)
@@ -150,12 +152,6 @@ class RunReport:
         if node and node != self._deviates:
             self._log.warning("%s; %s", found, self._deviation_advice)
         self._deviates = node
-
-    def _after_last_step(self, metrics: Mapping[str, float]) -> None:
-        """Log the results of the last evaluation, if any: it does not belong to a step."""
-        if values := self._lines.values(metrics):
-            self._history.add(metrics)
-            self._say(" · ".join([f"after {metrics['step']} steps", *values]))
 
     def stopped(self, run: TrainingRun, error: BaseException | None = None) -> None:
         """Log the checkpoint that another run can resume from, unless `error` refuses that checkpoint."""

@@ -94,8 +94,9 @@ class TaskRunRecord:
     def send_again(self, client: SyncPrefectClient, sent_before: float) -> None:
         """Resend the oldest events that were sent before a time (monotonic seconds)."""
         late = [sent for sent in self.ends().values() if sent.sent_at < sent_before][:AT_ONCE]
-        if late:
-            _send_again(client, [sent.event for sent in late])
+        if late:  # under new ids, because the server drops known ids; times and states stay the task run's
+            copies = [sent.event.model_copy(update={"id": uuid4(), "follows": None}) for sent in late]
+            client.request("POST", "/events", json=[event.model_dump(mode="json") for event in copies])
         for sent in late:
             sent.sent_at = time.monotonic()
 
@@ -113,12 +114,6 @@ def _missing(client: SyncPrefectClient, ids: list[UUID]) -> set[UUID]:
         return set()
     found = client.read_task_runs(task_run_filter=TaskRunFilter(id=TaskRunFilterId(any_=ids)), limit=AT_ONCE)
     return set(ids) - {run.id for run in found if run.state_type in TERMINAL_STATES}
-
-
-def _send_again(client: SyncPrefectClient, events: list[Event]) -> None:
-    """Send events under new ids, because the server drops known ids; times and states stay the task run's."""
-    copies = [event.model_copy(update={"id": uuid4(), "follows": None}) for event in events]
-    client.request("POST", "/events", json=[event.model_dump(mode="json") for event in copies])
 
 
 _record = TaskRunRecord()  # of the run in progress; each run has a new record
