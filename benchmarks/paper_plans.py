@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from prefect_rlhf.placement.augmented.node import Node
+from prefect_rlhf.placement.augmented.work import Reallocate
 from prefect_rlhf.placement.cost.node import NodeCosts
 from prefect_rlhf.placement.cost.sizes import ModelSizes
 from prefect_rlhf.placement.cost.workload import CallWork
@@ -97,13 +98,10 @@ def _with_known_move(node: PairNode, problem: PlanProblem, placements: Placement
 
 def _feeds(node: Node, target: Placement, role: str | None) -> bool:
     """Whether it moves a role's weights to where a call reads them."""
-    written = node.target
-    return (
-        node.kind == "reallocate"
-        and written is not None
-        and written.role == role
-        and (written.mesh, written.strategy, written.engine) == (target.mesh, target.strategy, target.engine)
-    )
+    if not isinstance(node.work, Reallocate) or node.work.target.role != role:
+        return False
+    written = node.work.target
+    return (written.mesh, written.strategy, written.engine) == (target.mesh, target.strategy, target.engine)
 
 
 def _with_layout(candidates: Sequence[Candidate], placement: Placement) -> list[int]:

@@ -11,7 +11,7 @@ from typing import Any
 
 from prefect_rlhf.engines.commands import BuildCommand, CallCommand, Digest, MoveWeightsCommand, RankReport
 from prefect_rlhf.engines.gang.messages import Reply, Request, Start
-from prefect_rlhf.placement.augmented.node import RESOURCES, Resource
+from prefect_rlhf.placement.augmented.resources import RESOURCES, Resource
 from prefect_rlhf.placement.layout.layout import Layout
 
 METRICS = {f"metric_{number}": 0.5 for number in range(12)}

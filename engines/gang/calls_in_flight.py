@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
-from prefect_rlhf.placement.augmented.node import Resource
+from prefect_rlhf.placement.augmented.resources import Resource
 from prefect_rlhf.placement.errors import RlhfError
 
 

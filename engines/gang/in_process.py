@@ -16,7 +16,7 @@ from prefect_rlhf.engines.gang.failures import raise_first_failure
 from prefect_rlhf.engines.gang.messages import Request
 from prefect_rlhf.engines.gang.protocol import AnyRank, Arguments, Result
 from prefect_rlhf.engines.gang.rank_process import reply_to
-from prefect_rlhf.placement.augmented.node import Resource
+from prefect_rlhf.placement.augmented.resources import Resource
 from prefect_rlhf.placement.errors import RankLost, RankSilent
 from prefect_rlhf.placement.mesh import Backend
 

@@ -14,7 +14,7 @@ from prefect_rlhf.engines.gang.messages import GangSettings, Start
 from prefect_rlhf.engines.gang.node_ranks import Deaths, NodeRanks
 from prefect_rlhf.engines.gang.process_gang import PIPE_SECONDS, ProcessGang
 from prefect_rlhf.engines.gang.protocol import AnyRank
-from prefect_rlhf.placement.augmented.node import RESOURCES, Resource
+from prefect_rlhf.placement.augmented.resources import RESOURCES, Resource
 
 LOOPBACK = "127.0.0.1"
 

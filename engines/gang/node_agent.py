@@ -16,7 +16,7 @@ from prefect_rlhf.engines.gang.node_ranks import NodeRanks
 from prefect_rlhf.engines.gang.shared_folder import SharedFolder
 from prefect_rlhf.engines.gang.wires import Address, Hello, reach
 from prefect_rlhf.engines.weights.read_peer_memory import NODE
-from prefect_rlhf.placement.augmented.node import RESOURCES
+from prefect_rlhf.placement.augmented.resources import RESOURCES
 
 CONTROL = len(RESOURCES)
 """The kind of a node's own wire; the kind of a rank's wire is its resource's index in RESOURCES."""

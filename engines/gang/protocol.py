@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Protocol, TypeVar, TypeVarTuple
 
-from prefect_rlhf.placement.augmented.node import Resource
+from prefect_rlhf.placement.augmented.resources import Resource
 
 AnyRank = TypeVar("AnyRank", covariant=True)
 """The class of a gang's ranks: `engines.rank.Rank`, or a rank for profiles, trials or tests."""

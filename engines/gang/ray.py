@@ -32,7 +32,7 @@ from prefect_rlhf.engines.gang.protocol import AnyRank
 from prefect_rlhf.engines.gang.ray_places import PLACE_SECONDS, Placed, places_of
 from prefect_rlhf.engines.gang.shared_folder import FIELD, SharedFolder
 from prefect_rlhf.engines.gang.wires import CONNECT_SECONDS, Address, Hello, reach
-from prefect_rlhf.placement.augmented.node import RESOURCES, Resource
+from prefect_rlhf.placement.augmented.resources import RESOURCES, Resource
 from prefect_rlhf.placement.errors import InvalidInput, RankLost
 from prefect_rlhf.placement.install_command import install_command
 

@@ -20,9 +20,18 @@ from prefect_rlhf.placement.augmented.offloading import add_offloads
 from prefect_rlhf.placement.augmented.priority import CallPriorities, export_of
 from prefect_rlhf.placement.augmented.reallocations import add_reallocations
 from prefect_rlhf.placement.augmented.unroll import CallRun, run_id, train_run_id, unroll
-from prefect_rlhf.placement.graph import DataflowGraph
+from prefect_rlhf.placement.augmented.work import (
+    Checkpoint,
+    Export,
+    ModelCall,
+    Reallocate,
+    TrainStep,
+    Transfer,
+    work_of,
+)
+from prefect_rlhf.placement.graph import Call, DataflowGraph
 from prefect_rlhf.placement.mesh import union
-from prefect_rlhf.placement.plan import ExecutionPlan, ModelInstance, instance_of, trained_instance
+from prefect_rlhf.placement.plan import ExecutionPlan, ModelInstance, trained_instance
 from prefect_rlhf.placement.rows.moves import RowMove
 
 
@@ -75,16 +84,11 @@ def _call_node(graph: DataflowGraph, plan: ExecutionPlan, run: CallRun) -> Node:
     when = "in every step" if call.every is None else f"as evaluation every {call.every} steps and after the last step"
     return Node(
         id=run.id,
-        kind=call.kind,
         step=run.step,
         meshes=(placement.mesh,),
         dependencies=run.dependencies,
         reason=f"flow {graph.name} makes this call {when}.",
-        call=call,
-        placement=placement,
-        instance=instance_of(call, placement),
-        reads=run.reads,
-        writes=run.writes,
+        work=work_of(call, placement, run.reads),
     )
 
 
@@ -92,13 +96,13 @@ def _add_overwrites(builder: GraphBuilder) -> None:
     """Make each train_step wait for all readers of the version that it overwrites in its own storage."""
     users: dict[tuple[ModelInstance, int], list[str]] = defaultdict(list)
     for node in builder.nodes.values():
-        storage = node.source or node.instance
-        if storage is not None and node.reads is not None:
-            users[storage, node.reads].append(node.id)
+        match node.work:
+            case ModelCall(_, storage, version) | Reallocate(storage, _, version) | Checkpoint(storage, version):
+                users[storage, version].append(node.id)
     for node in tuple(builder.nodes.values()):
-        if node.kind == "train_step" and node.instance is not None and node.reads is not None:
-            readers = users[node.instance, node.reads]
-            builder.wait(node.id, *(Dependency(id, "overwrite", f"v{node.reads}") for id in readers))
+        if isinstance(node.work, TrainStep):
+            readers, label = users[node.work.instance, node.work.reads], f"v{node.work.reads}"
+            builder.wait(node.id, *(Dependency(id, "overwrite", label) for id in readers))
 
 
 def _add_transfers(
@@ -112,14 +116,15 @@ def _add_transfers(
         return f"transfer.{consumer}{suffix}@{step}"
 
     for node in tuple(builder.nodes.values()):
-        if node.call is None or node.call.name not in by_call:
+        call = node.call
+        if call is None or call.name not in by_call:
             continue
-        feed, consumer = by_call[node.call.name], node.call.name
+        feed, consumer = by_call[call.name], call.name
         for moves in feed.transfers:
-            transfer = _transfer(plan, node, moves, transfer_id(consumer, moves[0].producer, node.step))
-            choices = tuple(Dependency(run_id(name, node.step), "data") for name in node.call.waits_for_choices)
+            transfer = _transfer(plan, node, call, moves, transfer_id(consumer, moves[0].producer, node.step))
+            choices = tuple(Dependency(run_id(name, node.step), "data") for name in call.waits_for_choices)
             transfer = replace(transfer, dependencies=(*transfer.dependencies, *choices))
-            builder.add(transfer, priorities.transfer_to(node.call, node.step, [move.producer for move in moves]))
+            builder.add(transfer, priorities.transfer_to(call, node.step, [move.producer for move in moves]))
             builder.wait(node.id, Dependency(transfer.id, "data", _keys(moves)))
         for shared in feed.shared:
             id = transfer_id(shared.consumer, shared.move.producer, node.step)
@@ -131,12 +136,10 @@ def _add_transfers(
                 builder.replace_dependency(node.id, run, *stay)
 
 
-def _transfer(plan: ExecutionPlan, consumer: Node, moves: tuple[RowMove, ...], id: str) -> Node:
-    assert consumer.call is not None and consumer.placement is not None  # only calls are fed
-    choices = tuple(Dependency(run_id(name, consumer.step), "data") for name in consumer.call.waits_for_choices)
+def _transfer(plan: ExecutionPlan, consumer: Node, call: Call, moves: tuple[RowMove, ...], id: str) -> Node:
+    choices = tuple(Dependency(run_id(name, consumer.step), "data") for name in call.waits_for_choices)
     return Node(
         id=id,
-        kind="transfer",
         step=consumer.step,
         meshes=union((*(plan[move.producer].mesh for move in moves), *consumer.meshes)),
         dependencies=tuple(
@@ -144,9 +147,7 @@ def _transfer(plan: ExecutionPlan, consumer: Node, moves: tuple[RowMove, ...], i
         )
         + choices,
         reason=f"the devices of {consumer.id} lack rows of {_keys(moves)} made elsewhere.",
-        call=consumer.call,
-        placement=consumer.placement,
-        moves=moves,
+        work=Transfer(call, moves),
     )
 
 
@@ -164,12 +165,10 @@ def _add_exports(builder: GraphBuilder, graph: DataflowGraph, plan: ExecutionPla
         waits = (Dependency(trained, "version", f"{model.role} v{num_steps}"),) if trained in builder.nodes else ()
         node = Node(
             id=f"export.{model.role}@{num_steps}",
-            kind="export",
             step=num_steps,
             meshes=(instance.mesh,),
             dependencies=waits,
             reason=f"the run ends with {model.role} v{num_steps}, and its result is this model.",
-            instance=instance,
-            reads=num_steps,
+            work=Export(instance, num_steps),
         )
         builder.add(node, export_of(num_steps, position))

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import cache
-
-from pydantic import TypeAdapter, ValidationError
 
 from prefect_rlhf.placement.augmented.node import Node
-from prefect_rlhf.placement.errors import GraphError, InvalidInput
+from prefect_rlhf.placement.errors import GraphError
 from prefect_rlhf.placement.graph import DataflowGraph
 from prefect_rlhf.placement.plan import ExecutionPlan
 
@@ -58,22 +55,3 @@ class AugmentedGraph:
     def last_step(self) -> int:
         """The last step that any node belongs to: `num_steps` when evaluation runs after the last train_step."""
         return max((node.step for node in self.nodes), default=0)
-
-    def to_json(self) -> str:
-        """Return all of it as JSON; `from_json` gives an equal value."""
-        return _adapter().dump_json(self).decode()
-
-    @classmethod
-    def from_json(cls, text: str) -> AugmentedGraph:
-        """Read what `to_json` wrote; raises InvalidInput for anything else."""
-        try:
-            return _adapter().validate_json(text)
-        except ValidationError as error:
-            first = error.errors()[0]
-            place = ".".join(str(part) for part in ("augmented_graph", *first["loc"]))
-            raise InvalidInput(place, first["input"], first["msg"]) from error
-
-
-@cache
-def _adapter() -> TypeAdapter[AugmentedGraph]:
-    return TypeAdapter(AugmentedGraph)

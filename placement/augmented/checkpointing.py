@@ -8,13 +8,14 @@ for the commit, so at most a single copy exists.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from prefect_rlhf.placement.augmented.graph_builder import GraphBuilder
 from prefect_rlhf.placement.augmented.node import Dependency, Node
 from prefect_rlhf.placement.augmented.priority import checkpoint_of, commit_of
 from prefect_rlhf.placement.augmented.unroll import latest_run, run_id, train_run_id
+from prefect_rlhf.placement.augmented.work import Checkpoint, Commit
 from prefect_rlhf.placement.graph import Call, DataflowGraph
 from prefect_rlhf.placement.mesh import union
 from prefect_rlhf.placement.plan import ExecutionPlan, ModelInstance, trained_instance
@@ -91,8 +92,8 @@ def add_checkpoints(
     ]
     before: tuple[Dependency, ...] = ()
     for step in filter(steps.is_checkpointed, unrolled) if trained else ():
-        copies = [_checkpoint(graph, instance, step) for instance in trained]
-        for position, node in enumerate(copies):
+        copies = {instance: _checkpoint(graph, instance, step) for instance in trained}
+        for position, node in enumerate(copies.values()):
             builder.add(node, checkpoint_of(step, position))
             builder.wait(node.id, *before)
         commit = _commit(builder, graph, step, copies)
@@ -109,19 +110,17 @@ def _checkpoint(graph: DataflowGraph, instance: ModelInstance, step: int) -> Nod
     version = f"{instance.role} v{step + 1}"
     return Node(
         id=f"checkpoint.{instance.role}@{step}",
-        kind="checkpoint",
         step=step,
         meshes=(instance.mesh,),
         dependencies=(Dependency(train_run_id(graph, instance.role, step + 1), "version", version),),
         reason=f"a run that ends after step {step} goes on from {version} and its optimizer.",
-        instance=instance,
-        reads=step + 1,
+        work=Checkpoint(instance, step + 1),
     )
 
 
-def _commit(builder: GraphBuilder, graph: DataflowGraph, step: int, copies: list[Node]) -> Node:
+def _commit(builder: GraphBuilder, graph: DataflowGraph, step: int, copies: Mapping[ModelInstance, Node]) -> Node:
     """Return the node, on the devices whose ranks hold a copy."""
-    copied = (Dependency(node.id, "version", f"{node.instance.role} v{step + 1}") for node in copies if node.instance)
+    copied = (Dependency(node.id, "version", f"{copy.role} v{step + 1}") for copy, node in copies.items())
     states = (
         Dependency(latest, "state", call.name)
         for call in stateful_calls(graph)
@@ -129,9 +128,9 @@ def _commit(builder: GraphBuilder, graph: DataflowGraph, step: int, copies: list
     )
     return Node(
         id=f"commit@{step}",
-        kind="commit",
         step=step,
-        meshes=union(mesh for node in copies for mesh in node.meshes),
+        meshes=union(instance.mesh for instance in copies),
         dependencies=(*copied, *states),
         reason="the copies are written in the background; small files and a rename make them the newest checkpoint.",
+        work=Commit(),
     )

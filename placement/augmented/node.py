@@ -5,33 +5,27 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal, get_args
+from typing import Literal, assert_never
 
+from prefect_rlhf.placement.augmented.resources import Resource, resources_of
+from prefect_rlhf.placement.augmented.work import (
+    Checkpoint,
+    Commit,
+    Compute,
+    Export,
+    HostCopy,
+    ModelCall,
+    Reallocate,
+    TrainStep,
+    Transfer,
+    Work,
+)
 from prefect_rlhf.placement.graph import Call
 from prefect_rlhf.placement.mesh import Device, DeviceMesh
-from prefect_rlhf.placement.plan import ModelInstance, OffloadPart, Placement
-from prefect_rlhf.placement.rows.moves import RowMove
+from prefect_rlhf.placement.plan import ModelInstance
 
-NodeKind = Literal[
-    "generate",
-    "inference",
-    "train_step",
-    "compute",
-    "transfer",
-    "reallocate",
-    "offload",
-    "reload",
-    "checkpoint",
-    "commit",
-    "export",
-]
 DependencyKind = Literal["data", "version", "state", "overwrite", "memory"]
-Resource = Literal["compute", "host_link", "disk", "hosts"]
-"""A part of a device that a node has to itself: its compute, the link to host memory, over which copies run, the way
-from there to disk, with the copy of its training state that is about to be written, or the worker processes of its rank
-on the node's CPUs."""
-RESOURCES: tuple[Resource, ...] = get_args(Resource)
-BEHIND: frozenset[NodeKind] = frozenset({"commit"})
+BEHIND = frozenset({Commit.kind})
 """Kinds that run behind the next steps: the step that they belong to is over without them."""
 
 _STEP = re.compile(r"(\.v\d+)?@\d+$")  # of a node's id, with the version that an earlier step trained
@@ -54,31 +48,34 @@ class Dependency:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A task run.
-
-    `meshes` are all devices that it occupies. `reads` is the weight version that a call or move uses, `writes` the
-    version that it makes. `instance` is the copy of weights that a call uses, that an offload or reload moves, or that
-    a checkpoint or export writes; `part` is the part of it that moves. `source` and `target` are set for a reallocate.
-    A transfer's `call` and `placement` belong to the call that it feeds. `stops_devices`: its devices compute nothing
-    during this offload or reload.
-    """
+    """A task run. `meshes` are all devices that it occupies."""
 
     id: str
-    kind: NodeKind
     step: int
     meshes: tuple[DeviceMesh, ...]
     dependencies: tuple[Dependency, ...]
     reason: str
-    call: Call | None = None
-    placement: Placement | None = None
-    instance: ModelInstance | None = None
-    source: ModelInstance | None = None
-    target: ModelInstance | None = None
-    reads: int | None = None
-    writes: int | None = None
-    moves: tuple[RowMove, ...] = ()
-    part: OffloadPart = "all"
-    stops_devices: bool = False
+    work: Work
+
+    @property
+    def kind(self) -> str:
+        """The name of its task, and of its colour in drawings."""
+        return self.work.kind
+
+    @property
+    def call(self) -> Call | None:
+        """The call that it runs or feeds."""
+        return self.work.call if isinstance(self.work, ModelCall | Compute | Transfer) else None
+
+    @property
+    def reads(self) -> int | None:
+        """The weight version that it uses or moves."""
+        return None if isinstance(self.work, Compute | Transfer | Commit) else self.work.reads
+
+    @property
+    def writes(self) -> int | None:
+        """The weight version that it makes."""
+        return self.work.writes if isinstance(self.work, TrainStep) else None
 
     @property
     def devices(self) -> frozenset[Device]:
@@ -87,22 +84,8 @@ class Node:
 
     @property
     def resources(self) -> tuple[Resource, ...]:
-        """The resources that the node uses on its devices.
-
-        An offload or reload uses their host links, and with some engines their compute. A commit uses their paths to
-        disk. A checkpoint uses the compute and the memory that a commit reads. A host call has worker processes. All
-        other nodes use the compute.
-        """
-        if self.kind == "compute" and self.call is not None and self.call.on_hosts:
-            return ("hosts",)
-        match self.kind:
-            case "offload" | "reload":
-                return ("compute", "host_link") if self.stops_devices else ("host_link",)
-            case "checkpoint":
-                return ("compute", "disk")
-            case "commit":
-                return ("disk",)
-        return ("compute",)
+        """The resources that it uses on its devices."""
+        return resources_of(self.work)
 
     @property
     def occupies(self) -> frozenset[tuple[Device, Resource]]:
@@ -120,43 +103,8 @@ class Node:
 
         `actor.generate · step 3 · n0:0-1 dp2 · v3`
         """
-        parts = (self._subject, f"step {self.step}", self._where, self._version)
-        return " · ".join(part for part in parts if part)
-
-    @property
-    def _subject(self) -> str:
-        if self.kind == "reallocate":
-            assert self.source is not None  # set for every reallocate
-            return f"{self.source.role}.reallocate"
-        if self.kind == "commit":
-            return "checkpoint.commit"
-        if self.kind == "checkpoint":
-            assert self.instance is not None  # set for every checkpoint
-            return f"{self.instance.role}.checkpoint"
-        if self.kind in ("offload", "reload", "export"):
-            assert self.instance is not None  # set for these kinds
-            some = "" if self.part == "all" else f" ({self.part})"
-            return f"{self.instance.role}.{self.instance.engine}.{self.kind}{some}"
-        assert self.call is not None  # every other kind runs or feeds a call
-        return f"transfer → {call_title(self.call)}" if self.kind == "transfer" else call_title(self.call)
-
-    @property
-    def _where(self) -> str:
-        if self.kind == "reallocate":
-            assert self.source is not None and self.target is not None  # set for every reallocate
-            return " → ".join(f"{i.engine} {i.mesh.name} {i.strategy}" for i in (self.source, self.target))
-        if self.kind in ("transfer", "commit"):
-            return " + ".join(mesh.name for mesh in self.meshes)
-        if self.kind == "compute":
-            return self.meshes[0].name
-        assert self.instance is not None  # calls with a model, offload and reload
-        return f"{self.instance.mesh.name} {self.instance.strategy}"
-
-    @property
-    def _version(self) -> str:
-        if self.reads is None:
-            return ""
-        return f"v{self.reads}" if self.kind != "train_step" else f"v{self.reads} → v{self.writes}"
+        subject, where, version = _title_parts(self.work, " + ".join(mesh.name for mesh in self.meshes))
+        return " · ".join(part for part in (subject, f"step {self.step}", where, version) if part)
 
 
 def subject_of(node: str) -> str:
@@ -181,6 +129,37 @@ def call_title(call: Call) -> str:
     if plain.startswith(f"{call.kind}_"):
         return f"{call.role}.{plain}"
     return f"{call.role}.{call.kind} ({plain})"
+
+
+def _title_parts(work: Work, meshes: str) -> tuple[str, str, str]:
+    """Return what runs, the place, and the weight version, which is empty for work without weights."""
+    match work:
+        case TrainStep(call, instance, version):
+            return call_title(call), _place(instance), f"v{version} → v{work.writes}"
+        case ModelCall(call, instance, version):
+            return call_title(call), _place(instance), f"v{version}"
+        case Compute(call):
+            return call_title(call), meshes, ""
+        case Transfer(call):
+            return f"transfer → {call_title(call)}", meshes, ""
+        case Reallocate(source, target, version):
+            engines = " → ".join(f"{instance.engine} {_place(instance)}" for instance in (source, target))
+            return f"{source.role}.reallocate", engines, f"v{version}"
+        case HostCopy(instance, part, version):
+            some = "" if part == "all" else f" ({part})"
+            return f"{instance.role}.{instance.engine}.{work.kind}{some}", _place(instance), f"v{version}"
+        case Checkpoint(instance, version):
+            return f"{instance.role}.checkpoint", _place(instance), f"v{version}"
+        case Commit():
+            return "checkpoint.commit", meshes, ""
+        case Export(instance, version):
+            return f"{instance.role}.{instance.engine}.export", _place(instance), f"v{version}"
+        case _:
+            assert_never(work)
+
+
+def _place(instance: ModelInstance) -> str:
+    return f"{instance.mesh.name} {instance.strategy}"
 
 
 @lru_cache(maxsize=1024)  # every step has nodes on the same meshes, and is asked several times

@@ -16,11 +16,25 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
+from typing import assert_never
 
 from prefect_rlhf.placement.augmented.checkpointing import StepRange
 from prefect_rlhf.placement.augmented.graph_builder import GraphBuilder
 from prefect_rlhf.placement.augmented.node import Dependency, Node
 from prefect_rlhf.placement.augmented.priority import just_after, just_before
+from prefect_rlhf.placement.augmented.work import (
+    Checkpoint,
+    Commit,
+    Compute,
+    Export,
+    HostCopy,
+    ModelCall,
+    Offload,
+    Reallocate,
+    Reload,
+    TrainStep,
+    Transfer,
+)
 from prefect_rlhf.placement.engine_traits import TRAITS
 from prefect_rlhf.placement.graph import DataflowGraph
 from prefect_rlhf.placement.mesh import Device, DeviceMesh
@@ -33,9 +47,6 @@ from prefect_rlhf.placement.plan import (
     offloaded_parts,
     prefetched,
 )
-
-_OPTIMIZER_USERS = ("train_step", "checkpoint")
-_MODEL_CALLS = ("generate", "inference", "train_step")
 
 
 def add_offloads(builder: GraphBuilder, graph: DataflowGraph, plan: ExecutionPlan, steps: StepRange) -> None:
@@ -73,10 +84,10 @@ class _UseWindow:
     after: tuple[_UseWindow, ...]
     uses: list[str] = field(default_factory=list)
 
-    def node_id(self, kind: str, name: str) -> str:
+    def node_id(self, copy: type[HostCopy], name: str) -> str:
         """Return the id of its reload or offload; numbered when the instance comes and goes again in a step."""
         part = "" if self.part == "all" else f".{self.part}"
-        return f"{kind}.{name}{part}{f'.{self.number}' if self.number > 1 else ''}@{self.step}"
+        return f"{copy.kind}.{name}{part}{f'.{self.number}' if self.number > 1 else ''}@{self.step}"
 
     @property
     def subject(self) -> str:
@@ -106,7 +117,7 @@ class _UseWindows:
     def visit(self, node: Node) -> None:
         """Open the windows that a node needs, and close conflicting windows."""
         uses = [(instance, max(step, self._steps.first)) for instance, step in _uses(node, self._parts)]
-        is_extra = node.kind == "checkpoint" and self._steps.is_extra(node.step)
+        is_extra = isinstance(node.work, Checkpoint) and self._steps.is_extra(node.step)
         for instance, step in uses:
             if (window := self._opened.get(instance)) is not None and (window.step != step or is_extra):
                 self._close(instance)
@@ -118,10 +129,8 @@ class _UseWindows:
             if instance not in self._opened:
                 self._open(instance, step)
             self._opened[instance].uses.append(node.id)
-            if node.writes is not None:
-                self._versions[instance] = node.writes
-            elif node.target == instance and node.reads is not None:
-                self._versions[instance] = node.reads
+            if (version := _written_version(node, instance)) is not None:
+                self._versions[instance] = version
 
     def _is_in_the_way(self, other: ModelInstance, node: Node, used: Set[ModelInstance]) -> bool:
         """Whether an instance's window must end before a node: a node of another instance, or any call if the window is
@@ -155,14 +164,29 @@ def _uses(node: Node, parts: Mapping[ModelInstance, OffloadPart]) -> Iterator[tu
     A version is read from the instance that trained it while that instance is still on its devices: in the step of
     training.
     """
-    used = [] if node.instance is None else [(node.instance, node.step)]
-    if node.kind == "reallocate":
-        assert node.source is not None and node.target is not None and node.reads is not None
-        used = [(node.source, node.reads - 1), (node.target, node.step)]
+    match node.work:
+        case Compute() | Transfer() | Commit() | HostCopy():
+            return
+        case Reallocate(source, target, version):
+            used = [(source, version - 1), (target, node.step)]
+        case ModelCall() | Checkpoint() | Export():
+            used = [(node.work.instance, node.step)]
+        case _:
+            assert_never(node.work)
     for instance, step in used:
         part = parts.get(instance)
-        if part == "all" or (part == "optimizer" and node.kind in _OPTIMIZER_USERS):
+        if part == "all" or (part == "optimizer" and isinstance(node.work, TrainStep | Checkpoint)):
             yield instance, step
+
+
+def _written_version(node: Node, instance: ModelInstance) -> int | None:
+    """Return the weight version that a node leaves in an instance, None if it leaves the weights unchanged."""
+    match node.work:
+        case TrainStep():
+            return node.work.writes
+        case Reallocate(_, target, version) if target == instance:
+            return version
+    return None
 
 
 def _insert(
@@ -171,35 +195,27 @@ def _insert(
     """Add the window's two nodes around its uses, and return their ids."""
     instance, uses = window.instance, [builder.nodes[use] for use in window.uses]
     first, last, name = uses[0].id, uses[-1].id, names[instance]
-    earlier = [other.node_id("offload", names[other.instance]) for other in window.after]
+    earlier = [other.node_id(Offload, names[other.instance]) for other in window.after]
     reload = Node(
-        id=window.node_id("reload", name),
-        kind="reload",
+        id=window.node_id(Reload, name),
         step=window.step,
         meshes=(instance.mesh,),
         dependencies=tuple(Dependency(id, "memory", "device memory") for id in earlier),
         reason=f"{first} uses {window.subject}, which is in host memory.",
-        instance=instance,
-        reads=window.version,
-        part=window.part,
-        stops_devices=stops_devices,
+        work=Reload(instance, window.part, window.version, stops_devices),
     )
     # The offload states the version that leaves the device. A window may see several: the version at its reload,
     # versions that its train_steps write, and versions that a reallocation brings in. The newest is the version on the
     # device.
-    arrived = (node.reads for node in uses if node.target == instance)
-    versions = (window.version, *(node.writes for node in uses), *arrived)
+    versions = (window.version, *(_written_version(node, instance) for node in uses))
+    newest = max(version for version in versions if version is not None)
     offload = Node(
-        id=window.node_id("offload", name),
-        kind="offload",
+        id=window.node_id(Offload, name),
         step=max(node.step for node in uses),
         meshes=(instance.mesh,),
         dependencies=tuple(Dependency(node.id, "memory", window.subject) for node in uses),
         reason=f"{last} is the last to use {window.subject} for now, and the plan offloads it.",
-        instance=instance,
-        reads=max(version for version in versions if version is not None),
-        part=window.part,
-        stops_devices=stops_devices,
+        work=Offload(instance, window.part, newest, stops_devices),
     )
     # The priorities place the reload just before its first use and the offload just after its last. So the graph's
     # order, which the device locks follow, puts no node of another window between a copy and its uses.
@@ -249,7 +265,7 @@ def _not_before(builder: GraphBuilder, first: Node) -> tuple[str, ...]:
     They are the dependencies of the last call before `first`. For a reallocate, they are all its dependencies: the
     reloaded weights are overwritten at once, so an earlier reload gains no time.
     """
-    if first.kind == "reallocate":
+    if isinstance(first.work, Reallocate):
         return first.depends_on
     calls = _awaited_calls(builder, first)
     return max(calls, key=lambda call: builder.priority(call.id)).depends_on if calls else ()
@@ -263,6 +279,6 @@ def _awaited_calls(builder: GraphBuilder, node: Node) -> list[Node]:
         current = pending.pop()
         if current.id not in visited:
             visited[current.id] = current
-            if current.kind not in _MODEL_CALLS:
+            if not isinstance(current.work, ModelCall):
                 pending.extend(builder.nodes[id] for id in current.depends_on)
-    return [awaited for awaited in visited.values() if awaited.kind in _MODEL_CALLS]
+    return [awaited for awaited in visited.values() if isinstance(awaited.work, ModelCall)]

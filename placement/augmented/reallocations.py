@@ -8,7 +8,8 @@ from prefect_rlhf.placement.augmented.graph_builder import GraphBuilder, Priorit
 from prefect_rlhf.placement.augmented.node import Dependency, Node
 from prefect_rlhf.placement.augmented.priority import CallPriorities, just_after, just_before
 from prefect_rlhf.placement.augmented.unroll import train_run_id
-from prefect_rlhf.placement.graph import DataflowGraph
+from prefect_rlhf.placement.augmented.work import ModelCall, Reallocate
+from prefect_rlhf.placement.graph import Call, DataflowGraph
 from prefect_rlhf.placement.mesh import union
 from prefect_rlhf.placement.plan import ExecutionPlan, ModelInstance, labels, offloaded_parts, trained_instance
 
@@ -30,53 +31,50 @@ def add_reallocations(
                 trained, label = train_run_id(graph, instance.role, version), f"{instance.role} v{version}"
                 resumed = trained not in builder.nodes  # it ran before the checkpoint that the run goes on from
                 waits = () if resumed else (Dependency(trained, "version", label),)
-                node = _reallocation(source, instance, version, readers[0], names[instance], waits)
-                builder.add(node, _when_to_move(builder, priorities, node, readers[0], offloaded))
+                move = Reallocate(source, instance, version)
+                node = _reallocation(move, readers[0][0], names[instance], waits)
+                builder.add(node, _when_to_move(builder, priorities, move, waits, readers[0], offloaded))
                 builder.wait(node.id, *(Dependency(id, "overwrite", instance.name) for id in before))
-                for reader in readers:
+                for reader, _ in readers:
                     builder.replace_dependency(reader.id, trained, Dependency(node.id, "version", label))
                 before = [node.id]
-            before += [reader.id for reader in readers]
+            before += [reader.id for reader, _ in readers]
 
 
-def _readers(builder: GraphBuilder) -> dict[ModelInstance, dict[int, list[Node]]]:
+def _readers(builder: GraphBuilder) -> dict[ModelInstance, dict[int, list[tuple[Node, Call]]]]:
     """Return the calls that use each instance, by the weight version they read, in the order of their priorities."""
-    readers: dict[ModelInstance, dict[int, list[Node]]] = defaultdict(lambda: defaultdict(list))
+    readers: dict[ModelInstance, dict[int, list[tuple[Node, Call]]]] = defaultdict(lambda: defaultdict(list))
     for node in sorted(builder.nodes.values(), key=lambda node: builder.priority(node.id)):
-        if node.instance is not None and node.reads is not None:
-            readers[node.instance][node.reads].append(node)
+        if isinstance(node.work, ModelCall):
+            readers[node.work.instance][node.work.reads].append((node, node.work.call))
     return readers
 
 
-def _reallocation(
-    source: ModelInstance,
-    target: ModelInstance,
-    version: int,
-    reader: Node,
-    name: str,
-    waits: tuple[Dependency, ...],
-) -> Node:
+def _reallocation(move: Reallocate, reader: Node, name: str, waits: tuple[Dependency, ...]) -> Node:
+    source, target, version = move.source, move.target, move.reads
     suffix = "" if version == reader.step else f".v{version}"  # two versions may arrive in a step
     return Node(
         id=f"reallocate.{name}{suffix}@{reader.step}",
-        kind="reallocate",
         step=reader.step,
         meshes=union((source.mesh, target.mesh)),
         dependencies=waits,
         reason=f"{reader.id} reads v{version} in {target.name}, which does not hold it; {source.name} trained it.",
-        source=source,
-        target=target,
-        reads=version,
+        work=move,
     )
 
 
 def _when_to_move(
-    builder: GraphBuilder, priorities: CallPriorities, node: Node, reader: Node, offloaded: set[ModelInstance]
+    builder: GraphBuilder,
+    priorities: CallPriorities,
+    move: Reallocate,
+    waits: tuple[Dependency, ...],
+    reader: tuple[Node, Call],
+    offloaded: set[ModelInstance],
 ) -> Priority:
     """Move at the start of the reader's step; but bring no instance back to its devices a second time for it."""
-    assert reader.call is not None and node.reads is not None  # a reader is a call, a reallocate brings a version
-    if node.target in offloaded:
-        return just_before(builder.priority(reader.id))
-    if node.source in offloaded and node.depends_on:
-        return just_after(builder.priority(node.depends_on[0]))  # its train_step
-    return priorities.weights_of(reader.call, min(node.reads, reader.step))  # stale weights arrive before their step
+    node, call = reader
+    if move.target in offloaded:
+        return just_before(builder.priority(node.id))
+    if move.source in offloaded and waits:
+        return just_after(builder.priority(waits[0].node))  # its train_step
+    return priorities.weights_of(call, min(move.reads, node.step))  # stale weights arrive before their step

@@ -4,8 +4,19 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
+from typing import assert_never
 
 from prefect_rlhf.placement.augmented.node import Node
+from prefect_rlhf.placement.augmented.work import (
+    Checkpoint,
+    Commit,
+    Compute,
+    Export,
+    HostCopy,
+    ModelCall,
+    Reallocate,
+    Transfer,
+)
 from prefect_rlhf.placement.graph import DataflowGraph
 from prefect_rlhf.placement.mesh import Device
 from prefect_rlhf.placement.plan import ExecutionPlan
@@ -20,20 +31,21 @@ def row_uses(graph: DataflowGraph, plan: ExecutionPlan, node: Node) -> dict[Devi
 
     A transfer counts for every device that may send or receive: which of them do depends on the rows' lengths.
     """
-    if node.call is None:
-        return {}
     uses: dict[Device, set[RowKey]] = defaultdict(set)
     sources: Mapping[str, tuple[str, ...]]  # keys by the call that made them
-    if node.kind == "transfer":
-        sources = {move.producer: move.keys for move in node.moves}
-        for producer, keys in sources.items():
-            for device in rows_held(graph, plan, producer):
-                uses[device] |= {(producer, key) for key in keys}
-    else:
-        sources = graph.reads_of(node.call.name)
-        for device in rows_held(graph, plan, node.call.name):
-            uses[device] |= {(node.call.name, key) for key in node.call.outputs}
-    for placed in placed_parts(graph, plan, node.call.name):
+    match node.work:
+        case Transfer(call, moves):
+            held = sources = {move.producer: move.keys for move in moves}
+        case ModelCall(call) | Compute(call):
+            sources, held = graph.reads_of(call.name), {call.name: call.outputs}
+        case Reallocate() | HostCopy() | Checkpoint() | Commit() | Export():
+            return {}
+        case _:
+            assert_never(node.work)
+    for producer, keys in held.items():
+        for device in rows_held(graph, plan, producer):
+            uses[device] |= {(producer, key) for key in keys}
+    for placed in placed_parts(graph, plan, call.name):
         read = [(producer, key) for producer in graph.keys_read(placed.call) for key in sources.get(producer, ())]
         for device, need in placed.needs().items():
             uses[device] |= {(producer, key) for producer, key in read if key in need.keys}

@@ -14,12 +14,11 @@ from prefect_rlhf.placement.graph import Call, DataflowGraph, VersionEdge
 
 @dataclass(frozen=True, slots=True)
 class CallRun:
-    """A run of a call: its step, the weight version that it reads, and the version that it writes (train_step only)."""
+    """A run of a call: its step, and the weight version that it reads (None without a model)."""
 
     call: Call
     step: int
     reads: int | None
-    writes: int | None
     dependencies: tuple[Dependency, ...]
 
     @property
@@ -102,5 +101,4 @@ def _run(
         before = latest_run(call, step - 1)  # evaluation runs once more after the last step, between two multiples
         if before >= first:
             dependencies.append(Dependency(run_id(call.name, before), "state", call.name))
-    writes = None if call.kind != "train_step" or reads is None else reads + 1
-    return CallRun(call, step, reads, writes, tuple(dependencies))
+    return CallRun(call, step, reads, tuple(dependencies))

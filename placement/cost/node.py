@@ -4,10 +4,22 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
+from typing import assert_never
 
-from prefect_rlhf.placement.augmented.node import Node
+from prefect_rlhf.placement.augmented.node import Node, subject_of
+from prefect_rlhf.placement.augmented.work import (
+    Checkpoint,
+    Commit,
+    Compute,
+    Export,
+    HostCopy,
+    ModelCall,
+    Reallocate,
+    Reload,
+    Transfer,
+)
 from prefect_rlhf.placement.cost.call_bytes import static_bytes
-from prefect_rlhf.placement.cost.contention import Demand, SharedWork, SlowDown, working_share
+from prefect_rlhf.placement.cost.contention import Demand, SlowDown, working_share
 from prefect_rlhf.placement.cost.execution import Execution
 from prefect_rlhf.placement.cost.moves import (
     disk_seconds,
@@ -25,10 +37,8 @@ from prefect_rlhf.placement.graph import DataflowGraph
 from prefect_rlhf.placement.plan import ExecutionPlan, ModelInstance, trained_instance
 from prefect_rlhf.placement.rows.moves import row_transfers
 
-_CALLS = ("generate", "inference", "train_step")
-_MOVES = ("transfer", "reallocate", "offload", "reload", "checkpoint", "commit")
-_SLOWED_MOVES = ("transfer", "reallocate", "offload", "reload", "checkpoint")
-"""Those of which a profile knows how they share their hosts: none that goes to disk."""
+_SLOWED_MOVES = Transfer | Reallocate | HostCopy | Checkpoint
+"""Moves for which a profile knows how they share their hosts: none that goes to disk."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +53,7 @@ class NodeCosts:
     plan: ExecutionPlan
     workload: Workload
     sources: CostSources
-    _costs: dict[tuple[object, ...], Seconds] = field(
-        default_factory=dict, init=False, repr=False, compare=False, hash=False
-    )
+    _costs: dict[str, Seconds] = field(default_factory=dict, init=False, repr=False, compare=False, hash=False)
 
     def seconds(self, node: Node) -> float:
         """Return the seconds of a node, in all."""
@@ -53,75 +61,70 @@ class NodeCosts:
 
     def worked_seconds(self, node: Node) -> float | None:
         """Return the seconds that its ranks work on it, without orchestration; None without a source of times."""
-        return self.cost(node).worked if node.kind in (*_CALLS, *_MOVES) else None
+        return None if isinstance(node.work, Compute | Export) else self.cost(node).worked
 
     def cost(self, node: Node) -> Seconds:
         """Return the seconds of a node, by cause; the same in every step."""
-        call = node.call.name if node.call else None
-        key = (node.kind, call, node.instance, node.source, node.target, node.moves, node.part)
-        if key not in self._costs:
-            if node.kind in _CALLS:
-                self._costs[key] = self._call(node)
-            else:
-                self._costs[key] = self._move(node) + Seconds(orchestration=self.sources.orchestration_seconds)
-        return self._costs[key]
+        subject = subject_of(node.id)
+        if subject not in self._costs:
+            self._costs[subject] = self._cost(node)
+        return self._costs[subject]
 
     def demand(self, node: Node) -> Demand:
         """Return the load of a node on its hosts; for data moves and work behind the steps it is unknown and 0."""
         cost, devices = self.cost(node), _devices_on_hosts(node)
         share = cost.worked / cost.total if cost.total else 0.0
-        if node.kind not in _CALLS:
-            return Demand(devices, share if node.kind in _SLOWED_MOVES else 0.0, self._slow_down(node))
+        if not isinstance(node.work, ModelCall):
+            return Demand(devices, share if isinstance(node.work, _SLOWED_MOVES) else 0.0, self._slow_down(node))
         working = working_share(cost)
         return Demand({host: working * count for host, count in devices.items()}, share, self._slow_down(node))
 
     def _slow_down(self, node: Node) -> SlowDown | None:
         """The slow-down of a node by other work on its hosts, taken from its first kind of device."""
-        hardware = self.sources.hardware(node.meshes[0])[0]
-        if node.kind in _CALLS:
-            assert node.call is not None and node.call.role is not None and node.instance is not None  # has a model
-            work: SharedWork = node.call.kind  # type: ignore[assignment]  # a member of _CALLS
-            return self.sources.slow_down(work, node.instance.engine, hardware, self._sizes(node.call.role))
-        return self.sources.slow_down("move", "megatron", hardware) if node.kind in _SLOWED_MOVES else None
+        hardware, work = self.sources.hardware(node.meshes[0])[0], node.work
+        if isinstance(work, ModelCall):
+            return self.sources.slow_down(work.kind, work.instance.engine, hardware, self._sizes(work.instance.role))
+        return self.sources.slow_down("move", "megatron", hardware) if isinstance(work, _SLOWED_MOVES) else None
 
-    def _move(self, node: Node) -> Seconds:
-        cost, slow_down = self._alone(node), self._slow_down(node)
-        if slow_down is None:
+    def _cost(self, node: Node) -> Seconds:
+        cost = self._alone(node)
+        if isinstance(node.work, ModelCall):
             return cost
-        return cost._replace(transfer=cost.transfer * slow_down.factor(max(_devices_on_hosts(node).values())))
+        if (slow_down := self._slow_down(node)) is not None:
+            cost = cost._replace(transfer=cost.transfer * slow_down.factor(max(_devices_on_hosts(node).values())))
+        return cost + Seconds(orchestration=self.sources.orchestration_seconds)
 
     def _alone(self, node: Node) -> Seconds:
-        """The seconds of a node that is no model function call, if each of its devices were alone on its host."""
-        if node.kind == "compute" and node.call is not None and node.call.host_seconds is not None:
-            return Seconds(call=node.call.host_seconds)
-        if node.kind not in _MOVES:
-            return Seconds()
-        if node.kind == "commit":
-            return Seconds(transfer=disk_seconds(max(copied_bytes(self.graph, self.plan).values())))
-        links = self.sources.links(node.meshes)
-        if node.kind == "transfer":
-            assert node.call is not None  # a transfer feeds a call
-            transfers = row_transfers(self.graph, self.plan, node.call.name, node.moves)
-            return Seconds(transfer=transfer_seconds(transfers, self.workload, links))
-        if node.kind == "reallocate":
-            assert node.source is not None and node.target is not None  # set for every reallocate
-            sizes = self._sizes(node.source.role)
-            moved = reallocation_seconds(node.source, node.target, sizes, links)
-            return Seconds(transfer=moved, call=self.sources.written_seconds(node.target, sizes))
-        assert node.instance is not None  # set for the others
-        if node.kind == "checkpoint":
-            by_device = instance_copied_bytes(node.instance, self._sizes(node.instance.role))
-            return Seconds(transfer=host_seconds(max(by_device.values()), links))
-        copied = Seconds(transfer=host_seconds(self._offloaded_bytes(node.instance, node.part == "all"), links))
-        if node.kind == "offload" or node.part != "all":
-            return copied
-        return copied + Seconds(call=self.sources.written_seconds(node.instance, self._sizes(node.instance.role)))
-
-    def _call(self, node: Node) -> Seconds:
-        assert node.call is not None and node.placement is not None and node.call.role is not None  # has a model
-        work = CallWork.expected(node.call, self.workload)
-        sizes, speeds = self._sizes(node.call.role), self.plan.cluster.node_speeds
-        return placed_cost(work, sizes, node.placement, self.sources, speeds)
+        """The seconds of a call, or of other work if each of its devices were alone on its host."""
+        match node.work:
+            case ModelCall(call, instance):
+                work, speeds = CallWork.expected(call, self.workload), self.plan.cluster.node_speeds
+                return placed_cost(work, self._sizes(instance.role), self.plan[call.name], self.sources, speeds)
+            case Compute(call):
+                return Seconds(call=call.host_seconds or 0.0)
+            case Transfer(call, moves):
+                transfers = row_transfers(self.graph, self.plan, call.name, moves)
+                return Seconds(transfer=transfer_seconds(transfers, self.workload, self.sources.links(node.meshes)))
+            case Reallocate(source, target):
+                sizes = self._sizes(source.role)
+                moved = reallocation_seconds(source, target, sizes, self.sources.links(node.meshes))
+                return Seconds(transfer=moved, call=self.sources.written_seconds(target, sizes))
+            case HostCopy(instance, part):
+                size = self._offloaded_bytes(instance, part == "all")
+                written = isinstance(node.work, Reload) and part == "all"
+                return Seconds(
+                    transfer=host_seconds(size, self.sources.links(node.meshes)),
+                    call=self.sources.written_seconds(instance, self._sizes(instance.role)) if written else 0.0,
+                )
+            case Checkpoint(instance):
+                by_device = instance_copied_bytes(instance, self._sizes(instance.role))
+                return Seconds(transfer=host_seconds(max(by_device.values()), self.sources.links(node.meshes)))
+            case Commit():
+                return Seconds(transfer=disk_seconds(max(copied_bytes(self.graph, self.plan).values())))
+            case Export():
+                return Seconds()
+            case _:
+                assert_never(node.work)
 
     def _sizes(self, role: str) -> ModelSizes:
         return ModelSizes.of(self.graph.model(role))

@@ -7,9 +7,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from math import ceil
+from typing import assert_never
 
 from prefect_rlhf.placement.augmented.augmented_graph import AugmentedGraph
-from prefect_rlhf.placement.augmented.node import BEHIND, Node
+from prefect_rlhf.placement.augmented.work import (
+    Checkpoint,
+    Commit,
+    Compute,
+    Export,
+    HostCopy,
+    ModelCall,
+    Reallocate,
+    Transfer,
+)
 from prefect_rlhf.placement.cost.call_bytes import call_bytes
 from prefect_rlhf.placement.cost.execution import Execution
 from prefect_rlhf.placement.cost.moves import reallocation_loads
@@ -49,21 +59,27 @@ def node_needs(
     augmented: AugmentedGraph, held: Mapping[Device, Sequence[ResidentBytes]], workload: Workload, backend: Backend
 ) -> dict[Device, list[Need]]:
     """Count the needs of each node on each of its devices; `held` are the bytes that instances keep there."""
-    needs: dict[Device, list[Need]] = defaultdict(list)
+    plan, needs = augmented.plan, defaultdict[Device, list[Need]](list)
+
+    def sizes_of(instance: ModelInstance) -> ModelSizes:
+        return ModelSizes.of(augmented.graph.model(instance.role))
+
     for index, node in enumerate(augmented.nodes):
-        if node.kind in BEHIND:  # it reads host memory alone
-            continue
         by_device: Mapping[Device, Mapping[str, int]] = {}
-        if node.kind in ("generate", "inference", "train_step") and node.call and node.placement:
-            sizes = ModelSizes.of(augmented.graph.model(node.call.role or ""))
-            work, speeds = CallWork.of(node.call, workload), augmented.plan.cluster.node_speeds
-            by_device = _active_bytes(work, node.placement, sizes, speeds, backend)
-        elif node.kind == "reallocate":
-            assert node.source is not None and node.target is not None  # set for every reallocate
-            sizes = ModelSizes.of(augmented.graph.model(node.source.role))
-            by_device = _staged_by_move(node.source, node.target, sizes)
-        elif node.kind == "export":
-            by_device = _equal_as_one({d: _staged_by_export(node, held.get(d, ())) for d in node.devices})
+        match node.work:
+            case Commit():  # it reads host memory alone
+                continue
+            case ModelCall(call, instance):
+                work, speeds = CallWork.of(call, workload), plan.cluster.node_speeds
+                by_device = _active_bytes(work, plan[call.name], sizes_of(instance), speeds, backend)
+            case Reallocate(source, target):
+                by_device = _staged_by_move(source, target, sizes_of(source))
+            case Export(instance):
+                by_device = _equal_as_one({d: _staged_by_export(instance, held.get(d, ())) for d in node.devices})
+            case Compute() | Transfer() | HostCopy() | Checkpoint():
+                pass
+            case _:
+                assert_never(node.work)
         need_of: dict[int, Need] = {}  # by the terms; equal terms share a number
         for device in node.devices:
             terms = by_device.get(device, NOTHING)
@@ -110,9 +126,9 @@ def _staged_by_move(
     return _equal_as_one(staged)
 
 
-def _staged_by_export(node: Node, held: Sequence[ResidentBytes]) -> int:
+def _staged_by_export(instance: ModelInstance, held: Sequence[ResidentBytes]) -> int:
     """At most a bucket of weights, which are gathered tensor by tensor."""
-    weights = sum(kept.num_bytes for kept in held if kept.instance == node.instance and kept.what == "weights")
+    weights = sum(kept.num_bytes for kept in held if kept.instance == instance and kept.what == "weights")
     return min(BUCKET_BYTES, weights)
 
 

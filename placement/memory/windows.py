@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from prefect_rlhf.placement.augmented.augmented_graph import AugmentedGraph
 from prefect_rlhf.placement.augmented.node import Node
+from prefect_rlhf.placement.augmented.work import HostCopy, Offload, Reload
 from prefect_rlhf.placement.plan import ModelInstance, OffloadPart
 
 
@@ -24,12 +25,11 @@ def windows(augmented: AugmentedGraph) -> list[Window]:
     closed: list[Window] = []
     opened: dict[tuple[ModelInstance, OffloadPart], int] = {}
     for index, node in enumerate(augmented.nodes):
-        if node.kind in ("reload", "offload"):
-            assert node.instance is not None  # set for both kinds
-            if node.kind == "reload":
-                opened[node.instance, node.part] = index
-            else:
-                closed.append(Window(node.instance, node.part, opened.pop((node.instance, node.part), 0), index))
+        match node.work:
+            case Reload(instance, part):
+                opened[instance, part] = index
+            case Offload(instance, part):
+                closed.append(Window(instance, part, opened.pop((instance, part), 0), index))
     return closed + [Window(instance, part, index, None) for (instance, part), index in opened.items()]
 
 
@@ -53,7 +53,7 @@ class Precedence:
                 if not needs & ~mask and not mask >> place & 1 and not copy.occupies.isdisjoint(node.occupies):
                     mask |= self._before[place] | 1 << place
             self._before.append(mask)
-            if node.kind in ("offload", "reload"):
+            if isinstance(node.work, HostCopy):
                 copies.append((awaited, index, node))
 
     def precedes(self, first: int, second: int) -> bool:

@@ -12,7 +12,9 @@ from prefect_rlhf.engines.rank.rank import Rank
 from prefect_rlhf.engines.weights.versions import Fingerprint, Fingerprints
 from prefect_rlhf.placement.atomic_file import writing
 from prefect_rlhf.placement.augmented.node import Node
+from prefect_rlhf.placement.augmented.work import Checkpoint
 from prefect_rlhf.placement.errors import InvalidInput, RlhfError, StaleWeights
+from prefect_rlhf.placement.graph import Call
 from prefect_rlhf.tasks.checkpoints.folders import beside, finish, folder_of, keep_newest
 from prefect_rlhf.tasks.checkpoints.run_identity import run_identity
 from prefect_rlhf.tasks.running.left_states import LeftStates
@@ -76,20 +78,17 @@ class Checkpointing:
             f"the weights in {command.model.path}, as in this run",
         )
 
-    def left(self, node: Node, reports: Mapping[int, RankReport]) -> None:
+    def left(self, call: Call, step: int, reports: Mapping[int, RankReport]) -> None:
         """Keep the new state of a stateful computation for the next checkpoint."""
-        assert node.call is not None  # a computation has a call
         for report in reports.values():
             if report.state is not None:
-                self._states.leave(node.call.name, node.step, report.state)
+                self._states.leave(call.name, step, report.state)
 
-    def copy(self, node: Node) -> dict[int, RankReport]:
+    def copy(self, node: Node, work: Checkpoint) -> dict[int, RankReport]:
         """Make ranks copy their parts of a role into host memory, and record the fingerprint of its weights."""
-        instance = node.instance
-        assert instance is not None and node.reads is not None  # set for a checkpoint
-        arguments = (instance, node.reads)
-        reports = self.call(Rank.checkpoint, dict.fromkeys(self.run.ranks(instance), arguments), node.title)
-        self._copied[node.step][instance.role] = self.fingerprints.content(instance.role, node.reads)
+        instance, version = work.instance, work.reads
+        reports = self.call(Rank.checkpoint, dict.fromkeys(self.run.ranks(instance), (instance, version)), node.title)
+        self._copied[node.step][instance.role] = self.fingerprints.content(instance.role, version)
         return reports
 
     def commit(self, node: Node) -> NodeOutcome:

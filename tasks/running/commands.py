@@ -11,6 +11,7 @@ from prefect_rlhf.engines.engine import SamplingSettings, TrainSettings
 from prefect_rlhf.engines.loss import LossTerm, Output
 from prefect_rlhf.placement.augmented.node import Node
 from prefect_rlhf.placement.augmented.row_uses import RowKey
+from prefect_rlhf.placement.augmented.work import Compute, ModelCall
 from prefect_rlhf.placement.graph import Call
 from prefect_rlhf.placement.rows.shares import Need, PlacedCall
 from prefect_rlhf.tasks.data.host_score import HostScore
@@ -20,15 +21,16 @@ from prefect_rlhf.tasks.running.training_run import TrainingRun
 from prefect_rlhf.tasks.settings import Sampling
 
 
-def call_commands(run: TrainingRun, node: Node, step_rows: StepRows) -> dict[int, CallCommand]:
+def call_commands(
+    run: TrainingRun, node: Node, work: ModelCall | Compute, step_rows: StepRows
+) -> dict[int, CallCommand]:
     """Return each rank's command of a call: the same call, with the rows of its replica and the keys of its stage."""
-    call, placement = node.call, node.placement
-    assert call is not None and placement is not None  # every call node has both
+    call, placement = work.call, run.plan[work.call.name]
     generated, frees = run.graph.generated_by(call), step_rows.take_frees(node)
     shared = {
         "step": node.step,
         "call": call,
-        "instance": node.instance,
+        "instance": work.instance if isinstance(work, ModelCall) else None,
         "seed": run.seed,
         "run_dir": run.run_dir,
         "tokenizer": run.tokenizer,

@@ -12,7 +12,8 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from itertools import count
 
-from prefect_rlhf.placement.augmented.node import Node, Resource
+from prefect_rlhf.placement.augmented.node import Node
+from prefect_rlhf.placement.augmented.resources import Resource
 from prefect_rlhf.placement.errors import DeviceOutsideLease
 from prefect_rlhf.placement.mesh import Device
 

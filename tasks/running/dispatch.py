@@ -4,12 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import assert_never
 
 from prefect_rlhf.engines.commands import BuildCommand, MoveWeightsCommand, RankReport, RowTransfer, TransferCommand
 from prefect_rlhf.engines.gang.protocol import Gang
 from prefect_rlhf.engines.rank.rank import Rank
 from prefect_rlhf.engines.weights.versions import Fingerprints
 from prefect_rlhf.placement.augmented.node import Node
+from prefect_rlhf.placement.augmented.work import (
+    Checkpoint,
+    Commit,
+    Compute,
+    Export,
+    Generate,
+    HostCopy,
+    ModelCall,
+    Offload,
+    Reallocate,
+    Reload,
+    TrainStep,
+    Transfer,
+)
 from prefect_rlhf.placement.errors import StaleWeights
 from prefect_rlhf.placement.graph import Call
 from prefect_rlhf.placement.layout.layout import Layout, held_model, layout_of
@@ -60,21 +75,26 @@ class Dispatcher:
     def execute(self, node: Node) -> NodeOutcome:
         """Run a node on its ranks. Raises the ranks' errors, and StaleWeights if weights differ from their version."""
         self.rows.begin(node)
-        match node.kind:
-            case "transfer":
-                reports = self._transfer(node)
-            case "reallocate":
-                reports = self._reallocate(node)
-            case "offload" | "reload":
-                reports = self._move_between_host_and_device(node)
-            case "checkpoint":
-                reports = self.checkpointing.copy(node)
-            case "commit":
+        work = node.work
+        match work:
+            case ModelCall():
+                reports = self._run_call(node, work)
+            case Compute():
+                reports = self._compute(node, work)
+            case Transfer():
+                reports = self._transfer(node, work)
+            case Reallocate():
+                reports = self._reallocate(node, work)
+            case HostCopy():
+                reports = self._move_between_host_and_device(node, work)
+            case Checkpoint():
+                reports = self.checkpointing.copy(node, work)
+            case Commit():
                 return self.checkpointing.commit(node)
-            case "export":
-                reports = self._export(node)
+            case Export():
+                reports = self._export(node, work)
             case _:
-                reports = self._run_call(node)
+                assert_never(work)
         return outcome_of(reports)
 
     def finish_step(self, step: int, oldest: int) -> None:
@@ -82,26 +102,30 @@ class Dispatcher:
         self.rows.finish(step)
         self.fingerprints.forget_before(oldest - self._graph.staleness)
 
-    def _run_call(self, node: Node) -> dict[int, RankReport]:
-        commands = call_commands(self.run, node, self.rows)
-        arguments = {rank: (command,) for rank, command in commands.items()}
-        role = node.call.role if node.call else None
-        reports = self._call(Rank.run_call, arguments, node.title, node.resources[0], role)
-        if node.kind == "generate":
-            self.rows.generated(node, reports)
-        if node.kind == "compute":
-            if node.call is not None and node.call.chooses is not None:
-                self.rows.chosen(node, reports)
-            self.checkpointing.left(node, reports)
-        if node.writes is not None:
-            assert node.instance is not None  # only train_step writes
-            self._settle(node.instance, node.writes, reports)
+    def _run_call(self, node: Node, work: ModelCall) -> dict[int, RankReport]:
+        reports = self._send(node, work)
+        if isinstance(work, Generate):
+            self.rows.generated(work.call, node.step, reports)
+        if isinstance(work, TrainStep):
+            self._settle(work.instance, work.writes, reports)
         return reports
 
-    def _transfer(self, node: Node) -> dict[int, RankReport]:
+    def _compute(self, node: Node, work: Compute) -> dict[int, RankReport]:
+        reports = self._send(node, work)
+        if work.call.chooses is not None:
+            self.rows.chosen(work.call, node.step, reports)
+        self.checkpointing.left(work.call, node.step, reports)
+        return reports
+
+    def _send(self, node: Node, work: ModelCall | Compute) -> dict[int, RankReport]:
+        commands = call_commands(self.run, node, work, self.rows)
+        arguments = {rank: (command,) for rank, command in commands.items()}
+        return self._call(Rank.run_call, arguments, node.title, node.resources[0], work.call.role)
+
+    def _transfer(self, node: Node, work: Transfer) -> dict[int, RankReport]:
         frees = self.rows.take_frees(node)
         parts: dict[int, list[RowTransfer]] = {self.run.rank(device): [] for device in node.devices}
-        for transfer in self.rows.transfers(node):
+        for transfer in self.rows.transfers(work, node.step):
             parts[transfer.source].append(transfer)
             parts[transfer.target].append(transfer)
         commands = {
@@ -111,29 +135,27 @@ class Dispatcher:
         }
         return self._call(Rank.transfer, commands, node.title)
 
-    def _reallocate(self, node: Node) -> dict[int, RankReport]:
-        assert node.source is not None and node.target is not None and node.reads is not None  # set for this kind
-        model = held_model(self._graph.model(node.source.role), node.target.engine)
-        layouts = layout_of(node.source, model, self.run.lease.mesh), self._layout(node.target)
-        command = MoveWeightsCommand(node.source, node.target, node.reads, *layouts, self.run.lease.devices)
+    def _reallocate(self, node: Node, work: Reallocate) -> dict[int, RankReport]:
+        source, target, version = work.source, work.target, work.reads
+        model = held_model(self._graph.model(source.role), target.engine)
+        layouts = layout_of(source, model, self.run.lease.mesh), self._layout(target)
+        command = MoveWeightsCommand(source, target, version, *layouts, self.run.lease.devices)
         ranks = [self.run.rank(device) for device in node.devices]
         reports = self._call(Rank.reallocate, dict.fromkeys(ranks, (command,)), node.title)
-        self._settle(node.target, node.reads, reports)
+        self._settle(target, version, reports)
         return reports
 
-    def _move_between_host_and_device(self, node: Node) -> dict[int, RankReport]:
-        assert node.instance is not None  # set for both kinds
-        ranks = self.run.ranks(node.instance)
-        method = Rank.offload if node.kind == "offload" else Rank.reload
-        reports = self._call(method, dict.fromkeys(ranks, (node.instance, node.part)), node.title, node.resources[0])
-        if node.kind == "reload" and node.part == "all" and node.reads is not None:
-            self._settle(node.instance, node.reads, reports)
+    def _move_between_host_and_device(self, node: Node, work: HostCopy) -> dict[int, RankReport]:
+        arguments = dict.fromkeys(self.run.ranks(work.instance), (work.instance, work.part))
+        method = Rank.offload if isinstance(work, Offload) else Rank.reload
+        reports = self._call(method, arguments, node.title, node.resources[0])
+        if isinstance(work, Reload) and work.part == "all":
+            self._settle(work.instance, work.reads, reports)
         return reports
 
-    def _export(self, node: Node) -> dict[int, RankReport]:
+    def _export(self, node: Node, work: Export) -> dict[int, RankReport]:
         """Write `run_dir/<role>`, a Hugging Face folder. The ranks write it; no data passes through the controller."""
-        instance = node.instance
-        assert instance is not None  # set for this kind
+        instance = work.instance
         tokenizer = self._graph.model(instance.role).path
         arguments = (instance, self.run.run_dir / instance.role, tokenizer, self._layout(instance))
         return self._call(Rank.export, dict.fromkeys(self.run.ranks(instance), arguments), node.title)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from prefect_rlhf.engines.gang.protocol import Arguments, Gang, Result
 from prefect_rlhf.engines.rank.rank import Rank
-from prefect_rlhf.placement.augmented.node import Resource
+from prefect_rlhf.placement.augmented.resources import Resource
 from prefect_rlhf.tasks.running.training_run import TrainingRun
 
 

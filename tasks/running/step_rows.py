@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
 from functools import cached_property
 
 from prefect_rlhf.engines.commands import RankReport, RowTransfer
 from prefect_rlhf.placement.augmented.augment import unrolled_nodes
 from prefect_rlhf.placement.augmented.checkpointing import StepRange
-from prefect_rlhf.placement.augmented.node import Node
+from prefect_rlhf.placement.augmented.node import Node, subject_of
 from prefect_rlhf.placement.augmented.row_uses import RowKey, row_uses, use_counts
 from prefect_rlhf.placement.augmented.unroll import runs_at
+from prefect_rlhf.placement.augmented.work import ModelCall, Transfer
 from prefect_rlhf.placement.graph import Call
 from prefect_rlhf.placement.mesh import Device
 from prefect_rlhf.placement.row_set import RowSet
@@ -35,7 +36,7 @@ class StepRows:
         self._told: dict[int, dict[str, tuple[int, ...]]] = {}
         self._uses_left: dict[int, Counter[tuple[Device, RowKey]]] = {}
         self._versions: dict[int, dict[str, Mapping[str, int]]] = {}
-        self._uses: dict[Hashable, Mapping[Device, frozenset[RowKey]]] = {}
+        self._uses: dict[str, Mapping[Device, frozenset[RowKey]]] = {}  # by subject, the same in every step
         self._lock = threading.Lock()
 
     @cached_property
@@ -65,29 +66,26 @@ class StepRows:
         """Return the number of tokens of each row number of the call, if a generate call reported them, else None."""
         return self.told(step)[call.rows.numbered.name] if knows_lengths(self._graph, call) else None
 
-    def generated(self, node: Node, reports: Mapping[int, RankReport]) -> None:
+    def generated(self, call: Call, step: int, reports: Mapping[int, RankReport]) -> None:
         """Record the lengths of the rows that a generate call made."""
-        assert node.call is not None  # a generate
-        lengths = [0] * node.call.num_rows
-        for device, need in self.parts[node.call.name][0].needs().items():
+        lengths = [0] * call.num_rows
+        for device, need in self.parts[call.name][0].needs().items():
             reported = reports[self.run.rank(device)].row_lengths
             for row, length in zip(need.share.rows(), reported, strict=True):
                 lengths[row] = length
-        self._note(node, tuple(lengths))
+        self._note(call, step, tuple(lengths))
 
-    def chosen(self, node: Node, reports: Mapping[int, RankReport]) -> None:
+    def chosen(self, call: Call, step: int, reports: Mapping[int, RankReport]) -> None:
         """Record the numbers of the rows that a call chose."""
-        self._note(node, next(iter(reports.values())).chosen_rows)
+        self._note(call, step, next(iter(reports.values())).chosen_rows)
 
-    def _note(self, node: Node, told: tuple[int, ...]) -> None:
-        assert node.call is not None  # both kinds are calls
+    def _note(self, call: Call, step: int, told: tuple[int, ...]) -> None:
         with self._lock:
-            self._told.setdefault(node.step, {})[node.call.name] = told
+            self._told.setdefault(step, {})[call.name] = told
 
-    def transfers(self, node: Node) -> tuple[RowTransfer, ...]:
+    def transfers(self, work: Transfer, step: int) -> tuple[RowTransfer, ...]:
         """Return the rows that a transfer moves, given the reported lengths and choices; the result may be empty."""
-        assert node.call is not None  # the call it feeds
-        moves = row_transfers(self._graph, self._plan, node.call.name, node.moves, self.told(node.step))
+        moves = row_transfers(self._graph, self._plan, work.call.name, work.moves, self.told(step))
         rank = self.run.rank
         return tuple(RowTransfer(rank(m.source), rank(m.target), m.producer, m.keys, m.rows) for m in moves)
 
@@ -121,7 +119,7 @@ class StepRows:
         with self._lock:
             of_step = self._versions.setdefault(node.step, {})
             if node.id not in of_step:
-                own = {node.call.role: node.reads} if node.call and node.call.role and node.reads is not None else {}
+                own = {node.work.instance.role: node.work.reads} if isinstance(node.work, ModelCall) else {}
                 merged: dict[str, int] = {}
                 for versions in (own, *(of_step[d.node] for d in reversed(node.dependencies) if d.kind == "data")):
                     merged.update(versions)  # for a role with several versions, the first input's version counts
@@ -135,10 +133,10 @@ class StepRows:
                 by_step.pop(step, None)
 
     def _uses_of(self, node: Node) -> Mapping[Device, frozenset[RowKey]]:
-        work = node.kind, node.call and node.call.name, node.moves  # the same in every step
-        if work not in self._uses:
-            self._uses[work] = row_uses(self._graph, self._plan, node)
-        return self._uses[work]
+        subject = subject_of(node.id)
+        if subject not in self._uses:
+            self._uses[subject] = row_uses(self._graph, self._plan, node)
+        return self._uses[subject]
 
     def _uses_in(self, step: int) -> Counter[tuple[Device, RowKey]]:
         """Count the nodes of a step that use each key on each device; a step may be handed out in parts."""

@@ -3,6 +3,7 @@
 import pytest
 
 from prefect_rlhf.flows.ppo import ppo
+from prefect_rlhf.placement.augmented.work import ModelCall
 from prefect_rlhf.placement.mesh import ClusterShape
 from tests import plan_matrix
 from tests.plan_matrix import plan
@@ -38,14 +39,14 @@ def test_generation_placed_like_training_needs_no_copy_of_the_weights(parameters
     """One instance of the actor, and nothing to reallocate."""
     graph = planned(parameters, SHARED, tmp_path)
     assert not [node.id for node in graph if node.kind == "reallocate"]
-    users = {node.instance for node in graph if node.instance and node.instance.role == "actor"}
+    users = {node.work.instance for node in graph if isinstance(node.work, ModelCall) and node.call.role == "actor"}
     assert len(users) == 1
 
 
 def test_generation_placed_otherwise_gets_each_version(parameters, tmp_path):
     graph = planned(parameters, APART, tmp_path)
     moves = [node for node in graph if node.kind == "reallocate"]
-    assert {str(node.target.strategy) for node in moves} == {"pp2"}
+    assert {str(node.work.target.strategy) for node in moves} == {"pp2"}
     assert [node.reads for node in moves] == [1, 2]
 
 

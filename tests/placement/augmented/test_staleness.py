@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from prefect_rlhf.placement.augmented.augment import augment
 from prefect_rlhf.placement.augmented.augmented_graph import AugmentedGraph
 from prefect_rlhf.placement.augmented.graph_builder import GraphBuilder
-from prefect_rlhf.placement.augmented.node import Dependency, Node, Resource
+from prefect_rlhf.placement.augmented.node import Dependency, Node
+from prefect_rlhf.placement.augmented.resources import Resource
 from prefect_rlhf.placement.errors import GraphError
 from prefect_rlhf.placement.graph import DataflowGraph
 from prefect_rlhf.placement.mesh import ClusterShape, Device
@@ -56,11 +57,12 @@ class Weights:
 def reads_from(node: Node) -> list[ModelInstance]:
     if node.kind in ("offload", "reload"):
         return []
-    return [instance for instance in (node.instance, node.source) if instance is not None]
+    return [getattr(node.work, name) for name in ("instance", "source") if hasattr(node.work, name)]
 
 
 def writes_to(node: Node) -> list[ModelInstance]:
-    return [node.instance] if node.kind == "train_step" else [node.target] if node.kind == "reallocate" else []
+    of_kind = {"train_step": "instance", "reallocate": "target"}
+    return [getattr(node.work, of_kind[node.kind])] if node.kind in of_kind else []
 
 
 def play(augmented: AugmentedGraph, chance: random.Random) -> set[frozenset[str]]:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from prefect_rlhf.placement.augmented.augment import augment
 from prefect_rlhf.placement.augmented.augmented_graph import AugmentedGraph
+from prefect_rlhf.placement.augmented.work import HostCopy
 from prefect_rlhf.placement.cost.workload import Workload
 from prefect_rlhf.placement.layout.layout import layout_of
 from prefect_rlhf.placement.layout.regions import num_elements
@@ -104,7 +105,10 @@ def play(augmented: AugmentedGraph, seed: int) -> dict[Device, int]:
         node = chance.choice(
             [n for i, n in enumerate(ready) if all(n.occupies.isdisjoint(before.occupies) for before in ready[:i])]
         )
-        moved = {(node.instance, "optimizer")} | ({(node.instance, "rest")} if node.part == "all" else set())
+        moved = set()
+        if isinstance(node.work, HostCopy):
+            parts = ("optimizer", "rest") if node.work.part == "all" else ("optimizer",)
+            moved = {(node.work.instance, part) for part in parts}
         if node.kind == "reload":
             away -= moved
         for device in plan.cluster.whole.devices():

@@ -8,12 +8,15 @@ import pytest
 
 from prefect_rlhf.placement.augmented.augment import augment
 from prefect_rlhf.placement.augmented.node import Dependency, Node
+from prefect_rlhf.placement.augmented.work import Compute, Offload, Reload, Transfer
 from prefect_rlhf.placement.errors import DeviceOutsideLease
 from prefect_rlhf.placement.mesh import Device, DeviceMesh
+from prefect_rlhf.placement.plan import ModelInstance
 from prefect_rlhf.placement.planner.preset_plan import preset
 from prefect_rlhf.placement.schedule.schedule import schedule
+from prefect_rlhf.placement.strategy import Strategy
 from prefect_rlhf.tasks.running.device_locks import DeviceLocks
-from tests.strategies import TWO_DEVICES, placed, ppo
+from tests.strategies import TWO_DEVICES, call, placed, ppo
 
 pytestmark = pytest.mark.quick
 
@@ -21,9 +24,15 @@ A, B = Device(0, 0), Device(0, 1)
 MESHES = {frozenset({A}): "n0:0", frozenset({B}): "n0:1", frozenset({A, B}): "n0:0-1"}
 
 
-def node(name, *devices, kind="inference", after=(), step=0):
+CALL = call("gae", "compute", None, {})
+COMPUTE, TRANSFER = Compute(CALL), Transfer(CALL, ())
+INSTANCE = ModelInstance("actor", "megatron", DeviceMesh(0, 1, 0, 1), Strategy())
+RELOAD, OFFLOAD = (copy(INSTANCE, "all", 0, stops_devices=False) for copy in (Reload, Offload))
+
+
+def node(name, *devices, work=COMPUTE, after=(), step=0):
     mesh = DeviceMesh.parse(MESHES[frozenset(devices)])
-    return Node(name, kind, step, (mesh,), tuple(Dependency(other, "data") for other in after), "a test.")
+    return Node(name, step, (mesh,), tuple(Dependency(other, "data") for other in after), "a test.", work)
 
 
 class Run:
@@ -61,7 +70,7 @@ def test_the_earliest_ready_node_goes_first():
 
 def test_a_follower_is_ready_in_the_moment_in_which_its_producer_ends():
     """The end of `producer` makes a transfer ready; a call that shares a device must not slip in before it."""
-    run = Run(node("producer", A), node("transfer", A, B, kind="transfer", after=["producer"]), node("call", A))
+    run = Run(node("producer", A), node("transfer", A, B, work=TRANSFER, after=["producer"]), node("call", A))
     assert run.begun == ["producer"]
     run.end("producer")
     assert run.begun == ["producer", "transfer"]
@@ -81,7 +90,11 @@ def test_what_ended_before_a_node_was_announced_is_not_waited_for():
 
 
 def test_copies_over_the_host_link_do_not_wait_for_calls_but_for_each_other():
-    run = Run(node("call", A), node("reload", A, kind="reload"), node("offload", A, kind="offload"))
+    run = Run(
+        node("call", A),
+        node("reload", A, work=RELOAD),
+        node("offload", A, work=OFFLOAD),
+    )
     assert run.begun == ["call", "reload"]
     run.end("reload")
     assert run.begun == ["call", "reload", "offload"]

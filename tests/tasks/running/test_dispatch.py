@@ -130,7 +130,7 @@ def test_lengths_that_differ_are_dealt_by_tokens(gang, tmp_path):
         if node.id == "actor_train_step@0":
             break
         dispatcher.execute(node)
-    orders = call_commands(dispatcher.run, node, dispatcher.rows)
+    orders = call_commands(dispatcher.run, node, node.work, dispatcher.rows)
     dispatcher.rows.finish(0)
     assert orders[0].rows == orders[2].rows and orders[1].rows == orders[3].rows, "stages of one replica"
     assert sorted(orders[0].rows + orders[1].rows) == list(range(8))
@@ -162,8 +162,8 @@ def test_ranks_that_work_on_the_same_rows_are_given_one_order(gang, tmp_path, mo
     """So it is made and pickled once, however many they are."""
     given = {}
 
-    def noted(run, node, rows):
-        given[node.id] = call_commands(run, node, rows)
+    def noted(run, node, work, rows):
+        given[node.id] = call_commands(run, node, work, rows)
         return given[node.id]
 
     monkeypatch.setattr("prefect_rlhf.tasks.running.dispatch.call_commands", noted)
@@ -204,7 +204,7 @@ def test_who_has_no_rows_of_a_mini_batch_knows_and_so_do_the_others(gang, tmp_pa
         if node.id == "actor_train_step@0":
             break
         dispatcher.execute(node)
-    orders = call_commands(dispatcher.run, node, dispatcher.rows)
+    orders = call_commands(dispatcher.run, node, node.work, dispatcher.rows)
     dispatcher.rows.finish(0)
     assert sorted(orders[rank].passes[0].mini_batch_rows for rank in range(4)) == [(0, 1), (0, 1), (1, 1), (1, 1)]
     assert all(order.passes[0].some_without_rows for order in orders.values())

@@ -1,0 +1,40 @@
+"""The resources of a device, and which of them each work uses."""
+
+from __future__ import annotations
+
+from typing import Literal, assert_never, get_args
+
+from prefect_rlhf.placement.augmented.work import (
+    Checkpoint,
+    Commit,
+    Compute,
+    Export,
+    HostCopy,
+    ModelCall,
+    Reallocate,
+    Transfer,
+    Work,
+)
+
+Resource = Literal["compute", "host_link", "disk", "hosts"]
+"""A part of a device that a node has to itself: its compute, the link to host memory, over which copies run, the way
+from there to disk, with the copy of its training state that is about to be written, or the worker processes of its rank
+on the node's CPUs."""
+RESOURCES: tuple[Resource, ...] = get_args(Resource)
+
+
+def resources_of(work: Work) -> tuple[Resource, ...]:
+    """Return the resources that a work uses on each of its devices; a rank runs it in the thread of the first."""
+    match work:
+        case ModelCall() | Transfer() | Reallocate() | Export():
+            return ("compute",)
+        case Compute(call):
+            return ("hosts",) if call.on_hosts else ("compute",)
+        case HostCopy():
+            return ("compute", "host_link") if work.stops_devices else ("host_link",)
+        case Checkpoint():  # the host memory of its copy belongs to the path to disk
+            return ("compute", "disk")
+        case Commit():
+            return ("disk",)
+        case _:
+            assert_never(work)

@@ -1,0 +1,150 @@
+"""The work of a node: a value for each kind of task run, with the fields that this kind needs and no others.
+
+A consumer matches on the type of the work and ends with `assert_never`, so mypy names each consumer that lacks a kind.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from prefect_rlhf.placement.graph import Call
+from prefect_rlhf.placement.plan import ModelInstance, OffloadPart, Placement, instance_of
+from prefect_rlhf.placement.rows.moves import RowMove
+
+
+@dataclass(frozen=True, slots=True)
+class ModelCall:
+    """A model function call. `instance` is the copy of weights that it uses, `reads` their version."""
+
+    kind: ClassVar[Literal["generate", "inference", "train_step"]]
+    call: Call
+    instance: ModelInstance
+    reads: int
+
+
+@dataclass(frozen=True, slots=True)
+class Generate(ModelCall):
+    """A call that samples rows."""
+
+    kind = "generate"
+
+
+@dataclass(frozen=True, slots=True)
+class Inference(ModelCall):
+    """A call that reads rows."""
+
+    kind = "inference"
+
+
+@dataclass(frozen=True, slots=True)
+class TrainStep(ModelCall):
+    """A call that trains its instance in place."""
+
+    kind = "train_step"
+
+    @property
+    def writes(self) -> int:
+        """The weight version that it makes."""
+        return self.reads + 1
+
+
+@dataclass(frozen=True, slots=True)
+class Compute:
+    """A computation on rows, in a rank or in the worker processes of the rank's node. It selects rows if the call has
+    `chooses`.
+    """
+
+    kind: ClassVar = "compute"
+    call: Call
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """Moves of rows to the devices of a call."""
+
+    kind: ClassVar = "transfer"
+    call: Call
+    moves: tuple[RowMove, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Reallocate:
+    """The move of weight version `reads` from the instance that trained it to an instance that uses it."""
+
+    kind: ClassVar = "reallocate"
+    source: ModelInstance
+    target: ModelInstance
+    reads: int
+
+
+@dataclass(frozen=True, slots=True)
+class HostCopy:
+    """A copy of `part` of an instance between device and host memory. `reads` is the version of its weights.
+
+    `stops_devices`: its devices compute nothing meanwhile.
+    """
+
+    kind: ClassVar[Literal["offload", "reload"]]
+    instance: ModelInstance
+    part: OffloadPart
+    reads: int
+    stops_devices: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Offload(HostCopy):
+    """A copy to host memory that frees device memory."""
+
+    kind = "offload"
+
+
+@dataclass(frozen=True, slots=True)
+class Reload(HostCopy):
+    """A copy from host memory into device memory."""
+
+    kind = "reload"
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A copy of the training state of an instance into host memory. `reads` is the version of its weights."""
+
+    kind: ClassVar = "checkpoint"
+    instance: ModelInstance
+    reads: int
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """The writing of all roles' copies to disk."""
+
+    kind: ClassVar = "commit"
+
+
+@dataclass(frozen=True, slots=True)
+class Export:
+    """The writing of weight version `reads` of an instance as a Hugging Face folder."""
+
+    kind: ClassVar = "export"
+    instance: ModelInstance
+    reads: int
+
+
+Work = (
+    Generate | Inference | TrainStep | Compute | Transfer | Reallocate | Offload | Reload | Checkpoint | Commit | Export
+)
+
+
+def work_of(call: Call, placement: Placement, reads: int | None) -> Work:
+    """Return the work of a run of `call`; it reads that version of its weights, or None if it has no model."""
+    instance = instance_of(call, placement)
+    if instance is None or reads is None or call.kind == "compute":
+        return Compute(call)
+    match call.kind:
+        case "generate":
+            return Generate(call, instance, reads)
+        case "inference":
+            return Inference(call, instance, reads)
+        case "train_step":
+            return TrainStep(call, instance, reads)
