@@ -132,7 +132,7 @@ def call_title(call: Call) -> str:
 
 
 def _title_parts(work: Work, meshes: str) -> tuple[str, str, str]:
-    """Return what runs, the place, and the weight version, which is empty for work without weights."""
+    """Return the subject, the place and the weight version; the version is empty for work without weights."""
     match work:
         case TrainStep(call, instance, version):
             return call_title(call), _place(instance), f"v{version} → v{work.writes}"

@@ -82,7 +82,7 @@ class Reallocate:
 class HostCopy:
     """A copy of `part` of an instance between device and host memory. `reads` is the version of its weights.
 
-    `stops_devices`: its devices compute nothing meanwhile.
+    `stops_devices`: its devices cannot compute during the copy.
     """
 
     kind: ClassVar[Literal["offload", "reload"]]
