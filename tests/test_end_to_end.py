@@ -42,6 +42,7 @@ def server(request, tmp_path_factory):
     (home / "data").mkdir()
     if request.param == "tiny":
         make_model(home / "models" / "smollm2")
+        make_model(home / "models" / "reward", scalar=True)
         make_prompts(home / "data" / "prompts.parquet", num_train=64, num_held_out=8)
         make_pairs(home / "data" / "preferences.parquet", num_train=64)
     else:
@@ -88,9 +89,14 @@ def reward_run(server):
 
 
 @pytest.fixture(scope="module")
-def ppo_run(server, reward_run):
+def ppo_run(server, request):
+    """With the tiny reward model, or with the model that `reward_run` trains."""
+    made = server.home / "models" / "reward"
+    path = made if made.exists() else request.getfixturevalue("reward_run") / "reward"
+    scalar = {"path": str(path), "head": "scalar"}
     algo = {"batch_size": 8, "evaluate_every": 2, "sampling": {"max_new_tokens": 8}}
-    return run(server, "ppo", steps=STEPS, algo=algo, plan=str(server.home / "overlap.json"))
+    given = {"algo": algo, "reward": scalar, "critic": scalar, "plan": str(server.home / "overlap.json")}
+    return run(server, "ppo", steps=STEPS, **given)
 
 
 @pytest.fixture(scope="module")
@@ -111,6 +117,7 @@ def records(server, ppo_run):
 
 
 @pytest.mark.slow
+@pytest.mark.all  # tests/flows/test_offline_runs.py trains a reward model without a worker
 def test_a_reward_model_is_trained_and_exported_with_its_scalar_head(reward_run):
     from transformers import AutoModelForSequenceClassification
 

@@ -186,11 +186,11 @@ def _increment_often(folder, counter, times):
 
 
 def test_processes_that_compete_take_turns(tmp_path):
-    """Four processes increment a file under the lease; no increment is lost."""
+    """Two processes increment a file under the lease; no increment is lost."""
     counter = tmp_path / "counter"
     counter.write_text("0")
     context = multiprocessing.get_context("spawn")
-    processes = [context.Process(target=_increment_often, args=(tmp_path, counter, 5)) for _ in range(4)]
+    processes = [context.Process(target=_increment_often, args=(tmp_path, counter, 10)) for _ in range(2)]
     for process in processes:
         process.start()
     for process in processes:

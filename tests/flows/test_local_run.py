@@ -216,9 +216,8 @@ def test_ctrl_c_while_a_run_waits_says_one_line(given, tmp_path):
     assert stopped == "prefect-rlhf: stopped while waiting for devices; no step was run"
 
 
-@pytest.mark.parametrize(
-    ("by", "status"), [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.all)]
-)
+@pytest.mark.all  # tests/tasks/running/test_runner.py stops a run, and the test above stops a command
+@pytest.mark.parametrize(("by", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_run_that_is_stopped_is_cancelled_and_says_in_one_line_how_to_continue(given, tmp_path, by, status):
     """The command that it says is run, too, and ends the steps that were left."""
     process = started(given | {"steps": 200, "checkpoint_every": 1}, tmp_path, "-p", "seed=3")

@@ -3,9 +3,11 @@
 import math
 
 import pytest
+from transformers import AutoModelForSequenceClassification
 
 from prefect_rlhf.flows.dpo import dpo
 from prefect_rlhf.flows.kto import kto
+from prefect_rlhf.flows.reward import reward
 from prefect_rlhf.flows.sft import sft
 from tests.runs import completed, read_lines
 from tests.tasks.data.stored import json_lines
@@ -65,6 +67,17 @@ def test_preferences_are_learnt_from_pairs_of_messages(tmp_path, loss):
     if loss == "dpo":
         assert (margins[0], evaluations[0]["preference_accuracy.accuracy"]) == (0.0, 0.5)
         assert steps[0]["actor_train.loss"] == pytest.approx(math.log(2), abs=1e-3)
+
+
+def test_a_reward_model_is_exported_with_its_scalar_head(tmp_path):
+    """The head begins with zeros, so a step of training moved it."""
+    path = pairs(tmp_path / "pairs.jsonl")
+    given = {"pairs": {"path": path}, "held_out": {"path": path, "split": "held_out"}, "steps": 1}
+    given |= {"reward": {"path": make_model(tmp_path / "model"), "head": "scalar", "new_head": True}}
+    given |= {"algo": {"batch_size": 4, "evaluate_every": 2}, "output_dir": str(tmp_path / "runs")}
+    model = AutoModelForSequenceClassification.from_pretrained(completed(reward, given) / "reward")
+    assert model.score.weight.shape == (1, model.config.hidden_size)
+    assert model.score.weight.abs().max() > 0
 
 
 def test_kto_learns_from_answers_that_are_good_or_bad_by_themselves(tmp_path):

@@ -131,16 +131,16 @@ def test_a_long_run_keeps_nothing_of_steps_that_ended(tmp_path):
 
 
 class SlowDisk(Dispatcher):
-    """Writes the checkpoint of step 3 until a later step trains."""
+    """Writes the checkpoint of step 2 until a later step trains."""
 
     def __init__(self):
         super().__init__()
         self.trained_on = threading.Event()
 
     def execute(self, node):
-        if node.id == "actor_train_step@6":
+        if node.id == "actor_train_step@4":
             self.trained_on.set()
-        if node.id == "commit@3":
+        if node.id == "commit@2":
             assert self.trained_on.wait(60), "the steps wait for the disk"
         return super().execute(node)
 
@@ -148,10 +148,10 @@ class SlowDisk(Dispatcher):
 def test_steps_and_their_groups_do_not_wait_for_a_checkpoint_that_is_written_but_its_end_and_the_next_copy_do(tmp_path):
     """A group is a step long here, so groups that are over are left behind with their commit."""
     dispatcher = SlowDisk()
-    _, state, steps = run(tmp_path, dispatcher, 8, steps_per_group=1, checkpoint_every=4)
-    assert state.is_completed() and steps == list(range(9))
+    _, state, steps = run(tmp_path, dispatcher, 6, steps_per_group=1, checkpoint_every=3)
+    assert state.is_completed() and steps == list(range(7))
     places = {name: place for place, name in enumerate(dispatcher.begun)}
-    assert places["actor_train_step@6"] < places["commit@3"] < places["checkpoint.actor@7"] < places["commit@7"]
+    assert places["actor_train_step@4"] < places["commit@2"] < places["checkpoint.actor@5"] < places["commit@5"]
 
 
 class HardExit(BaseException):
