@@ -114,13 +114,11 @@ def plan_with(engine):
     return parse_plan({"name": "mine", "calls": calls}, TWO_DEVICES)
 
 
-@pytest.mark.quick
 def test_an_unknown_engine_is_refused():
     with pytest.raises(InvalidInput, match=r"calls.actor_generate.engine: got 'plain'"):
         plan_with("plain")
 
 
-@pytest.mark.quick
 def test_a_registered_engine_is_planned_with(registered):
     """A plan file may name it for the calls that it serves, and the plan is certified."""
     plan = check_plan(plan_with(NAME), ppo(), TWO_DEVICES.whole)
@@ -128,7 +126,6 @@ def test_a_registered_engine_is_planned_with(registered):
     assert [NAME in engine_traits.engines_of(kind) for kind in ("generate", "inference", "train_step")] == [1, 1, 0]
 
 
-@pytest.mark.quick
 def test_the_name_of_an_engine_is_taken():
     with pytest.raises(InvalidInput, match="engine: got 'vllm', expected a name besides vllm, megatron, python"):
         engine_traits.register("vllm", TRAITS)
