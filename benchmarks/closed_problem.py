@@ -16,7 +16,8 @@ from typing import Any
 import orjson
 
 from benchmarks.move_table import moves_between
-from prefect_rlhf.placement.errors import InvalidInput
+from prefect_rlhf.errors.errors import InvalidInput
+from prefect_rlhf.placement.devices.strategy import Strategy
 from prefect_rlhf.placement.search.compiled import Ints
 from prefect_rlhf.placement.search.problem import (
     Edge,
@@ -29,7 +30,6 @@ from prefect_rlhf.placement.search.problem import (
     Problem,
     ProblemNode,
 )
-from prefect_rlhf.placement.strategy import Strategy
 
 JsonObject = Mapping[str, Any]
 READ = {

@@ -19,7 +19,7 @@ from statistics import median
 
 from benchmarks.paper_megatron import TABLE as MEGATRON
 from benchmarks.published import Estimate, Published, estimate_calls, estimate_end_to_end, read_published
-from prefect_rlhf.placement.errors import InvalidInput
+from prefect_rlhf.errors.errors import InvalidInput
 
 
 def main() -> int:

@@ -15,16 +15,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from prefect_rlhf.errors.errors import InvalidInput
+from prefect_rlhf.errors.table import table
 from prefect_rlhf.flows.forms.plan_options import PlanOptions
 from prefect_rlhf.flows.planning.what_if import read_question
 from prefect_rlhf.flows.ppo import ppo
+from prefect_rlhf.placement.devices.mesh import DeviceMesh
 from prefect_rlhf.placement.engine_traits import TRAITS
-from prefect_rlhf.placement.errors import InvalidInput
-from prefect_rlhf.placement.mesh import DeviceMesh
 from prefect_rlhf.placement.planner.best_plan import plan_graph
 from prefect_rlhf.placement.planner.planned import Planned
 from prefect_rlhf.placement.schedule.estimate import training
-from prefect_rlhf.placement.table import table
 
 ALONE, BOTH = "1x8:a100-80", "1x8:a100-80+1x8:v100-32"
 PAPERS = {"a100 alone": 0.69, "app": 0.79}  # samples per second, table III: Flattening, Heterogeneous Separation

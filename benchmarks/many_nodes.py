@@ -22,16 +22,16 @@ from pathlib import Path
 
 from benchmarks.stub_ranks import IdleRank, StubProcesses
 from prefect_rlhf.blocks.lease import running_on
-from prefect_rlhf.engines.gang.messages import GangSettings, Start
 from prefect_rlhf.engines.gang.open import open_gang
 from prefect_rlhf.engines.gang.process_gang import ProcessGang
+from prefect_rlhf.engines.gang.processes.messages import GangSettings, Start
 from prefect_rlhf.engines.rank.rank import Rank
 from prefect_rlhf.flows.forms.options import RunOptions
 from prefect_rlhf.flows.ppo import ppo
 from prefect_rlhf.flows.training.run import prepare
 from prefect_rlhf.placement.augmented.augment import augment
-from prefect_rlhf.placement.lease import Lease
-from prefect_rlhf.placement.mesh import ClusterShape
+from prefect_rlhf.placement.devices.lease import Lease
+from prefect_rlhf.placement.devices.mesh import ClusterShape
 from prefect_rlhf.tasks.running.dispatch import Dispatcher
 from prefect_rlhf.tasks.running.journal import BEHIND, MODEL_FUNCTION_CALLS, covered_seconds
 from prefect_rlhf.tasks.running.training_run import TrainingRun

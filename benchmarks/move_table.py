@@ -8,9 +8,9 @@ from itertools import islice
 
 import numpy as np
 
-from prefect_rlhf.placement.errors import InvalidInput
+from prefect_rlhf.errors.errors import InvalidInput
+from prefect_rlhf.placement.devices.strategy import Strategy
 from prefect_rlhf.placement.search.compiled import Ints
-from prefect_rlhf.placement.strategy import Strategy
 
 LONGEST_US = 1e12  # eleven days: iterations of such calls still fit into 64 bits
 DEGREE_BITS = 21  # of each of pp, tp and dp in the number of a layout

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from benchmarks.paper_case import Case
 from benchmarks.paper_checks import Check, Comparison, format_seconds
-from prefect_rlhf.placement.cost.collectives import share_seconds
+from prefect_rlhf.placement.cost.datasheets.collectives import share_seconds
+from prefect_rlhf.placement.cost.datasheets.hardware import DATASHEETS, NETWORKS, Hardware
 from prefect_rlhf.placement.cost.execution import Execution
-from prefect_rlhf.placement.cost.hardware import DATASHEETS, NETWORKS, Hardware
 from prefect_rlhf.placement.cost.sizes import ModelSizes
 from prefect_rlhf.placement.cost.workload import CallWork, Workload
+from prefect_rlhf.placement.devices.strategy import Strategy
 from prefect_rlhf.placement.engine_constants import GRADIENT_BYTES
 from prefect_rlhf.placement.plans.presets import PRESETS, preset_named
-from prefect_rlhf.placement.strategy import Strategy
 
 HARDWARE = Hardware(DATASHEETS["a100-80"], 8, NETWORKS["infiniband-800"])
 WORKLOAD = Workload.fixed(256, 256, cuda_graphs=False)

@@ -8,28 +8,28 @@ from typing import Any
 
 from benchmarks.paper_plans import TimedPlan, best_with_moves
 from prefect_rlhf.blocks.model import Model
+from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.flows.dpo import dpo
 from prefect_rlhf.flows.grpo import grpo
 from prefect_rlhf.flows.ppo import ppo
 from prefect_rlhf.flows.remax import remax
+from prefect_rlhf.placement.cost.datasheets.hardware import Hardware
 from prefect_rlhf.placement.cost.execution import Execution
-from prefect_rlhf.placement.cost.hardware import Hardware
 from prefect_rlhf.placement.cost.sources import CostSources
 from prefect_rlhf.placement.cost.workload import Workload
-from prefect_rlhf.placement.errors import InvalidInput
+from prefect_rlhf.placement.devices.mesh import ClusterShape
 from prefect_rlhf.placement.graph import Call, DataflowGraph, Dataset
-from prefect_rlhf.placement.known_models import known_shape
-from prefect_rlhf.placement.mesh import ClusterShape
-from prefect_rlhf.placement.model import ModelSpec
+from prefect_rlhf.placement.models.known_models import known_shape
+from prefect_rlhf.placement.models.model import ModelSpec
 from prefect_rlhf.placement.plan import EngineKind, Placement
-from prefect_rlhf.placement.planner.candidates import Candidate, CostContext, fitting_candidates
-from prefect_rlhf.placement.planner.plan_problem import PlanSpace
 from prefect_rlhf.placement.planner.preset_plan import preset_problems
 from prefect_rlhf.placement.planner.question import Question, Site
+from prefect_rlhf.placement.planner.space.candidates import Candidate, CostContext, fitting_candidates
+from prefect_rlhf.placement.planner.space.plan_problem import PlanSpace
 from prefect_rlhf.placement.plans.presets import Preset
 from prefect_rlhf.placement.schedule.estimate import training
-from prefect_rlhf.tasks.rl.hyperparameters import GRPO, PPO, ReMax
-from prefect_rlhf.tasks.rl.offline_settings import DPO
+from prefect_rlhf.tasks.rl.settings.offline import DPO
+from prefect_rlhf.tasks.rl.settings.online import GRPO, PPO, ReMax
 from prefect_rlhf.tasks.settings import Update
 
 WHOLE_EVALUATIONS, PRESET_EVALUATIONS = 1_000_000, 100_000  # of the search: the same on every machine

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, final
 
-from prefect_rlhf.placement.cost.collectives import all_reduce_seconds, share_seconds
+from prefect_rlhf.placement.cost.datasheets.collectives import all_reduce_seconds, share_seconds
 from prefect_rlhf.placement.cost.execution import Execution, Tokens, at_most
-from prefect_rlhf.placement.cost.layer_times import LayerTimes
+from prefect_rlhf.placement.cost.times.layer_times import LayerTimes
 
 
 @final
@@ -31,7 +31,7 @@ class RealExecution(Execution):
 
         Training cuts it into two pieces for each pipeline stage, anything else into one.
 
-        >>> from prefect_rlhf.placement.strategy import Strategy
+        >>> from prefect_rlhf.placement.devices.strategy import Strategy
         >>> RealExecution(Strategy(pp=4), micro_batches=2).pieces(64, train=True)
         (2, 8)
         """

@@ -14,14 +14,14 @@ from benchmarks.paper_checks import Check, Comparison, format_seconds
 from benchmarks.paper_engines import EarlyVllmExecution, HybridFlowExecution
 from prefect_rlhf.placement.cost.call import call_cost
 from prefect_rlhf.placement.cost.call_bytes import static_bytes
-from prefect_rlhf.placement.cost.datasheet import DatasheetTimes
+from prefect_rlhf.placement.cost.datasheets.hardware import DATASHEETS, NETWORKS, Hardware
 from prefect_rlhf.placement.cost.execution import Execution
-from prefect_rlhf.placement.cost.hardware import DATASHEETS, NETWORKS, Hardware
 from prefect_rlhf.placement.cost.sizes import ModelSizes
+from prefect_rlhf.placement.cost.times.roofline import DatasheetTimes
 from prefect_rlhf.placement.cost.workload import CallWork, Workload
-from prefect_rlhf.placement.known_models import known_shape
+from prefect_rlhf.placement.devices.strategy import Strategy
+from prefect_rlhf.placement.models.known_models import known_shape
 from prefect_rlhf.placement.plans.presets import PRESETS
-from prefect_rlhf.placement.strategy import Strategy
 
 HARDWARE = Hardware(DATASHEETS["a100-80"], 8, NETWORKS["infiniband-200"])
 WORKLOAD = Workload.fixed(1024, 1024, cuda_graphs=False)

@@ -14,12 +14,12 @@ from statistics import median
 
 from benchmarks.paper_engines import MegatronLmExecution
 from prefect_rlhf.placement.cost.call import call_cost
-from prefect_rlhf.placement.cost.datasheet import DatasheetTimes
-from prefect_rlhf.placement.cost.hardware import DATASHEETS, Hardware, Network
+from prefect_rlhf.placement.cost.datasheets.hardware import DATASHEETS, Hardware, Network
 from prefect_rlhf.placement.cost.seconds import Seconds
 from prefect_rlhf.placement.cost.sizes import ModelSizes
+from prefect_rlhf.placement.cost.times.roofline import DatasheetTimes
 from prefect_rlhf.placement.cost.workload import CallWork, Workload
-from prefect_rlhf.placement.strategy import Strategy
+from prefect_rlhf.placement.devices.strategy import Strategy
 
 VOCABULARY, TOKENS = 51200, 2048
 SELENE = Hardware(DATASHEETS["a100-80"], 8, Network("hdr", 200e9, "8 x 200 Gbit/s a node"))

@@ -19,8 +19,8 @@ from prefect_rlhf.placement.cost.sizes import ModelSizes
 from prefect_rlhf.placement.cost.workload import CallWork
 from prefect_rlhf.placement.layout.alignment import aligned
 from prefect_rlhf.placement.plan import ExecutionPlan, Placement
-from prefect_rlhf.placement.planner.candidates import Candidate, CostContext
-from prefect_rlhf.placement.planner.plan_problem import MICROSECONDS, PlanProblem
+from prefect_rlhf.placement.planner.space.candidates import Candidate, CostContext
+from prefect_rlhf.placement.planner.space.plan_problem import MICROSECONDS, PlanProblem
 from prefect_rlhf.placement.plans.completion import completed
 from prefect_rlhf.placement.schedule.estimate import Estimate, estimate_with
 from prefect_rlhf.placement.search.driver import search

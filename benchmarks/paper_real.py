@@ -11,7 +11,7 @@ from benchmarks.paper_case import Case
 from benchmarks.paper_checks import Check, Comparison, Row, format_seconds
 from benchmarks.paper_engines import RealExecution
 from benchmarks.paper_plans import TimedPlan
-from prefect_rlhf.placement.cost.hardware import DATASHEETS, NETWORKS, Hardware
+from prefect_rlhf.placement.cost.datasheets.hardware import DATASHEETS, NETWORKS, Hardware
 from prefect_rlhf.placement.cost.workload import Workload
 from prefect_rlhf.placement.plans.presets import PRESETS
 

@@ -16,7 +16,7 @@ from functools import partial
 
 from benchmarks import paper_app, paper_hybridflow, paper_real
 from benchmarks.paper_checks import Comparison, Row
-from prefect_rlhf.placement.table import table
+from prefect_rlhf.errors.table import table
 
 Compare = Callable[[], Comparison]
 

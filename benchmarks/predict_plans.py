@@ -32,11 +32,11 @@ from benchmarks.our_ppo import flow_parameters
 from benchmarks.ppo_work import PPOWork
 from benchmarks.prepared_ppo import prepared_ppo
 from benchmarks.step_work import check_files
+from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.flows.commands import cli
 from prefect_rlhf.flows.hardware import profiles
 from prefect_rlhf.flows.ppo import ppo
 from prefect_rlhf.placement.augmented.node import subject_of
-from prefect_rlhf.placement.errors import InvalidInput
 from prefect_rlhf.placement.plans.plan_file import plan_yaml
 from prefect_rlhf.placement.plans.presets import PRESETS
 from prefect_rlhf.tasks.model_shape import model_shape

@@ -15,16 +15,16 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from benchmarks.paper_engines import RealExecution
+from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.placement.cost.call import call_cost
-from prefect_rlhf.placement.cost.datasheet import DatasheetTimes
-from prefect_rlhf.placement.cost.hardware import Hardware, Network, datasheet
+from prefect_rlhf.placement.cost.datasheets.hardware import Hardware, Network, datasheet
 from prefect_rlhf.placement.cost.seconds import Seconds
 from prefect_rlhf.placement.cost.sizes import ModelSizes
+from prefect_rlhf.placement.cost.times.roofline import DatasheetTimes
 from prefect_rlhf.placement.cost.workload import CallWork, ModelCallKind, Workload
-from prefect_rlhf.placement.errors import InvalidInput
-from prefect_rlhf.placement.mesh import ClusterShape, DeviceMesh
-from prefect_rlhf.placement.model import Dtype, TransformerShape
-from prefect_rlhf.placement.strategy import Strategy
+from prefect_rlhf.placement.devices.mesh import ClusterShape, DeviceMesh
+from prefect_rlhf.placement.devices.strategy import Strategy
+from prefect_rlhf.placement.models.model import Dtype, TransformerShape
 
 Positive = Annotated[int, Field(ge=1)]
 Measured = Annotated[float, Field(gt=0)]

@@ -22,16 +22,16 @@ from itertools import islice
 from benchmarks.reallocation_rank import DTYPE, SPEC, Mover
 from prefect_rlhf.engines.commands import MoveWeightsCommand
 from prefect_rlhf.engines.gang.local import LocalGang
-from prefect_rlhf.engines.gang.messages import GangSettings
 from prefect_rlhf.engines.gang.open import FORK_ENVIRONMENT, RANK_ENVIRONMENT
+from prefect_rlhf.engines.gang.processes.messages import GangSettings
 from prefect_rlhf.engines.gang.protocol import Arguments
 from prefect_rlhf.engines.gang.protocol import Result as Answer
+from prefect_rlhf.placement.devices.mesh import DeviceMesh
+from prefect_rlhf.placement.devices.strategy import Strategy
 from prefect_rlhf.placement.layout.alignment import overlapping_order
 from prefect_rlhf.placement.layout.layout import layout_of
 from prefect_rlhf.placement.layout.parameters import num_parameters
-from prefect_rlhf.placement.mesh import DeviceMesh
 from prefect_rlhf.placement.plan import EngineKind, ModelInstance
-from prefect_rlhf.placement.strategy import Strategy
 from tests.layouts import num_lacking
 
 NUM_RANKS = 8

@@ -18,7 +18,7 @@ from prefect_rlhf.engines.weights.send_receive import send_receive
 from prefect_rlhf.placement.layout.layout import Layout
 from prefect_rlhf.placement.layout.regions import Region
 from prefect_rlhf.placement.layout.reshard import reshard
-from prefect_rlhf.placement.model import ModelSpec, TransformerShape
+from prefect_rlhf.placement.models.model import ModelSpec, TransformerShape
 from prefect_rlhf.placement.plan import EngineKind
 
 SHAPE = TransformerShape(1024, 4096, 6, 16, 4, 64, 32768, 2048, 1e4, 1e-5, tied_embeddings=True)  # 125M parameters

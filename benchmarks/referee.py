@@ -26,10 +26,10 @@ from statistics import median
 from typing import Any
 
 from benchmarks.read_flags import read_flags
+from prefect_rlhf.errors.errors import RlhfError
+from prefect_rlhf.flows.algorithm.rlhf_flow import find_flow
 from prefect_rlhf.flows.commands import plan as plan_command
 from prefect_rlhf.flows.planning.what_if import read_question
-from prefect_rlhf.flows.rlhf_flow import find_flow
-from prefect_rlhf.placement.errors import RlhfError
 from prefect_rlhf.placement.plan import ExecutionPlan, Placement
 from prefect_rlhf.placement.planner.best_plan import plan_graph
 from prefect_rlhf.placement.planner.planned import Planned

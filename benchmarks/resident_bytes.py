@@ -7,8 +7,8 @@ from typing import Any
 
 from prefect_rlhf.blocks.cluster import Cluster
 from prefect_rlhf.blocks.lease import dry_lease
+from prefect_rlhf.flows.algorithm.rlhf_flow import find_flow
 from prefect_rlhf.flows.forms.options import RunOptions
-from prefect_rlhf.flows.rlhf_flow import find_flow
 from prefect_rlhf.flows.training.run import prepare
 
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from prefect_rlhf.placement.cost.hardware import Hardware
+from prefect_rlhf.errors.errors import InvalidInput
+from prefect_rlhf.placement.cost.datasheets.hardware import Hardware
 from prefect_rlhf.placement.cost.sources import CostSources
 from prefect_rlhf.placement.cost.workload import Workload
-from prefect_rlhf.placement.errors import InvalidInput
+from prefect_rlhf.placement.devices.mesh import ClusterShape
 from prefect_rlhf.placement.graph import DataflowGraph
-from prefect_rlhf.placement.mesh import ClusterShape
 from prefect_rlhf.placement.planner.best_plan import plan_graph
 from prefect_rlhf.placement.planner.planned import Planned
 from prefect_rlhf.placement.planner.question import Question, Site
@@ -31,7 +31,7 @@ class Smallest:
 def sizes_of(hardware: Hardware, most_nodes: int) -> tuple[Site, ...]:
     """Return a node with 1, 2, 4, ... of its devices, then whole nodes.
 
-    >>> from prefect_rlhf.placement.cost.hardware import DATASHEETS
+    >>> from prefect_rlhf.placement.cost.datasheets.hardware import DATASHEETS
     >>> [size.cluster.name for size in sizes_of(Hardware(DATASHEETS["a100-80"], 8), 3)]
     ['1x1', '1x2', '1x4', '1x8', '2x8', '3x8']
     """

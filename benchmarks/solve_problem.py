@@ -14,7 +14,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))  # run as a file, too: it reads files with `benchmarks`
 
 from benchmarks.closed_problem import ClosedProblem, load_closed_problem  # noqa: E402  after the path is set
-from prefect_rlhf.placement.errors import InvalidInput  # noqa: E402  after the path is set
+from prefect_rlhf.errors.errors import InvalidInput  # noqa: E402  after the path is set
 from prefect_rlhf.placement.search.driver import SearchResult, search  # noqa: E402  after the path is set
 
 

@@ -10,7 +10,7 @@ from multiprocessing.connection import Connection, wait
 from typing import Any
 
 from prefect_rlhf.engines.commands import BuildCommand, CallCommand, Digest, MoveWeightsCommand, RankReport
-from prefect_rlhf.engines.gang.messages import Reply, Request, Start
+from prefect_rlhf.engines.gang.processes.messages import Reply, Request, Start
 from prefect_rlhf.placement.augmented.resources import RESOURCES, Resource
 from prefect_rlhf.placement.layout.layout import Layout
 

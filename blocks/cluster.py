@@ -9,9 +9,9 @@ from pydantic import BaseModel, ConfigDict, Field
 from prefect_rlhf.blocks.lease import DEFAULT_LEASE_DIRECTORY
 from prefect_rlhf.blocks.lease_book import LeaseBook
 from prefect_rlhf.blocks.saved import DOCUMENTATION_URL
-from prefect_rlhf.placement.cost.hardware import GIB, GPUS, Datasheet, datasheet, parts_of_the_fastest
-from prefect_rlhf.placement.errors import InvalidInput
-from prefect_rlhf.placement.mesh import MOST_DEVICES, MOST_NODES, Backend, ClusterShape
+from prefect_rlhf.errors.errors import InvalidInput
+from prefect_rlhf.placement.cost.datasheets.hardware import GIB, GPUS, Datasheet, datasheet, parts_of_the_fastest
+from prefect_rlhf.placement.devices.mesh import MOST_DEVICES, MOST_NODES, Backend, ClusterShape
 
 DEVICE_MEMORY_GIB = 8.0  # of a device, by default
 DEVICE_FIELD = "node_kinds.device"

@@ -8,9 +8,9 @@ from prefect.blocks.core import Block
 from pydantic import BaseModel, Field, model_validator
 
 from prefect_rlhf.blocks.saved import DOCUMENTATION_URL, DeploymentParameter, load_example
+from prefect_rlhf.errors.wrong_setting import not_used
+from prefect_rlhf.files.path_text import MOST_CHARACTERS, PathText
 from prefect_rlhf.placement.graph import Dataset
-from prefect_rlhf.placement.path_text import MOST_CHARACTERS, PathText
-from prefect_rlhf.placement.wrong_setting import not_used
 
 PATH = (
     "Parquet or JSON-lines file, a folder of them, a pattern such as data/train-*.parquet, a folder of"

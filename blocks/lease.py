@@ -9,10 +9,10 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from prefect_rlhf.blocks.lease_book import Busy, Holder, LeaseBook, LeasedMesh
-from prefect_rlhf.placement.errors import InvalidInput, RlhfError
-from prefect_rlhf.placement.install_command import install_command
-from prefect_rlhf.placement.lease import Lease
-from prefect_rlhf.placement.mesh import Backend, ClusterShape
+from prefect_rlhf.errors.errors import InvalidInput, RlhfError
+from prefect_rlhf.errors.install_command import install_command
+from prefect_rlhf.placement.devices.lease import Lease
+from prefect_rlhf.placement.devices.mesh import Backend, ClusterShape
 
 DEFAULT_LEASE_DIRECTORY = Path("~/.prefect-rlhf/leases")
 RETRY_SECONDS = 0.5

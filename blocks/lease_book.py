@@ -18,9 +18,9 @@ from pathlib import Path
 
 from prefect_rlhf.blocks.lease_files import FileLock, make_shared_folder, open_shared, overwrite, read_json, try_lock
 from prefect_rlhf.blocks.lease_queue import LeaseQueue, Waiter
-from prefect_rlhf.placement.errors import InvalidInput, RlhfError
-from prefect_rlhf.placement.in_short import clean_name
-from prefect_rlhf.placement.mesh import ClusterShape, Device, DeviceMesh
+from prefect_rlhf.errors.errors import InvalidInput, RlhfError
+from prefect_rlhf.errors.in_short import clean_name
+from prefect_rlhf.placement.devices.mesh import ClusterShape, Device, DeviceMesh
 
 MOST_PID = 1 << 22  # of Linux
 MOST_NAMES = 3  # in a line

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from prefect_rlhf.placement.errors import InvalidInput
-from prefect_rlhf.placement.foreign_file import parse_json
+from prefect_rlhf.errors.errors import InvalidInput
+from prefect_rlhf.files.foreign_file import parse_json
 
 ANYONE_WRITES = 0o666
 STICKY_FOLDER = 0o1777  # every user may add a file, but not remove another user's

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Self
 
 from prefect_rlhf.blocks.lease_files import FileLock, make_shared_folder, overwrite, read_json
-from prefect_rlhf.placement.in_short import clean_name
-from prefect_rlhf.placement.mesh import Device, DeviceMesh
+from prefect_rlhf.errors.in_short import clean_name
+from prefect_rlhf.placement.devices.mesh import Device, DeviceMesh
 
 MOST_TICKETS = 1000
 SILENT_SECONDS = 60.0  # a waiter without a request for this long is skipped: it is stopped, or its server is away

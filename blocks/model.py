@@ -6,8 +6,8 @@ from prefect.blocks.core import Block
 from pydantic import BaseModel, Field
 
 from prefect_rlhf.blocks.saved import DOCUMENTATION_URL, DeploymentParameter, load_example
-from prefect_rlhf.placement.model import Dtype, Head, ModelSpec, OptimizerSpec, TransformerShape
-from prefect_rlhf.placement.path_text import PathText
+from prefect_rlhf.files.path_text import PathText
+from prefect_rlhf.placement.models.model import Dtype, Head, ModelSpec, OptimizerSpec, TransformerShape
 
 
 class ModelFields(BaseModel):

@@ -8,8 +8,8 @@ from httpx import HTTPError
 from prefect.blocks.core import Block
 from pydantic import BaseModel, ConfigDict, Field, HttpUrl, model_validator
 
-from prefect_rlhf.placement.errors import InvalidInput
-from prefect_rlhf.placement.path_text import MOST_CHARACTERS, PathText
+from prefect_rlhf.errors.errors import InvalidInput
+from prefect_rlhf.files.path_text import MOST_CHARACTERS, PathText
 
 DOCUMENTATION_URL = HttpUrl("https://docs.prefect.io/v3/concepts/blocks")  # how blocks are saved, found and shared
 

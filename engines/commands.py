@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from prefect_rlhf.engines.engine import SamplingSettings, TrainSettings
-from prefect_rlhf.engines.loss import LossTerm, Output
+from prefect_rlhf.engines.loss_protocol import LossTerm, Output
 from prefect_rlhf.engines.rows import ColumnKind
-from prefect_rlhf.placement.errors import InvalidInput
+from prefect_rlhf.errors.errors import InvalidInput
+from prefect_rlhf.placement.devices.mesh import Device
 from prefect_rlhf.placement.graph import Call
 from prefect_rlhf.placement.layout.layout import Layout
-from prefect_rlhf.placement.mesh import Device
-from prefect_rlhf.placement.model import ModelSpec
+from prefect_rlhf.placement.models.model import ModelSpec
 from prefect_rlhf.placement.plan import ModelInstance
 
 FINGERPRINT_MODULUS = 2**64

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol
 
-from prefect_rlhf.engines.loss import LossTerm, Output
+from prefect_rlhf.engines.loss_protocol import LossTerm, Output
 from prefect_rlhf.placement.layout.regions import Region
 from prefect_rlhf.placement.plan import ModelInstance, OffloadPart
 

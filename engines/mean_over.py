@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from prefect_rlhf.placement.errors import InvalidInput
+from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.placement.graph import MeanOver
 
 UNITS = ("token", "row", "item")

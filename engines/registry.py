@@ -4,8 +4,8 @@ import sys
 from os.path import realpath
 from typing import Any, Generic, TypeVar
 
-from prefect_rlhf.placement.errors import GraphError
-from prefect_rlhf.placement.modules import import_from
+from prefect_rlhf.errors.errors import GraphError
+from prefect_rlhf.files.modules import import_from
 
 Entry = TypeVar("Entry")
 

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from prefect_rlhf.blocks.dataset import Preferences
 from prefect_rlhf.blocks.model import Model
-from prefect_rlhf.flows.rlhf_flow import rlhf_flow
-from prefect_rlhf.placement.errors import Missing, NotUsed
-from prefect_rlhf.tasks.calls import compute, inference, train_step
-from prefect_rlhf.tasks.rl.offline_settings import DPO
+from prefect_rlhf.errors.errors import Missing, NotUsed
+from prefect_rlhf.flows.algorithm.rlhf_flow import rlhf_flow
 from prefect_rlhf.tasks.rl.preference_evaluation import preference_accuracy
 from prefect_rlhf.tasks.rl.preference_losses import dpo as dpo_loss
+from prefect_rlhf.tasks.rl.settings.offline import DPO
+from prefect_rlhf.tasks.tracing.calls import compute, inference, train_step
 
 
 @rlhf_flow("dpo")

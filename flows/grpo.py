@@ -7,17 +7,17 @@ from __future__ import annotations
 
 from prefect_rlhf.blocks.dataset import Prompts
 from prefect_rlhf.blocks.model import Model
+from prefect_rlhf.flows.algorithm.rlhf_flow import rlhf_flow
 from prefect_rlhf.flows.forms.reward import Reward, check_reference, with_reward_weights
-from prefect_rlhf.flows.rlhf_flow import rlhf_flow
-from prefect_rlhf.tasks.calls import compute, generate, inference, score, train_step
 from prefect_rlhf.tasks.data.rollouts import record_rollouts
-from prefect_rlhf.tasks.rl.advantages import grpo_advantages, informative
 from prefect_rlhf.tasks.rl.evaluation import record_evaluation
-from prefect_rlhf.tasks.rl.hyperparameters import GRPO
+from prefect_rlhf.tasks.rl.group_advantages import grpo_advantages, informative
 from prefect_rlhf.tasks.rl.losses import grpo as grpo_loss
 from prefect_rlhf.tasks.rl.old_policy import old_policy
-from prefect_rlhf.tasks.select import select
+from prefect_rlhf.tasks.rl.settings.online import GRPO
 from prefect_rlhf.tasks.settings import Staleness
+from prefect_rlhf.tasks.tracing.calls import compute, generate, inference, score, train_step
+from prefect_rlhf.tasks.tracing.select import select
 
 
 @rlhf_flow("grpo")

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from prefect_rlhf.blocks.model import Model
 from prefect_rlhf.blocks.rated_answers import RatedAnswers
-from prefect_rlhf.flows.rlhf_flow import rlhf_flow
-from prefect_rlhf.tasks.calls import compute, inference, train_step
-from prefect_rlhf.tasks.rl.offline_settings import KTO
+from prefect_rlhf.flows.algorithm.rlhf_flow import rlhf_flow
 from prefect_rlhf.tasks.rl.preference_evaluation import kto_kl, label_accuracy, mismatched_answers
 from prefect_rlhf.tasks.rl.preference_losses import kto as kto_loss
+from prefect_rlhf.tasks.rl.settings.offline import KTO
+from prefect_rlhf.tasks.tracing.calls import compute, inference, train_step
 
 
 @rlhf_flow("kto")

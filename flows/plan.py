@@ -9,12 +9,12 @@ from prefect.artifacts import create_markdown_artifact, create_table_artifact
 from prefect.runtime import flow_run
 from pydantic import Field
 
+from prefect_rlhf.files.remote_path import require_local
 from prefect_rlhf.flows.forms.form_flow import FormFlow, form_entry
 from prefect_rlhf.flows.forms.plan_options import PlanOptions
 from prefect_rlhf.flows.planning.answer import answer_question
 from prefect_rlhf.flows.planning.plan_report import PlanAnswer
-from prefect_rlhf.placement.pictures.text import plan_rows
-from prefect_rlhf.placement.remote_path import require_local
+from prefect_rlhf.tasks.reporting.pictures.text import plan_rows
 from prefect_rlhf.tasks.reporting.publish import publish
 
 

@@ -8,18 +8,18 @@ from __future__ import annotations
 
 from prefect_rlhf.blocks.dataset import Prompts
 from prefect_rlhf.blocks.model import Model
+from prefect_rlhf.flows.algorithm.rlhf_flow import rlhf_flow
 from prefect_rlhf.flows.forms.critic import check_critic
 from prefect_rlhf.flows.forms.reward import Reward
-from prefect_rlhf.flows.rlhf_flow import rlhf_flow
-from prefect_rlhf.tasks.calls import compute, generate, inference, score, train_step
 from prefect_rlhf.tasks.data.rollouts import record_rollouts
-from prefect_rlhf.tasks.rl.advantages import gae
 from prefect_rlhf.tasks.rl.evaluation import record_evaluation
-from prefect_rlhf.tasks.rl.hyperparameters import PPO
+from prefect_rlhf.tasks.rl.gae import gae
 from prefect_rlhf.tasks.rl.losses import ppo_clip, value_clip
 from prefect_rlhf.tasks.rl.old_policy import old_policy
 from prefect_rlhf.tasks.rl.rewards import kl_penalised_rewards
+from prefect_rlhf.tasks.rl.settings.online import PPO
 from prefect_rlhf.tasks.settings import Staleness
+from prefect_rlhf.tasks.tracing.calls import compute, generate, inference, score, train_step
 
 
 @rlhf_flow("ppo")

@@ -11,20 +11,20 @@ from prefect.artifacts import create_progress_artifact, update_progress_artifact
 from pydantic import Field
 
 from prefect_rlhf.blocks.lease import leased_devices
+from prefect_rlhf.errors.errors import InvalidInput, RlhfError
 from prefect_rlhf.flows.hardware.profiles import Machine, devices_and_nodes, keep_profile, profile_file
 from prefect_rlhf.flows.training.log import log_info
-from prefect_rlhf.placement.cost.profile import Subject
-from prefect_rlhf.placement.errors import InvalidInput, RlhfError
+from prefect_rlhf.placement.cost.times.profile import Subject
+from prefect_rlhf.placement.devices.lease import Lease
+from prefect_rlhf.placement.devices.mesh import MOST_DEVICES, Backend, DeviceMesh
 from prefect_rlhf.placement.layout.layout import splits_key_value_heads
-from prefect_rlhf.placement.lease import Lease
-from prefect_rlhf.placement.mesh import MOST_DEVICES, Backend, DeviceMesh
-from prefect_rlhf.placement.model import Dtype, TransformerShape
-from prefect_rlhf.tasks.failures import failed
+from prefect_rlhf.placement.models.model import Dtype, TransformerShape
 from prefect_rlhf.tasks.model_shape import runnable_shape
 from prefect_rlhf.tasks.profiling.bench import Sizes
 from prefect_rlhf.tasks.profiling.limits import MOST_ROWS, MOST_TOKENS
 from prefect_rlhf.tasks.profiling.measure import Say, check_sizes, measure, number_of_measurements
 from prefect_rlhf.tasks.reporting.publish import publish
+from prefect_rlhf.tasks.server.failures import failed
 
 MODEL = Field(description="A Hugging Face folder, which needs only its config.json, or a known model such as llama-7b.")
 ROWS = Field(

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from prefect_rlhf.blocks.dataset import Prompts
 from prefect_rlhf.blocks.model import Model
+from prefect_rlhf.flows.algorithm.rlhf_flow import rlhf_flow
 from prefect_rlhf.flows.forms.reward import Reward, check_reference
-from prefect_rlhf.flows.rlhf_flow import rlhf_flow
-from prefect_rlhf.tasks.calls import compute, generate, inference, score, train_step
 from prefect_rlhf.tasks.data.rollouts import record_rollouts
-from prefect_rlhf.tasks.rl.advantages import remax_advantages
 from prefect_rlhf.tasks.rl.evaluation import record_evaluation
-from prefect_rlhf.tasks.rl.hyperparameters import ReMax
+from prefect_rlhf.tasks.rl.gae import remax_advantages
 from prefect_rlhf.tasks.rl.losses import policy_gradient, weighted_policy_gradient
 from prefect_rlhf.tasks.rl.old_policy import old_policy
 from prefect_rlhf.tasks.rl.rewards import kl_penalised_rewards
+from prefect_rlhf.tasks.rl.settings.online import ReMax
 from prefect_rlhf.tasks.settings import Staleness
+from prefect_rlhf.tasks.tracing.calls import compute, generate, inference, score, train_step
 
 
 @rlhf_flow("remax")

@@ -9,11 +9,10 @@ from __future__ import annotations
 from prefect_rlhf.blocks.chats import Chats
 from prefect_rlhf.blocks.dataset import Prompts
 from prefect_rlhf.blocks.model import Model
+from prefect_rlhf.flows.algorithm.rlhf_flow import rlhf_flow
 from prefect_rlhf.flows.forms.reward import Reward
-from prefect_rlhf.flows.rlhf_flow import rlhf_flow
-from prefect_rlhf.tasks.calls import compute, generate, inference, score, train_step
 from prefect_rlhf.tasks.data.rollouts import record_rollouts
-from prefect_rlhf.tasks.rl.advantages import gae
+from prefect_rlhf.tasks.rl.gae import gae
 from prefect_rlhf.tasks.rl.losses import nll, ppo_clip, value_clip
 from prefect_rlhf.tasks.rl.old_policy import old_policy
 from prefect_rlhf.tasks.rl.rewards import kl_penalised_rewards
@@ -23,8 +22,9 @@ from prefect_rlhf.tasks.rl.safety import (
     lagrange_multiplier,
     record_safe_evaluation,
 )
-from prefect_rlhf.tasks.rl.safety_settings import SafeRLHF
+from prefect_rlhf.tasks.rl.settings.safety import SafeRLHF
 from prefect_rlhf.tasks.settings import Staleness
+from prefect_rlhf.tasks.tracing.calls import compute, generate, inference, score, train_step
 
 
 @rlhf_flow("safe-rlhf")

@@ -6,7 +6,7 @@ Formats are bytes of an element; limits are in the unit that their line states.
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from prefect_rlhf.placement.model import Dtype
+from prefect_rlhf.placement.models.model import Dtype
 
 ITEM_BYTES: Mapping[Dtype, int] = MappingProxyType({"float32": 4, "bfloat16": 2})
 """Bytes of one weight in a compute format."""

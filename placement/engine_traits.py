@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import cast
 
-from prefect_rlhf.placement.errors import InvalidInput
+from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.placement.graph import CallKind
 from prefect_rlhf.placement.plan import EngineKind
 

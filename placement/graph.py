@@ -9,8 +9,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from prefect_rlhf.placement.errors import GraphError
-from prefect_rlhf.placement.model import ModelSpec
+from prefect_rlhf.errors.errors import GraphError
+from prefect_rlhf.placement.models.model import ModelSpec
 from prefect_rlhf.placement.row_set import RowCount, RowLimit, RowSet
 
 CallKind = Literal["generate", "inference", "train_step", "compute"]

@@ -4,9 +4,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
+from prefect_rlhf.placement.devices.mesh import ClusterShape, Device, DeviceMesh
+from prefect_rlhf.placement.devices.strategy import Coordinate, Strategy
 from prefect_rlhf.placement.graph import Call, DataflowGraph
-from prefect_rlhf.placement.mesh import ClusterShape, Device, DeviceMesh
-from prefect_rlhf.placement.strategy import Coordinate, Strategy
 
 EngineKind = Literal["megatron", "vllm", "python"]
 Offload = Literal["none", "optimizer", "all"]

@@ -7,10 +7,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, StringConstraints, model_validator
 
-from prefect_rlhf.engines.hosts.function import HostFunction
-from prefect_rlhf.engines.hosts.settings import HostSettings
-from prefect_rlhf.placement.errors import InvalidInput
-from prefect_rlhf.placement.wrong_setting import not_used
+from prefect_rlhf.engines.functions.function import HostFunction, HostSettings
+from prefect_rlhf.errors.errors import InvalidInput
+from prefect_rlhf.errors.wrong_setting import not_used
 from prefect_rlhf.tasks.settings import Settings
 
 _CALLS = ("tokens", "prompt_length", "prompt_tokens", "logprobs", "values", "scores", "mask")

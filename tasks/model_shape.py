@@ -2,11 +2,11 @@
 
 from prefect_rlhf.engines.files.huggingface import read_model_spec as read_model_spec
 from prefect_rlhf.engines.files.huggingface import read_shape
-from prefect_rlhf.placement.errors import InvalidInput
-from prefect_rlhf.placement.known_models import find_shape, known_shape
-from prefect_rlhf.placement.model import TransformerShape
-from prefect_rlhf.placement.path_text import checked_path
-from prefect_rlhf.placement.remote_path import is_remote
+from prefect_rlhf.errors.errors import InvalidInput
+from prefect_rlhf.files.path_text import checked_path
+from prefect_rlhf.files.remote_path import is_remote
+from prefect_rlhf.placement.models.known_models import find_shape, known_shape
+from prefect_rlhf.placement.models.model import TransformerShape
 
 
 def model_shape(role: str, name: str) -> TransformerShape:

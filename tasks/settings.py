@@ -8,8 +8,8 @@ from pydantic import BaseModel, ConfigDict, Field, GetJsonSchemaHandler, field_v
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticCustomError
 
-from prefect_rlhf.placement.model import Schedule
-from prefect_rlhf.placement.wrong_setting import not_used, wrong
+from prefect_rlhf.errors.wrong_setting import not_used, wrong
+from prefect_rlhf.placement.models.model import Schedule
 
 MOST_STEPS = 1_000_000
 MOST_UPDATES = 1 << 40  # optimizer steps of a run

@@ -10,9 +10,9 @@ from typing import Any
 
 import prefect_rlhf
 from prefect_rlhf.door import MODULES
-from prefect_rlhf.flows.rlhf_flow import AlgorithmFlow
-from prefect_rlhf.tasks.operations import Operator
+from prefect_rlhf.flows.algorithm.rlhf_flow import AlgorithmFlow
 from prefect_rlhf.tasks.settings import Settings
+from prefect_rlhf.tasks.tracing.operations import Operator
 
 FROZEN = Path(__file__).with_suffix(".txt")
 

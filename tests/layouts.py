@@ -1,9 +1,9 @@
 """The layout of an engine on some ranks, and the least that a move between two layouts brings."""
 
+from prefect_rlhf.placement.devices.strategy import Strategy
 from prefect_rlhf.placement.layout.layout import Layout, engine_layout
 from prefect_rlhf.placement.layout.regions import intersection, num_elements
-from prefect_rlhf.placement.model import ModelSpec
-from prefect_rlhf.placement.strategy import Strategy
+from prefect_rlhf.placement.models.model import ModelSpec
 
 
 def megatron_layout(model: ModelSpec, strategy: Strategy, ranks: tuple[int, ...]) -> Layout:

@@ -12,7 +12,7 @@ from urllib.request import Request, urlopen
 import pytest
 from pyarrow import fs
 
-from prefect_rlhf.engines.storage import stores
+from prefect_rlhf.files.storage import stores
 
 BUCKET = "bucket"
 

@@ -14,9 +14,9 @@ from typing import Any
 
 from prefect.states import State
 
+from prefect_rlhf.flows.algorithm.rlhf_flow import AlgorithmFlow
 from prefect_rlhf.flows.grpo import grpo
 from prefect_rlhf.flows.ppo import ppo
-from prefect_rlhf.flows.rlhf_flow import AlgorithmFlow
 from tests.authors import keeps_best, keeps_pairs, with_pretraining
 from tests.runs import COMPUTATIONS, Compact, Result, end, leased, num_devices, plan_file
 from tests.tiny import make_model, make_pairs, make_prompts

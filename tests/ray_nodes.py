@@ -16,8 +16,8 @@ from functools import cache
 from pathlib import Path
 from unittest.mock import patch
 
-from prefect_rlhf.engines.gang.ray import HEAD_AWAY
-from prefect_rlhf.tasks.nodes import Devices
+from prefect_rlhf.engines.gang.ray.ray_gang import HEAD_AWAY
+from prefect_rlhf.tasks.ray_nodes import Devices
 
 ROOT = Path(__file__).parents[1]
 RAY_ONLY = ("RAY_AUTH_MODE", "RAY_USAGE_STATS_ENABLED")

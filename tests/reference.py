@@ -15,9 +15,9 @@ from pydantic import BaseModel
 
 import prefect_rlhf
 from prefect_rlhf import door
+from prefect_rlhf.flows.algorithm.rlhf_flow import AlgorithmFlow
 from prefect_rlhf.flows.forms.options import RunOptions
-from prefect_rlhf.flows.rlhf_flow import AlgorithmFlow
-from prefect_rlhf.tasks.operations import OFFERED, Operator
+from prefect_rlhf.tasks.tracing.operations import OFFERED, Operator
 from tests.door import public_names
 from tests.signatures import called, default_text, type_text
 from tests.vocabulary import OTHERS, bounds, docstring

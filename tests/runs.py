@@ -17,11 +17,11 @@ from prefect.states import State
 from safetensors.torch import load_file
 
 from prefect_rlhf.blocks.cluster import Cluster
+from prefect_rlhf.flows.algorithm.rlhf_flow import AlgorithmFlow
 from prefect_rlhf.flows.forms.options import RunOptions
-from prefect_rlhf.flows.rlhf_flow import AlgorithmFlow
 from prefect_rlhf.flows.training.run import PreparedRun, prepare
-from prefect_rlhf.placement.lease import ENVIRONMENT_VARIABLE, Lease
-from prefect_rlhf.placement.mesh import ClusterShape, DeviceMesh
+from prefect_rlhf.placement.devices.lease import ENVIRONMENT_VARIABLE, Lease
+from prefect_rlhf.placement.devices.mesh import ClusterShape, DeviceMesh
 
 Compact = Mapping[str, str]
 """Call -> `devices engine degrees`, e.g. `0-1 megatron dp2 micro_batches=2`; see `plan_file`."""

@@ -8,14 +8,14 @@ import networkx as nx
 from hypothesis import strategies as st
 
 from prefect_rlhf.placement.augmented.augmented_graph import AugmentedGraph
+from prefect_rlhf.placement.devices.mesh import ClusterShape, DeviceMesh
+from prefect_rlhf.placement.devices.strategy import Strategy
 from prefect_rlhf.placement.engine_traits import engines_of
 from prefect_rlhf.placement.graph import Call, DataflowGraph, Dataset, Operation, Port
-from prefect_rlhf.placement.mesh import ClusterShape, DeviceMesh
-from prefect_rlhf.placement.model import QUERY_BIASES, Experts, ModelSpec, SlidingWindow, TransformerShape
+from prefect_rlhf.placement.models.model import QUERY_BIASES, Experts, ModelSpec, SlidingWindow, TransformerShape
 from prefect_rlhf.placement.plan import ExecutionPlan, Placement, instances
 from prefect_rlhf.placement.plans.check import violations
 from prefect_rlhf.placement.row_set import RowSet
-from prefect_rlhf.placement.strategy import Strategy
 
 GIB = 1 << 30
 SMALL = TransformerShape(

@@ -9,7 +9,7 @@ from pathlib import Path
 import networkx as nx
 import pytest
 
-from prefect_rlhf.flows.algorithm_places import ALGORITHMS
+from prefect_rlhf.flows.algorithm.places import ALGORITHMS
 from tests.house import (
     PACKAGE,
     PAGE,

@@ -9,13 +9,13 @@ from pydantic import BaseModel
 
 from prefect_rlhf.blocks.dataset import Prompts
 from prefect_rlhf.blocks.model import Model
-from prefect_rlhf.flows.algorithm_places import ALGORITHMS
+from prefect_rlhf.flows.algorithm.places import ALGORITHMS
+from prefect_rlhf.flows.algorithm.rlhf_flow import find_flow
 from prefect_rlhf.flows.forms.foreign_options import OURS, REFUSED, answer
 from prefect_rlhf.flows.forms.options import RunOptions
-from prefect_rlhf.flows.rlhf_flow import find_flow
 from prefect_rlhf.tasks.host_rewards import HostRewards
-from prefect_rlhf.tasks.rl.hyperparameters import GRPO, PPO
-from prefect_rlhf.tasks.rl.offline_settings import DPO
+from prefect_rlhf.tasks.rl.settings.offline import DPO
+from prefect_rlhf.tasks.rl.settings.online import GRPO, PPO
 from prefect_rlhf.tasks.trackers.tracking import Tracking
 
 GROUPS = {

@@ -20,22 +20,22 @@ from prefect.utilities.schema_tools import validate
 from benchmarks.demo.__main__ import ACTIONS
 from prefect_rlhf.blocks.cluster import Cluster
 from prefect_rlhf.blocks.worker.worker import GpuMeshWorker
+from prefect_rlhf.errors.errors import GraphError
+from prefect_rlhf.flows.algorithm.rlhf_flow import AlgorithmFlow
 from prefect_rlhf.flows.commands.cli import COMMANDS
 from prefect_rlhf.flows.commands.flags import app_of
 from prefect_rlhf.flows.commands.graph import read_graph
 from prefect_rlhf.flows.commands.init import project, write_new
 from prefect_rlhf.flows.grpo import grpo
 from prefect_rlhf.flows.ppo import ppo
-from prefect_rlhf.flows.rlhf_flow import AlgorithmFlow
-from prefect_rlhf.placement.errors import GraphError
+from prefect_rlhf.placement.devices.mesh import ClusterShape
 from prefect_rlhf.placement.graph import Dataset
-from prefect_rlhf.placement.mesh import ClusterShape
-from prefect_rlhf.placement.model import ModelSpec, TransformerShape
-from prefect_rlhf.tasks.calls import generate, train_step
-from prefect_rlhf.tasks.rl.hyperparameters import GRPO
+from prefect_rlhf.placement.models.model import ModelSpec, TransformerShape
 from prefect_rlhf.tasks.rl.losses import policy_gradient
-from prefect_rlhf.tasks.rl.offline_settings import DPO
-from prefect_rlhf.tasks.trace import trace_body
+from prefect_rlhf.tasks.rl.settings.offline import DPO
+from prefect_rlhf.tasks.rl.settings.online import GRPO
+from prefect_rlhf.tasks.tracing.calls import generate, train_step
+from prefect_rlhf.tasks.tracing.trace import trace_body
 from tests import runs, vocabulary
 from tests.door import public_names
 from tests.finished_steps import write_checkpoint

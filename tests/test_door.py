@@ -10,8 +10,8 @@ import pytest
 
 import prefect_rlhf
 from prefect_rlhf.door import MODULES
+from prefect_rlhf.files.modules import IN_RANK
 from prefect_rlhf.moved_names import NEW_NAMES
-from prefect_rlhf.placement.modules import IN_RANK
 from tests.door import FROZEN, door, public_names
 from tests.house import ROOMS, ROOT, files, imported
 

@@ -21,7 +21,7 @@ from benchmarks.demo.pretrained import prepare_model
 from benchmarks.demo.ratings import prepare_ratings
 from benchmarks.demo.server import DemoServer
 from prefect_rlhf.blocks.lease_book import Holder, LeaseBook, LeasedMesh
-from prefect_rlhf.placement.mesh import ClusterShape
+from prefect_rlhf.placement.devices.mesh import ClusterShape
 from tests.plan_matrix import plan
 from tests.runs import plan_file, read_lines, rollouts
 from tests.tiny import make_model, make_pairs, make_prompts

@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 
 from prefect_rlhf.algorithms import ppo
 from prefect_rlhf.blocks.worker.configuration import GpuMeshConfiguration
-from prefect_rlhf.placement.mesh import ClusterShape
+from prefect_rlhf.placement.devices.mesh import ClusterShape
 from tests.runs import completed, leased, prepared, read_lines, whole
 
 OLD = Path(__file__).parent / "old_inputs"

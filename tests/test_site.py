@@ -12,8 +12,8 @@ import pytest
 import torch
 
 import prefect_rlhf
+from prefect_rlhf.flows.algorithm.rlhf_flow import AlgorithmFlow
 from prefect_rlhf.flows.commands.graph import read_graph
-from prefect_rlhf.flows.rlhf_flow import AlgorithmFlow
 from tests.door import public_names
 from tests.reference import examples, sections
 

@@ -18,19 +18,19 @@ from prefect_rlhf.blocks.dataset import Preferences, Prompts
 from prefect_rlhf.blocks.model import Model
 from prefect_rlhf.blocks.rated_answers import RatedAnswers
 from prefect_rlhf.engines.compute import Computed, Context, saved_state
-from prefect_rlhf.engines.loss import Loss, LossValues
+from prefect_rlhf.engines.loss_protocol import Loss, LossValues
 from prefect_rlhf.engines.rows import Batch
-from prefect_rlhf.tasks import calls, select
 from prefect_rlhf.tasks.host_rewards import HostRewards, RewardFunction
-from prefect_rlhf.tasks.operations import OFFERED, Bound, Operator, computation, loss
 from prefect_rlhf.tasks.rl.groups import Groups, GroupScores
-from prefect_rlhf.tasks.rl.hyperparameters import GRPO, PPO, KLControl, PolicyGradient, ReMax
-from prefect_rlhf.tasks.rl.offline_settings import DPO, KTO, SFT
 from prefect_rlhf.tasks.rl.old_policy import OldPolicy
-from prefect_rlhf.tasks.rl.policy_settings import Importance, KLTerm, Overlong
-from prefect_rlhf.tasks.rl.safety_settings import Lagrange, SafeRLHF
+from prefect_rlhf.tasks.rl.settings.offline import DPO, KTO, SFT
+from prefect_rlhf.tasks.rl.settings.online import GRPO, PPO, KLControl, PolicyGradient, ReMax
+from prefect_rlhf.tasks.rl.settings.policy import Importance, KLTerm, Overlong
+from prefect_rlhf.tasks.rl.settings.safety import Lagrange, SafeRLHF
 from prefect_rlhf.tasks.settings import Optimizer, Sampling, Settings, Update
-from prefect_rlhf.tasks.terms import Terms
+from prefect_rlhf.tasks.tracing import calls, select
+from prefect_rlhf.tasks.tracing.operations import OFFERED, Bound, Operator, computation, loss
+from prefect_rlhf.tasks.tracing.terms import Terms
 from tests.door import public_names
 
 PAGE = Path(__file__).parents[1] / "docs" / "vocabulary.md"

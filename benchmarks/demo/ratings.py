@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 from benchmarks.demo.costs import cost_rows
 from benchmarks.demo.packages import download
 from benchmarks.demo.sentences import Sentence, read_sentences
-from prefect_rlhf.placement.atomic_file import write_atomically
+from prefect_rlhf.files.atomic_file import write_atomically
 
 PACKAGE = "vaderSentiment==3.3.2"
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.demo.processes import Daemon
-from prefect_rlhf.placement.errors import RlhfError
+from prefect_rlhf.errors.errors import RlhfError
 
 POOL = "two-device-mesh"
 

@@ -31,7 +31,7 @@ from prefect.utilities.callables import get_call_parameters, parameters_to_args_
 
 from prefect_rlhf.blocks.worker.process_end import MISTAKE, RESTART, STOPPED, leave_reason
 from prefect_rlhf.blocks.worker.restarts import Restarts
-from prefect_rlhf.placement.errors import MISTAKES, InvalidInput
+from prefect_rlhf.errors.errors import MISTAKES, InvalidInput
 
 if TYPE_CHECKING:
     from prefect.client.schemas.objects import FlowRun

@@ -10,10 +10,10 @@ from uuid import UUID
 from prefect.client.orchestration import get_client
 
 from prefect_rlhf.blocks.lease_files import remove_locked
+from prefect_rlhf.blocks.worker.after_end import settle
 from prefect_rlhf.blocks.worker.process_end import ProcessEnd
 from prefect_rlhf.blocks.worker.restarts import Restarts
 from prefect_rlhf.blocks.worker.run_records import RunRecords
-from prefect_rlhf.blocks.worker.settle import settle
 
 
 async def close_run(flow_run_id: UUID, end: ProcessEnd) -> None:

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from prefect.utilities.processutils import get_sys_executable
-from prefect.workers.base import BaseJobConfiguration
+from prefect.workers.base import BaseJobConfiguration, BaseWorkerResult
 from pydantic import PrivateAttr
 
 from prefect_rlhf.blocks.worker.restarts import ENVIRONMENT_VARIABLE as RESTARTS_VARIABLE
 from prefect_rlhf.blocks.worker.restarts import Restarts, restarts_of
 from prefect_rlhf.blocks.worker.variables import MeshFields
-from prefect_rlhf.placement.errors import InvalidInput
-from prefect_rlhf.placement.lease import ENVIRONMENT_VARIABLE, Lease
-from prefect_rlhf.placement.mesh import DeviceMesh
+from prefect_rlhf.errors.errors import InvalidInput
+from prefect_rlhf.placement.devices.lease import ENVIRONMENT_VARIABLE, Lease
+from prefect_rlhf.placement.devices.mesh import DeviceMesh
 
 if TYPE_CHECKING:
     from prefect.client.orchestration import PrefectClient
@@ -113,3 +113,7 @@ class GpuMeshConfiguration(MeshFields, BaseJobConfiguration):
     def _base_flow_run_command() -> str:
         """Return the command of an attempt, which loads and runs the flow as Prefect's engine does."""
         return "python -m prefect_rlhf.blocks.worker.attempt"
+
+
+class GpuMeshResult(BaseWorkerResult):
+    """The result of a run: `identifier` is host:pid of its keeper; `status_code` is 0, however the run ended."""

@@ -19,12 +19,12 @@ from prefect.exceptions import ObjectNotFound
 from prefect.logging.loggers import get_logger
 
 from prefect_rlhf.blocks.worker import keeper
+from prefect_rlhf.blocks.worker.after_end import settle
+from prefect_rlhf.blocks.worker.claimed_run import TakenRun
 from prefect_rlhf.blocks.worker.flow_process import signal_keeper
 from prefect_rlhf.blocks.worker.origin import Origin, why_uncertain
 from prefect_rlhf.blocks.worker.process_end import ProcessEnd
 from prefect_rlhf.blocks.worker.run_records import RunRecords
-from prefect_rlhf.blocks.worker.settle import settle
-from prefect_rlhf.blocks.worker.taken import TakenRun
 
 if TYPE_CHECKING:
     from prefect.client.orchestration import PrefectClient

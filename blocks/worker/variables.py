@@ -4,7 +4,7 @@ from prefect.workers.base import BaseVariables
 from pydantic import Field
 
 from prefect_rlhf.blocks.cluster import ClusterFields
-from prefect_rlhf.placement.mesh import MOST_DEVICES, MOST_NODES
+from prefect_rlhf.placement.devices.mesh import MOST_DEVICES, MOST_NODES
 
 
 class MeshFields(ClusterFields):

@@ -13,9 +13,9 @@ from prefect.states import Failed
 
 from prefect_rlhf.blocks.lease import LeaseTimeout
 from prefect_rlhf.blocks.lease_book import Busy
+from prefect_rlhf.blocks.worker.claimed_run import TakenRun, can_be_taken
 from prefect_rlhf.blocks.worker.run_records import WAITING, RunRecords
-from prefect_rlhf.blocks.worker.taken import TakenRun, can_be_taken
-from prefect_rlhf.placement.errors import RlhfError
+from prefect_rlhf.errors.errors import RlhfError
 
 if TYPE_CHECKING:
     from prefect.client.orchestration import PrefectClient

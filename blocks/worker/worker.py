@@ -22,18 +22,17 @@ from prefect.states import Pending
 from prefect.utilities.engine import propose_state
 from prefect.workers.base import BaseWorker
 
-from prefect_rlhf.blocks.worker.configuration import GpuMeshConfiguration
+from prefect_rlhf.blocks.worker.after_end import settle
+from prefect_rlhf.blocks.worker.claimed_run import TakenRun
+from prefect_rlhf.blocks.worker.configuration import GpuMeshConfiguration, GpuMeshResult
 from prefect_rlhf.blocks.worker.flow_process import FlowProcess, signal_keeper
 from prefect_rlhf.blocks.worker.keeper import REASON_FILE
 from prefect_rlhf.blocks.worker.process_end import REASON_VARIABLE, ProcessEnd, read_reason
 from prefect_rlhf.blocks.worker.recover import recover_runs
-from prefect_rlhf.blocks.worker.result import GpuMeshResult
 from prefect_rlhf.blocks.worker.run_records import TAKEN, RunRecords
-from prefect_rlhf.blocks.worker.settle import settle
-from prefect_rlhf.blocks.worker.taken import TakenRun
 from prefect_rlhf.blocks.worker.variables import GpuMeshVariables
 from prefect_rlhf.blocks.worker.waiting_room import WaitingRoom
-from prefect_rlhf.placement.errors import RlhfError
+from prefect_rlhf.errors.errors import RlhfError
 
 if TYPE_CHECKING:
     from uuid import UUID

@@ -19,9 +19,9 @@ from safetensors import SafetensorError, safe_open
 from prefect_rlhf.engines.engine import StatePart
 from prefect_rlhf.engines.files.tensor_files import write_tensors
 from prefect_rlhf.engines.weights.views import within
-from prefect_rlhf.placement.atomic_file import flush_to_disk, writing
-from prefect_rlhf.placement.errors import InvalidInput
-from prefect_rlhf.placement.foreign_file import read_json
+from prefect_rlhf.errors.errors import InvalidInput
+from prefect_rlhf.files.atomic_file import flush_to_disk, writing
+from prefect_rlhf.files.foreign_file import read_json
 from prefect_rlhf.placement.layout.regions import Region, intersection, num_elements
 
 if TYPE_CHECKING:

@@ -8,12 +8,12 @@ from torch import Tensor
 
 from prefect_rlhf.engines.engine import Engine, Shard
 from prefect_rlhf.engines.files.huggingface import write_folder
-from prefect_rlhf.engines.storage.publish import publish
 from prefect_rlhf.engines.weights.send_receive import send_receive
 from prefect_rlhf.engines.weights.views import within
+from prefect_rlhf.files.storage.publish import publish
 from prefect_rlhf.placement.layout.layout import Layout
 from prefect_rlhf.placement.layout.regions import Region
-from prefect_rlhf.placement.model import ModelSpec
+from prefect_rlhf.placement.models.model import ModelSpec
 
 
 def export(engine: Engine, spec: ModelSpec, layout: Layout, path: Path, tokenizer: str | Path, rank: int) -> int:

@@ -19,14 +19,14 @@ from prefect_rlhf.engines.files.tensor_files import (
     stored_tensors,
     write_folder_of_tensors,
 )
-from prefect_rlhf.engines.storage.mirror import fetch, readable
-from prefect_rlhf.placement.atomic_file import write_atomically
-from prefect_rlhf.placement.errors import InvalidInput
-from prefect_rlhf.placement.families.known import FAMILIES
-from prefect_rlhf.placement.foreign_file import read_json_object
+from prefect_rlhf.errors.errors import InvalidInput
+from prefect_rlhf.files.atomic_file import write_atomically
+from prefect_rlhf.files.foreign_file import read_json_object
+from prefect_rlhf.files.remote_path import is_remote
+from prefect_rlhf.files.storage.mirror import fetch, readable
 from prefect_rlhf.placement.layout.parameters import parameters
-from prefect_rlhf.placement.model import Dtype, Head, ModelSpec, OptimizerSpec, TransformerShape
-from prefect_rlhf.placement.remote_path import is_remote
+from prefect_rlhf.placement.models.families.known import FAMILIES
+from prefect_rlhf.placement.models.model import Dtype, Head, ModelSpec, OptimizerSpec, TransformerShape
 
 if TYPE_CHECKING:
     from torch import Tensor

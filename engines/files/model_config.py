@@ -4,12 +4,12 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from prefect_rlhf.placement.errors import InvalidInput, UnknownKey
-from prefect_rlhf.placement.families.config_keys import GENERATION, HARMLESS, NOTES, READ, ROPE, is_off
-from prefect_rlhf.placement.families.family import Family
-from prefect_rlhf.placement.families.known import FAMILIES, RUN
-from prefect_rlhf.placement.foreign_file import read_json
-from prefect_rlhf.placement.model import QUERY_BIASES, Experts, RopeScaling, SlidingWindow, TransformerShape
+from prefect_rlhf.errors.errors import InvalidInput, UnknownKey
+from prefect_rlhf.files.foreign_file import read_json
+from prefect_rlhf.placement.models.families.config_keys import GENERATION, HARMLESS, NOTES, READ, ROPE, is_off
+from prefect_rlhf.placement.models.families.family import Family
+from prefect_rlhf.placement.models.families.known import FAMILIES, RUN
+from prefect_rlhf.placement.models.model import QUERY_BIASES, Experts, RopeScaling, SlidingWindow, TransformerShape
 
 MOST_LAYERS = 10_000
 MOST_WIDE = 1 << 20  # of a matrix, and of heads

@@ -11,7 +11,7 @@ from pydantic_core import PydanticSerializationError
 from typing_extensions import TypedDict  # pydantic takes no other before Python 3.12
 
 from prefect_rlhf.engines.compute import STATE_TYPES
-from prefect_rlhf.placement.errors import InvalidInput
+from prefect_rlhf.errors.errors import InvalidInput
 
 _PLAIN: dict[str, type] = {kind.__name__: kind for kind in (bool, int, float, str, list, tuple, dict)}
 _UNFIT = (PydanticUserError, PydanticSerializationError)  # of types that pydantic does not know, and of their values

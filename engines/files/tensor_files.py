@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from safetensors import safe_open
 
-from prefect_rlhf.placement.errors import InvalidInput, refusing
-from prefect_rlhf.placement.foreign_file import parse_json, read_json
+from prefect_rlhf.errors.errors import InvalidInput, refusing
+from prefect_rlhf.files.foreign_file import parse_json, read_json
 from prefect_rlhf.placement.layout.regions import Region
 
 if TYPE_CHECKING:

@@ -15,11 +15,11 @@ from torch import Tensor
 from prefect_rlhf.engines.commands import BuildCommand
 from prefect_rlhf.engines.engine import StatePart, TrainingEngine
 from prefect_rlhf.engines.files.checkpoint_files import StoredState, write_shard
-from prefect_rlhf.engines.storage.mirror import on_this_machine
 from prefect_rlhf.engines.weights.offload import HostLink
-from prefect_rlhf.placement.errors import RlhfError
+from prefect_rlhf.errors.errors import RlhfError
+from prefect_rlhf.files.storage.mirror import on_this_machine
+from prefect_rlhf.placement.devices.strategy import Coordinate
 from prefect_rlhf.placement.layout.layout import Layout
-from prefect_rlhf.placement.strategy import Coordinate
 
 
 @final

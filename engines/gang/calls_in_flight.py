@@ -6,8 +6,8 @@ import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
+from prefect_rlhf.errors.errors import RlhfError
 from prefect_rlhf.placement.augmented.resources import Resource
-from prefect_rlhf.placement.errors import RlhfError
 
 
 class CallsInFlight:

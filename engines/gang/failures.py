@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 
-from prefect_rlhf.engines.gang.messages import Reply
-from prefect_rlhf.placement.errors import CollectiveFailed, InvalidInput, RankFailed, RlhfError
+from prefect_rlhf.engines.gang.processes.messages import Reply
+from prefect_rlhf.errors.errors import CollectiveFailed, InvalidInput, RankFailed, RlhfError
 
 
 def raise_first_failure(

@@ -13,12 +13,12 @@ from torch._C._distributed_c10d import HashStore
 
 from prefect_rlhf.engines.gang.calls_in_flight import CallsInFlight
 from prefect_rlhf.engines.gang.failures import raise_first_failure
-from prefect_rlhf.engines.gang.messages import Request
+from prefect_rlhf.engines.gang.processes.messages import Request
+from prefect_rlhf.engines.gang.processes.rank_process import reply_to
 from prefect_rlhf.engines.gang.protocol import AnyRank, Arguments, Result
-from prefect_rlhf.engines.gang.rank_process import reply_to
+from prefect_rlhf.errors.errors import RankLost, RankSilent
 from prefect_rlhf.placement.augmented.resources import Resource
-from prefect_rlhf.placement.errors import RankLost, RankSilent
-from prefect_rlhf.placement.mesh import Backend
+from prefect_rlhf.placement.devices.mesh import Backend
 
 
 @final

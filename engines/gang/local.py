@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any, final
 
-from prefect_rlhf.engines.gang.messages import GangSettings, Start
-from prefect_rlhf.engines.gang.node_ranks import Deaths, NodeRanks
 from prefect_rlhf.engines.gang.process_gang import PIPE_SECONDS, ProcessGang
+from prefect_rlhf.engines.gang.processes.messages import GangSettings, Start
+from prefect_rlhf.engines.gang.processes.node_ranks import Deaths, NodeRanks
 from prefect_rlhf.engines.gang.protocol import AnyRank
 from prefect_rlhf.placement.augmented.resources import RESOURCES, Resource
 

@@ -10,13 +10,13 @@ import torch
 
 from prefect_rlhf.engines.gang.in_process import InProcessGang
 from prefect_rlhf.engines.gang.local import LocalGang
-from prefect_rlhf.engines.gang.messages import GangSettings
-from prefect_rlhf.engines.gang.preload import modules_of
+from prefect_rlhf.engines.gang.processes.messages import GangSettings
+from prefect_rlhf.engines.gang.processes.preload import modules_of
 from prefect_rlhf.engines.gang.protocol import AnyRank, Gang
-from prefect_rlhf.engines.gang.ray import RayGang
+from prefect_rlhf.engines.gang.ray.ray_gang import RayGang
+from prefect_rlhf.files.modules import IN_RANK
+from prefect_rlhf.placement.devices.mesh import Backend
 from prefect_rlhf.placement.engine_traits import TRAITS
-from prefect_rlhf.placement.mesh import Backend
-from prefect_rlhf.placement.modules import IN_RANK
 from prefect_rlhf.placement.plan import EngineKind
 
 RANK_ENVIRONMENT: Mapping[str, str] = MappingProxyType(

@@ -13,10 +13,10 @@ from typing import Any, Generic, Protocol
 
 from prefect_rlhf.engines.gang.calls_in_flight import CallsInFlight
 from prefect_rlhf.engines.gang.failures import raise_first_failure
-from prefect_rlhf.engines.gang.messages import Reply, Request, Start
+from prefect_rlhf.engines.gang.processes.messages import Reply, Request, Start
 from prefect_rlhf.engines.gang.protocol import AnyRank, Arguments, Result
+from prefect_rlhf.errors.errors import RankLost, RankSilent, RlhfError
 from prefect_rlhf.placement.augmented.resources import Resource
-from prefect_rlhf.placement.errors import RankLost, RankSilent, RlhfError
 
 _log = logging.getLogger(__name__)
 

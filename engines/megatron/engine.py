@@ -25,9 +25,15 @@ from prefect_rlhf.engines.engine import (
     TrainingRows,
     TrainSettings,
 )
-from prefect_rlhf.engines.loss import Output
-from prefect_rlhf.engines.megatron import losses, weights
-from prefect_rlhf.engines.megatron.batches import (
+from prefect_rlhf.engines.loss_protocol import Output
+from prefect_rlhf.engines.megatron import weights
+from prefect_rlhf.engines.megatron.cpu import shim as cpu_shim
+from prefect_rlhf.engines.megatron.groups import build_groups
+from prefect_rlhf.engines.megatron.model import build_model, num_vocabulary_rows
+from prefect_rlhf.engines.megatron.sampling.generation import Generation
+from prefect_rlhf.engines.megatron.sampling.row_group import row_groups
+from prefect_rlhf.engines.megatron.training import loss_sums as losses
+from prefect_rlhf.engines.megatron.training.batches import (
     MicroBatch,
     micro_batch,
     micro_batches,
@@ -35,22 +41,17 @@ from prefect_rlhf.engines.megatron.batches import (
     scatter_rows,
     tokens_of,
 )
-from prefect_rlhf.engines.megatron.cpu import shim as cpu_shim
-from prefect_rlhf.engines.megatron.entropy import token_entropy
-from prefect_rlhf.engines.megatron.generation import Generation
-from prefect_rlhf.engines.megatron.gradient_buffers import with_gradient_buffers
-from prefect_rlhf.engines.megatron.groups import build_groups
-from prefect_rlhf.engines.megatron.head import token_logprobs, token_values
-from prefect_rlhf.engines.megatron.key_value_copies import KeyValueCopies
-from prefect_rlhf.engines.megatron.model import build_model, num_vocabulary_rows
-from prefect_rlhf.engines.megatron.optimizer import MainOptimizer
-from prefect_rlhf.engines.megatron.row_group import row_groups
+from prefect_rlhf.engines.megatron.training.gradient_buffers import with_gradient_buffers
+from prefect_rlhf.engines.megatron.training.key_value_copies import KeyValueCopies
+from prefect_rlhf.engines.megatron.training.optimizer import MainOptimizer
+from prefect_rlhf.engines.megatron.vocabulary.entropy import token_entropy
+from prefect_rlhf.engines.megatron.vocabulary.head import token_logprobs, token_values
 from prefect_rlhf.engines.sampling.response_end import check_lengths, end_tokens
 from prefect_rlhf.engines.sampling.stop_strings import stop_strings
 from prefect_rlhf.engines.weights.memory import storage_bytes
 from prefect_rlhf.engines.weights.offload import HostLink, OffloadedTensors
-from prefect_rlhf.placement.errors import InvalidInput
-from prefect_rlhf.placement.model import head_of
+from prefect_rlhf.errors.errors import InvalidInput
+from prefect_rlhf.placement.models.model import head_of
 from prefect_rlhf.placement.plan import OffloadPart
 
 FromHidden = Callable[[Tensor, MicroBatch], Any]

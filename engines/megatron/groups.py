@@ -15,7 +15,7 @@ import torch.distributed as dist
 from megatron.core.process_groups_config import ProcessGroupCollection
 
 from prefect_rlhf.engines.process_groups import ensure_world, name_groups_by_members
-from prefect_rlhf.placement.strategy import Coordinate, Strategy
+from prefect_rlhf.placement.devices.strategy import Coordinate, Strategy
 
 COLLECTIVE_LIMIT = timedelta(minutes=10)
 

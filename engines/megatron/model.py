@@ -15,7 +15,6 @@ from megatron.core.transformer import ModuleSpec, TransformerConfig
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 from torch import Tensor
 
-from prefect_rlhf.engines.megatron.embedding import embed
 from prefect_rlhf.engines.megatron.groups import Groups
 from prefect_rlhf.engines.megatron.layers import (
     GatedActivation,
@@ -26,9 +25,10 @@ from prefect_rlhf.engines.megatron.layers import (
 )
 from prefect_rlhf.engines.megatron.packing import Packing
 from prefect_rlhf.engines.megatron.rotary import Rotary
-from prefect_rlhf.placement.families.known import FAMILIES
+from prefect_rlhf.engines.megatron.vocabulary.embedding import embed
 from prefect_rlhf.placement.layout.layout import padded_vocabulary, stages, vocabulary_rows
-from prefect_rlhf.placement.model import ModelSpec
+from prefect_rlhf.placement.models.families.known import FAMILIES
+from prefect_rlhf.placement.models.model import ModelSpec
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 

@@ -7,7 +7,7 @@ import torch
 from megatron.core.models.common.embeddings.rotary_pos_embedding import RotaryEmbedding
 from torch import Tensor
 
-from prefect_rlhf.placement.model import RopeScaling
+from prefect_rlhf.placement.models.model import RopeScaling
 
 
 class Rotary:

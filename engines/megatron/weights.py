@@ -13,10 +13,10 @@ from prefect_rlhf.engines.engine import Shard
 from prefect_rlhf.engines.files.tensor_files import OpenTensors
 from prefect_rlhf.engines.megatron.groups import Groups
 from prefect_rlhf.engines.megatron.model import Transformer
-from prefect_rlhf.placement.families.family import Part
-from prefect_rlhf.placement.families.known import FAMILIES
 from prefect_rlhf.placement.layout.layout import stages, vocabulary_rows
-from prefect_rlhf.placement.model import ModelSpec
+from prefect_rlhf.placement.models.families.family import Part
+from prefect_rlhf.placement.models.families.known import FAMILIES
+from prefect_rlhf.placement.models.model import ModelSpec
 
 QKV: tuple[Part, Part, Part] = ("queries", "keys", "values")
 """In the order in which Megatron fuses them."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from prefect_rlhf.engines.commands import CallCommand
-from prefect_rlhf.placement.errors import InvalidInput, NothingKept
+from prefect_rlhf.errors.errors import InvalidInput, NothingKept
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,19 +28,19 @@ from prefect_rlhf.engines.files.training_state import HostCopy, restore
 from prefect_rlhf.engines.rank.choosing import choose
 from prefect_rlhf.engines.rank.exchange_rows import exchange_rows
 from prefect_rlhf.engines.rank.inputs import CallInputs, read_call_inputs, read_prompts, training_rows
-from prefect_rlhf.engines.rank.loaded import LoadedModel
+from prefect_rlhf.engines.rank.loaded_model import LoadedModel
 from prefect_rlhf.engines.rank.store import RowStore
 from prefect_rlhf.engines.rows import unpad
 from prefect_rlhf.engines.sampling.seeds import row_seeds
-from prefect_rlhf.engines.storage.mirror import on_this_machine, readable
-from prefect_rlhf.engines.storage.publish import publish
 from prefect_rlhf.engines.weights.memory import resident_bytes
 from prefect_rlhf.engines.weights.move_weights import WeightMover
+from prefect_rlhf.errors.errors import EngineFailed, InvalidInput, NotFinite, RlhfError
+from prefect_rlhf.files.modules import import_from
+from prefect_rlhf.files.storage.mirror import on_this_machine, readable
+from prefect_rlhf.files.storage.publish import publish
 from prefect_rlhf.placement.engine_traits import TRAITS
-from prefect_rlhf.placement.errors import EngineFailed, InvalidInput, NotFinite, RlhfError
 from prefect_rlhf.placement.graph import CallKind
 from prefect_rlhf.placement.layout.layout import Layout
-from prefect_rlhf.placement.modules import import_from
 from prefect_rlhf.placement.plan import ModelInstance, OffloadPart
 
 

@@ -9,7 +9,7 @@ from typing import final
 from torch import Tensor
 
 from prefect_rlhf.engines.weights.memory import storage_bytes
-from prefect_rlhf.placement.errors import RlhfError
+from prefect_rlhf.errors.errors import RlhfError
 
 
 class RowsMissing(RlhfError):

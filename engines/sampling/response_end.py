@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from prefect_rlhf.engines.engine import SamplingSettings
-from prefect_rlhf.placement.errors import InvalidInput
-from prefect_rlhf.placement.foreign_file import read_json_object
+from prefect_rlhf.errors.errors import InvalidInput
+from prefect_rlhf.files.foreign_file import read_json_object
 
 
 def end_tokens(path: str) -> tuple[int, ...]:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
-from prefect_rlhf.placement.errors import refusing
+from prefect_rlhf.errors.errors import refusing
 
 MARGIN = 8  # further tokens: the first may hold a part of a character, or lose the space before a word
 

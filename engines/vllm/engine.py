@@ -22,7 +22,7 @@ from prefect_rlhf.engines.vllm.settings import check_command, engine_arguments, 
 from prefect_rlhf.engines.vllm.weights import shards
 from prefect_rlhf.engines.weights.memory import storage_bytes
 from prefect_rlhf.engines.weights.offload import OffloadedTensors
-from prefect_rlhf.placement.errors import InvalidInput
+from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.placement.plan import OffloadPart
 
 

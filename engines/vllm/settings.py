@@ -7,10 +7,10 @@ from vllm.sampling_params import RequestOutputKind, SamplingParams
 from prefect_rlhf.engines.commands import BuildCommand
 from prefect_rlhf.engines.engine import SamplingSettings
 from prefect_rlhf.engines.sampling.sampler import stream_seed
+from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.placement.cost.paged_cache import check_cache, whole_cache_bytes
 from prefect_rlhf.placement.cost.sizes import ModelSizes
 from prefect_rlhf.placement.engine_constants import CACHE_BLOCK, PASS_TOKENS
-from prefect_rlhf.placement.errors import InvalidInput
 
 
 def engine_arguments(command: BuildCommand, executor: type) -> EngineArgs:

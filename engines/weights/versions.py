@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import final
 
 from prefect_rlhf.engines.commands import FINGERPRINT_MODULUS, Digest
-from prefect_rlhf.placement.errors import StaleWeights
+from prefect_rlhf.errors.errors import StaleWeights
 from prefect_rlhf.placement.layout.layout import Layout
 from prefect_rlhf.placement.layout.regions import Region
 from prefect_rlhf.placement.plan import ModelInstance

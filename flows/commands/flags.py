@@ -19,10 +19,10 @@ from cyclopts import (
     UnusedCliTokensError,
 )
 
+from prefect_rlhf.errors.errors import InvalidInput, refusing
+from prefect_rlhf.errors.in_short import in_short, one_line
+from prefect_rlhf.files.yaml_text import parse_yaml, read_yaml
 from prefect_rlhf.flows.forms.foreign_options import answer
-from prefect_rlhf.placement.errors import InvalidInput, refusing
-from prefect_rlhf.placement.in_short import in_short, one_line
-from prefect_rlhf.placement.yaml_text import parse_yaml, read_yaml
 
 Flags = TypeVar("Flags")
 PROGRAM = "prefect-rlhf"

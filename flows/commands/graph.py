@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from prefect_rlhf.flows.algorithm_places import ALGORITHMS, find_place
+from prefect_rlhf.files.atomic_file import write_atomically, writing
+from prefect_rlhf.flows.algorithm.places import ALGORITHMS, find_place
 from prefect_rlhf.flows.commands.flags import ALL_AT_ONCE, Assignments, ParametersFile, read_parameters
-from prefect_rlhf.placement.atomic_file import write_atomically, writing
 
 if TYPE_CHECKING:
-    from prefect_rlhf.flows.rlhf_flow import AlgorithmFlow
+    from prefect_rlhf.flows.algorithm.rlhf_flow import AlgorithmFlow
     from prefect_rlhf.placement.graph import DataflowGraph
 
 ANY_MODEL = "llama-7b"  # a graph's calls do not depend on the models
@@ -43,8 +43,10 @@ def graph(flags: Annotated[GraphFlags, ALL_AT_ONCE]) -> int:
     """
     find_place(flags.algorithm)
     parameters = read_parameters(flags.parameters, flags.param)
-    from prefect_rlhf.flows.rlhf_flow import find_flow  # imported here: an error about a flag or name needs no Prefect
-    from prefect_rlhf.placement.pictures.dataflow import dataflow_svg, dataflow_text
+    from prefect_rlhf.flows.algorithm.rlhf_flow import (
+        find_flow,  # imported here: an error about a flag or name needs no Prefect
+    )
+    from prefect_rlhf.tasks.reporting.pictures.dataflow import dataflow_svg, dataflow_text
 
     drawn = read_graph(find_flow(flags.algorithm), flags.algorithm, parameters)
     file = flags.output or Path(f"{drawn.name}.svg")

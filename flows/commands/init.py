@@ -9,9 +9,9 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from prefect_rlhf.errors.errors import InvalidInput
+from prefect_rlhf.files.atomic_file import write_atomically
 from prefect_rlhf.flows.commands.flags import ALL_AT_ONCE
-from prefect_rlhf.placement.atomic_file import write_atomically
-from prefect_rlhf.placement.errors import InvalidInput
 
 HOME = "{{ $RLHF_HOME }}"  # the folder of models, data and runs in the package's prefect.yaml
 HEADER = """\

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
+from prefect_rlhf.errors.errors import InvalidInput, NotUsed
 from prefect_rlhf.flows.commands.flags import ALL_AT_ONCE, whole_number
-from prefect_rlhf.placement.errors import InvalidInput, NotUsed
-from prefect_rlhf.placement.mesh import MOST_DEVICES, Backend
+from prefect_rlhf.placement.devices.mesh import MOST_DEVICES, Backend
 
 if TYPE_CHECKING:
-    from prefect_rlhf.tasks.nodes import Devices
+    from prefect_rlhf.tasks.ray_nodes import Devices
 
 PORTS = 65535
 DEFAULT_PORT = 6379  # Ray's own
@@ -61,7 +61,7 @@ def nodes(flags: Annotated[NodesFlags, ALL_AT_ONCE] = NodesFlags()) -> int:
         )
     _check_flags(flags)
     # Imported here because it loads torch.
-    from prefect_rlhf.tasks.nodes import known_nodes, start_head, start_node, stop_node
+    from prefect_rlhf.tasks.ray_nodes import known_nodes, start_head, start_node, stop_node
 
     if flags.head is not None:
         head = start_head(flags.head, flags.port or DEFAULT_PORT, _devices(flags))
@@ -92,9 +92,9 @@ def _check_flags(flags: NodesFlags) -> None:
 def _devices(flags: NodesFlags) -> Devices:
     """Return this machine's devices. Raises InvalidInput for unknown GPUs and invalid names."""
     from prefect_rlhf.blocks.cluster import DEVICE_NAME  # imported here: a wrong flag needs no Prefect
-    from prefect_rlhf.flows.hardware.datasheets import gpu_name
-    from prefect_rlhf.placement.cost.hardware import GPUS, datasheet
-    from prefect_rlhf.tasks.nodes import Devices
+    from prefect_rlhf.flows.hardware.node_hardware import gpu_name
+    from prefect_rlhf.placement.cost.datasheets.hardware import GPUS, datasheet
+    from prefect_rlhf.tasks.ray_nodes import Devices
 
     name, kind = flags.device, flags.kind or "cpu"
     if kind == "cuda":  # the datasheet's name, so that it can match a pool's kind of nodes

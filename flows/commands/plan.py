@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from prefect_rlhf.flows.algorithm_places import find_place
+from prefect_rlhf.files.remote_path import require_local
+from prefect_rlhf.files.yaml_text import parse_yaml
+from prefect_rlhf.flows.algorithm.places import find_place
 from prefect_rlhf.flows.commands.flags import (
     ALL_AT_ONCE,
     Assignments,
@@ -22,8 +24,6 @@ from prefect_rlhf.flows.commands.flags import (
     read_parameters,
 )
 from prefect_rlhf.flows.forms.plan_options import PlanOptions, plan_options
-from prefect_rlhf.placement.remote_path import require_local
-from prefect_rlhf.placement.yaml_text import parse_yaml
 
 if TYPE_CHECKING:
     from prefect_rlhf.placement.search.driver import Progress
@@ -82,8 +82,8 @@ def plan(flags: Annotated[PlanFlags, ALL_AT_ONCE]) -> int:
     find_place(flags.algorithm)
     options = read_options(flags)
     # Imported here: an error about a flag or name needs no Prefect, and an error about a parameter needs no planner.
+    from prefect_rlhf.flows.algorithm.rlhf_flow import find_flow
     from prefect_rlhf.flows.planning.what_if_arguments import read_arguments
-    from prefect_rlhf.flows.rlhf_flow import find_flow
 
     read_arguments(find_flow(options.algorithm), options, None)
     from prefect_rlhf.flows.planning.answer import answer_question

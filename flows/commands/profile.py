@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
+from prefect_rlhf.errors.errors import Missing, NotUsed
 from prefect_rlhf.flows.commands.flags import ALL_AT_ONCE, print_error, read_numbers, whole_number
-from prefect_rlhf.placement.errors import Missing, NotUsed
-from prefect_rlhf.placement.mesh import MOST_DEVICES, MOST_NODES, Backend
-from prefect_rlhf.placement.model import Dtype
+from prefect_rlhf.placement.devices.mesh import MOST_DEVICES, MOST_NODES, Backend
+from prefect_rlhf.placement.models.model import Dtype
 from prefect_rlhf.tasks.profiling.limits import MOST_ROWS, MOST_TOKENS
 
 if TYPE_CHECKING:

@@ -8,7 +8,8 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from prefect_rlhf.flows.algorithm_places import ALGORITHMS, find_place
+from prefect_rlhf.errors.errors import RunStopped
+from prefect_rlhf.flows.algorithm.places import ALGORITHMS, find_place
 from prefect_rlhf.flows.commands.flags import (
     ALL_AT_ONCE,
     PROGRAM,
@@ -20,8 +21,7 @@ from prefect_rlhf.flows.commands.flags import (
 )
 from prefect_rlhf.flows.commands.next_steps import from_here, next_steps
 from prefect_rlhf.flows.forms.options import MOST_RESTARTS, RunOptions
-from prefect_rlhf.placement.errors import RunStopped
-from prefect_rlhf.placement.mesh import MOST_DEVICES
+from prefect_rlhf.placement.devices.mesh import MOST_DEVICES
 
 STATUS_OF_SIGNAL = 128  # plus the signal's number, as in a shell
 
@@ -67,7 +67,9 @@ def run(flags: Annotated[RunFlags, ALL_AT_ONCE]) -> int:
     """
     find_place(flags.algorithm)
     parameters = read_parameters(flags.parameters, flags.param)
-    from prefect_rlhf.flows.rlhf_flow import find_flow  # imported here: an error about a flag or name needs no Prefect
+    from prefect_rlhf.flows.algorithm.rlhf_flow import (
+        find_flow,  # imported here: an error about a flag or name needs no Prefect
+    )
     from prefect_rlhf.flows.training.installed_engines import check_builds
 
     check_builds()
@@ -75,11 +77,10 @@ def run(flags: Annotated[RunFlags, ALL_AT_ONCE]) -> int:
     if flags.dry_run:
         parameters["dry_run"] = True
     checked = flow.validate_parameters(parameters)
-    from prefect_rlhf.flows.commands.terminal import new_log, quiet_terminal
-
     # Imported here: a wrong parameter needs no search.
-    from prefect_rlhf.flows.local_run import plan_locally, run_locally
-    from prefect_rlhf.flows.training.output_folder import output_folder
+    from prefect_rlhf.flows.algorithm.local_run import plan_locally, run_locally
+    from prefect_rlhf.flows.commands.terminal import new_log, quiet_terminal
+    from prefect_rlhf.flows.training.run_folder import output_folder
 
     if checked["dry_run"]:
         print(plan_locally(flow, checked, flags.devices))

@@ -9,10 +9,10 @@ from typing import Any, get_args
 
 from pydantic import BaseModel, ConfigDict, PydanticUserError, TypeAdapter, ValidationError
 
+from prefect_rlhf.errors.errors import InvalidInput, Missing, NotUsed, UnknownKey
+from prefect_rlhf.errors.in_short import MOST_CHARACTERS
+from prefect_rlhf.errors.wrong_setting import NOT_USED, WRONG
 from prefect_rlhf.flows.forms.foreign_options import answer
-from prefect_rlhf.placement.errors import InvalidInput, Missing, NotUsed, UnknownKey
-from prefect_rlhf.placement.in_short import MOST_CHARACTERS
-from prefect_rlhf.placement.wrong_setting import NOT_USED, WRONG
 
 MOST_PARTS = 8  # of the path of another trainer's option
 SAME_WORD = 0.7  # similarity above which the name of a group is a misspelt name of ours

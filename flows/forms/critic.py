@@ -1,8 +1,8 @@
 """PPO's critic: a model of its own, or a scalar head on the actor's trunk."""
 
 from prefect_rlhf.blocks.model import Model
-from prefect_rlhf.placement.errors import InvalidInput, Missing, NotUsed
-from prefect_rlhf.tasks.rl.hyperparameters import PPO
+from prefect_rlhf.errors.errors import InvalidInput, Missing, NotUsed
+from prefect_rlhf.tasks.rl.settings.online import PPO
 from prefect_rlhf.tasks.settings import Optimizer
 
 

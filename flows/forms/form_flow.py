@@ -6,12 +6,12 @@ from typing import Any
 
 from prefect import Flow
 
+from prefect_rlhf.errors.errors import PlanDoesNotFit, RlhfError
 from prefect_rlhf.flows.forms.check import checked_parameters
 from prefect_rlhf.flows.forms.options import Form
 from prefect_rlhf.flows.forms.retry import may_retry
-from prefect_rlhf.placement.errors import PlanDoesNotFit, RlhfError
-from prefect_rlhf.tasks.failures import failed, is_by_hand, stopped
 from prefect_rlhf.tasks.reporting.refusal import show_refusal
+from prefect_rlhf.tasks.server.failures import failed, is_by_hand, stopped
 
 
 class FormFlow(Flow[..., Any]):

@@ -6,9 +6,9 @@ from typing import Annotated, Any
 
 from pydantic import Field, WithJsonSchema
 
+from prefect_rlhf.files.path_text import MOST_CHARACTERS, PathText
 from prefect_rlhf.flows.forms.check import checked_parameters
 from prefect_rlhf.flows.forms.options import Form
-from prefect_rlhf.placement.path_text import MOST_CHARACTERS, PathText
 from prefect_rlhf.placement.search.method import Method
 from prefect_rlhf.tasks.settings import MOST_IN_JSON, MOST_ROWS
 

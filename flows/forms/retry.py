@@ -9,9 +9,9 @@ from prefect.states import Running
 from prefect.utilities.engine import propose_state_sync
 
 from prefect_rlhf.blocks.worker.restarts import Restarts
-from prefect_rlhf.placement.errors import MISTAKES, RlhfError
-from prefect_rlhf.tasks.failures import OF_A_WORKER, failed
+from prefect_rlhf.errors.errors import MISTAKES, RlhfError
 from prefect_rlhf.tasks.run_log import run_log
+from prefect_rlhf.tasks.server.failures import OF_A_WORKER, failed
 
 
 def may_retry(error: RlhfError) -> bool:

@@ -7,9 +7,9 @@ from typing import Annotated, Any
 from pydantic import Discriminator, Tag
 
 from prefect_rlhf.blocks.model import Model
-from prefect_rlhf.placement.errors import Missing, NotUsed
+from prefect_rlhf.errors.errors import Missing, NotUsed
 from prefect_rlhf.tasks.host_rewards import HostRewards
-from prefect_rlhf.tasks.rl.hyperparameters import GRPO
+from prefect_rlhf.tasks.rl.settings.online import GRPO
 
 
 def _kind(value: Any) -> str:

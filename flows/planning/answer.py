@@ -3,15 +3,15 @@
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
+from prefect_rlhf.errors.errors import InvalidInput
+from prefect_rlhf.flows.algorithm.rlhf_flow import find_flow
 from prefect_rlhf.flows.forms.plan_options import PlanOptions
 from prefect_rlhf.flows.hardware.cluster_spec import parse_cluster, site_of
 from prefect_rlhf.flows.hardware.described_device import read_device
 from prefect_rlhf.flows.planning.given_plan import given_plan
 from prefect_rlhf.flows.planning.plan_report import PlanAnswer
 from prefect_rlhf.flows.planning.what_if import read_question
-from prefect_rlhf.flows.rlhf_flow import find_flow
-from prefect_rlhf.placement.errors import InvalidInput
-from prefect_rlhf.placement.mesh import DeviceMesh
+from prefect_rlhf.placement.devices.mesh import DeviceMesh
 from prefect_rlhf.placement.planner.best_plan import plan_graph
 from prefect_rlhf.placement.planner.explain import explain
 from prefect_rlhf.placement.planner.planned import Planned

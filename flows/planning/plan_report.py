@@ -6,23 +6,23 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
+from prefect_rlhf.errors.table import table
 from prefect_rlhf.flows.hardware.profiles import origin
 from prefect_rlhf.flows.planning.assumptions import assumptions
 from prefect_rlhf.flows.planning.given_plan import GivenPlan
 from prefect_rlhf.flows.planning.hints import uneven_batch
-from prefect_rlhf.flows.training.searched_plan import plan_file, summary
+from prefect_rlhf.flows.training.choice.searched_plan import plan_file, summary
 from prefect_rlhf.flows.training.tokenizers import shared_rows
 from prefect_rlhf.placement.graph import DataflowGraph
 from prefect_rlhf.placement.layout.alignment import aligned
-from prefect_rlhf.placement.pictures.plan import plan_svg
-from prefect_rlhf.placement.pictures.sweep import sweep_svg
-from prefect_rlhf.placement.pictures.text import plan_rows
 from prefect_rlhf.placement.plan import ExecutionPlan
 from prefect_rlhf.placement.planner.explain import Explanation, in_words
 from prefect_rlhf.placement.planner.planned import Planned
 from prefect_rlhf.placement.planner.question import Question
 from prefect_rlhf.placement.planner.sweep import Sweep
-from prefect_rlhf.placement.table import table
+from prefect_rlhf.tasks.reporting.pictures.plan import plan_svg
+from prefect_rlhf.tasks.reporting.pictures.sweep import sweep_svg
+from prefect_rlhf.tasks.reporting.pictures.text import plan_rows
 
 
 @dataclass(frozen=True, slots=True)

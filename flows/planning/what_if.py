@@ -10,23 +10,23 @@ from pathlib import Path
 
 from prefect_rlhf.blocks.lease import given_lease
 from prefect_rlhf.blocks.model import Model
+from prefect_rlhf.errors.errors import InvalidInput
+from prefect_rlhf.flows.algorithm.rlhf_flow import AlgorithmFlow
 from prefect_rlhf.flows.forms.plan_options import PlanOptions
 from prefect_rlhf.flows.hardware.cluster_spec import parse_cluster, site_of
 from prefect_rlhf.flows.hardware.described_device import read_device
 from prefect_rlhf.flows.hardware.profiles import installed_version, measured_sources
 from prefect_rlhf.flows.planning.assumptions import tail
 from prefect_rlhf.flows.planning.what_if_arguments import read_arguments
-from prefect_rlhf.flows.rlhf_flow import AlgorithmFlow
 from prefect_rlhf.flows.training.inputs import MANY, RunInputs, read_inputs
 from prefect_rlhf.flows.training.lengths import parse_lengths, together
 from prefect_rlhf.flows.training.tokenizers import check_vocabulary_sizes
 from prefect_rlhf.flows.training.workload import run_workload
 from prefect_rlhf.placement.cost.made_rows import with_made_rows
-from prefect_rlhf.placement.cost.profile import Profile
+from prefect_rlhf.placement.cost.times.profile import Profile
 from prefect_rlhf.placement.cost.workload import LengthDistribution, Workload
-from prefect_rlhf.placement.errors import InvalidInput
 from prefect_rlhf.placement.graph import DataflowGraph
-from prefect_rlhf.placement.model import ModelSpec
+from prefect_rlhf.placement.models.model import ModelSpec
 from prefect_rlhf.placement.planner.question import Question, Site
 from prefect_rlhf.tasks.model_shape import model_shape
 

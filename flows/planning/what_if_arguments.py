@@ -7,15 +7,15 @@ from typing import Any
 
 from prefect_rlhf.blocks.dataset import DatasetFields
 from prefect_rlhf.blocks.model import Model
+from prefect_rlhf.errors.errors import InvalidInput, Missing, NotUsed
+from prefect_rlhf.flows.algorithm.rlhf_flow import AlgorithmFlow
 from prefect_rlhf.flows.forms.options import RunOptions
 from prefect_rlhf.flows.forms.plan_options import PlanOptions
-from prefect_rlhf.flows.rlhf_flow import AlgorithmFlow
 from prefect_rlhf.flows.training.inputs import ABSENT
 from prefect_rlhf.placement.cost.workload import LengthDistribution
-from prefect_rlhf.placement.errors import InvalidInput, Missing, NotUsed
 from prefect_rlhf.tasks.host_rewards import HostRewards
 from prefect_rlhf.tasks.model_shape import model_shape
-from prefect_rlhf.tasks.rl.offline_settings import REFERENCE_FREE
+from prefect_rlhf.tasks.rl.settings.offline import REFERENCE_FREE
 
 LIKE = {"ref": "actor", "reward": "critic", "cost": "critic", "cost_critic": "critic"}
 """Roles with the model of another role by default; if that role is unnamed too, they have the actor's model."""

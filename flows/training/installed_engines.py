@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 
-from prefect_rlhf.placement.errors import RlhfError
-from prefect_rlhf.placement.install_command import install_command
+from prefect_rlhf.errors.errors import RlhfError
+from prefect_rlhf.errors.install_command import install_command
 
 ENGINES = ("torch", "megatron", "vllm")
 COMPANIONS = ("torchvision", "torchaudio")  # vLLM requires them and transformers imports them; prefect-rlhf does not

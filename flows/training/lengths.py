@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from math import ceil
 from pathlib import Path
 
+from prefect_rlhf.errors.errors import InvalidInput, refusing
+from prefect_rlhf.files.remote_path import is_remote
 from prefect_rlhf.placement.cost.workload import LengthDistribution
-from prefect_rlhf.placement.errors import InvalidInput, refusing
-from prefect_rlhf.placement.remote_path import is_remote
-from prefect_rlhf.tasks.data.stored_rows import StoredRows
+from prefect_rlhf.tasks.data.stored.stored_rows import StoredRows
 
 MOST_LENGTHS = 16  # per distribution: the cost model evaluates each
 LENGTHS_FORM = "tokens such as 1024, shares such as 512:3,1024:1, or the Parquet files of a run's rollouts"

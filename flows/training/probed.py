@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.flows.hardware.probes import is_uniform, machine_key, probed_speeds, stored_speeds, unprobed
 from prefect_rlhf.flows.hardware.profiles import measured_sources
-from prefect_rlhf.flows.training.auto_plan import AUTO
+from prefect_rlhf.flows.training.choice.auto_plan import AUTO
+from prefect_rlhf.flows.training.choice.measured_plan import plans_to_measure
 from prefect_rlhf.flows.training.log import log_info
-from prefect_rlhf.flows.training.measured_plan import plans_to_measure
 from prefect_rlhf.flows.training.request import RunRequest
 from prefect_rlhf.placement.cost.speeds import KnownSpeeds
-from prefect_rlhf.placement.errors import InvalidInput
-from prefect_rlhf.placement.model import Dtype
+from prefect_rlhf.placement.models.model import Dtype
 
 SPEEDS = "speeds.json"
 """The file of a run folder with the speeds that its plan was chosen by: a resumed run keeps its plan."""

@@ -7,22 +7,20 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from prefect_rlhf.errors.errors import InvalidInput, NotUsed
 from prefect_rlhf.flows.forms.options import RunOptions
 from prefect_rlhf.flows.hardware.profiles import measured_sources
-from prefect_rlhf.flows.training.decay import falling_over
-from prefect_rlhf.flows.training.epochs import with_steps
 from prefect_rlhf.flows.training.inputs import RunInputs, read_run_inputs
 from prefect_rlhf.flows.training.log import log_info, log_warning
-from prefect_rlhf.flows.training.output_folder import check_output_folder, output_folder
-from prefect_rlhf.flows.training.run_folder import read_result
+from prefect_rlhf.flows.training.run_folder import check_output_folder, output_folder, read_result
+from prefect_rlhf.flows.training.steps import falling_over, with_steps
 from prefect_rlhf.flows.training.tokenizers import check_tokenizers, speaking_role
 from prefect_rlhf.flows.training.workload import run_workload
 from prefect_rlhf.placement.cost.sources import CostSources
 from prefect_rlhf.placement.cost.speeds import KnownSpeeds
 from prefect_rlhf.placement.cost.workload import Workload
-from prefect_rlhf.placement.errors import InvalidInput, NotUsed
+from prefect_rlhf.placement.devices.lease import Lease
 from prefect_rlhf.placement.graph import DataflowGraph
-from prefect_rlhf.placement.lease import Lease
 from prefect_rlhf.placement.plan import ExecutionPlan
 from prefect_rlhf.placement.planner.question import Question, Site
 from prefect_rlhf.tasks.checkpoints.best import BestModel
@@ -30,7 +28,7 @@ from prefect_rlhf.tasks.checkpoints.folders import Checkpoint, check_resumable, 
 from prefect_rlhf.tasks.checkpoints.run_identity import run_identity, with_draws_of
 from prefect_rlhf.tasks.running.training_run import TrainingRun
 from prefect_rlhf.tasks.settings import Optimizer
-from prefect_rlhf.tasks.trace import Algorithm
+from prefect_rlhf.tasks.tracing.trace import Algorithm
 
 NO_BEST_METRIC = "best_metric is not set"
 

@@ -12,39 +12,38 @@ from prefect.runtime import flow_run
 from pydantic_core import to_jsonable_python
 
 from prefect_rlhf.blocks.lease import ONE_DEVICE, dry_lease, given_lease, lease, leased_devices
+from prefect_rlhf.errors.errors import InvalidInput, OutputFailed
+from prefect_rlhf.files.atomic_file import write_atomically, writing
+from prefect_rlhf.files.remote_path import shown
 from prefect_rlhf.flows.forms.options import RunOptions
 from prefect_rlhf.flows.hardware.living_nodes import on_living_nodes
 from prefect_rlhf.flows.hardware.profiles import describe_sources, deviation_advice
-from prefect_rlhf.flows.training.choose_plan import ChosenPlan, choose_plan
+from prefect_rlhf.flows.training.choice.choose_plan import ChosenPlan, choose_plan
+from prefect_rlhf.flows.training.choice.measured_plan import plans_to_measure, trials_json
 from prefect_rlhf.flows.training.installed_engines import check_builds, check_engines
 from prefect_rlhf.flows.training.log import LogLine, engines_in_log, kept_lines, log_info, log_warning, write_kept
-from prefect_rlhf.flows.training.measured_plan import plans_to_measure, trials_json
-from prefect_rlhf.flows.training.output_folder import output_folder
 from prefect_rlhf.flows.training.probed import SPEEDS, awaits_probe, with_speeds
 from prefect_rlhf.flows.training.request import RunRequest, read_request
-from prefect_rlhf.flows.training.run_folder import RESULT, earlier_folder, new_folder, read_result
+from prefect_rlhf.flows.training.run_folder import RESULT, earlier_folder, new_folder, output_folder, read_result
 from prefect_rlhf.flows.training.run_name import tag_run
 from prefect_rlhf.flows.training.stopped import stopped_run
-from prefect_rlhf.placement.atomic_file import write_atomically, writing
 from prefect_rlhf.placement.augmented.augmented_graph import AugmentedGraph
 from prefect_rlhf.placement.augmented.preview import distant_nodes, preview
-from prefect_rlhf.placement.cost.state_bytes import copied_bytes
-from prefect_rlhf.placement.errors import InvalidInput, OutputFailed
-from prefect_rlhf.placement.lease import Lease
+from prefect_rlhf.placement.cost.sizes import copied_bytes
+from prefect_rlhf.placement.devices.lease import Lease
+from prefect_rlhf.placement.devices.mesh import ClusterShape
 from prefect_rlhf.placement.memory.bytes import byte_size
-from prefect_rlhf.placement.mesh import ClusterShape
 from prefect_rlhf.placement.plans.plan_file import plan_yaml
-from prefect_rlhf.placement.remote_path import shown
 from prefect_rlhf.placement.schedule.estimate import Prediction, predict
 from prefect_rlhf.tasks.checkpoints.best import carry_over_best, export_stored
 from prefect_rlhf.tasks.checkpoints.elsewhere import publish_record, writing_to
 from prefect_rlhf.tasks.checkpoints.folders import Checkpoint, clear_unfinished, folder_of, newest_finished
-from prefect_rlhf.tasks.failures import is_by_hand
 from prefect_rlhf.tasks.reporting.report import RunReport, planned_timeline
 from prefect_rlhf.tasks.running.journal import Journal
 from prefect_rlhf.tasks.running.training_run import TrainingRun
+from prefect_rlhf.tasks.server.failures import is_by_hand
 from prefect_rlhf.tasks.server.task_run_record import complete_record
-from prefect_rlhf.tasks.trace import Algorithm
+from prefect_rlhf.tasks.tracing.trace import Algorithm
 from prefect_rlhf.tasks.trackers.follow import followed
 from prefect_rlhf.tasks.trackers.tracking import check_trackers
 

@@ -2,8 +2,8 @@
 
 from prefect.exceptions import TerminationSignal
 
-from prefect_rlhf.placement.errors import RunStopped
-from prefect_rlhf.placement.remote_path import shown
+from prefect_rlhf.errors.errors import RunStopped
+from prefect_rlhf.files.remote_path import shown
 from prefect_rlhf.tasks.checkpoints.folders import newest_finished
 from prefect_rlhf.tasks.running.training_run import TrainingRun
 

@@ -29,8 +29,8 @@ from prefect_rlhf.placement.augmented.work import (
     Transfer,
     work_of,
 )
+from prefect_rlhf.placement.devices.mesh import union
 from prefect_rlhf.placement.graph import Call, DataflowGraph
-from prefect_rlhf.placement.mesh import union
 from prefect_rlhf.placement.plan import ExecutionPlan, ModelInstance, trained_instance
 from prefect_rlhf.placement.rows.moves import RowMove
 

@@ -16,8 +16,8 @@ from prefect_rlhf.placement.augmented.node import Dependency, Node
 from prefect_rlhf.placement.augmented.priority import checkpoint_of, commit_of
 from prefect_rlhf.placement.augmented.unroll import latest_run, run_id, train_run_id
 from prefect_rlhf.placement.augmented.work import Checkpoint, Commit
+from prefect_rlhf.placement.devices.mesh import union
 from prefect_rlhf.placement.graph import Call, DataflowGraph
-from prefect_rlhf.placement.mesh import union
 from prefect_rlhf.placement.plan import ExecutionPlan, ModelInstance, trained_instance
 
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from prefect_rlhf.placement.augmented.priority import CallPriorities
+from prefect_rlhf.placement.devices.mesh import Device
 from prefect_rlhf.placement.graph import DataflowGraph
-from prefect_rlhf.placement.mesh import Device
 from prefect_rlhf.placement.plan import ExecutionPlan
 from prefect_rlhf.placement.rows.moves import RowMove, row_moves
 from prefect_rlhf.placement.rows.shares import PlacedCall, RowShare, placed_call, placed_parts, reads

@@ -9,8 +9,8 @@ from dataclasses import replace
 
 import networkx as nx
 
+from prefect_rlhf.errors.errors import GraphError
 from prefect_rlhf.placement.augmented.node import Dependency, Node
-from prefect_rlhf.placement.errors import GraphError
 
 Priority = tuple[int, ...]
 """Of two nodes that may both run, the one with the smaller priority goes first; see the module `priority`."""

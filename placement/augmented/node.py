@@ -20,8 +20,8 @@ from prefect_rlhf.placement.augmented.work import (
     Transfer,
     Work,
 )
+from prefect_rlhf.placement.devices.mesh import Device, DeviceMesh
 from prefect_rlhf.placement.graph import Call
-from prefect_rlhf.placement.mesh import Device, DeviceMesh
 from prefect_rlhf.placement.plan import ModelInstance
 
 DependencyKind = Literal["data", "version", "state", "overwrite", "memory"]

@@ -35,9 +35,9 @@ from prefect_rlhf.placement.augmented.work import (
     TrainStep,
     Transfer,
 )
+from prefect_rlhf.placement.devices.mesh import Device, DeviceMesh
 from prefect_rlhf.placement.engine_traits import TRAITS
 from prefect_rlhf.placement.graph import DataflowGraph
-from prefect_rlhf.placement.mesh import Device, DeviceMesh
 from prefect_rlhf.placement.plan import (
     ExecutionPlan,
     ModelInstance,

@@ -9,8 +9,8 @@ from prefect_rlhf.placement.augmented.node import Dependency, Node
 from prefect_rlhf.placement.augmented.priority import CallPriorities, just_after, just_before
 from prefect_rlhf.placement.augmented.unroll import train_run_id
 from prefect_rlhf.placement.augmented.work import ModelCall, Reallocate
+from prefect_rlhf.placement.devices.mesh import union
 from prefect_rlhf.placement.graph import Call, DataflowGraph
-from prefect_rlhf.placement.mesh import union
 from prefect_rlhf.placement.plan import ExecutionPlan, ModelInstance, labels, offloaded_parts, trained_instance
 
 

@@ -17,8 +17,8 @@ from prefect_rlhf.placement.augmented.work import (
     Reallocate,
     Transfer,
 )
+from prefect_rlhf.placement.devices.mesh import Device
 from prefect_rlhf.placement.graph import DataflowGraph
-from prefect_rlhf.placement.mesh import Device
 from prefect_rlhf.placement.plan import ExecutionPlan
 from prefect_rlhf.placement.rows.shares import placed_parts, rows_held
 

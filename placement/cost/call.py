@@ -7,11 +7,11 @@ take t on the slowest stage, a portion takes m * t plus a pass through the other
 
 from dataclasses import dataclass, replace
 
-from prefect_rlhf.placement.cost.collectives import CollectiveGroup, all_to_all_seconds
+from prefect_rlhf.placement.cost.datasheets.collectives import CollectiveGroup, all_to_all_seconds
 from prefect_rlhf.placement.cost.execution import Execution
-from prefect_rlhf.placement.cost.layer_times import LayerTimes
 from prefect_rlhf.placement.cost.paged_cache import in_flight, mean_context
 from prefect_rlhf.placement.cost.seconds import Seconds
+from prefect_rlhf.placement.cost.times.layer_times import LayerTimes
 from prefect_rlhf.placement.cost.workload import CallWork
 
 

@@ -3,13 +3,13 @@
 from dataclasses import dataclass
 from typing import ClassVar, Self, TypeVar
 
-from prefect_rlhf.placement.cost.collectives import CollectiveGroup
-from prefect_rlhf.placement.cost.hardware import LinkSpan
-from prefect_rlhf.placement.cost.layer_times import LayerTimes
+from prefect_rlhf.placement.cost.datasheets.collectives import CollectiveGroup
+from prefect_rlhf.placement.cost.datasheets.hardware import LinkSpan
+from prefect_rlhf.placement.cost.times.layer_times import LayerTimes
+from prefect_rlhf.placement.devices.strategy import Strategy
 from prefect_rlhf.placement.engine_constants import GRADIENT_BYTES
 from prefect_rlhf.placement.engine_traits import TRAITS
 from prefect_rlhf.placement.plan import EngineKind, Placement
-from prefect_rlhf.placement.strategy import Strategy
 
 Tokens = TypeVar("Tokens", int, float)
 

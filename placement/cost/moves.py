@@ -11,16 +11,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import cache, lru_cache, partial
 from typing import NamedTuple
 
-from prefect_rlhf.placement.cost.hardware import Links, LinkSpan
+from prefect_rlhf.placement.cost.datasheets.hardware import Links, LinkSpan
 from prefect_rlhf.placement.cost.sizes import ModelSizes
 from prefect_rlhf.placement.cost.workload import Workload
+from prefect_rlhf.placement.devices.mesh import Device
+from prefect_rlhf.placement.devices.strategy import Coordinate
 from prefect_rlhf.placement.engine_constants import COLUMN_BYTES, TOKEN_BYTES
 from prefect_rlhf.placement.layout.experts import experts_held
 from prefect_rlhf.placement.layout.layout import stages
-from prefect_rlhf.placement.mesh import Device
 from prefect_rlhf.placement.plan import ModelInstance, device_coordinates
 from prefect_rlhf.placement.rows.moves import DeviceTransfer
-from prefect_rlhf.placement.strategy import Coordinate
 
 _UNSPLIT = -1  # in place of a tp part: what tp does not split, which every part holds
 _TABLE = -1  # in place of a stage: an embedding tied to the output, which the first stage holds and the last

@@ -28,9 +28,8 @@ from prefect_rlhf.placement.cost.moves import (
     transfer_seconds,
 )
 from prefect_rlhf.placement.cost.seconds import Seconds
-from prefect_rlhf.placement.cost.sizes import ModelSizes
+from prefect_rlhf.placement.cost.sizes import ModelSizes, copied_bytes, instance_copied_bytes
 from prefect_rlhf.placement.cost.sources import CostSources
-from prefect_rlhf.placement.cost.state_bytes import copied_bytes, instance_copied_bytes
 from prefect_rlhf.placement.cost.uneven import placed_cost
 from prefect_rlhf.placement.cost.workload import CallWork, Workload
 from prefect_rlhf.placement.graph import DataflowGraph

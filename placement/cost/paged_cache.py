@@ -8,11 +8,11 @@ from functools import lru_cache
 from math import ceil, floor, log10
 from typing import NamedTuple
 
-from prefect_rlhf.placement.cost.hardware import GIB
+from prefect_rlhf.errors.errors import InvalidInput
+from prefect_rlhf.placement.cost.datasheets.hardware import GIB
 from prefect_rlhf.placement.cost.sizes import ModelSizes
 from prefect_rlhf.placement.cost.workload import Workload
 from prefect_rlhf.placement.engine_constants import CACHE_BLOCK
-from prefect_rlhf.placement.errors import InvalidInput
 
 NULL_BLOCKS = 2  # blocks that no row fills, vLLM's own null block among them
 
@@ -62,7 +62,7 @@ def check_cache(field: str, cache_bytes: int | None, length: int, sizes: ModelSi
 def in_flight(rows: float, cache_bytes: int | None, workload: Workload, sizes: ModelSizes, tp: int) -> InFlight:
     """Return how many of a replica's rows a cache of `cache_bytes` on each device keeps in flight; None: all.
 
-    >>> from prefect_rlhf.placement.known_models import known_shape
+    >>> from prefect_rlhf.placement.models.known_models import known_shape
     >>> sizes, long_rows = ModelSizes.of_shape(known_shape("llama-7b")), Workload.fixed(512, 512)
     >>> in_flight(64, whole_cache_bytes(16, 1024, sizes, 1), long_rows, sizes, 1)
     InFlight(first=16.0, later=16.0)

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, replace
+from functools import cache
 
-from prefect_rlhf.placement.engine_constants import ITEM_BYTES
+from prefect_rlhf.placement.devices.mesh import Device
+from prefect_rlhf.placement.devices.strategy import Strategy
+from prefect_rlhf.placement.engine_constants import ADAM_BYTES, ITEM_BYTES, MAIN_WEIGHT_BYTES
 from prefect_rlhf.placement.engine_traits import TRAITS
+from prefect_rlhf.placement.graph import DataflowGraph
 from prefect_rlhf.placement.layout.layout import stages
-from prefect_rlhf.placement.model import NO_BIASES, QUERY_BIASES, Dtype, Head, ModelSpec, TransformerShape
-from prefect_rlhf.placement.plan import EngineKind
-from prefect_rlhf.placement.strategy import Strategy
+from prefect_rlhf.placement.models.model import NO_BIASES, QUERY_BIASES, Dtype, Head, ModelSpec, TransformerShape
+from prefect_rlhf.placement.plan import EngineKind, ExecutionPlan, ModelInstance, device_coordinates, trained_instance
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,3 +206,30 @@ class ModelSizes:
     def cache_bytes_per_token(self, tp: int) -> int:
         """Return the bytes of a token's keys and values per layer and device; a head is never split."""
         return 2 * max(1, self.kv_heads // tp) * self.head_dim * self.item
+
+
+def copied_bytes(graph: DataflowGraph, plan: ExecutionPlan) -> Counter[Device]:
+    """Add up, device by device, the bytes that a checkpoint of all trained roles copies: the most in host memory.
+
+    Weights that all tensor-parallel devices hold, norms for example, count on each, although a single device writes
+    them.
+    """
+    copied: Counter[Device] = Counter()
+    for model in graph.models:
+        instance = trained_instance(graph, plan, model.role)
+        if instance is not None:
+            copied.update(instance_copied_bytes(instance, ModelSizes.of(model)))
+    return copied
+
+
+def instance_copied_bytes(instance: ModelInstance, sizes: ModelSizes) -> dict[Device, int]:
+    """Return, by device, the bytes that a trained instance's ranks copy: main weights and moments, over replicas."""
+    strategy, per_element = instance.strategy, MAIN_WEIGHT_BYTES + ADAM_BYTES
+
+    @cache
+    def elements(stage: int) -> int:
+        experts = sizes.stage_experts(strategy, stage)
+        others = sizes.stage_parameters(strategy, stage) - experts
+        return -(-others // strategy.dp) + -(-experts * strategy.ep // strategy.dp)
+
+    return {device: elements(at.pp) * per_element for device, at in device_coordinates(instance)}

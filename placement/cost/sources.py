@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
+from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.placement.cost.call import call_cost
 from prefect_rlhf.placement.cost.contention import SharedWork, SlowDown, working_share
-from prefect_rlhf.placement.cost.datasheet import DatasheetTimes
+from prefect_rlhf.placement.cost.datasheets.hardware import Hardware, Links
 from prefect_rlhf.placement.cost.execution import Execution
-from prefect_rlhf.placement.cost.hardware import Hardware, Links
-from prefect_rlhf.placement.cost.layer_times import LayerTimes
-from prefect_rlhf.placement.cost.profile import Profile, ProfiledTimes
 from prefect_rlhf.placement.cost.seconds import Seconds
 from prefect_rlhf.placement.cost.sizes import ModelSizes
+from prefect_rlhf.placement.cost.times.layer_times import LayerTimes
+from prefect_rlhf.placement.cost.times.profile import Profile, ProfiledTimes
+from prefect_rlhf.placement.cost.times.roofline import DatasheetTimes
 from prefect_rlhf.placement.cost.workload import CallWork
-from prefect_rlhf.placement.errors import InvalidInput
-from prefect_rlhf.placement.mesh import DeviceMesh
+from prefect_rlhf.placement.devices.mesh import DeviceMesh
 from prefect_rlhf.placement.plan import EngineKind, ModelInstance
 
 

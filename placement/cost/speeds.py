@@ -7,9 +7,9 @@ from typing import Any
 
 from pydantic import ConfigDict, PositiveFloat, TypeAdapter, ValidationError
 
-from prefect_rlhf.placement.cost.hardware import Hardware
-from prefect_rlhf.placement.errors import InvalidInput
-from prefect_rlhf.placement.model import Dtype
+from prefect_rlhf.errors.errors import InvalidInput
+from prefect_rlhf.placement.cost.datasheets.hardware import Hardware
+from prefect_rlhf.placement.models.model import Dtype
 
 PROBED = "a probe of this machine"
 """The source of a datasheet that holds measured speeds."""

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from prefect_rlhf.placement.errors import InvalidInput
+from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.placement.graph import Call
-from prefect_rlhf.placement.model import head_of
+from prefect_rlhf.placement.models.model import head_of
 from prefect_rlhf.placement.row_set import RowSet
 
 ModelCallKind = Literal["generate", "inference", "train_step"]

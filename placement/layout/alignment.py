@@ -12,11 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import linear_sum_assignment
 
+from prefect_rlhf.placement.devices.mesh import Device, DeviceMesh
+from prefect_rlhf.placement.devices.strategy import Coordinate, Strategy
 from prefect_rlhf.placement.graph import DataflowGraph
 from prefect_rlhf.placement.layout.layout import Layout, held_model, layout_of
 from prefect_rlhf.placement.layout.regions import Region, intersection, num_elements
-from prefect_rlhf.placement.mesh import Device, DeviceMesh
-from prefect_rlhf.placement.model import ModelSpec
+from prefect_rlhf.placement.models.model import ModelSpec
 from prefect_rlhf.placement.plan import (
     EngineKind,
     ExecutionPlan,
@@ -25,7 +26,6 @@ from prefect_rlhf.placement.plan import (
     instances,
     trained_instance,
 )
-from prefect_rlhf.placement.strategy import Coordinate, Strategy
 
 
 def aligned(plan: ExecutionPlan, graph: DataflowGraph) -> ExecutionPlan:

@@ -13,15 +13,15 @@ from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, lru_cache
 from typing import Any
 
+from prefect_rlhf.errors.errors import InvalidInput
+from prefect_rlhf.placement.devices.mesh import DeviceMesh
+from prefect_rlhf.placement.devices.strategy import Coordinate, Strategy
 from prefect_rlhf.placement.engine_traits import TRAITS
-from prefect_rlhf.placement.errors import InvalidInput
 from prefect_rlhf.placement.layout.experts import experts_held, wrong_ep
 from prefect_rlhf.placement.layout.parameters import Parameter, parameters
 from prefect_rlhf.placement.layout.regions import Region
-from prefect_rlhf.placement.mesh import DeviceMesh
-from prefect_rlhf.placement.model import ModelSpec
+from prefect_rlhf.placement.models.model import ModelSpec
 from prefect_rlhf.placement.plan import EngineKind, ModelInstance
-from prefect_rlhf.placement.strategy import Coordinate, Strategy
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,7 @@ def padded_vocabulary(model: ModelSpec, engine: EngineKind, tp: int) -> int:
 def vocabulary_rows(model: ModelSpec, engine: EngineKind, tp: int, index: int) -> tuple[int, int]:
     """Return (start, stop) of the vocabulary that the index-th of tp ranks holds; empty if all of it is padding.
 
-    >>> from prefect_rlhf.placement.model import TransformerShape
+    >>> from prefect_rlhf.placement.models.model import TransformerShape
     >>> model = ModelSpec("actor", "", "lm", TransformerShape(8, 8, 1, 4, 4, 2, 5, 9, 1e4, 1e-5, True))
     >>> [vocabulary_rows(model, "megatron", 4, index) for index in range(4)]
     [(0, 2), (2, 4), (4, 5), (5, 5)]

@@ -4,9 +4,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
 
-from prefect_rlhf.placement.families.family import axis_length
-from prefect_rlhf.placement.families.known import FAMILIES
-from prefect_rlhf.placement.model import ModelSpec, TransformerShape
+from prefect_rlhf.placement.models.families.family import axis_length
+from prefect_rlhf.placement.models.families.known import FAMILIES
+from prefect_rlhf.placement.models.model import ModelSpec, TransformerShape
 
 
 @dataclass(frozen=True, slots=True)

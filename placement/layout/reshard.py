@@ -7,10 +7,10 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from prefect_rlhf.placement.errors import InvalidInput
+from prefect_rlhf.errors.errors import InvalidInput
+from prefect_rlhf.placement.devices.mesh import Device
 from prefect_rlhf.placement.layout.layout import Layout
 from prefect_rlhf.placement.layout.regions import Region, intersection, num_elements, subtract
-from prefect_rlhf.placement.mesh import Device
 
 
 @dataclass(frozen=True, slots=True)

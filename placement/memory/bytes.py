@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from math import ceil
 from types import MappingProxyType
 
-from prefect_rlhf.placement.cost.hardware import GIB
-from prefect_rlhf.placement.mesh import Backend
+from prefect_rlhf.placement.cost.datasheets.hardware import GIB
+from prefect_rlhf.placement.devices.mesh import Backend
 
 MIB = 1 << 20
 CONTEXT_BYTES = GIB

@@ -17,11 +17,13 @@ from itertools import combinations
 
 import networkx as nx
 
+from prefect_rlhf.errors.table import table
 from prefect_rlhf.placement.augmented.augment import augment
 from prefect_rlhf.placement.augmented.augmented_graph import AugmentedGraph
 from prefect_rlhf.placement.cost.paged_cache import check_cache
 from prefect_rlhf.placement.cost.sizes import ModelSizes
 from prefect_rlhf.placement.cost.workload import Workload
+from prefect_rlhf.placement.devices.mesh import Backend, Device, DeviceMesh, lanes
 from prefect_rlhf.placement.graph import DataflowGraph
 from prefect_rlhf.placement.memory.bytes import base_bytes, byte_size
 from prefect_rlhf.placement.memory.holdings import ResidentBytes, instance_holdings
@@ -29,9 +31,7 @@ from prefect_rlhf.placement.memory.hosts import HostLoad, fullest_host, host_loa
 from prefect_rlhf.placement.memory.needs import ByteShare, Need, node_needs
 from prefect_rlhf.placement.memory.overhead import DEVICE, overhead
 from prefect_rlhf.placement.memory.windows import Precedence, Window, windows
-from prefect_rlhf.placement.mesh import Backend, Device, DeviceMesh, lanes
 from prefect_rlhf.placement.plan import ExecutionPlan, instances
-from prefect_rlhf.placement.table import table
 
 STEPS_CERTIFIED = 3  # beyond the staleness: the first step, a middle step, the last step
 

@@ -3,10 +3,10 @@
 from collections import Counter
 
 from prefect_rlhf.placement.cost.workload import LengthDistribution, Workload
+from prefect_rlhf.placement.devices.mesh import Backend
 from prefect_rlhf.placement.graph import DataflowGraph
 from prefect_rlhf.placement.memory.certificate import Certificate, certify_plan
 from prefect_rlhf.placement.memory.remedies import refusal, remedies, with_changes
-from prefect_rlhf.placement.mesh import Backend
 from prefect_rlhf.placement.plan import ExecutionPlan, instances
 
 

@@ -11,17 +11,17 @@ from math import lcm
 
 from prefect_rlhf.placement.cost.paged_cache import whole_cache_bytes
 from prefect_rlhf.placement.cost.sizes import ModelSizes
+from prefect_rlhf.placement.devices.mesh import Backend, Device
+from prefect_rlhf.placement.devices.strategy import Strategy
 from prefect_rlhf.placement.engine_constants import ADAM_BYTES, GRADIENT_BYTES, MAIN_WEIGHT_BYTES
 from prefect_rlhf.placement.engine_traits import TRAITS
-from prefect_rlhf.placement.families.known import FAMILIES
 from prefect_rlhf.placement.graph import Call
 from prefect_rlhf.placement.layout.layout import padded_vocabulary
-from prefect_rlhf.placement.mesh import Backend, Device
-from prefect_rlhf.placement.model import ModelSpec
+from prefect_rlhf.placement.models.families.known import FAMILIES
+from prefect_rlhf.placement.models.model import ModelSpec
 from prefect_rlhf.placement.plan import ModelInstance, OffloadPart, device_coordinates
 from prefect_rlhf.placement.rows.partition import counts
 from prefect_rlhf.placement.rows.shares import replica_speeds
-from prefect_rlhf.placement.strategy import Strategy
 
 OPTIMIZER_PART = frozenset({"gradients", "optimizer"})
 """The bytes that `offload: optimizer` moves."""

@@ -26,10 +26,10 @@ from prefect_rlhf.placement.cost.moves import reallocation_loads
 from prefect_rlhf.placement.cost.sizes import ModelSizes
 from prefect_rlhf.placement.cost.uneven import replica_works
 from prefect_rlhf.placement.cost.workload import CallWork, Workload
+from prefect_rlhf.placement.devices.mesh import Backend, Device
 from prefect_rlhf.placement.engine_constants import BUCKET_BYTES
 from prefect_rlhf.placement.engine_traits import TRAITS
 from prefect_rlhf.placement.memory.holdings import ResidentBytes
-from prefect_rlhf.placement.mesh import Backend, Device
 from prefect_rlhf.placement.plan import ModelInstance, Placement, device_coordinates
 
 STATIC_TERMS = ("weights", "gradients", "optimizer")  # of a call's bytes: kept by its instance

@@ -9,12 +9,12 @@ from collections import defaultdict
 from collections.abc import Mapping
 from functools import lru_cache
 
+from prefect_rlhf.placement.devices.mesh import Backend, Device
 from prefect_rlhf.placement.engine_traits import TRAITS
 from prefect_rlhf.placement.graph import Call, CallKind, DataflowGraph
 from prefect_rlhf.placement.memory.bytes import MIB
 from prefect_rlhf.placement.memory.needs import ByteShare
-from prefect_rlhf.placement.mesh import Backend, Device
-from prefect_rlhf.placement.model import ModelSpec
+from prefect_rlhf.placement.models.model import ModelSpec
 from prefect_rlhf.placement.plan import ExecutionPlan, ModelInstance, Placement, device_coordinates, instances
 
 PAIR_BYTES = 544 * MIB

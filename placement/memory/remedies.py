@@ -4,16 +4,16 @@ import json
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 
+from prefect_rlhf.errors.errors import PlanDoesNotFit, RlhfError
 from prefect_rlhf.placement.cost.paged_cache import gib_above
 from prefect_rlhf.placement.cost.workload import Workload
+from prefect_rlhf.placement.devices.mesh import Backend
 from prefect_rlhf.placement.engine_traits import TRAITS
-from prefect_rlhf.placement.errors import PlanDoesNotFit, RlhfError
 from prefect_rlhf.placement.graph import Call, DataflowGraph
 from prefect_rlhf.placement.layout.experts import with_expert_degrees
 from prefect_rlhf.placement.memory.bytes import byte_size
 from prefect_rlhf.placement.memory.certificate import Certificate, certify_plan
 from prefect_rlhf.placement.memory.hosts import fullest_host
-from prefect_rlhf.placement.mesh import Backend
 from prefect_rlhf.placement.plan import ExecutionPlan, ModelInstance, Placement, instances
 from prefect_rlhf.placement.plans.check import check_plan
 

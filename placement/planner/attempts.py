@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from prefect_rlhf.placement.plan import ExecutionPlan
-from prefect_rlhf.placement.planner.plan_problem import PlanSpace
 from prefect_rlhf.placement.planner.planned import PresetResult
 from prefect_rlhf.placement.planner.preset_plan import preset_result
 from prefect_rlhf.placement.planner.question import Question
-from prefect_rlhf.placement.planner.restrictions import divisions
 from prefect_rlhf.placement.planner.solution import TIGHTER, made_to_fit, solution, solve_fitting
+from prefect_rlhf.placement.planner.space.plan_problem import PlanSpace
+from prefect_rlhf.placement.planner.space.restrictions import divisions
 from prefect_rlhf.placement.planner.time_sharing import time_sharing_problem
 from prefect_rlhf.placement.plans.presets import PRESETS
 from prefect_rlhf.placement.search.driver import Progress, SearchResult, search

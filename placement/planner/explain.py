@@ -5,13 +5,13 @@ that fits is estimated on its augmented graph, like the plan: the runner-up. A f
 named: memory binds there.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from prefect_rlhf.placement.memory.bytes import byte_size
-from prefect_rlhf.placement.plan import Placement
+from prefect_rlhf.placement.plan import ExecutionPlan, Placement
 from prefect_rlhf.placement.planner.neighbours import NEGLIGIBLE, changed_plan, neighbours
-from prefect_rlhf.placement.planner.planned import Planned
+from prefect_rlhf.placement.planner.planned import Planned, differently_placed
 from prefect_rlhf.placement.planner.question import Question
 from prefect_rlhf.placement.schedule.schedule import slack_seconds
 
@@ -124,3 +124,23 @@ def _best_two(
         ):
             too_large = OtherPlacement(placement, changed_seconds, certificate.fullest.num_bytes)
     return too_large, None
+
+
+def next_best(question: Question, planned: Planned, count: int) -> list[ExecutionPlan]:
+    """Return up to `count` different plans that fit; fewer if the space holds no more plans of interest."""
+    presets = [(result.plan, result.estimate.seconds) for result in planned.presets if result.plan and result.estimate]
+    best = differently_placed([(planned.plan, planned.seconds), *presets])
+    if len(best) < count:
+        others = differently_placed([(plan, question.seconds(plan)) for plan in _runners_up(question, planned)])
+        placements = {plan.placements for plan in best}
+        best += [plan for plan in others if plan.placements not in placements]
+    return best[:count]
+
+
+def _runners_up(question: Question, planned: Planned) -> Iterator[ExecutionPlan]:
+    """Plans in which a single call has its second-best placement."""
+    for explanation in explain(question, planned):
+        if explanation.runner_up is not None:
+            plan = changed_plan(question, planned.plan, explanation.call, explanation.runner_up.placement)
+            assert plan is not None  # it was estimated
+            yield ExecutionPlan(f"other {explanation.call}", plan.cluster, plan.placements)

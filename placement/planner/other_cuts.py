@@ -11,9 +11,9 @@ from prefect_rlhf.placement.engine_traits import TRAITS
 from prefect_rlhf.placement.graph import Call
 from prefect_rlhf.placement.memory.remedies import with_changes
 from prefect_rlhf.placement.plan import ExecutionPlan, Placement
-from prefect_rlhf.placement.planner.candidates import CostContext, candidate
 from prefect_rlhf.placement.planner.question import Question
 from prefect_rlhf.placement.planner.simplicity import is_nearly_full
+from prefect_rlhf.placement.planner.space.candidates import CostContext, candidate
 from prefect_rlhf.placement.plans.check import violations
 
 NEGLIGIBLE = 1e-3  # of a call's time: less is no reason for an odd number

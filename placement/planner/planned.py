@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from prefect_rlhf.placement.memory.certificate import Certificate
 from prefect_rlhf.placement.plan import ExecutionPlan
-from prefect_rlhf.placement.planner.plan_problem import PlanSpace
+from prefect_rlhf.placement.planner.space.plan_problem import PlanSpace
 from prefect_rlhf.placement.schedule.estimate import Estimate
 from prefect_rlhf.placement.search.driver import SearchResult
 

@@ -4,21 +4,21 @@ from collections.abc import Iterator, Mapping, Set
 from dataclasses import replace
 from itertools import product
 
-from prefect_rlhf.placement.errors import InvalidInput, RlhfError
+from prefect_rlhf.errors.errors import InvalidInput, RlhfError
+from prefect_rlhf.placement.devices.mesh import Backend, ClusterShape, DeviceMesh
+from prefect_rlhf.placement.devices.strategy import Strategy
 from prefect_rlhf.placement.graph import Call, DataflowGraph
 from prefect_rlhf.placement.memory.certificate import Certificate
 from prefect_rlhf.placement.memory.fit import longest_rows, offload_to_fit
 from prefect_rlhf.placement.memory.remedies import refusal, remedies
-from prefect_rlhf.placement.mesh import Backend, ClusterShape, DeviceMesh
 from prefect_rlhf.placement.plan import ExecutionPlan, Placement
-from prefect_rlhf.placement.planner.candidates import Candidate, Candidates, CostContext, candidate
-from prefect_rlhf.placement.planner.plan_problem import PlanProblem, PlanSpace, restricted_problem
 from prefect_rlhf.placement.planner.planned import PresetResult
 from prefect_rlhf.placement.planner.question import Question
 from prefect_rlhf.placement.planner.solution import TIGHTER, solve_fitting
+from prefect_rlhf.placement.planner.space.candidates import Candidate, Candidates, CostContext, candidate
+from prefect_rlhf.placement.planner.space.plan_problem import PlanProblem, PlanSpace, restricted_problem
 from prefect_rlhf.placement.plans.check import violations
 from prefect_rlhf.placement.plans.presets import Preset, preset_named
-from prefect_rlhf.placement.strategy import Strategy
 
 MOST_CUTS = 64  # micro-batches of a preset that cuts all calls alike, unless its first number is larger
 DEFAULT_SEQUENCE_LENGTH = 1024  # tokens of the longest row, if it is unknown

@@ -8,15 +8,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from prefect_rlhf.placement.cost.profile import Profile
 from prefect_rlhf.placement.cost.sources import CostSources
+from prefect_rlhf.placement.cost.times.profile import Profile
 from prefect_rlhf.placement.cost.workload import Workload
+from prefect_rlhf.placement.devices.lease import Lease
+from prefect_rlhf.placement.devices.mesh import Backend, ClusterShape, DeviceMesh
 from prefect_rlhf.placement.graph import DataflowGraph
 from prefect_rlhf.placement.layout.alignment import aligned
-from prefect_rlhf.placement.lease import Lease
 from prefect_rlhf.placement.memory.certificate import Certificate, certify_plan
 from prefect_rlhf.placement.memory.remedies import with_changes
-from prefect_rlhf.placement.mesh import Backend, ClusterShape, DeviceMesh
 from prefect_rlhf.placement.plan import ExecutionPlan, Offload, Placement, instances
 from prefect_rlhf.placement.plans.check import check_plan, sleepless
 from prefect_rlhf.placement.plans.completion import completed

@@ -2,14 +2,14 @@
 
 from dataclasses import replace
 
-from prefect_rlhf.placement.errors import InvalidInput, PlanDoesNotFit
+from prefect_rlhf.errors.errors import InvalidInput, PlanDoesNotFit
 from prefect_rlhf.placement.memory.bytes import base_bytes, byte_size, enough_bytes
 from prefect_rlhf.placement.memory.certificate import Certificate
 from prefect_rlhf.placement.memory.remedies import Remedy, refusal
 from prefect_rlhf.placement.plan import ExecutionPlan
-from prefect_rlhf.placement.planner.plan_problem import PlanSpace
 from prefect_rlhf.placement.planner.question import Question
 from prefect_rlhf.placement.planner.solution import solution
+from prefect_rlhf.placement.planner.space.plan_problem import PlanSpace
 from prefect_rlhf.placement.planner.time_sharing import time_sharing_problem
 from prefect_rlhf.placement.search.driver import search
 

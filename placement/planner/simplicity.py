@@ -10,8 +10,8 @@ from prefect_rlhf.placement.engine_traits import TRAITS
 from prefect_rlhf.placement.memory.certificate import Certificate
 from prefect_rlhf.placement.plan import ExecutionPlan, instances, offloaded_parts
 from prefect_rlhf.placement.planner.neighbours import changed_plan, neighbours
-from prefect_rlhf.placement.planner.plan_problem import PlanSpace
 from prefect_rlhf.placement.planner.question import Question
+from prefect_rlhf.placement.planner.space.plan_problem import PlanSpace
 
 NEARLY = 0.03  # of the fastest plan's time: less than the estimates are wrong by
 FULL = 0.95  # of a device's memory

@@ -4,10 +4,10 @@ import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 
-from prefect_rlhf.placement.errors import InvalidInput
+from prefect_rlhf.errors.errors import InvalidInput
+from prefect_rlhf.errors.table import table
 from prefect_rlhf.placement.memory.certificate import Certificate
 from prefect_rlhf.placement.planner.planned import Planned
-from prefect_rlhf.placement.table import table
 
 ENOUGH = 0.6
 """Static memory use below which more devices bring less and less (ReaL, section 8.4 and figure 17)."""

@@ -13,10 +13,10 @@ from prefect_rlhf.placement.cost.sizes import ModelSizes
 from prefect_rlhf.placement.graph import Call
 from prefect_rlhf.placement.memory.remedies import with_changes
 from prefect_rlhf.placement.plan import ExecutionPlan, instances
-from prefect_rlhf.placement.planner.candidates import Candidate, CostContext, MemoryBounds
-from prefect_rlhf.placement.planner.plan_problem import PlanProblem, PlanSpace, plan_problem
 from prefect_rlhf.placement.planner.planned import ROUNDING
 from prefect_rlhf.placement.planner.question import Question
+from prefect_rlhf.placement.planner.space.candidates import Candidate, CostContext, MemoryBounds
+from prefect_rlhf.placement.planner.space.plan_problem import PlanProblem, PlanSpace, plan_problem
 
 
 def time_sharing_problem(space: PlanSpace) -> PlanProblem:

@@ -3,13 +3,13 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
+from prefect_rlhf.errors.errors import InvalidInput, Missing, NotUsed, SeveralMistakes
+from prefect_rlhf.placement.devices.mesh import DeviceMesh
 from prefect_rlhf.placement.engine_traits import TRAITS, engines_of
-from prefect_rlhf.placement.errors import InvalidInput, Missing, NotUsed, SeveralMistakes
 from prefect_rlhf.placement.graph import Call, DataflowGraph
 from prefect_rlhf.placement.layout.experts import wrong_ep
 from prefect_rlhf.placement.layout.layout import wrong_tp
-from prefect_rlhf.placement.mesh import DeviceMesh
-from prefect_rlhf.placement.model import ModelSpec
+from prefect_rlhf.placement.models.model import ModelSpec
 from prefect_rlhf.placement.plan import ExecutionPlan, ModelInstance, Placement, instances
 
 

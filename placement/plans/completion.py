@@ -3,13 +3,13 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
+from prefect_rlhf.errors.errors import InvalidInput
+from prefect_rlhf.placement.devices.mesh import Device, DeviceMesh
+from prefect_rlhf.placement.devices.strategy import Strategy, strategies
 from prefect_rlhf.placement.engine_traits import engines_of
-from prefect_rlhf.placement.errors import InvalidInput
 from prefect_rlhf.placement.graph import Call, DataflowGraph
-from prefect_rlhf.placement.mesh import Device, DeviceMesh
 from prefect_rlhf.placement.plan import Placement
 from prefect_rlhf.placement.plans.check import violations
-from prefect_rlhf.placement.strategy import Strategy, strategies
 
 
 def completed(

@@ -6,7 +6,7 @@ from types import MappingProxyType
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from prefect_rlhf.placement.errors import InvalidInput, Missing, UnknownKey
+from prefect_rlhf.errors.errors import InvalidInput, Missing, UnknownKey
 
 NAMES_OF_CALLS = "names of calls, each with a mesh and an engine"
 ENTRY = 'a mapping such as {mesh: "n0:0-1", engine: megatron, dp: 2}'

@@ -8,13 +8,13 @@ from typing import Annotated, Any
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidatorFunctionWrapHandler, WrapValidator
 
+from prefect_rlhf.errors.errors import InvalidInput, SeveralMistakes
+from prefect_rlhf.files.yaml_text import read_yaml
+from prefect_rlhf.placement.devices.mesh import ClusterShape, DeviceMesh
+from prefect_rlhf.placement.devices.strategy import Strategy
 from prefect_rlhf.placement.engine_traits import TRAITS
-from prefect_rlhf.placement.errors import InvalidInput, SeveralMistakes
-from prefect_rlhf.placement.mesh import ClusterShape, DeviceMesh
 from prefect_rlhf.placement.plan import EngineKind, ExecutionPlan, Offload, Placement
 from prefect_rlhf.placement.plans.file_words import mistakes_of
-from prefect_rlhf.placement.strategy import Strategy
-from prefect_rlhf.placement.yaml_text import read_yaml
 
 MOST_DEVICES = 1 << 20
 

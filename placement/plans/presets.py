@@ -11,12 +11,12 @@ from dataclasses import dataclass, replace
 from functools import partial
 from types import MappingProxyType
 
+from prefect_rlhf.errors.errors import InvalidInput
+from prefect_rlhf.placement.devices.mesh import DeviceMesh
+from prefect_rlhf.placement.devices.strategy import Strategy, strategies
 from prefect_rlhf.placement.engine_traits import engines_of
-from prefect_rlhf.placement.errors import InvalidInput
 from prefect_rlhf.placement.graph import Call, DataflowGraph
-from prefect_rlhf.placement.mesh import DeviceMesh
 from prefect_rlhf.placement.plan import EngineKind
-from prefect_rlhf.placement.strategy import Strategy, strategies
 
 REAL_TOKENS = 512 * 2048 // 16 // 4
 """A device's part of a micro-batch of ReaL's heuristic: in each call 512 rows of 2048 on 16 devices, in 4 (table 5)."""

@@ -12,11 +12,11 @@ from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from types import MappingProxyType
 
+from prefect_rlhf.placement.devices.mesh import Device
+from prefect_rlhf.placement.devices.strategy import Strategy
 from prefect_rlhf.placement.graph import Call, DataflowGraph
-from prefect_rlhf.placement.mesh import Device
 from prefect_rlhf.placement.plan import ExecutionPlan, ModelInstance, Placement, device_coordinates
 from prefect_rlhf.placement.rows.partition import RowIndices, RowPartition
-from prefect_rlhf.placement.strategy import Strategy
 
 ToldByCall = Mapping[str, tuple[int, ...]]
 """What calls of a step told of its rows: a generate the tokens of each, one that chooses rows the numbers of those."""

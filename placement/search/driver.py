@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, Protocol
 
-from prefect_rlhf.placement.errors import InvalidInput
+from prefect_rlhf.errors.errors import InvalidInput
+from prefect_rlhf.placement.devices.strategy import Strategy
 from prefect_rlhf.placement.search.compiled import is_compiled
 from prefect_rlhf.placement.search.exact.binding import binding_term
 from prefect_rlhf.placement.search.exact.exact import IterativeDeepening
@@ -21,7 +22,6 @@ from prefect_rlhf.placement.search.problem import LEAST_ITERATIONS, Choice, Inte
 from prefect_rlhf.placement.search.sampling.metropolis import MetropolisHastings
 from prefect_rlhf.placement.search.tables.dependencies import num_dependencies
 from prefect_rlhf.placement.search.tables.tables import Tables, build_tables
-from prefect_rlhf.placement.strategy import Strategy
 
 PROGRESS_EVERY_SECONDS = 0.25
 MICROSECOND = 1e-6

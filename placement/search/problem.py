@@ -15,9 +15,9 @@ from typing import Literal
 
 import numpy as np
 
-from prefect_rlhf.placement.errors import InvalidInput
+from prefect_rlhf.errors.errors import InvalidInput
+from prefect_rlhf.placement.devices.strategy import Strategy
 from prefect_rlhf.placement.search.compiled import Ints
-from prefect_rlhf.placement.strategy import Strategy
 
 MAX_CALLS = 16
 MAX_NODES = 62  # a set of nodes is a 64-bit word in the compiled part

@@ -5,7 +5,7 @@ when it is first used, so that ranks and planners load no more than they use; no
 
 >>> from prefect_rlhf import generate, losses, rlhf_flow, train_step
 >>> rlhf_flow.__module__
-'prefect_rlhf.flows.rlhf_flow'
+'prefect_rlhf.flows.algorithm.rlhf_flow'
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from prefect_rlhf.flows.rlhf_flow import find_flow
+from prefect_rlhf.flows.algorithm.rlhf_flow import find_flow
 
 if TYPE_CHECKING:
     from prefect_rlhf.flows.dpo import dpo

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from prefect_rlhf.flows.forms.reward import check_reference, with_reward_weights
 from prefect_rlhf.tasks.data.rollouts import lists, record_rollouts, text_columns, write_rows
-from prefect_rlhf.tasks.rl.advantages import gae, grpo_advantages, informative, remax_advantages
 from prefect_rlhf.tasks.rl.evaluation import pair_accuracy, record_evaluation, token_loss
+from prefect_rlhf.tasks.rl.gae import gae, remax_advantages
+from prefect_rlhf.tasks.rl.group_advantages import grpo_advantages, informative
 from prefect_rlhf.tasks.rl.groups import group_scores, groups_of
 from prefect_rlhf.tasks.rl.importance import importance_weights
 from prefect_rlhf.tasks.rl.kl import kl_estimate

@@ -12,33 +12,33 @@ from prefect_rlhf.blocks.dataset import Preferences, Prompts
 from prefect_rlhf.blocks.model import Model
 from prefect_rlhf.blocks.rated_answers import RatedAnswers
 from prefect_rlhf.engines.compute import Computed, Context, saved_state
-from prefect_rlhf.engines.loss import LossValues
+from prefect_rlhf.engines.loss_protocol import LossValues
 from prefect_rlhf.engines.rows import Batch
+from prefect_rlhf.errors.errors import GraphError, InvalidInput, RlhfError, RunStopped
+from prefect_rlhf.flows.algorithm.rlhf_flow import rlhf_flow
 from prefect_rlhf.flows.forms.reward import Reward
-from prefect_rlhf.flows.rlhf_flow import rlhf_flow
 from prefect_rlhf.flows.training.inputs import open_source
-from prefect_rlhf.placement.errors import GraphError, InvalidInput, RlhfError, RunStopped
-from prefect_rlhf.tasks.calls import compute, generate, inference, score, train_step
-from prefect_rlhf.tasks.operations import computation, loss
-from prefect_rlhf.tasks.rl.hyperparameters import GRPO, PPO, KLControl, PolicyGradient, ReMax
-from prefect_rlhf.tasks.rl.offline_settings import DPO, KTO, SFT
-from prefect_rlhf.tasks.rl.policy_settings import Importance, KLTerm, Overlong
-from prefect_rlhf.tasks.rl.safety_settings import Lagrange, SafeRLHF
-from prefect_rlhf.tasks.select import select
+from prefect_rlhf.tasks.rl.settings.offline import DPO, KTO, SFT
+from prefect_rlhf.tasks.rl.settings.online import GRPO, PPO, KLControl, PolicyGradient, ReMax
+from prefect_rlhf.tasks.rl.settings.policy import Importance, KLTerm, Overlong
+from prefect_rlhf.tasks.rl.settings.safety import Lagrange, SafeRLHF
 from prefect_rlhf.tasks.settings import Optimizer, Sampling, Settings, Staleness, Update
+from prefect_rlhf.tasks.tracing.calls import compute, generate, inference, score, train_step
+from prefect_rlhf.tasks.tracing.operations import computation, loss
+from prefect_rlhf.tasks.tracing.select import select
 
 if TYPE_CHECKING:
     from prefect_rlhf import algorithms, computations, losses, rewards
-    from prefect_rlhf.flows.local_run import run
-    from prefect_rlhf.flows.run_result import PlannedRun, RunResult
+    from prefect_rlhf.flows.algorithm.local_run import run
+    from prefect_rlhf.flows.algorithm.run_result import PlannedRun, RunResult
 
 MODULES = ("losses", "computations", "algorithms", "rewards")
 """Modules with more public names."""
 _LOADED_LATER: Mapping[str, str] = MappingProxyType(
     {
-        "run": "prefect_rlhf.flows.local_run",
-        "RunResult": "prefect_rlhf.flows.run_result",
-        "PlannedRun": "prefect_rlhf.flows.run_result",
+        "run": "prefect_rlhf.flows.algorithm.local_run",
+        "RunResult": "prefect_rlhf.flows.algorithm.run_result",
+        "PlannedRun": "prefect_rlhf.flows.algorithm.run_result",
     }
 )
 """Names that only a program needs that starts runs, with their modules: ranks import the door too."""

@@ -7,7 +7,7 @@
 
 from __future__ import annotations
 
-from prefect_rlhf.engines.loss import Loss
+from prefect_rlhf.engines.loss_protocol import Loss
 from prefect_rlhf.tasks.rl.losses import (
     bradley_terry,
     grpo,
@@ -19,7 +19,7 @@ from prefect_rlhf.tasks.rl.losses import (
     weighted_policy_gradient,
 )
 from prefect_rlhf.tasks.rl.preference_losses import dpo, implicit_rewards, kto
-from prefect_rlhf.tasks.terms import Terms
+from prefect_rlhf.tasks.tracing.terms import Terms
 
 __all__ = [
     # built-in losses

@@ -10,7 +10,7 @@ from importlib import import_module
 from types import MappingProxyType
 from typing import Any
 
-from prefect_rlhf.placement.modules import IN_RANK
+from prefect_rlhf.files.modules import IN_RANK
 
 _MOVED: Mapping[str, str] = MappingProxyType(
     {

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from prefect_rlhf.engines.hosts.check import check_function
-from prefect_rlhf.engines.hosts.errors import HostFunctionFailed
-from prefect_rlhf.engines.hosts.function import HostFunction
-from prefect_rlhf.engines.hosts.pool import HostPool
-from prefect_rlhf.engines.hosts.settings import HostSettings
+from prefect_rlhf.engines.functions.function import HostFunction, HostSettings
+from prefect_rlhf.engines.functions.pool import HostFunctionFailed, HostPool, check_function
 from prefect_rlhf.tasks.host_rewards import HostRewards, RewardFunction
 
 __all__ = [

@@ -10,15 +10,15 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 
-from prefect_rlhf.engines.storage.mirror import on_this_machine, readable
-from prefect_rlhf.placement.errors import InvalidInput
-from prefect_rlhf.placement.foreign_file import finished_lines
+from prefect_rlhf.errors.errors import InvalidInput
+from prefect_rlhf.files.foreign_file import finished_lines
+from prefect_rlhf.files.storage.mirror import on_this_machine, readable
 from prefect_rlhf.placement.graph import DataflowGraph
 from prefect_rlhf.placement.layout.parameters import parameters
-from prefect_rlhf.placement.model import ModelSpec
+from prefect_rlhf.placement.models.model import ModelSpec
 from prefect_rlhf.tasks.checkpoints.elsewhere import MANIFEST, publish, recall_checkpoint
 from prefect_rlhf.tasks.checkpoints.folders import folder_of
-from prefect_rlhf.tasks.metric_names import metric_names
+from prefect_rlhf.tasks.checkpoints.metric_names import metric_names
 
 EVALUATIONS = "evaluation.jsonl"  # in the run's folder: a line for each execution of the graph's evaluation calls
 

@@ -8,13 +8,13 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-from prefect_rlhf.engines.storage.live import is_live
-from prefect_rlhf.engines.storage.live import writing_to as writing_to
-from prefect_rlhf.engines.storage.mirror import fetch
-from prefect_rlhf.engines.storage.publish import check_writable as check_writable
-from prefect_rlhf.engines.storage.publish import names_at_store, withdraw
-from prefect_rlhf.engines.storage.publish import publish as publish
-from prefect_rlhf.placement.remote_path import remote_path
+from prefect_rlhf.files.remote_path import remote_path
+from prefect_rlhf.files.storage.live import is_live
+from prefect_rlhf.files.storage.live import writing_to as writing_to
+from prefect_rlhf.files.storage.mirror import fetch
+from prefect_rlhf.files.storage.publish import check_writable as check_writable
+from prefect_rlhf.files.storage.publish import names_at_store, withdraw
+from prefect_rlhf.files.storage.publish import publish as publish
 
 MANIFEST = "checkpoint.json"
 CHECKPOINTS = "checkpoints"

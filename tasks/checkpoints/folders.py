@@ -29,14 +29,14 @@ from prefect_rlhf.engines.files.checkpoint_files import (
 )
 from prefect_rlhf.engines.files.saved_state import SavedState
 from prefect_rlhf.engines.weights.versions import Fingerprint
-from prefect_rlhf.placement.atomic_file import flush_to_disk
-from prefect_rlhf.placement.errors import InvalidInput
-from prefect_rlhf.placement.foreign_file import read_json
+from prefect_rlhf.errors.errors import InvalidInput
+from prefect_rlhf.files.atomic_file import flush_to_disk
+from prefect_rlhf.files.foreign_file import read_json
+from prefect_rlhf.files.remote_path import local_path, shown
 from prefect_rlhf.placement.graph import DataflowGraph
 from prefect_rlhf.placement.layout.parameters import parameters
 from prefect_rlhf.placement.plan import ExecutionPlan
 from prefect_rlhf.placement.plans.plan_file import plan_yaml
-from prefect_rlhf.placement.remote_path import local_path, shown
 from prefect_rlhf.tasks.checkpoints.elsewhere import (
     MANIFEST,
     publish_checkpoint,

@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from prefect_rlhf.placement.graph import Call, DataflowGraph, Operation
-from prefect_rlhf.tasks.operations import Bound
+from prefect_rlhf.tasks.tracing.operations import Bound
 
 ORIGIN = ("path", "new_head")
 """Fields of a model that matter only to where its version 0 comes from."""

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal, final
 
-from prefect_rlhf.placement.errors import InvalidInput, Missing
+from prefect_rlhf.errors.errors import InvalidInput, Missing
 from prefect_rlhf.tasks.data.answer_pieces import ASSISTANT, MaskedTokens, chat_pieces, masked, masked_tokens
 from prefect_rlhf.tasks.data.source import DatasetSource
-from prefect_rlhf.tasks.data.stored_rows import require_text
+from prefect_rlhf.tasks.data.stored.stored_rows import require_text
 from prefect_rlhf.tasks.data.tokenizer import answered_tokens, load_tokenizer
 
 Form = Literal["messages", "completion", "text"]

@@ -12,11 +12,11 @@ from functools import cached_property
 from itertools import takewhile
 from typing import Any, Literal, final
 
-from prefect_rlhf.placement.errors import InvalidInput
+from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.tasks.data.pairs import pair_of_chats
 from prefect_rlhf.tasks.data.prompt_lengths import OverlongPrompts, PromptLimit
 from prefect_rlhf.tasks.data.source import DatasetSource
-from prefect_rlhf.tasks.data.stored_rows import require_text
+from prefect_rlhf.tasks.data.stored.stored_rows import require_text
 from prefect_rlhf.tasks.data.tokenizer import Prompt, answered_tokens, load_tokenizer, prompt_tokens, template_remark
 
 LastAnswer = Literal["refuse", "strip"]

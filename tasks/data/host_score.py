@@ -9,8 +9,8 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from prefect_rlhf.engines.compute import Computed, Context
-from prefect_rlhf.engines.hosts.pool import HostPool
-from prefect_rlhf.engines.hosts.scores import mean
+from prefect_rlhf.engines.functions.pool import HostPool
+from prefect_rlhf.engines.functions.scores import mean
 from prefect_rlhf.engines.rows import Batch
 from prefect_rlhf.tasks.data.rollouts import text_columns
 from prefect_rlhf.tasks.host_rewards import HostRewards

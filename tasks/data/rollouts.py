@@ -16,11 +16,11 @@ from typing import Any
 
 from prefect_rlhf.engines.compute import Computed, Context
 from prefect_rlhf.engines.rows import Batch
-from prefect_rlhf.engines.storage.publish import publish
-from prefect_rlhf.placement.atomic_file import write_atomically
+from prefect_rlhf.files.atomic_file import write_atomically
+from prefect_rlhf.files.storage.publish import publish
 from prefect_rlhf.tasks.data.tokenizer import load_tokenizer
-from prefect_rlhf.tasks.operations import computation
 from prefect_rlhf.tasks.settings import Settings
+from prefect_rlhf.tasks.tracing.operations import computation
 
 ROLLOUTS = "rollouts"  # folder in the run's directory
 STEP_FILE = re.compile(r"step-(\d+)\.parquet")  # as `write_rows` names it

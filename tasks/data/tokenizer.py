@@ -6,9 +6,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from prefect_rlhf.engines.storage.mirror import readable
-from prefect_rlhf.placement.errors import InvalidInput, refusing
-from prefect_rlhf.placement.foreign_file import read_json_object
+from prefect_rlhf.errors.errors import InvalidInput, refusing
+from prefect_rlhf.files.foreign_file import read_json_object
+from prefect_rlhf.files.storage.mirror import readable
 
 ChatMessage = Mapping[str, str]  # role and content
 Prompt = str | Sequence[ChatMessage]

@@ -12,9 +12,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from prefect_rlhf.engines.storage.mirror import readable
-from prefect_rlhf.placement.errors import InvalidInput
-from prefect_rlhf.placement.foreign_file import read_json
+from prefect_rlhf.errors.errors import InvalidInput
+from prefect_rlhf.files.foreign_file import read_json
+from prefect_rlhf.files.storage.mirror import readable
 from prefect_rlhf.tasks.data.tokenizer import load_tokenizer
 
 JSON, SENTENCEPIECE = "tokenizer.json", "tokenizer.model"

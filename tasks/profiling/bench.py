@@ -15,18 +15,18 @@ from statistics import mean
 from prefect_rlhf.engines.commands import BuildCommand, MoveWeightsCommand
 from prefect_rlhf.engines.gang.open import open_gang
 from prefect_rlhf.engines.gang.protocol import Arguments, Gang, Result
-from prefect_rlhf.engines.profiling.profiling_rank import STEPS, PassSeconds, ProfilingRank
-from prefect_rlhf.placement.cost.profile import Subject
+from prefect_rlhf.engines.rank.profiling.profiling_rank import STEPS, PassSeconds, ProfilingRank
+from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.placement.cost.sizes import ModelSizes
+from prefect_rlhf.placement.cost.times.profile import Subject
+from prefect_rlhf.placement.devices.mesh import DeviceMesh
+from prefect_rlhf.placement.devices.strategy import Strategy
 from prefect_rlhf.placement.engine_traits import TRAITS
-from prefect_rlhf.placement.errors import InvalidInput
-from prefect_rlhf.placement.families.known import FAMILIES
-from prefect_rlhf.placement.families.llama import LLAMA
 from prefect_rlhf.placement.layout.layout import layout_of
-from prefect_rlhf.placement.mesh import DeviceMesh
-from prefect_rlhf.placement.model import NO_BIASES, Dtype, ModelSpec, OptimizerSpec, TransformerShape
+from prefect_rlhf.placement.models.families.known import FAMILIES
+from prefect_rlhf.placement.models.families.llama import LLAMA
+from prefect_rlhf.placement.models.model import NO_BIASES, Dtype, ModelSpec, OptimizerSpec, TransformerShape
 from prefect_rlhf.placement.plan import EngineKind, ModelInstance
-from prefect_rlhf.placement.strategy import Strategy
 
 ENGINES: tuple[EngineKind, ...] = ("megatron", "vllm")
 TIMED_BYTES = 256 << 20  # of layers: with fewer, caches and page tables still hold them from the previous pass
@@ -71,7 +71,7 @@ def part_of(shape: TransformerShape, tp: int, dtype: Dtype) -> TransformerShape:
     Raises InvalidInput if `tp` does not divide it. The shape is a Llama without biases if its family derives the width
     of heads from the hidden size (Qwen 2): a shard has fewer heads of unchanged width.
 
-    >>> from prefect_rlhf.placement.known_models import KNOWN_SHAPES
+    >>> from prefect_rlhf.placement.models.known_models import KNOWN_SHAPES
     >>> part = part_of(KNOWN_SHAPES["llama-7b"], 2, "bfloat16")
     >>> part.num_layers, part.num_attention_heads, part.intermediate_size, part.hidden_size
     (2, 16, 5504, 4096)

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from statistics import mean, median
 
-from prefect_rlhf.engines.profiling.profiling_rank import ProfilingRank
+from prefect_rlhf.engines.rank.profiling.profiling_rank import ProfilingRank
 from prefect_rlhf.placement.cost.contention import SharedWork, SlowDown
 from prefect_rlhf.placement.plan import EngineKind
 from prefect_rlhf.tasks.profiling.bench import REPEATS, Bench, PassMethod, Sizes

@@ -7,14 +7,14 @@ from operator import attrgetter
 from statistics import mean, median
 
 from prefect_rlhf.engines.commands import RankReport
-from prefect_rlhf.engines.profiling.profiling_rank import STEPS, PassSeconds, ProfilingRank
+from prefect_rlhf.engines.rank.profiling.profiling_rank import STEPS, PassSeconds, ProfilingRank
+from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.placement.cost.contention import SlowDown
-from prefect_rlhf.placement.cost.hardware import Links
-from prefect_rlhf.placement.cost.profile import Measurement, ModelPiece, Profile, Subject
+from prefect_rlhf.placement.cost.datasheets.hardware import Links
 from prefect_rlhf.placement.cost.sizes import ModelSizes
+from prefect_rlhf.placement.cost.times.profile import Measurement, ModelPiece, Profile, Subject
 from prefect_rlhf.placement.cost.workload import ModelCallKind
 from prefect_rlhf.placement.engine_traits import TRAITS
-from prefect_rlhf.placement.errors import InvalidInput
 from prefect_rlhf.placement.layout.parameters import num_parameters
 from prefect_rlhf.placement.plan import EngineKind
 from prefect_rlhf.tasks.profiling.bench import ENGINES, Bench, PassMethod, Sizes, open_bench, part_of

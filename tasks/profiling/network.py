@@ -4,8 +4,8 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 
 from prefect_rlhf.engines.gang.open import open_gang
-from prefect_rlhf.engines.profiling.profiling_rank import ProfilingRank
-from prefect_rlhf.placement.cost.profile import Subject
+from prefect_rlhf.engines.rank.profiling.profiling_rank import ProfilingRank
+from prefect_rlhf.placement.cost.times.profile import Subject
 from prefect_rlhf.tasks.profiling.bench import DEADLINE_SECONDS
 
 LARGE_BYTES = 16 << 20  # takes 1.3 s at 100 Mbit/s

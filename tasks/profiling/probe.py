@@ -14,15 +14,15 @@ from math import ceil, log2
 from pathlib import Path
 
 from prefect_rlhf.engines.gang.open import open_gang
-from prefect_rlhf.engines.profiling.profiling_rank import ProfilingRank
-from prefect_rlhf.placement.cost.datasheet import DatasheetTimes
-from prefect_rlhf.placement.cost.hardware import Hardware
+from prefect_rlhf.engines.rank.profiling.profiling_rank import ProfilingRank
+from prefect_rlhf.placement.cost.datasheets.hardware import Hardware
 from prefect_rlhf.placement.cost.sizes import ModelSizes
 from prefect_rlhf.placement.cost.speeds import Speeds
+from prefect_rlhf.placement.cost.times.roofline import DatasheetTimes
+from prefect_rlhf.placement.devices.mesh import Backend, DeviceMesh
 from prefect_rlhf.placement.engine_constants import GRADIENT_BYTES, ITEM_BYTES
-from prefect_rlhf.placement.families.llama import LLAMA
-from prefect_rlhf.placement.mesh import Backend, DeviceMesh
-from prefect_rlhf.placement.model import Dtype, ModelSpec, OptimizerSpec, TransformerShape
+from prefect_rlhf.placement.models.families.llama import LLAMA
+from prefect_rlhf.placement.models.model import Dtype, ModelSpec, OptimizerSpec, TransformerShape
 from prefect_rlhf.placement.plan import EngineKind
 from prefect_rlhf.tasks.profiling.bench import Bench, Sizes
 

@@ -2,7 +2,7 @@
 
 from prefect.artifacts import create_markdown_artifact
 
-from prefect_rlhf.placement.errors import PlanDoesNotFit
+from prefect_rlhf.errors.errors import PlanDoesNotFit
 from prefect_rlhf.tasks.reporting.publish import publish
 from prefect_rlhf.tasks.run_log import run_log
 

@@ -12,17 +12,12 @@ from prefect.artifacts import (
     update_progress_artifact,
 )
 
+from prefect_rlhf.errors.errors import InvalidInput
+from prefect_rlhf.files.remote_path import shown
 from prefect_rlhf.placement.augmented.augmented_graph import AugmentedGraph
-from prefect_rlhf.placement.errors import InvalidInput
-from prefect_rlhf.placement.lease import Lease
-from prefect_rlhf.placement.pictures.curves import curves_svg
-from prefect_rlhf.placement.pictures.dataflow import dataflow_svg
-from prefect_rlhf.placement.pictures.plan import schedule_bars
-from prefect_rlhf.placement.pictures.text import graph_text, plan_rows, plan_text
-from prefect_rlhf.placement.pictures.timeline import Bar, timeline_svg
+from prefect_rlhf.placement.devices.lease import Lease
 from prefect_rlhf.placement.plan import ModelInstance
 from prefect_rlhf.placement.plans.plan_file import plan_yaml
-from prefect_rlhf.placement.remote_path import shown
 from prefect_rlhf.placement.schedule.estimate import Prediction
 from prefect_rlhf.tasks.checkpoints.folders import newest_finished
 from prefect_rlhf.tasks.reporting.before_after import before_after_lines
@@ -30,6 +25,11 @@ from prefect_rlhf.tasks.reporting.comparison import compare, comparison_rows
 from prefect_rlhf.tasks.reporting.deviation import STEPS_COMPARED, deviation
 from prefect_rlhf.tasks.reporting.history import History
 from prefect_rlhf.tasks.reporting.limits import Limits
+from prefect_rlhf.tasks.reporting.pictures.curves import curves_svg
+from prefect_rlhf.tasks.reporting.pictures.dataflow import dataflow_svg
+from prefect_rlhf.tasks.reporting.pictures.plan import schedule_bars
+from prefect_rlhf.tasks.reporting.pictures.text import graph_text, plan_rows, plan_text
+from prefect_rlhf.tasks.reporting.pictures.timeline import Bar, timeline_svg
 from prefect_rlhf.tasks.reporting.publish import publish, update_markdown
 from prefect_rlhf.tasks.reporting.step_line import StepLines
 from prefect_rlhf.tasks.run_log import run_log

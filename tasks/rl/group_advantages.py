@@ -10,11 +10,25 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from prefect_rlhf.tasks.rl.groups import group_scores
-from prefect_rlhf.tasks.rl.masked import masked_mean, masked_variance, whiten
+from prefect_rlhf.engines.compute import Computed
+from prefect_rlhf.engines.rows import Batch
+from prefect_rlhf.tasks.rl.groups import group_metrics, group_scores, groups_of
+from prefect_rlhf.tasks.rl.masked import masked_mean, masked_variance, response_mask, whiten
+from prefect_rlhf.tasks.rl.score_shaping import (
+    kl_penalties,
+    named_rewards,
+    overlong_penalty,
+    response_lengths,
+    truncated_rows,
+    weighted_rewards,
+)
+from prefect_rlhf.tasks.rl.settings.online import GRPO
+from prefect_rlhf.tasks.settings import Settings
+from prefect_rlhf.tasks.tracing.operations import computation
 
 if TYPE_CHECKING:
     from torch import Tensor
+
 
 EPS = 1e-4  # added to deviations, as in TRL
 
@@ -73,3 +87,77 @@ def gdpo(rewards_KB: Tensor, weights: Sequence[float], groups_B: Tensor, eps: fl
     )
     mean, variance = masked_mean(summed_B[:, None], left_B1), masked_variance(summed_B[:, None], left_B1)
     return (summed_B - mean) / (variance.sqrt() + eps) * left_B1[:, 0]
+
+
+@computation("keep")
+def informative(rollout: Batch, scores: Batch, settings: Settings) -> Computed:
+    """Keep the groups whose scores differ; all other groups have advantage 0 (Yu et al. 2025, equation 11).
+
+    A group is kept or dropped as a whole. A score that is not finite does not count.
+    """
+    scores_B = scores["scores"].float()
+    stats = group_scores(scores_B.where(scores_B.isfinite(), float("nan")), rollout.groups)
+    return Computed({"keep": stats.deviation_B > 0})
+
+
+@computation("advantages", "row_weights", "group_tokens", "group_rows")
+def grpo_advantages(
+    rollout: Batch, scores: Batch, reference: Batch | None = None, recomputed: Batch | None = None, *, settings: GRPO
+) -> Computed:
+    """Compute `advantages` [B, T] from the scores, by the method that the setting `advantage` names.
+
+    `reference` has the reference model's `logprobs` and is needed for KL in the reward. `recomputed` has the training
+    engine's `logprobs`, which replace those from generation. The other outputs have shape [B]. `row_weights` is 0.0 for
+    a row outside the loss: its score is not finite, or it was cut off and is masked. `group_tokens` and `group_rows`
+    count the tokens and rows of the row's group in the loss; means over groups need them. The score of a masked row
+    still counts in its group's mean, as in DAPO.
+    """
+    mask_BT, lengths_B, limit = response_mask(rollout), response_lengths(rollout), settings.sampling.max_new_tokens
+    scores_B = scores["scores"].float()
+    scores_B = scores_B.where(scores_B.isfinite(), float("nan"))
+    truncated_B = truncated_rows(rollout, limit)
+    weights_B = (~scores_B.isnan()).float() * ((1 - truncated_B) if settings.overlong.mask else 1)
+    trained_BT = mask_BT * weights_B[:, None]
+    metrics = group_metrics(scores_B, named_rewards(scores), rollout.groups) | {
+        "response_tokens": float(lengths_B.mean()),
+        "truncated": float(truncated_B.mean()),
+        "trained_tokens": float(trained_BT.sum()) * settings.update.epochs,
+    }
+    shaped_B = scores_B
+    if settings.overlong.buffer is not None:
+        lost_B = settings.overlong.penalty * overlong_penalty(lengths_B, limit, settings.overlong.buffer)
+        shaped_B, metrics = shaped_B + lost_B, metrics | {"overlong_penalty": float(lost_B.mean())}
+    penalties_BT = kl_penalties(rollout if recomputed is None else recomputed, reference, mask_BT, settings.kl)
+    if penalties_BT is not None:
+        metrics |= {"kl": float(penalties_BT.sum(1).mean()) / settings.kl.coefficient}
+    advantages_BT = _advantages(shaped_B, penalties_BT, scores, rollout.groups, trained_BT, settings)
+    groups, tokens_B = groups_of(rollout.groups), trained_BT.sum(1)
+    columns = {
+        "advantages": advantages_BT * trained_BT,
+        "row_weights": weights_B,
+        "group_tokens": groups.totals(tokens_B),
+        "group_rows": groups.totals((tokens_B > 0).float()),
+    }
+    return Computed(columns, metrics)
+
+
+def _advantages(
+    shaped_B: Tensor, penalties_BT: Tensor | None, scores: Batch, groups_B: Tensor, trained_BT: Tensor, settings: GRPO
+) -> Tensor:
+    """Return [B, T], or [B, 1] if the advantages are equal at all tokens.
+
+    Except for REINFORCE++, the KL penalties of a response's tokens are summed and subtracted from its score.
+    """
+    if settings.advantage == "gdpo":
+        rewards_KB, weights = weighted_rewards(named_rewards(scores), settings)
+        rewards_KB = rewards_KB.masked_fill(shaped_B.isnan(), float("nan"))
+        return gdpo(rewards_KB, weights, groups_B)[:, None]
+    if settings.advantage == "reinforce_plus_plus":
+        lost_BT = trained_BT.new_zeros(trained_BT.shape) if penalties_BT is None else penalties_BT
+        return reinforce_plus_plus(shaped_B, lost_BT, trained_BT)
+    if penalties_BT is not None:
+        shaped_B = shaped_B - penalties_BT.sum(1)
+    if settings.advantage == "reinforce_plus_plus_baseline":
+        return reinforce_plus_plus_baseline(shaped_B, groups_B, trained_BT)
+    by_row = {"grpo": grpo, "dr_grpo": dr_grpo, "rloo": rloo}
+    return by_row[settings.advantage](shaped_B, groups_B)[:, None]

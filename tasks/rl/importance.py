@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 from prefect_rlhf.engines.compute import Computed
 from prefect_rlhf.engines.rows import Batch
-from prefect_rlhf.tasks.operations import computation
 from prefect_rlhf.tasks.rl.masked import masked_mean, response_mask
-from prefect_rlhf.tasks.rl.policy_settings import Importance
+from prefect_rlhf.tasks.rl.settings.policy import Importance
+from prefect_rlhf.tasks.tracing.operations import computation
 
 if TYPE_CHECKING:
     from torch import Tensor

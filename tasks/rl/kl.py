@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from prefect_rlhf.tasks.rl.hyperparameters import KLControl
-from prefect_rlhf.tasks.rl.policy_settings import Estimator
+from prefect_rlhf.tasks.rl.settings.online import KLControl
+from prefect_rlhf.tasks.rl.settings.policy import Estimator
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from prefect_rlhf.tasks.calls import compute, inference
-from prefect_rlhf.tasks.rl.hyperparameters import PolicyGradient
 from prefect_rlhf.tasks.rl.importance import importance_weights
 from prefect_rlhf.tasks.rl.rewards import compare_logprobs
-from prefect_rlhf.tasks.trace import RowsHandle
+from prefect_rlhf.tasks.rl.settings.online import PolicyGradient
+from prefect_rlhf.tasks.tracing.calls import compute, inference
+from prefect_rlhf.tasks.tracing.trace import RowsHandle
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from prefect_rlhf.engines.compute import Computed
 from prefect_rlhf.engines.rows import Batch
-from prefect_rlhf.tasks.operations import computation
 from prefect_rlhf.tasks.rl.masked import mean_of, row_sums, share_ahead
-from prefect_rlhf.tasks.rl.offline_settings import DPO, KTO
 from prefect_rlhf.tasks.rl.preference_losses import implicit_rewards
+from prefect_rlhf.tasks.rl.settings.offline import DPO, KTO
+from prefect_rlhf.tasks.tracing.operations import computation
 
 
 @computation()

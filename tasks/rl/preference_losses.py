@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from prefect_rlhf.engines.loss import LossValues
-from prefect_rlhf.tasks.operations import loss
+from prefect_rlhf.engines.loss_protocol import LossValues
 from prefect_rlhf.tasks.rl.losses import REF_LOGPROBS, log_sigmoid
 from prefect_rlhf.tasks.rl.masked import row_means, row_sums
-from prefect_rlhf.tasks.rl.offline_settings import DPO, KTO
+from prefect_rlhf.tasks.rl.settings.offline import DPO, KTO
+from prefect_rlhf.tasks.tracing.operations import loss
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 
 from prefect_rlhf.engines.compute import Computed, saved_state
 from prefect_rlhf.engines.rows import Batch
-from prefect_rlhf.tasks.operations import computation
-from prefect_rlhf.tasks.rl.hyperparameters import PPO, ReMax
 from prefect_rlhf.tasks.rl.kl import kl_estimate, next_coefficient
 from prefect_rlhf.tasks.rl.masked import last_token, masked_mean, mean_of, row_sums
+from prefect_rlhf.tasks.rl.settings.online import PPO, ReMax
 from prefect_rlhf.tasks.settings import Settings
+from prefect_rlhf.tasks.tracing.operations import computation
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -10,16 +10,16 @@ from dataclasses import dataclass, field, replace
 from prefect_rlhf.engines.commands import BuildCommand, RankReport, Restore
 from prefect_rlhf.engines.rank.rank import Rank
 from prefect_rlhf.engines.weights.versions import Fingerprint, Fingerprints
-from prefect_rlhf.placement.atomic_file import writing
+from prefect_rlhf.errors.errors import InvalidInput, RlhfError, StaleWeights
+from prefect_rlhf.files.atomic_file import writing
 from prefect_rlhf.placement.augmented.node import Node
 from prefect_rlhf.placement.augmented.work import Checkpoint
-from prefect_rlhf.placement.errors import InvalidInput, RlhfError, StaleWeights
 from prefect_rlhf.placement.graph import Call
 from prefect_rlhf.tasks.checkpoints.folders import beside, finish, folder_of, keep_newest
 from prefect_rlhf.tasks.checkpoints.run_identity import run_identity
-from prefect_rlhf.tasks.running.left_states import LeftStates
 from prefect_rlhf.tasks.running.outcome import NodeOutcome, outcome_of
 from prefect_rlhf.tasks.running.rank_calls import RankCalls
+from prefect_rlhf.tasks.running.saved_states import LeftStates
 from prefect_rlhf.tasks.running.training_run import TrainingRun
 
 

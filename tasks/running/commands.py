@@ -8,17 +8,17 @@ from typing import Any, cast
 
 from prefect_rlhf.engines.commands import CallCommand, PassCommand
 from prefect_rlhf.engines.engine import SamplingSettings, TrainSettings
-from prefect_rlhf.engines.loss import LossTerm, Output
+from prefect_rlhf.engines.loss_protocol import LossTerm, Output
 from prefect_rlhf.placement.augmented.node import Node
 from prefect_rlhf.placement.augmented.row_uses import RowKey
 from prefect_rlhf.placement.augmented.work import Compute, ModelCall
 from prefect_rlhf.placement.graph import Call
 from prefect_rlhf.placement.rows.shares import Need, PlacedCall
 from prefect_rlhf.tasks.data.host_score import HostScore
-from prefect_rlhf.tasks.operations import Bound
 from prefect_rlhf.tasks.running.step_rows import StepRows
 from prefect_rlhf.tasks.running.training_run import TrainingRun
 from prefect_rlhf.tasks.settings import Sampling
+from prefect_rlhf.tasks.tracing.operations import Bound
 
 
 def call_commands(

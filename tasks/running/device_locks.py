@@ -12,10 +12,10 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from itertools import count
 
+from prefect_rlhf.errors.errors import DeviceOutsideLease
 from prefect_rlhf.placement.augmented.node import Node
 from prefect_rlhf.placement.augmented.resources import Resource
-from prefect_rlhf.placement.errors import DeviceOutsideLease
-from prefect_rlhf.placement.mesh import Device
+from prefect_rlhf.placement.devices.mesh import Device
 
 
 @dataclass(slots=True)

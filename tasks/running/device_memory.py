@@ -6,9 +6,9 @@ import math
 
 from prefect_rlhf.engines.gang.protocol import Gang
 from prefect_rlhf.engines.rank.rank import Rank
-from prefect_rlhf.placement.cost.hardware import GIB
-from prefect_rlhf.placement.errors import InvalidInput
-from prefect_rlhf.placement.lease import Lease
+from prefect_rlhf.errors.errors import InvalidInput
+from prefect_rlhf.placement.cost.datasheets.hardware import GIB
+from prefect_rlhf.placement.devices.lease import Lease
 
 
 def check_device_memory(lease: Lease, gang: Gang[Rank], deadline_seconds: float) -> None:

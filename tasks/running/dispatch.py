@@ -10,6 +10,7 @@ from prefect_rlhf.engines.commands import BuildCommand, MoveWeightsCommand, Rank
 from prefect_rlhf.engines.gang.protocol import Gang
 from prefect_rlhf.engines.rank.rank import Rank
 from prefect_rlhf.engines.weights.versions import Fingerprints
+from prefect_rlhf.errors.errors import StaleWeights
 from prefect_rlhf.placement.augmented.node import Node
 from prefect_rlhf.placement.augmented.work import (
     Checkpoint,
@@ -25,7 +26,6 @@ from prefect_rlhf.placement.augmented.work import (
     TrainStep,
     Transfer,
 )
-from prefect_rlhf.placement.errors import StaleWeights
 from prefect_rlhf.placement.graph import Call
 from prefect_rlhf.placement.layout.layout import Layout, held_model, layout_of
 from prefect_rlhf.placement.plan import ModelInstance, instances, offloaded_parts, trained_instance

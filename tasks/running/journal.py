@@ -13,10 +13,10 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from prefect_rlhf.placement.atomic_file import write_atomically, writing
+from prefect_rlhf.errors.errors import InvalidInput
+from prefect_rlhf.files.atomic_file import write_atomically, writing
+from prefect_rlhf.files.foreign_file import finished_lines
 from prefect_rlhf.placement.augmented.node import BEHIND
-from prefect_rlhf.placement.errors import InvalidInput
-from prefect_rlhf.placement.foreign_file import finished_lines
 from prefect_rlhf.placement.graph import DataflowGraph
 from prefect_rlhf.tasks.checkpoints.best import EVALUATIONS
 from prefect_rlhf.tasks.data.rollouts import carry_over_rollouts, remove_rollouts_from

@@ -22,10 +22,9 @@ from prefect.client.schemas.objects import State
 from prefect.exceptions import TerminationSignal
 from prefect.states import Cancelled
 
+from prefect_rlhf.errors.errors import RlhfError
 from prefect_rlhf.placement.augmented.node import BEHIND, Node
 from prefect_rlhf.placement.augmented.step_groups import StepGroups
-from prefect_rlhf.placement.errors import RlhfError
-from prefect_rlhf.tasks.failures import failed, failed_task_run, say_nothing_of_cancelled_runs
 from prefect_rlhf.tasks.run_log import run_log
 from prefect_rlhf.tasks.running.device_locks import DeviceLocks
 from prefect_rlhf.tasks.running.dispatch import Dispatcher
@@ -35,6 +34,7 @@ from prefect_rlhf.tasks.running.step_ledger import StepLedger
 from prefect_rlhf.tasks.running.stop_request import StopRequest
 from prefect_rlhf.tasks.running.task_runner import MeshTaskRunner
 from prefect_rlhf.tasks.running.training_run import TrainingRun
+from prefect_rlhf.tasks.server.failures import failed, failed_task_run, say_nothing_of_cancelled_runs
 from prefect_rlhf.tasks.server.patience import hurry
 
 MAX_GROUPS_IN_FLIGHT = 2

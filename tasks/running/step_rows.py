@@ -17,8 +17,8 @@ from prefect_rlhf.placement.augmented.node import Node, subject_of
 from prefect_rlhf.placement.augmented.row_uses import RowKey, row_uses, use_counts
 from prefect_rlhf.placement.augmented.unroll import runs_at
 from prefect_rlhf.placement.augmented.work import ModelCall, Transfer
+from prefect_rlhf.placement.devices.mesh import Device
 from prefect_rlhf.placement.graph import Call
-from prefect_rlhf.placement.mesh import Device
 from prefect_rlhf.placement.row_set import RowSet
 from prefect_rlhf.placement.rows.moves import row_transfers
 from prefect_rlhf.placement.rows.shares import PlacedCall, ToldByCall, knows_lengths, placed_parts

@@ -19,7 +19,7 @@ import anyio
 import httpx
 from prefect.client.base import PrefectHttpxAsyncClient, PrefectHttpxSyncClient
 
-from prefect_rlhf.placement.errors import InvalidInput, RlhfError
+from prefect_rlhf.errors.errors import InvalidInput, RlhfError
 
 VARIABLE = "PREFECT_RLHF_SERVER_PATIENCE_SECONDS"
 DEFAULT_SECONDS = 600.0

@@ -5,7 +5,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 
-from prefect_rlhf.placement.blame import described
+from prefect_rlhf.errors.blame import described
 from prefect_rlhf.tasks.trackers.names import tracked_values
 from prefect_rlhf.tasks.trackers.samples import read_samples
 from prefect_rlhf.tasks.trackers.tracker import Opener, TrackedRun, TrackedStep

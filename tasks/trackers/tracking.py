@@ -7,9 +7,9 @@ from typing import Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from prefect_rlhf.placement.errors import InvalidInput
-from prefect_rlhf.placement.install_command import install_command
-from prefect_rlhf.placement.wrong_setting import not_used
+from prefect_rlhf.errors.errors import InvalidInput
+from prefect_rlhf.errors.install_command import install_command
+from prefect_rlhf.errors.wrong_setting import not_used
 from prefect_rlhf.tasks.settings import MOST_STEPS, Settings
 from prefect_rlhf.tasks.trackers.names import Names
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from prefect_rlhf.engines.commands import RowSource
-from prefect_rlhf.engines.hosts.check import check_function
+from prefect_rlhf.engines.functions.pool import check_function
 from prefect_rlhf.placement.graph import DataflowGraph
 from prefect_rlhf.tasks.host_rewards import HostRewards
 

@@ -13,16 +13,16 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from prefect_rlhf.engines.commands import CallCommand, PassCommand, RowSource
+from prefect_rlhf.engines.functions.pool import HostFunctionFailed
 from prefect_rlhf.engines.gang.local import LocalGang
-from prefect_rlhf.engines.gang.messages import GangSettings
 from prefect_rlhf.engines.gang.open import FORK_ENVIRONMENT, NO_GPU, RANK_ENVIRONMENT
-from prefect_rlhf.engines.hosts.errors import HostFunctionFailed
-from prefect_rlhf.engines.trial.mistake import Mistake
-from prefect_rlhf.engines.trial.trial_rank import TrialRank
-from prefect_rlhf.placement.errors import GraphError, InvalidInput, RankFailed, RankLost, RankSilent
+from prefect_rlhf.engines.gang.processes.messages import GangSettings
+from prefect_rlhf.engines.rank.trial.mistake import Mistake
+from prefect_rlhf.engines.rank.trial.trial_rank import TrialRank
+from prefect_rlhf.errors.errors import GraphError, InvalidInput, RankFailed, RankLost, RankSilent
 from prefect_rlhf.placement.graph import Call, DataflowGraph
-from prefect_rlhf.tasks.operations import Bound
 from prefect_rlhf.tasks.running.commands import loss_terms, operation_fields
+from prefect_rlhf.tasks.tracing.operations import Bound
 
 ITEMS = 2  # of each dataset
 START_SECONDS = IMPORT_SECONDS = 300.0  # on a busy machine

@@ -6,8 +6,8 @@ import pytest
 
 from benchmarks import move_table
 from benchmarks.move_table import moves_between
-from prefect_rlhf.placement.errors import InvalidInput
-from prefect_rlhf.placement.strategy import Strategy
+from prefect_rlhf.errors.errors import InvalidInput
+from prefect_rlhf.placement.devices.strategy import Strategy
 
 STRATEGIES = [Strategy(dp, tp, pp) for dp in (1, 3, 10) for tp in (1, 2) for pp in (1, 12)]
 

@@ -7,13 +7,13 @@ from hypothesis import strategies as st
 from benchmarks.paper_engines import HybridFlowExecution, RealExecution
 from prefect_rlhf.placement.cost.call import call_cost
 from prefect_rlhf.placement.cost.call_bytes import call_bytes, static_bytes
-from prefect_rlhf.placement.cost.datasheet import DatasheetTimes
+from prefect_rlhf.placement.cost.datasheets.hardware import DATASHEETS, NETWORKS, Hardware
 from prefect_rlhf.placement.cost.execution import Execution
-from prefect_rlhf.placement.cost.hardware import DATASHEETS, NETWORKS, Hardware
 from prefect_rlhf.placement.cost.sizes import ModelSizes
+from prefect_rlhf.placement.cost.times.roofline import DatasheetTimes
 from prefect_rlhf.placement.cost.workload import CallWork, Workload
-from prefect_rlhf.placement.known_models import KNOWN_SHAPES
-from prefect_rlhf.placement.strategy import Strategy
+from prefect_rlhf.placement.devices.strategy import Strategy
+from prefect_rlhf.placement.models.known_models import KNOWN_SHAPES
 
 LLAMA = ModelSizes.of_shape(KNOWN_SHAPES["llama-7b"])
 LLAMA3 = ModelSizes.of_shape(KNOWN_SHAPES["llama3-7b"])

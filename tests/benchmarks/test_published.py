@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.published import estimate_calls, estimate_end_to_end, read_published
-from prefect_rlhf.placement.errors import InvalidInput
+from prefect_rlhf.errors.errors import InvalidInput
 
 PROJECT = Path(__file__).parents[2]
 FILE = PROJECT / "tests" / "placement" / "data" / "real_ppo_7b_7b.json"

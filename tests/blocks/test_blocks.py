@@ -14,11 +14,11 @@ from prefect_rlhf.blocks.model import Model, ModelBlock
 from prefect_rlhf.blocks.rated_answers import RatedAnswers, RatedAnswersBlock
 from prefect_rlhf.blocks.worker.variables import GpuMeshVariables
 from prefect_rlhf.blocks.worker.worker import GpuMeshWorker
-from prefect_rlhf.placement.cost.hardware import DATASHEETS
-from prefect_rlhf.placement.errors import InvalidInput
-from prefect_rlhf.placement.lease import ENVIRONMENT_VARIABLE, Lease
-from prefect_rlhf.placement.mesh import DeviceMesh
-from prefect_rlhf.placement.model import TransformerShape
+from prefect_rlhf.errors.errors import InvalidInput
+from prefect_rlhf.placement.cost.datasheets.hardware import DATASHEETS
+from prefect_rlhf.placement.devices.lease import ENVIRONMENT_VARIABLE, Lease
+from prefect_rlhf.placement.devices.mesh import DeviceMesh
+from prefect_rlhf.placement.models.model import TransformerShape
 
 pytestmark = pytest.mark.quick
 

@@ -3,8 +3,8 @@
 import pytest
 
 from prefect_rlhf.blocks.lease import ONE_DEVICE, dry_lease, given_lease, leased_devices, running_on
-from prefect_rlhf.placement.lease import ENVIRONMENT_VARIABLE, Lease
-from prefect_rlhf.placement.mesh import ClusterShape
+from prefect_rlhf.placement.devices.lease import ENVIRONMENT_VARIABLE, Lease
+from prefect_rlhf.placement.devices.mesh import ClusterShape
 
 pytestmark = pytest.mark.quick
 

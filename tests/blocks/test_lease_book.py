@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 
 from prefect_rlhf.blocks.lease import LeaseTimeout, lease
 from prefect_rlhf.blocks.lease_book import Busy, Holder, LeaseBook, LeasedMesh
+from prefect_rlhf.blocks.worker.claimed_run import TakenRun
 from prefect_rlhf.blocks.worker.configuration import GpuMeshConfiguration, RunFacts
-from prefect_rlhf.blocks.worker.taken import TakenRun
-from prefect_rlhf.placement.errors import DeviceOutsideLease, InvalidInput
-from prefect_rlhf.placement.lease import Lease
-from prefect_rlhf.placement.mesh import ClusterShape, Device, DeviceMesh
+from prefect_rlhf.errors.errors import DeviceOutsideLease, InvalidInput
+from prefect_rlhf.placement.devices.lease import Lease
+from prefect_rlhf.placement.devices.mesh import ClusterShape, Device, DeviceMesh
 
 GIB = 1 << 30
 DESK = ClusterShape("desk", 1, 2, GIB)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from prefect_rlhf.blocks.lease import lease
 from prefect_rlhf.blocks.lease_book import Busy, Holder, LeaseBook, LeasedMesh
 from prefect_rlhf.blocks.lease_files import FileLock
-from prefect_rlhf.placement.mesh import ClusterShape
+from prefect_rlhf.placement.devices.mesh import ClusterShape
 
 DESK = ClusterShape("desk", 1, 2, 1 << 30)
 RACK = ClusterShape("rack", 2, 4, 1 << 30)

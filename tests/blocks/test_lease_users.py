@@ -10,8 +10,8 @@ import pytest
 
 from prefect_rlhf.blocks.lease_book import Busy, Holder, LeaseBook, LeasedMesh
 from prefect_rlhf.blocks.lease_files import FileLock
-from prefect_rlhf.placement.errors import InvalidInput
-from prefect_rlhf.placement.mesh import ClusterShape
+from prefect_rlhf.errors.errors import InvalidInput
+from prefect_rlhf.placement.devices.mesh import ClusterShape
 
 pytestmark = pytest.mark.quick
 

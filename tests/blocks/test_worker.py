@@ -13,14 +13,14 @@ from prefect_site import PREFECT, PrefectSite, prefect_site
 from toy_flow import attempts
 
 from prefect_rlhf.blocks.lease_book import Holder, LeaseBook, LeasedMesh
+from prefect_rlhf.blocks.worker.claimed_run import TakenRun
 from prefect_rlhf.blocks.worker.origin import LABEL
 from prefect_rlhf.blocks.worker.recover import recover_runs
 from prefect_rlhf.blocks.worker.restarts import Restarts
 from prefect_rlhf.blocks.worker.run_records import RunRecords
-from prefect_rlhf.blocks.worker.taken import TakenRun
 from prefect_rlhf.blocks.worker.worker import GpuMeshWorker
-from prefect_rlhf.placement.lease import Lease
-from prefect_rlhf.placement.mesh import ClusterShape
+from prefect_rlhf.placement.devices.lease import Lease
+from prefect_rlhf.placement.devices.mesh import ClusterShape
 
 pytestmark = pytest.mark.slow
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root may leave the machine's processes")
@@ -167,7 +167,7 @@ def test_runs_that_nobody_has_are_recovered(site, monkeypatch, caplog):
 
     All others stay as they are, with one line in the log if this host may have had them.
     """
-    monkeypatch.setattr("prefect_rlhf.blocks.worker.settle.LATE_EVENTS_SECONDS", 0)
+    monkeypatch.setattr("prefect_rlhf.blocks.worker.after_end.LATE_EVENTS_SECONDS", 0)
     site.prefect("work-pool", "create", "nobody", "--type", "gpu-mesh")  # no worker looks at it
     cases = {
         "running": (Running(), {}, "AwaitingRetry"),
@@ -223,7 +223,7 @@ def test_runs_that_nobody_has_are_recovered(site, monkeypatch, caplog):
 
 def test_no_end_is_ever_overwritten(site, monkeypatch):
     """Whatever a worker, which read the state a moment before, would set: the end that the run has by then stays."""
-    monkeypatch.setattr("prefect_rlhf.blocks.worker.settle.LATE_EVENTS_SECONDS", 0)
+    monkeypatch.setattr("prefect_rlhf.blocks.worker.after_end.LATE_EVENTS_SECONDS", 0)
     done = Completed(message="All states completed.")
 
     async def finals():

@@ -11,9 +11,9 @@ from prefect.client.orchestration import get_client
 from prefect.exceptions import Pause
 from prefect.runtime import flow_run
 
-from prefect_rlhf.placement.errors import InvalidInput, RankLost, RlhfError
-from prefect_rlhf.placement.lease import Lease
-from prefect_rlhf.tasks.failures import failed
+from prefect_rlhf.errors.errors import InvalidInput, RankLost, RlhfError
+from prefect_rlhf.placement.devices.lease import Lease
+from prefect_rlhf.tasks.server.failures import failed
 
 STUBBORN = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
 FAILURES: dict[str, Exception] = {

@@ -14,8 +14,8 @@ from megatron_cases import Case
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
 
-from prefect_rlhf.engines.megatron.batches import on_device
-from prefect_rlhf.placement.model import OptimizerSpec
+from prefect_rlhf.engines.megatron.training.batches import on_device
+from prefect_rlhf.placement.models.model import OptimizerSpec
 
 GRADIENT = OptimizerSpec(lr=1.0, eps=1.0, max_grad_norm=1e9)
 """A step that tells the gradient: AdamW's first one changes a weight by g / (|g| + 1)."""

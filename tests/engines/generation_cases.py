@@ -6,7 +6,7 @@ from vllm_cases import build_command, make_prompts
 
 from prefect_rlhf.engines.engine import Generated, SamplingSettings
 from prefect_rlhf.engines.megatron.engine import MegatronEngine
-from prefect_rlhf.placement.strategy import Strategy
+from prefect_rlhf.placement.devices.strategy import Strategy
 
 PROMPTS = [*make_prompts(6, 3, 40), *make_prompts(4, 130, 200)]
 SEEDS = list(range(100, 110))

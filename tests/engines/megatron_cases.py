@@ -10,17 +10,17 @@ from transformers import LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassifi
 from prefect_rlhf.engines.commands import BuildCommand
 from prefect_rlhf.engines.engine import Sequences, TrainingRows, TrainSettings
 from prefect_rlhf.engines.files.huggingface import read_model_spec
-from prefect_rlhf.engines.loss import LossTerm, LossValues
+from prefect_rlhf.engines.loss_protocol import LossTerm, LossValues
 from prefect_rlhf.engines.megatron.engine import MegatronEngine
-from prefect_rlhf.engines.megatron.entropy import token_entropy
 from prefect_rlhf.engines.megatron.groups import build_groups
-from prefect_rlhf.engines.megatron.head import token_logprobs
 from prefect_rlhf.engines.megatron.packing import Packing
+from prefect_rlhf.engines.megatron.vocabulary.entropy import token_entropy
+from prefect_rlhf.engines.megatron.vocabulary.head import token_logprobs
+from prefect_rlhf.placement.devices.mesh import DeviceMesh
+from prefect_rlhf.placement.devices.strategy import Strategy
 from prefect_rlhf.placement.layout.layout import Layout
-from prefect_rlhf.placement.mesh import DeviceMesh
-from prefect_rlhf.placement.model import OptimizerSpec
+from prefect_rlhf.placement.models.model import OptimizerSpec
 from prefect_rlhf.placement.plan import ModelInstance, Offload
-from prefect_rlhf.placement.strategy import Strategy
 
 VOCAB = 480  # divides by 2 and 3
 OPTIMIZER = OptimizerSpec(

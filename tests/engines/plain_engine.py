@@ -14,8 +14,8 @@ from prefect_rlhf.engines.sampling.response_end import check_lengths, end_tokens
 from prefect_rlhf.engines.sampling.sampler import choose, uniforms
 from prefect_rlhf.engines.weights.memory import storage_bytes
 from prefect_rlhf.engines.weights.offload import OffloadedTensors
+from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.placement.engine_traits import EngineTraits
-from prefect_rlhf.placement.errors import InvalidInput
 
 NAME = "plain"
 TRAITS = EngineTraits(serves=("generate", "inference"), engine_class=f"{__name__}:PlainEngine")

@@ -10,12 +10,12 @@ from megatron_cases import OPTIMIZER, Case
 from torch.profiler import ProfilerActivity, profile
 
 from prefect_rlhf.engines.engine import Sequences, TrainingRows, TrainSettings
-from prefect_rlhf.engines.loss import LossTerm
+from prefect_rlhf.engines.loss_protocol import LossTerm
 from prefect_rlhf.placement.cost.call_bytes import call_bytes
 from prefect_rlhf.placement.cost.execution import Execution
 from prefect_rlhf.placement.cost.sizes import ModelSizes
 from prefect_rlhf.placement.cost.workload import CallWork, Workload
-from prefect_rlhf.placement.strategy import Strategy
+from prefect_rlhf.placement.devices.strategy import Strategy
 
 FLAGS = set(Path("/proc/cpuinfo").read_text().split())
 BFLOAT16 = pytest.param(

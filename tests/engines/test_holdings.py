@@ -10,8 +10,8 @@ from megatron_cases import OPTIMIZER, Case
 
 from prefect_rlhf.engines.engine import SamplingSettings
 from prefect_rlhf.engines.vllm.engine import VllmEngine
+from prefect_rlhf.placement.devices.mesh import DeviceMesh
 from prefect_rlhf.placement.memory.holdings import instance_holdings
-from prefect_rlhf.placement.mesh import DeviceMesh
 from tests.strategies import call
 
 TOLERANCE = 1.001

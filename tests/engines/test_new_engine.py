@@ -13,21 +13,21 @@ from prefect_rlhf.engines.commands import BuildCommand, CallCommand
 from prefect_rlhf.engines.engine import SamplingSettings
 from prefect_rlhf.engines.files.huggingface import read_model_spec
 from prefect_rlhf.engines.gang.local import LocalGang
-from prefect_rlhf.engines.gang.messages import GangSettings
 from prefect_rlhf.engines.gang.open import FORK_ENVIRONMENT, RANK_ENVIRONMENT
+from prefect_rlhf.engines.gang.processes.messages import GangSettings
 from prefect_rlhf.engines.rank.rank import Rank
+from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.placement import engine_traits
 from prefect_rlhf.placement.cost.workload import Workload
-from prefect_rlhf.placement.errors import InvalidInput
+from prefect_rlhf.placement.devices.mesh import DeviceMesh
+from prefect_rlhf.placement.devices.strategy import Strategy
 from prefect_rlhf.placement.graph import Call, Operation, Port
 from prefect_rlhf.placement.layout.layout import layout_of
 from prefect_rlhf.placement.memory.certificate import certify_plan
-from prefect_rlhf.placement.mesh import DeviceMesh
 from prefect_rlhf.placement.plan import ModelInstance
 from prefect_rlhf.placement.plans.check import check_plan
 from prefect_rlhf.placement.plans.plan_file import parse_plan
 from prefect_rlhf.placement.row_set import RowSet
-from prefect_rlhf.placement.strategy import Strategy
 from tests.engines.plain_engine import NAME, TRAITS
 from tests.strategies import ROLLOUT, TWO_DEVICES, ppo
 from tests.tiny import make_model

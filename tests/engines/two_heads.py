@@ -9,11 +9,11 @@ from transformers import AutoModelForCausalLM
 
 from prefect_rlhf.engines.engine import TrainingRows, TrainSettings
 from prefect_rlhf.engines.files.tensor_files import APART
-from prefect_rlhf.engines.loss import LossTerm
+from prefect_rlhf.engines.loss_protocol import LossTerm
 from prefect_rlhf.engines.megatron.engine import MegatronEngine
-from prefect_rlhf.placement.model import OptimizerSpec
-from prefect_rlhf.tasks.rl.hyperparameters import PPO
+from prefect_rlhf.placement.models.model import OptimizerSpec
 from prefect_rlhf.tasks.rl.losses import ppo_clip, value_clip
+from prefect_rlhf.tasks.rl.settings.online import PPO
 
 GRADIENT = OptimizerSpec(lr=1.0, eps=1.0, max_grad_norm=1e9)
 """A step that tells the gradient: AdamW's first one changes a weight by g / (|g| + 1)."""

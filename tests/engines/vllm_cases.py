@@ -10,11 +10,11 @@ from transformers import AutoModelForCausalLM, GenerationConfig, LlamaConfig, Ll
 
 from prefect_rlhf.engines.commands import BuildCommand
 from prefect_rlhf.engines.engine import Generated, Shard
+from prefect_rlhf.placement.devices.mesh import DeviceMesh
+from prefect_rlhf.placement.devices.strategy import Strategy
 from prefect_rlhf.placement.layout.layout import Layout
-from prefect_rlhf.placement.mesh import DeviceMesh
-from prefect_rlhf.placement.model import ModelSpec, TransformerShape
+from prefect_rlhf.placement.models.model import ModelSpec, TransformerShape
 from prefect_rlhf.placement.plan import ModelInstance
-from prefect_rlhf.placement.strategy import Strategy
 from tests.layouts import vllm_layout
 
 SHAPE = {

@@ -3,10 +3,10 @@
 from prefect_rlhf.blocks.dataset import Prompts
 from prefect_rlhf.blocks.model import Model
 from prefect_rlhf.engines.compute import Computed
-from prefect_rlhf.flows.rlhf_flow import rlhf_flow
-from prefect_rlhf.tasks.calls import compute, generate
-from prefect_rlhf.tasks.operations import computation
+from prefect_rlhf.flows.algorithm.rlhf_flow import rlhf_flow
 from prefect_rlhf.tasks.settings import Sampling, Settings
+from prefect_rlhf.tasks.tracing.calls import compute, generate
+from prefect_rlhf.tasks.tracing.operations import computation
 
 ALGO = Settings()
 SAMPLING = Sampling(max_new_tokens=8, stop_at_eos=False)

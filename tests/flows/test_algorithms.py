@@ -9,6 +9,7 @@ import pytest
 from pydantic import ValidationError
 
 from prefect_rlhf.blocks.model import Model
+from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.flows.dpo import dpo
 from prefect_rlhf.flows.forms.critic import check_critic
 from prefect_rlhf.flows.grpo import grpo
@@ -19,17 +20,16 @@ from prefect_rlhf.flows.reward import reward
 from prefect_rlhf.flows.safe_rlhf import safe_rlhf
 from prefect_rlhf.flows.sft import sft
 from prefect_rlhf.placement.augmented.augment import augment
-from prefect_rlhf.placement.errors import InvalidInput
+from prefect_rlhf.placement.devices.mesh import ClusterShape
 from prefect_rlhf.placement.graph import Dataset, VersionEdge
-from prefect_rlhf.placement.mesh import ClusterShape
-from prefect_rlhf.placement.model import ModelSpec, TransformerShape
-from prefect_rlhf.placement.pictures.text import graph_text
+from prefect_rlhf.placement.models.model import ModelSpec, TransformerShape
 from prefect_rlhf.placement.planner.preset_plan import preset
 from prefect_rlhf.placement.plans.presets import PRESETS
 from prefect_rlhf.tasks.host_rewards import HostRewards, RewardFunction
-from prefect_rlhf.tasks.rl.hyperparameters import GRPO, PPO, KLControl, ReMax
-from prefect_rlhf.tasks.rl.offline_settings import DPO
-from prefect_rlhf.tasks.rl.policy_settings import Importance, KLTerm
+from prefect_rlhf.tasks.reporting.pictures.text import graph_text
+from prefect_rlhf.tasks.rl.settings.offline import DPO
+from prefect_rlhf.tasks.rl.settings.online import GRPO, PPO, KLControl, ReMax
+from prefect_rlhf.tasks.rl.settings.policy import Importance, KLTerm
 from prefect_rlhf.tasks.settings import Optimizer
 
 pytestmark = pytest.mark.quick

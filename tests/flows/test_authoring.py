@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from prefect_rlhf.flows.algorithm.rlhf_flow import find_flow
 from prefect_rlhf.flows.commands.cli import main
-from prefect_rlhf.flows.rlhf_flow import find_flow
 from tests.runs import completed, read_lines
 from tests.tiny import make_model, make_prompts
 

@@ -15,9 +15,9 @@ from prefect.events.filters import EventFilter, EventNameFilter
 from prefect.server.events.schemas.automations import EventTrigger
 from prefect.server.events.schemas.events import ReceivedEvent
 
+from prefect_rlhf.errors.errors import InvalidInput
+from prefect_rlhf.files.modules import import_from
 from prefect_rlhf.flows.sft import sft
-from prefect_rlhf.placement.errors import InvalidInput
-from prefect_rlhf.placement.modules import import_from
 from prefect_rlhf.tasks.reporting.limits import ABOVE_LIMIT, Limits
 from tests.flows.test_best_model import ONE_DEVICE, parameters  # noqa: F401  a fixture
 from tests.runs import prepared

@@ -13,11 +13,11 @@ import torch
 import yaml
 from safetensors.torch import load_file, save_file
 
+from prefect_rlhf.errors.errors import InvalidInput, PlanDoesNotFit, RlhfError
 from prefect_rlhf.flows.commands.flags import read_parameters
 from prefect_rlhf.flows.ppo import ppo
 from prefect_rlhf.flows.reward import reward
-from prefect_rlhf.placement.errors import InvalidInput, PlanDoesNotFit, RlhfError
-from prefect_rlhf.placement.mesh import ClusterShape
+from prefect_rlhf.placement.devices.mesh import ClusterShape
 from tests.finished_steps import write_checkpoint
 from tests.runs import prepared, whole
 from tests.tiny import make_model, make_pairs, ppo_parameters

@@ -6,9 +6,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.flows.sft import sft
-from prefect_rlhf.placement.errors import InvalidInput
-from prefect_rlhf.placement.mesh import ClusterShape
+from prefect_rlhf.placement.devices.mesh import ClusterShape
 from prefect_rlhf.tasks.data.chats import ChatDataset
 from tests.runs import end, prepared, read_lines, whole
 from tests.tasks.data.stored import json_lines

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from prefect_rlhf.engines.rank.rank import Rank
+from prefect_rlhf.errors.errors import RlhfError
 from prefect_rlhf.flows.ppo import ppo
-from prefect_rlhf.placement.errors import RlhfError
-from prefect_rlhf.placement.lease import ENVIRONMENT_VARIABLE
-from prefect_rlhf.placement.mesh import ClusterShape
+from prefect_rlhf.placement.devices.lease import ENVIRONMENT_VARIABLE
+from prefect_rlhf.placement.devices.mesh import ClusterShape
 from prefect_rlhf.tasks.running import train as session
 from tests.plan_matrix import ALONE
 from tests.runs import completed, plan_file, read_lines, whole

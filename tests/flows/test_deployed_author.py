@@ -20,10 +20,10 @@ from prefect_rlhf.blocks.dataset import Prompts
 from prefect_rlhf.blocks.model import Model
 from prefect_rlhf.engines.compute import Computed
 from prefect_rlhf.flows.forms.reward import Reward
-from prefect_rlhf.flows.rlhf_flow import rlhf_flow
-from prefect_rlhf.tasks.calls import compute, generate, score, train_step
+from prefect_rlhf.flows.algorithm.rlhf_flow import rlhf_flow
+from prefect_rlhf.tasks.tracing.calls import compute, generate, score, train_step
 from prefect_rlhf.tasks.data.rollouts import record_rollouts
-from prefect_rlhf.tasks.operations import computation
+from prefect_rlhf.tasks.tracing.operations import computation
 from prefect_rlhf.tasks.rl.losses import policy_gradient
 from prefect_rlhf.tasks.settings import Optimizer, Sampling, Settings
 

@@ -4,16 +4,16 @@ import sys
 
 import pytest
 
-from prefect_rlhf.flows.algorithm_places import ALGORITHMS
-from prefect_rlhf.flows.rlhf_flow import find_flow
-from prefect_rlhf.placement.errors import GraphError, InvalidInput
-from prefect_rlhf.placement.modules import IN_RANK
+from prefect_rlhf.errors.errors import GraphError, InvalidInput
+from prefect_rlhf.files.modules import IN_RANK
+from prefect_rlhf.flows.algorithm.places import ALGORITHMS
+from prefect_rlhf.flows.algorithm.rlhf_flow import find_flow
 
 pytestmark = pytest.mark.quick
 
 FLOW = """
 from prefect_rlhf.blocks.model import Model
-from prefect_rlhf.flows.rlhf_flow import rlhf_flow
+from prefect_rlhf.flows.algorithm.rlhf_flow import rlhf_flow
 from helper_of_{name} import NUMBER
 
 @rlhf_flow("{name}")

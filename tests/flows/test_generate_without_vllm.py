@@ -4,7 +4,7 @@ import pytest
 
 from prefect_rlhf.flows.ppo import ppo
 from prefect_rlhf.placement.augmented.work import ModelCall
-from prefect_rlhf.placement.mesh import ClusterShape
+from prefect_rlhf.placement.devices.mesh import ClusterShape
 from tests import plan_matrix
 from tests.plan_matrix import plan
 from tests.runs import plan_file, prepared, weight_difference, whole

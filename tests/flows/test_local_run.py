@@ -21,10 +21,10 @@ from prefect.client.schemas.sorting import FlowRunSort
 
 import prefect_rlhf as rl
 from prefect_rlhf.blocks.lease import lease
+from prefect_rlhf.files.modules import IN_RANK
 from prefect_rlhf.flows.commands.cli import main
 from prefect_rlhf.flows.training import run as training_run
-from prefect_rlhf.placement.mesh import ClusterShape
-from prefect_rlhf.placement.modules import IN_RANK
+from prefect_rlhf.placement.devices.mesh import ClusterShape
 from tests.runs import environment, leased
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("prefect", "own_home")]

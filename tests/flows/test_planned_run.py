@@ -6,12 +6,12 @@ from dataclasses import replace
 import pytest
 from prefect.artifacts import Artifact
 
+from prefect_rlhf.errors.errors import OutOfDeviceMemory, PlanDoesNotFit
 from prefect_rlhf.flows.hardware import probes
 from prefect_rlhf.flows.ppo import ppo
-from prefect_rlhf.flows.training import auto_plan, measured_plan
-from prefect_rlhf.placement.errors import OutOfDeviceMemory, PlanDoesNotFit
-from prefect_rlhf.placement.lease import ENVIRONMENT_VARIABLE
-from prefect_rlhf.placement.mesh import ClusterShape
+from prefect_rlhf.flows.training.choice import auto_plan, measured_plan
+from prefect_rlhf.placement.devices.lease import ENVIRONMENT_VARIABLE
+from prefect_rlhf.placement.devices.mesh import ClusterShape
 from prefect_rlhf.tasks.running import train as session
 from prefect_rlhf.tasks.running.journal import read_spans
 from tests.flows.hardware.test_probes import SPEEDS

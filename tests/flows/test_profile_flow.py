@@ -8,9 +8,9 @@ from prefect_rlhf.engines.files.huggingface import read_model_spec
 from prefect_rlhf.flows.commands.cli import main
 from prefect_rlhf.flows.hardware import profiles
 from prefect_rlhf.flows.profile import profile
-from prefect_rlhf.placement.cost.profile import Profile
-from prefect_rlhf.placement.lease import ENVIRONMENT_VARIABLE
-from prefect_rlhf.placement.mesh import ClusterShape
+from prefect_rlhf.placement.cost.times.profile import Profile
+from prefect_rlhf.placement.devices.lease import ENVIRONMENT_VARIABLE
+from prefect_rlhf.placement.devices.mesh import ClusterShape
 from tests.runs import whole
 from tests.tiny import make_model
 

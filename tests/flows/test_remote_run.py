@@ -8,11 +8,11 @@ from types import SimpleNamespace
 import pytest
 from safetensors.torch import load_file
 
-from prefect_rlhf.engines.storage import patience
-from prefect_rlhf.engines.storage.mirror import readable
+from prefect_rlhf.files.remote_path import CACHE_VARIABLE, local_path
+from prefect_rlhf.files.storage import patience
+from prefect_rlhf.files.storage.mirror import readable
 from prefect_rlhf.flows.sft import sft
 from prefect_rlhf.flows.training import log
-from prefect_rlhf.placement.remote_path import CACHE_VARIABLE, local_path
 from prefect_rlhf.tasks.checkpoints import folders
 from tests.object_stores import BUCKET, names, put, s3_server
 from tests.runs import end

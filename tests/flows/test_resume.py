@@ -27,11 +27,11 @@ from prefect.states import Paused, Pending
 from safetensors.torch import load_file, save_file
 
 from prefect_rlhf.engines.files import checkpoint_files
+from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.flows.grpo import grpo
 from prefect_rlhf.flows.ppo import ppo
 from prefect_rlhf.flows.training.run_folder import earlier_folder, new_folder
-from prefect_rlhf.placement.errors import InvalidInput
-from prefect_rlhf.placement.mesh import ClusterShape
+from prefect_rlhf.placement.devices.mesh import ClusterShape
 from prefect_rlhf.tasks.running.dispatch import Dispatcher
 from prefect_rlhf.tasks.running.journal import read_spans
 from prefect_rlhf.tasks.running.runner import STOP_POLL_SECONDS

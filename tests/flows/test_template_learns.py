@@ -8,8 +8,8 @@ from statistics import mean
 import pytest
 
 from benchmarks.demo.pretrained import prepare_model
+from prefect_rlhf.flows.algorithm.run_result import RunResult
 from prefect_rlhf.flows.commands.init import project, write_new
-from prefect_rlhf.flows.run_result import RunResult
 from tests.runs import environment
 from tests.test_end_to_end import CACHE
 

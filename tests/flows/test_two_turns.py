@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
+from prefect_rlhf.errors.errors import InvalidInput
+from prefect_rlhf.flows.algorithm.rlhf_flow import find_flow
 from prefect_rlhf.flows.forms.options import RunOptions
-from prefect_rlhf.flows.rlhf_flow import find_flow
 from prefect_rlhf.flows.training.inputs import read_run_inputs
 from prefect_rlhf.flows.training.workload import run_workload
 from prefect_rlhf.placement.cost.workload import CallWork
-from prefect_rlhf.placement.errors import InvalidInput
+from prefect_rlhf.placement.devices.mesh import ClusterShape
 from prefect_rlhf.placement.memory.certificate import certify_plan
-from prefect_rlhf.placement.mesh import ClusterShape
 from prefect_rlhf.placement.planner.preset_plan import preset
 from prefect_rlhf.placement.row_set import RowLimit
 from tests.runs import completed, leased, plan_file, read_lines

@@ -28,11 +28,11 @@ from prefect.utilities.schema_tools.validation import is_valid
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 import prefect_rlhf
-from prefect_rlhf.flows.algorithm_places import ALGORITHMS
+from prefect_rlhf.errors.errors import InvalidInput, RlhfError
+from prefect_rlhf.flows.algorithm.places import ALGORITHMS
+from prefect_rlhf.flows.algorithm.rlhf_flow import find_flow
 from prefect_rlhf.flows.commands.cli import main
 from prefect_rlhf.flows.plan import plan
-from prefect_rlhf.flows.rlhf_flow import find_flow
-from prefect_rlhf.placement.errors import InvalidInput, RlhfError
 from prefect_rlhf.tasks.settings import Settings
 from tests.cases import examples
 from tests.tiny import ppo_parameters

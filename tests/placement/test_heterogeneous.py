@@ -11,29 +11,29 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.placement.augmented.augment import augment
+from prefect_rlhf.placement.cost.datasheets.hardware import DATASHEETS, NETWORKS, Hardware, Network, relative_speeds
 from prefect_rlhf.placement.cost.execution import Execution
-from prefect_rlhf.placement.cost.hardware import DATASHEETS, NETWORKS, Hardware, Network, relative_speeds
 from prefect_rlhf.placement.cost.sizes import ModelSizes
 from prefect_rlhf.placement.cost.sources import CostSources
 from prefect_rlhf.placement.cost.uneven import placed_cost, replica_works
 from prefect_rlhf.placement.cost.workload import CallWork, Workload
-from prefect_rlhf.placement.errors import InvalidInput
-from prefect_rlhf.placement.known_models import KNOWN_SHAPES
+from prefect_rlhf.placement.devices.mesh import ClusterShape, DeviceMesh
+from prefect_rlhf.placement.devices.strategy import Strategy
 from prefect_rlhf.placement.memory.certificate import certify
-from prefect_rlhf.placement.mesh import ClusterShape, DeviceMesh
-from prefect_rlhf.placement.model import Experts
+from prefect_rlhf.placement.models.known_models import KNOWN_SHAPES
+from prefect_rlhf.placement.models.model import Experts
 from prefect_rlhf.placement.plan import ExecutionPlan, Placement
 from prefect_rlhf.placement.planner.best_plan import plan_graph
-from prefect_rlhf.placement.planner.candidates import CostContext, fitting_candidates
-from prefect_rlhf.placement.planner.mesh_space import MeshSpace
-from prefect_rlhf.placement.planner.plan_problem import PlanSpace
 from prefect_rlhf.placement.planner.planned import Planned
 from prefect_rlhf.placement.planner.question import Question, Site
-from prefect_rlhf.placement.planner.restrictions import divisions
+from prefect_rlhf.placement.planner.space.candidates import CostContext, fitting_candidates
+from prefect_rlhf.placement.planner.space.mesh_space import MeshSpace
+from prefect_rlhf.placement.planner.space.plan_problem import PlanSpace
+from prefect_rlhf.placement.planner.space.restrictions import divisions
 from prefect_rlhf.placement.plans.check import check_plan
 from prefect_rlhf.placement.schedule.estimate import estimate
-from prefect_rlhf.placement.strategy import Strategy
 from tests.cases import examples
 from tests.strategies import GIB, SMOLLM2, model, on, plans, ppo, remax
 

@@ -9,17 +9,17 @@ import torch
 
 from prefect_rlhf.engines.compute import Computed
 from prefect_rlhf.engines.engine import Generated, Shard
-from prefect_rlhf.engines.loss import LossValues
+from prefect_rlhf.engines.loss_protocol import LossValues
 from prefect_rlhf.engines.rank.rank import Rank
 from prefect_rlhf.placement.augmented.augment import augment
 from prefect_rlhf.placement.augmented.augmented_graph import AugmentedGraph
+from prefect_rlhf.placement.devices.lease import Lease
 from prefect_rlhf.placement.graph import Call, DataflowGraph, Dataset, Operation, Port, Term
-from prefect_rlhf.placement.lease import Lease
 from prefect_rlhf.placement.plan import ExecutionPlan
 from prefect_rlhf.placement.row_set import RowSet
-from prefect_rlhf.tasks.operations import Bound, computation, loss
 from prefect_rlhf.tasks.running.training_run import TrainingRun
 from prefect_rlhf.tasks.settings import Sampling, Settings
+from prefect_rlhf.tasks.tracing.operations import Bound, computation, loss
 
 
 def prompt(row_id: int) -> list[int]:

@@ -9,10 +9,10 @@ from safetensors.torch import load_file
 from prefect_rlhf.engines.commands import BuildCommand, Restore
 from prefect_rlhf.engines.files.training_state import HostCopy, restore
 from prefect_rlhf.engines.megatron.engine import MegatronEngine
-from prefect_rlhf.placement.errors import RlhfError
-from prefect_rlhf.placement.mesh import DeviceMesh
+from prefect_rlhf.errors.errors import RlhfError
+from prefect_rlhf.placement.devices.mesh import DeviceMesh
+from prefect_rlhf.placement.devices.strategy import Strategy
 from prefect_rlhf.placement.plan import ModelInstance
-from prefect_rlhf.placement.strategy import Strategy
 from tests.layouts import megatron_layout
 
 KINDS = ("main", "exp_avg", "exp_avg_sq")

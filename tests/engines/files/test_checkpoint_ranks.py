@@ -22,7 +22,7 @@ from prefect_rlhf.engines.files.checkpoint_files import (
     read_index,
     shard_indexes,
 )
-from prefect_rlhf.placement.errors import InvalidInput
+from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.placement.layout.parameters import parameters
 from tests.cases import combinations, first
 

@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 
 from prefect_rlhf.engines.files.huggingface import read_model_spec, write_folder
 from prefect_rlhf.engines.files.tensor_files import OpenTensors
-from prefect_rlhf.placement.errors import InvalidInput
+from prefect_rlhf.errors.errors import InvalidInput
 
 
 @pytest.fixture(scope="module")

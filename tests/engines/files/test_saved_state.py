@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from prefect_rlhf.engines.compute import saved_state
 from prefect_rlhf.engines.files.saved_state import decode, encode
-from prefect_rlhf.placement.errors import GraphError, InvalidInput
+from prefect_rlhf.errors.errors import GraphError, InvalidInput
 
 pytestmark = pytest.mark.quick
 

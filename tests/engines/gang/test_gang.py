@@ -20,10 +20,10 @@ import torch.distributed as dist
 
 from prefect_rlhf.engines.gang.in_process import InProcessGang
 from prefect_rlhf.engines.gang.local import LocalGang
-from prefect_rlhf.engines.gang.messages import GangSettings
-from prefect_rlhf.engines.gang.own_folder import PREFIX
-from prefect_rlhf.engines.gang.ray import RayGang
-from prefect_rlhf.placement.errors import (
+from prefect_rlhf.engines.gang.processes.messages import GangSettings
+from prefect_rlhf.engines.gang.processes.own_folder import PREFIX
+from prefect_rlhf.engines.gang.ray.ray_gang import RayGang
+from prefect_rlhf.errors.errors import (
     InvalidInput,
     OutOfDeviceMemory,
     RankFailed,
@@ -59,7 +59,7 @@ class Probe:
         return value
 
     def warn(self, line):
-        logging.getLogger("prefect_rlhf.engines.storage.patience").warning("%s of %d", line, self.rank)
+        logging.getLogger("prefect_rlhf.files.storage.patience").warning("%s of %d", line, self.rank)
 
     def pid(self):
         return os.getpid()
@@ -257,7 +257,9 @@ def test_ranks_carry_the_environment(shared):
 
 def test_ranks_do_not_import_the_controllers_main_module(shared):
     """A flow run's main module is Prefect's; no rank pays for it."""
-    assert all(str(main).endswith("engines/gang/fork_server.py") for main in call(shared, Probe.main_module).values())
+    assert all(
+        str(main).endswith("engines/gang/processes/fork_server.py") for main in call(shared, Probe.main_module).values()
+    )
 
 
 def test_calls_on_disjoint_ranks_overlap(shared):
@@ -426,7 +428,7 @@ def broken_factory(rank, size):
 CONTROLLER = """
 import sys, threading, time
 from prefect_rlhf.engines.gang.local import LocalGang
-from prefect_rlhf.engines.gang.messages import GangSettings
+from prefect_rlhf.engines.gang.processes.messages import GangSettings
 from tests.engines.gang.test_gang import Probe
 gang = LocalGang(GangSettings(2, Probe, environment={"OMP_NUM_THREADS": "1"}, method=sys.argv[1], preload=("torch",)))
 print(gang.process_group, flush=True)
@@ -460,7 +462,7 @@ def test_what_ranks_leave_in_their_temporary_folder_goes_with_them(tmp_path, mon
         (folder / "media").mkdir(parents=True)
     lock = os.open(used, os.O_RDONLY)
     fcntl.flock(lock, fcntl.LOCK_EX)
-    monkeypatch.setattr("prefect_rlhf.engines.gang.own_folder._YOUNG_SECONDS", 0.0)
+    monkeypatch.setattr("prefect_rlhf.engines.gang.processes.own_folder._YOUNG_SECONDS", 0.0)
     gang = LocalGang(GangSettings(2, Probe, environment={"OMP_NUM_THREADS": "1"}, preload=("torch",)))
     try:
         left = call(gang, Probe.leave_a_folder)

@@ -10,11 +10,11 @@ import torch
 from megatron_cases import Case
 from megatron_world import World
 
+from prefect_rlhf.placement.devices.mesh import DeviceMesh
+from prefect_rlhf.placement.devices.strategy import Strategy
 from prefect_rlhf.placement.layout.parameters import parameters
 from prefect_rlhf.placement.memory.holdings import instance_holdings
-from prefect_rlhf.placement.mesh import DeviceMesh
 from prefect_rlhf.placement.plan import ModelInstance
-from prefect_rlhf.placement.strategy import Strategy
 from tests.layouts import megatron_layout
 from tests.strategies import call
 

@@ -12,7 +12,7 @@ import json, sys
 import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from prefect_rlhf.engines.megatron.groups import build_groups
-from prefect_rlhf.placement.strategy import Strategy
+from prefect_rlhf.placement.devices.strategy import Strategy
 
 made = {}
 for name, ranks, strategy in (("1", range(8, 16), Strategy(2, 2, 2)), ("2", range(16), Strategy(4, 4, 1))):

@@ -12,14 +12,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForCausalLM
 
 from prefect_rlhf.engines.engine import TrainingRows, TrainSettings
-from prefect_rlhf.engines.loss import LossValues
-from prefect_rlhf.engines.megatron import head
-from prefect_rlhf.engines.megatron.batches import micro_batches, mini_batch_rows
+from prefect_rlhf.engines.loss_protocol import LossValues
 from prefect_rlhf.engines.megatron.cpu import kernels as cpu_kernels
 from prefect_rlhf.engines.megatron.groups import build_groups
 from prefect_rlhf.engines.megatron.packing import Packing
-from prefect_rlhf.placement.errors import InvalidInput, NotFinite
-from prefect_rlhf.placement.strategy import Strategy
+from prefect_rlhf.engines.megatron.training.batches import micro_batches, mini_batch_rows
+from prefect_rlhf.engines.megatron.vocabulary import head
+from prefect_rlhf.errors.errors import InvalidInput, NotFinite
+from prefect_rlhf.placement.devices.strategy import Strategy
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ from vllm_cases import END_TOKENS, Oracle, build_command, check_sampling, make_f
 
 from prefect_rlhf.engines.engine import Generated, SamplingSettings, Sequences
 from prefect_rlhf.engines.weights.memory import storage_bytes
-from prefect_rlhf.placement.errors import InvalidInput
+from prefect_rlhf.errors.errors import InvalidInput
 from tests.cases import first
 
 pytestmark = pytest.mark.slow
@@ -162,7 +162,7 @@ def test_nothing_is_computed_for_rows_that_have_ended(engine):
 
 def test_the_cache_is_the_calls_own(engine, monkeypatch):
     """While it runs device bytes grow by keys and values of all rows at their longest, and afterwards not at all."""
-    from prefect_rlhf.engines.megatron import generation
+    from prefect_rlhf.engines.megatron.sampling import generation
 
     before, seen, choose = engine.device_bytes(), [], generation.choose
     weights = storage_bytes(shard.view for shard in engine.weights().values())
@@ -181,7 +181,7 @@ def test_the_cache_is_the_calls_own(engine, monkeypatch):
 
 def test_few_rows_at_a_time_are_prefilled(engine, monkeypatch):
     """What bounds the activations of long prompts changes no token."""
-    from prefect_rlhf.engines.megatron import row_group
+    from prefect_rlhf.engines.megatron.sampling import row_group
 
     expected = engine.generate(PROMPTS, SAMPLED, SEEDS).tokens
     monkeypatch.setattr(row_group, "PASS_TOKENS", 600)

@@ -7,8 +7,8 @@ import torch
 from megatron_cases import OPTIMIZER, VOCAB, Case
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
+from prefect_rlhf.placement.devices.strategy import Strategy
 from prefect_rlhf.placement.layout.parameters import parameters
-from prefect_rlhf.placement.strategy import Strategy
 from tests.cases import combinations, first
 from tests.layouts import megatron_layout
 

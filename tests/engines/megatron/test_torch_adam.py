@@ -10,8 +10,8 @@ import pytest
 import torch
 from megatron_cases import OPTIMIZER, Case
 
-from prefect_rlhf.engines.megatron import optimizer
-from prefect_rlhf.placement.errors import EngineFailed
+from prefect_rlhf.engines.megatron.training import optimizer
+from prefect_rlhf.errors.errors import EngineFailed
 
 pytestmark = pytest.mark.slow
 

@@ -7,7 +7,7 @@ import torch
 
 from prefect_rlhf.engines.commands import RowTransfer, TransferCommand
 from prefect_rlhf.engines.gang.local import LocalGang
-from prefect_rlhf.engines.gang.messages import GangSettings
+from prefect_rlhf.engines.gang.processes.messages import GangSettings
 from prefect_rlhf.engines.rank.exchange_rows import exchange_rows
 from prefect_rlhf.engines.rank.store import RowStore
 

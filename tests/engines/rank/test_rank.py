@@ -9,18 +9,18 @@ import torch
 from prefect_rlhf.engines.commands import BuildCommand, CallCommand, MoveWeightsCommand, PassCommand
 from prefect_rlhf.engines.compute import Computed
 from prefect_rlhf.engines.engine import Generated, SamplingSettings, Shard, TrainSettings
-from prefect_rlhf.engines.loss import LossTerm, LossValues
+from prefect_rlhf.engines.loss_protocol import LossTerm, LossValues
 from prefect_rlhf.engines.rank.rank import Rank
 from prefect_rlhf.engines.rank.store import RowsMissing
 from prefect_rlhf.engines.weights.versions import Fingerprints
-from prefect_rlhf.placement.errors import EngineFailed, RlhfError, StaleWeights
+from prefect_rlhf.errors.errors import EngineFailed, RlhfError, StaleWeights
+from prefect_rlhf.placement.devices.mesh import DeviceMesh
+from prefect_rlhf.placement.devices.strategy import Strategy
 from prefect_rlhf.placement.graph import Call, Operation, Port
 from prefect_rlhf.placement.layout.layout import Layout
-from prefect_rlhf.placement.mesh import DeviceMesh
-from prefect_rlhf.placement.model import ModelSpec, TransformerShape
+from prefect_rlhf.placement.models.model import ModelSpec, TransformerShape
 from prefect_rlhf.placement.plan import ModelInstance
 from prefect_rlhf.placement.row_set import RowSet
-from prefect_rlhf.placement.strategy import Strategy
 
 ONE = DeviceMesh(0, 1, 0, 1)
 TRAINED = ModelInstance("actor", "megatron", ONE, Strategy())

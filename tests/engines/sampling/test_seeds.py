@@ -10,9 +10,9 @@ from prefect_rlhf.engines.commands import CallCommand
 from prefect_rlhf.engines.sampling.sampler import draw, uniforms
 from prefect_rlhf.engines.sampling.seeds import row_seeds
 from prefect_rlhf.placement.graph import Dataset
-from prefect_rlhf.placement.model import ModelSpec, TransformerShape
-from prefect_rlhf.tasks.calls import generate
-from prefect_rlhf.tasks.trace import trace_body
+from prefect_rlhf.placement.models.model import ModelSpec, TransformerShape
+from prefect_rlhf.tasks.tracing.calls import generate
+from prefect_rlhf.tasks.tracing.trace import trace_body
 
 pytestmark = pytest.mark.quick
 

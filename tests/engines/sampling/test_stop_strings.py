@@ -7,7 +7,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from prefect_rlhf.engines.sampling.stop_strings import StopStrings
-from prefect_rlhf.placement.errors import InvalidInput
+from prefect_rlhf.errors.errors import InvalidInput
 from tests.cases import examples
 
 pytestmark = pytest.mark.quick

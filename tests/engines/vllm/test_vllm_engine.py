@@ -21,10 +21,10 @@ from vllm_cases import (
 from prefect_rlhf.engines.engine import Generated, SamplingSettings
 from prefect_rlhf.engines.vllm.engine import VllmEngine
 from prefect_rlhf.engines.vllm.environment import survive_scan
+from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.placement.cost.paged_cache import whole_cache_bytes
 from prefect_rlhf.placement.cost.sizes import ModelSizes
 from prefect_rlhf.placement.engine_constants import CACHE_BLOCK
-from prefect_rlhf.placement.errors import InvalidInput
 
 pytestmark = pytest.mark.slow
 PROMPTS = make_prompts(12)

@@ -13,10 +13,10 @@ from prefect_rlhf.engines.commands import BuildCommand
 from prefect_rlhf.engines.engine import Generated, SamplingSettings
 from prefect_rlhf.engines.files.huggingface import read_model_spec
 from prefect_rlhf.engines.vllm.engine import VllmEngine
+from prefect_rlhf.placement.devices.mesh import DeviceMesh
+from prefect_rlhf.placement.devices.strategy import Strategy
 from prefect_rlhf.placement.memory.holdings import instance_holdings
-from prefect_rlhf.placement.mesh import DeviceMesh
 from prefect_rlhf.placement.plan import ModelInstance
-from prefect_rlhf.placement.strategy import Strategy
 from tests.layouts import vllm_layout
 from tests.strategies import call
 

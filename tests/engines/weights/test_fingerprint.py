@@ -14,11 +14,11 @@ from prefect_rlhf.engines.commands import Digest
 from prefect_rlhf.engines.engine import Shard
 from prefect_rlhf.engines.weights.fingerprint import Factors, digest, factors, name_factor, sample
 from prefect_rlhf.engines.weights.versions import Fingerprints, combined
-from prefect_rlhf.placement.errors import StaleWeights
+from prefect_rlhf.errors.errors import StaleWeights
+from prefect_rlhf.placement.devices.mesh import DeviceMesh
+from prefect_rlhf.placement.devices.strategy import Strategy
 from prefect_rlhf.placement.layout.layout import Layout
-from prefect_rlhf.placement.mesh import DeviceMesh
 from prefect_rlhf.placement.plan import ModelInstance
-from prefect_rlhf.placement.strategy import Strategy
 from tests.cases import examples
 from tests.layouts import megatron_layout, vllm_layout
 from tests.strategies import GEMMA3, QWEN2, QWEN3, model

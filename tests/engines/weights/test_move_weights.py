@@ -11,19 +11,19 @@ import torch
 from prefect_rlhf.engines.commands import MoveWeightsCommand
 from prefect_rlhf.engines.engine import Shard
 from prefect_rlhf.engines.gang.local import LocalGang
-from prefect_rlhf.engines.gang.messages import GangSettings
+from prefect_rlhf.engines.gang.processes.messages import GangSettings
 from prefect_rlhf.engines.weights import read_peer_memory
 from prefect_rlhf.engines.weights.buckets import IN_FLIGHT, cut_into_buckets, message_bytes
 from prefect_rlhf.engines.weights.move_weights import WeightMover
 from prefect_rlhf.engines.weights.views import blocks, copy_rows
+from prefect_rlhf.errors.errors import InvalidInput
+from prefect_rlhf.placement.devices.mesh import DeviceMesh
+from prefect_rlhf.placement.devices.strategy import Strategy
 from prefect_rlhf.placement.engine_constants import BUCKET_BYTES
-from prefect_rlhf.placement.errors import InvalidInput
 from prefect_rlhf.placement.layout.layout import Layout
 from prefect_rlhf.placement.layout.regions import num_elements
 from prefect_rlhf.placement.layout.reshard import Piece
-from prefect_rlhf.placement.mesh import DeviceMesh
 from prefect_rlhf.placement.plan import ModelInstance
-from prefect_rlhf.placement.strategy import Strategy
 from tests.cases import first
 from tests.layouts import num_lacking
 

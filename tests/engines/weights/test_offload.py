@@ -12,17 +12,17 @@ from prefect_rlhf.engines.commands import BuildCommand, CallCommand, PassCommand
 from prefect_rlhf.engines.engine import SamplingSettings, TrainSettings
 from prefect_rlhf.engines.files.huggingface import read_model_spec
 from prefect_rlhf.engines.gang.local import LocalGang
-from prefect_rlhf.engines.gang.messages import GangSettings
 from prefect_rlhf.engines.gang.open import FORK_ENVIRONMENT, RANK_ENVIRONMENT
-from prefect_rlhf.engines.loss import LossTerm, LossValues
+from prefect_rlhf.engines.gang.processes.messages import GangSettings
+from prefect_rlhf.engines.loss_protocol import LossTerm, LossValues
 from prefect_rlhf.engines.rank.rank import Rank
+from prefect_rlhf.placement.devices.mesh import DeviceMesh
+from prefect_rlhf.placement.devices.strategy import Strategy
 from prefect_rlhf.placement.graph import Call, Operation, Port
 from prefect_rlhf.placement.layout.layout import layout_of
-from prefect_rlhf.placement.mesh import DeviceMesh
-from prefect_rlhf.placement.model import OptimizerSpec
+from prefect_rlhf.placement.models.model import OptimizerSpec
 from prefect_rlhf.placement.plan import ModelInstance
 from prefect_rlhf.placement.row_set import RowSet
-from prefect_rlhf.placement.strategy import Strategy
 
 pytestmark = [pytest.mark.slow, pytest.mark.all]  # test_megatron_ranks.py and test_vllm_engine.py offload, too
 

@@ -117,4 +117,4 @@ def test_what_make_dist_builds_passes_twine_and_is_the_wheel_of_the_tree(wheel, 
     assert contents(built) == contents(wheel)
     with tarfile.open(source) as archive:
         paths = [name.partition("/")[2] for name in archive.getnames()]
-    assert "src/prefect_rlhf/placement/mesh.py" in paths and not any(path.startswith("tests") for path in paths)
+    assert "src/prefect_rlhf/placement/devices/mesh.py" in paths and not any(path.startswith("tests") for path in paths)

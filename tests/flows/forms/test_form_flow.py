@@ -4,11 +4,11 @@ import pytest
 
 from prefect_rlhf.blocks.dataset import PreferencesBlock, Prompts
 from prefect_rlhf.blocks.model import Model, ModelBlock
+from prefect_rlhf.errors.errors import InvalidInput
+from prefect_rlhf.flows.algorithm.rlhf_flow import rlhf_flow
 from prefect_rlhf.flows.dpo import dpo
 from prefect_rlhf.flows.plan import plan
-from prefect_rlhf.flows.rlhf_flow import rlhf_flow
-from prefect_rlhf.placement.errors import InvalidInput
-from prefect_rlhf.tasks.rl.hyperparameters import GRPO
+from prefect_rlhf.tasks.rl.settings.online import GRPO
 from prefect_rlhf.tasks.settings import Optimizer
 
 pytestmark = pytest.mark.quick

@@ -8,10 +8,10 @@ from prefect.context import FlowRunContext
 from prefect.states import Completed
 
 from prefect_rlhf.blocks.worker.restarts import ENVIRONMENT_VARIABLE as RESTARTS_VARIABLE
+from prefect_rlhf.errors.errors import InvalidInput, RankLost, RlhfError
 from prefect_rlhf.flows.forms.form_flow import FormFlow, form_entry
 from prefect_rlhf.flows.forms.options import RunOptions
-from prefect_rlhf.placement.errors import InvalidInput, RankLost, RlhfError
-from prefect_rlhf.tasks.failures import OF_A_WORKER
+from prefect_rlhf.tasks.server.failures import OF_A_WORKER
 
 pytestmark = pytest.mark.usefixtures("prefect")
 LOST = RankLost("rank 1 was killed")

@@ -2,10 +2,10 @@
 
 import pytest
 
+from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.flows.hardware.cluster_spec import parse_cluster, site_of
 from prefect_rlhf.flows.hardware.described_device import read_device
-from prefect_rlhf.placement.cost.hardware import DATASHEETS, GIB, datasheet
-from prefect_rlhf.placement.errors import InvalidInput
+from prefect_rlhf.placement.cost.datasheets.hardware import DATASHEETS, GIB, datasheet
 
 pytestmark = pytest.mark.quick
 

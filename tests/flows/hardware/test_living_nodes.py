@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 
 from prefect_rlhf.flows.hardware.living_nodes import on_living_nodes
-from prefect_rlhf.placement.lease import Lease
-from prefect_rlhf.placement.mesh import ClusterShape, DeviceMesh
-from prefect_rlhf.tasks.nodes import KnownNode
+from prefect_rlhf.placement.devices.lease import Lease
+from prefect_rlhf.placement.devices.mesh import ClusterShape, DeviceMesh
+from prefect_rlhf.tasks.ray_nodes import KnownNode
 
 ALIKE = ClusterShape("rack", 3, 2, 8 << 30)
 KINDS = replace(ALIKE, node_devices=("new", "old", "old"))
@@ -38,7 +38,7 @@ def nodes(*devices):
 )
 def test_the_largest_part_whose_nodes_are_there(monkeypatch, cluster, there, least, goes_on_with):
     """Of each kind as many; never fewer devices than asked for, and without `min_devices` the lease as it is."""
-    monkeypatch.setattr("prefect_rlhf.tasks.nodes.known_nodes", lambda: there)
+    monkeypatch.setattr("prefect_rlhf.tasks.ray_nodes.known_nodes", lambda: there)
     leased = Lease("mesh", "1", cluster, cluster.whole, cluster.whole.devices(), min_devices=least)
     said = []
     part = on_living_nodes(leased, said.append)
@@ -49,14 +49,14 @@ def test_the_largest_part_whose_nodes_are_there(monkeypatch, cluster, there, lea
 
 def test_a_node_with_too_few_devices_is_none(monkeypatch):
     monkeypatch.setattr(
-        "prefect_rlhf.tasks.nodes.known_nodes", lambda: (*nodes("", ""), KnownNode("10.0.0.9", True, 1, 0))
+        "prefect_rlhf.tasks.ray_nodes.known_nodes", lambda: (*nodes("", ""), KnownNode("10.0.0.9", True, 1, 0))
     )
     leased = Lease("mesh", "1", ALIKE, ALIKE.whole, ALIKE.whole.devices(), min_devices=2)
     assert on_living_nodes(leased, print).mesh.name == "n0-1:0-1"
 
 
 def test_ray_is_not_asked_for_a_lease_of_one_node_or_a_dry_run(monkeypatch):
-    monkeypatch.setattr("prefect_rlhf.tasks.nodes.known_nodes", lambda: pytest.fail("it was asked"))
+    monkeypatch.setattr("prefect_rlhf.tasks.ray_nodes.known_nodes", lambda: pytest.fail("it was asked"))
     one = DeviceMesh.parse("n1:0-1")
     for mesh, devices in ((one, one.devices()), (ALIKE.whole, ())):
         leased = Lease("mesh", "1", ALIKE, mesh, devices, min_devices=1)

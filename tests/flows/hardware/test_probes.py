@@ -5,14 +5,14 @@ from dataclasses import replace
 import pytest
 
 from prefect_rlhf.blocks.lease_files import FileLock
+from prefect_rlhf.errors.errors import EngineFailed
 from prefect_rlhf.flows.commands.cli import main
 from prefect_rlhf.flows.hardware import probes
-from prefect_rlhf.flows.hardware.datasheets import CPU
+from prefect_rlhf.flows.hardware.node_hardware import CPU
 from prefect_rlhf.flows.hardware.profiles import describe_sources, measured_sources
 from prefect_rlhf.placement.cost.speeds import KnownSpeeds, Speeds
-from prefect_rlhf.placement.errors import EngineFailed
-from prefect_rlhf.placement.lease import Lease
-from prefect_rlhf.placement.mesh import ClusterShape
+from prefect_rlhf.placement.devices.lease import Lease
+from prefect_rlhf.placement.devices.mesh import ClusterShape
 
 pytestmark = pytest.mark.quick
 

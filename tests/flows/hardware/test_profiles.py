@@ -4,18 +4,18 @@ from dataclasses import replace
 
 import pytest
 
+from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.flows.commands.cli import main
 from prefect_rlhf.flows.hardware import profiles
-from prefect_rlhf.flows.hardware.datasheets import CPU
+from prefect_rlhf.flows.hardware.node_hardware import CPU
 from prefect_rlhf.flows.profile import kind_of_nodes, legal_degrees
 from prefect_rlhf.placement.cost.contention import SlowDown
-from prefect_rlhf.placement.cost.hardware import DATASHEETS, Links
-from prefect_rlhf.placement.cost.profile import Profile
-from prefect_rlhf.placement.errors import InvalidInput
-from prefect_rlhf.placement.known_models import KNOWN_SHAPES
-from prefect_rlhf.placement.lease import Lease
-from prefect_rlhf.placement.mesh import ClusterShape, DeviceMesh
-from prefect_rlhf.placement.model import ModelSpec
+from prefect_rlhf.placement.cost.datasheets.hardware import DATASHEETS, Links
+from prefect_rlhf.placement.cost.times.profile import Profile
+from prefect_rlhf.placement.devices.lease import Lease
+from prefect_rlhf.placement.devices.mesh import ClusterShape, DeviceMesh
+from prefect_rlhf.placement.models.known_models import KNOWN_SHAPES
+from prefect_rlhf.placement.models.model import ModelSpec
 
 pytestmark = pytest.mark.quick
 

@@ -5,12 +5,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.read_flags import read_flags
+from prefect_rlhf.errors.errors import InvalidInput
+from prefect_rlhf.flows.algorithm.rlhf_flow import find_flow
 from prefect_rlhf.flows.commands.plan import plan, read_options
 from prefect_rlhf.flows.planning.assumptions import AT_LIMIT, assumptions, tail
 from prefect_rlhf.flows.planning.what_if import read_question
-from prefect_rlhf.flows.rlhf_flow import find_flow
 from prefect_rlhf.placement.cost.workload import LengthDistribution
-from prefect_rlhf.placement.errors import InvalidInput
 
 pytestmark = pytest.mark.quick
 

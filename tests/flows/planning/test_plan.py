@@ -7,14 +7,15 @@ from types import SimpleNamespace
 import pytest
 import yaml
 
+from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.flows.forms.options import RunOptions
 from prefect_rlhf.flows.hardware import profiles
 from prefect_rlhf.flows.hardware.cluster_spec import parse_cluster, site_of
-from prefect_rlhf.flows.hardware.datasheets import RUNTIME, cost_sources
+from prefect_rlhf.flows.hardware.node_hardware import RUNTIME, cost_sources
 from prefect_rlhf.flows.hardware.profiles import measured_sources
-from prefect_rlhf.flows.training import auto_plan as auto
-from prefect_rlhf.flows.training.choose_plan import choose_plan
-from prefect_rlhf.flows.training.measured_plan import (
+from prefect_rlhf.flows.training.choice import auto_plan as auto
+from prefect_rlhf.flows.training.choice.choose_plan import choose_plan
+from prefect_rlhf.flows.training.choice.measured_plan import (
     MOST_PLANS,
     STEPS_MEASURED,
     PlanTrial,
@@ -23,20 +24,19 @@ from prefect_rlhf.flows.training.measured_plan import (
     trial_rows,
     trials_json,
 )
+from prefect_rlhf.flows.training.choice.searched_plan import summary
 from prefect_rlhf.flows.training.request import RunRequest
 from prefect_rlhf.flows.training.run import predict_run
-from prefect_rlhf.flows.training.searched_plan import summary
 from prefect_rlhf.placement.augmented.augment import augment
 from prefect_rlhf.placement.augmented.step_groups import StepGroups
-from prefect_rlhf.placement.cost.hardware import Efficiency
+from prefect_rlhf.placement.cost.datasheets.hardware import Efficiency
 from prefect_rlhf.placement.cost.sources import CostSources
 from prefect_rlhf.placement.cost.workload import LengthDistribution
-from prefect_rlhf.placement.errors import InvalidInput
-from prefect_rlhf.placement.lease import Lease
+from prefect_rlhf.placement.devices.lease import Lease
+from prefect_rlhf.placement.devices.mesh import DeviceMesh
 from prefect_rlhf.placement.memory.certificate import certify_plan
 from prefect_rlhf.placement.memory.fit import longest_rows
-from prefect_rlhf.placement.mesh import DeviceMesh
-from prefect_rlhf.placement.planner.next_best import next_best
+from prefect_rlhf.placement.planner.explain import next_best
 from prefect_rlhf.placement.planner.question import Question, Site
 from prefect_rlhf.placement.plans.check import check_plan
 from prefect_rlhf.placement.plans.plan_file import parse_plan, read_plan

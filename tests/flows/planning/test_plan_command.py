@@ -12,6 +12,8 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
+from prefect_rlhf.errors.errors import InvalidInput, PlanDoesNotFit
+from prefect_rlhf.flows.algorithm.rlhf_flow import find_flow
 from prefect_rlhf.flows.commands.cli import main
 from prefect_rlhf.flows.commands.flags import read_parameters
 from prefect_rlhf.flows.commands.plan import interruptible
@@ -21,20 +23,18 @@ from prefect_rlhf.flows.planning.given_plan import GivenPlan
 from prefect_rlhf.flows.planning.plan_report import question_text, without_orders
 from prefect_rlhf.flows.planning.what_if import read_question
 from prefect_rlhf.flows.ppo import ppo
-from prefect_rlhf.flows.rlhf_flow import find_flow
 from prefect_rlhf.flows.training.lengths import parse_lengths
-from prefect_rlhf.placement.cost.hardware import Links
-from prefect_rlhf.placement.cost.profile import Profile
-from prefect_rlhf.placement.errors import InvalidInput, PlanDoesNotFit
-from prefect_rlhf.placement.known_models import KNOWN_SHAPES
+from prefect_rlhf.placement.cost.datasheets.hardware import Links
+from prefect_rlhf.placement.cost.times.profile import Profile
+from prefect_rlhf.placement.devices.mesh import ClusterShape
+from prefect_rlhf.placement.devices.strategy import Strategy
 from prefect_rlhf.placement.layout.alignment import aligned
-from prefect_rlhf.placement.mesh import ClusterShape
+from prefect_rlhf.placement.models.known_models import KNOWN_SHAPES
 from prefect_rlhf.placement.plan import Placement
 from prefect_rlhf.placement.planner.preset_plan import preset
 from prefect_rlhf.placement.plans.plan_file import plan_yaml
 from prefect_rlhf.placement.search.driver import search
 from prefect_rlhf.placement.search.partial.incumbent import SearchOutcome
-from prefect_rlhf.placement.strategy import Strategy
 from tests.placement.search.test_driver import two_calls
 from tests.runs import prepared, whole
 from tests.strategies import SMALL, model, placed, remax

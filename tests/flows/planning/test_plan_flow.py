@@ -8,11 +8,11 @@ import pytest
 import yaml
 from prefect.artifacts import Artifact
 
+from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.flows.commands.plan import PlanFlags
 from prefect_rlhf.flows.forms.plan_options import PlanOptions
 from prefect_rlhf.flows.plan import plan
-from prefect_rlhf.placement.errors import InvalidInput
-from prefect_rlhf.placement.mesh import ClusterShape
+from prefect_rlhf.placement.devices.mesh import ClusterShape
 from prefect_rlhf.placement.plans.plan_file import read_plan
 
 DEPLOYMENT = Path(__file__).parents[3] / "prefect.yaml"

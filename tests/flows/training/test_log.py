@@ -13,7 +13,7 @@ pytestmark = pytest.mark.quick
 def test_warnings_of_engines_go_to_the_runs_log_and_to_no_other_while_it_is_open(monkeypatch, caplog):
     lines = []
     monkeypatch.setattr(log, "log_warning", lines.append)
-    storage = logging.getLogger("prefect_rlhf.engines.storage.patience")
+    storage = logging.getLogger("prefect_rlhf.files.storage.patience")
     with engines_in_log():
         storage.warning("%s: waits", "s3://bucket")
         storage.debug("nobody's business")

@@ -4,19 +4,19 @@ import pytest
 
 from prefect_rlhf.blocks.dataset import Prompts
 from prefect_rlhf.blocks.model import Model
+from prefect_rlhf.errors.errors import InvalidInput
+from prefect_rlhf.flows.algorithm.rlhf_flow import rlhf_flow
 from prefect_rlhf.flows.dpo import dpo
 from prefect_rlhf.flows.ppo import ppo
 from prefect_rlhf.flows.reward import reward
-from prefect_rlhf.flows.rlhf_flow import rlhf_flow
-from prefect_rlhf.flows.training.decay import falling_over
 from prefect_rlhf.flows.training.inputs import read_run_inputs
+from prefect_rlhf.flows.training.steps import falling_over
 from prefect_rlhf.flows.training.tokenizers import speaking_role
-from prefect_rlhf.placement.errors import InvalidInput
-from prefect_rlhf.tasks.calls import generate, inference, train_step
-from prefect_rlhf.tasks.rl.hyperparameters import PPO
 from prefect_rlhf.tasks.rl.losses import policy_gradient
-from prefect_rlhf.tasks.rl.offline_settings import DPO
+from prefect_rlhf.tasks.rl.settings.offline import DPO
+from prefect_rlhf.tasks.rl.settings.online import PPO
 from prefect_rlhf.tasks.settings import Optimizer, Settings, Update
+from prefect_rlhf.tasks.tracing.calls import generate, inference, train_step
 from tests.flows.test_algorithms import traced
 from tests.tiny import make_model, make_prompts
 

@@ -5,17 +5,17 @@ import json
 import pytest
 
 from prefect_rlhf.engines.compute import Computed
+from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.flows.grpo import grpo
 from prefect_rlhf.flows.ppo import ppo
 from prefect_rlhf.flows.training.tokenizers import check_tokenizers, shared_rows
-from prefect_rlhf.placement.errors import InvalidInput
 from prefect_rlhf.placement.graph import Dataset
-from prefect_rlhf.placement.model import ModelSpec, TransformerShape
-from prefect_rlhf.tasks.calls import compute, generate, inference, train_step
-from prefect_rlhf.tasks.operations import computation
+from prefect_rlhf.placement.models.model import ModelSpec, TransformerShape
 from prefect_rlhf.tasks.rl.losses import nll, policy_gradient
 from prefect_rlhf.tasks.settings import Settings
-from prefect_rlhf.tasks.trace import trace_body
+from prefect_rlhf.tasks.tracing.calls import compute, generate, inference, train_step
+from prefect_rlhf.tasks.tracing.operations import computation
+from prefect_rlhf.tasks.tracing.trace import trace_body
 from tests.flows.test_algorithms import traced
 from tests.tasks.small_tokenizer import WORDS, save_small_tokenizer
 

@@ -12,15 +12,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from prefect_rlhf.errors.errors import GraphError
 from prefect_rlhf.placement.augmented.augment import augment
 from prefect_rlhf.placement.augmented.augmented_graph import AugmentedGraph
 from prefect_rlhf.placement.augmented.graph_builder import GraphBuilder
 from prefect_rlhf.placement.augmented.node import Dependency, Node
 from prefect_rlhf.placement.augmented.row_uses import row_uses, use_counts
 from prefect_rlhf.placement.augmented.work import ModelCall
-from prefect_rlhf.placement.errors import GraphError
+from prefect_rlhf.placement.devices.mesh import ClusterShape, Device, DeviceMesh
 from prefect_rlhf.placement.graph import DataflowGraph
-from prefect_rlhf.placement.mesh import ClusterShape, Device, DeviceMesh
 from prefect_rlhf.placement.plan import ExecutionPlan, ModelInstance
 from prefect_rlhf.placement.planner.preset_plan import preset
 from prefect_rlhf.placement.rows.moves import row_transfers

@@ -11,9 +11,9 @@ from prefect_rlhf.placement.augmented.augment import augment
 from prefect_rlhf.placement.augmented.augmented_graph import AugmentedGraph
 from prefect_rlhf.placement.augmented.work import HostCopy
 from prefect_rlhf.placement.cost.workload import Workload
+from prefect_rlhf.placement.devices.mesh import ClusterShape, Device
 from prefect_rlhf.placement.graph import DataflowGraph
 from prefect_rlhf.placement.memory.certificate import certify
-from prefect_rlhf.placement.mesh import ClusterShape, Device
 from prefect_rlhf.placement.planner.preset_plan import preset
 from tests.strategies import GIB, dependency_graph, placed, ppo
 

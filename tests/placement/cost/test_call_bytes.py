@@ -10,10 +10,10 @@ from prefect_rlhf.placement.cost.call_bytes import CallBytes, call_bytes, static
 from prefect_rlhf.placement.cost.execution import Execution
 from prefect_rlhf.placement.cost.sizes import ModelSizes
 from prefect_rlhf.placement.cost.workload import CallWork, Workload
-from prefect_rlhf.placement.known_models import KNOWN_SHAPES
+from prefect_rlhf.placement.devices.strategy import Strategy
 from prefect_rlhf.placement.layout.regions import num_elements
-from prefect_rlhf.placement.model import ModelSpec
-from prefect_rlhf.placement.strategy import Strategy
+from prefect_rlhf.placement.models.known_models import KNOWN_SHAPES
+from prefect_rlhf.placement.models.model import ModelSpec
 from tests.layouts import megatron_layout
 from tests.strategies import MIXTURE, SMALL
 

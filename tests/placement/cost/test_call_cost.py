@@ -8,21 +8,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.paper_engines import HybridFlowExecution, RealExecution
+from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.placement.cost.call import call_cost
 from prefect_rlhf.placement.cost.call_bytes import call_bytes
-from prefect_rlhf.placement.cost.datasheet import DatasheetTimes
+from prefect_rlhf.placement.cost.datasheets.hardware import DATASHEETS, NETWORKS, Efficiency, Hardware, datasheet
 from prefect_rlhf.placement.cost.execution import Execution
-from prefect_rlhf.placement.cost.hardware import DATASHEETS, NETWORKS, Efficiency, Hardware, datasheet
 from prefect_rlhf.placement.cost.paged_cache import expected_cache_bytes, whole_cache_bytes
 from prefect_rlhf.placement.cost.seconds import Seconds
 from prefect_rlhf.placement.cost.sizes import ModelSizes
+from prefect_rlhf.placement.cost.times.roofline import DatasheetTimes
 from prefect_rlhf.placement.cost.workload import CallWork, LengthDistribution, Workload
-from prefect_rlhf.placement.errors import InvalidInput
+from prefect_rlhf.placement.devices.strategy import Strategy
 from prefect_rlhf.placement.graph import Operation, Term
-from prefect_rlhf.placement.known_models import KNOWN_SHAPES
 from prefect_rlhf.placement.layout.parameters import num_parameters
-from prefect_rlhf.placement.model import ModelSpec
-from prefect_rlhf.placement.strategy import Strategy
+from prefect_rlhf.placement.models.known_models import KNOWN_SHAPES
+from prefect_rlhf.placement.models.model import ModelSpec
 from tests.strategies import ppo
 
 LLAMA = ModelSizes.of_shape(KNOWN_SHAPES["llama-7b"])

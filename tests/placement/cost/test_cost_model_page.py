@@ -3,8 +3,8 @@
 from dataclasses import fields, replace
 from pathlib import Path
 
-from prefect_rlhf.flows.hardware.datasheets import CALL_SECONDS, GPU_CALL_SECONDS, RUNTIME
-from prefect_rlhf.placement.cost.hardware import DATASHEETS, NETWORKS, Efficiency
+from prefect_rlhf.flows.hardware.node_hardware import CALL_SECONDS, GPU_CALL_SECONDS, RUNTIME
+from prefect_rlhf.placement.cost.datasheets.hardware import DATASHEETS, NETWORKS, Efficiency
 from prefect_rlhf.placement.cost.seconds import Seconds
 
 PAGE = (Path(__file__).parents[3] / "docs" / "cost_model.md").read_text()

@@ -8,13 +8,13 @@ import pytest
 
 from prefect_rlhf.placement.cost.call import call_cost
 from prefect_rlhf.placement.cost.call_bytes import call_bytes, static_bytes
-from prefect_rlhf.placement.cost.datasheet import DatasheetTimes
+from prefect_rlhf.placement.cost.datasheets.hardware import DATASHEETS, Efficiency, Hardware, Network
 from prefect_rlhf.placement.cost.execution import Execution
-from prefect_rlhf.placement.cost.hardware import DATASHEETS, Efficiency, Hardware, Network
 from prefect_rlhf.placement.cost.sizes import ModelSizes
+from prefect_rlhf.placement.cost.times.roofline import DatasheetTimes
 from prefect_rlhf.placement.cost.workload import CallWork, Workload
-from prefect_rlhf.placement.known_models import KNOWN_SHAPES
-from prefect_rlhf.placement.strategy import Strategy
+from prefect_rlhf.placement.devices.strategy import Strategy
+from prefect_rlhf.placement.models.known_models import KNOWN_SHAPES
 
 MIXTRAL = ModelSizes.of_shape(KNOWN_SHAPES["mixtral-8x7b"])
 LAYERS, HIDDEN, INNER, VOCABULARY = 32, 4096, 14336, 32000

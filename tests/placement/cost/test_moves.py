@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prefect_rlhf.placement.cost.hardware import Links
+from prefect_rlhf.errors.errors import InvalidInput
+from prefect_rlhf.placement.cost.datasheets.hardware import Links
 from prefect_rlhf.placement.cost.moves import (
     Flow,
     host_seconds,
@@ -19,15 +20,14 @@ from prefect_rlhf.placement.cost.moves import (
 )
 from prefect_rlhf.placement.cost.sizes import ModelSizes
 from prefect_rlhf.placement.cost.workload import Workload
-from prefect_rlhf.placement.errors import InvalidInput
+from prefect_rlhf.placement.devices.mesh import Device, DeviceMesh
+from prefect_rlhf.placement.devices.strategy import Strategy
 from prefect_rlhf.placement.layout.alignment import overlapping_order
 from prefect_rlhf.placement.layout.layout import held_model, layout_of
 from prefect_rlhf.placement.layout.reshard import reshard
-from prefect_rlhf.placement.mesh import Device, DeviceMesh
-from prefect_rlhf.placement.model import QUERY_BIASES, ModelSpec
+from prefect_rlhf.placement.models.model import QUERY_BIASES, ModelSpec
 from prefect_rlhf.placement.plan import ModelInstance
 from prefect_rlhf.placement.rows.moves import DeviceTransfer
-from prefect_rlhf.placement.strategy import Strategy
 from tests.strategies import GEMMA3, MIXTURE, SMALL, divisors
 
 pytestmark = pytest.mark.quick

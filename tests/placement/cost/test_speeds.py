@@ -4,12 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-from prefect_rlhf.flows.hardware.datasheets import CPU, node_hardware
-from prefect_rlhf.placement.cost.datasheet import DatasheetTimes
+from prefect_rlhf.errors.errors import InvalidInput
+from prefect_rlhf.flows.hardware.node_hardware import CPU, node_hardware
 from prefect_rlhf.placement.cost.sizes import ModelSizes
 from prefect_rlhf.placement.cost.speeds import KnownSpeeds, Speeds
-from prefect_rlhf.placement.errors import InvalidInput
-from prefect_rlhf.placement.known_models import KNOWN_SHAPES
+from prefect_rlhf.placement.cost.times.roofline import DatasheetTimes
+from prefect_rlhf.placement.models.known_models import KNOWN_SHAPES
 
 pytestmark = pytest.mark.quick
 

@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prefect_rlhf.placement.errors import InvalidInput
+from prefect_rlhf.errors.errors import InvalidInput
+from prefect_rlhf.placement.devices.mesh import DeviceMesh
+from prefect_rlhf.placement.devices.strategy import Strategy
 from prefect_rlhf.placement.layout.layout import layout_of, stages
 from prefect_rlhf.placement.layout.parameters import num_parameters
-from prefect_rlhf.placement.mesh import DeviceMesh
-from prefect_rlhf.placement.model import QUERY_BIASES
+from prefect_rlhf.placement.models.model import QUERY_BIASES
 from prefect_rlhf.placement.plan import ModelInstance
-from prefect_rlhf.placement.strategy import Strategy
 from tests.layouts import megatron_layout, vllm_layout
 from tests.strategies import GEMMA3, MIXTURE, QWEN2, QWEN3, SMALL, SMOLLM2, model
 

@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from prefect_rlhf.placement.errors import InvalidInput
+from prefect_rlhf.errors.errors import InvalidInput
+from prefect_rlhf.placement.devices.mesh import ClusterShape, Device, DeviceMesh
+from prefect_rlhf.placement.devices.strategy import Strategy
 from prefect_rlhf.placement.layout.alignment import overlapping_order
 from prefect_rlhf.placement.layout.layout import Layout, layout_of
 from prefect_rlhf.placement.layout.parameters import parameters
 from prefect_rlhf.placement.layout.reshard import reshard
-from prefect_rlhf.placement.mesh import ClusterShape, Device, DeviceMesh
 from prefect_rlhf.placement.plan import ModelInstance
-from prefect_rlhf.placement.strategy import Strategy
 from tests.cases import examples
 from tests.layouts import megatron_layout, num_lacking, vllm_layout
 from tests.strategies import SMALL, degrees, meshes, model

@@ -13,11 +13,11 @@ from prefect_rlhf.placement.augmented.augment import augment
 from prefect_rlhf.placement.augmented.augmented_graph import AugmentedGraph
 from prefect_rlhf.placement.augmented.work import HostCopy
 from prefect_rlhf.placement.cost.workload import Workload
+from prefect_rlhf.placement.devices.mesh import ClusterShape, Device
 from prefect_rlhf.placement.layout.layout import layout_of
 from prefect_rlhf.placement.layout.regions import num_elements
 from prefect_rlhf.placement.memory.certificate import certify
 from prefect_rlhf.placement.memory.holdings import instance_holdings
-from prefect_rlhf.placement.mesh import ClusterShape, Device
 from prefect_rlhf.placement.plan import instances, offloaded_parts
 from prefect_rlhf.placement.planner.preset_plan import preset
 from tests.cases import examples

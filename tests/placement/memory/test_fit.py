@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from prefect_rlhf.placement.errors import InvalidInput, PlanDoesNotFit
-from prefect_rlhf.placement.known_models import KNOWN_SHAPES
+from prefect_rlhf.errors.errors import InvalidInput, PlanDoesNotFit
+from prefect_rlhf.placement.devices.mesh import ClusterShape
 from prefect_rlhf.placement.memory.certificate import certify_plan
 from prefect_rlhf.placement.memory.fit import check_fits, longest_rows, offload_to_fit
 from prefect_rlhf.placement.memory.remedies import remedies
-from prefect_rlhf.placement.mesh import ClusterShape
+from prefect_rlhf.placement.models.known_models import KNOWN_SHAPES
 from prefect_rlhf.placement.plan import ExecutionPlan
 from prefect_rlhf.placement.planner.preset_plan import preset
 from prefect_rlhf.placement.plans.check import check_plan

@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
+from prefect_rlhf.errors.errors import PlanDoesNotFit
 from prefect_rlhf.placement.cost.sizes import ModelSizes
-from prefect_rlhf.placement.errors import PlanDoesNotFit
+from prefect_rlhf.placement.devices.mesh import ClusterShape
 from prefect_rlhf.placement.memory.bytes import byte_size
 from prefect_rlhf.placement.memory.fit import check_fits
-from prefect_rlhf.placement.mesh import ClusterShape
 from prefect_rlhf.placement.plan import ExecutionPlan
 from tests.placement.planner.test_planner import GRAPHS, WORKLOAD
 from tests.strategies import GIB, on, placed

@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from prefect_rlhf.placement.cost.workload import Workload
+from prefect_rlhf.placement.devices.mesh import ClusterShape
 from prefect_rlhf.placement.memory.bytes import enough_bytes, usable_bytes
 from prefect_rlhf.placement.memory.certificate import certify_plan
 from prefect_rlhf.placement.memory.overhead import call_overhead, communicator_bytes, overhead
-from prefect_rlhf.placement.mesh import ClusterShape
 from prefect_rlhf.placement.plan import instances
 from prefect_rlhf.placement.planner.preset_plan import preset
 from tests.strategies import GIB, MIXTURE, SMALL, dpo, graphs, placed, plans, ppo

@@ -6,16 +6,16 @@ from functools import cache
 
 import pytest
 
-from prefect_rlhf.placement.cost.hardware import DATASHEETS, Efficiency, Hardware
+from prefect_rlhf.placement.cost.datasheets.hardware import DATASHEETS, Efficiency, Hardware
 from prefect_rlhf.placement.cost.sources import CostSources
 from prefect_rlhf.placement.cost.workload import Workload
 from prefect_rlhf.placement.memory.bytes import FRAGMENT_SHARE
 from prefect_rlhf.placement.plan import ExecutionPlan
 from prefect_rlhf.placement.planner.explain import Explanation, explain
-from prefect_rlhf.placement.planner.plan_problem import PlanSpace
 from prefect_rlhf.placement.planner.planned import Planned
 from prefect_rlhf.placement.planner.preset_plan import preset
 from prefect_rlhf.placement.planner.question import Question, Site
+from prefect_rlhf.placement.planner.space.plan_problem import PlanSpace
 from prefect_rlhf.placement.schedule.estimate import estimate
 from prefect_rlhf.placement.schedule.schedule import slack_seconds
 from prefect_rlhf.placement.search.alternatives import alternatives

@@ -2,11 +2,11 @@
 
 from dataclasses import replace
 
-from prefect_rlhf.placement.mesh import ClusterShape
-from prefect_rlhf.placement.planner.candidates import CostContext
+from prefect_rlhf.placement.devices.mesh import ClusterShape
 from prefect_rlhf.placement.planner.other_cuts import with_fewest_cuts, with_other_cuts
 from prefect_rlhf.placement.planner.preset_plan import preset
 from prefect_rlhf.placement.planner.simplicity import is_nearly_full
+from prefect_rlhf.placement.planner.space.candidates import CostContext
 from tests.placement.planner.test_planner import GRAPHS, question
 from tests.strategies import GIB, placed
 

@@ -8,31 +8,31 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from prefect_rlhf.flows.training.searched_plan import summary
+from prefect_rlhf.errors.errors import InvalidInput, PlanDoesNotFit
+from prefect_rlhf.flows.training.choice.searched_plan import summary
 from prefect_rlhf.placement.augmented.augment import augment
-from prefect_rlhf.placement.cost.hardware import DATASHEETS, NETWORKS, Efficiency, Hardware
+from prefect_rlhf.placement.cost.datasheets.hardware import DATASHEETS, NETWORKS, Efficiency, Hardware
 from prefect_rlhf.placement.cost.node import NodeCosts
 from prefect_rlhf.placement.cost.sources import CostSources
 from prefect_rlhf.placement.cost.workload import LengthDistribution, Workload
-from prefect_rlhf.placement.errors import InvalidInput, PlanDoesNotFit
+from prefect_rlhf.placement.devices.mesh import ClusterShape, DeviceMesh
+from prefect_rlhf.placement.devices.strategy import Strategy
 from prefect_rlhf.placement.graph import DataflowGraph
-from prefect_rlhf.placement.known_models import known_shape
 from prefect_rlhf.placement.memory.bytes import usable_bytes
-from prefect_rlhf.placement.mesh import ClusterShape, DeviceMesh
+from prefect_rlhf.placement.models.known_models import known_shape
 from prefect_rlhf.placement.planner.best_plan import plan_graph
-from prefect_rlhf.placement.planner.candidates import CostContext, candidate, fitting_candidates
-from prefect_rlhf.placement.planner.mesh_space import MeshSpace, meshes_of
-from prefect_rlhf.placement.planner.plan_problem import PlanSpace
 from prefect_rlhf.placement.planner.planned import Planned
 from prefect_rlhf.placement.planner.preset_plan import preset_result
 from prefect_rlhf.placement.planner.question import Question, Site
 from prefect_rlhf.placement.planner.simplicity import NEARLY
+from prefect_rlhf.placement.planner.space.candidates import CostContext, candidate, fitting_candidates
+from prefect_rlhf.placement.planner.space.mesh_space import MeshSpace, meshes_of
+from prefect_rlhf.placement.planner.space.plan_problem import PlanSpace
 from prefect_rlhf.placement.plans.check import check_plan
 from prefect_rlhf.placement.plans.presets import PRESETS, cut
 from prefect_rlhf.placement.schedule.estimate import estimate
 from prefect_rlhf.placement.schedule.schedule import schedule
 from prefect_rlhf.placement.search.problem import Problem
-from prefect_rlhf.placement.strategy import Strategy
 from tests.cases import examples, first
 from tests.strategies import GIB, SMOLLM2, TWO_DEVICES, dpo, model, plans, ppo, remax, uneven
 

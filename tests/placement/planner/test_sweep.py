@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 import pytest
 
-from prefect_rlhf.placement.errors import InvalidInput
+from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.placement.memory.certificate import Certificate, Peak
 from prefect_rlhf.placement.memory.needs import ByteShare
-from prefect_rlhf.placement.pictures.sweep import sweep_svg
 from prefect_rlhf.placement.planner.sweep import Sweep, check_sizes, static_share, sweep
+from prefect_rlhf.tasks.reporting.pictures.sweep import sweep_svg
 
 SVG = "{http://www.w3.org/2000/svg}"
 

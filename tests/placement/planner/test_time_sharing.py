@@ -6,13 +6,13 @@ from functools import cache
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from prefect_rlhf.placement.cost.hardware import DATASHEETS, Hardware
+from prefect_rlhf.placement.cost.datasheets.hardware import DATASHEETS, Hardware
 from prefect_rlhf.placement.cost.sources import CostSources
 from prefect_rlhf.placement.cost.workload import Workload
 from prefect_rlhf.placement.planner.best_plan import plan_graph
-from prefect_rlhf.placement.planner.plan_problem import FORBIDDEN, PlanSpace
 from prefect_rlhf.placement.planner.planned import Planned
 from prefect_rlhf.placement.planner.question import Question, Site
+from prefect_rlhf.placement.planner.space.plan_problem import FORBIDDEN, PlanSpace
 from prefect_rlhf.placement.planner.time_sharing import time_sharing_problem
 from prefect_rlhf.placement.schedule.estimate import estimate
 from prefect_rlhf.placement.search.driver import search

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from prefect_rlhf.placement.errors import InvalidInput
-from prefect_rlhf.placement.mesh import ClusterShape
+from prefect_rlhf.errors.errors import InvalidInput
+from prefect_rlhf.placement.devices.mesh import ClusterShape
 from prefect_rlhf.placement.plans.plan_file import plan_yaml, read_plan
 from tests.cases import examples
 from tests.strategies import GIB, plans, ppo

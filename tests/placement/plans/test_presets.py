@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prefect_rlhf.placement.errors import InvalidInput, PlanDoesNotFit
-from prefect_rlhf.placement.mesh import ClusterShape, DeviceMesh
+from prefect_rlhf.errors.errors import InvalidInput, PlanDoesNotFit
+from prefect_rlhf.placement.devices.mesh import ClusterShape, DeviceMesh
+from prefect_rlhf.placement.devices.strategy import Strategy
 from prefect_rlhf.placement.planner.preset_plan import preset
 from prefect_rlhf.placement.plans.check import check_plan
 from prefect_rlhf.placement.plans.presets import ALIASES, PRESETS, preset_named
-from prefect_rlhf.placement.strategy import Strategy
 from tests.strategies import GIB, TWO_DEVICES, dpo, graphs, meshes, ppo, remax
 
 pytestmark = pytest.mark.quick

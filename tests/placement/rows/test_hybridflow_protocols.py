@@ -10,11 +10,11 @@ from collections import defaultdict
 
 import pytest
 
-from prefect_rlhf.placement.mesh import ClusterShape, Device
+from prefect_rlhf.placement.devices.mesh import ClusterShape, Device
+from prefect_rlhf.placement.devices.strategy import Coordinate
 from prefect_rlhf.placement.plan import ExecutionPlan, Placement
 from prefect_rlhf.placement.rows.moves import row_transfers
 from prefect_rlhf.placement.rows.partition import RowIndices
-from prefect_rlhf.placement.strategy import Coordinate
 from tests.strategies import GIB, on, ppo
 
 CLUSTER = ClusterShape("two_nodes", 2, 8, 8 * GIB)

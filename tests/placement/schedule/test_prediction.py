@@ -2,20 +2,20 @@
 
 import pytest
 
+from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.placement.augmented.augment import augment
 from prefect_rlhf.placement.augmented.preview import MOST_STEPS, distant_nodes, preview
-from prefect_rlhf.placement.cost.hardware import DATASHEETS, Hardware
+from prefect_rlhf.placement.cost.datasheets.hardware import DATASHEETS, Hardware
 from prefect_rlhf.placement.cost.moves import DISK_BYTES_PER_SECOND
 from prefect_rlhf.placement.cost.node import NodeCosts
+from prefect_rlhf.placement.cost.sizes import copied_bytes
 from prefect_rlhf.placement.cost.sources import CostSources
-from prefect_rlhf.placement.cost.state_bytes import copied_bytes
 from prefect_rlhf.placement.cost.workload import Workload
-from prefect_rlhf.placement.errors import InvalidInput
 from prefect_rlhf.placement.layout.parameters import num_parameters
-from prefect_rlhf.placement.pictures.plan import schedule_bars
 from prefect_rlhf.placement.planner.preset_plan import preset
 from prefect_rlhf.placement.schedule.estimate import estimate, predict, without_evaluation
 from prefect_rlhf.placement.schedule.schedule import schedule
+from prefect_rlhf.tasks.reporting.pictures.plan import schedule_bars
 from tests.strategies import TWO_DEVICES, ppo
 
 GRAPH, WORKLOAD = ppo(evaluate_every=2), Workload.fixed(64, 64)

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.placement.augmented.augment import augment
-from prefect_rlhf.placement.errors import InvalidInput
-from prefect_rlhf.placement.mesh import Device
+from prefect_rlhf.placement.devices.mesh import Device
 from prefect_rlhf.placement.planner.preset_plan import preset
 from prefect_rlhf.placement.schedule.list_schedule import Job, job_spans
 from prefect_rlhf.placement.schedule.schedule import STEPS_IN_FLIGHT, Schedule, schedule, steady_seconds

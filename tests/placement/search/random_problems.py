@@ -5,6 +5,7 @@ from random import Random
 
 import numpy as np
 
+from prefect_rlhf.placement.devices.strategy import Strategy
 from prefect_rlhf.placement.search.problem import (
     Edge,
     Interval,
@@ -18,7 +19,6 @@ from prefect_rlhf.placement.search.problem import (
     calls_of,
 )
 from prefect_rlhf.placement.search.tables.dependencies import least_lags
-from prefect_rlhf.placement.strategy import Strategy
 
 LINE = 4
 PERIOD_ITERATIONS = 16

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from benchmarks.closed_problem import load_closed_problem, read_closed_problem
-from prefect_rlhf.placement.errors import InvalidInput
+from prefect_rlhf.errors.errors import InvalidInput
+from prefect_rlhf.placement.devices.strategy import Strategy
 from prefect_rlhf.placement.schedule.list_schedule import Job, job_spans
 from prefect_rlhf.placement.search.driver import search
 from prefect_rlhf.placement.search.partial.incumbent import SearchOutcome
 from prefect_rlhf.placement.search.problem import Edge, Interval, LinkNode, Option, PairNode, PlannedCall, Problem
 from prefect_rlhf.placement.search.tables.tables import build_tables
-from prefect_rlhf.placement.strategy import Strategy
 from tests.placement.search import plain
 from tests.placement.search.clusters import closed_file, safe_ppo
 from tests.placement.search.random_problems import random_problem

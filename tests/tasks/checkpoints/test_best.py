@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from prefect_rlhf.placement.errors import InvalidInput
+from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.tasks.checkpoints.best import EVALUATIONS, BestModel, Evaluation, carry_over_best
 from prefect_rlhf.tasks.checkpoints.folders import folder_of, keep_newest
 

@@ -7,9 +7,9 @@ import shutil
 
 import pytest
 
+from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.placement.augmented.augment import augment
-from prefect_rlhf.placement.errors import InvalidInput
-from prefect_rlhf.placement.mesh import ClusterShape
+from prefect_rlhf.placement.devices.mesh import ClusterShape
 from prefect_rlhf.placement.planner.preset_plan import preset
 from prefect_rlhf.tasks.checkpoints import folders as checkpoints
 from prefect_rlhf.tasks.checkpoints.folders import FORMAT, check_resumable, find_checkpoint, folder_of, keep_newest

@@ -7,9 +7,9 @@ from contextlib import contextmanager
 
 import pytest
 
-from prefect_rlhf.engines.storage.publish import withdraw
-from prefect_rlhf.placement.errors import InvalidInput
-from prefect_rlhf.placement.remote_path import CACHE_VARIABLE, local_path
+from prefect_rlhf.errors.errors import InvalidInput
+from prefect_rlhf.files.remote_path import CACHE_VARIABLE, local_path
+from prefect_rlhf.files.storage.publish import withdraw
 from prefect_rlhf.tasks.checkpoints.elsewhere import publish, writing_to
 from prefect_rlhf.tasks.checkpoints.folders import (
     MANIFEST,
@@ -95,7 +95,7 @@ def test_a_live_run_keeps_its_checkpoint_and_record_that_the_store_does_not_have
 
 
 def test_a_second_process_of_a_run_does_not_write_its_folder(runs, monkeypatch):
-    monkeypatch.setattr("prefect_rlhf.engines.storage.live.WAIT_SECONDS", 0.2)
+    monkeypatch.setattr("prefect_rlhf.files.storage.live.WAIT_SECONDS", 0.2)
     with written_by_another_process(runs / "amber"):
         with (
             pytest.raises(

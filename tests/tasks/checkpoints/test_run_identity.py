@@ -5,11 +5,11 @@ from functools import reduce
 
 import pytest
 
-from prefect_rlhf.placement.model import OptimizerSpec
+from prefect_rlhf.placement.models.model import OptimizerSpec
 from prefect_rlhf.placement.row_set import RowLimit
 from prefect_rlhf.tasks.checkpoints.run_identity import first_difference, run_identity, with_defaults, with_draws_of
-from prefect_rlhf.tasks.rl.hyperparameters import PPO
 from prefect_rlhf.tasks.rl.losses import ppo_clip
+from prefect_rlhf.tasks.rl.settings.online import PPO
 from tests.strategies import ppo
 from tests.tasks import row_world
 

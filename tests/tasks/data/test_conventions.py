@@ -2,7 +2,7 @@
 
 import pytest
 
-from prefect_rlhf.placement.errors import InvalidInput
+from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.tasks.data.datasets import PreferenceDataset, PromptDataset
 from tests.tasks.data.stored import ask, json_lines, parquet, say
 from tests.tasks.small_tokenizer import ids

@@ -6,7 +6,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from prefect_rlhf.placement.errors import InvalidInput
+from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.tasks.data.datasets import PreferenceDataset, PromptDataset
 from tests.tasks.small_tokenizer import ids, save_small_tokenizer
 

@@ -8,7 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from prefect_rlhf.blocks.dataset import Prompts
-from prefect_rlhf.placement.errors import InvalidInput
+from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.tasks.data.datasets import PromptDataset
 from tests.tasks.small_tokenizer import ids, save_small_tokenizer
 

@@ -9,7 +9,7 @@ import torch
 
 from prefect_rlhf.engines.compute import Context
 from prefect_rlhf.engines.rows import Batch
-from prefect_rlhf.placement.errors import OutputFailed
+from prefect_rlhf.errors.errors import OutputFailed
 from prefect_rlhf.tasks.data.rollouts import carry_over_rollouts, record_rollouts, remove_rollouts_from, write_rows
 from prefect_rlhf.tasks.rl.evaluation import record_evaluation
 from prefect_rlhf.tasks.settings import Settings

@@ -6,7 +6,7 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from prefect_rlhf.placement.errors import InvalidInput
+from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.tasks.data.vocabulary import byte_of_letter, have_same_files, of_json, read_vocabulary
 from tests.tasks.small_tokenizer import WORDS, save_small_tokenizer
 

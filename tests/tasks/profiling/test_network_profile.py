@@ -4,13 +4,13 @@ from dataclasses import replace
 
 import pytest
 
-from prefect_rlhf.flows.hardware.datasheets import CPU
-from prefect_rlhf.placement.cost.hardware import NETWORKS
-from prefect_rlhf.placement.cost.profile import Profile, Subject
+from prefect_rlhf.flows.hardware.node_hardware import CPU
+from prefect_rlhf.placement.cost.datasheets.hardware import NETWORKS
 from prefect_rlhf.placement.cost.sources import CostSources
+from prefect_rlhf.placement.cost.times.profile import Profile, Subject
 from prefect_rlhf.placement.cost.workload import Workload
-from prefect_rlhf.placement.mesh import ClusterShape
-from prefect_rlhf.placement.model import TransformerShape
+from prefect_rlhf.placement.devices.mesh import ClusterShape
+from prefect_rlhf.placement.models.model import TransformerShape
 from prefect_rlhf.placement.planner.best_plan import plan_graph
 from prefect_rlhf.placement.planner.question import Question, Site
 from prefect_rlhf.tasks.profiling.bench import Sizes

@@ -2,7 +2,7 @@
 
 import pytest
 
-from prefect_rlhf.flows.hardware.datasheets import CPU
+from prefect_rlhf.flows.hardware.node_hardware import CPU
 from prefect_rlhf.tasks.profiling.probe import probe
 
 pytestmark = [pytest.mark.slow, pytest.mark.all]

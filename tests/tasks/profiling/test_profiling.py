@@ -2,15 +2,15 @@
 
 import pytest
 
-from prefect_rlhf.engines.profiling.profiling_rank import PassSeconds
+from prefect_rlhf.engines.rank.profiling.profiling_rank import PassSeconds
+from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.placement.cost.call import call_cost
 from prefect_rlhf.placement.cost.execution import Execution
-from prefect_rlhf.placement.cost.profile import Profile, ProfiledTimes, Subject
 from prefect_rlhf.placement.cost.sizes import ModelSizes
+from prefect_rlhf.placement.cost.times.profile import Profile, ProfiledTimes, Subject
 from prefect_rlhf.placement.cost.workload import CallWork, Workload
-from prefect_rlhf.placement.errors import InvalidInput
-from prefect_rlhf.placement.model import TransformerShape
-from prefect_rlhf.placement.strategy import Strategy
+from prefect_rlhf.placement.devices.strategy import Strategy
+from prefect_rlhf.placement.models.model import TransformerShape
 from prefect_rlhf.tasks.profiling.bench import Sizes, part_of
 from prefect_rlhf.tasks.profiling.measure import held_up, measure
 

@@ -7,12 +7,12 @@ import pytest
 
 from prefect_rlhf.placement.augmented.augment import augment
 from prefect_rlhf.placement.augmented.node import subject_of
-from prefect_rlhf.placement.pictures.plan import schedule_bars
-from prefect_rlhf.placement.pictures.timeline import timeline_svg
 from prefect_rlhf.placement.planner.preset_plan import preset
 from prefect_rlhf.placement.schedule.estimate import Prediction
 from prefect_rlhf.placement.schedule.schedule import schedule
 from prefect_rlhf.tasks.reporting.comparison import ORCHESTRATION, compare, comparison_rows
+from prefect_rlhf.tasks.reporting.pictures.plan import schedule_bars
+from prefect_rlhf.tasks.reporting.pictures.timeline import timeline_svg
 from prefect_rlhf.tasks.running.journal import Journal, TaskRunSpan, read_spans
 from tests.strategies import TWO_DEVICES, dpo
 

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from prefect_rlhf.engines.mean_over import row_parts
 from prefect_rlhf.engines.rows import Columns
-from prefect_rlhf.tasks.operations import Operator
 from prefect_rlhf.tasks.settings import Settings
+from prefect_rlhf.tasks.tracing.operations import Operator
 
 
 @dataclass(frozen=True)

@@ -8,12 +8,12 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from prefect_rlhf.engines.rows import Batch
-from prefect_rlhf.placement.errors import InvalidInput
+from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.tasks.rl import group_advantages as ours
-from prefect_rlhf.tasks.rl.advantages import grpo_advantages
+from prefect_rlhf.tasks.rl.group_advantages import grpo_advantages
 from prefect_rlhf.tasks.rl.groups import group_metrics, group_scores
-from prefect_rlhf.tasks.rl.hyperparameters import GRPO
-from prefect_rlhf.tasks.rl.policy_settings import KLTerm, Overlong
+from prefect_rlhf.tasks.rl.settings.online import GRPO
+from prefect_rlhf.tasks.rl.settings.policy import KLTerm, Overlong
 from tests.cases import examples
 from tests.tasks.rl import trl_formulas as trl
 from tests.tasks.rl import verl_formulas as verl

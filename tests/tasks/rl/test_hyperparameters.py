@@ -3,9 +3,9 @@
 import pytest
 from pydantic import ValidationError
 
-from prefect_rlhf.tasks.rl.hyperparameters import GRPO, PPO, ReMax, Reward
 from prefect_rlhf.tasks.rl.losses import ppo_clip
-from prefect_rlhf.tasks.rl.offline_settings import DPO, KTO, SFT
+from prefect_rlhf.tasks.rl.settings.offline import DPO, KTO, SFT
+from prefect_rlhf.tasks.rl.settings.online import GRPO, PPO, ReMax, Reward
 from prefect_rlhf.tasks.settings import Optimizer
 
 pytestmark = pytest.mark.quick

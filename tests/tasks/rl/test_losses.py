@@ -8,7 +8,6 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from prefect_rlhf.tasks.rl.hyperparameters import GRPO, PPO, ReMax, Reward
 from prefect_rlhf.tasks.rl.losses import (
     bradley_terry,
     grpo,
@@ -17,8 +16,9 @@ from prefect_rlhf.tasks.rl.losses import (
     value_clip,
     weighted_policy_gradient,
 )
-from prefect_rlhf.tasks.rl.offline_settings import DPO
 from prefect_rlhf.tasks.rl.preference_losses import dpo
+from prefect_rlhf.tasks.rl.settings.offline import DPO
+from prefect_rlhf.tasks.rl.settings.online import GRPO, PPO, ReMax, Reward
 from prefect_rlhf.tasks.settings import Settings
 from tests.tasks.rl.loss_sums import loss_sums
 

@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prefect_rlhf.engines.rows import NoSuchColumn
-from prefect_rlhf.tasks.rl.hyperparameters import GRPO, PPO
 from prefect_rlhf.tasks.rl.kl import kl_estimate
 from prefect_rlhf.tasks.rl.losses import grpo, ppo_clip
-from prefect_rlhf.tasks.rl.policy_settings import Importance, KLTerm
+from prefect_rlhf.tasks.rl.settings.online import GRPO, PPO
+from prefect_rlhf.tasks.rl.settings.policy import Importance, KLTerm
 from tests.cases import examples
 from tests.tasks.rl import trl_formulas as trl
 from tests.tasks.rl import verl_formulas as verl

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from prefect_rlhf.engines.rows import Batch
-from prefect_rlhf.tasks.rl.offline_settings import DPO, KTO
 from prefect_rlhf.tasks.rl.preference_evaluation import kto_kl, label_accuracy, mismatched_answers, preference_accuracy
 from prefect_rlhf.tasks.rl.preference_losses import dpo, kto
+from prefect_rlhf.tasks.rl.settings.offline import DPO, KTO
 from tests.tasks.rl import trl_preference_formulas as trl
 from tests.tasks.rl.loss_sums import loss_sums
 

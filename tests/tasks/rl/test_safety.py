@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from prefect_rlhf.engines.rows import Batch
-from prefect_rlhf.tasks.rl.hyperparameters import KLControl
 from prefect_rlhf.tasks.rl.rewards import kl_penalised_rewards
 from prefect_rlhf.tasks.rl.safety import LagrangeState, kl_penalised_costs, lagrange_advantages, lagrange_multiplier
-from prefect_rlhf.tasks.rl.safety_settings import Lagrange, SafeRLHF
+from prefect_rlhf.tasks.rl.settings.online import KLControl
+from prefect_rlhf.tasks.rl.settings.safety import Lagrange, SafeRLHF
 
 pytestmark = pytest.mark.quick
 

@@ -6,15 +6,15 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from prefect_rlhf.errors.errors import DeviceOutsideLease
 from prefect_rlhf.placement.augmented.augment import augment
 from prefect_rlhf.placement.augmented.node import Dependency, Node
 from prefect_rlhf.placement.augmented.work import Compute, Offload, Reload, Transfer
-from prefect_rlhf.placement.errors import DeviceOutsideLease
-from prefect_rlhf.placement.mesh import Device, DeviceMesh
+from prefect_rlhf.placement.devices.mesh import Device, DeviceMesh
+from prefect_rlhf.placement.devices.strategy import Strategy
 from prefect_rlhf.placement.plan import ModelInstance
 from prefect_rlhf.placement.planner.preset_plan import preset
 from prefect_rlhf.placement.schedule.schedule import schedule
-from prefect_rlhf.placement.strategy import Strategy
 from prefect_rlhf.tasks.running.device_locks import DeviceLocks
 from tests.strategies import TWO_DEVICES, call, placed, ppo
 

@@ -3,9 +3,9 @@
 import pytest
 
 from prefect_rlhf.engines.rank.rank import Rank
-from prefect_rlhf.placement.errors import InvalidInput
-from prefect_rlhf.placement.lease import Lease
-from prefect_rlhf.placement.mesh import ClusterShape
+from prefect_rlhf.errors.errors import InvalidInput
+from prefect_rlhf.placement.devices.lease import Lease
+from prefect_rlhf.placement.devices.mesh import ClusterShape
 from prefect_rlhf.tasks.running.device_memory import check_device_memory
 
 GIB = 1 << 30

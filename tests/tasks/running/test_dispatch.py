@@ -8,10 +8,10 @@ from dataclasses import replace
 import pytest
 
 from prefect_rlhf.engines.gang.local import LocalGang
-from prefect_rlhf.engines.gang.messages import GangSettings
+from prefect_rlhf.engines.gang.processes.messages import GangSettings
 from prefect_rlhf.engines.rank.rank import Rank
 from prefect_rlhf.placement.augmented.row_uses import row_uses
-from prefect_rlhf.placement.mesh import ClusterShape
+from prefect_rlhf.placement.devices.mesh import ClusterShape
 from prefect_rlhf.placement.plan import ExecutionPlan
 from prefect_rlhf.placement.plans.check import check_plan
 from prefect_rlhf.tasks.running.commands import call_commands

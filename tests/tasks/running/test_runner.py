@@ -13,14 +13,14 @@ from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterParentFlowRunId
 from prefect.context import FlowRunContext
 
+from prefect_rlhf.errors.errors import OutputFailed, RankFailed, RankLost, StaleWeights
 from prefect_rlhf.placement.augmented.step_groups import StepGroups
-from prefect_rlhf.placement.errors import OutputFailed, RankFailed, RankLost, StaleWeights
 from prefect_rlhf.placement.planner.preset_plan import preset
-from prefect_rlhf.tasks.failures import TASK_RUN_LOGGER
 from prefect_rlhf.tasks.running.journal import STEPS_KEPT, Journal, read_spans
 from prefect_rlhf.tasks.running.outcome import NodeOutcome
 from prefect_rlhf.tasks.running.runner import STOP_POLL_SECONDS, GraphRunner
 from prefect_rlhf.tasks.running.stop_request import StopRequest
+from prefect_rlhf.tasks.server.failures import TASK_RUN_LOGGER
 from tests.cases import combinations, first
 from tests.strategies import TWO_DEVICES, ppo
 from tests.tasks import row_world

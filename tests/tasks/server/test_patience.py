@@ -9,7 +9,7 @@ import httpx
 import pytest
 from prefect.client.base import PrefectHttpxAsyncClient, PrefectHttpxSyncClient
 
-from prefect_rlhf.placement.errors import InvalidInput
+from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.tasks.server import patience
 from prefect_rlhf.tasks.server.patience import VARIABLE, ServerAway, hurry, not_waiting, wait_for_server
 

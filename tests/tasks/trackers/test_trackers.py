@@ -16,8 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.flows.commands.cli import main
-from prefect_rlhf.placement.errors import InvalidInput
 from prefect_rlhf.tasks.running.journal import Journal
 from prefect_rlhf.tasks.trackers import follow, tracking
 from prefect_rlhf.tasks.trackers.follow import followed

@@ -7,14 +7,14 @@ from pathlib import Path
 import torch
 
 from prefect_rlhf.engines.compute import Computed
-from prefect_rlhf.engines.loss import LossValues
-from prefect_rlhf.tasks.calls import compute, generate, inference, score, train_step
+from prefect_rlhf.engines.loss_protocol import LossValues
 from prefect_rlhf.tasks.data.rollouts import record_rollouts
 from prefect_rlhf.tasks.host_rewards import HostRewards, RewardFunction
-from prefect_rlhf.tasks.operations import computation, loss
 from prefect_rlhf.tasks.rl.evaluation import record_evaluation
 from prefect_rlhf.tasks.rl.losses import policy_gradient
 from prefect_rlhf.tasks.settings import Settings
+from prefect_rlhf.tasks.tracing.calls import compute, generate, inference, score, train_step
+from prefect_rlhf.tasks.tracing.operations import computation, loss
 
 PLAIN = Settings()
 

@@ -12,13 +12,13 @@ import pytest
 from prefect.utilities.importtools import import_object
 
 from prefect_rlhf.engines.gang.local import LocalGang
-from prefect_rlhf.engines.trial.trial_rank import TrialRank
-from prefect_rlhf.placement.errors import GraphError, InvalidInput
+from prefect_rlhf.engines.rank.trial.trial_rank import TrialRank
+from prefect_rlhf.errors.errors import GraphError, InvalidInput
 from prefect_rlhf.placement.graph import Dataset
-from prefect_rlhf.placement.model import ModelSpec, TransformerShape
+from prefect_rlhf.placement.models.model import ModelSpec, TransformerShape
 from prefect_rlhf.tasks.checkpoints.best import BestModel
 from prefect_rlhf.tasks.data.datasets import PromptDataset
-from prefect_rlhf.tasks.trace import trace_body
+from prefect_rlhf.tasks.tracing.trace import trace_body
 from prefect_rlhf.tasks.trial.try_operators import GANG, Trial, evaluation_of, try_operators
 from tests.cases import first
 from tests.tasks.small_tokenizer import save_small_tokenizer
@@ -211,7 +211,7 @@ def test_an_operator_is_found_wherever_its_file_lies(tried_afresh, tmp_path, mon
     """Prefect loads a deployment's flow in the folder that was pulled, which stays on no path; a name may be taken."""
     (tmp_path / f"{name}_helper.py").write_text("NAME = 'advantages'\n")
     (tmp_path / f"{name}.py").write_text(
-        "from prefect_rlhf.engines.compute import Computed\nfrom prefect_rlhf.tasks.operations import computation\n"
+        "from prefect_rlhf.engines.compute import Computed\nfrom prefect_rlhf.tasks.tracing.operations import computation\n"
         f"from {name}_helper import NAME\n\n"
         f"@computation(NAME)\ndef {name}(rollout, scores, settings):\n"
         "    return Computed({NAME: rollout['logprobs']})\n"
@@ -230,7 +230,7 @@ def test_an_operator_that_a_fresh_process_cannot_import_is_refused(tried_afresh,
     """It names operator, module and what to do."""
     file = tmp_path / "only_here.py"
     file.write_text(
-        "import os\nfrom prefect_rlhf.tasks.operations import computation\n\n"
+        "import os\nfrom prefect_rlhf.tasks.tracing.operations import computation\n\n"
         "assert os.environ.get('ONLY_HERE') == str(os.getpid())\n\n"
         "@computation('advantages')\ndef only_here(rollout, scores, settings):\n    return None\n"
     )

@@ -1,0 +1,148 @@
+"""A call of a user's function, sync or async, and a verdict per row on its result. Every failure is reported."""
+
+import asyncio
+import inspect
+import math
+import random
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn
+
+from prefect_rlhf.engines.functions.arguments import Row, arguments
+from prefect_rlhf.engines.functions.load import LoadedFunction, at, reason
+from prefect_rlhf.engines.functions.scores import Verdict, mean
+from prefect_rlhf.errors.in_short import in_short, one_line
+
+Verdicts = tuple[Verdict, ...]
+_FAIR = 0.1  # share of an async call's time that other calls may block
+_BEAT_SECONDS = 0.02
+_NOTICED_SECONDS = 0.01
+
+
+class LoopDelay:
+    """Seconds for which calls have blocked an event loop."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    async def watch(self) -> NoReturn:
+        """Count until cancelled."""
+        now = asyncio.get_running_loop().time
+        while True:
+            before = now()
+            await asyncio.sleep(_BEAT_SECONDS)
+            late_by = now() - before - _BEAT_SECONDS
+            self.seconds += late_by if late_by > _NOTICED_SECONDS else 0.0
+
+
+def call(function: LoadedFunction, rows: Sequence[Row], runner: asyncio.Runner) -> Verdicts:
+    """Call a function that is not declared async; if it returns an awaitable nevertheless, `runner` awaits it."""
+    logged: dict[str, list[float]] = {}
+    try:
+        returned = _called(function, rows, logged)
+        if inspect.isawaitable(returned):
+            returned = runner.run(_awaited(returned))
+        return _judged(function, rows, returned, logged)
+    except BaseException as error:  # noqa: BLE001  a user's function may raise anything, SystemExit too
+        return _all_failed(rows, reason(error, function.place))
+
+
+async def call_async(function: LoadedFunction, rows: Sequence[Row], seconds: float, delay: LoopDelay) -> Verdicts:
+    """Call an async function with a limit of `seconds`; `delay` measures how many of them other calls blocked."""
+    logged: dict[str, list[float]] = {}
+    limit, before = asyncio.timeout(seconds), delay.seconds
+    try:
+        async with limit:
+            returned = await _called(function, rows, logged)
+        return _judged(function, rows, returned, logged)
+    except BaseException as error:  # noqa: BLE001  as above
+        if not limit.expired():
+            return _all_failed(rows, reason(error, function.place))
+        overdue = asyncio.get_running_loop().time() - (limit.when() or 0.0)
+        held_up = delay.seconds - before + overdue > _FAIR * seconds
+        return _all_failed(rows, late(seconds, function.place), held_up)
+
+
+def late(seconds: float, place: str) -> str:
+    """Return the error of a call that missed its deadline.
+
+    >>> late(0.5, "mine.py:3 in f")
+    'no value after 0.5 s (mine.py:3 in f)'
+    """
+    return at(f"no value after {seconds:g} s", place)
+
+
+def _called(function: LoadedFunction, rows: Sequence[Row], logged: dict[str, list[float]]) -> Any:
+    def log_metric(name: str, value: float) -> None:
+        logged.setdefault(str(name), []).append(float(value))
+
+    args, kwargs = arguments(function.call, function.of.signature, rows, log_metric)
+    _seed(f"{function.of.name}\n{rows[0]['prompt']!r}\n{rows[0]['response']}")
+    return function.call(*args, **kwargs)
+
+
+def _seed(text: str) -> None:
+    random.seed(text)
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed(random.Random(text).getrandbits(32))
+
+
+async def _awaited(returned: Any) -> Any:
+    return await returned
+
+
+def _judged(
+    function: LoadedFunction, rows: Sequence[Row], returned: Any, logged: Mapping[str, list[float]]
+) -> Verdicts:
+    """Return a verdict per row on a call's result; values of TRL's `log_metric` count for the first row."""
+    signature, place = function.of.signature, function.place
+    if signature == "verl" and isinstance(returned, Mapping):
+        if "score" not in returned:
+            return _all_failed(rows, at(f"returned a dict without score: {in_short(returned)}", place))
+        return (_verdict(returned["score"], place, none=False, metrics=_numbers(returned)),)
+    if signature != "trl":
+        return (_verdict(returned, place, none=signature == "row"),)
+    if isinstance(returned, str | bytes | Mapping) or not hasattr(returned, "__len__"):
+        return _all_failed(rows, at(f"returned {_seen(returned)}, not a list of {len(rows)} numbers", place))
+    values = list(returned)
+    if len(values) != len(rows):
+        return _all_failed(rows, at(f"returned {len(values)} values for {len(rows)} rows", place))
+    told = {name: mean(numbers) for name, numbers in logged.items()}
+    return tuple(
+        _verdict(value, place, none=True, metrics={} if number else _numbers(told))
+        for number, value in enumerate(values)
+    )
+
+
+def _verdict(value: Any, place: str, *, none: bool, metrics: Mapping[str, float] | None = None) -> Verdict:
+    """Return the verdict on a value: a finite number, or None if `none` allows it."""
+    if value is None and none:
+        return Verdict(metrics=metrics or {})
+    if isinstance(value, str | bytes) or not _has_float(value):
+        return Verdict(failed=at(f"returned {_seen(value)}, not a number", place))
+    number = float(value)
+    if not math.isfinite(number):
+        return Verdict(failed=at(f"returned {number}, not a finite number", place))
+    return Verdict(number, metrics=metrics or {})
+
+
+def _has_float(value: Any) -> bool:
+    return hasattr(type(value), "__float__") or hasattr(type(value), "__index__")
+
+
+def _numbers(values: Mapping[Any, Any]) -> dict[str, float]:
+    """Return the finite numbers of a mapping except its score."""
+    numbers = {
+        name: float(value)
+        for name, value in values.items()
+        if isinstance(name, str) and name != "score" and _has_float(value) and not isinstance(value, str | bytes)
+    }
+    return {name: value for name, value in numbers.items() if math.isfinite(value)}
+
+
+def _seen(value: Any) -> str:
+    return f"{in_short(value)} of type {type(value).__name__}" if value is not None else "None"
+
+
+def _all_failed(rows: Sequence[Row], why: str, held_up: bool = False) -> Verdicts:
+    return tuple(Verdict(failed=one_line(why), held_up=held_up) for _ in rows)

@@ -1,0 +1,108 @@
+"""A user's function that is called on rows: its name, its place, and the arguments that it takes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from prefect_rlhf.errors.errors import InvalidInput
+
+Signature = Literal["row", "trl", "verl", "reasoning_gym"]
+OF_ROWS = ("prompt", "response")
+"""Columns that every row has, whatever its dataset."""
+_TRUTH = ("ground_truth", "reward_model", "reward_model.ground_truth")
+_QUESTION = ("question", "answer", "metadata")
+
+
+@dataclass(frozen=True, slots=True)
+class HostFunction:
+    """A function that is called on rows. It can be pickled. `HostRewards` states the bounds of its fields.
+
+    `function` is `"module:function"` or `"path/to/file.py:function"`; a path is relative to the working folder of the
+    process. A row is a mapping of `prompt` (text, or a list of messages), `response` (text) and every column of its
+    dataset.
+
+    | signature | is called as | returns |
+    |---|---|---|
+    | row | `f(row)` | a number; None: not applicable |
+    | trl | `f(prompts=, completions=, completion_ids=, **columns)`, a list of each | a list of such |
+    | verl | `f(data_source=, solution_str=, ground_truth=, extra_info=)` | a number, or a dict with a `score` |
+    | reasoning_gym | `f(answer, entry)`; `"reasoning_gym:chain_sum"` is the `score_answer` of that task | a number |
+
+    Each may be `async`. The result for a row must depend on that row alone: rows are called in batches of any size, in
+    any order, and again after a failure. Before each call, `random` (and numpy's, if it is imported) is seeded by the
+    function's name and the row's text, so draws are the same on every worker. The draws of `async` functions, which run
+    concurrently, are not, unless they use a `random.Random` of their own.
+    """
+
+    name: str
+    function: str
+    weight: float = 1.0
+    signature: Signature = "row"
+
+    def __post_init__(self) -> None:
+        module, _, attribute = self.function.rpartition(":")
+        if not module or not all(part.isidentifier() for part in attribute.split(".")):
+            raise InvalidInput(self.field, self.function, "module:function or path/to/file.py:function")
+
+    @property
+    def field(self) -> str:
+        """The field that errors name."""
+        return f"reward.{self.name}"
+
+    @property
+    def module(self) -> str:
+        """The module's name, or the path of its file."""
+        return self.function.rpartition(":")[0]
+
+    @property
+    def attribute(self) -> str:
+        """The function's name in its module, dotted for a method."""
+        return self.function.rpartition(":")[2]
+
+    @property
+    def file(self) -> Path | None:
+        """The file, if a file was named instead of a module."""
+        return Path(self.module) if self.module.endswith(".py") else None
+
+    def lacking(self, named: Collection[str], columns: Collection[str]) -> tuple[str, ...]:
+        """Return the columns that a call needs and that rows with these `columns` lack.
+
+        `named` are the arguments without a default with which a TRL function names columns.
+
+        >>> HostFunction("right", "mine:right", signature="verl").lacking((), ("prompt", "response", "data_source"))
+        ('ground_truth',)
+        """
+        needed: tuple[str, ...] = OF_ROWS
+        if self.signature == "trl":
+            needed = (*OF_ROWS, *named)
+        elif self.signature == "verl":
+            needed = (*OF_ROWS, "data_source", *(() if any(name in columns for name in _TRUTH) else ("ground_truth",)))
+        elif self.signature == "reasoning_gym" and "entry" not in columns:
+            needed = (*OF_ROWS, *_QUESTION)
+        return tuple(name for name in needed if name not in columns)
+
+
+@dataclass(frozen=True, slots=True)
+class HostSettings:
+    """Settings of a `HostPool`. `HostRewards` states their bounds.
+
+    workers: processes, each of one CPU.
+    deadline_seconds: limit of a row's call, in seconds of wall time; the import of its module does not count.
+    retries: how many times a failed row is tried again.
+    failed_value: the value of a failed row; None: it is NaN, and the row gets weight 0.
+    most_failed: largest share of the rows of a `score`, 0 to 1, that may fail; above it the call raises.
+    """
+
+    workers: int
+    deadline_seconds: float = 30.0
+    retries: int = 1
+    failed_value: float | None = None
+    most_failed: float = 0.1
+
+    @property
+    def value_of_failed(self) -> float:
+        return math.nan if self.failed_value is None else self.failed_value

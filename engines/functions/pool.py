@@ -1,0 +1,187 @@
+"""The pool: sends calls to workers, kills workers that hang, and collects the functions' values for each row."""
+
+from __future__ import annotations
+
+import select
+import time
+from collections.abc import Collection, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+from prefect_rlhf.engines.functions.function import HostFunction, HostSettings
+from prefect_rlhf.engines.functions.messages import Loaded, Start
+from prefect_rlhf.engines.functions.process import search_path
+from prefect_rlhf.engines.functions.scores import HostScores, RowFailure
+from prefect_rlhf.engines.functions.work import Work
+from prefect_rlhf.engines.functions.worker_handle import Hand
+from prefect_rlhf.errors.errors import InvalidInput, RlhfError
+from prefect_rlhf.errors.in_short import one_line
+
+START_SECONDS = 60.0
+"""Seconds for a worker to import a function, and to read a message."""
+CONCURRENT = 16
+"""Async calls that a worker runs at a time."""
+_LOOK_SECONDS = 0.5  # between checks that a process lives: its own children may keep its channel open
+
+Rows = Sequence[Mapping[str, Any]]
+
+
+class HostFunctionFailed(RlhfError):
+    """A host function failed on more rows than `most_failed` allows; names it, its file, the count and a reason."""
+
+
+class HostPool:
+    """Processes that call functions on rows.
+
+    They start at the first use. They end with `close`, after an error, and at every kind of end of the pool's process.
+    Not thread-safe.
+    """
+
+    def __init__(
+        self, functions: Sequence[HostFunction], settings: HostSettings, start_seconds: float = START_SECONDS
+    ) -> None:
+        self.functions, self.settings = tuple(functions), settings
+        self._start_seconds = start_seconds
+        self._hands: list[Hand] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def score(self, rows: Rows, doing: str) -> HostScores:
+        """Call every function on every row; `doing` names the purpose in errors.
+
+        Raises InvalidInput for a function that cannot be called at all or a column that the rows lack, and
+        HostFunctionFailed once more than `most_failed` of the rows have failed.
+        """
+        began = time.monotonic()
+        work = Work(self.functions, len(rows), self.settings.retries)
+        if not work.done:
+            try:
+                self._staff(work.waiting)
+                functions = self.load()
+                for function, loaded in zip(self.functions, functions, strict=True):
+                    _require_columns(function, loaded, rows)
+                self._work(work, rows, doing, [loaded.asynchronous for loaded in functions])
+            except BaseException:
+                self.close()
+                raise
+        seconds = time.monotonic() - began
+        return HostScores(work.values(self.settings.value_of_failed), work.failures(), seconds, work.metrics())
+
+    def load(self) -> Sequence[Loaded]:
+        """Import the functions in a first worker, unless a worker has. Raises InvalidInput for a refused function."""
+        try:
+            while True:
+                for hand in self._hands:
+                    if hand.loaded is not None:
+                        return hand.loaded
+                self._staff(0 if self._hands else 1)
+                self._turn(None)
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Kill every worker. The pool can be used again."""
+        hands, self._hands = self._hands, []
+        for hand in hands:
+            hand.process.kill()
+        for hand in hands:
+            hand.process.reap()
+
+    def _work(self, work: Work, rows: Rows, doing: str, asynchronous: Sequence[bool]) -> None:
+        while not work.done:
+            self._staff(work.waiting)
+            for hand in self._hands:
+                calls = work.take(self.settings.workers, asynchronous) if hand.idle else ()
+                if calls:
+                    hand.give(calls, rows)
+            self._turn(work)
+            if len(work.failed_rows) > self.settings.most_failed * len(rows):
+                raise self._too_many(work.failures(), len(rows), doing)
+
+    def _staff(self, calls: int) -> None:
+        """Start workers until each of `calls` and each running call has one, at most `settings.workers`."""
+        start = Start(self.functions, search_path(), self.settings.deadline_seconds, CONCURRENT)
+        busy = sum(hand.busy for hand in self._hands)
+        while len(self._hands) < min(self.settings.workers, busy + calls):
+            self._hands.append(Hand(start, self._start_seconds))
+
+    def _turn(self, work: Work | None) -> None:
+        """Wait for a worker's message, a worker's deadline or some time; then process all events."""
+        _exchange(self._hands, min([hand.due for hand in self._hands]) - time.monotonic())
+        for hand in tuple(self._hands):
+            hand.hear(work)
+            how = hand.process.ended()
+            if how:
+                hand.hear(work)  # its last messages
+                self._dismiss(hand)
+                hand.lost(work, how)
+            elif hand.due < time.monotonic():
+                hand.hear(work)  # this thread may be late itself
+                if hand.due < time.monotonic():
+                    self._dismiss(hand)
+                    hand.lost_late(work)
+
+    def _dismiss(self, hand: Hand) -> None:
+        self._hands.remove(hand)
+        hand.process.kill()
+        hand.process.reap()
+
+    def _too_many(self, failures: Sequence[RowFailure], rows: int, doing: str) -> HostFunctionFailed:
+        worst = max(self.functions, key=lambda f: sum(failure.function == f.name for failure in failures))
+        of_worst = [failure for failure in failures if failure.function == worst.name]
+        return HostFunctionFailed(
+            one_line(
+                f"{doing}: {worst.name} ({worst.function}) failed on {len(of_worst)} of {rows} rows, at most"
+                f" {self.settings.most_failed:.0%} may; row {of_worst[0].row}: {of_worst[0].reason}"
+            )
+        )
+
+
+def _exchange(hands: Sequence[Hand], seconds: float) -> None:
+    """Wait for workers, at most `seconds`; send as much as they accept and read their output."""
+    poller, outputs, senders = select.poll(), {}, {}
+    for process in (hand.process for hand in hands):
+        if not process.hung_up:
+            poller.register(process.channel, select.POLLIN | (select.POLLOUT if process.unsent else 0))
+            senders[process.channel.fileno()] = process
+        if not process.silent:
+            poller.register(process.output, select.POLLIN)
+            outputs[process.output] = process
+    for descriptor, _ in poller.poll(1000 * max(0.0, min(seconds, _LOOK_SECONDS))):
+        if descriptor in outputs:
+            outputs[descriptor].drain()
+        else:
+            senders[descriptor].send()
+
+
+def _require_columns(function: HostFunction, loaded: Loaded, rows: Rows) -> None:
+    """Raise InvalidInput for a column that a function needs and a row lacks."""
+    for number, row in enumerate(rows):
+        lacking = function.lacking(loaded.named, row)
+        if lacking:
+            expected = f"a column {lacking[0]}, which {function.function} needs"
+            raise InvalidInput(f"{function.field}: row {number}", sorted(map(str, row)), expected)
+
+
+def check_function(
+    function: HostFunction, columns: Collection[str] | None = None, seconds: float = START_SECONDS
+) -> None:
+    """Raise InvalidInput if `function` cannot be imported, is not a function, or takes other arguments.
+
+    With `columns`, those of the dataset, also if the function needs a column that is missing there.
+    """
+    with HostPool((function,), HostSettings(workers=1), seconds) as pool:
+        (loaded,) = pool.load()
+    if columns is None:
+        return
+    lacking = function.lacking(loaded.named, {*columns, "prompt", "response", "completion_ids"})
+    if lacking:
+        expected = f"a dataset with a column {lacking[0]}, which {function.function} needs"
+        raise InvalidInput(function.field, sorted(columns), expected)

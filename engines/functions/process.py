@@ -1,0 +1,173 @@
+"""A worker from the pool's side: its process, messages, printed output and end. Only `reap` waits for it.
+
+The pool starts the worker's reaper: a process that ends in the same way as the worker and leaves no process below it.
+"""
+
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from prefect_rlhf.engines.functions.messages import Job, Said, Start, packed, said_in
+from prefect_rlhf.errors.in_short import in_short
+from prefect_rlhf.files.modules import IN_RANK
+
+KEPT_OUTPUT = 4096
+"""Bytes of a worker's latest output that are kept; the rest is read and dropped, so that printing never blocks."""
+_REAP_SECONDS = 10.0
+_HANG_UP_SECONDS = 2.0  # from the end of a process's channel to the end of the process
+_AT_ONCE = 1 << 16
+_MOST_AT_ONCE = 1 << 24  # bytes from a worker before the pool looks at the others
+_LONGEST_LINE = 1 << 26
+_COMMAND = (sys.executable, "-P", "-u", "-X", "faulthandler", "-m", f"{__package__}.worker")
+_ENVIRONMENT = {
+    "OMP_NUM_THREADS": "1",  # a worker uses a single CPU
+    "OPENBLAS_NUM_THREADS": "1",
+    "CUDA_VISIBLE_DEVICES": "",  # and holds no device
+    "PYTHONHASHSEED": "0",  # sets have the same order on every worker
+    IN_RANK: "1",
+}
+
+
+class WorkerProcess:
+    """A fresh interpreter in a session of its own, that ends when this process does. Raises OSError."""
+
+    def __init__(self, start: Start) -> None:
+        self.channel, theirs = socket.socketpair()
+        self.output, printed = os.pipe()
+        lifeline, self._life = os.pipe()  # a pipe per worker: the kernel stores the group to kill with the read end
+        command = [*_COMMAND, str(theirs.fileno()), str(lifeline)]
+        try:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=printed,
+                stderr=printed,
+                pass_fds=(theirs.fileno(), lifeline),
+                start_new_session=True,
+                env=os.environ | _ENVIRONMENT,
+            )
+        except BaseException:
+            self._close()
+            raise
+        finally:
+            theirs.close()
+            os.close(printed)
+            os.close(lifeline)
+        self.channel.setblocking(False)
+        os.set_blocking(self.output, False)
+        self.hung_up = self.silent = False
+        self.nonsense = ""  # a line that is not a message, or not at this time; reading stops there
+        self._heard, self._tail, self._unsent = b"", b"", bytearray(packed(start))
+
+    @property
+    def unsent(self) -> bool:
+        """Whether data is left to send when the channel accepts more."""
+        return bool(self._unsent) and not self.hung_up
+
+    def give(self, job: Job) -> None:
+        """Queue a job, and send as much as the channel accepts."""
+        self._unsent += packed(job)
+        self.send()
+
+    def send(self) -> None:
+        """Send as much of the unsent data as the channel accepts."""
+        with suppress(BlockingIOError, ConnectionError):  # `ended` reports a worker that is gone
+            while self._unsent:
+                del self._unsent[: self.channel.send(memoryview(self._unsent)[:_AT_ONCE])]
+
+    def hear(self) -> Iterator[Said]:
+        """Yield the worker's new messages, up to a limit of bytes."""
+        most = len(self._heard) + _MOST_AT_ONCE
+        while not self.hung_up and not self.nonsense and len(self._heard) < most:
+            try:
+                data = self.channel.recv(_AT_ONCE)
+            except BlockingIOError:
+                break
+            except ConnectionError:
+                data = b""
+            self.hung_up = not data
+            self._heard += data
+        *lines, self._heard = self._heard.split(b"\n")
+        for line in lines:
+            if self.nonsense:
+                return
+            try:
+                said = said_in(line)
+            except ValueError:
+                self.nonsense = in_short(line.decode(errors="replace"))
+            else:
+                yield said
+        if len(self._heard) > _LONGEST_LINE:
+            self.nonsense = f"a line of more than {_LONGEST_LINE >> 20} MiB"
+
+    def drain(self) -> None:
+        """Read the worker's new output, up to a limit of bytes."""
+        with suppress(BlockingIOError):
+            data = os.read(self.output, _AT_ONCE)
+            self.silent = not data
+            self._tail = (self._tail + data)[-KEPT_OUTPUT:]
+
+    def ended(self) -> str:
+        """Return why the process has ended or must be ended; empty while it runs. It is not reaped."""
+        if self.nonsense:
+            return f"its process wrote a line that is not a message to the socket of its results: {self.nonsense}"
+        patience = time.monotonic() + (_HANG_UP_SECONDS if self.hung_up else 0.0)
+        try:
+            while (end := self._end()) is None and time.monotonic() < patience:
+                time.sleep(0.01)
+        except ChildProcessError:
+            return "its process is gone"
+        if end is None:
+            return "its process closed the socket of its results" if self.hung_up else ""
+        if end.si_code == os.CLD_EXITED:
+            return f"its process ended with status {end.si_status}"
+        return f"its process died by {_signal(end.si_status)}"
+
+    def printed(self) -> str:
+        """Return the end of the worker's output."""
+        return self._tail.decode(errors="replace").strip()
+
+    def kill(self) -> None:
+        """Make the reaper kill the worker and every process that it started; call `reap` afterwards."""
+        with suppress(BrokenPipeError):  # it has ended
+            os.write(self._life, b".")
+
+    def reap(self) -> None:
+        """Wait for the killed process, close its channels, and log the end of its output."""
+        try:
+            self._process.wait(_REAP_SECONDS)
+        except subprocess.TimeoutExpired:
+            logging.getLogger(__name__).warning("process %d did not end after SIGKILL", self._process.pid)
+            self._process.kill()
+        self.drain()
+        self._close()
+        if self._tail:
+            logging.getLogger(__name__).debug("last output of a host process:\n%s", self.printed())
+
+    def _end(self) -> os.waitid_result | None:
+        return os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+
+    def _close(self) -> None:
+        self.channel.close()
+        os.close(self.output)
+        os.close(self._life)
+
+
+def search_path() -> tuple[str, ...]:
+    """Return this process's module search path and its working folder."""
+    here = str(Path.cwd())
+    return tuple(dict.fromkeys([*(folder or here for folder in sys.path), here]))
+
+
+def _signal(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

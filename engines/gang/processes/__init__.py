@@ -1,0 +1,1 @@
+"""The rank processes of a node: fork server, start, messages, faults and end."""

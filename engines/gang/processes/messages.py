@@ -1,0 +1,79 @@
+"""Messages on the pipe between the controller and a rank process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Generic, Literal
+
+from prefect_rlhf.engines.gang.processes.preload import modules_of
+from prefect_rlhf.engines.gang.protocol import AnyRank
+from prefect_rlhf.placement.devices.mesh import Backend
+from prefect_rlhf.placement.engine_traits import TRAITS, EngineTraits
+from prefect_rlhf.placement.plan import EngineKind
+
+StartMethod = Literal["fork", "spawn"]
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessSettings:
+    """The start method of rank processes, the modules that forked ranks find imported, and additional environment."""
+
+    method: StartMethod
+    preload: tuple[str, ...]
+    environment: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class GangSettings(Generic[AnyRank]):
+    """The rank processes of a gang: their number, their objects, and their start.
+
+    `rank_factory(rank, size)` makes the object that runs the methods. It is importable, so that it can be sent to
+    another process. `environment` is added to the controller's environment, which the ranks inherit. Forked ranks find
+    the modules in `preload` imported.
+    """
+
+    size: int
+    rank_factory: Callable[[int, int], AnyRank]
+    device: Backend = "cpu"
+    environment: Mapping[str, str] = field(default_factory=dict)
+    num_threads: int = 1
+    start_seconds: float = 120.0
+    preload: tuple[str, ...] = field(default_factory=lambda: modules_of(TRAITS))
+    engines: Mapping[EngineKind, EngineTraits] = field(default_factory=lambda: dict(TRAITS))  # also those registered
+    method: StartMethod | None = None  # None: fork, but spawn on CUDA, which does not survive a fork
+
+    @property
+    def processes(self) -> ProcessSettings:
+        """The settings of the processes before they receive their ranks."""
+        method = self.method or ("spawn" if self.device == "cuda" else "fork")
+        return ProcessSettings(method, self.preload, self.environment)
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """The first message to a rank: its number, its device within its node, and the address of its world's store."""
+
+    rank: int
+    device: int
+    host: str
+    port: int
+    gang: GangSettings[object]
+
+
+@dataclass(frozen=True)
+class Request:
+    """Run `method` of the rank's object."""
+
+    method: str
+    arguments: tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class Reply:
+    """The result of the method, or its error; `traceback` and `warnings`, a line each, are for the log."""
+
+    value: Any = None
+    error: Exception | None = None
+    traceback: str = ""
+    warnings: tuple[str, ...] = ()

@@ -1,0 +1,162 @@
+"""A rank process: it joins the world, then runs requests until the controller ends.
+
+It has a pipe per resource of its device. The main thread runs the calls; a thread per other resource runs the copies
+between device and host and the writes to disk concurrently. Each thread runs its requests one after another.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import pickle
+import signal
+import sys
+import threading
+import traceback
+from collections import deque
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
+from datetime import timedelta
+from multiprocessing.connection import Connection
+from typing import NoReturn
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import TCPStore
+
+from prefect_rlhf.engines.gang.processes.faults import as_ours
+from prefect_rlhf.engines.gang.processes.lifeline import exit_with
+from prefect_rlhf.engines.gang.processes.messages import Reply, Request, Start
+from prefect_rlhf.placement.engine_traits import register
+
+_COLLECTIVE = timedelta(hours=2)  # a rank may wait long for its peers; the call's deadline is the real limit
+
+LOGGER = "prefect_rlhf"  # this module may be __main__
+MOST_WARNINGS = 100  # the newest warnings that are kept for a reply
+
+GONE = (EOFError, ConnectionError, TimeoutError)
+"""Errors of a pipe if the controller, or its node, can no longer be reached."""
+
+
+class Warnings(logging.Handler):
+    """Keeps this process's warnings for the next reply to the controller, and prints them here at once."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self._lines: deque[str] = deque(maxlen=MOST_WARNINGS)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Keep a line."""
+        self._lines.append(record.getMessage())
+        sys.stderr.write(f"{record.getMessage()}\n")
+
+    def taken(self) -> tuple[str, ...]:
+        """Return the lines since the last call. Each line is returned once, to the first thread that calls."""
+        lines = []
+        with suppress(IndexError):
+            while True:
+                lines.append(self._lines.popleft())
+        return tuple(lines)
+
+
+WARNINGS = Warnings()
+
+
+def run(pipes: Sequence[int], lifeline: int, listener: int | None) -> NoReturn:
+    """Serve `pipes`, in the order of RESOURCES.
+
+    Ends by `os._exit`: no destructor of an engine may wait for ranks that have ended.
+    """
+    exit_with(lifeline)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the controller handles Ctrl-C
+    connections: list[Connection[Reply, Request]] = [Connection(pipe) for pipe in pipes]
+    logging.getLogger(LOGGER).addHandler(WARNINGS)
+    status = 1
+    try:
+        serve(connections, listener)
+        status = 0
+    except BaseException:  # noqa: BLE001  no error may unwind into the fork server's code
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+
+
+def serve(connections: Sequence[Connection[Reply, Request]], listener: int | None) -> None:
+    """Reply to the start, with an error if it failed, then to the requests of each pipe in their order."""
+    connection, *beside = connections
+    try:
+        start = pickle.loads(connection.recv_bytes())
+        target = join(start, listener)
+        for other in beside:
+            threading.Thread(target=serve_beside, args=(other, target, start), daemon=True).start()
+        send(connection, Reply())
+        reply_to_all(connection, target)
+    except GONE:
+        return
+    except Exception as error:  # noqa: BLE001  the start failed or a request does not unpickle: reply, then end
+        send(connection, Reply(error=as_ours(error), traceback=traceback.format_exc()))
+
+
+def serve_beside(connection: Connection[Reply, Request], target: object, start: Start) -> None:
+    """Reply to the requests of another pipe, in a thread; end the rank if the thread fails."""
+    try:
+        use_device(start)
+        reply_to_all(connection, target)
+    except GONE:
+        return
+    except BaseException:  # noqa: BLE001  if only the thread ended, the controller would wait for its reply
+        traceback.print_exc()
+        os._exit(1)
+
+
+def reply_to_all(connection: Connection[Reply, Request], target: object) -> NoReturn:
+    """Reply to all requests in their order. Raises an error of GONE when the controller ends."""
+    while True:
+        request: Request = pickle.loads(connection.recv_bytes())
+        send(connection, replace(reply_to(request, target), warnings=WARNINGS.taken()))
+
+
+def use_device(start: Start) -> None:
+    """Set torch's settings of a thread: the number of its own threads, and the device."""
+    torch.set_num_threads(start.gang.num_threads)
+    if start.gang.device == "cuda":
+        torch.cuda.set_device(start.device % torch.cuda.device_count())
+
+
+def join(start: Start, listener: int | None) -> object:
+    """Become rank `start.rank` of the world of all ranks; return the object that runs the methods."""
+    gang, rank = start.gang, start.rank
+    for name, traits in gang.engines.items():
+        register(name, traits)
+    use_device(start)
+    backend = "cpu:gloo,cuda:nccl" if gang.device == "cuda" else "gloo"
+    timeout = timedelta(seconds=gang.start_seconds)
+    store = TCPStore(start.host, start.port, gang.size, rank == 0, timeout, master_listen_fd=listener)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=gang.size, timeout=_COLLECTIVE)
+    return gang.rank_factory(rank, gang.size)
+
+
+def reply_to(request: Request, target: object) -> Reply:
+    """Run the request; translate an error into ours, with a reason of one line."""
+    try:
+        return Reply(getattr(target, request.method)(*request.arguments))
+    except Exception as error:  # noqa: BLE001  every failure of a rank is reported to the controller
+        return Reply(error=as_ours(error), traceback=traceback.format_exc())
+
+
+def send(connection: Connection[Reply, Request], message: Reply) -> None:
+    """Send a reply, or the reason if it does not pickle."""
+    try:
+        data = pickle.dumps(message)
+    except Exception as error:  # noqa: BLE001  pickling runs foreign code
+        data = pickle.dumps(Reply(error=as_ours(error), traceback=traceback.format_exc()))
+    connection.send_bytes(data)
+
+
+if __name__ == "__main__":
+    run([int(pipe) for pipe in sys.argv[1].split(",")], int(sys.argv[2]), int(sys.argv[3]) if sys.argv[3] else None)

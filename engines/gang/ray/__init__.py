@@ -1,0 +1,1 @@
+"""The gang on several machines through Ray: places, node agents, and wires between them."""

@@ -1,0 +1,1 @@
+"""Generation with the training engine: groups of rows, a token at a time."""

@@ -1,0 +1,1 @@
+"""The layers that are split over the vocabulary: embedding, head, entropy."""

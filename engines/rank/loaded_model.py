@@ -1,0 +1,77 @@
+"""A model instance in a rank's memory: its engine, and the weight version that it is known to hold."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from prefect_rlhf.engines.commands import BuildCommand, Digest
+from prefect_rlhf.engines.engine import Engine
+from prefect_rlhf.engines.weights.fingerprint import Factors, digest, sample
+from prefect_rlhf.errors.errors import StaleWeights
+from prefect_rlhf.placement.plan import OffloadPart
+
+
+@dataclass(slots=True)
+class LoadedModel:
+    """An engine with the version its weights are labelled with, and a sample of them taken when they were labelled."""
+
+    engine: Engine
+    command: BuildCommand  # that built it
+    version: int = 0
+    offloaded: set[OffloadPart] = field(default_factory=set)
+    _fingerprint_seconds: float = 0.0  # since the last report
+    _sample: Mapping[str, int] = field(default_factory=dict)
+    _factors: Factors = field(default_factory=Factors)
+
+    def label(self, version: int) -> Digest:
+        """Label the weights as `version`; return their whole digest, and keep a sample of the weights."""
+        began = time.perf_counter()
+        self.version = version
+        whole = self.digest()
+        self._sample = self._take_sample()
+        self._fingerprint_seconds += time.perf_counter() - began
+        return whole
+
+    def digest(self) -> Digest:
+        """Return the whole digest of the weights as they are now."""
+        return Digest.of(digest(self.engine.weights(), self._factors))
+
+    def offload(self, part: OffloadPart) -> int:
+        """Move a part to host memory; return the bytes freed."""
+        self.offloaded.add(part)
+        return self.engine.offload(part)
+
+    def reload(self, part: OffloadPart) -> int:
+        """Restore an offloaded part; return the bytes."""
+        bytes_moved = self.engine.reload(part)
+        self.offloaded.discard(part)
+        return bytes_moved
+
+    def require(self, version: int | None, doing: str, part: OffloadPart | None = None) -> None:
+        """Raise StaleWeights unless these weights are labelled `version` and are unchanged since they were labelled.
+
+        A call that needs the optimizer too states it by `part`.
+        """
+        name = self.command.instance.name
+        if "all" in self.offloaded:
+            raise StaleWeights(f"{doing}: {name} is offloaded; its edge names weights v{version}")
+        if part in self.offloaded:
+            raise StaleWeights(f"{doing}: the {part} of {name} is offloaded")
+        if version is not None and version != self.version:
+            raise StaleWeights(f"{doing}: {name} holds weights v{self.version}, its edge names v{version}")
+        began = time.perf_counter()
+        changed = [weight for weight, value in self._take_sample().items() if value != self._sample.get(weight)]
+        self._fingerprint_seconds += time.perf_counter() - began
+        if changed:
+            content = f"but {changed[0]} was written since that version was fingerprinted"
+            raise StaleWeights(f"{doing}: {name} is labelled v{self.version}, {content}")
+
+    def take_fingerprint_seconds(self) -> float:
+        """Return the seconds spent on fingerprints since the last call of this."""
+        seconds, self._fingerprint_seconds = self._fingerprint_seconds, 0.0
+        return seconds
+
+    def _take_sample(self) -> Mapping[str, int]:
+        return sample(self.engine.weights(), f"{self.command.instance.name} v{self.version}", self._factors)

@@ -1,0 +1,24 @@
+"""The errors of a user's function that are mistakes in its code, for every possible row."""
+
+from prefect_rlhf.errors.errors import RankFailed
+
+KINDS = (AttributeError, NameError, TypeError, ImportError)
+"""Errors of names, types and signatures. Made-up rows have the types of real rows, so their values do not matter."""
+
+
+class Mistake(RankFailed):
+    """A user's function failed for a reason that no other values can avoid."""
+
+
+def is_mistake(error: Exception) -> bool:
+    """Whether an error does not depend on values.
+
+    It may depend on them if the reason is None (a pattern that was not found in a made-up response), or if a name is
+    bound in some branches only.
+
+    >>> is_mistake(TypeError("f() takes 1 positional argument but 2 were given")), is_mistake(KeyError("b"))
+    (True, False)
+    >>> is_mistake(AttributeError("'NoneType' object has no attribute 'group'"))
+    False
+    """
+    return isinstance(error, KINDS) and not isinstance(error, UnboundLocalError) and "NoneType" not in str(error)

@@ -1,0 +1,145 @@
+"""A rank that makes up the models' results, and runs the computations and losses of a graph on them.
+
+Prompts and pairs are the dataset's own first rows. A response repeats tokens of its prompt, so that every token exists
+in the tokenizer. Values are arbitrary but possible: log-probabilities are negative, scores and lengths differ.
+"""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, cast, final
+
+import torch
+from torch import Tensor
+
+from prefect_rlhf.engines.commands import CallCommand, RankReport
+from prefect_rlhf.engines.loss_protocol import Output
+from prefect_rlhf.engines.mean_over import row_parts
+from prefect_rlhf.engines.rank.inputs import read_prompts, training_rows
+from prefect_rlhf.engines.rank.rank import Rank
+from prefect_rlhf.engines.rank.trial.mistake import Mistake, is_mistake
+from prefect_rlhf.engines.rows import pad
+from prefect_rlhf.errors.blame import described
+from prefect_rlhf.errors.errors import InvalidInput
+
+LONGEST = 3  # made-up response tokens, if the algorithm may sample that many
+
+
+class Loadable(Protocol):
+    """A function that is imported by name: `load` imports it in the calling process, `place` is its file and line."""
+
+    def load(self) -> None: ...
+
+    @property
+    def place(self) -> str: ...
+
+
+@dataclass(frozen=True, slots=True)
+class TriedFunction:
+    """A user's function; an error of it that no values can avoid becomes a Mistake."""
+
+    function: Callable[..., Any]
+
+    def __call__(self, *arguments: Any, **offered: Any) -> Any:
+        """Call it. Raises Mistake, or the function's own error."""
+        try:
+            return self.function(*arguments, **offered)
+        except Exception as error:
+            if is_mistake(error):
+                raise Mistake(described(error)) from error
+            raise
+
+
+@final
+class TrialRank(Rank):
+    """Runs the calls of a graph in order, as a rank does, but builds no model."""
+
+    def load(self, functions: Mapping[str, Loadable]) -> dict[str, str]:
+        """Import functions by the name of their call; return the error of each function that fails."""
+        failures: dict[str, str] = {}
+        for name, function in functions.items():
+            try:
+                function.load()
+            except (Exception, SystemExit) as error:  # noqa: BLE001  a user's file may raise anything
+                failures[name] = described(error)
+        return failures
+
+    def generate(self, command: CallCommand) -> RankReport:
+        """Keep made-up responses to the prompts."""
+        began = time.perf_counter()
+        assert command.sampling is not None  # a generate command has it
+        prompts = read_prompts(command, self.store, self._datasets)
+        longest = min(LONGEST, command.sampling.max_new_tokens)
+        lengths = [max(1, longest - row % 2) for row in range(len(prompts))]
+        responses = [(list(prompt) * longest)[:length] for prompt, length in zip(prompts, lengths, strict=True)]
+        tokens = [torch.tensor([*prompt, *more]) for prompt, more in zip(prompts, responses, strict=True)]
+        self._keep(command, "tokens", tokens)
+        self._keep(command, "prompt_length", [torch.tensor(len(prompt)) for prompt in prompts])
+        self._keep(command, "logprobs", made_up("logprobs", lengths))
+        return self._report(began, command=command)
+
+    def inference(self, command: CallCommand) -> RankReport:
+        """Keep made-up values of the call's rows."""
+        began, sequences = time.perf_counter(), self._inputs(command).sequences(command.doing)
+        lengths = (sequences.lengths_B - sequences.prompt_lengths_B).tolist()
+        self._keep(command, command.output, made_up(command.output, lengths))
+        return self._report(began, command=command)
+
+    def score(self, command: CallCommand) -> RankReport:
+        """Keep made-up scores of the call's rows instead of the scores of a user's functions."""
+        began = time.perf_counter()
+        for key in command.call.outputs:
+            self._keep(command, key, made_up("scores", [0] * len(command.rows)))
+        return self._report(began, command=command)
+
+    def compute(self, command: CallCommand) -> RankReport:
+        """Run a computation on the call's rows, as a rank does; also functions on hosts."""
+        if command.call.on_hosts or command.function is None:
+            return super().compute(command)
+        return super().compute(replace(command, function=TriedFunction(command.function)))
+
+    def train_step(self, command: CallCommand) -> RankReport:
+        """Run the losses on all rows as a single micro-batch, and compute their gradients.
+
+        Raises InvalidInput for a loss without a gradient.
+        """
+        began = time.perf_counter()
+        for one in command.passes:
+            rows = training_rows(command, one, self.store, self._datasets)
+            lengths = (rows.sequences.lengths_B - rows.sequences.prompt_lengths_B).tolist()
+            for term, columns in zip(rows.terms, rows.columns, strict=True):
+                outputs = [pad(made_up(output, lengths)).requires_grad_() for output in term.outputs]
+                found = TriedFunction(term.loss)(*outputs, columns)
+                parts = row_parts(term.mean_over, columns, rows.rows_per_item)
+                _, total = parts.loss_sum(found.values)
+                if not has_gradient(total, outputs):
+                    expected = f"values that depend on {' or '.join(term.outputs)} ({cast(Loadable, term.loss).place})"
+                    raise InvalidInput(f"gradient of {term.name}", "none", expected)
+                for name, values in found.metrics.items():
+                    parts.metric_sum(name, values)
+        return self._report(began, command=command)
+
+
+def has_gradient(total: Tensor, outputs: Sequence[Tensor]) -> bool:
+    """Whether a loss depends on some output of the model, even if the gradient is 0.
+
+    >>> logprobs = torch.tensor([-1.0], requires_grad=True)
+    >>> has_gradient((0 * logprobs).sum(), [logprobs]), has_gradient(logprobs.detach().sum(), [logprobs])
+    (True, False)
+    """
+    if not total.requires_grad:
+        return False
+    return any(gradient is not None for gradient in torch.autograd.grad(total, outputs, allow_unused=True))
+
+
+def made_up(output: Output, lengths: Sequence[int]) -> list[Tensor]:
+    """Return a model's possible results for rows of these response lengths: a score per row, or a value per token.
+
+    >>> [values.tolist() for values in made_up("logprobs", [2, 1])]
+    [[-0.5, -0.75], [-0.625]]
+    """
+    if output == "scores":
+        return [torch.tensor(0.5 - 0.125 * row) for row in range(len(lengths))]
+    return [
+        -0.5 - 0.125 * row % 4 - 0.25 * torch.arange(length, dtype=torch.float32) for row, length in enumerate(lengths)
+    ]

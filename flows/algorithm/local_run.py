@@ -1,0 +1,162 @@
+"""A run on devices of this machine, from a terminal, a script or a notebook: check, lease, run.
+
+The run is checked before it waits for devices, and again afterwards. Devices that a worker or an outer run has leased
+are used as they are.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import Any, Literal, overload
+
+from prefect import Flow
+from prefect.client.schemas.objects import State
+
+from prefect_rlhf.blocks.cluster import Cluster
+from prefect_rlhf.blocks.lease import dry_lease, given_lease, running_on
+from prefect_rlhf.errors.errors import InvalidInput, RlhfError, RunStopped
+from prefect_rlhf.flows.algorithm.rlhf_flow import AlgorithmFlow, find_flow
+from prefect_rlhf.flows.algorithm.run_result import PlannedRun, RunResult
+from prefect_rlhf.flows.forms.options import MOST_RESTARTS, RunOptions
+from prefect_rlhf.flows.training.installed_engines import check_builds
+from prefect_rlhf.flows.training.run import check_run, leased_after, prepare
+from prefect_rlhf.flows.training.run_name import new_name
+from prefect_rlhf.flows.training.server import check_server
+from prefect_rlhf.placement.devices.lease import Lease
+from prefect_rlhf.placement.devices.mesh import MOST_DEVICES, ClusterShape
+
+
+@overload
+def run(
+    algorithm: AlgorithmFlow | str,
+    /,
+    *,
+    dry_run: Literal[True],
+    devices: int | None = None,
+    max_restarts: int = 0,
+    **parameters: Any,
+) -> PlannedRun: ...
+@overload
+def run(
+    algorithm: AlgorithmFlow | str,
+    /,
+    *,
+    dry_run: Literal[False] = False,
+    devices: int | None = None,
+    max_restarts: int = 0,
+    **parameters: Any,
+) -> RunResult: ...
+def run(
+    algorithm: AlgorithmFlow | str,
+    /,
+    *,
+    dry_run: bool = False,
+    devices: int | None = None,
+    max_restarts: int = 0,
+    **parameters: Any,
+) -> RunResult | PlannedRun:
+    """Train with an algorithm on devices of this machine; returns its models, metrics and rollouts.
+
+    `algorithm` is an @rlhf_flow function such as `grpo`, or a name that `prefect-rlhf run` accepts. `parameters` are
+    the parameters of its deployment: each a value such as `Model(path=...)`, or a dict as in a file of parameters.
+    `devices` is the number of devices leased for this run, 1 by default; under a worker, the run uses the worker's
+    lease. `max_restarts` is the number of automatic restarts after a failure. A `dry_run` checks everything, uses no
+    device and returns the plan.
+
+    Raises InvalidInput or GraphError for a mistake, before a device is used; another RlhfError if the run fails;
+    RunStopped, a KeyboardInterrupt, if a person stops it.
+    """
+    check_builds()
+    flow = find_flow(algorithm) if isinstance(algorithm, str) else algorithm
+    if not isinstance(flow, AlgorithmFlow):
+        expected = "an @rlhf_flow function, such as prefect_rlhf.algorithms.grpo, or its name"
+        raise InvalidInput("algorithm", algorithm, expected)
+    flow.check_not_in_rank()
+    _check_whole("devices", devices, 1, MOST_DEVICES)
+    _check_whole("max_restarts", max_restarts, 0, MOST_RESTARTS)
+    checked = flow.validate_parameters({**parameters, "dry_run": dry_run})
+    if checked["dry_run"]:
+        return plan_locally(flow, checked, devices)
+    state = run_locally(flow, checked, devices, max_restarts)
+    found = state.result(raise_on_failure=False, _sync=True)  # type: ignore[call-overload]  # its stubs lack _sync
+    if isinstance(found, RlhfError | RunStopped):
+        raise found.with_traceback(None) from None  # its place in Prefect and in this library does not matter
+    if isinstance(found, BaseException):
+        raise found
+    return RunResult(**found)
+
+
+def _check_whole(field: str, value: int | None, least: int, most: int) -> None:
+    if value is not None and (type(value) is not int or not least <= value <= most):
+        raise InvalidInput(field, value, f"a whole number from {least} to {most}")
+
+
+def plan_locally(flow: AlgorithmFlow, checked: Mapping[str, Any], devices: int | None) -> PlannedRun:
+    """Return the plan of a run with checked parameters. Raises InvalidInput or GraphError if it cannot run."""
+    options, arguments = RunOptions.split(checked)
+    given = _given_lease(devices)
+    leased = given or dry_lease(_of_this_machine(devices))
+    return PlannedRun.of(prepare(flow.algorithm, arguments, options, leased))
+
+
+def run_locally(
+    flow: AlgorithmFlow,
+    checked: Mapping[str, Any],
+    devices: int | None,
+    max_restarts: int = 0,
+    *,
+    say: Callable[[str], None] = lambda line: print(line, file=sys.stderr, flush=True),  # noqa: T201  no run has a log yet
+) -> State[Any]:
+    """Run with checked parameters; returns the final state. Raises the errors of the checks before the lease.
+
+    `say` gets each line about the wait for devices.
+    """
+    options, arguments = RunOptions.split(checked)
+    name = new_name(flow.algorithm.name, arguments)
+    restarting = flow.with_options(retries=max_restarts or None, flow_run_name=name)
+    if _given_lease(devices) is not None:
+        return _final_state(restarting, checked)
+    cluster = _of_this_machine(devices)
+    with stopped_at("stopped before the run began"):
+        found = check_run(flow.algorithm, arguments, options, cluster)
+        check_server()
+    with ExitStack() as held:
+        with stopped_at("stopped while waiting for devices; no step was run"):
+            leased = held.enter_context(leased_after(found, say, name))
+        held.enter_context(running_on(leased))
+        return _final_state(restarting, checked)
+
+
+def _final_state(flow: Flow[..., Any], checked: Mapping[str, Any]) -> State[Any]:
+    state: State[Any] = flow(**checked, return_state=True)  # type: ignore[assignment]  # overloads of Flow mislead
+    return state
+
+
+def _given_lease(devices: int | None) -> Lease | None:
+    """Return the lease that this process already has. Raises InvalidInput if its number of devices is not `devices`."""
+    given = given_lease()
+    if given is not None and devices not in (None, given.mesh.num_devices):
+        expected = f"{given.mesh.num_devices}, the number of devices leased for this process; or remove it"
+        raise InvalidInput("devices", devices, expected)
+    return given
+
+
+def _of_this_machine(devices: int | None) -> ClusterShape:
+    """Return a cluster of this machine's devices, which are its cores. Raises InvalidInput for more than it has."""
+    cores = len(os.sched_getaffinity(0))
+    if devices is not None and devices > cores:
+        expected = f"at most {cores}, the cores of this machine; prefect-rlhf plan answers for other machines"
+        raise InvalidInput("devices", devices, expected)
+    return Cluster(devices_per_node=devices or 1).shape
+
+
+@contextmanager
+def stopped_at(where: str) -> Iterator[None]:
+    """Convert a KeyboardInterrupt of the body to a RunStopped that reports the run's progress."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise RunStopped(where) from None

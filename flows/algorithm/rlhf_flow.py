@@ -1,0 +1,117 @@
+"""The decorator that makes a flow function an algorithm: a Prefect flow named `rlhf` whose body is traced, never run.
+
+It adds the parameters of every run (`RunOptions`) to the body's own, so that a deployment shows a single form.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import sys
+import typing
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from prefect_rlhf.errors.blame import described
+from prefect_rlhf.errors.errors import GraphError, InvalidInput
+from prefect_rlhf.files.modules import IN_RANK, import_from
+from prefect_rlhf.flows.algorithm.places import expected_flow, find_place, no_module
+from prefect_rlhf.flows.forms.form_flow import FormFlow, form_entry
+from prefect_rlhf.flows.forms.options import RunOptions
+from prefect_rlhf.flows.training.run_name import naming
+from prefect_rlhf.tasks.server.patience import wait_for_server
+from prefect_rlhf.tasks.tracing.trace import Algorithm
+
+
+class AlgorithmFlow(FormFlow):
+    """A Prefect flow that knows the algorithm it runs."""
+
+    algorithm: Algorithm
+
+    def __call__(self, *arguments: Any, **parameters: Any) -> Any:
+        """Run the algorithm. Raises GraphError if it is called by importing a file in a rank."""
+        self.check_not_in_rank()
+        return super().__call__(*arguments, **parameters)
+
+    def check_not_in_rank(self) -> None:
+        """Raise GraphError in a rank: it imports the file of an operator, and that file would start a run there."""
+        if IN_RANK in os.environ:
+            name = self.algorithm.name
+            raise GraphError(
+                f'importing the file of {name} starts a run; put the call under `if __name__ == "__main__":`'
+            )
+
+
+def rlhf_flow(name: str) -> Callable[[Callable[..., None]], AlgorithmFlow]:
+    """Convert a body of generate, inference, compute and train_step calls to the Prefect flow `rlhf`, algorithm `name`.
+
+    >>> from prefect_rlhf.flows.ppo import ppo
+    >>> ppo.name, ppo.algorithm.name
+    ('rlhf', 'ppo')
+    """
+
+    def decorate(body: Callable[..., None]) -> AlgorithmFlow:
+        algorithm = Algorithm(name, body)
+
+        def run(parameters: dict[str, Any]) -> Any:
+            # Imported here: tracing and planning need no engine.
+            from prefect_rlhf.flows.training.run import run_algorithm
+
+            options, arguments = RunOptions.split(parameters)
+            return run_algorithm(algorithm, arguments, options)
+
+        flow = AlgorithmFlow(
+            form_entry(body, RunOptions, run, _own_parameters(body)), name="rlhf", flow_run_name=naming(name)
+        )
+        flow.algorithm = algorithm
+        if "PREFECT__FLOW_RUN_ID" in os.environ and IN_RANK not in os.environ:
+            wait_for_server()  # it started this process, so it was up before
+        return flow
+
+    return decorate
+
+
+def _own_parameters(body: Callable[..., None]) -> list[inspect.Parameter]:
+    """Return the body's parameters as keyword parameters, with types in place of the types' names."""
+    hints = typing.get_type_hints(body, include_extras=True)
+    return [
+        parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=hints[name])
+        for name, parameter in inspect.signature(body).parameters.items()
+    ]
+
+
+def find_flow(name: str) -> AlgorithmFlow:
+    """Return the flow of a named algorithm, of `module:function` or of `path/to/file.py:function`.
+
+    A module may be in the working folder, as for `python -m`. Raises InvalidInput with the missing name, or with the
+    error of the person's own file and its location.
+
+    >>> find_flow("ppo") is find_flow("prefect_rlhf.flows.ppo:ppo")
+    True
+    """
+    place, function = find_place(name)
+    module = _import_place(name, place)
+    found = getattr(module, function, None)
+    if not isinstance(found, AlgorithmFlow):
+        flows = [key for key, value in vars(module).items() if isinstance(value, AlgorithmFlow)]
+        problem = f"is a {type(found).__name__}" if hasattr(module, function) else "does not exist"
+        raise InvalidInput("algorithm", name, expected_flow(place, function, flows, problem))
+    return found
+
+
+def _import_place(name: str, place: str) -> ModuleType:
+    """Import the module or file before the colon of `name`. Raises InvalidInput."""
+    file = Path(place).expanduser().resolve() if place.endswith(".py") else None
+    if file is None and str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+    try:
+        return import_module(place) if file is None else import_from(file.stem, str(file))
+    except ModuleNotFoundError as error:
+        if file is None and error.name and f"{place}.".startswith(f"{error.name}."):
+            raise InvalidInput("algorithm", name, no_module(error.name)) from error
+        raise InvalidInput("algorithm", name, f"a file that can be imported; it raised {described(error)}") from error
+    except (Exception, SystemExit) as error:
+        raise InvalidInput("algorithm", name, f"a file that can be imported; it raised {described(error)}") from error

@@ -1,0 +1,101 @@
+"""The result of a run for the Python code that started it; for a dry run, the plan."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from prefect_rlhf.errors.errors import InvalidInput
+from prefect_rlhf.files.foreign_file import finished_lines
+from prefect_rlhf.files.remote_path import local_path
+from prefect_rlhf.flows.training.run import PreparedRun
+from prefect_rlhf.flows.training.run_folder import read_result
+from prefect_rlhf.placement.plans.plan_file import plan_yaml
+from prefect_rlhf.tasks.reporting.pictures.text import graph_text, plan_text
+
+
+@dataclass(frozen=True, slots=True)
+class RunResult:
+    """A run that reached its end.
+
+    `run_dir` is its folder. `models` has the Hugging Face folder of each trained model by role, each usable as the
+    `path` of the next run's model. With `best_metric`, they are the best models, and `best` has `metric`, `value` and
+    `step`. `ended_early` is the reason why a run ended before its last step, None if it did not.
+    """
+
+    run_dir: str
+    models: Mapping[str, str]
+    best: Mapping[str, Any] | None = None
+    ended_early: str | None = None
+
+    @classmethod
+    def read(cls, run_dir: str | Path) -> RunResult:
+        """Return the result of a run from its folder, such as `runs/latest`.
+
+        Raises InvalidInput for a folder without a run that reached its end.
+        """
+        result = read_result(local_path(str(run_dir), "run_dir").expanduser())
+        if result is None:
+            raise InvalidInput("run_dir", str(run_dir), "the folder of a run that reached its end (it has result.json)")
+        return cls(**result)
+
+    @property
+    def _folder(self) -> Path:
+        return local_path(self.run_dir, "run_dir")
+
+    @property
+    def metrics(self) -> list[dict[str, float]]:
+        """The metrics of each step, as a dict: `step`, each call's metrics as `call.metric`, and `seconds`."""
+        return list(finished_lines("run_dir", self._folder / "metrics.jsonl"))
+
+    @property
+    def evaluations(self) -> list[dict[str, float]]:
+        """The metrics of each evaluation, as a dict; its `step` is the number of steps trained before it."""
+        return list(finished_lines("run_dir", self._folder / "evaluation.jsonl"))
+
+    @property
+    def rollouts(self) -> list[Path]:
+        """The Parquet files of rollouts, a file per step, in the order of steps; empty if the algorithm records no
+        rollouts.
+        """
+        return self.rows("rollouts")
+
+    def rows(self, folder: str) -> list[Path]:
+        """Return the Parquet files that `write_rows` wrote to a folder of the run, in the order of steps."""
+        return sorted((self._folder / folder).glob("step-*.parquet"))
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedRun:
+    """The result of a dry run: its plan, and the predicted time of a step.
+
+    `plan` is the plan's name, `plan_yaml` its text as a plan file, `text` the output of a dry run at a terminal.
+    `seconds_per_step` is predicted for a step once steps repeat; None if the hardware is unknown.
+    """
+
+    plan: str
+    steps: int
+    seconds_per_step: float | None
+    plan_yaml: str
+    text: str
+
+    @classmethod
+    def of(cls, prepared: PreparedRun) -> PlannedRun:
+        """Return the plan and the predicted time of a prepared run."""
+        augmented, prediction, steps = prepared.augmented, prepared.prediction, prepared.request.options.steps
+        seconds = None if prediction is None else prediction.seconds_per_step
+        plan = augmented.plan
+        lines = [
+            f"plan {plan.name} for {augmented.graph.name}:",
+            plan_text(plan, augmented.graph),
+            "graph of a step:",
+            graph_text(augmented),
+            *([] if seconds is None else [f"predicted: {seconds:.3g} s per step once steps repeat"]),
+            f"{steps} steps would run; no step was started",
+        ]
+        return cls(plan.name, steps, seconds, plan_yaml(plan), "\n".join(lines))
+
+    def __str__(self) -> str:
+        return self.text

@@ -1,0 +1,125 @@
+"""The hardware of our own runs: datasheets with the constants of our runtime, and the nodes of a lease."""
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterable
+from dataclasses import replace
+
+from prefect_rlhf.errors.errors import InvalidInput
+from prefect_rlhf.placement.cost.datasheets.hardware import (
+    NETWORKS,
+    Datasheet,
+    Efficiency,
+    Hardware,
+    Network,
+    datasheet,
+)
+from prefect_rlhf.placement.cost.sources import CostSources
+from prefect_rlhf.placement.cost.speeds import KnownSpeeds
+from prefect_rlhf.placement.cost.times.profile import Profile
+from prefect_rlhf.placement.devices.lease import Lease
+
+QUERY = ("nvidia-smi", "--query-gpu=name", "--format=csv,noheader")
+QUERY_LIMIT_SECONDS = 60
+NETWORK = NETWORKS["infiniband-200"]  # default between nodes: the slower of the networks in papers
+
+CALL_SECONDS = 0.01
+"""Fixed overhead of a call on its ranks, in place of the 2.2 s of ReaL's runtime (docs/cost_model.md)."""
+GPU_CALL_SECONDS = 0.05
+"""The same on a GPU. It includes the fingerprint of the weights before a call: some 1,500 short kernels that the host
+starts and waits for, weight by weight. It is an estimate until a profile has measured it."""
+RUNTIME = Efficiency(call_seconds=GPU_CALL_SECONDS)
+"""The constants between a datasheet's peaks and calls of our own runs."""
+
+CPU = Hardware(
+    Datasheet(
+        name="cpu",
+        bfloat16_flops=100e9,
+        float32_flops=100e9,
+        memory_bytes_per_second=10e9,
+        memory_bytes=0,  # a cluster states the memory of a rank
+        link_bytes_per_second=4e9,
+        host_bytes_per_second=8e9,
+        source="a core of 3 GHz with two 512-bit multiply-adds per cycle; its share of two memory channels",
+    ),
+    devices_per_node=1,
+    efficiency=replace(RUNTIME, call_seconds=CALL_SECONDS, graph_layer_seconds=400e-6, eager_layer_seconds=400e-6),
+)
+"""A process with its own core, as a rank on a machine without GPUs. It only ranks plans; a profile gives seconds."""
+
+ORCHESTRATION_SECONDS = 0.015
+"""Seconds that the controller adds to every task run (docs/plans.md). They depend on its machine, not on devices."""
+CORE_SECONDS = 0.06
+"""Processor time of controller and server per task run. If every core has a rank, the ranks lose this time."""
+
+
+def cost_sources(
+    leased: Lease, device: str, profiles: Iterable[Profile] = (), probed: KnownSpeeds | None = None
+) -> CostSources:
+    """Return the cost sources of each node of the lease's cluster.
+
+    `device`, `cpu` or the name of a datasheet, applies to all nodes if the cluster names no devices. Nodes without GPUs
+    differ only in their speeds. The speeds of a probe apply to all nodes.
+    """
+    cluster = leased.cluster
+    network = NETWORK if cluster.num_nodes > 1 else None
+    speeds = cluster.node_speeds or (1.0,) * cluster.num_nodes
+    if leased.kind == "cpu":
+        nodes = [_slowed(node_hardware("cpu", cluster.devices_per_node, network), speed) for speed in speeds]
+    else:
+        names = cluster.node_devices or (device,) * cluster.num_nodes
+        nodes = [node_hardware(name, cluster.devices_per_node, network) for name in names]
+    if probed is not None:
+        nodes = [probed.on(node) for node in nodes]
+    return CostSources(tuple(nodes), tuple(profiles), orchestration_seconds(leased))
+
+
+def _slowed(node: Hardware, speed: float) -> Hardware:
+    """Return a node whose devices compute and read their memory at a fraction of the speed."""
+    if speed == 1.0:
+        return node
+    sheet = node.device
+    slower = replace(
+        sheet,
+        name=f"{sheet.name} x {speed:g}",
+        bfloat16_flops=sheet.bfloat16_flops * speed,
+        float32_flops=sheet.float32_flops * speed,
+        memory_bytes_per_second=sheet.memory_bytes_per_second * speed,
+    )
+    return replace(node, device=slower)
+
+
+def node_hardware(device: str | Datasheet, devices_per_node: int, network: Network | None) -> Hardware:
+    """Return a node with the constants of our runtime; its `device` is `cpu`, a datasheet, or a datasheet's name."""
+    if device == "cpu":
+        return replace(CPU, devices_per_node=devices_per_node, network=network)
+    sheet = datasheet(device) if isinstance(device, str) else device
+    return Hardware(sheet, devices_per_node, network, RUNTIME)
+
+
+def orchestration_seconds(leased: Lease) -> float:
+    """Return the seconds that a task run costs the ranks of a lease."""
+    has_a_core_free = leased.kind != "cpu" or leased.mesh.num_devices < (os.cpu_count() or 1)
+    return ORCHESTRATION_SECONDS if has_a_core_free else CORE_SECONDS
+
+
+def gpu_name(field: str = "kind", otherwise: str = "node_kinds that do") -> str:
+    """Return the product name of this machine's first GPU.
+
+    Raises InvalidInput for `field` if no GPU responds. If the driver's tool is missing, the error offers `otherwise` as
+    an alternative.
+    """
+    if shutil.which(QUERY[0]) is None:
+        right = f"a machine with {QUERY[0]}, which names its GPUs, or {otherwise}"
+        raise InvalidInput(field, "cuda", right)
+    try:
+        answer = subprocess.run(QUERY, capture_output=True, text=True, check=False, timeout=QUERY_LIMIT_SECONDS)
+    except subprocess.TimeoutExpired as error:
+        raise InvalidInput(
+            field, "cuda", f"a GPU; {QUERY[0]} did not respond within {QUERY_LIMIT_SECONDS} s"
+        ) from error
+    names = answer.stdout.splitlines()
+    if answer.returncode or not names:
+        raise InvalidInput(field, "cuda", f"a GPU; {QUERY[0]} reports: {(answer.stdout + answer.stderr).strip()[:200]}")
+    return names[0].strip()

@@ -1,0 +1,52 @@
+"""The summary and the file of a searched plan, for people and for the next run."""
+
+from prefect_rlhf.errors.table import table
+from prefect_rlhf.placement.plan import ExecutionPlan
+from prefect_rlhf.placement.planner.planned import Planned, PresetResult
+from prefect_rlhf.placement.plans.plan_file import plan_yaml
+from prefect_rlhf.placement.schedule.estimate import COLD_ITERATIONS
+
+SHOWN_SHARE = 0.0005  # smallest part of a gap that is shown: less reads 0.0%
+PROVED_GAP = 0.0005  # up to this gap, the bound proves the plan itself
+
+
+def summary(planned: Planned, *others: PresetResult) -> str:
+    """Return a summary of a plan: estimate, bound, binding constraint, search, a table with `others` and presets."""
+    left_out = planned.space.left_out
+    return "\n".join(
+        [
+            f"{planned.seconds:.4g} s per iteration by the estimate, {_against_bound(planned)}",
+            f"a cold start: {planned.estimate.cold_seconds:.4g} s for the first {COLD_ITERATIONS} iterations",
+            f"binding constraint: {planned.binding}",
+            f"search: {_proof(planned)} ({planned.search.cpu_seconds:.1f} s)",
+            f"not searched: {left_out}",
+            table(planned.rows(*others)),
+        ]
+    )
+
+
+def _proof(planned: Planned) -> str:
+    """Return the search's proof about the printed plan; about the relaxed problem it may have proved more."""
+    if not planned.search.proved_optimal:
+        return planned.search.outcome.value
+    if planned.gap < PROVED_GAP:
+        return f"proved: no searched plan is more than {max(0.0, planned.gap):.2%} faster than this plan"
+    return (
+        "the relaxed problem is solved, with free row transfers and least memory: no plan is below the bound, but "
+        "plans between it and this plan are not ruled out"
+    )
+
+
+def _against_bound(planned: Planned) -> str:
+    bound = f"the bound ({planned.lower_bound_seconds:.4g} s)"
+    if planned.beats_bound:
+        return f"{-planned.gap:.1%} BELOW {bound}: the estimate or the bound is wrong, please report it"
+    parts = (f"{share:+.1%} {words}" for words, share in planned.gap_parts.items() if abs(share) >= SHOWN_SHARE)
+    why = "; ".join(parts)
+    return f"{max(0.0, planned.gap):.1%} above {bound}, which no plan can beat{f': {why}' if why else ''}"
+
+
+def plan_file(planned: Planned, plan: ExecutionPlan) -> str:
+    """Return a plan file of `plan`, with the search's summary as comments at the top."""
+    comments = "\n".join(f"# {line}".rstrip() for line in summary(planned).splitlines())
+    return f"{comments}\n{plan_yaml(plan)}"

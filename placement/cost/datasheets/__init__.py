@@ -1,0 +1,1 @@
+"""Speeds of devices and links from datasheets, and what collectives take on them."""

@@ -1,0 +1,204 @@
+"""Peaks of devices and links by their datasheets, and the share of them that real kernels reach.
+
+A datasheet says peaks. `Efficiency` holds the eight constants between peaks and measured calls; they were set once, on
+ReaL's appendix tables 4 to 6 (H100, 7B), and hold for every kind of call, plan, model and device alike.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Literal
+
+from prefect_rlhf.errors.errors import InvalidInput
+from prefect_rlhf.placement.models.model import Dtype
+
+GIB = 1 << 30
+LinkSpan = Literal["device", "node", "network", "host"]
+"""The way of a transfer: within a device, within a node, between nodes, or between a device and its host."""
+
+
+@dataclass(frozen=True, slots=True)
+class Efficiency:
+    """The constants between peaks and the times of calls; they are independent of call, plan and model.
+
+    `matmul`: share of peak FLOP/s in large matrix products. `memory`: share of memory bandwidth in kernels that only
+    move bytes. `link`: share of a link's bandwidth in collectives and copies. `link_latency_seconds`: of a hop of a
+    collective. `passes`: how often a layer's forward reads or writes [tokens, hidden] outside matrix products (norms in
+    float32, residuals); tensor parallelism does not divide it. `graph_layer_seconds` and `eager_layer_seconds`: the
+    launches of a layer's kernels, with and without CUDA graphs. `call_seconds`: the fixed part of every call (request,
+    gather and split of its batch); the value is ReaL's, and another runtime has its own.
+    """
+
+    matmul: float = 0.75
+    memory: float = 0.8
+    link: float = 0.6
+    link_latency_seconds: float = 10e-6
+    passes: float = 40.0
+    graph_layer_seconds: float = 190e-6
+    eager_layer_seconds: float = 700e-6
+    call_seconds: float = 2.2
+
+
+@dataclass(frozen=True, slots=True)
+class Datasheet:
+    """A kind of device. Bandwidths are bytes per second, a link's in each direction and per device.
+
+    A `measured` kind has no datasheet: its times come from a profile only.
+    """
+
+    name: str
+    bfloat16_flops: float
+    float32_flops: float
+    memory_bytes_per_second: float
+    memory_bytes: int
+    link_bytes_per_second: float
+    host_bytes_per_second: float
+    source: str
+    measured: bool = False
+
+    def flops_per_second(self, dtype: Dtype) -> float:
+        """Return the dense peak in that format."""
+        return self.bfloat16_flops if dtype == "bfloat16" else self.float32_flops
+
+
+@dataclass(frozen=True, slots=True)
+class Network:
+    """The network between nodes: bytes per second of a node in each direction, shared equally by its devices.
+
+    `latency_seconds` is the latency of a small message between GPUs of two nodes, by NCCL: 20 to 30 us over InfiniBand
+    or RoCE (sendrecv of nccl-tests), of which the default is the least.
+    """
+
+    name: str
+    node_bytes_per_second: float
+    source: str = ""
+    latency_seconds: float = 20e-6
+
+
+@dataclass(frozen=True, slots=True)
+class Hardware:
+    """Nodes of `devices_per_node` equal devices, and the network between them."""
+
+    device: Datasheet
+    devices_per_node: int
+    network: Network | None = None
+    efficiency: Efficiency = Efficiency()
+
+    def links(self) -> Links:
+        """Return its links at the bandwidth that collectives and copies reach."""
+        reached, device = self.efficiency.link, self.device
+        each = self.network.node_bytes_per_second / self.devices_per_node if self.network else 0.0
+        return Links(
+            device.memory_bytes_per_second * self.efficiency.memory,
+            device.link_bytes_per_second * reached,
+            each * reached,
+            device.host_bytes_per_second * reached,
+            self.efficiency.link_latency_seconds,
+            max(self.network.latency_seconds, self.efficiency.link_latency_seconds) if self.network else 0.0,
+        )
+
+
+def relative_speeds(nodes: Sequence[Hardware]) -> tuple[float, ...]:
+    """Return each node's speed for dividing rows, relative to the fastest's peak; empty if all are alike.
+
+    >>> relative_speeds([Hardware(DATASHEETS[kind], 8) for kind in ("a100-80", "v100-32")])
+    (1.0, 0.401)
+    """
+    return parts_of_the_fastest([node.device.bfloat16_flops for node in nodes])
+
+
+def parts_of_the_fastest(speeds: Sequence[float]) -> tuple[float, ...]:
+    """Return speeds relative to the highest, to three digits; empty if all are alike."""
+    return () if len(set(speeds)) == 1 else tuple(round(speed / max(speeds), 3) for speed in speeds)
+
+
+@dataclass(frozen=True, slots=True)
+class Links:
+    """Reached bytes per second of a device in each direction, for each `LinkSpan`; a network of 0 does not exist.
+
+    `latency_seconds` is per message, `network_latency_seconds` per message between nodes.
+    """
+
+    device: float
+    node: float
+    network: float
+    host: float
+    latency_seconds: float = 0.0
+    network_latency_seconds: float = 0.0
+
+    def seconds(self, num_bytes: float, span: LinkSpan) -> float:
+        """Return the seconds to move bytes over a device's link.
+
+        >>> Links(2e12, 4e11, 5e10, 2e10).seconds(1e9, "network")
+        0.02
+        """
+        return num_bytes / self.of(span) + self.latency(span) if num_bytes > 0 else 0.0
+
+    def faster(self, factor: float) -> Links:
+        """Return links within a node that are `times` as fast."""
+        return replace(self, device=self.device * factor, node=self.node * factor, host=self.host * factor)
+
+    def latency(self, span: LinkSpan) -> float:
+        """Return the seconds of a message in addition to its bytes."""
+        return max(self.latency_seconds, self.network_latency_seconds) if span == "network" else self.latency_seconds
+
+    def of(self, span: LinkSpan) -> float:
+        """Return the bytes per second to a span. Raises InvalidInput for a network that does not exist."""
+        bandwidth: float = getattr(self, span)  # each span is a field
+        if not bandwidth:
+            raise InvalidInput("cluster.network", "none", "a network between nodes, for a plan that spans them")
+        return bandwidth
+
+
+def _printed(
+    name: str, half: float, full: float, memory: float, gib: float, link: float, host: float, source: str
+) -> Datasheet:
+    """Read TFLOP/s and GB/s as datasheets print them, links per direction, and the GiB that its driver reports."""
+    return Datasheet(name, half * 1e12, full * 1e12, memory * 1e9, int(gib * GIB), link * 1e9, host * 1e9, source)
+
+
+_KINDS = (
+    _printed("h100", 989, 67, 3350, 79.1, 450, 64, "NVIDIA H100 datasheet, SXM5: NVLink 4, PCIe 5 x16"),
+    _printed("h200", 989, 67, 4800, 139.7, 450, 64, "NVIDIA H200 datasheet, SXM: NVLink 4, PCIe 5 x16"),
+    _printed("a100-80", 312, 19.5, 2039, 79.1, 300, 32, "NVIDIA A100 80GB datasheet, SXM: NVLink 3, PCIe 4"),
+    _printed("a100-40", 312, 19.5, 1555, 39.4, 300, 32, "NVIDIA A100 40GB datasheet, SXM: NVLink 3, PCIe 4"),
+    _printed("v100-32", 125, 15.7, 900, 31.7, 150, 16, "NVIDIA V100 datasheet, SXM2 32GB: NVLink 2, PCIe 3"),
+    _printed("v100-16", 125, 15.7, 900, 15.7, 150, 16, "NVIDIA V100 datasheet, SXM2 16GB: NVLink 2, PCIe 3"),
+    Datasheet("cpu", 0.0, 0.0, 0.0, 0, 0.0, 0.0, "measured by a profile only", measured=True),
+    _printed("l40s", 362, 91.6, 864, 44.5, 32, 32, "NVIDIA L40S datasheet: PCIe 4 x16, no NVLink"),
+    _printed("a10", 125, 31.2, 600, 22.0, 32, 32, "NVIDIA A10 datasheet: PCIe 4 x16, no NVLink"),
+    _printed("rtx4090", 165, 82.6, 1008, 23.5, 32, 32, "NVIDIA Ada architecture whitepaper, RTX 4090: PCIe 4 x16"),
+    _printed("b200", 2250, 75, 8000, 178.4, 900, 64, "NVIDIA DGX B200 datasheet: NVLink 5, PCIe 5 x16"),
+    _printed("mi300x", 1307, 163.4, 5300, 191.5, 448, 64, "AMD Instinct MI300X data sheet: 7 Infinity Fabric links"),
+)
+DATASHEETS: Mapping[str, Datasheet] = MappingProxyType({kind.name: kind for kind in _KINDS})
+"""Dense peaks; memory is what CUDA reports, somewhat less than what is sold. The V100 has no bfloat16: its tensor
+cores' float16 peak stands for every format of two bytes."""
+GPUS: Mapping[str, Datasheet] = MappingProxyType({k: kind for k, kind in DATASHEETS.items() if not kind.measured})
+"""Those that say what a GPU has."""
+
+_NETWORKS = (
+    Network("roce-3200", 400e9, "3.2 Tbit/s a node: ReaL, section 8"),
+    Network("infiniband-200", 25e9, "200 Gbit/s a node: HybridFlow, section 8.1"),
+    Network("infiniband-800", 100e9, "around 100 GB/s a node: APP, section VI"),
+)
+NETWORKS: Mapping[str, Network] = MappingProxyType({network.name: network for network in _NETWORKS})
+
+
+def datasheet(name: str, field: str = "device", among: Mapping[str, Datasheet] = DATASHEETS) -> Datasheet:
+    """Return the datasheet of that name, or of a product's full name. Raises InvalidInput for an unknown name.
+
+    >>> datasheet("H100-SXM-80GB").name, datasheet("a100-SXM4-40GB").name, datasheet("NVIDIA GeForce RTX 4090").name
+    ('h100', 'a100-40', 'rtx4090')
+    """
+    plain = re.sub("rtx[ -]", "rtx", name.lower())
+    if plain in among:
+        return among[plain]
+    for kind in among.values():
+        family, _, size = kind.name.partition("-")
+        if re.search(rf"{family}(?![a-z0-9])", plain) and (not size or f"{size}gb" in plain):
+            return kind
+    raise InvalidInput(field, name, f"one of {', '.join(among)}, or a product name with its memory in GB")

@@ -1,0 +1,73 @@
+"""Seconds of a layer and of the head on a device, which datasheets and profiles both provide."""
+
+from typing import Protocol
+
+from prefect_rlhf.placement.cost.datasheets.collectives import CollectiveGroup
+from prefect_rlhf.placement.cost.datasheets.hardware import Links
+from prefect_rlhf.placement.cost.seconds import Seconds
+from prefect_rlhf.placement.cost.sizes import ModelSizes
+from prefect_rlhf.placement.cost.workload import ModelCallKind
+
+
+class LayerTimes(Protocol):
+    """A model on a kind of device. Times are per tp-th part of a layer, without communication.
+
+    `rows` of `length` tokens each pass through together; `context` is the tokens that a decoded token attends to. The
+    experts of a device, every `ep`-th expert, serve the tokens of `ep` replicas with equally many tokens each.
+    """
+
+    @property
+    def sizes(self) -> ModelSizes: ...
+
+    @property
+    def links(self) -> Links: ...
+
+    def fixed(self, kind: ModelCallKind) -> float:
+        """Return the fixed seconds of a call of that kind, in addition to its layers."""
+        ...
+
+    def forward(self, rows: float, length: float, tp: int, split: int = 1, ep: int = 1) -> Seconds:
+        """Run a layer forward; [tokens, hidden] is in `split` parts outside of matrix products."""
+        ...
+
+    def backward(self, rows: float, length: float, tp: int, split: int = 1, ep: int = 1) -> Seconds:
+        """Run a layer backward, without its forward again."""
+        ...
+
+    def head_forward(self, tokens: float, tp: int) -> Seconds:
+        """Go from last hidden states to log-probabilities or values."""
+        ...
+
+    def head_backward(self, tokens: float, tp: int) -> Seconds: ...
+
+    def decode(self, rows: float, context: float, tp: int, cuda_graphs: bool, ep: int = 1) -> Seconds:
+        """Run a layer for a new token per row."""
+        ...
+
+    def sample(self, rows: float, tp: int) -> Seconds:
+        """End a decoding step: the head, and the choice of a token for each row."""
+        ...
+
+    def exchange(self) -> float:
+        """Return the seconds that the hosts of two stages need to pass a micro-batch on, while their devices wait."""
+        ...
+
+    def adam(self, num_parameters: float) -> float:
+        """Take an optimizer step on that number of parameters."""
+        ...
+
+    def written(self, num_parameters: float) -> float:
+        """Return the cost of newly written weights: their fingerprint. A datasheet has no value for it."""
+        ...
+
+    def packed(self, num_parameters: float) -> float:
+        """Return the cost of the first generation after weights were written, if its engine packs them."""
+        ...
+
+    def all_reduce(self, num_bytes: float, group: CollectiveGroup) -> float:
+        """Give every rank of the group the sum of `num_bytes` of each."""
+        ...
+
+    def share(self, num_parameters: float, group: CollectiveGroup) -> float:
+        """Sum gradients over replicas, each its share, and give every replica the new weights."""
+        ...

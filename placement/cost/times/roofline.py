@@ -1,0 +1,135 @@
+"""Layer times from a datasheet: a roofline of matrix products and memory traffic, with launches as a floor.
+
+A matrix product takes its FLOPs over the peak or its weights over the memory bandwidth, whichever is longer (Williams
+et al. 2009). Element-wise kernels take their passes over memory. In forward and backward the host runs ahead, so
+launches count only if the device would finish sooner. A decoding step ends with a sampled token that the host waits
+for, and its kernels are too short to hide launches, so there they add up.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import final
+
+from prefect_rlhf.errors.errors import Missing
+from prefect_rlhf.placement.cost.datasheets.collectives import CollectiveGroup, all_reduce_seconds, replicas_seconds
+from prefect_rlhf.placement.cost.datasheets.hardware import Hardware, Links
+from prefect_rlhf.placement.cost.seconds import Seconds
+from prefect_rlhf.placement.cost.sizes import ModelSizes
+from prefect_rlhf.placement.cost.workload import ModelCallKind
+
+LOGIT_PASSES = 4  # float32 logits: written, read for maximum and sum, read and written for the result
+LOGIT_BYTES = 4
+LAYER_LAUNCHES = 60  # kernels of an eager layer of Megatron's
+EXCHANGE_LAUNCHES = 10  # a batch of a send and a receive, what groups and awaits them, and Megatron's synchronisation
+COPY_PASSES = 4  # over each copy of a token's hidden state that an expert gets: made and read, its result the same
+ADAM_PASS_BYTES = 32  # per parameter: main weight, two moments, each read and written; gradient read for norm and step
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class DatasheetTimes:
+    """Implements LayerTimes. `attended` is the share of all pairs of tokens that attention multiplies: causal, half."""
+
+    sizes: ModelSizes
+    links: Links
+    call_seconds: float
+    flops: float  # reached FLOP/s
+    passes: float
+    graph_layer_seconds: float
+    eager_layer_seconds: float
+    attended: float = 0.5
+
+    @classmethod
+    def of(cls, sizes: ModelSizes, hardware: Hardware) -> DatasheetTimes:
+        """Return a model's times by a datasheet. Raises InvalidInput for a measured kind, which has no datasheet."""
+        device, reached = hardware.device, hardware.efficiency
+        if device.measured:
+            raise Missing("profile", f"a profile of {device.name}, which has no datasheet: run rlhf/profile")
+        return cls(
+            sizes,
+            hardware.links(),
+            reached.call_seconds,
+            device.flops_per_second(sizes.dtype) * reached.matmul,
+            reached.passes,
+            reached.graph_layer_seconds,
+            reached.eager_layer_seconds,
+        )
+
+    def fixed(self, kind: ModelCallKind) -> float:
+        """See LayerTimes. The same for every kind."""
+        return self.call_seconds
+
+    def forward(self, rows: float, length: float, tp: int, split: int = 1, ep: int = 1) -> Seconds:
+        return self._layer(rows, length, tp, split, ep, passes=1)
+
+    def backward(self, rows: float, length: float, tp: int, split: int = 1, ep: int = 1) -> Seconds:
+        """See LayerTimes. Twice the FLOPs and traffic of the forward (Narayanan et al. 2021, appendix)."""
+        return self._layer(rows, length, tp, split, ep, passes=2)
+
+    def head_forward(self, tokens: float, tp: int) -> Seconds:
+        """See LayerTimes. A scalar head is as good as free."""
+        return self._head(tokens, tp, passes=1)
+
+    def head_backward(self, tokens: float, tp: int) -> Seconds:
+        return self._head(tokens, tp, passes=2)
+
+    def decode(self, rows: float, context: float, tp: int, cuda_graphs: bool, ep: int = 1) -> Seconds:
+        """See LayerTimes. Weights and cache are read once per token: memory-bound (ReaL, section 8.4)."""
+        sizes, bandwidth = self.sizes.on(tp), self.links.device
+        weights = (sizes.layer_matrices / tp + self._experts_read(rows, tp, ep)) * sizes.item / bandwidth
+        cache = rows * context * sizes.cache_bytes_per_token(tp) / bandwidth
+        moved = self._moved_passes * rows * sizes.hidden * sizes.item / bandwidth
+        products = rows * 2 * sizes.layer_products / tp / self.flops + rows * 2 * sizes.router / self.flops
+        launches = self.graph_layer_seconds if cuda_graphs else self.eager_layer_seconds
+        return Seconds(compute=max(0.0, products - weights), memory_traffic=weights + cache + moved, launch=launches)
+
+    def sample(self, rows: float, tp: int) -> Seconds:
+        weights = self.sizes.table / tp * self.sizes.item / self.links.device
+        head = self._head(rows, tp, passes=1)
+        return Seconds(head.compute, max(weights, head.memory_traffic))
+
+    def exchange(self) -> float:
+        """See LayerTimes: EXCHANGE_LAUNCHES kernel launches; a stage continues when its device has reported the end."""
+        return self.eager_layer_seconds * EXCHANGE_LAUNCHES / LAYER_LAUNCHES
+
+    def adam(self, num_parameters: float) -> float:
+        return num_parameters * ADAM_PASS_BYTES / self.links.device
+
+    def written(self, num_parameters: float) -> float:
+        return 0.0
+
+    def packed(self, num_parameters: float) -> float:
+        return 0.0
+
+    def all_reduce(self, num_bytes: float, group: CollectiveGroup) -> float:
+        return all_reduce_seconds(num_bytes, group, self.links)
+
+    def share(self, num_parameters: float, group: CollectiveGroup) -> float:
+        return replicas_seconds(num_parameters, self.sizes.item, group, self.links)
+
+    @property
+    def _moved_passes(self) -> float:
+        """Passes over [tokens, hidden] outside of products, including the copies for experts."""
+        return self.passes + COPY_PASSES * self.sizes.experts_per_token
+
+    def _experts_read(self, tokens: float, tp: int, ep: int) -> float:
+        """Elements of the router and of the experts on a device that `tokens` tokens of each of ep replicas need."""
+        return self.sizes.experts_touched(tokens * ep) / ep * self.sizes.feed_forward / tp + self.sizes.router
+
+    def _layer(self, rows: float, length: float, tp: int, split: int, ep: int, passes: int) -> Seconds:
+        sizes, tokens = self.sizes.on(tp), rows * length
+        flops = tokens * (2 * sizes.layer_products + 4 * self.attended * sizes.queries * length) / tp
+        compute = passes * (flops + tokens * 2 * sizes.router) / self.flops
+        read = passes * sizes.layer_matrices / tp + passes * self._experts_read(tokens, tp, ep)
+        weights = read * sizes.item / self.links.device
+        moved = passes * self._moved_passes * tokens * sizes.hidden * sizes.item / split / self.links.device
+        traffic = moved + max(0.0, weights - compute)
+        return Seconds(compute, traffic, max(0.0, passes * self.eager_layer_seconds - compute - traffic))
+
+    def _head(self, tokens: float, tp: int, passes: int) -> Seconds:
+        if "lm" not in self.sizes.head:
+            return Seconds()
+        flops = 2 * tokens * self.sizes.table / tp
+        logits = LOGIT_PASSES * LOGIT_BYTES * tokens * self.sizes.vocab / tp
+        return Seconds(passes * flops / self.flops, passes * logits / self.links.device)

@@ -1,0 +1,87 @@
+"""A lease: the devices of a cluster that a single flow run may use, and no other run meanwhile."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from prefect_rlhf.errors.errors import DeviceOutsideLease, InvalidInput
+from prefect_rlhf.placement.devices.mesh import Backend, ClusterShape, Device, DeviceMesh
+
+ENVIRONMENT_VARIABLE = "RLHF_LEASE"
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """The devices that a flow run leases: `devices` of `mesh` in `cluster`, through work pool `pool`.
+
+    After a loss of nodes the run may continue with `min_devices`; 0: only with all of them. A dry run may plan but use
+    no device: it has the mesh that it would get, and no devices. A run without a worker has pool `local`.
+
+    >>> cluster = ClusterShape("desk", 1, 2, 8 << 30)
+    >>> lease = Lease("mesh-pool", "8c1f", cluster, cluster.whole, cluster.whole.devices())
+    >>> lease == Lease.from_json(lease.to_json())
+    True
+    >>> lease.require(DeviceMesh(0, 1, 2, 2), "actor.generate")
+    Traceback (most recent call last):
+        ...
+    prefect_rlhf.errors.errors.DeviceOutsideLease: actor.generate: n0:2 is outside lease 8c1f (n0:0-1 of desk)
+    """
+
+    pool: str
+    id: str
+    cluster: ClusterShape
+    mesh: DeviceMesh
+    devices: tuple[Device, ...]
+    kind: Backend = "cpu"
+    min_devices: int = 0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "cluster", replace(self.cluster, backend=self.kind))
+
+    @property
+    def devices_of_nodes(self) -> tuple[int, ...]:
+        """The number of leased devices on each of its nodes, in order."""
+        nodes = Counter(device.node for device in self.devices)
+        return tuple(nodes[node] for node in sorted(nodes))
+
+    @property
+    def node_devices(self) -> tuple[str, ...]:
+        """The kind of device of each node of its mesh, in order; empty if the cluster does not state it."""
+        first = self.mesh.first_node
+        return self.cluster.node_devices[first : first + self.mesh.num_nodes]
+
+    def require(self, mesh: DeviceMesh, doing: str) -> None:
+        """Raise DeviceOutsideLease when `mesh`, which `doing` is about to use, has a device that is not held."""
+        outside = next((device for device in mesh.devices() if device not in self.devices), None)
+        if outside is not None:
+            leased = f"{self.mesh.name} of {self.cluster.name}" if self.devices else "a dry run: no devices"
+            raise DeviceOutsideLease(f"{doing}: {outside} is outside lease {self.id} ({leased})")
+
+    def to_json(self) -> str:
+        devices = [device._asdict() for device in self.devices]
+        return json.dumps(asdict(self) | {"devices": devices}, sort_keys=True)
+
+    @classmethod
+    def from_json(cls, text: str, field: str = ENVIRONMENT_VARIABLE) -> Lease:
+        """Read what `to_json` wrote. Raises InvalidInput for anything else."""
+        try:
+            values = json.loads(text)
+            written = values["cluster"].items()
+            shape: dict[str, Any] = {key: tuple(x) if isinstance(x, list) else x for key, x in written}
+            values["cluster"] = ClusterShape(**shape)
+            values["mesh"] = DeviceMesh(**values["mesh"])
+            values["devices"] = tuple(Device(**device) for device in values["devices"])
+            return cls(**values)
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise InvalidInput(field, text, "the JSON of a lease, as the gpu-mesh worker writes it") from error
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str] | None = None) -> Lease | None:
+        """The lease that the worker gave to this process, or None when no worker started it."""
+        text = (os.environ if environment is None else environment).get(ENVIRONMENT_VARIABLE)
+        return None if text is None else cls.from_json(text)

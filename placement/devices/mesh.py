@@ -1,0 +1,216 @@
+"""Clusters and device meshes: the devices that exist, and the rectangles of them that a call may occupy.
+
+A mesh is some whole consecutive nodes, or an aligned power-of-two slice of a single node (ReaL, section 4), so any two
+meshes are disjoint, nested, or overlap in whole nodes.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import Literal, NamedTuple
+
+from prefect_rlhf.errors.errors import InvalidInput
+
+Backend = Literal["cpu", "cuda"]
+MOST_NODES = 10_000  # of a cluster
+MOST_DEVICES = 1024  # of a node
+
+_MESH_NAME = re.compile(r"n(\d+)(?:-(\d+))?:(\d+)(?:-(\d+))?")
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class DeviceMesh:
+    """A rectangle of devices.
+
+    >>> DeviceMesh(0, 1, 0, 2).name
+    'n0:0-1'
+    >>> DeviceMesh.parse("n0-1:0-7")
+    DeviceMesh(first_node=0, num_nodes=2, first_device=0, devices_per_node=8)
+    """
+
+    first_node: int
+    num_nodes: int
+    first_device: int
+    devices_per_node: int
+
+    @property
+    def num_devices(self) -> int:
+        return self.num_nodes * self.devices_per_node
+
+    @property
+    def name(self) -> str:
+        """`n0:0-1` is devices 0 and 1 of node 0; `n0-1:0-7` is devices 0 to 7 of nodes 0 and 1."""
+        nodes = _span(self.first_node, self.num_nodes)
+        return f"n{nodes}:{_span(self.first_device, self.devices_per_node)}"
+
+    @classmethod
+    def parse(cls, name: str, field: str = "mesh") -> DeviceMesh:
+        """Read a name as `name` writes it. Raises InvalidInput for anything else."""
+        match = _MESH_NAME.fullmatch(name)
+        if match is None:
+            raise InvalidInput(field, name, "a mesh such as n0:0-1 or n0-1:0-7")
+        first_node, last_node, first, last = (int(g) if g else None for g in match.groups())
+        assert first_node is not None and first is not None  # the pattern requires both
+        num_nodes = 1 if last_node is None else last_node - first_node + 1
+        per_node = 1 if last is None else last - first + 1
+        if num_nodes < 1 or per_node < 1:
+            raise InvalidInput(field, name, "ranges that end after they begin")
+        return cls(first_node, num_nodes, first, per_node)
+
+    def devices(self) -> tuple[Device, ...]:
+        """Return all devices, node by node."""
+        return _devices(self)
+
+    def contains(self, other: DeviceMesh) -> bool:
+        """Whether every device of `other` is in this mesh."""
+        in_nodes = self.first_node <= other.first_node and other._end_node <= self._end_node
+        return in_nodes and self.first_device <= other.first_device and other._end_device <= self._end_device
+
+    def overlaps(self, other: DeviceMesh) -> bool:
+        """Whether some device is in both."""
+        share_nodes = self.first_node < other._end_node and other.first_node < self._end_node
+        return share_nodes and self.first_device < other._end_device and other.first_device < self._end_device
+
+    @property
+    def _end_node(self) -> int:
+        return self.first_node + self.num_nodes
+
+    @property
+    def _end_device(self) -> int:
+        return self.first_device + self.devices_per_node
+
+
+class Device(NamedTuple):
+    """One device of a cluster; a tuple, since plans of many devices hash and compare them millions of times.
+
+    >>> str(Device(0, 1))
+    'n0:1'
+    """
+
+    node: int
+    index: int  # type: ignore[assignment]  # hides tuple.index, which no code calls for a device
+
+    def __str__(self) -> str:
+        return f"n{self.node}:{self.index}"
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterShape:
+    """`num_nodes` nodes of `devices_per_node` devices with `device_memory_bytes` each.
+
+    `node_speeds` are the speeds of the devices of each node, relative to each other; empty: all the same.
+    `node_memory_bytes` is the memory of a device of each node; empty: all have `device_memory_bytes`. `node_devices`
+    names the kind of device of each node, such as a100-80; empty: all the same, of an unknown kind. `host_memory_bytes`
+    is the host memory of each node for offloaded models; 0: unknown. `backend` is the kind of code that the devices
+    run, as a lease or site of the cluster states it.
+    """
+
+    name: str
+    num_nodes: int
+    devices_per_node: int
+    device_memory_bytes: int
+    node_speeds: tuple[float, ...] = ()
+    node_memory_bytes: tuple[int, ...] = ()
+    host_memory_bytes: int = 0
+    node_devices: tuple[str, ...] = ()
+    backend: Backend = field(default="cuda", compare=False)  # of a lease or site, not of the shape
+
+    @property
+    def whole(self) -> DeviceMesh:
+        return DeviceMesh(0, self.num_nodes, 0, self.devices_per_node)
+
+    @property
+    def through_ray(self) -> bool:
+        """Whether runs find its nodes through Ray; else the cluster is the machine on which they start."""
+        return self.num_nodes > 1 or bool(self.node_devices)
+
+    def with_speeds(self, speeds: Sequence[float], field: str = "node_speeds") -> ClusterShape:
+        """Return the cluster with these node speeds. Raises InvalidInput unless each node has a speed above 0."""
+        if len(speeds) not in (0, self.num_nodes):
+            raise InvalidInput(field, list(speeds), f"a speed for each of the {self.num_nodes} nodes of {self.name}")
+        if not all(0 < speed < math.inf for speed in speeds):
+            raise InvalidInput(field, list(speeds), "numbers above 0")
+        return replace(self, node_speeds=tuple(speeds))
+
+    def with_memory(self, memory_bytes: Sequence[int], field: str = "node_memory_bytes") -> ClusterShape:
+        """Return the cluster with this memory of a device by node. Raises InvalidInput unless each node has a value."""
+        if len(memory_bytes) not in (0, self.num_nodes):
+            right = f"the memory of a device of each of the {self.num_nodes} nodes of {self.name}"
+            raise InvalidInput(field, list(memory_bytes), right)
+        if not all(isinstance(size, int) and size > 0 for size in memory_bytes):
+            raise InvalidInput(field, list(memory_bytes), "whole numbers of bytes above 0")
+        return replace(self, node_memory_bytes=tuple(memory_bytes))
+
+    def memory_bytes(self, node: int) -> int:
+        """The memory of each device of a node.
+
+        >>> ClusterShape("mixed", 2, 8, 80 << 30).with_memory((80 << 30, 32 << 30)).memory_bytes(1) >> 30
+        32
+        """
+        return self.node_memory_bytes[node] if self.node_memory_bytes else self.device_memory_bytes
+
+    def smallest_memory_bytes(self, mesh: DeviceMesh) -> int:
+        """The memory of the smallest device of a mesh."""
+        return min(self.memory_bytes(node) for node in range(mesh.first_node, mesh.first_node + mesh.num_nodes))
+
+    def check_mesh(self, mesh: DeviceMesh, field: str = "mesh") -> DeviceMesh:
+        """Return `mesh`, or raise InvalidInput when it lies outside the cluster or is not aligned."""
+        if mesh.first_node + mesh.num_nodes > self.num_nodes:
+            raise InvalidInput(field, mesh.name, f"nodes 0 to {self.num_nodes - 1} of cluster {self.name}")
+        if mesh.first_device + mesh.devices_per_node > self.devices_per_node:
+            raise InvalidInput(field, mesh.name, f"devices 0 to {self.devices_per_node - 1} of each node")
+        whole_nodes = mesh.devices_per_node == self.devices_per_node
+        width = mesh.devices_per_node
+        aligned = mesh.num_nodes == 1 and width & (width - 1) == 0 and mesh.first_device % width == 0
+        if not (whole_nodes or aligned):
+            raise InvalidInput(field, mesh.name, "whole nodes, or an aligned power-of-two slice of a single node")
+        return mesh
+
+
+def lanes(values: Mapping[Device, Hashable]) -> list[DeviceMesh]:
+    """Return runs of devices of a node that have the same value, joined with equal runs of the next nodes.
+
+    >>> values = {Device(node, index): "busy" for node in range(2) for index in range(4)} | {Device(2, 0): "idle"}
+    >>> [lane.name for lane in lanes(values)]
+    ['n0-1:0-3', 'n2:0']
+    """
+    runs: list[list[Device]] = []  # each within a node
+    for device in sorted(values):
+        before = runs[-1][-1] if runs else None
+        if before and device == (before.node, before.index + 1) and values[device] == values[before]:
+            runs[-1].append(device)
+        else:
+            runs.append([device])
+    merged: list[DeviceMesh] = []
+    for run in runs:
+        lane = DeviceMesh(run[0].node, 1, run[0].index, len(run))
+        above = merged[-1] if merged else lane
+        next_node = replace(above, first_node=above.first_node + above.num_nodes, num_nodes=1)
+        if lane == next_node and values[run[0]] == values[above.devices()[0]]:
+            merged[-1] = replace(above, num_nodes=above.num_nodes + 1)
+        else:
+            merged.append(lane)
+    return merged
+
+
+def union(meshes: Iterable[DeviceMesh]) -> tuple[DeviceMesh, ...]:
+    """Return the meshes that together hold all devices of `meshes`: without those inside another."""
+    distinct = tuple(dict.fromkeys(meshes))
+    return tuple(mesh for mesh in distinct if not any(other != mesh and other.contains(mesh) for other in distinct))
+
+
+def _span(first: int, count: int) -> str:
+    return str(first) if count == 1 else f"{first}-{first + count - 1}"
+
+
+@lru_cache(maxsize=4096)  # planning asks for the devices of the same few hundred meshes again and again
+def _devices(mesh: DeviceMesh) -> tuple[Device, ...]:
+    return tuple(
+        Device(node, device)
+        for node in range(mesh.first_node, mesh.first_node + mesh.num_nodes)
+        for device in range(mesh.first_device, mesh.first_device + mesh.devices_per_node)
+    )

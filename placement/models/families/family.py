@@ -1,0 +1,171 @@
+"""The form of a model family: the keys of its config.json, and the weights of its layers.
+
+A family is a value of `Family`. Engines, layouts, costs and exports follow it; they know parts and options, no names.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from prefect_rlhf.placement.models.model import NO_BIASES, QUERY_BIASES, Head, TransformerShape
+
+Part = Literal[
+    "norm_before_attention",
+    "queries",
+    "keys",
+    "values",
+    "query_norm",
+    "key_norm",
+    "attention_output",
+    "norm_after_attention",
+    "norm_before_feed_forward",
+    "gate",
+    "up",
+    "down",
+    "norm_after_feed_forward",
+    "router",
+    "expert_gates",
+    "expert_ups",
+    "expert_downs",
+]
+"""The parts of a layer: those that engines know, and of a mixture of experts, which is planned only."""
+Activation = Literal["silu", "gelu_tanh"]
+Axis = Literal["hidden", "queries", "keys", "inner", "head", "experts"]
+"""The length of an axis: the hidden size, all query heads, all key-value heads, the feed-forward layer or one expert's,
+one head, the number of experts."""
+
+ATTENTION_BIASES = (*QUERY_BIASES, "self_attn.o_proj")
+MLP_BIASES = ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
+
+
+@dataclass(frozen=True, slots=True)
+class Weight:
+    """A weight of a layer: its part, its name in a checkpoint's layer, its axes, and the axis that tp splits.
+
+    The weights of all experts are a single weight, whose first axis expert parallelism divides.
+    """
+
+    part: Part
+    name: str
+    axes: tuple[Axis, ...]
+    split_axis: int | None = None
+
+    @property
+    def of_experts(self) -> bool:
+        return self.part in ("expert_gates", "expert_ups", "expert_downs")
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """The config keys of a sliding window of tokens: `sliding_window`, unless `switch` is off."""
+
+    default: int | None
+    switch: str | None = None
+    others: tuple[str, ...] = ()  # keys that say which layers have it
+
+
+@dataclass(frozen=True, slots=True)
+class LocalLayers:
+    """Layers that see a window of tokens, with a rotary base of their own; all but each `every`-th, unless listed.
+
+    The keys are `sliding_window`, `layer_types`, `sliding_window_pattern`, `rope_local_base_freq` and, since
+    transformers 5, `sliding_attention` in `rope_parameters`.
+    """
+
+    tokens: int
+    every: int
+    rope_theta: float
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertKeys:
+    """The config keys for a layer's number of experts, the experts per token, and an expert's width.
+
+    `count_keys` are synonyms; the first present key counts. The numbers are the defaults of transformers. `uniform` are
+    keys whose other values give some layers no experts.
+    """
+
+    count_keys: tuple[str, ...]
+    count: int
+    per_token: int
+    width_key: str
+    uniform: Mapping[str, Any] = field(default_factory=dict)
+
+
+LOCAL_KEYS = ("sliding_window", "layer_types", "sliding_window_pattern", "rope_local_base_freq")
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """The models of a `model_type`.
+
+    `name` begins the names of transformers' classes. The numbers are the defaults of transformers; None is hidden size
+    over heads, or as many key-value heads as heads. `bias_switches` are keys which, if true, give the named matrices a
+    bias; `reads` are other keys of its own. `only` has keys whose other values our engines do not run; an absent key
+    has the value that runs. `written` are further keys of a config.json that we write. `not_run` is the reason, in
+    words, why models of the family can be planned only; empty: engines run them.
+    """
+
+    model_type: str
+    name: str
+    layer: tuple[Weight, ...]
+    context: int
+    head_dim: int | None = None
+    heads: int | None = None
+    kv_heads: int | None = None
+    vocabulary: int | None = None
+    tied: bool = False
+    head_dim_is_free: bool = True  # else vLLM uses hidden size over heads, and ignores the config's value
+    rope_theta: float = 1e4
+    activation: Activation = "silu"
+    scaled_embedding: bool = False  # by the root of the hidden size
+    zero_centered_norms: bool = False  # they multiply by their weight and 1
+    always_biases: tuple[str, ...] = NO_BIASES
+    bias_switches: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    window: Window | None = None
+    local_layers: LocalLayers | None = None
+    classifier: str = ""  # first part of the name of the class with a scalar head, if it differs
+    reads: tuple[str, ...] = ()
+    only: Mapping[str, Any] = field(default_factory=dict)
+    written: Mapping[str, Any] = field(default_factory=dict)
+    not_run: str = ""
+    experts: ExpertKeys | None = None
+
+    def architecture(self, head: Head) -> str:
+        """Return the name of transformers' class with that ending; a second, scalar head has its own file."""
+        if head == "scalar":
+            return f"{self.classifier or self.name}ForSequenceClassification"
+        return f"{self.name}ForCausalLM"
+
+    @property
+    def architectures(self) -> tuple[str, str]:
+        return self.architecture("lm"), self.architecture("scalar")
+
+    @property
+    def keys(self) -> frozenset[str]:
+        """The keys of a config.json that this family reads beyond the common keys."""
+        window = () if self.window is None else ("sliding_window", self.window.switch or "", *self.window.others)
+        local = LOCAL_KEYS if self.local_layers is not None else ()
+        return frozenset((*self.bias_switches, *self.only, *window, *local, *self.reads))
+
+    @property
+    def qk_norm(self) -> bool:
+        """Whether queries and keys have a norm over the width of a head."""
+        return any(weight.part == "query_norm" for weight in self.layer)
+
+    @property
+    def norms_after(self) -> bool:
+        """Whether attention and feed-forward layer have a norm after them too."""
+        return any(weight.part == "norm_after_attention" for weight in self.layer)
+
+
+def axis_length(axis: Axis, shape: TransformerShape) -> int:
+    """Return the length of an axis in a model of this shape."""
+    return {
+        "hidden": shape.hidden_size,
+        "queries": shape.num_attention_heads * shape.head_dim,
+        "keys": shape.num_kv_heads * shape.head_dim,
+        "inner": shape.intermediate_size,
+        "head": shape.head_dim,
+        "experts": shape.experts.count if shape.experts else 0,
+    }[axis]

@@ -1,0 +1,285 @@
+"""Candidates: every way to run a call on each class of meshes, with its time and bytes."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import sqrt
+
+from prefect_rlhf.errors.errors import InvalidInput
+from prefect_rlhf.placement.cost.call_bytes import call_bytes, static_bytes
+from prefect_rlhf.placement.cost.datasheets.hardware import GIB
+from prefect_rlhf.placement.cost.execution import Execution
+from prefect_rlhf.placement.cost.paged_cache import expected_cache_bytes, gib_above, whole_cache_bytes
+from prefect_rlhf.placement.cost.sizes import ModelSizes
+from prefect_rlhf.placement.cost.uneven import different_works, least_cost
+from prefect_rlhf.placement.cost.workload import CallWork
+from prefect_rlhf.placement.devices.mesh import DeviceMesh
+from prefect_rlhf.placement.devices.strategy import Strategy, strategies
+from prefect_rlhf.placement.engine_traits import TRAITS, engines_of
+from prefect_rlhf.placement.graph import Call, DataflowGraph
+from prefect_rlhf.placement.layout.experts import with_expert_degrees
+from prefect_rlhf.placement.memory.bytes import usable_bytes
+from prefect_rlhf.placement.memory.overhead import call_overhead
+from prefect_rlhf.placement.plan import OffloadPart, Placement
+from prefect_rlhf.placement.planner.question import Question, Site
+from prefect_rlhf.placement.planner.space.mesh_space import MeshSpace
+from prefect_rlhf.placement.plans.check import violations
+from prefect_rlhf.placement.schedule.estimate import training
+
+ENOUGH_MICRO_BATCHES = 64  # for time; more only if memory requires them
+CACHE_STEP = sqrt(2)  # ratio of the bytes of consecutive cache sizes
+NOTHING = 1 / 64  # of the memory that a plan may fill: a smaller cache frees no relevant memory
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryBounds:
+    """Bounds on the bytes of a device: its resident bytes, and the peak while the call runs."""
+
+    static: int
+    peak: int
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """`placement` on the first mesh of `mesh_class`. `host_seconds`: of its offload, and again of its reload.
+
+    `surely_comes`: with any sharing of the copy, it is reloaded for this call and offloaded after it. A device holds
+    `least.static` bytes or more all the time, and `least.peak` or more while the call runs. The fullest device holds
+    the bytes of `most`: without prefetch, offloaded parts are in host memory while other calls run. `copy_bytes` are
+    each device's bytes, or more, while the copy of weights is resident and no call uses it.
+    """
+
+    placement: Placement
+    mesh_class: int
+    seconds: float
+    host_seconds: float
+    least: MemoryBounds
+    most: MemoryBounds
+    copy_bytes: int
+    surely_comes: bool = False
+
+
+Candidates = Mapping[str, tuple[Candidate, ...]]
+"""The candidates of each call, by its name."""
+
+
+@dataclass(frozen=True, slots=True)
+class CostContext:
+    """All that the candidates of a question are counted by.
+
+    `graph` has the calls that run in every iteration, `space` the meshes that they may have. `execution` says how
+    engines run a call, by default ours.
+    """
+
+    question: Question
+    graph: DataflowGraph
+    space: MeshSpace
+    execution: Callable[[Placement], Execution] = Execution.of
+
+    @classmethod
+    def of(
+        cls,
+        question: Question,
+        execution: Callable[[Placement], Execution] = Execution.of,
+        also: Iterable[DeviceMesh] = (),
+    ) -> CostContext:
+        """Return the context of a question about the meshes of its site's space, and `also`."""
+        site = question.site
+        space = MeshSpace.of(site.cluster, site.mesh, site.sources, also)
+        return cls(question, training(question.graph), space, execution)
+
+    @property
+    def site(self) -> Site:
+        return self.question.site
+
+    def usable_bytes(self, mesh_class: int) -> int:
+        """Return what every device of such a mesh may fill."""
+        memory = self.site.cluster.smallest_memory_bytes(self.space.first_of(mesh_class))
+        return usable_bytes(memory, self.site.backend)
+
+    def needed_bytes(self, candidate: Candidate) -> int:
+        """Return a lower bound on the bytes that some device with a limit of `usable_bytes` holds during the call.
+
+        If devices differ, the fullest device may be larger than others.
+        """
+        return candidate.least.peak if self.site.cluster.node_memory_bytes else candidate.most.peak
+
+
+def fitting_candidates(call: Call, context: CostContext) -> tuple[Candidate, ...]:
+    """Return the Pareto-optimal placements of a call that fit an otherwise empty device.
+
+    If there is none, raises InvalidInput with the missing bytes and the nearest placement.
+    """
+    legal = list(legal_candidates(call, context))
+    usable = [context.usable_bytes(mesh_class) for mesh_class in range(len(context.space.classes))]
+    fitting = (option for option in legal if context.needed_bytes(option) <= usable[option.mesh_class])
+    front = tuple(pareto_front(fitting))
+    if front:
+        return front
+    field = f"calls.{call.name}"
+    if not legal:
+        mesh = context.space.first_of(0)
+        raise next(
+            violations(call, Placement(mesh, Strategy(mesh.num_devices), engines_of(call.kind)[0]), context.graph)
+        )
+    nearest = min(legal, key=lambda option: context.needed_bytes(option) - context.usable_bytes(option.mesh_class))
+    needs, has = context.needed_bytes(nearest) / GIB, context.usable_bytes(nearest.mesh_class) / GIB
+    role = context.graph.model(call.role or "").role
+    raise InvalidInput(
+        field,
+        f"{needs:.1f} GiB on a device at best ({nearest.placement.strategy}, {_cut_in_words(nearest.placement)})",
+        f"at most the {has:.1f} GiB that a plan may fill: {needs - has:.1f} GiB less, by more devices to split "
+        f"{role} over, larger devices, shorter rows, or a smaller model",
+    )
+
+
+def legal_candidates(call: Call, context: CostContext) -> Iterator[Candidate]:
+    """Yield each way to run the call: strategy, engine, micro-batches or cache, offload, class of meshes.
+
+    If a role is trained, a call that uses the trained copy leaves the offload of its optimizer to the train_step.
+    """
+    model = context.graph.model(call.role or "")
+    for mesh_class in range(len(context.space.classes)):
+        mesh = context.space.first_of(mesh_class)
+        for strategy in strategies_within_nodes(mesh):
+            for engine in engines_of(call.kind):
+                for spread in with_expert_degrees(strategy, model, engine):
+                    ways = _caches if TRAITS[engine].paged_cache else _cuts
+                    resident = list(ways(call, Placement(mesh, spread, engine), mesh_class, context))
+                    yield from resident
+                    for part in ("optimizer", "all") if call.kind == "train_step" else ("all",):
+                        yield from _offloaded(call, resident, part, context)
+
+
+def strategies_within_nodes(mesh: DeviceMesh) -> Iterator[Strategy]:
+    """Yield strategies whose tensor-parallel groups stay on a node: ReaL (section 8.2) leaves out the others too.
+
+    >>> [str(strategy) for strategy in strategies_within_nodes(DeviceMesh(0, 2, 0, 1))]
+    ['dp2', 'pp2']
+    """
+    return (strategy for strategy in strategies(mesh.num_devices) if strategy.tp <= mesh.devices_per_node)
+
+
+def pareto_front(candidates: Iterable[Candidate]) -> Iterator[Candidate]:
+    """Yield the candidates that no other dominates, among candidates that differ in micro-batches or cache only."""
+    alike: dict[Placement, list[Candidate]] = defaultdict(list)
+    for candidate in candidates:
+        alike[replace(candidate.placement, micro_batches=1, cache_gib=None)].append(candidate)
+    for group in alike.values():
+        smallest: int | None = None
+        for candidate in sorted(group, key=lambda c: (c.seconds, c.most.peak, c.placement.micro_batches)):
+            if smallest is None or candidate.most.peak < smallest:
+                smallest = candidate.most.peak
+                yield candidate
+
+
+def candidate(call: Call, placement: Placement, context: CostContext) -> Candidate:
+    """Return the candidate of a legal placement, for any number of bytes."""
+    mesh = context.space.meshes.index(placement.mesh)
+    mesh_class = next(index for index, members in enumerate(context.space.classes) if mesh in members)
+    return _candidate(call, placement, mesh_class, context)
+
+
+def _cuts(call: Call, whole: Placement, mesh_class: int, context: CostContext) -> Iterator[Candidate]:
+    """The candidates in 1, 2, 4, ... micro-batches, up to the number of a replica's items."""
+    cuts, fits = 1, False
+    while cuts <= call.num_rows and (cuts <= ENOUGH_MICRO_BATCHES or not fits):
+        placement = replace(whole, micro_batches=cuts)
+        if any(violations(call, placement, context.graph)):
+            return  # nor into more
+        candidate = _candidate(call, placement, mesh_class, context)
+        fits = candidate.most.peak <= context.usable_bytes(mesh_class)
+        yield candidate
+        cuts *= 2
+
+
+def _caches(call: Call, whole: Placement, mesh_class: int, context: CostContext) -> Iterator[Candidate]:
+    """The candidates with a cache for all rows at their expected growth, and smaller and smaller caches.
+
+    The smallest holds a single row, or is too small to matter.
+    """
+    if any(violations(call, whole, context.graph)):
+        return
+    workload, tp = context.question.workload.of(call.rows), whole.strategy.tp
+    sizes, usable = ModelSizes.of(context.graph.model(call.role or "")), context.usable_bytes(mesh_class)
+    works = different_works(CallWork.of(call, workload), whole, context.site.cluster.node_speeds)
+    rows = max(work.replica_rows(whole.strategy.dp) for work in works)
+    expected = expected_cache_bytes(rows, workload, sizes, tp)
+    least = max(whole_cache_bytes(1, workload.longest, sizes, tp), usable * NOTHING)
+    if expected == whole_cache_bytes(rows, workload.longest, sizes, tp):
+        yield _candidate(call, whole, mesh_class, context)
+        expected = int(expected / CACHE_STEP)
+    elif expected < least:
+        yield _candidate(call, replace(whole, cache_gib=gib_above(least)), mesh_class, context)
+    while expected >= least:
+        yield _candidate(call, replace(whole, cache_gib=gib_above(expected)), mesh_class, context)
+        expected = int(expected / CACHE_STEP)
+
+
+def _candidate(call: Call, placement: Placement, mesh_class: int, context: CostContext) -> Candidate:
+    site, speeds = context.site, context.site.cluster.node_speeds
+    work, execution = CallWork.of(call, context.question.workload), context.execution(placement)
+    sizes = ModelSizes.of(context.graph.model(call.role or ""))
+    device_bytes = [
+        call_bytes(share, execution, sizes, placement.engine, stage, on_cpu=site.backend == "cpu")
+        for share in different_works(work, placement, speeds)
+        for stage in sorted({0, placement.strategy.pp - 1})
+    ]
+    as_a_rule = CallWork.expected(call, context.question.workload)
+    if speeds:
+        seconds = least_cost(as_a_rule, sizes, placement, site.sources, speeds).total
+    else:
+        seconds = site.sources.call_cost(as_a_rule, execution, sizes, placement.mesh).total
+    kept_cache = TRAITS[placement.engine].paged_cache  # as `certificate` counts
+    graphs, groups = call_overhead(call, placement, context.graph.model(call.role or ""), site.backend)
+    static = [terms.static + (terms.kv_cache if kept_cache else 0) + graphs for terms in device_bytes]
+    peaks = [terms.total + graphs + groups for terms in device_bytes]
+    least, most = MemoryBounds(min(static), min(peaks)), MemoryBounds(max(static), max(peaks))
+    return Candidate(placement, mesh_class, seconds, 0.0, least, most, least.static)
+
+
+def _offloaded(
+    call: Call, resident: Sequence[Candidate], part: OffloadPart, context: CostContext
+) -> Iterator[Candidate]:
+    """Yield candidates of a strategy and mesh that keep a part of their weights in host memory between calls."""
+    if not resident:
+        return
+    placement, trains = replace(resident[0].placement, offload=part), call.kind == "train_step"
+    sizes, sources = ModelSizes.of(context.graph.model(call.role or "")), context.site.sources
+    stages = [static_bytes(Execution(placement.strategy), sizes, trains, end) for end in (0, placement.strategy.pp - 1)]
+    moved = max(stage.optimizer + (stage.weights if part == "all" else 0) for stage in stages)
+    seconds = sources.links((placement.mesh,)).seconds(moved, "host") + sources.orchestration_seconds
+    graphs, _ = call_overhead(call, placement, context.graph.model(call.role or ""), context.site.backend)
+    staying = [graphs + (stage.weights if part == "optimizer" else 0) for stage in stages]
+    comes = _comes_for(call, placement, context)
+    for option in resident:
+        yield replace(
+            option,
+            placement=replace(option.placement, offload=part),
+            host_seconds=seconds,
+            least=MemoryBounds(min(staying), option.least.peak),
+            most=MemoryBounds(max(staying), option.most.peak),
+            copy_bytes=min(staying) if part == "optimizer" else option.copy_bytes,
+            surely_comes=comes,
+        )
+
+
+def stops_devices(placement: Placement, context: CostContext) -> bool:
+    """Return whether the devices compute nothing while the copy of weights moves: true for vLLM's copies on cuda."""
+    return TRAITS[placement.engine].sleeps_on_cuda and context.site.backend == "cuda"
+
+
+def _cut_in_words(placement: Placement) -> str:
+    if not TRAITS[placement.engine].paged_cache:
+        return f"{placement.micro_batches} micro-batches"
+    return "a cache for all rows" if placement.cache_gib is None else f"a cache of {placement.cache_gib:g} GiB"
+
+
+def _comes_for(call: Call, placement: Placement, context: CostContext) -> bool:
+    """Whether its copy comes before this call and goes after it in every step, of all calls that may share the copy."""
+    trainer = context.graph.trained_by(call.role or "")
+    if trainer is not None and placement.engine in engines_of(trainer.kind):
+        return call == trainer
+    return call == next(other for other in context.graph if other.role == call.role and other != trainer)

@@ -1,0 +1,347 @@
+"""The planning problem of a graph: the choices of the search, and the least time of each choice.
+
+It leaves out effects that depend on more than two calls (most transfers of rows, shared copies, computations) and
+counts the rest at its least. So the bound of the problem, which holds for any order of nodes, bounds every plan's
+augmented graph. The problem `most` proves nothing: it looks for plans that fit, and counts typical times.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import pairwise
+from typing import Literal
+
+import numpy as np
+
+from prefect_rlhf.errors.errors import InvalidInput
+from prefect_rlhf.placement.cost.sizes import ModelSizes
+from prefect_rlhf.placement.devices.mesh import DeviceMesh
+from prefect_rlhf.placement.engine_constants import BUCKET_BYTES
+from prefect_rlhf.placement.graph import Call, DataflowGraph, VersionEdge
+from prefect_rlhf.placement.memory.bytes import usable_bytes
+from prefect_rlhf.placement.memory.overhead import GROUP_BYTES, call_overhead, communicator_bytes
+from prefect_rlhf.placement.plan import ModelInstance, Placement
+from prefect_rlhf.placement.planner.question import Question
+from prefect_rlhf.placement.planner.space.candidates import (
+    Candidate,
+    Candidates,
+    CostContext,
+    fitting_candidates,
+    stops_devices,
+)
+from prefect_rlhf.placement.planner.space.feed_nodes import nodes_before, surely_fed
+from prefect_rlhf.placement.planner.space.least_moves import least_move_seconds
+from prefect_rlhf.placement.planner.space.weight_copies import FORBIDDEN, readers_of, second_reader, use_of_copy
+from prefect_rlhf.placement.schedule.schedule import STEPS_IN_FLIGHT
+from prefect_rlhf.placement.search.problem import (
+    Edge,
+    LinkNode,
+    Option,
+    PairNode,
+    Plan,
+    PlannedCall,
+    Problem,
+    ProblemNode,
+)
+
+MICROSECONDS = 1e6
+OTHER_GROUPS = 1  # communicators of a device next to the running call's, as in most plans that fit
+ITERATIONS = 12  # over which the search measures a period
+
+STALE = 2  # the lag of a call whose weights can move only once it has run in the iteration before
+
+MemoryCount = Literal["least", "most"]
+"""Bytes that every device holds (for a bound that is true), or the fullest one (for plans that fit)."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlanProblem:
+    """A problem with the candidates that its options stand for."""
+
+    problem: Problem
+    candidates: Candidates
+
+    def placements(self, chosen: Plan) -> dict[str, Placement]:
+        """Return the placement of each call in a plan of the problem."""
+        return {
+            name: replace(
+                self.candidates[name][choice.option].placement,
+                mesh=DeviceMesh.parse(self.problem.meshes[choice.mesh].label),
+            )
+            for name, choice in chosen.items()
+        }
+
+    def with_memory(self, share: float) -> PlanProblem:
+        """Return the problem with a share of the devices' memory."""
+        device_bytes = tuple(int(size * share) for size in self.problem.device_bytes)
+        return replace(self, problem=replace(self.problem, device_bytes=device_bytes))
+
+
+@dataclass(frozen=True)  # without slots, since it keeps its problems
+class PlanSpace:
+    """All plans of a question: the candidates of every call with a model, and the problems that they pose."""
+
+    context: CostContext
+    candidates: Candidates
+
+    @classmethod
+    def of(cls, question: Question, also: Iterable[DeviceMesh] = ()) -> PlanSpace:
+        """Return all plans of a question, on meshes of its space and `also`.
+
+        Raises InvalidInput if no mesh can run a call.
+        """
+        context = CostContext.of(question, also=also)
+        calls = (call for call in context.graph if call.kind != "compute")
+        return cls(context, {call.name: fitting_candidates(call, context) for call in calls})
+
+    @property
+    def left_out(self) -> str:
+        """What a plan file may say and the search does not look at, in words: the bound holds for the rest."""
+        several_nodes = self.context.site.mesh.num_nodes > 1
+        parts = (
+            "numbers of micro-batches between powers of two, and sizes of vLLM's cache between those tried",
+            "tensor parallelism across nodes" if several_nodes else "",
+            self.context.space.left_out,
+        )
+        return "; ".join(part for part in parts if part)
+
+    @cached_property
+    def least(self) -> PlanProblem:
+        """The problem that counts bytes that every device holds: its bound is true."""
+        return plan_problem(self.context, self.candidates)
+
+    @cached_property
+    def with_copies(self) -> PlanProblem | None:
+        """`least` with two options for each second reader of trained weights; None without a second reader.
+
+        With the first option it has its own copy, with the second it uses the first reader's.
+        """
+        chooses = [name for name in self.candidates if second_reader(self.context.graph, name)]
+        if not chooses:
+            return None
+        twice = {name: options * 2 if name in chooses else options for name, options in self.candidates.items()}
+        return plan_problem(self.context, twice, copies=True)
+
+    @cached_property
+    def most(self) -> PlanProblem:
+        """The problem that counts bytes of the fullest device: most of its plans fit, with prefetch or without."""
+        return plan_problem(self.context, self.candidates, "most")
+
+
+def restricted_problem(
+    space: PlanSpace, meshes: Mapping[str, DeviceMesh], admits: Callable[[Call, Placement], bool]
+) -> PlanProblem:
+    """Pose the problem of a preset: `most`, with a mesh for each call and the ways to run there that the preset admits.
+
+    Raises InvalidInput if a call does not fit its mesh.
+    """
+    context, mesh_space = space.context, space.context.space
+    index = {name: mesh_space.meshes.index(mesh) for name, mesh in meshes.items()}
+    classes = tuple((mesh,) for mesh in dict.fromkeys(index.values()))
+    admitted: dict[str, tuple[Candidate, ...]] = {}
+    for name, options in space.candidates.items():
+        call, mesh = context.graph.call(name), index[name]
+        admitted[name] = tuple(
+            replace(option, mesh_class=classes.index((mesh,)))
+            for option in options
+            if mesh in mesh_space.classes[option.mesh_class] and admits(call, option.placement)
+        )
+        if not admitted[name]:
+            raise InvalidInput(f"calls.{name}", meshes[name].name, "a mesh that can run it and has the memory")
+    return plan_problem(context, admitted, "most", classes)
+
+
+def plan_problem(
+    context: CostContext,
+    candidates: Candidates,
+    counted: MemoryCount = "least",
+    classes: tuple[tuple[int, ...], ...] | None = None,
+    copies: bool = False,
+) -> PlanProblem:
+    """Pose the problem of the context's graph; `classes` of meshes replace those of its space.
+
+    With `copies` the second half of a second reader's options uses the first reader's copy.
+    """
+    graph, space = context.graph, context.space
+    reserve = 0
+    if counted == "most":  # staged weights, and collectives of other calls, which a call's own count leaves out
+        reserve = 2 * BUCKET_BYTES + (OTHER_GROUPS * GROUP_BYTES if context.site.backend == "cuda" else 0)
+    nodes = tuple(
+        node for name in candidates for node in _nodes(graph.call(name), candidates, context, counted, copies)
+    )
+    problem = Problem(
+        name=graph.name,
+        device_bytes=tuple(
+            usable_bytes(context.site.cluster.memory_bytes(node), context.site.backend) - reserve
+            for node in space.nodes
+        ),
+        meshes=space.intervals,
+        mesh_classes=space.classes if classes is None else classes,
+        nodes=nodes,
+        edges=tuple(_edges(graph, {node.name for node in nodes})),
+        iterations=ITERATIONS,
+        in_flight=STEPS_IN_FLIGHT,
+    )
+    return PlanProblem(problem, candidates)
+
+
+def _nodes(
+    call: Call, candidates: Candidates, context: CostContext, counted: MemoryCount, copies: bool
+) -> Iterator[ProblemNode]:
+    """The call, and the moves around it."""
+    graph, options = context.graph, candidates[call.name]
+    host_seconds = [option.host_seconds if option.surely_comes or counted == "most" else 0.0 for option in options]
+    stopping = [s > 0 and stops_devices(o.placement, context) for s, o in zip(host_seconds, options, strict=True)]
+    occupied: Literal["compute", "host_link"] = "compute" if any(stopping) else "host_link"
+    host_us = tuple(
+        _microseconds(seconds) if stops == any(stopping) else 0
+        for seconds, stops in zip(host_seconds, stopping, strict=True)
+    )
+    if any(host_us):
+        yield LinkNode(_reload(call.name), call.name, host_us, occupied)
+    moves = list(_moves(call, candidates, context, copies))
+    late = bool(moves) and _lag(graph, call) == STALE
+    yield from () if late else moves
+    yield PlannedCall(
+        call.name, call.role, call.kind, tuple(_option(call, option, context, counted) for option in options)
+    )
+    if any(host_us):
+        yield LinkNode(_offload(call.name), call.name, host_us, occupied)
+    yield from moves if late else ()
+
+
+def _moves(call: Call, candidates: Candidates, context: CostContext, copies: bool) -> Iterator[PairNode]:
+    """The move of trained weights to their first reader, and with `copies` to the second, if it has its own.
+
+    Without, others may use the copy of the first: it is not certain that they do.
+    """
+    graph, options = context.graph, candidates[call.name]
+    trainer, first = graph.trained_by(call.role or ""), next(iter(readers_of(graph, call)), None)
+    if trainer is None or first is None:
+        return
+    if call == first:
+        yield _reallocation(call, candidates[trainer.name], options, trainer, context)
+    elif copies and second_reader(graph, call.name):
+        own = options[: len(options) // 2]
+        move = _reallocation(call, candidates[trainer.name], own, trainer, context)
+        yield replace(move, microseconds=np.concatenate([move.microseconds, np.zeros_like(move.microseconds)], axis=2))
+        yield use_of_copy(first, candidates[first.name], call, own)
+
+
+def _option(call: Call, candidate: Candidate, context: CostContext, counted: MemoryCount) -> Option:
+    placement = candidate.placement
+    copy = f"{call.role} {placement.engine} {placement.strategy} {placement.offload == 'all'}"
+    fed = nodes_before(call, context.graph) if counted == "most" else int(surely_fed(call, candidate, context.graph))
+    seconds_us = max(1, _microseconds(candidate.seconds + fed * context.site.sources.orchestration_seconds))
+    held, peak = candidate.least if counted == "least" else candidate.most, candidate.most.peak
+    return Option(placement.strategy, candidate.mesh_class, seconds_us, held.static, held.peak, copy, peak)
+
+
+def _reallocation(
+    call: Call, trained: Sequence[Candidate], readers: Sequence[Candidate], trainer: Call, context: CostContext
+) -> PairNode:
+    """The move of weights from a train_step to a call, at its least; no move on equal meshes if both use the same copy.
+
+    Both copies are on their devices during the move: if a device would need both and has less memory, the move is
+    forbidden.
+    """
+    sizes = ModelSizes.of(context.graph.model(call.role or ""))
+    sources, role = context.site.sources, call.role or ""
+    written = [
+        sources.written_seconds(ModelInstance(role, p.engine, p.mesh, p.strategy), sizes)
+        for p in (option.placement for option in readers)
+    ]
+    seconds = least_move_seconds(trained, readers, sizes, sources) + sources.orchestration_seconds + written
+    seconds = np.maximum(seconds, 1 / MICROSECONDS)  # only an absent move takes no time
+    numbers: dict[object, int] = {}
+    trained_copy, read_copy = (
+        [numbers.setdefault((o.placement.engine, o.placement.strategy), len(numbers)) for o in options]
+        for options in (trained, readers)
+    )
+    seconds[2][np.equal.outer(trained_copy, read_copy)] = 0.0
+    microseconds = np.floor(seconds * MICROSECONDS).astype(np.int64)
+    model, backend = context.graph.model(call.role or ""), context.site.backend
+    sent = [o.copy_bytes + call_overhead(trainer, o.placement, model, backend)[1] for o in trained]
+    copies = np.add.outer(sent, [option.copy_bytes for option in readers])
+    full = copies > np.array([_room_for_copies(option.placement.mesh, context) for option in readers])
+    microseconds[1][full] = FORBIDDEN
+    microseconds[2][full & (microseconds[2] > 0)] = FORBIDDEN
+    return PairNode(_move(call.name), trainer.name, call.name, "both", microseconds)
+
+
+def _room_for_copies(mesh: DeviceMesh, context: CostContext) -> int:
+    """What the largest device of a mesh may fill while weights come to it, the move's own collectives apart."""
+    nodes = range(mesh.first_node, mesh.first_node + mesh.num_nodes)
+    between = communicator_bytes(mesh.num_devices) if context.site.backend == "cuda" else 0
+    return usable_bytes(max(context.site.cluster.memory_bytes(node) for node in nodes), context.site.backend) - between
+
+
+def _edges(graph: DataflowGraph, names: set[str]) -> Iterator[Edge]:
+    """Waits between calls, through computations and the moves around calls."""
+    for call in graph:
+        if call.kind == "compute":
+            continue
+        early = _move(call.name) in names and _lag(graph, call) >= STALE
+        move = [] if early else [_move(call.name)]
+        around = [_reload(call.name), *move, call.name, _offload(call.name)]  # in their order
+        yield from (Edge(first, second) for first, second in pairwise(name for name in around if name in names))
+        for producer in sorted(_producers(graph, call)):
+            yield Edge(producer, call.name)
+        if _offload(call.name) in names:
+            yield Edge(_offload(call.name), _reload(call.name), 1)
+    for edge in graph.version_edges():
+        if graph.call(edge.target).kind == "compute":
+            continue
+        if _move(edge.target) in names:
+            yield from _around_move(edge, _move(edge.target))
+        else:
+            yield Edge(edge.source, edge.target, edge.lag)
+
+
+def _around_move(edge: VersionEdge, move: str) -> Iterator[Edge]:
+    """Dependencies of a move, and of the train_step on the readers of the version that it overwrites.
+
+    A copy of stale weights is made as soon as the weights exist and the call that used the previous weights has run:
+    `early` iterations before the call. Without a move the call itself reads the version that the train_step overwrites.
+    """
+    early = max(0, edge.lag - 1)
+    yield Edge(edge.source, move, edge.lag - early)
+    yield Edge(move, edge.target, early)
+    if early <= 1:  # else it waits for a call of a later iteration
+        yield Edge(edge.target, move, 1 - early)
+    yield Edge(move, edge.source, 1 - edge.lag + early)
+    if edge.lag - 1 < STEPS_IN_FLIGHT:
+        yield Edge(edge.target, edge.source, 1 - edge.lag, without=move)
+
+
+def _lag(graph: DataflowGraph, call: Call) -> int:
+    """Steps from the train_step that wrote the weights of a call to the call."""
+    return next(edge.lag for edge in graph.version_edges() if edge.target == call.name)
+
+
+def _producers(graph: DataflowGraph, call: Call) -> set[str]:
+    """The calls with models whose rows it waits for, through computations."""
+    producers: set[str] = set()
+    for name in graph.reads_of(call.name):
+        producer = graph.call(name)
+        producers |= _producers(graph, producer) if producer.kind == "compute" else {name}
+    return producers
+
+
+def _move(call: str) -> str:
+    return f"reallocate {call}"
+
+
+def _reload(call: str) -> str:
+    return f"reload {call}"
+
+
+def _offload(call: str) -> str:
+    return f"offload {call}"
+
+
+def _microseconds(seconds: float) -> int:
+    """Rounded down: a bound must not exceed the bounded value."""
+    return int(seconds * MICROSECONDS)

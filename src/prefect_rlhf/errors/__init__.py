@@ -1,0 +1,1 @@
+"""Errors that a person can fix, and the text of messages and tables. Imports no room."""

@@ -1,0 +1,217 @@
+"""Errors that a person can fix: a single line with the field, the value and a valid value.
+
+RlhfError
+    InvalidInput (also a ValueError)    a config, plan, dataset, checkpoint or cluster that cannot run
+        UnknownKey                      a key, parameter or flag that does not exist
+        Missing                         a value that has no default
+        NotUsed                         a value that another setting leaves without effect
+        SeveralMistakes                 all mistakes of a plan file
+        PlanDoesNotFit                  a plan needs more memory than its devices have; carries the certificate
+    GraphError (also a ValueError)      a flow function that does not describe an algorithm
+    StaleWeights                        a call was about to use another weight version than its edge names
+    OutputFailed                        a file of the run could not be written: disk full, quota, read-only
+    DeviceOutsideLease                  a task asked for a device that its run does not hold
+    RankLost                            a rank process died
+    RankSilent (also a TimeoutError)    a rank did not answer before its deadline
+    RankFailed                          a call raised in a rank; carries the rank's one-line reason
+        OutOfDeviceMemory               a device's memory, or its host's, did not suffice
+        CollectiveFailed                communication between ranks broke, mostly because another rank died
+        EngineFailed                    vLLM or the device failed inside
+
+RunStopped is no error but a KeyboardInterrupt: a person stopped the run.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from prefect_rlhf.errors.in_short import in_short, one_line
+
+MOST_MISTAKES = 8  # of a file, in a message
+
+
+class RlhfError(Exception):
+    """Base of every error that prefect-rlhf raises on purpose. Arguments are strings, so it pickles."""
+
+
+class RunStopped(KeyboardInterrupt):
+    """A person stopped a run with Ctrl-C or SIGTERM. Its text is a line: the progress of the run, and how to continue.
+
+    `resume_from` is the run's newest checkpoint; None if there is no checkpoint. `is_terminated`: it was SIGTERM.
+
+    >>> print(RunStopped("stopped after 3 of 20 steps; newest checkpoint: step 2", "runs/fox/checkpoints/step-000002"))
+    stopped after 3 of 20 steps; newest checkpoint: step 2; continue with resume_from=runs/fox/checkpoints/step-000002
+    """
+
+    def __init__(self, how_far: str, resume_from: str | None = None, is_terminated: bool = False) -> None:
+        super().__init__(how_far, resume_from, is_terminated)
+        self.how_far, self.resume_from, self.is_terminated = how_far, resume_from, is_terminated
+
+    def __str__(self) -> str:
+        return self.how_far + (f"; continue with resume_from={self.resume_from}" if self.resume_from else "")
+
+
+class InvalidInput(RlhfError, ValueError):
+    """Bad input: `field` is the place, `seen` the value, `expected` a valid value. Its text is a single short line.
+
+    >>> print(InvalidInput("plan.calls.actor.tp", 2, "a divisor of the 9 attention heads"))
+    plan.calls.actor.tp: got 2, expected a divisor of the 9 attention heads
+    """
+
+    def __init__(self, field: str, seen: object, expected: str) -> None:
+        super().__init__(field, seen, expected)
+        self.field, self.seen, self.expected = field, seen, expected
+
+    def __str__(self) -> str:
+        return one_line(f"{in_short(self.field, str)}: got {in_short(self.seen)}, expected {self.expected}")
+
+
+@contextmanager
+def refusing(
+    errors: type[Exception] | tuple[type[Exception], ...], field: str, seen: object, expected: str, most: int = 120
+) -> Iterator[None]:
+    """Convert the body's `errors` to an InvalidInput with the first `most` characters of their text; 0: without it.
+
+    >>> with refusing(ValueError, "--nodes", "two", "a whole number", most=0):
+    ...     int("two")
+    Traceback (most recent call last):
+        ...
+    prefect_rlhf.errors.errors.InvalidInput: --nodes: got 'two', expected a whole number
+    """
+    try:
+        yield
+    except errors as error:
+        raise InvalidInput(field, seen, f"{expected} ({error!s:.{most}})" if most else expected) from error
+
+
+class UnknownKey(InvalidInput):
+    """A key that does not exist; `expected` is the hint that corrects it.
+
+    >>> print(UnknownKey("algo.clipp", 0.2, "closest: clip"))
+    algo.clipp: unknown key (got 0.2); closest: clip
+    """
+
+    def __str__(self) -> str:
+        return one_line(f"{in_short(self.field, str)}: unknown key (got {in_short(self.seen)}); {self.expected}")
+
+
+class Missing(InvalidInput):
+    """A value that is required and was not given; `expected` is what would be right.
+
+    >>> print(Missing("actor", "a model, such as {path: FOLDER}"))
+    actor: missing; expected a model, such as {path: FOLDER}
+    """
+
+    def __init__(self, field: str, expected: str) -> None:
+        super().__init__(field, None, expected)
+        self.args = (field, expected)
+
+    def __str__(self) -> str:
+        return one_line(f"{in_short(self.field, str)}: missing; expected {self.expected}")
+
+
+class NotUsed(InvalidInput):
+    """A value that has no effect: refused, since its author counts on it. `remedy` is an alternative to its removal.
+
+    >>> print(NotUsed("algo.kl.horizon", 100, "a fixed coefficient has no target", "set kind: adaptive"))
+    algo.kl.horizon: 100 is not used: a fixed coefficient has no target; remove it, or set kind: adaptive
+    """
+
+    def __init__(self, field: str, seen: object, reason: str, remedy: str = "") -> None:
+        super().__init__(field, seen, f"no value: {reason}")
+        self.args = (field, seen, reason, remedy)
+        self.reason, self.remedy = reason, remedy
+
+    def __str__(self) -> str:
+        remedy = f", or {self.remedy}" if self.remedy else ""
+        text = f"{in_short(self.field, str)}: {in_short(self.seen)} is not used: {self.reason}; remove it{remedy}"
+        return one_line(text)
+
+
+class SeveralMistakes(InvalidInput):
+    """Several mistakes of one file, each with its own field; it has field, value and correction of the first.
+
+    >>> print(SeveralMistakes([InvalidInput("plan.name", 2, "a text"), UnknownKey("plan.cals", {}, "closest: calls")]))
+    2 mistakes: (1) plan.name: got 2, expected a text (2) plan.cals: unknown key (got {}); closest: calls
+    """
+
+    def __init__(self, mistakes: Sequence[InvalidInput]) -> None:
+        super().__init__(mistakes[0].field, mistakes[0].seen, mistakes[0].expected)
+        self.args = (tuple(mistakes),)
+        self.mistakes = tuple(mistakes)
+
+    def __str__(self) -> str:
+        shown = [f"({number}) {mistake}" for number, mistake in enumerate(self.mistakes[:MOST_MISTAKES], 1)]
+        rest = len(self.mistakes) - len(shown)
+        return " ".join([f"{len(self.mistakes)} mistakes:", *shown, *([f"and {rest} more"] if rest else [])])
+
+    @classmethod
+    def of(cls, mistakes: Sequence[InvalidInput]) -> InvalidInput:
+        """Return the error for one or several mistakes: the only mistake is returned as it is."""
+        return mistakes[0] if len(mistakes) == 1 else cls(mistakes)
+
+
+class PlanDoesNotFit(InvalidInput):
+    """A plan needs more device memory than exists.
+
+    `report` is shown after the line: a table of the devices, the owners of the bytes, and changes that would make it
+    fit. `details` is the same as JSON: `certificate` and `remedies`.
+    """
+
+    def __init__(self, field: str, seen: object, expected: str, report: str, details: str) -> None:
+        super().__init__(field, seen, expected)
+        self.args = (field, seen, expected, report, details)
+        self.report, self.details = report, details
+
+
+class GraphError(RlhfError, ValueError):
+    """The body of a flow function does not describe a graph of model function calls."""
+
+
+class NotFinite(RlhfError):
+    """A loss or its gradient is not a finite number; the weights are those before."""
+
+
+class NothingKept(RlhfError):
+    """A choice of rows has kept no row for its permitted number of consecutive steps."""
+
+
+MISTAKES = (InvalidInput, GraphError, NotFinite, NothingKept)
+"""What a person has to mend: to try again is in vain."""
+
+
+class StaleWeights(RlhfError):
+    """The weights held are not the version that the call's edge names."""
+
+
+class OutputFailed(RlhfError):
+    """A file of the run could not be written; files that were written before stay."""
+
+
+class DeviceOutsideLease(RlhfError):
+    """A node's mesh has a device that the run's lease does not hold."""
+
+
+class RankLost(RlhfError):
+    """A rank process ended; the gang cannot continue."""
+
+
+class RankSilent(RlhfError, TimeoutError):
+    """A rank did not answer before the deadline of its call."""
+
+
+class RankFailed(RlhfError):
+    """A call raised in a rank process. `traceback` is the rank's own, for the log; empty if unknown."""
+
+    traceback: str = ""
+
+
+class OutOfDeviceMemory(RankFailed):
+    """A device's memory, or its host's, did not suffice for a call."""
+
+
+class CollectiveFailed(RankFailed):
+    """Communication between ranks broke: mostly because another rank died."""
+
+
+class EngineFailed(RankFailed):
+    """An engine or its device failed inside; its state must not be used again."""

@@ -1,0 +1,41 @@
+"""Paths as a person gives them: text that can name a file, before anybody looks for it."""
+
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import AfterValidator, Field
+from pydantic_core import PydanticCustomError
+
+from prefect_rlhf.errors.errors import InvalidInput
+
+MOST_CHARACTERS = 4096  # bytes of a whole path on Linux
+MOST_OF_A_NAME = 255
+
+
+def check_path(text: str) -> str:
+    """Return a path unchanged. Raises the error that pydantic shows if it can name no file on any machine."""
+    if not text.isprintable():
+        raise PydanticCustomError("path", "a path without control characters")
+    if len(text.encode()) > MOST_CHARACTERS or any(len(part.encode()) > MOST_OF_A_NAME for part in text.split("/")):
+        raise PydanticCustomError("path", f"a path of at most {MOST_CHARACTERS} bytes, {MOST_OF_A_NAME} in each name")
+    try:
+        Path(text).expanduser()
+    except RuntimeError as error:
+        raise PydanticCustomError("path", "a path whose home folder (~name) exists on this machine") from error
+    return text
+
+
+def checked_path(field: str, text: str) -> Path:
+    """Return the path of a text. Raises InvalidInput, at `field`, if it can name no file.
+
+    >>> checked_path("plan", "plans/mine.yaml").name
+    'mine.yaml'
+    """
+    try:
+        return Path(check_path(text))
+    except (PydanticCustomError, UnicodeEncodeError) as error:
+        raise InvalidInput(field, text, str(error)) from error
+
+
+PathText = Annotated[str, Field(max_length=MOST_CHARACTERS), AfterValidator(check_path)]
+"""The text of a path, or of a name that may stand in its place."""

@@ -1,0 +1,1 @@
+"""Rows on disk, as columns of plain values: Parquet, Arrow, JSON, saved and generated datasets."""

@@ -1,0 +1,179 @@
+"""A column of a dataset as plain Python values by row number, stored as Arrow data or as Python values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Protocol
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from prefect_rlhf.engines.rows import ColumnKind
+from prefect_rlhf.errors.errors import refusing
+from prefect_rlhf.files.foreign_file import parse_json
+
+
+class Column(Protocol):
+    """The values of a name, in the order of the rows; None for a row without a value."""
+
+    @property
+    def kind(self) -> ColumnKind:
+        """Numbers and truth values; strings; or anything else: lists, structs, dates, only nulls."""
+        ...
+
+    @property
+    def holds_messages(self) -> bool:
+        """Whether the values are chats: lists of {role, content}."""
+        ...
+
+    @property
+    def described(self) -> str:
+        """The type as text, for errors."""
+        ...
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """The names inside, if the values are structs or objects."""
+        ...
+
+    def field(self, name: str) -> Column:
+        """Return the column of a field in `fields`."""
+        ...
+
+    def read(self, rows: Sequence[int]) -> list[Any]:
+        """Return the values of rows; the caller may change them."""
+        ...
+
+
+@dataclass(frozen=True)
+class ArrowColumn:
+    """Arrow data, in memory or mapped from a file; `load` runs at the first access to a value."""
+
+    type: Any  # pyarrow.DataType
+    load: Callable[[], Any]
+
+    @cached_property
+    def values(self) -> Any:
+        """The data as a pyarrow.ChunkedArray."""
+        return self.load()
+
+    @property
+    def kind(self) -> ColumnKind:
+        """The kind of the type; for a dictionary, the kind of its entries."""
+        type_ = decoded(self.type)
+        if pa.types.is_boolean(type_) or pa.types.is_integer(type_) or pa.types.is_floating(type_):
+            return "number"
+        return "text" if is_text(type_) else "other"
+
+    @property
+    def holds_messages(self) -> bool:
+        """Whether the type is a list of structs with role and content."""
+        return is_messages(self.type)
+
+    @property
+    def described(self) -> str:
+        """The Arrow type."""
+        return str(decoded(self.type))
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """The fields of a struct."""
+        return tuple(field.name for field in self.type) if pa.types.is_struct(self.type) else ()
+
+    def field(self, name: str) -> ArrowColumn:
+        """Return a field of each struct."""
+        return ArrowColumn(self.type.field(name).type, lambda: pc.struct_field(self.values, name))
+
+    def read(self, rows: Sequence[int]) -> list[Any]:
+        """Return the values of rows, each looked up separately: `take` would merge the chunks, up to 2 GB at most."""
+        values = [self.values[row].as_py(maps_as_pydicts="lossy") for row in rows]
+        return [_from_json(self.type, value) for value in values] if "json" in str(self.type) else values
+
+
+@dataclass(frozen=True)
+class PlainColumn:
+    """Python values as they are, of one JSON type or null."""
+
+    values: Sequence[Any]
+
+    @cached_property
+    def kind(self) -> ColumnKind:
+        """The common kind of all values, without nulls."""
+        types = {type(value) for value in self.values if value is not None}
+        if types and types <= {bool, int, float}:
+            return "number"
+        return "text" if types == {str} else "other"
+
+    @cached_property
+    def holds_messages(self) -> bool:
+        """Whether all values are lists of objects with role and content, text or null."""
+        chats = [value for value in self.values if value is not None]
+        return bool(chats) and all(_is_chat(chat) for chat in chats)
+
+    @property
+    def described(self) -> str:
+        """Python's names of the values' types."""
+        return " or ".join(sorted({type(value).__name__ for value in self.values if value is not None})) or "null"
+
+    @cached_property
+    def fields(self) -> tuple[str, ...]:
+        """The keys of all objects."""
+        return tuple(dict.fromkeys(key for value in self.values if isinstance(value, Mapping) for key in value))
+
+    def field(self, name: str) -> PlainColumn:
+        """Return each object's value of a key; None for an object without the key."""
+        return PlainColumn([value.get(name) if isinstance(value, Mapping) else None for value in self.values])
+
+    def read(self, rows: Sequence[int]) -> list[Any]:
+        """Return copies of the values of rows."""
+        return [deepcopy(self.values[row]) for row in rows]
+
+
+def is_text(type_: Any) -> bool:
+    """Return whether an Arrow type is a string, in any storage format."""
+    type_ = decoded(type_)
+    return bool(pa.types.is_string(type_) or pa.types.is_large_string(type_) or pa.types.is_string_view(type_))
+
+
+def decoded(type_: Any) -> Any:
+    """Return the type of the values of an Arrow type: for a dictionary (a pandas category), the type of its entries."""
+    return type_.value_type if pa.types.is_dictionary(type_) else type_
+
+
+def is_messages(type_: Any) -> bool:
+    """Return whether an Arrow type is list<struct<role: string, content: string>>."""
+    if not _is_list(type_) or not pa.types.is_struct(type_.value_type):
+        return False
+    fields = {field.name: field.type for field in type_.value_type}
+    return {"role", "content"} <= set(fields) and all(is_text(fields[name]) for name in ("role", "content"))
+
+
+def _is_list(type_: Any) -> bool:
+    return bool(pa.types.is_list(type_) or pa.types.is_large_list(type_))
+
+
+def _is_chat(value: Any) -> bool:
+    turns = value if isinstance(value, list) else [None]
+    return all(
+        isinstance(turn, Mapping)
+        and {"role", "content"} <= turn.keys()
+        and all(isinstance(turn[key], str | None) for key in ("role", "content"))
+        for turn in turns
+    )
+
+
+def _from_json(type_: Any, value: Any) -> Any:
+    """Decode the parts of a value that Arrow stores as JSON text, as `datasets` does with objects of mixed types."""
+    if value is None:
+        return None
+    if isinstance(type_, pa.JsonType):
+        with refusing(ValueError, "a column of JSON", value, "JSON", most=80):
+            return parse_json(value)
+    if _is_list(type_):
+        return [_from_json(type_.value_type, item) for item in value]
+    if pa.types.is_struct(type_):
+        return {field.name: _from_json(field.type, value[field.name]) for field in type_}
+    return value

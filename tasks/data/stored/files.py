@@ -1,0 +1,117 @@
+"""The files of a dataset's path: a file, a folder, a saved `datasets` folder or a pattern, and their format."""
+
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from glob import escape, glob, has_magic
+from itertools import takewhile
+from pathlib import Path
+from typing import Any, Literal
+
+from prefect_rlhf.errors.errors import InvalidInput, refusing
+from prefect_rlhf.files.foreign_file import read_json, require_regular
+from prefect_rlhf.files.path_text import checked_path
+from prefect_rlhf.files.remote_path import is_remote
+from prefect_rlhf.files.storage.mirror import fetch, readable
+
+JSON_LINES = {".jsonl", ".json", ".ndjson"}
+PLACES = "an existing Parquet file, JSON lines, folder of either or of datasets.save_to_disk, or a pattern of files"
+
+
+@dataclass(frozen=True, slots=True)
+class Files:
+    """Files of the same format, in the order of their rows. `split` is their split if folders are splits."""
+
+    format: Literal["parquet", "json lines", "saved"]
+    files: tuple[str, ...]
+    folder: str | None = None
+    split: str | None = None
+
+
+def find_files(field: str, path: str, split: str) -> Files:
+    """Return the files of a path. Raises InvalidInput, at `field`.path or `field`.split, if no file exists."""
+    at = f"{field}.path"
+    given, path = path, _readable(at, path)
+    place = checked_path(at, path)
+    if place.is_dir():
+        return _in_folder(field, place, split)
+    if place.exists():
+        try:
+            require_regular(place)
+        except OSError as error:
+            raise InvalidInput(at, str(place), f"{PLACES} ({error.strerror})") from error
+        return Files(_format_of(at, place), (path,))
+    if not has_magic(path):
+        raise InvalidInput(at, given, PLACES)
+    files = tuple(sorted(file for file in glob(path, recursive=True) if Path(file).is_file()))  # noqa: PTH207  path may be absolute
+    if not files:
+        raise InvalidInput(at, given, "a pattern that matches a file")
+    formats = {_format_of(at, Path(file)): file for file in files}
+    if len(formats) > 1:
+        raise InvalidInput(at, given, f"a pattern of files of the same format, unlike {' and '.join(formats.values())}")
+    return Files(next(iter(formats)), files)
+
+
+def _readable(field: str, path: str) -> str:
+    """Return a path or pattern on this machine; for a remote path, fetch all matching files into its mirror first."""
+    if not is_remote(path):
+        return path
+    scheme, _, rest = path.partition("://")
+    if not has_magic(rest):
+        return str(readable(path, field))
+    names = rest.split("/")
+    fixed = list(takewhile(lambda name: not has_magic(name), names))
+    pattern = "/".join(names[len(fixed) :])
+    wide = pattern.replace("**/", "*")  # here * matches slashes too
+    mirror = fetch(f"{scheme}://{'/'.join(fixed)}", field, lambda name: fnmatchcase(name, wide))
+    return f"{escape(str(mirror))}/{pattern}"
+
+
+def _in_folder(field: str, folder: Path, split: str) -> Files:
+    if (folder / "dataset_dict.json").is_file():
+        splits = _entry(field, folder / "dataset_dict.json", "splits")
+        if split not in splits:
+            raise InvalidInput(f"{field}.split", split, f"a split of {folder}: {', '.join(map(str, splits))}")
+        return Files("saved", _saved_files(field, folder / split), split=split)
+    if (folder / "state.json").is_file():
+        return Files("saved", _saved_files(field, folder))
+    below = (file.relative_to(folder) for file in sorted(folder.rglob("*")) if file.is_file())
+    visible = (file for file in below if not any(part.startswith((".", "_")) for part in file.parts))  # as for Arrow
+    files = [folder / file for file in visible]
+    if not files:
+        raise InvalidInput(f"{field}.path", str(folder), "a folder with Parquet or JSON-lines files")
+    if all(file.suffix in JSON_LINES for file in files):
+        return Files("json lines", tuple(map(str, files)))
+    other = next((file for file in files if file.suffix != ".parquet"), None)
+    if other is not None:
+        expected = f"a folder with only .parquet files, or a pattern such as {folder}/*.parquet"
+        raise InvalidInput(f"{field}.path", str(other), expected)
+    return Files("parquet", tuple(map(str, files)), folder=str(folder))
+
+
+def _saved_files(field: str, folder: Path) -> tuple[str, ...]:
+    """Return the Arrow files that state.json names."""
+    entries = _entry(field, folder / "state.json", "_data_files")
+    names = [entry.get("filename") if isinstance(entry, dict) else None for entry in entries]
+    if not all(isinstance(name, str) and Path(name).name == name for name in names):
+        expected = "the name of each of its _data_files, in the same folder"
+        raise InvalidInput(f"{field}.path", str(folder / "state.json"), expected)
+    return tuple(str(folder / entry["filename"]) for entry in entries)
+
+
+def _entry(field: str, file: Path, key: str) -> list[Any]:
+    """Return the list under a key of a JSON file."""
+    expected = f"a file from datasets.save_to_disk, with {key}"
+    with refusing((OSError, ValueError), f"{field}.path", str(file), expected):
+        content = read_json(file)
+    if not isinstance(content, dict) or not isinstance(content.get(key), list):
+        raise InvalidInput(f"{field}.path", str(file), expected)
+    found: list[Any] = content[key]
+    return found
+
+
+def _format_of(field: str, file: Path) -> Literal["parquet", "json lines"]:
+    """Return the format that a file's suffix indicates, Parquet by default."""
+    if file.suffix == ".csv":
+        convert = f"parquet.write_table(csv.read_csv({file.name!r}), {file.with_suffix('.parquet').name!r})"
+        raise InvalidInput(field, str(file), f"Parquet: from pyarrow import csv, parquet; {convert}")
+    return "json lines" if file.suffix in JSON_LINES else "parquet"

@@ -1,0 +1,137 @@
+"""Columns of a dataset's split in any storage format, read once and checked before the run uses any resource."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from prefect_rlhf.errors.errors import InvalidInput, NotUsed
+from prefect_rlhf.tasks.data.stored.arrow_tables import read_parquet, read_saved
+from prefect_rlhf.tasks.data.stored.columns import Column
+from prefect_rlhf.tasks.data.stored.files import find_files
+from prefect_rlhf.tasks.data.stored.generated_rows import generate_rows, is_generated
+from prefect_rlhf.tasks.data.stored.json_lines import read_json_lines
+
+DEFAULT_SPLIT_COLUMN, DEFAULT_SPLIT = "split", "train"
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """All rows of a storage place: their number, and the columns in the order of their first occurrence."""
+
+    num_rows: int
+    columns: Mapping[str, Column]
+
+
+@dataclass(frozen=True)
+class StoredRows:
+    """The rows of a dataset.
+
+    Errors name the parameter `field`, and the setting in `settings` that states a column. Rows are numbered within
+    their split, in the order of the files. Columns that were read are cached.
+    """
+
+    field: str
+    path: str
+    split_column: str | None = None
+    split: str = DEFAULT_SPLIT
+    settings: Mapping[str, str] = dataclasses.field(default_factory=dict, hash=False)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The columns without the column of splits. All members raise InvalidInput for data that cannot be read."""
+        table, split_column = self._opened
+        return tuple(name for name in table.columns if name != split_column)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def column(self, path: str, field: str | None = None) -> Column:
+        """Return a column, or a field of structs such as `reward_model.ground_truth`; errors name `field`."""
+        if path not in self._columns:
+            self._columns[path] = self._find(path, field or f"{self.field}.{self.settings.get(path, path)}")
+        return self._columns[path]
+
+    def read(self, path: str, rows: Sequence[int] | None = None) -> list[Any]:
+        """Return plain values of `rows`, by default of all rows."""
+        numbers = self._rows
+        return self.column(path).read([numbers[row] for row in (range(len(numbers)) if rows is None else rows)])
+
+    def _find(self, path: str, field: str) -> Column:
+        columns = self._opened[0].columns
+        if path in columns:
+            return columns[path]
+        name, *parts = path.split(".")
+        if name not in columns:
+            raise InvalidInput(field, path, f"a column of {self.path}; it has {', '.join(columns)}")
+        column = columns[name]
+        for part in parts:
+            if part not in column.fields:
+                has = f"it has {', '.join(column.fields)}" if column.fields else f"it is {column.described}"
+                raise InvalidInput(field, path, f"a field of {name!r} in {self.path}; {has}")
+            column, name = column.field(part), f"{name}.{part}"
+        return column
+
+    @cached_property
+    def _columns(self) -> dict[str, Column]:
+        return {}
+
+    @cached_property
+    def _opened(self) -> tuple[Table, str | None]:
+        """The table, and its column of splits, if any."""
+        table, split_column = self._open()
+        if not table.num_rows:
+            raise InvalidInput(f"{self.field}.path", self.path, "a file with at least one row")
+        if not table.columns:
+            raise InvalidInput(f"{self.field}.path", self.path, "rows with at least one column")
+        if split_column is not None and split_column not in table.columns:
+            expected = f"a column of {self.path}, or empty to read all rows; it has {', '.join(table.columns)}"
+            raise InvalidInput(f"{self.field}.split_column", split_column, expected)
+        return table, split_column
+
+    def _open(self) -> tuple[Table, str | None]:
+        if is_generated(self.path):
+            generated = Table(*generate_rows(self.field, self.path))
+            if self.split != DEFAULT_SPLIT:
+                expected = f"{DEFAULT_SPLIT}; another seed in the path generates other rows"
+                raise InvalidInput(f"{self.field}.split", self.split, expected)
+            self._check_no_split_column("the path determines the rows")
+            return generated, None
+        found = find_files(self.field, self.path, self.split)
+        if found.format == "json lines":
+            return Table(*read_json_lines(self.field, found.files)), self.split_column
+        if found.format == "parquet":
+            return Table(*read_parquet(self.field, found.files, found.folder)), self.split_column
+        table = Table(*read_saved(self.field, found.files))
+        if found.split is None:
+            return table, self.split_column
+        self._check_no_split_column(f"the folders of {self.path} are its splits")
+        return table, None
+
+    def _check_no_split_column(self, why: str) -> None:
+        """Raise InvalidInput for a named split column if the source cannot have such a column."""
+        if self.split_column not in (None, DEFAULT_SPLIT_COLUMN):
+            raise NotUsed(f"{self.field}.split_column", self.split_column, why)
+
+    @cached_property
+    def _rows(self) -> Sequence[int]:
+        """The numbers of the split's rows within all rows."""
+        table, split_column = self._opened
+        if split_column is None:
+            return range(table.num_rows)
+        splits = table.columns[split_column].read(range(table.num_rows))
+        rows = [row for row, split in enumerate(splits) if split == self.split]
+        if not rows:
+            names = ", ".join(sorted({str(split) for split in splits})[:8])
+            raise InvalidInput(f"{self.field}.split", self.split, f"a split of {self.path}: {names}")
+        return rows
+
+
+def require_text(rows: StoredRows, column: str, allow_messages: bool = False) -> None:
+    """Raise InvalidInput unless the column holds strings (or, if allowed, lists of role and content)."""
+    found = rows.column(column)
+    if found.kind == "text" or (allow_messages and found.holds_messages):
+        return
+    expected = "strings, or lists of {role, content}" if allow_messages else "strings"
+    raise InvalidInput(f"{rows.field}.{column}", found.described, expected)

@@ -1,0 +1,83 @@
+"""Advantages: how much better each response token was than expected.
+
+Shapes: B rows, T response tokens, G rows of one prompt.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from prefect_rlhf.engines.compute import Computed
+from prefect_rlhf.engines.rows import Batch
+from prefect_rlhf.tasks.rl.masked import masked_mean, masked_variance, mean_of, row_weights, whiten
+from prefect_rlhf.tasks.rl.settings.online import PPO, ReMax
+from prefect_rlhf.tasks.tracing.operations import computation
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@computation("advantages", "returns", "row_weights")
+def gae(rewards: Batch, values: Batch, settings: PPO) -> Computed:
+    """Estimate generalised advantages (Schulman et al. 2015, equation 16) from `rewards` and `values`.
+
+    Rows that the optional `row_weights` of the rewards leave out have no advantage and do not count in any mean.
+    """
+    mask_BT, values_BT = rewards.mask("rewards"), values["values"].float()
+    weights_B = row_weights(rewards, mask_BT)
+    mask_BT = mask_BT * weights_B[:, None]
+    raw_BT = gae_advantages(rewards["rewards"], values_BT, mask_BT, settings.gamma, settings.lam)
+    returns_BT = (raw_BT + values_BT) * mask_BT
+    advantages_BT = whiten(raw_BT, mask_BT) if settings.whiten_advantages else raw_BT
+    metrics = {
+        "advantage_mean": float(masked_mean(raw_BT, mask_BT)),
+        "advantage_deviation": float(masked_variance(raw_BT, mask_BT).sqrt()),
+        "return": float(masked_mean(returns_BT, mask_BT)),
+        "value": float(masked_mean(values_BT, mask_BT)),
+        "explained_variance": explained_variance(values_BT, returns_BT, mask_BT),
+    }
+    return Computed({"advantages": advantages_BT, "returns": returns_BT, "row_weights": weights_B}, metrics)
+
+
+def gae_advantages(rewards_BT: Tensor, values_BT: Tensor, mask_BT: Tensor, gamma: float, lam: float) -> Tensor:
+    """Return A_t = sum over k of (gamma * lam)^k * delta_(t+k), where delta_t = r_t + gamma * V_(t+1) - V_t.
+
+    V is 0 after the end.
+
+    >>> import torch
+    >>> one_row = (torch.tensor([[0.0, 1.0]]), torch.tensor([[0.5, 0.25]]), torch.ones(1, 2))
+    >>> gae_advantages(*one_row, gamma=1.0, lam=0.5)  # deltas -0.25, 0.75
+    tensor([[0.1250, 0.7500]])
+    """
+    values_BT = values_BT * mask_BT
+    next_values_BT = values_BT.new_zeros(values_BT.shape)
+    next_values_BT[:, :-1] = values_BT[:, 1:]
+    deltas_BT = (rewards_BT + gamma * next_values_BT - values_BT) * mask_BT
+    advantages_BT, to_come_B = deltas_BT.new_zeros(deltas_BT.shape), deltas_BT.new_zeros(len(deltas_BT))
+    for t in reversed(range(deltas_BT.shape[1])):
+        to_come_B = deltas_BT[:, t] + gamma * lam * to_come_B
+        advantages_BT[:, t] = to_come_B
+    return advantages_BT * mask_BT
+
+
+def explained_variance(values_BT: Tensor, returns_BT: Tensor, mask_BT: Tensor) -> float:
+    """Return the share of the returns' variance that the values predict: 1 is perfect, 0 no better than a constant."""
+    variance = float(masked_variance(returns_BT, mask_BT))
+    unexplained = float(masked_variance(returns_BT - values_BT, mask_BT))
+    return 1 - unexplained / variance if variance > 0 else 0.0
+
+
+@computation("advantages", "row_weights")
+def remax_advantages(rewards: Batch, baselines: Batch, settings: ReMax) -> Computed:
+    """Compute `advantages`: the rewards (score and KL penalty) summed from t to T, less the greedy response's score.
+
+    `row_weights` is 0.0 for a row without a finite baseline and for a row that the `row_weights` of the rewards leave
+    out.
+    """
+    baselines_B = baselines["scores"].float()
+    weights_B = row_weights(rewards, baselines_B) * baselines_B.isfinite().float()
+    mask_BT = rewards.mask("rewards") * weights_B[:, None]
+    to_come_BT = rewards["rewards"].flip(1).cumsum(1).flip(1)
+    advantages_BT = (to_come_BT - baselines_B.nan_to_num(0.0, 0.0, 0.0)[:, None]) * mask_BT
+    metrics = {"baseline": mean_of(baselines_B), "advantage_mean": float(masked_mean(advantages_BT, mask_BT))}
+    return Computed({"advantages": advantages_BT, "row_weights": weights_B}, metrics)

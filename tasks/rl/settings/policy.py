@@ -1,0 +1,77 @@
+"""Groups of settings for policy optimisation without a critic: KL, engine mismatch, overlong responses."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from prefect_rlhf.errors.wrong_setting import not_used, wrong
+from prefect_rlhf.tasks.settings import Settings
+
+Estimator = Literal["k1", "k2", "k3"]
+Advantage = Literal["grpo", "dr_grpo", "rloo", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "gdpo"]
+PolicyLoss = Literal["clip", "gspo", "cispo"]
+MeanOver = Literal["tokens", "rows", "groups"] | Annotated[float, Field(gt=0, le=1e9)]
+
+CLIPS: dict[PolicyLoss, tuple[float, float]] = {"clip": (0.2, 0.2), "gspo": (3e-4, 4e-4), "cispo": (1.0, 4.0)}
+"""Lower and upper clip of each loss if the settings are empty: Shao et al. 2024; Zheng et al. 2025, section 5.1. Cispo
+has no lower bound, as in the paper, and the upper bound of Khatri et al. 2025 (arXiv:2510.13786)."""
+
+
+class KLTerm(Settings):
+    """The KL to the reference model in an algorithm without a critic; estimators per token from Schulman (2020)."""
+
+    coefficient: float = Field(0.04, ge=0, le=1e6, description="Weight of a nat of KL; 0 needs no reference model.")
+    estimator: Estimator = Field(
+        "k3", description="Per token: k1 is the log-ratio, k2 half its square, k3 never negative and unbiased."
+    )
+    place: Literal["loss", "reward"] = Field("loss", description="Add KL to the loss, or subtract it from the reward.")
+
+    @model_validator(mode="after")
+    def _has_a_gradient(self) -> KLTerm:
+        """Refuse k1 in a loss: its gradient is the gradient of a token's log-probability, which is zero on average."""
+        if self.in_loss and self.estimator == "k1":
+            raise wrong("estimator", "k2, k3, or place: reward: k1 in a loss has a gradient of zero on average")
+        return self
+
+    @property
+    def in_loss(self) -> bool:
+        """Whether the loss has a KL term."""
+        return self.coefficient > 0 and self.place == "loss"
+
+    @property
+    def in_reward(self) -> bool:
+        """Whether KL is subtracted from rewards."""
+        return self.coefficient > 0 and self.place == "reward"
+
+
+class Importance(Settings):
+    """Weights that correct for the difference between the generation engine and the training engine.
+
+    A weight is the probability under training divided by the probability under generation (Yao et al. 2025, "Your
+    efficient RL framework secretly brings you off-policy RL training").
+    """
+
+    level: Literal["token", "sequence"] = Field("token", description="Ratio of each token, or of its whole response.")
+    beyond: Literal["truncate", "mask"] = Field(
+        "truncate", description="A weight beyond the bounds becomes the bound (truncate, TIS) or 0 (mask, MIS)."
+    )
+    lowest: float = Field(0.0, ge=0, le=1, description="Lower bound of a weight.")
+    highest: float = Field(2.0, ge=1, le=1e6, description="Upper bound of a weight.")
+
+
+class Overlong(Settings):
+    """Treatment of responses that do not end within `max_new_tokens` (Yu et al. 2025, arXiv:2503.14476)."""
+
+    mask: bool = Field(False, description="Exclude truncated responses from the loss.")
+    buffer: int | None = Field(
+        None, ge=1, le=1 << 20, description="Tokens before the limit over which a penalty grows; empty: no penalty."
+    )
+    penalty: float = Field(1.0, gt=0, le=1e6, description="With a buffer: score lost at the limit.")
+
+    @model_validator(mode="after")
+    def _penalty_has_a_buffer(self) -> Overlong:
+        if self.buffer is None and self.penalty != 1.0:
+            raise not_used("penalty", "it grows over the tokens of buffer, which is not set", "set buffer")
+        return self

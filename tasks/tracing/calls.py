@@ -1,0 +1,333 @@
+"""The functions of a flow body, except select: generate, inference, score, compute and train_step.
+
+Each adds a call to the traced graph and returns a handle of the call's result.
+
+>>> from prefect_rlhf.tasks.tracing.calls import generate
+>>> generate(None, None)
+Traceback (most recent call last):
+    ...
+prefect_rlhf.errors.errors.GraphError: generate was called outside of the body of an @rlhf_flow function
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from prefect_rlhf.engines.loss_protocol import Output
+from prefect_rlhf.errors.errors import GraphError, InvalidInput
+from prefect_rlhf.placement.graph import Call, Operation, Term
+from prefect_rlhf.placement.models.model import OptimizerSpec
+from prefect_rlhf.placement.row_set import RowLimit, RowSet
+from prefect_rlhf.tasks.host_rewards import HostRewards
+from prefect_rlhf.tasks.settings import Optimizer, Sampling, Settings, Update
+from prefect_rlhf.tasks.tracing.heads import check_output
+from prefect_rlhf.tasks.tracing.operations import ROW_KEYS, Bound, Operator, operation
+from prefect_rlhf.tasks.tracing.terms import LossOn, Terms
+from prefect_rlhf.tasks.tracing.trace import RowsHandle, Trace, check_not_chosen, current_trace, origin_of
+
+TOKEN_KEYS = ("tokens", "prompt_length")
+GENERATED_KEYS = (*TOKEN_KEYS, "logprobs")
+GROUP_KEYS = ("group_tokens", "group_rows")
+
+
+def generate(
+    model: object,
+    prompts: object,
+    *,
+    sampling: Sampling | None = None,
+    batch_size: int | None = None,
+    samples: int = 1,
+    staleness: int = 0,
+    every: int | None = None,
+    draws: str | None = None,
+    name: str | None = None,
+) -> RowsHandle:
+    """Generate responses to prompts: keys `tokens`, `prompt_length`, and `logprobs` under the generating policy.
+
+    Each step uses `batch_size` prompts of the dataset (None: all prompts, as an evaluation needs). The result has new
+    rows, `samples` for each prompt. Prompts may also be rows with `prompt_tokens` from a computation. With `staleness`,
+    this call and all other calls before a train_step use weights that are this many steps older. All generate calls of
+    a body must have the same staleness. Evaluation always uses the newest weights and has no staleness.
+
+    The random numbers of a call follow from its name. `draws` selects other random numbers by name: calls with equal
+    `draws` share them, and so do a call and another call with `draws` equal to its name. The same prompt, sample and
+    probabilities then have the same response.
+    """
+    trace = current_trace("generate")
+    role = trace.role(model, "generate")
+    check_output(trace.flow, trace.models[role], "logprobs", "generate")
+    name = name or f"{role}_generate"
+    source = trace.rows(prompts, "generate", batch_size, every)
+    trace.require(("prompt_tokens",), (source,), f"generate {name}")
+    trace.allow(staleness, name, every)
+    check_not_chosen(trace, source.rows, f"generate {name}")
+    settings = sampling or Sampling()
+    if samples < 1:
+        raise GraphError(f"flow {trace.flow}: generate {name} has samples {samples}; expected at least 1")
+    if draws is not None and (not isinstance(draws, str) or not draws):
+        expected = "a name of random numbers, such as the name of another generate"
+        raise GraphError(f"flow {trace.flow}: generate {name} has draws {draws!r:.40}; expected {expected}")
+    if samples > 1:
+        check_sampled(name, settings, samples)
+    rows = RowSet(name, source.rows.dataset, samples, source.rows)
+    call = Call(
+        name=name,
+        kind="generate",
+        role=role,
+        inputs=(replace(source, keys=("prompt_tokens",)).port(rows),),
+        outputs=GENERATED_KEYS,
+        operation=operation("sample", settings),
+        rows=rows,
+        num_rows=source.num_rows * samples,
+        every=every,
+        max_new_tokens=settings.max_new_tokens,
+        draws=name if draws is None else draws,
+    )
+    return trace.add(call)
+
+
+def inference(
+    model: object,
+    rows: object,
+    *,
+    output: Output,
+    temperature: float = 1.0,
+    batch_size: int | None = None,
+    every: int | None = None,
+    name: str | None = None,
+) -> RowsHandle:
+    """Add a forward pass: key `logprobs`, `values` or `entropy` for each response token, or `scores` for each row."""
+    trace = current_trace("inference")
+    role = trace.role(model, "inference")
+    check_output(trace.flow, trace.models[role], output, "inference")
+    name = name or f"{role}_inference"
+    source = trace.rows(rows, "inference", batch_size, every)
+    trace.require(TOKEN_KEYS, (source,), f"inference {name}")
+    call = Call(
+        name=name,
+        kind="inference",
+        role=role,
+        inputs=(source.port(source.rows),),
+        outputs=(output,),
+        operation=Operation(output),
+        rows=source.rows,
+        num_rows=source.num_rows,
+        every=every,
+        rows_per_item=source.rows_per_item,
+        temperature=temperature,
+    )
+    return trace.add(call)
+
+
+def score(reward: object, rows: object, *, every: int | None = None, name: str | None = None) -> RowsHandle:
+    """Add the key `scores`, a number for each row, from a reward model's forward pass or from Python functions.
+
+    `reward` is a Model parameter, or a HostRewards, whose functions run in worker processes on the node's CPUs while
+    devices compute. Each function receives a row with every column of its dataset. With several functions, each also
+    makes a key with its name, and `scores` is the weighted sum.
+    """
+    if not isinstance(reward, HostRewards):
+        return inference(reward, rows, output="scores", every=every, name=name)
+    trace = current_trace("score")
+    name = name or "score"
+    source = trace.rows(rows, "score", None, every)
+    trace.require(TOKEN_KEYS, (source,), f"score {name}")
+    reward = reward.absolute()
+    reward.host_functions  # noqa: B018  checks the functions
+    call = Call(
+        name=name,
+        kind="compute",
+        role=None,
+        inputs=(source.port(source.rows),),
+        outputs=reward.outputs,
+        operation=operation("score", reward),
+        rows=source.rows,
+        num_rows=source.num_rows,
+        every=every,
+        rows_per_item=source.rows_per_item,
+        host_seconds=reward.seconds_per_row * source.expected_rows / reward.workers,
+    )
+    return trace.add(call)
+
+
+def compute(
+    operator: Operator[Any, Any],
+    *inputs: object,
+    settings: Settings,
+    longest: int | None = None,
+    max_new_tokens: int | None = None,
+    batch_size: int | None = None,
+    every: int | None = None,
+    name: str | None = None,
+) -> RowsHandle:
+    """Add a pure function of rows, on the host CPU of a device; it makes the keys that its @computation names.
+
+    All inputs have the same rows, or rows that these were made of, whose values are then repeated. A dataset parameter
+    contributes `batch_size` items, or all items.
+
+    A computation of `tokens` and `prompt_length`, or of `prompt_tokens`, makes a new row for each row. The body states
+    the length of new rows, because memory is planned for it: `longest` tokens, or `max_new_tokens` more than the
+    longest row of the inputs. A longer row ends the run.
+    """
+    trace = current_trace("compute")
+    check_computation(trace, operator)
+    handles = [trace.rows(rows, "compute", batch_size, every) for rows in inputs]
+    operator.check_arguments(trace.flow, len(handles))
+    name = name or operator.name
+    if not handles:
+        raise GraphError(f"flow {trace.flow}: compute {name} has no input; it needs rows of a call or dataset")
+    own = trace.common_rows(handles, f"compute {name}")
+    makes_rows = ROW_KEYS.intersection(operator.outputs)
+    if makes_rows:
+        check_not_chosen(trace, own.rows, f"compute {name}")
+    limit = _row_limit(f"flow {trace.flow}: compute {name}", bool(makes_rows), handles, longest, max_new_tokens)
+    rows = RowSet(name, own.rows.dataset, 1, own.rows) if makes_rows else own.rows
+    call = Call(
+        name=name,
+        kind="compute",
+        role=None,
+        inputs=tuple(handle.port(rows) for handle in handles),
+        outputs=operator.outputs,
+        operation=operator(settings).operation,
+        rows=rows,
+        num_rows=own.num_rows,
+        every=every,
+        stateful=operator.stateful,
+        rows_per_item=own.rows_per_item,
+        row_limit=limit,
+    )
+    return trace.add(call)
+
+
+def check_sampled(call: str, sampling: Sampling, samples: int) -> None:
+    """Raise InvalidInput for sampling that always takes the likeliest token: all samples of a prompt would be equal."""
+    greedy = {"temperature": (0, "above 0"), "top_k": (1, "0 or at least 2"), "min_p": (1, "below 1")}
+    for field, (value, right) in greedy.items():
+        if getattr(sampling, field) == value:
+            expected = f"{right}, or samples=1: without chance the {samples} samples of a prompt are all equal"
+            raise InvalidInput(f"{call}.sampling.{field}", getattr(sampling, field), expected)
+
+
+def _row_limit(
+    where: str, makes_rows: bool, inputs: Sequence[RowsHandle], longest: int | None, max_new_tokens: int | None
+) -> RowLimit | None:
+    """Return the length limit of a computation's new rows, None if it makes no rows. Raises GraphError."""
+    stated = {"longest": (longest, 1), "max_new_tokens": (max_new_tokens, 0)}
+    given = {name: bounds for name, bounds in stated.items() if bounds[0] is not None}
+    for name, (value, least) in given.items():
+        if not makes_rows:
+            raise GraphError(f"{where}: {name} is not used: the computation makes no new rows; remove it")
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise GraphError(f"{where}: got {name} {value!r:.40}, expected tokens, {least} or more")
+    if not makes_rows:
+        return None
+    if not given:
+        beyond = "max_new_tokens=..., tokens beyond the longest row of its inputs"
+        raise GraphError(f"{where}: the length of the rows that it makes is missing: state longest=..., or {beyond}")
+    if len(given) == 2:
+        raise GraphError(f"{where}: got longest and max_new_tokens, expected one of them; remove the other")
+    if max_new_tokens is not None and not any(ROW_KEYS.intersection(handle.keys) for handle in inputs):
+        raise GraphError(f"{where}: got max_new_tokens, expected longest=...: its inputs have no tokens")
+    return RowLimit(longest, max_new_tokens or 0)
+
+
+def train_step(
+    model: object,
+    losses: Terms,
+    *,
+    optimizer: Optimizer | None = None,
+    update: Update | None = None,
+    name: str | None = None,
+) -> None:
+    """Train a model on a sum of losses, which makes the next version of its weights.
+
+    `losses` is a loss on rows, such as `policy_gradient(algo).on(rollout, advantages)`, or a weighted sum of such
+    losses. Each optimizer step uses a mini-batch of the rows of every loss.
+    """
+    trace = current_trace("train_step")
+    role = trace.role(model, "train_step")
+    name = name or f"{role}_train"
+    given = _check_losses(trace, losses, name)
+    where = [f"train_step {name}" + (f", {one.name}" if len(given.terms) > 1 else "") for one in given.terms]
+    terms = tuple(_term(trace, role, place, one) for place, one in zip(where, given.terms, strict=True))
+    inputs = dict.fromkeys(port for term in terms for port in term.inputs)
+    trace.optimizers[role] = OptimizerSpec(**(optimizer or Optimizer()).model_dump())
+    update, first = update or Update(), terms[0]
+    call = Call(
+        name=name,
+        kind="train_step",
+        role=role,
+        inputs=tuple(inputs),
+        outputs=(),
+        operation=Operation("train"),
+        rows=first.rows,
+        num_rows=first.num_rows,
+        rows_per_item=math.lcm(*(term.rows_per_item for term in terms if term.rows == first.rows)),
+        mini_batches=update.mini_batches,
+        epochs=update.epochs,
+        terms=terms,
+    )
+    fewest = min(part.num_items for part in call.parts)
+    if update.mini_batches > fewest:
+        items = "rows" if call.rows_per_item == 1 else f"items of {call.rows_per_item} rows"
+        expected = f"at most {fewest}, since {name} trains on {fewest} {items} a step"
+        raise InvalidInput("algo.update.mini_batches", update.mini_batches, expected)
+    trace.add(call)
+
+
+def _check_losses(trace: Trace, losses: object, name: str) -> Terms:
+    """Return the losses of a train_step. Raises GraphError, which shows the correct form."""
+    where = f"flow {trace.flow}: train_step {name}"
+    if isinstance(losses, Operator):
+        raise GraphError(f"{where}: {losses.kind} {losses.name} has no rows; write {losses.name}(algo).on(rows)")
+    if isinstance(losses, Bound):
+        known = losses.operation.name
+        raise GraphError(f"{where}: {known} has no rows; write {known}(algo).on(rows)")
+    if not isinstance(losses, Terms):
+        expected = "a loss on rows, such as policy_gradient(algo).on(rollout, advantages)"
+        raise GraphError(f"{where}: got {losses!r:.80}, expected {expected}")
+    names = [term.name for term in losses.terms]
+    if twice := [known for known in names if names.count(known) > 1]:
+        raise GraphError(f"{where}: two of its losses are named {twice[0]}; give one of them .on(..., name=...)")
+    return losses
+
+
+def _term(trace: Trace, role: str, where: str, given: LossOn) -> Term:
+    """Convert a bound loss to the graph's `Term`. Raises GraphError if its rows or its model do not fit."""
+    operator = Bound(given.operation).operator
+    operator.check_arguments(trace.flow, num_inputs=len(operator.outputs) + 1)
+    for output in operator.outputs:
+        check_output(trace.flow, trace.models[role], output, "train_step")
+    handles = [trace.rows(rows, "train_step", given.batch_size) for rows in given.rows]
+    if not handles:
+        raise GraphError(f"flow {trace.flow}: {where} has no input; it trains on rows: .on(rows)")
+    own = trace.common_rows(handles, where)
+    trace.require(TOKEN_KEYS, [handle for handle in handles if own.rows.per_row(handle.rows) == 1], where)
+    if given.mean_over == "groups":
+        trace.require(GROUP_KEYS, handles, where)
+    if own.rows.adjacent % operator.rows_per_item:
+        raise GraphError(
+            f"flow {trace.flow}: {where}: loss {operator.name} needs {operator.rows_per_item} rows that "
+            f"belong together, but {origin_of(own.rows)}"
+        )
+    return Term(
+        name=given.name,
+        operation=given.operation,
+        outputs=operator.outputs,
+        inputs=tuple(handle.port(own.rows) for handle in handles),
+        rows=own.rows,
+        num_rows=own.num_rows,
+        rows_per_item=operator.rows_per_item,
+        weight=given.weight,
+        mean_over=given.mean_over,
+        temperature=given.temperature,
+    )
+
+
+def check_computation(trace: Trace, operator: object) -> None:
+    """Raise GraphError for any object other than a function that is marked as a computation."""
+    if not isinstance(operator, Operator) or operator.kind != "computation":
+        raise GraphError(f"flow {trace.flow}: got {operator!r:.80}, expected a function decorated with @computation")

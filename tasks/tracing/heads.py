@@ -1,0 +1,50 @@
+"""Checks of a model's heads: every call has the head that it needs, and every head is used."""
+
+from typing import get_args
+
+from prefect_rlhf.engines.loss_protocol import Output
+from prefect_rlhf.errors.errors import GraphError, InvalidInput
+from prefect_rlhf.placement.graph import DataflowGraph
+from prefect_rlhf.placement.models.model import ModelSpec, head_of
+
+
+def check_output(flow: str, model: ModelSpec, output: str, call: str) -> None:
+    """Raise GraphError unless the model has the head for an output; `call` is the name of the body's function."""
+    if output not in get_args(Output):
+        raise GraphError(
+            f"flow {flow}: {call} of {model.role}: got output {output!r}, expected one of {get_args(Output)}"
+        )
+    head = head_of(output)
+    if head not in model.head:
+        needed = f"a model with head: {head} (or lm+scalar, which has both)"
+        raise GraphError(f"flow {flow}: {call} of {model.role} for {output} needs {needed}, not {model.head}")
+
+
+def check_no_idle_head(graph: DataflowGraph) -> DataflowGraph:
+    """Return the graph. Raises GraphError if no call uses one of the two heads of a model."""
+    for model in graph.models:
+        asked = {head for call in graph if call.role == model.role for head in _heads(graph, call.name)}
+        if model.head == "lm+scalar" and len(asked) == 1:
+            only = asked.pop()
+            raise GraphError(f"flow {graph.name}: {model.role}.head is {model.head}, but calls use only {only}")
+    return graph
+
+
+def check_new_heads(graph: DataflowGraph) -> DataflowGraph:
+    """Return the graph. Raises InvalidInput for a new scalar head that no loss trains, although it scores rows."""
+    for model in graph.models:
+        trainer = graph.trained_by(model.role)
+        trained = _heads(graph, trainer.name) if trainer else set()
+        if model.new_head and "scalar" in model.head and "scalar" not in trained:
+            expected = f"false: no train_step trains the head of {model.role}, so every row would score its initial 0"
+            raise InvalidInput(f"{model.role}.new_head", True, expected)
+    return graph
+
+
+def _heads(graph: DataflowGraph, name: str) -> set[str]:
+    call = graph.call(name)
+    if call.kind == "generate":
+        return {"lm"}
+    if call.kind == "train_step":
+        return {head_of(output) for term in call.terms for output in term.outputs}
+    return {head_of(output) for output in call.outputs}

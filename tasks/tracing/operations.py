@@ -1,0 +1,248 @@
+"""Losses and computations as values: a registered name and its settings, so that a graph can be saved and sent.
+
+`@loss` and `@computation` turn a plain function into an Operator, which is registered under the function's name;
+calling an Operator with settings binds it.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, Literal, NoReturn, ParamSpec, TypeVar, get_args
+
+from prefect_rlhf.engines.compute import Computed
+from prefect_rlhf.engines.loss_protocol import LossValues, Output
+from prefect_rlhf.engines.registry import Registry
+from prefect_rlhf.engines.rows import Batch, Columns, NoSuchColumn
+from prefect_rlhf.errors.blame import own_place
+from prefect_rlhf.errors.errors import GraphError, InvalidInput
+from prefect_rlhf.files.modules import import_from, importable
+from prefect_rlhf.placement.graph import MeanOver, Operation
+from prefect_rlhf.placement.row_set import RowLimit
+from prefect_rlhf.tasks.settings import Settings
+from prefect_rlhf.tasks.tracing.terms import LossOn, Terms
+
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
+
+
+NONE = Settings()  # for an operator without settings
+ROW_KEYS = frozenset({"tokens", "prompt_tokens"})
+"""A computation of either makes new rows."""
+
+OFFERED = ("context", "state")  # arguments that a computation may name in addition to rows and settings
+
+
+@dataclass(frozen=True)
+class Operator(Generic[Arguments, Result]):
+    """A module-level function that a graph may name.
+
+    `function` is the plain function, for tests and other functions. A flow body calls the operator with settings.
+    """
+
+    name: str
+    function: Callable[Arguments, Result]
+    kind: Literal["loss", "computation"]
+    outputs: tuple[str, ...] = ()  # keys that a computation makes, or outputs of the model that a loss needs
+    rows_per_item: int = 1
+    stateful: bool = False
+
+    def __call__(self, settings: Settings = NONE) -> Bound:
+        """Bind settings; `.on(rows)` then applies a loss to rows."""
+        return Bound(operation(self.name, settings, self.function.__module__))
+
+    def on(self, *_: object, **__: object) -> NoReturn:
+        """Raise GraphError: settings come first."""
+        raise GraphError(f"{self.kind} {self.name} has no settings yet: write {self.name}(algo).on(...)")
+
+    @property
+    def place(self) -> str:
+        """The file and line of the function."""
+        code = getattr(inspect.unwrap(self.function), "__code__", None)
+        return f"{code.co_filename}:{code.co_firstlineno}" if code else self.function.__module__
+
+    def check_arguments(self, flow: str, num_inputs: int) -> None:
+        """Raise GraphError, with the flow's name, unless the function takes `num_inputs` inputs and `settings`."""
+        signature = inspect.signature(self.function)
+        offered = {name: None for name in OFFERED if self.kind == "computation" and name in signature.parameters}
+        try:
+            signature.bind(*[None] * num_inputs, settings=None, **offered)
+        except TypeError as error:
+            given = f"{num_inputs} inputs" if self.kind == "computation" else f"{', '.join(self.outputs)}, batch"
+            wanted = ", ".join(name for name in signature.parameters)
+            said = f"{self.name}({wanted}) is given {given} and settings: {error}"
+            raise GraphError(f"flow {flow}: {said} ({self.place})") from None
+
+
+OPERATORS: Registry[Operator[..., Any]] = Registry("loss or computation")
+
+
+def operation(name: str, settings: Settings, module: str = "") -> Operation:
+    """Return a call's operation. `module` is the module that registers the name, empty for a name of the engines."""
+    kind = type(settings)
+    module, file = importable(module)
+    settings_module, settings_file = importable(kind.__module__)
+    settings_type = f"{settings_module}:{kind.__name__}"
+    return Operation(name, settings.model_dump_json(), module, settings_type, file, settings_file)
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """An Operator with its settings, as strings that are resolved in the process that runs it."""
+
+    operation: Operation
+    row_limit: RowLimit | None = None  # for a computation that makes rows
+
+    @property
+    def operator(self) -> Operator[..., Any]:
+        return OPERATORS.find(self.operation.name, self.operation.module, self.operation.file)
+
+    @property
+    def place(self) -> str:
+        """The file and line of the function."""
+        return self.operator.place
+
+    @property
+    def settings(self) -> Settings:
+        module, _, name = self.operation.settings_type.partition(":")
+        kind: type[Settings] = getattr(import_from(module, self.operation.settings_file), name)
+        return kind.model_validate_json(self.operation.settings)
+
+    def on(
+        self,
+        *rows: object,
+        mean_over: MeanOver | None = None,
+        temperature: float = 1.0,
+        batch_size: int | None = None,
+        name: str = "",
+    ) -> Terms:
+        """Return a loss on rows for a train_step, alone or in a weighted sum.
+
+        `mean_over` selects the mean of its values: over "tokens", "rows" or "groups" (rows made of the same row), or
+        with a number in place of every row's length. The default is the `mean_over` of the settings if they have this
+        field; else rows for a loss on scores or on items, and tokens for other losses. `temperature` divides the
+        logits, as during sampling of the rows. If rows are a dataset, `batch_size` items enter a step. `name`
+        identifies the loss's metrics in a sum.
+        """
+        operator = self.operator
+        if operator.kind != "loss":
+            raise GraphError(f"{operator.name} is a {operator.kind}; a train_step has losses: functions with @loss")
+        whole_rows = "scores" in operator.outputs or operator.rows_per_item > 1
+        stated = getattr(self.settings, "mean_over", None) if mean_over is None else mean_over
+        over = stated or ("rows" if whole_rows else "tokens")
+        if over not in ("tokens", "rows", "groups") and (isinstance(over, str | bool) or not over > 0):
+            expected = '"tokens", "rows", "groups" or a number above 0'
+            raise GraphError(f"{operator.name}: got {over!r:.40} as mean_over, expected {expected}")
+        return Terms((LossOn(name or operator.name, self.operation, rows, over, temperature, batch_size),))
+
+    def __call__(self, *arguments: Any, **offered: Any) -> Any:
+        """Run the function: a loss on outputs and batch, a computation on a Batch per input.
+
+        The function receives those arguments of `offered` (context, state) that its signature names. Raises
+        WrongOperator, with the function's file and line, unless it reads existing keys and returns the declared result.
+        """
+        operator = self.operator
+        parameters = inspect.signature(operator.function).parameters
+        accepted = {name: value for name, value in offered.items() if name in parameters}
+        if operator.kind == "loss":
+            *outputs, batch = arguments
+            arguments = *outputs, Columns(batch)
+        try:
+            result = operator.function(*arguments, settings=self.settings, **accepted)
+        except NoSuchColumn as error:
+            expected = f"a key of its inputs: {', '.join(error.there)} ({own_place(error) or operator.place})"
+            raise WrongOperator(f"key that {operator.name} reads", error.key, expected) from error
+        if operator.kind == "loss":
+            check_type(result, LossValues, operator)
+        else:
+            check_type(result, Computed, operator)
+            check_columns(result, arguments, operator)
+            if self.row_limit is not None:
+                check_row_lengths(result, arguments, self.row_limit, operator)
+        return result
+
+    def load(self) -> None:
+        """Import function and settings in this process. Raises the errors of their files."""
+        self.operator, self.settings  # noqa: B018  each is looked up as it is read
+
+
+class WrongOperator(InvalidInput):
+    """A loss or a computation that contradicts its decorator or its inputs."""
+
+
+def check_type(result: object, expected: type, operator: Operator[..., Any]) -> None:
+    """Raise WrongOperator unless the function returned the type for its kind."""
+    if not isinstance(result, expected):
+        seen, right = type(result).__name__, f"{expected.__name__} ({operator.place})"
+        raise WrongOperator(f"result of {operator.name}", seen, right)
+
+
+def check_columns(computed: Computed, inputs: Sequence[Batch], operator: Operator[..., Any]) -> None:
+    """Raise WrongOperator unless a computation made its declared columns, each with a value or more for every row."""
+    if set(computed.columns) != set(operator.outputs):
+        named = ", ".join(operator.outputs) or "no keys"
+        expected = f"the keys of its @computation: {named} ({operator.place})"
+        raise WrongOperator(f"keys that {operator.name} returns", ", ".join(computed.columns) or "no keys", expected)
+    num_rows = next((len(column) for batch in inputs for column in batch.columns.values()), None)
+    for key, column in computed.columns.items():
+        if num_rows is not None and len(column) != num_rows:
+            expected = f"{num_rows}, as its inputs have ({operator.place})"
+            raise WrongOperator(f"rows of {key!r} that {operator.name} returns", len(column), expected)
+
+
+def check_row_lengths(
+    computed: Computed, inputs: Sequence[Batch], limit: RowLimit, operator: Operator[..., Any]
+) -> None:
+    """Raise WrongOperator for a row above the call's stated number of tokens, since memory is planned for it."""
+    longest_input = max((_longest(batch.columns) for batch in inputs), default=0)
+    most, longest = limit.of(longest_input), _longest(computed.columns)
+    if longest > most:
+        stated = "as the call states"
+        if limit.longest is None:
+            stated = f"the {longest_input} of the longest row of its inputs and max_new_tokens={limit.max_new_tokens}"
+        expected = f"at most {most}, {stated} ({operator.place})"
+        raise WrongOperator(f"tokens of a row that {operator.name} makes", longest, expected)
+
+
+def _longest(columns: Mapping[str, Any]) -> int:
+    return max((len(row) for key in ROW_KEYS & columns.keys() for row in columns[key]), default=0)
+
+
+def loss(
+    *outputs: Output, rows_per_item: int = 1, name: str = ""
+) -> Callable[[Callable[Arguments, Result]], Operator[Arguments, Result]]:
+    """Mark `f(*outputs, batch, settings) -> LossValues` as a loss on the outputs of a model's forward pass.
+
+    `outputs` are one or more of logprobs, values, scores and entropy, each an argument in that order. `rows_per_item`
+    adjacent rows stay in the same micro-batch (2 for a chosen and a rejected answer). `name` identifies the loss in
+    graphs and checkpoints; empty: the function's name. Raises GraphError for a name that another definition has, and
+    for an unknown output.
+    """
+    for output in outputs or ("none",):
+        if output not in get_args(Output):
+            raise GraphError(f"@loss: got output {output!r:.40}, expected one or more of {', '.join(get_args(Output))}")
+
+    def register(function: Callable[Arguments, Result]) -> Operator[Arguments, Result]:
+        operator = Operator(name or function.__name__, function, "loss", outputs, rows_per_item)
+        OPERATORS.add(operator.name, function, operator)
+        return operator
+
+    return register
+
+
+def computation(
+    *outputs: str, stateful: bool = False, name: str = ""
+) -> Callable[[Callable[Arguments, Result]], Operator[Arguments, Result]]:
+    """Mark `f(*batches, settings, [context], [state]) -> Computed` as a computation that adds the keys `outputs`.
+
+    It receives all rows of the step at once. With `stateful`, `state` is the state that it returned in the previous
+    step (None at first). `name` has the same meaning as for a loss.
+    """
+
+    def register(function: Callable[Arguments, Result]) -> Operator[Arguments, Result]:
+        operator = Operator(name or function.__name__, function, "computation", outputs=outputs, stateful=stateful)
+        OPERATORS.add(operator.name, function, operator)
+        return operator
+
+    return register

@@ -1,0 +1,256 @@
+"""Tracing: run a flow function's body once with handles for data, and record its calls as a graph."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field, replace
+from typing import Any, NoReturn
+
+from prefect_rlhf.errors.blame import described
+from prefect_rlhf.errors.errors import GraphError, InvalidInput, RlhfError
+from prefect_rlhf.placement.graph import Call, DataflowGraph, Dataset, Port
+from prefect_rlhf.placement.models.model import ModelSpec, OptimizerSpec
+from prefect_rlhf.placement.row_set import RowSet
+from prefect_rlhf.tasks.tracing.heads import check_new_heads, check_no_idle_head
+
+MAKERS = {
+    "prompt_tokens": "a Prompts parameter, or a @computation of prompts,",
+    "tokens": "a generate, a parameter of pairs, chats or rated answers, or a @computation of tokens",
+    "group_tokens": "grpo_advantages, or a @computation for means over groups,",
+    "group_rows": "grpo_advantages, or a @computation for means over groups,",
+    "prompt_length": "a generate, a parameter of pairs, chats or rated answers, or a @computation of tokens",
+}
+"""The makers of the keys that the functions of a body need."""
+
+_current: ContextVar[Trace] = ContextVar("rlhf_trace")  # the trace whose body is running
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RowsHandle:
+    """The result of a call while tracing: keys that `source` will make, on the `num_rows` rows of a row set."""
+
+    source: str
+    keys: tuple[str, ...]
+    rows: RowSet
+    num_rows: int
+    rows_per_item: int = 1
+
+    def port(self, reader: RowSet) -> Port:
+        """Return the input of a call that works on the rows of `reader`, which must be able to read these rows."""
+        return Port(argument=self.source, source=self.source, keys=self.keys, rows_each=reader.per_row(self.rows))
+
+    @property
+    def expected_rows(self) -> int:
+        """The expected number of rows; `num_rows` is the maximum."""
+        return self.rows.choice.count.expected if self.rows.choice else self.num_rows
+
+    def _refuse(self, *_: object) -> NoReturn:
+        """Raise GraphError: rows do not exist yet, so a body cannot read them."""
+        flow = current_trace(self.source).flow
+        raise GraphError(
+            f"flow {flow}: the rows of {self.source} do not exist while the body is traced; read them in a "
+            "@computation, which the body calls by compute(...), and choose among them by select(...): in place of a "
+            "loop until there are enough, make more than enough and keep at_most"
+        )
+
+    __getitem__ = __iter__ = __len__ = __bool__ = __contains__ = __float__ = __int__ = __neg__ = _refuse
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = _refuse
+    __lt__ = __le__ = __gt__ = __ge__ = __eq__ = __ne__ = _refuse
+    __hash__ = object.__hash__
+
+
+@dataclass(slots=True)
+class Trace:
+    """The calls of a body so far. Roles and datasets are identified by the objects that were passed to the body."""
+
+    flow: str
+    models: Mapping[str, ModelSpec]
+    datasets: Mapping[str, Dataset]
+    parameters: Mapping[int, str]  # id of an argument object -> the parameter's name
+    calls: list[Call] = field(default_factory=list)
+    optimizers: dict[str, OptimizerSpec] = field(default_factory=dict)
+    used: set[str] = field(default_factory=set)
+    batches: dict[tuple[str, int, int | None], RowSet] = field(default_factory=dict)  # by dataset, size and `every`
+    staleness: int | None = None  # None until a generate call sets it
+
+    def role(self, argument: object, call: str) -> str:
+        """Return the role that `argument` represents. Raises GraphError unless it is a model parameter."""
+        name = self.parameters.get(id(argument), "")
+        if name not in self.models:
+            raise GraphError(f"flow {self.flow}: {call} needs a Model parameter of the flow, got {argument!r:.80}")
+        self.used.add(name)
+        return name
+
+    def rows(self, argument: object, call: str, batch_size: int | None, every: int | None = None) -> RowsHandle:
+        """Return the handle of `argument`: a call's rows, or `batch_size` items of a dataset parameter (None: all).
+
+        Calls that request the same number of items of a dataset, equally often, work on the same rows.
+        """
+        if isinstance(argument, RowsHandle):
+            if argument.source not in {*self.datasets, *(earlier.name for earlier in self.calls)}:
+                raise GraphError(f"flow {self.flow}: {call} reads {argument.source!r}, which another flow made")
+            return argument
+        name = self.parameters.get(id(argument), "")
+        if name not in self.datasets:
+            raise GraphError(f"flow {self.flow}: {call} needs rows or a dataset parameter, got {argument!r:.80}")
+        self.used.add(name)
+        dataset = self.datasets[name]
+        size = dataset.num_items if batch_size is None else batch_size
+        if not 1 <= size <= dataset.num_items:
+            raise InvalidInput("algo.batch_size", size, f"1 to {dataset.num_items}, the items of {name}")
+        batch = name, size, every
+        if batch not in self.batches:
+            steps = "" if every is None else f", every {every} steps"
+            is_first = all(name != other for other, *_ in self.batches)
+            label = name if is_first else f"{name} ({size} items{steps})"
+            self.batches[batch] = RowSet(label, name, dataset.rows_per_item)
+        return RowsHandle(name, dataset.keys, self.batches[batch], size * dataset.rows_per_item, dataset.rows_per_item)
+
+    def common_rows(self, handles: Sequence[RowsHandle], call: str) -> RowsHandle:
+        """Return the handle whose rows a call on all of them works on: these rows may read all others.
+
+        Raises GraphError with two sources whose rows do not belong together.
+        """
+        for handle in handles:
+            if all(handle.rows.may_read(other.rows) for other in handles):
+                return handle
+        first = handles[0]
+        other = next(other for other in handles if not first.rows.may_read(other.rows))
+        raise GraphError(
+            f"flow {self.flow}: {call} reads {first.source} and {other.source}, whose rows do not belong together: "
+            f"{origin_of(first.rows)}, and {origin_of(other.rows)}"
+        )
+
+    def require(self, keys: Sequence[str], handles: Sequence[RowsHandle], call: str) -> None:
+        """Raise GraphError unless the handles together have these keys; it names the makers of a missing key."""
+        there = [key for handle in handles for key in handle.keys]
+        for key in keys:
+            if key not in there:
+                sources = " and ".join(handle.source for handle in handles)
+                has = ", ".join(dict.fromkeys(there)) or "no keys"
+                raise GraphError(
+                    f"flow {self.flow}: {call} needs {key!r}, and {sources} has {has}; {MAKERS[key]} makes it"
+                )
+
+    def allow(self, staleness: int, call: str, every: int | None) -> None:
+        """Let calls use weights that are `staleness` steps older. Raises GraphError if generate calls disagree."""
+        if every is not None:
+            if staleness:
+                raise GraphError(
+                    f"flow {self.flow}: {call} is evaluation, which uses the newest weights; remove staleness"
+                )
+            return
+        if self.staleness not in (None, staleness):
+            raise GraphError(
+                f"flow {self.flow}: {call} has staleness {staleness}, an earlier generate {self.staleness}; "
+                "they must all be equal"
+            )
+        self.staleness = staleness
+
+    def add(self, call: Call) -> RowsHandle:
+        """Append a call and return the handle of its outputs."""
+        self.calls.append(call)
+        return RowsHandle(call.name, call.outputs, call.rows, call.num_rows, call.rows_per_item)
+
+    def graph(self) -> DataflowGraph:
+        """Return the graph. Raises GraphError for an empty body and for unused parameters."""
+        if not self.calls:
+            raise GraphError(f"flow {self.flow}: the body made no model function call")
+        models = tuple(replace(m, optimizer=self.optimizers.get(role)) for role, m in self.models.items())
+        datasets = tuple(self.datasets.values())
+        graph = DataflowGraph(self.flow, models, datasets, tuple(self.calls), self.staleness or 0)
+        unused = sorted({*self.models, *self.datasets} - self.used)
+        if unused:
+            raise GraphError(f"flow {self.flow}: parameter {unused[0]!r} is used by no call; remove it")
+        return graph
+
+
+def check_not_chosen(trace: Trace, rows: RowSet, call: str) -> None:
+    """Raise GraphError if a call would make new rows from rows that a select keeps."""
+    if rows.choices:
+        raise GraphError(
+            f"flow {trace.flow}: {call} would make new rows from the rows that {rows.choices[0].name} keeps: make "
+            "them from all rows first, then select"
+        )
+
+
+def origin_of(rows: RowSet) -> str:
+    """Describe the origin of rows.
+
+    >>> origin_of(RowSet("actor_generate", "prompts", 4, RowSet("prompts", "prompts")))
+    'actor_generate has 4 for each of prompts'
+    >>> origin_of(RowSet("pairs", "pairs", 2))
+    'pairs is a batch of a dataset'
+    """
+    if rows.parent is None:
+        return f"{rows.name} is a batch of a dataset"
+    if rows.choice is not None:
+        each = rows.choice.per_group or "any number"
+        return f"{rows.name} keeps {each} of each group of {rows.parent.name}"
+    return f"{rows.name} has {rows.samples} for each of {rows.parent.name}"
+
+
+@contextmanager
+def tracing(trace: Trace) -> Iterator[Trace]:
+    """Make `trace` the current trace of generate, inference, compute and train_step."""
+    token = _current.set(trace)
+    try:
+        yield trace
+    finally:
+        _current.reset(token)
+
+
+def current_trace(call: str) -> Trace:
+    """Return the trace in progress. Raises GraphError outside of a flow body."""
+    trace = _current.get(None)
+    if trace is None:
+        raise GraphError(f"{call} was called outside of the body of an @rlhf_flow function")
+    return trace
+
+
+def trace_body(
+    flow: str,
+    body: Callable[..., None],
+    arguments: Mapping[str, Any],
+    models: Mapping[str, ModelSpec],
+    datasets: Mapping[str, Dataset],
+) -> DataflowGraph:
+    """Run `body` once on `arguments`; the arguments in `models` and `datasets` represent roles and sources of rows.
+
+    Raises GraphError for any error of the body, with the file and the line.
+    """
+    parameters = {id(arguments[name]): name for name in (*models, *datasets)}
+    if len(parameters) != len(models) + len(datasets):
+        raise GraphError(f"flow {flow}: two parameters hold the same object; pass a copy to one of them")
+    with tracing(Trace(flow, models, datasets, parameters)) as trace:
+        try:
+            body(**arguments)
+        except RlhfError:
+            raise
+        except Exception as error:
+            raise GraphError(f"flow {flow}: its body raised {described(error)}") from error
+    return check_new_heads(check_no_idle_head(trace.graph()))
+
+
+@dataclass(frozen=True, slots=True)
+class Algorithm:
+    """A flow's body, traced with the run's own arguments: a setting may change the graph (PPO's old_logprobs)."""
+
+    name: str
+    body: Callable[..., None]
+
+    @property
+    def is_shipped(self) -> bool:
+        """Whether the algorithm belongs to this package, whose tests verify it."""
+        return self.body.__module__.partition(".")[0] == __name__.partition(".")[0]
+
+    def trace(
+        self, arguments: Mapping[str, Any], models: Mapping[str, ModelSpec], datasets: Mapping[str, Dataset]
+    ) -> DataflowGraph:
+        """Return the graph of an iteration; `models` and `datasets` describe the parameters of these names."""
+        bound = inspect.signature(self.body).bind(**arguments)
+        bound.apply_defaults()
+        return trace_body(self.name, self.body, bound.arguments, models, datasets)

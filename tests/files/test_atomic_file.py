@@ -1,0 +1,47 @@
+"""What is written atomically is whole under its name, or not there."""
+
+import pytest
+
+from prefect_rlhf.errors.errors import OutputFailed
+from prefect_rlhf.files.atomic_file import write_atomically
+
+pytestmark = pytest.mark.quick
+
+
+def test_a_file_replaces_the_one_before(tmp_path):
+    for text in ("first", "second"):
+        assert write_atomically(tmp_path / "new" / "plan.yaml", lambda part, text=text: part.write_text(text))
+    assert [(p.name, p.read_text()) for p in (tmp_path / "new").iterdir()] == [("plan.yaml", "second")]
+
+
+def test_a_folder_replaces_the_one_before(tmp_path):
+    def write(part):
+        part.mkdir()
+        (part / "config.json").write_text("{}")
+
+    (tmp_path / "actor").mkdir()
+    (tmp_path / "actor" / "old.bin").write_text("")
+    write_atomically(tmp_path / "actor", write)
+    assert [str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*")] == ["actor", "actor/config.json"]
+
+
+def test_a_link_replaces_the_one_before(tmp_path):
+    for run in ("run-1", "run-2"):
+        (tmp_path / run).mkdir()
+        write_atomically(tmp_path / "latest", lambda part, run=run: part.symlink_to(run))
+    assert (tmp_path / "latest").readlink().name == "run-2"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["latest", "run-1", "run-2"]
+
+
+@pytest.mark.parametrize("half", ["file", "folder"])
+def test_a_write_that_fails_leaves_what_was_there(tmp_path, half):
+    def dies_in_the_middle(part):
+        if half == "folder":
+            part.mkdir()
+        (part / "half" if half == "folder" else part).write_text("ha")
+        raise OSError("disk full")
+
+    write_atomically(tmp_path / "plan.yaml", lambda part: part.write_text("whole"))
+    with pytest.raises(OutputFailed, match=r"plan\.yaml cannot be written: disk full"):
+        write_atomically(tmp_path / "plan.yaml", dies_in_the_middle)
+    assert [(p.name, p.read_text()) for p in tmp_path.iterdir()] == [("plan.yaml", "whole")]

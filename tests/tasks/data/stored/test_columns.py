@@ -1,0 +1,114 @@
+"""Columns of a dataset by row number, as rewards get them: every one, under its name or one that a person gives."""
+
+import pickle
+
+import pyarrow as pa
+import pytest
+
+from prefect_rlhf.blocks.dataset import Preferences, Prompts, read_as
+from prefect_rlhf.errors.errors import InvalidInput
+from prefect_rlhf.flows.training.inputs import open_source
+from prefect_rlhf.tasks.data.datasets import PreferenceDataset, PromptDataset
+from prefect_rlhf.tasks.data.source import KEYS_OF_CALLS
+from tests.tasks.data.stored import json_lines, parquet, saved
+
+pytestmark = pytest.mark.quick
+
+COLUMNS = {
+    "prompt": ["a film", "good", "bad"],
+    "answer": ["7", None, "9"],
+    "weight": [0.5, 1.0, None],
+    "easy": [True, False, None],
+    "reward_model": [{"ground_truth": "x"}, None, {"ground_truth": "z"}],
+    "split": ["train", "test", "train"],
+}
+
+
+def every_format(folder):
+    table = pa.table(COLUMNS)
+    return [
+        parquet(folder / "p.parquet", **COLUMNS),
+        json_lines(folder / "rows.jsonl", *table.to_pylist()),
+        saved(folder / "saved", table),
+    ]
+
+
+def test_columns_are_read_by_row_number(tmp_path, tokenizer):
+    """In the order asked for, nulls as None, structs as dicts; the column of splits is none of them."""
+    for path in every_format(tmp_path):
+        source = PromptDataset("prompts", path, tokenizer)
+        source.check(max_tokens=5)
+        assert source.columns == ("prompt", "answer", "weight", "easy", "reward_model")
+        kinds = {"prompt": "text", "answer": "text", "weight": "number", "easy": "number", "reward_model": "other"}
+        assert source.column_kinds == kinds
+        assert source.read_column("answer", [1, 0, 1]) == ["9", "7", "9"]
+        assert source.read_column("weight", [0, 1]) == [0.5, None]
+        assert source.read_column("easy", [0]) == [True]
+        assert source.read_column("reward_model", [1]) == [{"ground_truth": "z"}]
+        assert pickle.loads(pickle.dumps(source)).read_column("answer", [1]) == ["9"]
+
+
+def test_a_field_of_a_struct_gets_a_name(tmp_path, tokenizer):
+    """Beside the column that it is in."""
+    for path in every_format(tmp_path):
+        parameter = Prompts(path=path, columns={"ground_truth": "reward_model.ground_truth", "label": "answer"})
+        source = open_source("prompts", parameter, tokenizer)
+        source.check(max_tokens=5)
+        assert source.columns[-3:] == ("reward_model", "ground_truth", "label")
+        assert source.column_kinds["ground_truth"] == "text"
+        assert source.read_column("ground_truth", [1, 0]) == ["z", "x"]
+        assert source.read_column("label", [0]) == source.read_column("answer", [0]) == ["7"]
+
+
+def test_both_rows_of_a_pair_have_its_columns(tmp_path, tokenizer):
+    path = parquet(tmp_path / "p.parquet", chosen=["good", "bad"], rejected=["bad", "film"], margin=[1, 2])
+    source = PreferenceDataset("pairs", path, tokenizer, split_column=None, prompt_column=None)
+    assert source.read_column("margin", [0, 1, 2, 3]) == [1, 1, 2, 2]
+    assert source.columns == ("chosen", "rejected", "margin")
+
+
+def test_columns_with_names_of_calls_keys_are_read_under_others(tmp_path, tokenizer):
+    """Those of a run's rollouts, say."""
+    names = {name: [1.0] for name in KEYS_OF_CALLS}
+    path = parquet(tmp_path / "p.parquet", prompt=["a film"], **names)
+    source = PromptDataset("prompts", path, tokenizer, split_column=None, column_paths={"earlier": "scores"})
+    source.check(max_tokens=5)
+    assert source.columns == ("prompt", "earlier")
+    assert source.read_column("earlier", [0]) == [1.0]
+    with pytest.raises(InvalidInput, match=r"^prompts.columns: got 'scores', expected one of prompt, earlier, in "):
+        source.read_column("scores", [0])
+
+
+BAD = [
+    ({"mask": "answer"}, r"^prompts.columns: got 'mask', expected another name: calls make tokens, prompt_tokens"),
+    ({"truth": "truth"}, r"^prompts.columns.truth: got 'truth', .* it has prompt, answer, weight"),
+    (
+        {"truth": "reward_model.answer"},
+        r"^prompts.columns.truth: got 'reward_model.answer', expected a field of 'reward_model' in .*has ground_truth",
+    ),
+    ({"truth": "answer.x"}, r"^prompts.columns.truth: got 'answer.x', expected a field of 'answer' in .*; it is str"),
+]
+
+
+@pytest.mark.parametrize(("columns", "says"), BAD, ids=[*map(str, range(len(BAD)))])
+def test_a_name_for_nothing_is_refused_in_one_line(tmp_path, tokenizer, columns, says):
+    for path in every_format(tmp_path):
+        with pytest.raises(InvalidInput, match=says) as refused:
+            PromptDataset("prompts", path, tokenizer, column_paths=columns).check(max_tokens=5)
+        assert "\n" not in str(refused.value)
+
+
+def test_a_run_goes_on_with_columns_that_are_read_as_before():
+    """What is said of a dataset differs with them, and without them is what it was."""
+    plain = "split_column=split split=train chat_template=False prompt_column=prompt"
+    assert read_as(Prompts(path="a")) == read_as(Prompts(path="b")) == plain
+    named = Prompts(path="a", columns={"b": "x.y", "a": "z"})
+    assert read_as(named) == read_as(Prompts(path="a", columns={"a": "z", "b": "x.y"})) != plain
+    assert read_as(Prompts(path="a", last_answer="strip")) != plain
+    assert read_as(Prompts(path="reasoning_gym:a?seed=1")) != read_as(Prompts(path="reasoning_gym:a?seed=2"))
+
+
+def test_a_graph_knows_its_datasets_columns():
+    for value in (Prompts(path="p"), Preferences(path="p")):
+        assert value.to_spec("rows", 3, ("answer",)).columns == ("answer",)
+        assert value.to_spec("rows", 3, ("answer",)) != value.to_spec("rows", 3)

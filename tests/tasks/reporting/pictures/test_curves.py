@@ -1,0 +1,52 @@
+"""Curves of metrics as a picture: every finite value has its place, and a run of any length few points."""
+
+import re
+from itertools import pairwise
+from xml.etree import ElementTree
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from prefect_rlhf.tasks.reporting.pictures.curves import HEIGHT, WIDTH, curves_svg
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def panels(svg):
+    """The points of each panel's curve, by its name."""
+    found = ElementTree.fromstring(svg).findall(f"{SVG}g")
+    return {
+        group.find(f"{SVG}text").text: [
+            tuple(map(float, point.split(","))) for point in group.find(f"{SVG}polyline").get("points").split()
+        ]
+        for group in found
+    }
+
+
+@given(st.lists(st.floats(-1e300, 1e300), min_size=1, max_size=30))
+def test_every_value_has_its_place_in_the_panel(values):
+    (points,) = panels(curves_svg({"a<b.loss": list(enumerate(values))})).values()
+    assert len(points) == len(values)
+    assert all(0 <= x <= WIDTH and 0 <= y <= HEIGHT for x, y in points)
+    assert [x for x, _ in points] == sorted(x for x, _ in points)
+    ranked = sorted(zip(values, points, strict=True))
+    assert all(lower[1][1] >= higher[1][1] for lower, higher in pairwise(ranked))  # up is more
+
+
+def test_panels_share_their_steps():
+    """What is measured now and then stands above the steps of its measurements."""
+    drawn = panels(curves_svg({"every": [(0, 1.0), (5, 2.0), (10, 3.0)], "once": [(5, 7.0)]}))
+    assert drawn["once"][0][0] == drawn["every"][1][0]
+
+
+def test_what_is_not_finite_is_left_out():
+    drawn = panels(curves_svg({"a": [(0, 1.0), (1, float("nan")), (2, 2.0)], "b": [(0, float("inf"))]}))
+    assert len(drawn["a"]) == 2 and "b" not in drawn
+
+
+def test_no_curve_is_a_picture_too():
+    assert ElementTree.fromstring(curves_svg({})).tag == f"{SVG}svg"
+
+
+def test_the_newest_value_is_written_beside_the_name():
+    assert re.search(r">kl</text>\s*<text[^>]*>0.25</text>", curves_svg({"kl": [(0, 0.5), (1, 0.25)]}))
