@@ -24,7 +24,7 @@ OLD_TRL, TRL, CORE = "trl-1.12.0/trl", "trl-1.16.0/trl", "verl-0.9.1/verl/traine
 FIT = "verl-0.9.1/verl/trainer/ppo/ray_trainer.py:RayPPOTrainer.fit"
 PENALISED = [
     f"{RL}/rewards.py:kl_penalised_rewards", f"{RL}/rewards.py:token_rewards", f"{RL}/rewards.py:shape_scores",
-    f"{RL}/rewards.py:rollout_metrics", f"{RL}/kl.py", f"{RL}/hyperparameters.py:KLControl",
+    f"{RL}/rewards.py:rollout_metrics", f"{RL}/kl.py", f"{RL}/settings/online.py:KLControl",
 ]  # fmt: skip
 """Rewards with a KL penalty, which PPO and ReMax share here."""
 PARTS = {
@@ -33,24 +33,31 @@ PARTS = {
             ["flows/ppo.py:ppo"],
             [
                 f"{RL}/losses.py:ppo_clip", f"{RL}/losses.py:value_clip", f"{RL}/losses.py:ratio_metrics",
-                f"{RL}/policy_losses.py:clipped_surrogate", f"{RL}/advantages.py:gae",
-                f"{RL}/advantages.py:gae_advantages", *PENALISED, f"{RL}/hyperparameters.py:PPO",
+                f"{RL}/losses.py:clipped_surrogate", f"{RL}/gae.py:gae", f"{RL}/gae.py:gae_advantages", *PENALISED,
+                f"{RL}/settings/online.py:PPO",
             ],
         ),
         "GRPO": (
             ["flows/grpo.py:grpo"],
             [
-                f"{RL}/losses.py:grpo", f"{RL}/losses.py:ratio_metrics", f"{RL}/policy_losses.py",
-                f"{RL}/advantages.py:grpo_advantages", f"{RL}/advantages.py:_advantages", f"{RL}/group_advantages.py",
-                f"{RL}/groups.py", f"{RL}/overlong.py", f"{RL}/policy_settings.py", f"{RL}/kl.py",
-                f"{RL}/hyperparameters.py:GRPO",
+                *(f"{RL}/losses.py:{name}" for name in (
+                    "grpo", "ratio_metrics", "clipped_surrogate", "sequence_ratio", "weighted_gain",
+                )),
+                *(f"{RL}/group_advantages.py:{name}" for name in (
+                    "grpo_advantages", "_advantages", "grpo", "dr_grpo", "rloo", "reinforce_plus_plus",
+                    "reinforce_plus_plus_baseline", "gdpo",
+                )),
+                *(f"{RL}/score_shaping.py:{name}" for name in (
+                    "truncated_rows", "response_lengths", "overlong_penalty",
+                )),
+                f"{RL}/groups.py", f"{RL}/settings/policy.py", f"{RL}/kl.py", f"{RL}/settings/online.py:GRPO",
             ],
         ),
         "ReMax": (
             ["flows/remax.py:remax"],
             [
-                f"{RL}/losses.py:policy_gradient", f"{RL}/advantages.py:remax_advantages", *PENALISED,
-                f"{RL}/hyperparameters.py:ReMax",
+                f"{RL}/losses.py:policy_gradient", f"{RL}/gae.py:remax_advantages", *PENALISED,
+                f"{RL}/settings/online.py:ReMax",
             ],
         ),
     },

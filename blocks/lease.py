@@ -1,5 +1,6 @@
 """Leases of devices for runs without a worker: from Python, a notebook or the command line."""
 
+import os
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -106,7 +107,7 @@ def running_on(leased: Lease) -> Iterator[None]:
 
 def given_lease() -> Lease | None:
     """Return the lease that `running_on` or a worker assigned to this flow run; None without a lease."""
-    return _current.get() or Lease.from_environment()
+    return _current.get() or Lease.from_environment(os.environ)
 
 
 @contextmanager

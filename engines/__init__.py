@@ -1,1 +1,1 @@
-"""The code on the devices: rank processes, Megatron-core, vLLM, weights; also object stores and host functions."""
+"""The code on the devices: rank processes, Megatron-core, vLLM, weights; also functions of users on the hosts."""

@@ -1,1 +1,1 @@
-"""Values and pure functions of planning, and helpers for files and errors. No Prefect, no torch, no other room."""
+"""Values and pure functions of planning. No Prefect, no torch, no file is written; imports only the ground rooms."""

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-ROOT = Path(__file__).parent.parent
-ROOMS = ("flows", "tasks", "placement", "engines", "blocks")
+from tests.house import ROOMS, ROOT, room_folder
+
 PAGES = ("README.md", "CONTRIBUTING.md", "SECURITY.md", "docs/*.md", "docs/adr/*.md")
 FEWEST_WORDS = 4  # of a string literal that counts as a text
 
@@ -107,7 +107,7 @@ def pages() -> list[Text]:
 
 def room(name: str) -> list[Path]:
     """Return the Python files of a room."""
-    return sorted((ROOT / name).rglob("*.py"))
+    return sorted(room_folder(name).rglob("*.py"))
 
 
 def main(names: list[str]) -> None:

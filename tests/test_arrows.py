@@ -19,6 +19,7 @@ from tests.house import (
     boxes,
     file_arrows,
     files,
+    floors,
     folders,
     imported,
     ours,
@@ -28,32 +29,40 @@ from tests.house import (
 )
 
 MAY_IMPORT = {
-    "flows": "tasks placement blocks",
-    "tasks": "placement engines",
-    "blocks": "placement",
-    "engines": "placement",
-    "placement": "",
+    "flows": "tasks placement blocks files errors",
+    "tasks": "placement engines files errors",
+    "blocks": "placement files errors",
+    "engines": "placement files errors",
+    "placement": "files errors",
+    "files": "errors",
+    "errors": "",
 }
-"""Rooms: what each may import of the others."""
+"""Rooms: what each may import of the others. `files` and `errors` are the ground rooms of all."""
 SUB_ROOMS: Mapping[str, Mapping[str, str]] = {
     "flows": {
-        "commands": "planning training hardware forms .",
-        "planning": "training hardware forms .",
-        "training": "hardware forms",
-        "hardware": "",
+        "commands": "planning algorithm training forms hardware .",
+        "planning": "algorithm training training.choice forms hardware",
+        "algorithm": "training forms",
+        "training": "training.choice forms hardware",
+        "training.choice": "training hardware",
         "forms": "",
-        ".": "planning training hardware forms",
+        "hardware": "",
+        ".": "planning algorithm training forms hardware",
     },
     "tasks": {
-        "reporting": "running checkpoints server .",
-        "trackers": "running data .",
-        "trial": "running .",
-        "running": "checkpoints data server .",
-        "data": ".",
-        "rl": "data .",
-        "checkpoints": ".",
-        "server": "",
         "profiling": "",
+        "reporting": "reporting.pictures running checkpoints server .",
+        "reporting.pictures": "",
+        "rl": "rl.settings data tracing .",
+        "rl.settings": ".",
+        "trackers": "running data .",
+        "trial": "running tracing .",
+        "running": "checkpoints data server tracing .",
+        "checkpoints": "tracing .",
+        "data": "data.stored tracing .",
+        "data.stored": "",
+        "server": "",
+        "tracing": ".",
         ".": "",
     },
     "blocks": {
@@ -61,50 +70,79 @@ SUB_ROOMS: Mapping[str, Mapping[str, str]] = {
         ".": "worker",  # the package's front door shows it
     },
     "engines": {
-        "gang": "weights storage",
-        "trial": "rank .",
-        "profiling": "rank megatron.cpu files weights .",
-        "rank": "files sampling weights storage .",
-        "megatron": "megatron.cpu files sampling weights .",
+        "functions": "",
+        "gang": "gang.processes gang.ray",
+        "gang.processes": "gang",
+        "gang.ray": "gang gang.processes weights",
+        "rank": "files sampling weights .",
+        "rank.profiling": "rank megatron.cpu files weights .",
+        "rank.trial": "rank .",
+        "megatron": "megatron.cpu megatron.sampling megatron.training megatron.vocabulary files sampling weights .",
         "megatron.cpu": "megatron",
+        "megatron.sampling": "megatron sampling .",
+        "megatron.training": "megatron megatron.cpu .",
+        "megatron.vocabulary": "megatron",
         "vllm": "vllm.cpu files sampling weights .",
         "vllm.cpu": "vllm",
-        "hosts": "",
-        "files": "weights storage .",
+        "files": "weights .",
         "sampling": ".",
         "weights": ".",
-        "storage": "",
         ".": "",
     },
     "placement": {
-        "pictures": "planner schedule augmented rows .",
-        "planner": "memory schedule cost plans layout search search.partial .",
-        "memory": "cost augmented plans layout families rows .",
+        "planner": "planner.space memory plans schedule cost cost.times layout search search.partial devices .",
+        "planner.space": "planner memory plans schedule cost cost.datasheets layout search devices .",
+        "memory": "plans cost cost.datasheets augmented layout models models.families rows devices .",
+        "plans": "layout models devices .",
         "schedule": "cost augmented .",
-        "cost": "augmented layout rows .",
-        "augmented": "rows .",
-        "plans": "layout .",
-        "layout": "families .",
-        "families": ".",
-        "rows": ".",
-        "search": "search.exact search.sampling search.partial search.tables .",
-        "search.exact": "search.sampling search.partial search.bound search.tables search",
-        "search.sampling": "search.partial search.tables search",
-        "search.partial": "search.bound search.tables search",
-        "search.bound": "search.tables search",
+        "cost": "cost.datasheets cost.times augmented layout models rows devices .",
+        "cost.datasheets": "models .",
+        "cost.times": "cost cost.datasheets models devices .",
+        "augmented": "rows devices .",
+        "layout": "models models.families devices .",
+        "models": "models.families",
+        "models.families": "models",
+        "rows": "devices .",
+        "search": "search.exact search.partial search.sampling search.tables devices",
+        "search.bound": "search search.tables",
+        "search.exact": "search search.bound search.partial search.sampling search.tables",
+        "search.partial": "search search.bound search.tables",
+        "search.sampling": "search search.partial search.tables",
         "search.tables": "search",
-        ".": "families",
+        "devices": "",
+        ".": "models devices",
+    },
+    "files": {
+        "storage": ".",
+        ".": "",
+    },
+    "errors": {
+        ".": "",
     },
 }
 """Sub-rooms: what each imports of its room, upper floors first; `.` is the room's root."""
-SEAM = {"", "gang", "rank", "trial", "weights", "files", "storage", "profiling", "hosts"}
+SEAM = {
+    "",
+    "gang",
+    "gang.processes",
+    "gang.ray",
+    "rank",
+    "rank.trial",
+    "rank.profiling",
+    "weights",
+    "files",
+    "functions",
+}
 """Sub-rooms of engines that tasks may import, besides the root (values and protocols). The controller opens a gang,
-calls methods of its ranks (also of ranks that profile or try operators), compares fingerprints, reads configs, indexes
-and remote files, and calls functions on hosts."""
+calls methods of its ranks (also of ranks that profile or try operators), compares fingerprints, reads configs and
+indexes, and calls functions on hosts."""
 HEAVY = {"torch", "megatron", "vllm", "prefect", "transformers", "ray"}
 MAX_BODY_LINES = 60
 MAX_FILE_LINES = 500
 """Limits of the tail. What most functions and files should be is far below: 25 and 300."""
+MAX_BOXES = 16
+MAX_FLOORS = 11
+"""Limits of a folder: files and sub-rooms side by side, and the longest chain of imports between them."""
 
 
 def inside(room: str) -> dict[str, Path]:
@@ -162,6 +200,14 @@ def test_files_and_sub_rooms_of_a_folder_import_each_other_in_no_circle(folder):
     assert list(nx.simple_cycles(boxes(folder))) == []
 
 
+@pytest.mark.parametrize("folder", folders())
+def test_a_folder_has_few_boxes_on_few_floors(folder):
+    """The ground rooms in `src/` count too."""
+    graph = boxes(folder)
+    assert len(graph) <= MAX_BOXES
+    assert len(floors(graph)) <= MAX_FLOORS
+
+
 def test_files_import_each_other_in_no_circle():
     """Imports inside functions count: that is where circles hide. Those for type checkers alone do not."""
     assert list(nx.simple_cycles(file_arrows(typing_only=False))) == []
@@ -179,7 +225,13 @@ def test_tasks_know_no_engine_by_name():
 
 @pytest.mark.parametrize(
     ("room", "heavy"),
-    [("placement", HEAVY), ("flows", {"torch", "megatron", "vllm"}), ("blocks", {"torch", "megatron", "vllm"})],
+    [
+        ("errors", HEAVY),
+        ("files", HEAVY),
+        ("placement", HEAVY),
+        ("flows", {"torch", "megatron", "vllm"}),
+        ("blocks", {"torch", "megatron", "vllm"}),
+    ],
 )
 def test_only_engines_and_tasks_import_what_is_heavy(room, heavy):
     wrong = {

@@ -10,7 +10,7 @@ import pytest
 from prefect_rlhf.placement.engine_traits import TRAITS
 from prefect_rlhf.placement.graph import CallKind
 from prefect_rlhf.placement.plan import EngineKind
-from tests.house import ROOMS
+from tests.house import files
 
 pytestmark = pytest.mark.quick
 
@@ -48,11 +48,10 @@ def comparisons(tree):
 
 def others():
     """(path from the root, tree) of every file of the rooms outside the traits and the engines' own folders."""
-    for room in ROOMS:
-        for path in sorted((ROOT / room).rglob("*.py")):
-            name = path.relative_to(ROOT).as_posix()
-            if not name.startswith(OWN_PLACES):
-                yield name, ast.parse(path.read_text())
+    for path in files().values():
+        name = path.relative_to(ROOT).as_posix()
+        if not name.startswith(OWN_PLACES):
+            yield name, ast.parse(path.read_text())
 
 
 def test_no_code_compares_an_engine_with_a_name():

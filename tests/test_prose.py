@@ -2,11 +2,12 @@
 
 import pytest
 
-from tests.prose import ROOMS, docstrings, messages, pages, per_thousand, room
+from tests.house import ROOMS
+from tests.prose import docstrings, messages, pages, per_thousand, room
 
-DOCSTRING_LIMITS = {"flows": 8, "tasks": 8, "placement": 3, "engines": 4, "blocks": 6}
+DOCSTRING_LIMITS = {"flows": 8, "tasks": 8, "placement": 3, "engines": 4, "blocks": 6, "files": 4, "errors": 4}
 """The goal is 8 in every room. Lower a limit after a rewrite; never raise it."""
-MESSAGE_LIMITS = {"flows": 8, "tasks": 8, "placement": 4, "engines": 4, "blocks": 6}
+MESSAGE_LIMITS = {"flows": 8, "tasks": 8, "placement": 4, "engines": 4, "blocks": 6, "files": 4, "errors": 4}
 PAGES_LIMIT = 8
 PAGE_LIMIT = 15
 """Limits of all pages together and of each page. Never raise them."""

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.house import ROOMS
+from tests.house import ROOMS, files, room_folder
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "CONTRIBUTING.md").read_text()
@@ -34,7 +34,7 @@ STATE = {
 
 def trees():
     """(path, tree) of every file of the rooms."""
-    return [(path, ast.parse(path.read_text())) for room in ROOMS for path in sorted((ROOT / room).rglob("*.py"))]
+    return [(path, ast.parse(path.read_text())) for path in files().values()]
 
 
 def test_a_dataclass_is_frozen_unless_it_is_known_state():
@@ -63,10 +63,9 @@ def test_a_docstring_begins_and_ends_as_a_sentence():
 
 def test_folders_of_tests_mirror_the_rooms():
     """`data` holds no tests."""
-    folders = {
-        path.parent.relative_to(ROOT / "tests") for room in ROOMS for path in (ROOT / "tests" / room).rglob("*.py")
-    }
-    assert [folder for folder in folders if not (ROOT / folder).is_dir()] == []
+    tests = [(room, path) for room in ROOMS for path in (ROOT / "tests" / room).rglob("*.py")]
+    mirrored = {room_folder(room) / path.parent.relative_to(ROOT / "tests" / room) for room, path in tests}
+    assert [folder for folder in mirrored if not folder.is_dir()] == []
 
 
 def test_the_changelog_is_short():

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.house import files
+
 ROOT = Path(__file__).parents[1]
 QUOTED = re.findall(r"^\| `([^`]+)` \|", (ROOT / "docs" / "troubleshooting.md").read_text(), re.MULTILINE)
 
@@ -15,12 +17,11 @@ QUOTED = re.findall(r"^\| `([^`]+)` \|", (ROOT / "docs" / "troubleshooting.md").
 def strings():
     """The strings of the sources, parts of f-strings too, without docstrings: a docstring may quote an old message."""
     found = []
-    for room in ("flows", "tasks", "blocks", "engines", "placement"):
-        for file in (ROOT / room).rglob("*.py"):
-            nodes = list(ast.walk(ast.parse(file.read_text())))
-            alone = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
-            constants = (node for node in nodes if isinstance(node, ast.Constant) and id(node) not in alone)
-            found += [node.value for node in constants if isinstance(node.value, str)]
+    for file in files().values():
+        nodes = list(ast.walk(ast.parse(file.read_text())))
+        alone = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
+        constants = (node for node in nodes if isinstance(node, ast.Constant) and id(node) not in alone)
+        found += [node.value for node in constants if isinstance(node.value, str)]
     return found
 
 

@@ -1,4 +1,4 @@
-"""The server's records of one flow run, as the worker reads and closes them."""
+"""The server's records of one flow run and of the runs below it, as the worker reads and closes them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A user's function that is called on rows: its name, its place, and the arguments that it takes."""
+"""A user's function that is called on rows: its name, its place, its arguments, and the settings of its workers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The pool: sends calls to workers, kills workers that hang, and collects the functions' values for each row."""
+"""The pool: sends calls to workers, kills workers that hang, and collects the functions' values for each row.
+
+`check_function` runs a function on a few rows in the same way, for its author.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The controller's record of the content of each weight version: no content is trusted without a check."""
+"""The controller's record of the content of each weight version: no content is trusted without a check.
+
+A rank checks the version that it holds before each call: `LoadedModel.require` in `engines/rank/loaded_model.py`.
+"""
 
 from collections.abc import Mapping
 from typing import final

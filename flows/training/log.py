@@ -60,15 +60,18 @@ def _log() -> Logger | LoggingAdapter:
 
 @contextmanager
 def engines_in_log() -> Iterator[None]:
-    """Copy warnings of the engines to the run's log, such as waiting for a store, in this process or in a rank."""
-    handler, logger = _ToRunLog(), logging.getLogger("prefect_rlhf.engines")
-    propagated, logger.propagate = logger.propagate, False
-    logger.addHandler(handler)
+    """Copy warnings of engines and storage to the run's log, such as waiting for a store, here or in a rank."""
+    handler, loggers = _ToRunLog(), [logging.getLogger(f"prefect_rlhf.{room}") for room in ("engines", "files")]
+    propagated = [logger.propagate for logger in loggers]
+    for logger in loggers:
+        logger.propagate = False
+        logger.addHandler(handler)
     try:
         yield
     finally:
-        logger.removeHandler(handler)
-        logger.propagate = propagated
+        for logger, was in zip(loggers, propagated, strict=True):
+            logger.removeHandler(handler)
+            logger.propagate = was
 
 
 class _ToRunLog(logging.Handler):

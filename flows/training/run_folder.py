@@ -1,4 +1,7 @@
-"""The folder of a flow run: the same folder whenever that flow run is started again, by a person or automatically."""
+"""The folder of a flow run: the same folder whenever that flow run is started again, by a person or automatically.
+
+Before a run, its output folder is checked: it is writable, and has room for checkpoints and models.
+"""
 
 import shutil
 from collections.abc import Iterator, Mapping

@@ -1,4 +1,4 @@
-"""Default for `decay_steps`: a learning rate schedule ends at the run's last optimizer step."""
+"""The number of steps of a run: `epochs` becomes `steps`, and schedules end at the last optimizer step."""
 
 from dataclasses import replace
 

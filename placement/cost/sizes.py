@@ -1,4 +1,7 @@
-"""A model's sizes in closed form: elements of a layer and of the ends of the pipeline, whole and per device."""
+"""A model's sizes in closed form: elements of a layer and of the ends of the pipeline, whole and per device.
+
+`state_bytes` adds up the training state that each device's rank copies for a checkpoint.
+"""
 
 from __future__ import annotations
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
@@ -81,7 +80,7 @@ class Lease:
             raise InvalidInput(field, text, "the JSON of a lease, as the gpu-mesh worker writes it") from error
 
     @classmethod
-    def from_environment(cls, environment: Mapping[str, str] | None = None) -> Lease | None:
-        """The lease that the worker gave to this process, or None when no worker started it."""
-        text = (os.environ if environment is None else environment).get(ENVIRONMENT_VARIABLE)
+    def from_environment(cls, environment: Mapping[str, str]) -> Lease | None:
+        """The lease that the worker gave to the process with this environment, or None without a worker."""
+        text = environment.get(ENVIRONMENT_VARIABLE)
         return None if text is None else cls.from_json(text)

@@ -1,4 +1,7 @@
-"""The plan of a question, from a solution of a single problem of the search."""
+"""The plan of a question, from a solution of a single problem of the search.
+
+A plan that does not fit is repaired: as few of its weights as possible leave their devices between uses.
+"""
 
 from collections.abc import Iterator, Sequence
 

@@ -13,8 +13,12 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from prefect_rlhf.moved_modules import announce_moves
+
 if TYPE_CHECKING:
     from prefect_rlhf.door import *  # noqa: F403  the list of names stands there
+
+announce_moves()
 
 
 def __getattr__(name: str) -> Any:

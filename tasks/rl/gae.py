@@ -1,6 +1,6 @@
-"""Advantages: how much better each response token was than expected.
+"""Advantages with a critic (GAE), and ReMax's advantages over a greedy response.
 
-Shapes: B rows, T response tokens, G rows of one prompt.
+Advantages from groups of responses are in `group_advantages.py`. Shapes: B rows, T response tokens.
 """
 
 from __future__ import annotations

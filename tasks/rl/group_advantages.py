@@ -1,8 +1,8 @@
-"""Advantages without a critic: a response's score relative to the scores of the other responses.
+"""Advantages without a critic (GRPO and its variants): a response's score relative to those of other responses.
 
-Shapes: B rows, T response tokens, K named rewards. Rows with the same number in `groups_B` are responses to the same
-prompt. A score of NaN has advantage 0 and does not count in means or deviations. The advantages of a group are also 0
-if it has a single score or equal scores.
+`grpo_advantages` chooses among the formulas. Shapes: B rows, T response tokens, K named rewards. Rows with the same
+number in `groups_B` are responses to the same prompt. A score of NaN has advantage 0 and does not count in means or
+deviations. The advantages of a group are also 0 if it has a single score or equal scores.
 """
 
 from __future__ import annotations

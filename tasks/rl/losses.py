@@ -1,7 +1,8 @@
 """Losses as values per token or per pair; `.on(...)` or their settings choose how the values are averaged.
 
-Shapes: B rows, T response tokens (right-padded; `mask` is 1.0 at trained tokens), P pairs (row 2p chosen, 2p+1
-rejected).
+The formulas of policy losses precede the losses that use them; losses on pairs of answers are in
+`preference_losses.py`. Shapes: B rows, T response tokens (right-padded; `mask` is 1.0 at trained tokens), P pairs (row
+2p chosen, 2p+1 rejected).
 """
 
 from __future__ import annotations

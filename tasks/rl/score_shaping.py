@@ -1,4 +1,4 @@
-"""Scores for advantages without a critic: KL penalties, and the named rewards whose weighted sum is the score.
+"""Scores for advantages without a critic: KL penalties, penalties for length, and the weighted sum of named rewards.
 
 Shapes: B rows, T response tokens, K named rewards.
 """

@@ -1,5 +1,6 @@
 """A flow that behaves badly in the ways that training flows do: it fails, and starts processes that will not end."""
 
+import os
 import subprocess
 import sys
 import time
@@ -57,7 +58,7 @@ def toy(
     The first `failures` attempts fail; with `suspended` the first waits until it is suspended and stops a step later;
     with `quick_again` those after the first take no time.
     """
-    lease = Lease.from_environment()
+    lease = Lease.from_environment(os.environ)
     assert lease is not None
     attempt = attempts(out) + 1
     Path(out).write_text(lease.to_json())

@@ -6,6 +6,8 @@ import pytest
 
 from prefect_rlhf.errors.blame import described, is_own, own_place
 
+pytestmark = pytest.mark.quick
+
 
 def caught(function):
     try:

@@ -72,7 +72,8 @@ def test_a_worker_has_no_torch():
     """Nor does importing what the pool is made of."""
     with HostPool([function("with_torch")], PATIENT) as pool:
         assert pool.score([row("")], "a test").values["with_torch"] == (0.0,)
-    program = "import sys, prefect_rlhf.engines.functions.pool, prefect_rlhf.engines.functions.worker\nprint('torch' in sys.modules)"
+    modules = "prefect_rlhf.engines.functions.pool, prefect_rlhf.engines.functions.worker"
+    program = f"import sys, {modules}\nprint('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout == "False\n"
 

@@ -211,7 +211,8 @@ def test_an_operator_is_found_wherever_its_file_lies(tried_afresh, tmp_path, mon
     """Prefect loads a deployment's flow in the folder that was pulled, which stays on no path; a name may be taken."""
     (tmp_path / f"{name}_helper.py").write_text("NAME = 'advantages'\n")
     (tmp_path / f"{name}.py").write_text(
-        "from prefect_rlhf.engines.compute import Computed\nfrom prefect_rlhf.tasks.tracing.operations import computation\n"
+        "from prefect_rlhf.engines.compute import Computed\n"
+        "from prefect_rlhf.tasks.tracing.operations import computation\n"
         f"from {name}_helper import NAME\n\n"
         f"@computation(NAME)\ndef {name}(rollout, scores, settings):\n"
         "    return Computed({NAME: rollout['logprobs']})\n"
