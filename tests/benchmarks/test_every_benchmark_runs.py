@@ -31,6 +31,10 @@ SMALLEST = {
         "--moments 1 --steps 2 --victims controller",
         "identical lost_steps_max moments orphans recovered seconds_to_recover_median",
     ),
+    "demo_step": (
+        f"--plans auto split --rounds 1 --steps 1 {TINY}",
+        "algorithm auto_over_best plans predicted_over_measured",
+    ),
     "families": ("--family qwen3 --engine megatron", "differences largest"),
     "estimate_calls": (f"{DATA}/real_ppo_7b_7b.json", "calls end_to_end"),
     "count_lines": ("", "ours"),

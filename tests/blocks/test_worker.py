@@ -8,7 +8,7 @@ from uuid import UUID
 
 import pytest
 from prefect.client.orchestration import PrefectClient
-from prefect.states import Cancelling, Completed, Pending, Running
+from prefect.states import Cancelled, Cancelling, Completed, Crashed, Pending, Running
 from prefect_site import PREFECT, PrefectSite, prefect_site
 from toy_flow import attempts
 
@@ -232,8 +232,8 @@ def test_no_end_is_ever_overwritten(site, monkeypatch):
             deployment = await client.create_deployment(flow_id, "ends", work_pool_name="mesh", paused=True)
             found = []
             for method, words in (
-                ("crashed", ("died",)),
-                ("cancelled", ()),
+                ("end", (Crashed(message="died"),)),
+                ("end", (Cancelled(message="stopped"),)),
                 ("start_again", (Restarts(1, 2), "died")),
                 ("put_back", ("died",)),
             ):
