@@ -46,7 +46,8 @@ class Efficiency:
 class Datasheet:
     """A kind of device. Bandwidths are bytes per second, a link's in each direction and per device.
 
-    A `measured` kind has no datasheet: its times come from a profile only.
+    A `measured` kind has no datasheet: its times come from a profile only. A device that `is_host` has no host that
+    runs ahead of it, so launches never hide behind its work.
     """
 
     name: str
@@ -58,6 +59,7 @@ class Datasheet:
     host_bytes_per_second: float
     source: str
     measured: bool = False
+    is_host: bool = False
 
     def flops_per_second(self, dtype: Dtype) -> float:
         """Return the dense peak in that format."""

@@ -1,9 +1,9 @@
 """Layer times from a datasheet: a roofline of matrix products and memory traffic, with launches as a floor.
 
 A matrix product takes its FLOPs over the peak or its weights over the memory bandwidth, whichever is longer (Williams
-et al. 2009). Element-wise kernels take their passes over memory. In forward and backward the host runs ahead, so
-launches count only if the device would finish sooner. A decoding step ends with a sampled token that the host waits
-for, and its kernels are too short to hide launches, so there they add up.
+et al. 2009). Element-wise kernels take their passes over memory. In forward and backward the host runs ahead of a GPU,
+so launches count only if the device would finish sooner; on CPU they always count. A decoding step ends with a sampled
+token that the host waits for, and its kernels are too short to hide launches, so there they add up.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ class DatasheetTimes:
     passes: float
     graph_layer_seconds: float
     eager_layer_seconds: float
+    is_host: bool = False
     attended: float = 0.5
 
     @classmethod
@@ -54,6 +55,7 @@ class DatasheetTimes:
             reached.passes,
             reached.graph_layer_seconds,
             reached.eager_layer_seconds,
+            device.is_host,
         )
 
     def fixed(self, kind: ModelCallKind) -> float:
@@ -125,7 +127,8 @@ class DatasheetTimes:
         weights = read * sizes.item / self.links.device
         moved = passes * self._moved_passes * tokens * sizes.hidden * sizes.item / split / self.links.device
         traffic = moved + max(0.0, weights - compute)
-        return Seconds(compute, traffic, max(0.0, passes * self.eager_layer_seconds - compute - traffic))
+        hidden = 0.0 if self.is_host else compute + traffic
+        return Seconds(compute, traffic, max(0.0, passes * self.eager_layer_seconds - hidden))
 
     def _head(self, tokens: float, tp: int, passes: int) -> Seconds:
         if "lm" not in self.sizes.head:

@@ -74,3 +74,12 @@ def test_a_damaged_file_is_refused_in_one_line_that_names_the_field(old, new, fi
     with pytest.raises(InvalidInput) as caught:
         KnownSpeeds.from_json(KNOWN.to_json().replace(old, new, 1), "speeds.json")
     assert str(caught.value).startswith(f"{field}: got ") and "\n" not in str(caught.value)
+
+
+def test_on_cpu_a_micro_batch_costs_the_launches_of_its_layers():
+    """Otherwise pipelines of many tiny micro-batches look three times as fast as they are."""
+    sizes = ModelSizes.of_shape(KNOWN_SHAPES["llama-7b"])
+    cpu, gpu = (DatasheetTimes.of(sizes, SPEEDS.on(node_hardware(device, 2, None))) for device in ("cpu", "h100"))
+    for times, launches in ((cpu, 1.5e-3), (gpu, 0.0)):
+        assert times.forward(64, 128, 1).launch == launches
+        assert times.backward(64, 128, 1).launch == 2 * launches
