@@ -18,6 +18,7 @@ from tests.runs import environment
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("prefect")]
 
 
+@pytest.mark.all
 def test_a_step_that_keeps_nothing_trains_nothing_and_a_run_of_them_ends(tmp_path):
     """A step is skipped and counted; the bound on such steps names call and step."""
     pairs = CASES["pairs"]

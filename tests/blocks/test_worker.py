@@ -112,7 +112,8 @@ def test_an_impossible_mesh_is_refused(site):
     assert site.until_state(run, "FAILED")["message"] == "mesh: got 'n0:0-7', expected devices 0 to 1 of each node"
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.all)])
+@pytest.mark.all
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_the_worker_ends(site, number):
     """Killed or stopped, the worker leaves no process, lease, folder, or run that seems to go on.
 
