@@ -26,23 +26,33 @@ def with_speeds(request: RunRequest) -> RunRequest:
         key = machine_key(request.lease)
     except InvalidInput:  # an unknown GPU: a given plan runs without predictions, and a search names the device
         return request
-    if (before := earlier_speeds(request, key)) is not None:
-        return replace(request, speeds=before)
-    if awaits_probe(request):
-        return replace(request, speeds=probed_speeds(request.lease, dtypes(request), log_info))
-    return replace(request, speeds=stored_speeds(key, log_info))
+    known = earlier_speeds(request, key)
+    if known is None:
+        known = stored_speeds(key, log_info)
+        if _is_due(request, known):
+            known = probed_speeds(request.lease, dtypes(request), log_info)
+    return replace(request, speeds=known)
 
 
 def awaits_probe(request: RunRequest) -> bool:
     """Whether a search for this run should probe first: it holds devices that no profile and no probe has measured."""
+    if not _may_probe(request):
+        return False
+    key = machine_key(request.lease)
+    return earlier_speeds(request, key) is None and _is_due(request, stored_speeds(key, log_info))
+
+
+def _may_probe(request: RunRequest) -> bool:
+    """Whether a run searches a plan for devices that it holds and that are alike."""
     options, leased = request.options, request.lease
     is_searched = options.plan == AUTO or plans_to_measure(options.plan) is not None
-    if options.dry_run or not is_searched or not leased.devices or not is_uniform(leased):
+    return is_searched and not options.dry_run and bool(leased.devices) and is_uniform(leased)
+
+
+def _is_due(request: RunRequest, stored: KnownSpeeds | None) -> bool:
+    if not _may_probe(request) or not unprobed(stored, dtypes(request)):
         return False
-    key = machine_key(leased)
-    if earlier_speeds(request, key) is not None or not unprobed(stored_speeds(key, log_info), dtypes(request)):
-        return False
-    return not measured_sources(request.graph.models, leased).profiles
+    return not measured_sources(request.graph.models, request.lease).profiles
 
 
 def dtypes(request: RunRequest) -> tuple[Dtype, ...]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from pydantic import ConfigDict, PositiveFloat, TypeAdapter, ValidationError
+from pydantic import ConfigDict, PositiveFloat, TypeAdapter
 
-from prefect_rlhf.errors.errors import InvalidInput
+from prefect_rlhf.errors.wrong_setting import refusing_invalid
 from prefect_rlhf.placement.cost.datasheets.hardware import Hardware
 from prefect_rlhf.placement.models.model import Dtype
 
@@ -102,12 +102,8 @@ class KnownSpeeds:
     @classmethod
     def from_json(cls, text: str | bytes, field: str) -> KnownSpeeds:
         """Read the output of `to_json`. Raises InvalidInput, a single line, for any other text."""
-        try:
+        with refusing_invalid(field, "the speeds of a probe"):
             return _ADAPTER.validate_json(text)
-        except ValidationError as error:
-            first = error.errors(include_url=False, include_input=False)[0]
-            where = ".".join((field, *(str(part) for part in first["loc"])))
-            raise InvalidInput(where, first["msg"], "the speeds of a probe") from error
 
 
 def _better(name: str, first: float | None, second: float | None) -> float | None:

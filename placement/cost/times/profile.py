@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, final
 
-from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic import ConfigDict, TypeAdapter
 
 from prefect_rlhf.errors.errors import InvalidInput
+from prefect_rlhf.errors.wrong_setting import refusing_invalid
 from prefect_rlhf.files.foreign_file import read_content
 from prefect_rlhf.placement.cost.contention import SharedWork, SlowDown
 from prefect_rlhf.placement.cost.datasheets.collectives import CollectiveGroup, all_reduce_seconds, replicas_seconds
@@ -108,12 +109,8 @@ class Profile:
     @classmethod
     def from_json(cls, text: str | bytes, field: str = "profile") -> Profile:
         """Read the output of `to_json`. Raises InvalidInput, a single line, for any other text."""
-        try:
+        with refusing_invalid(field, "a profile as rlhf/profile writes it"):
             return _ADAPTER.validate_json(text)
-        except ValidationError as error:
-            first = error.errors(include_url=False, include_input=False)[0]
-            where = ".".join((field, *(str(part) for part in first["loc"])))
-            raise InvalidInput(where, first["msg"], "a profile as rlhf/profile writes it") from error
 
     @classmethod
     def read(cls, path: Path) -> Profile:
