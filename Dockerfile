@@ -1,6 +1,6 @@
 # An image for GPU hosts. A host needs a driver of 580 or newer and the NVIDIA container toolkit; see docs/gpu.md.
-#   docker build --tag prefect-rlhf .
-#   docker run --gpus all --ipc=host --ulimit memlock=-1 prefect-rlhf plan ppo --help
+#   docker build --tag rlhf .
+#   docker run --gpus all --ipc=host --ulimit memlock=-1 rlhf plan ppo --help
 FROM python:3.11-slim-bookworm
 
 # Triton compiles the launchers of its kernels on the host, with a C compiler. The image of Python has the headers.

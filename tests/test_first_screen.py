@@ -46,7 +46,7 @@ def test_the_versions_of_the_first_screen_are_those_of_the_project():
     assert commands[2] == f"pip install {pin} --index-url https://download.pytorch.org/whl/cpu"
     assert f"pip install --quiet {pin}\n" in (PROJECT / "Makefile").read_text()
     assert commands[3] == "pip install --no-deps -r constraints.txt ."
-    assert "`pip install '.[cuda,demo]'`" in README
+    assert "`pip install --no-deps -r constraints-cuda.txt .`" in README
 
 
 @pytest.mark.slow
