@@ -88,7 +88,7 @@ class BuildCommand:
     """Build a model instance on `ranks` (in the mesh's order) and load its weights, from `restore` if it is given.
 
     `max_rows` is the largest number of rows of a generate. vLLM's cache has `cache_bytes`, or room for all these rows
-    at their longest.
+    at their longest. `is_offloaded`: the plan moves the whole instance between device and host.
     """
 
     model: ModelSpec
@@ -99,6 +99,7 @@ class BuildCommand:
     max_rows: int
     cache_bytes: int | None = None
     cuda_graphs: bool = True
+    is_offloaded: bool = False
     restore: Restore | None = None
 
 

@@ -68,6 +68,11 @@ class LoadedModel:
             content = f"but {changed[0]} was written since that version was fingerprinted"
             raise StaleWeights(f"{doing}: {name} is labelled v{self.version}, {content}")
 
+    def require_on_device(self, doing: str) -> None:
+        """Raise StaleWeights if the instance is in host memory: the memory that its weights had may be another's."""
+        if "all" in self.offloaded:
+            raise StaleWeights(f"{doing}: {self.command.instance.name} is offloaded; reload it before it is written")
+
     def take_fingerprint_seconds(self) -> float:
         """Return the seconds spent on fingerprints since the last call of this."""
         seconds, self._fingerprint_seconds = self._fingerprint_seconds, 0.0

@@ -201,8 +201,11 @@ class Rank:
         """Copy a version from an instance's storage into another's; the digest is the target's."""
         began = time.perf_counter()
         source, target = self.models.get(command.source), self.models.get(command.target)
+        doing = f"reallocate {command.source.name} to {command.target.name}"
         if source is not None:
-            source.require(command.version, f"reallocate {command.source.name} to {command.target.name}")
+            source.require(command.version, doing)
+        if target is not None:
+            target.require_on_device(doing)
         reads, writes = (None if model is None else model.engine for model in (source, target))
         moved = self._weight_mover.move(reads, writes, command)
         digest = target.label(command.version) if target is not None else None

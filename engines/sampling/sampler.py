@@ -39,7 +39,8 @@ def choose(
 ) -> Choice:
     """Choose a token for each row: min_p filters first, then `top_k`, then the nucleus of `top_p`.
 
-    Without uniforms the choice is greedy, from the model's own distribution; the settings are not used.
+    Without uniforms the choice is greedy, from the model's own distribution; the settings are not used. With settings
+    that are plain numbers, nothing waits for a GPU.
 
     >>> tokens, logprobs, _ = choose(torch.tensor([[1.0, 3.0]]).log(), None)
     >>> tokens.tolist(), round(logprobs.exp().item(), 4)
@@ -98,7 +99,10 @@ def likeliest(probs_BV: Tensor, top_k_B1: Tensor | int) -> Tensor:
     [[0.0, 0.25, 0.625]]
     """
     size = probs_BV.shape[1]
-    count_B1 = torch.as_tensor(top_k_B1, device=probs_BV.device).long().expand(len(probs_BV), 1)
+    if not isinstance(top_k_B1, Tensor):  # a GPU is not waited for
+        least_B1 = probs_BV.topk(min(top_k_B1 or size, size), dim=-1).values[:, -1:]
+        return probs_BV.masked_fill(probs_BV < least_B1, 0.0)
+    count_B1 = top_k_B1.long().expand(len(probs_BV), 1)
     count_B1 = torch.where(count_B1 > 0, count_B1, size).clamp_max(size)
     descending_BK = probs_BV.topk(int(count_B1.max()), dim=-1).values
     return probs_BV.masked_fill(probs_BV < descending_BK.gather(1, count_B1 - 1), 0.0)

@@ -22,7 +22,7 @@ from prefect_rlhf.engines.vllm.settings import check_command, engine_arguments, 
 from prefect_rlhf.engines.vllm.weights import shards
 from prefect_rlhf.engines.weights.memory import storage_bytes
 from prefect_rlhf.engines.weights.offload import OffloadedTensors
-from prefect_rlhf.errors.errors import InvalidInput
+from prefect_rlhf.errors.errors import EngineFailed, InvalidInput
 from prefect_rlhf.placement.plan import OffloadPart
 
 
@@ -41,10 +41,11 @@ class VllmEngine:
         self._max_length = command.max_sequence_length
         self._folder, self._end_tokens = command.model.path, end_tokens(command.model.path)
         self._request_ids = itertools.count()
+        self._sleeps = command.is_offloaded  # on CUDA
         self._group = RankGroup(_tensor_parallel_ranks(command, rank), rank)
         survive_scan()
         with self._group.building() as executor:
-            self._llm = LLMEngine.from_engine_args(engine_arguments(command, executor))
+            self._llm = LLMEngine.from_engine_args(engine_arguments(command, self._group.ranks, executor))
         core = self._llm.engine_core
         core._finalizer.detach()  # it would destroy torch's world when this engine is collected
         self._runner: Any = core.engine_core.model_executor.driver_worker.worker.model_runner
@@ -91,7 +92,8 @@ class VllmEngine:
         if self._cpu is not None:
             self._cpu.pack()
         names = [str(next(self._request_ids)) for _ in prompts]
-        self._llm.reset_prefix_cache()
+        if not self._llm.reset_prefix_cache():
+            raise EngineFailed(f"{self.instance.name}: vLLM kept keys and values of an earlier call, expected none")
         with self._group.entered():
             for name, prompt, seed in zip(names, prompts, seeds, strict=True):
                 parameters = sampling_parameters(sampling, seed, self._end_tokens)
@@ -130,6 +132,8 @@ class VllmEngine:
             return 0
         freed = self.device_bytes()
         if self._cpu is None:
+            if not self._sleeps:
+                raise EngineFailed(f"{self.instance.name} cannot be offloaded: it was built to stay on its device")
             with self._group.entered():
                 self._llm.sleep(level=1)
             self._asleep_bytes = freed

@@ -16,7 +16,12 @@ def settle() -> None:
         "HF_HUB_OFFLINE": "1",  # models are folders
     }
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
-    if not torch.cuda.is_available():
+    if torch.cuda.is_available():
+        os.environ |= {
+            "VLLM_USE_V2_MODEL_RUNNER": "1",  # the runner of our sampler; vLLM would fall back to another in silence
+            "VLLM_ALLREDUCE_USE_FLASHINFER": "0",  # it has a single buffer in a process, for the first engine's ranks
+        }
+    else:
         _settle_cpu()
 
 

@@ -2,7 +2,8 @@
 
 vLLM assumes a single engine per process, on all ranks of torch's world, in rank order: it builds its groups with
 collective calls of the whole world, names them by counting per process, and keeps them in module globals. Here an
-engine may have any ordered subset of the ranks, and a process several engines.
+engine may have any ordered subset of the ranks, and a process several engines: each has its own values of the module
+globals that `OF_AN_ENGINE` names.
 """
 
 import os
@@ -10,34 +11,50 @@ import random
 import re
 import threading
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType, ModuleType
 from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
+from vllm import envs
 from vllm.distributed import parallel_state
 from vllm.distributed.device_communicators.cpu_communicator import CpuCommunicator
+from vllm.model_executor.layers import rotary_embedding
 from vllm.model_executor.layers import utils as vllm_layers
 from vllm.v1.executor.uniproc_executor import ExecutorWithExternalLauncher
+from vllm.v1.worker import workspace
 
 from prefect_rlhf.engines.process_groups import ensure_world, name_groups_by_members
 from prefect_rlhf.engines.weights.read_peer_memory import NODE
 
-_GLOBALS = tuple(name for name in vars(parallel_state) if re.fullmatch(r"_[A-Z][A-Z_]*", name))
+_GROUPS = tuple(name for name in vars(parallel_state) if re.fullmatch(r"_[A-Z][A-Z_]*", name))
+OF_AN_ENGINE: Mapping[tuple[ModuleType, str], Callable[[], Any]] = MappingProxyType(
+    dict.fromkeys(((parallel_state, name) for name in _GROUPS), lambda: None)
+    | {
+        (parallel_state, "_ENABLE_CUSTOM_ALL_REDUCE"): lambda: True,
+        # Compiled code looks a group up by its name. With tables of its own, each engine's is `tp:0`.
+        (parallel_state, "_groups"): dict,
+        (parallel_state, "_group_name_counter"): dict,
+        # Engines of equal shape would share the tables of their positions, which an engine offloads with its weights.
+        (rotary_embedding, "_ROPE_DICT"): dict,
+        (workspace, "_manager"): lambda: None,  # of the engine that is built last
+    }
+)
+"""The module globals of vLLM that hold an engine's state -> makes the value that a new engine begins with."""
 _ENTERED = threading.RLock()  # those globals are the process's: copies to the host wait while another engine generates
-_DEFAULTS = {name: True if name == "_ENABLE_CUSTOM_ALL_REDUCE" else None for name in _GLOBALS}
 
 
 class RankGroup:
     """The world ranks of an engine, in tensor-parallel order.
 
     `ident` is the same on all its ranks and differs from any other group's on the machine, whatever else each rank has
-    built: it names shared memory and vLLM's groups.
+    built: it names shared memory.
     """
 
     def __init__(self, ranks: Sequence[int], rank: int) -> None:
@@ -45,7 +62,7 @@ class RankGroup:
         self.ranks = tuple(ranks)
         self.index = self.ranks.index(rank)
         self.ident = _agree_on_ident(self.ranks, rank)
-        self._globals: dict[str, Any] = dict(_DEFAULTS)
+        self._globals = {each: make() for each, make in OF_AN_ENGINE.items()}
 
     @contextmanager
     def entered(self) -> Iterator[None]:
@@ -57,14 +74,12 @@ class RankGroup:
         # lock is re-entrant because `building` enters too. It also covers copies to the host, which run in another
         # thread: without it such a copy would see the groups of the engine that generates.
         with _ENTERED:
-            outside = {name: getattr(parallel_state, name) for name in _GLOBALS}
-            vars(parallel_state).update(self._globals)
+            outside = _swapped(self._globals)
             try:
                 with _random_state_kept():
                     yield
             finally:
-                self._globals = {name: getattr(parallel_state, name) for name in _GLOBALS}
-                vars(parallel_state).update(outside)
+                self._globals = _swapped(outside)
 
     @contextmanager
     def building(self) -> Iterator[type[ExecutorWithExternalLauncher]]:
@@ -96,15 +111,20 @@ class RankGroup:
             return new_group([[self.ranks[i] for i in group] for group in groups], *args, **options)
 
         # vLLM builds groups with ranks 0..n-1 of "its" world, by collective calls of torch's whole world. The
-        # replacements map these numbers to the engine's ranks, give each group a name that no other engine uses, and
-        # create groups by their members alone (`use_local_synchronization`), because ranks outside this engine do not
-        # take part.
-        return (
+        # replacements map these numbers to the engine's ranks, and create groups by their members alone
+        # (`use_local_synchronization`), because ranks outside this engine do not take part.
+        groups = (
             (parallel_state, "init_world_group", init_world_group),
             (parallel_state, "init_model_parallel_group", init_model_parallel_group),
-            (parallel_state, "_get_unique_name", lambda name: f"{name}:{self.ident}"),
             (dist, "new_group", partial(dist.new_group, use_local_synchronization=True, sort_ranks=False)),
             (dist, "get_world_size", lambda group=None: len(self.ranks) if group is None else size(group)),
+        )
+        if torch.cuda.is_available():
+            return (*groups, *_on_cuda())
+        # On CPU a group's name also names its shared memory, which no other engine on the machine may use.
+        return (
+            *groups,
+            (parallel_state, "_get_unique_name", lambda name: f"{name}:{self.ident}"),
             (vllm_layers, "dispatch_cpu_unquantized_gemm", _keep_plain),
             (CpuCommunicator, "_all_group_ranks_share_shm_group_name", _is_on_one_node),
         )
@@ -128,6 +148,23 @@ class RankGroup:
         name = getattr(getattr(communicator, "dist_module", None), "group_name", None)
         if name is not None:
             Path(f"/dev/shm/{name}_{self.index}").unlink()
+
+
+def _swapped(values: Mapping[tuple[ModuleType, str], Any]) -> dict[tuple[ModuleType, str], Any]:
+    """Give vLLM's globals these values; return those before."""
+    before = {(module, name): getattr(module, name) for module, name in values}
+    for (module, name), value in values.items():
+        setattr(module, name, value)
+    return before
+
+
+def _on_cuda() -> tuple[tuple[object, str, Any], ...]:
+    """Return what is replaced on CUDA alone: these modules need a GPU, or time to load."""
+    from vllm.v1.worker.gpu import model_runner
+
+    from prefect_rlhf.engines.vllm.stream_sampler import StreamSampler
+
+    return ((model_runner, "Sampler", StreamSampler),)
 
 
 def _is_on_one_node(communicator: CpuCommunicator) -> bool:
@@ -158,7 +195,8 @@ def _agree_on_ident(ranks: tuple[int, ...], rank: int) -> str:
 @contextmanager
 def _random_state_kept() -> Iterator[None]:
     state, array_state = random.getstate(), np.random.get_state()
-    with torch.random.fork_rng():
+    devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
+    with torch.random.fork_rng(devices):
         try:
             yield
         finally:
@@ -179,8 +217,14 @@ def _threads_kept() -> Iterator[None]:
 
 @contextmanager
 def _environment_kept() -> Iterator[None]:
-    """Restore the environment: vLLM's CPU platform sets LD_PRELOAD and more, for processes it does not start here."""
+    """Restore the environment: vLLM's CPU platform sets LD_PRELOAD and more, for processes it does not start here.
+
+    On CUDA, compiled code is kept apart for each device, because it contains the device's number. vLLM keeps it by rank
+    in the engine, and engines on several devices have a rank 0.
+    """
     before = dict(os.environ)
+    if torch.cuda.is_available():
+        os.environ["VLLM_CACHE_ROOT"] = f"{envs.VLLM_CACHE_ROOT}/device_{torch.cuda.current_device()}"
     try:
         yield
     finally:

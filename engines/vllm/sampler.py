@@ -1,6 +1,6 @@
-"""Our rule of sampling in the place of vLLM's sampler.
+"""Our rule of sampling in the place of vLLM's sampler, for its runner on CPU.
 
-Shapes: B rows, V vocabulary.
+Shapes: B rows, V vocabulary, N log-probabilities of a token.
 """
 
 from typing import Any
@@ -12,7 +12,7 @@ from vllm.v1.sample.logits_processor import MinPLogitsProcessor
 from vllm.v1.sample.metadata import SamplingMetadata
 from vllm.v1.sample.sampler import Sampler
 
-from prefect_rlhf.engines.sampling.sampler import choose
+from prefect_rlhf.engines.sampling.sampler import Choice, choose
 
 
 class RowSampler(Sampler):  # type: ignore[misc]  # vLLM's classes are Any to the type checker
@@ -27,20 +27,27 @@ class RowSampler(Sampler):  # type: ignore[misc]  # vLLM's classes are Any to th
         self, logits: Tensor, sampling_metadata: SamplingMetadata, *_args: Any, **_options: Any
     ) -> SamplerOutput:
         if sampling_metadata.all_greedy:
-            tokens_B, logprobs_B, kept_mass_B = choose(logits, None)
+            choice = choose(logits, None)
         else:
             top_p = 1.0 if sampling_metadata.top_p is None else sampling_metadata.top_p[:, None]
             next_B = _uniforms(sampling_metadata, len(logits))
             temperature_B1 = sampling_metadata.temperature[:, None]
             top_k = 0 if sampling_metadata.top_k is None else sampling_metadata.top_k[:, None]
             min_p = _min_p(sampling_metadata)
-            tokens_B, logprobs_B, kept_mass_B = choose(logits, next_B, temperature_B1, top_p, top_k, min_p)
-        tokens_B1, shown = tokens_B.int()[:, None], [logprobs_B]
-        if sampling_metadata.max_num_logprobs == 1:
-            shown.append(torch.zeros_like(logprobs_B) if kept_mass_B is None else kept_mass_B.log())
-        logprobs_BN = torch.stack(shown, -1)
-        ranks_B = torch.zeros_like(tokens_B)  # not used
-        return SamplerOutput(tokens_B1, LogprobsTensors(tokens_B1.expand_as(logprobs_BN), logprobs_BN, ranks_B))
+            choice = choose(logits, next_B, temperature_B1, top_p, top_k, min_p)
+        tokens_B1 = choice.tokens_B.int()[:, None]
+        return SamplerOutput(tokens_B1, shown(choice, tokens_B1, sampling_metadata.max_num_logprobs == 1))
+
+
+def shown(choice: Choice, tokens_B1: Tensor, with_kept_mass: bool) -> LogprobsTensors:
+    """Return the log-probabilities of a choice for vLLM, [B, 1], or with the logarithm of the kept mass, [B, 2]."""
+    _, logprobs_B, kept_mass_B = choice
+    shown_B = [logprobs_B]
+    if with_kept_mass:
+        shown_B.append(torch.zeros_like(logprobs_B) if kept_mass_B is None else kept_mass_B.log())
+    logprobs_BN = torch.stack(shown_B, -1)
+    ranks_B = torch.zeros_like(tokens_B1[:, 0])  # not used
+    return LogprobsTensors(tokens_B1.expand_as(logprobs_BN), logprobs_BN, ranks_B)
 
 
 def _min_p(metadata: SamplingMetadata) -> Tensor | float:

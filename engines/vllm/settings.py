@@ -1,5 +1,7 @@
 """A build command and sampling settings in vLLM's terms."""
 
+from collections.abc import Sequence
+
 import torch
 from vllm.engine.arg_utils import EngineArgs
 from vllm.sampling_params import RequestOutputKind, SamplingParams
@@ -8,20 +10,23 @@ from prefect_rlhf.engines.commands import BuildCommand
 from prefect_rlhf.engines.engine import SamplingSettings
 from prefect_rlhf.engines.sampling.sampler import stream_seed
 from prefect_rlhf.errors.errors import InvalidInput
-from prefect_rlhf.placement.cost.paged_cache import check_cache, whole_cache_bytes
+from prefect_rlhf.placement.cost.paged_cache import check_cache, rows_at_once, whole_cache_bytes
 from prefect_rlhf.placement.cost.sizes import ModelSizes
 from prefect_rlhf.placement.engine_constants import CACHE_BLOCK, PASS_TOKENS
 
 
-def engine_arguments(command: BuildCommand, executor: type) -> EngineArgs:
-    """Describe an engine for all of the command's rows at once, within the room of its cache; eager only on CPU.
+def engine_arguments(command: BuildCommand, ranks: Sequence[int], executor: type) -> EngineArgs:
+    """Describe an engine on `ranks` for the command's rows, within the room of its cache; eager only on CPU.
 
     A row without room waits, and the latest of the rows that outgrow the cache is preempted. On CPU a prompt is not cut
     into chunks: the number drawn after a chunk would have to be put back, which CPU generators cannot do. Rows with an
     equal beginning share the keys and values of their common whole blocks.
     """
     on_cuda = torch.cuda.is_available()
-    length = command.max_sequence_length
+    length, rows, cache_bytes = command.max_sequence_length, command.max_rows, _cache_bytes(command)
+    if on_cuda:
+        sizes, tp = ModelSizes.of(command.model), command.instance.strategy.tp
+        rows = rows_at_once(rows, cache_bytes, length, sizes, tp)
     return EngineArgs(
         model=command.model.path,
         load_format="dummy",  # the weights are read once, through our views
@@ -31,12 +36,15 @@ def engine_arguments(command: BuildCommand, executor: type) -> EngineArgs:
         tensor_parallel_size=command.instance.strategy.tp,
         distributed_executor_backend=executor,
         enforce_eager=not (on_cuda and command.cuda_graphs),
-        enable_sleep_mode=on_cuda,
+        enable_sleep_mode=on_cuda and command.is_offloaded,  # a process can have a single engine that sleeps
+        disable_custom_all_reduce=list(ranks) != sorted(ranks),  # it exchanges buffers in ascending order of ranks
+        # Fused, the sum over ranks uses FlashInfer's buffer: see `settle`.
+        compilation_config={"pass_config": {"fuse_allreduce_rms": False}} if on_cuda else {},
         max_model_len=length,
-        max_num_seqs=command.max_rows,
-        max_num_batched_tokens=max(length, min(command.max_rows * length, PASS_TOKENS)),
+        max_num_seqs=rows,
+        max_num_batched_tokens=max(length, rows, min(command.max_rows * length, PASS_TOKENS)),
         enable_chunked_prefill=on_cuda,
-        kv_cache_memory_bytes=_cache_bytes(command),
+        kv_cache_memory_bytes=cache_bytes,
         block_size=None if on_cuda else CACHE_BLOCK,  # vLLM's own 128 exceed most prompts
         enable_prefix_caching=True,
         gpu_memory_utilization=0.01,  # has no other effect here, but vLLM refuses to start unless this share is free

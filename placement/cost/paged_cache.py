@@ -15,6 +15,8 @@ from prefect_rlhf.placement.cost.workload import Workload
 from prefect_rlhf.placement.engine_constants import CACHE_BLOCK
 
 NULL_BLOCKS = 2  # blocks that no row fills, vLLM's own null block among them
+MOST_AT_ONCE = 1024  # rows in flight on CUDA: vLLM's own limit on large GPUs; each takes logits
+LEAST_SHARE = 8  # rows in flight on CUDA have at least an eighth of the longest row's tokens on average
 
 
 class InFlight(NamedTuple):
@@ -38,6 +40,15 @@ def expected_cache_bytes(rows: int, workload: Workload, sizes: ModelSizes, tp: i
     """Return the bytes on each device of a cache that `rows` rows, begun together, are expected to fill at most."""
     blocks = max(_blocks(workload.longest), int(rows * _tokens_of_a_row(workload).first) // CACHE_BLOCK + 1)
     return min((blocks + NULL_BLOCKS) * block_bytes(sizes, tp), whole_cache_bytes(rows, workload.longest, sizes, tp))
+
+
+def rows_at_once(rows: int, cache_bytes: int, length: int, sizes: ModelSizes, tp: int) -> int:
+    """Return the most rows that vLLM keeps in flight on CUDA, in a cache of `cache_bytes` on each device.
+
+    The cache holds fewer, unless the rows in flight are shorter than LEAST_SHARE of `length`, the longest.
+    """
+    held = (cache_bytes // block_bytes(sizes, tp) - NULL_BLOCKS) // _blocks(length)
+    return min(rows, LEAST_SHARE * max(1, held), MOST_AT_ONCE)
 
 
 def gib_above(num_bytes: float) -> float:

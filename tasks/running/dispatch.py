@@ -180,6 +180,7 @@ class Dispatcher:
             max_sequence_length=self.run.max_sequence_length,
             max_rows=max(map(self._fullest_rows, calls)),
             cache_bytes=self._plan[calls[0].name].cache_bytes,
+            is_offloaded=offloaded_parts(self._graph, self._plan).get(instance) == "all",
         )
 
     def _fullest_rows(self, call: Call) -> int:

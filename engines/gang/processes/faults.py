@@ -46,10 +46,13 @@ PHRASES: Mapping[str, Fault] = MappingProxyType(
     {
         "gloo/": CollectiveFailed,  # gloo reports a closed or silent peer as a RuntimeError with a source path
         "can't allocate memory": OutOfDeviceMemory,  # torch's CPU allocator
+        "CUDA Error: out of memory": OutOfDeviceMemory,  # vLLM's allocator of engines that sleep
+        "Free memory on device": OutOfDeviceMemory,  # vLLM, before it builds an engine
+        "No available memory for the cache blocks": OutOfDeviceMemory,  # vLLM
         "EngineCore": EngineFailed,
     }
 )
-"""Text in a plain RuntimeError -> our error."""
+"""Text in a plain RuntimeError, or in a plain ValueError as vLLM raises them -> our error."""
 
 
 def as_ours(error: Exception) -> RlhfError:
@@ -72,6 +75,6 @@ def _fault(error: Exception) -> Fault:
     for kind in type(error).__mro__:
         if class_name(kind) in FAULTS:
             return FAULTS[class_name(kind)]
-    if isinstance(error, RuntimeError):
+    if isinstance(error, RuntimeError | ValueError):
         return next((fault for phrase, fault in PHRASES.items() if phrase in str(error)), RankFailed)
     return RankFailed

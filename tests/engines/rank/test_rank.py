@@ -381,6 +381,13 @@ def test_offloaded_weights_serve_no_call(rank):
     rank.inference(command(VALUES, TRAINED, reads=0, output="values"))
 
 
+def test_offloaded_weights_are_not_written(rank):
+    """Their device memory may be another instance's, and a write to it would stop the process."""
+    rank.offload(SAMPLER)
+    with pytest.raises(StaleWeights, match=r"to actor.vllm n0:0 dp1: actor.vllm n0:0 dp1 is offloaded; reload it"):
+        rank.reallocate(MoveWeightsCommand(TRAINED, SAMPLER, 0, LAYOUT, LAYOUT))
+
+
 def test_without_its_optimizer_an_instance_infers_and_is_copied_but_does_not_train(rank):
     """The weights stay, so nothing but a train_step asks for what is away, and the reload hashes no weights."""
     rank.offload(TRAINED, "optimizer")

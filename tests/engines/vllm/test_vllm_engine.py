@@ -21,7 +21,7 @@ from vllm_cases import (
 from prefect_rlhf.engines.engine import Generated, SamplingSettings
 from prefect_rlhf.engines.vllm.engine import VllmEngine
 from prefect_rlhf.engines.vllm.environment import survive_scan
-from prefect_rlhf.errors.errors import InvalidInput
+from prefect_rlhf.errors.errors import EngineFailed, InvalidInput
 from prefect_rlhf.placement.cost.paged_cache import whole_cache_bytes
 from prefect_rlhf.placement.cost.sizes import ModelSizes
 from prefect_rlhf.placement.engine_constants import CACHE_BLOCK
@@ -194,6 +194,30 @@ def test_offload_empties_the_device_and_reload_restores_the_answers(engine):
     assert (held, 0, 0) == (engine.offload(), engine.offload(), engine.device_bytes())
     assert (held, 0, held) == (engine.reload(), engine.reload(), engine.device_bytes())
     assert before == engine.generate(PROMPTS, SAMPLED, SEEDS)
+
+
+def test_an_offloaded_engine_takes_nothing_from_another_of_its_shape(folders, engine):
+    """vLLM would share a table of positions among all engines of a process."""
+    other = VllmEngine(build_command(folders[0]), 0)
+    before = other.generate(PROMPTS, SAMPLED, SEEDS)
+    engine.offload()
+    assert other.generate(PROMPTS, SAMPLED, SEEDS) == before
+    engine.reload()
+
+
+def test_kept_keys_and_values_of_an_earlier_call_are_an_error(engine, monkeypatch):
+    """They are of old weights, if weights were written since."""
+    monkeypatch.setattr(engine._llm, "reset_prefix_cache", lambda: False)
+    with pytest.raises(EngineFailed, match="vLLM kept keys and values of an earlier call"):
+        engine.generate(PROMPTS[:1], SAMPLED, SEEDS[:1])
+
+
+def test_more_rows_than_tokens_of_a_pass_build_an_engine(folders):
+    """vLLM refuses more rows at once than tokens of a forward pass."""
+    command = build_command(folders[0])
+    cache_bytes = whole_cache_bytes(4, MAX_LENGTH, ModelSizes.of(command.model), 1)
+    many = VllmEngine(replace(command, max_rows=10_000, cache_bytes=cache_bytes), 0)
+    assert len(many.generate(PROMPTS, SAMPLED, SEEDS).tokens) == len(PROMPTS)
 
 
 def test_device_bytes_count_weights_and_cache(engine, oracle):

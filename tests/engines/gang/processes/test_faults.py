@@ -58,6 +58,10 @@ def test_every_name_in_the_map_exists():
             RuntimeError("[enforce fail at alloc_cpu.cpp:121] . DefaultCPUAllocator: can't allocate memory"),
             OutOfDeviceMemory,
         ),
+        (RuntimeError("CUDA Error: out of memory at csrc/cumem_allocator.cpp:62"), OutOfDeviceMemory),
+        (ValueError("Free memory on device cuda:0 (0.4/79.1 GiB) on startup is less than desired"), OutOfDeviceMemory),
+        (ValueError("No available memory for the cache blocks. Try increasing"), OutOfDeviceMemory),
+        (ValueError("too many values to unpack"), RankFailed),
         (torch.distributed.DistBackendError("NCCL error"), CollectiveFailed),
         (torch.distributed.DistStoreError("timeout"), CollectiveFailed),
         (
