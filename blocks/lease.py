@@ -90,9 +90,9 @@ def _wait_for_mesh(
     return answer
 
 
-def dry_lease(cluster: ClusterShape) -> Lease:
+def dry_lease(cluster: ClusterShape, kind: Backend = "cpu") -> Lease:
     """Return the lease of a dry run without a worker: the mesh is the whole cluster, and no device is held."""
-    return Lease("local", "dry-run", cluster, cluster.whole, ())
+    return Lease("local", "dry-run", cluster, cluster.whole, (), kind)
 
 
 @contextmanager

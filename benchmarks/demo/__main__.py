@@ -26,7 +26,7 @@ from benchmarks.demo.ratings import prepare_ratings
 from benchmarks.demo.server import DemoFailed, DemoServer
 from prefect_rlhf.errors.errors import RlhfError
 from prefect_rlhf.errors.install_command import install_command
-from prefect_rlhf.flows.training.installed_engines import check_builds
+from prefect_rlhf.flows.hardware.installed_engines import check_builds
 from prefect_rlhf.tasks.checkpoints.best import EVALUATIONS
 from prefect_rlhf.tasks.running.journal import PROGRESS
 

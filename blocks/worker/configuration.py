@@ -99,10 +99,10 @@ class GpuMeshConfiguration(MeshFields, BaseJobConfiguration):
     def environment(self, lease: Lease) -> dict[str, str]:
         """Return the process's environment: the worker's, the form's, and the lease."""
         environment = {name: value for name, value in self.env.items() if value is not None}
-        # devices by their numbers within their node; a dry run and a run on CPU see no GPU
-        numbers = sorted({device.index for device in lease.devices}) if self.kind == "cuda" else []
-        given = {"CUDA_VISIBLE_DEVICES": ",".join(map(str, numbers)), RESTARTS_VARIABLE: self.restarts.to_text()}
-        return {**environment, **given, ENVIRONMENT_VARIABLE: lease.to_json()}
+        given = {RESTARTS_VARIABLE: self.restarts.to_text(), ENVIRONMENT_VARIABLE: lease.to_json()}
+        # The gang gives each rank its GPU, by the lease and the worker's own list. Other runs see no GPU.
+        hidden = {} if self.kind == "cuda" and lease.devices else {"CUDA_VISIBLE_DEVICES": ""}
+        return {**environment, **hidden, **given}
 
     def lease(self, lease_id: str, mesh: DeviceMesh) -> Lease:
         """Return the lease of `mesh`, as the process sees it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -14,6 +15,7 @@ from prefect_rlhf.engines.gang.processes.messages import GangSettings
 from prefect_rlhf.engines.gang.processes.preload import modules_of
 from prefect_rlhf.engines.gang.protocol import AnyRank, Gang
 from prefect_rlhf.engines.gang.ray.ray_gang import RayGang
+from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.files.modules import IN_RANK
 from prefect_rlhf.placement.devices.mesh import Backend
 from prefect_rlhf.placement.engine_traits import TRAITS
@@ -34,6 +36,22 @@ FORK_ENVIRONMENT: Mapping[str, str] = MappingProxyType(
 """For ranks that are processes of their own; thread pools do not survive the fork of a rank."""
 
 
+def only_gpus(numbers: Sequence[int], own: str | None) -> dict[str, str]:
+    """Return the variables by which a process sees only the GPUs at `numbers` of its parent's list, in their order.
+
+    `own` is the parent's CUDA_VISIBLE_DEVICES; None if it sees all GPUs. Numbers follow the PCI bus, as in the driver's
+    list; CUDA's own default, the fastest first, may differ. Raises InvalidInput for a number beyond the list.
+
+    >>> only_gpus([0, 2], "4,5,6,7")["CUDA_VISIBLE_DEVICES"]
+    '4,6'
+    """
+    entries = None if own is None else [entry.strip() for entry in own.split(",") if entry.strip()]
+    if entries is not None and max(numbers, default=-1) >= len(entries):
+        raise InvalidInput("CUDA_VISIBLE_DEVICES", own, f"at least {max(numbers) + 1} GPUs, which the lease has")
+    chosen = [str(number) if entries is None else entries[number] for number in numbers]
+    return {"CUDA_VISIBLE_DEVICES": ",".join(chosen), "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+
+
 def open_gang(
     ranks_of_nodes: Sequence[int],
     environment: Mapping[str, str] | None = None,
@@ -46,6 +64,7 @@ def open_gang(
     shared: Path | None = None,
     node_devices: Sequence[str] = (),
     in_process: bool = True,
+    gpus: Sequence[int] | None = None,
 ) -> Gang[AnyRank]:
     """Start the given number of ranks on each node: a single rank in this process, more ranks in a process each.
 
@@ -55,11 +74,16 @@ def open_gang(
     `engines` are imported in advance, so other engines need not be installed.
 
     `environment` is added to the ranks' environment. The caller closes the gang. The default device is CUDA if it is
-    available.
+    available. `gpus` are the numbers of the ranks' GPUs among those that this process sees, by default the first; Ray
+    assigns GPUs itself. Ranks with GPUs are always processes of their own, because only the end of a process frees
+    all memory of its GPU.
     """
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     ranks = {**RANK_ENVIRONMENT, **(NO_GPU if device == "cpu" else {}), **(environment or {})}
-    if in_process and not through_ray and tuple(ranks_of_nodes) == (1,):
+    if device == "cuda" and not through_ray:
+        numbers = range(sum(ranks_of_nodes)) if gpus is None else gpus
+        ranks |= only_gpus(numbers, os.environ.get("CUDA_VISIBLE_DEVICES"))
+    if in_process and device == "cpu" and not through_ray and tuple(ranks_of_nodes) == (1,):
         return InProcessGang(rank_factory, device=device, environment=ranks)
     single_threaded = {**FORK_ENVIRONMENT, **ranks}
     preload = modules_of(engines)

@@ -32,7 +32,7 @@ from prefect_rlhf.engines.rank.loaded_model import LoadedModel
 from prefect_rlhf.engines.rank.store import RowStore
 from prefect_rlhf.engines.rows import unpad
 from prefect_rlhf.engines.sampling.seeds import row_seeds
-from prefect_rlhf.engines.weights.memory import resident_bytes
+from prefect_rlhf.engines.weights.memory import device_holders, resident_bytes
 from prefect_rlhf.engines.weights.move_weights import WeightMover
 from prefect_rlhf.errors.errors import EngineFailed, InvalidInput, NotFinite, RlhfError
 from prefect_rlhf.files.modules import import_from
@@ -86,9 +86,14 @@ class Rank:
         self._states: dict[str, Any] = {}  # states of stateful computations for the next step, by call
         self._copies: dict[ModelInstance, HostCopy] = {}  # of the models trained here, for checkpoints
 
-    def device_memory_bytes(self) -> int:
-        """Return the memory of its GPU, all of it. Raises RuntimeError without a GPU."""
-        return int(torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory)
+    def device_memory(self) -> tuple[int, int]:
+        """Return all bytes of its GPU, and the free bytes. Raises RuntimeError without a GPU."""
+        free, total = torch.cuda.mem_get_info()
+        return total, free
+
+    def device_holders(self) -> str:
+        """Return the processes on its GPU with their memory, as the driver lists them; empty without a list."""
+        return device_holders(str(torch.cuda.get_device_properties(torch.cuda.current_device()).uuid))
 
     def build(self, command: BuildCommand) -> RankReport:
         """Make the instance's engine and load its weights: version 0, or a checkpoint's version. Collective."""

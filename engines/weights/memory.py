@@ -1,6 +1,7 @@
 """Bytes in a rank's memory: storages of tensors, and the system's view of the process as their witness."""
 
 import ctypes
+import subprocess
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -25,6 +26,19 @@ def resident_bytes() -> int:
         if line.startswith("RssAnon:"):
             return int(line.split()[1]) * 1024
     return 0
+
+
+APPS = ("nvidia-smi", "--query-compute-apps=gpu_uuid,pid,process_name,used_memory", "--format=csv,noheader")
+
+
+def device_holders(uuid: str) -> str:
+    """Return the processes on the GPU `uuid` with their memory, as the driver's tool lists them; empty without it."""
+    try:
+        answer = subprocess.run(APPS, capture_output=True, text=True, check=False, timeout=30)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    rows = [row.split(", ") for row in answer.stdout.splitlines() if uuid in row]
+    return "; ".join(f"pid {pid} {name} {memory}" for _, pid, name, memory in (row for row in rows if len(row) == 4))
 
 
 def release_free_memory() -> None:

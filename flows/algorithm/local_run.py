@@ -6,7 +6,6 @@ are used as they are.
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -15,18 +14,18 @@ from typing import Any, Literal, overload
 from prefect import Flow
 from prefect.client.schemas.objects import State
 
-from prefect_rlhf.blocks.cluster import Cluster
-from prefect_rlhf.blocks.lease import dry_lease, given_lease, running_on
+from prefect_rlhf.blocks.lease import given_lease, running_on
 from prefect_rlhf.errors.errors import InvalidInput, RlhfError, RunStopped
 from prefect_rlhf.flows.algorithm.rlhf_flow import AlgorithmFlow, find_flow
 from prefect_rlhf.flows.algorithm.run_result import PlannedRun, RunResult
 from prefect_rlhf.flows.forms.options import MOST_RESTARTS, RunOptions
-from prefect_rlhf.flows.training.installed_engines import check_builds
+from prefect_rlhf.flows.hardware.device_kind import local_cluster, unheld_devices
+from prefect_rlhf.flows.hardware.installed_engines import check_builds
 from prefect_rlhf.flows.training.run import check_run, leased_after, prepare
 from prefect_rlhf.flows.training.run_name import new_name
 from prefect_rlhf.flows.training.server import check_server
 from prefect_rlhf.placement.devices.lease import Lease
-from prefect_rlhf.placement.devices.mesh import MOST_DEVICES, ClusterShape
+from prefect_rlhf.placement.devices.mesh import MOST_DEVICES, Backend
 
 
 @overload
@@ -36,6 +35,7 @@ def run(
     *,
     dry_run: Literal[True],
     devices: int | None = None,
+    kind: Backend | None = None,
     max_restarts: int = 0,
     **parameters: Any,
 ) -> PlannedRun: ...
@@ -46,6 +46,7 @@ def run(
     *,
     dry_run: Literal[False] = False,
     devices: int | None = None,
+    kind: Backend | None = None,
     max_restarts: int = 0,
     **parameters: Any,
 ) -> RunResult: ...
@@ -55,6 +56,7 @@ def run(
     *,
     dry_run: bool = False,
     devices: int | None = None,
+    kind: Backend | None = None,
     max_restarts: int = 0,
     **parameters: Any,
 ) -> RunResult | PlannedRun:
@@ -62,9 +64,10 @@ def run(
 
     `algorithm` is an @rlhf_flow function such as `grpo`, or a name that `prefect-rlhf run` accepts. `parameters` are
     the parameters of its deployment: each a value such as `Model(path=...)`, or a dict as in a file of parameters.
-    `devices` is the number of devices leased for this run, 1 by default; under a worker, the run uses the worker's
-    lease. `max_restarts` is the number of automatic restarts after a failure. A `dry_run` checks everything, uses no
-    device and returns the plan.
+    `devices` is the number of devices leased for this run, 1 by default, and `kind` is cuda for GPUs or cpu for
+    processor cores: GPUs by default, if the installed engines are built for them and a GPU is visible. Under a worker,
+    the run uses the worker's lease. `max_restarts` is the number of automatic restarts after a failure. A `dry_run`
+    checks everything, uses no device and returns the plan.
 
     Raises InvalidInput or GraphError for a mistake, before a device is used; another RlhfError if the run fails;
     RunStopped, a KeyboardInterrupt, if a person stops it.
@@ -78,9 +81,11 @@ def run(
     _check_whole("devices", devices, 1, MOST_DEVICES)
     _check_whole("max_restarts", max_restarts, 0, MOST_RESTARTS)
     checked = flow.validate_parameters({**parameters, "dry_run": dry_run})
+    if kind not in (None, "cuda", "cpu"):
+        raise InvalidInput("kind", kind, "cuda or cpu")
     if checked["dry_run"]:
-        return plan_locally(flow, checked, devices)
-    state = run_locally(flow, checked, devices, max_restarts)
+        return plan_locally(flow, checked, devices, kind)
+    state = run_locally(flow, checked, devices, max_restarts, kind=kind)
     found = state.result(raise_on_failure=False, _sync=True)  # type: ignore[call-overload]  # its stubs lack _sync
     if isinstance(found, RlhfError | RunStopped):
         raise found.with_traceback(None) from None  # its place in Prefect and in this library does not matter
@@ -94,11 +99,12 @@ def _check_whole(field: str, value: int | None, least: int, most: int) -> None:
         raise InvalidInput(field, value, f"a whole number from {least} to {most}")
 
 
-def plan_locally(flow: AlgorithmFlow, checked: Mapping[str, Any], devices: int | None) -> PlannedRun:
+def plan_locally(
+    flow: AlgorithmFlow, checked: Mapping[str, Any], devices: int | None, kind: Backend | None = None
+) -> PlannedRun:
     """Return the plan of a run with checked parameters. Raises InvalidInput or GraphError if it cannot run."""
     options, arguments = RunOptions.split(checked)
-    given = _given_lease(devices)
-    leased = given or dry_lease(_of_this_machine(devices))
+    leased = _given_lease(devices, kind) or unheld_devices(devices, kind)
     return PlannedRun.of(prepare(flow.algorithm, arguments, options, leased))
 
 
@@ -108,6 +114,7 @@ def run_locally(
     devices: int | None,
     max_restarts: int = 0,
     *,
+    kind: Backend | None = None,
     say: Callable[[str], None] = lambda line: print(line, file=sys.stderr, flush=True),  # noqa: T201  no run has a log yet
 ) -> State[Any]:
     """Run with checked parameters; returns the final state. Raises the errors of the checks before the lease.
@@ -117,9 +124,9 @@ def run_locally(
     options, arguments = RunOptions.split(checked)
     name = new_name(flow.algorithm.name, arguments)
     restarting = flow.with_options(retries=max_restarts or None, flow_run_name=name)
-    if _given_lease(devices) is not None:
+    if _given_lease(devices, kind) is not None:
         return _final_state(restarting, checked)
-    cluster = _of_this_machine(devices)
+    cluster = local_cluster(devices, kind)
     with stopped_at("stopped before the run began"):
         found = check_run(flow.algorithm, arguments, options, cluster)
         check_server()
@@ -135,22 +142,15 @@ def _final_state(flow: Flow[..., Any], checked: Mapping[str, Any]) -> State[Any]
     return state
 
 
-def _given_lease(devices: int | None) -> Lease | None:
-    """Return the lease that this process already has. Raises InvalidInput if its number of devices is not `devices`."""
+def _given_lease(devices: int | None, kind: Backend | None) -> Lease | None:
+    """Return the lease that this process already has. Raises InvalidInput if it is not of `devices` of that kind."""
     given = given_lease()
+    if given is not None and kind not in (None, given.kind):
+        raise InvalidInput("kind", kind, f"{given.kind}, the kind of the leased devices; or remove it")
     if given is not None and devices not in (None, given.mesh.num_devices):
         expected = f"{given.mesh.num_devices}, the number of devices leased for this process; or remove it"
         raise InvalidInput("devices", devices, expected)
     return given
-
-
-def _of_this_machine(devices: int | None) -> ClusterShape:
-    """Return a cluster of this machine's devices, which are its cores. Raises InvalidInput for more than it has."""
-    cores = len(os.sched_getaffinity(0))
-    if devices is not None and devices > cores:
-        expected = f"at most {cores}, the cores of this machine; prefect-rlhf plan answers for other machines"
-        raise InvalidInput("devices", devices, expected)
-    return Cluster(devices_per_node=devices or 1).shape
 
 
 @contextmanager

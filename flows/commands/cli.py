@@ -12,7 +12,7 @@ from cyclopts import App, CycloptsError
 from prefect_rlhf.errors.errors import InvalidInput, PlanDoesNotFit, RlhfError
 from prefect_rlhf.flows.algorithm.places import algorithm_places
 from prefect_rlhf.flows.commands.flags import PROGRAM, app_of, closest, explained, print_error
-from prefect_rlhf.flows.training.installed_engines import ENGINES, missing_engine
+from prefect_rlhf.flows.hardware.installed_engines import ENGINES, missing_engine
 
 INTERRUPT_STATUS = 130  # a shell's status after Ctrl-C
 COMMANDS: Mapping[str, str] = MappingProxyType(

@@ -64,6 +64,8 @@ def profile(flags: Annotated[ProfileFlags, ALL_AT_ONCE] = ProfileFlags()) -> int
         raise Missing("model", "a Hugging Face folder, or a known model such as llama-7b")
     from prefect_rlhf.blocks.cluster import Cluster  # imported here: a wrong flag needs neither Prefect nor torch
     from prefect_rlhf.blocks.lease import lease
+    from prefect_rlhf.flows.hardware.device_kind import check_leased_gpus
+    from prefect_rlhf.flows.hardware.installed_engines import check_engines
     from prefect_rlhf.flows.profile import measure_profile, profile_request
     from prefect_rlhf.tasks.profiling.bench import Sizes
 
@@ -74,7 +76,9 @@ def profile(flags: Annotated[ProfileFlags, ALL_AT_ONCE] = ProfileFlags()) -> int
     if flags.dry_run:
         print(f"{request.num_measurements} measurements of {flags.model}, to be stored in {request.file}")
         return 0
+    check_engines(flags.kind)
     with lease(cluster, cluster.whole.num_devices, kind=flags.kind, say=print_error) as leased:
+        check_leased_gpus(leased)
         print(measure_profile(leased, request, progress()))
     return 0
 

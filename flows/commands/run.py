@@ -21,7 +21,7 @@ from prefect_rlhf.flows.commands.flags import (
 )
 from prefect_rlhf.flows.commands.next_steps import from_here, next_steps
 from prefect_rlhf.flows.forms.options import MOST_RESTARTS, RunOptions
-from prefect_rlhf.placement.devices.mesh import MOST_DEVICES
+from prefect_rlhf.placement.devices.mesh import MOST_DEVICES, Backend
 
 STATUS_OF_SIGNAL = 128  # plus the signal's number, as in a shell
 
@@ -39,6 +39,10 @@ class RunFlags:
         int | None,
         whole_number(1, MOST_DEVICES),
         Parameter(help="Number of this machine's devices to lease; default: 1.", show_default=False),
+    ] = None
+    kind: Annotated[
+        Backend | None,
+        Parameter(help="Kind of the devices: cuda for GPUs, cpu for cores; default: cuda if a GPU can be used."),
     ] = None
     max_restarts: Annotated[
         int,
@@ -70,7 +74,7 @@ def run(flags: Annotated[RunFlags, ALL_AT_ONCE]) -> int:
     from prefect_rlhf.flows.algorithm.rlhf_flow import (
         find_flow,  # imported here: an error about a flag or name needs no Prefect
     )
-    from prefect_rlhf.flows.training.installed_engines import check_builds
+    from prefect_rlhf.flows.hardware.installed_engines import check_builds
 
     check_builds()
     flow = find_flow(flags.algorithm)
@@ -83,12 +87,12 @@ def run(flags: Annotated[RunFlags, ALL_AT_ONCE]) -> int:
     from prefect_rlhf.flows.training.run_folder import output_folder
 
     if checked["dry_run"]:
-        print(plan_locally(flow, checked, flags.devices))
+        print(plan_locally(flow, checked, flags.devices, flags.kind))
         return 0
     log = new_log(output_folder(RunOptions.split(checked)[0]))
     with nullcontext() if flags.verbose else quiet_terminal(log) as terminal:
         say = terminal.say if terminal else print_error
-        state = run_locally(flow, checked, flags.devices, flags.max_restarts, say=say)
+        state = run_locally(flow, checked, flags.devices, flags.max_restarts, kind=flags.kind, say=say)
     found = state.result(raise_on_failure=False, _sync=True)  # type: ignore[call-overload]  # its stubs lack _sync
     if isinstance(found, RunStopped):
         resume = ("-p", f"resume_from={found.resume_from}")
@@ -111,6 +115,7 @@ def words_of(flags: RunFlags) -> list[str]:
     words = [PROGRAM, "run", flags.algorithm]
     words += ["--parameters", str(flags.parameters)] if flags.parameters else []
     words += ["--devices", str(flags.devices)] if flags.devices is not None else []
+    words += ["--kind", flags.kind] if flags.kind is not None else []
     words += ["--max-restarts", str(flags.max_restarts)] if flags.max_restarts else []
     kept = [text for text in flags.param if not text.startswith("resume_from=")]
     return [*words, *(word for text in kept for word in ("-p", text))]

@@ -1,12 +1,11 @@
 """The hardware of our own runs: datasheets with the constants of our runtime, and the nodes of a lease."""
 
 import os
-import shutil
-import subprocess
 from collections.abc import Iterable
 from dataclasses import replace
 
 from prefect_rlhf.errors.errors import InvalidInput
+from prefect_rlhf.flows.hardware.gpus import VISIBLE, visible_gpus
 from prefect_rlhf.placement.cost.datasheets.hardware import (
     NETWORKS,
     Datasheet,
@@ -20,8 +19,6 @@ from prefect_rlhf.placement.cost.speeds import KnownSpeeds
 from prefect_rlhf.placement.cost.times.profile import Profile
 from prefect_rlhf.placement.devices.lease import Lease
 
-QUERY = ("nvidia-smi", "--query-gpu=name", "--format=csv,noheader")
-QUERY_LIMIT_SECONDS = 60
 NETWORK = NETWORKS["infiniband-200"]  # default between nodes: the slower of the networks in papers
 
 CALL_SECONDS = 0.01
@@ -106,21 +103,8 @@ def orchestration_seconds(leased: Lease) -> float:
 
 
 def gpu_name(field: str = "kind", otherwise: str = "node_kinds that do") -> str:
-    """Return the product name of this machine's first GPU.
-
-    Raises InvalidInput for `field` if no GPU responds. If the driver's tool is missing, the error offers `otherwise` as
-    an alternative.
-    """
-    if shutil.which(QUERY[0]) is None:
-        right = f"a machine with {QUERY[0]}, which names its GPUs, or {otherwise}"
-        raise InvalidInput(field, "cuda", right)
-    try:
-        answer = subprocess.run(QUERY, capture_output=True, text=True, check=False, timeout=QUERY_LIMIT_SECONDS)
-    except subprocess.TimeoutExpired as error:
-        raise InvalidInput(
-            field, "cuda", f"a GPU; {QUERY[0]} did not respond within {QUERY_LIMIT_SECONDS} s"
-        ) from error
-    names = answer.stdout.splitlines()
-    if answer.returncode or not names:
-        raise InvalidInput(field, "cuda", f"a GPU; {QUERY[0]} reports: {(answer.stdout + answer.stderr).strip()[:200]}")
-    return names[0].strip()
+    """Return the product name of the first GPU that this process sees. Raises the errors of `listed_gpus`."""
+    seen = visible_gpus(field, otherwise)
+    if not seen:
+        raise InvalidInput(VISIBLE, os.environ[VISIBLE], "the number of a GPU, or no such variable")
+    return seen[0].name

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import hashlib
-import subprocess
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
 
 from prefect_rlhf.blocks.lease_files import FileLock
 from prefect_rlhf.errors.errors import InvalidInput, RlhfError
 from prefect_rlhf.files.atomic_file import write_atomically
-from prefect_rlhf.flows.hardware.node_hardware import QUERY_LIMIT_SECONDS, node_hardware
+from prefect_rlhf.flows.hardware.gpus import listed_gpus
+from prefect_rlhf.flows.hardware.node_hardware import node_hardware
 from prefect_rlhf.flows.hardware.profiles import Machine
 from prefect_rlhf.placement.cost.speeds import KnownSpeeds, Speeds
 from prefect_rlhf.placement.devices.lease import Lease
@@ -47,12 +47,9 @@ def machine_key(leased: Lease) -> str:
 
 def gpu_driver() -> str:
     """Return the version of the GPUs' driver; empty if its tool does not respond."""
-    query = ("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
-    try:
-        answer = subprocess.run(query, capture_output=True, text=True, check=False, timeout=QUERY_LIMIT_SECONDS)
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return answer.stdout.partition("\n")[0].strip()
+    with suppress(InvalidInput):
+        return listed_gpus()[0].driver
+    return ""
 
 
 def stored_speeds(key: str, say: Say) -> KnownSpeeds | None:

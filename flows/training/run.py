@@ -11,16 +11,17 @@ from typing import Any
 from prefect.runtime import flow_run
 from pydantic_core import to_jsonable_python
 
-from prefect_rlhf.blocks.lease import ONE_DEVICE, dry_lease, given_lease, lease, leased_devices
+from prefect_rlhf.blocks.lease import dry_lease, given_lease, lease
 from prefect_rlhf.errors.errors import InvalidInput, OutputFailed
 from prefect_rlhf.files.atomic_file import write_atomically, writing
 from prefect_rlhf.files.remote_path import shown
 from prefect_rlhf.flows.forms.options import RunOptions
+from prefect_rlhf.flows.hardware.device_kind import check_leased_gpus, device_line, unheld_devices
+from prefect_rlhf.flows.hardware.installed_engines import check_builds, check_engines
 from prefect_rlhf.flows.hardware.living_nodes import on_living_nodes
 from prefect_rlhf.flows.hardware.profiles import describe_sources, deviation_advice
 from prefect_rlhf.flows.training.choice.choose_plan import ChosenPlan, choose_plan
 from prefect_rlhf.flows.training.choice.measured_plan import plans_to_measure, trials_json
-from prefect_rlhf.flows.training.installed_engines import check_builds, check_engines
 from prefect_rlhf.flows.training.log import LogLine, engines_in_log, kept_lines, log_info, log_warning, write_kept
 from prefect_rlhf.flows.training.probed import SPEEDS, awaits_probe, with_speeds
 from prefect_rlhf.flows.training.request import RunRequest, read_request
@@ -91,12 +92,12 @@ def check_run(
 ) -> CheckedRun:
     """Make every check of a run that will use all devices of `cluster`: the checks of a dry run, and of the engines.
 
-    Raises InvalidInput, GraphError, or RlhfError for a missing engine.
+    The devices are of the cluster's `backend`. Raises InvalidInput, GraphError, or RlhfError for a missing engine.
     """
-    check_engines()
+    check_engines(cluster.backend)
     dry = options.model_copy(update={"dry_run": True})
     with kept_lines() as lines:
-        prepared = prepare(algorithm, arguments, dry, dry_lease(cluster), is_restart=is_restart)
+        prepared = prepare(algorithm, arguments, dry, dry_lease(cluster, cluster.backend), is_restart=is_restart)
     return CheckedRun(algorithm, arguments, options, prepared, tuple(lines))
 
 
@@ -114,7 +115,8 @@ def leased_after(checked: CheckedRun, say: LogLine, name: str) -> Iterator[Lease
         say(line)
 
     cluster = checked.prepared.request.lease.cluster
-    with lease(cluster, cluster.whole.num_devices, say=note, flow_run=name) as leased:
+    kind = checked.prepared.request.lease.kind
+    with lease(cluster, cluster.whole.num_devices, kind=kind, say=note, flow_run=name) as leased:
         token = _checked.set(None if waits else checked)
         try:
             yield leased
@@ -130,8 +132,11 @@ def run_algorithm(algorithm: Algorithm, arguments: Mapping[str, Any], options: R
     end, for example before it was suspended, has nothing left to do.
     """
     check_builds()
+    leased = given_lease() or unheld_devices()
+    log_info(device_line(leased))
     if not options.dry_run:
-        check_engines()
+        check_engines(leased.kind)
+        check_leased_gpus(leased)
     tag_run(algorithm.name, arguments, options.plan)
     earlier = earlier_folder(output_folder(options), flow_run.name or "run", str(flow_run.id))
     if earlier is not None and (result := read_result(earlier)) is not None:
@@ -141,10 +146,8 @@ def run_algorithm(algorithm: Algorithm, arguments: Mapping[str, Any], options: R
     if own is not None:
         options = options.model_copy(update={"resume_from": str(own)})
     with complete_record(), ExitStack() as held:
-        if options.dry_run or given_lease() is not None:
-            leased = held.enter_context(leased_devices(options.dry_run))
-        else:
-            checked = check_run(algorithm, arguments, options, ONE_DEVICE, is_restart=own is not None)
+        if not options.dry_run and given_lease() is None:
+            checked = check_run(algorithm, arguments, options, leased.cluster, is_restart=own is not None)
             leased = held.enter_context(leased_after(checked, log_info, flow_run.name or algorithm.name))
         leased = on_living_nodes(leased, log_info)
         prepared = prepare_leased(algorithm, arguments, options, leased, is_restart=own is not None)

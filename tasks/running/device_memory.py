@@ -1,27 +1,53 @@
-"""A check that the GPUs of a gang have the memory that the cluster declares; the certificate assumes it."""
+"""A check that the GPUs of a gang have, and have free, the memory that the cluster declares."""
 
 from __future__ import annotations
 
-import math
+import time
 
 from prefect_rlhf.engines.gang.protocol import Gang
 from prefect_rlhf.engines.rank.rank import Rank
-from prefect_rlhf.errors.errors import InvalidInput
+from prefect_rlhf.errors.errors import InvalidInput, OutOfDeviceMemory
 from prefect_rlhf.placement.cost.datasheets.hardware import GIB
 from prefect_rlhf.placement.devices.lease import Lease
+from prefect_rlhf.placement.memory.bytes import usable_bytes
+
+FREE_WAIT_SECONDS = 60.0
+"""A GPU of a run that was killed is free after the driver has unpinned the host memory, which can take this long. A
+restart would otherwise fail on the memory of its own predecessor."""
+POLL_SECONDS = 1.0
 
 
-def check_device_memory(lease: Lease, gang: Gang[Rank], deadline_seconds: float) -> None:
-    """Raise InvalidInput for a GPU with less memory than its cluster declares, in whole GiB, as in product names.
+def check_device_memory(
+    lease: Lease, gang: Gang[Rank], deadline_seconds: float, wait_seconds: float = FREE_WAIT_SECONDS
+) -> None:
+    """Check the GPUs of a gang before models are built.
 
-    Without GPUs, the cluster itself defines the memory of a rank, so there is no value to compare.
+    Raises InvalidInput for a GPU with less memory than its cluster declares, and OutOfDeviceMemory, with the processes
+    that hold it, for a GPU whose memory is not free after `wait_seconds`. Without GPUs, the cluster itself defines the
+    memory of a rank, so there is no value to compare.
     """
     if lease.kind == "cpu":
         return
     ranks: dict[int, tuple[()]] = dict.fromkeys(range(gang.size), ())
-    has = gang.call(Rank.device_memory_bytes, ranks, doing="report device memory", deadline_seconds=deadline_seconds)
-    for rank, device in enumerate(lease.devices):
-        said = lease.cluster.memory_bytes(device.node)
-        if math.ceil(has[rank] / GIB) < said // GIB:
-            right = f"at most the {has[rank] / GIB:.1f} GiB that {device} has"
-            raise InvalidInput("device_memory_gib", f"{said / GIB:g}", right)
+    declared = [lease.cluster.memory_bytes(device.node) for device in lease.devices]
+
+    def memory() -> dict[int, tuple[int, int]]:
+        return gang.call(Rank.device_memory, ranks, doing="report device memory", deadline_seconds=deadline_seconds)
+
+    for rank, (total, _) in memory().items():
+        if total < declared[rank]:
+            right = f"at most the {total / GIB:.1f} GiB that {lease.devices[rank]} has"
+            raise InvalidInput("device_memory_gib", f"{declared[rank] / GIB:g}", right)
+    deadline = time.monotonic() + wait_seconds
+    needed = [usable_bytes(num_bytes, lease.kind) for num_bytes in declared]
+    while short := {rank: free for rank, (_, free) in memory().items() if free < needed[rank]}:
+        if time.monotonic() >= deadline:
+            rank, free = next(iter(short.items()))
+            held = gang.call(
+                Rank.device_holders, {rank: ()}, doing="list processes", deadline_seconds=deadline_seconds
+            )[rank]
+            raise OutOfDeviceMemory(
+                f"{lease.devices[rank]} has {free / GIB:.1f} GiB free, and plans may use {needed[rank] / GIB:.1f}; "
+                f"its processes: {held or 'none that the driver lists'}"
+            )
+        time.sleep(POLL_SECONDS)

