@@ -42,7 +42,7 @@ SUB_ROOMS: Mapping[str, Mapping[str, str]] = {
     "flows": {
         "commands": "planning algorithm training forms hardware .",
         "planning": "algorithm training training.choice forms hardware",
-        "algorithm": "training forms",
+        "algorithm": "training forms hardware",
         "training": "training.choice forms hardware",
         "training.choice": "training hardware",
         "forms": "",

@@ -37,7 +37,7 @@ FORK_ENVIRONMENT: Mapping[str, str] = MappingProxyType(
 
 
 def only_gpus(numbers: Sequence[int], own: str | None) -> dict[str, str]:
-    """Return the variables by which a process sees only the GPUs at `numbers` of its parent's list, in their order.
+    """Return variables that show a process only the GPUs at `numbers` of its parent's list, in their order.
 
     `own` is the parent's CUDA_VISIBLE_DEVICES; None if it sees all GPUs. Numbers follow the PCI bus, as in the driver's
     list; CUDA's own default, the fastest first, may differ. Raises InvalidInput for a number beyond the list.
@@ -74,7 +74,7 @@ def open_gang(
     `engines` are imported in advance, so other engines need not be installed.
 
     `environment` is added to the ranks' environment. The caller closes the gang. The default device is CUDA if it is
-    available. `gpus` are the numbers of the ranks' GPUs among those that this process sees, by default the first; Ray
+    available. `gpus` are the numbers of the ranks' GPUs in this process's list, by default the first; Ray
     assigns GPUs itself. Ranks with GPUs are always processes of their own, because only the end of a process frees
     all memory of its GPU.
     """

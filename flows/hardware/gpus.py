@@ -77,10 +77,12 @@ def visible_gpus(
     As in CUDA, the list ends at the first entry that names no GPU. Raises the errors of `listed_gpus`.
     """
     every = listed_gpus(field, otherwise)
-    if VISIBLE not in environment:
-        return every
-    found = []
-    for entry in environment[VISIBLE].split(","):
+    return every if VISIBLE not in environment else _of_list(every, environment[VISIBLE].split(","))
+
+
+def _of_list(every: Sequence[Gpu], entries: Sequence[str]) -> tuple[Gpu, ...]:
+    found: list[Gpu] = []
+    for entry in entries:
         named = [gpu for gpu in every if entry and (entry == str(gpu.number) or gpu.uuid.startswith(entry))]
         if len(named) != 1:
             break
@@ -89,7 +91,7 @@ def visible_gpus(
 
 
 def check_gpus(seen: Sequence[Gpu], numbers: Sequence[int], field: str = "devices") -> None:
-    """Raise InvalidInput if a gang cannot run on the GPUs at `numbers` among those that this process sees."""
+    """Raise InvalidInput if a gang cannot run on the GPUs at `numbers` in the list of this process."""
     if max(numbers, default=-1) >= len(seen):
         expected = f"at most {len(seen)}, the number of GPUs that {VISIBLE} leaves to this process"
         raise InvalidInput(field, max(numbers) + 1, expected)

@@ -4,8 +4,7 @@ import os
 from collections.abc import Iterable
 from dataclasses import replace
 
-from prefect_rlhf.errors.errors import InvalidInput
-from prefect_rlhf.flows.hardware.gpus import VISIBLE, visible_gpus
+from prefect_rlhf.flows.hardware.gpus import listed_gpus
 from prefect_rlhf.placement.cost.datasheets.hardware import (
     NETWORKS,
     Datasheet,
@@ -103,8 +102,5 @@ def orchestration_seconds(leased: Lease) -> float:
 
 
 def gpu_name(field: str = "kind", otherwise: str = "node_kinds that do") -> str:
-    """Return the product name of the first GPU that this process sees. Raises the errors of `listed_gpus`."""
-    seen = visible_gpus(field, otherwise)
-    if not seen:
-        raise InvalidInput(VISIBLE, os.environ[VISIBLE], "the number of a GPU, or no such variable")
-    return seen[0].name
+    """Return the product name of this machine's first GPU, visible or not. Raises the errors of `listed_gpus`."""
+    return listed_gpus(field, otherwise)[0].name

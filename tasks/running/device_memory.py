@@ -48,6 +48,6 @@ def check_device_memory(
             )[rank]
             raise OutOfDeviceMemory(
                 f"{lease.devices[rank]} has {free / GIB:.1f} GiB free, and plans may use {needed[rank] / GIB:.1f}; "
-                f"its processes: {held or 'none that the driver lists'}"
+                f"its processes: {held or 'the driver lists no process'}"
             )
         time.sleep(POLL_SECONDS)

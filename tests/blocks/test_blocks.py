@@ -214,9 +214,10 @@ def test_a_misspelt_job_variable_is_refused():
         asyncio.run(configuration.from_template_and_values(template, {"clutser": "x"}, client=None))
 
 
-@pytest.mark.parametrize(("kind", "seen"), [("cpu", ""), ("cuda", "2,3")])
-def test_a_run_sees_the_gpus_of_its_lease_and_on_cpu_none(kind, seen):
-    """Megatron and vLLM ask torch for GPUs themselves, whatever kind of device a run was given."""
-    configuration = GpuMeshWorker.job_configuration(kind=kind, devices_per_node=4, command="", env={})
+@pytest.mark.parametrize(("kind", "seen"), [("cpu", ""), ("cuda", "4,5,6,7")])
+def test_a_run_sees_the_gpus_of_its_worker_and_on_cpu_no_gpu(kind, seen):
+    """Its gang gives each rank the leased GPU of that list. Megatron and vLLM ask torch for GPUs themselves."""
+    own = {"CUDA_VISIBLE_DEVICES": "4,5,6,7"}
+    configuration = GpuMeshWorker.job_configuration(kind=kind, devices_per_node=4, command="", env=own)
     environment = configuration.environment(configuration.lease("1", DeviceMesh.parse("n0:2-3")))
     assert environment["CUDA_VISIBLE_DEVICES"] == seen

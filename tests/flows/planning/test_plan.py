@@ -162,7 +162,9 @@ def test_a_gpu_that_nobody_can_name_is_refused(monkeypatch, tmp_path):
 def asked(monkeypatch, tmp_path):
     """A file with a line for each time that the driver's tool was started; it names an H200."""
     tool, asked = tmp_path / "nvidia-smi", tmp_path / "asked"
-    tool.write_text(f"#!/bin/sh\necho once >> {asked}\necho NVIDIA H200\n")
+    tool.write_text(
+        f"#!/bin/sh\necho once >> {asked}\necho 0, GPU-1, NVIDIA H200, Disabled, 143771, 143000, 580.95.05\n"
+    )
     tool.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
     return asked
