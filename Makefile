@@ -1,7 +1,7 @@
 # make demo   train SmolLM2 (MODEL=gemma-3-270m: Gemma) with PPO on human ratings, in Prefect, on this machine
 # make test   lint, types and all tests that fit in minutes;  make test-all adds the long ones
 # make stop   end everything that make demo started
-# make setup-cuda  an environment for GPUs in .venv-cuda, with the pins of constraints-cuda.txt;  make test-gpu: its tests
+# make setup-cuda  an environment for GPUs in .venv-cuda, with the pins of constraints-cuda.txt
 # make docs   the documentation as a site, in build/site; a warning is an error
 # make dist   a source archive and the wheel made from it, in dist/, checked by twine
 PYTHON ?= python3.11
@@ -16,7 +16,7 @@ SIDE_BY_SIDE := -n 2 --dist loadfile --no-loadscope-reorder
 # A link, an anchor or a page that does not resolve is a warning, and a warning is an error.
 SITE := --fail-on-warning --keep-going --nitpicky --quiet --doctree-dir build/doctrees
 
-.PHONY: setup setup-cuda demo stop test test-all test-gpu lint docs dist
+.PHONY: setup setup-cuda demo stop test test-all lint docs dist
 setup: $(VENV)/.ready
 
 # The files of pins are complete, so nothing is resolved and the CPU build of torch, installed first, stays.

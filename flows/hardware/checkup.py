@@ -1,0 +1,140 @@
+"""A check of a host before its first run: builds, driver, compiler, memory, and each engine on all devices at once."""
+
+from __future__ import annotations
+
+import os
+import platform
+import resource
+import shutil
+import sysconfig
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+from prefect_rlhf.blocks.lease import LeaseTimeout, lease
+from prefect_rlhf.errors.errors import InvalidInput, RlhfError
+from prefect_rlhf.flows.hardware.device_kind import local_cluster, why_no_gpu
+from prefect_rlhf.flows.hardware.gpus import check_gpus, visible_gpus
+from prefect_rlhf.flows.hardware.installed_engines import check_builds, check_engines
+from prefect_rlhf.flows.hardware.node_hardware import node_hardware
+from prefect_rlhf.flows.hardware.probes import PROBED_ENGINES
+from prefect_rlhf.flows.hardware.profiles import NOT_INSTALLED, PACKAGES, Machine, installed_version
+from prefect_rlhf.placement.devices.lease import Lease
+from prefect_rlhf.placement.devices.mesh import Backend
+
+SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  the folder of shared memory, not a temporary file
+LEAST_SHARED_BYTES = 1 << 30
+"""Of the node. A container without options has 64 MiB, which rows between the ranks of a node fill."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A fact about the host. A run fails with `is_fault`."""
+
+    subject: str
+    text: str
+    is_fault: bool = False
+
+    def __str__(self) -> str:
+        return f"{'FAULT' if self.is_fault else 'ok':<6} {self.subject:<14} {self.text}"
+
+
+def findings(kind: Backend | None, devices: int | None) -> Iterator[Finding]:
+    """Check this host for runs on `devices` of `kind`; yields each fact as it is known, the quick checks first.
+
+    Without `kind`, it is that of a run without a kind; without `devices`, all GPUs or two cores are checked. The
+    engines are not started if an earlier check fails.
+    """
+    chosen: Backend = kind or ("cpu" if why_no_gpu() else "cuda")
+    yield _finding("kind", lambda: f"{chosen}{'' if kind else _reason(chosen)}")
+    quick = [_finding("versions", lambda: _versions(chosen))]
+    number = devices or min(2, len(os.sched_getaffinity(0)))
+    if chosen == "cuda":
+        quick.append(_finding("GPUs", lambda: _gpus(devices)))
+        quick.append(_finding("compiler", _compiler))
+        quick.append(_finding("locked memory", _locked_memory))
+        if not quick[1].is_fault:
+            number = devices or len(visible_gpus())
+    quick.append(_finding("shared memory", lambda: _shared_memory(SHARED_MEMORY)))
+    yield from quick
+    if not any(found.is_fault for found in quick):
+        yield _finding("engines", lambda: _engines(number, chosen))
+
+
+def _finding(subject: str, check: Callable[[], str]) -> Finding:
+    """Return what `check` found, or its error as a fault."""
+    try:
+        return Finding(subject, check())
+    except RlhfError as error:
+        return Finding(subject, str(error).splitlines()[0], is_fault=True)
+
+
+def _reason(kind: Backend) -> str:
+    return "" if kind == "cuda" else f"; {why_no_gpu()}"
+
+
+def _versions(kind: Backend) -> str:
+    check_engines(kind)
+    check_builds()
+    found = {name: seen for name in PACKAGES if (seen := installed_version(name)) != NOT_INSTALLED}
+    named = [f"{name} {seen}" for name, seen in {"Python": platform.python_version(), **found}.items()]
+    return ", ".join(named) + ("" if find_spec("vllm") else "; vLLM is not installed: Megatron generates")
+
+
+def _gpus(devices: int | None) -> str:
+    seen = visible_gpus()
+    check_gpus(seen, range(devices or len(seen)))
+    if not seen:
+        raise InvalidInput("CUDA_VISIBLE_DEVICES", os.environ.get("CUDA_VISIBLE_DEVICES"), "the number of a GPU")
+    free = min(gpu.free_bytes / gpu.memory_bytes for gpu in seen)
+    return f"{len(seen)} x {seen[0].name}, driver {seen[0].driver}, at least {free:.0%} of their memory free"
+
+
+def _compiler() -> str:
+    compiler = os.environ.get("CC") or next(filter(shutil.which, ("gcc", "cc", "clang")), None)
+    if compiler is None:
+        raise InvalidInput("compiler", "no gcc, cc or clang", "a C compiler, with which Triton builds its launchers")
+    header = Path(sysconfig.get_paths()["include"], "Python.h")
+    if not header.is_file():
+        raise InvalidInput("compiler", f"no {header}", "the headers of Python, such as the package python3-dev")
+    return f"{compiler}, with the headers of Python"
+
+
+def _locked_memory() -> str:
+    limit, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    if limit == resource.RLIM_INFINITY:
+        return "unlimited"
+    return f"{limit >> 10} KiB; NCCL over InfiniBand requires more: ulimit -l unlimited"
+
+
+def _shared_memory(folder: Path) -> str:
+    try:
+        size = shutil.disk_usage(folder)
+    except OSError as error:
+        raise InvalidInput("shared memory", str(error), f"a folder {folder}") from error
+    if size.total < LEAST_SHARED_BYTES:
+        seen = f"{size.total >> 20} MiB in {folder}"
+        raise InvalidInput(
+            "shared memory", seen, f"at least {LEAST_SHARED_BYTES >> 20} MiB; in a container: --ipc=host"
+        )
+    return f"{size.free / (1 << 30):.1f} GiB free in {folder}"
+
+
+def _engines(number: int, kind: Backend) -> str:
+    """Lease the devices, and time products, a sum between all ranks, and a small model in each installed engine."""
+    cluster = local_cluster(number, kind)
+    try:
+        with lease(cluster, number, kind=kind, wait_seconds=0, flow_run="doctor", say=lambda line: None) as leased:
+            return _probed(leased)
+    except LeaseTimeout as error:
+        return f"not checked: {error}"
+
+
+def _probed(leased: Lease) -> str:
+    from prefect_rlhf.tasks.profiling.probe import probe  # imported here: the quick checks need no engine
+
+    engines = [engine for engine in PROBED_ENGINES if find_spec(engine)]
+    hardware = node_hardware(Machine.read(leased.kind).device, leased.mesh.devices_per_node, None)
+    speeds = probe(leased.kind, leased.mesh.devices_per_node, "bfloat16", engines, hardware)
+    return f"{' and '.join(engines)} ran on {leased.mesh.num_devices} devices: {speeds}"
