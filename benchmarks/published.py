@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from benchmarks.paper_engines import RealExecution
 from prefect_rlhf.errors.errors import InvalidInput
+from prefect_rlhf.errors.wrong_setting import refusing_invalid
 from prefect_rlhf.placement.cost.call import call_cost
 from prefect_rlhf.placement.cost.datasheets.hardware import Hardware, Network, datasheet
 from prefect_rlhf.placement.cost.seconds import Seconds
@@ -156,13 +157,10 @@ class Estimate:
 def read_published(path: Path) -> Published:
     """Read a file; raises InvalidInput, one line, for a missing or malformed one."""
     try:
-        published = Published.model_validate_json(path.read_bytes())
+        with refusing_invalid(str(path), "the format of real_ppo_7b_7b.json"):
+            published = Published.model_validate_json(path.read_bytes())
     except OSError as error:
         raise InvalidInput(str(path), error.strerror, "a readable file of published measurements") from error
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        where = ".".join(str(part) for part in first["loc"]) or "the file"
-        raise InvalidInput(f"{path}: {where}", first["msg"], "the format of real_ppo_7b_7b.json") from error
     for plan, table in published.plans.items():
         for index, call in enumerate(table.calls):
             _check_call(published, call, f"{path}: plans.{plan}.calls.{index}")
