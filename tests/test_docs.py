@@ -26,6 +26,7 @@ from prefect_rlhf.flows.commands.cli import COMMANDS
 from prefect_rlhf.flows.commands.flags import app_of
 from prefect_rlhf.flows.commands.graph import read_graph
 from prefect_rlhf.flows.commands.init import project, write_new
+from prefect_rlhf.flows.forms.options import RunOptions
 from prefect_rlhf.flows.grpo import grpo
 from prefect_rlhf.flows.ppo import ppo
 from prefect_rlhf.placement.devices.mesh import ClusterShape
@@ -259,6 +260,19 @@ def test_a_deployment_has_parameters_that_its_flow_takes(name):
     flow = load_flow_from_entrypoint(deployment["entrypoint"])
     validate(deployment["parameters"], parameter_schema(flow).model_dump(), raise_on_error=True)
     assert flow.validate_parameters(deployment["parameters"]).keys() >= deployment["parameters"].keys()
+
+
+def test_the_default_plan_is_the_same_everywhere_and_the_pages_state_it():
+    """In the options of a run, the template, the deployments without a plan, the README and the page on plans."""
+    default = RunOptions().plan
+    template = yaml.safe_load((PROJECT / "src" / "prefect_rlhf" / "template" / "parameters.yaml").read_text())
+    assert template["plan"] == default
+    deployments = yaml.safe_load((PROJECT / "prefect.yaml").read_text())["deployments"]
+    searched = {each["name"] for each in deployments if each["parameters"].get("plan", default) != default}
+    assert searched == {"ppo"}
+    section = (PROJECT / "docs" / "plans.md").read_text().split("### The default\n")[1].split("\n#")[0]
+    assert f"A run without `plan` uses `{default}`" in section and re.findall(r"`rlhf/(\S+)`", section) == ["ppo"]
+    assert f"under `{default}`, the default" in " ".join((PROJECT / "README.md").read_text().split())
 
 
 def test_the_vocabulary_has_every_name_that_authors_may_import():
