@@ -39,6 +39,7 @@ CPU = Hardware(
         host_bytes_per_second=8e9,
         source="a core of 3 GHz with two 512-bit multiply-adds per cycle; its share of two memory channels",
         is_host=True,
+        elementwise_share=0.2,
     ),
     devices_per_node=1,
     efficiency=replace(RUNTIME, call_seconds=CALL_SECONDS, graph_layer_seconds=400e-6, eager_layer_seconds=400e-6),

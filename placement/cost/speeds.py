@@ -20,16 +20,19 @@ class Speeds:
     """Speeds that a device reached while all leased devices of its node did the same work.
 
     `product_flops` is the FLOP/s of matrix products in `dtype`. Bytes per second are of memory (reads and writes), of
-    copies between device and host, and of a link between two devices in each direction. `link_latency_seconds` is the
-    time of a small message. Both link values are None for a single device. `megatron_layer_seconds` and
-    `vllm_layer_seconds` are the part of a layer's decoding step that does not depend on its size; None if it was not
-    measured. `busy` is the share of the cores that other programs used during the probe, from 0 to 1.
+    copies between device and host, and of a link between two devices in each direction.
+    `elementwise_bytes_per_second` is of the bytes that the cost model counts for a layer outside of its products; None
+    if it was not measured. `link_latency_seconds` is the time of a small message. Both link values are None for a
+    single device. `megatron_layer_seconds` and `vllm_layer_seconds` are the part of a layer's decoding step that does
+    not depend on its size; None if it was not measured. `busy` is the share of the cores that other programs used
+    during the probe, from 0 to 1.
     """
 
     dtype: Dtype
     product_flops: PositiveFloat
     memory_bytes_per_second: PositiveFloat
     host_bytes_per_second: PositiveFloat
+    elementwise_bytes_per_second: PositiveFloat | None = None
     link_bytes_per_second: PositiveFloat | None = None
     link_latency_seconds: PositiveFloat | None = None
     megatron_layer_seconds: PositiveFloat | None = None
@@ -39,10 +42,12 @@ class Speeds:
     def on(self, hardware: Hardware) -> Hardware:
         """Return a node whose reached speeds are these: peaks are scaled, since a share of each peak is reached."""
         reached, sheet, link = hardware.efficiency, hardware.device, self.link_bytes_per_second
+        elementwise, memory = self.elementwise_bytes_per_second, self.memory_bytes_per_second
         peak: dict[str, Any] = {f"{self.dtype}_flops": self.product_flops / reached.matmul}
         device = replace(
             sheet,
-            memory_bytes_per_second=self.memory_bytes_per_second / reached.memory,
+            memory_bytes_per_second=memory / reached.memory,
+            elementwise_share=min(1.0, elementwise / memory) if elementwise else sheet.elementwise_share,
             host_bytes_per_second=self.host_bytes_per_second / reached.link,
             link_bytes_per_second=link / reached.link if link else sheet.link_bytes_per_second,
             source=PROBED,
@@ -71,6 +76,8 @@ class Speeds:
             f"memory {self.memory_bytes_per_second / 1e9:.3g} GB/s",
             f"host {self.host_bytes_per_second / 1e9:.3g} GB/s",
         ]
+        if self.elementwise_bytes_per_second:
+            words.append(f"element-wise {self.elementwise_bytes_per_second / 1e9:.3g} GB/s")
         if self.link_bytes_per_second:
             words.append(f"between devices {self.link_bytes_per_second / 1e9:.3g} GB/s")
         layers = {"Megatron": self.megatron_layer_seconds, "vLLM": self.vllm_layer_seconds}

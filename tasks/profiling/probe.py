@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
-from math import ceil, log2
+from math import ceil, inf, log2
 from pathlib import Path
 
 from prefect_rlhf.engines.gang.open import open_gang
@@ -50,6 +50,11 @@ MODEL_SHAPE = TransformerShape(
     family=LLAMA.model_type,
 )
 """A model whose decoding steps consist almost only of launches, so that its weights hardly matter."""
+LAYER_SHAPE = replace(
+    MODEL_SHAPE, hidden_size=512, intermediate_size=1536, num_layers=2, num_attention_heads=8, num_kv_heads=8
+)
+"""A model whose layers are wide enough for products to reach their speed, and small enough for a probe."""
+TRAINED_ROWS, TRAINED_LENGTH = (1, 16), 32  # of the two micro-batches through its layers
 
 
 def probe(
@@ -91,7 +96,11 @@ def probe(
         bench.call(ProfilingRank.write_model, {0: (bench.model,)})
         seconds = {engine: _layer_seconds(bench, engine, speeds.on(hardware)) for engine in engines}
         bench.call(ProfilingRank.remove_model, {0: (bench.model,)})
-    return replace(speeds, megatron_layer_seconds=seconds.get("megatron"), vllm_layer_seconds=seconds.get("vllm"))
+        speeds = replace(speeds, megatron_layer_seconds=seconds.get("megatron"), vllm_layer_seconds=seconds.get("vllm"))
+        if kind == "cpu" and "megatron" in engines:  # a GPU's element-wise kernels wait for its memory
+            wide = replace(bench, model=replace(bench.model, shape=LAYER_SHAPE))
+            speeds = replace(speeds, elementwise_bytes_per_second=_elementwise_speed(wide, speeds.on(hardware)))
+    return speeds
 
 
 def _threads(kind: Backend, num_devices: int) -> dict[str, str]:
@@ -127,3 +136,30 @@ def _layer_seconds(bench: Bench, engine: EngineKind, hardware: Hardware) -> floa
     sizes = ModelSizes.of(bench.model)
     counted = DatasheetTimes.of(sizes, hardware).decode(ROWS, CONTEXT, 1, cuda_graphs=False)
     return max(LEAST_LAYER_SECONDS, measured - counted.total + counted.launch)
+
+
+def _elementwise_speed(bench: Bench, hardware: Hardware) -> float:
+    """Return the bytes per second of a layer's element-wise work with which the estimate of its training is right.
+
+    Two sizes of micro-batch are timed. Launches and sums of gradients are the same for both, so that the difference
+    consists of products and element-wise work.
+    """
+    bench.call(ProfilingRank.write_model, {0: (bench.model,)})
+    bench.build("megatron", Sizes(max(TRAINED_ROWS), TRAINED_LENGTH))
+    by_rows = [bench.time(ProfilingRank.train_worked, "megatron", rows, TRAINED_LENGTH) for rows in TRAINED_ROWS]
+    bench.call(ProfilingRank.remove_model, {0: (bench.model,)})
+    few, many = (passes.forward + passes.backward for passes in by_rows)
+    measured = (many - few) / LAYER_SHAPE.num_layers
+    times = DatasheetTimes.of(ModelSizes.of(bench.model), hardware)
+    products = _counted_difference(replace(times, elementwise_share=inf))
+    left = max(measured - products, LEAST_LAYER_SECONDS)
+    return min(times.links.device, times.elementwise * (_counted_difference(times) - products) / left)
+
+
+def _counted_difference(times: DatasheetTimes) -> float:
+    """Return how much longer the estimate has the larger of the two micro-batches in a layer."""
+    few, many = (
+        times.forward(rows, TRAINED_LENGTH, 1).total + times.backward(rows, TRAINED_LENGTH, 1).total
+        for rows in TRAINED_ROWS
+    )
+    return many - few

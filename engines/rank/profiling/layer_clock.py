@@ -1,7 +1,7 @@
 """A clock of the passes inside a model's layers, by hooks around a real engine's calls."""
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,10 +10,23 @@ import torch
 from torch import Tensor
 
 
+def now() -> float:
+    """Return seconds, after the device has finished its queued work."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return time.perf_counter()
+
+
+def worked() -> float:
+    """Return the processor seconds of each of this process's threads, which exclude other programs; on a GPU, `now`."""
+    return now() if torch.cuda.is_available() else time.process_time() / torch.get_num_threads()
+
+
 @dataclass(slots=True)
 class LayerClock:
-    """Times of passes: `forwards` and `backwards` are (start, end) of each through all layers, in seconds of `now`."""
+    """Times of passes: `forwards` and `backwards` are (start, end) of each through all layers, by `clock`."""
 
+    clock: Callable[[], float]
     forwards: list[tuple[float, float]] = field(default_factory=list)
     backwards: list[tuple[float, float]] = field(default_factory=list)
     _entered: float = 0.0
@@ -23,26 +36,26 @@ class LayerClock:
         for hidden in _tensors([*positional, *named.values()]):
             if hidden.requires_grad:  # its gradient is the last thing that a backward through the layers makes
                 hidden.register_hook(self._leave_backward)  # type: ignore[no-untyped-call]  # torch's
-        self._entered = now()
+        self._entered = self.clock()
 
     def leave(self, _: Any, __: Any, output: Any) -> None:
         """Stamp the pass after the last layer."""
-        self.forwards.append((self._entered, now()))
+        self.forwards.append((self._entered, self.clock()))
         for hidden in _tensors(output if isinstance(output, tuple) else [output]):
             if hidden.requires_grad:
                 hidden.register_hook(self._enter_backward)  # type: ignore[no-untyped-call]  # torch's
 
     def _enter_backward(self, _: Tensor) -> None:
-        self._entered = now()
+        self._entered = self.clock()
 
     def _leave_backward(self, _: Tensor) -> None:
-        self.backwards.append((self._entered, now()))
+        self.backwards.append((self._entered, self.clock()))
 
 
 @contextmanager
-def clocked(layers: Sequence[torch.nn.Module]) -> Iterator[LayerClock]:
-    """Stamp all passes through `layers` while the body runs."""
-    clock = LayerClock()
+def clocked(layers: Sequence[torch.nn.Module], clock_seconds: Callable[[], float] = now) -> Iterator[LayerClock]:
+    """Stamp all passes through `layers` with the times of `clock_seconds` while the body runs."""
+    clock = LayerClock(clock_seconds)
     hooks = (
         layers[0].register_forward_pre_hook(clock.enter, with_kwargs=True),
         layers[-1].register_forward_hook(clock.leave),
@@ -52,13 +65,6 @@ def clocked(layers: Sequence[torch.nn.Module]) -> Iterator[LayerClock]:
     finally:
         for hook in hooks:
             hook.remove()
-
-
-def now() -> float:
-    """Return seconds, after the device has finished its queued work."""
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-    return time.perf_counter()
 
 
 def _tensors(values: Sequence[Any]) -> list[Tensor]:

@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
 from pathlib import Path
-from time import process_time
 from typing import Any, cast, final
 
 import torch
@@ -30,7 +29,7 @@ from prefect_rlhf.engines.engine import (
 )
 from prefect_rlhf.engines.files.huggingface import write_folder
 from prefect_rlhf.engines.loss_protocol import LossTerm, LossValues
-from prefect_rlhf.engines.rank.profiling.layer_clock import clocked, now
+from prefect_rlhf.engines.rank.profiling.layer_clock import clocked, now, worked
 from prefect_rlhf.engines.rank.rank import Rank, build_engine
 from prefect_rlhf.engines.weights.send_receive import send_receive
 from prefect_rlhf.errors.errors import EngineFailed
@@ -110,6 +109,15 @@ class ProfilingRank:
 
     def train(self, instance: ModelInstance, rows: int, length: int, repeats: int, busy: int) -> PassSeconds:
         """Time an optimizer step over a micro-batch of such rows."""
+        return self._train(instance, rows, length, repeats, busy, now)
+
+    def train_worked(self, instance: ModelInstance, rows: int, length: int, repeats: int, busy: int) -> PassSeconds:
+        """Time the same in processor time: a step on a single rank never waits."""
+        return self._train(instance, rows, length, repeats, busy, worked)
+
+    def _train(
+        self, instance: ModelInstance, rows: int, length: int, repeats: int, busy: int, clock: Callable[[], float]
+    ) -> PassSeconds:
         engine = cast(TrainingEngine, self._engines[instance])
 
         def step() -> None:
@@ -117,7 +125,7 @@ class ProfilingRank:
             columns = {"mask": sequences.response_mask_BT()}
             engine.train([TrainingRows(sequences, (MEAN_LOGPROB,), (columns,))], TrainSettings())
 
-        return self._timed(engine, step, repeats, busy)
+        return self._timed(engine, step, repeats, busy, clock)
 
     def generate(self, instance: ModelInstance, rows: int, context: int, repeats: int, busy: int) -> PassSeconds:
         """Time a few tokens after prompts that fill most of the context."""
@@ -214,7 +222,14 @@ class ProfilingRank:
         self._engines[command.instance] = built = build_engine(command, rank)
         return built
 
-    def _timed(self, engine: Any, call: Callable[[], object], repeats: int, busy: int) -> PassSeconds:
+    def _timed(
+        self,
+        engine: Any,
+        call: Callable[[], object],
+        repeats: int,
+        busy: int,
+        clock_seconds: Callable[[], float] = now,
+    ) -> PassSeconds:
         """Return the fastest call after the first, which warms up; an idle rank returns zeros."""
         calls = []
         for _ in range(repeats + 1):
@@ -222,10 +237,10 @@ class ProfilingRank:
             if self.rank >= busy:
                 self._last(0.0)
                 continue
-            with clocked(engine.layers) as clock:
-                began = now()
+            with clocked(engine.layers, clock_seconds) as clock:
+                began = clock_seconds()
                 call()
-                ended = now()
+                ended = clock_seconds()
             parts = _parts(began, ended, clock.forwards, clock.backwards)
             calls.append(replace(parts, together=self._last(ended) - began))
         if not calls:
@@ -234,16 +249,15 @@ class ProfilingRank:
 
     def _work_seconds(self, call: Callable[[], object], repeats: int) -> WorkSeconds:
         """Time work that never waits, on all ranks at once; on CPU in processor time of each of the rank's threads."""
-        on_cuda, threads = torch.cuda.is_available(), torch.get_num_threads()
-        worked, elapsed = [], []
+        used, elapsed = [], []
         call()  # warms up
         self._together()
         for _ in range(repeats):
-            began, used = now(), process_time()
+            began, before = now(), worked()
             call()
+            used.append(worked() - before)
             elapsed.append(now() - began)
-            worked.append(elapsed[-1] if on_cuda else (process_time() - used) / threads)
-        return WorkSeconds(min(worked), max(0.0, 1 - sum(worked) / sum(elapsed)))
+        return WorkSeconds(min(used), max(0.0, 1 - sum(used) / sum(elapsed)))
 
     def _least(self, call: Callable[[], object], repeats: int) -> float:
         """Return the least seconds of some calls after the first, which warms up: other programs only add time."""

@@ -47,7 +47,8 @@ class Datasheet:
     """A kind of device. Bandwidths are bytes per second, a link's in each direction and per device.
 
     A `measured` kind has no datasheet: its times come from a profile only. A device that `is_host` has no host that
-    runs ahead of it, so launches never hide behind its work.
+    runs ahead of it, so launches never hide behind its work. `elementwise_share` is the part of the memory bandwidth
+    that element-wise work reaches: a GPU waits for its memory, a processor core for its arithmetic.
     """
 
     name: str
@@ -60,6 +61,7 @@ class Datasheet:
     source: str
     measured: bool = False
     is_host: bool = False
+    elementwise_share: float = 1.0
 
     def flops_per_second(self, dtype: Dtype) -> float:
         """Return the dense peak in that format."""

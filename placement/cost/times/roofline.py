@@ -1,9 +1,10 @@
 """Layer times from a datasheet: a roofline of matrix products and memory traffic, with launches as a floor.
 
 A matrix product takes its FLOPs over the peak or its weights over the memory bandwidth, whichever is longer (Williams
-et al. 2009). Element-wise kernels take their passes over memory. In forward and backward the host runs ahead of a GPU,
-so launches count only if the device would finish sooner; on CPU they always count. A decoding step ends with a sampled
-token that the host waits for, and its kernels are too short to hide launches, so there they add up.
+et al. 2009). Element-wise kernels take their passes over memory, on CPU at a share of its bandwidth. In forward and
+backward the host runs ahead of a GPU, so launches count only if the device would finish sooner; on CPU they always
+count. A decoding step ends with a sampled token that the host waits for, and its kernels are too short to hide
+launches, so there they add up.
 """
 
 from __future__ import annotations
@@ -23,13 +24,19 @@ LOGIT_BYTES = 4
 LAYER_LAUNCHES = 60  # kernels of an eager layer of Megatron's
 EXCHANGE_LAUNCHES = 10  # a batch of a send and a receive, what groups and awaits them, and Megatron's synchronisation
 COPY_PASSES = 4  # over each copy of a token's hidden state that an expert gets: made and read, its result the same
+GRADIENT_PASS_BYTES = 12  # per parameter and micro-batch: bfloat16 gradient made and read, float32 sum read and written
 ADAM_PASS_BYTES = 32  # per parameter: main weight, two moments, each read and written; gradient read for norm and step
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class DatasheetTimes:
-    """Implements LayerTimes. `attended` is the share of all pairs of tokens that attention multiplies: causal, half."""
+    """Implements LayerTimes. `attended` is the share of all pairs of tokens that attention multiplies: causal, half.
+
+    On CPU (`is_host`) a backward adds gradients to their sums in passes of their own, and the head makes its logits
+    again. A GPU's constants were set on published systems, whose products add gradients and whose heads keep logits.
+    Arithmetic limits element-wise work on CPU, so there a float32 logit takes as long as an element of another format.
+    """
 
     sizes: ModelSizes
     links: Links
@@ -39,6 +46,7 @@ class DatasheetTimes:
     graph_layer_seconds: float
     eager_layer_seconds: float
     is_host: bool = False
+    elementwise_share: float = 1.0
     attended: float = 0.5
 
     @classmethod
@@ -56,6 +64,7 @@ class DatasheetTimes:
             reached.graph_layer_seconds,
             reached.eager_layer_seconds,
             device.is_host,
+            device.elementwise_share,
         )
 
     def fixed(self, kind: ModelCallKind) -> float:
@@ -67,21 +76,25 @@ class DatasheetTimes:
 
     def backward(self, rows: float, length: float, tp: int, split: int = 1, ep: int = 1) -> Seconds:
         """See LayerTimes. Twice the FLOPs and traffic of the forward (Narayanan et al. 2021, appendix)."""
-        return self._layer(rows, length, tp, split, ep, passes=2)
+        gradients = (self.sizes.on(tp).layer_matrices + self.sizes.layer_experts / ep) / tp
+        return self._layer(rows, length, tp, split, ep, passes=2) + self._added(gradients)
 
     def head_forward(self, tokens: float, tp: int) -> Seconds:
         """See LayerTimes. A scalar head is as good as free."""
         return self._head(tokens, tp, passes=1)
 
     def head_backward(self, tokens: float, tp: int) -> Seconds:
-        return self._head(tokens, tp, passes=2)
+        if "lm" not in self.sizes.head:
+            return Seconds()
+        again = self._head(tokens, tp, passes=1).compute if self.is_host else 0.0
+        return self._head(tokens, tp, passes=2) + Seconds(compute=again) + self._added(self.sizes.table / tp)
 
     def decode(self, rows: float, context: float, tp: int, cuda_graphs: bool, ep: int = 1) -> Seconds:
         """See LayerTimes. Weights and cache are read once per token: memory-bound (ReaL, section 8.4)."""
         sizes, bandwidth = self.sizes.on(tp), self.links.device
         weights = (sizes.layer_matrices / tp + self._experts_read(rows, tp, ep)) * sizes.item / bandwidth
         cache = rows * context * sizes.cache_bytes_per_token(tp) / bandwidth
-        moved = self._moved_passes * rows * sizes.hidden * sizes.item / bandwidth
+        moved = self._moved_passes * rows * sizes.hidden * sizes.item / self.elementwise
         products = rows * 2 * sizes.layer_products / tp / self.flops + rows * 2 * sizes.router / self.flops
         launches = self.graph_layer_seconds if cuda_graphs else self.eager_layer_seconds
         return Seconds(compute=max(0.0, products - weights), memory_traffic=weights + cache + moved, launch=launches)
@@ -111,6 +124,11 @@ class DatasheetTimes:
         return replicas_seconds(num_parameters, self.sizes.item, group, self.links)
 
     @property
+    def elementwise(self) -> float:
+        """Return the bytes per second of element-wise work."""
+        return self.links.device * self.elementwise_share
+
+    @property
     def _moved_passes(self) -> float:
         """Passes over [tokens, hidden] outside of products, including the copies for experts."""
         return self.passes + COPY_PASSES * self.sizes.experts_per_token
@@ -125,7 +143,7 @@ class DatasheetTimes:
         compute = passes * (flops + tokens * 2 * sizes.router) / self.flops
         read = passes * sizes.layer_matrices / tp + passes * self._experts_read(tokens, tp, ep)
         weights = read * sizes.item / self.links.device
-        moved = passes * self._moved_passes * tokens * sizes.hidden * sizes.item / split / self.links.device
+        moved = passes * self._moved_passes * tokens * sizes.hidden * sizes.item / split / self.elementwise
         traffic = moved + max(0.0, weights - compute)
         hidden = 0.0 if self.is_host else compute + traffic
         return Seconds(compute, traffic, max(0.0, passes * self.eager_layer_seconds - hidden))
@@ -134,5 +152,11 @@ class DatasheetTimes:
         if "lm" not in self.sizes.head:
             return Seconds()
         flops = 2 * tokens * self.sizes.table / tp
-        logits = LOGIT_PASSES * LOGIT_BYTES * tokens * self.sizes.vocab / tp
-        return Seconds(passes * flops / self.flops, passes * logits / self.links.device)
+        logit_bytes = self.sizes.item if self.is_host else LOGIT_BYTES
+        logits = LOGIT_PASSES * logit_bytes * tokens * self.sizes.vocab / tp
+        return Seconds(passes * flops / self.flops, passes * logits / self.elementwise)
+
+    def _added(self, gradients: float) -> Seconds:
+        """Add the gradients of a micro-batch to their sums."""
+        seconds = gradients * GRADIENT_PASS_BYTES / self.links.device
+        return Seconds(memory_traffic=seconds) if self.is_host else Seconds()

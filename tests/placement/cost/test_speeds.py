@@ -22,6 +22,7 @@ SPEEDS = Speeds(
     link_latency_seconds=2e-4,
     megatron_layer_seconds=1.5e-3,
     vllm_layer_seconds=0.3e-3,
+    elementwise_bytes_per_second=2e9,
 )
 KNOWN = KnownSpeeds("cpu-2-abc", (SPEEDS,))
 
@@ -32,7 +33,7 @@ def test_a_node_reaches_exactly_the_probed_speeds(device):
     hardware = SPEEDS.on(node_hardware(device, 2, None))
     times = DatasheetTimes.of(ModelSizes.of_shape(KNOWN_SHAPES["llama-7b"]), hardware)
     links = hardware.links()
-    assert (times.flops, links.device) == pytest.approx((5e11, 8e9))
+    assert (times.flops, links.device, times.elementwise) == pytest.approx((5e11, 8e9, 2e9))
     assert (links.node, links.host, links.latency_seconds) == pytest.approx((9e8, 5e9, 2e-4))
     assert times.decode(1, 8, 1, cuda_graphs=False).launch == 1.5e-3
     assert times.decode(1, 8, 1, cuda_graphs=True).launch == 0.3e-3
@@ -83,3 +84,23 @@ def test_on_cpu_a_micro_batch_costs_the_launches_of_its_layers():
     for times, launches in ((cpu, 1.5e-3), (gpu, 0.0)):
         assert times.forward(64, 128, 1).launch == launches
         assert times.backward(64, 128, 1).launch == 2 * launches
+
+
+def test_on_cpu_element_wise_work_takes_as_long_as_its_own_speed_says():
+    """Kernels that compute on each element are far slower than copies, and only there."""
+    sizes, copied = ModelSizes.of_shape(KNOWN_SHAPES["llama-7b"]), replace(SPEEDS, elementwise_bytes_per_second=8e9)
+    slow, fast = (DatasheetTimes.of(sizes, speeds.on(CPU)).forward(64, 128, 1) for speeds in (SPEEDS, copied))
+    assert slow.memory_traffic == pytest.approx(4 * fast.memory_traffic)
+    assert (slow.compute, slow.launch) == (fast.compute, fast.launch)
+    assert DatasheetTimes.of(sizes, node_hardware("h100", 1, None)).elementwise_share == 1
+
+
+def test_on_cpu_each_micro_batch_adds_its_gradients_and_makes_its_logits_again():
+    sizes = ModelSizes.of_shape(KNOWN_SHAPES["llama-7b"])
+    cpu, gpu = (DatasheetTimes.of(sizes, SPEEDS.on(node_hardware(device, 2, None))) for device in ("cpu", "h100"))
+    assert cpu.backward(64, 128, 1).memory_traffic == pytest.approx(
+        2 * cpu.forward(64, 128, 1).memory_traffic + 12 * sizes.layer_matrices / 8e9
+    )
+    assert gpu.backward(64, 128, 1).memory_traffic == 2 * gpu.forward(64, 128, 1).memory_traffic
+    for times, products in ((cpu, 3), (gpu, 2)):
+        assert times.head_backward(64, 1).compute == pytest.approx(products * times.head_forward(64, 1).compute)
