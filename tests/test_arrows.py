@@ -90,7 +90,10 @@ SUB_ROOMS: Mapping[str, Mapping[str, str]] = {
         ".": "",
     },
     "placement": {
-        "planner": "planner.space memory plans schedule cost cost.times layout search search.partial devices .",
+        "planner": (
+            "planner.space memory plans schedule cost cost.datasheets cost.times augmented layout search "
+            "search.partial devices ."
+        ),
         "planner.space": "planner memory plans schedule cost cost.datasheets layout search devices .",
         "memory": "plans cost cost.datasheets augmented layout models models.families rows devices .",
         "plans": "layout models devices .",

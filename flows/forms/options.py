@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from prefect_rlhf.files.path_text import PathText
 from prefect_rlhf.tasks.settings import MOST_STEPS, Settings
@@ -20,6 +20,11 @@ LONGEST_SECONDS = 7 * 86400
 Seconds = Annotated[float, Field(ge=1, le=LONGEST_SECONDS)]
 Role = Annotated[str, Field(min_length=1, max_length=256)]
 MetricName = Annotated[str, Field(min_length=1, max_length=256)]
+
+
+def _off(value: object) -> object:
+    """Return `off` for false: YAML reads the word as a truth value."""
+    return "off" if value is False else value
 
 
 class Form(Settings):
@@ -53,6 +58,9 @@ class RunOptions(Form):
         None, ge=1, le=MOST_STEPS, description="Passes over the data; sets the number of steps in place of `steps`."
     )
     plan: PathText = Field("flattening", description="auto, measure(k), a preset's name, or a plan file's path.")
+    replan: Annotated[Literal["off", "say"], BeforeValidator(_off)] = Field(
+        "say", description="Whether to name a better plan after the first steps: off or say."
+    )
     seed: int = Field(
         1, ge=0, le=MOST_SEED, description="Decides the order of rows and every sampled token, under any plan."
     )

@@ -141,13 +141,3 @@ def origin(sources: CostSources) -> str:
     if all(device.source == PROBED for device in devices):
         return "from a probe of these devices"
     return "a guess, since CPUs have no datasheet" if any(d.name == "cpu" for d in devices) else "from datasheets"
-
-
-def deviation_advice(sources: CostSources, kind: Backend) -> str | None:
-    """Return what a user can do if steps do not take the predicted seconds; None if the prediction is a guess.
-
-    It is a guess for CPUs without profiles: their datasheet describes no particular processor.
-    """
-    if sources.profiles:
-        return "plan: measure(3) compares plans by measured steps"
-    return None if kind == "cpu" else "prefect-rlhf profile measures the times"

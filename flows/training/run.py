@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,9 +19,10 @@ from prefect_rlhf.flows.forms.options import RunOptions
 from prefect_rlhf.flows.hardware.device_kind import check_leased_gpus, device_line, unheld_devices
 from prefect_rlhf.flows.hardware.installed_engines import check_builds, check_engines
 from prefect_rlhf.flows.hardware.living_nodes import on_living_nodes
-from prefect_rlhf.flows.hardware.profiles import describe_sources, deviation_advice
+from prefect_rlhf.flows.hardware.profiles import describe_sources
 from prefect_rlhf.flows.training.choice.choose_plan import ChosenPlan, choose_plan
 from prefect_rlhf.flows.training.choice.measured_plan import plans_to_measure, trials_json
+from prefect_rlhf.flows.training.choice.price_check import RECHECKED, earlier_check, price_check
 from prefect_rlhf.flows.training.log import LogLine, engines_in_log, kept_lines, log_info, log_warning, write_kept
 from prefect_rlhf.flows.training.probed import SPEEDS, awaits_probe, with_speeds
 from prefect_rlhf.flows.training.request import RunRequest, read_request
@@ -154,8 +155,10 @@ def run_algorithm(algorithm: Algorithm, arguments: Mapping[str, Any], options: R
         tag_run(algorithm.name, arguments, options.plan, prepared.chosen.plan.name)
         limits = prepared.request.options.limits
         prediction = prepared.prediction
-        advice = deviation_advice(prepared.request.cost_sources, leased.kind) if prediction else None
-        report = RunReport(prepared.augmented, leased, prediction, limits, advice)
+        check = None if options.dry_run else price_check(prepared.request, prepared.chosen.plan, prediction)
+        if check is not None:
+            held.enter_context(closing(check))
+        report = RunReport(prepared.augmented, leased, prediction, limits, check)
         report.planned(dry_run=options.dry_run)
         if options.dry_run:
             steps = prepared.request.options.steps
@@ -277,6 +280,8 @@ def open_journal(run_dir: Path, prepared: PreparedRun) -> Journal:
     journal.keep("certificate.json", chosen.certificate.to_json())
     if prepared.request.speeds:
         journal.keep(SPEEDS, prepared.request.speeds.to_json())
+    if earlier := earlier_check(prepared.request):
+        journal.keep(RECHECKED, json.dumps(earlier, indent=1))
     if prediction:
         journal.keep("plan.svg", planned_timeline(prediction))
     if chosen.trials:

@@ -3,6 +3,7 @@
 from base64 import b64encode
 from collections import deque
 from collections.abc import Mapping, Reversible, Sequence
+from typing import Protocol
 from uuid import UUID
 
 from prefect.artifacts import (
@@ -22,7 +23,6 @@ from prefect_rlhf.placement.schedule.estimate import Prediction
 from prefect_rlhf.tasks.checkpoints.folders import newest_finished
 from prefect_rlhf.tasks.reporting.before_after import before_after_lines
 from prefect_rlhf.tasks.reporting.comparison import compare, comparison_rows
-from prefect_rlhf.tasks.reporting.deviation import STEPS_COMPARED, deviation
 from prefect_rlhf.tasks.reporting.history import History
 from prefect_rlhf.tasks.reporting.limits import Limits
 from prefect_rlhf.tasks.reporting.pictures.curves import curves_svg
@@ -43,6 +43,14 @@ ROWS_SHOWN = 50
 STEPS_SHOWN = 3  # in the timeline: enough to see repetition and overlap
 
 
+class StepCheck(Protocol):
+    """A check of a run after each of its steps."""
+
+    def step_ended(self, journal: Journal) -> str | None:
+        """Return a line for the log, if the check has a result."""
+        ...
+
+
 class RunReport:
     """Publishes artifacts of the current flow run. An unreachable server costs a picture, never the run."""
 
@@ -52,14 +60,11 @@ class RunReport:
         lease: Lease,
         predicted: Prediction | None = None,
         limits: Mapping[str, float] | None = None,
-        deviation_advice: str | None = None,
+        price_check: StepCheck | None = None,
     ) -> None:
-        """Report a run of `augmented`. `deviation_advice` is what a reader can do if steps take other than predicted.
-
-        Without advice, no line mentions that they do.
-        """
+        """Report a run of `augmented`. `price_check` may add a line after a step."""
         self.augmented, self.lease, self.predicted = augmented, lease, predicted
-        self._deviation_advice = deviation_advice
+        self._price_check = price_check
         self._log = run_log()
         self._lines = StepLines(
             augmented.num_steps, [call.name for call in augmented.graph.calls if call.every is not None]
@@ -71,7 +76,6 @@ class RunReport:
         self._share_done = 0.0
         self._history = History()
         self._curves: UUID | None = None
-        self._deviates = ""  # the main node of the last steps' deviation from the prediction
 
     def planned(self, *, dry_run: bool = False) -> None:
         """Show the plan before the run starts: as artifacts and in a line; for a dry run as text, with the graph."""
@@ -130,7 +134,8 @@ class RunReport:
         self._log.debug("all metrics of step %d: %s", metrics["step"], " · ".join(values_by_call(metrics)))
         for line in self._limits.look(metrics):
             self._log.warning("%s", line)
-        self._say_deviation()
+        if self._price_check and self._journal and (line := self._price_check.step_ended(self._journal)):
+            self._say(line)
         self._share_done = min(1.0, (metrics["step"] + 1) / max(1, self.augmented.num_steps))
         with not_waiting():  # for an unreachable server: a later step publishes them again
             self._show_progress()
@@ -142,16 +147,6 @@ class RunReport:
     def _show_progress(self) -> None:
         if self._progress is not None:
             publish(update_progress_artifact, self._progress, progress=100.0 * self._share_done)
-
-    def _say_deviation(self) -> None:
-        """Warn once that steps deviate from their prediction, with the main node; again for another node."""
-        if self.predicted is None or self._journal is None or self._deviation_advice is None:
-            return
-        found = deviation(self.predicted, self._journal.last_steps(STEPS_COMPARED))
-        node = found.node.subject if found is not None else ""
-        if node and node != self._deviates:
-            self._log.warning("%s; %s", found, self._deviation_advice)
-        self._deviates = node
 
     def stopped(self, run: TrainingRun, error: BaseException | None = None) -> None:
         """Log the checkpoint that another run can resume from, unless `error` refuses that checkpoint."""

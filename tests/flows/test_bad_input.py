@@ -222,6 +222,7 @@ CASES = {
     "a fall after a warm-up that does not end": (lambda g: at(at(g, "algo.actor_optimizer.schedule", "cosine"), "algo.actor_optimizer.warmup_steps", 50), "warmup_steps of the actor's optimizer: got 50"),
     "a temperature below zero": (lambda g: at(g, "algo.sampling.temperature", -1.0), "temperature"),
     "a learning rate of zero": (lambda g: at(g, "algo.actor_optimizer.lr", 0.0), "lr"),
+    "an unknown word of replan": (lambda g: at(g, "replan", "do"), "replan: got 'do', expected 'off' or 'say'"),
     "an unknown choice": (lambda g: at(g, "algo.old_logprobs", "vllm"), "old_logprobs"),
     "steps below zero": (lambda g: at(g, "steps", -1), "steps"),
     "a model folder that is not there": (lambda g: at(g, "actor.path", "/nowhere/model"), "hf download MODEL --local-dir FOLDER"),

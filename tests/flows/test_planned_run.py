@@ -9,7 +9,8 @@ from prefect.artifacts import Artifact
 from prefect_rlhf.errors.errors import OutOfDeviceMemory, PlanDoesNotFit
 from prefect_rlhf.flows.hardware import probes
 from prefect_rlhf.flows.ppo import ppo
-from prefect_rlhf.flows.training.choice import auto_plan, measured_plan
+from prefect_rlhf.flows.training.choice import auto_plan, measured_plan, price_check
+from prefect_rlhf.flows.training.choice.recheck_process import RecheckProcess
 from prefect_rlhf.placement.devices.lease import ENVIRONMENT_VARIABLE
 from prefect_rlhf.placement.devices.mesh import ClusterShape
 from prefect_rlhf.tasks.running import train as session
@@ -23,7 +24,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("prefect")]
 @pytest.fixture(autouse=True)
 def home(own_home, monkeypatch):
     """Plans of this test alone, searched for half a second."""
-    monkeypatch.setattr(auto_plan, "BUDGET_SECONDS", 0.5)
+    for module in (auto_plan, price_check):
+        monkeypatch.setattr(module, "BUDGET_SECONDS", 0.5)
     monkeypatch.setattr(probes, "_probe", lambda leased, dtype: replace(SPEEDS, dtype=dtype))
 
 
@@ -45,7 +47,8 @@ def test_plans_run_two_steps_and_the_fastest_that_ran_is_kept(parameters, monkey
         return real(run, journal, report, steps)
 
     monkeypatch.setattr(session, "train", train_but_the_first)
-    run_dir = folder_of(run(parameters, monkeypatch, plan="measure(2)", steps=1))
+    monkeypatch.setattr(RecheckProcess, "ended", property(lambda self: self._process.wait(300) is not None))
+    run_dir = folder_of(run(parameters, monkeypatch, plan="measure(2)", steps=6))
 
     failed, ran = json.loads((run_dir / "measured_plans.json").read_text())["plans"]
     assert failed["failure"] == "OutOfDeviceMemory: rank 1: planted"
@@ -58,11 +61,21 @@ def test_plans_run_two_steps_and_the_fastest_that_ran_is_kept(parameters, monkey
 
     kept = {"plan.yaml", "certificate.json", "plan.svg", "measured_plans.json", "task_runs.jsonl", "metrics.jsonl"}
     kept |= {"flow_run_id", "result.json", "progress.log", "speeds.json"}
-    written = {path.name for path in run_dir.iterdir()}
-    assert written == kept | {"actor", "critic", "rollouts", "evaluation", "evaluation.jsonl"}
+    written = {path.name for path in run_dir.iterdir()} - {"plans"}
+    assert written == kept | {"actor", "critic", "rollouts", "evaluation", "evaluation.jsonl", "replan.json"}
     assert json.loads((run_dir / "certificate.json").read_text())["fits"] is True
     assert (run_dir / "plan.svg").read_text().startswith("<svg")
     check_predictions(read_spans(run_dir))
+    check_replan(run_dir)
+
+
+def check_replan(run_dir):
+    """The measured seconds of the first steps were compared, and a better plan, if there is one, is a file and a line."""
+    record, plan = json.loads((run_dir / "replan.json").read_text()), run_dir / "plans" / "replanned.yaml"
+    assert record["plan"] == (run_dir / "plan.yaml").read_text()
+    assert record["seconds"] >= record["best_seconds"] > 0
+    assert (plan.read_text() if plan.exists() else None) == record["better_plan"]
+    assert (f"-p plan={plan}" in (run_dir / "progress.log").read_text()) == plan.exists()
 
 
 def check_predictions(spans):

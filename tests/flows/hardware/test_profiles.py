@@ -56,16 +56,6 @@ def test_without_a_profile_of_every_model_the_datasheet_counts():
     assert "datasheet" in profiles.describe_sources(sources)
 
 
-def test_only_predictions_that_are_no_guess_advise_what_to_do_about_a_deviation():
-    """A run warns of steps that take longer than predicted only if the reader can do something about it."""
-    guessed = profiles.measured_sources([ACTOR], HELD)
-    assert profiles.deviation_advice(guessed, "cpu") is None
-    assert profiles.deviation_advice(guessed, "cuda") == "prefect-rlhf profile measures the times"
-    kept(SHAPE)
-    measured = profiles.measured_sources([ACTOR], HELD)
-    assert profiles.deviation_advice(measured, "cpu") == "plan: measure(3) compares plans by measured steps"
-
-
 def test_a_profile_of_another_number_of_devices_is_another_profile():
     kept(SHAPE, num_devices=1)
     assert profiles.measured_sources([ACTOR], HELD).profiles == ()

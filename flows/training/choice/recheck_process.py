@@ -1,0 +1,132 @@
+"""A process that prices a run's plan again while the run trains, with the processor time that no other program wants.
+
+`RecheckProcess` starts it. It reads a request from its standard input and writes its answer to its standard output. A
+pipe without writes ends with the run's process, and the process then ends at once.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryFile
+
+from prefect_rlhf.errors.errors import RlhfError
+from prefect_rlhf.flows.training.lengths import distribution
+from prefect_rlhf.placement.cost.workload import Workload
+from prefect_rlhf.placement.engine_traits import EngineTraits, register
+from prefect_rlhf.placement.plan import ExecutionPlan
+from prefect_rlhf.placement.planner.fitted_constants import Measured
+from prefect_rlhf.placement.planner.question import Question
+from prefect_rlhf.placement.planner.recheck import Recheck, recheck
+from prefect_rlhf.tasks.data.stored.stored_rows import StoredRows
+
+_COMMAND = (sys.executable, "-P", "-c", f"from {__name__} import main; main()")
+_ENVIRONMENT = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+
+
+@dataclass(frozen=True, slots=True)
+class RecheckRequest:
+    """The arguments of `recheck`, the traits of all engines, and files of rollouts with the measured responses."""
+
+    question: Question
+    plan: ExecutionPlan
+    measured: Mapping[str, Measured]
+    was_searched: bool
+    budget_seconds: float
+    traits: Mapping[str, EngineTraits]
+    rollouts: tuple[Path, ...]
+
+    def answer(self) -> Recheck | None:
+        """Price the plan, for responses as long as the recorded responses."""
+        workload = _as_recorded(self.question.workload, self.rollouts)
+        was_searched = self.was_searched and workload == self.question.workload
+        question = replace(self.question, workload=workload)
+        return recheck(question, self.plan, self.measured, self.budget_seconds, was_searched=was_searched)
+
+
+class RecheckProcess:
+    """A running recheck. Raises OSError if it cannot start."""
+
+    def __init__(self, request: RecheckRequest) -> None:
+        self._output = TemporaryFile()  # noqa: SIM115  closed by `close`
+        self._errors = TemporaryFile()  # noqa: SIM115  closed by `close`
+        lifeline, self._life = os.pipe()
+        with TemporaryFile() as file:  # not a pipe: the run would wait until the process reads it
+            pickle.dump(request, file)
+            file.seek(0)
+            self._process = subprocess.Popen(
+                (*_COMMAND, str(lifeline)),
+                stdin=file,
+                stdout=self._output,
+                stderr=self._errors,
+                pass_fds=(lifeline,),
+                env=os.environ | _ENVIRONMENT,
+                start_new_session=True,  # Ctrl-C at a terminal is for the run
+            )
+        os.close(lifeline)
+
+    @property
+    def ended(self) -> bool:
+        """Whether it has answered or failed."""
+        return self._process.poll() is not None
+
+    def answer(self) -> Recheck | None:
+        """Return the answer of an ended process. Raises RlhfError if it failed."""
+        self._output.seek(0)
+        self._errors.seek(0)
+        if self._process.returncode:
+            lines = self._errors.read().decode(errors="replace").split("\n")
+            raise RlhfError(next((line for line in reversed(lines) if line), f"exit {self._process.returncode}"))
+        found: Recheck | RlhfError | None = pickle.load(self._output)
+        if isinstance(found, RlhfError):
+            raise found
+        return found
+
+    def close(self) -> None:
+        """End the process."""
+        self._process.kill()
+        self._process.wait()
+        os.close(self._life)
+        self._output.close()
+        self._errors.close()
+
+
+def main() -> None:
+    """Answer the request on standard input. The only argument is the pipe of the run's process."""
+    _yield_to_others()
+    threading.Thread(target=_end_with_run, args=(int(sys.argv[1]),), daemon=True).start()
+    request: RecheckRequest = pickle.load(sys.stdin.buffer)
+    for name, traits in request.traits.items():
+        register(name, traits)
+    try:
+        answer: Recheck | RlhfError | None = request.answer()
+    except RlhfError as error:
+        answer = error
+    pickle.dump(answer, sys.stdout.buffer)
+
+
+def _yield_to_others() -> None:
+    """Run only while a core is idle."""
+    os.nice(19)
+    with suppress(OSError, AttributeError):  # a container may forbid it, and only Linux has it
+        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+
+
+def _end_with_run(lifeline: int) -> None:
+    os.read(lifeline, 1)
+    os._exit(1)
+
+
+def _as_recorded(workload: Workload, files: tuple[Path, ...]) -> Workload:
+    """Return the workload with the recorded lengths of responses. The longest possible row still counts for memory."""
+    if workload.made or not files:
+        return workload
+    lengths = [len(logprobs) for file in files for logprobs in StoredRows("rollouts", str(file)).read("logprobs")]
+    return replace(workload, responses=distribution(lengths).reaching(workload.responses.longest))

@@ -1,0 +1,80 @@
+"""A correction of the constants of a datasheet: a factor on the seconds that each of them causes.
+
+A factor of a constant applies to all calls that depend on it, under every plan. A factor of a call would not apply to
+the same call under another plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, fields, replace
+from math import exp
+
+from prefect_rlhf.placement.cost.datasheets.hardware import Hardware
+
+SHOWN = 1.1  # a factor nearer to 1 is not mentioned
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Correction:
+    """Factors on seconds: 2 means that a constant's work takes twice as long as by the datasheet.
+
+    `compute` is of matrix products, `memory` of reads and writes of device memory, `link` of messages within a node,
+    `network` of messages between nodes, `host` of copies between device and host. `eager_launch` and `graph_launch` are
+    of a layer's kernels without and with CUDA graphs, `call` is of the fixed part of a call.
+
+    >>> print(Correction(compute=0.15, link=2.7))
+    compute 6.67 times as fast, link 2.7 times as slow
+    """
+
+    compute: float = 1.0
+    memory: float = 1.0
+    link: float = 1.0
+    network: float = 1.0
+    host: float = 1.0
+    eager_launch: float = 1.0
+    graph_launch: float = 1.0
+    call: float = 1.0
+
+    @classmethod
+    def of_logs(cls, logs: Iterable[float]) -> Correction:
+        """Return the correction with these logarithms of its factors, in the order of `CONSTANTS`."""
+        return cls(**{name: exp(log) for name, log in zip(CONSTANTS, logs, strict=True)})
+
+    def on(self, hardware: Hardware) -> Hardware:
+        """Return a node whose constants are corrected."""
+        sheet, reached, network = hardware.device, hardware.efficiency, hardware.network
+        device = replace(
+            sheet,
+            bfloat16_flops=sheet.bfloat16_flops / self.compute,
+            float32_flops=sheet.float32_flops / self.compute,
+            memory_bytes_per_second=sheet.memory_bytes_per_second / self.memory,
+            link_bytes_per_second=sheet.link_bytes_per_second / self.link,
+            host_bytes_per_second=sheet.host_bytes_per_second / self.host,
+        )
+        efficiency = replace(
+            reached,
+            link_latency_seconds=reached.link_latency_seconds * self.link,
+            eager_layer_seconds=reached.eager_layer_seconds * self.eager_launch,
+            graph_layer_seconds=reached.graph_layer_seconds * self.graph_launch,
+            call_seconds=reached.call_seconds * self.call,
+        )
+        if network is not None:
+            network = replace(
+                network,
+                node_bytes_per_second=network.node_bytes_per_second / self.network,
+                latency_seconds=network.latency_seconds * self.network,
+            )
+        return replace(hardware, device=device, efficiency=efficiency, network=network)
+
+    def __str__(self) -> str:
+        words = []
+        for name, factor in asdict(self).items():
+            times = max(factor, 1 / factor)
+            if times >= SHOWN:
+                words.append(f"{name.replace('_', ' ')} {times:.3g} times as {'slow' if factor > 1 else 'fast'}")
+        return ", ".join(words) or "no constant"
+
+
+CONSTANTS = tuple(field.name for field in fields(Correction))
+"""The names of the corrected constants, in order."""

@@ -1,0 +1,150 @@
+"""Fit the constants of a datasheet to the measured seconds of nodes, all constants together.
+
+The fit is least squares in logarithms. Each node counts by how precisely it was measured, and a prior holds each factor
+near 1. A constant that no measured node depends on keeps a factor of 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import hypot, log
+from statistics import median, stdev
+
+import numpy as np
+from scipy.optimize import least_squares
+
+from prefect_rlhf.placement.augmented.augment import augment
+from prefect_rlhf.placement.augmented.node import Node, subject_of
+from prefect_rlhf.placement.augmented.work import HostCopy, ModelCall, Reallocate
+from prefect_rlhf.placement.cost.datasheets.correction import CONSTANTS, Correction
+from prefect_rlhf.placement.cost.node import NodeCosts
+from prefect_rlhf.placement.plan import ExecutionPlan
+from prefect_rlhf.placement.planner.question import Question
+from prefect_rlhf.placement.schedule.estimate import without_evaluation
+
+MODEL_ERROR = 0.1
+"""Standard deviation of the logarithm of measured over predicted seconds, with the right constants."""
+PRIOR: Mapping[str, float] = dict.fromkeys(CONSTANTS, 1.5) | {"memory": 0.2}
+"""Standard deviation of the logarithm of each factor, before any measurement. On CPUs the guess of compute was wrong by
+6.7 times, and those of links and launches by 2.7 and 3.8 times; the bandwidth of memory was right within 10%."""
+MOST_UNCERTAIN = log(2)
+"""Logarithm of the largest factor by which a fitted constant may be uncertain."""
+OVERHEAD_SECONDS = 0.02
+"""Of a node, which the cost model leaves out: nodes that take no longer hardly count."""
+CONFIRMED = 1.5
+"""Up to this root mean square of the deviations, in standard deviations, measured seconds confirm the constants."""
+EXPLAINED = 2.0
+"""Up to this root mean square the corrected constants explain the measured seconds."""
+STEPS = 4  # unrolled: enough that every kind of node occurs
+STEP = 0.02  # of a logarithm, for differences
+
+Numbers = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """The measured seconds of a node: the median of some steps, and the standard deviation of their logarithms."""
+
+    seconds: float
+    spread: float = 0.0
+
+    @classmethod
+    def of(cls, seconds: Sequence[float]) -> Measured:
+        """Summarise the seconds of a node in some steps, each above 0."""
+        return cls(median(seconds), stdev(map(log, seconds)) if len(seconds) > 1 else 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class FittedConstants:
+    """The correction of a question's constants, and how well it explains the measured seconds.
+
+    `before` and `after` are root mean squares of the nodes' deviations without and with the correction, in standard
+    deviations. If measured seconds confirm the constants, no factor differs from 1. `likely` are corrections that the
+    measured seconds do not rule out: at a standard deviation from the fit, two in each principal direction.
+    """
+
+    correction: Correction
+    before: float
+    after: float
+    likely: tuple[Correction, ...] = ()
+
+    @property
+    def confirms(self) -> bool:
+        """Whether the measured seconds agree with the constants as they were."""
+        return self.before <= CONFIRMED
+
+    @property
+    def explains(self) -> bool:
+        """Whether the measured seconds agree with the corrected constants."""
+        return self.after <= EXPLAINED
+
+
+def corrected(question: Question, correction: Correction) -> Question:
+    """Return the question with corrected datasheets."""
+    sources = question.site.sources
+    sources = replace(sources, nodes=tuple(map(correction.on, sources.nodes)))
+    return replace(question, site=replace(question.site, sources=sources))
+
+
+def fit_constants(question: Question, plan: ExecutionPlan, measured: Mapping[str, Measured]) -> FittedConstants | None:
+    """Fit the constants of a question without profiles to nodes that ran under `plan`; `measured` is by subject.
+
+    Returns None if the seconds of no measured node depend on the constants.
+    """
+    graph, alone = without_evaluation(question.graph, plan)
+    nodes = {subject_of(node.id): node for node in augment(graph, alone, STEPS) if _depends_on_constants(node)}
+    nodes = {subject: node for subject, node in nodes.items() if subject in measured}
+    if not nodes:
+        return None
+    seen = [measured[subject] for subject in nodes]
+    errors = [hypot(MODEL_ERROR, each.spread, OVERHEAD_SECONDS / each.seconds) for each in seen]
+
+    def deviations(logs: Numbers) -> Numbers:
+        sources = corrected(question, Correction.of_logs(logs)).site.sources
+        costs = NodeCosts(graph, alone, question.workload, sources)
+        predicted = [costs.cost(node).worked for node in nodes.values()]
+        return np.log(np.divide(predicted, [each.seconds for each in seen])) / errors
+
+    return _fitted(deviations)
+
+
+def _depends_on_constants(node: Node) -> bool:
+    """Whether it is a call with a model, or a move of weights.
+
+    The rows of a call on chosen rows are only expected, so it does not count. Nor do moves of rows, which are mostly
+    overhead, and copies of checkpoints.
+    """
+    match node.work:
+        case ModelCall(call):
+            return not call.waits_for_choices
+        case Reallocate() | HostCopy():
+            return True
+        case _:
+            return False
+
+
+def _fitted(deviations: Callable[[Numbers], Numbers]) -> FittedConstants:
+    """Minimise the squares of deviations and prior over the logarithms of the factors."""
+    number, widths = len(CONSTANTS), np.array([PRIOR[name] for name in CONSTANTS])
+    before = _root_mean_square(deviations(np.zeros(number)))
+    if before <= CONFIRMED:
+        return FittedConstants(Correction(), before, before)
+
+    def residuals(logs: Numbers) -> Numbers:
+        return np.concatenate([deviations(logs), logs / widths])
+
+    def slopes(logs: Numbers) -> Numbers:
+        here = residuals(logs)
+        return np.column_stack([(residuals(logs + STEP * unit) - here) / STEP for unit in np.eye(number)])
+
+    found = least_squares(residuals, np.zeros(number), jac=slopes, method="lm")
+    precisions, directions = np.linalg.eigh(found.jac.T @ found.jac)
+    steps = directions / np.sqrt(precisions)
+    steps /= np.maximum(1, np.abs(steps).max(axis=0) / MOST_UNCERTAIN)
+    likely = tuple(Correction.of_logs(found.x + sign * step) for step in steps.T for sign in (-1, 1))
+    return FittedConstants(Correction.of_logs(found.x), before, _root_mean_square(deviations(found.x)), likely)
+
+
+def _root_mean_square(values: Numbers) -> float:
+    return float(np.sqrt(np.mean(np.square(values))))
