@@ -44,7 +44,7 @@ SUB_ROOMS: Mapping[str, Mapping[str, str]] = {
         "planning": "algorithm training training.choice forms hardware",
         "algorithm": "training forms hardware",
         "training": "training.choice forms hardware",
-        "training.choice": "training hardware",
+        "training.choice": "training forms hardware",
         "forms": "",
         "hardware": "",
         ".": "planning algorithm training forms hardware",

@@ -98,13 +98,15 @@ def fit_constants(question: Question, plan: ExecutionPlan, measured: Mapping[str
     if not nodes:
         return None
     seen = [measured[subject] for subject in nodes]
-    errors = [hypot(MODEL_ERROR, each.spread, OVERHEAD_SECONDS / each.seconds) for each in seen]
+    seconds = [each.seconds for each in seen]
+    errors: Numbers = np.array([hypot(MODEL_ERROR, each.spread, OVERHEAD_SECONDS / each.seconds) for each in seen])
 
     def deviations(logs: Numbers) -> Numbers:
         sources = corrected(question, Correction.of_logs(logs)).site.sources
         costs = NodeCosts(graph, alone, question.workload, sources)
         predicted = [costs.cost(node).worked for node in nodes.values()]
-        return np.log(np.divide(predicted, [each.seconds for each in seen])) / errors
+        found: Numbers = np.log(np.divide(predicted, seconds)) / errors
+        return found
 
     return _fitted(deviations)
 

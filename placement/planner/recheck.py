@@ -53,7 +53,7 @@ def recheck(
     fitted = fit_constants(question, plan, measured)
     if fitted is None:
         return None
-    now = corrected(question, fitted.correction)
+    now = question if fitted.confirms else corrected(question, fitted.correction)
     seconds = now.seconds(plan)
     if not fitted.explains or (fitted.confirms and was_searched):
         return Recheck(fitted, seconds, seconds)

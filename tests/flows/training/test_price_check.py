@@ -19,6 +19,7 @@ from prefect_rlhf.flows.training.choice.price_check import (
     STEPS_AWAITED,
     PriceCheck,
     price_check,
+    way_to_switch,
 )
 from prefect_rlhf.flows.training.request import RunRequest
 from prefect_rlhf.placement.augmented.augment import augment
@@ -107,7 +108,7 @@ def test_a_better_plan_is_a_file_and_a_line_with_its_gain_and_the_way_to_it_once
     assert line.startswith("by constants of the measured steps: compute ") and "link " in line
     assert f"{gain:.0%} less than flattening" in line and "\n" not in line
     assert line.endswith(
-        "to switch, stop this run after its checkpoint of step 5 and resume it with "
+        "to switch, stop this run after its checkpoint of step 10 and resume it with "
         f"-p plan={better} -p resume_from={run_dir}"
     )
     assert check.step_ended(Journal(run_dir)) is None
@@ -120,10 +121,10 @@ def test_a_better_plan_is_a_file_and_a_line_with_its_gain_and_the_way_to_it_once
     assert price_check(resumed, other, predicted(resumed, other)) is not None
 
 
-def test_a_run_without_later_checkpoints_is_told_what_the_next_run_may_use(tmp_path):
-    asked = request(checkpoint_every=None)
-    line, _ = checked(asked, ran(asked, tmp_path))
-    assert line.endswith(f"to use it in the next run: -p plan={tmp_path / BETTER_PLAN}")
+@pytest.mark.parametrize("options", [{"checkpoint_every": None}, {"checkpoint_every": 20}, {"steps": 10}])
+def test_a_run_without_later_checkpoints_is_told_what_the_next_run_may_use(tmp_path, options):
+    way = way_to_switch(tmp_path, request(**options).options, done=5)
+    assert way == f"to use it in the next run: -p plan={tmp_path / BETTER_PLAN}"
 
 
 def test_constants_that_the_steps_confirm_keep_the_answer_of_a_search(tmp_path):

@@ -60,15 +60,20 @@ def without_vllm(question: Question) -> ExecutionPlan:
     return question.plan("dp2", {name: replace(place, engine="megatron") for name, place in placed if name in calls})
 
 
-def measured(question: Question, plan: ExecutionPlan, noise: float = 0.0, seed: int = 0) -> dict[str, Measured]:
-    """Three steps in which each node takes what the question's constants say, with noise of that standard deviation."""
+def seconds_of(question: Question, plan: ExecutionPlan) -> dict[str, float]:
+    """What the question's constants say of each node of a step."""
     graph, alone = without_evaluation(question.graph, plan)
-    costs, generator = NodeCosts(graph, alone, question.workload, question.site.sources), random.Random(seed)
+    costs = NodeCosts(graph, alone, question.workload, question.site.sources)
     seconds = {subject_of(node.id): costs.cost(node).worked for node in augment(graph, alone, STEPS)}
+    return {subject: each for subject, each in seconds.items() if each > 0}
+
+
+def measured(seconds: dict[str, float], noise: float = 0.0, seed: int = 0) -> dict[str, Measured]:
+    """Three steps with these seconds of nodes, and noise of that standard deviation."""
+    generator = random.Random(seed)
     return {
         subject: Measured.of([each * exp(generator.gauss(0, noise)) for _ in range(3)])
         for subject, each in seconds.items()
-        if each > 0
     }
 
 
@@ -84,15 +89,16 @@ DP2 = without_vllm(PPO)
 
 
 def test_noise_of_a_tenth_names_no_better_plan_in_a_hundred_runs():
+    seconds = seconds_of(PPO, DP2)
     for seed in range(100):
-        found = recheck(PPO, DP2, measured(PPO, DP2, 0.1, seed), 1.0, was_searched=True)
+        found = recheck(PPO, DP2, measured(seconds, 0.1, seed), 1.0, was_searched=True)
         assert found is not None and found.better is None
         assert found.fitted.correction == Correction()
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_constants_that_are_wrong_by_up_to_seven_times_are_found_within_a_quarter(seed):
-    fitted = fit_constants(PPO, DP2, measured(corrected(PPO, TRUE), DP2, 0.03, seed))
+    fitted = fit_constants(PPO, DP2, measured(seconds_of(corrected(PPO, TRUE), DP2), 0.03, seed))
     assert fitted is not None and fitted.explains and not fitted.confirms
     found = fitted.correction
     for name in ("compute", "memory", "link", "eager_launch"):
@@ -111,7 +117,7 @@ def test_recorded_seconds_of_the_slower_plan_prefer_to_train_actor_and_critic_ap
 
 
 def test_a_search_with_corrected_constants_trains_actor_and_critic_apart():
-    found = recheck(PPO, DP2, measured(corrected(PPO, TRUE), DP2, 0.05), 0.5, was_searched=True)
+    found = recheck(PPO, DP2, measured(seconds_of(corrected(PPO, TRUE), DP2), 0.05), 0.5, was_searched=True)
     assert found is not None and found.better is not None
     assert found.gain > LEAST_GAIN
     apart = [set(found.better[name].mesh.devices()) for name in ("actor_train_step", "critic_train_step")]
@@ -120,7 +126,7 @@ def test_a_search_with_corrected_constants_trains_actor_and_critic_apart():
 
 def test_seconds_that_no_constants_explain_change_no_plan():
     """A node that takes ten times as long as others of its kind."""
-    seen = measured(PPO, DP2)
+    seen = measured(seconds_of(PPO, DP2))
     seen["reward_inference"] = replace(seen["reward_inference"], seconds=10 * seen["reward_inference"].seconds)
     found = recheck(PPO, DP2, seen, 0.5, was_searched=True)
     assert found is not None and found.better is None
@@ -133,8 +139,8 @@ def test_seconds_that_no_constants_explain_change_no_plan():
 def test_the_constants_of_every_kind_of_run_can_be_checked(graph):
     question = asked(graph)
     plan = chosen(question)
-    right = fit_constants(question, plan, measured(question, plan))
-    wrong = fit_constants(question, plan, measured(corrected(question, TRUE), plan))
+    right = fit_constants(question, plan, measured(seconds_of(question, plan)))
+    wrong = fit_constants(question, plan, measured(seconds_of(corrected(question, TRUE), plan)))
     assert right is not None and right.before == pytest.approx(0, abs=1e-9)
     assert wrong is not None and wrong.explains
     assert wrong.correction.compute == pytest.approx(TRUE.compute, rel=0.5)
@@ -144,7 +150,7 @@ def test_calls_on_chosen_rows_say_nothing_about_constants():
     """Their number of rows is only expected."""
     question = asked(traced(grpo, algo=GRPO(batch_size=4, samples_per_prompt=4, over_sampling=2)))
     plan = chosen(question)
-    seen = measured(question, plan)
+    seen = measured(seconds_of(question, plan))
     trained = seen["actor_train"]
     fitted = fit_constants(question, plan, seen | {"actor_train": replace(trained, seconds=9 * trained.seconds)})
     assert fitted is not None and fitted.confirms
