@@ -1,12 +1,11 @@
-"""Exchange of rows between ranks: each pair sends a header and then, for each number format, a payload.
+"""Exchange of rows between ranks: each pair sends a header and its rows, in a single message if the rows are short.
 
-Only the holder of a row knows its length, so all headers precede all payloads.
+Only the holder of a row knows its length, so bytes for which the first message has no room follow in a second message.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -17,64 +16,71 @@ from prefect_rlhf.engines.weights.send_receive import send_receive
 
 _DTYPES = (torch.int64, torch.float32, torch.bfloat16, torch.float16, torch.int32, torch.float64, torch.bool)
 _SCALAR = -1  # in a header, in place of the length of a 0-d row
+_HEADER_BYTES = 16  # of a row: its length and its number format, as int64
+_FIRST_BYTES = 256  # of a row, on average: room in the first message, for some fifty tokens and their log-probabilities
 
 
 def exchange_rows(store: RowStore, command: TransferCommand, rank: int) -> int:
-    """Do this rank's part of `command`; return the bytes received. Collective over the ranks it names."""
+    """Do this rank's part of `command`; return the bytes of the rows received. Collective over the ranks it names."""
     sent = _by_peer((t.target, t) for t in command.transfers if t.source == rank)
     received = _by_peer((t.source, t) for t in command.transfers if t.target == rank)
     outgoing = {
-        peer: _Packet.pack([row for t in ts for key in t.keys for row in store.get(command.step, t.call, key, t.rows)])
+        peer: _parts([row for t in ts for key in t.keys for row in store.get(command.step, t.call, key, t.rows)])
         for peer, ts in sent.items()
     }
-    headers = {peer: torch.empty(len(_names(transfers)), 2).long() for peer, transfers in received.items()}
-    send_receive(
-        {peer: [packet.header] for peer, packet in outgoing.items()}, {peer: [h] for peer, h in headers.items()}
-    )
-    incoming = {peer: _Packet.empty(header) for peer, header in headers.items()}
-    send_receive(
-        {peer: packet.payloads for peer, packet in outgoing.items()},
-        {peer: packet.payloads for peer, packet in incoming.items()},
-    )
-    for peer, packet in incoming.items():
-        for (call, key, row), tensor in zip(_names(received[peer]), packet.unpack(), strict=True):
+    first = {peer: _bytes(_first_bytes(len(_names(transfers)))) for peer, transfers in received.items()}
+    send_receive({peer: [part] for peer, (part, _) in outgoing.items()}, {peer: [part] for peer, part in first.items()})
+    rest = {peer: _bytes(_rest_bytes(part, len(_names(received[peer])))) for peer, part in first.items()}
+    send_receive({peer: [part] for peer, (_, part) in outgoing.items()}, {peer: [part] for peer, part in rest.items()})
+    num_bytes = 0
+    for peer, transfers in received.items():
+        names = _names(transfers)
+        for (call, key, row), tensor in zip(
+            names, _rows(torch.cat([first[peer], rest[peer]]), len(names)), strict=True
+        ):
             store.put(command.step, call, key, {row: tensor})
-    return sum(payload.nbytes for packet in incoming.values() for payload in packet.payloads)
+            num_bytes += tensor.nbytes
+    return num_bytes
 
 
-@dataclass(frozen=True, slots=True)
-class _Packet:
-    """Rows under way: `header` is [rows, 2], length and number format of each; a payload for each format used."""
+def _parts(rows: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """Return the first and the second message of some rows: a header, [rows, 2], and the bytes of the rows."""
+    lengths = [len(row) if row.dim() else _SCALAR for row in rows]
+    header = torch.tensor([lengths, [_DTYPES.index(row.dtype) for row in rows]]).t().contiguous()
+    packed = torch.cat([part.reshape(-1).view(torch.uint8) for part in (header, *rows)])
+    room = _first_bytes(len(rows))
+    first, rest = packed[:room], packed[room:]
+    return torch.cat([first, first.new_zeros(room - len(first))]) if len(first) < room else first, rest
 
-    header: Tensor
-    payloads: tuple[Tensor, ...]
 
-    @classmethod
-    def pack(cls, rows: Sequence[Tensor]) -> _Packet:
-        lengths = [len(row) if row.dim() else _SCALAR for row in rows]
-        formats = [_DTYPES.index(row.dtype) for row in rows]
-        flat = [row.reshape(-1) for row in rows]
-        payloads = [
-            torch.cat([row for row, format_ in zip(flat, formats, strict=True) if format_ == used])
-            for used in sorted(set(formats))
-        ]
-        return cls(torch.tensor([lengths, formats]).t().contiguous(), tuple(payloads))
+def _first_bytes(num_rows: int) -> int:
+    return (_HEADER_BYTES + _FIRST_BYTES) * num_rows
 
-    @classmethod
-    def empty(cls, header: Tensor) -> _Packet:
-        """Make room for what `header` announces."""
-        lengths, formats = header[:, 0], header[:, 1]
-        numels = torch.where(lengths == _SCALAR, 1, lengths)
-        used = sorted(set(formats.tolist()))
-        return cls(header, tuple(torch.empty(int(numels[formats == i].sum()), dtype=_DTYPES[i]) for i in used))
 
-    def unpack(self) -> Iterator[Tensor]:
-        """Yield copies of the rows, so that a payload does not outlive the last of its rows in the store."""
-        rest = {payload.dtype: payload for payload in self.payloads}
-        for length, format_ in self.header.tolist():
-            dtype, numel = _DTYPES[format_], 1 if length == _SCALAR else length
-            row, rest[dtype] = rest[dtype][:numel].clone(), rest[dtype][numel:]
-            yield row[0] if length == _SCALAR else row
+def _rest_bytes(first: Tensor, num_rows: int) -> int:
+    """Return the bytes of the second message."""
+    sizes = (num_bytes for *_, num_bytes in _header(first, num_rows))
+    return max(0, _HEADER_BYTES * num_rows + sum(sizes) - len(first))
+
+
+def _header(packed: Tensor, num_rows: int) -> Iterator[tuple[int, torch.dtype, int]]:
+    """Yield the length, number format and bytes of each row."""
+    for length, format_ in packed[: _HEADER_BYTES * num_rows].view(torch.int64).reshape(num_rows, 2).tolist():
+        dtype = _DTYPES[format_]
+        yield length, dtype, dtype.itemsize * (1 if length == _SCALAR else length)
+
+
+def _rows(packed: Tensor, num_rows: int) -> Iterator[Tensor]:
+    """Yield copies of the rows, so that a message does not outlive the last of its rows in the store."""
+    start = _HEADER_BYTES * num_rows
+    for length, dtype, num_bytes in _header(packed, num_rows):
+        row = packed[start : start + num_bytes].clone().view(dtype)
+        yield row[0] if length == _SCALAR else row
+        start += num_bytes
+
+
+def _bytes(size: int) -> Tensor:
+    return torch.empty(size, dtype=torch.uint8)
 
 
 def _by_peer(pairs: Iterator[tuple[int, RowTransfer]]) -> dict[int, list[RowTransfer]]:
