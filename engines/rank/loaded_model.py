@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from prefect_rlhf.engines.commands import BuildCommand, Digest
 from prefect_rlhf.engines.engine import Engine
-from prefect_rlhf.engines.weights.fingerprint import Factors, digest, sample
+from prefect_rlhf.engines.weights.fingerprint import Factors, Sample, digest
 from prefect_rlhf.errors.errors import StaleWeights
 from prefect_rlhf.placement.plan import OffloadPart
 
@@ -22,7 +21,7 @@ class LoadedModel:
     version: int = 0
     offloaded: set[OffloadPart] = field(default_factory=set)
     _fingerprint_seconds: float = 0.0  # since the last report
-    _sample: Mapping[str, int] = field(default_factory=dict)
+    _sample: Sample | None = None  # of the weights as they were labelled
     _factors: Factors = field(default_factory=Factors)
 
     def label(self, version: int) -> Digest:
@@ -30,7 +29,7 @@ class LoadedModel:
         began = time.perf_counter()
         self.version = version
         whole = self.digest()
-        self._sample = self._take_sample()
+        self._sample = Sample(self.engine.weights(), f"{self.command.instance.name} v{version}", self._factors)
         self._fingerprint_seconds += time.perf_counter() - began
         return whole
 
@@ -62,7 +61,8 @@ class LoadedModel:
         if version is not None and version != self.version:
             raise StaleWeights(f"{doing}: {name} holds weights v{self.version}, its edge names v{version}")
         began = time.perf_counter()
-        changed = [weight for weight, value in self._take_sample().items() if value != self._sample.get(weight)]
+        assert self._sample is not None  # a model is labelled when it is built
+        changed = self._sample.changed(self.engine.weights())
         self._fingerprint_seconds += time.perf_counter() - began
         if changed:
             content = f"but {changed[0]} was written since that version was fingerprinted"
@@ -77,6 +77,3 @@ class LoadedModel:
         """Return the seconds spent on fingerprints since the last call of this."""
         seconds, self._fingerprint_seconds = self._fingerprint_seconds, 0.0
         return seconds
-
-    def _take_sample(self) -> Mapping[str, int]:
-        return sample(self.engine.weights(), f"{self.command.instance.name} v{self.version}", self._factors)

@@ -13,6 +13,7 @@ change of a single element goes unseen.
 
 from collections.abc import Iterator, Mapping
 from hashlib import blake2b
+from typing import final
 
 import torch
 from torch import Tensor
@@ -56,16 +57,43 @@ class Factors:
 def digest(shards: Mapping[str, Shard], table: Factors | None = None) -> dict[str, int]:
     """Contribution of each shard to its parameter's fingerprint. Pass the same `table` to avoid computing it again."""
     table = table or Factors()
-    return {name: shard_digest(name, shard, table) for name, shard in shards.items()}
+    sums = [_weighed_sum(shard, table) for shard in shards.values()]
+    values = torch.stack(sums).tolist() if sums else []  # at once, because each read of a GPU waits for it
+    return {name: value * name_factor(name) % FINGERPRINT_MODULUS for name, value in zip(shards, values, strict=True)}
 
 
-def sample(shards: Mapping[str, Shard], key: str, table: Factors | None = None) -> dict[str, int]:
-    """Digest every 64th row of each shard (of a single part of it if it is fused with others); a vector whole.
+@final
+class Sample:
+    """Sums of every 64th row of each shard (of a single part of it if it is fused with others); a vector whole.
 
-    The key decides which rows. It is comparable only with a sample of the same shards under the same key.
+    The key decides which rows. Their views are made once, since that takes longer than to sum the rows.
     """
-    table, start = table or Factors(), _hash(key)
-    return {name: _sample_of(shard.view, start, table) for name, shard in shards.items()}
+
+    def __init__(self, shards: Mapping[str, Shard], key: str, table: Factors | None = None) -> None:
+        self._table, self._start = table or Factors(), _hash(key)
+        self._look_at(shards)
+        self._sums = self._summed()
+
+    def changed(self, shards: Mapping[str, Shard]) -> list[str]:
+        """Return the shards of which a row of the sample was written or replaced since the sample was taken."""
+        if self._places != _places(shards):
+            self._look_at(shards)
+        sums = self._summed()
+        if torch.equal(sums, self._sums):
+            return []
+        parts = (torch.split(each, [len(rows) for rows in self._rows.values()]) for each in (sums, self._sums))
+        return [name for name, now, then in zip(self._rows, *parts, strict=True) if not torch.equal(now, then)]
+
+    def _look_at(self, shards: Mapping[str, Shard]) -> None:
+        self._places = _places(shards)
+        self._rows = {name: _some_rows(shard.view, self._start) for name, shard in shards.items()}
+        widths = ((_as_words(rows).shape[1], rows.device) for rows in self._rows.values())
+        self._factors = [self._table.columns(0, width, device) for width, device in widths]
+
+    def _summed(self) -> Tensor:
+        pairs = zip(self._rows.values(), self._factors, strict=True)
+        sums = [_row_sums(_as_words(rows), factors) for rows, factors in pairs]
+        return torch.cat(sums) if sums else torch.empty(0, dtype=torch.int64)
 
 
 def factors(axis: str, size: int) -> Tensor:
@@ -81,18 +109,16 @@ def name_factor(name: str) -> int:
     return _hash(f"parameter {name}") | 1
 
 
-def shard_digest(name: str, shard: Shard, table: Factors) -> int:
-    """Contribution of a shard to the fingerprint of parameter `name`."""
+def _weighed_sum(shard: Shard, table: Factors) -> Tensor:
+    """Return the contribution of a shard to its parameter's fingerprint, without the name's factor; a number."""
     (first, last), rows = shard.region[-1], _global_rows(shard)
     lanes = WORD_BYTES // shard.view.element_size()
     row_factors = table.rows(rows.start, rows.stop, shard.view.device)
-    if first % lanes == 0 and last % lanes == 0 and _is_word_aligned(shard):
+    if first % lanes == 0 and last % lanes == 0 and shard.view.shape[-1] == last - first and _has_words(shard.view):
         column_factors = table.columns(first // lanes, last // lanes, shard.view.device)
-        total = _weigh_words(shard.view.view(torch.int64), row_factors, column_factors)
-    else:
-        column_factors = table.columns(first // lanes, -(-last // lanes), shard.view.device)
-        total = _weigh_elements(shard, row_factors, column_factors)
-    return total * name_factor(name) % FINGERPRINT_MODULUS
+        return _weigh_words(shard.view.view(torch.int64), row_factors, column_factors)
+    column_factors = table.columns(first // lanes, -(-last // lanes), shard.view.device)
+    return _weigh_elements(shard, row_factors, column_factors)
 
 
 def _global_rows(shard: Shard) -> range:
@@ -104,18 +130,17 @@ def _global_rows(shard: Shard) -> range:
     raise ValueError(f"a parameter of {len(shard.region)} axes has no fingerprint")
 
 
-def _is_word_aligned(shard: Shard) -> bool:
-    """Return whether the view can be read as words of 8 bytes without a copy."""
-    view = shard.view
+def _has_words(view: Tensor) -> bool:
+    """Return whether a view can be read as words of 8 bytes without a copy."""
     lanes = WORD_BYTES // view.element_size()
     strides_fit = view.stride(-1) == 1 and all(stride % lanes == 0 for stride in view.stride()[:-1])
-    return strides_fit and view.shape[-1] == shard.shape[-1] and view.data_ptr() % WORD_BYTES == 0
+    return strides_fit and view.shape[-1] % lanes == 0 and view.data_ptr() % WORD_BYTES == 0
 
 
-def _weigh_words(words: Tensor, row_factors: Tensor, column_factors: Tensor) -> int:
+def _weigh_words(words: Tensor, row_factors: Tensor, column_factors: Tensor) -> Tensor:
     """Sum words * row factor * column factor; leading axes of `words` are the row axis, split."""
-    rows = torch.cat([_row_sums(part, column_factors) for part in _matrices(words)])
-    return _weighed(rows, row_factors)
+    sums = [_row_sums(part, column_factors) for part in _matrices(words)]
+    return _weighed(sums[0] if len(sums) == 1 else torch.cat(sums), row_factors)
 
 
 def _matrices(words: Tensor) -> Iterator[Tensor]:
@@ -134,11 +159,11 @@ def _row_sums(words: Tensor, column_factors: Tensor) -> Tensor:
     return torch.mv(words, column_factors)
 
 
-def _weighed(rows: Tensor, factors: Tensor) -> int:
-    return int((rows * factors).sum()) if rows.is_cuda else int(torch.dot(rows, factors))
+def _weighed(rows: Tensor, factors: Tensor) -> Tensor:
+    return (rows * factors).sum() if rows.is_cuda else torch.dot(rows, factors)
 
 
-def _weigh_elements(shard: Shard, row_factors: Tensor, column_factors: Tensor) -> int:
+def _weigh_elements(shard: Shard, row_factors: Tensor, column_factors: Tensor) -> Tensor:
     """Follow the definition, element by element: for regions that cut a word, and views that cut a row."""
     size = shard.view.element_size()
     lanes = WORD_BYTES // size
@@ -149,20 +174,25 @@ def _weigh_elements(shard: Shard, row_factors: Tensor, column_factors: Tensor) -
     unsigned = 2 ** (8 * size) - 1 if size < WORD_BYTES else -1
     per_chunk = max(1, _CHUNK_ELEMENTS // (last - first))
     chunks = zip(torch.split(matrix, per_chunk), torch.split(row_factors, per_chunk), strict=True)
-    return sum(_weighed(_row_sums(part.long() & unsigned, factors), rows) for part, rows in chunks)
+    return torch.stack([_weighed(_row_sums(part.long() & unsigned, factors), rows) for part, rows in chunks]).sum()
 
 
-def _sample_of(view: Tensor, start: int, table: Factors) -> int:
-    """Weigh some rows of a view; a view that is not made of words is widened first."""
-    if view.stride(-1) != 1 or view.shape[-1] * view.element_size() % WORD_BYTES:
-        view = view.double()  # exact for every float format of weights
-    words = view.view(torch.int64)
-    while words.dim() > 2:  # a view of a fused weight: use a single part
-        words = words[start % len(words)]
-    matrix = words if words.dim() == 2 else words[None]
-    chosen = matrix[start % min(_SAMPLE_STRIDE, len(matrix)) :: _SAMPLE_STRIDE]
-    rows = _row_sums(chosen, table.columns(0, chosen.shape[1], view.device))
-    return _weighed(rows, table.rows(0, len(rows), view.device)) % FINGERPRINT_MODULUS
+def _places(shards: Mapping[str, Shard]) -> list[int]:
+    return [shard.view.data_ptr() for shard in shards.values()]
+
+
+def _some_rows(view: Tensor, start: int) -> Tensor:
+    """Return the rows [rows, columns] of a sample as a view, of words of 8 bytes if they are made of words."""
+    while view.dim() > 2:  # a view of a fused weight: use a single part
+        view = view[start % len(view)]
+    matrix = view if view.dim() == 2 else view[None]
+    rows = matrix[start % min(_SAMPLE_STRIDE, len(matrix)) :: _SAMPLE_STRIDE]
+    return rows.view(torch.int64) if _has_words(rows) else rows
+
+
+def _as_words(rows: Tensor) -> Tensor:
+    """Return rows of a sample as words of 8 bytes; rows that are not made of words are widened, exactly."""
+    return rows if rows.dtype == torch.int64 else rows.double().view(torch.int64)
 
 
 def _shifted(x: Tensor, bits: int) -> Tensor:

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 
 from prefect_rlhf.engines.commands import Digest
 from prefect_rlhf.engines.engine import Shard
-from prefect_rlhf.engines.weights.fingerprint import Factors, digest, factors, name_factor, sample
+from prefect_rlhf.engines.weights.fingerprint import Factors, Sample, digest, factors, name_factor
 from prefect_rlhf.engines.weights.versions import Fingerprints, combined
 from prefect_rlhf.errors.errors import StaleWeights
 from prefect_rlhf.placement.devices.mesh import DeviceMesh
@@ -127,24 +127,43 @@ def test_a_sample_sees_another_version():
     """The sample of a whole matrix that moved by one part in a hundred differs; that of the same one does not."""
     weight = torch.randn(192, 64).to(torch.bfloat16)
     shards = {"w": Shard(((0, 192), (0, 64)), weight), "norm": Shard(((0, 6),), torch.randn(6).to(torch.bfloat16))}
-    before = sample(shards, "key")
-    assert sample(shards, "key") == before
-    assert sample(shards, "another key")["w"] != before["w"]
+    taken = Sample(shards, "key")
+    assert taken.changed(shards) == []
     weight *= 1.01
-    after = sample(shards, "key")
-    assert after["w"] != before["w"]
-    assert after["norm"] == before["norm"]
+    assert taken.changed(shards) == ["w"]
+    shards["norm"].view[3] += 1
+    assert taken.changed(shards) == ["w", "norm"]
+    assert Sample(shards, "key").changed(shards) == []
+
+
+def test_a_sample_sees_a_tensor_in_place_of_another():
+    """An engine may return other tensors than those that were sampled, with other weights or the same."""
+    weight = torch.randn(192, 64)
+    taken = Sample({"w": Shard(((0, 192), (0, 64)), weight)}, "key")
+    assert taken.changed({"w": Shard(((0, 192), (0, 64)), weight + 1)}) == ["w"]
+    assert taken.changed({"w": Shard(((0, 192), (0, 64)), weight.clone())}) == []
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_a_sample_reads_views_that_are_not_made_of_words(dtype):
+    """Odd widths, odd starts, columns, and one part of a fused weight."""
+    base = torch.randn(3, 70, 10).to(dtype)
+    views = {"odd": base[0, :, :7], "shifted": base[0, :, 1:9], "columns": base[1].t(), "fused": base[:, 2:68]}
+    shards = {name: Shard(tuple((0, size) for size in view.shape[-2:]), view) for name, view in views.items()}
+    assert Sample(shards, "key").changed(shards) == []
+    taken = [Sample(shards, str(i)) for i in range(200)]
+    base[1, 5:40, 4] += 1
+    assert {name for each in taken for name in each.changed(shards)} == {"columns", "fused"}
 
 
 def test_a_sample_looks_at_every_row_under_some_key():
     """No row is out of reach of the keys."""
     weight = torch.zeros(128, 8)
     shards = {"w": Shard(((0, 128), (0, 8)), weight)}
-    keys = [str(i) for i in range(1000)]
-    before = [sample(shards, key)["w"] for key in keys]
+    taken = [Sample(shards, str(i)) for i in range(1000)]
     for row in (0, 63, 64, 127):
         weight[row] = 1
-        assert any(sample(shards, key)["w"] != seen for key, seen in zip(keys, before, strict=True))
+        assert any(each.changed(shards) for each in taken)
         weight[row] = 0
 
 
