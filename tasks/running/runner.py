@@ -58,7 +58,7 @@ class GraphRunner:
         self._is_stopped = False  # interactively, at once: later ends are not failures
         self._lock = threading.Lock()
         self._locks = DeviceLocks(frozenset(run.lease.devices))
-        self._task_runner = MeshTaskRunner(self._nodes, self._locks)
+        self._task_runner = MeshTaskRunner(self._nodes, self._locks, self._work)
         self._tasks: dict[str, Task[[str], Any]] = {}
 
     def run_all(self, on_step: Callable[[Mapping[str, float]], None]) -> int | None:
@@ -163,7 +163,6 @@ class GraphRunner:
         return Task(
             fn=self._run_node,
             name=kind,
-            task_run_name=self._title,  # type: ignore[arg-type]  # Prefect's protocol asks for its own class method
             cache_policy=NO_CACHE,
             persist_result=False,
         )
@@ -212,22 +211,29 @@ class GraphRunner:
             raise self._failure
         return None
 
-    def _title(self, parameters: Mapping[str, Any]) -> str:
-        return self._nodes[parameters["node"]].title
+    def _work(self, node: Node) -> tuple[float, float, NodeOutcome]:
+        """Execute a node; return the Unix seconds of its start and end, and its outcome."""
+        try:
+            self._note_begun(node)
+            start = time.time()
+            outcome = self.dispatcher.execute(node)
+            end = time.time()
+        except BaseException as error:
+            self._fail(error)
+            raise
+        # The ranks are free, so the devices are too: the journal writes to disk, and the next node on these devices
+        # must not wait for that, nor for the task run.
+        self._locks.end(node)
+        return start, end, outcome
 
     def _run_node(self, node: str) -> State[Any] | None:
-        """Execute a task run: the node with this id."""
+        """Record the work of the node with this id: the body of its task run."""
         planned = self._nodes[node]
         lease, devices = self.run.lease, tuple(map(str, sorted(planned.devices)))
         try:
             get_run_logger().info("pool %s · lease %s · devices %s", lease.pool, lease.id, " ".join(devices))
-            self._note_begun(planned)
-            start = time.time()
-            outcome = self.dispatcher.execute(planned)
-            end = time.time()
-            # The ranks are free, so the devices are too: the journal writes to disk, and the next node on these devices
-            # must not wait for that. The step ends only after the journal has the span, which `finish_step` reads.
-            self._locks.end(planned)
+            start, end, outcome = self._task_runner.result_of(node)
+            # The step ends only after the journal has the span, which `finish_step` reads.
             self.journal.record(_span(planned, self.run, devices, (start, end), outcome))
             self._end_node(planned)
         except BaseException as error:

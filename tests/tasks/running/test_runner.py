@@ -12,10 +12,12 @@ from prefect import flow
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterParentFlowRunId
 from prefect.context import FlowRunContext
+from prefect.task_engine import run_task_sync
 
 from prefect_rlhf.errors.errors import OutputFailed, RankFailed, RankLost, StaleWeights
 from prefect_rlhf.placement.augmented.step_groups import StepGroups
 from prefect_rlhf.placement.planner.preset_plan import preset
+from prefect_rlhf.tasks.running import task_runner
 from prefect_rlhf.tasks.running.journal import STEPS_KEPT, Journal, read_spans
 from prefect_rlhf.tasks.running.outcome import NodeOutcome
 from prefect_rlhf.tasks.running.runner import STOP_POLL_SECONDS, GraphRunner
@@ -128,6 +130,19 @@ def test_a_long_run_keeps_nothing_of_steps_that_ended(tmp_path):
     assert len(runner.journal._by_step) == STEPS_KEPT < last
     assert sorted(step for step, _ in dispatcher.finished) == list(range(last + 1))
     assert max(oldest for _, oldest in dispatcher.finished) == last + 1
+
+
+def test_the_work_of_nodes_does_not_wait_for_their_task_runs(tmp_path, monkeypatch):
+    """Prefect is late with every task run here: none begins until the step trains."""
+    trains = threading.Event()
+
+    def late(*arguments, **named):
+        assert trains.wait(60), "the work waits for task runs"
+        return run_task_sync(*arguments, **named)
+
+    monkeypatch.setattr(task_runner, "run_task_sync", late)
+    runner, state, _ = run(tmp_path, Dispatcher(calling="actor_train_step@0", do=trains.set), 1)
+    assert state.is_completed() and not runner._task_runner._begun
 
 
 class SlowDisk(Dispatcher):
