@@ -1,6 +1,8 @@
 """Process groups that only their members make: a world for them, and the same name of a group on every member."""
 
 from collections import Counter
+from collections.abc import Iterable
+from datetime import timedelta
 from hashlib import sha1
 
 import torch
@@ -31,3 +33,25 @@ def name_groups_by_members() -> None:
 
     name.by_members = True  # type: ignore[attr-defined]
     dist.distributed_c10d._hash_ranks_to_str = name
+
+
+def world_limit() -> timedelta:
+    """Return the time limit of the world's collectives, which is that of every group in it."""
+    world = dist.group.WORLD
+    assert world is not None  # after `ensure_world`
+    backend = world._get_backend(torch.device("cpu"))
+    limit: timedelta = getattr(getattr(backend, "options", None), "_timeout", dist.default_pg_timeout)
+    return limit
+
+
+def open_communicators(groups: Iterable[dist.ProcessGroup]) -> None:
+    """Let NCCL make the communicators of `groups` now; every member must call this, with its groups in an equal order.
+
+    NCCL makes a communicator at its first use. In the middle of a step, its buffers would not fit beside torch's cached
+    blocks, and a first use by some members only is undefined. Without GPUs, nothing is made.
+    """
+    if not torch.cuda.is_available():
+        return
+    for group in groups:
+        dist.all_reduce(torch.zeros(1, device="cuda"), group=group)
+    torch.cuda.synchronize()

@@ -72,7 +72,7 @@ SUB_ROOMS: Mapping[str, Mapping[str, str]] = {
     "engines": {
         "functions": "",
         "gang": "gang.processes gang.ray",
-        "gang.processes": "gang",
+        "gang.processes": "gang .",
         "gang.ray": "gang gang.processes weights",
         "rank": "files sampling weights .",
         "rank.profiling": "rank megatron.cpu files weights .",

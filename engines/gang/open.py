@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 
@@ -36,6 +37,9 @@ FORK_ENVIRONMENT: Mapping[str, str] = MappingProxyType(
 """For ranks that are processes of their own; thread pools do not survive the fork of a rank."""
 
 
+MINUTE = 60.0
+
+
 def only_gpus(numbers: Sequence[int], own: str | None) -> dict[str, str]:
     """Return variables that show a process only the GPUs at `numbers` of its parent's list, in their order.
 
@@ -65,6 +69,7 @@ def open_gang(
     node_devices: Sequence[str] = (),
     in_process: bool = True,
     gpus: Sequence[int] | None = None,
+    longest_call_seconds: float | None = None,
 ) -> Gang[AnyRank]:
     """Start the given number of ranks on each node: a single rank in this process, more ranks in a process each.
 
@@ -74,9 +79,9 @@ def open_gang(
     `engines` are imported in advance, so other engines need not be installed.
 
     `environment` is added to the ranks' environment. The caller closes the gang. The default device is CUDA if it is
-    available. `gpus` are the numbers of the ranks' GPUs in this process's list, by default the first; Ray
-    assigns GPUs itself. Ranks with GPUs are always processes of their own, because only the end of a process frees
-    all memory of its GPU.
+    available. `gpus` are the numbers of the ranks' GPUs in this process's list, by default the first; Ray assigns GPUs
+    itself. Collectives of ranks fail a minute after `longest_call_seconds`, the largest deadline of a call. Ranks with
+    GPUs are always processes of their own, because only the end of a process frees all memory of its GPU.
     """
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     ranks = {**RANK_ENVIRONMENT, **(NO_GPU if device == "cpu" else {}), **(environment or {})}
@@ -88,6 +93,8 @@ def open_gang(
     single_threaded = {**FORK_ENVIRONMENT, **ranks}
     preload = modules_of(engines)
     settings = GangSettings(sum(ranks_of_nodes), rank_factory, device, environment=single_threaded, preload=preload)
+    if longest_call_seconds is not None:
+        settings = replace(settings, collective_seconds=longest_call_seconds + MINUTE)
     if not through_ray:
         return LocalGang(settings)
     return RayGang(settings, ranks_of_nodes, say=say, shared=shared, node_devices=node_devices)

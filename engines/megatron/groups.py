@@ -6,7 +6,6 @@ Axes: p pipeline stage, d data-parallel replica, t tensor-parallel shard.
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import timedelta
 from functools import partial
 from typing import Any, cast
 
@@ -14,10 +13,13 @@ import torch
 import torch.distributed as dist
 from megatron.core.process_groups_config import ProcessGroupCollection
 
-from prefect_rlhf.engines.process_groups import ensure_world, name_groups_by_members
+from prefect_rlhf.engines.process_groups import (
+    ensure_world,
+    name_groups_by_members,
+    open_communicators,
+    world_limit,
+)
 from prefect_rlhf.placement.devices.strategy import Coordinate, Strategy
-
-COLLECTIVE_LIMIT = timedelta(minutes=10)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +71,9 @@ def build_groups(ranks: Sequence[int], strategy: Strategy, rank: int) -> Groups:
     p, d, t = (int(index) for index in (grid_PDT == rank).nonzero()[0])
     mesh = _group(grid_PDT)
     collection = _collection(grid_PDT, p, d, t, mesh)
+    # Along each axis all members come to their group at the same place of this list.
+    axes = (collection.tp, collection.dp, collection.pp, collection.mp, collection.embd, mesh)
+    open_communicators(group for group in axes if group is not None)
     return Groups(Coordinate(dp=d, tp=t, pp=p), strategy, tuple(ranks), collection, mesh)
 
 
@@ -98,7 +103,7 @@ def _group(ranks: torch.Tensor) -> dist.ProcessGroup:
     members = tuple(ranks.flatten().tolist())
     groups = _groups.of_world()
     if members not in groups:
-        options: dict[str, Any] = {"use_local_synchronization": True, "sort_ranks": False, "timeout": COLLECTIVE_LIMIT}
+        options: dict[str, Any] = {"use_local_synchronization": True, "sort_ranks": False, "timeout": world_limit()}
         groups[members] = dist.new_group(list(members), **options)
     return groups[members]
 
@@ -124,7 +129,9 @@ def group_of_tp_ranks(groups: Groups, start: int, stop: int) -> dist.ProcessGrou
     """Return the group of some ranks of this rank's tensor-parallel group; each member must call it."""
     strategy, at = groups.strategy, groups.coordinate
     grid_PDT = torch.tensor(groups.ranks).view(strategy.pp, strategy.dp, strategy.tp)
-    return _group(grid_PDT[at.pp, at.dp, start:stop])
+    group = _group(grid_PDT[at.pp, at.dp, start:stop])
+    open_communicators([group])
+    return group
 
 
 @contextmanager

@@ -39,15 +39,14 @@ class HostLink:
     def copying(self) -> Iterator[None]:
         """End when the copies made within are done.
 
-        The side stream waits for the work queued on the current stream, since that may still use blocks of memory that
-        the allocator reuses; the device continues to compute meanwhile.
+        They begin after all work that is queued on the device now, since it may still use blocks of memory that the
+        allocator reuses. An event of the current stream would not do: this may be the thread of the copies, and the
+        calls' thread has another current stream once vLLM is built. Work that is queued later runs meanwhile.
         """
         if self._stream is None:
             yield
             return
-        handed_out = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch's
-        handed_out.record()
-        self._stream.wait_event(handed_out)
+        torch.cuda.synchronize(self._stream.device)
         with torch.cuda.stream(self._stream):
             yield
         self._stream.synchronize()

@@ -50,6 +50,7 @@ def train(run: TrainingRun, journal: Journal, audience: Audience, steps_per_grou
         shared=run.run_dir,
         node_devices=lease.node_devices,
         gpus=[device.index for device in lease.devices],
+        longest_call_seconds=max([run.call_deadline_seconds, *run.role_deadlines.values()]),
     )
     with closing(opened) as gang:
         check_device_memory(lease, gang, run.call_deadline_seconds)

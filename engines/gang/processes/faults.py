@@ -49,6 +49,9 @@ PHRASES: Mapping[str, Fault] = MappingProxyType(
         "CUDA Error: out of memory": OutOfDeviceMemory,  # vLLM's allocator of engines that sleep
         "Free memory on device": OutOfDeviceMemory,  # vLLM, before it builds an engine
         "No available memory for the cache blocks": OutOfDeviceMemory,  # vLLM
+        "ALLOC_FAILED": OutOfDeviceMemory,  # cuBLAS and cuDNN
+        "NCCL": CollectiveFailed,
+        "ncclUnhandledCudaError": CollectiveFailed,
         "EngineCore": EngineFailed,
     }
 )

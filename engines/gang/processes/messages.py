@@ -30,7 +30,8 @@ class GangSettings(Generic[AnyRank]):
 
     `rank_factory(rank, size)` makes the object that runs the methods. It is importable, so that it can be sent to
     another process. `environment` is added to the controller's environment, which the ranks inherit. Forked ranks find
-    the modules in `preload` imported.
+    the modules in `preload` imported. A collective of ranks fails after `collective_seconds`, which must exceed every
+    call's deadline: the deadline's error has a reason, and NCCL's error ends the process.
     """
 
     size: int
@@ -39,6 +40,7 @@ class GangSettings(Generic[AnyRank]):
     environment: Mapping[str, str] = field(default_factory=dict)
     num_threads: int = 1
     start_seconds: float = 120.0
+    collective_seconds: float = 7200.0
     preload: tuple[str, ...] = field(default_factory=lambda: modules_of(TRAITS))
     engines: Mapping[EngineKind, EngineTraits] = field(default_factory=lambda: dict(TRAITS))  # also those registered
     method: StartMethod | None = None  # None: fork, but spawn on CUDA, which does not survive a fork

@@ -28,10 +28,9 @@ from torch._C._distributed_c10d import TCPStore
 from prefect_rlhf.engines.gang.processes.faults import as_ours
 from prefect_rlhf.engines.gang.processes.lifeline import exit_with
 from prefect_rlhf.engines.gang.processes.messages import Reply, Request, Start
+from prefect_rlhf.engines.process_groups import open_communicators
 from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.placement.engine_traits import register
-
-_COLLECTIVE = timedelta(hours=2)  # a rank may wait long for its peers; the call's deadline is the real limit
 
 LOGGER = "prefect_rlhf"  # this module may be __main__
 MOST_WARNINGS = 100  # the newest warnings that are kept for a reply
@@ -145,7 +144,11 @@ def join(start: Start, listener: int | None) -> object:
     backend = "cpu:gloo,cuda:nccl" if gang.device == "cuda" else "gloo"
     timeout = timedelta(seconds=gang.start_seconds)
     store = TCPStore(start.host, start.port, gang.size, rank == 0, timeout, master_listen_fd=listener)
-    dist.init_process_group(backend, store=store, rank=rank, world_size=gang.size, timeout=_COLLECTIVE)
+    limit = timedelta(seconds=gang.collective_seconds)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=gang.size, timeout=limit)
+    if gang.device == "cuda":
+        # Later, some ranks exchange weights in batches of messages, which is undefined as NCCL's first use of a group.
+        open_communicators([dist.group.WORLD])
     return gang.rank_factory(rank, gang.size)
 
 

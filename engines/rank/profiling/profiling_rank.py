@@ -205,16 +205,25 @@ class ProfilingRank:
         return self._least(lambda: dist.all_reduce(values, group=group), repeats)
 
     def share(self, num_elements: int, size: int, repeats: int) -> float:
-        """Measure seconds to sum float32 gradients over `size` replicas by shares, and to gather bfloat16 weights."""
+        """Measure seconds to sum float32 gradients over `size` replicas by shares, and to gather bfloat16 weights.
+
+        On a GPU by the collectives of Megatron's buffers; on CPU by the messages that replace them.
+        """
         from prefect_rlhf.engines.megatron.cpu.gradient_buffers import gather_shares, sum_shares
 
         group = self._group(size)
-        gradients = torch.zeros(num_elements, device=_device())
+        gradients = torch.zeros(-(-num_elements // size) * size, device=_device())
         weights = gradients.to(torch.bfloat16)
 
         def exchange() -> None:
-            sum_shares(gradients, weights.dtype, group)
-            gather_shares(weights, group)
+            if gradients.is_cuda:
+                own = len(gradients) // size
+                mine = slice(dist.get_rank(group) * own, (dist.get_rank(group) + 1) * own)
+                dist.reduce_scatter_tensor(gradients[mine], gradients, group=group)
+                dist.all_gather_into_tensor(weights, weights[mine], group=group)
+            else:
+                sum_shares(gradients, weights.dtype, group)
+                gather_shares(weights, group)
 
         return self._least(exchange, repeats)
 

@@ -53,6 +53,8 @@ def test_every_name_in_the_map_exists():
 @pytest.mark.parametrize(
     ("error", "expected"),
     [
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), OutOfDeviceMemory),
+        (RuntimeError("NCCL communicator was aborted on rank 1."), CollectiveFailed),
         (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"), OutOfDeviceMemory),
         (
             RuntimeError("[enforce fail at alloc_cpu.cpp:121] . DefaultCPUAllocator: can't allocate memory"),
