@@ -23,6 +23,7 @@ from prefect_rlhf.engines.gang.local import LocalGang
 from prefect_rlhf.engines.gang.processes.messages import GangSettings
 from prefect_rlhf.engines.gang.processes.own_folder import PREFIX
 from prefect_rlhf.engines.gang.ray.ray_gang import RayGang
+from prefect_rlhf.engines.process_groups import world_limit
 from prefect_rlhf.errors.errors import (
     InvalidInput,
     OutOfDeviceMemory,
@@ -108,6 +109,9 @@ class Probe:
     def end(self, status):
         os._exit(status)
 
+    def limit_of_collectives(self):
+        return world_limit().total_seconds()
+
     def leave_a_folder(self):
         """As a library does that removes its folder in an exit handler."""
         return tempfile.mkdtemp()
@@ -152,7 +156,8 @@ def gang(request):
 def shared(request):
     """A gang for tests that leave it as they found it."""
     environment = {"OMP_NUM_THREADS": "1", "PREFECT__FLOW_RUN_ID": "run-7", MARK: "shared"}
-    gang = open_gang(request, GangSettings(4, Probe, environment=environment, preload=("torch.distributed",)))
+    settings = GangSettings(4, Probe, environment=environment, preload=("torch.distributed",), collective_seconds=777.0)
+    gang = open_gang(request, settings)
     yield gang
     gang.close()
     assert_gone(gang, "shared")
@@ -208,6 +213,11 @@ def assert_group_gone(group, seconds=30.0):
     while processes_of(group) and time.monotonic() < end:
         time.sleep(0.02)
     assert processes_of(group) == []
+
+
+def test_collectives_of_ranks_have_the_limit_of_the_gang(shared):
+    """Groups take it from the world: a limit below a call's deadline would end a rank that waits for a slow replica."""
+    assert set(call(shared, Probe.limit_of_collectives).values()) == {777.0}
 
 
 def test_what_a_rank_warns_of_is_in_the_controllers_log_once_under_its_name(shared, caplog):
