@@ -40,7 +40,7 @@ class RowParts:
         """Return [3], float64: the divisors of sums of token values, of row values and of item values."""
         return torch.stack([part.double().sum() for part in (self.weight_B, self.row_B, self.item_P)])
 
-    def of(self, rows: Tensor) -> RowParts:
+    def of(self, rows: Tensor | slice) -> RowParts:
         """Return the parts of some rows: whole items."""
         return replace(
             self,

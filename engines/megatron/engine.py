@@ -37,7 +37,6 @@ from prefect_rlhf.engines.megatron.training.batches import (
     MicroBatch,
     micro_batch,
     micro_batches,
-    on_device,
     scatter_rows,
     tokens_of,
 )
@@ -113,8 +112,7 @@ class MegatronEngine:
         self._optimizer.begin_after(num_updates)
 
     def infer(self, sequences: Sequences, output: Output, micro_batches: int, temperature: float) -> Tensor | None:
-        whole = on_device(sequences, self._device)
-        micros = self._cut(whole, micro_batches)
+        micros = self._cut(sequences, micro_batches)
         self._model.eval()
         wanted = (output, temperature)
         with torch.no_grad():
@@ -125,7 +123,7 @@ class MegatronEngine:
             return None
         if not parts:
             return torch.empty((0,) if output == "scores" else (0, 0), device=self._device)
-        return scatter_rows(list(zip(micros, parts, strict=True)), len(whole))
+        return scatter_rows(list(zip(micros, parts, strict=True)), len(sequences))
 
     def generate(
         self,
@@ -197,7 +195,8 @@ class MegatronEngine:
 
     def _cut(self, sequences: Sequences, count: int) -> list[MicroBatch]:
         in_pipeline = self._groups.strategy.pp > 1
-        return micro_batches(sequences, torch.arange(len(sequences)), count, equal_shapes=in_pipeline)
+        micros = micro_batches(sequences, torch.arange(len(sequences)), count, equal_shapes=in_pipeline)
+        return [micro.to(self._device) for micro in micros]
 
     def _outputs(
         self, hidden: Tensor, micro: MicroBatch, wanted: Sequence[losses.Wanted]
@@ -245,7 +244,7 @@ class MegatronEngine:
         num_tokens = max((tokens_of(each.rows.sequences, rows) for each, rows in rows_of), default=0)
         filled = num_tokens if in_pipeline else None
         return [
-            (micro_batch(each.rows.sequences, rows, filled), partial(self._loss, each, weights_T3))
+            (micro_batch(each.rows.sequences, rows, filled).to(self._device), partial(self._loss, each, weights_T3))
             for each, rows in rows_of
         ]
 

@@ -34,12 +34,26 @@ class GradientSink:
         if overwrite:
             self._target[start:].zero_()
 
-    def add_at(self, rows_N: Tensor, gradient_NH: Tensor) -> None:
-        """Add to rows in any order, which may repeat."""
+    def add_at(self, rows_N: Tensor, gradient_NH: Tensor, held_N: Tensor | None = None) -> None:
+        """Add to rows in any order, which may repeat; only those `held_N`, if it is given."""
         assert self._target is not None
         if take_stale(self._target):
             self._target.zero_()
+        if held_N is not None and held_N.is_cuda:  # a selection's length would have to be waited for
+            rows_N, gradient_NH = rows_N * held_N, gradient_NH * held_N[:, None]
+        elif held_N is not None:
+            rows_N, gradient_NH = rows_N[held_N], gradient_NH[held_N]
         self._target.index_add_(0, rows_N, gradient_NH.to(self._target.dtype))
+
+
+def add_rows_of(weight_VH: Tensor, rows_N: Tensor, held_N: Tensor | None, total_NH: Tensor) -> None:
+    """Add the weight's row `rows_N[n]` to `total_NH[n]`; only for those `held_N`, if it is given."""
+    if held_N is None:
+        total_NH += weight_VH[rows_N]
+    elif held_N.is_cuda:  # as in `add_at`
+        total_NH += weight_VH[rows_N * held_N] * held_N[:, None]
+    else:
+        total_NH[held_N] += weight_VH[rows_N[held_N]]
 
 
 def mark_stale(buffer: Tensor) -> None:

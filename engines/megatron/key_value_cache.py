@@ -56,11 +56,6 @@ class Prefill:
     cache: KeyValueCache
     slot: int
 
-    @classmethod
-    def of(cls, lengths_B: Tensor, cache: KeyValueCache, slot: int) -> Prefill:
-        """Make the pass over prompts of these lengths."""
-        return cls(Packing.of(lengths_B, int(lengths_B.max())), cache, slot)
-
     def attend(self, layer: int, qkv_NGXD: Tensor, rotary: Rotary, window: int | None) -> Tensor:
         """Rotate, keep keys and values, attend causally, or to a window; return [N, G * Q * D]."""
         qkv_SBW = self.packing.spread(qkv_NGXD.flatten(1))

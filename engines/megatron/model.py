@@ -143,6 +143,7 @@ def transformer_config(spec: ModelSpec, groups: Groups) -> TransformerConfig:
         perform_initialization=False,
         persist_layer_norm=False,
         deallocate_pipeline_outputs=False,
+        batch_p2p_sync=False,  # it is for old versions of torch, and each message would wait for the device
         gradient_accumulation_fusion=not torch.cuda.is_available(),  # on CUDA it needs Apex
         masked_softmax_fusion=False,
         bias_activation_fusion=False,

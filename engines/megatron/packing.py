@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from prefect_rlhf.engines.megatron.one_copy import to_device
+
 
 @dataclass(frozen=True, slots=True)
 class Packing:
@@ -43,6 +45,11 @@ class Packing:
             (~real_SB).flatten().nonzero()[:, 0],
             filler,
         )
+
+    def to(self, device: torch.device) -> Packing:
+        """Return it on a device."""
+        place_SB, token_N, pads = to_device((self.place_SB, self.token_N, self.pads), device)
+        return Packing(place_SB, token_N, pads, self.filler)
 
     def pack(self, padded: Tensor) -> Tensor:
         """Map [S, B, ...] to [N, ...]."""

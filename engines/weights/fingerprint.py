@@ -139,6 +139,8 @@ def _has_words(view: Tensor) -> bool:
 
 def _weigh_words(words: Tensor, row_factors: Tensor, column_factors: Tensor) -> Tensor:
     """Sum words * row factor * column factor; leading axes of `words` are the row axis, split."""
+    if words.is_cuda:  # the launches of many parts would outlast their sums
+        return _weighed(_row_sums(words, column_factors), row_factors)
     sums = [_row_sums(part, column_factors) for part in _matrices(words)]
     return _weighed(sums[0] if len(sums) == 1 else torch.cat(sums), row_factors)
 
@@ -153,9 +155,11 @@ def _matrices(words: Tensor) -> Iterator[Tensor]:
 
 
 def _row_sums(words: Tensor, column_factors: Tensor) -> Tensor:
+    """Sum words * column factor along the last axis; on a GPU, `words` may have any number of axes."""
     if words.is_cuda:  # has no integer matrix-vector product
-        at_once = max(1, _CUDA_PRODUCTS // max(1, words.shape[1]))
-        return torch.cat([(part * column_factors).sum(1) for part in torch.split(words, at_once)])
+        parts = words if words.dim() > 1 else words[None]
+        at_once = max(1, _CUDA_PRODUCTS // max(1, parts.shape[1:].numel()))
+        return torch.cat([(part * column_factors).sum(-1).flatten() for part in torch.split(parts, at_once)])
     return torch.mv(words, column_factors)
 
 
@@ -172,7 +176,8 @@ def _weigh_elements(shard: Shard, row_factors: Tensor, column_factors: Tensor) -
     factors = column_factors[columns // lanes - first // lanes] << (8 * size * (columns % lanes))
     matrix = shard.view.reshape(-1, last - first).view(_BITS_DTYPE[size])
     unsigned = 2 ** (8 * size) - 1 if size < WORD_BYTES else -1
-    per_chunk = max(1, _CHUNK_ELEMENTS // (last - first))
+    at_once = _CUDA_PRODUCTS // 4 if matrix.is_cuda else _CHUNK_ELEMENTS  # as int64 they exist three times
+    per_chunk = max(1, at_once // (last - first))
     chunks = zip(torch.split(matrix, per_chunk), torch.split(row_factors, per_chunk), strict=True)
     return torch.stack([_weighed(_row_sums(part.long() & unsigned, factors), rows) for part, rows in chunks]).sum()
 

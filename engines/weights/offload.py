@@ -67,8 +67,8 @@ class OffloadedTensors:
                 copy.copy_(_bytes(storage), non_blocking=True)
         for storage, _ in (*self._kept, *self._scratch):
             storage.resize_(0)
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
+        # On a GPU the freed blocks stay with torch's allocator, which calls reuse. Returning them to the driver would
+        # stop the device under the calls that run meanwhile. vLLM empties the cache when it is built or woken up.
         release_free_memory()
 
     def restore(self) -> int:

@@ -14,7 +14,6 @@ from megatron_cases import Case
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
 
-from prefect_rlhf.engines.megatron.training.batches import on_device
 from prefect_rlhf.placement.models.model import OptimizerSpec
 
 GRADIENT = OptimizerSpec(lr=1.0, eps=1.0, max_grad_norm=1e9)
@@ -83,7 +82,7 @@ def learn(rank: int, case: Case) -> tuple[np.ndarray | None, dict[str, tuple], f
     bytes on the device then."""
     engine = replace(case, optimizer=GRADIENT).build(rank)
     sequences, batch = cases.make_rows(8)
-    (micro,) = engine._cut(on_device(sequences, engine._device), 1)
+    (micro,) = engine._cut(sequences, 1)
     weight = engine._model.head_weight("lm") if engine._groups.is_last_stage else None
 
     def logits(hidden: Tensor, _: object) -> np.ndarray:

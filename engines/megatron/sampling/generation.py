@@ -46,8 +46,10 @@ class Generation:
         self._model, self._vocab_size, self._groups, self._sampling = model, vocab_size, groups, sampling
         self._device = next(model.parameters()).device
         self._chooses = groups.is_last_stage and groups.coordinate.tp == 0
-        self._kept_mass, self._num_chosen = 0.0, 0
-        self._uniforms_RT = uniforms(seeds, sampling.max_new_tokens) if self._chooses and sampling.temperature else None
+        self._kept_mass, self._num_chosen = torch.zeros((), dtype=torch.float64, device=self._device), 0
+        self._uniforms_RT: Tensor | None = None
+        if self._chooses and sampling.temperature:
+            self._uniforms_RT = uniforms(seeds, sampling.max_new_tokens).to(self._device)
 
     def run(self, groups: Sequence[RowGroup]) -> Generated:
         """Continue all rows of all groups to their ends."""
@@ -58,13 +60,12 @@ class Generation:
         while any(group.size for group in groups):
             for index, group in enumerate(groups):
                 if group.size:
-                    tokens_B, logprobs_B = in_flight[index].wait()
-                    group.take(tokens_B.long(), logprobs_B)
+                    group.take(in_flight[index].wait())
                 if group.size:
                     in_flight[index] = self._decode(group)
         rows = {row: (tokens, logprobs) for group in groups for row, tokens, logprobs in group.responses()}
         responses = [rows[row] for row in sorted(rows)]
-        kept_mass = self._kept_mass / self._num_chosen if self._num_chosen else None
+        kept_mass = float(self._kept_mass) / self._num_chosen if self._num_chosen else None
         return Generated([tokens for tokens, _ in responses], [logprobs for _, logprobs in responses], kept_mass)
 
     def _prefill(self, group: RowGroup) -> _InFlight:
@@ -105,13 +106,12 @@ class Generation:
         """On the rank that chooses, take a token for each row; start to send the choice to the replica's ranks."""
         logits_BV = self._logits(hidden_BH) if self._groups.is_last_stage else None
         if logits_BV is not None:
-            next_B = None if self._uniforms_RT is None else self._uniforms_RT[group.numbers, group.num_steps]
-            on_device = None if next_B is None else next_B.to(self._device)
+            next_B = None if self._uniforms_RT is None else self._uniforms_RT[group.numbers_B, group.num_steps]
             by = self._sampling
-            choice = choose(logits_BV, on_device, by.temperature, by.top_p, by.top_k, by.min_p)
+            choice = choose(logits_BV, next_B, by.temperature, by.top_p, by.top_k, by.min_p)
             flight.choice_2B[0], flight.choice_2B[1] = choice.tokens_B, choice.logprobs_B
             if choice.kept_mass_B is not None:
-                self._kept_mass += float(choice.kept_mass_B.double().sum())
+                self._kept_mass += choice.kept_mass_B.double().sum()
                 self._num_chosen += len(choice.kept_mass_B)
         replica, last = self._groups.replica, self._groups.strategy.pp - 1
         if replica.size() > 1:

@@ -11,12 +11,17 @@ from torch import Tensor
 
 from prefect_rlhf.engines.engine import SamplingSettings
 from prefect_rlhf.engines.megatron.key_value_cache import Decode, KeyValueCache, Prefill
+from prefect_rlhf.engines.megatron.one_copy import to_device
+from prefect_rlhf.engines.megatron.packing import Packing
 from prefect_rlhf.engines.sampling.stop_strings import StopStrings
 from prefect_rlhf.placement.engine_constants import PASS_TOKENS
 
 
 class RowGroup:
-    """A group of rows: `rows` are their positions in the call. Remaining row i is in slot i of the cache."""
+    """A group of rows: `rows` are their positions in the call. Remaining row i is in slot i of the cache.
+
+    The host keeps the responses, and decides which rows remain. It waits for the device once per step, for the choice.
+    """
 
     def __init__(
         self,
@@ -27,59 +32,58 @@ class RowGroup:
         cache: KeyValueCache,
         stops: StopStrings | None = None,
     ) -> None:
-        device = cache.tensor.device
         self.rows, self.cache = torch.tensor(rows), cache
-        self._prompts = [torch.tensor(prompts[row], device=device) for row in rows]
-        self._lengths_R = torch.tensor([len(prompt) for prompt in self._prompts], device=device)
+        self._prompts = [torch.tensor(prompts[row]) for row in rows]
+        self._lengths_R = torch.tensor([len(prompt) for prompt in self._prompts])
         self._ends, self._stops, self._max_tokens = end_tokens, stops, sampling.max_new_tokens
-        self._tokens_RT = torch.zeros(len(rows), sampling.max_new_tokens, dtype=torch.long, device=device)
-        self._logprobs_RT = torch.zeros(len(rows), sampling.max_new_tokens, device=device)
-        self._num_tokens_R = torch.zeros(len(rows), dtype=torch.long, device=device)
-        self._going_B = torch.arange(len(rows), device=device)
+        self._tokens_RT = torch.zeros(len(rows), sampling.max_new_tokens, dtype=torch.long)
+        self._logprobs_RT = torch.zeros(len(rows), sampling.max_new_tokens)
+        self._num_tokens_R = torch.zeros(len(rows), dtype=torch.long)
+        self._going_B = torch.arange(len(rows))
         self.num_steps = 0  # new tokens of each remaining row
+        # of the remaining rows, on the device: the positions in the call, the prompts' lengths, the newest tokens
+        self.numbers_B, self._lengths_B = to_device((self.rows, self._lengths_R), cache.tensor.device)
+        self._newest_B = torch.zeros_like(self.numbers_B)
 
     @property
     def size(self) -> int:
         """The number B of remaining rows."""
         return len(self._going_B)
 
-    @property
-    def numbers(self) -> Tensor:
-        """The remaining rows' positions in the call."""
-        return self.rows[self._going_B.cpu()]
-
     def prefills(self) -> Iterator[tuple[Tensor, Prefill, Tensor]]:
         """Yield tokens [1, N], the pass over them and the place of each prompt's last token, some rows at a time."""
-        longest = max(len(prompt) for prompt in self._prompts)
+        longest, device = max(len(prompt) for prompt in self._prompts), self.cache.tensor.device
         count = max(1, PASS_TOKENS // longest)
         for slot in range(0, len(self._prompts), count):
             prompts, lengths = self._prompts[slot : slot + count], self._lengths_R[slot : slot + count]
-            prefill = Prefill.of(lengths, self.cache, slot)
-            padded_SB = torch.nn.utils.rnn.pad_sequence(prompts)
-            last_B = prefill.packing.place_SB[lengths - 1, torch.arange(len(prompts), device=lengths.device)]
-            yield padded_SB.flatten()[prefill.packing.token_N][None], prefill, last_B
+            packing = Packing.of(lengths, int(lengths.max()))
+            tokens_N = torch.nn.utils.rnn.pad_sequence(prompts).flatten()[packing.token_N]
+            last_B = packing.place_SB[lengths - 1, torch.arange(len(prompts))]
+            tokens_N, last_B = to_device((tokens_N, last_B), device)
+            yield tokens_N[None], Prefill(packing.to(device), self.cache, slot), last_B
 
     def decode(self) -> tuple[Tensor, Decode]:
         """Return the newest tokens [B, 1], and the pass over them."""
         newest = self.num_steps - 1
-        positions_B = self._lengths_R[self._going_B] + newest
         num_places = max(len(prompt) for prompt in self._prompts) + newest + 1
-        return self._tokens_RT[self._going_B, newest, None], Decode.at(positions_B, num_places, self.cache)
+        return self._newest_B[:, None], Decode.at(self._lengths_B + newest, num_places, self.cache)
 
-    def take(self, tokens_B: Tensor, logprobs_B: Tensor) -> None:
-        """Append the next token to each remaining row; remove finished rows."""
-        self._tokens_RT[self._going_B, self.num_steps] = tokens_B
+    def take(self, choice_2B: Tensor) -> None:
+        """Append the next token and its log-probability to each remaining row; remove finished rows."""
+        tokens_B, logprobs_B = choice_2B.cpu()
+        self._newest_B = choice_2B[0].long()
+        self._tokens_RT[self._going_B, self.num_steps] = tokens_B.long()
         self._logprobs_RT[self._going_B, self.num_steps] = logprobs_B.float()
         self.num_steps += 1
         self._num_tokens_R[self._going_B] = self.num_steps
         if self.num_steps == self._max_tokens:
             self._going_B = self._going_B[:0]
             return
-        ended_B = torch.isin(tokens_B, self._ends)
+        ended_B = torch.isin(tokens_B.long(), self._ends)
         if self._stops is not None:
             latest_BT = self._tokens_RT[self._going_B, max(0, self.num_steps - self._stops.window) : self.num_steps]
-            ended_B |= torch.tensor(self._stops.ended(latest_BT.tolist()), device=ended_B.device)
-        if self._stops is not None or len(self._ends):
+            ended_B |= torch.tensor(self._stops.ended(latest_BT.tolist()))
+        if ended_B.any():
             self._leave(ended_B)
 
     def responses(self) -> Iterator[tuple[int, list[int], list[float]]]:
@@ -92,13 +96,15 @@ class RowGroup:
         """Move the last rows into freed slots, so that the remaining rows occupy the first slots."""
         stays_B = ~ended_B
         num_left = int(stays_B.sum())
-        if num_left == self.size:
-            return
         targets, sources = ended_B[:num_left].nonzero()[:, 0], stays_B[num_left:].nonzero()[:, 0] + num_left
-        if num_left and len(targets):
+        stays_in = torch.arange(num_left)
+        stays_in[targets] = sources
+        self._going_B = self._going_B[stays_in]
+        targets, sources, stays_in = to_device((targets, sources, stays_in), self.cache.tensor.device)
+        if len(targets):
             self.cache.move(sources, targets, int(self._lengths_R.max()) + self.num_steps)
-        self._going_B[targets] = self._going_B[sources]
-        self._going_B = self._going_B[:num_left]
+        self.numbers_B, self._lengths_B = self.numbers_B[stays_in], self._lengths_B[stays_in]
+        self._newest_B = self._newest_B[stays_in]
 
 
 def row_groups(
@@ -113,7 +119,7 @@ def row_groups(
     if not prompts:  # a replica may have no prompts
         return []
     like = next(layers.parameters())
-    ends = torch.tensor(end_tokens if sampling.stop_at_eos else (), dtype=torch.long, device=like.device)
+    ends = torch.tensor(end_tokens if sampling.stop_at_eos else (), dtype=torch.long)
     by_length = torch.tensor([len(prompt) for prompt in prompts]).argsort(descending=True, stable=True)
     groups = []
     for rows in (part.tolist() for part in by_length.tensor_split(min(num_groups, len(prompts)))):

@@ -3,26 +3,33 @@
 Shapes: B rows of the replica, b rows of a micro-batch, S tokens of a row, N response tokens of a micro-batch.
 """
 
+from __future__ import annotations
+
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 
 import torch
 from torch import Tensor
 
 from prefect_rlhf.engines.engine import Sequences
+from prefect_rlhf.engines.megatron.one_copy import to_device
 from prefect_rlhf.engines.megatron.packing import Packing
 from prefect_rlhf.errors.errors import InvalidInput
 
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
-    """Rows that go through the model together. `rows` are their positions among the replica's rows."""
+    """Rows that go through the model together. `rows` are their positions among the replica's rows.
+
+    It is made on the host, which then knows every shape without waiting for the device.
+    """
 
     rows: Tensor
     sequences: Sequences
     packing: Packing
     width: int  # T of the whole replica, so that outputs line up with the batch's columns
+    num_response_tokens: int  # N
 
     @property
     def input_ids(self) -> Tensor:
@@ -31,10 +38,16 @@ class MicroBatch:
 
     def response_index(self) -> tuple[Tensor, Tensor]:
         """Return (row, t) of each of the N response tokens."""
-        lengths = self.sequences.lengths_B - self.sequences.prompt_lengths_B
-        t = torch.arange(self.width, device=lengths.device)
-        row_N, t_N = (t[None] < lengths[:, None]).nonzero(as_tuple=True)
-        return row_N, t_N
+        lengths_b = self.sequences.lengths_B - self.sequences.prompt_lengths_B
+        row_N = torch.repeat_interleave(lengths_b, output_size=self.num_response_tokens)
+        first_b = lengths_b.cumsum(0) - lengths_b
+        return row_N, torch.arange(self.num_response_tokens, device=row_N.device) - first_b[row_N]
+
+    def to(self, device: torch.device) -> MicroBatch:
+        """Return it on a device."""
+        of = self.sequences
+        rows, *tensors = to_device((self.rows, of.tokens_BS, of.prompt_lengths_B, of.lengths_B), device)
+        return replace(self, rows=rows, sequences=Sequences(*tensors), packing=self.packing.to(device))
 
 
 def mini_batch_rows(num_rows: int, mini_batches: int, sizes: Sequence[int] = ()) -> list[Tensor]:
@@ -62,7 +75,7 @@ def micro_batch_rows(sequences: Sequences, rows: Tensor, count: int, rows_per_it
     """Return the rows of each micro-batch; see `micro_batches`."""
     if not len(rows):
         return []
-    groups = like_lengths(sequences.lengths_B.cpu()[rows].view(-1, rows_per_item), count)
+    groups = like_lengths(sequences.lengths_B[rows].view(-1, rows_per_item), count)
     return [rows.view(-1, rows_per_item)[group].flatten() for group in groups]
 
 
@@ -77,7 +90,7 @@ def micro_batch(sequences: Sequences, rows: Tensor, num_tokens: int | None = Non
     longest = int(lengths.max())
     packing = Packing.of(lengths, longest, num_tokens)
     cut = Sequences(sequences.tokens_BS[rows, :longest], prompts, lengths)
-    return MicroBatch(rows, cut, packing, width=sequences.num_response_tokens)
+    return MicroBatch(rows, cut, packing, sequences.num_response_tokens, int((lengths - prompts).sum()))
 
 
 def like_lengths(lengths: Tensor, count: int) -> list[Tensor]:
@@ -93,13 +106,6 @@ def like_lengths(lengths: Tensor, count: int) -> list[Tensor]:
     twice_middle = 2 * tokens.cumsum(0) - tokens
     group = twice_middle * count // (2 * tokens.sum())
     return [part for g in range(count) if len(part := by_length[group == g])]
-
-
-def on_device(sequences: Sequences, device: torch.device) -> Sequences:
-    """Copy the rows to the device."""
-    return Sequences(
-        sequences.tokens_BS.to(device), sequences.prompt_lengths_B.to(device), sequences.lengths_B.to(device)
-    )
 
 
 def scatter_rows(parts: Sequence[tuple[MicroBatch, Tensor]], num_rows: int) -> Tensor:

@@ -14,7 +14,8 @@ from torch import Tensor
 from prefect_rlhf.engines.engine import TrainingRows, TrainSettings
 from prefect_rlhf.engines.loss_protocol import LossTerm, Output
 from prefect_rlhf.engines.mean_over import UNITS, RowParts, row_parts
-from prefect_rlhf.engines.megatron.training.batches import MicroBatch, micro_batch_rows, mini_batch_rows, on_device
+from prefect_rlhf.engines.megatron.one_copy import to_device
+from prefect_rlhf.engines.megatron.training.batches import MicroBatch, micro_batch_rows, mini_batch_rows
 from prefect_rlhf.placement.models.model import head_of
 
 SumKey = tuple[int, int, str]
@@ -34,11 +35,11 @@ class TermRows:
     columns: Mapping[str, Tensor]
     parts: RowParts | None
 
-    def weights(self, rows: Tensor) -> Tensor:
+    def weights(self, rows: slice, device: torch.device) -> Tensor:
         """Return [3], float64: what these rows add to the weights of their mini-batch."""
-        if self.parts is None or not len(rows):
-            return torch.zeros(len(UNITS), dtype=torch.double)
-        return self.parts.of(rows).weights().cpu()
+        if self.parts is None or rows.start == rows.stop:
+            return torch.zeros(len(UNITS), dtype=torch.double, device=device)
+        return self.parts.of(rows).weights()
 
     def sums(self, outputs: Sequence[Tensor], rows: Tensor) -> tuple[int, dict[SumKey, Tensor]]:
         """Return the unit of the loss's values, and the sums of loss and metrics over the rows of a micro-batch."""
@@ -55,16 +56,24 @@ class TermRows:
 
 @dataclass(frozen=True, slots=True)
 class PassRows:
-    """A replica's rows of a row set, on the device, and the losses that a single forward pass over them serves."""
+    """A replica's rows of a row set, and the losses that a single forward pass over them serves.
+
+    The columns of losses are on the device. Rows of tokens are on the host, which cuts them into micro-batches.
+    """
 
     rows: TrainingRows
     terms: tuple[TermRows, ...]
-    mini_batches: tuple[Tensor, ...]  # positions among the replica's rows
+    mini_batches: tuple[Tensor, ...]  # consecutive positions among the replica's rows
 
     @property
     def wanted(self) -> tuple[Wanted, ...]:
         """The different outputs that its losses ask for."""
         return tuple(dict.fromkeys(wanted for term in self.terms for wanted in wanted_by(term.term)))
+
+    def span(self, mini_batch: int) -> slice:
+        """Return the positions of a mini-batch."""
+        rows = self.mini_batches[mini_batch]
+        return slice(int(rows[0]), int(rows[-1]) + 1) if len(rows) else slice(0, 0)
 
     def micro_rows(self, mini_batch: int, count: int) -> list[Tensor]:
         """Cut a mini-batch into at most `count` micro-batches."""
@@ -93,19 +102,17 @@ def wanted_by(term: LossTerm) -> tuple[Wanted, ...]:
 
 
 def pass_rows(rows: Sequence[TrainingRows], settings: TrainSettings, device: torch.device) -> list[PassRows]:
-    """Bring rows and columns to the device."""
+    """Copy the columns of losses to the device, and divide rows into mini-batches."""
     passes, number = [], 0
     for one in rows:
-        sequences = on_device(one.sequences, device)
         terms = []
         for term, seen in zip(one.terms, one.columns, strict=True):
-            columns = {key: column.to(device) for key, column in seen.items()}
+            columns = dict(zip(seen, to_device(list(seen.values()), device), strict=True))
             parts = row_parts(term.mean_over, columns, one.rows_per_item) if "mask" in columns else None
             terms.append(TermRows(number, term, columns, parts))
             number += 1
-        cuts = mini_batch_rows(len(sequences), settings.mini_batches, one.mini_batch_rows)
-        here = TrainingRows(sequences, one.terms, one.columns, one.rows_per_item)
-        passes.append(PassRows(here, tuple(terms), tuple(cuts)))
+        cuts = mini_batch_rows(len(one.sequences), settings.mini_batches, one.mini_batch_rows)
+        passes.append(PassRows(one, tuple(terms), tuple(cuts)))
     return passes
 
 
@@ -114,10 +121,10 @@ def mini_batch_weights(
 ) -> Tensor:
     """Return [mini-batches, terms, 3], float64: the divisors of sums over all replicas' rows. Collective."""
     weights = [
-        torch.stack([term.weights(each.mini_batches[m]) for each in passes for term in each.terms])
+        torch.stack([term.weights(each.span(m), device) for each in passes for term in each.terms])
         for m in range(mini_batches)
     ]
-    summed = torch.stack(weights).to(device)
+    summed = torch.stack(weights)
     dist.all_reduce(summed, group=replicas)
     return summed.cpu()
 

@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterator, Mapping
 
 import torch
+import torch.distributed as dist
 from megatron.core import optimizer as megatron_optimizer
 from megatron.core.distributed import DistributedDataParallel
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
@@ -57,14 +58,14 @@ class MainOptimizer:
         self._set_rates()
         with cpu_shim.cuda_type_names():
             self._chain.prepare_grads()
-            norm = float(self._chain.get_grad_norm())
+            norm = self._norm()
             if not math.isfinite(norm):
                 raise NotFinite(f"the gradient's norm is {norm}: some loss or gradient is not a finite number")
             clip = min(1.0, self._spec.max_grad_norm / (norm + 1e-6))
             for part in self._chain.chained_optimizers:
                 # fused AdamW divides gradients by this on its way, which saves Megatron's own pass over them
                 device = part.optimizer.param_groups[0]["params"][0].device
-                part.optimizer.grad_scale = torch.tensor(1 / clip, device=device)
+                part.optimizer.grad_scale = torch.full((), 1 / clip, device=device)
             self._chain.step_with_ready_grads()
         return norm
 
@@ -103,6 +104,17 @@ class MainOptimizer:
                 yield from group["params"]
             for state in list(part.optimizer.state.values()):
                 yield from (value for value in list(state.values()) if isinstance(value, Tensor))
+
+    def _norm(self) -> float:
+        """Return the gradient's norm over all shards and replicas; Megatron's own waits for the device at each."""
+        parts = self._chain.chained_optimizers
+        gradients = [gradient for part in parts for gradient in part.get_main_grads_for_grad_norm()]
+        nothing = torch.zeros((), device=next(self._model.parameters()).device)
+        norms = torch._foreach_norm(gradients) if gradients else (nothing,)
+        squared = torch.linalg.vector_norm(torch.stack(norms)) ** 2
+        dist.all_reduce(squared, group=self._chain.get_grad_stats_parallel_group())
+        norm: float = float(squared) ** 0.5
+        return norm
 
     def _set_rates(self) -> None:
         """Set the rates of the next step; one-dimensional weights (norms and biases) do not decay."""

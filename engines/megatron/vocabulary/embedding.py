@@ -23,17 +23,18 @@ def embed(tokens_BS: Tensor, weight_VH: Tensor, tp: dist.ProcessGroup) -> Tensor
 class _Embed(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, local_N: Tensor, weight_VH: Tensor, tp: dist.ProcessGroup) -> Tensor:
-        held_N = (local_N >= 0) & (local_N < weight_VH.shape[0])
+        held_N = None if tp.size() == 1 else (local_N >= 0) & (local_N < weight_VH.shape[0])
         ctx.save_for_backward(local_N, held_N, weight_VH)
+        if held_N is None:
+            return weight_VH.index_select(0, local_N)
         picked_NH = weight_VH.index_select(0, local_N * held_N)
-        if tp.size() > 1:
-            picked_NH.mul_(held_N[:, None])
-            dist.all_reduce(picked_NH, group=tp)
+        picked_NH.mul_(held_N[:, None])
+        dist.all_reduce(picked_NH, group=tp)
         return picked_NH
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         local_N, held_N, weight_VH = ctx.saved_tensors
         sink = GradientSink(weight_VH)
-        sink.add_at(local_N[held_N], gradients[0][held_N])
+        sink.add_at(local_N, gradients[0], held_N)
         return None, sink.result, None

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from prefect_rlhf.engines.megatron.gradients import GradientSink, transposed
+from prefect_rlhf.engines.megatron.gradients import GradientSink, add_rows_of, transposed
 from prefect_rlhf.placement.engine_constants import LOGITS_AT_ONCE_CPU, LOGITS_AT_ONCE_CUDA
 
 
@@ -66,10 +66,10 @@ class _TokenLogprobs(torch.autograd.Function):
         mixed_NH = torch.zeros_like(hidden_NH, dtype=torch.float32)  # softmax @ weight
         sink = GradientSink(weight_VH)
         sink.add_all(_weight_gradients(ctx, mixed_NH, -sloped_NH))
-        held_N = (local_N >= 0) & (local_N < ctx.num_rows)
-        sink.add_at(local_N[held_N], sloped_NH[held_N])
+        held_N = None if ctx.tp.size() == 1 else (local_N >= 0) & (local_N < ctx.num_rows)
+        sink.add_at(local_N, sloped_NH, held_N)
         grad_hidden_NH = mixed_NH.neg_()
-        grad_hidden_NH[held_N] += weight_VH[local_N[held_N]]
+        add_rows_of(weight_VH, local_N, held_N, grad_hidden_NH)
         grad_hidden_NH *= slope_N1
         if ctx.tp.size() > 1:
             dist.all_reduce(grad_hidden_NH, group=ctx.tp)
@@ -98,8 +98,9 @@ def _partial_logsumexp(hidden_NH: Tensor, weight_VH: Tensor, local_N: Tensor, sc
     parts = []
     for start, stop in slices(hidden_NH, weight_VH):
         logits_NC = logits_of(hidden_NH, weight_VH[start:stop], scale)
-        rows_M = ((local_N >= start) & (local_N < stop)).nonzero()[:, 0]
-        picked_N[rows_M] = logits_NC[rows_M, local_N[rows_M] - start]
+        inside_N = (local_N >= start) & (local_N < stop)  # no list of them: its length would have to be waited for
+        target_N = logits_NC.gather(1, ((local_N - start) * inside_N)[:, None])[:, 0]
+        picked_N = torch.where(inside_N, target_N, picked_N)
         parts.append(logits_NC[:, 0] - logits_NC.log_softmax(-1)[:, 0])  # a single fused pass, unlike logsumexp
     nothing_N = torch.full_like(picked_N, float("-inf"))  # from a rank whose rows are all padding
     return torch.stack(parts or [nothing_N]).logsumexp(0), picked_N
