@@ -46,7 +46,7 @@ lint: setup
 	$(RUN)/ruff format --check .
 	MYPYPATH=src $(RUN)/mypy -p prefect_rlhf -p benchmarks.demo
 
-# The search is compiled in the background, for two minutes on a free core. Tests that need it come last.
+# The search is compiled in the background, for half a minute on a free core. Tests that need it come last.
 test: setup
 	mkdir -p build
 	$(RUN)/python -m prefect_rlhf.placement.search > build/compile.log 2>&1 &

@@ -86,6 +86,10 @@ def plan(flags: Annotated[PlanFlags, ALL_AT_ONCE]) -> int:
     from prefect_rlhf.flows.planning.what_if_arguments import read_arguments
 
     read_arguments(find_flow(options.algorithm), options, None)
+    from prefect_rlhf.placement.search.compiled import announce_compilation
+
+    if not options.plan:
+        announce_compilation()  # first, since the planner takes a second to import
     from prefect_rlhf.flows.planning.answer import answer_question
 
     with interruptible() as progress:

@@ -23,7 +23,7 @@ from prefect_rlhf.placement.planner.simplicity import simplest
 from prefect_rlhf.placement.planner.space.plan_problem import PlanSpace
 from prefect_rlhf.placement.planner.space.restrictions import pinned
 from prefect_rlhf.placement.planner.time_sharing import keep_resident_where_free
-from prefect_rlhf.placement.search.driver import Progress
+from prefect_rlhf.placement.search.driver import Progress, warm_up
 from prefect_rlhf.placement.search.method import Method
 
 STARTS = 3  # plans that are improved if no plan is close to the bound
@@ -45,6 +45,8 @@ def plan_graph(
     if not budget_seconds > 0:
         raise InvalidInput("budget_seconds", budget_seconds, "more than 0 seconds")
     question.site.cluster.check_mesh(question.site.mesh)
+    for each in dict.fromkeys(("exact", method)):
+        warm_up(each)  # before the budget begins: the answer is the same on a machine that must compile first
     until = time.process_time() + budget_seconds
     space = _space(question, pins or {})
     request = SearchRequest(question, space, budget_seconds, method, progress)

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, Protocol
 
 from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.placement.devices.strategy import Strategy
-from prefect_rlhf.placement.search.compiled import is_compiled
+from prefect_rlhf.placement.search.compiled import announce_compilation
 from prefect_rlhf.placement.search.exact.binding import binding_term
 from prefect_rlhf.placement.search.exact.exact import IterativeDeepening
 from prefect_rlhf.placement.search.method import Method
@@ -25,16 +24,18 @@ from prefect_rlhf.placement.search.tables.tables import Tables, build_tables
 
 PROGRESS_EVERY_SECONDS = 0.25
 MICROSECOND = 1e-6
-LOGGER = logging.getLogger(__name__)
 SMALLEST = Problem(
     name="smallest",
     device_bytes=(1,),
     meshes=(Interval(0, 1, "0"),),
     mesh_classes=((0,),),
-    nodes=(PlannedCall("call", None, "inference", (Option(Strategy(), 0, 1, 0, 0),)),),
+    nodes=tuple(
+        PlannedCall(name, None, "inference", (Option(Strategy(), 0, 1, 0, 0),)) for name in ("first", "second")
+    ),
     edges=(),
     iterations=LEAST_ITERATIONS,
 )
+"""A problem of two calls: with a single call, a search would not use every compiled function."""
 
 
 class State(Protocol):
@@ -123,19 +124,19 @@ def search(
         raise InvalidInput("budget_seconds", budget_seconds, "more than 0 seconds")
     tables = build_tables(problem)
     solver = _solver(method, seed, max_gap)
-    _warm_up()
+    warm_up(method)
     outcome, state, cpu_seconds = _run(solver, tables, budget_seconds, max_evaluations, progress)
     return _result(problem, tables, state, outcome, cpu_seconds)
 
 
 @cache
-def _warm_up() -> None:
-    """Load the compiled part, or compile it, once in a process, so that this does not count as search."""
-    if not is_compiled():
-        LOGGER.warning("Compiling the search, which takes about two minutes and is kept for the next time.")
+def warm_up(method: Method = "exact") -> None:
+    """Load all compiled functions of a method, or compile them, once in a process, so that no budget pays for it."""
+    announce_compilation()
     tables = build_tables(SMALLEST)
-    for solver in (_solver("exact", 0, 0.0), _solver("metropolis-hastings", 0, 0.0)):
-        solver.step(tables, solver.step(tables, solver.init(tables)))
+    solver = _solver(method, 0, 0.0)
+    state = solver.step(tables, solver.step(tables, solver.init(tables)))
+    _result(SMALLEST, tables, state, SearchOutcome.OUT_OF_BUDGET, 0.0)
 
 
 def _solver(method: Method, seed: int, max_gap: float) -> Search:
@@ -199,6 +200,6 @@ def _period_seconds(problem: Problem, t: Tables, best: Incumbent) -> float:
     half = 4 * problem.iterations
     makespans = []
     for iterations in (half, 2 * half):
-        longer = t._replace(iterations=iterations, num_dependencies=num_dependencies(problem, iterations))
+        longer = replace(t, iterations=iterations, num_dependencies=num_dependencies(problem, iterations))
         makespans.append(int(evaluate(longer, best.complete_plan(longer))))
     return (makespans[1] - makespans[0]) * MICROSECOND / half

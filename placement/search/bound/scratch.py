@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import numpy as np
 
 from prefect_rlhf.placement.search.bound.cliques import STACK
 from prefect_rlhf.placement.search.compiled import Ints
+from prefect_rlhf.placement.search.record import Record
 from prefect_rlhf.placement.search.tables.tables import Tables
 
 ALL_ITERATIONS, CYCLE = 0, 1  # terms of the bound, in `Scratch.binding`
 
 
-class Scratch(NamedTuple):
+@dataclass(frozen=True, slots=True, eq=False)
+class Scratch(Record):
     """Arrays are changed in place. `area` goes in, `binding` comes out."""
 
     area: Ints  # [V]: device-microseconds of each node, see `fill_areas`

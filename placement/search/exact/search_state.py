@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import numpy as np
 
 from prefect_rlhf.placement.search.compiled import Ints
 from prefect_rlhf.placement.search.partial.complete import INFINITE, CompletePlan, empty_complete_plan
 from prefect_rlhf.placement.search.partial.partial import Partial, empty_partial
+from prefect_rlhf.placement.search.record import Record
 from prefect_rlhf.placement.search.tables.symmetry import not_before
 from prefect_rlhf.placement.search.tables.tables import UNDECIDED, Tables, calls_with_moves
 
@@ -19,7 +20,8 @@ CURRENT, FIRST, THRESHOLD, BEST = range(4)  # places in `SearchState.scalars`
 LEAST_LEFT, EVALUATIONS, LEAST_BOUND = range(3)  # places in `SearchState.tally`
 
 
-class SearchState(NamedTuple):
+@dataclass(frozen=True, slots=True, eq=False)
+class SearchState(Record):
     """A depth-first pass of D decisions; arrays are changed in place.
 
     In the tally, LEAST_LEFT is the least bound or time of all plans that this round left out, and EVALUATIONS counts

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -18,13 +18,15 @@ from prefect_rlhf.placement.search.partial.list_schedule import (
     makespan_ready_first,
 )
 from prefect_rlhf.placement.search.partial.packing import Packing, load_of, relation_of
+from prefect_rlhf.placement.search.record import Record
 from prefect_rlhf.placement.search.tables.tables import DISJOINT, EQUAL, GRAPH_ORDER, OVERLAP, Tables
 
 INFINITE = 1 << 62  # microseconds: the time if there is no plan
 OVERFLOW_FACTOR = 3  # multiplies the time of a plan that overflows memory (ReaL, section 5.2)
 
 
-class CompletePlan(NamedTuple):
+@dataclass(frozen=True, slots=True, eq=False)
+class CompletePlan(Record):
     """A plan; arrays are changed in place."""
 
     option: Ints  # [C]
@@ -59,7 +61,7 @@ def evaluate(t: Tables, p: CompletePlan) -> int:
     return us if fits(t, p) else OVERFLOW_FACTOR * us
 
 
-@compiled
+@inner
 def time_of(t: Tables, p: CompletePlan) -> int:
     """The time of a plan in microseconds, whether or not it fits: of an iteration, or of all under `ready_first`.
 
@@ -99,7 +101,7 @@ def fill_relations(t: Tables, p: CompletePlan) -> None:
     fill_durations(t, p.option, p.relation, t.least_size, p.us)  # all calls are decided
 
 
-@compiled
+@inner
 def overflow(t: Tables, p: CompletePlan) -> int:
     """Bytes by which the fullest devices, and devices at which the load changes, are too small; 0 if all fits.
 

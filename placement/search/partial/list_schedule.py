@@ -7,15 +7,17 @@ inherit their predecessors.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import numpy as np
 
-from prefect_rlhf.placement.search.compiled import Ints, compiled, inner, lowest
+from prefect_rlhf.placement.search.compiled import Ints, inner, lowest
+from prefect_rlhf.placement.search.record import Record
 from prefect_rlhf.placement.search.tables.tables import CALL, LINK, UNDECIDED, Tables
 
 
-class Agenda(NamedTuple):
+@dataclass(frozen=True, slots=True, eq=False)
+class Agenda(Record):
     """Scratch arrays for a schedule. A run is a node in an iteration; its number is iteration * V + node."""
 
     starts: Ints  # [runs]: the schedule, microseconds
@@ -40,7 +42,7 @@ def agenda_for(t: Tables) -> Agenda:
     return Agenda(starts, missing, ready_at, ready, free_at, ended, own, reach, running, left, over_at)
 
 
-@compiled
+@inner
 def fill_durations(t: Tables, option: Ints, relation: Ints, least_us: Ints, us: Ints) -> None:
     """Write each node's duration in microseconds: the smallest possible if the plan is undecided.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from prefect_rlhf.placement.search.compiled import Ints, compiled, inner
+from prefect_rlhf.placement.search.compiled import Ints, inner
 from prefect_rlhf.placement.search.tables.groups import ANY_COPY, NO_COPY
 from prefect_rlhf.placement.search.tables.tables import DISJOINT, EQUAL, OVERLAP, UNDECIDED, Tables
 
@@ -37,7 +37,7 @@ def mesh_class(t: Tables, option: Ints, call: int) -> int:
     return t.option_class[t.option_start[call] + option[call]]
 
 
-@compiled
+@inner
 def pack_meshes(t: Tables, k: Packing, cursor: Ints, num_placed: int, count: int) -> int:
     """Write meshes for the first `count` calls of the order; keep the meshes of the first `num_placed`.
 

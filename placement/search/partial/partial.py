@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -12,12 +12,14 @@ from prefect_rlhf.placement.search.bound.scratch import Scratch, scratch_for
 from prefect_rlhf.placement.search.compiled import Ints, compiled, inner, lowest
 from prefect_rlhf.placement.search.partial.list_schedule import fill_durations
 from prefect_rlhf.placement.search.partial.packing import may_share, mesh_class
+from prefect_rlhf.placement.search.record import Record
 from prefect_rlhf.placement.search.tables.tables import DISJOINT, EQUAL, UNDECIDED, Tables
 
 US, AREA, SIZE = range(3)  # rows of `Partial.least`
 
 
-class Partial(NamedTuple):
+@dataclass(frozen=True, slots=True, eq=False)
+class Partial(Record):
     """Decisions so far, and what follows from them; arrays are changed in place."""
 
     option: Ints  # [C], UNDECIDED or the number of an option of that call

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 import numpy as np
 
@@ -24,6 +23,7 @@ from prefect_rlhf.placement.search.partial.complete import (
     time_by_rule,
 )
 from prefect_rlhf.placement.search.partial.incumbent import Incumbent
+from prefect_rlhf.placement.search.record import Record
 from prefect_rlhf.placement.search.sampling.random_moves import PROPOSALS_A_STEP, below, fraction
 from prefect_rlhf.placement.search.tables.tables import Tables, calls_with_moves
 
@@ -33,7 +33,8 @@ SIMILAR = 2  # classes up or down
 MISFIT = 1 << 60  # the cost of a plan that overflows is this and the bytes too many
 
 
-class Walk(NamedTuple):
+@dataclass(frozen=True, slots=True, eq=False)
+class Walk(Record):
     """The plan under change and the best so far; arrays are changed in place."""
 
     plan: CompletePlan
@@ -73,7 +74,6 @@ def begin_annealing(t: Tables, seed: int) -> AnnealingState:
         best_mesh=plan.mesh.copy(),
         random=np.array([seed], dtype=np.int64),
     )
-    walk.cost[0] = cost_of(t, walk, INFINITE)
     return AnnealingState(walk)
 
 
@@ -114,7 +114,7 @@ def _pareto_front(t: Tables, options: Ints) -> np.ndarray[tuple[int], np.dtype[n
     return np.asarray(~(no_worse & (~no_worse.T | first)).any(axis=0))
 
 
-@compiled
+@inner
 def cost_of(t: Tables, walk: Walk, limit: int) -> int:
     """Microseconds; for a plan that overflows, MISFIT and the bytes too many. Above `limit` a bound will do."""
     plan = walk.plan
@@ -128,8 +128,10 @@ def cost_of(t: Tables, walk: Walk, limit: int) -> int:
 
 @compiled
 def anneal(t: Tables, walk: Walk, done: int, count: int, length: int) -> None:
-    """Make proposals `done` to `done + count` of a run of `length`."""
+    """Make proposals `done` to `done + count` of a run of `length`; before the first, find the cost of the start."""
     plan = walk.plan
+    if walk.cost[0] == INFINITE:
+        walk.cost[0] = cost_of(t, walk, INFINITE)
     for number in range(done, done + count):
         temperature = HOT * (COLD / HOT) ** (number / length)
         call = below(walk.random, t.num_calls)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import NamedTuple, final
+from typing import final
 
 import numpy as np
 
@@ -17,11 +17,13 @@ from prefect_rlhf.placement.search.compiled import Ints, compiled
 from prefect_rlhf.placement.search.partial.complete import INFINITE, CompletePlan, empty_complete_plan, evaluate, fits
 from prefect_rlhf.placement.search.partial.incumbent import Incumbent, SearchOutcome
 from prefect_rlhf.placement.search.partial.partial import bound_partial, empty_partial
+from prefect_rlhf.placement.search.record import Record
 from prefect_rlhf.placement.search.sampling.random_moves import PROPOSALS_A_STEP, below, draw_pair, fraction
 from prefect_rlhf.placement.search.tables.tables import Tables
 
 
-class Chain(NamedTuple):
+@dataclass(frozen=True, slots=True, eq=False)
+class Chain(Record):
     """The state of the Markov chain; arrays are changed in place."""
 
     plan: CompletePlan

@@ -8,12 +8,13 @@ UNDECIDED in a partial plan. Equal meshes have the relation OVERLAP if equality 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import numpy as np
 
 from prefect_rlhf.placement.search.compiled import Ints, starts, word
 from prefect_rlhf.placement.search.problem import LinkNode, PairNode, PlannedCall, Problem, ProblemNode, calls_of
+from prefect_rlhf.placement.search.record import Record
 from prefect_rlhf.placement.search.tables.dependencies import NEVER, least_lags, num_dependencies
 from prefect_rlhf.placement.search.tables.groups import groups_of, option_arrays
 from prefect_rlhf.placement.search.tables.symmetry import symmetries
@@ -23,7 +24,8 @@ CALL, PAIR, LINK = 0, 1, 2
 GRAPH_ORDER, READY_FIRST = 0, 1
 
 
-class Tables(NamedTuple):
+@dataclass(frozen=True, slots=True, eq=False)
+class Tables(Record):
     """The arrays that the compiled functions read. V nodes, C calls, K mesh classes, A anchors (see `cycles`)."""
 
     num_calls: int

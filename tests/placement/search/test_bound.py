@@ -10,7 +10,7 @@ import pytest
 from benchmarks.closed_problem import read_closed_problem
 from prefect_rlhf.placement.search.driver import search
 from prefect_rlhf.placement.search.exact.binding import binding_term
-from prefect_rlhf.placement.search.partial.complete import INFINITE, OVERFLOW_FACTOR, CompletePlan, evaluate, time_of
+from prefect_rlhf.placement.search.partial.complete import INFINITE, OVERFLOW_FACTOR, CompletePlan, evaluate, fits
 from prefect_rlhf.placement.search.partial.incumbent import Incumbent, SearchOutcome
 from prefect_rlhf.placement.search.partial.partial import Partial, bound_partial, empty_partial, relate
 from prefect_rlhf.placement.search.problem import Choice, LinkNode, PairNode, PlannedCall, Problem
@@ -40,6 +40,12 @@ def numbered(seeds: Sequence[int]) -> list[tuple[int, Problem]]:
 def own_bound(problem: Problem, tables: Tables, plan: dict[str, Choice]) -> int:
     complete = as_incumbent(problem, plan).complete_plan(tables)
     return int(bound_partial(tables, as_partial(tables, complete, range(tables.num_calls), 1.0, Random(0)), INFINITE))
+
+
+def time_of(tables: Tables, plan: CompletePlan) -> int:
+    """The time of a plan in microseconds, whether or not it fits."""
+    us = int(evaluate(tables, plan))
+    return us if fits(tables, plan) else us // OVERFLOW_FACTOR
 
 
 def time_of_any(problem: Problem, tables: Tables, plan: dict[str, Choice]) -> int:
