@@ -269,9 +269,10 @@ def test_the_default_plan_is_the_same_everywhere_and_the_pages_state_it():
     assert template["plan"] == default
     deployments = yaml.safe_load((PROJECT / "prefect.yaml").read_text())["deployments"]
     searched = {each["name"] for each in deployments if each["parameters"].get("plan", default) != default}
-    assert searched == {"ppo"}
+    assert searched == {"ppo", "remax", "safe-rlhf"}
     section = (PROJECT / "docs" / "plans.md").read_text().split("### The default\n")[1].split("\n#")[0]
-    assert f"A run without `plan` uses `{default}`" in section and re.findall(r"`rlhf/(\S+)`", section) == ["ppo"]
+    assert f"A run without `plan` uses `{default}`" in section
+    assert set(re.findall(r"`rlhf/([\w-]+)`", section)) == searched
     assert f"under `{default}`, the default" in " ".join((PROJECT / "README.md").read_text().split())
 
 

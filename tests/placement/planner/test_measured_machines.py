@@ -15,6 +15,9 @@ from typing import Any
 
 import pytest
 
+from prefect_rlhf.flows.dpo import dpo
+from prefect_rlhf.flows.forms.options import RunOptions
+from prefect_rlhf.flows.grpo import grpo
 from prefect_rlhf.flows.hardware.node_hardware import CORE_SECONDS, node_hardware
 from prefect_rlhf.flows.ppo import ppo
 from prefect_rlhf.placement.augmented.node import Node
@@ -26,12 +29,14 @@ from prefect_rlhf.placement.cost.speeds import Speeds
 from prefect_rlhf.placement.cost.uneven import placed_cost
 from prefect_rlhf.placement.cost.workload import CallWork, Workload
 from prefect_rlhf.placement.devices.strategy import Strategy
-from prefect_rlhf.placement.graph import Call
+from prefect_rlhf.placement.graph import Call, DataflowGraph
 from prefect_rlhf.placement.plan import ExecutionPlan, Placement
 from prefect_rlhf.placement.planner.best_plan import plan_graph
+from prefect_rlhf.placement.planner.preset_plan import preset
 from prefect_rlhf.placement.planner.question import Question, Site
 from prefect_rlhf.placement.plans.plan_file import read_plan
 from prefect_rlhf.placement.schedule.estimate import estimate_with, without_evaluation
+from prefect_rlhf.tasks.rl.settings.online import GRPO
 from tests.flows.test_algorithms import traced
 from tests.plan_matrix import plan
 from tests.runs import plan_file
@@ -43,9 +48,9 @@ NEARLY_BEST = 1.03
 BUDGET_SECONDS = 2.0
 
 
-def question(machine: Mapping[str, Any]) -> Question:
-    """The demo's PPO on two ranks with the probed speeds."""
-    graph = traced(ppo)
+def question(machine: Mapping[str, Any], graph: DataflowGraph | None = None) -> Question:
+    """The demo's PPO, or another algorithm with its models, on two ranks with the probed speeds."""
+    graph = graph or traced(ppo)
     graph = replace(graph, models=tuple(replace(each, shape=SMOLLM2, dtype="bfloat16") for each in graph.models))
     node = Speeds(**machine["speeds"]).on(node_hardware("cpu", 2, None))
     sources = CostSources((node,), (), CORE_SECONDS)
@@ -114,3 +119,11 @@ def test_the_estimate_of_measured_plans_is_near_their_steps(machine, tmp_path):
     asked = question(machine)
     for each, step_seconds in measured_plans(machine, tmp_path):
         assert asked.seconds(each) == pytest.approx(step_seconds, rel=0.25)
+
+
+@pytest.mark.parametrize("graph", [traced(grpo, algo=GRPO(batch_size=8, samples_per_prompt=4)), traced(dpo)])
+def test_deployments_without_a_plan_lose_little(machine, graph):
+    """Their default plan has every call on all devices; docs/plans.md states the reasons."""
+    asked = question(machine, graph)
+    default = preset(RunOptions().plan, asked.graph, TWO_DEVICES, TWO_DEVICES.whole, PROMPT + RESPONSE, "cpu")
+    assert asked.seconds(default) <= 1.05 * plan_graph(asked, BUDGET_SECONDS).seconds
