@@ -75,7 +75,7 @@ class Sample:
         self._sums = self._summed()
 
     def changed(self, shards: Mapping[str, Shard]) -> list[str]:
-        """Return the shards of which a row of the sample was written or replaced since the sample was taken."""
+        """Return the shards whose rows in the sample were written or replaced since the sample was taken."""
         if self._places != _places(shards):
             self._look_at(shards)
         sums = self._summed()

@@ -103,7 +103,7 @@ class MeshTaskRunner(TaskRunner[PrefectConcurrentFuture[Any]]):
         ended.set_result(state)
 
     def _task_run(self, task: Task[Any, Any], node: Node) -> TaskRun:
-        """Return the task run of a node that begins now. Prefect's own way sends one more event."""
+        """Return the task run of a node that begins now. Prefect's own would send another event."""
         flow_run = FlowRunContext.get()
         assert flow_run is not None and flow_run.flow_run is not None  # tasks are submitted by a group's subflow
         run_id, flow_run_id = self._task_run_id(node.id), flow_run.flow_run.id
