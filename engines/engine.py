@@ -149,16 +149,22 @@ class Engine(Protocol):
         """Storage bytes of every tensor registered with this engine that is on the device now."""
         ...
 
-    def offload(self, part: OffloadPart = "all") -> int:
-        """Move a part's device tensors to host memory; return the bytes freed. Idempotent.
+    def offload(self, part: OffloadPart = "all", copies: bool = True) -> int:
+        """Free a part's device tensors; return the bytes copied to host memory. Idempotent.
+
+        Without `copies`, the host copy of the last reload stays valid if the part was not written since. Otherwise the
+        next reload has no copies either. Only an engine with the trait `drops_weights` receives `copies`.
 
         Without its optimizer an engine can do everything that needs its compute weights only. Runs in another thread,
         concurrently with calls that use other tensors: it must only touch the part's own storages.
         """
         ...
 
-    def reload(self, part: OffloadPart = "all") -> int:
-        """Restore the tensors that `offload` moved; return the bytes. Idempotent; concurrent as `offload` is."""
+    def reload(self, part: OffloadPart = "all", copies: bool = True) -> int:
+        """Restore the tensors that `offload` freed; return the bytes copied back. Idempotent; concurrent as `offload`.
+
+        Without `copies`, the weights have any content until they are written.
+        """
         ...
 
 

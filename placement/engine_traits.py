@@ -34,6 +34,8 @@ class EngineTraits:
     sleeps_on_cuda: bool = False
     """Whether an offload on cuda unmaps its memory: the devices compute nothing meanwhile, and each process can offload
     a single instance."""
+    drops_weights: bool = False
+    """Whether its `offload` and `reload` take `copies`: False to free or allocate memory without a copy."""
     replays_graphs: bool = False
     """Whether a decoding step on cuda replays captured CUDA graphs, which hold memory."""
     packs_weights: bool = False
@@ -64,6 +66,7 @@ _TRAITS: dict[EngineKind, EngineTraits] = {
         ),
         paged_cache=True,
         sleeps_on_cuda=True,
+        drops_weights=True,
         replays_graphs=True,
         packs_weights=True,
         drops_scalar_head=True,
@@ -81,6 +84,7 @@ _TRAITS: dict[EngineKind, EngineTraits] = {
         ),
         micro_batches=True,
         pipelines=True,
+        drops_weights=True,
     ),
     "python": EngineTraits(serves=("compute",), holds_weights=False),
 }

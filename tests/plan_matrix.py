@@ -50,6 +50,16 @@ def grpo_plan(generate: str, reward: str, ref: str, actor: str) -> Compact:
 ONE = plan("0 engine=vllm", "0", "0", "0", "0", "0")
 """Everything on one device: what all others are compared with."""
 
+TAKING_TURNS = plan(
+    "0 engine=vllm offload=all",
+    "0 offload=all prefetch=false",
+    "0 offload=all",
+    "0 offload=optimizer",
+    "0 offload=all",
+    "0 offload=optimizer",
+)
+"""The same, with all models in host memory between their uses, the critic's weights apart."""
+
 FOUR_RANKS: Mapping[str, Compact] = MappingProxyType(
     {
         "dp4": plan("0-3 dp4 engine=vllm", "0-3 dp4", "0-3 dp4", "0-3 dp4", "0-3 dp4", "0-3 dp4"),
@@ -322,7 +332,7 @@ def keeping(
 GROUPS = {"samples_per_prompt": 3, "sampling": {"max_new_tokens": 8}, "kl": {"coefficient": 0}}
 RECORDED = ("no_advantages", "record_rollouts")
 CASES = {
-    "ppo": Case(ppo, parameters, {"alone": ONE, **FOUR_RANKS}),
+    "ppo": Case(ppo, parameters, {"alone": ONE, "taking turns": TAKING_TURNS, **FOUR_RANKS}),
     "qwen3": Case(ppo, partial(parameters, family="qwen3", kv_heads=2), {"alone": ONE, **FOUR_RANKS}),
     "shared trunk": Case(ppo, shared_trunk, TRUNK_PLANS),
     "two row sets": Case(with_pretraining, two_row_sets, ROW_SETS_PLANS, ("grpo_advantages", "record_rollouts")),

@@ -7,9 +7,18 @@ from safetensors.torch import load_file
 
 from prefect_rlhf.engines.files.huggingface import read_model_spec
 from prefect_rlhf.engines.files.tensor_files import stored_tensors
+from prefect_rlhf.flows.ppo import ppo
+from prefect_rlhf.placement.augmented.augment import augment
+from prefect_rlhf.placement.augmented.node import subject_of
+from prefect_rlhf.placement.augmented.work import HostCopy
+from prefect_rlhf.placement.cost.node import NodeCosts
+from prefect_rlhf.placement.cost.sources import CostSources
+from prefect_rlhf.placement.cost.workload import Workload
+from prefect_rlhf.placement.devices.mesh import ClusterShape
 from tests import plan_matrix
-from tests.plan_matrix import ALONE, CASES, ONE, REAL_EXAMPLE, SPLIT_ACTOR, TWO_RANKS
-from tests.runs import first_differences, loss_difference, weight_difference
+from tests.plan_matrix import ALONE, CASES, ONE, REAL_EXAMPLE, SPLIT_ACTOR, TAKING_TURNS, TWO_RANKS
+from tests.runs import first_differences, loss_difference, plan_file, prepared, weight_difference, whole
+from tests.strategies import GIB
 
 TOLERANCE = 1e-5
 NEAR_TIE = 1e-4
@@ -54,6 +63,23 @@ def assert_equal(alone, result, record_property):
 def test_a_plan_changes_nothing_but_time(ran, case, plan, record_property):
     """Under tp 4 two ranks have a copy of each key-value head of Qwen 3."""
     assert_equal(ran(case)[1], ran(case, plan)[1], record_property)
+
+
+def test_the_host_link_carries_the_bytes_of_the_estimate(ran, tmp_path, record_property):
+    """Node by node. Frozen weights are dropped and come back; vLLM's copy is dropped and never comes back."""
+    given, result = ran("ppo", "taking turns")
+    assert_equal(ran("ppo")[1], result, record_property)
+    chosen = given | {"plan": str(plan_file(TAKING_TURNS, tmp_path / "turns.json"))}
+    augmented = prepared(ppo, chosen, whole(ClusterShape("one", 1, 1, 8 * GIB, backend="cpu"))).augmented
+    costs = NodeCosts(augmented.graph, augmented.plan, Workload.fixed(8, 8), CostSources(()))
+    every = augment(augmented.graph, augmented.plan, plan_matrix.STEPS)
+    copies = [node for node in every if isinstance(node.work, HostCopy) and node.step]  # from step 1, with moments
+    expected = {node.id: costs.host_bytes(node.work) for node in copies}
+    moved = {span["node"]: span["bytes_moved"] for span in result.spans if span["node"] in expected}
+    assert moved == pytest.approx(expected, rel=0.02, abs=1 << 14)
+    of_step = {subject_of(node): size for node, size in moved.items() if node.endswith("@1")}
+    assert of_step["reload.ref.megatron"] > 100 * max(1, of_step["offload.ref.megatron"])
+    assert of_step["reload.actor.vllm"] + of_step["offload.actor.vllm"] < of_step["reload.ref.megatron"] / 100
 
 
 def test_training_moves_the_weights_by_far_more_than_the_tolerance(ran):

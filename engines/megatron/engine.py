@@ -48,7 +48,7 @@ from prefect_rlhf.engines.megatron.vocabulary.head import token_logprobs, token_
 from prefect_rlhf.engines.sampling.response_end import check_lengths, end_tokens
 from prefect_rlhf.engines.sampling.stop_strings import stop_strings
 from prefect_rlhf.engines.weights.memory import storage_bytes
-from prefect_rlhf.engines.weights.offload import HostLink, OffloadedTensors
+from prefect_rlhf.engines.weights.offload import OffloadedTensors
 from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.placement.models.model import head_of
 from prefect_rlhf.placement.plan import OffloadPart
@@ -70,8 +70,7 @@ class MegatronEngine:
         self._num_rows = num_vocabulary_rows(self._spec, self._groups)
         self._wrapped: Any = self._model
         self._optimizer: MainOptimizer | None = None
-        self._links: dict[str, HostLink] = {}
-        self._offloaded: dict[str, OffloadedTensors] = {}  # by the names of `_segment`
+        self._offloaded = {name: OffloadedTensors(self._device) for name in ("weights", "optimizer")}
         self._max_length, self._end_tokens = command.max_sequence_length, end_tokens(self._spec.path)
         self._caches: list[Tensor] = []  # of running generates: each adds its own and frees it
         if self._spec.optimizer is None:
@@ -91,6 +90,7 @@ class MegatronEngine:
 
     def weights_written(self) -> None:
         """Refresh the main weights from the compute weights."""
+        self._outdate_host_copies()
         if self._optimizer is not None:
             self._optimizer.reload_main_weights()
 
@@ -109,6 +109,7 @@ class MegatronEngine:
 
     def begin_after(self, num_updates: int) -> None:
         assert self._optimizer is not None, f"{self._spec.role} has no optimizer"
+        self._outdate_host_copies()
         self._optimizer.begin_after(num_updates)
 
     def infer(self, sequences: Sequences, output: Output, micro_batches: int, temperature: float) -> Tensor | None:
@@ -149,6 +150,7 @@ class MegatronEngine:
 
     def train(self, rows: Sequence[TrainingRows], settings: TrainSettings) -> dict[str, float]:
         assert self._optimizer is not None, f"{self._spec.role} has no optimizer"
+        self._outdate_host_copies()
         passes = losses.pass_rows(rows, settings, self._device)
         weights_MT3 = self._weights(passes, settings.mini_batches)
         some_without_rows = any(each.some_without_rows for each in rows)
@@ -173,20 +175,18 @@ class MegatronEngine:
         """Bytes of weights, gradient buffers, optimizer state and key-value caches that are on the device."""
         return storage_bytes([*self._compute_weights(), *chain(*self._segment("optimizer")), *self._caches])
 
-    def offload(self, part: OffloadPart = "all") -> int:
-        """Empty a part's storages, keeping copies in host memory (gradients are not kept); return the bytes freed."""
-        freed = 0
-        for name in self._segments(part):
-            if name not in self._offloaded:
-                link = self._links.setdefault(name, HostLink(self._device))
-                self._offloaded[name] = OffloadedTensors(*self._segment(name), link)
-                freed += self._offloaded[name].num_bytes
-        return freed
+    def offload(self, part: OffloadPart = "all", copies: bool = True) -> int:
+        """Empty a part's storages; return the bytes copied to host memory. Gradients are not copied."""
+        names = self._segments(part)
+        return sum(self._offloaded[name].offload(*self._segment(name), copies=copies) for name in names)
 
-    def reload(self, part: OffloadPart = "all") -> int:
-        """Bring a part back; return the bytes."""
-        offloaded = [name for name in self._segments(part) if name in self._offloaded]
-        return sum(self._offloaded.pop(name).restore() for name in offloaded)
+    def reload(self, part: OffloadPart = "all", copies: bool = True) -> int:
+        """Bring a part back; return the bytes copied from host memory."""
+        return sum(self._offloaded[name].reload(copies) for name in self._segments(part))
+
+    def _outdate_host_copies(self) -> None:
+        for tensors in self._offloaded.values():
+            tensors.written()
 
     @property
     def _device(self) -> torch.device:
@@ -310,14 +310,15 @@ class MegatronEngine:
             raise InvalidInput(f"{self.instance.name}: offload", part, "all: it is not trained, so has no optimizer")
         return ("weights", "optimizer") if part == "all" else ("optimizer",)
 
-    def _segment(self, name: str) -> tuple[list[Tensor], list[Tensor]]:
-        """Return a segment's kept tensors, and its tensors restored as zeros: gradients, zeroed before each step."""
+    def _segment(self, name: str) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
+        """Return a segment's tensors as OffloadedTensors takes them; gradients are scratch, zeroed before each step."""
         if name == "weights":
-            return self._compute_weights(), []
+            return list(self._model.parameters()), [], list(self._model.buffers())
         weights = {tensor.untyped_storage()._cdata for tensor in self._compute_weights()}
         state = [] if self._optimizer is None else list(self._optimizer.tensors())
         own = [tensor for tensor in state if tensor.untyped_storage()._cdata not in weights]  # float32: of weights
-        return own, [buffer.grad_data for buffer in getattr(self._wrapped, "buffers", [])] if self._optimizer else []
+        buffers = getattr(self._wrapped, "buffers", []) if self._optimizer else []
+        return own, [buffer.grad_data for buffer in buffers], []
 
     def _compute_weights(self) -> list[Tensor]:
         return [*self._model.parameters(), *self._model.buffers()]

@@ -20,6 +20,7 @@ class LoadedModel:
     command: BuildCommand  # that built it
     version: int = 0
     offloaded: set[OffloadPart] = field(default_factory=set)
+    is_empty: bool = False  # reloaded without weights, which a reallocation brings
     _fingerprint_seconds: float = 0.0  # since the last report
     _sample: Sample | None = None  # of the weights as they were labelled
     _factors: Factors = field(default_factory=Factors)
@@ -27,7 +28,7 @@ class LoadedModel:
     def label(self, version: int) -> Digest:
         """Label the weights as `version`; return their whole digest, and keep a sample of the weights."""
         began = time.perf_counter()
-        self.version = version
+        self.version, self.is_empty = version, False
         whole = self.digest()
         self._sample = Sample(self.engine.weights(), f"{self.command.instance.name} v{version}", self._factors)
         self._fingerprint_seconds += time.perf_counter() - began
@@ -37,16 +38,17 @@ class LoadedModel:
         """Return the whole digest of the weights as they are now."""
         return Digest.of(digest(self.engine.weights(), self._factors))
 
-    def offload(self, part: OffloadPart) -> int:
-        """Move a part to host memory; return the bytes freed."""
+    def offload(self, part: OffloadPart, copies: bool = True) -> int:
+        """Move a part to host memory, or drop it; return the bytes copied."""
         self.offloaded.add(part)
-        return self.engine.offload(part)
+        return self.engine.offload(part) if copies else self.engine.offload(part, copies=False)
 
-    def reload(self, part: OffloadPart) -> int:
-        """Restore an offloaded part; return the bytes."""
-        bytes_moved = self.engine.reload(part)
+    def reload(self, part: OffloadPart, copies: bool = True) -> int:
+        """Restore an offloaded part, or allocate its memory only; return the bytes copied."""
+        bytes_copied = self.engine.reload(part) if copies else self.engine.reload(part, copies=False)
         self.offloaded.discard(part)
-        return bytes_moved
+        self.is_empty = part == "all" and not copies
+        return bytes_copied
 
     def require(self, version: int | None, doing: str, part: OffloadPart | None = None) -> None:
         """Raise StaleWeights unless these weights are labelled `version` and are unchanged since they were labelled.
@@ -58,6 +60,8 @@ class LoadedModel:
             raise StaleWeights(f"{doing}: {name} is offloaded; its edge names weights v{version}")
         if part in self.offloaded:
             raise StaleWeights(f"{doing}: the {part} of {name} is offloaded")
+        if self.is_empty:
+            raise StaleWeights(f"{doing}: {name} was reloaded without weights, and was not written since")
         if version is not None and version != self.version:
             raise StaleWeights(f"{doing}: {name} holds weights v{self.version}, its edge names v{version}")
         began = time.perf_counter()

@@ -218,17 +218,23 @@ class Rank:
         extra_bytes = moved.peak_extra_bytes
         return replace(report, digest=digest, bytes_moved=moved.bytes_moved, peak_extra_bytes=extra_bytes)
 
-    def offload(self, instance: ModelInstance, part: OffloadPart = "all") -> RankReport:
-        """Move an instance, or its optimizer alone, to host memory. Runs concurrently with other instances' calls."""
+    def offload(self, instance: ModelInstance, part: OffloadPart = "all", copies: bool = True) -> RankReport:
+        """Move an instance, or its optimizer alone, to host memory, or drop it.
+
+        Runs concurrently with other instances' calls.
+        """
         began = time.perf_counter()
-        bytes_moved = self._model(instance, "offload").offload(part)
+        bytes_moved = self._model(instance, "offload").offload(part, copies)
         return replace(self._report(began), bytes_moved=bytes_moved)
 
-    def reload(self, instance: ModelInstance, part: OffloadPart = "all") -> RankReport:
-        """Restore offloaded tensors; all weights are hashed again. Runs concurrently with calls, as offload does."""
+    def reload(self, instance: ModelInstance, part: OffloadPart = "all", copies: bool = True) -> RankReport:
+        """Restore offloaded tensors; all weights are hashed again. Runs concurrently with calls, as offload does.
+
+        Without `copies`, there are no weights to hash, and none may be used until a reallocation writes them.
+        """
         began, model = time.perf_counter(), self._model(instance, "reload")
-        bytes_moved = model.reload(part)
-        if part != "all":  # the weights were not offloaded, and may be in use
+        bytes_moved = model.reload(part, copies)
+        if part != "all" or not copies:  # the weights were not offloaded, and may be in use; or do not exist yet
             return replace(self._report(began), bytes_moved=bytes_moved)
         digest = model.label(model.version)
         return replace(self._report(began, model), digest=digest, bytes_moved=bytes_moved)

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
 from vllm.inputs.engine import tokens_input
 from vllm.v1.engine.llm_engine import LLMEngine
 
@@ -21,7 +20,7 @@ from prefect_rlhf.engines.vllm.group import RankGroup
 from prefect_rlhf.engines.vllm.settings import check_command, engine_arguments, sampling_parameters
 from prefect_rlhf.engines.vllm.weights import shards
 from prefect_rlhf.engines.weights.memory import storage_bytes
-from prefect_rlhf.engines.weights.offload import OffloadedTensors
+from prefect_rlhf.engines.weights.offload import HostCopies, HostLink, OffloadedTensors
 from prefect_rlhf.errors.errors import EngineFailed, InvalidInput
 from prefect_rlhf.placement.plan import OffloadPart
 
@@ -52,8 +51,10 @@ class VllmEngine:
         self._shards = shards(self._runner.get_model())
         _check_layout(self._shards, command, rank)
         self._cpu = None if torch.cuda.is_available() else CpuKernels(self._runner)
-        self._offloaded: OffloadedTensors | None = None  # on CPU
-        self._asleep_bytes = 0  # offloaded, on CUDA
+        device = next(self._runner.get_model().parameters()).device
+        self._offloaded = OffloadedTensors(device)  # on CPU
+        self._host_copies = HostCopies(HostLink(device))  # on CUDA
+        self._is_asleep = False
         self._load(command.model.path, command.model.role)
 
     def weights(self) -> Mapping[str, Shard]:
@@ -68,6 +69,8 @@ class VllmEngine:
 
     def weights_written(self) -> None:
         """Have the new weights packed before use on CPU; generate never reads keys and values of the old weights."""
+        self._offloaded.written()
+        self._host_copies.forget()
         if self._cpu is not None:
             self._cpu.weights_written()
 
@@ -120,44 +123,48 @@ class VllmEngine:
 
     def device_bytes(self) -> int:
         """Bytes of weights, packed weights and key-value cache on the device now."""
-        if self._asleep_bytes:
+        if self._is_asleep:
             return 0
         packed = 0 if self._cpu is None else self._cpu.num_bytes()
-        return packed + storage_bytes([*self._kept(), *self._runner.kv_caches])
+        model = self._runner.get_model()
+        return packed + storage_bytes([*model.parameters(), *model.buffers(), *self._runner.kv_caches])
 
-    def offload(self, part: OffloadPart = "all") -> int:
-        """Move the weights to host memory and drop packed copies and key-value cache; return the bytes freed."""
+    def offload(self, part: OffloadPart = "all", copies: bool = True) -> int:
+        """Free weights, packed copies and key-value cache; return the bytes copied to host memory.
+
+        On CUDA vLLM sleeps at level 2, which drops the weights and keeps buffers: level 1 would copy the weights each
+        time. Not yet run on a GPU.
+        """
         self._check_part(part)
-        if self._offloaded is not None or self._asleep_bytes:
+        if self._is_asleep:
             return 0
-        freed = self.device_bytes()
-        if self._cpu is None:
-            if not self._sleeps:
-                raise EngineFailed(f"{self.instance.name} cannot be offloaded: it was built to stay on its device")
-            with self._group.entered():
-                self._llm.sleep(level=1)
-            self._asleep_bytes = freed
-        else:
+        if self._cpu is None and not self._sleeps:
+            raise EngineFailed(f"{self.instance.name} cannot be offloaded: it was built to stay on its device")
+        self._is_asleep, model = True, self._runner.get_model()
+        if self._cpu is not None:
             self._cpu.drop()
-            self._offloaded = OffloadedTensors(self._kept(), self._runner.kv_caches)
-        return freed
+            weights = list(model.parameters())
+            return self._offloaded.offload(weights, self._runner.kv_caches, list(model.buffers()), copies)
+        bytes_copied = self._host_copies.save(model.parameters()) if copies else 0
+        with self._group.entered():
+            self._llm.sleep(level=2)
+        return bytes_copied
 
-    def reload(self, part: OffloadPart = "all") -> int:
-        """Bring the weights back, with an empty key-value cache; return the bytes."""
+    def reload(self, part: OffloadPart = "all", copies: bool = True) -> int:
+        """Bring the weights back, with an empty key-value cache; return the bytes copied from host memory."""
         self._check_part(part)
-        if self._offloaded is not None:
-            self._offloaded.restore()
-            self._offloaded = None
-        elif self._asleep_bytes:
+        if not self._is_asleep:
+            return 0
+        if self._cpu is None:
             with self._group.entered():
                 self._llm.wake_up()
-            self._asleep_bytes = 0
+            bytes_copied = self._host_copies.load() if copies else 0
         else:
-            return 0
-        self.weights_written()
-        if self._cpu is not None:
-            self._cpu.pack()
-        return self.device_bytes()
+            bytes_copied = self._offloaded.reload(copies)
+            if copies:
+                self._cpu.pack()
+        self._is_asleep = False
+        return bytes_copied
 
     def _check_part(self, part: OffloadPart) -> None:
         if part != "all":
@@ -169,11 +176,6 @@ class VllmEngine:
             for name, shard in self._shards.items():
                 shard.view.copy_(tensors.read(name, shard.region))
         self.weights_written()
-
-    def _kept(self) -> list[Tensor]:
-        """Parameters, and buffers such as rotary tables."""
-        model = self._runner.get_model()
-        return [*model.parameters(), *model.buffers()]
 
 
 def _tensor_parallel_ranks(command: BuildCommand, rank: int) -> tuple[int, ...]:

@@ -1,11 +1,12 @@
 """Offload of an engine's tensors: from device memory to host memory and back.
 
 Tensors keep their identity: storages are emptied and refilled, so views, optimizer references and hooks stay valid. On
-a GPU the copies run on a stream of their own, concurrently with other calls' computation.
+a GPU the copies run on a stream of their own, concurrently with other calls' computation. Content that the host already
+has, or that is overwritten before its next use, is dropped.
 """
 
 import mmap
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import final
 
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor
 
 from prefect_rlhf.engines.weights.memory import release_free_memory
+from prefect_rlhf.errors.errors import EngineFailed
 
 
 @final
@@ -52,37 +54,102 @@ class HostLink:
         self._stream.synchronize()
 
 
-class OffloadedTensors:
-    """Storages that were emptied, with copies of their content; `scratch` storages are restored as zeros."""
+class HostCopies:
+    """Copies of storages in host memory, of use until the storages are written."""
 
-    def __init__(self, kept: Iterable[Tensor], scratch: Iterable[Tensor] = (), link: HostLink | None = None) -> None:
-        storages = _storages(kept)
-        self._scratch = [(storage, storage.nbytes()) for storage in _storages(scratch)]
-        self._link = link or HostLink(storages[0].device if storages else torch.device("cpu"))
-        host = self._link.room(sum(storage.nbytes() for storage in storages))
-        self._kept = list(zip(storages, torch.split(host, [s.nbytes() for s in storages]), strict=True))
-        self.num_bytes = len(host) + sum(size for _, size in self._scratch)
+    def __init__(self, link: HostLink) -> None:
+        self._link = link
+        self._copies: list[tuple[torch.UntypedStorage, Tensor]] | None = None
+
+    @property
+    def exist(self) -> bool:
+        """Whether the storages were copied since they were last written."""
+        return self._copies is not None
+
+    def save(self, tensors: Iterable[Tensor]) -> int:
+        """Copy the storages of `tensors` to host memory; return the bytes."""
+        storages = _storages(tensors)
+        sizes = [storage.nbytes() for storage in storages]
+        host = self._link.room(sum(sizes))
+        self._copies = list(zip(storages, torch.split(host, sizes), strict=True))
         with self._link.copying():
-            for storage, copy in self._kept:
+            for storage, copy in self._copies:
                 copy.copy_(_bytes(storage), non_blocking=True)
-        for storage, _ in (*self._kept, *self._scratch):
+        return len(host)
+
+    def require(self) -> list[tuple[torch.UntypedStorage, Tensor]]:
+        """Return each storage with its copy. Raises EngineFailed if there is no copy."""
+        if self._copies is None:
+            raise EngineFailed("a reload found no copy in host memory: the tensors were written after the last copy")
+        return self._copies
+
+    def load(self) -> int:
+        """Copy the content back; return the bytes. Raises EngineFailed if there is no copy."""
+        copies = self.require()
+        with self._link.copying():
+            for storage, copy in copies:
+                _bytes(storage).copy_(copy, non_blocking=True)
+        return sum(len(copy) for _, copy in copies)
+
+    def forget(self) -> None:
+        """Declare that the storages were written. On CPU this frees the copies."""
+        self._copies = None
+
+
+@final
+class OffloadedTensors:
+    """Storages that are emptied and refilled, with copies of their content in host memory.
+
+    `kept` storages come back with their content, or with any content if it is not copied. `constant` storages are never
+    written: they are copied to the host once. `scratch` storages come back as zeros.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._kept, self._constant = HostCopies(HostLink(device)), HostCopies(HostLink(device))
+        self._emptied: list[tuple[torch.UntypedStorage, int]] = []
+        self._scratch: list[torch.UntypedStorage] = []
+
+    def offload(
+        self,
+        kept: Sequence[Tensor],
+        scratch: Sequence[Tensor] = (),
+        constant: Sequence[Tensor] = (),
+        copies: bool = True,
+    ) -> int:
+        """Empty the storages; return the bytes copied to the host. Without `copies`, the host copy stays as it is."""
+        if self._emptied:
+            return 0
+        bytes_copied = self._kept.save(kept) if copies else 0
+        if not self._constant.exist:
+            bytes_copied += self._constant.save(constant)
+        self._scratch = _storages(scratch)
+        self._emptied = [(storage, storage.nbytes()) for storage in _storages((*kept, *scratch, *constant))]
+        for storage, _ in self._emptied:
             storage.resize_(0)
         # On a GPU the freed blocks stay with torch's allocator, which calls reuse. Returning them to the driver would
         # stop the device under the calls that run meanwhile. vLLM empties the cache when it is built or woken up.
         release_free_memory()
+        return bytes_copied
 
-    def restore(self) -> int:
-        """Refill every storage; return the bytes."""
-        for storage, copy in self._kept:
-            storage.resize_(len(copy))
-        for storage, size in self._scratch:
+    def reload(self, copies: bool = True) -> int:
+        """Refill the storages; return the bytes copied from the host. Without `copies`, `kept` have any content.
+
+        Raises EngineFailed if there is no copy; then the storages stay empty.
+        """
+        if not self._emptied:
+            return 0
+        if copies:
+            self._kept.require()
+        for storage, size in self._emptied:
             storage.resize_(size)
-        with self._link.copying():
-            for storage, copy in self._kept:
-                _bytes(storage).copy_(copy, non_blocking=True)
-            for storage, _ in self._scratch:
-                _bytes(storage).zero_()
-        return self.num_bytes
+        self._emptied = []
+        for storage in self._scratch:
+            _bytes(storage).zero_()
+        return self._constant.load() + (self._kept.load() if copies else 0)
+
+    def written(self) -> None:
+        """Declare that `kept` storages were written, so that their host copy differs."""
+        self._kept.forget()
 
 
 def _storages(tensors: Iterable[Tensor]) -> list[torch.UntypedStorage]:

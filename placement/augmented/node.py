@@ -16,6 +16,7 @@ from prefect_rlhf.placement.augmented.work import (
     HostCopy,
     ModelCall,
     Reallocate,
+    Reload,
     TrainStep,
     Transfer,
     Work,
@@ -146,7 +147,8 @@ def _title_parts(work: Work, meshes: str) -> tuple[str, str, str]:
             engines = " → ".join(f"{instance.engine} {_place(instance)}" for instance in (source, target))
             return f"{source.role}.reallocate", engines, f"v{version}"
         case HostCopy(instance, part, version):
-            some = "" if part == "all" else f" ({part})"
+            words = [word for word in (part, _without_copy(work)) if word not in ("all", "")]
+            some = f" ({', '.join(words)})" if words else ""
             return f"{instance.role}.{instance.engine}.{work.kind}{some}", _place(instance), f"v{version}"
         case Checkpoint(instance, version):
             return f"{instance.role}.checkpoint", _place(instance), f"v{version}"
@@ -156,6 +158,13 @@ def _title_parts(work: Work, meshes: str) -> tuple[str, str, str]:
             return f"{instance.role}.{instance.engine}.export", _place(instance), f"v{version}"
         case _:
             assert_never(work)
+
+
+def _without_copy(work: HostCopy) -> str:
+    """Return the word for a move without a copy; empty for a copy."""
+    if work.copies:
+        return ""
+    return "no weights" if isinstance(work, Reload) else "dropped"
 
 
 def _place(instance: ModelInstance) -> str:

@@ -6,6 +6,9 @@ a device holds at most one offloaded part, and windows cut from a single order c
 checkpoint of a run that was asked to stop has a window to itself, because the windows of its step may already be
 submitted.
 
+An offload copies to the host only if a later reload needs the copy and the host's present copy differs: frozen weights
+are dropped. Weights that the next window begins to overwrite are dropped too, and that window's reload only allocates.
+
 A reload runs concurrently with the last call that its first use waits for, and no earlier: that call hides the copy,
 and the memory is free until then. Without prefetch, nothing runs concurrently with a window: earlier nodes have ended
 on its devices, and later nodes wait for the offload. vLLM's copies on cuda stop the computation of their devices.
@@ -46,7 +49,17 @@ from prefect_rlhf.placement.plan import (
     labels,
     offloaded_parts,
     prefetched,
+    trained_instance,
 )
+
+
+def is_overwritten(graph: DataflowGraph, plan: ExecutionPlan, instance: ModelInstance) -> bool:
+    """Return whether a reallocation writes an offloaded instance before its first use, so that it may lose its weights.
+
+    That is so for copies of a trained role, apart from the copy that is trained.
+    """
+    trained = trained_instance(graph, plan, instance.role)
+    return TRAITS[instance.engine].drops_weights and trained not in (None, instance)
 
 
 def add_offloads(builder: GraphBuilder, graph: DataflowGraph, plan: ExecutionPlan, steps: StepRange) -> None:
@@ -60,6 +73,7 @@ def add_offloads(builder: GraphBuilder, graph: DataflowGraph, plan: ExecutionPla
     ordered = builder.ordered()
     for node in ordered:
         windows.visit(node)
+    windows.drop_copies({instance for instance in parts if is_overwritten(graph, plan, instance)})
     late = {device for instance in parts if instance not in early for device in instance.devices}
     _chain(builder, ordered, late)
     for window in windows.all:
@@ -73,7 +87,9 @@ def add_offloads(builder: GraphBuilder, graph: DataflowGraph, plan: ExecutionPla
 class _UseWindow:
     """Consecutive uses of an instance, or of its optimizer, in a step.
 
-    `version` is the weight version at its reload; `after` are windows on a common device that ended before.
+    `version` is the weight version at its reload, `newest` at its offload; `after` are windows on a common device that
+    ended before. `overwrites`: its first use is a reallocation to the instance, so its reload makes no copy.
+    `written`: its uses write the part. `saves`: its offload copies to the host.
     """
 
     instance: ModelInstance
@@ -82,6 +98,10 @@ class _UseWindow:
     number: int
     version: int
     after: tuple[_UseWindow, ...]
+    newest: int
+    overwrites: bool
+    written: bool = False
+    saves: bool = True
     uses: list[str] = field(default_factory=list)
 
     def node_id(self, copy: type[HostCopy], name: str) -> str:
@@ -127,10 +147,28 @@ class _UseWindows:
                 self._close(other)
         for instance, step in uses:
             if instance not in self._opened:
-                self._open(instance, step)
-            self._opened[instance].uses.append(node.id)
+                self._open(instance, step, node)
+            window = self._opened[instance]
+            window.uses.append(node.id)
             if (version := _written_version(node, instance)) is not None:
+                window.written, window.newest = True, max(window.newest, version)
                 self._versions[instance] = version
+
+    def drop_copies(self, overwritten: Set[ModelInstance]) -> None:
+        """Decide which offloads copy to the host.
+
+        Reallocations bring each version to the `overwritten` instances. A later step that is not unrolled uses a later
+        version, so its window begins with a reallocation.
+        """
+        following: dict[ModelInstance, _UseWindow] = {}
+        for window in reversed(self.all):
+            instance = window.instance
+            if instance in overwritten:
+                needed = instance in following and not following[instance].overwrites
+                window.saves = window.written and needed
+            elif TRAITS[instance.engine].drops_weights:
+                window.saves = window.written
+            following[instance] = window
 
     def _is_in_the_way(self, other: ModelInstance, node: Node, used: Set[ModelInstance]) -> bool:
         """Whether an instance's window must end before a node: a node of another instance, or any call if the window is
@@ -141,11 +179,14 @@ class _UseWindows:
         computes = "compute" in node.resources
         return other not in self._early and computes and not node.devices.isdisjoint(other.devices)
 
-    def _open(self, instance: ModelInstance, step: int) -> None:
+    def _open(self, instance: ModelInstance, step: int, first: Node) -> None:
         self._count[instance, step] += 1
         after = tuple(window for other, window in self._closed.items() if other.mesh.overlaps(instance.mesh))
-        number, version = self._count[instance, step], self._versions[instance]
-        window = _UseWindow(instance, self._parts[instance], step, number, version, after)
+        number, version, overwrites = self._count[instance, step], self._versions[instance], False
+        if TRAITS[instance.engine].drops_weights and isinstance(first.work, Reallocate):
+            overwrites = first.work.target == instance
+            version = first.work.reads if overwrites else version
+        window = _UseWindow(instance, self._parts[instance], step, number, version, after, version, overwrites)
         self._opened[instance] = window
         self.all.append(window)
 
@@ -196,26 +237,24 @@ def _insert(
     instance, uses = window.instance, [builder.nodes[use] for use in window.uses]
     first, last, name = uses[0].id, uses[-1].id, names[instance]
     earlier = [other.node_id(Offload, names[other.instance]) for other in window.after]
+    state = "has no device memory" if window.overwrites else "is in host memory"
+    dropped = "the next reallocation overwrites it" if window.written else "the host has the same copy"
     reload = Node(
         id=window.node_id(Reload, name),
         step=window.step,
         meshes=(instance.mesh,),
         dependencies=tuple(Dependency(id, "memory", "device memory") for id in earlier),
-        reason=f"{first} uses {window.subject}, which is in host memory.",
-        work=Reload(instance, window.part, window.version, stops_devices),
+        reason=f"{first} {'overwrites' if window.overwrites else 'uses'} {window.subject}, which {state}.",
+        work=Reload(instance, window.part, window.version, stops_devices, copies=not window.overwrites),
     )
-    # The offload states the version that leaves the device. A window may see several: the version at its reload,
-    # versions that its train_steps write, and versions that a reallocation brings in. The newest is the version on the
-    # device.
-    versions = (window.version, *(_written_version(node, instance) for node in uses))
-    newest = max(version for version in versions if version is not None)
     offload = Node(
         id=window.node_id(Offload, name),
         step=max(node.step for node in uses),
         meshes=(instance.mesh,),
         dependencies=tuple(Dependency(node.id, "memory", window.subject) for node in uses),
-        reason=f"{last} is the last to use {window.subject} for now, and the plan offloads it.",
-        work=Offload(instance, window.part, newest, stops_devices),
+        reason=f"{last} is the last to use {window.subject} for now, and the plan offloads it"
+        + ("." if window.saves else f": it is dropped, since {dropped}."),
+        work=Offload(instance, window.part, window.newest, stops_devices, copies=window.saves),
     )
     # The priorities place the reload just before its first use and the offload just after its last. So the graph's
     # order, which the device locks follow, puts no node of another window between a copy and its uses.

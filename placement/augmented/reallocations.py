@@ -6,6 +6,7 @@ from collections import defaultdict
 
 from prefect_rlhf.placement.augmented.graph_builder import GraphBuilder, Priority
 from prefect_rlhf.placement.augmented.node import Dependency, Node
+from prefect_rlhf.placement.augmented.offloading import is_overwritten
 from prefect_rlhf.placement.augmented.priority import CallPriorities, just_after, just_before
 from prefect_rlhf.placement.augmented.unroll import train_run_id
 from prefect_rlhf.placement.augmented.work import ModelCall, Reallocate
@@ -17,7 +18,10 @@ from prefect_rlhf.placement.plan import ExecutionPlan, ModelInstance, labels, of
 def add_reallocations(
     builder: GraphBuilder, graph: DataflowGraph, plan: ExecutionPlan, priorities: CallPriorities
 ) -> None:
-    """Bring each version to the instances that read it and do not train it; version 0 comes from the checkpoint."""
+    """Bring each version to the instances that read it and do not train it.
+
+    Version 0 comes from the model's folder, except to an offloaded copy, which left its devices without weights.
+    """
     names = labels(graph, plan)
     offloaded = {instance for instance, part in offloaded_parts(graph, plan).items() if part == "all"}
     readers_of = _readers(builder)
@@ -27,7 +31,7 @@ def add_reallocations(
             continue
         before: list[str] = []  # nodes that use the version held before
         for version, readers in sorted(by_version.items()):
-            if version > 0:
+            if version > 0 or (instance in offloaded and is_overwritten(graph, plan, instance)):
                 trained, label = train_run_id(graph, instance.role, version), f"{instance.role} v{version}"
                 resumed = trained not in builder.nodes  # it ran before the checkpoint that the run goes on from
                 waits = () if resumed else (Dependency(trained, "version", label),)

@@ -80,9 +80,9 @@ class Reallocate:
 
 @dataclass(frozen=True, slots=True)
 class HostCopy:
-    """A copy of `part` of an instance between device and host memory. `reads` is the version of its weights.
+    """A move of `part` of an instance between device and host memory. `reads` is the version of its weights.
 
-    `stops_devices`: its devices cannot compute during the copy.
+    `stops_devices`: its devices cannot compute during the move. `copies`: its bytes cross the host link.
     """
 
     kind: ClassVar[Literal["offload", "reload"]]
@@ -90,18 +90,25 @@ class HostCopy:
     part: OffloadPart
     reads: int
     stops_devices: bool
+    copies: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class Offload(HostCopy):
-    """A copy to host memory that frees device memory."""
+    """A move to host memory that frees device memory.
+
+    Without `copies` it drops the part: the host copy is still the same, or the next reallocation overwrites the part.
+    """
 
     kind = "offload"
 
 
 @dataclass(frozen=True, slots=True)
 class Reload(HostCopy):
-    """A copy from host memory into device memory."""
+    """A move from host memory into device memory.
+
+    Without `copies` it allocates the memory only; then the first use is a reallocation, which writes weights v`reads`.
+    """
 
     kind = "reload"
 

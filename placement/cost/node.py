@@ -33,7 +33,7 @@ from prefect_rlhf.placement.cost.sources import CostSources
 from prefect_rlhf.placement.cost.uneven import placed_cost
 from prefect_rlhf.placement.cost.workload import CallWork, Workload
 from prefect_rlhf.placement.graph import DataflowGraph
-from prefect_rlhf.placement.plan import ExecutionPlan, ModelInstance, trained_instance
+from prefect_rlhf.placement.plan import ExecutionPlan, trained_instance
 from prefect_rlhf.placement.rows.moves import row_transfers
 
 _SLOWED_MOVES = Transfer | Reallocate | HostCopy | Checkpoint
@@ -52,7 +52,9 @@ class NodeCosts:
     plan: ExecutionPlan
     workload: Workload
     sources: CostSources
-    _costs: dict[str, Seconds] = field(default_factory=dict, init=False, repr=False, compare=False, hash=False)
+    _costs: dict[tuple[str, bool], Seconds] = field(
+        default_factory=dict, init=False, repr=False, compare=False, hash=False
+    )
 
     def seconds(self, node: Node) -> float:
         """Return the seconds of a node, in all."""
@@ -63,11 +65,28 @@ class NodeCosts:
         return None if isinstance(node.work, Compute | Export) else self.cost(node).worked
 
     def cost(self, node: Node) -> Seconds:
-        """Return the seconds of a node, by cause; the same in every step."""
-        subject = subject_of(node.id)
-        if subject not in self._costs:
-            self._costs[subject] = self._cost(node)
-        return self._costs[subject]
+        """Return the seconds of a node, by cause; the same in every step, for copies to the host and drops apart."""
+        key = subject_of(node.id), isinstance(node.work, HostCopy) and node.work.copies
+        if key not in self._costs:
+            self._costs[key] = self._cost(node)
+        return self._costs[key]
+
+    def host_bytes(self, copy: HostCopy) -> int:
+        """Return the bytes that the fullest device copies to its host or back; 0 without `copies`.
+
+        They are optimizer states if the instance is trained, and weights if all of it moves. Gradients are restored as
+        zeros.
+        """
+        if not copy.copies:
+            return 0
+        instance = copy.instance
+        trained = instance == trained_instance(self.graph, self.plan, instance.role)
+        execution = Execution(instance.strategy)
+        by_stage = (
+            static_bytes(execution, self._sizes(instance.role), trained, stage)
+            for stage in {0, instance.strategy.pp - 1}
+        )
+        return max(static.optimizer + (static.weights if copy.part == "all" else 0) for static in by_stage)
 
     def demand(self, node: Node) -> Demand:
         """Return the load of a node on its hosts; for data moves and work behind the steps it is unknown and 0."""
@@ -109,10 +128,9 @@ class NodeCosts:
                 moved = reallocation_seconds(source, target, sizes, self.sources.links(node.meshes))
                 return Seconds(transfer=moved, call=self.sources.written_seconds(target, sizes))
             case HostCopy(instance, part):
-                size = self._offloaded_bytes(instance, part == "all")
-                written = isinstance(node.work, Reload) and part == "all"
+                written = isinstance(node.work, Reload) and part == "all" and node.work.copies
                 return Seconds(
-                    transfer=host_seconds(size, self.sources.links(node.meshes)),
+                    transfer=host_seconds(self.host_bytes(node.work), self.sources.links(node.meshes)),
                     call=self.sources.written_seconds(instance, self._sizes(instance.role)) if written else 0.0,
                 )
             case Checkpoint(instance):
@@ -127,19 +145,6 @@ class NodeCosts:
 
     def _sizes(self, role: str) -> ModelSizes:
         return ModelSizes.of(self.graph.model(role))
-
-    def _offloaded_bytes(self, instance: ModelInstance, whole: bool) -> int:
-        """Return the bytes that the fullest device copies: optimizer states if trained, weights if all of it moves.
-
-        Gradients are restored as zeros, so they are not copied.
-        """
-        trained = instance == trained_instance(self.graph, self.plan, instance.role)
-        execution = Execution(instance.strategy)
-        by_stage = (
-            static_bytes(execution, self._sizes(instance.role), trained, stage)
-            for stage in {0, instance.strategy.pp - 1}
-        )
-        return max(static.optimizer + (static.weights if whole else 0) for static in by_stage)
 
 
 def _devices_on_hosts(node: Node) -> dict[int, float]:

@@ -160,7 +160,7 @@ def certify(augmented: AugmentedGraph, workload: Workload, backend: Backend) -> 
         most_resident.append((str(device), moment.most_resident))
         left = memory - _total(always)
         excess += sum(max(0, total - left) for total in moment.totals)
-    hosts = host_loads(augmented.graph, plan, held)
+    hosts = host_loads(augmented, held)
     excess += sum(host.excess_bytes for host in hosts)
     return Certificate(plan.name, tuple(peaks), tuple(most_resident), excess, hosts)
 

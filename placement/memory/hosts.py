@@ -1,14 +1,14 @@
-"""Host memory of a plan: what leaves the devices of a node has to have room in its host's memory, pinned."""
+"""Host memory of a plan: parts that are reloaded from the host of a node need room in its memory, pinned."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from prefect_rlhf.placement.augmented.augmented_graph import AugmentedGraph
+from prefect_rlhf.placement.augmented.work import Reload
 from prefect_rlhf.placement.devices.mesh import Device
-from prefect_rlhf.placement.graph import DataflowGraph
 from prefect_rlhf.placement.memory.bytes import byte_size
 from prefect_rlhf.placement.memory.holdings import ResidentBytes
-from prefect_rlhf.placement.plan import ExecutionPlan, offloaded_parts
 
 COPIED = frozenset({"weights", "optimizer"})
 """What goes to the host: gradients come back as zeros, a key-value cache and packed weights are made again."""
@@ -32,14 +32,14 @@ class HostLoad:
         return f"the host of n{self.node} keeps {byte_size(self.num_bytes)}{room}"
 
 
-def host_loads(
-    graph: DataflowGraph, plan: ExecutionPlan, held: Mapping[Device, Sequence[ResidentBytes]]
-) -> tuple[HostLoad, ...]:
-    """Count the bytes that each host keeps for a plan whose devices hold `held`; an empty host is left out.
+def host_loads(augmented: AugmentedGraph, held: Mapping[Device, Sequence[ResidentBytes]]) -> tuple[HostLoad, ...]:
+    """Count the bytes that each host keeps for a graph whose devices hold `held`; an empty host is left out.
 
-    Each rank has a pinned buffer for its offloaded parts, from its first offload to the end of the run.
+    Each rank has a pinned buffer for its offloaded parts, from its first offload to the end of the run. A part that is
+    always overwritten after its reload needs no buffer.
     """
-    parts, kept = offloaded_parts(graph, plan), Counter[int]()
+    reloads = (node.work for node in augmented if isinstance(node.work, Reload) and node.work.copies)
+    parts, plan, kept = {reload.instance: reload.part for reload in reloads}, augmented.plan, Counter[int]()
     for device, of_device in held.items() if parts else ():
         for one in of_device:
             part = parts.get(one.instance) if one.what in COPIED else None

@@ -93,8 +93,8 @@ def fit_constants(question: Question, plan: ExecutionPlan, measured: Mapping[str
     Returns None if the seconds of no measured node depend on the constants.
     """
     graph, alone = without_evaluation(question.graph, plan)
-    nodes = {subject_of(node.id): node for node in augment(graph, alone, STEPS) if _depends_on_constants(node)}
-    nodes = {subject: node for subject, node in nodes.items() if subject in measured}
+    nodes = {subject_of(node.id): node for node in augment(graph, alone, STEPS)}
+    nodes = {name: node for name, node in nodes.items() if name in measured and _depends_on_constants(node)}
     if not nodes:
         return None
     seen = [measured[subject] for subject in nodes]
@@ -115,15 +115,11 @@ def _depends_on_constants(node: Node) -> bool:
     """Whether it is a call with a model, or a move of weights.
 
     The rows of a call on chosen rows are only expected, so it does not count. Nor do moves of rows, which are mostly
-    overhead, and copies of checkpoints.
+    overhead, copies of checkpoints, and offloads that drop weights.
     """
-    match node.work:
-        case ModelCall(call):
-            return not call.waits_for_choices
-        case Reallocate() | HostCopy():
-            return True
-        case _:
-            return False
+    if isinstance(node.work, ModelCall):
+        return not node.work.call.waits_for_choices
+    return isinstance(node.work, Reallocate) or (isinstance(node.work, HostCopy) and node.work.copies)
 
 
 def _fitted(deviations: Callable[[Numbers], Numbers]) -> FittedConstants:

@@ -7,15 +7,12 @@ weights, in their layout, or keeps the copy on other devices.
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from prefect_rlhf.placement.cost.call_bytes import static_bytes
-from prefect_rlhf.placement.cost.execution import Execution
-from prefect_rlhf.placement.cost.sizes import ModelSizes
 from prefect_rlhf.placement.graph import Call
 from prefect_rlhf.placement.memory.remedies import with_changes
 from prefect_rlhf.placement.plan import ExecutionPlan, instances
 from prefect_rlhf.placement.planner.planned import ROUNDING
 from prefect_rlhf.placement.planner.question import Question
-from prefect_rlhf.placement.planner.space.candidates import Candidate, CostContext, MemoryBounds
+from prefect_rlhf.placement.planner.space.candidates import Candidate, CostContext, MemoryBounds, host_seconds
 from prefect_rlhf.placement.planner.space.plan_problem import PlanProblem, PlanSpace, plan_problem
 
 
@@ -62,10 +59,6 @@ def _offloaded_around(call: Call, option: Candidate, context: CostContext) -> Ca
 
     Gradients do not cross the host link: they come back as zeros.
     """
-    strategy, sizes = option.placement.strategy, ModelSizes.of(context.graph.model(call.role or ""))
-    trains = call.kind == "train_step"
-    stages = [static_bytes(Execution(strategy), sizes, trains, stage) for stage in {0, strategy.pp - 1}]
-    moved = max(stage.weights + stage.optimizer for stage in stages)
-    one_way = context.site.sources.links((option.placement.mesh,)).seconds(moved, "host")
     placement, least = replace(option.placement, offload="all"), MemoryBounds(0, option.most.peak)
-    return replace(option, placement=placement, least=least, seconds=option.seconds + 2 * one_way)
+    seconds = option.seconds + sum(host_seconds(call, placement, context))
+    return replace(option, placement=placement, least=least, seconds=seconds)

@@ -12,6 +12,7 @@ from prefect_rlhf.engines.rank.rank import Rank
 from prefect_rlhf.engines.weights.versions import Fingerprints
 from prefect_rlhf.errors.errors import StaleWeights
 from prefect_rlhf.placement.augmented.node import Node
+from prefect_rlhf.placement.augmented.offloading import is_overwritten
 from prefect_rlhf.placement.augmented.work import (
     Checkpoint,
     Commit,
@@ -67,7 +68,8 @@ class Dispatcher:
             except StaleWeights as error:
                 raise self.checkpointing.refusal(error, command) from error
             if instance in offloaded:
-                arguments = (instance, offloaded[instance])
+                copies = not is_overwritten(self._graph, self._plan, instance)
+                arguments = (instance, offloaded[instance], copies)
                 self._call(Rank.offload, dict.fromkeys(command.ranks, arguments), f"offload {instance.name}")
             on_built(instance, outcome_of(reports))
         self.checkpointing.restore_states()
@@ -146,10 +148,10 @@ class Dispatcher:
         return reports
 
     def _move_between_host_and_device(self, node: Node, work: HostCopy) -> dict[int, RankReport]:
-        arguments = dict.fromkeys(self.run.ranks(work.instance), (work.instance, work.part))
+        arguments = dict.fromkeys(self.run.ranks(work.instance), (work.instance, work.part, work.copies))
         method = Rank.offload if isinstance(work, Offload) else Rank.reload
         reports = self._call(method, arguments, node.title, node.resources[0])
-        if isinstance(work, Reload) and work.part == "all":
+        if isinstance(work, Reload) and work.part == "all" and work.copies:
             self._settle(work.instance, work.reads, reports)
         return reports
 

@@ -31,7 +31,7 @@ class PlainEngine:
         self._max_length, self._ends = command.max_sequence_length, end_tokens(command.model.path)
         stored = load_file(Path(command.model.path, "model.safetensors"))
         self._weights = {name: stored[name].clone() for name in command.layout.of_rank(rank)}
-        self._offloaded = None
+        self._offloaded = OffloadedTensors(torch.device("cpu"))
 
     def weights(self):
         return {name: Shard(tuple((0, size) for size in one.shape), one) for name, one in self._weights.items()}
@@ -43,16 +43,12 @@ class PlainEngine:
         return storage_bytes(self._weights.values())
 
     def offload(self, part="all"):
-        if part != "all" or self._offloaded:
+        if part != "all":
             return 0
-        self._offloaded = OffloadedTensors(self._weights.values())
-        return self._offloaded.num_bytes
+        return self._offloaded.offload(list(self._weights.values()))
 
     def reload(self, part="all"):
-        if part != "all" or not self._offloaded:
-            return 0
-        offloaded, self._offloaded = self._offloaded, None
-        return offloaded.restore()
+        return self._offloaded.reload() if part == "all" else 0
 
     @torch.no_grad()
     def infer(self, sequences, output, micro_batches, temperature):

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from math import sqrt
 
 from prefect_rlhf.errors.errors import InvalidInput
-from prefect_rlhf.placement.cost.call_bytes import call_bytes, static_bytes
+from prefect_rlhf.placement.cost.call_bytes import CallBytes, call_bytes, static_bytes
 from prefect_rlhf.placement.cost.datasheets.hardware import GIB
 from prefect_rlhf.placement.cost.execution import Execution
 from prefect_rlhf.placement.cost.paged_cache import expected_cache_bytes, gib_above, whole_cache_bytes
@@ -43,7 +43,7 @@ class MemoryBounds:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """`placement` on the first mesh of `mesh_class`. `host_seconds`: of its offload, and again of its reload.
+    """`placement` on the first mesh of `mesh_class`, with the seconds of its reload and of its offload.
 
     `surely_comes`: with any sharing of the copy, it is reloaded for this call and offloaded after it. A device holds
     `least.static` bytes or more all the time, and `least.peak` or more while the call runs. The fullest device holds
@@ -54,7 +54,8 @@ class Candidate:
     placement: Placement
     mesh_class: int
     seconds: float
-    host_seconds: float
+    reload_seconds: float
+    offload_seconds: float
     least: MemoryBounds
     most: MemoryBounds
     copy_bytes: int
@@ -237,7 +238,7 @@ def _candidate(call: Call, placement: Placement, mesh_class: int, context: CostC
     static = [terms.static + (terms.kv_cache if kept_cache else 0) + graphs for terms in device_bytes]
     peaks = [terms.total + graphs + groups for terms in device_bytes]
     least, most = MemoryBounds(min(static), min(peaks)), MemoryBounds(max(static), max(peaks))
-    return Candidate(placement, mesh_class, seconds, 0.0, least, most, least.static)
+    return Candidate(placement, mesh_class, seconds, 0.0, 0.0, least, most, least.static)
 
 
 def _offloaded(
@@ -246,11 +247,9 @@ def _offloaded(
     """Yield candidates of a strategy and mesh that keep a part of their weights in host memory between calls."""
     if not resident:
         return
-    placement, trains = replace(resident[0].placement, offload=part), call.kind == "train_step"
-    sizes, sources = ModelSizes.of(context.graph.model(call.role or "")), context.site.sources
-    stages = [static_bytes(Execution(placement.strategy), sizes, trains, end) for end in (0, placement.strategy.pp - 1)]
-    moved = max(stage.optimizer + (stage.weights if part == "all" else 0) for stage in stages)
-    seconds = sources.links((placement.mesh,)).seconds(moved, "host") + sources.orchestration_seconds
+    placement = replace(resident[0].placement, offload=part)
+    stages, started = _ends(call, placement, context), context.site.sources.orchestration_seconds
+    reload_seconds, offload_seconds = host_seconds(call, placement, context)
     graphs, _ = call_overhead(call, placement, context.graph.model(call.role or ""), context.site.backend)
     staying = [graphs + (stage.weights if part == "optimizer" else 0) for stage in stages]
     comes = _comes_for(call, placement, context)
@@ -258,12 +257,36 @@ def _offloaded(
         yield replace(
             option,
             placement=replace(option.placement, offload=part),
-            host_seconds=seconds,
+            reload_seconds=reload_seconds + started,
+            offload_seconds=offload_seconds + started,
             least=MemoryBounds(min(staying), option.least.peak),
             most=MemoryBounds(max(staying), option.most.peak),
             copy_bytes=min(staying) if part == "optimizer" else option.copy_bytes,
             surely_comes=comes,
         )
+
+
+def host_seconds(call: Call, placement: Placement, context: CostContext) -> tuple[float, float]:
+    """Return the seconds on the host link of a reload before the call, and of an offload after it, at their least.
+
+    Only a train_step changes the reloaded part, so that its offload is a copy. A copy of trained weights that the
+    train_step's engine cannot share is overwritten after each reload, so that neither is a copy.
+    """
+    stages = _ends(call, placement, context)
+    moved = max(stage.optimizer + (stage.weights if placement.offload == "all" else 0) for stage in stages)
+    seconds = context.site.sources.links((placement.mesh,)).seconds(moved, "host")
+    trainer = context.graph.trained_by(call.role or "")
+    if call == trainer or not TRAITS[placement.engine].drops_weights:
+        return seconds, seconds
+    is_overwritten = trainer is not None and placement.engine not in engines_of(trainer.kind)
+    return 0.0 if is_overwritten else seconds, 0.0
+
+
+def _ends(call: Call, placement: Placement, context: CostContext) -> list[CallBytes]:
+    """Return the static bytes of a device of the first pipeline stage, and of the last."""
+    sizes, trains = ModelSizes.of(context.graph.model(call.role or "")), call.kind == "train_step"
+    strategy = placement.strategy
+    return [static_bytes(Execution(strategy), sizes, trains, stage) for stage in (0, strategy.pp - 1)]
 
 
 def stops_devices(placement: Placement, context: CostContext) -> bool:

@@ -192,23 +192,27 @@ def _nodes(
 ) -> Iterator[ProblemNode]:
     """The call, and the moves around it."""
     graph, options = context.graph, candidates[call.name]
-    host_seconds = [option.host_seconds if option.surely_comes or counted == "most" else 0.0 for option in options]
-    stopping = [s > 0 and stops_devices(o.placement, context) for s, o in zip(host_seconds, options, strict=True)]
+    visits = [option.surely_comes or counted == "most" for option in options]
+    stopping = [
+        visit and option.placement.offload == "all" and stops_devices(option.placement, context)
+        for visit, option in zip(visits, options, strict=True)
+    ]
     occupied: Literal["compute", "host_link"] = "compute" if any(stopping) else "host_link"
-    host_us = tuple(
-        _microseconds(seconds) if stops == any(stopping) else 0
-        for seconds, stops in zip(host_seconds, stopping, strict=True)
+    counts = [visit and stops == any(stopping) for visit, stops in zip(visits, stopping, strict=True)]
+    reload_us, offload_us = (
+        tuple(_microseconds(each) if count else 0 for each, count in zip(seconds, counts, strict=True))
+        for seconds in ([o.reload_seconds for o in options], [o.offload_seconds for o in options])
     )
-    if any(host_us):
-        yield LinkNode(_reload(call.name), call.name, host_us, occupied)
+    if any(reload_us):
+        yield LinkNode(_reload(call.name), call.name, reload_us, occupied)
     moves = list(_moves(call, candidates, context, copies))
     late = bool(moves) and _lag(graph, call) == STALE
     yield from () if late else moves
     yield PlannedCall(
         call.name, call.role, call.kind, tuple(_option(call, option, context, counted) for option in options)
     )
-    if any(host_us):
-        yield LinkNode(_offload(call.name), call.name, host_us, occupied)
+    if any(offload_us):
+        yield LinkNode(_offload(call.name), call.name, offload_us, occupied)
     yield from moves if late else ()
 
 
@@ -289,7 +293,7 @@ def _edges(graph: DataflowGraph, names: set[str]) -> Iterator[Edge]:
         yield from (Edge(first, second) for first, second in pairwise(name for name in around if name in names))
         for producer in sorted(_producers(graph, call)):
             yield Edge(producer, call.name)
-        if _offload(call.name) in names:
+        if {_offload(call.name), _reload(call.name)} <= names:
             yield Edge(_offload(call.name), _reload(call.name), 1)
     for edge in graph.version_edges():
         if graph.call(edge.target).kind == "compute":

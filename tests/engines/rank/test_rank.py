@@ -388,6 +388,20 @@ def test_offloaded_weights_are_not_written(rank):
         rank.reallocate(MoveWeightsCommand(TRAINED, SAMPLER, 0, LAYOUT, LAYOUT))
 
 
+def test_weights_that_were_dropped_serve_no_call_until_others_are_written(rank):
+    """Neither a call nor a move uses them; a reallocation labels them."""
+    engine = engine_of(rank, SAMPLER)
+    engine.offload, engine.reload = (lambda part, copies: 0), (lambda part, copies: 0)
+    rank.offload(SAMPLER, copies=False)
+    assert rank.reload(SAMPLER, copies=False).digest is None
+    with pytest.raises(StaleWeights, match=r"actor.vllm n0:0 dp1 was reloaded without weights"):
+        generate(rank)
+    with pytest.raises(StaleWeights, match=r"actor.vllm n0:0 dp1 was reloaded without weights"):
+        rank.export(SAMPLER, Path("out"), "tokenizer", LAYOUT)
+    rank.reallocate(MoveWeightsCommand(TRAINED, SAMPLER, 0, LAYOUT, LAYOUT))
+    generate(rank)
+
+
 def test_without_its_optimizer_an_instance_infers_and_is_copied_but_does_not_train(rank):
     """The weights stay, so nothing but a train_step asks for what is away, and the reload hashes no weights."""
     rank.offload(TRAINED, "optimizer")

@@ -190,9 +190,33 @@ def test_weights_written_in_place_answer_like_a_fresh_engine(folders, dtype):
 
 
 def test_offload_empties_the_device_and_reload_restores_the_answers(engine):
+    """The weights alone are copied, and only once: the second time the host has them."""
     before, held = engine.generate(PROMPTS, SAMPLED, SEEDS), engine.device_bytes()
-    assert (held, 0, 0) == (engine.offload(), engine.offload(), engine.device_bytes())
-    assert (held, 0, held) == (engine.reload(), engine.reload(), engine.device_bytes())
+    copied = engine.offload()
+    assert 0 < copied < held / 2
+    assert (engine.offload(), engine.device_bytes()) == (0, 0)
+    assert (copied, 0, held) == (engine.reload(), engine.reload(), engine.device_bytes())
+    assert before == engine.generate(PROMPTS, SAMPLED, SEEDS)
+    assert (engine.offload(copies=False), engine.device_bytes()) == (0, 0)
+    assert (copied, held) == (engine.reload(), engine.device_bytes())
+    assert before == engine.generate(PROMPTS, SAMPLED, SEEDS)
+
+
+def test_weights_that_are_overwritten_need_no_copy(engine):
+    """A copy made earlier is out of date once other weights were written, so that it cannot come back."""
+    before = engine.generate(PROMPTS, SAMPLED, SEEDS)
+    weights = {name: shard.view.clone() for name, shard in engine.weights().items()}
+    engine.offload()
+    engine.reload()
+    engine.weights_written()
+    engine.offload(copies=False)
+    with pytest.raises(EngineFailed, match="found no copy in host memory"):
+        engine.reload()
+    assert engine.device_bytes() == 0
+    assert engine.reload(copies=False) < sum(view.nbytes for view in weights.values()) / 10  # rotary tables
+    for name, shard in engine.weights().items():
+        shard.view.copy_(weights[name])
+    engine.weights_written()
     assert before == engine.generate(PROMPTS, SAMPLED, SEEDS)
 
 

@@ -146,10 +146,11 @@ def test_a_part_leaves_the_device_and_the_process_and_comes_back(trained, part):
     settled = trained.move(Rank.reload, TRAINED, part)  # nothing to do: the two counts as they stand
     away = trained.move(Rank.offload, TRAINED, part)
     fallen = settled.device_bytes - away.device_bytes
-    assert fallen == away.bytes_moved == pytest.approx(expected, rel=0.01)
+    assert fallen == pytest.approx(expected, rel=0.01)
+    assert away.bytes_moved == pytest.approx(fallen - 4 * ELEMENTS, rel=0.01)
     assert settled.resident_bytes - away.resident_bytes == pytest.approx(fallen, abs=WITNESS)
     back = trained.move(Rank.reload, TRAINED, part)
-    assert back.device_bytes == settled.device_bytes
+    assert (back.device_bytes, back.bytes_moved) == (settled.device_bytes, away.bytes_moved)
     assert back.resident_bytes - away.resident_bytes == pytest.approx(fallen, abs=WITNESS)
 
 
@@ -169,6 +170,7 @@ def test_generation_leaves_with_its_cache(world):
     settled = world.move(Rank.reload, SAMPLER, "all")
     away = world.move(Rank.offload, SAMPLER, "all")
     fallen = settled.device_bytes - away.device_bytes
-    assert fallen == away.bytes_moved > 2 * 2 * ELEMENTS
+    assert fallen > 2 * 2 * ELEMENTS
+    assert away.bytes_moved == pytest.approx(2 * ELEMENTS, rel=0.05)
     assert settled.resident_bytes - away.resident_bytes > 0.5 * fallen
     assert world.move(Rank.reload, SAMPLER, "all").device_bytes == settled.device_bytes

@@ -11,6 +11,7 @@ from prefect_rlhf.placement.augmented.augment import augment
 from prefect_rlhf.placement.augmented.augmented_graph import AugmentedGraph
 from prefect_rlhf.placement.augmented.checkpointing import stateful_calls
 from prefect_rlhf.placement.augmented.node import Node
+from prefect_rlhf.placement.augmented.offloading import is_overwritten
 from prefect_rlhf.placement.augmented.unroll import latest_run
 from prefect_rlhf.placement.devices.mesh import ClusterShape
 from prefect_rlhf.placement.plan import offloaded_parts, trained_instance
@@ -32,26 +33,22 @@ class DevicesAndDisk:
         self.version = defaultdict(int, dict.fromkeys(self.trained.values(), first_step))
         self.comes_and_goes = offloaded_parts(graph, plan)
         self.away = dict(self.comes_and_goes)
+        self.on_host = {i: self.version[i] for i in self.away if not is_overwritten(graph, plan, i)}
+        self.optimizer = dict(self.version)  # the version that an optimizer belongs to
         self.state_of = defaultdict(list)  # stateful computation -> the steps that left its state, as reported
         self.copies: dict[int, dict[str, int]] = defaultdict(dict)  # step -> the version of each role's copy
         self.most_copies = 0  # at once
         self.committed: list[int] = []
 
     def run(self, node):
-        for instance in {getattr(node.work, name, None) for name in ("instance", "source")} - {None}:
-            needs = {"all", "optimizer"} if node.kind in ("train_step", "checkpoint") else {"all"}
-            there = node.kind in ("reload", "offload") or self.away.get(instance) not in needs
-            assert there, f"{node.id} uses what is in host memory"
-            assert self.version[instance] == node.reads, f"{node.id} found v{self.version[instance]}"
+        self._check(node)
         if node.kind == "reallocate":
             assert self.away.get(node.work.target) != "all"
             self.version[node.work.target] = node.reads
         elif node.kind == "train_step":
-            self.version[node.work.instance] = node.writes
-        elif node.kind == "offload":
-            assert self.away.setdefault(node.work.instance, node.work.part) == node.work.part
-        elif node.kind == "reload":
-            assert self.away.pop(node.work.instance) == node.work.part
+            self.version[node.work.instance] = self.optimizer[node.work.instance] = node.writes
+        elif node.kind in ("offload", "reload"):
+            self._copy(node)
         elif node.kind == "checkpoint":
             assert node.reads == node.step + 1
             self.copies[node.step][node.work.instance.role] = node.reads
@@ -64,6 +61,32 @@ class DevicesAndDisk:
             self.committed.append(node.step + 1)
         elif node.kind == "compute" and node.call.stateful:
             self.state_of[node.call.name].append(node.step)
+
+    def _check(self, node):
+        """What a node uses is on the devices, in the version that it reads."""
+        for instance in {getattr(node.work, name, None) for name in ("instance", "source")} - {None}:
+            if node.kind != "reload":
+                assert self.version[instance] == node.reads, f"{node.id} found v{self.version[instance]}"
+            needs = {"all", "optimizer"} if node.kind in ("train_step", "checkpoint") else {"all"}
+            there = node.kind in ("reload", "offload") or self.away.get(instance) not in needs
+            assert there, f"{node.id} uses what is in host memory"
+            if "optimizer" in needs:
+                assert self.optimizer[instance] == node.reads, f"{node.id} found v{self.optimizer[instance]}"
+
+    def _copy(self, node):
+        """Offload or reload a part. A reload without copies brings nothing, and an offload leaves the host as it is."""
+        instance, part = node.work.instance, node.work.part
+        found = None
+        if node.kind == "offload":
+            assert self.away.setdefault(instance, part) == part
+            self.on_host |= {instance: node.reads} if node.work.copies else {}
+        else:
+            assert self.away.pop(instance) == part
+            found = self.on_host[instance] if node.work.copies else None
+            assert found in (node.reads, None), f"{node.id} finds v{found} on the host"
+        self.optimizer[instance] = found
+        if part == "all":
+            self.version[instance] = found
 
 
 def calls_of(augmented: AugmentedGraph, first_step=0):

@@ -7,6 +7,7 @@ from dataclasses import replace
 import networkx as nx
 import pytest
 
+from prefect_rlhf.placement import engine_traits
 from prefect_rlhf.placement.augmented.augment import augment
 from prefect_rlhf.placement.augmented.augmented_graph import AugmentedGraph
 from prefect_rlhf.placement.augmented.work import HostCopy
@@ -112,6 +113,61 @@ def test_without_prefetch_no_other_call_has_it_on_its_devices():
     order = dependency_graph(late)
     before, after = nx.ancestors(order, "reload.ref.megatron@1"), nx.descendants(order, "offload.ref.megatron@1")
     assert beside <= before | after
+
+
+def copies(augmented: AugmentedGraph, instance: str) -> list[tuple[str, bool]]:
+    """The reloads and offloads of an instance, each with whether it copies anything."""
+    found = [node for node in augmented if isinstance(node.work, HostCopy) and instance in node.id]
+    return [(node.id.partition(".")[0] + node.id[node.id.index("@") :], node.work.copies) for node in found]
+
+
+def test_frozen_weights_are_dropped_and_reloaded():
+    augmented = on_one_device(ppo(), 2, ref_inference="all")
+    assert copies(augmented, "ref") == [
+        ("reload@0", True),
+        ("offload@0", False),
+        ("reload@1", True),
+        ("offload@1", False),
+    ]
+    dropped = augmented.node("offload.ref.megatron@1")
+    assert dropped.title == "ref.megatron.offload (dropped) · step 1 · n0:0 dp1 · v0"
+    assert dropped.reason.endswith("it is dropped, since the host has the same copy.")
+
+
+def test_a_copy_that_is_overwritten_never_crosses_the_host_link():
+    """Not in the first step either: version 0 comes from the trained weights."""
+    augmented = on_one_device(ppo(), 3, actor_generate="all")
+    assert {node for node, copied in copies(augmented, "actor.vllm") if copied} == set()
+    for step in range(3):
+        move = augmented.node(f"reallocate.actor.vllm@{step}")
+        assert move.reads == step and f"reload.actor.vllm@{step}" in move.depends_on
+    assert augmented.node("reload.actor.vllm@1").title == "actor.vllm.reload (no weights) · step 1 · n0:0 dp1 · v1"
+
+
+def test_a_version_that_is_used_again_goes_to_the_host():
+    """Under staleness 1, step 1 generates with version 0 too."""
+    augmented = on_one_device(ppo(1), 4, actor_generate="all")
+    assert [node for node, copied in copies(augmented, "actor.vllm") if copied] == ["offload@0", "reload@1"]
+
+
+def test_of_trained_weights_only_what_training_changed_goes_to_the_host():
+    """They come twice a step, for the move to vLLM and for the train_step, since the critic's optimizer is between."""
+    critic = {"critic_inference": "optimizer", "critic_train_step": "optimizer"}
+    augmented = on_one_device(ppo(), 3, actor_generate="all", actor_train_step="all", **critic)
+    of_step = [node for node in augmented.of_step(1) if node.id.startswith("offload.actor.megatron")]
+    assert [node.work.copies for node in of_step] == [False, True]
+
+
+def test_an_engine_that_cannot_drop_copies_each_time():
+    name = "copies_each_time"
+    engine_traits.register(name, replace(engine_traits.TRAITS["megatron"], drops_weights=False))
+    try:
+        graph = ppo()
+        plan = preset("flattening", graph, ONE, ONE.whole)
+        augmented = augment(graph, placed(plan, "ref_inference", offload="all", engine=name), 2)
+    finally:
+        del engine_traits._TRAITS[name]
+    assert all(copied for _, copied in copies(augmented, "ref"))
 
 
 def test_two_optimizers_on_one_device_take_turns():

@@ -16,6 +16,7 @@ from prefect_rlhf.placement.augmented.augment import augment, unrolled_nodes
 from prefect_rlhf.placement.augmented.checkpointing import StepRange
 from prefect_rlhf.placement.augmented.node import BEHIND, Node
 from prefect_rlhf.placement.augmented.step_groups import StepGroups
+from prefect_rlhf.placement.augmented.work import Offload
 from prefect_rlhf.placement.devices.mesh import ClusterShape
 from prefect_rlhf.placement.graph import DataflowGraph
 from prefect_rlhf.placement.plan import ExecutionPlan
@@ -100,7 +101,9 @@ def stopped_graph(graph: DataflowGraph, plan: ExecutionPlan, steps: StepRange) -
 
 
 def bare(node: Node) -> Node:
-    return replace(node, dependencies=())
+    """A node without its dependencies. An offload may copy weights that only a step after the stop would have used."""
+    work = replace(node.work, copies=True) if isinstance(node.work, Offload) else node.work
+    return replace(node, dependencies=(), reason="", work=work)
 
 
 @settings(max_examples=examples(100))

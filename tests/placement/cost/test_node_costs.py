@@ -6,6 +6,7 @@ import pytest
 
 from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.placement.augmented.augment import augment
+from prefect_rlhf.placement.augmented.work import HostCopy
 from prefect_rlhf.placement.cost.call import call_cost
 from prefect_rlhf.placement.cost.datasheets.hardware import DATASHEETS, Hardware
 from prefect_rlhf.placement.cost.execution import Execution
@@ -16,7 +17,7 @@ from prefect_rlhf.placement.cost.times.roofline import DatasheetTimes
 from prefect_rlhf.placement.cost.workload import CallWork, Workload
 from prefect_rlhf.placement.layout.parameters import num_parameters
 from prefect_rlhf.placement.planner.preset_plan import preset
-from tests.strategies import TWO_DEVICES, ppo
+from tests.strategies import TWO_DEVICES, placed, ppo
 
 HARDWARE = Hardware(DATASHEETS["h100"], 2)
 WORKLOAD = Workload.fixed(64, 64)
@@ -45,7 +46,7 @@ def nodes(plan):
 
 def test_every_kind_of_node_has_a_cost(costs, nodes):
     """Calls and moves of weights take time, computations are said to take none; rows move where dealings differ."""
-    timed = {"generate", "inference", "train_step", "reallocate", "offload", "reload"}
+    timed = {"generate", "inference", "train_step", "reallocate", "reload"}
     assert {node.kind for node in nodes} >= timed
     for node in nodes:
         if node.kind != "transfer":
@@ -62,11 +63,22 @@ def test_a_calls_node_costs_what_its_call_costs(costs, nodes, plan):
 
 
 def test_offloading_a_frozen_model_moves_its_weights_over_the_host_link(costs, nodes):
-    """Replicas each move their own copy over their own link, at once."""
+    """Replicas each reload their own copy over their own link, at once. They drop it again in no time."""
     weights = 2 * num_parameters(GRAPH.model("ref"))
-    for node in nodes:
-        if node.kind in ("offload", "reload"):
-            assert costs.seconds(node) == pytest.approx(weights / HARDWARE.links().host + 10e-6)
+    seconds = {node.kind: costs.seconds(node) for node in nodes if node.kind in ("offload", "reload")}
+    assert seconds == {"reload": pytest.approx(weights / HARDWARE.links().host + 10e-6), "offload": 0}
+
+
+def test_the_copy_that_the_next_weights_overwrite_moves_nothing(costs, plan):
+    """Trained weights, in contrast, come and go with their optimizer."""
+    changed = placed(placed(plan, "actor_generate", offload="all"), "actor_train_step", offload="all")
+    of_nodes = replace(costs, plan=changed)
+    copies = [node.work for node in augment(GRAPH, changed, 3).of_step(1) if isinstance(node.work, HostCopy)]
+    moved = {(work.instance.role, work.instance.engine, work.kind): of_nodes.host_bytes(work) for work in copies}
+    weights = 2 * num_parameters(GRAPH.model("actor"))
+    assert moved["actor", "vllm", "reload"] == moved["actor", "vllm", "offload"] == 0
+    assert moved["actor", "megatron", "reload"] == moved["actor", "megatron", "offload"]
+    assert moved["actor", "megatron", "reload"] == pytest.approx(weights * (1 + 6 / 2))  # states are shared over dp
 
 
 def test_a_plan_beyond_the_known_nodes_is_refused(plan, nodes):

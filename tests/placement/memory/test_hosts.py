@@ -6,12 +6,14 @@ import pytest
 
 from prefect_rlhf.errors.errors import PlanDoesNotFit
 from prefect_rlhf.placement.cost.sizes import ModelSizes
+from prefect_rlhf.placement.cost.workload import Workload
 from prefect_rlhf.placement.devices.mesh import ClusterShape
 from prefect_rlhf.placement.memory.bytes import byte_size
 from prefect_rlhf.placement.memory.fit import check_fits
 from prefect_rlhf.placement.plan import ExecutionPlan
+from prefect_rlhf.placement.planner.preset_plan import preset
 from tests.placement.planner.test_planner import GRAPHS, WORKLOAD
-from tests.strategies import GIB, on, placed
+from tests.strategies import GIB, TWO_DEVICES, on, placed, ppo
 
 GRAPH = GRAPHS["dpo"]
 TWO_NODES = ClusterShape("two", 2, 2, 80 * GIB)
@@ -46,6 +48,15 @@ def test_gradients_stay_out_of_the_hosts_memory():
     certificate = check_fits(placed(APART, "actor_train_step", offload="optimizer"), GRAPH, WORKLOAD, "cuda")
     (host,) = certificate.hosts
     assert host.node == 0 and WEIGHTS * 6 <= host.num_bytes <= WEIGHTS * 6 * 1.01
+
+
+def test_a_copy_that_is_overwritten_needs_no_host_memory():
+    """vLLM's copy is dropped after use; under staleness 1 the first version is needed twice, so it has a buffer."""
+    for staleness, hosts in ((0, 0), (1, 1)):
+        graph = ppo(staleness)
+        plan = preset("flattening", graph, TWO_DEVICES, TWO_DEVICES.whole)
+        asleep = check_fits(placed(plan, "actor_generate", offload="all"), graph, Workload.fixed(8, 8), "cpu")
+        assert len(asleep.hosts) == hosts
 
 
 def test_a_host_that_is_full_is_enough_and_one_byte_less_is_refused():
