@@ -36,6 +36,10 @@ SMALLEST = {
         "algorithm auto_over_best plans predicted_over_measured",
     ),
     "families": ("--family qwen3 --engine megatron", "differences largest"),
+    "first_gpu_morning": (
+        "--one --pretend --step choice_of_tokens --out {home}/morning",
+        "constants differs failed pretend steps",
+    ),
     "estimate_calls": (f"{DATA}/real_ppo_7b_7b.json", "calls end_to_end"),
     "count_lines": ("", "ours"),
     "growth": ("{growth}", "calls ratio rss_mib seconds threads"),

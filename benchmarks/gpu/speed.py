@@ -1,0 +1,163 @@
+"""How long do calls take, and how often does the host wait for the device?"""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from benchmarks.gpu.models import SHAPES, full_rows, random_engine, train
+from benchmarks.gpu.step import Constant, Expected, Found, Machine, Step
+from prefect_rlhf.engines.engine import SamplingSettings
+from prefect_rlhf.engines.weights.fingerprint import Factors, Sample, digest
+from prefect_rlhf.flows.hardware.node_hardware import GPU_CALL_SECONDS
+from prefect_rlhf.placement.cost.datasheets.hardware import DATASHEETS, Efficiency
+
+MICRO_BATCHES, PROMPT, TOKENS = 4, 16, 16
+
+
+def host_waits(machine: Machine) -> Found:
+    """Waits of an inference and of a training step per micro-batch, of decoding per token, of fingerprints."""
+    with machine.gpu() as pretend:
+        engine = random_engine(machine.folder, SHAPES["tiny"], length=256)
+        sequences, columns = full_rows(8, 64, SHAPES["tiny"].vocab_size)
+        prompts, table = [[1 + row] * PROMPT for row in range(8)], Factors()
+        calls: dict[str, tuple[Callable[[], Any], int]] = {
+            "inference": (lambda: engine.infer(sequences, "logprobs", MICRO_BATCHES, 1.0), MICRO_BATCHES),
+            "training": (lambda: train(engine, sequences, columns, MICRO_BATCHES), MICRO_BATCHES),
+            "greedy_token": (lambda: engine.generate(prompts, _sampling(0.0), range(8)), TOKENS),
+            "sampled_token": (lambda: engine.generate(prompts, _sampling(1.0), range(8)), TOKENS),
+            "filtered_token": (lambda: engine.generate(prompts, _sampling(1.0, 0.9), range(8)), TOKENS),
+            "digest": (lambda: digest(engine.weights(), table), 1),
+            "sample": (lambda: Sample(engine.weights(), "key", table).changed(engine.weights()), 1),
+        }
+        found: dict[str, Any] = {}
+        for name, (call, parts) in calls.items():
+            call()
+            with _counted(pretend) as waits:
+                call()
+            found[f"{name}_waits"] = waits.total() / parts
+            found[f"{name}_places"] = dict(waits.most_common(8))
+    return found
+
+
+def throughput(machine: Machine) -> Found:
+    """A 1.3B model: training and inference of 16,384 tokens, a decoding step, AdamW, fingerprints."""
+    shape, tokens = SHAPES["1.3B"], 16384
+    engine = random_engine(machine.folder, shape, length=4096, rows=64)
+    sequences, columns = full_rows(8, tokens // 8, shape.vocab_size)
+    num_parameters = sum(shard.view.numel() for shard in engine.weights().values())
+    found: dict[str, Any] = {"parameters": num_parameters}
+    seconds = _seconds(lambda: train(engine, sequences, columns, 4))
+    peak = DATASHEETS["h100"].bfloat16_flops
+    found["training_tokens_per_second"] = tokens / seconds
+    found["training_mfu"] = 6 * num_parameters * tokens / seconds / peak
+    seconds = _seconds(lambda: engine.infer(sequences, "logprobs", 4, 1.0))
+    found["inference_mfu"] = 2 * num_parameters * tokens / seconds / peak
+    optimizer = engine._optimizer
+    assert optimizer is not None
+    found["adam_ms"] = 1e3 * _seconds(lambda: [part.optimizer.step() for part in optimizer._chain.chained_optimizers])
+    table = Factors()
+    found["digest_ms"] = 1e3 * _seconds(lambda: digest(engine.weights(), table))
+    before = Sample(engine.weights(), "key", table)
+    found["sample_ms"] = 1e3 * _seconds(lambda: before.changed(engine.weights()))
+    prompts = [[1 + row] * 64 for row in range(64)]
+    short, long = (
+        _seconds(lambda n=n: engine.generate(prompts, SamplingSettings(n, 1.0, stop_at_eos=False), range(64)))
+        for n in (8, 40)
+    )
+    step = (long - short) / 32
+    found["decode_step_ms"] = 1e3 * step
+    found["eager_layer_seconds"] = step / shape.num_layers
+    square = torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16)
+    found["matmul"] = 2 * 8192**3 / _seconds(lambda: square @ square) / peak
+    line = torch.empty(1 << 28, device="cuda", dtype=torch.bfloat16)
+    found["memory"] = 4 * len(line) / _seconds(lambda: line.add_(1)) / DATASHEETS["h100"].memory_bytes_per_second
+    found["call_seconds"] = found["sample_ms"] / 1e3
+    return found
+
+
+def _sampling(temperature: float, top_p: float = 1.0) -> SamplingSettings:
+    return SamplingSettings(TOKENS, temperature, top_p, stop_at_eos=False)
+
+
+@contextmanager
+def _counted(pretend: Any) -> Iterator[Counter[str]]:
+    """Count waits by line: those of the pretend GPU, or torch's own warnings."""
+    if pretend is not None:
+        with pretend.waits.counted() as waits:
+            yield waits
+        return
+    waits = Counter()
+    torch.cuda.set_sync_debug_mode("warn")
+    try:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            yield waits
+            waits.update(
+                f"{each.filename.rpartition('/prefect_rlhf/')[2]}:{each.lineno}"
+                for each in caught
+                if "synchronizing CUDA operation" in str(each.message)
+            )
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def _seconds(call: Callable[[], Any]) -> float:
+    """Return the least seconds of three calls, after one that is not measured."""
+    call()
+    measured = []
+    for _ in range(3):
+        torch.cuda.synchronize()
+        began = time.perf_counter()
+        call()
+        torch.cuda.synchronize()
+        measured.append(time.perf_counter() - began)
+    return min(measured)
+
+
+_HARDWARE = "placement/cost/datasheets/hardware.py, Efficiency"
+STEPS_OF_SPEED = (
+    Step(
+        "host_waits",
+        4,
+        240,
+        host_waits,
+        {
+            "inference_waits": Expected(0, 10),
+            "training_waits": Expected(0, 5),
+            "greedy_token_waits": Expected(0, 1.5, "1 a token and a few for the prompts"),
+            "sampled_token_waits": Expected(0, 1.5),
+            "filtered_token_waits": Expected(0, 3),
+            "digest_waits": Expected(1, 1),
+            "sample_waits": Expected(1, 1),
+        },
+        findings="C7, C8",
+    ),
+    Step(
+        "throughput",
+        4,
+        240,
+        throughput,
+        {
+            "training_mfu": Expected(0.35, 0.5, "of an H100's 989 TFLOP/s"),
+            "adam_ms": Expected(9, 14),
+            "digest_ms": Expected(2, 60),
+            "sample_ms": Expected(2, 25),
+            "eager_layer_seconds": Expected(600e-6, 900e-6),
+        },
+        needs=frozenset({"hardware"}),
+        findings="C1, C4, C7, C8",
+        constants=(
+            Constant("eager_layer_seconds", _HARDWARE, Efficiency().eager_layer_seconds, "eager_layer_seconds"),
+            Constant("matmul", _HARDWARE, Efficiency().matmul, "matmul"),
+            Constant("memory", _HARDWARE, Efficiency().memory, "memory"),
+            Constant("GPU_CALL_SECONDS", "flows/hardware/node_hardware.py", GPU_CALL_SECONDS, "call_seconds"),
+        ),
+    ),
+)

@@ -1,0 +1,83 @@
+"""A step of the first morning: what it runs, what it should find, and the constants that its findings replace."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from math import inf
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+Need = Literal["hardware", "vllm", "several"]
+"""A GPU that exists; an importable vLLM; at least two GPUs."""
+Found = Mapping[str, Any]
+Value = TypeVar("Value")
+
+
+@dataclass(frozen=True)
+class Machine:
+    """The machine of a step: real GPUs, or the pretend GPU with small shapes. `folder` is for the step's files."""
+
+    folder: Path
+    pretend: bool = False
+    num_gpus: int = 1
+
+    def gpu(self) -> AbstractContextManager[Any]:
+        """Return a context in which torch has a GPU; with the pretend GPU it yields its counters."""
+        if not self.pretend:
+            return nullcontext()
+        from tests.pretend_gpu import pretend_gpu
+
+        return pretend_gpu()
+
+    def pick(self, real: Value, small: Value) -> Value:
+        """Return a size for real GPUs, or the size for the pretend GPU."""
+        return small if self.pretend else real
+
+
+@dataclass(frozen=True)
+class Expected:
+    """The range that a value should lie in. It comes from reading code and from literature, never from a GPU."""
+
+    low: float = -inf
+    high: float = inf
+    meaning: str = ""
+
+    def holds(self, value: object) -> bool:
+        """Return whether a found value lies in the range; a bool counts as 0 or 1."""
+        return isinstance(value, (int, float)) and self.low <= value <= self.high
+
+    def __str__(self) -> str:
+        ends = {(-inf, False): f"at most {self.high:g}", (inf, True): f"at least {self.low:g}"}
+        text = ends.get((self.low, False)) or ends.get((self.high, True))
+        text = text or (f"{self.low:g}" if self.low == self.high else f"{self.low:g} to {self.high:g}")
+        return f"{text} ({self.meaning})" if self.meaning else text
+
+
+YES = Expected(1, 1, "yes")
+NO = Expected(0, 0, "no")
+
+
+@dataclass(frozen=True)
+class Constant:
+    """A constant of the memory model or of the cost model, and the finding that replaces it."""
+
+    name: str
+    file: str
+    present: float
+    found: str  # the key of the finding
+
+
+@dataclass(frozen=True)
+class Step:
+    """A step; `command` is its number among the six of a single GPU, or 0 for a step on all GPUs of a machine."""
+
+    name: str
+    command: int
+    limit_seconds: int
+    run: Callable[[Machine], Found]
+    expects: Mapping[str, Expected] = field(default_factory=dict)
+    needs: frozenset[Need] = frozenset()
+    findings: str = ""  # of docs/gpu.md
+    constants: tuple[Constant, ...] = ()

@@ -1,0 +1,90 @@
+"""The script of the first morning on GPUs, on the pretend GPU: steps run, fail or stop alone, and are reported."""
+
+import json
+import sys
+import time
+
+import pytest
+
+from benchmarks import first_gpu_morning
+from benchmarks.gpu.all_steps import ALL_GPUS, ONE_GPU
+from benchmarks.gpu.report import report
+from benchmarks.gpu.run import run_step
+from benchmarks.gpu.step import Constant, Expected, Machine, Step
+
+
+def morning(monkeypatch, capsys, *words):
+    """Run the script in this process; return its lines and the JSON of the last."""
+    monkeypatch.setattr(sys, "argv", ["first_gpu_morning", *words])
+    first_gpu_morning.main()
+    lines = capsys.readouterr().out.splitlines()
+    return lines, json.loads(lines[-1])
+
+
+@pytest.mark.all
+def test_every_step_of_a_single_gpu_runs_or_says_what_it_needs(monkeypatch, capsys, tmp_path):
+    """Nothing fails, and every finding that the pretend GPU can make is as expected."""
+    lines, last = morning(monkeypatch, capsys, "--one", "--pretend", "--out", str(tmp_path))
+    assert last["failed"] == {} and sum(last["steps"].values()) == len(ONE_GPU)
+    assert last["steps"]["done"] >= 7
+    unlike_gpus = {"equal_runs": ["fastest_equal"]}  # the CPU's kernels add in a fixed order
+    assert {step: names for step, names in last["differs"].items() if unlike_gpus.get(step) != names} == {}
+    assert any("not measured; expected" in line for line in lines)
+
+
+def test_a_few_steps_run_and_the_others_need_a_gpu(monkeypatch, capsys, tmp_path):
+    """A report names the range of each finding, and each constant, which the pretend GPU does not replace."""
+    names = ("host_waits", "choice_of_tokens", "context_bytes")
+    given = [word for name in names for word in ("--step", name)]
+    lines, last = morning(monkeypatch, capsys, "--one", "--pretend", "--out", str(tmp_path), *given)
+    assert last["steps"] == {"done": 2, "needs a GPU": 1} and last["differs"] == last["failed"] == {}
+    assert any(line.strip().startswith("inference_waits = ") and line.endswith("expected 0 to 10") for line in lines)
+    assert "  CONTEXT_BYTES (placement/memory/bytes.py): 1.07374e+09 -> not measured" in lines
+    written = [json.loads(line) for line in (tmp_path / "steps.jsonl").read_text().splitlines()]
+    assert {each["step"]: each["status"] for each in written}["context_bytes"] == "needs a GPU"
+
+
+def test_a_step_that_fails_or_never_ends_leaves_the_others_alone(tmp_path):
+    def fails(_):
+        raise ValueError("no such kernel\nand more")
+
+    steps = [
+        Step("fails", 1, 30, fails, {"found": Expected(1)}, findings="A1"),
+        Step("never ends", 1, 1, lambda _: time.sleep(60), findings="A2"),
+        Step(
+            "is found",
+            1,
+            30,
+            lambda _: {"found": 3.0},
+            {"found": Expected(high=2)},
+            constants=(Constant("PAIR", "placement/memory/overhead.py", 2, "found"),),
+        ),
+    ]
+    machine = Machine(tmp_path, pretend=True)
+    outcomes = [run_step(step, machine) for step in steps]
+    assert [each.status for each in outcomes] == ["failed", "too slow", "done"]
+    assert outcomes[0].reason == "ValueError: no such kernel"
+    lines = list(report(steps, outcomes, pretend=False))
+    assert "    DIFFERS found = 3; expected at most 2" in lines
+    assert "  PAIR (placement/memory/overhead.py): 2 -> 3" in lines
+
+
+def test_the_six_commands_fit_their_ten_minutes():
+    """And the names of steps are unique."""
+    for command in first_gpu_morning.COMMANDS:
+        assert 0 < sum(step.limit_seconds for step in ONE_GPU if step.command == command) <= 600, command
+    names = [step.name for step in (*ONE_GPU, *ALL_GPUS)]
+    assert len(set(names)) == len(names)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--command", "2"), "--command: got a number without --one"),
+        (("--one", "--pretend", "--step", "nonsense"), "--step: got nonsense, expected one of environment"),
+    ],
+)
+def test_mistakes_are_one_line(monkeypatch, words, said):
+    monkeypatch.setattr(sys, "argv", ["first_gpu_morning", *words])
+    with pytest.raises(SystemExit, match=said):
+        first_gpu_morning.main()
