@@ -1,6 +1,6 @@
 """The flow `rlhf/profile`: measure a model's layers on the leased devices, for plans and predictions."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,6 +12,7 @@ from pydantic import Field
 
 from prefect_rlhf.blocks.lease import leased_devices
 from prefect_rlhf.errors.errors import InvalidInput, RlhfError
+from prefect_rlhf.flows.hardware.probes import TOO_BUSY
 from prefect_rlhf.flows.hardware.profiles import Machine, devices_and_nodes, keep_profile, profile_file
 from prefect_rlhf.flows.training.log import log_info
 from prefect_rlhf.placement.cost.times.profile import Subject
@@ -62,7 +63,7 @@ def profile(
             sizes = Sizes(most_rows, longest)
             device = kind_of_nodes(leased)
             request = profile_request(model, dtype, leased.kind, leased.mesh, sizes, tensor_parallel, device)
-            return str(measure_profile(leased, request, say))
+            return str(measure_profile(leased, request, say, log_info))
     except RlhfError as error:
         return failed(error)
 
@@ -117,13 +118,17 @@ def profile_request(
     return request
 
 
-def measure_profile(leased: Lease, request: ProfileRequest, say: Say) -> Path:
+def measure_profile(leased: Lease, request: ProfileRequest, say: Say, report: Callable[[str], object]) -> Path:
     """Measure on a lease's devices and store the profile; returns its file.
 
-    If there are several nodes, they are assumed to be alike: layers are timed on the first node and messages between
-    all.
+    `report` receives the share of the cores that other programs had. If there are several nodes, they are assumed to be
+    alike: layers are timed on the first node and messages between all.
     """
-    return keep_profile(measure(request.subject, request.sizes, say, leased.node_devices), request.file)
+    made = measure(request.subject, request.sizes, say, leased.node_devices)
+    if leased.kind == "cpu":
+        advice = "; its times are too long, so measure again when they end" if made.busy > TOO_BUSY else ""
+        report(f"other programs had {made.busy:.0%} of the cores during the profile{advice}")
+    return keep_profile(made, request.file)
 
 
 def legal_degrees(shape: TransformerShape, num_devices: int) -> tuple[int, ...]:

@@ -67,6 +67,11 @@ class VllmEngine:
         layers: Sequence[torch.nn.Module] = self._runner.get_model().model.layers
         return layers
 
+    @property
+    def forward_method(self) -> tuple[Any, str]:
+        """The owner and the name of the method that runs all layers, also as a replayed CUDA graph, for timing."""
+        return self._runner, "_model_forward"
+
     def weights_written(self) -> None:
         """Have the new weights packed before use on CPU; generate never reads keys and values of the old weights."""
         self._offloaded.written()

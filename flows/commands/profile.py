@@ -79,7 +79,7 @@ def profile(flags: Annotated[ProfileFlags, ALL_AT_ONCE] = ProfileFlags()) -> int
     check_engines(flags.kind)
     with lease(cluster, cluster.whole.num_devices, kind=flags.kind, say=print_error) as leased:
         check_leased_gpus(leased)
-        print(measure_profile(leased, request, progress()))
+        print(measure_profile(leased, request, progress(), print_error))
     return 0
 
 

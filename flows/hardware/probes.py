@@ -17,7 +17,6 @@ from prefect_rlhf.flows.hardware.node_hardware import node_hardware
 from prefect_rlhf.flows.hardware.profiles import Machine
 from prefect_rlhf.placement.cost.speeds import KnownSpeeds, Speeds
 from prefect_rlhf.placement.devices.lease import Lease
-from prefect_rlhf.placement.engine_traits import TRAITS
 from prefect_rlhf.placement.models.model import Dtype
 from prefect_rlhf.placement.plan import EngineKind
 
@@ -124,12 +123,7 @@ def _probe(leased: Lease, dtype: Dtype) -> Speeds:
     from prefect_rlhf.tasks.profiling.probe import probe  # imported here: a dry run needs no engine
 
     device = "cpu" if leased.kind == "cpu" else Machine.read(leased.kind, *dict.fromkeys(leased.node_devices)).device
-    # On a GPU vLLM replays CUDA graphs, whose capture takes longer than a whole probe: its constant stays.
-    engines = [
-        engine
-        for engine in PROBED_ENGINES
-        if find_spec(engine) and (leased.kind == "cpu" or not TRAITS[engine].replays_graphs)
-    ]
+    engines = [engine for engine in PROBED_ENGINES if find_spec(engine)]
     mesh = leased.mesh
     return probe(
         leased.kind,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 from prefect_rlhf.errors.errors import InvalidInput
@@ -12,6 +13,7 @@ from prefect_rlhf.flows.training.choice.measured_plan import plans_to_measure
 from prefect_rlhf.flows.training.log import log_info
 from prefect_rlhf.flows.training.request import RunRequest
 from prefect_rlhf.placement.cost.speeds import KnownSpeeds
+from prefect_rlhf.placement.cost.times.contradiction import contradictions
 from prefect_rlhf.placement.models.model import Dtype
 
 SPEEDS = "speeds.json"
@@ -55,6 +57,19 @@ def _is_due(request: RunRequest, stored: KnownSpeeds | None) -> bool:
     return not measured_sources(request.graph.models, request.lease).profiles
 
 
+def contradicted_profiles(request: RunRequest) -> Iterator[str]:
+    """Yield a log line for each profile that the run uses and the probe of its devices contradicts."""
+    sources, speeds = request.cost_sources, request.speeds
+    probed = {each.dtype for each in speeds.by_dtype} if speeds else set()
+    for profile in sources.profiles:
+        found = contradictions(profile, sources.nodes[0]) if profile.dtype in probed else []
+        if found:
+            yield (
+                f"profile and probe of these devices contradict each other: {'; '.join(found)}. The run uses the "
+                "profile. prefect-rlhf profile measures it again; prefect-rlhf profile --forget removes the probe"
+            )
+
+
 def dtypes(request: RunRequest) -> tuple[Dtype, ...]:
     """Return the compute formats of the models."""
     return tuple(dict.fromkeys(model.dtype for model in request.graph.models))
@@ -67,5 +82,9 @@ def earlier_speeds(request: RunRequest, key: str) -> KnownSpeeds | None:
     file = request.checkpoint.folder.parent.parent / SPEEDS
     if not file.is_file():
         return None
-    known = KnownSpeeds.from_json(file.read_bytes(), str(file))
+    try:
+        known = KnownSpeeds.from_json(file.read_bytes(), str(file))
+    except (InvalidInput, OSError) as error:
+        log_info(f"the speeds of the resumed run are not known ({error}), so its plan may change")
+        return None
     return known if known.machine == key else None

@@ -24,7 +24,7 @@ from prefect_rlhf.flows.training.choice.choose_plan import ChosenPlan, choose_pl
 from prefect_rlhf.flows.training.choice.measured_plan import plans_to_measure, trials_json
 from prefect_rlhf.flows.training.choice.price_check import RECHECKED, earlier_check, price_check
 from prefect_rlhf.flows.training.log import LogLine, engines_in_log, kept_lines, log_info, log_warning, write_kept
-from prefect_rlhf.flows.training.probed import SPEEDS, awaits_probe, with_speeds
+from prefect_rlhf.flows.training.probed import SPEEDS, awaits_probe, contradicted_profiles, with_speeds
 from prefect_rlhf.flows.training.request import RunRequest, read_request
 from prefect_rlhf.flows.training.run_folder import RESULT, earlier_folder, new_folder, output_folder, read_result
 from prefect_rlhf.flows.training.run_name import tag_run
@@ -219,7 +219,8 @@ def predict_run(request: RunRequest, augmented: AugmentedGraph) -> Prediction | 
     except InvalidInput as error:
         log_info(f"no predictions: {error}")
         return None
-    log_info(describe_sources(request.cost_sources))
+    for line in (describe_sources(request.cost_sources), *contradicted_profiles(request)):
+        log_info(line)
     return prediction
 
 

@@ -33,6 +33,7 @@ TIMED_BYTES = 256 << 20  # of layers: with fewer, caches and page tables still h
 SHORTEST = 16  # tokens of a row
 MANY_TOKENS = 1024  # sizes of at least this many tokens are timed once, after their warm-up
 REPEATS = 3
+BUSY_REPEATS = 9  # of a matrix product that shows whether other programs run: some tenths of a second
 DEADLINE_SECONDS = 900.0
 
 PassMethod = Callable[[ProfilingRank, ModelInstance, int, int, int, int], PassSeconds]
@@ -147,14 +148,19 @@ class Bench:
         by_rank = self.each(method, lambda rank: (self.instance(rank, engine), rows, length, REPEATS, busy))
         return max(seconds.together for seconds in by_rank[:busy]), mean(seconds.call for seconds in by_rank[:busy])
 
+    def busy(self) -> float:
+        """Return the share of the cores that other programs have now, from 0 to 1; 0 on GPUs."""
+        work = self.all(ProfilingRank.multiply, MANY_TOKENS, MANY_TOKENS, self.model.dtype, BUSY_REPEATS)
+        return max(each.busy for each in work)
+
     def move(self, source: int, target: int, engine: EngineKind, role: str) -> MoveWeightsCommand:
         """Return the command that moves weights from a rank's trained copy to another copy."""
         trained, read = self.instance(source, "megatron"), self.instance(target, engine, role)
         source_layout, target_layout = (layout_of(instance, self.model, self.lease) for instance in (trained, read))
         return MoveWeightsCommand(trained, read, 0, source_layout, target_layout, self.lease.devices())
 
-    def build(self, engine: EngineKind, sizes: Sizes, role: str = "model") -> None:
-        """Build a copy on each rank, without CUDA graphs: replayed graphs bypass the hooks that time layers."""
+    def build(self, engine: EngineKind, sizes: Sizes, role: str = "model", *, cuda_graphs: bool = False) -> None:
+        """Build a copy on each rank. With CUDA graphs, only the forward of all layers together can be timed."""
 
         def command(rank: int) -> tuple[BuildCommand]:
             trains = "train_step" in TRAITS[engine].serves and role == "model"
@@ -162,7 +168,7 @@ class Bench:
             instance = self.instance(rank, engine, role)
             layout = layout_of(instance, model, self.lease)
             length = sizes.lengths[-1] + STEPS
-            return (BuildCommand(model, instance, (rank,), layout, length, sizes.rows[-1], cuda_graphs=False),)
+            return (BuildCommand(model, instance, (rank,), layout, length, sizes.rows[-1], cuda_graphs=cuda_graphs),)
 
         self.each(ProfilingRank.build, command)
 
@@ -175,30 +181,33 @@ def open_bench(
     step: Callable[[str], None],
     node_devices: Sequence[str] = (),
 ) -> Iterator[Bench]:
-    """Open a gang that has built the measured models, which have random weights in a temporary folder.
-
-    It runs on the first node: of the Ray cluster if there are several nodes or `node_devices` names their kinds.
-    """
-    size = subject.num_devices
-    with (
-        tempfile.TemporaryDirectory(prefix="rlhf-profile-") as folder,
-        closing(
-            open_gang(
-                (size,),
-                rank_factory=ProfilingRank,
-                device=subject.kind,
-                engines=ENGINES,
-                through_ray=subject.num_nodes > 1 or bool(node_devices),
-                node_devices=node_devices[:1],
-            )
-        ) as gang,
-    ):
-        path = str(Path(folder, "model"))
-        model = ModelSpec("model", path, "lm", part, subject.dtype, optimizer=OptimizerSpec())
-        bench = Bench(gang, model, DeviceMesh(0, 1, 0, size), step)
-        bench.call(ProfilingRank.write_model, {0: (model,)})
+    """Open a bench whose ranks have built all measured models of a part of the subject's shape."""
+    gang = open_gang(
+        (subject.num_devices,),
+        rank_factory=ProfilingRank,
+        device=subject.kind,
+        engines=ENGINES,
+        through_ray=subject.num_nodes > 1 or bool(node_devices),
+        node_devices=node_devices[:1],
+    )
+    with closing(gang), bench_of(gang, part, subject.dtype, step) as bench:
         for engine in ENGINES:
             bench.build(engine, sizes)
         bench.build("megatron", sizes, "copy")
+        yield bench
+
+
+@contextmanager
+def bench_of(
+    gang: Gang[ProfilingRank], part: TransformerShape, dtype: Dtype, step: Callable[[str], None]
+) -> Iterator[Bench]:
+    """Yield a bench without built models. Their random weights are in a temporary folder of the first node.
+
+    Of a Ray cluster, the gang is on the first node.
+    """
+    with tempfile.TemporaryDirectory(prefix="rlhf-profile-") as folder:
+        model = ModelSpec("model", str(Path(folder, "model")), "lm", part, dtype, optimizer=OptimizerSpec())
+        bench = Bench(gang, model, DeviceMesh(0, 1, 0, gang.size), step)
+        bench.call(ProfilingRank.write_model, {0: (model,)})
         yield bench
         bench.call(ProfilingRank.remove_model, {0: (model,)})  # on another machine, no other process removes it

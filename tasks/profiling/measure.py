@@ -104,7 +104,7 @@ def group_sizes(num_devices: int) -> tuple[int, ...]:
 
 @dataclass(slots=True)
 class Findings:
-    """The measurements so far. Lists hold the values of a median; `heads` by tokens, `samples` by rows."""
+    """The measurements so far. Lists hold the values of a median or mean; `heads` by tokens, `samples` by rows."""
 
     measurements: list[Measurement] = field(default_factory=list)
     adam: list[float] = field(default_factory=list)
@@ -117,6 +117,7 @@ class Findings:
     latency: float = 0.0
     network: tuple[float, float] = (0.0, 0.0)  # bytes per second, and seconds of a message
     slow_downs: tuple[SlowDown, ...] = ()
+    busy: list[float] = field(default_factory=list)  # shares of the cores, from time to time
 
     def keep(
         self, piece: ModelPiece, tp: int, rows: int, length: int, seconds: float, engine: EngineKind = "megatron"
@@ -146,6 +147,7 @@ class Findings:
             num_devices=subject.num_devices,
             num_nodes=subject.num_nodes,
             slow_downs=self.slow_downs,
+            busy=mean(self.busy),
         )
 
 
@@ -156,6 +158,7 @@ def time_layers(bench: Bench, tp: int, sizes: Sizes, findings: Findings) -> None
         for rows in sizes.rows:
             for which in PASSES:
                 timed[which][rows, length] = bench.passes(*which, rows, length)
+        findings.busy.append(bench.busy())
     for which, of_pass in timed.items():
         for size in held_up(of_pass):
             again = bench.time(*which, *size)

@@ -6,12 +6,10 @@ It takes seconds, a profile takes minutes. It times no model of a run, so it hol
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
 from math import ceil, inf, log2
-from pathlib import Path
 
 from prefect_rlhf.engines.gang.open import open_gang
 from prefect_rlhf.engines.rank.profiling.profiling_rank import ProfilingRank
@@ -19,12 +17,13 @@ from prefect_rlhf.placement.cost.datasheets.hardware import Hardware
 from prefect_rlhf.placement.cost.sizes import ModelSizes
 from prefect_rlhf.placement.cost.speeds import Speeds
 from prefect_rlhf.placement.cost.times.roofline import DatasheetTimes
-from prefect_rlhf.placement.devices.mesh import Backend, DeviceMesh
+from prefect_rlhf.placement.devices.mesh import Backend
 from prefect_rlhf.placement.engine_constants import GRADIENT_BYTES, ITEM_BYTES
+from prefect_rlhf.placement.engine_traits import TRAITS
 from prefect_rlhf.placement.models.families.llama import LLAMA
-from prefect_rlhf.placement.models.model import Dtype, ModelSpec, OptimizerSpec, TransformerShape
+from prefect_rlhf.placement.models.model import Dtype, TransformerShape
 from prefect_rlhf.placement.plan import EngineKind
-from prefect_rlhf.tasks.profiling.bench import Bench, Sizes
+from prefect_rlhf.tasks.profiling.bench import Bench, Sizes, bench_of
 
 REPEATS = 15
 TOKENS = (256, 1024)  # of the two products
@@ -72,33 +71,23 @@ def probe(
     `hardware` is the node by its datasheet. A decoding step is timed with each of `engines`. If there are several
     nodes, the first is measured. Raises the errors of ranks.
     """
-    model = ModelSpec("model", "", "lm", MODEL_SHAPE, dtype, optimizer=OptimizerSpec())
-    with (
-        tempfile.TemporaryDirectory(prefix="rlhf-probe-") as folder,
-        closing(
-            open_gang(
-                (num_devices,),
-                rank_factory=ProfilingRank,
-                device=kind,
-                engines=engines,
-                through_ray=num_nodes > 1 or bool(node_devices),
-                node_devices=node_devices[:1],
-                in_process=False,
-                environment=_threads(kind, num_devices),
-            )
-        ) as gang,
-    ):
-        path = str(Path(folder, "model"))
-        bench = Bench(gang, replace(model, path=path), DeviceMesh(0, 1, 0, num_devices), lambda _: None)
+    gang = open_gang(
+        (num_devices,),
+        rank_factory=ProfilingRank,
+        device=kind,
+        engines=engines,
+        through_ray=num_nodes > 1 or bool(node_devices),
+        node_devices=node_devices[:1],
+        in_process=False,
+        environment=_threads(kind, num_devices),
+    )
+    with closing(gang), bench_of(gang, MODEL_SHAPE, dtype, lambda _: None) as bench:
         speeds = _device_speeds(bench, dtype)
-        if not engines:
-            return speeds
-        bench.call(ProfilingRank.write_model, {0: (bench.model,)})
-        seconds = {engine: _layer_seconds(bench, engine, speeds.on(hardware)) for engine in engines}
-        bench.call(ProfilingRank.remove_model, {0: (bench.model,)})
+        on_cuda, reached = kind == "cuda", speeds.on(hardware)
+        seconds = {engine: _layer_seconds(bench, engine, reached, on_cuda=on_cuda) for engine in engines}
         speeds = replace(speeds, megatron_layer_seconds=seconds.get("megatron"), vllm_layer_seconds=seconds.get("vllm"))
         if kind == "cpu" and "megatron" in engines:  # a GPU's element-wise kernels wait for its memory
-            wide = replace(bench, model=replace(bench.model, shape=LAYER_SHAPE))
+            wide = replace(bench, model=replace(bench.model, path=f"{bench.model.path}-wide", shape=LAYER_SHAPE))
             speeds = replace(speeds, elementwise_bytes_per_second=_elementwise_speed(wide, speeds.on(hardware)))
     return speeds
 
@@ -129,12 +118,16 @@ def _device_speeds(bench: Bench, dtype: Dtype) -> Speeds:
     return replace(speeds, link_bytes_per_second=sent / shared, link_latency_seconds=small / ceil(log2(size)))
 
 
-def _layer_seconds(bench: Bench, engine: EngineKind, hardware: Hardware) -> float:
-    """Return the seconds of a layer in a decoding step beyond the time of its weights, cache and products."""
-    bench.build(engine, Sizes(ROWS, CONTEXT))
+def _layer_seconds(bench: Bench, engine: EngineKind, hardware: Hardware, *, on_cuda: bool) -> float:
+    """Return the seconds of a layer in a decoding step beyond the time of its weights, cache and products.
+
+    If the engine replays CUDA graphs, it counts the embedding and the last norm as a part of the layers.
+    """
+    replays = on_cuda and TRAITS[engine].replays_graphs
+    bench.build(engine, Sizes(ROWS, CONTEXT), cuda_graphs=replays)
     measured = bench.time(ProfilingRank.generate, engine, ROWS, CONTEXT).decode / MODEL_SHAPE.num_layers
     sizes = ModelSizes.of(bench.model)
-    counted = DatasheetTimes.of(sizes, hardware).decode(ROWS, CONTEXT, 1, cuda_graphs=False)
+    counted = DatasheetTimes.of(sizes, hardware).decode(ROWS, CONTEXT, 1, cuda_graphs=replays)
     return max(LEAST_LAYER_SECONDS, measured - counted.total + counted.launch)
 
 

@@ -67,5 +67,23 @@ def clocked(layers: Sequence[torch.nn.Module], clock_seconds: Callable[[], float
             hook.remove()
 
 
+@contextmanager
+def clocked_method(owner: Any, name: str, clock_seconds: Callable[[], float] = now) -> Iterator[LayerClock]:
+    """Stamp all calls of a method that runs all layers while the body runs: replayed CUDA graphs call no layer."""
+    clock, method = LayerClock(clock_seconds), getattr(owner, name)
+
+    def stamped(*positional: Any, **named: Any) -> Any:
+        entered = clock_seconds()
+        output = method(*positional, **named)
+        clock.forwards.append((entered, clock_seconds()))
+        return output
+
+    setattr(owner, name, stamped)
+    try:
+        yield clock
+    finally:
+        delattr(owner, name)  # the class has the method
+
+
 def _tensors(values: Sequence[Any]) -> list[Tensor]:
     return [value for value in values if isinstance(value, Tensor)]

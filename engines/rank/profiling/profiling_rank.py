@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import shutil
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from operator import attrgetter
 from pathlib import Path
@@ -29,10 +30,11 @@ from prefect_rlhf.engines.engine import (
 )
 from prefect_rlhf.engines.files.huggingface import write_folder
 from prefect_rlhf.engines.loss_protocol import LossTerm, LossValues
-from prefect_rlhf.engines.rank.profiling.layer_clock import clocked, now, worked
+from prefect_rlhf.engines.rank.profiling.layer_clock import LayerClock, clocked, clocked_method, now, worked
 from prefect_rlhf.engines.rank.rank import Rank, build_engine
 from prefect_rlhf.engines.weights.send_receive import send_receive
 from prefect_rlhf.errors.errors import EngineFailed
+from prefect_rlhf.placement.engine_traits import TRAITS
 from prefect_rlhf.placement.layout.parameters import parameters
 from prefect_rlhf.placement.models.model import Dtype, ModelSpec
 from prefect_rlhf.placement.plan import ModelInstance
@@ -83,6 +85,7 @@ class ProfilingRank:
     def __init__(self, rank: int, size: int) -> None:
         self.rank, self.size = rank, size
         self._engines: dict[ModelInstance, Any] = {}
+        self._replaying: set[ModelInstance] = set()  # engines that replay CUDA graphs
         self._work = Rank(rank, size, self._built)
         self._groups: dict[int, dist.ProcessGroup] = {}
 
@@ -105,7 +108,7 @@ class ProfilingRank:
     def infer(self, instance: ModelInstance, rows: int, length: int, repeats: int, busy: int) -> PassSeconds:
         """Time log-probabilities of rows whose second half is the response."""
         engine = cast(TrainingEngine, self._engines[instance])
-        return self._timed(engine, lambda: engine.infer(_sequences(rows, length), "logprobs", 1, 1.0), repeats, busy)
+        return self._timed(instance, lambda: engine.infer(_sequences(rows, length), "logprobs", 1, 1.0), repeats, busy)
 
     def train(self, instance: ModelInstance, rows: int, length: int, repeats: int, busy: int) -> PassSeconds:
         """Time an optimizer step over a micro-batch of such rows."""
@@ -125,7 +128,7 @@ class ProfilingRank:
             columns = {"mask": sequences.response_mask_BT()}
             engine.train([TrainingRows(sequences, (MEAN_LOGPROB,), (columns,))], TrainSettings())
 
-        return self._timed(engine, step, repeats, busy, clock)
+        return self._timed(instance, step, repeats, busy, clock)
 
     def generate(self, instance: ModelInstance, rows: int, context: int, repeats: int, busy: int) -> PassSeconds:
         """Time a few tokens after prompts that fill most of the context."""
@@ -136,7 +139,7 @@ class ProfilingRank:
             prompts = _tokens(rows, max(1, context - STEPS // 2)).tolist()
             engine.generate(prompts, sampling, list(range(rows)))
 
-        return self._timed(engine, call, repeats, busy)
+        return self._timed(instance, call, repeats, busy)
 
     def repack(self, instance: ModelInstance) -> float:
         """Measure how much longer the first generation takes after weights were written."""
@@ -229,11 +232,23 @@ class ProfilingRank:
 
     def _built(self, command: BuildCommand, rank: int) -> Engine:
         self._engines[command.instance] = built = build_engine(command, rank)
+        if command.cuda_graphs and torch.cuda.is_available() and TRAITS[command.instance.engine].replays_graphs:
+            self._replaying.add(command.instance)
         return built
+
+    def _clocked(
+        self, instance: ModelInstance, clock_seconds: Callable[[], float]
+    ) -> AbstractContextManager[LayerClock]:
+        """Stamp passes of an engine: of its layers, or of its whole forward if it replays CUDA graphs."""
+        engine = self._engines[instance]
+        if instance in self._replaying:
+            owner, method = engine.forward_method
+            return clocked_method(owner, method, clock_seconds)
+        return clocked(engine.layers, clock_seconds)
 
     def _timed(
         self,
-        engine: Any,
+        instance: ModelInstance,
         call: Callable[[], object],
         repeats: int,
         busy: int,
@@ -246,7 +261,7 @@ class ProfilingRank:
             if self.rank >= busy:
                 self._last(0.0)
                 continue
-            with clocked(engine.layers, clock_seconds) as clock:
+            with self._clocked(instance, clock_seconds) as clock:
                 began = clock_seconds()
                 call()
                 ended = clock_seconds()

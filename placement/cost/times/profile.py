@@ -78,7 +78,7 @@ class Profile:
     memory and links; the network between the nodes is in `links`. `call_seconds` is the fixed part of a call of each
     kind in each engine. Per parameter: `adam_seconds` of an optimizer step, `written_seconds` of a fingerprint,
     `packed_seconds` of vLLM's packing, if it packs. `slow_downs` are the seconds of the same work with fewer busy
-    devices; without them it takes as long.
+    devices; without them it takes as long. `busy` is the share of the cores that other programs had, from 0 to 1.
     """
 
     __pydantic_config__ = ConfigDict(extra="forbid")
@@ -97,6 +97,7 @@ class Profile:
     num_devices: int = 1
     slow_downs: tuple[SlowDown, ...] = ()
     num_nodes: int = 1
+    busy: float = 0.0
 
     def slow_down(self, work: SharedWork, engine: EngineKind) -> SlowDown | None:
         """Return the measured slow-down of a kind of work; None if it was not measured."""

@@ -19,6 +19,7 @@ from vllm_cases import (
 )
 
 from prefect_rlhf.engines.engine import Generated, SamplingSettings
+from prefect_rlhf.engines.rank.profiling.layer_clock import clocked, clocked_method
 from prefect_rlhf.engines.vllm.engine import VllmEngine
 from prefect_rlhf.engines.vllm.environment import survive_scan
 from prefect_rlhf.errors.errors import EngineFailed, InvalidInput
@@ -66,6 +67,17 @@ def test_what_other_libraries_keep_in_the_process_does_not_stop_vllm(monkeypatch
     monkeypatch.setattr(sys.modules[__name__], "PROXY", Refusing(), raising=False)
     survive_scan()
     _rebind_kernels([])
+
+
+def test_a_clock_around_the_forward_sees_each_pass_of_a_generation(engine):
+    """A probe on GPUs times replayed CUDA graphs with it, since these call no layer."""
+    with clocked_method(*engine.forward_method) as whole, clocked(engine.layers) as layers:
+        engine.generate(PROMPTS, GREEDY, SEEDS)
+    assert len(whole.forwards) == len(layers.forwards) >= GREEDY.max_new_tokens
+    for outer, inner in zip(whole.forwards, layers.forwards, strict=True):
+        assert outer[0] <= inner[0] < inner[1] <= outer[1]
+    engine.generate(PROMPTS, GREEDY, SEEDS)
+    assert len(whole.forwards) == len(layers.forwards)  # both clocks have stopped
 
 
 def test_greedy_tokens_are_those_of_transformers(engine, oracle):

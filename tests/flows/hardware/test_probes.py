@@ -1,6 +1,8 @@
 """Where probed speeds are kept, when a machine is probed again, and what a run does without a probe."""
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from threading import Event
 
 import pytest
 
@@ -120,6 +122,25 @@ def test_a_run_waits_while_another_probes_and_then_uses_what_it_knows(measured, 
     assert ask(said) is None
     assert said == ["another run has been probing this machine for 0.3 s: its speeds are not known"]
     lock.release()
+
+
+def test_of_two_runs_on_the_same_devices_one_probes_and_both_use_its_speeds(said, monkeypatch):
+    begun, may_end, calls = Event(), Event(), []
+
+    def slow_probe(leased, dtype):
+        calls.append(dtype)
+        begun.set()
+        assert may_end.wait(20)
+        return SPEEDS
+
+    monkeypatch.setattr(probes, "_probe", slow_probe)
+    with ThreadPoolExecutor() as pool:
+        first = pool.submit(ask, said)
+        assert begun.wait(20)
+        second = pool.submit(ask, said)
+        may_end.set()
+        assert first.result(20) == second.result(20)
+    assert calls == ["bfloat16"] and said == [f"probe: {SPEEDS}"]
 
 
 def test_a_probe_replaces_the_guess_and_a_line_says_so():

@@ -38,6 +38,7 @@ def test_every_measurement_is_told_before_it_is_made(profile, told):
 
 def test_a_profile_says_what_it_was_made_on_and_survives_json(profile):
     assert (profile.shape, profile.num_devices, profile.processor) == (SHAPE, 2, "a processor")
+    assert 0 <= profile.busy < 1
     assert Profile.from_json(profile.to_json()) == profile
 
 
