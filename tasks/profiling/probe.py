@@ -53,7 +53,7 @@ LAYER_SHAPE = replace(
     MODEL_SHAPE, hidden_size=512, intermediate_size=1536, num_layers=2, num_attention_heads=8, num_kv_heads=8
 )
 """A model whose layers are wide enough for products to reach their speed, and small enough for a probe."""
-TRAINED_ROWS, TRAINED_LENGTH = (1, 16), 32  # of the two micro-batches through its layers
+TRAINED_ROWS, TRAINED_LENGTH = (2, 24), 32  # of the two micro-batches through its layers: far apart, against noise
 
 
 def probe(

@@ -53,7 +53,15 @@ def test_of_two_probes_each_number_is_the_better():
     assert busy.better(SPEEDS) == SPEEDS.better(busy) == better
 
 
+def test_of_two_speeds_of_element_wise_work_the_less_busy_probe_counts():
+    """It is a difference of measurements: on busy cores it may be too high as well as too low."""
+    for speed in (1e9, 7e9):
+        busy = replace(SPEEDS, elementwise_bytes_per_second=speed, busy=0.7)
+        assert busy.better(SPEEDS) == SPEEDS.better(busy) == SPEEDS
+
+
 def test_a_number_that_a_single_probe_has_is_kept():
+    assert SPEEDS.better(replace(SPEEDS, elementwise_bytes_per_second=None)) == SPEEDS
     assert replace(SPEEDS, vllm_layer_seconds=None).better(SPEEDS) == SPEEDS
 
 
