@@ -1,6 +1,7 @@
 """What planning adds to a run: real Prefect and gangs, tiny models; plans measured, predictions, and a refusal."""
 
 import json
+import sys
 from dataclasses import replace
 
 import pytest
@@ -9,7 +10,7 @@ from prefect.artifacts import Artifact
 from prefect_rlhf.errors.errors import OutOfDeviceMemory, PlanDoesNotFit
 from prefect_rlhf.flows.hardware import probes
 from prefect_rlhf.flows.ppo import ppo
-from prefect_rlhf.flows.training.choice import auto_plan, measured_plan, price_check
+from prefect_rlhf.flows.training.choice import auto_plan, measured_plan, price_check, recheck_process
 from prefect_rlhf.flows.training.choice.recheck_process import RecheckProcess
 from prefect_rlhf.placement.devices.lease import ENVIRONMENT_VARIABLE
 from prefect_rlhf.placement.devices.mesh import ClusterShape
@@ -47,6 +48,7 @@ def test_plans_run_two_steps_and_the_fastest_that_ran_is_kept(parameters, monkey
         return real(run, journal, report, steps)
 
     monkeypatch.setattr(session, "train", train_but_the_first)
+    monkeypatch.setattr(recheck_process, "_COMMAND", (sys.executable, "-P", "-c", recheck_process._PROGRAM))
     monkeypatch.setattr(RecheckProcess, "ended", property(lambda self: self._process.wait(300) is not None))
     run_dir = folder_of(run(parameters, monkeypatch, plan="measure(2)", steps=6))
 

@@ -12,7 +12,6 @@ import subprocess
 import sys
 import threading
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -27,7 +26,19 @@ from prefect_rlhf.placement.planner.question import Question
 from prefect_rlhf.placement.planner.recheck import Recheck, recheck
 from prefect_rlhf.tasks.data.stored.stored_rows import StoredRows
 
-_COMMAND = (sys.executable, "-P", "-c", f"from {__name__} import main; main()")
+_YIELD = """
+import os
+from contextlib import suppress
+os.nice(19)
+with suppress(OSError, AttributeError):
+    os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+with suppress(OSError), open("/proc/self/autogroup", "w") as file:
+    file.write("19")
+"""
+"""It yields to all other programs before its first import. A container may forbid the policy, which only Linux has.
+Linux may share cores equally among sessions (autogroups): then the session needs a priority of its own."""
+_PROGRAM = f"from {__name__} import main\nmain()"
+_COMMAND = (sys.executable, "-P", "-c", _YIELD + _PROGRAM)
 _ENVIRONMENT = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
 
 
@@ -100,7 +111,6 @@ class RecheckProcess:
 
 def main() -> None:
     """Answer the request on standard input. The only argument is the pipe of the run's process."""
-    _yield_to_others()
     threading.Thread(target=_end_with_run, args=(int(sys.argv[1]),), daemon=True).start()
     request: RecheckRequest = pickle.load(sys.stdin.buffer)
     for name, traits in request.traits.items():
@@ -110,13 +120,6 @@ def main() -> None:
     except RlhfError as error:
         answer = error
     pickle.dump(answer, sys.stdout.buffer)
-
-
-def _yield_to_others() -> None:
-    """Run only while a core is idle."""
-    os.nice(19)
-    with suppress(OSError, AttributeError):  # a container may forbid it, and only Linux has it
-        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
 
 
 def _end_with_run(lifeline: int) -> None:

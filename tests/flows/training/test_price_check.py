@@ -47,7 +47,9 @@ DEADLINE_SECONDS = 300.0
 
 @pytest.fixture(autouse=True)
 def short_search(own_home, monkeypatch):
+    """With the priority of other tests: else it would wait for them."""
     monkeypatch.setattr(checks, "BUDGET_SECONDS", 0.5)
+    monkeypatch.setattr(recheck_process, "_COMMAND", (sys.executable, "-P", "-c", recheck_process._PROGRAM))
 
 
 def request(checkpoint=None, **options):
