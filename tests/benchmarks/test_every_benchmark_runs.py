@@ -88,6 +88,10 @@ SMALLEST = {
         f"{DATA}/grpo_7b_1x8.json --budget-seconds 1",
         "cpu_seconds gap lower_bound_seconds makespan_seconds plan",
     ),
+    "train_step": (
+        "--rows 2 --steps 1 --model {home}/models/smollm2",
+        "copy digest first_copy least products rest step",
+    ),
     "trl_grpo": ("{grpo_work}", MEASURED),
     "trl_ppo": ("{ppo_work}", MEASURED),
 }

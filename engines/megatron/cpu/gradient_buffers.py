@@ -52,7 +52,7 @@ class GlooGradientBuffers(DistributedDataParallel):  # type: ignore[misc]
 def sum_shares(flat: Tensor, wire: torch.dtype, group: dist.ProcessGroup) -> None:
     """Add the other ranks' values to this rank's share of `flat` (equal consecutive parts, a part per rank).
 
-    Values travel as `wire`: gradients of bfloat16 products lose no precision.
+    Values travel as `wire`: gradients of bfloat16 products lose no precision, others are rounded.
     """
     for own, outgoing, target, source in _rounds(flat, group):
         parts = (torch.split(share, MESSAGE_ELEMENTS) for share in (own, outgoing))

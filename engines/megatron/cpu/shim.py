@@ -16,7 +16,7 @@ from megatron.core.optimizer import clip_grads, optimizer
 from megatron.core.pipeline_parallel import schedules
 from megatron.core.tensor_parallel import layers, random
 
-from prefect_rlhf.engines.megatron.gradients import add_blockwise, take_stale, transposed
+from prefect_rlhf.engines.megatron.cpu import products
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
 
@@ -42,7 +42,7 @@ class _WeightGradients:
     @staticmethod
     def wgrad_gemm_accum_fp32(inputs_NH: torch.Tensor, above_NF: torch.Tensor, main_grad_FH: torch.Tensor) -> None:
         """Add above.T @ inputs to the buffer."""
-        add_blockwise(main_grad_FH, transposed(above_NF) @ inputs_NH, take_stale(main_grad_FH))
+        products.add_weight_product(main_grad_FH, above_NF, inputs_NH)
 
 
 def install() -> None:
@@ -55,6 +55,7 @@ def install() -> None:
     for module in (schedules, optimizer, clip_grads, utils):
         module.torch = _TorchOnCpu()
     layers.fused_weight_gradient_mlp_cuda, layers._grad_accum_fusion_available = _WeightGradients, True
+    products.install()
     # Let the allocator reuse freed blocks of any size: otherwise each activation of a megabyte or more is mapped anew
     # and faulted in page by page, which takes longer than its arithmetic. Offloading gives memory back by malloc_trim.
     with contextlib.suppress(OSError, AttributeError):  # a C library without these settings

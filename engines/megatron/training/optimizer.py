@@ -12,6 +12,7 @@ from megatron.core.optimizer.optimizer_config import ParamKey, ParamPredicate
 from torch import Tensor
 
 from prefect_rlhf.engines.engine import Shard, StatePart
+from prefect_rlhf.engines.megatron.cpu import adamw as cpu_adamw
 from prefect_rlhf.engines.megatron.cpu import shim as cpu_shim
 from prefect_rlhf.engines.megatron.groups import Groups, only
 from prefect_rlhf.engines.megatron.training.key_value_copies import KeyValueCopies
@@ -62,12 +63,21 @@ class MainOptimizer:
             if not math.isfinite(norm):
                 raise NotFinite(f"the gradient's norm is {norm}: some loss or gradient is not a finite number")
             clip = min(1.0, self._spec.max_grad_norm / (norm + 1e-6))
-            for part in self._chain.chained_optimizers:
-                # fused AdamW divides gradients by this on its way, which saves Megatron's own pass over them
-                device = part.optimizer.param_groups[0]["params"][0].device
-                part.optimizer.grad_scale = torch.full((), 1 / clip, device=device)
-            self._chain.step_with_ready_grads()
+            self._update(clip)
         return norm
+
+    def _update(self, clip: float) -> None:
+        """Take AdamW's step with gradients times `clip`; round the main weights, and gather those of other replicas."""
+        if not torch.cuda.is_available():
+            for part in self._chain.chained_optimizers:
+                cpu_adamw.step(part, clip)
+            self._model.start_param_sync()
+            return
+        for part in self._chain.chained_optimizers:
+            # fused AdamW divides gradients by this on its way, which saves Megatron's own pass over them
+            device = part.optimizer.param_groups[0]["params"][0].device
+            part.optimizer.grad_scale = torch.full((), 1 / clip, device=device)
+        self._chain.step_with_ready_grads()
 
     def reload_main_weights(self) -> None:
         """Take the main weights from the compute weights, after these were written from outside."""

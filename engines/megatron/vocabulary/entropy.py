@@ -11,7 +11,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from prefect_rlhf.engines.megatron.gradients import GradientSink, transposed
+from prefect_rlhf.engines.megatron.cpu.products import product, weight_product
+from prefect_rlhf.engines.megatron.gradients import GradientSink
 from prefect_rlhf.engines.megatron.vocabulary.head import logits_of, slices
 
 
@@ -57,8 +58,8 @@ def _weight_gradients(ctx: Any, slope_N: Tensor, grad_hidden_NH: Tensor) -> Iter
         logits_NC = logits_of(hidden_NH, slice_CH, ctx.scale)
         softmax_NC = (logits_NC - logsumexp_N[:, None]).exp_()
         change_NC = logits_NC.sub_(mean_N[:, None]).mul_(softmax_NC).mul_(slope_N[:, None]).to(hidden_NH.dtype)
-        grad_hidden_NH += change_NC @ slice_CH
-        yield transposed(change_NC) @ hidden_NH
+        grad_hidden_NH += product(change_NC, slice_CH)
+        yield weight_product(change_NC, hidden_NH)
 
 
 def _partial(hidden_NH: Tensor, weight_VH: Tensor, scale: float) -> tuple[Tensor, Tensor]:

@@ -11,7 +11,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from prefect_rlhf.engines.megatron.gradients import GradientSink, add_rows_of, transposed
+from prefect_rlhf.engines.megatron.cpu.products import product, weight_product
+from prefect_rlhf.engines.megatron.gradients import GradientSink, add_rows_of
 from prefect_rlhf.placement.engine_constants import LOGITS_AT_ONCE_CPU, LOGITS_AT_ONCE_CUDA
 
 
@@ -82,13 +83,13 @@ def _weight_gradients(ctx: Any, mixed_NH: Tensor, above_NH: Tensor) -> Iterator[
     for start, stop in slices(hidden_NH, weight_VH[: ctx.num_rows]):
         slice_CH = weight_VH[start:stop]
         softmax_NC = logits_of(hidden_NH, slice_CH, ctx.scale).sub_(logsumexp_N[:, None]).exp_().to(hidden_NH.dtype)
-        mixed_NH += softmax_NC @ slice_CH
-        yield transposed(softmax_NC) @ above_NH
+        mixed_NH += product(softmax_NC, slice_CH)
+        yield weight_product(softmax_NC, above_NH)
 
 
 def logits_of(hidden_NH: Tensor, slice_CH: Tensor, scale: float) -> Tensor:
     """Compute logits [N, C] in float32, in memory of their own."""
-    logits_NC = (hidden_NH @ slice_CH.t()).float()
+    logits_NC = product(hidden_NH, slice_CH.t()).float()
     return logits_NC if scale == 1 else logits_NC.mul_(scale)
 
 

@@ -186,10 +186,12 @@ class ProfilingRank:
 
     def multiply(self, tokens: int, columns: int, dtype: Dtype, repeats: int) -> WorkSeconds:
         """Measure a matrix product [tokens, columns] x [columns, columns]; successive products use other weights."""
+        from prefect_rlhf.engines.megatron.cpu.products import product
+
         options: dict[str, Any] = {"dtype": getattr(torch, dtype), "device": _device()}
         values, weights = torch.ones(tokens, columns, **options), torch.ones(LAYERS, columns, columns, **options)
         layer = itertools.cycle(weights)
-        return self._work_seconds(lambda: torch.nn.functional.linear(values, next(layer)), repeats)
+        return self._work_seconds(lambda: product(values, next(layer).t()), repeats)
 
     def copy(self, num_bytes: int, repeats: int) -> WorkSeconds:
         """Measure a copy within a device."""

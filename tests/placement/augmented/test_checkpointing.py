@@ -187,6 +187,17 @@ def test_a_copy_has_compute_and_the_way_to_disk_and_a_commit_the_way_to_disk_alo
     assert {what for _, what in augmented.node("commit@1").occupies} == {"disk"}
 
 
+def test_copies_of_roles_on_disjoint_devices_run_at_the_same_time():
+    """On the same devices they share each device's link to its host, so there the second waits for the first."""
+    graph = ppo()
+    apart = augment(graph, preset("split", graph, TWO_DEVICES, TWO_DEVICES.whole), 2, checkpoint_every=2)
+    actor, critic = apart.node("checkpoint.actor@1"), apart.node("checkpoint.critic@1")
+    assert actor.occupies.isdisjoint(critic.occupies)
+    assert not nx.has_path(dependency_graph(apart), actor.id, critic.id)
+    assert not nx.has_path(dependency_graph(apart), critic.id, actor.id)
+    assert flattened().node("checkpoint.actor@1").occupies == flattened().node("checkpoint.critic@1").occupies
+
+
 def test_a_commit_waits_for_every_trained_role():
     versions = {("checkpoint.actor@1", "version"), ("checkpoint.critic@1", "version")}
     assert versions <= waits_of(flattened().node("commit@1"))
