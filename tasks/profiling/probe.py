@@ -27,6 +27,7 @@ from prefect_rlhf.tasks.profiling.bench import Bench, Sizes, bench_of
 
 REPEATS = 15
 TOKENS = (256, 1024)  # of the two products
+DECODED_TOKENS = 32  # of a product as in a decoding step
 COLUMNS = 1024
 COPIED_BYTES = 32 << 20
 SHARED_PARAMETERS = 1 << 21  # sums of gradients and their gathered weights
@@ -53,7 +54,7 @@ LAYER_SHAPE = replace(
     MODEL_SHAPE, hidden_size=512, intermediate_size=1536, num_layers=2, num_attention_heads=8, num_kv_heads=8
 )
 """A model whose layers are wide enough for products to reach their speed, and small enough for a probe."""
-TRAINED_ROWS, TRAINED_LENGTH = (2, 24), 32  # of the two micro-batches through its layers: far apart, against noise
+TRAINED_ROWS, TRAINED_LENGTH = (3, 24), 32  # of the two micro-batches through its layers: far apart, against noise
 
 
 def probe(
@@ -83,6 +84,8 @@ def probe(
     )
     with closing(gang), bench_of(gang, MODEL_SHAPE, dtype, lambda _: None) as bench:
         speeds = _device_speeds(bench, dtype)
+        if kind == "cpu":  # a GPU's decoding is limited by its memory
+            speeds = replace(speeds, decoding_flops=_product_flops(bench, (DECODED_TOKENS,), dtype)[0])
         on_cuda, reached = kind == "cuda", speeds.on(hardware)
         seconds = {engine: _layer_seconds(bench, engine, reached, on_cuda=on_cuda) for engine in engines}
         speeds = replace(speeds, megatron_layer_seconds=seconds.get("megatron"), vllm_layer_seconds=seconds.get("vllm"))
@@ -99,16 +102,15 @@ def _threads(kind: Backend, num_devices: int) -> dict[str, str]:
 
 def _device_speeds(bench: Bench, dtype: Dtype) -> Speeds:
     """Measure products, copies, and messages between devices. The slowest device counts."""
-    products = [bench.all(ProfilingRank.multiply, tokens, COLUMNS, dtype, REPEATS) for tokens in TOKENS]
-    product_seconds = sum(max(work.seconds for work in by_rank) for by_rank in products)
+    product_flops, busy = _product_flops(bench, TOKENS, dtype)
     copies = (bench.all(method, COPIED_BYTES, REPEATS) for method in (ProfilingRank.copy, ProfilingRank.copy_to_host))
     copied, to_host = (max(work.seconds for work in by_rank) for by_rank in copies)
     speeds = Speeds(
         dtype=dtype,
-        product_flops=2 * sum(TOKENS) * COLUMNS**2 / product_seconds,
+        product_flops=product_flops,
         memory_bytes_per_second=2 * COPIED_BYTES / copied,
         host_bytes_per_second=COPIED_BYTES / to_host,
-        busy=max(work.busy for by_rank in products for work in by_rank),
+        busy=busy,
     )
     if (size := bench.gang.size) == 1:
         return speeds
@@ -116,6 +118,13 @@ def _device_speeds(bench: Bench, dtype: Dtype) -> Speeds:
     small = max(bench.all(ProfilingRank.all_reduce, SMALL_MESSAGE_BYTES, size, REPEATS))
     sent = (size - 1) / size * SHARED_PARAMETERS * (GRADIENT_BYTES + ITEM_BYTES["bfloat16"])
     return replace(speeds, link_bytes_per_second=sent / shared, link_latency_seconds=small / ceil(log2(size)))
+
+
+def _product_flops(bench: Bench, sizes: Sequence[int], dtype: Dtype) -> tuple[float, float]:
+    """Return the FLOP/s of products of these numbers of tokens, and the largest busy share."""
+    products = [bench.all(ProfilingRank.multiply, tokens, COLUMNS, dtype, REPEATS) for tokens in sizes]
+    seconds = sum(max(work.seconds for work in by_rank) for by_rank in products)
+    return 2 * sum(sizes) * COLUMNS**2 / seconds, max(work.busy for by_rank in products for work in by_rank)
 
 
 def _layer_seconds(bench: Bench, engine: EngineKind, hardware: Hardware, *, on_cuda: bool) -> float:

@@ -48,7 +48,8 @@ class Datasheet:
 
     A `measured` kind has no datasheet: its times come from a profile only. A device that `is_host` has no host that
     runs ahead of it, so launches never hide behind its work. `elementwise_share` is the part of the memory bandwidth
-    that element-wise work reaches: a GPU waits for its memory, a processor core for its arithmetic.
+    that element-wise work reaches: a GPU waits for its memory, a processor core for its arithmetic. `decoding_share` is
+    the part of the FLOP/s of large products that products of a decoding step reach if arithmetic limits them.
     """
 
     name: str
@@ -62,6 +63,7 @@ class Datasheet:
     measured: bool = False
     is_host: bool = False
     elementwise_share: float = 1.0
+    decoding_share: float = 1.0
 
     def flops_per_second(self, dtype: Dtype) -> float:
         """Return the dense peak in that format."""

@@ -47,6 +47,7 @@ class DatasheetTimes:
     eager_layer_seconds: float
     is_host: bool = False
     elementwise_share: float = 1.0
+    decoding_share: float = 1.0
     attended: float = 0.5
 
     @classmethod
@@ -65,6 +66,7 @@ class DatasheetTimes:
             reached.eager_layer_seconds,
             device.is_host,
             device.elementwise_share,
+            device.decoding_share,
         )
 
     def fixed(self, kind: ModelCallKind) -> float:
@@ -95,14 +97,14 @@ class DatasheetTimes:
         weights = (sizes.layer_matrices / tp + self._experts_read(rows, tp, ep)) * sizes.item / bandwidth
         cache = rows * context * sizes.cache_bytes_per_token(tp) / bandwidth
         moved = self._moved_passes * rows * sizes.hidden * sizes.item / self.elementwise
-        products = rows * 2 * sizes.layer_products / tp / self.flops + rows * 2 * sizes.router / self.flops
+        products = rows * 2 * (sizes.layer_products / tp + sizes.router) / (self.flops * self.decoding_share)
         launches = self.graph_layer_seconds if cuda_graphs else self.eager_layer_seconds
         return Seconds(compute=max(0.0, products - weights), memory_traffic=weights + cache + moved, launch=launches)
 
     def sample(self, rows: float, tp: int) -> Seconds:
         weights = self.sizes.table / tp * self.sizes.item / self.links.device
         head = self._head(rows, tp, passes=1)
-        return Seconds(head.compute, max(weights, head.memory_traffic))
+        return Seconds(head.compute / self.decoding_share, max(weights, head.memory_traffic))
 
     def exchange(self) -> float:
         """See LayerTimes: EXCHANGE_LAUNCHES kernel launches; a stage continues when its device has reported the end."""

@@ -103,6 +103,18 @@ def test_on_cpu_element_wise_work_takes_as_long_as_its_own_speed_says():
     assert DatasheetTimes.of(sizes, node_hardware("h100", 1, None)).elementwise_share == 1
 
 
+def test_products_of_a_decoding_step_have_a_speed_of_their_own():
+    """Some processors multiply many tokens of bfloat16 faster in float32, but not a few tokens."""
+    sizes = ModelSizes.of_shape(KNOWN_SHAPES["llama-7b"])
+    slower = replace(SPEEDS, decoding_flops=SPEEDS.product_flops / 2)
+    same, slow = (DatasheetTimes.of(sizes, speeds.on(CPU)) for speeds in (SPEEDS, slower))
+    assert slow.forward(64, 128, 1) == same.forward(64, 128, 1)
+    assert slow.sample(2048, 1).compute == pytest.approx(2 * same.sample(2048, 1).compute)
+    layers = [times.decode(2048, 0, 1, cuda_graphs=False) for times in (same, slow)]
+    products = 2048 * 2 * sizes.layer_products / SPEEDS.product_flops
+    assert layers[1].compute - layers[0].compute == pytest.approx(products)
+
+
 def test_on_cpu_each_micro_batch_adds_its_gradients_and_makes_its_logits_again():
     sizes = ModelSizes.of_shape(KNOWN_SHAPES["llama-7b"])
     cpu, gpu = (DatasheetTimes.of(sizes, SPEEDS.on(node_hardware(device, 2, None))) for device in ("cpu", "h100"))
