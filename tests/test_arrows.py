@@ -81,7 +81,7 @@ SUB_ROOMS: Mapping[str, Mapping[str, str]] = {
         "megatron.cpu": "megatron",
         "megatron.sampling": "megatron sampling .",
         "megatron.training": "megatron megatron.cpu .",
-        "megatron.vocabulary": "megatron",
+        "megatron.vocabulary": "megatron megatron.cpu",
         "vllm": "vllm.cpu files sampling weights .",
         "vllm.cpu": "vllm",
         "files": "weights .",

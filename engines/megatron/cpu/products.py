@@ -8,7 +8,7 @@ Shapes: N tokens, K summed over, M columns; F outputs and H inputs of a weight.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache, partial, update_wrapper
 from typing import Any
 
@@ -20,6 +20,7 @@ from torch import Tensor
 from prefect_rlhf.engines.megatron.gradients import add_blockwise, take_stale, transposed
 
 FEWEST_TOKENS = 96  # fewer do not repay the conversion of a weight
+AT_ONCE = 1024  # tokens, and columns of a result
 
 
 @lru_cache(maxsize=1)
@@ -35,7 +36,12 @@ def product(left_NK: Tensor, right_KM: Tensor) -> Tensor:
     """Return left @ right in their format."""
     if not _widens(left_NK, left_NK.shape[0]):
         return left_NK @ right_KM
-    return torch.mm(left_NK.float(), right_KM.float()).to(left_NK.dtype)
+    made_NM = left_NK.new_empty(left_NK.shape[0], right_KM.shape[1])
+    for right, columns in _zipped(right_KM, made_NM, 1):
+        wide = right.float()
+        for left, part in _zipped(left_NK, columns, 0):
+            part.copy_(torch.mm(left.float(), wide))
+    return made_NM
 
 
 def weight_product(above_NF: Tensor, inputs_NH: Tensor) -> Tensor:
@@ -62,6 +68,12 @@ def install() -> None:
         for name in ("linear_with_frozen_weight", "linear_with_grad_accumulation_and_async_allreduce"):
             megatrons = getattr(layers, name)
             setattr(layers, name, update_wrapper(partial(_linear, megatrons), megatrons))  # it has attributes
+
+
+def _zipped(operand: Tensor, made: Tensor, axis: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Cut both into the same blocks along an axis, which bounds what is converted at once."""
+    count = -(-made.shape[axis] // AT_ONCE)
+    return zip(torch.chunk(operand, count, axis), torch.chunk(made, count, axis), strict=True)
 
 
 def _widens(values: Tensor, num_tokens: int) -> bool:
