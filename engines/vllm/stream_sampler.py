@@ -19,6 +19,8 @@ from prefect_rlhf.engines.sampling.sampler import Choice, choose, uniforms
 from prefect_rlhf.engines.vllm.sampler import shown
 from prefect_rlhf.errors.errors import EngineFailed
 
+FILTERED_AT_ONCE = 1 << 22  # probabilities that a filter sorts at once: some 40 bytes each, 12 are certified
+
 
 class _Rule(NamedTuple):
     """How a row is sampled; greedily at temperature 0."""
@@ -85,8 +87,18 @@ class StreamSampler:
 
 
 def _chosen(logits_BV: Tensor, uniforms_B: Tensor, rule: _Rule) -> Choice:
+    """Choose for all rows, some at a time if a filter sorts their probabilities."""
     if not rule.temperature:
         return choose(logits_BV, None)
+    num_rows, vocabulary = logits_BV.shape
+    at_once = max(1, FILTERED_AT_ONCE // vocabulary) if rule.shows_kept_mass else num_rows
+    some = zip(torch.split(logits_BV, at_once), torch.split(uniforms_B, at_once), strict=True)
+    tokens, logprobs, kept_masses = zip(*(_chosen_at_once(*rows, rule) for rows in some), strict=True)
+    kept_mass_B = torch.cat(kept_masses) if rule.shows_kept_mass and kept_masses[0] is not None else None
+    return Choice(torch.cat(tokens), torch.cat(logprobs), kept_mass_B)
+
+
+def _chosen_at_once(logits_BV: Tensor, uniforms_B: Tensor, rule: _Rule) -> Choice:
     num_rows = len(logits_BV)
     if num_rows == 1:  # torch's running sum of a single row on CUDA varies with each call; ranks must agree on tokens
         logits_BV, uniforms_B = logits_BV.expand(2, -1), uniforms_B.expand(2)

@@ -11,7 +11,7 @@ have equally many.
 from dataclasses import dataclass, fields, replace
 
 from prefect_rlhf.placement.cost.execution import Execution
-from prefect_rlhf.placement.cost.paged_cache import whole_cache_bytes
+from prefect_rlhf.placement.cost.paged_cache import rows_at_once, whole_cache_bytes
 from prefect_rlhf.placement.cost.sizes import ModelSizes
 from prefect_rlhf.placement.cost.workload import CallWork
 from prefect_rlhf.placement.engine_constants import (
@@ -141,6 +141,8 @@ class _Active:
         else:
             cached = in_flight * self.max_length * self._layers * self.sizes.cache_bytes_per_token(self._tp)
             in_pass = min(prompts, max(PASS_TOKENS, self.work.workload.prompts.longest))
+        if TRAITS[engine].paged_cache and not self.on_cpu:
+            in_flight = rows_at_once(in_flight, cached, self.max_length, self.sizes, self._tp)
         logits = in_flight * self.sizes.vocab * 3 * 4 if self._is_last else 0  # whole, and two copies to sample from
         if self._is_last:  # and what prompts have in the head before they are sampled from
             in_head = self.execution.head_tokens(prompts, 0)

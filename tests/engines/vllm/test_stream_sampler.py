@@ -14,6 +14,7 @@ from vllm.v1.worker.gpu import model_runner
 
 from prefect_rlhf.engines.engine import SamplingSettings
 from prefect_rlhf.engines.sampling.sampler import choose, row_stream
+from prefect_rlhf.engines.vllm import stream_sampler
 from prefect_rlhf.engines.vllm.sampler import RowSampler
 from prefect_rlhf.engines.vllm.settings import sampling_parameters
 from prefect_rlhf.engines.vllm.stream_sampler import StreamSampler
@@ -100,9 +101,11 @@ def expected(sampling: SamplingSettings) -> dict[str, list[tuple[int, tuple[floa
     return made
 
 
+@pytest.mark.parametrize("at_once", [1, 2, 4])
 @pytest.mark.parametrize("name", SETTINGS)
-def test_rows_get_the_tokens_logprobs_and_kept_mass_of_the_runner_for_cpu(name):
+def test_rows_get_the_tokens_logprobs_and_kept_mass_of_the_runner_for_cpu(name, at_once, monkeypatch):
     """Also a row that begins later, a row alone, and a row that loses its place and computes its tokens again."""
+    monkeypatch.setattr(stream_sampler, "FILTERED_AT_ONCE", at_once * VOCABULARY)
     sampling, runner = SETTINGS[name], Runner()
     for place, row in enumerate(("a", "b", "c")):
         runner.add(row, place, sampling)

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from prefect_rlhf.placement.cost.call_bytes import CallBytes, call_bytes, static_bytes
 from prefect_rlhf.placement.cost.execution import Execution
+from prefect_rlhf.placement.cost.paged_cache import whole_cache_bytes
 from prefect_rlhf.placement.cost.sizes import ModelSizes
 from prefect_rlhf.placement.cost.workload import CallWork, Workload
 from prefect_rlhf.placement.devices.strategy import Strategy
@@ -102,3 +103,16 @@ def test_terms_are_counts_and_add_up(kind, strategy):
     assert all(isinstance(value, int) and value > 0 for value in found.by_term().values())
     assert found.gradients == found.optimizer == 0 or kind == "train_step"
     assert isinstance(found, CallBytes)
+
+
+def test_a_step_of_vllm_has_logits_of_the_rows_in_flight_alone():
+    """On CUDA at most 1024, and no more than eight times what the cache holds at the longest; on CPU all rows."""
+    work, step = CallWork("generate", 4096, WORKLOAD), LLAMA.vocab * 3 * 4
+
+    def logits(cache_bytes: int | None, on_cpu: bool) -> int:
+        execution = Execution(Strategy(1, 1, 1), cache_bytes=cache_bytes)
+        return call_bytes(work, execution, LLAMA, "vllm", on_cpu=on_cpu).logits
+
+    small = whole_cache_bytes(16, 1024, LLAMA, 1)
+    assert logits(None, on_cpu=False) - logits(small, on_cpu=False) == (1024 - 8 * 16) * step
+    assert logits(None, on_cpu=True) - logits(None, on_cpu=False) == (4096 - 1024) * step
