@@ -21,6 +21,7 @@ STATE = {
     "LayerClock",
     "LeasedMesh",
     "LoadedModel",
+    "PriceCheck",
     "SentEvent",
     "TakenRun",
     "Trace",
