@@ -1,8 +1,10 @@
 """The script of the first morning on GPUs, on the pretend GPU: steps run, fail or stop alone, and are reported."""
 
 import json
+import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -12,19 +14,22 @@ from benchmarks.gpu.report import report
 from benchmarks.gpu.run import run_step
 from benchmarks.gpu.step import Constant, Expected, Machine, Step
 
+PROJECT = Path(__file__).parents[2]
+LIMIT_SECONDS = 900
 
-def morning(monkeypatch, capsys, *words):
-    """Run the script in this process; return its lines and the JSON of the last."""
-    monkeypatch.setattr(sys, "argv", ["first_gpu_morning", *words])
-    first_gpu_morning.main()
-    lines = capsys.readouterr().out.splitlines()
+
+def morning(*words):
+    """Run the script; return its lines and the JSON of the last. It forks, and this process has threads."""
+    command = [sys.executable, "-W", "ignore", "-m", "benchmarks.first_gpu_morning", *words]
+    ended = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, timeout=LIMIT_SECONDS, check=True)
+    lines = ended.stdout.splitlines()
     return lines, json.loads(lines[-1])
 
 
 @pytest.mark.all
-def test_every_step_of_a_single_gpu_runs_or_says_what_it_needs(monkeypatch, capsys, tmp_path):
+def test_every_step_of_a_single_gpu_runs_or_says_what_it_needs(tmp_path):
     """Nothing fails, and every finding that the pretend GPU can make is as expected."""
-    lines, last = morning(monkeypatch, capsys, "--one", "--pretend", "--out", str(tmp_path))
+    lines, last = morning("--one", "--pretend", "--out", str(tmp_path))
     assert last["failed"] == {} and sum(last["steps"].values()) == len(ONE_GPU)
     assert last["steps"]["done"] >= 7
     unlike_gpus = {"equal_runs": ["fastest_equal"]}  # the CPU's kernels add in a fixed order
@@ -32,11 +37,11 @@ def test_every_step_of_a_single_gpu_runs_or_says_what_it_needs(monkeypatch, caps
     assert any("not measured; expected" in line for line in lines)
 
 
-def test_a_few_steps_run_and_the_others_need_a_gpu(monkeypatch, capsys, tmp_path):
+def test_a_few_steps_run_and_the_others_need_a_gpu(tmp_path):
     """A report names the range of each finding, and each constant, which the pretend GPU does not replace."""
     names = ("host_waits", "choice_of_tokens", "context_bytes")
     given = [word for name in names for word in ("--step", name)]
-    lines, last = morning(monkeypatch, capsys, "--one", "--pretend", "--out", str(tmp_path), *given)
+    lines, last = morning("--one", "--pretend", "--out", str(tmp_path), *given)
     assert last["steps"] == {"done": 2, "needs a GPU": 1} and last["differs"] == last["failed"] == {}
     assert any(line.strip().startswith("inference_waits = ") and line.endswith("expected 0 to 10") for line in lines)
     assert "  CONTEXT_BYTES (placement/memory/bytes.py): 1.07374e+09 -> not measured" in lines
