@@ -10,8 +10,8 @@ MODEL ?= smollm2
 VENV := .venv
 RUN := PYTHONUNBUFFERED=1 HF_HUB_OFFLINE=1 $(VENV)/bin
 
-# Three files of tests at a time, in the order of tests/conftest.py: much of a test is waiting for processes to start.
-SIDE_BY_SIDE := -n 3 --dist loadfile --no-loadscope-reorder
+# Two files of tests at a time, in the order of tests/conftest.py: much of a test is waiting for processes to start.
+SIDE_BY_SIDE := -n 2 --dist loadfile --no-loadscope-reorder
 
 # A link, an anchor or a page that does not resolve is a warning, and a warning is an error.
 SITE := --fail-on-warning --keep-going --nitpicky --quiet --doctree-dir build/doctrees

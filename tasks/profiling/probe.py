@@ -89,7 +89,9 @@ def probe(
         on_cuda, reached = kind == "cuda", speeds.on(hardware)
         seconds = {engine: _layer_seconds(bench, engine, reached, on_cuda=on_cuda) for engine in engines}
         speeds = replace(speeds, megatron_layer_seconds=seconds.get("megatron"), vllm_layer_seconds=seconds.get("vllm"))
-        if kind == "cpu" and "megatron" in engines:  # a GPU's element-wise kernels wait for its memory
+        if kind == "cpu" and any(
+            "train_step" in TRAITS[engine].serves for engine in engines
+        ):  # a GPU's element-wise kernels wait for its memory
             wide = replace(bench, model=replace(bench.model, path=f"{bench.model.path}-wide", shape=LAYER_SHAPE))
             speeds = replace(speeds, elementwise_bytes_per_second=_elementwise_speed(wide, speeds.on(hardware)))
     return speeds

@@ -50,6 +50,7 @@ SMALLEST = {
     "heterogeneous": ("--model llama-7b --batch-sizes 16 --budget-seconds 0.5", "gains paper rows"),
     "learn_ppo": ("--steps 1 --reward-steps 1 --home {home}", "goals means runs"),
     "many_nodes": ('{{"nodes":[],"ranks":32}}', "by_nodes controller"),
+    "orchestration": ('{{"steps":2,"transfers":4,"fingerprints":1}}', "fingerprint node transfer"),
     "our_grpo": ("{grpo_work}", MEASURED),
     "our_ppo": ("{ppo_work}", MEASURED),
     "papers": ("--only app", "expected holds name values"),
