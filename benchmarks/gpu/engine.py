@@ -7,13 +7,13 @@ import os
 import shutil
 import subprocess
 from collections.abc import Mapping
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from benchmarks.gpu.step import YES, Expected, Found, Machine, Step
+from prefect_rlhf.files.installed import installed_version
 
 PROMPTS, SEEDS, STEPS = [[1, 2, 3], [4, 5], [6]], [1, 2, 3], 3
 
@@ -31,7 +31,7 @@ def environment(machine: Machine) -> Found:
     found["compiler"] = bool(shutil.which("gcc"))
     found["shared_memory_gib"] = shutil.disk_usage("/dev/shm").total / 2**30
     for name in ("megatron-core", "transformers", "triton", "vllm", "transformer-engine", "apex", "flashinfer-python"):
-        found[name] = _version(name)
+        found[name] = installed_version(name) or "missing"
     return found
 
 
@@ -157,13 +157,6 @@ def _command(case: Any) -> Any:
     mesh = DeviceMesh(0, 1, 0, 1)
     instance = ModelInstance("actor", "megatron", mesh, Strategy())
     return BuildCommand(case.spec(), instance, (0,), layout_of(instance, case.spec(), mesh), 128, 64)
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return "missing"
 
 
 def _close(dtype: str, logprobs: float, weights: float) -> Mapping[str, Expected]:

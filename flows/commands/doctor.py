@@ -8,18 +8,15 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from prefect_rlhf.flows.commands.flags import ALL_AT_ONCE, whole_number
-from prefect_rlhf.placement.devices.mesh import MOST_DEVICES, Backend
+from prefect_rlhf.flows.commands.flags import ALL_AT_ONCE, ChosenKind, whole_number
+from prefect_rlhf.placement.devices.mesh import MOST_DEVICES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DoctorFlags:
     """The flags of `doctor`."""
 
-    kind: Annotated[
-        Backend | None,
-        Parameter(help="Kind of the devices: cuda for GPUs, cpu for cores; default: cuda if a GPU can be used."),
-    ] = None
+    kind: ChosenKind = None
     devices: Annotated[
         int | None,
         whole_number(1, MOST_DEVICES),

@@ -23,6 +23,7 @@ from prefect_rlhf.errors.errors import InvalidInput, refusing
 from prefect_rlhf.errors.in_short import in_short, one_line
 from prefect_rlhf.files.yaml_text import parse_yaml, read_yaml
 from prefect_rlhf.flows.forms.foreign_options import answer
+from prefect_rlhf.placement.devices.mesh import Backend
 
 Flags = TypeVar("Flags")
 PROGRAM = "prefect-rlhf"
@@ -45,6 +46,11 @@ Assignments = Annotated[
         metavar="NAME=VALUE",
         help="A parameter, with its value as YAML; dots separate groups: -p algo.clip=0.2. May be repeated.",
     ),
+]
+
+ChosenKind = Annotated[
+    Backend | None,
+    Parameter(help="Kind of the devices: cuda for GPUs, cpu for cores; default: cuda if a GPU can be used."),
 ]
 
 

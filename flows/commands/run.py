@@ -14,6 +14,7 @@ from prefect_rlhf.flows.commands.flags import (
     ALL_AT_ONCE,
     PROGRAM,
     Assignments,
+    ChosenKind,
     ParametersFile,
     print_error,
     read_parameters,
@@ -21,7 +22,7 @@ from prefect_rlhf.flows.commands.flags import (
 )
 from prefect_rlhf.flows.commands.next_steps import from_here, next_steps
 from prefect_rlhf.flows.forms.options import MOST_RESTARTS, RunOptions
-from prefect_rlhf.placement.devices.mesh import MOST_DEVICES, Backend
+from prefect_rlhf.placement.devices.mesh import MOST_DEVICES
 
 STATUS_OF_SIGNAL = 128  # plus the signal's number, as in a shell
 
@@ -40,10 +41,7 @@ class RunFlags:
         whole_number(1, MOST_DEVICES),
         Parameter(help="Number of this machine's devices to lease; default: 1.", show_default=False),
     ] = None
-    kind: Annotated[
-        Backend | None,
-        Parameter(help="Kind of the devices: cuda for GPUs, cpu for cores; default: cuda if a GPU can be used."),
-    ] = None
+    kind: ChosenKind = None
     max_restarts: Annotated[
         int,
         whole_number(0, MOST_RESTARTS),

@@ -14,12 +14,13 @@ from pathlib import Path
 
 from prefect_rlhf.blocks.lease import LeaseTimeout, lease
 from prefect_rlhf.errors.errors import InvalidInput, RlhfError
-from prefect_rlhf.flows.hardware.device_kind import local_cluster, why_no_gpu
+from prefect_rlhf.files.installed import installed_version
+from prefect_rlhf.flows.hardware.device_kind import chosen_kind, local_cluster, why_no_gpu
 from prefect_rlhf.flows.hardware.gpus import check_gpus, visible_gpus
 from prefect_rlhf.flows.hardware.installed_engines import check_builds, check_engines
 from prefect_rlhf.flows.hardware.node_hardware import node_hardware
 from prefect_rlhf.flows.hardware.probes import PROBED_ENGINES
-from prefect_rlhf.flows.hardware.profiles import NOT_INSTALLED, PACKAGES, Machine, installed_version
+from prefect_rlhf.flows.hardware.profiles import PACKAGES, Machine
 from prefect_rlhf.placement.devices.lease import Lease
 from prefect_rlhf.placement.devices.mesh import Backend
 
@@ -46,8 +47,8 @@ def findings(kind: Backend | None, devices: int | None) -> Iterator[Finding]:
     Without `kind`, it is that of a run without a kind; without `devices`, all GPUs or two cores are checked. The
     engines are not started if an earlier check fails.
     """
-    chosen: Backend = kind or ("cpu" if why_no_gpu() else "cuda")
-    yield _finding("kind", lambda: f"{chosen}{'' if kind else _reason(chosen)}")
+    chosen = chosen_kind(kind)
+    yield Finding("kind", chosen if kind or chosen == "cuda" else f"cpu; {why_no_gpu()}")
     quick = [_finding("versions", lambda: _versions(chosen))]
     number = devices or min(2, len(os.sched_getaffinity(0)))
     if chosen == "cuda":
@@ -70,14 +71,10 @@ def _finding(subject: str, check: Callable[[], str]) -> Finding:
         return Finding(subject, str(error).splitlines()[0], is_fault=True)
 
 
-def _reason(kind: Backend) -> str:
-    return "" if kind == "cuda" else f"; {why_no_gpu()}"
-
-
 def _versions(kind: Backend) -> str:
     check_engines(kind)
     check_builds()
-    found = {name: seen for name in PACKAGES if (seen := installed_version(name)) != NOT_INSTALLED}
+    found = {name: seen for name in PACKAGES if (seen := installed_version(name))}
     named = [f"{name} {seen}" for name, seen in {"Python": platform.python_version(), **found}.items()]
     return ", ".join(named) + ("" if find_spec("vllm") else "; vLLM is not installed: Megatron generates")
 

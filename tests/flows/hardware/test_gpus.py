@@ -45,7 +45,7 @@ def builds(monkeypatch):
     """Set the versions of the installed engines; a version of torch with +cpu is a build without CUDA."""
 
     def are(versions):
-        monkeypatch.setattr(installed_engines, "_installed_version", versions.get)
+        monkeypatch.setattr(installed_engines, "installed_version", versions.get)
         monkeypatch.setattr(installed_engines, "_torch_has_cuda", lambda: not versions["torch"].endswith("+cpu"))
 
     return are
