@@ -25,7 +25,11 @@ CALL_SECONDS = 0.01
 GPU_CALL_SECONDS = 0.05
 """The same on a GPU. It includes the fingerprint of the weights before a call: some 1,500 short kernels that the host
 starts and waits for, weight by weight. It is an estimate until a profile has measured it."""
-RUNTIME = Efficiency(call_seconds=GPU_CALL_SECONDS)
+VLLM_LAYER_SECONDS = 40e-6
+"""The part of a layer's decoding step in vLLM that does not depend on its size, in place of the 190 us of ReaL's engine
+of 2024. It is what public figures of a single stream leave of a step after the bytes that it reads
+(docs/cost_model.md). `vllm_layer_seconds` of a probe, or a profile, replaces it."""
+RUNTIME = Efficiency(call_seconds=GPU_CALL_SECONDS, graph_layer_seconds=VLLM_LAYER_SECONDS)
 """The constants between a datasheet's peaks and calls of our own runs."""
 
 CPU = Hardware(

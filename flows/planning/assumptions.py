@@ -44,4 +44,12 @@ def assumptions(question: Question) -> Iterator[str]:
         measured = "" if site.backend == "cpu" else ", which no run on GPUs has confirmed yet"
         change = "--call-seconds changes it, a profile measures it"
         yield f"a call has a fixed overhead of {calls} on its hosts{measured}; {change}"
+    if not sources.profiles and site.backend == "cuda" and any(call.kind == "generate" for call in question.graph):
+        layers = " and ".join(
+            dict.fromkeys(f"{1e6 * node.efficiency.graph_layer_seconds:g} us" for node in sources.nodes)
+        )
+        yield (
+            f"vLLM needs {layers} for a layer of a decoding step besides its reads, by published figures of a single "
+            "stream; a profile measures it"
+        )
     yield f"the controller adds {1000 * sources.orchestration_seconds:g} ms to every node"

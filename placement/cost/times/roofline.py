@@ -22,6 +22,9 @@ from prefect_rlhf.placement.cost.workload import ModelCallKind
 LOGIT_PASSES = 4  # float32 logits: written, read for maximum and sum, read and written for the result
 LOGIT_BYTES = 4
 LAYER_LAUNCHES = 60  # kernels of an eager layer of Megatron's
+MIXTURE_LAUNCHES = 2.5
+"""Launches of a decoded layer of experts, relative to a dense layer: router, choice and sorting of tokens, two grouped
+products. The public figures of docs/cost_model.md say so."""
 EXCHANGE_LAUNCHES = 10  # a batch of a send and a receive, what groups and awaits them, and Megatron's synchronisation
 COPY_PASSES = 4  # over each copy of a token's hidden state that an expert gets: made and read, its result the same
 GRADIENT_PASS_BYTES = 12  # per parameter and micro-batch: bfloat16 gradient made and read, float32 sum read and written
@@ -99,6 +102,7 @@ class DatasheetTimes:
         moved = self._moved_passes * rows * sizes.hidden * sizes.item / self.elementwise
         products = rows * 2 * (sizes.layer_products / tp + sizes.router) / (self.flops * self.decoding_share)
         launches = self.graph_layer_seconds if cuda_graphs else self.eager_layer_seconds
+        launches *= MIXTURE_LAUNCHES if sizes.num_experts else 1
         return Seconds(compute=max(0.0, products - weights), memory_traffic=weights + cache + moved, launch=launches)
 
     def sample(self, rows: float, tp: int) -> Seconds:

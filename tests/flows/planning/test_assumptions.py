@@ -51,6 +51,12 @@ def test_the_hosts_part_of_a_call_is_named_and_may_be_said():
     assert nodes == [0.05, 2.2]
 
 
+def test_the_constant_of_vllms_steps_is_named_if_vllm_generates_on_gpus():
+    assert any("40 us for a layer" in line for line in assumptions(asked("--response-length", "64")))
+    dpo = asked("--response-length", "64", algorithm="dpo", models=WORDS[2:4])
+    assert not any("vLLM" in line for line in assumptions(dpo))
+
+
 def test_what_a_profile_measures_is_not_said_besides(tmp_path):
     with pytest.raises(InvalidInput, match="call_seconds"):
         asked("--response-length", "64", "--call-seconds", "1", "--profile", str(tmp_path / "none.json"))
