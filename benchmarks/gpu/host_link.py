@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import mmap
 import threading
 import time
 from pathlib import Path
@@ -14,6 +13,7 @@ import torch
 from benchmarks.gpu.models import SHAPES, full_rows, random_engine, train
 from benchmarks.gpu.step import Expected, Found, Machine, Step
 from prefect_rlhf.engines.weights.fingerprint import digest
+from prefect_rlhf.engines.weights.pinned_memory import PinnedMemory
 
 
 def copies_beside_training(machine: Machine) -> Found:
@@ -67,13 +67,10 @@ def pinned_bytes(machine: Machine) -> Found:
         found[f"torch_{gib}_gib"] = (_locked_bytes() - before) / kept.nbytes
         del kept
         torch._C._host_emptyCache()
-    room = mmap.mmap(-1, 5 << 30)
-    buffer = torch.frombuffer(room, dtype=torch.uint8)
     before = _locked_bytes()
-    status = torch.cuda.cudart().cudaHostRegister(buffer.data_ptr(), buffer.nbytes, 0)
-    found["register_status"] = int(status)
-    found["registered_5_gib"] = (_locked_bytes() - before) / buffer.nbytes
-    torch.cuda.cudart().cudaHostUnregister(buffer.data_ptr())
+    pinned = PinnedMemory(5 << 30)
+    found["registered_5_gib"] = (_locked_bytes() - before) / len(pinned.content)
+    pinned.close()
     return found
 
 

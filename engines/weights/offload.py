@@ -5,7 +5,6 @@ a GPU the copies run on a stream of their own, concurrently with other calls' co
 has, or that is overwritten before its next use, is dropped.
 """
 
-import mmap
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import final
@@ -14,6 +13,7 @@ import torch
 from torch import Tensor
 
 from prefect_rlhf.engines.weights.memory import release_free_memory
+from prefect_rlhf.engines.weights.pinned_memory import PinnedMemory, anonymous_memory
 from prefect_rlhf.errors.errors import EngineFailed
 
 
@@ -27,15 +27,22 @@ class HostLink:
 
     def __init__(self, device: torch.device) -> None:
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]  # torch's
-        self._pinned: Tensor | None = None
+        self._pinned: PinnedMemory | None = None
 
     def room(self, num_bytes: int) -> Tensor:
         """Return a flat buffer in host memory; on a GPU the same buffer each time."""
         if self._stream is None:
-            return _shared(num_bytes)
-        if self._pinned is None or len(self._pinned) < num_bytes:
-            self._pinned = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
-        return self._pinned[:num_bytes]
+            return anonymous_memory(num_bytes)
+        if self._pinned is None or len(self._pinned.content) < num_bytes:
+            self.close()
+            self._pinned = PinnedMemory(num_bytes)
+        return self._pinned.content[:num_bytes]
+
+    def close(self) -> None:
+        """Unpin the buffer; the next request for room makes another."""
+        if self._pinned is not None:
+            self._pinned.close()
+            self._pinned = None
 
     @contextmanager
     def copying(self) -> Iterator[None]:
@@ -155,13 +162,6 @@ class OffloadedTensors:
 def _storages(tensors: Iterable[Tensor]) -> list[torch.UntypedStorage]:
     """Return the distinct storages behind tensors. Many tensors may be views of the same flat buffer."""
     return list({tensor.untyped_storage()._cdata: tensor.untyped_storage() for tensor in tensors}.values())
-
-
-def _shared(num_bytes: int) -> Tensor:
-    """Return memory that counts as shared; it has no name, so it ends with the process."""
-    if num_bytes == 0:
-        return torch.empty(0, dtype=torch.uint8)
-    return torch.frombuffer(mmap.mmap(-1, num_bytes), dtype=torch.uint8)
 
 
 def _bytes(storage: torch.UntypedStorage) -> Tensor:

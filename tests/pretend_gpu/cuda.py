@@ -29,6 +29,8 @@ class PretendGpu:
     waits: Counts = field(default_factory=Counts)
     operations: Counts = field(default_factory=Counts)
     emptied_caches: int = 0
+    registered: dict[int, int] = field(default_factory=dict)
+    """Bytes of pinned host memory, by address."""
 
 
 @contextmanager
@@ -131,7 +133,17 @@ def _cuda(gpu: PretendGpu) -> dict[str, Any]:
     def empty_cache() -> None:
         gpu.emptied_caches += 1
 
+    def register(address: int, num_bytes: int, flags: int) -> int:
+        gpu.registered[address] = num_bytes
+        return 0
+
+    def unregister(address: int) -> int:
+        del gpu.registered[address]
+        return 0
+
+    runtime = SimpleNamespace(cudaHostRegister=register, cudaHostUnregister=unregister)
     return {
+        "cudart": lambda: runtime,
         "is_available": lambda: True,
         "_lazy_init": lambda: None,
         "device_count": lambda: 1,
