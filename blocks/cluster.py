@@ -122,7 +122,8 @@ class ClusterFields(BaseModel):
         """The cluster as plans and leases see it. Raises InvalidInput for fields that contradict each other."""
         memory = int(self.device_memory_gib * GIB)
         host = int(self.host_memory_gib * GIB)
-        shape = ClusterShape(self.cluster, self.num_nodes, self.devices_per_node, memory, host_memory_bytes=host)
+        size = (self.num_nodes, self.devices_per_node)
+        shape = ClusterShape(self.cluster, *size, memory, host_memory_bytes=host, backend=self.kind)
         return self._of_kinds(shape) if self.node_kinds else shape
 
     def lease_book(self) -> LeaseBook:

@@ -34,7 +34,7 @@ def lease(
     cluster: ClusterShape,
     mesh: str | int,
     *,
-    kind: Backend = "cpu",
+    kind: Backend | None = None,
     directory: Path = DEFAULT_LEASE_DIRECTORY,
     wait_seconds: float = 3600.0,
     flow_run: str = "a run without a worker",
@@ -42,6 +42,7 @@ def lease(
 ) -> Iterator[Lease]:
     """Hold a mesh (a name, or a number of devices) of `cluster` while the body runs.
 
+    `kind` is that of the cluster's devices by default, as the `kind` of a Cluster block states it.
     While others hold it, `say` receives a line every minute that names them. Raises InvalidInput if the cluster can
     never provide that mesh, LeaseTimeout if the mesh is not free after `wait_seconds`.
 
@@ -54,7 +55,7 @@ def lease(
     require_ray(cluster)
     locked = _wait_for_mesh(book, mesh, flow_run, wait_seconds, say)
     try:
-        yield Lease("local", locked.id, cluster, locked.mesh, locked.mesh.devices(), kind)
+        yield Lease("local", locked.id, cluster, locked.mesh, locked.mesh.devices(), kind or cluster.backend)
     finally:
         locked.release()
 

@@ -12,6 +12,8 @@ from pydantic import Field
 
 from prefect_rlhf.blocks.lease import leased_devices
 from prefect_rlhf.errors.errors import InvalidInput, RlhfError
+from prefect_rlhf.flows.hardware.device_kind import check_leased_gpus, device_line
+from prefect_rlhf.flows.hardware.installed_engines import check_engines
 from prefect_rlhf.flows.hardware.probes import TOO_BUSY
 from prefect_rlhf.flows.hardware.profiles import Machine, devices_and_nodes, keep_profile, profile_file
 from prefect_rlhf.flows.training.log import log_info
@@ -60,6 +62,9 @@ def profile(
     """
     try:
         with leased_devices() as leased, _progress() as say:
+            check_engines(leased.kind)
+            check_leased_gpus(leased)
+            log_info(device_line(leased))
             sizes = Sizes(most_rows, longest)
             device = kind_of_nodes(leased)
             request = profile_request(model, dtype, leased.kind, leased.mesh, sizes, tensor_parallel, device)

@@ -8,6 +8,7 @@ from prefect_rlhf.blocks.lease_book import Busy, Holder, LeasedMesh
 from prefect_rlhf.blocks.lease_files import FileLock
 from prefect_rlhf.blocks.worker.configuration import GpuMeshConfiguration
 from prefect_rlhf.blocks.worker.origin import Origin
+from prefect_rlhf.files.engine_builds import check_kind
 from prefect_rlhf.placement.devices.lease import Lease
 
 
@@ -41,15 +42,18 @@ class TakenRun:
         return self.configuration.lease_book().enter(self.configuration.wanted, run.id, run.name, arrived)
 
     def take_devices(self) -> Busy | None:
-        """Lock the devices of the run; return Busy if others hold them. Raises InvalidInput for an impossible mesh.
+        """Lock the devices of the run; return Busy if others hold them.
 
-        A dry run locks no devices, but an impossible mesh is refused all the same.
+        Raises InvalidInput for an impossible mesh, and for engines that are built for another kind of device. A dry run
+        locks no devices, but an impossible mesh is refused all the same.
         """
         book, wanted = self.configuration.lease_book(), self.configuration.wanted
         if self.configuration.run.dry_run:
             book.acceptable(wanted, self.configuration.min_devices)
             return None
         require_ray(book.cluster)
+        if self.configuration.has_own_engines:
+            check_kind(self.configuration.kind)
         holder = Holder.now(self.configuration.run.id, self.configuration.run.name)
         answer = book.acquire(wanted, holder, self.configuration.min_devices)
         if isinstance(answer, Busy):

@@ -92,6 +92,11 @@ class GpuMeshConfiguration(MeshFields, BaseJobConfiguration):
         return [get_sys_executable() if word == "python" else word for word in words[:1]] + words[1:]
 
     @property
+    def has_own_engines(self) -> bool:
+        """Whether the flow runs on this worker's interpreter; another interpreter may have other engines."""
+        return self.arguments[0] == get_sys_executable()
+
+    @property
     def restarts(self) -> Restarts:
         """The run's automatic restarts, used and allowed."""
         return Restarts(self.run.restarts, self.max_restarts)

@@ -177,8 +177,9 @@ class GpuMeshWorker(BaseWorker[GpuMeshConfiguration, GpuMeshVariables, GpuMeshRe
             raise RlhfError("a gpu-mesh worker runs only the flow runs that its pool schedules: use a deployment")
         try:
             lease = taken.lease
+            where = f"{lease.mesh.name} of cluster {lease.cluster.name}"
             self.get_flow_run_logger(flow_run).info(
-                f"Lease {lease.id}: {lease.mesh.name} of cluster {lease.cluster.name} ({len(lease.devices)} devices)"
+                f"Lease {lease.id}: {where} ({len(lease.devices)} devices, kind: {lease.kind})"
             )
             return await self._run_on(taken, RunRecords(self.client, flow_run.id), task_status)
         finally:

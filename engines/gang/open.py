@@ -29,6 +29,8 @@ RANK_ENVIRONMENT: Mapping[str, str] = MappingProxyType(
         "TOKENIZERS_PARALLELISM": "false",
     }
 )
+PCI_ORDER: Mapping[str, str] = MappingProxyType({"CUDA_DEVICE_ORDER": "PCI_BUS_ID"})
+"""GPUs are numbered as in the driver's list; CUDA's own default, the fastest first, may differ."""
 NO_GPU: Mapping[str, str] = MappingProxyType({"CUDA_VISIBLE_DEVICES": ""})
 """Megatron and vLLM look for GPUs through torch themselves, and would use them in a run on CPU."""
 FORK_ENVIRONMENT: Mapping[str, str] = MappingProxyType(
@@ -43,8 +45,8 @@ MINUTE = 60.0
 def only_gpus(numbers: Sequence[int], own: str | None) -> dict[str, str]:
     """Return variables that show a process only the GPUs at `numbers` of its parent's list, in their order.
 
-    `own` is the parent's CUDA_VISIBLE_DEVICES; None if it sees all GPUs. Numbers follow the PCI bus, as in the driver's
-    list; CUDA's own default, the fastest first, may differ. Raises InvalidInput for a number beyond the list.
+    `own` is the parent's CUDA_VISIBLE_DEVICES; None if it sees all GPUs. Raises InvalidInput for a number beyond the
+    list.
 
     >>> only_gpus([0, 2], "4,5,6,7")["CUDA_VISIBLE_DEVICES"]
     '4,6'
@@ -53,7 +55,7 @@ def only_gpus(numbers: Sequence[int], own: str | None) -> dict[str, str]:
     if entries is not None and max(numbers, default=-1) >= len(entries):
         raise InvalidInput("CUDA_VISIBLE_DEVICES", own, f"at least {max(numbers) + 1} GPUs, which the lease has")
     chosen = [str(number) if entries is None else entries[number] for number in numbers]
-    return {"CUDA_VISIBLE_DEVICES": ",".join(chosen), "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+    return {"CUDA_VISIBLE_DEVICES": ",".join(chosen), **PCI_ORDER}
 
 
 def open_gang(
@@ -84,7 +86,7 @@ def open_gang(
     GPUs are always processes of their own, because only the end of a process frees all memory of its GPU.
     """
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    ranks = {**RANK_ENVIRONMENT, **(NO_GPU if device == "cpu" else {}), **(environment or {})}
+    ranks = {**RANK_ENVIRONMENT, **(NO_GPU if device == "cpu" else PCI_ORDER), **(environment or {})}
     if device == "cuda" and not through_ray:
         numbers = range(sum(ranks_of_nodes)) if gpus is None else gpus
         ranks |= only_gpus(numbers, os.environ.get("CUDA_VISIBLE_DEVICES"))

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from prefect_rlhf.errors.errors import Missing, NotUsed
-from prefect_rlhf.flows.commands.flags import ALL_AT_ONCE, print_error, read_numbers, whole_number
-from prefect_rlhf.placement.devices.mesh import MOST_DEVICES, MOST_NODES, Backend
+from prefect_rlhf.flows.commands.flags import ALL_AT_ONCE, ChosenKind, print_error, read_numbers, whole_number
+from prefect_rlhf.placement.devices.mesh import MOST_DEVICES, MOST_NODES
 from prefect_rlhf.placement.models.model import Dtype
 from prefect_rlhf.tasks.profiling.limits import MOST_ROWS, MOST_TOKENS
 
@@ -35,7 +35,7 @@ class ProfileFlags:
         whole_number(1, MOST_NODES),
         Parameter(help="Number of nodes in the Ray cluster at RAY_ADDRESS, each with this many devices."),
     ] = 1
-    kind: Annotated[Backend, Parameter(help="Kind of the devices.", show_default=True)] = "cpu"
+    kind: ChosenKind = None
     dtype: Annotated[Dtype, Parameter(help="Compute format.", show_default=True)] = "bfloat16"
     rows: Annotated[int, whole_number(1, MOST_ROWS), Parameter(help="Largest number of rows in a micro-batch.")] = 32
     longest: Annotated[int, whole_number(16, MOST_TOKENS), Parameter(help="Largest number of tokens in a row.")] = 128
@@ -64,20 +64,22 @@ def profile(flags: Annotated[ProfileFlags, ALL_AT_ONCE] = ProfileFlags()) -> int
         raise Missing("model", "a Hugging Face folder, or a known model such as llama-7b")
     from prefect_rlhf.blocks.cluster import Cluster  # imported here: a wrong flag needs neither Prefect nor torch
     from prefect_rlhf.blocks.lease import lease
+    from prefect_rlhf.files.engine_builds import chosen_kind
     from prefect_rlhf.flows.hardware.device_kind import check_leased_gpus
     from prefect_rlhf.flows.hardware.installed_engines import check_engines
     from prefect_rlhf.flows.profile import measure_profile, profile_request
     from prefect_rlhf.tasks.profiling.bench import Sizes
 
-    cluster = Cluster(num_nodes=flags.nodes, devices_per_node=flags.devices).shape
+    kind = chosen_kind(flags.kind)
+    cluster = Cluster(num_nodes=flags.nodes, devices_per_node=flags.devices, kind=kind).shape
     degrees = read_numbers("--tensor-parallel", flags.tensor_parallel, "degrees, such as 1,2")
     sizes = Sizes(flags.rows, flags.longest)
-    request = profile_request(flags.model, flags.dtype, flags.kind, cluster.whole, sizes, degrees)
+    request = profile_request(flags.model, flags.dtype, kind, cluster.whole, sizes, degrees)
     if flags.dry_run:
         print(f"{request.num_measurements} measurements of {flags.model}, to be stored in {request.file}")
         return 0
-    check_engines(flags.kind)
-    with lease(cluster, cluster.whole.num_devices, kind=flags.kind, say=print_error) as leased:
+    check_engines(kind)
+    with lease(cluster, cluster.whole.num_devices, kind=kind, say=print_error) as leased:
         check_leased_gpus(leased)
         print(measure_profile(leased, request, progress(), print_error))
     return 0

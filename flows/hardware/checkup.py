@@ -4,29 +4,23 @@ from __future__ import annotations
 
 import os
 import platform
-import resource
-import shutil
-import sysconfig
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
-from pathlib import Path
 
 from prefect_rlhf.blocks.lease import LeaseTimeout, lease
 from prefect_rlhf.errors.errors import InvalidInput, RlhfError
+from prefect_rlhf.files.engine_builds import chosen_kind, why_no_gpu
+from prefect_rlhf.files.gpus import check_gpus, visible_gpus
+from prefect_rlhf.files.host import compiler, locked_memory, shared_memory
 from prefect_rlhf.files.installed import installed_version
-from prefect_rlhf.flows.hardware.device_kind import chosen_kind, local_cluster, why_no_gpu
-from prefect_rlhf.flows.hardware.gpus import check_gpus, visible_gpus
+from prefect_rlhf.flows.hardware.device_kind import local_cluster
 from prefect_rlhf.flows.hardware.installed_engines import check_builds, check_engines
 from prefect_rlhf.flows.hardware.node_hardware import node_hardware
 from prefect_rlhf.flows.hardware.probes import PROBED_ENGINES
 from prefect_rlhf.flows.hardware.profiles import PACKAGES, Machine
 from prefect_rlhf.placement.devices.lease import Lease
 from prefect_rlhf.placement.devices.mesh import Backend
-
-SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  the folder of shared memory, not a temporary file
-LEAST_SHARED_BYTES = 1 << 30
-"""Of the node. A container without options has 64 MiB, which rows between the ranks of a node fill."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +47,11 @@ def findings(kind: Backend | None, devices: int | None) -> Iterator[Finding]:
     number = devices or min(2, len(os.sched_getaffinity(0)))
     if chosen == "cuda":
         quick.append(_finding("GPUs", lambda: _gpus(devices)))
-        quick.append(_finding("compiler", _compiler))
-        quick.append(_finding("locked memory", _locked_memory))
+        quick.append(_finding("compiler", compiler))
+        quick.append(_finding("locked memory", locked_memory))
+        quick.append(_finding("shared memory", shared_memory))
         if not quick[1].is_fault:
             number = devices or len(visible_gpus())
-    quick.append(_finding("shared memory", lambda: _shared_memory(SHARED_MEMORY)))
     yield from quick
     if not any(found.is_fault for found in quick):
         yield _finding("engines", lambda: _engines(number, chosen))
@@ -86,36 +80,6 @@ def _gpus(devices: int | None) -> str:
         raise InvalidInput("CUDA_VISIBLE_DEVICES", os.environ.get("CUDA_VISIBLE_DEVICES"), "the number of a GPU")
     free = min(gpu.free_bytes / gpu.memory_bytes for gpu in seen)
     return f"{len(seen)} x {seen[0].name}, driver {seen[0].driver}, at least {free:.0%} of their memory free"
-
-
-def _compiler() -> str:
-    compiler = os.environ.get("CC") or next(filter(shutil.which, ("gcc", "cc", "clang")), None)
-    if compiler is None:
-        raise InvalidInput("compiler", "no gcc, cc or clang", "a C compiler, with which Triton builds its launchers")
-    header = Path(sysconfig.get_paths()["include"], "Python.h")
-    if not header.is_file():
-        raise InvalidInput("compiler", f"no {header}", "the headers of Python, such as the package python3-dev")
-    return f"{compiler}, with the headers of Python"
-
-
-def _locked_memory() -> str:
-    limit, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
-    if limit == resource.RLIM_INFINITY:
-        return "unlimited"
-    return f"{limit >> 10} KiB; NCCL over InfiniBand requires more: ulimit -l unlimited"
-
-
-def _shared_memory(folder: Path) -> str:
-    try:
-        size = shutil.disk_usage(folder)
-    except OSError as error:
-        raise InvalidInput("shared memory", str(error), f"a folder {folder}") from error
-    if size.total < LEAST_SHARED_BYTES:
-        seen = f"{size.total >> 20} MiB in {folder}"
-        raise InvalidInput(
-            "shared memory", seen, f"at least {LEAST_SHARED_BYTES >> 20} MiB; in a container: --ipc=host"
-        )
-    return f"{size.free / (1 << 30):.1f} GiB free in {folder}"
 
 
 def _engines(number: int, kind: Backend) -> str:

@@ -8,10 +8,15 @@ from dataclasses import replace
 from prefect_rlhf.blocks.cluster import Cluster
 from prefect_rlhf.blocks.lease import ONE_DEVICE, dry_lease
 from prefect_rlhf.errors.errors import InvalidInput
-from prefect_rlhf.flows.hardware.gpus import check_gpus, gpu_cluster, visible_gpus
-from prefect_rlhf.flows.hardware.installed_engines import check_kind, other_build
+from prefect_rlhf.files.engine_builds import check_kind, chosen_kind, why_no_gpu
+from prefect_rlhf.files.gpus import check_gpus, visible_gpus
+from prefect_rlhf.files.host import usable_gpus
 from prefect_rlhf.placement.devices.lease import Lease
 from prefect_rlhf.placement.devices.mesh import Backend, ClusterShape
+
+USABLE_SHARE = 0.985
+"""Of the memory that the driver lists, CUDA keeps up to 1.3%: 79.1 GiB are left of an H100's 79.6. No GPU has confirmed
+it yet."""
 
 
 def local_cluster(devices: int | None = None, kind: Backend | None = None) -> ClusterShape:
@@ -31,35 +36,29 @@ def local_cluster(devices: int | None = None, kind: Backend | None = None) -> Cl
     return replace(Cluster(devices_per_node=devices).shape, backend="cpu") if devices else ONE_DEVICE
 
 
+def gpu_cluster(number: int, field: str = "devices") -> ClusterShape:
+    """Return a cluster of the first GPUs that this process sees. Raises InvalidInput if a gang cannot use them."""
+    seen = visible_gpus()
+    check_gpus(seen, range(number), field)
+    memory = min(gpu.memory_bytes for gpu in seen[:number])
+    return ClusterShape("local-gpus", 1, number, int(memory * USABLE_SHARE), backend="cuda")
+
+
+def all_gpus() -> ClusterShape:
+    """Return a cluster of all GPUs that this process sees, at least a single GPU. Raises as `gpu_cluster`."""
+    return gpu_cluster(max(1, len(visible_gpus())))
+
+
 def unheld_devices(devices: int | None = None, kind: Backend | None = None) -> Lease:
     """Return the lease of a dry run on `local_cluster`: no device is held. Raises the same errors."""
     cluster = local_cluster(devices, kind)
     return dry_lease(cluster, cluster.backend)
 
 
-def chosen_kind(wanted: Backend | None) -> Backend:
-    """Return `wanted`, or the kind of a run that states no kind: GPUs if this process can use them."""
-    return wanted or ("cpu" if why_no_gpu() else "cuda")
-
-
-def why_no_gpu() -> str | None:
-    """Return the reason why this process can use no GPU; None if it can.
-
-    >>> why_no_gpu() is None or len(why_no_gpu().splitlines()) == 1
-    True
-    """
-    if found := other_build("cuda"):
-        return f"{found} is a build for CPU"
-    try:
-        return None if visible_gpus() else "CUDA_VISIBLE_DEVICES names no GPU"
-    except InvalidInput as error:
-        return f"no GPU is visible ({error})"
-
-
 def check_leased_gpus(leased: Lease) -> None:
-    """Raise InvalidInput if GPUs of this machine are leased that a gang cannot use. Ray's nodes are not checked."""
+    """Raise InvalidInput if ranks cannot start on the leased GPUs of this machine. A gang on Ray checks its nodes."""
     if leased.kind == "cuda" and leased.devices and not leased.cluster.through_ray:
-        check_gpus(visible_gpus(), [device.index for device in leased.devices], "mesh")
+        usable_gpus([device.index for device in leased.devices], "mesh")
 
 
 def device_line(leased: Lease) -> str:

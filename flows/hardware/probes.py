@@ -12,7 +12,7 @@ from pathlib import Path
 from prefect_rlhf.blocks.lease_files import FileLock
 from prefect_rlhf.errors.errors import InvalidInput, RlhfError
 from prefect_rlhf.files.atomic_file import write_atomically
-from prefect_rlhf.flows.hardware.gpus import listed_gpus
+from prefect_rlhf.files.gpus import listed_gpus
 from prefect_rlhf.flows.hardware.node_hardware import node_hardware
 from prefect_rlhf.flows.hardware.profiles import Machine
 from prefect_rlhf.placement.cost.speeds import KnownSpeeds, Speeds

@@ -134,10 +134,10 @@ def run_algorithm(algorithm: Algorithm, arguments: Mapping[str, Any], options: R
     """
     check_builds()
     leased = given_lease() or unheld_devices()
-    log_info(device_line(leased))
     if not options.dry_run:
         check_engines(leased.kind)
         check_leased_gpus(leased)
+    log_info(device_line(leased))
     tag_run(algorithm.name, arguments, options.plan)
     earlier = earlier_folder(output_folder(options), flow_run.name or "run", str(flow_run.id))
     if earlier is not None and (result := read_result(earlier)) is not None:

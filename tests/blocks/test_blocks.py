@@ -10,8 +10,10 @@ from pydantic import ValidationError
 from prefect_rlhf.blocks.chats import Chats, ChatsBlock
 from prefect_rlhf.blocks.cluster import Cluster
 from prefect_rlhf.blocks.dataset import Preferences, PreferencesBlock, Prompts, PromptsBlock
+from prefect_rlhf.blocks.lease import lease
 from prefect_rlhf.blocks.model import Model, ModelBlock
 from prefect_rlhf.blocks.rated_answers import RatedAnswers, RatedAnswersBlock
+from prefect_rlhf.blocks.worker.claimed_run import TakenRun
 from prefect_rlhf.blocks.worker.variables import GpuMeshVariables
 from prefect_rlhf.blocks.worker.worker import GpuMeshWorker
 from prefect_rlhf.errors.errors import InvalidInput
@@ -221,3 +223,25 @@ def test_a_run_sees_the_gpus_of_its_worker_and_on_cpu_no_gpu(kind, seen):
     configuration = GpuMeshWorker.job_configuration(kind=kind, devices_per_node=4, command="", env=own)
     environment = configuration.environment(configuration.lease("1", DeviceMesh.parse("n0:2-3")))
     assert environment["CUDA_VISIBLE_DEVICES"] == seen
+
+
+def test_a_lease_has_the_kind_of_its_cluster_block(tmp_path):
+    """Of a block in Python and of a pool's form; what a run may state beside it is in tests/flows."""
+    for kind in ("cpu", "cuda"):
+        with lease(Cluster(kind=kind).shape, 1, directory=tmp_path / kind) as leased:
+            assert leased.kind == leased.cluster.backend == kind
+        configuration = GpuMeshWorker.job_configuration(kind=kind, command="", env={})
+        assert configuration.lease("1", DeviceMesh.parse("n0:0")).kind == configuration.shape.backend == kind
+
+
+def test_a_worker_refuses_a_kind_that_its_engines_are_not_built_for(tmp_path):
+    """Before devices are locked and a process starts. Another interpreter may have other engines."""
+    own = {"kind": "cuda", "lease_directory": str(tmp_path), "env": {}}
+    taken = TakenRun.take(GpuMeshWorker.job_configuration(command="", **own))
+    with pytest.raises(InvalidInput, match="kind: got 'cuda', expected cpu, for which torch .* is built; `make setup-"):
+        taken.take_devices()
+    assert taken.devices == ()
+    taken.release()
+    taken = TakenRun.take(GpuMeshWorker.job_configuration(command="/opt/python -m attempt", **own))
+    assert taken.take_devices() is None and len(taken.devices) == 2
+    taken.release()

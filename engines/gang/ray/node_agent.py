@@ -15,6 +15,9 @@ from prefect_rlhf.engines.gang.processes.node_ranks import NodeRanks
 from prefect_rlhf.engines.gang.ray.shared_folder import SharedFolder
 from prefect_rlhf.engines.gang.ray.wires import Address, Hello, reach
 from prefect_rlhf.engines.weights.read_peer_memory import NODE
+from prefect_rlhf.errors.errors import InvalidInput
+from prefect_rlhf.files.gpus import Gpu
+from prefect_rlhf.files.host import usable_gpus
 from prefect_rlhf.files.installed import installed_version
 from prefect_rlhf.placement.augmented.resources import RESOURCES
 
@@ -42,6 +45,13 @@ class NodeAgent:
     def versions(self) -> dict[str, str]:
         """See `versions`."""
         return versions()
+
+    def usable_gpus(self, count: int) -> tuple[Gpu, ...] | InvalidInput:
+        """Return the GPUs of `count` ranks, or why they cannot start. Ray shows this process only the reserved GPUs."""
+        try:
+            return usable_gpus(range(count), "GPUs of the reservation")
+        except InvalidInput as error:
+            return error
 
     def listen(self) -> Address:
         """Return the address at which other nodes reach this node. Raises OSError if the address is not this node's."""

@@ -34,6 +34,7 @@ from prefect_rlhf.engines.gang.ray.shared_folder import FIELD, SharedFolder
 from prefect_rlhf.engines.gang.ray.wires import CONNECT_SECONDS, Address, Hello, reach
 from prefect_rlhf.errors.errors import InvalidInput, RankLost
 from prefect_rlhf.errors.install_command import install_command
+from prefect_rlhf.files.gpus import QUERY_LIMIT_SECONDS, Gpu
 from prefect_rlhf.placement.augmented.resources import RESOURCES, Resource
 
 HEAD_AWAY = {"RAY_gcs_rpc_server_reconnect_timeout_s": "604800"}
@@ -77,6 +78,8 @@ class RayGang(ProcessGang[AnyRank]):
             placed.ask("adopt", lambda node: (environment,))
             if shared is not None:
                 _check_shared(placed, SharedFolder.of(shared))
+            if settings.device == "cuda":
+                _check_gpus(placed, ranks_of_nodes, node_devices or ("",) * len(ranks_of_nodes))
             processes, store = _launch(settings, ranks_of_nodes, placed, own)
         except BaseException:
             placed.release()
@@ -163,6 +166,25 @@ def _check_versions(placed: Placed) -> None:
         for name, here in own.items():
             if theirs[name] != here:
                 raise InvalidInput(f"node {address}", f"{name} {theirs[name]}", f"{here}, the controller's version")
+
+
+def _check_gpus(placed: Placed, ranks_of_nodes: Sequence[int], kinds: Sequence[str]) -> None:
+    """Raise InvalidInput for a node on which ranks cannot start, and for GPUs or drivers that differ between nodes.
+
+    Nodes of different `kinds` have different GPUs.
+    """
+    found = placed.ask("usable_gpus", lambda node: (ranks_of_nodes[node],), seconds=2 * QUERY_LIMIT_SECONDS)
+    first_of_kind: dict[str, tuple[str, Gpu]] = {}
+    for address, kind, answer in zip(placed.addresses, kinds, found, strict=True):
+        if isinstance(answer, InvalidInput):
+            raise InvalidInput(f"node {address}: {answer.field}", answer.seen, answer.expected)
+        gpu, driver = answer[0], found[0][0].driver
+        other, expected = first_of_kind.setdefault(kind, (address, gpu))
+        if gpu.name != expected.name:
+            alike = f"{expected.name}, as on node {other}; or node_kinds, for GPUs of several kinds"
+            raise InvalidInput(f"node {address}", gpu.name, alike)
+        if gpu.driver != driver:
+            raise InvalidInput(f"node {address}: driver", gpu.driver, f"{driver}, as on node {placed.addresses[0]}")
 
 
 def _check_reach(placed: Placed, addresses: Sequence[Address]) -> None:

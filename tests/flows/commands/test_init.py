@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import json
 import os
 import re
 import shlex
@@ -19,6 +20,7 @@ from prefect.utilities.schema_tools import validate
 from prefect_rlhf.blocks.worker.worker import GpuMeshWorker
 from prefect_rlhf.flows.commands.cli import main
 from tests.blocks.prefect_site import PrefectSite, everything_up
+from tests.flows.hardware.test_gpus import CUDA_BUILDS, builds, driver, row  # noqa: F401  fixtures
 from tests.runs import read_lines
 from tests.tiny import make_model
 
@@ -50,6 +52,30 @@ def test_every_deployment_is_there_with_parameters_that_its_flow_takes(folder, m
     flow = load_flow_from_entrypoint(deployment["entrypoint"])
     validate(deployment["parameters"], parameter_schema(flow).model_dump(), raise_on_error=True)
     assert flow.validate_parameters(deployment["parameters"]).keys() >= deployment["parameters"].keys()
+
+
+@pytest.mark.parametrize(("kind", "chosen"), [("cpu", "rollout"), ("cuda", "recompute")])
+def test_every_deployment_takes_kind_and_logprobs_from_the_definitions(tmp_path, driver, builds, kind, chosen):  # noqa: F811
+    """On GPUs the two engines round differently, so each algorithm that can recomputes its old log-probabilities."""
+    driver(*map(row, range(3)))
+    builds(CUDA_BUILDS if kind == "cuda" else {"torch": "2.13.0+cpu"})
+    assert main(["init", str(tmp_path)]) == 0
+    for deployment in yaml.safe_load((tmp_path / "prefect.yaml").read_text())["deployments"]:
+        cluster = GpuMeshWorker.job_configuration(**deployment["work_pool"]["job_variables"])
+        assert (cluster.kind, cluster.shape.backend) == (kind, kind)
+        assert cluster.wanted == ("n0:0-2" if kind == "cuda" else "n0:0-1") == cluster.shape.whole.name
+        assert 78 < cluster.device_memory_gib < 79.1 if kind == "cuda" else cluster.device_memory_gib == 8
+        if deployment["name"] != "my-reinforce":  # its settings have no such option
+            schema = parameter_schema(load_flow_from_entrypoint(deployment["entrypoint"])).model_dump()
+            given = deployment["parameters"].get("algo", {}).get("old_logprobs")
+            assert given == (chosen if "old_logprobs" in json.dumps(schema) else None)
+
+
+def test_a_kind_that_this_machine_lacks_costs_a_line_and_writes_nothing(tmp_path, builds, capsys):  # noqa: F811
+    builds({"torch": "2.13.0+cpu"})
+    assert main(["init", str(tmp_path), "--kind", "cuda"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "kind: got 'cuda', expected cpu" in line and list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.all  # tests/test_docs.py runs these commands of the README

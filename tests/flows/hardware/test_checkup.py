@@ -42,7 +42,7 @@ def test_each_missing_part_of_a_gpu_host_is_a_line_and_no_engine_starts(driver, 
     builds(CPU_BUILDS)
     monkeypatch.delenv("CC", raising=False)
     monkeypatch.setattr(shutil, "which", lambda name: None if name in ("gcc", "cc", "clang") else f"/bin/{name}")
-    monkeypatch.setattr(checkup.shutil, "disk_usage", lambda folder: Usage(64 << 20, 0, 64 << 20))
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: Usage(64 << 20, 0, 64 << 20))
     assert faults(findings("cuda", 1)) == {
         "versions": "kind: got 'cuda', expected cpu, for which torch 2.13.0+cpu is built; "
         "`make setup-cuda` installs cuda builds",

@@ -1,6 +1,8 @@
 """Runs get the leased GPUs, or a line of explanation. The driver's tool is a script that prints rows as it would."""
 
+import shutil
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -10,10 +12,11 @@ from prefect_rlhf.engines.gang.open import only_gpus, open_gang
 from prefect_rlhf.engines.gang.processes.messages import GangSettings, Start
 from prefect_rlhf.engines.gang.processes.rank_process import use_device
 from prefect_rlhf.errors.errors import InvalidInput
-from prefect_rlhf.flows.hardware import installed_engines
+from prefect_rlhf.files import engine_builds
+from prefect_rlhf.files.engine_builds import other_build
+from prefect_rlhf.files.gpus import visible_gpus
 from prefect_rlhf.flows.hardware.device_kind import check_leased_gpus, device_line, local_cluster, unheld_devices
-from prefect_rlhf.flows.hardware.gpus import visible_gpus
-from prefect_rlhf.flows.hardware.installed_engines import check_engines, other_build
+from prefect_rlhf.flows.hardware.installed_engines import check_engines
 from prefect_rlhf.placement.devices.lease import Lease
 from prefect_rlhf.placement.devices.mesh import ClusterShape, DeviceMesh
 
@@ -45,8 +48,8 @@ def builds(monkeypatch):
     """Set the versions of the installed engines; a version of torch with +cpu is a build without CUDA."""
 
     def are(versions):
-        monkeypatch.setattr(installed_engines, "installed_version", versions.get)
-        monkeypatch.setattr(installed_engines, "_torch_has_cuda", lambda: not versions["torch"].endswith("+cpu"))
+        monkeypatch.setattr(engine_builds, "installed_version", versions.get)
+        monkeypatch.setattr(engine_builds, "_torch_has_cuda", lambda: not versions["torch"].endswith("+cpu"))
 
     return are
 
@@ -150,6 +153,21 @@ def test_gpus_that_a_gang_cannot_use_cost_a_line(driver, rows, line):
     with pytest.raises(InvalidInput) as caught:
         check_leased_gpus(leased("n0:2-3"))
     assert str(caught.value).startswith(line) and "\n" not in str(caught.value)
+
+
+def test_a_host_without_compiler_or_with_little_shared_memory_costs_a_line(driver, monkeypatch):
+    """`doctor` reports both faults, and a run the first, before a model is built."""
+    driver(*map(row, range(4)))
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.setattr(shutil, "which", lambda name: None if name in ("gcc", "cc", "clang") else f"/bin/{name}")
+    with pytest.raises(
+        InvalidInput, match="compiler: got 'no gcc, cc or clang', expected a C compiler, with which Tri"
+    ):
+        check_leased_gpus(leased("n0:2-3"))
+    monkeypatch.setenv("CC", "gcc")
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(total=64 << 20, free=64 << 20))
+    with pytest.raises(InvalidInput, match="shared memory: got '64 MiB in /dev/shm', expected at least 1024 MiB; in a"):
+        check_leased_gpus(leased("n0:2-3"))
 
 
 def test_gpus_of_other_nodes_and_of_a_dry_run_are_not_checked(driver):

@@ -1,5 +1,6 @@
 """A gang over machines: what is wrong with a cluster is one line, and a node that is lost ends a call at once."""
 
+import pickle
 import signal
 import subprocess
 import sys
@@ -13,12 +14,14 @@ import pytest
 
 from prefect_rlhf.engines.gang.processes.messages import GangSettings
 from prefect_rlhf.engines.gang.ray import ray_gang, ray_places
+from prefect_rlhf.engines.gang.ray.node_agent import NodeAgent
 from prefect_rlhf.engines.gang.ray.ray_gang import RayGang, join_cluster
 from prefect_rlhf.engines.gang.ray.ray_places import DEVICE_LABEL, _await_nodes, places_of
 from prefect_rlhf.errors.errors import InvalidInput, RankLost
 from prefect_rlhf.files.remote_path import CACHE_VARIABLE, local_path
 from prefect_rlhf.tasks.ray_nodes import known_nodes
 from tests.engines.gang.test_gang import Probe, call
+from tests.flows.hardware.test_gpus import driver  # noqa: F401  a fixture
 from tests.object_stores import names, s3_emulator
 from tests.ray_nodes import joined, ray_nodes, why_not
 from tests.small_disk import small_disk
@@ -45,6 +48,47 @@ def test_without_ray_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(InvalidInput, match=r"pip install '\.\[ray\]'"):
         join_cluster("10.0.0.1:6379")
+
+
+H100, L4 = "NVIDIA H100 80GB HBM3", "NVIDIA L4"
+
+
+def gpu_rows(count, name=H100, mig="Disabled", version="580.95.05"):
+    return [f"{number}, GPU-{number}abc, {name}, {mig}, 81559, 81000, {version}" for number in range(count)]
+
+
+@pytest.mark.parametrize(
+    ("second", "kinds", "says"),
+    [
+        (gpu_rows(2), (), None),
+        (gpu_rows(2, L4), ("h100", "l4"), None),
+        (["No devices were found"], (), "kind: got 'cuda', expected a GPU; nvidia-smi reports: No devices were found"),
+        (gpu_rows(1), (), "GPUs of the reservation: got 2, expected at most 1, the number of GPUs that CUDA_VISIBLE_"),
+        (gpu_rows(2, mig="Enabled"), (), "kind: got 'cuda: GPU 0 has MIG enabled', expected whole GPUs"),
+        (gpu_rows(1) + gpu_rows(2, L4)[1:], (), "kind: got 'cuda: GPU 0 is NVIDIA H100 80GB HBM3, GPU 1 is NVIDIA L4'"),
+        (gpu_rows(2, version="570.1"), (), "driver: got '570.1', expected 580 or newer"),
+        (gpu_rows(2, version="590.1"), (), "driver: got '590.1', expected 580.95.05, as on node 10.0.0.1"),
+        (gpu_rows(2, L4), (), "got 'NVIDIA L4', expected NVIDIA H100 80GB HBM3, as on node 10.0.0.1; or node_kinds"),
+        (gpu_rows(2, L4), ("h100", "h100"), "got 'NVIDIA L4', expected NVIDIA H100 80GB HBM3, as on node 10.0.0.1"),
+    ],
+)
+def test_the_gpus_of_each_node_are_checked_and_compared(driver, monkeypatch, second, kinds, says):  # noqa: F811
+    """By the agent of the node, with the driver's tool of the node; before a rank starts."""
+    monkeypatch.setenv("CC", "gcc")
+
+    def ask(question, arguments, seconds):
+        for node, rows in enumerate((gpu_rows(2), second)):
+            driver(*rows)
+            yield pickle.loads(pickle.dumps(getattr(NodeAgent(f"10.0.0.{node + 1}"), question)(*arguments(node))))
+
+    placed = SimpleNamespace(addresses=("10.0.0.1", "10.0.0.2"), ask=lambda *words, seconds: list(ask(*words, seconds)))
+    kinds = kinds or ("", "")
+    if says is None:
+        return ray_gang._check_gpus(placed, (2, 2), kinds)
+    with pytest.raises(InvalidInput) as caught:
+        ray_gang._check_gpus(placed, (2, 2), kinds)
+    assert str(caught.value).startswith(f"node 10.0.0.2: {says}") and "\n" not in str(caught.value)
+    return None
 
 
 class Never:

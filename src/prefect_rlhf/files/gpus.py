@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from prefect_rlhf.errors.errors import InvalidInput
-from prefect_rlhf.placement.devices.mesh import ClusterShape
 
 TOOL = "nvidia-smi"
 COLUMNS = ("index", "uuid", "name", "mig.mode.current", "memory.total", "memory.free", "driver_version")
@@ -18,9 +17,6 @@ QUERY_LIMIT_SECONDS = 60
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 LEAST_DRIVER = 580
 """torch 2.13 and vLLM 0.32 are builds for CUDA 13, whose release notes state this driver."""
-USABLE_SHARE = 0.985
-"""Of the memory that the driver lists, CUDA keeps up to 1.3%: 79.1 GiB are left of an H100's 79.6. No GPU has confirmed
-it yet."""
 MIB = 1 << 20
 
 
@@ -105,11 +101,3 @@ def check_gpus(seen: Sequence[Gpu], numbers: Sequence[int], field: str = "device
             raise InvalidInput("kind", names, f"GPUs of a single kind; select them with {VISIBLE}")
         if int(gpu.driver.partition(".")[0]) < LEAST_DRIVER:
             raise InvalidInput("driver", gpu.driver, f"{LEAST_DRIVER} or newer, which builds for CUDA 13 require")
-
-
-def gpu_cluster(number: int, field: str = "devices") -> ClusterShape:
-    """Return a cluster of the first GPUs that this process sees. Raises InvalidInput if a gang cannot use them."""
-    seen = visible_gpus()
-    check_gpus(seen, range(number), field)
-    memory = min(gpu.memory_bytes for gpu in seen[:number])
-    return ClusterShape("local-gpus", 1, number, int(memory * USABLE_SHARE), backend="cuda")
