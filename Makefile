@@ -1,5 +1,6 @@
 # make demo   train SmolLM2 (MODEL=gemma-3-270m: Gemma) with PPO on human ratings, in Prefect, on this machine
 # make test   lint, types and all tests that fit in minutes;  make test-all adds the long ones
+# make test-gpu  the tests that can run on a GPU, on a GPU
 # make stop   end everything that make demo started
 # make setup-cuda  an environment for GPUs in .venv-cuda, with the pins of constraints-cuda.txt
 # make docs   the documentation as a site, in build/site; a warning is an error
@@ -16,7 +17,10 @@ SIDE_BY_SIDE := -n 2 --dist loadfile --no-loadscope-reorder
 # A link, an anchor or a page that does not resolve is a warning, and a warning is an error.
 SITE := --fail-on-warning --keep-going --nitpicky --quiet --doctree-dir build/doctrees
 
-.PHONY: setup setup-cuda demo stop test test-all lint docs dist
+# Tests of a GPU need the builds of constraints-cuda.txt; without them the tests end in a line.
+GPU_VENV := $(if $(wildcard .venv-cuda/.ready),.venv-cuda,$(VENV))
+
+.PHONY: setup setup-cuda demo stop test test-all test-gpu lint docs dist
 setup: $(VENV)/.ready
 
 # The files of pins are complete, so nothing is resolved and the CPU build of torch, installed first, stays.
@@ -55,6 +59,9 @@ test: setup
 
 test-all: lint
 	ALL_EXAMPLES=1 $(RUN)/pytest $(SIDE_BY_SIDE) --timeout=1200 --durations=20
+
+test-gpu:
+	@RLHF_TEST_DEVICE=cuda HF_HUB_OFFLINE=1 $(GPU_VENV)/bin/python -m pytest -m gpu
 
 # tests/test_site.py does the same as a part of `make test`.
 docs: setup

@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from prefect_rlhf.errors.errors import InvalidInput
 from tests.cases import examples
+from tests.device import CHOSEN, check_choice
 from tests.own_server import own_server, runs_go_to
 
 # Machines that run the tests are shared and slow at times; how long an example takes is no promise of ours.
@@ -21,8 +23,9 @@ settings.load_profile("same")
 # A script that starts the tests in the background has Ctrl-C ignored, and so would all that they start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# Tests are of CPU ranks, also on a machine with GPUs; before torch looks for them.
-os.environ["CUDA_VISIBLE_DEVICES"] = ""
+# Tests are of CPU ranks, also on a machine with GPUs; before torch looks for them. `make test-gpu` asks for a GPU.
+if CHOSEN != "cuda":
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 # vLLM inspects a model class in a process of its own, which takes 11 processor seconds, and keeps the result under the
 # home folder. Many tests have a home of their own, and share the result.
@@ -46,8 +49,20 @@ SEARCHING = ("placement/planner", "placement/search", "flows/planning", "flows/t
 """Tests of plan searches come last: `make test` compiles the search in the background."""
 
 
-def pytest_collection_modifyitems(items):
-    """Run the longest files first, and the searches last."""
+def pytest_configure():
+    """End in a line, with status 1, if the device of the tests is not there."""
+    try:
+        check_choice()
+    except InvalidInput as error:
+        pytest.exit(str(error), returncode=1)
+
+
+def pytest_collection_modifyitems(config, items):
+    """Run the longest files first, and the searches last. With a GPU, run the tests for it and no other."""
+    if CHOSEN != "cpu":
+        others = [item for item in items if item.get_closest_marker("gpu") is None]
+        config.hook.pytest_deselected(items=others)
+        items[:] = [item for item in items if item.get_closest_marker("gpu")]
 
     def turn(item):
         if item.path.name in LONGEST:
@@ -61,6 +76,18 @@ def pytest_ignore_collect(collection_path, config):
     """Import files without quick tests only if they are asked for: imports take longer than the quick tests."""
     is_other = collection_path.name.startswith("test_") and "mark.quick" not in collection_path.read_text()
     return True if config.option.markexpr == "quick" and is_other else None
+
+
+@pytest.fixture(scope="module", autouse=True)
+def pretended_gpu():
+    """Let all tests of a file see the pretend GPU, if RLHF_TEST_DEVICE says so."""
+    if CHOSEN == "pretend":
+        from tests.pretend_gpu import pretend_gpu
+
+        with pretend_gpu():
+            yield
+    else:
+        yield
 
 
 @pytest.fixture(scope="session")

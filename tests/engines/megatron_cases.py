@@ -141,7 +141,7 @@ def infer(rank: int, case: Case, output: str, micro_batches: int, temperature: f
     sequences, batch = make_rows(8)
     rows = replica_rows(8, case.dp, 1)[case.replica(rank)]
     found = case.build(rank).infer(part(sequences, batch, rows)[0], output, micro_batches, temperature)
-    return None if found is None else found.numpy()
+    return None if found is None else found.cpu().numpy()
 
 
 def logits(rank: int, case: Case):
@@ -172,7 +172,7 @@ def infer_one_row(rank: int, case: Case, output: str):
     """Outputs of the first replica's one row; the others have none."""
     rows = torch.arange(1)[case.replica(rank) :]
     found = case.build(rank).infer(part(*make_rows(8), rows)[0], output, 2, 1.0)
-    return None if found is None else found.numpy()
+    return None if found is None else found.cpu().numpy()
 
 
 def train(rank: int, case: Case, settings: Walk, offload: Offload = "none"):
@@ -231,7 +231,7 @@ def load(rank: int, case: Case):
 def held(engine: MegatronEngine) -> dict[str, tuple]:
     """Region and values of every shard."""
     return {
-        name: (shard.region, shard.view.reshape(shard.shape).float().numpy().copy())
+        name: (shard.region, shard.view.reshape(shard.shape).float().cpu().numpy().copy())
         for name, shard in engine.weights().items()
     }
 

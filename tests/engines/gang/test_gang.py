@@ -11,7 +11,7 @@ import tempfile
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
@@ -34,6 +34,7 @@ from prefect_rlhf.errors.errors import (
     StaleWeights,
 )
 from tests.cases import first
+from tests.device import DEVICE, on_hardware
 from tests.ray_nodes import joined, ray_nodes, why_not
 
 pytestmark = pytest.mark.slow
@@ -77,9 +78,9 @@ class Probe:
     def main_module(self):
         return getattr(sys.modules["__main__"], "__file__", None)
 
-    def total(self, ranks, value):
+    def total(self, ranks, value, device="cpu"):
         group = dist.new_group(ranks, use_local_synchronization=True)
-        tensor = torch.tensor(value)
+        tensor = torch.tensor(value, device=device)
         dist.all_reduce(tensor, group=group)
         return int(tensor)
 
@@ -515,3 +516,12 @@ def test_one_rank_in_process_behaves_alike():
     with pytest.raises(RankLost, match="the gang was closed"):
         call(gang, Probe.place)
     assert not dist.is_initialized()
+
+
+@pytest.mark.gpu
+@on_hardware
+def test_ranks_sum_tensors_of_their_devices():
+    """Through NCCL on GPUs, each rank on its own; through gloo on CPU."""
+    size = 2 if DEVICE == "cpu" else min(2, torch.cuda.device_count())
+    with closing(LocalGang(GangSettings(size, Probe, DEVICE, preload=("torch.distributed",)))) as gang:
+        assert call(gang, Probe.total, list(range(size)), 5, DEVICE) == dict.fromkeys(range(size), 5 * size)

@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM
 
 from prefect_rlhf.engines.engine import TrainingRows, TrainSettings
 from prefect_rlhf.engines.loss_protocol import LossValues
+from prefect_rlhf.engines.megatron import fused
 from prefect_rlhf.engines.megatron.cpu import kernels as cpu_kernels
 from prefect_rlhf.engines.megatron.groups import build_groups
 from prefect_rlhf.engines.megatron.packing import Packing
@@ -20,6 +21,9 @@ from prefect_rlhf.engines.megatron.training.batches import micro_batches, mini_b
 from prefect_rlhf.engines.megatron.vocabulary import head
 from prefect_rlhf.errors.errors import EngineFailed, InvalidInput, NotFinite
 from prefect_rlhf.placement.devices.strategy import Strategy
+from tests.device import CHOSEN, DEVICE
+
+KERNELS = fused if DEVICE == "cuda" else cpu_kernels
 
 
 @pytest.fixture(scope="module")
@@ -45,16 +49,17 @@ def gradients(function, inputs, above):
 def assert_same(subject, reference, shapes, above_shape, atol=2e-5):
     """Outputs and gradients of two functions of random inputs agree."""
     torch.manual_seed(0)
-    inputs = [torch.randn(shape, requires_grad=True) for shape in shapes]
-    above = torch.randn(above_shape)
+    inputs = [torch.randn(shape).to(DEVICE).requires_grad_() for shape in shapes]
+    above = torch.randn(above_shape).to(DEVICE)
     for found, expected in zip(gradients(subject, inputs, above), gradients(reference, inputs, above), strict=True):
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=atol)
 
 
+@pytest.mark.gpu
 def test_rms_norm_equals_torch():
     """More rows than one block, gradients of input and weight."""
     assert_same(
-        lambda x, w: cpu_kernels.rms_norm(x, w, 1e-5),
+        lambda x, w: KERNELS.rms_norm(x, w, 1e-5),
         lambda x, w: F.rms_norm(x, (48,), w, 1e-5),
         [(300, 2, 48), (48,)],
         (300, 2, 48),
@@ -70,19 +75,20 @@ def test_rms_norm_leaves_its_input_alone():
     assert torch.equal(x, before)
 
 
+@pytest.mark.gpu
 def test_gated_silu_equals_torch():
     """The gate comes first."""
-    assert_same(
-        cpu_kernels.gated_silu, lambda both: F.silu(both[..., :24]) * both[..., 24:], [(300, 2, 48)], (300, 2, 24)
-    )
+    assert_same(KERNELS.gated_silu, lambda both: F.silu(both[..., :24]) * both[..., 24:], [(300, 2, 48)], (300, 2, 24))
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(CHOSEN == "pretend", reason="the pretend GPU has no complex numbers")
 @pytest.mark.parametrize("longest", [cpu_kernels.LONGEST_EXPLICIT, 1])
 def test_attention_equals_rotating_and_masking_by_hand(monkeypatch, longest):
     """Grouped queries, causal, rotated by position; both backward passes."""
     monkeypatch.setattr(cpu_kernels, "LONGEST_EXPLICIT", longest)
     length, rows, groups, queries, dim = 7, 3, 2, 2, 16
-    angle = torch.arange(length)[:, None] * torch.rand(dim // 2)
+    angle = (torch.arange(length)[:, None] * torch.rand(dim // 2)).to(DEVICE)
     cos, sin = angle.cos(), angle.sin()
 
     def rotate(x):
@@ -93,26 +99,27 @@ def test_attention_equals_rotating_and_masking_by_hand(monkeypatch, longest):
     def reference(qkv):
         query, key, value = rotate(qkv[..., :-2, :]), rotate(qkv[..., -2:-1, :]), qkv[..., -1:, :]
         scores = torch.einsum("sbgqd,tbgkd->bgqst", query, key.expand_as(key)) / math.sqrt(dim)
-        seen = torch.ones(length, length).tril().bool()
+        seen = torch.ones(length, length, device=DEVICE).tril().bool()
         return torch.einsum("bgqst,tbgkd->sbgqd", scores.masked_fill(~seen, -torch.inf).softmax(-1), value)
 
     shape = (length, rows, groups, queries + 2, dim)
     assert_same(
-        lambda qkv: cpu_kernels.causal_attention(qkv, cos, sin),
+        lambda qkv: KERNELS.causal_attention(qkv, cos, sin),
         reference,
         [shape],
         (length, rows, groups, queries, dim),
     )
 
 
+@pytest.mark.gpu
 @pytest.mark.parametrize("at_once", [1, 1 << 20])
 def test_token_logprobs_equal_log_softmax(monkeypatch, alone, at_once):
     """Value and gradients, with one slice of the vocabulary or many."""
     monkeypatch.setattr(head, "LOGITS_AT_ONCE_CPU", at_once)
-    targets = torch.randint(0, VOCAB, (9,))
+    targets = torch.randint(0, VOCAB, (9,)).to(DEVICE)
     assert_same(
         lambda h, w: head.token_logprobs(h, w, targets, 0.7, alone.tp),
-        lambda h, w: (h @ w.t() / 0.7).log_softmax(-1)[torch.arange(9), targets],
+        lambda h, w: (h @ w.t() / 0.7).log_softmax(-1)[torch.arange(9, device=DEVICE), targets],
         [(9, 32), (VOCAB, 32)],
         (9,),
         atol=1e-4,
@@ -147,6 +154,7 @@ def test_no_tensor_has_a_logit_for_every_token_and_word(monkeypatch, alone):
     assert max(saved) == VOCAB * width
 
 
+@pytest.mark.gpu
 @pytest.mark.parametrize("micro_batches", [1, 3, 5])
 def test_micro_batches_change_no_output(folder, micro_batches):
     """Rows come back in their order, also when their number does not divide."""
@@ -155,6 +163,7 @@ def test_micro_batches_change_no_output(folder, micro_batches):
     assert parts == pytest.approx(whole, abs=1e-5)
 
 
+@pytest.mark.gpu
 def test_rows_of_one_item_stay_together(folder):
     """A chosen and a rejected answer reach the loss side by side, whatever the lengths."""
     seen = []
@@ -171,6 +180,7 @@ def test_rows_of_one_item_stay_together(folder):
     assert sorted(seen[:12]) == sorted([*range(6)] * 2)
 
 
+@pytest.mark.gpu
 def test_bfloat16_trains_on_float32_main_weights(folder):
     """Steps of 3e-5, each lost in bfloat16, add up as in float32; the compute weights are the main ones, rounded."""
     settings = cases.Walk("logprobs", mini_batches=3, epochs=4)
@@ -194,6 +204,7 @@ def main_weights(engine):
     return flat.clone()
 
 
+@pytest.mark.gpu
 def test_written_weights_are_trained_on(folder):
     """After a write through `weights()`, the next step starts there and not at the old main weights."""
     case = Case(folder, dtype="bfloat16").with_optimizer(lr=1e-8, weight_decay=0.0)
@@ -207,6 +218,7 @@ def test_written_weights_are_trained_on(folder):
         torch.testing.assert_close(shard.view, written[name], rtol=0, atol=1e-6, msg=name)
 
 
+@pytest.mark.gpu
 def test_a_gradient_that_is_not_finite_stops_training(folder):
     """The step is refused in one line, and the weights are what they were."""
     engine = Case(folder, optimizer=OPTIMIZER).build(0)
@@ -218,17 +230,19 @@ def test_a_gradient_that_is_not_finite_stops_training(folder):
     assert all(torch.equal(shard.view, before[name]) for name, shard in engine.weights().items())
 
 
+@pytest.mark.gpu
 def test_metrics_of_the_first_mini_batch_are_those_before_any_update(folder):
     """So a loss that compares log-probabilities says there how far the two engines are apart."""
     engine = Case(folder, optimizer=OPTIMIZER).build(0)
     rows, batch = cases.make_rows(24)
-    before = engine.infer(rows, "logprobs", 1, 1.0) * batch["mask"]
+    before = engine.infer(rows, "logprobs", 1, 1.0).cpu() * batch["mask"]
     found = cases.train_on(engine, rows, batch, cases.loss, cases.Walk("logprobs", mini_batches=2, epochs=2))
     first = before[:12].sum() / batch["mask"][:12].sum()
     assert found["initial_mean"] == pytest.approx(float(first), abs=1e-4)
     assert found["mean"] != pytest.approx(float(first), abs=1e-2)
 
 
+@pytest.mark.gpu
 def test_rows_without_weight_move_nothing(folder):
     """A mini-batch whose rows are all masked out takes no step, which is counted in place of a loss."""
     engine = Case(folder, optimizer=OPTIMIZER).build(0)
@@ -240,6 +254,7 @@ def test_rows_without_weight_move_nothing(folder):
     assert all(torch.equal(shard.view, before[name]) for name, shard in engine.weights().items())
 
 
+@pytest.mark.gpu
 def test_the_gradient_of_a_sum_is_the_sum_of_gradients(folder):
     """Of three losses on two row sets, in several micro-batches; to within 1e-6 of their norms."""
     case = Case(folder).with_optimizer(lr=1e-9, max_grad_norm=1e9)
@@ -258,6 +273,7 @@ def test_the_gradient_of_a_sum_is_the_sum_of_gradients(folder):
     assert float((whole - sum(parts)).norm()) <= 1e-6 * float(sum(part.norm() for part in parts))
 
 
+@pytest.mark.gpu
 def test_a_frozen_role_holds_weights_alone(folder):
     """No gradient buffers, no optimizer: two bytes for each bfloat16 parameter."""
     model = AutoModelForCausalLM.from_pretrained(folder)
@@ -265,6 +281,7 @@ def test_a_frozen_role_holds_weights_alone(folder):
     assert engine.device_bytes() == 2 * sum(p.numel() for p in model.parameters())
 
 
+@pytest.mark.gpu
 def test_offloading_frees_every_byte_once(folder):
     """All bytes leave and come back, all but gradients as copies; a second call does nothing."""
     engine = Case(folder, optimizer=OPTIMIZER).build(0)
@@ -278,6 +295,7 @@ def test_offloading_frees_every_byte_once(folder):
     assert (engine.reload(), engine.device_bytes(), engine.reload()) == (copied, held, 0)
 
 
+@pytest.mark.gpu
 def test_training_outdates_the_copy_on_the_host(folder):
     """Unchanged tensors may be dropped after a reload; after a train_step they have to be copied."""
     engine, rows = Case(folder, optimizer=OPTIMIZER).build(0), cases.make_rows(24)
@@ -293,6 +311,7 @@ def test_training_outdates_the_copy_on_the_host(folder):
         engine.reload()
 
 
+@pytest.mark.gpu
 def test_a_new_head_starts_at_zero(folder):
     """A scalar role on a language model's checkpoint: every value is 0 before training, and moves."""
     engine = Case(folder, head="scalar", new_head=True, optimizer=OPTIMIZER).build(0)

@@ -53,6 +53,7 @@ def vllm(folder):
     return VllmEngine(build_command(folder), 0)
 
 
+@pytest.mark.gpu
 def test_greedy_tokens_are_those_of_transformers(engine, oracle):
     assert [oracle.greedy(prompt, 12) for prompt in PROMPTS] == engine.generate(PROMPTS, GREEDY, SEEDS).tokens
 
@@ -96,12 +97,14 @@ def test_kept_mass_is_the_same_in_both_engines(engine, vllm):
     assert ours == pytest.approx(theirs, abs=1e-4)
 
 
+@pytest.mark.gpu
 @pytest.mark.parametrize(("temperature", "top_p"), [(1.0, 1.0), (1.3, 0.6)])
 def test_tokens_are_of_the_nucleus_and_logprobs_of_the_whole_vocabulary(engine, oracle, temperature, top_p):
     made = engine.generate(PROMPTS, SamplingSettings(8, temperature, top_p, stop_at_eos=False), SEEDS)
     check_sampling(oracle, made, PROMPTS, temperature, top_p)
 
 
+@pytest.mark.gpu
 @pytest.mark.parametrize(("dtype", "atol"), [("float32", 1e-4), ("bfloat16", 0.15)])
 @pytest.mark.parametrize("sampling", [STOPPED, SamplingSettings(16, 0.9, top_p=0.8)], ids=["all tokens", "top_p"])
 def test_logprobs_are_those_that_inference_finds(folder, dtype, atol, sampling):
@@ -117,6 +120,7 @@ def test_logprobs_are_those_that_inference_finds(folder, dtype, atol, sampling):
         assert row[: len(logprobs)].tolist() == pytest.approx(logprobs, abs=atol)
 
 
+@pytest.mark.gpu
 def test_a_response_ends_with_the_first_end_token(engine):
     """A stopped response is the unstopped one up to and including its first end token, whoever has ended before."""
     whole = engine.generate(PROMPTS, SamplingSettings(24, 2.0, stop_at_eos=False), SEEDS).tokens
@@ -160,6 +164,7 @@ def test_nothing_is_computed_for_rows_that_have_ended(engine):
     assert steps == [sum(n > step for n in lengths) for step in range(1, max(lengths)) for _ in range(4)]
 
 
+@pytest.mark.gpu
 def test_the_cache_is_the_calls_own(engine, monkeypatch):
     """While it runs device bytes grow by keys and values of all rows at their longest, and afterwards not at all."""
     from prefect_rlhf.engines.megatron.sampling import generation
@@ -216,5 +221,6 @@ def test_many_rows_in_many_lengths_end_in_any_order(engine, vllm):
     assert engine.generate(prompts, STOPPED, seeds).tokens == vllm.generate(prompts, STOPPED, seeds).tokens
 
 
+@pytest.mark.gpu
 def test_no_rows_get_no_responses(engine):
     assert engine.generate([], SAMPLED, []) == Generated([], [])

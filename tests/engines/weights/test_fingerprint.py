@@ -20,6 +20,7 @@ from prefect_rlhf.placement.devices.strategy import Strategy
 from prefect_rlhf.placement.layout.layout import Layout
 from prefect_rlhf.placement.plan import ModelInstance
 from tests.cases import examples
+from tests.device import DEVICE
 from tests.layouts import megatron_layout, vllm_layout
 from tests.strategies import GEMMA3, QWEN2, QWEN3, model
 
@@ -74,9 +75,10 @@ def split_tensors(draw):
 
 def shard(tensor, region, copy=True):
     part = tensor[tuple(slice(*span) for span in region)]
-    return Shard(region, part.clone() if copy else part)
+    return Shard(region, (part.clone() if copy else part).to(DEVICE))
 
 
+@pytest.mark.gpu
 @settings(max_examples=examples(200), deadline=None)
 @given(split_tensors(), st.booleans())
 def test_shards_add_up_to_the_definition(case, copy):
@@ -95,20 +97,22 @@ def test_factors_are_splitmix64_made_odd():
     assert not set(factors("row", 4096).tolist()) & set(factors("column", 4096).tolist())
 
 
+@pytest.mark.gpu
 def test_a_view_that_splits_an_axis_counts_like_its_region():
     """Rows of a fused, permuted storage are read where they are: a query of [groups, rows, hidden]."""
-    fused = torch.randn(3, 5, 8, 16).to(torch.bfloat16)  # groups, parts, rows, hidden
+    fused = torch.randn(3, 5, 8, 16).to(DEVICE, torch.bfloat16)  # groups, parts, rows, hidden
     view = fused[:, 1:3].flatten(1, 2)  # groups, 16 rows, hidden: not contiguous
     whole = view.reshape(48, 16).clone()
     region = ((0, 48), (0, 16))
     assert digest({"q": Shard(region, view)}) == digest({"q": Shard(region, whole)})
-    assert digest({"q": Shard(region, whole)})["q"] == defined("q", whole)
+    assert digest({"q": Shard(region, whole)})["q"] == defined("q", whole.cpu())
 
 
+@pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_every_single_bit_counts(dtype):
     """Flipping any bit of any element changes the fingerprint; so do swapped rows, columns and names."""
-    base = torch.randn(4, 8).to(dtype)
+    base = torch.randn(4, 8).to(DEVICE, dtype)
     region = ((0, 4), (0, 8))
     seen = {digest({"w": Shard(region, base)})["w"], digest({"v": Shard(region, base)})["v"]}
     changed = [base[[1, 0, 2, 3]], base[:, [0, 2, 1, 3, 4, 5, 6, 7]], base[:, [4, 5, 6, 7, 0, 1, 2, 3]]]
@@ -117,16 +121,20 @@ def test_every_single_bit_counts(dtype):
     for bit in range(width):
         mask = torch.zeros(4, 8, dtype=torch.int64)
         mask[bit % 4, bit % 8] = 1 << bit
-        changed.append((base.view(integers) ^ mask.to(integers)).view(dtype))
+        changed.append((base.view(integers) ^ mask.to(DEVICE, integers)).view(dtype))
     for tensor in changed:
         seen.add(digest({"w": Shard(region, tensor.contiguous())})["w"])
     assert len(seen) == 2 + len(changed)
 
 
+@pytest.mark.gpu
 def test_a_sample_sees_another_version():
     """The sample of a whole matrix that moved by one part in a hundred differs; that of the same one does not."""
-    weight = torch.randn(192, 64).to(torch.bfloat16)
-    shards = {"w": Shard(((0, 192), (0, 64)), weight), "norm": Shard(((0, 6),), torch.randn(6).to(torch.bfloat16))}
+    weight = torch.randn(192, 64).to(DEVICE, torch.bfloat16)
+    shards = {
+        "w": Shard(((0, 192), (0, 64)), weight),
+        "norm": Shard(((0, 6),), torch.randn(6).to(DEVICE, torch.bfloat16)),
+    }
     taken = Sample(shards, "key")
     assert taken.changed(shards) == []
     weight *= 1.01
@@ -136,18 +144,20 @@ def test_a_sample_sees_another_version():
     assert Sample(shards, "key").changed(shards) == []
 
 
+@pytest.mark.gpu
 def test_a_sample_sees_a_tensor_in_place_of_another():
     """An engine may return other tensors than those that were sampled, with other weights or the same."""
-    weight = torch.randn(192, 64)
+    weight = torch.randn(192, 64).to(DEVICE)
     taken = Sample({"w": Shard(((0, 192), (0, 64)), weight)}, "key")
     assert taken.changed({"w": Shard(((0, 192), (0, 64)), weight + 1)}) == ["w"]
     assert taken.changed({"w": Shard(((0, 192), (0, 64)), weight.clone())}) == []
 
 
+@pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_a_sample_reads_views_that_are_not_made_of_words(dtype):
     """Odd widths, odd starts, columns, and one part of a fused weight."""
-    base = torch.randn(3, 70, 10).to(dtype)
+    base = torch.randn(3, 70, 10).to(DEVICE, dtype)
     views = {"odd": base[0, :, :7], "shifted": base[0, :, 1:9], "columns": base[1].t(), "fused": base[:, 2:68]}
     shards = {name: Shard(tuple((0, size) for size in view.shape[-2:]), view) for name, view in views.items()}
     assert Sample(shards, "key").changed(shards) == []
@@ -156,9 +166,10 @@ def test_a_sample_reads_views_that_are_not_made_of_words(dtype):
     assert {name for each in taken for name in each.changed(shards)} == {"columns", "fused"}
 
 
+@pytest.mark.gpu
 def test_a_sample_looks_at_every_row_under_some_key():
     """No row is out of reach of the keys."""
-    weight = torch.zeros(128, 8)
+    weight = torch.zeros(128, 8, device=DEVICE)
     shards = {"w": Shard(((0, 128), (0, 8)), weight)}
     taken = [Sample(shards, str(i)) for i in range(1000)]
     for row in (0, 63, 64, 127):
