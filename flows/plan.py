@@ -14,7 +14,7 @@ from prefect_rlhf.flows.forms.form_flow import FormFlow, form_entry
 from prefect_rlhf.flows.forms.plan_options import PlanOptions
 from prefect_rlhf.flows.planning.answer import answer_question
 from prefect_rlhf.flows.planning.plan_report import PlanAnswer
-from prefect_rlhf.tasks.reporting.pictures.text import plan_rows
+from prefect_rlhf.tasks.reporting.pictures.speeds import iteration_text
 from prefect_rlhf.tasks.reporting.publish import publish
 
 
@@ -42,10 +42,12 @@ def plan(options: PlanForm) -> dict[str, str]:
 
 def show_artifacts(answer: PlanAnswer) -> None:
     """Publish the plan, its comparison and its memory use as tables, and the whole report as a page with pictures."""
-    planned, graph = answer.planned, answer.question.graph
-    title = f"Plan of {graph.name}"
-    publish(create_table_artifact, plan_rows(planned.plan, graph), key="plan", description=title)
-    publish(create_table_artifact, planned.rows(), key="presets", description="The plan compared with the presets")
+    planned = answer.planned
+    title = f"Plan of {answer.question.graph.name}"
+    speed = f"{title}: {iteration_text(answer.work, planned.seconds)}"
+    compared = "The plan compared with the presets"
+    publish(create_table_artifact, answer.plan_rows, key="plan", description=speed)
+    publish(create_table_artifact, planned.rows(work=answer.work), key="presets", description=compared)
     publish(create_table_artifact, planned.certificate.rows(), key="memory", description="Memory use of each device")
     publish(create_markdown_artifact, page(answer), key="what-if", description=title)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from types import FrameType
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
+from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.files.remote_path import require_local
 from prefect_rlhf.files.yaml_text import parse_yaml
 from prefect_rlhf.flows.algorithm.places import find_place
@@ -59,6 +60,7 @@ class PlanFlags:
     profiles: Annotated[tuple[str, ...], _flag("profiles", "--profile", "FILE")] = ()
     plan: Annotated[str | None, _flag("plan", metavar="FILE")] = None
     pins: Annotated[tuple[str, ...], _flag("pins", "--pin", "CALL=MESH")] = ()
+    prices: Annotated[tuple[str, ...], _flag("prices", "--price", "KIND=DOLLARS,...")] = ()
     method: Annotated[str | None, _flag("method")] = None
     budget_seconds: Annotated[str | None, _flag("budget_seconds", "--budget", "SECONDS")] = None
     explain: Annotated[bool, _flag("explain")] = False
@@ -116,9 +118,22 @@ def read_options(flags: PlanFlags) -> PlanOptions:
             "parameters": read_parameters(flags.parameters, flags.param),
             "profiles": list(flags.profiles),
             "pins": read_pairs("--pin", flags.pins),
+            "prices": read_prices(flags.prices),
             "sweep": read_numbers("--sweep", flags.sweep, "numbers of nodes, such as 1,2,4"),
         }
     )
+
+
+def read_prices(texts: Sequence[str]) -> dict[str, Any]:
+    """Return the values of `--price`, each a list such as h100=2.5,a100-80=1.6. Raises InvalidInput without an `=`."""
+    pairs = [part.strip() for text in texts for part in text.split(",")]
+    prices: dict[str, Any] = {}
+    for name, value in ((each, read_pairs("--price", [each])) for each in pairs):
+        (kind,) = value
+        if kind in prices:
+            raise InvalidInput("--price", name, f"a single price for {kind}")
+        prices[kind] = parse_yaml(f"--price {kind}", value[kind], value[kind])
+    return prices
 
 
 @contextmanager

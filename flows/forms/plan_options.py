@@ -13,6 +13,7 @@ from prefect_rlhf.placement.search.method import Method
 from prefect_rlhf.tasks.settings import MOST_IN_JSON, MOST_ROWS
 
 MOST_NODES = 100_000
+MOST_DOLLARS = 1e6  # for a device and an hour
 
 _SCALAR: list[dict[str, Any]] = [
     {"type": "number", "maximum": MOST_IN_JSON, "minimum": -MOST_IN_JSON},
@@ -75,6 +76,9 @@ class PlanOptions(Form):
     plan: PathText = Field("", description="Your own plan file to price, certify and compare.")
     pins: dict[str, Annotated[str, Field(max_length=MOST_CHARACTERS)]] = Field(
         {}, description="Calls that must run on a mesh, such as ref_inference=n0:0-3."
+    )
+    prices: dict[Annotated[str, Field(max_length=MOST_CHARACTERS)], Annotated[float, Field(gt=0, le=MOST_DOLLARS)]] = (
+        Field({}, description="Dollars for a device and an hour, by kind of device, such as h100=2.5.")
     )
     method: Method = Field("exact", description="Search method.")
     budget_seconds: float = Field(2.0, gt=0, le=86400, description="Processor time of the search, in seconds.")

@@ -8,6 +8,7 @@ from prefect_rlhf.flows.algorithm.rlhf_flow import find_flow
 from prefect_rlhf.flows.forms.plan_options import PlanOptions
 from prefect_rlhf.flows.hardware.cluster_spec import parse_cluster, site_of
 from prefect_rlhf.flows.hardware.described_device import read_device
+from prefect_rlhf.flows.hardware.prices import check_all_used, check_prices, dollars_per_hour
 from prefect_rlhf.flows.planning.given_plan import given_plan
 from prefect_rlhf.flows.planning.plan_report import PlanAnswer
 from prefect_rlhf.flows.planning.what_if import read_question
@@ -30,6 +31,10 @@ def answer_question(options: PlanOptions, progress: ShowProgress | None = None) 
     """
     check_sizes(options.sweep)
     question = read_question(find_flow(options.algorithm), options)
+    prices = check_prices(options.prices, read_device(options.device))
+    nodes = question.site.sources.nodes
+    check_all_used(prices, nodes)
+    price = dollars_per_hour(nodes, prices)
     given = given_plan(options.plan, question)
     try:
         planned = plan_graph(question, options.budget_seconds, options.method, progress, read_pins(options.pins))
@@ -39,7 +44,7 @@ def answer_question(options: PlanOptions, progress: ShowProgress | None = None) 
         raise given.beside(error) from error
     explanations = explain(question, planned) if options.explain else ()
     sizes = sweep_sizes(question, planned, options, progress) if options.sweep else None
-    return PlanAnswer(question, planned, explanations, sizes, given)
+    return PlanAnswer(question, planned, explanations, sizes, given, price)
 
 
 def read_pins(pins: Mapping[str, str]) -> dict[str, DeviceMesh]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from prefect_rlhf.errors.errors import InvalidInput, PlanDoesNotFit
@@ -15,6 +15,7 @@ from prefect_rlhf.placement.planner.planned import Planned, PresetResult
 from prefect_rlhf.placement.planner.question import Question
 from prefect_rlhf.placement.plans.check import check_plan
 from prefect_rlhf.placement.plans.plan_file import read_plan
+from prefect_rlhf.placement.plans.presets import PRESETS
 from prefect_rlhf.placement.schedule.estimate import Estimate
 
 
@@ -34,6 +35,8 @@ class GivenPlan:
         """
         graph, site = question.graph, question.site
         plan = aligned(check_plan(read_plan(path, site.cluster), graph, site.mesh), graph)
+        if plan.name in ("auto", *PRESETS):  # the answer's tables name other plans so
+            plan = replace(plan, name=f"{plan.name} of {Path(path).name}")
         return cls(plan, question.estimate(plan), question.certificate(plan))
 
     @property

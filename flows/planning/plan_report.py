@@ -2,9 +2,10 @@
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from prefect_rlhf.errors.table import table
 from prefect_rlhf.flows.hardware.profiles import origin
@@ -20,7 +21,11 @@ from prefect_rlhf.placement.planner.explain import Explanation, in_words
 from prefect_rlhf.placement.planner.planned import Planned
 from prefect_rlhf.placement.planner.question import Question
 from prefect_rlhf.placement.planner.sweep import Sweep
+from prefect_rlhf.placement.plans.plan_file import plan_json
+from prefect_rlhf.placement.schedule.estimate import Estimate
+from prefect_rlhf.placement.schedule.throughput import CallSpeed, IterationWork, call_speeds
 from prefect_rlhf.tasks.reporting.pictures.plan import plan_svg
+from prefect_rlhf.tasks.reporting.pictures.speeds import speed_cells, speed_rows
 from prefect_rlhf.tasks.reporting.pictures.sweep import sweep_svg
 from prefect_rlhf.tasks.reporting.pictures.text import plan_rows
 
@@ -42,6 +47,17 @@ class PlanAnswer:
     explanations: tuple[Explanation, ...] = ()
     sweep: Sweep | None = None
     given: GivenPlan | None = None
+    dollars_per_hour: float | None = None
+
+    @cached_property
+    def work(self) -> IterationWork:
+        """The work of an iteration, and the price of its devices."""
+        return IterationWork.of(self.question.graph, self.question.workload, self.dollars_per_hour)
+
+    @cached_property
+    def speeds(self) -> Mapping[str, CallSpeed]:
+        """The speed of each call of the plan, by its name."""
+        return self._speeds(self.planned.estimate)
 
     @cached_property
     def sections(self) -> Sequence[Section]:
@@ -50,8 +66,9 @@ class PlanAnswer:
         sections = [
             Section("Question", question_text(self.question)),
             Section("Assumed", "\n".join(f"assumed: {line}" for line in assumptions(self.question))),
-            *([Section("Your plan", f"{given.text(self.planned)}\n{self._table(given.plan)}")] if given else []),
-            Section("Answer", summary(self.planned, *([given.row] if given else []))),
+            *([Section("Your plan", self._given_text(given))] if given else []),
+            Section("Answer", summary(self.planned, *([given.row] if given else []), work=self.work)),
+            Section("Calls", table(speed_rows(self.speeds.values()))),
             Section("Plan", self._table(self.planned.plan)),
         ]
         if self.sweep:
@@ -60,6 +77,22 @@ class PlanAnswer:
             sections.append(Section("Why", explanation_text(self.explanations)))
         sections.append(Section("Memory", self.planned.certificate.table()))
         return [*sections, *([Section("Memory of your plan", given.certificate.table())] if given else [])]
+
+    @cached_property
+    def plan_rows(self) -> list[dict[str, str]]:
+        """The plan as rows of a table, each with the speed of its call."""
+        graph = self.question.graph
+        rows = plan_rows(without_orders(self.planned.plan, graph), graph)
+        speeds = [speed_cells(self.speeds.get(row["call"])) for row in rows]
+        return [row | cells for row, cells in zip(rows, speeds, strict=True)]
+
+    def _given_text(self, given: GivenPlan) -> str:
+        speeds = table(speed_rows(self._speeds(given.estimate).values()))
+        return "\n\n".join([given.text(self.planned), speeds, self._table(given.plan)])
+
+    def _speeds(self, estimate: Estimate) -> dict[str, CallSpeed]:
+        question = self.question
+        return call_speeds(question.graph, estimate, question.workload, question.site.sources)
 
     def _table(self, plan: ExecutionPlan) -> str:
         graph = self.question.graph
@@ -70,7 +103,8 @@ class PlanAnswer:
         """Name and content of each file except the report. The plan file begins with its summary as comments."""
         plan = without_orders(self.planned.plan, self.question.graph)
         files = {
-            "plan.yaml": plan_file(self.planned, plan),
+            "plan.yaml": plan_file(self.planned, plan, self.work),
+            "plan.json": plan_json(plan, figures(self.planned, self.work, self.speeds)) + "\n",
             "certificate.json": self.planned.certificate.to_json() + "\n",
             "timeline.svg": plan_svg(self.planned.estimate) + "\n",
         }
@@ -100,6 +134,23 @@ class PlanAnswer:
         for name, content in contents.items():
             (folder / name).write_text(content)
         return {name: folder / name for name in contents}
+
+
+def figures(planned: Planned, work: IterationWork, speeds: Mapping[str, CallSpeed]) -> dict[str, Any]:
+    """Return the figures of a plan for machines: of an iteration, and of each call by its name."""
+    fullest, seconds = planned.certificate.fullest, planned.seconds
+    return {
+        "seconds": seconds,
+        "lower_bound_seconds": planned.lower_bound_seconds,
+        "gap": planned.gap,
+        "tokens_per_second": work.tokens / seconds,
+        "response_tokens_per_second": work.response_tokens / seconds,
+        "samples_per_second": work.samples / seconds,
+        "dollars_per_hour": work.dollars_per_hour,
+        "dollars_per_million_response_tokens": work.dollars_per_million(seconds),
+        "fullest_device_bytes": fullest.num_bytes if fullest else 0,
+        "calls": {name: {k: v for k, v in asdict(speed).items() if k != "call"} for name, speed in speeds.items()},
+    }
 
 
 def without_orders(plan: ExecutionPlan, graph: DataflowGraph) -> ExecutionPlan:

@@ -7,6 +7,7 @@ from prefect_rlhf.placement.memory.certificate import Certificate
 from prefect_rlhf.placement.plan import ExecutionPlan
 from prefect_rlhf.placement.planner.space.plan_problem import PlanSpace
 from prefect_rlhf.placement.schedule.estimate import Estimate
+from prefect_rlhf.placement.schedule.throughput import IterationWork
 from prefect_rlhf.placement.search.driver import SearchResult
 
 ROUNDING = 1e-6  # of an iteration: what summing seconds may lose
@@ -71,16 +72,26 @@ class Planned:
             "for a simpler plan": (self.seconds - self.fastest_seconds) / bound,
         }
 
-    def rows(self, *others: PresetResult) -> list[dict[str, str]]:
-        """Return a row for the plan, for each of `others`, and for every preset, for a table."""
+    def rows(self, *others: PresetResult, work: IterationWork | None = None) -> list[dict[str, str]]:
+        """Return a row for the plan, for each of `others`, and for every preset, for a table.
+
+        With the `work` of an iteration the rows have tokens per second, and with its price the dollars per million
+        response tokens.
+        """
         rows = []
         for result in (PresetResult(self.plan.name, self.plan, self.estimate), *others, *self.presets):
-            row = {"plan": result.name, "seconds": "-", "against auto": "-", "note": result.refused}
+            row = {"plan": result.name, "seconds": "-", "against auto": "-"}
+            speeds = {"tokens/s": "-"} if work else {}
+            speeds |= {"$/M response tokens": "-"} if work and work.dollars_per_hour is not None else {}
             if result.estimate is not None:
                 seconds = result.estimate.seconds
                 more = seconds / self.seconds - 1
                 row |= {"seconds": f"{seconds:.3f}", "against auto": f"{more:+.1%}"}
-            rows.append(row)
+                if work is not None:
+                    speeds["tokens/s"] = f"{work.tokens / seconds:,.0f}"
+                    if (dollars := work.dollars_per_million(seconds)) is not None:
+                        speeds["$/M response tokens"] = f"{dollars:.3g}"
+            rows.append(row | speeds | {"note": result.refused})
         return rows
 
 

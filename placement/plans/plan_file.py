@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -91,6 +93,8 @@ class PlanFile(BaseModel):
     without it all rows have room at their longest. `node_speeds` are the relative speeds of each node's devices:
     replicas get rows in proportion. Without them all devices are equally fast.
 
+    `figures` are what `prefect-rlhf plan` estimated for the plan (`plan.json`); a reader of the plan skips them.
+
     ```yaml
     name: mine
     calls:
@@ -104,6 +108,7 @@ class PlanFile(BaseModel):
     name: str
     node_speeds: list[Annotated[float, Field(ge=0, le=1e6)]] = Field(default_factory=list)
     calls: dict[str, CallEntry] = Field(min_length=1)
+    figures: dict[str, Any] = Field(default_factory=dict)
 
 
 def read_plan(path: Path | str, cluster: ClusterShape) -> ExecutionPlan:
@@ -118,7 +123,8 @@ def parse_plan(content: Any, cluster: ClusterShape) -> ExecutionPlan:
     try:
         file = PlanFile.model_validate(content)
     except ValidationError as error:
-        mistakes = mistakes_of(error, list(PlanFile.model_fields), list(CallEntry.model_fields))
+        keys = [name for name in PlanFile.model_fields if name != "figures"]  # no person writes them
+        mistakes = mistakes_of(error, keys, list(CallEntry.model_fields))
         raise SeveralMistakes.of(mistakes) from error
     if file.node_speeds:
         cluster = cluster.with_speeds(file.node_speeds, "plan.node_speeds")
@@ -131,6 +137,14 @@ def parse_plan(content: Any, cluster: ClusterShape) -> ExecutionPlan:
     if refused:
         raise SeveralMistakes.of(refused)
     return ExecutionPlan(file.name, cluster, tuple(placements))
+
+
+def plan_json(plan: ExecutionPlan, figures: Mapping[str, Any]) -> str:
+    """Return the plan as JSON with `figures`; `read_plan` gives an equal plan for the same cluster."""
+    calls = {name: CallEntry.of(placement).model_dump(mode="json") for name, placement in plan.placements}
+    speeds = list(plan.cluster.node_speeds)
+    content = {"name": plan.name} | ({"node_speeds": speeds} if speeds else {}) | {"calls": calls, "figures": figures}
+    return json.dumps(content, indent=1)
 
 
 def plan_yaml(plan: ExecutionPlan) -> str:

@@ -5,22 +5,28 @@ from prefect_rlhf.placement.plan import ExecutionPlan
 from prefect_rlhf.placement.planner.planned import Planned, PresetResult
 from prefect_rlhf.placement.plans.plan_file import plan_yaml
 from prefect_rlhf.placement.schedule.estimate import COLD_ITERATIONS
+from prefect_rlhf.placement.schedule.throughput import IterationWork
+from prefect_rlhf.tasks.reporting.pictures.speeds import iteration_text
 
 SHOWN_SHARE = 0.0005  # smallest part of a gap that is shown: less reads 0.0%
 PROVED_GAP = 0.0005  # up to this gap, the bound proves the plan itself
 
 
-def summary(planned: Planned, *others: PresetResult) -> str:
-    """Return a summary of a plan: estimate, bound, binding constraint, search, a table with `others` and presets."""
+def summary(planned: Planned, *others: PresetResult, work: IterationWork | None = None) -> str:
+    """Return a summary of a plan: estimate, bound, binding constraint, search, a table with `others` and presets.
+
+    With the `work` of an iteration it includes the throughput.
+    """
     left_out = planned.space.left_out
     return "\n".join(
         [
             f"{planned.seconds:.4g} s per iteration by the estimate, {_against_bound(planned)}",
+            *([iteration_text(work, planned.seconds)] if work else []),
             f"a cold start: {planned.estimate.cold_seconds:.4g} s for the first {COLD_ITERATIONS} iterations",
             f"binding constraint: {planned.binding}",
             f"search: {_proof(planned)} ({planned.search.cpu_seconds:.1f} s)",
             f"not searched: {left_out}",
-            table(planned.rows(*others)),
+            table(planned.rows(*others, work=work)),
         ]
     )
 
@@ -46,7 +52,7 @@ def _against_bound(planned: Planned) -> str:
     return f"{max(0.0, planned.gap):.1%} above {bound}, which no plan can beat{f': {why}' if why else ''}"
 
 
-def plan_file(planned: Planned, plan: ExecutionPlan) -> str:
+def plan_file(planned: Planned, plan: ExecutionPlan, work: IterationWork | None = None) -> str:
     """Return a plan file of `plan`, with the search's summary as comments at the top."""
-    comments = "\n".join(f"# {line}".rstrip() for line in summary(planned).splitlines())
+    comments = "\n".join(f"# {line}".rstrip() for line in summary(planned, work=work).splitlines())
     return f"{comments}\n{plan_yaml(plan)}"

@@ -45,7 +45,7 @@ HELD = whole(TWO_CPUS)
 LENGTHS = ["--prompt-length", "256", "--response-length", "256"]
 ON_TWO_CPUS = ["--cluster", "1x2:cpu", "--budget", "0.3"]
 MODELS = ["--model", "actor=llama-7b", "--model", "critic=llama-7b"]
-ANSWERED = ["plan.yaml", "report.md", "certificate.json", "timeline.svg"]
+ANSWERED = ["plan.yaml", "plan.json", "report.md", "certificate.json", "timeline.svg"]
 
 
 @pytest.fixture(scope="module")
@@ -111,6 +111,26 @@ def test_what_is_known_of_a_plan_stands_in_its_file_as_comments(answered):
     lines = (answered / "plan.yaml").read_text().splitlines()
     assert lines[0].startswith("# ") and "s per iteration by the estimate" in lines[0]
     assert yaml.safe_load("\n".join(lines))["name"] == "auto"
+
+
+def test_a_machine_reads_the_plan_and_its_figures_in_a_single_file(folder, answered):
+    """A run reads the plan in it too, and skips the figures."""
+    figures = json.loads((answered / "plan.json").read_text())["figures"]
+    assert figures["seconds"] == pytest.approx(figures["lower_bound_seconds"] * (1 + figures["gap"]))
+    assert figures["dollars_per_million_response_tokens"] is None
+    assert figures["calls"]["actor_train"].keys() == {"seconds", "share", "tokens_per_second", "utilisation"}
+    of_json, of_yaml = (ready(folder, answered / name).augmented.plan for name in ("plan.json", "plan.yaml"))
+    assert of_json == of_yaml
+
+
+def test_a_plan_that_is_named_auto_gets_another_name_in_the_tables(tmp_path):
+    """The file of an earlier answer is named so."""
+    asked = question("actor=llama-7b", "critic=llama-7b", cluster="1x8:h100")
+    file = tmp_path / "plan.yaml"
+    file.write_text(plan_yaml(preset("flattening", asked.graph, asked.site.cluster, asked.site.mesh, 512)))
+    assert GivenPlan.read(str(file), asked).row.name == "flattening of plan.yaml"
+    file.write_text(file.read_text().replace("name: flattening", "name: auto"))
+    assert GivenPlan.read(str(file), asked).row.name == "auto of plan.yaml"
 
 
 def test_the_file_leaves_out_orders_that_a_run_chooses_by_itself():
@@ -243,7 +263,7 @@ def test_a_mixture_of_experts_is_planned_and_its_plan_file_is_read_back(capsys, 
     assert main([*asked, "--budget", "0.3", "--output", str(made)]) == 0
     said = capsys.readouterr().out
     assert "do not run Qwen3MoeForCausalLM, a mixture of experts" in said
-    (titles,) = [line.split() for line in said.splitlines() if line.startswith("call  ")]
+    (titles,) = [line.split() for line in said.splitlines() if re.match("call +runs", line)]
     assert titles[5:9] == ["dp", "tp", "pp", "ep"]
     text = (made / "plan.yaml").read_text()
     assert re.search(r"actor_train: .*pp: \d, ep: [248]", text)
@@ -366,6 +386,15 @@ CASES = {
     "more mini-batches than rows": ([*ONE, *LENGTHS, *MODELS, "--batch-size", "2", "-p", "algo.update.mini_batches=3"], "2 rows a step"),
     "an empty batch": ([*ONE, *LENGTHS, *MODELS, "--batch-size", "0"], "batch_size"),
     "no budget": ([*ONE, *LENGTHS, *MODELS, "--budget", "0"], "budget_seconds"),
+    "a price that is no number": ([*ONE, *LENGTHS, *MODELS, "--price", "h100=cheap"], "prices.h100: got 'cheap'"),
+    "a price of nothing": ([*ONE, *LENGTHS, *MODELS, "--price", "h100=0"], "prices.h100: got 0"),
+    "a negative price": ([*ONE, *LENGTHS, *MODELS, "--price", "h100=-2.5"], "prices.h100: got -2.5"),
+    "a price that is not finite": ([*ONE, *LENGTHS, *MODELS, "--price", "h100=.nan"], "prices.h100: got nan"),
+    "a price of no device": ([*ONE, *LENGTHS, *MODELS, "--price", "2.5"], "--price: got '2.5', expected NAME=VALUE"),
+    "a price of an unknown device": ([*ONE, *LENGTHS, *MODELS, "--price", "b9000=2.5"], "prices.b9000: got 'b9000'"),
+    "a price of a device that no node has": ([*ONE, *LENGTHS, *MODELS, "--price", "h100=2,a100-80=1"], "prices.a100-80: 1.0 is not used: the devices are h100; remove it"),
+    "a device without a price": (["--cluster", "1x8:a100-40+1x8:v100-32", *LENGTHS, *MODELS, "--price", "v100-32=1"], "prices.a100-40"),
+    "two prices of a device": ([*ONE, *LENGTHS, *MODELS, "--price", "h100=2", "--price", "h100=3"], "--price: got 'h100=3', expected a single price for h100"),
     "an unknown method": ([*ONE, *LENGTHS, *MODELS, "--method", "genetic"], "genetic"),
     "no lengths": ([*ONE, *MODELS], "prompt_length"),
     "lengths that are none": ([*ONE, *MODELS, "--prompt-length", "long"], "long"),

@@ -1,6 +1,7 @@
 """The flow `rlhf/plan`: what a person asks in a form, and sees as artifacts of the run."""
 
 import inspect
+import json
 from dataclasses import fields
 from pathlib import Path
 
@@ -23,6 +24,7 @@ QUESTION = {
     "prompt_length": "256",
     "response_length": "256",
     "budget_seconds": 0.3,
+    "prices": {"h100": 2.5},
 }
 
 
@@ -43,7 +45,7 @@ def answered(prefect, tmp_path_factory):
 @pytest.mark.slow
 def test_the_flow_returns_the_paths_of_what_it_wrote(answered):
     paths, *_ = answered
-    assert set(paths) == {"plan.yaml", "report.md", "certificate.json", "timeline.svg"}
+    assert set(paths) == {"plan.yaml", "plan.json", "report.md", "certificate.json", "timeline.svg"}
     cluster = ClusterShape("bought", 1, 8, 80 << 30)
     assert read_plan(paths["plan.yaml"], cluster).name == "auto"
 
@@ -52,6 +54,11 @@ def test_the_flow_returns_the_paths_of_what_it_wrote(answered):
 def test_plan_presets_memory_and_pictures_are_artifacts(answered):
     _, shown, *_ = answered
     assert all(shown.values())
+    rows = json.loads(shown["plan"].data)
+    trained = next(row for row in rows if row["runs"] == "train_step")
+    assert trained["MFU"].endswith("%") and float(trained["seconds"]) > 0
+    assert all({"tokens/s", "$/M response tokens"} <= row.keys() for row in json.loads(shown["presets"].data))
+    assert "per million response tokens at $20.00 an hour" in shown["plan"].description
     page = shown["what-if"].data
     assert "above the bound" in page and "](data:image/svg+xml;base64," in page
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.placement.devices.mesh import ClusterShape
-from prefect_rlhf.placement.plans.plan_file import plan_yaml, read_plan
+from prefect_rlhf.placement.plans.plan_file import plan_json, plan_yaml, read_plan
 from tests.cases import examples
 from tests.strategies import GIB, plans, ppo
 
@@ -33,6 +33,15 @@ def test_json_is_read_too(tmp_path):
     plan = read_plan(path, CLUSTER)
     assert plan["actor_generate"].name == "n0:0-1 dp2"
     assert (plan.name, plan["actor_generate"].micro_batches, plan["actor_generate"].offload) == ("mine", 1, "none")
+
+
+def test_figures_of_an_answer_are_written_beside_the_plan_and_skipped_by_its_reader(tmp_path):
+    path = tmp_path / "plan.json"
+    path.write_text(json.dumps(GOOD))
+    plan = read_plan(path, CLUSTER)
+    path.write_text(plan_json(plan, {"seconds": 2.5}))
+    assert json.loads(path.read_text())["figures"] == {"seconds": 2.5}
+    assert read_plan(path, CLUSTER) == plan
 
 
 def test_speeds_of_nodes_are_part_of_a_plan(tmp_path):

@@ -1,0 +1,120 @@
+"""The speed of a plan in units that people compare: tokens per second, utilisation (MFU), samples, and money.
+
+Utilisation is the model FLOPs of a call over its seconds, its devices and their peak (`model_flops`): Chowdhery et al.
+2022 (PaLM, arXiv:2204.02311), appendix B.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from prefect_rlhf.placement.cost.sizes import ModelSizes
+from prefect_rlhf.placement.cost.sources import CostSources
+from prefect_rlhf.placement.cost.workload import CallWork, Workload
+from prefect_rlhf.placement.devices.mesh import DeviceMesh
+from prefect_rlhf.placement.graph import DataflowGraph
+from prefect_rlhf.placement.schedule.estimate import Estimate
+
+ATTENDED = 0.5  # of all pairs of tokens: attention is causal
+TRAINING_PASSES = 3  # a backward pass has twice the products of a forward pass
+MILLION = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class CallSpeed:
+    """A call in an iteration of a long run: its seconds, and their share of the iteration.
+
+    `tokens_per_second` counts the tokens of prompts and responses, in every epoch; it is None for a computation.
+    `utilisation` is the MFU, from 0 to 1; None for a computation, and for devices without a peak by a datasheet (CPU).
+    """
+
+    call: str
+    seconds: float
+    share: float
+    tokens_per_second: float | None = None
+    utilisation: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class IterationWork:
+    """The work of an iteration: rows that train_steps read, each row once, and their tokens.
+
+    `tokens` are those of prompts and responses. Without a call that generates, all tokens count as responses. If no
+    call trains, the rows of all calls with a model count. `dollars_per_hour` is the price of all devices, or None.
+    """
+
+    samples: int
+    tokens: float
+    response_tokens: float
+    dollars_per_hour: float | None = None
+
+    @classmethod
+    def of(cls, graph: DataflowGraph, workload: Workload, dollars_per_hour: float | None = None) -> IterationWork:
+        """Return the work of an iteration of a graph, without its evaluation."""
+        calls = [call for call in graph if call.every is None and call.kind != "compute"]
+        trained = [call for call in calls if call.kind == "train_step"]
+        parts = {part.rows: part for call in trained or calls for part in call.parts}
+        rows = [(part.row_count.expected, workload.of(part.rows)) for part in parts.values()]
+        return cls(
+            sum(count for count, _ in rows),
+            sum(count * lengths.mean_length for count, lengths in rows),
+            sum(count * lengths.responses.mean for count, lengths in rows),
+            dollars_per_hour,
+        )
+
+    def dollars_per_million(self, seconds: float) -> float | None:
+        """Return the dollars for a million response tokens, if an iteration takes `seconds`; None without a price."""
+        if self.dollars_per_hour is None:
+            return None
+        return self.dollars_per_hour * seconds / 3600 / self.response_tokens * MILLION
+
+
+def call_speeds(
+    graph: DataflowGraph, estimate: Estimate, workload: Workload, sources: CostSources
+) -> dict[str, CallSpeed]:
+    """Return the speed of each call of an iteration by its name; evaluation, which is not estimated, is left out."""
+    plan, schedule = estimate.plan, estimate.schedule
+    longest: dict[str, float] = {}
+    for slot in schedule.slots:
+        if (call := slot.node.call) and slot.node.id == f"{call.name}@{slot.node.step}":
+            longest[call.name] = max(longest.get(call.name, 0.0), slot.seconds)
+    speeds = {}
+    for call in graph:
+        if (seconds := longest.get(call.name)) is None:
+            continue
+        share = seconds / estimate.seconds
+        if call.kind == "compute" or call.role is None:
+            speeds[call.name] = CallSpeed(call.name, seconds, share)
+            continue
+        work, sizes = CallWork.expected(call, workload), ModelSizes.of(graph.model(call.role))
+        tokens = sum(part.rows * part.workload.mean_length for part in work.parts) * work.epochs
+        peak = peak_flops(sources, plan[call.name].mesh, sizes)
+        used = model_flops(work, sizes) / seconds / peak if peak else None
+        speeds[call.name] = CallSpeed(call.name, seconds, share, tokens / seconds, used)
+    return speeds
+
+
+def model_flops(work: CallWork, sizes: ModelSizes) -> float:
+    """Return the floating-point operations that a call's results need, whatever an engine computes beside them.
+
+    Forward: 2 per active parameter and token, and 4 x width x context / 2 per token and layer for causal attention
+    (Narayanan et al. 2021, appendix). Active are the matrices of the layers, of the experts only those of a token, and
+    the head for tokens of responses. A train_step has three times as many, in each epoch. Recomputed layers do not
+    count.
+    """
+    flops = 0.0
+    for part in work.parts:
+        lengths, has_head = part.workload, part.vocabulary_passes > 0 and "lm" in sizes.head
+        length = lengths.mean_length
+        layer = 2 * (sizes.layer_products + sizes.router) + 4 * ATTENDED * sizes.queries * length
+        head = 2 * sizes.table * lengths.responses.mean if has_head else 0.0
+        flops += part.rows * (length * sizes.num_layers * layer + head)
+    return flops * (TRAINING_PASSES * work.epochs if work.kind == "train_step" else 1)
+
+
+def peak_flops(sources: CostSources, mesh: DeviceMesh, sizes: ModelSizes) -> float | None:
+    """Return the peak FLOP/s of a mesh's devices in the model's format; None if a device has no datasheet."""
+    devices = [node.device for node in sources.hardware(mesh)]
+    if any(device.measured or device.is_host for device in devices):
+        return None
+    return mesh.devices_per_node * sum(device.flops_per_second(sizes.dtype) for device in devices)
