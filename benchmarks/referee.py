@@ -1,6 +1,6 @@
 """Ask the planner real questions, and look for legal plans that fit and disprove its answers.
 
-    python -m benchmarks.referee [--questions FILE] [--plans 100] [--budget 10] [--seed 1] [--only 1,5,...]
+    python -m benchmarks.referee [--questions FILE] [--plans 100] [--evaluations N] [--seed 1] [--only 1,5,...]
 
 A question is a line of `prefect-rlhf plan`, with a comment behind it or not. Beside its answer stand the best of the
 presets, and that of `--plans` others: neighbours of the answer and of the presets (one to three calls placed otherwise)
@@ -70,7 +70,8 @@ def main() -> None:
     flags = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     flags.add_argument("--questions", type=Path, default=QUESTIONS)
     flags.add_argument("--plans", type=int, default=100)
-    flags.add_argument("--budget", type=float, default=10.0, help="seconds of search for each question")
+    flags.add_argument("--evaluations", type=float, help="length of the search for each question")
+    flags.add_argument("--budget", type=float, help="seconds of search for each question, in place of evaluations")
     flags.add_argument("--seed", type=int, default=1)
     flags.add_argument("--only", default="", help="numbers of questions, from 1 on")
     arguments = flags.parse_args()
@@ -78,7 +79,8 @@ def main() -> None:
     chosen = [int(number) for number in arguments.only.split(",") if number] or range(1, len(lines) + 1)
     verdicts = []
     for number in chosen:
-        verdict = judge(lines[number - 1], arguments.plans, arguments.budget, random.Random(arguments.seed))
+        draw = random.Random(arguments.seed)
+        verdict = judge(lines[number - 1], arguments.plans, arguments.budget, draw, arguments.evaluations)
         verdicts.append(verdict)
         sums = {"number": number, "gap": verdict.gap, "beaten_by": verdict.beaten_by}
         print(json.dumps(sums | asdict(verdict)), flush=True)
@@ -92,12 +94,14 @@ def questions(path: Path = QUESTIONS) -> list[str]:
     return [line for line in lines if line]
 
 
-def judge(line: str, num_plans: int, budget_seconds: float, draw: random.Random) -> Verdict:
+def judge(
+    line: str, num_plans: int, budget_seconds: float | None, draw: random.Random, evaluations: float | None = None
+) -> Verdict:
     """Answer one question and try to disprove the answer."""
     options = plan_command.read_options(read_flags(plan_command.plan, shlex.split(line)))
     question = read_question(find_flow(options.algorithm), options)
     began = time.process_time()
-    planned = plan_graph(question, budget_seconds)
+    planned = plan_graph(question, budget_seconds, evaluations=evaluations)
     took = time.process_time() - began
     presets = [preset.plan for preset in planned.presets if preset.plan is not None]
     others = [question.seconds(plan) for plan in other_plans(question, planned, presets, num_plans, draw)]

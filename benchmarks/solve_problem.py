@@ -1,4 +1,4 @@
-"""Solve a closed planning problem: `python benchmarks/solve_problem.py FILE [--budget-seconds S]`.
+"""Solve a closed planning problem: `python benchmarks/solve_problem.py FILE [--budget-seconds S] [--evaluations N]`.
 
 FILE is JSON, or gzipped JSON, as `benchmarks/closed_problem.py` reads it. The last line printed is JSON; progress
 goes to standard error. Ctrl-C ends the search with the best plan so far.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 from pathlib import Path
 
@@ -22,7 +23,8 @@ def main(arguments: list[str] | None = None) -> int:
     """Return the exit status: 0 with a plan, 2 for bad input, 1 without a plan, 130 when stopped before the search."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("file", type=Path, metavar="FILE")
-    parser.add_argument("--budget-seconds", type=float, default=5.0, help="processor time (default: %(default)s)")
+    parser.add_argument("--budget-seconds", type=float, help="processor time (default: 5, without --evaluations)")
+    parser.add_argument("--evaluations", type=float, help="bounds and schedules of plans: the same on any machine")
     parser.add_argument("--method", choices=["exact", "metropolis-hastings"], default="exact")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args(arguments)
@@ -30,9 +32,18 @@ def main(arguments: list[str] | None = None) -> int:
         closed = load_closed_problem(options.file)
         if closed.not_read:
             show(f"not read: {', '.join(closed.not_read)}")
-        if not options.budget_seconds > 0:
-            raise InvalidInput("--budget-seconds", options.budget_seconds, "more than 0 seconds")
-        result = search(closed.problem, options.budget_seconds, options.method, options.seed, progress=show)
+        for flag, limit in (("budget-seconds", options.budget_seconds), ("evaluations", options.evaluations)):
+            if limit is not None and not limit > 0:
+                raise InvalidInput(f"--{flag}", limit, "more than 0")
+        seconds = 5.0 if options.budget_seconds is None and options.evaluations is None else options.budget_seconds
+        result = search(
+            closed.problem,
+            math.inf if seconds is None else seconds,
+            options.method,
+            options.seed,
+            max_evaluations=math.inf if options.evaluations is None else options.evaluations,
+            progress=show,
+        )
     except InvalidInput as error:
         show(error)
         return 2
@@ -60,6 +71,7 @@ def report(closed: ClosedProblem, result: SearchResult) -> int:
         "makespan_seconds": result.seconds,
         "lower_bound_seconds": result.lower_bound_seconds,
         "gap": result.gap,
+        "evaluations": result.evaluations,
         "cpu_seconds": result.cpu_seconds,
     }
     print(json.dumps(last_line))

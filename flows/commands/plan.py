@@ -29,7 +29,7 @@ from prefect_rlhf.flows.forms.plan_options import PlanOptions, plan_options
 if TYPE_CHECKING:
     from prefect_rlhf.placement.search.driver import Progress
 
-NUMBERS = ("device_memory_gib", "host_memory_gib", "call_seconds", "batch_size", "budget_seconds")
+NUMBERS = ("device_memory_gib", "host_memory_gib", "call_seconds", "batch_size", "evaluations", "budget_seconds")
 """Flags whose value is read as YAML; the others are words."""
 
 
@@ -62,6 +62,7 @@ class PlanFlags:
     pins: Annotated[tuple[str, ...], _flag("pins", "--pin", "CALL=MESH")] = ()
     prices: Annotated[tuple[str, ...], _flag("prices", "--price", "KIND=DOLLARS,...")] = ()
     method: Annotated[str | None, _flag("method")] = None
+    evaluations: Annotated[str | None, _flag("evaluations", metavar="N")] = None
     budget_seconds: Annotated[str | None, _flag("budget_seconds", "--budget", "SECONDS")] = None
     explain: Annotated[bool, _flag("explain")] = False
     sweep: Annotated[str | None, _flag("sweep", metavar="NODES,...")] = None

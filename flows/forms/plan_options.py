@@ -14,6 +14,7 @@ from prefect_rlhf.tasks.settings import MOST_IN_JSON, MOST_ROWS
 
 MOST_NODES = 100_000
 MOST_DOLLARS = 1e6  # for a device and an hour
+MOST_EVALUATIONS = 10**12
 
 _SCALAR: list[dict[str, Any]] = [
     {"type": "number", "maximum": MOST_IN_JSON, "minimum": -MOST_IN_JSON},
@@ -81,7 +82,20 @@ class PlanOptions(Form):
         Field({}, description="Dollars for a device and an hour, by kind of device, such as h100=2.5.")
     )
     method: Method = Field("exact", description="Search method.")
-    budget_seconds: float = Field(2.0, gt=0, le=86400, description="Processor time of the search, in seconds.")
+    evaluations: int | None = Field(
+        None,
+        ge=1,
+        le=MOST_EVALUATIONS,
+        description="Length of the search, in evaluated plans; empty means enough for most questions. "
+        "The same number gives the same plan on any machine.",
+    )
+    budget_seconds: float | None = Field(
+        None,
+        gt=0,
+        le=86400,
+        description="Processor time of the search in seconds, in place of evaluations: the plan then depends on the "
+        "machine and its load.",
+    )
     explain: bool = Field(False, description="Explain the placement of each call, with the cost of the runner-up.")
     sweep: list[Annotated[int, Field(ge=1, le=MOST_NODES)]] = Field(
         [], max_length=100, description="Also plan for these numbers of nodes."

@@ -37,7 +37,7 @@ def answer_question(options: PlanOptions, progress: ShowProgress | None = None) 
     price = dollars_per_hour(nodes, prices)
     given = given_plan(options.plan, question)
     try:
-        planned = plan_graph(question, options.budget_seconds, options.method, progress, read_pins(options.pins))
+        planned = _planned(question, options, progress)
     except InvalidInput as error:
         if given is None:
             raise
@@ -45,6 +45,11 @@ def answer_question(options: PlanOptions, progress: ShowProgress | None = None) 
     explanations = explain(question, planned) if options.explain else ()
     sizes = sweep_sizes(question, planned, options, progress) if options.sweep else None
     return PlanAnswer(question, planned, explanations, sizes, given, price)
+
+
+def _planned(question: Question, options: PlanOptions, progress: ShowProgress | None) -> Planned:
+    pins, budget_seconds = read_pins(options.pins), options.budget_seconds
+    return plan_graph(question, budget_seconds, options.method, progress, pins, options.evaluations)
 
 
 def read_pins(pins: Mapping[str, str]) -> dict[str, DeviceMesh]:
@@ -69,6 +74,6 @@ def sweep_sizes(question: Question, planned: Planned, options: PlanOptions, prog
             options.host_memory_gib,
         )
         resized = replace(question, site=site.with_profiles(question.site.sources.profiles))
-        return plan_graph(resized, options.budget_seconds, options.method, progress, read_pins(options.pins))
+        return _planned(resized, options, progress)
 
     return sweep([*options.sweep, groups[0].num_nodes], groups[0].devices_per_node, planned_on)

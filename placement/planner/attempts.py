@@ -6,7 +6,6 @@ models take turns on their devices.
 """
 
 import math
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -15,10 +14,11 @@ from prefect_rlhf.placement.planner.planned import PresetResult
 from prefect_rlhf.placement.planner.preset_plan import preset_result
 from prefect_rlhf.placement.planner.question import Question
 from prefect_rlhf.placement.planner.solution import TIGHTER, made_to_fit, solution, solve_fitting
-from prefect_rlhf.placement.planner.space.plan_problem import PlanSpace
+from prefect_rlhf.placement.planner.space.plan_problem import PlanProblem, PlanSpace
 from prefect_rlhf.placement.planner.space.restrictions import divisions
 from prefect_rlhf.placement.planner.time_sharing import time_sharing_problem
 from prefect_rlhf.placement.plans.presets import PRESETS
+from prefect_rlhf.placement.search.budget import EVALUATIONS, Budget, Meter
 from prefect_rlhf.placement.search.driver import Progress, SearchResult, search
 from prefect_rlhf.placement.search.method import Method
 
@@ -26,7 +26,7 @@ WHOLE_SHARE = 0.5  # of the budget, for the search of the whole space, and for s
 COPIES_SHARE = 0.3  # for searches that decide which calls share a copy of weights
 CAUTIOUS_SHARE = 0.2  # for each other way to count memory
 SMALL_SHARE = 0.03  # for each preset and each division: little is left to choose
-SHORT_SECONDS = 2.0  # of the first round of attempts, if the budget is longer
+SHORT = Budget(EVALUATIONS, 2.0)  # of the first round of attempts, if the budget is longer
 CLOSE = 0.03  # of the bound: a plan that is no further above it is as good as known, since no estimate tells more
 SMALLER = (0.97, 0.9, 0.8, 0.7, 0.6, 0.5)  # shares of memory, for plans that offload
 SLACK = (0.3, 0.2, 0.1)  # of a call's time: the slack that calls except generation should have
@@ -34,13 +34,20 @@ SLACK = (0.3, 0.2, 0.1)  # of a call's time: the slack that calls except generat
 
 @dataclass(frozen=True, slots=True)
 class SearchRequest:
-    """The plans to search, and the budget: about `budget_seconds`, divided over the attempts."""
+    """The plans to search, and the budget, which is divided over the attempts."""
 
     question: Question
     space: PlanSpace
-    budget_seconds: float
+    budget: Budget
     method: Method
     progress: Callable[[Progress], None] | None
+
+    def search(
+        self, problem: PlanProblem, share: float, progress: Callable[[Progress], None] | None = None
+    ) -> SearchResult:
+        """Search a problem for a share of the budget."""
+        part, method = self.budget.times(share), self.method
+        return search(problem.problem, part.seconds, method, max_evaluations=part.evaluations, progress=progress)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,15 +79,16 @@ def make_attempts(request: SearchRequest) -> list[Finding]:
     the better plan. If the question's size leaves no time for both, only the whole space is searched longer, for its
     bound.
     """
-    until = time.process_time() + request.budget_seconds
-    short = replace(request, budget_seconds=min(SHORT_SECONDS, request.budget_seconds))
+    meter, short = Meter(request.budget), replace(request, budget=request.budget.at_most(SHORT))
     findings = _make_attempts(short)
     if short == request or is_close(request.question, findings):
         return findings
-    left = until - time.process_time()
-    if left > SHORT_SECONDS:
-        return findings + _make_attempts(replace(request, budget_seconds=left))
-    return [*findings, search_whole_space(replace(request, budget_seconds=request.budget_seconds - SHORT_SECONDS))]
+    meter.spend(short.budget.evaluations)
+    left = meter.left
+    if left.seconds == math.inf or left.seconds > short.budget.seconds:
+        return findings + _make_attempts(replace(request, budget=left))
+    rest = replace(left, seconds=request.budget.seconds - short.budget.seconds)
+    return [*findings, search_whole_space(replace(request, budget=rest))]
 
 
 def is_close(question: Question, findings: Sequence[Finding]) -> bool:
@@ -107,8 +115,7 @@ def _make_attempts(request: SearchRequest) -> list[Finding]:
 def search_whole_space(request: SearchRequest) -> Finding:
     """Search all plans, counting what every device holds at least, so that the bound is true."""
     question, problem = request.question, request.space.least
-    budget_seconds = WHOLE_SHARE * request.budget_seconds
-    result = search(problem.problem, budget_seconds, request.method, progress=request.progress)
+    result = request.search(problem, WHOLE_SHARE, request.progress)
     plan = solution(question, problem, result)
     return _finding(None if plan is None else made_to_fit(question, plan), bound=result)
 
@@ -122,7 +129,7 @@ def search_copies(request: SearchRequest) -> Finding:
     question, problem = request.question, request.space.with_copies
     if problem is None:
         return Finding()
-    result = search(problem.problem, COPIES_SHARE * request.budget_seconds, request.method)
+    result = request.search(problem, COPIES_SHARE)
     plan = solution(question, problem, result)
     return _finding(None if plan is None else made_to_fit(question, plan), bound=result)
 
@@ -154,7 +161,7 @@ def search_with_slack(request: SearchRequest) -> Finding:
     question, context = request.question, request.space.context
     if context.graph.staleness == 0:
         return Finding()
-    budget_seconds = CAUTIOUS_SHARE * request.budget_seconds / len(SLACK)
+    budget = request.budget.times(CAUTIOUS_SHARE / len(SLACK))
     plans = []
     for slack in SLACK:
         slower = {
@@ -164,46 +171,43 @@ def search_with_slack(request: SearchRequest) -> Finding:
             for name, options in request.space.candidates.items()
         }
         problem = PlanSpace(context, slower).most
-        plans.append(solve_fitting(question, problem, budget_seconds, request.method, shares=(1.0, 0.95)))
+        plans.append(solve_fitting(question, problem, budget, request.method, shares=(1.0, 0.95)))
     return _finding(*plans)
 
 
 def search_presets(request: SearchRequest) -> Finding:
     """Search the strategies of each preset on its own meshes."""
-    budget_seconds = SMALL_SHARE * request.budget_seconds
-    results = (preset_result(request.question, request.space, name, budget_seconds) for name in PRESETS)
+    budget = request.budget.times(SMALL_SHARE)
+    results = (preset_result(request.question, request.space, name, budget) for name in PRESETS)
     return Finding(presets=tuple(results))
 
 
 def search_fullest_devices(request: SearchRequest) -> Finding:
     """Search all plans again, counting the fullest device of each mesh."""
-    budget_seconds = CAUTIOUS_SHARE * request.budget_seconds
+    budget = request.budget.times(CAUTIOUS_SHARE)
     question, problem = request.question, request.space.most
-    return _finding(solve_fitting(question, problem, budget_seconds, request.method, shares=TIGHTER))
+    return _finding(solve_fitting(question, problem, budget, request.method, shares=TIGHTER))
 
 
 def search_less_memory(request: SearchRequest) -> Finding:
     """Search all plans again with less and less memory, which leaves room for bytes that the problem does not count."""
-    budget_seconds = CAUTIOUS_SHARE * request.budget_seconds
+    budget = request.budget.times(CAUTIOUS_SHARE)
     question, problem = request.question, request.space.least
-    return _finding(solve_fitting(question, problem, budget_seconds, request.method, shares=SMALLER))
+    return _finding(solve_fitting(question, problem, budget, request.method, shares=SMALLER))
 
 
 def search_divisions(request: SearchRequest) -> Finding:
     """Search plans that keep kinds of nodes apart, if there are several; the search of the whole may miss them."""
-    budget_seconds = SMALL_SHARE * request.budget_seconds
+    budget = request.budget.times(SMALL_SHARE)
     parts = divisions(request.space)
-    return _finding(*(solve_fitting(request.question, part.most, budget_seconds) for part in parts))
+    return _finding(*(solve_fitting(request.question, part.most, budget) for part in parts))
 
 
 def search_time_sharing(request: SearchRequest) -> Finding:
     """Search plans that fit because models leave their devices while others use them."""
-    budget_seconds = WHOLE_SHARE * request.budget_seconds
     parts = (request.space, *divisions(request.space))
-    plans = [
-        solve_fitting(request.question, time_sharing_problem(part), budget_seconds / len(parts), shares=TIGHTER)
-        for part in parts
-    ]
+    budget = request.budget.times(WHOLE_SHARE / len(parts))
+    plans = [solve_fitting(request.question, time_sharing_problem(part), budget, shares=TIGHTER) for part in parts]
     return _finding(*plans)
 
 

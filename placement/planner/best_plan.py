@@ -5,11 +5,9 @@ answer; if it is not close to the bound, the fastest few are improved. The bound
 """
 
 import math
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.placement.devices.mesh import DeviceMesh
 from prefect_rlhf.placement.engine_traits import TRAITS
 from prefect_rlhf.placement.plan import ExecutionPlan
@@ -23,6 +21,7 @@ from prefect_rlhf.placement.planner.simplicity import simplest
 from prefect_rlhf.placement.planner.space.plan_problem import PlanSpace
 from prefect_rlhf.placement.planner.space.restrictions import pinned
 from prefect_rlhf.placement.planner.time_sharing import keep_resident_where_free
+from prefect_rlhf.placement.search.budget import Budget, Meter
 from prefect_rlhf.placement.search.driver import Progress, warm_up
 from prefect_rlhf.placement.search.method import Method
 
@@ -32,32 +31,34 @@ IMPROVING_SHARE = 0.3  # of the budget, at least, to improve them; they also get
 
 def plan_graph(
     question: Question,
-    budget_seconds: float = 5.0,
+    budget_seconds: float | None = None,
     method: Method = "exact",
     progress: Callable[[Progress], None] | None = None,
     pins: Mapping[str, DeviceMesh] | None = None,
+    evaluations: float | None = None,
 ) -> Planned:
-    """Return the best plan of a question that was found within about `budget_seconds` of search.
+    """Return the best plan of a question that a search finds within a budget (`Budget.of`).
 
-    `pins` are calls that must be on these meshes. Raises InvalidInput for a budget that is not positive, a mesh outside
-    the cluster, and when no plan fits.
+    By default, and with `evaluations`, the answer depends on the question alone. With `budget_seconds` of processor
+    time it also depends on the machine. `pins` are calls that must be on these meshes. Raises InvalidInput for a budget
+    that is not positive, a mesh outside the cluster, and when no plan fits.
     """
-    if not budget_seconds > 0:
-        raise InvalidInput("budget_seconds", budget_seconds, "more than 0 seconds")
+    budget = Budget.of(evaluations, budget_seconds)
     question.site.cluster.check_mesh(question.site.mesh)
     for each in dict.fromkeys(("exact", method)):
         warm_up(each)  # before the budget begins: the answer is the same on a machine that must compile first
-    until = time.process_time() + budget_seconds
+    meter = Meter(budget)
     space = _space(question, pins or {})
-    request = SearchRequest(question, space, budget_seconds, method, progress)
+    request = SearchRequest(question, space, budget, method, progress)
     findings = make_attempts(request)
     presets = _of_each_preset(findings)
     timed = [(plan, question.seconds(plan)) for finding in findings for plan in finding.plans]
     timed += [(preset.plan, preset.estimate.seconds) for preset in presets if preset.plan and preset.estimate]
     if not timed:
-        raise no_plan_fits(question, space, budget_seconds / 4)
+        raise no_plan_fits(question, space, budget.times(1 / 4))
     bound = highest_bound(findings)
-    left = max(IMPROVING_SHARE * budget_seconds, until - time.process_time())
+    meter.spend(budget.evaluations)
+    left = meter.left.at_least(budget.times(IMPROVING_SHARE))
     best = _improved(question, space, _starts(question, timed, 1 if is_close(question, findings) else STARTS), left)
     fastest = _finished(question, best, space)
     simple = simplest(question, space, fastest, timed)
@@ -94,14 +95,13 @@ def _space(question: Question, pins: Mapping[str, DeviceMesh]) -> PlanSpace:
     return pinned(PlanSpace.of(question, also), pins)
 
 
-def _improved(
-    question: Question, space: PlanSpace, starts: Sequence[ExecutionPlan], budget_seconds: float
-) -> ExecutionPlan:
+def _improved(question: Question, space: PlanSpace, starts: Sequence[ExecutionPlan], budget: Budget) -> ExecutionPlan:
     """The best result of a local search from each start; an unused share of the budget is left for the other starts."""
-    until, improved = time.process_time() + budget_seconds, []
+    meter, improved = Meter(budget), []
     for index, start in enumerate(starts):
-        share = (until - time.process_time()) / (len(starts) - index)
+        share = Meter(meter.left.times(1 / (len(starts) - index)))
         improved.append(improve_locally(question, replace(start, name="auto"), space, share))
+        meter.spend(share.spent)
     return min(improved, key=question.seconds)
 
 

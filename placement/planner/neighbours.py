@@ -3,8 +3,6 @@
 The search's own problem ranks them. The estimate counts more: transfers of rows and copies that several calls share.
 """
 
-import math
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
@@ -18,6 +16,7 @@ from prefect_rlhf.placement.planner.space.plan_problem import PlanProblem, PlanS
 from prefect_rlhf.placement.plans.check import check_plan
 from prefect_rlhf.placement.plans.completion import completed
 from prefect_rlhf.placement.search.alternatives import Alternative, alternatives
+from prefect_rlhf.placement.search.budget import ESTIMATE, Budget, Meter
 from prefect_rlhf.placement.search.problem import Choice
 
 NEGLIGIBLE = 1e-3  # of an iteration: a difference that no estimate means
@@ -27,30 +26,31 @@ ROUNDS = 3
 
 
 def improve_locally(
-    question: Question, plan: ExecutionPlan, space: PlanSpace, budget_seconds: float = math.inf
+    question: Question, plan: ExecutionPlan, space: PlanSpace, meter: Meter | None = None
 ) -> ExecutionPlan:
-    """Move single calls while an iteration gets shorter and the plan fits, within a limit of processor time.
+    """Move single calls while an iteration gets shorter and the plan fits, until the meter's budget is spent.
 
     Each call is examined again after another call moved.
     """
-    until = time.process_time() + budget_seconds
+    meter = meter or Meter(Budget())
     for _ in range(ROUNDS):
-        improved = _improve_once(question, plan, space, until)
+        improved = _improve_once(question, plan, space, meter)
         if improved == plan:
             break
         plan = improved
     return plan
 
 
-def _improve_once(question: Question, plan: ExecutionPlan, space: PlanSpace, until: float) -> ExecutionPlan:
+def _improve_once(question: Question, plan: ExecutionPlan, space: PlanSpace, meter: Meter) -> ExecutionPlan:
     seconds = question.seconds(plan)
     for call, others in neighbours(plan, space).items():
         for placement in islice((placement for placement, has_room in others if has_room), TRIED):
-            if time.process_time() > until:
+            if meter.left.is_spent:
                 return plan
             changed = changed_plan(question, plan, call, placement)
             if changed is None:
                 continue
+            meter.spend(ESTIMATE)
             changed_seconds = question.seconds(changed)
             if changed_seconds < seconds * (1 - NEGLIGIBLE) and question.fits(changed):
                 plan, seconds = changed, changed_seconds

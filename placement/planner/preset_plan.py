@@ -19,6 +19,7 @@ from prefect_rlhf.placement.planner.space.candidates import Candidate, Candidate
 from prefect_rlhf.placement.planner.space.plan_problem import PlanProblem, PlanSpace, restricted_problem
 from prefect_rlhf.placement.plans.check import violations
 from prefect_rlhf.placement.plans.presets import Preset, preset_named
+from prefect_rlhf.placement.search.budget import Budget
 
 MOST_CUTS = 64  # micro-batches of a preset that cuts all calls alike, unless its first number is larger
 DEFAULT_SEQUENCE_LENGTH = 1024  # tokens of the longest row, if it is unknown
@@ -82,11 +83,11 @@ def _place(call: Call, rule: Preset, lease: DeviceMesh, graph: DataflowGraph, le
     raise InvalidInput("mesh", lease.name, f"devices that can run {call.name}{why}")
 
 
-def preset_result(question: Question, space: PlanSpace, name: str, budget_seconds: float) -> PresetResult:
+def preset_result(question: Question, space: PlanSpace, name: str, budget: Budget) -> PresetResult:
     """Search the best strategies that a preset admits, on the meshes that it gives to the calls."""
     try:
         for problem in preset_problems(preset_named(name), question.site.mesh, space):
-            plan = solve_fitting(question, problem, budget_seconds, name=name, shares=TIGHTER, repair=False)
+            plan = solve_fitting(question, problem, budget, name=name, shares=TIGHTER, repair=False)
             if plan is not None:
                 return PresetResult(name, plan, question.estimate(plan))
     except RlhfError as error:

@@ -40,11 +40,11 @@ def recheck(
     question: Question,
     plan: ExecutionPlan,
     measured: Mapping[str, Measured],
-    budget_seconds: float,
+    evaluations: int,
     *,
     was_searched: bool,
 ) -> Recheck | None:
-    """Fit the question's constants to nodes measured under `plan`, and search again for `budget_seconds`.
+    """Fit the question's constants to nodes measured under `plan`, and search again with a number of evaluations.
 
     No search follows if the constants do not explain the measured seconds, or if the plan is the answer of a search
     with constants that the measured seconds confirm. Returns None if the seconds of no measured node depend on the
@@ -57,7 +57,7 @@ def recheck(
     seconds = now.seconds(plan)
     if not fitted.explains or (fitted.confirms and was_searched):
         return Recheck(fitted, seconds, seconds)
-    best = plan_graph(now, budget_seconds).plan
+    best = plan_graph(now, evaluations=evaluations).plan
     gains = [1 - each.seconds(best) / each.seconds(plan) for each in (corrected(question, c) for c in fitted.likely)]
     found = Recheck(fitted, seconds, now.seconds(best), best)
     is_better = found.gain >= LEAST_GAIN and min(gains, default=found.gain) >= LEAST_SURE_GAIN

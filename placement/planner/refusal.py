@@ -11,16 +11,18 @@ from prefect_rlhf.placement.planner.question import Question
 from prefect_rlhf.placement.planner.solution import solution
 from prefect_rlhf.placement.planner.space.plan_problem import PlanSpace
 from prefect_rlhf.placement.planner.time_sharing import time_sharing_problem
+from prefect_rlhf.placement.search.budget import Budget
 from prefect_rlhf.placement.search.driver import search
 
 LARGER = (1.1, 1.25, 1.5, 2.0, 3.0, 5.0, 8.0)  # shares of memory beyond what there is, to say how much is missing
 
 
-def no_plan_fits(question: Question, space: PlanSpace, budget_seconds: float) -> InvalidInput:
+def no_plan_fits(question: Question, space: PlanSpace, budget: Budget) -> InvalidInput:
     """State the missing memory: the need of the first plan that a search with time sharing finds in more memory."""
-    problem = time_sharing_problem(space)
+    problem, part = time_sharing_problem(space), budget.times(1 / len(LARGER))
     for share in LARGER:
-        plan = solution(question, problem, search(problem.with_memory(share).problem, budget_seconds / len(LARGER)))
+        larger = problem.with_memory(share).problem
+        plan = solution(question, problem, search(larger, part.seconds, max_evaluations=part.evaluations))
         if plan is not None and not (certificate := question.certificate(plan)).fits:
             return _too_large(question, plan, certificate)
     seen = f"more than {LARGER[-1]:.0f} times the memory"

@@ -12,6 +12,7 @@ from prefect_rlhf.placement.plan import ExecutionPlan, instances, offloaded_part
 from prefect_rlhf.placement.planner.question import Question
 from prefect_rlhf.placement.planner.space.plan_problem import PlanProblem
 from prefect_rlhf.placement.plans.check import check_plan
+from prefect_rlhf.placement.search.budget import Budget
 from prefect_rlhf.placement.search.driver import SearchResult, search
 from prefect_rlhf.placement.search.method import Method
 from prefect_rlhf.placement.search.partial.incumbent import SearchOutcome
@@ -97,7 +98,7 @@ def solution(
 def solve_fitting(
     question: Question,
     problem: PlanProblem,
-    budget_seconds: float,
+    budget: Budget,
     method: Method = "exact",
     name: str = "auto",
     shares: Sequence[float] = (1.0,),
@@ -109,7 +110,8 @@ def solve_fitting(
     """
     found: list[ExecutionPlan] = []
     for share in shares:
-        result = search(problem.with_memory(share).problem, budget_seconds / len(shares), method)
+        part = budget.times(1 / len(shares))
+        result = search(problem.with_memory(share).problem, part.seconds, method, max_evaluations=part.evaluations)
         plan = solution(question, problem, result, name)
         if result.outcome is SearchOutcome.INFEASIBLE:
             break  # so it is in less memory

@@ -107,18 +107,18 @@ class SearchResult:
 
 def search(
     problem: Problem,
-    budget_seconds: float,
+    budget_seconds: float = math.inf,
     method: Method = "exact",
     seed: int = 0,
     max_gap: float = 0.0,
     max_evaluations: float = math.inf,
     progress: Callable[[Progress], None] | None = None,
 ) -> SearchResult:
-    """Search for the best plan in `budget_seconds` of processor time, and for a lower bound on any plan.
+    """Search for the best plan, and for a lower bound on any plan, until a budget is spent.
 
-    Ends early if the plan is proved optimal, if its gap is at most `max_gap`, after about `max_evaluations`, or on
-    KeyboardInterrupt, with the best results so far. The same problem, seed and number of evaluations give the same
-    plan. Raises InvalidInput for a budget that is not positive.
+    The budget is `budget_seconds` of processor time, or about `max_evaluations`. The search ends early if the plan is
+    proved optimal, if its gap is at most `max_gap`, or on KeyboardInterrupt, with the best results so far. The same
+    problem, seed and number of evaluations give the same plan. Raises InvalidInput for a budget that is not positive.
     """
     if not budget_seconds > 0:
         raise InvalidInput("budget_seconds", budget_seconds, "more than 0 seconds")

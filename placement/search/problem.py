@@ -58,7 +58,8 @@ class Option:
 
     Every device of the mesh holds `static_bytes` all the time, and `peak_bytes` (at least as many) while the call runs.
     Some device of it holds `fullest_bytes` then, if that is more. Calls whose options name the same `copy` share a
-    single copy of static bytes if their meshes are equal.
+    single copy of static bytes if their meshes are equal. While a link node of the call runs, every device holds
+    `loaded_bytes`, if that is more than `static_bytes`.
     """
 
     strategy: Strategy
@@ -68,6 +69,7 @@ class Option:
     peak_bytes: int
     copy: str | None = None
     fullest_bytes: int = 0
+    loaded_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +102,8 @@ class LinkNode:
     """An offload or reload: occupies the host link of a call's mesh, or its compute. Absent if it takes 0.
 
     Under `graph_order` the visit of a call's model is exclusive: while the call or its present link nodes run, no call
-    of another role with present link nodes runs on overlapping meshes, nor do its link nodes.
+    of another role with present link nodes runs on overlapping meshes, nor do its link nodes. A visit is also
+    exclusive of each call of another role that runs within its mesh and leaves no room for its `loaded_bytes`.
     """
 
     name: str

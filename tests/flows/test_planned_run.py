@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("prefect")]
 def home(own_home, monkeypatch):
     """Plans of this test alone, searched for half a second."""
     for module in (auto_plan, price_check):
-        monkeypatch.setattr(module, "BUDGET_SECONDS", 0.5)
+        monkeypatch.setattr(module, "EVALUATIONS", 50_000)
     monkeypatch.setattr(probes, "_probe", lambda leased, dtype: replace(SPEEDS, dtype=dtype))
 
 

@@ -23,7 +23,7 @@ from prefect_rlhf.placement.plans.check import check_plan
 from prefect_rlhf.placement.plans.plan_file import read_plan
 
 AUTO = "auto"
-BUDGET_SECONDS = 5.0
+EVALUATIONS = 1_000_000  # of a search: a plan is worth more to a run than to a question
 PLANS = Path("~/.prefect-rlhf/plans")
 
 
@@ -40,9 +40,9 @@ def auto_plan(question: Question, say: LogLine) -> tuple[ExecutionPlan, Certific
 
 
 def search_plan(question: Question, say: LogLine) -> Planned:
-    """Search for `BUDGET_SECONDS` and log the result."""
+    """Search with `EVALUATIONS` and log the result."""
     say(describe_sources(question.site.sources))
-    planned = plan_graph(question, BUDGET_SECONDS, progress=lambda progress: say(str(progress)))
+    planned = plan_graph(question, evaluations=EVALUATIONS, progress=lambda progress: say(str(progress)))
     say(summary(planned))
     return planned
 
@@ -51,7 +51,7 @@ def question_hash(question: Question) -> str:
     """Return a hash of everything an automatic plan depends on. Equal values have equal texts."""
     site = question.site
     where = (site.cluster, site.mesh, site.backend)
-    values = (question.graph, *where, question.workload, site.sources, BUDGET_SECONDS, version("prefect-rlhf"))
+    values = (question.graph, *where, question.workload, site.sources, EVALUATIONS, version("prefect-rlhf"))
     return hashlib.sha256(repr(values).encode()).hexdigest()[:32]
 
 

@@ -16,7 +16,7 @@ from prefect_rlhf.errors.errors import InvalidInput, RlhfError
 from prefect_rlhf.files.foreign_file import read_json_object
 from prefect_rlhf.files.remote_path import shown
 from prefect_rlhf.flows.forms.options import RunOptions
-from prefect_rlhf.flows.training.choice.auto_plan import AUTO, BUDGET_SECONDS
+from prefect_rlhf.flows.training.choice.auto_plan import AUTO, EVALUATIONS
 from prefect_rlhf.flows.training.choice.measured_plan import plans_to_measure
 from prefect_rlhf.flows.training.choice.recheck_process import RecheckProcess, RecheckRequest
 from prefect_rlhf.flows.training.log import log_info
@@ -83,7 +83,7 @@ class PriceCheck:
             self.plan,
             measured_nodes(self._spans),
             was_searched=name == AUTO or plans_to_measure(name) is not None,
-            budget_seconds=BUDGET_SECONDS,
+            evaluations=EVALUATIONS,
             traits={str(name): traits for name, traits in TRAITS.items()},
             rollouts=tuple(rollouts[-STEPS_AWAITED:]),
         )

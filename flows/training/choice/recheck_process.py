@@ -50,7 +50,7 @@ class RecheckRequest:
     plan: ExecutionPlan
     measured: Mapping[str, Measured]
     was_searched: bool
-    budget_seconds: float
+    evaluations: int
     traits: Mapping[str, EngineTraits]
     rollouts: tuple[Path, ...]
 
@@ -59,7 +59,7 @@ class RecheckRequest:
         workload = _as_recorded(self.question.workload, self.rollouts)
         was_searched = self.was_searched and workload == self.question.workload
         question = replace(self.question, workload=workload)
-        return recheck(question, self.plan, self.measured, self.budget_seconds, was_searched=was_searched)
+        return recheck(question, self.plan, self.measured, self.evaluations, was_searched=was_searched)
 
 
 class RecheckProcess:

@@ -48,7 +48,8 @@ class Candidate:
     `surely_comes`: with any sharing of the copy, it is reloaded for this call and offloaded after it. A device holds
     `least.static` bytes or more all the time, and `least.peak` or more while the call runs. The fullest device holds
     the bytes of `most`: without prefetch, offloaded parts are in host memory while other calls run. `copy_bytes` are
-    each device's bytes, or more, while the copy of weights is resident and no call uses it.
+    each device's bytes, or more, while the copy of weights is resident and no call uses it; with its offloaded part
+    they are `loaded_bytes`.
     """
 
     placement: Placement
@@ -60,6 +61,7 @@ class Candidate:
     most: MemoryBounds
     copy_bytes: int
     surely_comes: bool = False
+    loaded_bytes: int = 0
 
 
 Candidates = Mapping[str, tuple[Candidate, ...]]
@@ -263,6 +265,7 @@ def _offloaded(
             most=MemoryBounds(max(staying), option.most.peak),
             copy_bytes=min(staying) if part == "optimizer" else option.copy_bytes,
             surely_comes=comes,
+            loaded_bytes=option.least.static,
         )
 
 

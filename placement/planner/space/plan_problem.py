@@ -239,8 +239,9 @@ def _option(call: Call, candidate: Candidate, context: CostContext, counted: Mem
     copy = f"{call.role} {placement.engine} {placement.strategy} {placement.offload == 'all'}"
     fed = nodes_before(call, context.graph) if counted == "most" else int(surely_fed(call, candidate, context.graph))
     seconds_us = max(1, _microseconds(candidate.seconds + fed * context.site.sources.orchestration_seconds))
-    held, peak = candidate.least if counted == "least" else candidate.most, candidate.most.peak
-    return Option(placement.strategy, candidate.mesh_class, seconds_us, held.static, held.peak, copy, peak)
+    held, fullest = candidate.least if counted == "least" else candidate.most, candidate.most.peak
+    bytes_then = held.static, held.peak, copy, fullest, candidate.loaded_bytes
+    return Option(placement.strategy, candidate.mesh_class, seconds_us, *bytes_then)
 
 
 def _reallocation(

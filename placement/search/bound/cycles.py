@@ -1,41 +1,42 @@
-"""A lower bound on a cycle through the iterations, compiled.
+"""A lower bound on a cycle through the iterations, by ReaL's rule, compiled.
 
 An anchor is a node whose run waits for its own run `lag` iterations before. Nodes of the cycle run after an anchor's
 run and before its next, so start of the next >= start of this + (*) over them. A node slips if it may run after the
 anchor's next run, but not after the run that follows. Between the anchor's first and last run, slipping nodes lack at
-most a single run. After the anchor's last run, (*) over the nodes that wait for it in that iteration is added.
+most a single run. After the anchor's last run, (*) over the nodes that follow it in that iteration is added.
 """
 
 from __future__ import annotations
 
 from prefect_rlhf.placement.search.bound.cliques import sum_over
-from prefect_rlhf.placement.search.bound.exclusion import exclude_in_cycle, exclude_once
+from prefect_rlhf.placement.search.bound.exclusion import exclude_in_cycle
 from prefect_rlhf.placement.search.bound.exclusive_work import heaviest_work, rounded_up
+from prefect_rlhf.placement.search.bound.precedence import Order, exclude_once_in_order, members_after, united
 from prefect_rlhf.placement.search.bound.scratch import CYCLE, Scratch
 from prefect_rlhf.placement.search.compiled import Ints, inner, lowest
 from prefect_rlhf.placement.search.tables.tables import Tables
 
 
 @inner
-def cycle_bound(t: Tables, us: Ints, s: Scratch, nodes: int, number: int, best: int) -> int:
-    """Microseconds until all iterations have ended, for an anchor; `nodes` take time.
+def cycle_bound(t: Tables, us: Ints, s: Scratch, nodes: int, number: int, lag: int, best: int) -> int:
+    """Microseconds until all iterations have ended, for an anchor; `nodes` take time, and `s.order` is filled.
 
-    Writes the binding term if the bound is above `best`.
+    Writes the binding term if the bound is above `best`. Runs of a node go in sequence, so `lag` is 1 or the anchor's.
     """
-    anchor, repeats = t.anchor[number], (t.iterations - 1) // t.anchor_lag[number]
-    after, cycle = t.anchor_followers[number] & nodes, t.anchor_cycle[number] & nodes
-    slips = t.anchor_slips[number] & nodes
-    exclude_once(t, s.conflict, s.adjacent)
+    anchor, repeats = t.anchor[number], (t.iterations - 1) // lag
+    after, cycle, slips = around(t, s.order, number, lag)
+    after, cycle, slips = after & nodes, cycle & nodes, slips & nodes
+    exclude_once_in_order(t, s.conflict, s.order, s.adjacent)
     work, last_kept, last_fitting = heaviest_work(us, s.area, s, after, t.num_devices)
     value = s.head[anchor] + rounded_up(work, t.num_devices)
     kept = fitting = 0
     if repeats and slips:
-        between, kept, fitting = work_with_slips(t, us, s, cycle, slips, repeats)
+        between, kept, fitting = work_with_slips(us, s, cycle, slips, repeats, t.num_devices)
         value += between
         if fitting | last_fitting == 0:
-            value += sum_over(us, exclusive_before(t, s.conflict, kept & slips, last_kept))
+            value += sum_over(us, exclusive_before(s.conflict, s.order, kept & slips, last_kept))
     elif repeats:
-        if t.anchor_lag[number] > 1:
+        if lag > 1:
             exclude_in_cycle(t, s.conflict, number, s.adjacent)
         work, kept, fitting = heaviest_work(us, s.area, s, cycle, t.num_devices)
         value += repeats * rounded_up(work, t.num_devices)
@@ -46,13 +47,29 @@ def cycle_bound(t: Tables, us: Ints, s: Scratch, nodes: int, number: int, best: 
 
 
 @inner
-def work_with_slips(t: Tables, us: Ints, s: Scratch, cycle: int, slips: int, repeats: int) -> tuple[int, int, int]:
+def around(t: Tables, o: Order, number: int, lag: int) -> tuple[int, int, int]:
+    """The nodes after an anchor; among them the nodes before its next run; the nodes that slip."""
+    anchor = t.anchor[number]
+    after = cycle = 1 << anchor
+    if lag == t.anchor_lag[number]:
+        after, cycle = t.anchor_followers[number], t.anchor_cycle[number]
+    if lag > 1:
+        return after, cycle, 0
+    after |= members_after(o.same, anchor)
+    cycle |= after & o.last[anchor]
+    return after, cycle, after & united(o.last, o.last[anchor]) & ~cycle
+
+
+@inner
+def work_with_slips(
+    us: Ints, s: Scratch, cycle: int, slips: int, repeats: int, num_devices: int
+) -> tuple[int, int, int]:
     """Microseconds, K and A between the first and the last run of an anchor, when some nodes may slip."""
-    exclude_slips(t, s.conflict, slips, s.adjacent)
+    exclude_slips(s.conflict, s.order, slips, s.adjacent)
     fill_total(us, cycle, slips, repeats, s.total_us)
     fill_total(s.area, cycle, slips, repeats, s.total_area)
-    work, kept, fitting = heaviest_work(s.total_us, s.total_area, s, cycle | slips, t.num_devices)
-    return rounded_up(work, t.num_devices), kept, fitting
+    work, kept, fitting = heaviest_work(s.total_us, s.total_area, s, cycle | slips, num_devices)
+    return rounded_up(work, num_devices), kept, fitting
 
 
 @inner
@@ -67,13 +84,13 @@ def fill_total(per_run: Ints, cycle: int, slips: int, repeats: int, total: Ints)
 
 
 @inner
-def exclude_slips(t: Tables, conflict: Ints, slips: int, adjacent: Ints) -> None:
+def exclude_slips(conflict: Ints, o: Order, slips: int, adjacent: Ints) -> None:
     """Keep, of what excludes a slipping node within an iteration, what excludes it in the next iteration as well."""
     remaining = slips
     while remaining:
         node = lowest(remaining)
         remaining &= remaining - 1
-        kept = conflict[node] | t.after_last[node]
+        kept = conflict[node] | members_after(o.last, node)
         adjacent[node] &= kept
         others = ~kept & (1 << len(conflict)) - 1
         while others:
@@ -82,12 +99,12 @@ def exclude_slips(t: Tables, conflict: Ints, slips: int, adjacent: Ints) -> None
 
 
 @inner
-def exclusive_before(t: Tables, conflict: Ints, nodes: int, last: int) -> int:
+def exclusive_before(conflict: Ints, o: Order, nodes: int, last: int) -> int:
     """The subset of `nodes` whose penultimate run excludes the last runs of all of `last`."""
     exclusive = 0
     while nodes:
         node = lowest(nodes)
         nodes &= nodes - 1
-        if last & ~(conflict[node] | t.after_last[node]) == 0:
+        if last & ~(conflict[node] | members_after(o.last, node)) == 0:
             exclusive |= 1 << node
     return exclusive

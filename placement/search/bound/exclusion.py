@@ -1,7 +1,7 @@
 """The nodes that can never run at the same time, compiled.
 
-The reasons are common resources, models that visit the same device in sequence, and dependencies. Rules of scheduling
-are not used, so the consequences hold for every schedule.
+The reasons are common resources, models that visit the same device in sequence, calls that leave no room for a visit,
+and dependencies. Rules of scheduling are not used, so the consequences hold for every schedule.
 """
 
 from __future__ import annotations
@@ -21,10 +21,11 @@ def visitors(t: Tables, us: Ints) -> int:
 
 
 @inner
-def fill_conflicts(t: Tables, us: Ints, overlap: Ints, by_resource: Ints, conflict: Ints) -> None:
+def fill_conflicts(t: Tables, us: Ints, overlap: Ints, crowded: Ints, by_resource: Ints, conflict: Ints) -> None:
     """Write for each node the set of nodes that never run concurrently with it, itself included.
 
-    They occupy a common resource, or are visits of other roles to a common device.
+    They occupy a common resource, or are visits of other roles to a common device, or a call and the visits of
+    `crowded`.
     """
     for call in range(t.num_calls):
         by_resource[call] = by_resource[call + t.num_calls] = 0
@@ -54,13 +55,21 @@ def fill_conflicts(t: Tables, us: Ints, overlap: Ints, by_resource: Ints, confli
         while members:
             conflict[lowest(members)] |= alone
             members &= members - 1
+    exclude_crowded(t, crowded, conflict)
 
 
 @inner
-def exclude_once(t: Tables, conflict: Ints, adjacent: Ints) -> None:
-    """Write for each node the nodes that it excludes within an iteration."""
-    for node in range(t.num_nodes):
-        adjacent[node] = conflict[node] | t.ordered_once[node]
+def exclude_crowded(t: Tables, crowded: Ints, conflict: Ints) -> None:
+    """Add that a call excludes the visits that find no room on its devices."""
+    for call in range(t.num_calls):
+        others = crowded[call]
+        while others:
+            members = t.visit_nodes[lowest(others)]
+            others &= others - 1
+            conflict[t.node_of[call]] |= members
+            while members:
+                conflict[lowest(members)] |= 1 << t.node_of[call]
+                members &= members - 1
 
 
 @inner

@@ -277,7 +277,7 @@ def schedule_moved(t: Tables, s: SearchState, goes: Ints, bound: int) -> None:
             if call == other or p.relation[call, other] > DISJOINT:
                 moved.overlap[goes[call]] |= 1 << goes[other]
     fill_durations(t, moved.option, moved.relation, t.least_size, moved.us)  # all calls are decided
-    makespan = max(bound, time_by_rule(t, moved.us, moved.overlap, moved.agenda))
+    makespan = max(bound, time_by_rule(t, moved))
     s.tally[LEAST_LEFT] = min(s.tally[LEAST_LEFT], makespan)
     if makespan < s.scalars[BEST]:
         s.scalars[BEST] = makespan

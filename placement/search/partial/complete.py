@@ -9,13 +9,14 @@ import numpy as np
 from prefect_rlhf.placement.search.bound.bound import bound_of, fill_areas
 from prefect_rlhf.placement.search.bound.scratch import Scratch, scratch_for
 from prefect_rlhf.placement.search.compiled import Ints, compiled, inner
-from prefect_rlhf.placement.search.partial.fullest import beyond_fullest
+from prefect_rlhf.placement.search.partial.fullest import beyond_fullest, fill_crowded
 from prefect_rlhf.placement.search.partial.graph_order import period_in_graph_order
 from prefect_rlhf.placement.search.partial.list_schedule import (
     Agenda,
     agenda_for,
     fill_durations,
     makespan_ready_first,
+    surely_absent,
 )
 from prefect_rlhf.placement.search.partial.packing import Packing, load_of, relation_of
 from prefect_rlhf.placement.search.record import Record
@@ -69,23 +70,25 @@ def time_of(t: Tables, p: CompletePlan) -> int:
     too.
     """
     fill_relations(t, p)
-    us = time_by_rule(t, p.us, p.overlap, p.agenda)
+    us = time_by_rule(t, p)
     return max(us, own_bound(t, p, INFINITE)) if t.rule == GRAPH_ORDER else us
 
 
 @inner
-def time_by_rule(t: Tables, us: Ints, overlap: Ints, agenda: Agenda) -> int:
-    """The time of a schedule by the problem's rule, in microseconds."""
+def time_by_rule(t: Tables, p: CompletePlan) -> int:
+    """The time of a plan's schedule by the problem's rule, in microseconds; relations and durations are filled."""
     if t.rule == GRAPH_ORDER:
-        return period_in_graph_order(t, us, overlap, agenda)
-    return makespan_ready_first(t, us, overlap, agenda)
+        fill_crowded(t, p.option, p.relation, p.us, p.agenda.crowded)
+        return period_in_graph_order(t, p.us, p.overlap, p.agenda)
+    return makespan_ready_first(t, p.us, p.overlap, p.agenda)
 
 
 @inner
 def own_bound(t: Tables, p: CompletePlan, enough: int) -> int:
     """The bound of a plan with filled relations and durations."""
     fill_areas(t, p.option, t.least_area, t.least_size, p.us, p.scratch.area)
-    return bound_of(t, p.us, p.overlap, p.scratch, enough)
+    fill_crowded(t, p.option, p.relation, p.us, p.scratch.crowded)
+    return bound_of(t, p.us, surely_absent(t, p.option, p.relation, p.us), p.overlap, p.scratch, enough)
 
 
 @compiled

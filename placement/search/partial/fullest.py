@@ -1,10 +1,14 @@
-"""Memory of the fullest device of a mesh: pipeline stages differ, and calls on all its devices add to each of them."""
+"""Memory of the fullest device of a mesh: pipeline stages differ, and calls on all its devices add to each of them.
+
+So a plan may overflow there, or a model may have no room to come while a call runs.
+"""
 
 from __future__ import annotations
 
-from prefect_rlhf.placement.search.compiled import Ints, inner
+from prefect_rlhf.placement.search.bound.exclusion import visitors
+from prefect_rlhf.placement.search.compiled import Ints, inner, lowest
 from prefect_rlhf.placement.search.partial.packing import may_share, mesh_class
-from prefect_rlhf.placement.search.tables.tables import EQUAL, OVERLAP, UNDECIDED, Tables
+from prefect_rlhf.placement.search.tables.tables import EQUAL, GRAPH_ORDER, OVERLAP, UNDECIDED, Tables
 
 
 @inner
@@ -14,16 +18,47 @@ def beyond_fullest(t: Tables, option: Ints, relation: Ints) -> int:
     for running in range(t.num_calls):
         if option[running] != UNDECIDED:
             own = t.option_fullest[t.option_start[running] + option[running]]
-            excess += max(0, own + static_around(t, option, relation, running) - t.most_bytes)
+            excess += max(0, own + static_around(t, option, relation, running, running) - t.most_bytes)
     return excess
 
 
 @inner
-def static_around(t: Tables, option: Ints, relation: Ints, running: int) -> int:
-    """Static bytes that calls on all devices of a call's mesh add to its own; a copy that some share counts once."""
+def fill_crowded(t: Tables, option: Ints, relation: Ints, us: Ints, crowded: Ints) -> None:
+    """Write for each call the calls of other roles whose visits surely find no room on its devices while it runs.
+
+    A visit is a call with its link nodes. Its mesh has all devices of the running call, also the fullest. By ReaL's
+    rule the sets are empty.
+    """
+    visiting = visitors(t, us) if t.rule == GRAPH_ORDER else 0
+    for running in range(t.num_calls):
+        crowded[running] = 0
+        if option[running] == UNDECIDED:
+            continue
+        own = t.option_fullest[t.option_start[running] + option[running]]
+        others = visiting & t.strangers[running]
+        while others:
+            visitor = lowest(others)
+            others &= others - 1
+            if not surely_covers(t, option, relation, visitor, running):
+                continue
+            at = t.option_start[visitor] + option[visitor]
+            if t.option_loaded[at] > t.option_static[at] and not copies_may_be_one(t, option, visitor, running):
+                around = static_around(t, option, relation, running, visitor)
+                if own + around + t.option_loaded[at] > t.most_bytes:
+                    crowded[running] |= 1 << visitor
+
+
+@inner
+def static_around(t: Tables, option: Ints, relation: Ints, running: int, beside: int) -> int:
+    """Static bytes that calls on all devices of a call's mesh add to its own; a copy that some share counts once.
+
+    The copies of the call itself and of the call `beside` are left out.
+    """
     static = 0
     for call in range(t.num_calls):
-        if surely_covers(t, option, relation, call, running) and not copies_may_be_one(t, option, call, running):
+        if call == beside or not surely_covers(t, option, relation, call, running):
+            continue
+        if not (copies_may_be_one(t, option, call, running) or copies_may_be_one(t, option, call, beside)):
             held = t.option_static[t.option_start[call] + option[call]]
             static += max(0, held - shared_before(t, option, relation, call, running))
     return static

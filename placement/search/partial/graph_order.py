@@ -17,7 +17,10 @@ STUCK = 1 << 50  # microseconds: the period of a plan whose nodes wait for each 
 
 @inner
 def period_in_graph_order(t: Tables, us: Ints, overlap: Ints, a: Agenda) -> int:
-    """Microseconds between the ends of consecutive iterations, once it repeats. Writes the start of each run."""
+    """Microseconds between the ends of consecutive iterations, once it repeats. Writes the start of each run.
+
+    `a.crowded` is filled.
+    """
     prepare(t, us, overlap, a)
     num_iterations = t.iterations - max(1, min(t.in_flight - 1, (t.iterations - 1) // 4))  # in the others it drains
     now = over = num_ready = num_running = 0
@@ -56,7 +59,7 @@ def prepare(t: Tables, us: Ints, overlap: Ints, a: Agenda) -> None:
 
 @inner
 def fill_visits(t: Tables, us: Ints, overlap: Ints, a: Agenda) -> None:
-    """Add what keeps apart the nodes for which models come and go: bit 2 C + c is the visit for call c."""
+    """Add what keeps visits apart from each other and from calls that leave no room: bit 2 C + c is call c's."""
     visiting = visitors(t, us)
     remaining = visiting
     while remaining:
@@ -67,6 +70,17 @@ def fill_visits(t: Tables, us: Ints, overlap: Ints, a: Agenda) -> None:
             a.own[lowest(members)] |= 1 << 2 * t.num_calls + call
             a.reach[lowest(members)] |= (overlap[call] & t.strangers[call] & visiting) << 2 * t.num_calls
             members &= members - 1
+    for call in range(t.num_calls):
+        if a.crowded[call]:
+            a.own[t.node_of[call]] |= 1 << 2 * t.num_calls + call
+            a.reach[t.node_of[call]] |= a.crowded[call] << 2 * t.num_calls
+        others = a.crowded[call]
+        while others:
+            members = t.visit_nodes[lowest(others)]
+            others &= others - 1
+            while members:
+                a.reach[lowest(members)] |= 1 << 2 * t.num_calls + call
+                members &= members - 1
 
 
 @inner

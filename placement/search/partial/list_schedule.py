@@ -13,7 +13,7 @@ import numpy as np
 
 from prefect_rlhf.placement.search.compiled import Ints, inner, lowest
 from prefect_rlhf.placement.search.record import Record
-from prefect_rlhf.placement.search.tables.tables import CALL, LINK, UNDECIDED, Tables
+from prefect_rlhf.placement.search.tables.tables import CALL, GRAPH_ORDER, LINK, UNDECIDED, Tables
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -31,6 +31,7 @@ class Agenda(Record):
     running: Ints  # [runs]
     left: Ints  # [iterations]: runs of each that have not ended
     over_at: Ints  # [iterations]: microseconds
+    crowded: Ints  # [C]: see `fill_crowded`
 
 
 def agenda_for(t: Tables) -> Agenda:
@@ -39,7 +40,8 @@ def agenda_for(t: Tables) -> Agenda:
     left, over_at = np.zeros((2, t.iterations), dtype=np.int64)
     own, reach = np.zeros((2, t.num_nodes), dtype=np.int64)
     running, free_at = np.zeros(t.num_nodes * t.iterations, dtype=np.int64), np.zeros(2 * t.num_calls, dtype=np.int64)
-    return Agenda(starts, missing, ready_at, ready, free_at, ended, own, reach, running, left, over_at)
+    crowded = np.zeros(t.num_calls, dtype=np.int64)
+    return Agenda(starts, missing, ready_at, ready, free_at, ended, own, reach, running, left, over_at, crowded)
 
 
 @inner
@@ -74,6 +76,27 @@ def pair_duration(t: Tables, node: int, a: int, b: int, relation: int) -> int:
     if relation != UNDECIDED:
         return t.cost[at + relation * layer]
     return min(t.cost[at], t.cost[at + layer], t.cost[at + 2 * layer])
+
+
+@inner
+def surely_absent(t: Tables, option: Ints, relation: Ints, us: Ints) -> int:
+    """The moves that take no time, however the plan is completed; under `graph_order` no bound needs them."""
+    absent = 0
+    if t.rule == GRAPH_ORDER:
+        return absent
+    for node in range(t.num_nodes):
+        first, second = t.first[node], t.second[node]
+        decided = t.cost_layers[node] == 1 or relation[first, second] != UNDECIDED
+        decided = decided and is_option(t, option, first) and is_option(t, option, second)
+        if decided and us[node] == 0 and t.node_kind[node] != CALL:
+            absent |= 1 << node
+    return absent
+
+
+@inner
+def is_option(t: Tables, option: Ints, call: int) -> bool:
+    """Whether a single option of a call is decided, not only a group of options."""
+    return 0 <= option[call] < t.group_start[call] - t.option_start[call]
 
 
 @inner

@@ -123,7 +123,7 @@ def cost_of(t: Tables, walk: Walk, limit: int) -> int:
     if excess > 0:
         return MISFIT + excess
     bound = own_bound(t, plan, limit + 1)
-    return bound if bound > limit else max(bound, time_by_rule(t, plan.us, plan.overlap, plan.agenda))
+    return bound if bound > limit else max(bound, time_by_rule(t, plan))
 
 
 @compiled

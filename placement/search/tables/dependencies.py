@@ -5,10 +5,11 @@ from __future__ import annotations
 import networkx as nx
 import numpy as np
 
-from prefect_rlhf.placement.search.compiled import Ints
+from prefect_rlhf.placement.search.compiled import Ints, word
 from prefect_rlhf.placement.search.problem import Problem
 
 NEVER = 1 << 40  # a lag that no path has, microseconds that no call takes
+LAGS = 3  # 0, 1, and all larger lags together
 
 
 def direct_dependencies(problem: Problem) -> list[set[tuple[int, int]]]:
@@ -18,6 +19,24 @@ def direct_dependencies(problem: Problem) -> list[set[tuple[int, int]]]:
     for edge in (edge for edge in problem.edges if edge.without is None):
         direct[position[edge.target]].add((position[edge.source], edge.lag))
     return direct
+
+
+def dependency_arrays(problem: Problem) -> dict[str, Ints]:
+    """The arrays `depends_on` and `ready_last` of `Tables`."""
+    direct = direct_dependencies(problem)
+    lags = least_lags(problem, own_lag=1)
+    nodes = range(len(direct))
+
+    def ended(node: int, source: int) -> bool:
+        """Whether `source` of the last iteration has ended when `node` is ready."""
+        return any((source == other and lag <= 1) or lags[source, other] <= 1 - lag for other, lag in direct[node])
+
+    by_lag = [[{other for other, lag in pairs if min(lag, LAGS - 1) == row} for pairs in direct] for row in range(LAGS)]
+    depends_on = [[word([other in others for other in nodes]) for others in row] for row in by_lag]
+    return {
+        "depends_on": np.array(depends_on, dtype=np.int64),
+        "ready_last": np.array([word([ended(node, source) for source in nodes]) for node in nodes], dtype=np.int64),
+    }
 
 
 def num_dependencies(problem: Problem, iterations: int) -> Ints:
@@ -30,11 +49,16 @@ def num_dependencies(problem: Problem, iterations: int) -> Ints:
     return counts.ravel()
 
 
-def least_lags(problem: Problem) -> Ints:
-    """The smallest number of iterations, as [u, v], by which v can be ahead of u and still must wait for it."""
+def least_lags(problem: Problem, own_lag: int = NEVER) -> Ints:
+    """The smallest number of iterations, as [u, v], by which v can be ahead of u and still must wait for it.
+
+    With `own_lag` every node waits for its own run so many iterations before.
+    """
     graph: nx.DiGraph[int] = nx.DiGraph()
     nodes = range(len(problem.nodes))
     graph.add_nodes_from(nodes)
+    if own_lag < NEVER:
+        graph.add_edges_from(((node, node) for node in nodes), lag=own_lag)
     for target, pairs in enumerate(direct_dependencies(problem)):
         for source, lag in sorted(pairs, key=lambda pair: -pair[1]):  # of parallel edges the smallest lag stays
             graph.add_edge(source, target, lag=lag)

@@ -32,7 +32,8 @@ def option_arrays(problem: Problem, groups: Mapping[str, list[Ints]]) -> dict[st
     none = np.zeros(0, np.int64)
     members = [group for call in problem.calls for group in [*[none] * len(call.options), *groups[call.name]]]
     # always contiguous: compiled code is specific to a memory layout, and another layout would compile anew
-    cost, mesh_class, static, active, copy, shared, fullest = np.ascontiguousarray(np.concatenate(columns, axis=1))
+    arrays = np.ascontiguousarray(np.concatenate(columns, axis=1))
+    cost, mesh_class, static, active, copy, shared, fullest, loaded = arrays
     return {
         "option_start": starts(lengths),
         "group_start": starts(lengths)[:-1] + np.array([len(call.options) for call in problem.calls], dtype=np.int64),
@@ -45,11 +46,12 @@ def option_arrays(problem: Problem, groups: Mapping[str, list[Ints]]) -> dict[st
         "option_copy": copy,
         "option_shared": shared,
         "option_fullest": fullest,
+        "option_loaded": loaded,
     }
 
 
 def _columns(call: PlannedCall, copy_number: dict[str, int], groups: list[Ints]) -> Ints:
-    """Columns [cost, class, static, active, copy, shared, fullest] of the options and then of the groups."""
+    """Columns [cost, class, static, active, copy, shared, fullest, loaded] of the options and then of the groups."""
     rows = [
         (
             option.microseconds,
@@ -59,6 +61,7 @@ def _columns(call: PlannedCall, copy_number: dict[str, int], groups: list[Ints])
             NO_COPY if option.copy is None else copy_number[option.copy],
             option.static_bytes,
             max(option.peak_bytes, option.fullest_bytes),
+            max(option.static_bytes, option.loaded_bytes),
         )
         for option in call.options
     ]
@@ -67,7 +70,8 @@ def _columns(call: PlannedCall, copy_number: dict[str, int], groups: list[Ints])
 
 
 def _stand_in(columns: Ints) -> Ints:
-    cost, mesh_class, static, active, copy, shared, fullest = columns
+    cost, mesh_class, static, active, copy, shared, fullest, loaded = columns
     common_copy = copy[0] if (copy == copy[0]).all() else ANY_COPY
-    column = (cost.min(), mesh_class[0], static.min(), active.min(), common_copy, shared.max(), fullest.min())
+    least = cost.min(), mesh_class[0], static.min(), active.min()
+    column = (*least, common_copy, shared.max(), fullest.min(), loaded.min())
     return np.array(column, dtype=np.int64)[:, None]

@@ -15,9 +15,14 @@ import numpy as np
 from prefect_rlhf.placement.search.compiled import Ints, starts, word
 from prefect_rlhf.placement.search.problem import LinkNode, PairNode, PlannedCall, Problem, ProblemNode, calls_of
 from prefect_rlhf.placement.search.record import Record
-from prefect_rlhf.placement.search.tables.dependencies import NEVER, least_lags, num_dependencies
+from prefect_rlhf.placement.search.tables.dependencies import (
+    NEVER,
+    dependency_arrays,
+    least_lags,
+    num_dependencies,
+)
 from prefect_rlhf.placement.search.tables.groups import groups_of, option_arrays
-from prefect_rlhf.placement.search.tables.symmetry import symmetries
+from prefect_rlhf.placement.search.tables.symmetry import node_permutation, symmetries, wins_ties
 
 UNDECIDED, DISJOINT, OVERLAP, EQUAL = -1, 0, 1, 2
 CALL, PAIR, LINK = 0, 1, 2
@@ -65,6 +70,7 @@ class Tables(Record):
     option_copy: Ints  # number of the copy, or -1; ANY_COPY of a group that has several
     option_shared: Ints  # the most of its static bytes that can lie in a shared copy
     option_fullest: Ints  # of the fullest device while it runs
+    option_loaded: Ints  # of every device while its link nodes run
     least_area: Ints  # device-microseconds, [C]
     least_size: Ints  # [C]
     least_in_class: Ints  # [C, K]: microseconds of the fastest option on a class; NEVER if there is no option
@@ -82,6 +88,7 @@ class Tables(Record):
     lies_within: Ints  # [K, K]: whether a mesh of the first class lies inside each of the second that it overlaps
     tells_equal: Ints  # [C, C]: whether EQUAL differs from OVERLAP for this pair
     symmetry: Ints  # [S, C]: permutations of the calls, see `symmetry`; the first changes nothing
+    wins_ties: Ints  # [V]: set of nodes that it goes before if both become ready at once, under all permutations
     # dependencies
     edge_start: Ints  # [V + 1]
     edge_target: Ints
@@ -94,10 +101,10 @@ class Tables(Record):
     anchor: Ints  # [A]
     anchor_lag: Ints
     anchor_cycle: Ints  # [A]: the anchor and all between it and its next run that must wait for it
-    anchor_slips: Ints  # [A]: nodes that may run after its next run, but not after the run that follows
     anchor_followers: Ints  # [A]: the anchor and all that waits for it in its iteration
     cycle_ordered: Ints  # [A, V]: nodes of the cycle that are ordered against it
-    after_last: Ints  # [V]: nodes whose every run waits for its run in the iteration before
+    depends_on: Ints  # [3, V]: its direct dependencies, by lag: 0, 1, more
+    ready_last: Ints  # [V]: the nodes whose last run has ended when it is ready
 
 
 def build_tables(problem: Problem) -> Tables:
@@ -120,9 +127,10 @@ def build_tables(problem: Problem) -> Tables:
         **_least_arrays(problem),
         **_mesh_arrays(problem),
         tells_equal=_tells_equal(problem, calls),
-        symmetry=_ints(symmetries(problem)),
+        **_symmetry_arrays(problem),
         **_edge_arrays(problem),
         **_order_arrays(least_lags(problem), problem.iterations),
+        **dependency_arrays(problem),
     )
 
 
@@ -261,6 +269,12 @@ def _tells_equal(problem: Problem, calls: dict[str, int]) -> Ints:
     return tells
 
 
+def _symmetry_arrays(problem: Problem) -> dict[str, Ints]:
+    group = symmetries(problem)
+    node_group = [goes for goes in (node_permutation(problem, calls) for calls in group) if goes is not None]
+    return {"symmetry": _ints(group), "wins_ties": _ints([word(row) for row in wins_ties(node_group)])}
+
+
 def _edge_arrays(problem: Problem) -> dict[str, Ints]:
     position = {node.name: index for index, node in enumerate(problem.nodes)}
     edges = sorted({(position[e.source], position[e.target], e.lag) for e in problem.edges if e.without is None})
@@ -283,12 +297,9 @@ def _order_arrays(lags: Ints, iterations: int) -> dict[str, Ints]:
     return {
         "ordered_once": _ints([word(row) for row in once]),
         "ordered_always": _ints([word(row) for row in always]),
-        "after_last": _ints([word([_waits_for_last(lags, u, v) for v in nodes]) for u in nodes]),
         "anchor": _ints(anchors),
         "anchor_lag": _ints([int(lags[anchor, anchor]) for anchor in anchors]),
         "anchor_cycle": _ints([word([v in cycle for v in nodes]) for cycle in cycles]),
-        "anchor_slips": _ints([word([v not in cycle and _slips(lags, anchor, v) for v in nodes])
-                               for anchor, cycle in zip(anchors, cycles, strict=True)]),
         "anchor_followers": _ints([word(_followers(lags, anchor)) for anchor in anchors]),
         "cycle_ordered": _ints([[word([_ordered_in(cycle, lags, u, v) for v in nodes]) for u in nodes]
                                 for cycle in cycles]),
@@ -320,16 +331,6 @@ def _followers(lags: Ints, anchor: int) -> list[bool]:
     if lags[anchor, anchor] == NEVER:
         return [True] * len(lags)
     return [bool(node == anchor or lags[anchor, node] == 0) for node in range(len(lags))]
-
-
-def _waits_for_last(lags: Ints, node: int, other: int) -> bool:
-    """Whether every run of the other waits for the node's run in the iteration before."""
-    return bool(lags[node, other] == 1 or (lags[node, other] == 0 and 1 in (lags[node, node], lags[other, other])))
-
-
-def _slips(lags: Ints, anchor: int, node: int) -> bool:
-    """Whether a node waits for an anchor's run, and the anchor's second next run waits for the node."""
-    return bool(lags[anchor, anchor] == 1 and lags[anchor, node] == 0 and lags[node, anchor] <= 2)
 
 
 def _ordered_in(cycle: dict[int, int], lags: Ints, node: int, other: int) -> bool:

@@ -69,7 +69,7 @@ def request(plan, held=HELD, dry_run=False) -> RunRequest:
 def home(monkeypatch, tmp_path):
     """Plans that earlier runs left are not this test's."""
     monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setattr(auto, "BUDGET_SECONDS", 0.5)
+    monkeypatch.setattr(auto, "EVALUATIONS", 50_000)
     return tmp_path
 
 

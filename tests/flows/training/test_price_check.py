@@ -48,7 +48,7 @@ DEADLINE_SECONDS = 300.0
 @pytest.fixture(autouse=True)
 def short_search(own_home, monkeypatch):
     """With the priority of other tests: else it would wait for them."""
-    monkeypatch.setattr(checks, "BUDGET_SECONDS", 0.5)
+    monkeypatch.setattr(checks, "EVALUATIONS", 50_000)
     monkeypatch.setattr(recheck_process, "_COMMAND", (sys.executable, "-P", "-c", recheck_process._PROGRAM))
 
 
@@ -179,7 +179,7 @@ def test_a_process_that_fails_is_a_line_and_the_run_continues(tmp_path, monkeypa
 
 def test_the_process_ends_with_the_run(tmp_path, monkeypatch):
     """The kernel closes the pipe of a killed run."""
-    monkeypatch.setattr(checks, "BUDGET_SECONDS", 1e6)
+    monkeypatch.setattr(checks, "EVALUATIONS", 10**12)
     asked = request()
     journal, check = ran(asked, tmp_path), price_check(asked, PLAN, predicted(asked))
     for _ in range(STEPS_AWAITED):

@@ -91,7 +91,7 @@ DP2 = without_vllm(PPO)
 def test_noise_of_a_tenth_names_no_better_plan_in_a_hundred_runs():
     seconds = seconds_of(PPO, DP2)
     for seed in range(100):
-        found = recheck(PPO, DP2, measured(seconds, 0.1, seed), 1.0, was_searched=True)
+        found = recheck(PPO, DP2, measured(seconds, 0.1, seed), 200_000, was_searched=True)
         assert found is not None and found.better is None
         assert found.fitted.correction == Correction()
 
@@ -117,7 +117,7 @@ def test_recorded_seconds_of_the_slower_plan_prefer_to_train_actor_and_critic_ap
 
 
 def test_a_search_with_corrected_constants_trains_actor_and_critic_apart():
-    found = recheck(PPO, DP2, measured(seconds_of(corrected(PPO, TRUE), DP2), 0.05), 0.5, was_searched=True)
+    found = recheck(PPO, DP2, measured(seconds_of(corrected(PPO, TRUE), DP2), 0.05), 50_000, was_searched=True)
     assert found is not None and found.better is not None
     assert found.gain > LEAST_GAIN
     apart = [set(found.better[name].mesh.devices()) for name in ("actor_train_step", "critic_train_step")]
@@ -128,7 +128,7 @@ def test_seconds_that_no_constants_explain_change_no_plan():
     """A node that takes ten times as long as others of its kind."""
     seen = measured(seconds_of(PPO, DP2))
     seen["reward_inference"] = replace(seen["reward_inference"], seconds=10 * seen["reward_inference"].seconds)
-    found = recheck(PPO, DP2, seen, 0.5, was_searched=True)
+    found = recheck(PPO, DP2, seen, 50_000, was_searched=True)
     assert found is not None and found.better is None
     assert not found.fitted.explains
 

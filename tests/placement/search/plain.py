@@ -47,23 +47,45 @@ def fits(problem: Problem, plan: Mapping[str, Choice]) -> bool:
     return True
 
 
-def fullest(problem: Problem, plan: Mapping[str, Choice], running: PlannedCall) -> int:
+def fullest(
+    problem: Problem, plan: Mapping[str, Choice], running: PlannedCall, coming: PlannedCall | None = None
+) -> int:
     """Of calls on all devices of the mesh that share a copy the largest counts; none that shares the running call's.
 
     A call has all of them wherever the two lie as they are related: meshes that are told to be equal, or of classes of
-    which the one lies inside the other where they overlap.
+    which the one lies inside the other where they overlap. What is `coming` is there with all of its bytes.
     """
     own = running.options[plan[running.name].option]
+    taken = {own.copy}
     static: dict[object, int] = {}
+    if coming is not None:
+        its = coming.options[plan[coming.name].option]
+        taken.add(its.copy)
+        static["coming"] = its.loaded_bytes
     for call in problem.calls:
         option = call.options[plan[call.name].option]
-        here, there = devices(problem, plan, running.name), devices(problem, plan, call.name)
-        equal = here == there and equality_matters(problem, running, call)
-        around = equal or (here & there and nested(problem, own.mesh_class, option.mesh_class))
-        if call != running and around and (option.copy is None or option.copy != own.copy):
+        counts = call not in (running, coming) and (option.copy is None or option.copy not in taken)
+        if counts and has_all_devices(problem, plan, call, running):
             key = option.copy or call.name
             static[key] = max(static.get(key, 0), option.static_bytes)
     return max(own.peak_bytes, own.fullest_bytes) + sum(static.values())
+
+
+def has_all_devices(problem: Problem, plan: Mapping[str, Choice], call: PlannedCall, running: PlannedCall) -> bool:
+    """Whether a call has all devices of another, wherever the two lie as they are related."""
+    outer, inner = (each.options[plan[each.name].option].mesh_class for each in (call, running))
+    here, there = devices(problem, plan, running.name), devices(problem, plan, call.name)
+    equal = here == there and equality_matters(problem, running, call)
+    return equal or bool(here & there and nested(problem, inner, outer))
+
+
+def is_crowded(problem: Problem, plan: Mapping[str, Choice], running: PlannedCall, coming: PlannedCall) -> bool:
+    """Whether the fullest device of a call's mesh has no room for what comes for another, which has all its devices."""
+    own, its = (call.options[plan[call.name].option] for call in (running, coming))
+    if its.loaded_bytes <= its.static_bytes or (own.copy is not None and own.copy == its.copy):
+        return False
+    is_there = has_all_devices(problem, plan, coming, running)
+    return is_there and fullest(problem, plan, running, coming) > max(problem.device_bytes)
 
 
 def equality_matters(problem: Problem, first: PlannedCall, second: PlannedCall) -> bool:
@@ -117,7 +139,8 @@ def occupied(problem: Problem, plan: Mapping[str, Choice], node: PlannedCall | P
 def visits(problem: Problem, plan: Mapping[str, Choice], node: PlannedCall | PairNode | LinkNode) -> set[object]:
     """A thing for each pair of nodes that may not run at once since something comes and goes for the calls of both.
 
-    So it is for calls of different roles, of which each has a link node that takes time, on meshes that overlap.
+    So it is for calls of different roles, of which each has a link node that takes time, on meshes that overlap. And
+    for such a call and any of another role within its mesh that leaves no room on some device for what comes.
     """
     visitors = {n.call for n in problem.nodes if isinstance(n, LinkNode) and not is_absent(problem, plan, n)}
     roles = {call.name: call.role for call in problem.calls}
@@ -131,6 +154,11 @@ def visits(problem: Problem, plan: Mapping[str, Choice], node: PlannedCall | Pai
         own, its = visitor(node), visitor(other)
         if own and its and roles[own] != roles[its] and devices(problem, plan, own) & devices(problem, plan, its):
             pairs.add(frozenset((node.name, other.name)))
+    for one, other in itertools.product(problem.nodes, repeat=2):
+        if node in (one, other) and isinstance(one, PlannedCall) and (its := visitor(other)):
+            coming = next(call for call in problem.calls if call.name == its)
+            if coming.role != one.role and is_crowded(problem, plan, one, coming):
+                pairs.add(frozenset((one.name, other.name)))
     return set(pairs) if problem.rule == "graph_order" else set()
 
 

@@ -65,7 +65,8 @@ def _call(random: Random, index: int, num_classes: int) -> PlannedCall:
         copy = random.choice(["x", "y"]) if shared else None
         cost, peak = random.randrange(1, 30), static + random.randrange(60)
         fullest = random.choice([0, 0, peak + 20])
-        options.append(Option(Strategy(), random.randrange(num_classes), cost, static, peak, copy, fullest))
+        loaded = (static + 7 * cost) % 90  # not drawn: the problems' other numbers stay as they are
+        options.append(Option(Strategy(), random.randrange(num_classes), cost, static, peak, copy, fullest, loaded))
     return PlannedCall(f"call{index}", f"role{index // 2}", "inference", tuple(options))
 
 
