@@ -24,9 +24,7 @@ BEST_KNOWN_SECONDS = {
     "remax_70b_16x8.json.gz": 203.93594,
     "safe_rlhf_2x8.json.gz": 216.16745,
 }
-ENOUGH_EVALUATIONS = {
-    "safe_rlhf_2x8.json.gz": 900_000
-}  # it needs 686,000
+ENOUGH_EVALUATIONS = {"safe_rlhf_2x8.json.gz": 900_000}  # it needs 686,000
 SMALL = read(DATA / "grpo_7b_1x8.json")
 
 

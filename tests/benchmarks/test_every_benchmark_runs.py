@@ -87,7 +87,7 @@ SMALLEST = {
     "reallocation": ("--rounds 1 --pairs 2", "pairs parameters"),
     "solve_problem": (
         f"{DATA}/grpo_7b_1x8.json --budget-seconds 1",
-        "cpu_seconds gap lower_bound_seconds makespan_seconds plan",
+        "cpu_seconds evaluations gap lower_bound_seconds makespan_seconds plan",
     ),
     "train_step": (
         "--rows 2 --steps 1 --model {home}/models/smollm2",
