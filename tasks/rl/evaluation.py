@@ -28,7 +28,7 @@ def record_evaluation(rollout: Batch, scores: Batch, settings: Settings, context
         "reward": scores_B.tolist(),
     }
     write_rows(columns, EVALUATION, context)
-    metrics = {"score": mean_of(scores_B), "response_tokens": float(rollout.mask("logprobs").sum(1).mean())}
+    metrics = {"score": mean_of(scores_B), "response_tokens": float(response_mask(rollout).sum(1).mean())}
     named = {f"score_{name}": mean_of(rewards_B) for name, rewards_B in named_rewards(scores).items()}
     return Computed(metrics=metrics | named)
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from prefect_rlhf.engines.compute import Computed
 from prefect_rlhf.engines.rows import Batch
-from prefect_rlhf.tasks.rl.masked import masked_mean, masked_variance, mean_of, row_weights, whiten
+from prefect_rlhf.tasks.rl.masked import masked_mean, masked_variance, mean_of, own_tokens, row_weights, whiten
 from prefect_rlhf.tasks.rl.settings.online import PPO, ReMax
 from prefect_rlhf.tasks.tracing.operations import computation
 
@@ -18,12 +18,15 @@ if TYPE_CHECKING:
 
 
 @computation("advantages", "returns", "row_weights")
-def gae(rewards: Batch, values: Batch, settings: PPO) -> Computed:
+def gae(rewards: Batch, values: Batch, rollout: Batch | None = None, *, settings: PPO) -> Computed:
     """Estimate generalised advantages (Schulman et al. 2015, equation 16) from `rewards` and `values`.
+
+    If an input has a `mask`, the estimate is over the tokens with mask 1.0: the value after such a token is that of the
+    next such token. All other tokens have no advantage.
 
     Rows that the optional `row_weights` of the rewards leave out have no advantage and do not count in any mean.
     """
-    mask_BT, values_BT = rewards.mask("rewards"), values["values"].float()
+    mask_BT, values_BT = own_tokens("rewards", rewards, values, rollout), values["values"].float()
     weights_B = row_weights(rewards, mask_BT)
     mask_BT = mask_BT * weights_B[:, None]
     raw_BT = gae_advantages(rewards["rewards"], values_BT, mask_BT, settings.gamma, settings.lam)
@@ -42,20 +45,20 @@ def gae(rewards: Batch, values: Batch, settings: PPO) -> Computed:
 def gae_advantages(rewards_BT: Tensor, values_BT: Tensor, mask_BT: Tensor, gamma: float, lam: float) -> Tensor:
     """Return A_t = sum over k of (gamma * lam)^k * delta_(t+k), where delta_t = r_t + gamma * V_(t+1) - V_t.
 
-    V is 0 after the end.
+    Here t + 1 is the next token with mask 1.0, and V is 0 after the last. A token with mask 0.0 is passed over.
 
     >>> import torch
     >>> one_row = (torch.tensor([[0.0, 1.0]]), torch.tensor([[0.5, 0.25]]), torch.ones(1, 2))
     >>> gae_advantages(*one_row, gamma=1.0, lam=0.5)  # deltas -0.25, 0.75
     tensor([[0.1250, 0.7500]])
     """
-    values_BT = values_BT * mask_BT
-    next_values_BT = values_BT.new_zeros(values_BT.shape)
-    next_values_BT[:, :-1] = values_BT[:, 1:]
-    deltas_BT = (rewards_BT + gamma * next_values_BT - values_BT) * mask_BT
-    advantages_BT, to_come_B = deltas_BT.new_zeros(deltas_BT.shape), deltas_BT.new_zeros(len(deltas_BT))
-    for t in reversed(range(deltas_BT.shape[1])):
-        to_come_B = deltas_BT[:, t] + gamma * lam * to_come_B
+    advantages_BT = values_BT.new_zeros(values_BT.shape)
+    to_come_B = next_values_B = values_BT.new_zeros(len(values_BT))
+    for t in reversed(range(values_BT.shape[1])):
+        own_B = mask_BT[:, t] > 0
+        deltas_B = rewards_BT[:, t] + gamma * next_values_B - values_BT[:, t]
+        to_come_B = (deltas_B + gamma * lam * to_come_B).where(own_B, to_come_B)
+        next_values_B = values_BT[:, t].where(own_B, next_values_B)
         advantages_BT[:, t] = to_come_B
     return advantages_BT * mask_BT
 
@@ -68,16 +71,18 @@ def explained_variance(values_BT: Tensor, returns_BT: Tensor, mask_BT: Tensor) -
 
 
 @computation("advantages", "row_weights")
-def remax_advantages(rewards: Batch, baselines: Batch, settings: ReMax) -> Computed:
+def remax_advantages(rewards: Batch, baselines: Batch, rollout: Batch | None = None, *, settings: ReMax) -> Computed:
     """Compute `advantages`: the rewards (score and KL penalty) summed from t to T, less the greedy response's score.
+
+    If `rewards` or `rollout` has a `mask`, tokens with mask 0.0 have no advantage, and their rewards do not count.
 
     `row_weights` is 0.0 for a row without a finite baseline and for a row that the `row_weights` of the rewards leave
     out.
     """
     baselines_B = baselines["scores"].float()
     weights_B = row_weights(rewards, baselines_B) * baselines_B.isfinite().float()
-    mask_BT = rewards.mask("rewards") * weights_B[:, None]
-    to_come_BT = rewards["rewards"].flip(1).cumsum(1).flip(1)
+    mask_BT = own_tokens("rewards", rewards, rollout) * weights_B[:, None]
+    to_come_BT = (rewards["rewards"] * mask_BT).flip(1).cumsum(1).flip(1)
     advantages_BT = (to_come_BT - baselines_B.nan_to_num(0.0, 0.0, 0.0)[:, None]) * mask_BT
     metrics = {"baseline": mean_of(baselines_B), "advantage_mean": float(masked_mean(advantages_BT, mask_BT))}
     return Computed({"advantages": advantages_BT, "row_weights": weights_B}, metrics)

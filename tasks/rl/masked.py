@@ -18,6 +18,16 @@ def response_mask(rollout: Batch) -> Tensor:
     return rollout["mask"].float() if "mask" in rollout.columns else rollout.mask("logprobs")
 
 
+def own_tokens(key: str, rows: Batch, *others: Batch | None) -> Tensor:
+    """Return [B, T]: the `mask` of the first batch that has this key, else 1.0 at every token of `key` of `rows`.
+
+    Other tokens of a row, such as an environment's between two turns of the model, have mask 0.0.
+    """
+    masks = (batch["mask"].float() for batch in (rows, *others) if batch is not None and "mask" in batch.columns)
+    mask_BT = next(masks, None)
+    return rows.mask(key) if mask_BT is None else mask_BT
+
+
 def row_weights(rows: Batch, like_B: Tensor) -> Tensor:
     """Return [B]: the key `row_weights` of the rows if present, else 1.0 for each row."""
     return rows["row_weights"].float() if "row_weights" in rows.columns else like_B.new_ones(len(like_B))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from prefect_rlhf.engines.compute import Computed
 from prefect_rlhf.engines.rows import Batch
-from prefect_rlhf.tasks.rl.masked import mean_of, row_sums, share_ahead
+from prefect_rlhf.tasks.rl.masked import mean_of, own_tokens, row_sums, share_ahead
 from prefect_rlhf.tasks.rl.preference_losses import implicit_rewards
 from prefect_rlhf.tasks.rl.settings.offline import DPO, KTO
 from prefect_rlhf.tasks.tracing.operations import computation
@@ -20,7 +20,8 @@ def preference_accuracy(logprobs: Batch, *reference: Batch, settings: DPO) -> Co
     The second input has the reference model's log-probabilities; it is present if the loss needs a reference.
     """
     reference_BT = reference[0]["logprobs"].float() if reference else None
-    rewards_B = implicit_rewards(logprobs["logprobs"].float(), reference_BT, logprobs.mask("logprobs"), settings)
+    mask_BT = own_tokens("logprobs", logprobs, *reference)
+    rewards_B = implicit_rewards(logprobs["logprobs"].float(), reference_BT, mask_BT, settings)
     margins_P = rewards_B[0::2] - rewards_B[1::2]
     return Computed(metrics={"accuracy": share_ahead(margins_P), "margin": float(margins_P.mean())})
 

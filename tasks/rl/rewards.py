@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from prefect_rlhf.engines.compute import Computed, saved_state
 from prefect_rlhf.engines.rows import Batch
 from prefect_rlhf.tasks.rl.kl import kl_estimate, next_coefficient
-from prefect_rlhf.tasks.rl.masked import last_token, masked_mean, mean_of, row_sums
+from prefect_rlhf.tasks.rl.masked import last_token, masked_mean, mean_of, own_tokens, response_mask, row_sums
 from prefect_rlhf.tasks.rl.settings.online import PPO, ReMax
 from prefect_rlhf.tasks.settings import Settings
 from prefect_rlhf.tasks.tracing.operations import computation
@@ -57,16 +57,24 @@ class RewardState:
 
 @computation("rewards", "row_weights", stateful=True)
 def kl_penalised_rewards(
-    policy: Batch, reference: Batch, scores: Batch, settings: PPO | ReMax, state: RewardState | None = None
+    policy: Batch,
+    reference: Batch,
+    scores: Batch,
+    rollout: Batch | None = None,
+    *,
+    settings: PPO | ReMax,
+    state: RewardState | None = None,
 ) -> Computed:
     """Compute `rewards` from `logprobs` of the policy, `logprobs` of the reference and `scores`.
 
     `row_weights` [B] is 0.0 for a row whose score is not finite. The reward of such a row is the KL penalty alone, and
     the row is left out of losses and of statistics of scores. The coefficient is the value that the previous step
-    computed (Ziegler et al. 2019, section 2.2).
+    computed (Ziegler et al. 2019, section 2.2). If an input has a `mask`, tokens with mask 0.0 have neither reward nor
+    penalty, and the score is at the last token with mask 1.0.
     """
     state = state or RewardState(settings.kl.coefficient)
-    mask_BT, logprobs_BT, scores_B = policy.mask("logprobs"), policy["logprobs"], scores["scores"].float()
+    mask_BT = own_tokens("logprobs", policy, reference, scores, rollout)
+    logprobs_BT, scores_B = policy["logprobs"], scores["scores"].float()
     kl_BT = kl_estimate(logprobs_BT, reference["logprobs"], settings.kl.estimator) * mask_BT
     scored_B = scores_B.isfinite()
     state = replace(state, scores=state.scores.with_batch(scores_B[scored_B]))
@@ -113,7 +121,7 @@ def rollout_metrics(logprobs_BT: Tensor, kl_BT: Tensor, scores_B: Tensor, mask_B
 @computation()
 def compare_logprobs(rollout: Batch, recomputed: Batch, settings: Settings) -> Computed:
     """Measure how far generation's log-probabilities are from the training engine's, under the same weights."""
-    mask_BT = rollout.mask("logprobs")
+    mask_BT = response_mask(rollout)
     difference_BT = (recomputed["logprobs"] - rollout["logprobs"]) * mask_BT
     metrics = {"mean": float(masked_mean(difference_BT.abs(), mask_BT)), "max": float(difference_BT.abs().max())}
     return Computed(metrics=metrics)

@@ -12,7 +12,7 @@ from prefect_rlhf.engines.compute import Computed, Context, saved_state
 from prefect_rlhf.engines.rows import Batch
 from prefect_rlhf.tasks.data.rollouts import lists, text_columns, write_rows
 from prefect_rlhf.tasks.rl.evaluation import EVALUATION
-from prefect_rlhf.tasks.rl.masked import masked_mean, mean_of, row_weights, whiten
+from prefect_rlhf.tasks.rl.masked import masked_mean, mean_of, own_tokens, response_mask, row_weights, whiten
 from prefect_rlhf.tasks.rl.rewards import RewardState, kl_penalised_rewards
 from prefect_rlhf.tasks.rl.settings.safety import SafeRLHF
 from prefect_rlhf.tasks.settings import Settings
@@ -51,7 +51,13 @@ def lagrange_multiplier(costs: Batch, settings: SafeRLHF, state: LagrangeState |
 
 @computation("rewards", "row_weights", stateful=True)
 def kl_penalised_costs(
-    policy: Batch, reference: Batch, costs: Batch, settings: SafeRLHF, state: RewardState | None = None
+    policy: Batch,
+    reference: Batch,
+    costs: Batch,
+    rollout: Batch | None = None,
+    *,
+    settings: SafeRLHF,
+    state: RewardState | None = None,
 ) -> Computed:
     """Compute costs per token, as the key `rewards`: the KL penalty at every token, plus the cost at the last.
 
@@ -59,19 +65,22 @@ def kl_penalised_costs(
     once.
     """
     turned = Batch({"scores": list(-costs["scores"])})
-    made = kl_penalised_rewards.function(policy, reference, turned, settings, state)
+    made = kl_penalised_rewards.function(policy, reference, turned, rollout, settings=settings, state=state)
     columns = {"rewards": -made.columns["rewards"], "row_weights": made.columns["row_weights"]}  # type: ignore[operator]  # a tensor
     return Computed(columns, {"cost": -made.metrics["reward"]}, made.state)
 
 
 @computation("advantages", "row_weights")
-def lagrange_advantages(rewards: Batch, costs: Batch, multiplier: Batch, settings: SafeRLHF) -> Computed:
+def lagrange_advantages(
+    rewards: Batch, costs: Batch, multiplier: Batch, rollout: Batch | None = None, *, settings: SafeRLHF
+) -> Computed:
     """Mix advantages of rewards and of costs: (A_r - l A_c) / (1 + l) (Dai et al. 2023, arXiv:2310.12773).
 
-    A row with an unknown reward or cost has advantage 0 and row weight 0.
+    A row with an unknown reward or cost has advantage 0 and row weight 0. If an input has a `mask`, a token with mask
+    0.0 has advantage 0 and does not count in the whitening.
     """
     weights_B = row_weights(rewards, multiplier["multiplier"]) * row_weights(costs, multiplier["multiplier"])
-    mask_BT = rewards.mask("advantages") * weights_B[:, None]
+    mask_BT = own_tokens("advantages", rewards, costs, rollout) * weights_B[:, None]
     by_B1 = multiplier["multiplier"][:, None]
     mixed_BT = (rewards["advantages"] - by_B1 * costs["advantages"]) / (1 + by_B1) * mask_BT
     advantages_BT = whiten(mixed_BT, mask_BT) if settings.whiten_advantages else mixed_BT
@@ -94,6 +103,6 @@ def record_safe_evaluation(
         "cost": costs_B.tolist(),
     }
     write_rows(columns, EVALUATION, context)
-    response_tokens = float(rollout.mask("logprobs").sum(1).mean())
+    response_tokens = float(response_mask(rollout).sum(1).mean())
     metrics = {"score": mean_of(scores_B), "cost": mean_of(costs_B), "response_tokens": response_tokens}
     return Computed(metrics=metrics)

@@ -39,7 +39,7 @@ def test_gae_is_the_double_sum_of_its_definition(rows, gamma, lam):
     made = gae.function(
         Batch({"rewards": columns(rows, 0)}),
         Batch({"values": columns(rows, 1)}),
-        PPO(gamma=gamma, lam=lam, whiten_advantages=False),
+        settings=PPO(gamma=gamma, lam=lam, whiten_advantages=False),
     )
     for b, row in enumerate(rows):
         expected = brute_force_gae([r for r, _ in row], [v for _, v in row], gamma, lam)
@@ -53,7 +53,7 @@ def test_gae_is_the_double_sum_of_its_definition(rows, gamma, lam):
 def test_with_lambda_one_the_return_is_the_sum_of_rewards_to_come(rows):
     """The values cancel: a telescoping sum."""
     rewards, values = Batch({"rewards": columns(rows, 0)}), Batch({"values": columns(rows, 1)})
-    returns = gae.function(rewards, values, PPO(lam=1.0, whiten_advantages=False)).columns["returns"]
+    returns = gae.function(rewards, values, settings=PPO(lam=1.0, whiten_advantages=False)).columns["returns"]
     for b, row in enumerate(rows):
         to_come = [math.fsum(r for r, _ in row[t:]) for t in range(len(row))]
         assert returns[b, : len(row)].tolist() == pytest.approx(to_come, abs=1e-3)
@@ -107,7 +107,9 @@ def test_explained_variance_of_perfect_constant_and_opposite_values():
 def test_remax_by_hand():
     """Rewards (-0.5, 2) and (1): still to come (1.5, 2) and (1); baselines 1 and 3."""
     rewards = Batch({"rewards": [torch.tensor([-0.5, 2.0]), torch.tensor([1.0])]})
-    made = remax_advantages.function(rewards, Batch({"scores": [torch.tensor(1.0), torch.tensor(3.0)]}), ReMax())
+    made = remax_advantages.function(
+        rewards, Batch({"scores": [torch.tensor(1.0), torch.tensor(3.0)]}), settings=ReMax()
+    )
     assert made.columns["advantages"].tolist() == [[0.5, 1.0], [-2.0, 0.0]]
 
 
@@ -116,7 +118,7 @@ def penalised(algo, state=None):
     policy = Batch({"logprobs": [torch.tensor([-1.0, -2.0]), torch.tensor([-0.5])]})
     reference = Batch({"logprobs": [torch.tensor([-1.5, -1.75]), torch.tensor([-1.5])]})
     scores = Batch({"scores": [torch.tensor(2.0), torch.tensor(4.0)]})
-    return kl_penalised_rewards.function(policy, reference, scores, algo, state)
+    return kl_penalised_rewards.function(policy, reference, scores, settings=algo, state=state)
 
 
 def test_rewards_are_the_score_at_the_end_less_the_penalty_everywhere():
@@ -199,13 +201,13 @@ def test_a_failed_score_leaves_its_row_out_of_ppo_and_remax():
         scores, values = [2.0, math.nan, 4.0], [torch.tensor([0.5, 1.0]), torch.tensor([9.0, 9.0]), torch.tensor([1.0])]
         policy, reference = Batch({"logprobs": [logprobs[b] for b in rows]}), [logprobs[b] - 0.5 for b in rows]
         scored = Batch({"scores": [torch.tensor(scores[b]) for b in rows]})
-        rewards = kl_penalised_rewards.function(policy, Batch({"logprobs": reference}), scored, algo)
+        rewards = kl_penalised_rewards.function(policy, Batch({"logprobs": reference}), scored, settings=algo)
         shaped = {key: list(values) for key, values in rewards.columns.items()}
         shaped["rewards"] = [row[: len(logprobs[b])] for b, row in zip(rows, shaped["rewards"], strict=True)]
         if isinstance(algo, PPO):
-            return rewards, gae.function(Batch(shaped), Batch({"values": [values[b] for b in rows]}), algo)
+            return rewards, gae.function(Batch(shaped), Batch({"values": [values[b] for b in rows]}), settings=algo)
         baselines = Batch({"scores": [torch.tensor(1.0) for _ in rows]})
-        return rewards, remax_advantages.function(Batch(shaped), baselines, algo)
+        return rewards, remax_advantages.function(Batch(shaped), baselines, settings=algo)
 
     for algo in (PPO(normalise_scores=True), PPO(whiten_advantages=False), ReMax()):
         rewards, made = steps((0, 1, 2), algo)
@@ -222,7 +224,7 @@ def test_a_failed_score_leaves_its_row_out_of_ppo_and_remax():
 def test_a_baseline_that_failed_leaves_its_row_out_of_remax():
     rewards = Batch({"rewards": [torch.tensor([-0.5, 2.0]), torch.tensor([1.0])]})
     baselines = Batch({"scores": [torch.tensor(1.0), torch.tensor(math.nan)]})
-    made = remax_advantages.function(rewards, baselines, ReMax())
+    made = remax_advantages.function(rewards, baselines, settings=ReMax())
     assert made.columns["advantages"].tolist() == [[0.5, 1.0], [0.0, 0.0]]
     assert made.columns["row_weights"].tolist() == [1, 0]
     assert made.metrics["baseline"] == 1.0

@@ -58,7 +58,7 @@ def test_a_cost_comes_with_the_last_token_and_kl_costs_at_every_one():
     """KL 0.5 and 0.1 nats at a coefficient of 0.2; the cost of 3 at the end. The unknown cost has no part."""
     algo = SafeRLHF(kl=KLControl(kind="fixed", coefficient=0.2))
     policy, reference = per_token(logprobs=[[-1.0, -2.0], [-1.0]]), per_token(logprobs=[[-1.5, -2.1], [-1.0]])
-    made = kl_penalised_costs.function(policy, reference, scores(3.0, math.nan), algo)
+    made = kl_penalised_costs.function(policy, reference, scores(3.0, math.nan), settings=algo)
     assert made.columns["rewards"][0].tolist() == pytest.approx([0.1, 3.02])
     assert made.columns["row_weights"].tolist() == [1.0, 0.0]
 
@@ -67,7 +67,9 @@ def test_a_cost_comes_with_the_last_token_and_kl_costs_at_every_one():
 def test_the_mixture_pays_the_kl_penalty_once_whatever_the_multiplier(multiplier):
     algo = SafeRLHF(kl=KLControl(kind="fixed", coefficient=0.2))
     given = per_token(logprobs=[[-1.0, -2.0]]), per_token(logprobs=[[-1.5, -2.1]]), scores(0.0)
-    gained, spent = (of.function(*given, algo).columns["rewards"] for of in (kl_penalised_rewards, kl_penalised_costs))
+    gained, spent = (
+        of.function(*given, settings=algo).columns["rewards"] for of in (kl_penalised_rewards, kl_penalised_costs)
+    )
     mixed = (gained - multiplier * spent) / (1 + multiplier)
     assert mixed[0].tolist() == pytest.approx([-0.1, -0.02], abs=1e-6)
 
@@ -79,7 +81,7 @@ def test_advantages_are_weighed_against_each_other():
         for rows, weight in (([[1.0, 0.0], [5.0]], 1.0), ([[2.0, -1.0], [7.0]], 0.0))
     ]
     made = lagrange_advantages.function(
-        *sides, Batch({"multiplier": [torch.tensor(3.0)] * 2}), SafeRLHF(whiten_advantages=False)
+        *sides, Batch({"multiplier": [torch.tensor(3.0)] * 2}), settings=SafeRLHF(whiten_advantages=False)
     )
     assert made.columns["advantages"].tolist() == [[-1.25, 0.75], [0.0, 0.0]]
     assert made.columns["row_weights"].tolist() == [1.0, 0.0]
