@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 ColumnKind = Literal["number", "text", "other"]
 """The kind of a dataset's column; truth values are numbers."""
 Column = Sequence["Tensor"]
-"""One tensor per row: 0-d (a score) or 1-d (tokens, log-probabilities)."""
+"""A tensor per row: 0-d (a score), 1-d (tokens), or 2-d, [tokens, width] (a vector per token)."""
 
 
 class NoSuchColumn(KeyError):
@@ -43,7 +43,7 @@ class DatasetColumns(Protocol):
 
 
 class Batch(Mapping[str, "Tensor"]):
-    """Columns of the same rows. `batch[key]` is [B] or, right-padded with zeros, [B, longest].
+    """Columns of the same rows. `batch[key]` is [B] or, right-padded with zeros, [B, longest] or [B, longest, width].
 
     `columns` are the rows without padding. `groups` [B] are the numbers of the rows' source rows: equal for all
     responses to the same prompt. A dataset's column of numbers is a key as well (float64, NaN for null), and
@@ -103,7 +103,7 @@ class Batch(Mapping[str, "Tensor"]):
 
         if key not in self.columns:
             raise NoSuchColumn(key, self.there)
-        lengths_B = torch.tensor([row.numel() for row in self.columns[key]], dtype=torch.long)
+        lengths_B = torch.tensor([len(row) if row.dim() else 1 for row in self.columns[key]], dtype=torch.long)
         longest = max(lengths_B.tolist(), default=0)
         return (torch.arange(longest)[None] < lengths_B[:, None]).float()
 
@@ -116,7 +116,12 @@ def numbers(values: Sequence[float | bool | None]) -> Tensor:
 
 
 def pad(column: Column) -> Tensor:
-    """Stack scalars to [B]; right-pad sequences with zeros to [B, longest]. Returns [0] without rows."""
+    """Stack scalars to [B]; right-pad sequences with zeros to [B, longest, ...]. Returns [0] without rows.
+
+    >>> import torch
+    >>> pad([torch.ones(2, 3), torch.ones(1, 3)]).shape
+    torch.Size([2, 2, 3])
+    """
     import torch
 
     if not column:
@@ -127,7 +132,7 @@ def pad(column: Column) -> Tensor:
 
 
 def unpad(padded: Tensor, lengths: Sequence[int]) -> list[Tensor]:
-    """Undo `pad`: [B] to scalars, [B, T] to the first lengths[b] values of each row."""
+    """Undo `pad`: [B] to scalars, [B, T, ...] to the first lengths[b] values or vectors of each row."""
     if padded.dim() == 1:
         return list(padded)
     return [row[:length] for row, length in zip(padded, lengths, strict=True)]

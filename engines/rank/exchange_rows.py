@@ -5,6 +5,7 @@ Only the holder of a row knows its length, so bytes for which the first message 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 
 import torch
@@ -14,9 +15,20 @@ from prefect_rlhf.engines.commands import RowTransfer, TransferCommand
 from prefect_rlhf.engines.rank.store import RowStore
 from prefect_rlhf.engines.weights.send_receive import send_receive
 
-_DTYPES = (torch.int64, torch.float32, torch.bfloat16, torch.float16, torch.int32, torch.float64, torch.bool)
+_DTYPES = (
+    torch.int64,
+    torch.float32,
+    torch.bfloat16,
+    torch.float16,
+    torch.int32,
+    torch.float64,
+    torch.bool,
+    torch.uint8,
+    torch.int16,
+)
 _SCALAR = -1  # in a header, in place of the length of a 0-d row
-_HEADER_BYTES = 16  # of a row: its length and its number format, as int64
+_NO_WIDTH = -1  # in a header, in place of the width of a row without vectors
+_HEADER_BYTES = 24  # of a row: its length, its width and its number format, as int64
 _FIRST_BYTES = 256  # of a row, on average: room in the first message, for some fifty tokens and their log-probabilities
 
 
@@ -44,9 +56,10 @@ def exchange_rows(store: RowStore, command: TransferCommand, rank: int) -> int:
 
 
 def _parts(rows: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    """Return the first and the second message of some rows: a header, [rows, 2], and the bytes of the rows."""
+    """Return the first and the second message of some rows: a header, [rows, 3], and the bytes of the rows."""
     lengths = [len(row) if row.dim() else _SCALAR for row in rows]
-    header = torch.tensor([lengths, [_DTYPES.index(row.dtype) for row in rows]]).t().contiguous()
+    widths = [row.shape[1] if row.dim() == 2 else _NO_WIDTH for row in rows]
+    header = torch.tensor([lengths, widths, [_DTYPES.index(row.dtype) for row in rows]]).t().contiguous()
     packed = torch.cat([part.reshape(-1).view(torch.uint8) for part in (header, *rows)])
     room = _first_bytes(len(rows))
     first, rest = packed[:room], packed[room:]
@@ -63,19 +76,19 @@ def _rest_bytes(first: Tensor, num_rows: int) -> int:
     return max(0, _HEADER_BYTES * num_rows + sum(sizes) - len(first))
 
 
-def _header(packed: Tensor, num_rows: int) -> Iterator[tuple[int, torch.dtype, int]]:
-    """Yield the length, number format and bytes of each row."""
-    for length, format_ in packed[: _HEADER_BYTES * num_rows].view(torch.int64).reshape(num_rows, 2).tolist():
+def _header(packed: Tensor, num_rows: int) -> Iterator[tuple[tuple[int, ...], torch.dtype, int]]:
+    """Yield the shape, number format and bytes of each row."""
+    for length, width, format_ in packed[: _HEADER_BYTES * num_rows].view(torch.int64).reshape(num_rows, 3).tolist():
         dtype = _DTYPES[format_]
-        yield length, dtype, dtype.itemsize * (1 if length == _SCALAR else length)
+        shape = () if length == _SCALAR else (length,) if width == _NO_WIDTH else (length, width)
+        yield shape, dtype, dtype.itemsize * math.prod(shape)
 
 
 def _rows(packed: Tensor, num_rows: int) -> Iterator[Tensor]:
     """Yield copies of the rows, so that a message does not outlive the last of its rows in the store."""
     start = _HEADER_BYTES * num_rows
-    for length, dtype, num_bytes in _header(packed, num_rows):
-        row = packed[start : start + num_bytes].clone().view(dtype)
-        yield row[0] if length == _SCALAR else row
+    for shape, dtype, num_bytes in _header(packed, num_rows):
+        yield packed[start : start + num_bytes].clone().view(dtype).reshape(shape)
         start += num_bytes
 
 

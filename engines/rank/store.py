@@ -18,7 +18,7 @@ class RowsMissing(RlhfError):
 
 @final
 class RowStore:
-    """Rows as 0-d or 1-d tensors, on the host.
+    """Rows as tensors of 0, 1 or 2 dimensions, on the host.
 
     >>> import torch
     >>> store = RowStore()

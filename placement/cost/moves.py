@@ -27,7 +27,21 @@ _TABLE = -1  # in place of a stage: an embedding tied to the output, which the f
 DISK_BYTES_PER_SECOND = 0.5e9
 """Of one rank on a local disk, as measured (docs/measured_log.md): the slowest that a checkpoint should meet."""
 _Part = tuple[int, ...]  # stage and tp part that a device holds; for experts also their numbers
-_PER_ROW = ("scores", "prompt_length", "rewards")  # keys with a number per row; others have a number per token
+
+
+class ColumnBytes(NamedTuple):
+    """Bytes of a column for each row, and for each token of the whole row or of its response."""
+
+    row: int = 0
+    token: int = 0
+    response_token: int = 0
+
+
+_BYTES = {
+    "tokens": ColumnBytes(token=TOKEN_BYTES),
+    **dict.fromkeys(("scores", "prompt_length", "rewards"), ColumnBytes(row=COLUMN_BYTES)),
+}
+_OTHER = ColumnBytes(response_token=COLUMN_BYTES)  # of a key that is not in the table
 
 
 class Flow(NamedTuple):
@@ -104,9 +118,8 @@ def row_bytes(keys: Iterable[str], workload: Workload) -> float:
     """
 
     def of_key(key: str) -> float:
-        if key in _PER_ROW:
-            return COLUMN_BYTES
-        return workload.mean_length * TOKEN_BYTES if key == "tokens" else workload.responses.mean * COLUMN_BYTES
+        of = _BYTES.get(key, _OTHER)
+        return of.row + of.token * workload.mean_length + of.response_token * workload.responses.mean
 
     return sum(map(of_key, keys))
 

@@ -12,7 +12,7 @@ from prefect_rlhf.engines.rank.exchange_rows import exchange_rows
 from prefect_rlhf.engines.rank.store import RowStore
 
 SIZE = 4
-KEYS = ("tokens", "prompt_length", "logprobs", "flag")
+KEYS = ("tokens", "prompt_length", "logprobs", "flag", "top_ids", "routes")
 
 
 def row_value(key, row):
@@ -24,6 +24,10 @@ def row_value(key, row):
             return torch.tensor(row)
         case "logprobs":
             return -torch.arange(row % 4, dtype=torch.float32)
+        case "top_ids":
+            return torch.arange(row % 4 * 3, dtype=torch.int16).reshape(-1, 3)
+        case "routes":
+            return torch.full((row % 3, row % 2), row, dtype=torch.uint8)
         case _:
             return torch.tensor(row % 2 == 0)
 
