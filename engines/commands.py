@@ -209,6 +209,19 @@ class MoveWeightsCommand:
     devices: tuple[Device, ...] = ()
 
 
+class GpuMemory(NamedTuple):
+    """Memory of a GPU in bytes: the most since the rank's last report, and what the driver has free now.
+
+    `allocated_bytes` are torch's tensors, `reserved_bytes` what torch holds of the device for them. `used_bytes` is
+    all that the driver counts, of other processes too: it adds contexts, communicators and the driver's graphs.
+    """
+
+    allocated_bytes: int
+    reserved_bytes: int
+    used_bytes: int
+    free_bytes: int
+
+
 @dataclass(frozen=True, kw_only=True)
 class Measurements(Generic[Bytes]):
     """Time, data and memory of a piece of work, for a rank or for all ranks of a node (then memory by rank).
@@ -238,10 +251,11 @@ class RankReport(Measurements[int]):
 
     `row_lengths` are the tokens of each row of a generate, in the order of its rows. `state` is a stateful
     computation's state for the next step in a checkpoint's form, or the error if it cannot be saved. `chosen_rows` are
-    the numbers of the rows that a call chose.
+    the numbers of the rows that a call chose. `gpu` is the memory of its GPU; None on CPU.
     """
 
     digest: Digest | None = None
     row_lengths: tuple[int, ...] = ()
     chosen_rows: tuple[int, ...] = ()
     state: Mapping[str, Any] | InvalidInput | None = None
+    gpu: GpuMemory | None = None

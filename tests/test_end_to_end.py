@@ -170,7 +170,7 @@ def test_each_task_run_records_pool_lease_and_devices(ppo_run, records):
 def test_plan_progress_metrics_and_timeline_are_artifacts(records):
     flow_run, _, _, artifacts = records
     by_key = {artifact.key: artifact for artifact in artifacts}
-    assert set(by_key) >= {"plan", "progress", "metrics", "curves", "timeline"}
+    assert set(by_key) >= {"plan", "progress", "metrics", "curves", "timeline", "memory"}
     assert by_key["progress"].data == 100.0
     assert all("data:image/svg+xml;base64," in by_key[key].data for key in ("timeline", "curves"))
     assert flow_run.state.is_completed()

@@ -32,7 +32,7 @@ from prefect_rlhf.engines.rank.loaded_model import LoadedModel
 from prefect_rlhf.engines.rank.store import RowStore
 from prefect_rlhf.engines.rows import unpad
 from prefect_rlhf.engines.sampling.seeds import row_seeds
-from prefect_rlhf.engines.weights.memory import device_holders, resident_bytes
+from prefect_rlhf.engines.weights.memory import device_holders, gpu_memory, limit_torch, resident_bytes
 from prefect_rlhf.engines.weights.move_weights import WeightMover
 from prefect_rlhf.errors.errors import EngineFailed, InvalidInput, NotFinite, RlhfError
 from prefect_rlhf.files.modules import import_from
@@ -94,6 +94,10 @@ class Rank:
     def device_holders(self) -> str:
         """Return the processes on its GPU with their memory, as the driver lists them; empty without a list."""
         return device_holders(str(torch.cuda.get_device_properties(torch.cuda.current_device()).uuid))
+
+    def limit_torch(self, num_bytes: int) -> None:
+        """Let torch reserve at most `num_bytes` of its GPU, so that the rest stays free for NCCL and the driver."""
+        limit_torch(num_bytes)
 
     def build(self, command: BuildCommand) -> RankReport:
         """Make the instance's engine and load its weights: version 0, or a checkpoint's version. Collective."""
@@ -308,4 +312,5 @@ class Rank:
             device_bytes=sum(model.engine.device_bytes() for model in self.models.values()),
             resident_bytes=resident_bytes(),
             store_bytes=self.store.num_bytes,
+            gpu=gpu_memory(),
         )

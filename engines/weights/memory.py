@@ -1,11 +1,14 @@
-"""Bytes in a rank's memory: storages of tensors, and the system's view of the process as their witness."""
+"""Bytes in a rank's memory: storages of tensors, and the view of the system and of the driver as their witness."""
 
 import ctypes
 import subprocess
 from collections.abc import Iterable
 from pathlib import Path
 
+import torch
 from torch import Tensor
+
+from prefect_rlhf.engines.commands import GpuMemory
 
 
 def storage_bytes(tensors: Iterable[Tensor]) -> int:
@@ -26,6 +29,31 @@ def resident_bytes() -> int:
         if line.startswith("RssAnon:"):
             return int(line.split()[1]) * 1024
     return 0
+
+
+def gpu_memory() -> GpuMemory | None:
+    """Return the memory of this process's GPU, and count its most from now on again; None on CPU.
+
+    The driver reports no maximum. Outside of torch it changes only when engines are built, so the most is the present
+    use and what torch held beyond its present share. Not yet run on a GPU.
+    """
+    if not torch.cuda.is_available():
+        return None
+    free, total = torch.cuda.mem_get_info()
+    allocated, reserved = torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
+    used = total - free + reserved - torch.cuda.memory_reserved()
+    torch.cuda.reset_peak_memory_stats()
+    return GpuMemory(allocated, reserved, used, free)
+
+
+def limit_torch(num_bytes: int) -> None:
+    """Let torch reserve at most `num_bytes` of this process's GPU.
+
+    At the limit torch returns its unused blocks to the driver and tries again, then raises its own error. Without a
+    limit its blocks could fill the device, and NCCL's next allocation would fail. Not yet run on a GPU.
+    """
+    total: int = torch.cuda.mem_get_info()[1]
+    torch.cuda.set_per_process_memory_fraction(min(1.0, num_bytes / total))
 
 
 APPS = ("nvidia-smi", "--query-compute-apps=gpu_uuid,pid,process_name,used_memory", "--format=csv,noheader")

@@ -158,7 +158,7 @@ def run_algorithm(algorithm: Algorithm, arguments: Mapping[str, Any], options: R
         check = None if options.dry_run else price_check(prepared.request, prepared.chosen.plan, prediction)
         if check is not None:
             held.enter_context(closing(check))
-        report = RunReport(prepared.augmented, leased, prediction, limits, check)
+        report = RunReport(prepared.augmented, leased, prepared.chosen.certificate, prediction, limits, check)
         report.planned(dry_run=options.dry_run)
         if options.dry_run:
             steps = prepared.request.options.steps

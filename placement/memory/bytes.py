@@ -11,8 +11,11 @@ MIB = 1 << 20
 CONTEXT_BYTES = GIB
 """Of each process on a GPU: CUDA's context and loaded kernels, some 0.6 GiB on an H100, and cuBLAS' workspaces."""
 FRAGMENT_SHARE: Mapping[Backend, float] = MappingProxyType({"cuda": 0.03, "cpu": 0.08})
-"""Of a device: gaps between tensors that come and go, and what torch keeps for later ones; on CPU the process itself,
-too. An assumption."""
+"""Of a device: gaps between tensors that come and go; on CPU the process itself, too.
+
+On CUDA torch's unused blocks do not count: at its limit (`overhead.torch_limits`) the allocator returns them to the
+driver and tries again (`malloc` in c10/cuda/CUDACachingAllocator.cpp). Gaps in used blocks remain. The 3% are an
+assumption; a run's `memory.json` measures it as reserved over allocated bytes."""
 
 
 def base_bytes(device_bytes: int, backend: Backend) -> Mapping[str, int]:

@@ -12,10 +12,17 @@ from functools import lru_cache
 from prefect_rlhf.placement.devices.mesh import Backend, Device
 from prefect_rlhf.placement.engine_traits import TRAITS
 from prefect_rlhf.placement.graph import Call, CallKind, DataflowGraph
-from prefect_rlhf.placement.memory.bytes import MIB
+from prefect_rlhf.placement.memory.bytes import CONTEXT_BYTES, MIB
 from prefect_rlhf.placement.memory.needs import ByteShare
 from prefect_rlhf.placement.models.model import ModelSpec
-from prefect_rlhf.placement.plan import ExecutionPlan, ModelInstance, Placement, device_coordinates, instances
+from prefect_rlhf.placement.plan import (
+    ExecutionPlan,
+    ModelInstance,
+    Placement,
+    device_coordinates,
+    instances,
+    offloaded_parts,
+)
 
 PAIR_BYTES = 544 * MIB
 """Of a NCCL communicator between two GPUs: 24 channels, each with buffers of 9 MiB for a ring and as many for a tree
@@ -59,6 +66,29 @@ def overhead(graph: DataflowGraph, plan: ExecutionPlan, backend: Backend) -> Map
         num_bytes = sum(bytes_of[number] for number in of_device)
         shares[device].append(ByteShare(DEVICE, f"{len(of_device)} NCCL communicators", num_bytes, False))
     return {device: tuple(held) for device, held in shares.items()}
+
+
+def torch_limits(graph: DataflowGraph, plan: ExecutionPlan, backend: Backend) -> dict[Device, int]:
+    """Return the bytes that torch may reserve on each device of a plan: all but CUDA's context and communicators.
+
+    A device whose engine sleeps has no limit. Torch counts the memory of a sleeping engine, which vLLM has unmapped, as
+    its own, so a limit would refuse memory that is free. On CPU there are no limits.
+    """
+    if backend == "cpu":
+        return {}
+    asleep = {
+        device
+        for instance in offloaded_parts(graph, plan)
+        if TRAITS[instance.engine].sleeps_on_cuda
+        for device in instance.devices
+    }
+    groups = overhead(graph, plan, backend)
+    devices = {device for instance in instances(graph, plan) for device in instance.devices} - asleep
+    limits = {}
+    for device in sorted(devices):
+        collectives = sum(share.num_bytes for share in groups.get(device, ()) if share.owner == DEVICE)
+        limits[device] = plan.cluster.memory_bytes(device.node) - CONTEXT_BYTES - collectives
+    return limits
 
 
 def call_overhead(call: Call, placement: Placement, model: ModelSpec, backend: Backend) -> tuple[int, int]:

@@ -3,6 +3,7 @@
 from base64 import b64encode
 from collections import deque
 from collections.abc import Mapping, Reversible, Sequence
+from contextlib import suppress
 from typing import Protocol
 from uuid import UUID
 
@@ -13,10 +14,11 @@ from prefect.artifacts import (
     update_progress_artifact,
 )
 
-from prefect_rlhf.errors.errors import InvalidInput
+from prefect_rlhf.errors.errors import InvalidInput, OutputFailed
 from prefect_rlhf.files.remote_path import shown
 from prefect_rlhf.placement.augmented.augmented_graph import AugmentedGraph
 from prefect_rlhf.placement.devices.lease import Lease
+from prefect_rlhf.placement.memory.certificate import Certificate
 from prefect_rlhf.placement.plan import ModelInstance
 from prefect_rlhf.placement.plans.plan_file import plan_yaml
 from prefect_rlhf.placement.schedule.estimate import Prediction
@@ -25,6 +27,7 @@ from prefect_rlhf.tasks.reporting.before_after import before_after_lines
 from prefect_rlhf.tasks.reporting.comparison import compare, comparison_rows
 from prefect_rlhf.tasks.reporting.history import History
 from prefect_rlhf.tasks.reporting.limits import Limits
+from prefect_rlhf.tasks.reporting.memory import FILE, MeasuredMemory
 from prefect_rlhf.tasks.reporting.pictures.curves import curves_svg
 from prefect_rlhf.tasks.reporting.pictures.dataflow import dataflow_svg
 from prefect_rlhf.tasks.reporting.pictures.plan import schedule_bars
@@ -58,6 +61,7 @@ class RunReport:
         self,
         augmented: AugmentedGraph,
         lease: Lease,
+        certificate: Certificate,
         predicted: Prediction | None = None,
         limits: Mapping[str, float] | None = None,
         price_check: StepCheck | None = None,
@@ -65,6 +69,7 @@ class RunReport:
         """Report a run of `augmented`. `price_check` may add a line after a step."""
         self.augmented, self.lease, self.predicted = augmented, lease, predicted
         self._price_check = price_check
+        self._memory = MeasuredMemory(certificate, lease)
         self._log = run_log()
         self._lines = StepLines(
             augmented.num_steps, [call.name for call in augmented.graph.calls if call.every is not None]
@@ -95,8 +100,9 @@ class RunReport:
             publish(create_markdown_artifact, text, key="estimate", description="Predicted timeline")
 
     def started(self, journal: Journal) -> None:
-        """Show the folder of the run's files and a progress bar."""
+        """Show the folder of the run's files and a progress bar, and measure the memory of its task runs."""
         self._journal = journal
+        journal.watch(lambda span: self._memory.add(span, span.title))
         self._log.info("files of this run: %s", shown(journal.run_dir))
         description = f"{self.augmented.num_steps} steps of {self.augmented.graph.name}"
         created = publish(create_progress_artifact, 0.0, key="progress", description=description)
@@ -118,6 +124,7 @@ class RunReport:
 
     def built(self, instance: ModelInstance, outcome: NodeOutcome) -> None:
         """Report that a model is built on its devices."""
+        self._memory.add(outcome, f"build {instance.name}")
         gib = max(outcome.device_bytes.values()) / (1 << 30)
         self._log.info("built %s in %.1f s; its devices hold up to %.2f GiB", instance.name, outcome.seconds, gib)
 
@@ -134,6 +141,8 @@ class RunReport:
         self._log.debug("all metrics of step %d: %s", metrics["step"], " · ".join(values_by_call(metrics)))
         for line in self._limits.look(metrics):
             self._log.warning("%s", line)
+        if beyond := self._memory.excess():
+            self._log.warning("%s", beyond)
         if self._price_check and self._journal and (found := self._price_check.step_ended(self._journal)):
             self._say(found)
         self._share_done = min(1.0, (metrics["step"] + 1) / max(1, self.augmented.num_steps))
@@ -150,6 +159,8 @@ class RunReport:
 
     def stopped(self, run: TrainingRun, error: BaseException | None = None) -> None:
         """Log the checkpoint that another run can resume from, unless `error` refuses that checkpoint."""
+        with suppress(OutputFailed):  # the error that ended the run matters more
+            self._keep_memory()
         began = run.checkpoint.folder if run.checkpoint else None
         newest = newest_finished(run.run_dir) or began
         is_refused = isinstance(error, InvalidInput) and newest == began
@@ -170,8 +181,18 @@ class RunReport:
         self._journal.say(line)
         self._log.info("%s", line)
 
+    def _keep_memory(self) -> None:
+        """Write the measured memory into the run's folder, where its certificate is."""
+        if self._journal is not None:
+            self._journal.keep(FILE, self._memory.to_json())
+
     def _publish(self) -> None:
         assert self._journal is not None  # started before any step
+        self._keep_memory()
+        memory = self._memory.rows()
+        publish(
+            create_table_artifact, memory, key="memory", description="Memory of each device, certified and measured"
+        )
         rows = metric_rows(self._metrics)
         publish(create_table_artifact, rows, key="metrics", description="Metrics of each step")
         self._show_curves()

@@ -1,4 +1,4 @@
-"""A check that the GPUs of a gang have, and have free, the memory that the cluster declares."""
+"""The GPUs of a gang have, and have free, the memory that the cluster declares; torch's share of it has a limit."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from prefect_rlhf.errors.errors import InvalidInput, OutOfDeviceMemory
 from prefect_rlhf.placement.cost.datasheets.hardware import GIB
 from prefect_rlhf.placement.devices.lease import Lease
 from prefect_rlhf.placement.memory.bytes import usable_bytes
+from prefect_rlhf.placement.memory.overhead import torch_limits
+from prefect_rlhf.tasks.running.training_run import TrainingRun
 
 FREE_WAIT_SECONDS = 60.0
 """A GPU of a run that was killed is free after the driver has unpinned the host memory, which can take this long. A
@@ -51,3 +53,11 @@ def check_device_memory(
                 f"its processes: {held or 'the driver lists no process'}"
             )
         time.sleep(POLL_SECONDS)
+
+
+def limit_torch(run: TrainingRun, gang: Gang[Rank]) -> None:
+    """Limit the memory that torch may reserve on each GPU to the plan's share for it, before models are built."""
+    limits = torch_limits(run.graph, run.plan, run.lease.kind)
+    arguments = {run.rank(device): (num_bytes,) for device, num_bytes in limits.items()}
+    if arguments:
+        gang.call(Rank.limit_torch, arguments, doing="limit torch's memory", deadline_seconds=run.call_deadline_seconds)

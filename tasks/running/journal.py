@@ -77,6 +77,7 @@ class Journal:
         self._by_step: dict[int, list[TaskRunSpan]] = defaultdict(list)
         self._finished: deque[int] = deque()  # of the steps in `_by_step`
         self._followers: list[Callable[[Mapping[str, float]], None]] = []
+        self._watchers: list[Callable[[TaskRunSpan], None]] = []
         self._lock = threading.Lock()
 
     def keep(self, name: str, text: str) -> None:
@@ -114,6 +115,10 @@ class Journal:
         """
         self._followers.append(follower)
 
+    def watch(self, watcher: Callable[[TaskRunSpan], None]) -> None:
+        """Call `watcher` with each recorded task run, a call at a time. The run waits for it."""
+        self._watchers.append(watcher)
+
     def last_steps(self, number: int) -> tuple[TaskRunSpan, ...]:
         """Return the task runs of the newest steps so far; `number` is at most `STEPS_KEPT`."""
         with self._lock:
@@ -128,6 +133,8 @@ class Journal:
                 self._by_step[span.step].append(span)
             values = {field.name: getattr(span, field.name) for field in fields(span)}  # asdict would copy all of them
             _append(self.run_dir / "task_runs.jsonl", values)
+            for watcher in self._watchers:
+                watcher(span)
 
     def finish_step(self, step: int) -> Mapping[str, float]:
         """Write and return the metrics of a step: each call's, as `call.metric`, and the shares of its time.

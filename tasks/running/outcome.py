@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from prefect_rlhf.engines.commands import Measurements, RankReport
 
 
 @dataclass(frozen=True, kw_only=True)
 class NodeOutcome(Measurements[Mapping[str, int]]):
-    """Measurements of a node; memory by rank."""
+    """Measurements of a node; memory by rank. `gpu` has the fields of GpuMemory by name; it is empty on CPU."""
+
+    gpu: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
 
 def outcome_of(reports: Mapping[int, RankReport]) -> NodeOutcome:
@@ -30,6 +32,7 @@ def outcome_of(reports: Mapping[int, RankReport]) -> NodeOutcome:
         device_bytes={str(rank): report.device_bytes for rank, report in by_rank},
         resident_bytes={str(rank): report.resident_bytes for rank, report in by_rank},
         store_bytes={str(rank): report.store_bytes for rank, report in by_rank},
+        gpu={str(rank): report.gpu._asdict() for rank, report in by_rank if report.gpu},
         metrics=_metrics([report for _, report in by_rank if report.metrics]),
     )
 

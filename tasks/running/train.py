@@ -13,7 +13,7 @@ from prefect_rlhf.engines.rank.rank import Rank
 from prefect_rlhf.placement.augmented.step_groups import StepGroups
 from prefect_rlhf.placement.plan import ModelInstance
 from prefect_rlhf.tasks.run_log import run_log
-from prefect_rlhf.tasks.running.device_memory import check_device_memory
+from prefect_rlhf.tasks.running.device_memory import check_device_memory, limit_torch
 from prefect_rlhf.tasks.running.dispatch import Dispatcher
 from prefect_rlhf.tasks.running.journal import Journal
 from prefect_rlhf.tasks.running.outcome import NodeOutcome
@@ -54,6 +54,7 @@ def train(run: TrainingRun, journal: Journal, audience: Audience, steps_per_grou
     )
     with closing(opened) as gang:
         check_device_memory(lease, gang, run.call_deadline_seconds)
+        limit_torch(run, gang)
         dispatcher = Dispatcher(run, gang)
         dispatcher.build(audience.built)
         stop = StopRequest()

@@ -1,5 +1,6 @@
 """Whole runs in miniature on one device, without a worker: real Prefect, Megatron-core and vLLM, tiny models."""
 
+import json
 import re
 from pathlib import Path
 
@@ -62,6 +63,15 @@ def test_no_rank_keeps_rows_of_a_step_that_ended(once):
         assert max(held) > 0
         last_call = [span for span in spans if span["step"] == step and span["kind"] == "train_step"][-1]
         assert set(last_call["store_bytes"].values()) == {0}
+
+
+def test_measured_memory_stands_beside_its_certificate(once):
+    """No more than certified, of the bytes that the ranks themselves report."""
+    (device,) = json.loads((once / "memory.json").read_text())["devices"]
+    spans = read_lines(once / "task_runs.jsonl")
+    assert device["measured_bytes"] >= max(span["device_bytes"]["0"] for span in spans) > 0
+    assert device["measured_bytes"] <= device["certified_bytes"]
+    assert device["gpu"] == {} and device["at"]
 
 
 def test_a_mistake_ends_the_run_with_one_line(parameters):

@@ -23,6 +23,25 @@ TOTAL_BYTES = 80 << 30
 
 
 @dataclass
+class Allocator:
+    """Numbers of torch's allocator and of the driver; a test sets them."""
+
+    allocated: int = 0
+    reserved: int = 0
+    most_allocated: int = 0
+    most_reserved: int = 0
+    free: int = TOTAL_BYTES
+    limit: float = 1.0
+
+    def reset(self) -> None:
+        self.most_allocated, self.most_reserved = self.allocated, self.reserved
+
+    def set_limit(self, share: float) -> None:
+        assert isinstance(share, float) and 0 <= share <= 1  # torch refuses others
+        self.limit = share
+
+
+@dataclass
 class PretendGpu:
     """A pretend GPU and its counters."""
 
@@ -31,6 +50,7 @@ class PretendGpu:
     emptied_caches: int = 0
     registered: dict[int, int] = field(default_factory=dict)
     """Bytes of pinned host memory, by address."""
+    memory: Allocator = field(default_factory=Allocator)
 
 
 @contextmanager
@@ -160,7 +180,12 @@ def _cuda(gpu: PretendGpu) -> dict[str, Any]:
             name="pretend GPU", total_memory=TOTAL_BYTES, major=9, minor=0, multi_processor_count=132
         ),
         "get_device_name": lambda device=None: "pretend GPU",
-        "mem_get_info": lambda device=None: (TOTAL_BYTES, TOTAL_BYTES),
+        "mem_get_info": lambda device=None: (gpu.memory.free, TOTAL_BYTES),
+        "memory_reserved": lambda device=None: gpu.memory.reserved,
+        "max_memory_allocated": lambda device=None: gpu.memory.most_allocated,
+        "max_memory_reserved": lambda device=None: gpu.memory.most_reserved,
+        "reset_peak_memory_stats": lambda device=None: gpu.memory.reset(),
+        "set_per_process_memory_fraction": lambda share, device=None: gpu.memory.set_limit(share),
     }
 
 

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from prefect_rlhf.placement.cost.workload import Workload
 from prefect_rlhf.placement.devices.mesh import ClusterShape
-from prefect_rlhf.placement.memory.bytes import enough_bytes, usable_bytes
+from prefect_rlhf.placement.memory.bytes import CONTEXT_BYTES, enough_bytes, usable_bytes
 from prefect_rlhf.placement.memory.certificate import certify_plan
-from prefect_rlhf.placement.memory.overhead import call_overhead, communicator_bytes, overhead
+from prefect_rlhf.placement.memory.overhead import DEVICE, call_overhead, communicator_bytes, overhead, torch_limits
 from prefect_rlhf.placement.plan import instances
 from prefect_rlhf.placement.planner.preset_plan import preset
 from tests.strategies import GIB, MIXTURE, SMALL, dpo, graphs, placed, plans, ppo
@@ -108,3 +108,21 @@ def test_every_term_is_in_the_table_and_counts():
 def test_as_much_memory_as_is_said_to_be_enough_is_enough(filled, backend):
     enough = enough_bytes(filled, backend)
     assert usable_bytes(enough, backend) >= filled > usable_bytes(enough - 2 * GIB, backend)
+
+
+def test_torch_may_reserve_all_but_the_context_and_the_communicators():
+    graph = ppo()
+    plan = eight(graph)
+    (groups,) = [num for (owner, _), num in beside(plan, graph).items() if owner == DEVICE]
+    limits = torch_limits(graph, plan, "cuda")
+    assert set(limits) == set(EIGHT.whole.devices())
+    assert limits[EIGHT.whole.devices()[0]] == 80 * GIB - CONTEXT_BYTES - groups
+    assert torch_limits(graph, plan, "cpu") == {}
+
+
+def test_torch_has_no_limit_beside_an_engine_that_sleeps():
+    """Torch counts its unmapped memory as its own."""
+    graph = ppo()
+    asleep = placed(eight(graph), "actor_generate", offload="all")
+    assert torch_limits(graph, asleep, "cuda") == {}
+    assert torch_limits(graph, placed(eight(graph), "ref_inference", offload="all"), "cuda") != {}

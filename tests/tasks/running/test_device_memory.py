@@ -1,13 +1,19 @@
 """GPUs with less memory than a plan was certified for, or with too little free, are refused before models are built."""
 
+from pathlib import Path
+
 import pytest
 
 from prefect_rlhf.engines.rank.rank import Rank
 from prefect_rlhf.errors.errors import InvalidInput, OutOfDeviceMemory
 from prefect_rlhf.placement.devices.lease import Lease
-from prefect_rlhf.placement.devices.mesh import ClusterShape
+from prefect_rlhf.placement.devices.mesh import ClusterShape, Device
+from prefect_rlhf.placement.memory.overhead import torch_limits
+from prefect_rlhf.placement.planner.preset_plan import preset
 from prefect_rlhf.tasks.running import device_memory
-from prefect_rlhf.tasks.running.device_memory import check_device_memory
+from prefect_rlhf.tasks.running.device_memory import check_device_memory, limit_torch
+from prefect_rlhf.tasks.running.training_run import TrainingRun
+from tests.strategies import dpo
 
 GIB = 1 << 30
 MIXED = ClusterShape("mixed", 2, 1, 31 * GIB, node_memory_bytes=(79 * GIB, 31 * GIB))
@@ -61,3 +67,21 @@ def test_a_gpu_that_another_process_fills_is_named_with_that_process(monkeypatch
 
 def test_without_gpus_nothing_is_asked():
     check_device_memory(lease("cpu"), Answers(), 1.0)
+
+
+def test_each_rank_of_a_plan_limits_torch_before_models_are_built():
+    asked = []
+
+    class Gang:
+        def call(self, method, arguments, *, doing, deadline_seconds):
+            asked.append((method, arguments))
+
+    shape = ClusterShape("two", 1, 2, 80 * GIB)
+    plan = preset("flattening", dpo(), shape, shape.whole)
+    for kind in ("cpu", "cuda"):
+        held = Lease("mesh", "1", shape, shape.whole, shape.whole.devices(), kind)
+        limit_torch(TrainingRun(dpo(), plan, 1, held, {}, "", Path(), 0, 8, 1.0), Gang())
+    ((method, arguments),) = asked
+    limits = torch_limits(dpo(), plan, "cuda")
+    assert method is Rank.limit_torch
+    assert arguments == {0: (limits[Device(0, 0)],), 1: (limits[Device(0, 1)],)}

@@ -120,5 +120,5 @@ def test_lines_of_task_runs_are_flat(tmp_path):
         "lease": "lease", "devices": ["n0:0"], "start": 0.0, "end": 1.0, "seconds": 1.0, "reads": None, "writes": None,
         "fingerprint_seconds": 0.0, "bytes_moved": 0, "num_tokens": 0, "peak_extra_bytes": 0, "device_bytes": {"0": 7},
         "resident_bytes": {}, "store_bytes": {}, "metrics": {"loss": 0.5}, "predicted_seconds": None,
-        "depends_on": [],
+        "depends_on": [], "gpu": {},
     }  # fmt: skip

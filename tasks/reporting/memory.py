@@ -1,0 +1,101 @@
+"""Measured memory of each device beside its certificate, so that a run can refute the certificate."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+
+from prefect_rlhf.placement.devices.lease import Lease
+from prefect_rlhf.placement.memory.bytes import byte_size
+from prefect_rlhf.placement.memory.certificate import Certificate
+from prefect_rlhf.tasks.running.outcome import NodeOutcome
+
+FILE = "memory.json"
+"""The file of a run's folder with the measured memory, next to `certificate.json`."""
+ROWS_SHOWN = 50
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceMemory:
+    """The most that a device held, and what its certificate permits; `at` is the task run that reported it.
+
+    On a GPU both count the whole device: `measured_bytes` is the driver's count, and `gpu` has the most of each number
+    that its rank reported, by the names of GpuMemory; of `free_bytes` it has the least. On CPU both count the tensors
+    that engines keep between calls.
+    """
+
+    device: str
+    certified_bytes: int
+    measured_bytes: int = 0
+    at: str = ""
+    gpu: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def is_beyond(self) -> bool:
+        """Whether the device held more than its certificate permits."""
+        return self.measured_bytes > self.certified_bytes
+
+    def with_report(self, kept_bytes: int, gpu: Mapping[str, int], title: str) -> DeviceMemory:
+        """Return the most of this and of a task run's report."""
+        pick = {name: min if name == "free_bytes" else max for name in gpu}
+        most = {name: pick[name](value, self.gpu.get(name, value)) for name, value in gpu.items()}
+        measured = gpu.get("used_bytes", kept_bytes)
+        if measured > self.measured_bytes:
+            return DeviceMemory(self.device, self.certified_bytes, measured, title, most)
+        return DeviceMemory(self.device, self.certified_bytes, self.measured_bytes, self.at, most or self.gpu)
+
+    def row(self) -> dict[str, str]:
+        """Return the row of a table."""
+        measured = {"measured": byte_size(self.measured_bytes), "at": self.at}
+        named = {name.removesuffix("_bytes"): byte_size(value) for name, value in self.gpu.items()}
+        return {"device": self.device, "certified": byte_size(self.certified_bytes), **measured, **named}
+
+
+class MeasuredMemory:
+    """The devices of a run. It keeps the most of all reports, and names each device beyond its certificate once."""
+
+    def __init__(self, certificate: Certificate, lease: Lease) -> None:
+        resident = dict(certificate.most_resident)
+        whole = {peak.device: peak.num_bytes for peak in certificate.peaks}
+        certified = whole if lease.kind == "cuda" else resident
+        self._by_rank = {
+            str(rank): DeviceMemory(str(device), certified[str(device)])
+            for rank, device in enumerate(lease.devices)
+            if str(device) in certified  # no model uses the others
+        }
+        self._named: set[str] = set()
+
+    def add(self, outcome: NodeOutcome, title: str) -> None:
+        """Add the reports of a task run, or of the building of a model."""
+        for rank, kept_bytes in outcome.device_bytes.items():
+            device = self._by_rank.get(rank)
+            if device is not None:
+                self._by_rank[rank] = device.with_report(kept_bytes, outcome.gpu.get(rank, {}), title)
+
+    @property
+    def devices(self) -> Sequence[DeviceMemory]:
+        """The devices that reported, those nearest to their certificate or farthest beyond it first."""
+        reported = [device for device in self._by_rank.values() if device.at]
+        return sorted(reported, key=lambda device: device.certified_bytes - device.measured_bytes)
+
+    def excess(self) -> str | None:
+        """Return a line on the devices that went beyond their certificate since the last call, if there are any."""
+        beyond = [device for device in self.devices if device.is_beyond and device.device not in self._named]
+        if not beyond:
+            return None
+        self._named.update(device.device for device in beyond)
+        worst, others = beyond[0], f"; {len(beyond) - 1} other devices exceed theirs too" if beyond[1:] else ""
+        return (
+            f"{worst.device} held {byte_size(worst.measured_bytes)} at {worst.at}, more than the "
+            f"{byte_size(worst.certified_bytes)} of its certificate{others}. {FILE} has the numbers; the memory model "
+            "is wrong here, so please report it"
+        )
+
+    def rows(self) -> list[dict[str, str]]:
+        """Return the rows of a table."""
+        return [device.row() for device in self.devices[:ROWS_SHOWN]]
+
+    def to_json(self) -> str:
+        """Return the devices for a machine."""
+        return json.dumps({"devices": [asdict(device) for device in self.devices]})
