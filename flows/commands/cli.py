@@ -9,7 +9,7 @@ from types import MappingProxyType
 
 from cyclopts import App, CycloptsError
 
-from prefect_rlhf.errors.errors import InvalidInput, PlanDoesNotFit, RlhfError
+from prefect_rlhf.errors.errors import InvalidInput, NoClusterSuffices, PlanDoesNotFit, RlhfError
 from prefect_rlhf.flows.algorithm.places import algorithm_places
 from prefect_rlhf.flows.commands.flags import PROGRAM, app_of, closest, explained, print_error
 from prefect_rlhf.flows.hardware.installed_engines import ENGINES, missing_engine
@@ -34,14 +34,14 @@ prefect-rlhf COMMAND --help lists the flags of a command. prefect-rlhf ppo is sh
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns its exit status. Mistakes get a single line on stderr.
 
-    If no plan fits, a table of memory use and remedies follows.
+    If no plan fits or suffices, a table follows: memory use and remedies, or the clusters.
     """
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # it warns of a missing torch, which only runs need
     try:
         return run_words(list(sys.argv[1:] if arguments is None else arguments))
     except CycloptsError as error:
         print_error(f"{PROGRAM}: {explained(error)}")
-    except PlanDoesNotFit as error:
+    except (NoClusterSuffices, PlanDoesNotFit) as error:
         print_error(f"{PROGRAM}: {error}\n{error.report}")
     except RlhfError as error:
         print_error(f"{PROGRAM}: {error}")

@@ -29,7 +29,15 @@ from prefect_rlhf.flows.forms.plan_options import PlanOptions, plan_options
 if TYPE_CHECKING:
     from prefect_rlhf.placement.search.driver import Progress
 
-NUMBERS = ("device_memory_gib", "host_memory_gib", "call_seconds", "batch_size", "evaluations", "budget_seconds")
+NUMBERS = (
+    "device_memory_gib",
+    "host_memory_gib",
+    "call_seconds",
+    "batch_size",
+    "evaluations",
+    "budget_seconds",
+    "at_least",
+)
 """Flags whose value is read as YAML; the others are words."""
 
 
@@ -46,7 +54,7 @@ class PlanFlags:
 
     algorithm: Annotated[str, Parameter(help=PlanOptions.model_fields["algorithm"].description)] = field(kw_only=False)
     models: Annotated[tuple[str, ...], _flag("models", "--model", "ROLE=MODEL")] = ()
-    cluster: Annotated[str | None, _flag("cluster", metavar="NODESxDEVICES:KIND")] = None
+    cluster: Annotated[str | None, _flag("cluster", metavar="NODESxDEVICES:KIND,...")] = None
     device: Annotated[str | None, _flag("device")] = None
     network: Annotated[str | None, _flag("network")] = None
     device_memory_gib: Annotated[str | None, _flag("device_memory_gib", metavar="GIB")] = None
@@ -66,6 +74,7 @@ class PlanFlags:
     budget_seconds: Annotated[str | None, _flag("budget_seconds", "--budget", "SECONDS")] = None
     explain: Annotated[bool, _flag("explain")] = False
     sweep: Annotated[str | None, _flag("sweep", metavar="NODES,...")] = None
+    at_least: Annotated[str | None, _flag("at_least", metavar="TOKENS")] = None
     output_dir: Annotated[str | None, _flag("output_dir", "--output", "FOLDER")] = None
 
 

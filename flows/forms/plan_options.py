@@ -15,6 +15,7 @@ from prefect_rlhf.tasks.settings import MOST_IN_JSON, MOST_ROWS
 MOST_NODES = 100_000
 MOST_DOLLARS = 1e6  # for a device and an hour
 MOST_EVALUATIONS = 10**12
+MOST_TOKENS = 1e15  # in a second
 
 _SCALAR: list[dict[str, Any]] = [
     {"type": "number", "maximum": MOST_IN_JSON, "minimum": -MOST_IN_JSON},
@@ -41,7 +42,8 @@ class PlanOptions(Form):
     cluster: str = Field(
         "",
         max_length=MOST_CHARACTERS,
-        description="Such as 16x8:h100; empty means the mesh that the work pool would lease.",
+        description="Such as 16x8:h100; empty means the mesh that the work pool would lease. A list, such as "
+        "1x8:h100,2x8:a100-80, or h100,h200 with sweep, is answered with a table.",
     )
     device: PathText = Field(
         "",
@@ -98,7 +100,14 @@ class PlanOptions(Form):
     )
     explain: bool = Field(False, description="Explain the placement of each call, with the cost of the runner-up.")
     sweep: list[Annotated[int, Field(ge=1, le=MOST_NODES)]] = Field(
-        [], max_length=100, description="Also plan for these numbers of nodes."
+        [], max_length=100, description="Also plan for these numbers of nodes, of each kind in the cluster."
+    )
+    at_least: float | None = Field(
+        None,
+        gt=0,
+        le=MOST_TOKENS,
+        description="Tokens per second, of prompts and responses, that the answer must reach: it is the smallest "
+        "cluster of the table that does, by dollars an hour with prices, else by devices.",
     )
     output_dir: PathText = Field(
         "plans", min_length=1, description="Folder for plan file, report, certificate and pictures."

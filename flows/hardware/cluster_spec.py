@@ -19,6 +19,8 @@ from prefect_rlhf.placement.devices.mesh import MOST_DEVICES, MOST_NODES, Cluste
 from prefect_rlhf.placement.planner.question import Site
 
 _GROUP = re.compile(r"([0-9]{1,9})x([0-9]{1,9}):([\w. -]+)")
+_KIND = re.compile(r"[\w. -]+")
+NODE = 8  # devices of a node whose kind alone is named
 CLUSTER_FORM = "nodes x devices : kind, such as 16x8:h100, or 1x8:a100-40+1x8:v100-32 for nodes of two kinds"
 CPU_MEMORY_BYTES = 8 * GIB  # of a rank without a GPU: the default of a Cluster block
 
@@ -43,6 +45,9 @@ class NodeGroup:
         return self.described or datasheet(self.device)
 
 
+Groups = tuple[NodeGroup, ...]
+
+
 def parse_cluster(text: str, described: Datasheet | None = None) -> tuple[NodeGroup, ...]:
     """Return groups of equal nodes, in the order of the nodes; a kind may be the device `described` by hand.
 
@@ -51,21 +56,49 @@ def parse_cluster(text: str, described: Datasheet | None = None) -> tuple[NodeGr
     >>> [group.device for group in parse_cluster("1x8:a100-40+1x8:v100-32")]
     ['a100-40', 'v100-32']
     """
-    groups = []
-    for part in text.split("+"):
-        match = _GROUP.fullmatch(part.strip())
-        if match is None:
-            raise InvalidInput("cluster", text, CLUSTER_FORM)
-        nodes, devices, name = int(match[1]), int(match[2]), match[3].lower()
-        if not (1 <= nodes <= MOST_NODES and 1 <= devices <= MOST_DEVICES):
-            raise InvalidInput("cluster", text, f"1 to {MOST_NODES} nodes with 1 to {MOST_DEVICES} devices each")
-        if described is not None and name == described.name:
-            groups.append(NodeGroup(nodes, devices, name, described))
-        else:
-            groups.append(NodeGroup(nodes, devices, name if name == "cpu" else datasheet(name, "cluster").name))
+    groups = tuple(_group(part, text, described) for part in text.split("+"))
+    check_described_is_used(groups, text, described)
+    return groups
+
+
+def parse_clusters(text: str, num_nodes: Sequence[int] = (), described: Datasheet | None = None) -> tuple[Groups, ...]:
+    """Return the clusters of a list, each with the sizes `num_nodes` and its own, in ascending order.
+
+    A kind without a size, such as `h100`, stands for nodes of eight devices; it has the sizes `num_nodes` alone.
+    Raises InvalidInput for an invalid cluster, for a described device that no node has, for a kind without a size if
+    there are no `num_nodes`, and for nodes of several kinds if there are.
+
+    >>> [groups[0].num_nodes for groups in parse_clusters("h100,1x4:l40s", [2, 4])]
+    [2, 4, 1, 2, 4]
+    """
+    clusters: list[Groups] = []
+    for part in text.split(","):
+        is_kind = bool(num_nodes) and _KIND.fullmatch(part.strip()) is not None
+        groups = tuple(_group(f"1x{NODE}:{part}" if is_kind else each, text, described) for each in part.split("+"))
+        if num_nodes and len(groups) > 1:
+            raise InvalidInput("sweep", part, "a cluster with a single kind of node, such as 4x8:h100")
+        sizes = {*num_nodes, *([] if is_kind else [groups[0].num_nodes])}
+        clusters += [(replace(groups[0], num_nodes=nodes), *groups[1:]) for nodes in sorted(sizes)]
+    check_described_is_used([group for groups in clusters for group in groups], text, described)
+    return tuple(dict.fromkeys(clusters))
+
+
+def _group(text: str, cluster: str, described: Datasheet | None) -> NodeGroup:
+    match = _GROUP.fullmatch(text.strip())
+    if match is None:
+        raise InvalidInput("cluster", cluster, CLUSTER_FORM)
+    nodes, devices, name = int(match[1]), int(match[2]), match[3].strip().lower()
+    if not (1 <= nodes <= MOST_NODES and 1 <= devices <= MOST_DEVICES):
+        raise InvalidInput("cluster", cluster, f"1 to {MOST_NODES} nodes with 1 to {MOST_DEVICES} devices each")
+    if described is not None and name == described.name:
+        return NodeGroup(nodes, devices, name, described)
+    return NodeGroup(nodes, devices, name if name == "cpu" else datasheet(name, "cluster").name)
+
+
+def check_described_is_used(groups: Sequence[NodeGroup], text: str, described: Datasheet | None) -> None:
+    """Raise InvalidInput if there is a described device and no node has it."""
     if described is not None and all(group.described is None for group in groups):
         raise InvalidInput("cluster", text, f"nodes of the described device, such as 1x8:{described.name}")
-    return tuple(groups)
 
 
 def site_of(

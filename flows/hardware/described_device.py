@@ -63,7 +63,7 @@ def _fields(text: str) -> Mapping[str, Any]:
 
 
 def _name(value: object) -> str:
-    if not isinstance(value, str) or not value.strip() or set(value) & set("+:"):
+    if not isinstance(value, str) or not value.strip() or set(value) & set("+:,"):
         raise InvalidInput("device.name", value, "a word to use in --cluster, as in 1x8:mine")
     if value.lower() in DATASHEETS:
         raise InvalidInput("device.name", value, f"another name: {value} has a datasheet")

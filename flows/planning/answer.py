@@ -1,4 +1,4 @@
-"""From a question to its answer: read it, plan, and, if requested, explain and sweep."""
+"""From a question to its answer: read it, plan, and, if requested, explain it and compare clusters."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -6,9 +6,9 @@ from dataclasses import replace
 from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.flows.algorithm.rlhf_flow import find_flow
 from prefect_rlhf.flows.forms.plan_options import PlanOptions
-from prefect_rlhf.flows.hardware.cluster_spec import parse_cluster, site_of
 from prefect_rlhf.flows.hardware.described_device import read_device
 from prefect_rlhf.flows.hardware.prices import check_all_used, check_prices, dollars_per_hour
+from prefect_rlhf.flows.planning.clusters import named_cluster, questions_by_cluster, read_clusters
 from prefect_rlhf.flows.planning.given_plan import given_plan
 from prefect_rlhf.flows.planning.plan_report import PlanAnswer
 from prefect_rlhf.flows.planning.what_if import read_question
@@ -17,7 +17,8 @@ from prefect_rlhf.placement.planner.best_plan import plan_graph
 from prefect_rlhf.placement.planner.explain import explain
 from prefect_rlhf.placement.planner.planned import Planned
 from prefect_rlhf.placement.planner.question import Question
-from prefect_rlhf.placement.planner.sweep import Sweep, check_sizes, sweep
+from prefect_rlhf.placement.planner.sweep import ClusterSize, SizedPlan, check_sizes, smallest_cluster, sweep
+from prefect_rlhf.placement.schedule.throughput import iteration_utilisation
 from prefect_rlhf.placement.search.driver import Progress
 
 ShowProgress = Callable[[Progress], None]
@@ -30,11 +31,23 @@ def answer_question(options: PlanOptions, progress: ShowProgress | None = None) 
     of a PlanDoesNotFit includes its price.
     """
     check_sizes(options.sweep)
+    clusters = read_clusters(options)
     question = read_question(find_flow(options.algorithm), options)
+    questions = questions_by_cluster(question, options, clusters)
     prices = check_prices(options.prices, read_device(options.device))
-    nodes = question.site.sources.nodes
-    check_all_used(prices, nodes)
-    price = dollars_per_hour(nodes, prices)
+    sources = [each.site.sources for each in (questions.values() if questions else [question])]
+    check_all_used(prices, [node for each in sources for node in each.nodes])
+    for each in sources:
+        dollars_per_hour(each.nodes, prices)  # raises if a kind lacks its price, before a search
+    if questions:
+        return _answer_with_table(questions, options, prices, progress)
+    return _answer(question, options, prices, progress)
+
+
+def _answer(
+    question: Question, options: PlanOptions, prices: Mapping[str, float], progress: ShowProgress | None
+) -> PlanAnswer:
+    """The answer for the question's own cluster."""
     given = given_plan(options.plan, question)
     try:
         planned = _planned(question, options, progress)
@@ -43,8 +56,37 @@ def answer_question(options: PlanOptions, progress: ShowProgress | None = None) 
             raise
         raise given.beside(error) from error
     explanations = explain(question, planned) if options.explain else ()
-    sizes = sweep_sizes(question, planned, options, progress) if options.sweep else None
-    return PlanAnswer(question, planned, explanations, sizes, given, price)
+    price = dollars_per_hour(question.site.sources.nodes, prices)
+    return PlanAnswer(question, planned, explanations, None, given, price)
+
+
+def _answer_with_table(
+    questions: Mapping[ClusterSize, Question],
+    options: PlanOptions,
+    prices: Mapping[str, float],
+    progress: ShowProgress | None,
+) -> PlanAnswer:
+    """The answer for the named cluster, or for the smallest that suffices, with the table of all clusters."""
+    named, plain = named_cluster(options), options.model_copy(update={"plan": "", "explain": False})
+    answers: dict[ClusterSize, PlanAnswer] = {}
+
+    def planned_on(size: ClusterSize) -> SizedPlan:
+        question = questions[size]
+        if size not in answers:
+            answers[size] = _answer(question, options if size == named else plain, prices, progress)
+        answer, site = answers[size], question.site
+        used = iteration_utilisation(question.graph, answer.planned.seconds, question.workload, site.sources, site.mesh)
+        return SizedPlan(answer.planned, answer.work, used)
+
+    if named is not None:
+        planned_on(named)  # first: its refusal is the answer
+    table = sweep(questions, planned_on, options.at_least)
+    by_name = {size.name: size for size in questions}
+    if named is None:
+        named = by_name[smallest_cluster(table).cluster]
+    answer = answers[named]
+    explanations = explain(answer.question, answer.planned) if options.explain else ()
+    return replace(answer, sweep=table, explanations=explanations)
 
 
 def _planned(question: Question, options: PlanOptions, progress: ShowProgress | None) -> Planned:
@@ -55,25 +97,3 @@ def _planned(question: Question, options: PlanOptions, progress: ShowProgress | 
 def read_pins(pins: Mapping[str, str]) -> dict[str, DeviceMesh]:
     """Return the mesh that each pinned call must use. Raises InvalidInput for an invalid mesh."""
     return {call: DeviceMesh.parse(mesh, f"pins.{call}") for call, mesh in pins.items()}
-
-
-def sweep_sizes(question: Question, planned: Planned, options: PlanOptions, progress: ShowProgress | None) -> Sweep:
-    """Plan the question for other numbers of nodes. Raises InvalidInput unless all nodes are of the same kind."""
-    groups = parse_cluster(options.cluster, read_device(options.device)) if options.cluster else ()
-    if len(groups) != 1:
-        raise InvalidInput("sweep", options.cluster, "a cluster with a single kind of node, such as 4x8:h100")
-
-    def planned_on(num_nodes: int) -> Planned:
-        if num_nodes == groups[0].num_nodes:
-            return planned
-        site = site_of(
-            [replace(groups[0], num_nodes=num_nodes)],
-            options.network,
-            options.device_memory_gib,
-            options.call_seconds,
-            options.host_memory_gib,
-        )
-        resized = replace(question, site=site.with_profiles(question.site.sources.profiles))
-        return _planned(resized, options, progress)
-
-    return sweep([*options.sweep, groups[0].num_nodes], groups[0].devices_per_node, planned_on)

@@ -14,7 +14,7 @@ from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.files.installed import installed_version
 from prefect_rlhf.flows.algorithm.rlhf_flow import AlgorithmFlow
 from prefect_rlhf.flows.forms.plan_options import PlanOptions
-from prefect_rlhf.flows.hardware.cluster_spec import parse_cluster, site_of
+from prefect_rlhf.flows.hardware.cluster_spec import Groups, parse_clusters, site_of
 from prefect_rlhf.flows.hardware.described_device import read_device
 from prefect_rlhf.flows.hardware.profiles import measured_sources
 from prefect_rlhf.flows.planning.assumptions import tail
@@ -70,19 +70,19 @@ def read_site(options: PlanOptions, models: Mapping[str, ModelSpec]) -> Site:
             "call_seconds", options.call_seconds, "a named cluster without profiles, because profiles measure it"
         )
     if options.cluster:
-        site = site_of(
-            parse_cluster(options.cluster, read_device(options.device)),
-            options.network,
-            options.device_memory_gib,
-            options.call_seconds,
-            options.host_memory_gib,
-        )
-        devices = sorted({node.device.name for node in site.sources.nodes})
-        return site.with_profiles(read_profile(Path(path), models, devices) for path in options.profiles)
+        clusters = parse_clusters(options.cluster, options.sweep, read_device(options.device))
+        kinds = sorted({group.device for groups in clusters for group in groups})
+        profiles = [read_profile(Path(path), models, kinds) for path in options.profiles]
+        return named_site(options, clusters[0]).with_profiles(profiles)
     leased = given_lease()
     if leased is None:
         raise InvalidInput("cluster", options.cluster, "nodes x devices : kind, such as 16x8:h100")
     return Site.of_lease(leased, measured_sources(models.values(), leased))
+
+
+def named_site(options: PlanOptions, groups: Groups) -> Site:
+    """Return the site of a cluster with the memory and network of the options, without profiles."""
+    return site_of(groups, options.network, options.device_memory_gib, options.call_seconds, options.host_memory_gib)
 
 
 def read_profile(file: Path, models: Mapping[str, ModelSpec], devices: Sequence[str]) -> Profile:

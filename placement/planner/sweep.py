@@ -1,13 +1,14 @@
-"""The best plan of a question on clusters of several sizes, in a table: how many devices to rent."""
+"""The best plan of a question on several clusters, in a table: which devices to rent, and how many."""
 
 import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 
-from prefect_rlhf.errors.errors import InvalidInput
+from prefect_rlhf.errors.errors import InvalidInput, NoClusterSuffices, PlanDoesNotFit
 from prefect_rlhf.errors.table import table
 from prefect_rlhf.placement.memory.certificate import Certificate
 from prefect_rlhf.placement.planner.planned import Planned
+from prefect_rlhf.placement.schedule.throughput import IterationWork
 
 ENOUGH = 0.6
 """Static memory use below which more devices bring less and less (ReaL, section 8.4 and figure 17)."""
@@ -15,18 +16,70 @@ STATIC_SHARES = ("gradients", "optimizer")  # states that are neither freed nor 
 
 
 @dataclass(frozen=True, slots=True)
-class SizeResult:
-    """The times of a plan on `num_devices`. If `refused` gives a reason, there is no plan: seconds and shares are None.
+class ClusterSize:
+    """A row of the table: a cluster's name such as `2x8:h100`, its kind of node, or kinds as in `a100-40+v100-32`."""
 
-    `static_share` is the share of gradients and optimizer states in the memory of the device that has most of them.
+    name: str
+    kind: str
+    num_nodes: int
+    devices_per_node: int
+
+    @property
+    def num_devices(self) -> int:
+        """Devices of all nodes."""
+        return self.num_nodes * self.devices_per_node
+
+
+@dataclass(frozen=True, slots=True)
+class SizedPlan:
+    """The plan for a cluster, with the work and the price of an iteration, and the MFU of all devices (None on CPU)."""
+
+    planned: Planned
+    work: IterationWork
+    utilisation: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SizeResult:
+    """The times of a plan on a cluster. If `refused` gives a reason, there is no plan: the figures are None.
+
+    `static_share` is the share of gradients and optimizer states in the memory of the device that has most of them;
+    `fullest_share` is the share of all bytes on the fullest device. `tokens_per_second` counts prompts and responses.
     """
 
+    cluster: str
+    kind: str
     num_nodes: int
     num_devices: int
     seconds: float | None = None
     lower_bound_seconds: float | None = None
     static_share: float | None = None
+    fullest_share: float | None = None
+    tokens_per_second: float | None = None
+    utilisation: float | None = None
+    dollars_per_hour: float | None = None
+    dollars_per_million_response_tokens: float | None = None
     refused: str = ""
+
+    @classmethod
+    def of(cls, size: ClusterSize, sized: SizedPlan) -> "SizeResult":
+        """Return the figures of a plan on a cluster."""
+        planned, work = sized.planned, sized.work
+        fullest = planned.certificate.fullest
+        return cls(
+            size.name,
+            size.kind,
+            size.num_nodes,
+            size.num_devices,
+            planned.seconds,
+            planned.lower_bound_seconds,
+            static_share(planned.certificate),
+            fullest.num_bytes / fullest.device_bytes if fullest else 0.0,
+            work.tokens / planned.seconds,
+            sized.utilisation,
+            work.dollars_per_hour,
+            work.dollars_per_million(planned.seconds),
+        )
 
     @property
     def device_hours(self) -> float | None:
@@ -36,46 +89,98 @@ class SizeResult:
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """The results of sizes in ascending order."""
+    """The results of clusters: the kinds in the order of the question, the sizes of a kind in ascending order.
+
+    `at_least` are the tokens per second that the question requires, or None.
+    """
 
     sizes: tuple[SizeResult, ...]
+    at_least: float | None = None
 
     @property
-    def first_below(self) -> SizeResult | None:
-        """The smallest size that has a plan and whose static memory use is below `ENOUGH`."""
-        return next((s for s in self.sizes if s.static_share is not None and s.static_share < ENOUGH), None)
+    def first_below(self) -> dict[str, SizeResult | None]:
+        """For each kind, the smallest size with a plan whose static memory use is below `ENOUGH`."""
+        kinds = dict.fromkeys(size.kind for size in self.sizes)
+        return {kind: next((size for size in self.sizes if _is_below(size, kind)), None) for kind in kinds}
+
+    @property
+    def smallest(self) -> SizeResult | None:
+        """The smallest cluster that has a plan and reaches `at_least`; None if no cluster does.
+
+        With prices this is the cluster with the least dollars an hour, else with the fewest devices; of equal clusters
+        the fastest.
+        """
+        enough = [
+            size for size in self.sizes if (size.tokens_per_second or 0.0) >= (self.at_least or 0.0) and size.seconds
+        ]
+        return min(enough, key=_price, default=None)
+
+    @property
+    def fastest(self) -> SizeResult | None:
+        """The cluster with the most tokens per second; None if no cluster has a plan."""
+        return max(
+            (size for size in self.sizes if size.seconds), key=lambda size: size.tokens_per_second or 0, default=None
+        )
 
     def text(self) -> str:
-        """Return a table, and its conclusion on the right size."""
-        first = self.first_below
-        nodes = "node" if first and first.num_nodes == 1 else "nodes"
-        words = (
-            f"static memory use is below {ENOUGH:.0%} from {first.num_nodes} {nodes} ({first.num_devices} devices) on"
-            if first
-            else f"static memory use does not fall below {ENOUGH:.0%} on any of these sizes"
-        )
-        return f"{table([_row(size) for size in self.sizes])}\n{words}"
+        """Return a table, and its conclusions."""
+        has_prices = any(size.dollars_per_hour is not None for size in self.sizes)
+        below, lines = self.first_below, []
+        for kind, first in below.items():
+            words = f"static memory use does not fall below {ENOUGH:.0%} on any of these sizes"
+            if first:
+                nodes = f"{first.num_nodes} {'node' if first.num_nodes == 1 else 'nodes'}"
+                words = f"static memory use is below {ENOUGH:.0%} from {nodes} ({first.num_devices} devices) on"
+            lines.append(f"{kind}: {words}" if len(below) > 1 else words)
+        return "\n".join([table([_row(size, has_prices) for size in self.sizes]), *self._conclusion(), *lines])
+
+    def _conclusion(self) -> list[str]:
+        smallest = self.smallest
+        if smallest is None or len(self.sizes) == 1:
+            return []
+        by = "fewest dollars an hour" if smallest.dollars_per_hour is not None else "fewest devices"
+        reaches = "has a plan" if self.at_least is None else f"reaches {self.at_least:,.0f} tokens/s"
+        return [f"{smallest.cluster} is the smallest cluster that {reaches} ({by})"]
 
     def to_json(self) -> str:
         """Return the sweep for a machine."""
         sizes = [{**asdict(size), "device_hours": size.device_hours} for size in self.sizes]
-        first = self.first_below
-        return json.dumps({"sizes": sizes, "first_below": first and first.num_nodes, "below": ENOUGH}, indent=1)
+        first = {kind: size and size.num_nodes for kind, size in self.first_below.items()}
+        answer = {"at_least": self.at_least, "smallest": self.smallest and self.smallest.cluster}
+        return json.dumps({"sizes": sizes, "first_below": first, "below": ENOUGH, **answer}, indent=1)
 
 
-def sweep(num_nodes: Iterable[int], devices_per_node: int, planned: Callable[[int], Planned]) -> Sweep:
-    """Ask `planned` for each number of nodes; a size for which it raises InvalidInput is refused."""
-    results = []
-    for count in sorted(set(num_nodes)):
-        devices = count * devices_per_node
+def sweep(
+    sizes: Iterable[ClusterSize], planned: Callable[[ClusterSize], SizedPlan], at_least: float | None = None
+) -> Sweep:
+    """Ask `planned` for each cluster once; a cluster for which it raises InvalidInput is refused.
+
+    If all clusters are refused with the same words, the question itself is wrong: raises that error.
+    """
+    results, errors = [], []
+    for size in dict.fromkeys(sizes):
         try:
-            best = planned(count)
+            results.append(SizeResult.of(size, planned(size)))
         except InvalidInput as error:
-            results.append(SizeResult(count, devices, refused=str(error)))
-            continue
-        share = static_share(best.certificate)
-        results.append(SizeResult(count, devices, best.seconds, best.lower_bound_seconds, share))
-    return Sweep(tuple(results))
+            errors.append(error)
+            refused = f"does not fit: {error.seen}" if isinstance(error, PlanDoesNotFit) else str(error)
+            results.append(SizeResult(size.name, size.kind, size.num_nodes, size.num_devices, refused=refused))
+    if len(errors) == len(results) and len({str(error) for error in errors}) == 1:
+        raise errors[0]
+    return Sweep(tuple(results), at_least)
+
+
+def smallest_cluster(table: Sweep) -> SizeResult:
+    """Return the smallest cluster that suffices. Raises NoClusterSuffices if none does."""
+    if table.smallest is not None:
+        return table.smallest
+    fastest = table.fastest
+    if fastest is None:
+        shown = "a cluster with a plan that fits: more or larger devices, shorter rows, or smaller models"
+        names = ", ".join(size.cluster for size in table.sizes)
+        raise NoClusterSuffices("cluster", names, shown, table.text())
+    most = f"at most {fastest.tokens_per_second:,.0f} tokens/s, which {fastest.cluster} reaches, or more devices"
+    raise NoClusterSuffices("at_least", table.at_least, most, table.text())
 
 
 def static_share(certificate: Certificate) -> float:
@@ -93,14 +198,31 @@ def check_sizes(num_nodes: Sequence[int], field: str = "sweep") -> None:
         raise InvalidInput(field, list(num_nodes), "numbers of nodes, each 1 or more")
 
 
-def _row(size: SizeResult) -> dict[str, str]:
+def _is_below(size: SizeResult, kind: str) -> bool:
+    return size.kind == kind and size.static_share is not None and size.static_share < ENOUGH
+
+
+def _price(size: SizeResult) -> tuple[float, float]:
+    cost = size.num_devices if size.dollars_per_hour is None else size.dollars_per_hour
+    return cost, -(size.tokens_per_second or 0.0)
+
+
+def _row(size: SizeResult, has_prices: bool) -> dict[str, str]:
+    dollars = {
+        "$/hour": _shown(size.dollars_per_hour, ",.2f"),
+        "$/M response tokens": _shown(size.dollars_per_million_response_tokens, ".3g"),
+    }
     return {
-        "nodes": str(size.num_nodes),
+        "cluster": size.cluster,
         "devices": str(size.num_devices),
         "seconds": _shown(size.seconds, ".2f"),
         "bound": _shown(size.lower_bound_seconds, ".2f"),
+        "tokens/s": _shown(size.tokens_per_second, ",.0f"),
+        "MFU": _shown(size.utilisation, ".1%"),
+        **(dollars if has_prices else {}),
         "device-hours": _shown(size.device_hours, ".3f"),
         "static memory": _shown(size.static_share, ".1%"),
+        "fullest device": _shown(size.fullest_share, ".1%"),
         "note": size.refused,
     }
 

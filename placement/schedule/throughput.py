@@ -94,6 +94,25 @@ def call_speeds(
     return speeds
 
 
+def iteration_utilisation(
+    graph: DataflowGraph, seconds: float, workload: Workload, sources: CostSources, mesh: DeviceMesh
+) -> float | None:
+    """Return the MFU of all devices of `mesh` over an iteration of `seconds`; None for devices without a peak (CPU).
+
+    It is the model FLOPs of all calls except evaluation over seconds and the peak of all devices.
+    """
+    used = 0.0
+    for call in graph:
+        if call.kind == "compute" or call.role is None or call.every is not None:
+            continue
+        work, sizes = CallWork.expected(call, workload), ModelSizes.of(graph.model(call.role))
+        peak = peak_flops(sources, mesh, sizes)
+        if peak is None:
+            return None
+        used += model_flops(work, sizes) / peak
+    return used / seconds
+
+
 def model_flops(work: CallWork, sizes: ModelSizes) -> float:
     """Return the floating-point operations that a call's results need, whatever an engine computes beside them.
 

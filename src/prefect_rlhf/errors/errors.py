@@ -7,6 +7,7 @@ RlhfError
         NotUsed                         a value that another setting leaves without effect
         SeveralMistakes                 all mistakes of a plan file
         PlanDoesNotFit                  a plan needs more memory than its devices have; carries the certificate
+        NoClusterSuffices               no cluster of a table has a plan that is fast enough; carries the table
     GraphError (also a ValueError)      a flow function that does not describe an algorithm
     StaleWeights                        a call was about to use another weight version than its edge names
     OutputFailed                        a file of the run could not be written: disk full, quota, read-only
@@ -161,6 +162,15 @@ class PlanDoesNotFit(InvalidInput):
         super().__init__(field, seen, expected)
         self.args = (field, seen, expected, report, details)
         self.report, self.details = report, details
+
+
+class NoClusterSuffices(InvalidInput):
+    """No cluster of a table has a plan, or none reaches the required throughput. `report` is the table."""
+
+    def __init__(self, field: str, seen: object, expected: str, report: str) -> None:
+        super().__init__(field, seen, expected)
+        self.args = (field, seen, expected, report)
+        self.report = report
 
 
 class GraphError(RlhfError, ValueError):

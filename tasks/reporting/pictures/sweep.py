@@ -7,6 +7,7 @@ from html import escape
 from prefect_rlhf.placement.planner.sweep import ENOUGH, Sweep
 
 PANEL, GAP, HEIGHT = 360, 40, 260  # widths of a panel and between panels, height of the picture
+LABEL = 84  # width for the name of a cluster
 LEFT, TOP, BOTTOM = 20, 40, 44
 COLOUR, MARK = "#4269d0", "#ff725c"
 
@@ -29,25 +30,28 @@ def sweep_svg(sweep: Sweep) -> str:
         Panel("device-hours per iteration", tuple(size.device_hours for size in sizes), ".3g"),
         Panel("static memory use", tuple(size.static_share for size in sizes), ".0%", ENOUGH),
     )
-    labels = [f"{size.num_devices}" for size in sizes]
-    width = len(panels) * (PANEL + GAP)
+    one_kind = len({size.kind for size in sizes}) == 1
+    labels = [f"{size.num_devices}" if one_kind else size.cluster for size in sizes]
+    panel = max(PANEL, 0 if one_kind else LABEL * len(labels))
+    width = len(panels) * (panel + GAP)
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {HEIGHT}" width="{width}" height="{HEIGHT}" '
         'font-family="system-ui, Helvetica, Arial, sans-serif" font-size="11">',
         f'<rect width="{width}" height="{HEIGHT}" fill="#ffffff"/>',
     ]
-    for index, panel in enumerate(panels):
-        parts += _panel(panel, labels, LEFT + index * (PANEL + GAP))
+    axis = "devices" if one_kind else "clusters"
+    for index, each in enumerate(panels):
+        parts += _panel(each, labels, axis, LEFT + index * (panel + GAP), panel)
     return "\n".join([*parts, "</svg>"])
 
 
-def _panel(panel: Panel, labels: Sequence[str], left: float) -> Iterator[str]:
+def _panel(panel: Panel, labels: Sequence[str], axis: str, left: float, width: float) -> Iterator[str]:
     bottom = HEIGHT - BOTTOM
     drawn = [value for value in panel.values if value is not None]
     most = max([*drawn, panel.level or 0.0], default=0.0) or 1.0
     yield _text(left, 22, panel.title, "start")
-    yield f'<line x1="{left}" y1="{bottom}" x2="{left + PANEL}" y2="{bottom}" stroke="#999999"/>'
-    column = PANEL / max(1, len(labels))
+    yield f'<line x1="{left}" y1="{bottom}" x2="{left + width}" y2="{bottom}" stroke="#999999"/>'
+    column = width / max(1, len(labels))
     for index, (label, value) in enumerate(zip(labels, panel.values, strict=True)):
         middle = left + (index + 0.5) * column
         yield _text(middle, bottom + 16, label)
@@ -60,11 +64,11 @@ def _panel(panel: Panel, labels: Sequence[str], left: float) -> Iterator[str]:
             f'height="{height:.1f}" rx="2" fill="{COLOUR}"/>'
         )
         yield _text(middle, bottom - height - 5, format(value, panel.form))
-    yield _text(left + PANEL / 2, bottom + 34, "devices")
+    yield _text(left + width / 2, bottom + 34, axis)
     if panel.level is not None:
         y = bottom - (bottom - TOP) * panel.level / most
         yield (
-            f'<line x1="{left}" y1="{y:.1f}" x2="{left + PANEL}" y2="{y:.1f}" stroke="{MARK}" stroke-dasharray="4 3"/>'
+            f'<line x1="{left}" y1="{y:.1f}" x2="{left + width}" y2="{y:.1f}" stroke="{MARK}" stroke-dasharray="4 3"/>'
         )
 
 

@@ -401,6 +401,18 @@ CASES = {
     "rows longer than the context": ([*ONE, *MODELS, "--prompt-length", "4000", "--response-length", "200"], "4096"),
     "responses longer than may be made": ([*ONE, *LENGTHS, *MODELS, "-p", "algo.sampling.max_new_tokens=9"], "at most 9"),
     "a misspelt hyperparameter": ([*ONE, *LENGTHS, *MODELS, "-p", "algo.clipp=1"], "clipp"),
+    "a list without sizes": (["--cluster", "h100,h200", *LENGTHS, *MODELS], "cluster: got 'h100,h200', expected nodes x devices"),
+    "an unknown device in a list": (["--cluster", "h100,b9000", "--sweep", "1,2", *LENGTHS, *MODELS], "cluster: got 'b9000', expected one of h100"),
+    "a list with an end missing": (["--cluster", "1x8:h100,", *LENGTHS, *MODELS], "cluster: got '1x8:h100,'"),
+    "a sweep over nodes of two kinds": (["--cluster", "1x8:a100-40+1x8:v100-32", "--sweep", "2", *LENGTHS, *MODELS], "sweep: got '1x8:a100-40+1x8:v100-32', expected a cluster with a single kind"),
+    "a price of a device that no cluster has": (["--cluster", "h100,h200", "--sweep", "1", *LENGTHS, *MODELS, "--price", "h100=2,h200=3,l40s=1"], "prices.l40s: 1.0 is not used: the devices are h100, h200"),
+    "a device of a list without a price": (["--cluster", "h100,h200", "--sweep", "1", *LENGTHS, *MODELS, "--price", "h100=2"], "prices.h200: missing"),
+    "a plan file for several clusters": (["--cluster", "h100,h200", "--sweep", "1", *LENGTHS, *MODELS, "--plan", "mine.yaml"], "plan: 'mine.yaml' is not used"),
+    "a throughput of nothing": ([*ONE, *LENGTHS, *MODELS, "--sweep", "1,2", "--at-least", "0"], "at_least: got 0"),
+    "a negative throughput": ([*ONE, *LENGTHS, *MODELS, "--sweep", "1,2", "--at-least", "-3"], "at_least: got -3"),
+    "a throughput that is no number": ([*ONE, *LENGTHS, *MODELS, "--sweep", "1,2", "--at-least", "fast"], "at_least: got 'fast'"),
+    "a throughput that is not finite": ([*ONE, *LENGTHS, *MODELS, "--sweep", "1,2", "--at-least", ".nan"], "at_least: got nan"),
+    "a throughput of a single cluster": ([*ONE, *LENGTHS, *MODELS, "--at-least", "100"], "at_least: 100.0 is not used: there is a single cluster; remove it, or name more"),
     "a sweep over nothing": ([*ONE, *LENGTHS, *MODELS, "--sweep", "0,1"], "sweep.0"),
     "a sweep that is no list": ([*ONE, *LENGTHS, *MODELS, "--sweep", "1-4"], "1-4"),
     "a profile that is not there": ([*ONE, *LENGTHS, *MODELS, "--profile", "nowhere.json"], "nowhere.json"),
@@ -423,6 +435,27 @@ def test_a_mistake_is_one_line_that_names_it(case, capsys, tmp_path, monkeypatch
     said = [line for line in capsys.readouterr().err.splitlines() if " s: " not in line]
     assert len(said) == 1 and said[0].startswith("prefect-rlhf: ") and names in said[0]
     assert not (tmp_path / "plans").exists()
+
+
+def test_a_list_of_kinds_and_sizes_is_a_single_table_and_the_answer_its_smallest(capsys, tmp_path):
+    """A kind alone stands for nodes of eight devices; with prices the smallest costs the least dollars an hour."""
+    asked = ["plan", "dpo", "--model", "actor=llama-7b", *LENGTHS, "--batch-size", "32", "--evaluations", "1000"]
+    some = ["--cluster", "a100-80, 1x4:h100,1x1:l40s", "--sweep", "2", "--price", "h100=5,a100-80=1,l40s=1"]
+    made = tmp_path / "made"
+    assert main([*asked, *some, "--at-least", "100", "--output", str(made)]) == 0
+    table = json.loads((made / "sweep.json").read_text())
+    rows = {row["cluster"]: row for row in table["sizes"]}
+    assert list(rows) == ["2x8:a100-80", "1x4:h100", "2x4:h100", "1x1:l40s", "2x1:l40s"]
+    fits = {name: row for name, row in rows.items() if row["seconds"]}
+    assert "1x1:l40s" not in fits and " GiB on a device at best" in rows["1x1:l40s"]["refused"]
+    assert table["smallest"] == min(fits, key=lambda name: fits[name]["dollars_per_hour"]) == "2x8:a100-80"
+    assert json.loads((made / "plan.json").read_text())["figures"]["seconds"] == rows["2x8:a100-80"]["seconds"]
+    said = capsys.readouterr().out
+    assert "2x8:a100-80 is the smallest cluster that reaches 100 tokens/s (fewest dollars an hour)" in said
+    assert main([*asked, *some, "--at-least", "1e9", "--output", str(tmp_path / "none")]) == 2
+    line, header, *_ = (one for one in capsys.readouterr().err.splitlines() if " s: " not in one)
+    assert line.startswith("prefect-rlhf: at_least: got 1000000000.0, expected at most ")
+    assert header.split()[:3] == ["cluster", "devices", "seconds"] and not (tmp_path / "none").exists()
 
 
 def test_where_no_plan_fits_the_table_says_what_fills_the_devices_and_what_would_help(capsys, tmp_path):
