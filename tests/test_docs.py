@@ -40,6 +40,7 @@ from prefect_rlhf.tasks.tracing.trace import trace_body
 from tests import runs, vocabulary
 from tests.door import public_names
 from tests.finished_steps import write_checkpoint
+from tests.migrated_database import put_database
 from tests.test_first_screen import first_screen
 from tests.tiny import make_model, make_pairs, make_prompts
 
@@ -101,6 +102,7 @@ def folder(tmp_path_factory):
     write_new(folder, project(folder))
     make_model(folder / "models" / "smollm2")
     make_model(folder / "runs" / "reward" / "latest" / "reward", scalar=True)
+    put_database(folder / "prefect")
     (folder / "data").mkdir()
     make_prompts(folder / "data" / "prompts.parquet")
     make_pairs(folder / "data" / "preferences.parquet", num_train=32, num_held_out=32)

@@ -22,6 +22,7 @@ from benchmarks.demo.ratings import prepare_ratings
 from benchmarks.demo.server import DemoServer
 from prefect_rlhf.blocks.lease_book import Holder, LeaseBook, LeasedMesh
 from prefect_rlhf.placement.devices.mesh import ClusterShape
+from tests.migrated_database import put_database
 from tests.plan_matrix import plan
 from tests.runs import plan_file, read_lines, rollouts
 from tests.tiny import make_model, make_pairs, make_prompts
@@ -52,6 +53,7 @@ def server(request, tmp_path_factory):
         for name, held_out in (("prompts", 8), ("preferences", 4)):
             write_few(CACHE / "data" / f"{name}.parquet", home / "data" / f"{name}.parquet", held_out)
     plan_file(OVERLAP, home / "overlap.json")
+    put_database(home / "prefect")
     started = DemoServer(home, PROJECT, free_port())
     try:
         started.start()

@@ -17,6 +17,8 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
+from tests.migrated_database import put_database
+
 PREFECT = Path(sys.executable).with_name("prefect")
 DEPLOYMENTS: dict[str, dict[str, Any]] = {
     "whole": {"mesh": "n0:0-1"},
@@ -47,6 +49,7 @@ class PrefectSite:
         }
 
     def start_server(self) -> None:
+        put_database(self.folder / "home")
         self._start("server", "server", "start", "--host", "127.0.0.1", "--port", str(self.port))
         self.until(self._is_healthy, 90)
 
