@@ -3,13 +3,14 @@
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from prefect_rlhf.errors.errors import InvalidInput
+from prefect_rlhf.errors.errors import InvalidInput, TooLittleMemory
 from prefect_rlhf.flows.algorithm.rlhf_flow import find_flow
 from prefect_rlhf.flows.forms.plan_options import PlanOptions
 from prefect_rlhf.flows.hardware.described_device import read_device
 from prefect_rlhf.flows.hardware.prices import check_all_used, check_prices, dollars_per_hour
 from prefect_rlhf.flows.planning.clusters import named_cluster, questions_by_cluster, read_clusters
 from prefect_rlhf.flows.planning.given_plan import given_plan
+from prefect_rlhf.flows.planning.more_devices import with_enough_devices
 from prefect_rlhf.flows.planning.plan_report import PlanAnswer
 from prefect_rlhf.flows.planning.what_if import read_question
 from prefect_rlhf.placement.devices.mesh import DeviceMesh
@@ -45,16 +46,21 @@ def answer_question(options: PlanOptions, progress: ShowProgress | None = None) 
 
 
 def _answer(
-    question: Question, options: PlanOptions, prices: Mapping[str, float], progress: ShowProgress | None
+    question: Question,
+    options: PlanOptions,
+    prices: Mapping[str, float],
+    progress: ShowProgress | None,
+    in_table: bool = False,
 ) -> PlanAnswer:
-    """The answer for the question's own cluster."""
+    """The answer for the question's own cluster. A refusal states how many devices would do, unless a table does."""
     given = given_plan(options.plan, question)
     try:
         planned = _planned(question, options, progress)
     except InvalidInput as error:
-        if given is None:
-            raise
-        raise given.beside(error) from error
+        refused = error
+        if isinstance(error, TooLittleMemory) and not in_table:
+            refused = with_enough_devices(error, question, options)
+        raise (refused if given is None else given.beside(refused)) from error
     explanations = explain(question, planned) if options.explain else ()
     price = dollars_per_hour(question.site.sources.nodes, prices)
     return PlanAnswer(question, planned, explanations, None, given, price)
@@ -73,7 +79,8 @@ def _answer_with_table(
     def planned_on(size: ClusterSize) -> SizedPlan:
         question = questions[size]
         if size not in answers:
-            answers[size] = _answer(question, options if size == named else plain, prices, progress)
+            mine = options if size == named else plain
+            answers[size] = _answer(question, mine, prices, progress, in_table=size != named)
         answer, site = answers[size], question.site
         used = iteration_utilisation(question.graph, answer.planned.seconds, question.workload, site.sources, site.mesh)
         return SizedPlan(answer.planned, answer.work, used)

@@ -2,22 +2,23 @@
 
 from dataclasses import replace
 
-from prefect_rlhf.errors.errors import InvalidInput, PlanDoesNotFit
+from prefect_rlhf.errors.errors import PlanDoesNotFit, TooLittleMemory
 from prefect_rlhf.placement.memory.bytes import base_bytes, byte_size, enough_bytes
 from prefect_rlhf.placement.memory.certificate import Certificate
 from prefect_rlhf.placement.memory.remedies import Remedy, refusal
 from prefect_rlhf.placement.plan import ExecutionPlan
 from prefect_rlhf.placement.planner.question import Question
-from prefect_rlhf.placement.planner.solution import solution
+from prefect_rlhf.placement.planner.solution import solution, solve_fitting
 from prefect_rlhf.placement.planner.space.plan_problem import PlanSpace
 from prefect_rlhf.placement.planner.time_sharing import time_sharing_problem
 from prefect_rlhf.placement.search.budget import Budget
 from prefect_rlhf.placement.search.driver import search
 
+FEW_SHARES = (1.0, 0.96, 0.9, 0.8)  # of the memory, to find any plan that fits
 LARGER = (1.1, 1.25, 1.5, 2.0, 3.0, 5.0, 8.0)  # shares of memory beyond what there is, to say how much is missing
 
 
-def no_plan_fits(question: Question, space: PlanSpace, budget: Budget) -> InvalidInput:
+def no_plan_fits(question: Question, space: PlanSpace, budget: Budget) -> TooLittleMemory:
     """State the missing memory: the need of the first plan that a search with time sharing finds in more memory."""
     problem, part = time_sharing_problem(space), budget.times(1 / len(LARGER))
     for share in LARGER:
@@ -26,7 +27,16 @@ def no_plan_fits(question: Question, space: PlanSpace, budget: Budget) -> Invali
         if plan is not None and not (certificate := question.certificate(plan)).fits:
             return _too_large(question, plan, certificate)
     seen = f"more than {LARGER[-1]:.0f} times the memory"
-    return InvalidInput(f"plan of {question.graph.name}", seen, "a plan that fits the devices: more devices")
+    return TooLittleMemory(f"plan of {question.graph.name}", seen, "a plan that fits the devices: more devices")
+
+
+def has_fitting_plan(question: Question, budget: Budget) -> bool:
+    """Whether a short search with time sharing finds a plan that fits by its certificate. No says nothing."""
+    try:
+        problem = time_sharing_problem(PlanSpace.of(question))
+    except TooLittleMemory:
+        return False
+    return solve_fitting(question, problem, budget, shares=FEW_SHARES, repair=False) is not None
 
 
 def _too_large(question: Question, plan: ExecutionPlan, certificate: Certificate) -> PlanDoesNotFit:

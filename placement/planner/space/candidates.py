@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import sqrt
 
-from prefect_rlhf.errors.errors import InvalidInput
+from prefect_rlhf.errors.errors import TooLittleMemory
 from prefect_rlhf.placement.cost.call_bytes import CallBytes, call_bytes, static_bytes
 from prefect_rlhf.placement.cost.datasheets.hardware import GIB
 from prefect_rlhf.placement.cost.execution import Execution
@@ -113,7 +113,7 @@ class CostContext:
 def fitting_candidates(call: Call, context: CostContext) -> tuple[Candidate, ...]:
     """Return the Pareto-optimal placements of a call that fit an otherwise empty device.
 
-    If there is none, raises InvalidInput with the missing bytes and the nearest placement.
+    If there is none, raises TooLittleMemory with the missing bytes and the nearest placement.
     """
     legal = list(legal_candidates(call, context))
     usable = [context.usable_bytes(mesh_class) for mesh_class in range(len(context.space.classes))]
@@ -130,7 +130,7 @@ def fitting_candidates(call: Call, context: CostContext) -> tuple[Candidate, ...
     nearest = min(legal, key=lambda option: context.needed_bytes(option) - context.usable_bytes(option.mesh_class))
     needs, has = context.needed_bytes(nearest) / GIB, context.usable_bytes(nearest.mesh_class) / GIB
     role = context.graph.model(call.role or "").role
-    raise InvalidInput(
+    raise TooLittleMemory(
         field,
         f"{needs:.1f} GiB on a device at best ({nearest.placement.strategy}, {_cut_in_words(nearest.placement)})",
         f"at most the {has:.1f} GiB that a plan may fill: {needs - has:.1f} GiB less, by more devices to split "

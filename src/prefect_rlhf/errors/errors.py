@@ -6,7 +6,8 @@ RlhfError
         Missing                         a value that has no default
         NotUsed                         a value that another setting leaves without effect
         SeveralMistakes                 all mistakes of a plan file
-        PlanDoesNotFit                  a plan needs more memory than its devices have; carries the certificate
+        TooLittleMemory                 devices that have too little memory for a call, or for any plan
+            PlanDoesNotFit              a plan needs more memory than its devices have; carries the certificate
         NoClusterSuffices               no cluster of a table has a plan that is fast enough; carries the table
     GraphError (also a ValueError)      a flow function that does not describe an algorithm
     StaleWeights                        a call was about to use another weight version than its edge names
@@ -151,7 +152,15 @@ class SeveralMistakes(InvalidInput):
         return mistakes[0] if len(mistakes) == 1 else cls(mistakes)
 
 
-class PlanDoesNotFit(InvalidInput):
+class TooLittleMemory(InvalidInput):
+    """The devices have too little memory for a call, or for any plan: more devices may do."""
+
+    def also(self, words: str) -> "TooLittleMemory":
+        """Return the error with `words` at the end of its line."""
+        return type(self)(self.field, self.seen, f"{self.expected}; {words}", *self.args[3:])
+
+
+class PlanDoesNotFit(TooLittleMemory):
     """A plan needs more device memory than exists.
 
     `report` is shown after the line: a table of the devices, the owners of the bytes, and changes that would make it
@@ -165,7 +174,7 @@ class PlanDoesNotFit(InvalidInput):
 
 
 class NoClusterSuffices(InvalidInput):
-    """No cluster of a table has a plan, or none reaches the required throughput. `report` is the table."""
+    """No cluster of a table has a plan, or no cluster reaches the required throughput. `report` is the table."""
 
     def __init__(self, field: str, seen: object, expected: str, report: str) -> None:
         super().__init__(field, seen, expected)

@@ -473,6 +473,31 @@ def test_where_no_plan_fits_the_table_says_what_fills_the_devices_and_what_would
     assert not (tmp_path / "plans").exists()
 
 
+@pytest.mark.parametrize(
+    ("cluster", "enough", "less"),
+    [("1x2:l40s", "8 devices would do, as 1x8:l40s", "1x4:l40s"), ("1x8:v100-16", "32 devices would do, as 4x8:v100-16", "3x8:v100-16")],
+)  # fmt: skip
+def test_a_refusal_says_how_many_devices_would_do(cluster, enough, less):
+    """The named number has a plan that fits, and the next smaller number that was tried has none."""
+    asked = {"algorithm": "dpo", "models": {"actor": "llama-13b"}, "prompt_length": "256", "response_length": "256"}
+    asked |= {"batch_size": 64, "evaluations": 2000}
+    with pytest.raises(InvalidInput, match=f"GiB less, by more devices .*; {enough}$"):
+        answer_question(plan_options(asked | {"cluster": cluster}))
+    found = answer_question(plan_options(asked | {"cluster": enough.partition("as ")[2]}))
+    assert found.planned.certificate.fits
+    with pytest.raises(InvalidInput, match="GiB less"):
+        answer_question(plan_options(asked | {"cluster": less}))
+
+
+def test_no_number_of_devices_is_said_for_pinned_calls_or_several_kinds():
+    asked = {"algorithm": "dpo", "models": {"actor": "llama-13b"}, "prompt_length": "256", "response_length": "256"}
+    asked |= {"cluster": "1x2:l40s", "evaluations": 2000}
+    with pytest.raises(InvalidInput, match="GiB less, by more devices .*smaller model$"):
+        answer_question(plan_options(asked | {"pins": {"ref_inference": "n0:0"}}))
+    with pytest.raises(InvalidInput, match="GiB less, by more devices .*smaller model$"):
+        answer_question(plan_options(asked | {"cluster": "1x2:l40s+1x2:a10"}))
+
+
 def test_the_other_commands_stay(capsys):
     """`plan` is a word before the algorithm; without it the command runs one."""
     assert main(["no_such_algorithm"]) == 2

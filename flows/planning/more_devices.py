@@ -1,0 +1,64 @@
+"""How many devices would do, for a question that no plan fits: the smallest of some larger clusters."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from prefect_rlhf.errors.errors import TooLittleMemory
+from prefect_rlhf.flows.forms.plan_options import PlanOptions
+from prefect_rlhf.flows.hardware.cluster_spec import NODE, Groups, parse_cluster
+from prefect_rlhf.flows.hardware.described_device import read_device
+from prefect_rlhf.flows.planning.what_if import named_site
+from prefect_rlhf.placement.planner.question import Question
+from prefect_rlhf.placement.planner.refusal import has_fitting_plan
+from prefect_rlhf.placement.search.budget import Budget
+
+EVALUATIONS = Budget(4_000)  # for each cluster: any plan that fits will do
+MOST_NODES = 64  # of the largest cluster that is tried; each doubling takes a second or two
+
+
+def with_enough_devices(error: TooLittleMemory, question: Question, options: PlanOptions) -> TooLittleMemory:
+    """Return the error with the number of devices of the same kind that would do, if a larger cluster has a plan.
+
+    Nodes of several kinds, and pinned calls, are left alone.
+    """
+    groups = parse_cluster(options.cluster, read_device(options.device)) if options.cluster else ()
+    if len(groups) != 1 or options.pins:
+        return error
+    enough = enough_nodes(groups, question, options)
+    if enough is None:
+        return error.also(f"even {MOST_NODES} nodes did not do in a short search")
+    nodes, width = enough[0].num_nodes, enough[0].devices_per_node
+    return error.also(f"{nodes * width} devices would do, as {nodes}x{width}:{enough[0].device}")
+
+
+def enough_nodes(groups: Groups, question: Question, options: PlanOptions) -> Groups | None:
+    """Return the smallest larger cluster on which a short search finds a plan; None if the largest has none."""
+
+    def suffices(larger: Groups) -> bool:
+        site = named_site(options, larger).with_profiles(question.site.sources.profiles)
+        return has_fitting_plan(replace(question, site=site), EVALUATIONS)
+
+    before = groups
+    for larger in _larger(groups):
+        if suffices(larger):
+            break
+        before = larger
+    else:
+        return None
+    (least,), (most,) = before, larger
+    low, high = least.num_nodes, most.num_nodes
+    while least.devices_per_node == most.devices_per_node and high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if suffices((replace(most, num_nodes=middle),)) else (middle, high)
+    return (replace(most, num_nodes=high),)
+
+
+def _larger(groups: Groups) -> Iterator[Groups]:
+    """Yield larger clusters: twice the devices of a node until it has eight, then twice the nodes."""
+    (group,) = groups
+    while group.num_nodes == 1 and 2 * group.devices_per_node <= NODE:
+        group = replace(group, devices_per_node=2 * group.devices_per_node)
+        yield (group,)
+    while group.num_nodes < MOST_NODES:
+        group = replace(group, num_nodes=min(MOST_NODES, 2 * group.num_nodes))
+        yield (group,)
