@@ -21,4 +21,19 @@ LOGITS_AT_ONCE_CPU = 1 << 19  # logits that the head makes at a time: about what
 LOGITS_AT_ONCE_CUDA = 1 << 28  # a GPU needs more of them at a time
 LONGEST_EXPLICIT = 512  # tokens; up to here attention's backward on CPU makes all scores of a row, 2-5 times faster
 CACHE_BLOCK = 32  # tokens per block of vLLM's key-value cache on CPU; the smaller blocks on CUDA fit in
+LEAST_WINDOW_BLOCK, MOST_WINDOW_BLOCK = 256, 1024  # tokens: see window_block
 PASS_TOKENS = 8192  # tokens of a forward pass over prompts, in vLLM and in our sampler
+
+
+def window_block(window: int) -> tuple[int, int]:
+    """Return the tokens of a block whose queries attend to a window at once on CUDA, and of the keys before the block.
+
+    Blocks are as long as the window, within limits: shorter blocks are more calls, longer blocks have larger masks.
+    Keys begin at a multiple of 16, since torch copies masks that do not.
+
+    >>> window_block(5), window_block(1024), window_block(4096)
+    ((256, 16), (1024, 1024), (1024, 4096))
+    """
+    multiple = 16
+    reach = -(-window // multiple) * multiple
+    return min(max(reach, LEAST_WINDOW_BLOCK), MOST_WINDOW_BLOCK), reach

@@ -4,9 +4,13 @@ Shapes: S tokens of a row, B rows, H hidden, F feed-forward, G key-value heads, 
 X = Q + 2 (queries, key, value), D head dimension.
 """
 
+from functools import lru_cache
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from prefect_rlhf.placement.engine_constants import window_block
 
 
 def rms_norm(x: Tensor, weight_H: Tensor, eps: float) -> Tensor:
@@ -46,5 +50,44 @@ def attention(query_BHSD: Tensor, key_BGSD: Tensor, value_BGSD: Tensor, window: 
     length = query_BHSD.shape[-2]
     if window is None or length <= window:
         return F.scaled_dot_product_attention(query_BHSD, key_BGSD, value_BGSD, is_causal=True, enable_gqa=True)
+    if query_BHSD.is_cuda:
+        return window_attention(query_BHSD, key_BGSD, value_BGSD, window)
     seen_SS = torch.ones(length, length, dtype=torch.bool, device=query_BHSD.device).tril().triu(1 - window)
     return F.scaled_dot_product_attention(query_BHSD, key_BGSD, value_BGSD, attn_mask=seen_SS, enable_gqa=True)
+
+
+def window_attention(query_BHSD: Tensor, key_BGSD: Tensor, value_BGSD: Tensor, window: int) -> Tensor:
+    """Attend causally to `window` tokens, a block of queries at a time, to the keys that the block sees.
+
+    A mask of all tokens would exclude torch's flash kernel, and its memory-efficient kernel takes no shared keys; the
+    kernel that remains keeps the scores of all pairs of tokens. Here the query heads that share keys take the axis of
+    tokens, so the memory-efficient kernel may run. The mask is of a block, and if another kernel runs, its scores grow
+    with the number of tokens and not with its square. Not yet run on a GPU.
+    """
+    num_rows, groups, length, dim = key_BGSD.shape
+    query_BGSQD = query_BHSD.view(num_rows, groups, -1, length, dim).transpose(2, 3)
+    heads = query_BGSQD.shape[3]
+    size, reach = window_block(window)
+    mask = _window_mask(window, heads, query_BHSD.dtype, query_BHSD.device)
+    made = []
+    for number, block_BGCQD in enumerate(torch.split(query_BGSQD, size, 2)):
+        begin, tokens = number * size, block_BGCQD.shape[2]
+        before = min(begin, reach)
+        keys, values = (x[:, :, begin - before : begin + tokens] for x in (key_BGSD, value_BGSD))
+        seen = mask[: tokens * heads, reach - before : reach + tokens]
+        mixed = F.scaled_dot_product_attention(block_BGCQD.flatten(2, 3), keys, values, attn_mask=seen)
+        made.append(mixed.view(num_rows, groups, tokens, heads, dim).permute(2, 0, 1, 3, 4))
+    return torch.cat(made).flatten(2, 3).permute(1, 2, 0, 3)
+
+
+@lru_cache(maxsize=4)  # all layers with a window share a mask, which autograd keeps
+def _window_mask(window: int, heads: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return what a block's queries, with `heads` rows for each token, see of the keys before and in it.
+
+    It is 0 for a key that a query sees and minus infinity elsewhere.
+    """
+    size, reach = window_block(window)
+    query, key = (torch.arange(count, device=device) for count in (size, reach + size))
+    distance = query[:, None] + reach - key
+    hidden = (distance < 0) | (distance >= window)
+    return torch.zeros_like(hidden, dtype=dtype).masked_fill_(hidden, -torch.inf).repeat_interleave(heads, 0)

@@ -23,6 +23,7 @@ from prefect_rlhf.placement.engine_constants import (
     MAIN_WEIGHT_BYTES,
     PASS_TOKENS,
     TOKEN_BYTES,
+    window_block,
 )
 from prefect_rlhf.placement.engine_traits import TRAITS
 from prefect_rlhf.placement.plan import EngineKind
@@ -149,7 +150,7 @@ class _Active:
             logits += in_head * -(-self.sizes.vocab // self._tp) * self.sizes.item
         return _with(
             static,
-            working=in_pass * self._forward_bytes,
+            working=in_pass * self._forward_bytes + (0 if TRAITS[engine].paged_cache else self._mask),
             logits=logits,
             kv_cache=cached,
             rows=self._replica_rows * self.max_length * (TOKEN_BYTES + COLUMN_BYTES),
@@ -159,7 +160,7 @@ class _Active:
         """Add a micro-batch, within a layer or at its head."""
         tokens = self._micro_rows(train=False) * self._length
         hidden = (2 * tokens + self._head_tokens(tokens)) * self.sizes.hidden * self.sizes.item
-        moment = _fuller((tokens * self._forward_bytes, 0), (hidden, self._logits(tokens)))
+        moment = _fuller((tokens * self._forward_bytes + self._mask, 0), (hidden, self._logits(tokens)))
         several = self._replica_rows * self._length > tokens  # then the previous hidden states still exist
         before = tokens * self.sizes.hidden * self.sizes.item if several else 0
         return _with(static, activations=before, **moment, rows=self._rows(2))
@@ -256,6 +257,7 @@ class _Active:
             attention = 2 * sizes.hidden + (5 * sizes.queries + 6 * sizes.keys) / self._tp
             return int(max(attention, 4 * sizes.hidden + self._copies + 3 * self._inner / self._tp) * sizes.item)
         attention, feed_forward = 4 * sizes.queries + 6 * sizes.keys, 3 * self._inner
+        attention += sizes.queries if self._has_blocks else 0  # results of blocks, and all of them
         return int((3 * sizes.hidden + self._copies + max(attention, feed_forward) / self._tp) * sizes.item)
 
     def _layer_backward(self, rows: int, tokens: int) -> float:
@@ -271,10 +273,24 @@ class _Active:
         of_weight = experts * 2 * sizes.inner * sizes.hidden / tp  # gate and up
         if not self.on_cpu:
             attention, feed_forward = 4 * sizes.queries + 4 * sizes.keys, 4 * inner
-            return (tokens * (hidden + max(attention, feed_forward) / tp) + of_weight) * sizes.item
+            attention += sizes.queries + 2 * sizes.keys if self._has_blocks else 0  # parts that blocks add to a whole
+            return (tokens * (hidden + max(attention, feed_forward) / tp) + of_weight) * sizes.item + self._mask
         feed_forward_bytes = (tokens * (hidden - sizes.hidden + 2 * inner / tp) + of_weight) * sizes.item
         change = (2 * sizes.queries + 2 * sizes.keys - 3 * inner) / tp - sizes.hidden
         return max(feed_forward_bytes, self._scores(rows) + tokens * change * sizes.item)
+
+    @property
+    def _has_blocks(self) -> bool:
+        """Whether attention on CUDA runs block by block, because rows are longer than a window."""
+        return not self.on_cpu and self.sizes.window is not None and self._length > self.sizes.window
+
+    @property
+    def _mask(self) -> int:
+        """Bytes of the mask of a block of queries, which all layers with a window share."""
+        if not self._has_blocks or self.sizes.window is None:
+            return 0
+        size, reach = window_block(self.sizes.window)
+        return self.sizes.heads // self.sizes.kv_heads * size * (reach + size) * self.sizes.item
 
     def _scores(self, rows: int) -> int:
         """Count the scores of short rows that attention's backward makes on CPU: float32 twice, and narrower copies."""

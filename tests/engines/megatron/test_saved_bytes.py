@@ -9,6 +9,7 @@ from megatron_cases import OPTIMIZER, Case
 from prefect_rlhf.engines.engine import Sequences
 from prefect_rlhf.engines.megatron import fused, layers
 from prefect_rlhf.engines.megatron.cpu import kernels as cpu_kernels
+from prefect_rlhf.placement import engine_constants
 from prefect_rlhf.placement.cost.call_bytes import call_bytes
 from prefect_rlhf.placement.cost.execution import Execution
 from prefect_rlhf.placement.cost.sizes import ModelSizes
@@ -67,3 +68,20 @@ def test_a_layer_on_cuda_keeps_what_is_counted(tmp_path, kv_heads, family):
         kept.append(saved_bytes(case, [LENGTH] * (ROWS - 1) + [LENGTH - 1]))
     of_layer = kept[1] - kept[0]
     assert of_layer <= counted[1] - counted[0] <= 1.01 * of_layer
+
+
+def test_a_layer_with_a_window_keeps_no_more(tmp_path, monkeypatch):
+    """Rows of several blocks: what the kernel keeps of each block is a part of what it keeps of a row."""
+    counted, kept = [], []
+    monkeypatch.setattr(fused, "attention", fused.window_attention)
+    monkeypatch.setattr(engine_constants, "LEAST_WINDOW_BLOCK", LENGTH // 4)
+    fused._window_mask.cache_clear()  # of masks of longer blocks
+    for depth in (SHALLOW, DEEP):
+        local = {"layer_types": ["sliding_attention"] * depth, "sliding_window": LENGTH // 4}
+        folder = make_family(tmp_path / str(depth), "gemma3_text", 2, num_hidden_layers=depth, **local)
+        case = Case(folder, dtype="bfloat16", optimizer=OPTIMIZER)
+        counted.append(counted_bytes(case))
+        kept.append(saved_bytes(case, [LENGTH] * (ROWS - 1) + [LENGTH - 1]))
+    of_layer = kept[1] - kept[0]
+    fused._window_mask.cache_clear()
+    assert of_layer <= counted[1] - counted[0] <= 1.03 * of_layer
