@@ -14,6 +14,7 @@ from prefect_rlhf.flows.planning.more_devices import with_enough_devices
 from prefect_rlhf.flows.planning.plan_report import PlanAnswer
 from prefect_rlhf.flows.planning.what_if import read_question
 from prefect_rlhf.placement.devices.mesh import DeviceMesh
+from prefect_rlhf.placement.plan import ExecutionPlan
 from prefect_rlhf.placement.planner.best_plan import plan_graph
 from prefect_rlhf.placement.planner.explain import explain
 from prefect_rlhf.placement.planner.planned import Planned
@@ -55,7 +56,7 @@ def _answer(
     """The answer for the question's own cluster. A refusal states how many devices would do, unless a table does."""
     given = given_plan(options.plan, question)
     try:
-        planned = _planned(question, options, progress)
+        planned = _planned(question, options, progress, None if given is None else given.plan)
     except InvalidInput as error:
         refused = error
         if isinstance(error, TooLittleMemory) and not in_table:
@@ -96,9 +97,11 @@ def _answer_with_table(
     return replace(answer, sweep=table, explanations=explanations)
 
 
-def _planned(question: Question, options: PlanOptions, progress: ShowProgress | None) -> Planned:
+def _planned(
+    question: Question, options: PlanOptions, progress: ShowProgress | None, start: ExecutionPlan | None = None
+) -> Planned:
     pins, budget_seconds = read_pins(options.pins), options.budget_seconds
-    return plan_graph(question, budget_seconds, options.method, progress, pins, options.evaluations)
+    return plan_graph(question, budget_seconds, options.method, progress, pins, options.evaluations, start)
 
 
 def read_pins(pins: Mapping[str, str]) -> dict[str, DeviceMesh]:

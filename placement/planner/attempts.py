@@ -9,6 +9,8 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from prefect_rlhf.placement.plan import ExecutionPlan
 from prefect_rlhf.placement.planner.planned import PresetResult
 from prefect_rlhf.placement.planner.preset_plan import preset_result
@@ -21,6 +23,7 @@ from prefect_rlhf.placement.plans.presets import PRESETS
 from prefect_rlhf.placement.search.budget import EVALUATIONS, Budget, Meter
 from prefect_rlhf.placement.search.driver import Progress, SearchResult, search
 from prefect_rlhf.placement.search.method import Method
+from prefect_rlhf.placement.search.problem import LinkNode, PlannedCall, ProblemNode
 
 WHOLE_SHARE = 0.5  # of the budget, for the search of the whole space, and for searches with models in alternation
 COPIES_SHARE = 0.3  # for searches that decide which calls share a copy of weights
@@ -30,6 +33,8 @@ SHORT = Budget(EVALUATIONS, 2.0)  # of the first round of attempts, if the budge
 CLOSE = 0.03  # of the bound: a plan that is no further above it is as good as known, since no estimate tells more
 SMALLER = (0.97, 0.9, 0.8, 0.7, 0.6, 0.5)  # shares of memory, for plans that offload
 SLACK = (0.3, 0.2, 0.1)  # of a call's time: the slack that calls except generation should have
+SLACK_BY_KIND = (("train_step", 0.15), ("inference", 0.3), ("moves", 0.15), ("moves", 0.3))
+"""The same without stale weights, for nodes of a kind."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,45 +139,36 @@ def search_copies(request: SearchRequest) -> Finding:
     return _finding(None if plan is None else made_to_fit(question, plan), bound=result)
 
 
-def search_in_turn(request: SearchRequest) -> Finding:
-    """Search plans as if each step waited for the weights of the previous step.
-
-    Fresh weights never make a plan useless.
-
-    Returns an empty finding if the graph's calls do not read older weights.
-    """
-    context = request.space.context
-    if context.graph.staleness == 0:
-        return Finding()
-    fresh = replace(context, graph=replace(context.graph, staleness=0))
-    asked = replace(request, space=PlanSpace(fresh, request.space.candidates))
-    for make in (search_whole_space, search_fullest_devices, search_less_memory):
-        if plans := make(asked).plans:
-            return Finding(plans)
-    return Finding()
-
-
 def search_with_slack(request: SearchRequest) -> Finding:
-    """Search with every call except generation slowed by 10-30%.
+    """Search with some nodes slowed by 10-30%: other plans then win, with slack for costs that the problem ignores.
 
-    If generation sets the period, many plans tie; this prefers plans with slack for costs that the problem ignores.
-    Returns an empty finding if the graph's calls do not read older weights: then few calls run next to generation.
+    If calls read older weights, generation often sets the period and many plans tie: all calls except generation are
+    slowed. Otherwise calls of a kind are, or the moves of weights.
     """
-    question, context = request.question, request.space.context
-    if context.graph.staleness == 0:
-        return Finding()
-    budget = request.budget.times(CAUTIOUS_SHARE / len(SLACK))
-    plans = []
-    for slack in SLACK:
-        slower = {
-            name: tuple(replace(option, seconds=option.seconds * (1 + slack)) for option in options)
-            if context.graph.call(name).kind != "generate"
-            else options
-            for name, options in request.space.candidates.items()
-        }
-        problem = PlanSpace(context, slower).most
-        plans.append(solve_fitting(question, problem, budget, request.method, shares=(1.0, 0.95)))
-    return _finding(*plans)
+    problem, stale = request.space.most, request.space.context.graph.staleness > 0
+    slower = [_slowed(problem, (kind,), slack) for kind, slack in SLACK_BY_KIND]
+    if stale:
+        slower = [_slowed(problem, ("inference", "train_step"), slack) for slack in SLACK]
+    budget = request.budget.times(CAUTIOUS_SHARE / len(slower))
+    return _finding(
+        *(solve_fitting(request.question, each, budget, request.method, shares=(1.0, 0.95)) for each in slower)
+    )
+
+
+def _slowed(problem: PlanProblem, kinds: tuple[str, ...], slack: float) -> PlanProblem:
+    """The problem with calls of some kinds slowed by a share of their time; `moves` are all other nodes."""
+
+    def slow(node: ProblemNode) -> ProblemNode:
+        if (node.kind if isinstance(node, PlannedCall) else "moves") not in kinds:
+            return node
+        if isinstance(node, PlannedCall):
+            options = (replace(option, microseconds=int(option.microseconds * (1 + slack))) for option in node.options)
+            return replace(node, options=tuple(options))
+        if isinstance(node, LinkNode):
+            return replace(node, microseconds=tuple(int(each * (1 + slack)) for each in node.microseconds))
+        return replace(node, microseconds=(node.microseconds * (1 + slack)).astype(np.int64))
+
+    return replace(problem, problem=replace(problem.problem, nodes=tuple(map(slow, problem.problem.nodes))))
 
 
 def search_presets(request: SearchRequest) -> Finding:
@@ -218,7 +214,6 @@ def _finding(*plans: ExecutionPlan | None, bound: SearchResult | None = None) ->
 ATTEMPTS = (
     Attempt(search_whole_space, always=True),
     Attempt(search_copies),
-    Attempt(search_in_turn, always=True),
     Attempt(search_presets, always=True),
     Attempt(search_fullest_devices),
     Attempt(search_less_memory),

@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
+from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.placement.devices.mesh import DeviceMesh
 from prefect_rlhf.placement.engine_traits import TRAITS
 from prefect_rlhf.placement.plan import ExecutionPlan
@@ -18,6 +19,7 @@ from prefect_rlhf.placement.planner.planned import Planned, PresetResult, differ
 from prefect_rlhf.placement.planner.question import Question
 from prefect_rlhf.placement.planner.refusal import no_plan_fits
 from prefect_rlhf.placement.planner.simplicity import simplest
+from prefect_rlhf.placement.planner.solution import is_legal, made_to_fit
 from prefect_rlhf.placement.planner.space.plan_problem import PlanSpace
 from prefect_rlhf.placement.planner.space.restrictions import pinned
 from prefect_rlhf.placement.planner.time_sharing import keep_resident_where_free
@@ -26,7 +28,7 @@ from prefect_rlhf.placement.search.driver import Progress, warm_up
 from prefect_rlhf.placement.search.method import Method
 
 STARTS = 3  # plans that are improved if no plan is close to the bound
-IMPROVING_SHARE = 0.3  # of the budget, at least, to improve them; they also get the unused time of the searches
+IMPROVING_SHARE = 0.9  # of the budget, at least, to improve them; they also get the unused time of the searches
 
 
 def plan_graph(
@@ -36,32 +38,44 @@ def plan_graph(
     progress: Callable[[Progress], None] | None = None,
     pins: Mapping[str, DeviceMesh] | None = None,
     evaluations: float | None = None,
+    start: ExecutionPlan | None = None,
 ) -> Planned:
     """Return the best plan of a question that a search finds within a budget (`Budget.of`).
 
     By default, and with `evaluations`, the answer depends on the question alone. With `budget_seconds` of processor
-    time it also depends on the machine. `pins` are calls that must be on these meshes. Raises InvalidInput for a budget
-    that is not positive, a mesh outside the cluster, and when no plan fits.
+    time it also depends on the machine. `pins` are calls that must be on these meshes. `start` is a legal plan: the
+    answer is never slower, if it fits and keeps to the pins. Raises InvalidInput for a budget that is not positive, a
+    mesh outside the cluster, and when no plan fits.
     """
     budget = Budget.of(evaluations, budget_seconds)
     question.site.cluster.check_mesh(question.site.mesh)
     for each in dict.fromkeys(("exact", method)):
         warm_up(each)  # before the budget begins: the answer is the same on a machine that must compile first
-    meter = Meter(budget)
-    space = _space(question, pins or {})
-    request = SearchRequest(question, space, budget, method, progress)
+    space = _space(question, pins or {}, start)
+    known = [] if start is None else _known(question, start, pins or {})
+    if question.graph.staleness > 0:
+        half = replace(budget, seconds=budget.seconds / 2)
+        known += _without_staleness(SearchRequest(question, space, half, method, None))
+        budget = half
+    return _planned(SearchRequest(question, space, budget, method, progress), known)
+
+
+def _planned(request: SearchRequest, known: Sequence[ExecutionPlan]) -> Planned:
+    """The answer of a search, never slower than a plan of `known`; these plans fit."""
+    question, space, meter = request.question, request.space, Meter(request.budget)
     findings = make_attempts(request)
     presets = _of_each_preset(findings)
-    timed = [(plan, question.seconds(plan)) for finding in findings for plan in finding.plans]
-    timed += [(preset.plan, preset.estimate.seconds) for preset in presets if preset.plan and preset.estimate]
+    compared = [(plan, question.seconds(plan)) for plan in known]
+    compared += [(preset.plan, preset.estimate.seconds) for preset in presets if preset.plan and preset.estimate]
+    timed = [(plan, question.seconds(plan)) for finding in findings for plan in finding.plans] + compared
     if not timed:
-        raise no_plan_fits(question, space, budget.times(1 / 4))
+        raise no_plan_fits(question, space, request.budget.times(1 / 4))
     bound = highest_bound(findings)
-    meter.spend(budget.evaluations)
-    left = meter.left.at_least(budget.times(IMPROVING_SHARE))
+    meter.spend(request.budget.evaluations)
+    left = meter.left.at_least(request.budget.times(IMPROVING_SHARE))
     best = _improved(question, space, _starts(question, timed, 1 if is_close(question, findings) else STARTS), left)
     fastest = _finished(question, best, space)
-    simple = simplest(question, space, fastest, timed)
+    simple = simplest(question, space, fastest, timed, min((seconds for _, seconds in compared), default=math.inf))
     plan = fastest if simple is fastest else _finished(question, replace(simple, name="auto"), space)
     certificate = question.certificate(plan)
     estimate = question.estimate(plan)
@@ -78,6 +92,29 @@ def plan_graph(
     )
 
 
+def _without_staleness(request: SearchRequest) -> list[ExecutionPlan]:
+    """The answer to the question without staleness, if it fits: to wait for fresh weights never makes a plan useless.
+
+    It has the whole budget of the request, so with staleness no answer is slower than without.
+    """
+    question, space = request.question, request.space
+    fresh = replace(question, graph=replace(question.graph, staleness=0))
+    context = replace(space.context, question=fresh, graph=replace(space.context.graph, staleness=0))
+    try:
+        found = _planned(replace(request, question=fresh, space=PlanSpace(context, space.candidates)), ())
+    except InvalidInput:  # nothing fits
+        return []
+    return _known(question, found.plan, {})
+
+
+def _known(question: Question, plan: ExecutionPlan, pins: Mapping[str, DeviceMesh]) -> list[ExecutionPlan]:
+    """The plan, made to fit if it can be and if it is legal and keeps to the pins."""
+    if any(plan[call].mesh != mesh for call, mesh in pins.items()) or not is_legal(question, plan):
+        return []
+    fitted = made_to_fit(question, replace(plan, name="auto"))
+    return [] if fitted is None else [fitted]
+
+
 def _of_each_preset(findings: Iterable[Finding]) -> tuple[PresetResult, ...]:
     """The faster of each preset's results; a result that fits is preferred."""
     results: dict[str, PresetResult] = {}
@@ -87,11 +124,16 @@ def _of_each_preset(findings: Iterable[Finding]) -> tuple[PresetResult, ...]:
     return tuple(results.values())
 
 
-def _space(question: Question, pins: Mapping[str, DeviceMesh]) -> PlanSpace:
-    """The plans that keep the pinned calls on their meshes, also on meshes that a large lease's space leaves out."""
+def _space(question: Question, pins: Mapping[str, DeviceMesh], start: ExecutionPlan | None) -> PlanSpace:
+    """The plans that keep the pinned calls on their meshes, also on meshes that a large lease's space leaves out.
+
+    It has the meshes of `start`, too.
+    """
     site = question.site
     on_lease = {call: mesh for call, mesh in pins.items() if site.mesh.contains(mesh)}
     also = [site.cluster.check_mesh(mesh, f"pins.{call}") for call, mesh in on_lease.items()]
+    placed = [] if start is None else [placement for _, placement in start.placements]
+    also += [placement.mesh for placement in placed if TRAITS[placement.engine].holds_weights]
     return pinned(PlanSpace.of(question, also), pins)
 
 

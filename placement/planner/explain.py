@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from prefect_rlhf.placement.memory.bytes import byte_size
 from prefect_rlhf.placement.plan import ExecutionPlan, Placement
-from prefect_rlhf.placement.planner.neighbours import NEGLIGIBLE, changed_plan, neighbours
+from prefect_rlhf.placement.planner.neighbours import NEGLIGIBLE, Neighbour, changed_plan, neighbours
 from prefect_rlhf.placement.planner.planned import Planned, differently_placed
 from prefect_rlhf.placement.planner.question import Question
 from prefect_rlhf.placement.schedule.schedule import slack_seconds
@@ -100,17 +100,18 @@ def in_words(placement: Placement) -> str:
 
 
 def _best_two(
-    question: Question, planned: Planned, call: str, others: Iterable[tuple[Placement, bool]]
+    question: Question, planned: Planned, call: str, others: Iterable[Neighbour]
 ) -> tuple[OtherPlacement | None, OtherPlacement | None]:
     """The first that would be faster and does not fit, and the first that fits."""
     too_large: OtherPlacement | None = None
     tried = 0
-    for placement, has_room in others:
+    for other in others:
+        placement = other.placement
         if tried == PLACEMENTS_ESTIMATED:
             break
-        if not has_room and too_large is not None:
+        if not other.has_room and too_large is not None:
             continue
-        changed = changed_plan(question, planned.plan, call, placement)
+        changed = changed_plan(question, planned.plan, {call: placement})
         if changed is None:
             continue
         tried += 1
@@ -141,6 +142,6 @@ def _runners_up(question: Question, planned: Planned) -> Iterator[ExecutionPlan]
     """Plans in which a single call has its second-best placement."""
     for explanation in explain(question, planned):
         if explanation.runner_up is not None:
-            plan = changed_plan(question, planned.plan, explanation.call, explanation.runner_up.placement)
+            plan = changed_plan(question, planned.plan, {explanation.call: explanation.runner_up.placement})
             assert plan is not None  # it was estimated
             yield ExecutionPlan(f"other {explanation.call}", plan.cluster, plan.placements)

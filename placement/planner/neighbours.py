@@ -1,53 +1,66 @@
-"""Plans that differ from a given plan in a single call, and local search among them on the full estimate.
+"""Plans that differ from a given plan in a call, or in all calls of a role or two, and local search among them.
 
 The search's own problem ranks them. The estimate counts more: transfers of rows and copies that several calls share.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
-from itertools import islice
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain, combinations, islice
 
 from prefect_rlhf.errors.errors import RlhfError
 from prefect_rlhf.placement.engine_traits import TRAITS
 from prefect_rlhf.placement.layout.alignment import aligned
 from prefect_rlhf.placement.plan import ExecutionPlan, Placement
 from prefect_rlhf.placement.planner.question import Question, with_copies_agreed
+from prefect_rlhf.placement.planner.solution import made_to_fit
 from prefect_rlhf.placement.planner.space.plan_problem import PlanProblem, PlanSpace
 from prefect_rlhf.placement.plans.check import check_plan
 from prefect_rlhf.placement.plans.completion import completed
-from prefect_rlhf.placement.search.alternatives import Alternative, alternatives
+from prefect_rlhf.placement.search.alternatives import Alternative, alternatives, timed_together, unlike
 from prefect_rlhf.placement.search.budget import ESTIMATE, Budget, Meter
-from prefect_rlhf.placement.search.problem import Choice
+from prefect_rlhf.placement.search.driver import MICROSECOND
+from prefect_rlhf.placement.search.problem import Choice, PlannedCall, Problem
 
 NEGLIGIBLE = 1e-3  # of an iteration: a difference that no estimate means
 WHOLE_CACHE = 1e6  # GiB that stand for a cache of all rows
 TRIED = 6  # placements of a call, by the local search
+TRIED_TOGETHER = 8  # the same for a role or two roles, with room; and half as many without
+PARTITIONS = 3  # of the devices in two meshes, the most even, for two roles
+FASTEST = 4  # options on each of these meshes, by the time of the train_step
 ROUNDS = 3
 
 
 def improve_locally(
     question: Question, plan: ExecutionPlan, space: PlanSpace, meter: Meter | None = None
 ) -> ExecutionPlan:
-    """Move single calls while an iteration gets shorter and the plan fits, until the meter's budget is spent.
+    """Move calls while an iteration gets shorter and the plan fits, until the meter's budget is spent.
 
-    Each call is examined again after another call moved.
+    Each call is examined again after another call moved. If no single call improves the plan, whole roles move.
     """
     meter = meter or Meter(Budget())
     for _ in range(ROUNDS):
-        improved = _improve_once(question, plan, space, meter)
-        if improved == plan:
+        before = plan
+        for _ in range(ROUNDS):
+            improved = _improve_once(question, plan, space, meter)
+            if improved == plan:
+                break
+            plan = improved
+        plan = _improve_together(question, plan, space, meter)
+        if plan == before:
             break
-        plan = improved
     return plan
 
 
 def _improve_once(question: Question, plan: ExecutionPlan, space: PlanSpace, meter: Meter) -> ExecutionPlan:
     seconds = question.seconds(plan)
     for call, others in neighbours(plan, space).items():
-        for placement in islice((placement for placement, has_room in others if has_room), TRIED):
+        for other in islice((other for other in others if other.has_room), TRIED):
             if meter.left.is_spent:
                 return plan
-            changed = changed_plan(question, plan, call, placement)
+            if other.seconds >= seconds:
+                break  # so are the rest, and the estimate counts more
+            changed = changed_plan(question, plan, {call: other.placement})
             if changed is None:
                 continue
             meter.spend(ESTIMATE)
@@ -58,10 +71,34 @@ def _improve_once(question: Question, plan: ExecutionPlan, space: PlanSpace, met
     return plan
 
 
-def neighbours(plan: ExecutionPlan, space: PlanSpace) -> dict[str, Iterator[tuple[Placement, bool]]]:
+def _improve_together(question: Question, plan: ExecutionPlan, space: PlanSpace, meter: Meter) -> ExecutionPlan:
+    """The fastest of the plan and its `role_moves`; a faster plan that does not fit is made to fit."""
+    seconds = question.seconds(plan)
+    for placements in role_moves(plan, space, seconds):
+        changed = None if meter.left.is_spent else changed_plan(question, plan, placements)
+        if changed is None:
+            continue
+        meter.spend(ESTIMATE)
+        if question.seconds(changed) < seconds * (1 - NEGLIGIBLE):
+            fitted = made_to_fit(question, changed)
+            if fitted is not None and question.seconds(fitted) < seconds * (1 - NEGLIGIBLE):
+                plan, seconds = fitted, question.seconds(fitted)
+    return plan
+
+
+@dataclass(frozen=True, slots=True)
+class Neighbour:
+    """Another placement of a call: the seconds of an iteration, and whether there is room, by the problem."""
+
+    placement: Placement
+    seconds: float
+    has_room: bool
+
+
+def neighbours(plan: ExecutionPlan, space: PlanSpace) -> dict[str, Iterator[Neighbour]]:
     """Rank the other meshes and strategies of each call with a model, the fastest first; other calls are unchanged.
 
-    Each is returned with whether the problem has room for it, by the bytes of the fullest device.
+    The problem counts the bytes of the fullest device.
     """
     problem = space.most
     choices = {call.name: _choice(problem, call.name, plan[call.name]) for call in problem.problem.calls}
@@ -69,14 +106,106 @@ def neighbours(plan: ExecutionPlan, space: PlanSpace) -> dict[str, Iterator[tupl
     return {name: _others(problem, plan[name], name, options) for name, options in ranked.items()}
 
 
-def changed_plan(question: Question, plan: ExecutionPlan, call: str, placement: Placement) -> ExecutionPlan | None:
-    """Return the plan with a call placed otherwise; None if that is illegal. Evaluation follows its siblings."""
+def role_moves(plan: ExecutionPlan, space: PlanSpace, most_seconds: float) -> Iterator[dict[str, Placement]]:
+    """Yield placements that move all calls on the trained copy of a role together, and those of two roles.
+
+    They are the fastest by the problem, below `most_seconds`: some with room, and some without, which may fit if copies
+    of weights leave.
+    """
+    problem, posed = space.most, space.most.problem
+    choices = {call.name: _choice(problem, call.name, plan[call.name]) for call in posed.calls}
+    trainers = [call for call in posed.calls if call.kind == "train_step"]
+    groups = [_on_its_copy(trainer, problem, plan) for trainer in trainers]
+    for group in groups:
+        others = [choice.mesh for name, choice in choices.items() if name not in group]
+        meshes = (unlike(posed, each, choices[group[0]].mesh, others) for each in posed.mesh_classes)
+        there = [option for mesh in chain(*meshes) for option in _on_mesh(problem, group, mesh)]
+        yield from _fastest_together(problem, choices, group, there, most_seconds)
+    for one, other in combinations(groups, 2):
+        both = [
+            (*first, *second)
+            for mesh, rest in _partitions(posed)
+            for first in _on_mesh(problem, one, mesh, FASTEST)
+            for second in _on_mesh(problem, other, rest, FASTEST)
+        ]
+        yield from _fastest_together(problem, choices, (*one, *other), both, most_seconds)
+
+
+def _on_its_copy(trainer: PlannedCall, problem: PlanProblem, plan: ExecutionPlan) -> tuple[str, ...]:
+    """The train_step and the other calls that use its role's weights in its engine."""
+    engine = plan[trainer.name].engine
+    others = (call.name for call in problem.problem.calls if call.role == trainer.role and call != trainer)
+    return trainer.name, *(name for name in others if plan[name].engine == engine)
+
+
+def _on_mesh(
+    problem: PlanProblem, group: Sequence[str], mesh: int, count: int | None = None
+) -> Iterator[tuple[Choice, ...]]:
+    """The fastest option of the train_step with each strategy and offload, with the same strategy for its group.
+
+    With `count`, only so many of each offload.
+    """
+    classes = {index for index, members in enumerate(problem.problem.mesh_classes) if mesh in members}
+    fastest: list[dict[tuple[object, ...], int]] = []
+    for name in group:
+        options = [(o.seconds, i, o) for i, o in enumerate(problem.candidates[name]) if o.mesh_class in classes]
+        of_call: dict[tuple[object, ...], int] = {}
+        for _, index, option in sorted(options, key=lambda entry: entry[:2]):
+            placed = option.placement
+            of_call.setdefault((placed.strategy, placed.engine, placed.offload if name == group[0] else None), index)
+        fastest.append(of_call)
+    counts: Counter[object] = Counter()
+    for (strategy, engine, offload), index in fastest[0].items():
+        others = [of_call.get((strategy, engine, None)) for of_call in fastest[1:]]
+        if counts[offload] != count and None not in others:
+            counts[offload] += 1
+            yield tuple(Choice(option, mesh) for option in (index, *others) if option is not None)
+
+
+def _partitions(problem: Problem) -> list[tuple[int, int]]:
+    """Pairs of meshes for two roles: both on all devices, one on all and the other on a part, or each on its part."""
+    by_ends = {(mesh.start, mesh.stop): index for index, mesh in enumerate(problem.meshes)}
+    whole = by_ends.get((0, problem.num_devices))
+    ends = sorted((abs(2 * stop - problem.num_devices), stop) for start, stop in by_ends if start == 0)
+    parts = [(by_ends[0, stop], by_ends.get((stop, problem.num_devices))) for _, stop in ends]
+    halves = [(first, second) for first, second in parts if second is not None][:PARTITIONS]
+    pairs = [pair for first, second in halves for pair in ((first, second), (second, first))]
+    if whole is None:
+        return pairs
+    beside = [pair for part in chain(*halves[:1]) for pair in ((whole, part), (part, whole))]
+    return [*pairs, *beside, (whole, whole)]
+
+
+def _fastest_together(
+    problem: PlanProblem,
+    choices: Mapping[str, Choice],
+    calls: Sequence[str],
+    changes: Sequence[Sequence[Choice]],
+    most_seconds: float,
+) -> Iterator[dict[str, Placement]]:
+    """The fastest of `changes` of the calls on different meshes and strategies, with room and without."""
+    timed = timed_together(problem.problem, choices, calls, changes)
+    left = {True: TRIED_TOGETHER, False: TRIED_TOGETHER // 2}
+    seen: set[object] = set()
+    for (us, has_room), change in sorted(zip(timed, changes, strict=True), key=lambda pair: pair[0][0]):
+        placements = problem.placements(dict(zip(calls, change, strict=True)))
+        key = has_room, *((placed.mesh, placed.strategy) for placed in placements.values())
+        if us * MICROSECOND < most_seconds and left[has_room] and key not in seen:
+            seen.add(key)
+            left[has_room] -= 1
+            yield placements
+
+
+def changed_plan(
+    question: Question, plan: ExecutionPlan, placements_of: Mapping[str, Placement]
+) -> ExecutionPlan | None:
+    """Return the plan with some calls placed otherwise; None if that is illegal. Evaluation follows its siblings."""
     graph, mesh = question.graph, question.site.mesh
     placements = {name: replace(old, device_order=()) for name, old in plan.placements}
     computes = [old.mesh.devices()[0] for old in placements.values() if not TRAITS[old.engine].holds_weights]
     chosen = {other.name: placements[other.name] for other in graph if other.kind != "compute" and other.every is None}
-    chosen[call] = placement
-    device = (computes or [placement.mesh.devices()[0]])[0]
+    chosen |= placements_of
+    device = (computes or [next(iter(chosen.values())).mesh.devices()[0]])[0]
     try:
         changed = replace(plan, placements=completed(graph, chosen, mesh, device))
         return aligned(check_plan(with_copies_agreed(changed, graph), graph, mesh), graph)
@@ -100,10 +229,8 @@ def _choice(problem: PlanProblem, call: str, placement: Placement) -> Choice:
     return Choice(min(on_mesh, key=unlikeness), mesh)
 
 
-def _others(
-    problem: PlanProblem, kept: Placement, call: str, ranked: Sequence[Alternative]
-) -> Iterator[tuple[Placement, bool]]:
-    """Other meshes and strategies, the fastest first, and whether the problem has room for them."""
+def _others(problem: PlanProblem, kept: Placement, call: str, ranked: Sequence[Alternative]) -> Iterator[Neighbour]:
+    """Other meshes and strategies, the fastest first."""
     seen = {(kept.mesh, kept.strategy)}
     for alternative in ranked:
         placement = problem.placements({call: alternative.choice})[call]
@@ -111,4 +238,5 @@ def _others(
             if alternative.has_room:
                 seen.add((placement.mesh, placement.strategy))
             offload = kept.offload if kept.engine == placement.engine else placement.offload
-            yield replace(placement, offload=offload), alternative.has_room
+            seconds = alternative.makespan_us * MICROSECOND
+            yield Neighbour(replace(placement, offload=offload), seconds, alternative.has_room)

@@ -3,6 +3,7 @@
 A plan is as complex as its description for a person.
 """
 
+import math
 from collections.abc import Iterable, Iterator
 from itertools import islice
 
@@ -35,21 +36,26 @@ def is_nearly_full(certificate: Certificate) -> bool:
 
 
 def simplest(
-    question: Question, space: PlanSpace, fastest: ExecutionPlan, others: Iterable[tuple[ExecutionPlan, float]]
+    question: Question,
+    space: PlanSpace,
+    fastest: ExecutionPlan,
+    others: Iterable[tuple[ExecutionPlan, float]],
+    at_most: float = math.inf,
 ) -> ExecutionPlan:
-    """Return the simplest plan that takes at most 3% more than `fastest`; of equally simple plans the fastest.
+    """Return the simplest plan that takes at most 3% more than `fastest`, and no more than `at_most` seconds.
 
-    `others` are plans that fit, with their seconds. Starting from the simplest of them, single calls move to the meshes
-    of other calls.
+    Of equally simple plans it is the fastest. `others` are plans that fit, with their seconds. Starting from the
+    simplest of them, single calls move to the meshes of other calls.
     """
     least = question.seconds(fastest)
-    nearly = [(fastest, least), *(pair for pair in others if pair[1] <= least * (1 + NEARLY))]
+    limit = max(least, min(least * (1 + NEARLY), at_most))
+    nearly = [(fastest, least), *(pair for pair in others if pair[1] <= limit)]
     ranked = [(complexity(question, plan, question.certificate(plan)), seconds, plan) for plan, seconds in nearly]
     best = min(ranked, key=lambda entry: entry[:2])
     for _ in range(ROUNDS):
         simpler = []
         for plan in _with_calls_moved(question, space, best[2]):
-            if _structure(question, plan) > best[0] or (seconds := question.seconds(plan)) > least * (1 + NEARLY):
+            if _structure(question, plan) > best[0] or (seconds := question.seconds(plan)) > limit:
                 continue
             certificate = question.certificate(plan)
             if certificate.fits:
@@ -77,8 +83,8 @@ def _with_calls_moved(question: Question, space: PlanSpace, plan: ExecutionPlan)
     meshes = {placement.mesh for _, placement in plan.placements if TRAITS[placement.engine].holds_weights}
     users = instances(question.graph, plan)
     for call, ranked in neighbours(plan, space).items():
-        there = (placement for placement, has_room in ranked if has_room and placement.mesh in meshes)
+        there = (other.placement for other in ranked if other.has_room and other.placement.mesh in meshes)
         for placement in islice(there, TRIED):
-            changed = changed_plan(question, plan, call, placement)
+            changed = changed_plan(question, plan, {call: placement})
             if changed is not None and len(instances(question.graph, changed)) <= len(users):
                 yield changed

@@ -54,11 +54,12 @@ def _changes(question: Question, plan: ExecutionPlan, certificate: Certificate) 
         for part in ("optimizer", "all") if is_trained else ("all",):
             for prefetch in (True, False):
                 changed = with_changes(plan, calls, offload=part, prefetch=prefetch)
-                if (now.offload, now.prefetch) != (part, prefetch) and _is_legal(question, changed):
+                if (now.offload, now.prefetch) != (part, prefetch) and is_legal(question, changed):
                     yield changed
 
 
-def _is_legal(question: Question, plan: ExecutionPlan) -> bool:
+def is_legal(question: Question, plan: ExecutionPlan) -> bool:
+    """Return whether a plan may run, whatever its memory use."""
     try:
         check_plan(plan, question.graph, question.site.mesh)
     except RlhfError:

@@ -1,8 +1,8 @@
-"""A ranking by makespan of every other choice for a single call, with all other calls as planned."""
+"""A ranking by makespan of other choices for a call, or for several together, with all other calls as planned."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -41,11 +41,26 @@ def alternatives(problem: Problem, plan: Plan) -> Mapping[str, tuple[Alternative
     return {call.name: _of_call(problem, tables, complete, plan, index) for index, call in enumerate(problem.calls)}
 
 
+def timed_together(
+    problem: Problem, plan: Plan, calls: Sequence[str], changes: Sequence[Sequence[Choice]]
+) -> list[tuple[int, bool]]:
+    """Return the makespan with each change of the `calls`, and whether every device then has memory enough."""
+    tables, index = build_tables(problem), {call.name: number for number, call in enumerate(problem.calls)}
+    complete = empty_complete_plan(tables)
+    planned = [(plan[call.name].option, plan[call.name].mesh) for call in problem.calls]
+    choices = np.repeat(np.array(planned, dtype=np.int64)[None], len(changes), axis=0)
+    changed = [[(choice.option, choice.mesh) for choice in change] for change in changes]
+    choices[:, [index[name] for name in calls]] = np.array(changed, dtype=np.int64).reshape(-1, len(calls), 2)
+    makespans, room = np.zeros(len(changes), dtype=np.int64), np.zeros(len(changes), dtype=np.int64)
+    fill_together(tables, complete, choices, makespans, room)
+    return [(us, bool(has_room)) for us, has_room in zip(makespans.tolist(), room.tolist(), strict=True)]
+
+
 def _of_call(problem: Problem, t: Tables, complete: CompletePlan, plan: Plan, index: int) -> tuple[Alternative, ...]:
     call = problem.calls[index]
     planned = plan[call.name]
     others = [choice.mesh for name, choice in plan.items() if name != call.name]
-    meshes_of = [_unlike(problem, members, planned.mesh, others) for members in problem.mesh_classes]
+    meshes_of = [unlike(problem, members, planned.mesh, others) for members in problem.mesh_classes]
     pairs = [(number, mesh) for number, option in enumerate(call.options) for mesh in meshes_of[option.mesh_class]]
     options, meshes = (np.array(column, dtype=np.int64) for column in zip(*pairs, strict=True))
     makespans, room = np.zeros(len(pairs), dtype=np.int64), np.zeros(len(pairs), dtype=np.int64)
@@ -70,8 +85,19 @@ def fill_makespans(
         makespans[index] = cost if room[index] else cost // OVERFLOW_FACTOR
 
 
-def _unlike(problem: Problem, members: tuple[int, ...], planned: int, others: list[int]) -> list[int]:
-    """A mesh of a class for each combination of relations to the other calls' meshes; the planned mesh is preferred."""
+@compiled
+def fill_together(t: Tables, p: CompletePlan, choices: Ints, makespans: Ints, room: Ints) -> None:
+    """The same for whole plans: `choices` are option and mesh, [plans, calls, 2]."""
+    for index in range(len(choices)):
+        for call in range(t.num_calls):
+            p.option[call], p.mesh[call] = choices[index, call, 0], choices[index, call, 1]
+        cost = evaluate(t, p)
+        room[index] = 1 if fits(t, p) else 0
+        makespans[index] = cost if room[index] else cost // OVERFLOW_FACTOR
+
+
+def unlike(problem: Problem, members: tuple[int, ...], planned: int, others: list[int]) -> list[int]:
+    """Return a mesh of a class for each combination of relations to the `others`; the planned mesh is preferred."""
     by_relations: dict[tuple[int, ...], int] = {}
     for number in sorted(members, key=lambda number: number != planned):
         mesh = problem.meshes[number]

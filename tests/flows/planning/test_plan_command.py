@@ -502,3 +502,16 @@ def test_the_other_commands_stay(capsys):
     """`plan` is a word before the algorithm; without it the command runs one."""
     assert main(["no_such_algorithm"]) == 2
     assert "no_such_algorithm" in capsys.readouterr().err
+
+
+def test_a_plan_of_another_graph_is_refused_in_a_line(tmp_path):
+    """Before any search: the calls of DPO are not those of PPO."""
+    asked = question("actor=llama-7b", "critic=llama-7b", cluster="1x8:h100")
+    calls = [call for call in asked.graph if call.kind != "compute" and call.every is None]
+    chosen = {call.name: Placement(asked.site.mesh, Strategy(8), "megatron") for call in calls}
+    file = tmp_path / "mine.yaml"
+    file.write_text(plan_yaml(asked.plan("mine", chosen)))
+    values = {"cluster": "1x8:h100", "prompt_length": "256", "response_length": "256", "plan": str(file)}
+    with pytest.raises(InvalidInput) as error:
+        answer_question(plan_options({"algorithm": "dpo", "models": {"actor": "llama-7b"}, **values}))
+    assert "\n" not in str(error.value) and "calls" in str(error.value)

@@ -21,7 +21,7 @@ from prefect_rlhf.placement.graph import DataflowGraph
 from prefect_rlhf.placement.memory.bytes import usable_bytes
 from prefect_rlhf.placement.models.known_models import known_shape
 from prefect_rlhf.placement.planner.best_plan import plan_graph
-from prefect_rlhf.placement.planner.planned import Planned
+from prefect_rlhf.placement.planner.planned import ROUNDING, Planned
 from prefect_rlhf.placement.planner.preset_plan import preset_result
 from prefect_rlhf.placement.planner.question import Question, Site
 from prefect_rlhf.placement.planner.simplicity import NEARLY
@@ -84,11 +84,12 @@ def test_the_plan_is_legal_and_its_certificate_says_that_it_fits(name):
 
 
 @pytest.mark.parametrize("name", GRAPHS)
-def test_no_preset_is_faster_than_the_fastest_plan_found_and_the_answer_takes_little_more(name):
+def test_no_preset_is_faster_than_the_answer_which_takes_little_more_than_the_fastest_plan(name):
     found = planned(name)
     assert [one.name for one in found.presets] == list(PRESETS)
     timed = [one.estimate.seconds for one in found.presets if one.estimate is not None]
-    assert timed and min(timed) >= found.fastest_seconds >= found.seconds / (1 + NEARLY)
+    assert timed and min(timed) >= found.seconds * (1 - ROUNDING)
+    assert found.fastest_seconds >= found.seconds / (1 + NEARLY)
     assert sum(found.gap_parts.values()) == pytest.approx(found.gap)
 
 
@@ -197,6 +198,22 @@ def test_with_older_weights_a_plan_is_no_slower_than_with_fresh_ones(name):
     stale = replace(GRAPHS[name], staleness=1)
     found = plan_graph(question(stale), budget_seconds=0.5)
     assert found.lower_bound_seconds <= found.seconds <= planned(name).seconds * (1 + 1e-3)
+
+
+@pytest.mark.parametrize("name", ["ppo", "remax"])
+def test_the_answer_is_no_slower_than_a_plan_to_start_from(name):
+    """Even after a search of nothing."""
+    start = replace(planned(name).plan, name="mine")
+    found = plan_graph(question(GRAPHS[name]), evaluations=1, start=start)
+    assert found.seconds <= planned(name).seconds * (1 + ROUNDING)
+    assert found.plan.name == "auto"
+
+
+def test_a_plan_to_start_from_that_leaves_a_pinned_mesh_is_not_the_answer():
+    start, pins = planned("dpo").plan, {"actor_train_step": DeviceMesh(0, 1, 0, 1)}
+    assert start["actor_train_step"].mesh != pins["actor_train_step"]
+    found = plan_graph(question(GRAPHS["dpo"]), evaluations=1000, start=start, pins=pins)
+    assert found.plan["actor_train_step"].mesh == pins["actor_train_step"]
 
 
 def test_a_plan_below_its_bound_is_said_to_be():
