@@ -11,11 +11,8 @@ from megatron_cases import OPTIMIZER, Case, Walk
 
 from prefect_rlhf.engines.engine import SamplingSettings, Shard
 from prefect_rlhf.engines.weights.fingerprint import Factors, Sample, digest
-from prefect_rlhf.tasks.rl.losses import grpo
-from prefect_rlhf.tasks.rl.preference_losses import dpo, kto
-from prefect_rlhf.tasks.rl.settings.offline import DPO, KTO
 from tests.pretend_gpu import DEVICE, GpuTensor, pretend_gpu
-from tests.tasks.rl import test_losses, test_policy_losses, test_preference_losses
+from tests.tasks.rl.every_loss import every_loss, units_of
 from tests.tasks.rl.loss_sums import loss_sums
 
 PROMPTS, SEEDS = [[1, 2, 3], [4, 5], [6]], [1, 2, 3]
@@ -198,26 +195,11 @@ def test_the_norm_is_that_of_megatron(folder):
     assert len(found) == 2 and all(ours == theirs > 0 for ours, theirs in found)
 
 
-def losses():
-    """Each loss of the library: the operator, its settings, an output and a batch on the host."""
-    for name, (operator, algo) in test_losses.LOSSES.items():
-        batch, moved = test_losses.rows()
-        yield pytest.param(operator, algo, test_losses.output_of(name, batch, moved), batch, id=name)
-    batch, output, _ = test_policy_losses.rows(seed=1)
-    for name, algo in test_policy_losses.FAMILY.items():
-        yield pytest.param(grpo, algo, output, batch, id=name)
-    output, batch = test_preference_losses.made_up(seed=1)
-    for name, (_, algo) in test_preference_losses.TRLS.items():
-        yield pytest.param(dpo, algo, output, batch, id=f"dpo {name}")
-    yield pytest.param(dpo, DPO(loss="simpo"), output, batch, id="dpo simpo")
-    yield pytest.param(kto, KTO(), output, {**batch, "kl": torch.full((len(output),), 0.1)}, id="kto")
-
-
-@pytest.mark.parametrize(("operator", "algo", "output", "batch"), list(losses()))
+@pytest.mark.parametrize(("operator", "algo", "output", "batch"), list(every_loss()))
 def test_losses_stay_on_the_device(operator, algo, output, batch):
     """The values and gradients of the CPU, on columns of the device, without a wait."""
     output = output.clone().requires_grad_()
-    on = {"mean_over": "rows"} if operator is kto else {}
+    on = units_of(operator)
     expected = loss_sums(operator, output, batch, algo, **on)
     expected.total.backward()
     with pretend_gpu() as gpu:

@@ -19,6 +19,7 @@ from prefect_rlhf.engines.vllm.sampler import RowSampler
 from prefect_rlhf.engines.vllm.settings import sampling_parameters
 from prefect_rlhf.engines.vllm.stream_sampler import StreamSampler
 from prefect_rlhf.errors.errors import EngineFailed
+from tests.device import DEVICE
 
 pytestmark = pytest.mark.slow
 VOCABULARY, MAX_LENGTH, NUM_TOKENS = 300, 64, 6
@@ -69,7 +70,7 @@ class Runner:
             num_scheduled_tokens=totals - totals // 2,
             prefill_len_np=np.array([self.prefill[name] for name in names]),
         )
-        out = self.sampler(logits, batch)
+        out = self.sampler(logits.to(DEVICE), batch)
         for i, name in enumerate(names):
             if out.num_sampled[i]:
                 token, logprobs = int(out.sampled_token_ids[i, 0]), tuple(out.logprobs_tensors.logprobs[i].tolist())
@@ -101,6 +102,7 @@ def expected(sampling: SamplingSettings) -> dict[str, list[tuple[int, tuple[floa
     return made
 
 
+@pytest.mark.gpu
 @pytest.mark.parametrize("at_once", [1, 2, 4])
 @pytest.mark.parametrize("name", SETTINGS)
 def test_rows_get_the_tokens_logprobs_and_kept_mass_of_the_runner_for_cpu(name, at_once, monkeypatch):
