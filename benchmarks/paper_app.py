@@ -77,7 +77,7 @@ def zero_3_seconds(case: Case) -> float:
     it sums gradients, each device its share, and no device has others' new weights to send (ZeRO, section 7.2.2).
     """
     graph, mesh, links = case.graph(), case.cluster.whole, case.hardware.links()
-    execution = Execution(Strategy(case.num_devices), case.num_nodes, case.hardware.devices_per_node, recompute=True)
+    execution = Execution(Strategy(case.num_devices), case.num_nodes, case.hardware.devices_per_node, recompute="all")
     passes = {"generate": 1 + case.workload.responses.mean, "inference": 1, "train_step": 3}
     seconds = 0.0
     for call in graph:
@@ -95,4 +95,4 @@ def zero_3_seconds(case: Case) -> float:
 def same_size_case(model: str, nodes: int, staleness: int = 0) -> Case:
     """PPO with four models of one size."""
     rows = 8 * nodes * ROWS_PER_DEVICE
-    return Case("PPO", model, model, nodes, HARDWARE, rows, WORKLOAD, staleness=staleness, recompute=True)
+    return Case("PPO", model, model, nodes, HARDWARE, rows, WORKLOAD, staleness=staleness, recompute="all")

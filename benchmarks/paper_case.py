@@ -21,7 +21,7 @@ from prefect_rlhf.placement.devices.mesh import ClusterShape
 from prefect_rlhf.placement.graph import Call, DataflowGraph, Dataset
 from prefect_rlhf.placement.models.known_models import known_shape
 from prefect_rlhf.placement.models.model import ModelSpec
-from prefect_rlhf.placement.plan import EngineKind, Placement
+from prefect_rlhf.placement.plan import EngineKind, Placement, Recompute
 from prefect_rlhf.placement.planner.preset_plan import preset_problems
 from prefect_rlhf.placement.planner.question import Question, Site
 from prefect_rlhf.placement.planner.space.candidates import Candidate, CostContext, fitting_candidates
@@ -53,7 +53,7 @@ class Case:
     mini_batches: int = 1
     staleness: int = 0
     execution: type[Execution] = Execution
-    recompute: bool = False
+    recompute: Recompute = 0
     engines: tuple[EngineKind, ...] = ("vllm", "megatron")
     _spaces: dict[str, PlanSpace] = field(default_factory=dict, init=False, repr=False, compare=False, hash=False)
 

@@ -49,7 +49,7 @@ def placements(model: str, devices: int) -> Comparison:
         workload=WORKLOAD,
         mini_batches=8,
         execution=HybridFlowExecution,
-        recompute=True,
+        recompute="all",
         engines=("vllm",),
     )
     plans = {name: case.preset(PRESETS[rule]) for name, rule in PLACEMENTS.items()}

@@ -75,7 +75,7 @@ class Training:
         rows, work = self.batch // strategy.dp, CallWork("train_step", self.batch, Workload.fixed(0, TOKENS))
         costs = (
             call_cost(
-                work, MegatronLmExecution(strategy, self.devices // 8, 8, rows // size, recompute=True), self.times
+                work, MegatronLmExecution(strategy, self.devices // 8, 8, rows // size, recompute="all"), self.times
             )
             for size in MICRO_BATCH_ROWS
             if rows % size == 0

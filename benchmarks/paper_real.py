@@ -96,6 +96,6 @@ def _case(algorithm: str, size: str, nodes: int, batch: int, context: int, mini_
         workload=Workload.fixed(PROMPT, context - PROMPT),
         mini_batches=mini_batches,
         execution=RealExecution,
-        recompute=True,
+        recompute="all",
         engines=("megatron",),
     )

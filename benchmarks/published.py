@@ -211,7 +211,7 @@ def _cost(published: Published, call: CallTable, hardware: Hardware, cuda_graphs
         call.mesh.num_nodes,
         call.mesh.gpus_per_node,
         call.micro_batches,
-        recompute=True,
+        recompute="all",
     )
     return call_cost(work, execution, DatasheetTimes.of(sizes, hardware))
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal, Protocol
 
 from prefect_rlhf.engines.loss_protocol import LossTerm, Output
 from prefect_rlhf.placement.layout.regions import Region
-from prefect_rlhf.placement.plan import ModelInstance, OffloadPart
+from prefect_rlhf.placement.plan import ModelInstance, OffloadPart, Recompute
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -75,11 +75,15 @@ class Sequences:
 
 @dataclass(frozen=True, slots=True)
 class TrainSettings:
-    """Settings of a train_step: `epochs` passes over the rows in `mini_batches`, with an optimizer step for each."""
+    """Settings of a train_step: `epochs` passes over the rows in `mini_batches`, with an optimizer step for each.
+
+    `recompute` are the layers of each pipeline stage that keep only their input for the backward; see Placement.
+    """
 
     mini_batches: int = 1
     micro_batches: int = 1
     epochs: int = 1
+    recompute: Recompute = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,6 +29,8 @@ class EngineTraits:
     """Whether a call runs in the micro-batches of its placement."""
     pipelines: bool = False
     """Whether a model may be split over pp."""
+    recomputes: bool = False
+    """Whether a train_step can recompute layers during its backward, to keep fewer activations."""
     paged_cache: bool = False
     """Whether it allocates a key-value cache of a fixed size when it is built, which limits the rows in flight."""
     sleeps_on_cuda: bool = False
@@ -84,6 +86,7 @@ _TRAITS: dict[EngineKind, EngineTraits] = {
         ),
         micro_batches=True,
         pipelines=True,
+        recomputes=True,
         drops_weights=True,
     ),
     "python": EngineTraits(serves=("compute",), holds_weights=False),

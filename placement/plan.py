@@ -13,6 +13,8 @@ Offload = Literal["none", "optimizer", "all"]
 """The part that leaves device memory between uses: none, the optimizer's state and gradients, or the whole instance."""
 OffloadPart = Literal["all", "optimizer"]
 """The part of an instance that an offload moves: the whole, or main weights, moments and gradients of a trained one."""
+Recompute = int | Literal["all"]
+"""The number of layers of each pipeline stage, or all, that a train_step runs forward again during its backward."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,8 +26,9 @@ class Placement:
     cache wait, or are preempted. `offload` names the part of the call's instance that is in host memory while no call
     uses it. With `prefetch` it is reloaded while the previous call runs. Without it, it is reloaded only when its
     devices are idle, so no other call needs memory for it. `device_order` are the mesh's devices, by position, in the
-    order of the strategy's coordinates; empty: as the mesh lists them. `python` is the engine of compute calls, which
-    use the host CPU of a single device.
+    order of the strategy's coordinates; empty: as the mesh lists them. `recompute` are the layers of each pipeline
+    stage that keep only their input for the backward of a train_step, which runs their forward again. `python` is the
+    engine of compute calls, which use the host CPU of a single device.
     """
 
     mesh: DeviceMesh
@@ -36,6 +39,7 @@ class Placement:
     device_order: tuple[int, ...] = ()
     prefetch: bool = True
     cache_gib: float | None = None
+    recompute: Recompute = 0
 
     @property
     def cache_bytes(self) -> int | None:
@@ -101,6 +105,15 @@ def ordered_devices(mesh: DeviceMesh, order: tuple[int, ...]) -> tuple[Device, .
     """
     devices = mesh.devices()
     return tuple(devices[position] for position in order) if order else devices
+
+
+def recomputed_layers(recompute: Recompute, num_layers: int) -> int:
+    """Return the number of recomputed layers of a pipeline stage with `num_layers`; its first layers are recomputed.
+
+    >>> recomputed_layers("all", 8), recomputed_layers(3, 8), recomputed_layers(8, 7)
+    (8, 3, 7)
+    """
+    return num_layers if recompute == "all" else min(recompute, num_layers)
 
 
 def device_coordinates(placed: Placement | ModelInstance) -> Iterator[tuple[Device, Coordinate]]:

@@ -64,14 +64,16 @@ FOUR_RANKS: Mapping[str, Compact] = MappingProxyType(
     {
         "dp4": plan("0-3 dp4 engine=vllm", "0-3 dp4", "0-3 dp4", "0-3 dp4", "0-3 dp4", "0-3 dp4"),
         "tp4": plan("0-3 tp4 engine=vllm", "0-3 dp2 tp2", "0-3 tp4", "0-3 tp2 dp2", "0-3 tp4", "0-3 dp2 tp2"),
-        "pp4": plan("0-3 dp4 engine=vllm", "0-3 pp4", "0-3 pp4", "0-3 pp4", "0-3 pp4", "0-3 pp4 micro_batches=2"),
+        "pp4": plan(
+            "0-3 dp4 engine=vllm", "0-3 pp4", "0-3 pp4", "0-3 pp4", "0-3 pp4", "0-3 pp4 micro_batches=2 recompute=1"
+        ),
         "dp2 tp2, micro-batches": plan(
             "0-3 dp2 tp2 engine=vllm cache_gib=0.0002",
             "0-3 dp4",
             "0-3 dp2 tp2 micro_batches=2",
             "0-3 dp2 pp2 micro_batches=4",
-            "0-3 dp2 tp2 micro_batches=4",
-            "0-3 dp2 tp2 micro_batches=2",
+            "0-3 dp2 tp2 micro_batches=4 recompute=1",
+            "0-3 dp2 tp2 micro_batches=2 recompute=all",
         ),
         "dp2 pp2": plan(
             "0-3 dp4 engine=vllm",
@@ -112,7 +114,12 @@ FOUR_RANKS: Mapping[str, Compact] = MappingProxyType(
             "0-3 dp2 tp2 engine=megatron", "2-3 dp2", "0-1 dp2", "0-3 dp4", "0-3 dp2 tp2", "0-3 dp4"
         ),
         "pipeline generates": plan(
-            "0-3 tp2 pp2 engine=megatron", "2-3 dp2", "0-1 tp2", "0-3 dp4", "0-3 dp2 tp2", "2-3 pp2"
+            "0-3 tp2 pp2 engine=megatron",
+            "2-3 dp2",
+            "0-1 tp2",
+            "0-3 dp4",
+            "0-3 dp2 tp2 recompute=all",
+            "2-3 pp2 recompute=2",
         ),
     }
 )

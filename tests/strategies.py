@@ -224,7 +224,8 @@ def plans(draw, graph: DataflowGraph, cluster: ClusterShape, offload: bool = Tru
         engine, *_ = engines_of(each.kind)
         options = degrees(mesh.num_devices, experts).map(lambda s, m=mesh, e=engine: Placement(m, s, e))
         legal = options.filter(lambda placement, e=each: not list(violations(e, placement, graph)))
-        placements.append((each.name, draw(legal)))
+        recompute = draw(st.sampled_from([0, 1, "all"])) if each.kind == "train_step" else 0
+        placements.append((each.name, replace(draw(legal), recompute=recompute)))
     plan = ExecutionPlan("drawn", cluster, tuple(placements))
     for instance, calls in instances(graph, plan).items():
         if draw(st.booleans()):

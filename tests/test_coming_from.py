@@ -26,7 +26,7 @@ GROUPS = {
     "tracking": (Tracking,),
     "reward": (HostRewards,),
 }
-NO_PARAMETERS = {"micro_batches=4", "engine=vllm", "tp2", "actor_train.learning_rate", "metrics.jsonl"}
+NO_PARAMETERS = {"micro_batches=4", "recompute=all", "engine=vllm", "tp2", "actor_train.learning_rate", "metrics.jsonl"}
 """Words of plans, and what a run writes."""
 LINES = (Path(__file__).parents[1] / "docs" / "coming_from.md").read_text().splitlines()
 CELLS = [[cell.strip() for cell in line.strip("|").split("|")] for line in LINES if line.startswith("| ")]

@@ -51,7 +51,7 @@ from prefect_rlhf.engines.weights.memory import storage_bytes
 from prefect_rlhf.engines.weights.offload import OffloadedTensors
 from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.placement.models.model import head_of
-from prefect_rlhf.placement.plan import OffloadPart
+from prefect_rlhf.placement.plan import OffloadPart, recomputed_layers
 
 FromHidden = Callable[[Tensor, MicroBatch], Any]
 """A function of the last stage on a micro-batch's hidden states, [S, b, H] or packed [tokens, 1, H]."""
@@ -157,6 +157,9 @@ class MegatronEngine:
         steps: list[tuple[losses.Sums, list[list[float]]]] = []
         norms = []
         self._model.train()
+        recomputed = recomputed_layers(settings.recompute, len(self.layers))
+        for number, layer in enumerate(self._model.decoder.layers):
+            layer.recomputes = number < recomputed
         for mini_batch in list(range(settings.mini_batches)) * settings.epochs:
             work = self._work(passes, mini_batch, settings.micro_batches, weights_MT3[mini_batch])
             sums, norm = self._step(work, bool(weights_MT3[mini_batch].any()), some_without_rows)

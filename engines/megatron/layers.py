@@ -16,7 +16,9 @@ import torch.nn.functional as F
 from megatron.core.tensor_parallel.layers import RowParallelLinear
 from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer.attention import SelfAttention
+from megatron.core.transformer.transformer_layer import TransformerLayer
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from prefect_rlhf.engines.megatron import fused
 from prefect_rlhf.engines.megatron.cpu import kernels as cpu_kernels
@@ -61,6 +63,21 @@ class RotaryAttention(SelfAttention):  # type: ignore[misc]
         cos, sin = self.rotary.tables(qkv_SBW.shape[0], qkv_SBW)
         mixed = causal_attention(qkv_SBW.view(*qkv_SBW.shape[:2], *qkv_NGXD.shape[1:]), cos, sin, self.window)
         return packing.pack(mixed.flatten(2))
+
+
+class RecomputingLayer(TransformerLayer):  # type: ignore[misc]
+    """Megatron's layer. If it recomputes, it keeps its input only, and its backward runs its forward again.
+
+    Its forward draws no random numbers, so both times the results are equal.
+    """
+
+    recomputes = False
+
+    def forward(self, *args: Any, **options: Any) -> Any:
+        """Map [S, B, H] to the same shape, as Megatron's layer does."""
+        if not (self.recomputes and torch.is_grad_enabled()):
+            return super().forward(*args, **options)
+        return checkpoint(super().forward, *args, use_reentrant=False, preserve_rng_state=False, **options)
 
 
 class NoCoreAttention(torch.nn.Module):

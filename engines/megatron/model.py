@@ -20,6 +20,7 @@ from prefect_rlhf.engines.megatron.layers import (
     GatedActivation,
     NoCoreAttention,
     NormedRowParallelLinear,
+    RecomputingLayer,
     RMSNorm,
     RotaryAttention,
 )
@@ -166,7 +167,7 @@ def _layer_spec(spec: ModelSpec, rotary: Rotary, window: int | None) -> ModuleSp
     """Make Megatron's layer with the pieces of `layers`."""
     shape = spec.shape
     layer = get_gpt_layer_local_spec(normalization="RMSNorm", qk_layernorm=shape.qk_norm)
-    parts = layer.submodules
+    layer.module, parts = RecomputingLayer, layer.submodules
     parts.input_layernorm = parts.pre_mlp_layernorm = RMSNorm
     parts.self_attention.module = RotaryAttention
     parts.self_attention.params |= {"rotary": rotary, "window": window}

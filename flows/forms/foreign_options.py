@@ -19,6 +19,7 @@ _ROWS = {
         "gradient_accumulation_steps per_device_train_batch_size ppo_micro_batch_size_per_gpu "
         "micro_train_batch_size micro_rollout_batch_size"
     ),
+    "recompute=all": "gradient_checkpointing enable_gradient_checkpointing",
     "actor.dtype": "bf16 dtype",
     "algo.sampling.max_new_tokens": "max_completion_length data.max_response_length generate_max_len",
     "algo.sampling.temperature algo.sampling.top_p": "temperature top_p rollout.temperature rollout.top_p",
@@ -100,7 +101,7 @@ REFUSED: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {reason: tuple(theirs.split()) for reason, theirs in _REASONS.items()}
 )
 """Reasons why a parameter does not exist here, with its names elsewhere."""
-OF_A_PLAN = ("micro_batches=4", "engine=vllm", "tp2")
+OF_A_PLAN = ("micro_batches=4", "recompute=all", "engine=vllm", "tp2")
 OF_PPO: Mapping[str, str] = MappingProxyType({"algo.optimizer": "algo.actor_optimizer", "algo.clip_low": "algo.clip"})
 """The names that PPO has in place of GRPO's."""
 

@@ -13,6 +13,7 @@ from prefect_rlhf.placement.cost.paged_cache import in_flight, mean_context
 from prefect_rlhf.placement.cost.seconds import Seconds
 from prefect_rlhf.placement.cost.times.layer_times import LayerTimes
 from prefect_rlhf.placement.cost.workload import CallWork
+from prefect_rlhf.placement.plan import recomputed_layers
 
 
 def call_cost(work: CallWork, execution: Execution, times: LayerTimes) -> Seconds:
@@ -63,11 +64,12 @@ class _CallSeconds:
         portions, pieces = self.execution.pieces(rows // work.rows_per_item, train=True)
         each = rows / portions / pieces
         tokens = each * self._head_tokens
-        layer = self._forward(each, length) + self._backward(each, length)
+        again = self._forward(each, length)
+        layer = again + self._backward(each, length)
         hops = self._to_next_stage(each * length).times(2)
         head = self.times.head_forward(tokens, tp) + self.times.head_backward(tokens, tp)
         heads = head.times(work.vocabulary_passes)
-        return self._pipelined(layer, hops, heads, pieces).times(portions)
+        return self._pipelined(layer, hops, heads, pieces, again).times(portions)
 
     def generate(self) -> Seconds:
         """Prefill all prompts, then take a step per token for the unfinished rows.
@@ -116,19 +118,36 @@ class _CallSeconds:
         host = pieces * rows * self.execution.row_step_seconds
         return slowest.times(pieces) + Seconds(launch=host, pipeline_bubble=idle)
 
-    def _pipelined(self, layer: Seconds, hop: Seconds, head: Seconds, pieces: int) -> Seconds:
-        """Run `pieces` micro-batches through all stages; `layer`, `hop` and `head` are seconds per micro-batch."""
-        slowest, around = self._stages(layer, hop, head)
+    def _pipelined(
+        self, layer: Seconds, hop: Seconds, head: Seconds, pieces: int, again: Seconds | None = None
+    ) -> Seconds:
+        """Run `pieces` micro-batches through all stages; the other arguments are seconds per micro-batch.
+
+        A recomputed layer takes `again` more (Chen et al. 2016).
+        """
+        slowest, around = self._stages(layer, hop, head, again)
         return slowest.times(pieces) + Seconds(pipeline_bubble=around - slowest.total)
 
-    def _stages(self, layer: Seconds, hop: Seconds, head: Seconds) -> tuple[Seconds, float]:
+    def _stages(
+        self, layer: Seconds, hop: Seconds, head: Seconds, again: Seconds | None = None
+    ) -> tuple[Seconds, float]:
         """Return (time of the slowest stage, seconds of a micro-batch through all stages)."""
-        pp, sizes = self.execution.strategy.pp, self.times.sizes
-        last = layer.times(sizes.stage_layers(pp, pp - 1)) + head
+        pp = self.execution.strategy.pp
+        last = self._layers(pp - 1, layer, again) + head
         if pp == 1:
             return last, last.total
-        first, last = layer.times(sizes.stage_layers(pp)) + hop, last + hop
+        first, last = self._layers(0, layer, again) + hop, last + hop
         return max(first, last, key=lambda stage: stage.total), (pp - 1) * first.total + last.total
+
+    def _layers(self, stage: int, layer: Seconds, again: Seconds | None) -> Seconds:
+        """Run the layers of a stage, those that are recomputed once more forward."""
+        num_layers, recompute = (
+            self.times.sizes.stage_layers(self.execution.strategy.pp, stage),
+            self.execution.recompute,
+        )
+        if again is None or recompute == 0:
+            return layer.times(num_layers)
+        return layer.times(num_layers) + again.times(recomputed_layers(recompute, num_layers))
 
     def _forward(self, rows: float, length: float) -> Seconds:
         """Run a layer forward, with its two all-reduces, and the exchange of tokens with experts."""
@@ -137,11 +156,10 @@ class _CallSeconds:
         return layer + self._tp_reduces(rows * length) + self._to_experts(rows * length)
 
     def _backward(self, rows: float, length: float) -> Seconds:
-        """Run a layer backward. Full recomputation repeats its forward (Chen et al. 2016)."""
+        """Run a layer backward, without its forward again."""
         strategy = self.execution.strategy
         layer = self.times.backward(rows, length, strategy.tp, self.execution.sequence_split, strategy.ep)
-        layer = layer + self._tp_reduces(rows * length) + self._to_experts(rows * length)
-        return layer + self._forward(rows, length) if self.execution.recompute else layer
+        return layer + self._tp_reduces(rows * length) + self._to_experts(rows * length)
 
     def _update(self) -> Seconds:
         """Sum gradients over replicas, step, and give every replica the new weights (ZeRO 1: Rajbhandari et al. 2020).

@@ -26,7 +26,7 @@ from prefect_rlhf.placement.engine_constants import (
     window_block,
 )
 from prefect_rlhf.placement.engine_traits import TRAITS
-from prefect_rlhf.placement.plan import EngineKind
+from prefect_rlhf.placement.plan import EngineKind, recomputed_layers
 
 NUM_COLUMNS = 6  # per response token, in a train_step: old, reference, value, return, advantage, mask
 
@@ -168,7 +168,9 @@ class _Active:
     def train(self, static: CallBytes) -> CallBytes:
         """Add the saved inputs of every backward in flight: of at most pp - stage micro-batches (1F1B).
 
-        All of them exist when the last layer's backward begins. The head's backward has ended by then.
+        All of them exist when the last layer's backward begins. The head's backward has ended by then. Of a recomputed
+        layer only its input is saved, until its backward makes the rest. The first layers of a stage are recomputed, so
+        that the saved inputs of other layers are freed before.
         """
         rows = self._micro_rows(train=True)
         tokens = rows * self._length
@@ -177,8 +179,9 @@ class _Active:
         pieces = sum(self.execution.pieces(items, train=True)[1] for items in mini_batches)
         in_flight = min(pieces, pp - self.stage)
         layer, boundary = self._saved_bytes, self.sizes.hidden * self.sizes.item // self.execution.sequence_split
-        kept = in_flight * self._layers * (boundary if self.execution.recompute else layer)
-        recomputed = layer if self.execution.recompute else 0
+        again = recomputed_layers(self.execution.recompute, self._layers)
+        kept = in_flight * (again * boundary + (self._layers - again) * layer)
+        recomputed = layer - boundary if again == self._layers else 0  # the last layer, whose backward is the first
         moment = _fuller(
             (tokens * recomputed + self._layer_backward(rows, tokens), 0),
             (self._head_backward(tokens), self._logits(tokens)),

@@ -9,7 +9,7 @@ from prefect_rlhf.placement.cost.times.layer_times import LayerTimes
 from prefect_rlhf.placement.devices.strategy import Strategy
 from prefect_rlhf.placement.engine_constants import GRADIENT_BYTES
 from prefect_rlhf.placement.engine_traits import TRAITS
-from prefect_rlhf.placement.plan import EngineKind, Placement
+from prefect_rlhf.placement.plan import EngineKind, Placement, Recompute
 
 Tokens = TypeVar("Tokens", int, float)
 
@@ -20,8 +20,8 @@ class Execution:
 
     An estimate of another system derives from it and overrides what that system's engine does differently.
 
-    `recompute`: training keeps each layer's input only and runs its forward again (full recomputation). `cache_bytes`:
-    the size of a paged key-value cache on each device, which rows in flight fill (None: room for all rows). `engine`
+    `recompute`: these layers of each stage keep their input only in training, and run forward again. `cache_bytes`: the
+    size of a paged key-value cache on each device, which rows in flight fill (None: room for all rows). `engine`
     names the engine whose layers a profile has.
     """
 
@@ -34,7 +34,7 @@ class Execution:
     num_nodes: int = 1
     devices_per_node: int = 1
     micro_batches: int = 1
-    recompute: bool = False
+    recompute: Recompute = 0
     cache_bytes: int | None = None
     engine: EngineKind = "megatron"
 
@@ -46,6 +46,7 @@ class Execution:
             placement.mesh.num_nodes,
             placement.mesh.devices_per_node,
             placement.micro_batches,
+            placement.recompute,
             cache_bytes=placement.cache_bytes,
             engine=placement.engine,
         )

@@ -109,7 +109,9 @@ def _excess(remedy: Remedy) -> tuple[int, int]:
 def _changes(
     plan: ExecutionPlan, graph: DataflowGraph, certificate: Certificate
 ) -> Iterator[tuple[str, ExecutionPlan]]:
-    """Changes that might help the fullest device: offload, split an instance there further, cut finer, cache less."""
+    """Changes that might help the fullest device: offload, split an instance there further, cut finer,
+    recompute, cache less.
+    """
     device = certificate.fullest.device if certificate.fullest else ""
     there = {
         instance: calls
@@ -131,13 +133,22 @@ def _changes(
             if spread.ep > strategy.ep:
                 yield f"{spread} for {names}", with_changes(plan, calls, strategy=spread)
         if TRAITS[instance.engine].micro_batches:
-            for call in calls:
-                count = 2 * plan[call.name].micro_batches
-                yield f"micro_batches {count} for {call.name}", with_changes(plan, [call], micro_batches=count)
+            yield from _fewer_activations(plan, instance, calls)
         elif cached := _cached(certificate, instance):
             for share in SMALLER_CACHES:
                 gib = gib_above(cached * share)
                 yield f"cache_gib {gib:g} for {names}", with_changes(plan, calls, cache_gib=gib)
+
+
+def _fewer_activations(
+    plan: ExecutionPlan, instance: ModelInstance, calls: Sequence[Call]
+) -> Iterator[tuple[str, ExecutionPlan]]:
+    """More micro-batches of each call, and recomputation of each train_step."""
+    for call in calls:
+        count = 2 * plan[call.name].micro_batches
+        yield f"micro_batches {count} for {call.name}", with_changes(plan, [call], micro_batches=count)
+        if call.kind == "train_step" and TRAITS[instance.engine].recomputes:
+            yield f"recompute all for {call.name}", with_changes(plan, [call], recompute="all")
 
 
 def _cached(certificate: Certificate, instance: ModelInstance) -> int:

@@ -8,7 +8,7 @@ from prefect_rlhf.placement.devices.mesh import DeviceMesh
 from prefect_rlhf.placement.engine_traits import TRAITS, engines_of
 from prefect_rlhf.placement.graph import Call, DataflowGraph
 from prefect_rlhf.placement.layout.experts import wrong_ep
-from prefect_rlhf.placement.layout.layout import wrong_tp
+from prefect_rlhf.placement.layout.layout import stages, wrong_tp
 from prefect_rlhf.placement.models.model import ModelSpec
 from prefect_rlhf.placement.plan import ExecutionPlan, ModelInstance, Placement, instances
 
@@ -127,12 +127,25 @@ def _engine(call: Call, placement: Placement) -> Iterator[InvalidInput]:
         yield NotUsed(_field(call.name, "cache_gib"), placement.cache_gib, f"{engine} has no cache")
     if placement.cache_gib is not None and not placement.cache_gib > 0:
         yield InvalidInput(_field(call.name, "cache_gib"), placement.cache_gib, "more than 0")
+    if placement.recompute != 0:
+        yield from _recomputation(call, placement)
     if not traits.pipelines and placement.strategy.pp > 1:
         yield InvalidInput(_field(call.name, "pp"), placement.strategy.pp, f"1: {engine} runs no pipeline here")
     if not traits.holds_weights and placement.offload != "none":
         yield NotUsed(_field(call.name, "offload"), placement.offload, "a computation holds no weights")
     if placement.offload == "none" and not placement.prefetch:
         yield NotUsed(_field(call.name, "prefetch"), False, "the call offloads no weights")
+
+
+def _recomputation(call: Call, placement: Placement) -> Iterator[InvalidInput]:
+    """Check that the call has a backward pass, and that its engine can recompute layers."""
+    field, recompute = _field(call.name, "recompute"), placement.recompute
+    if call.kind != "train_step":
+        yield NotUsed(field, recompute, f"a call of kind {call.kind} has no backward pass")
+    elif not TRAITS[placement.engine].recomputes:
+        yield NotUsed(field, recompute, f"{placement.engine} recomputes no layers")
+    elif recompute != "all" and recompute < 0:
+        yield InvalidInput(field, recompute, "all, or a number of layers of 0 or more")
 
 
 def _shape(call: Call, placement: Placement, model: ModelSpec) -> Iterator[InvalidInput]:
@@ -143,6 +156,9 @@ def _shape(call: Call, placement: Placement, model: ModelSpec) -> Iterator[Inval
         yield InvalidInput(_field(call.name, "ep"), placement.strategy.ep, right)
     if pp > shape.num_layers:
         yield InvalidInput(_field(call.name, "pp"), pp, f"at most {shape.num_layers}, the layers of {model.role}")
+    elif placement.recompute != "all" and placement.recompute > (most := len(stages(shape.num_layers, pp)[0])):
+        right = f"all, or at most {most}, the layers of a pipeline stage of {model.role}"
+        yield InvalidInput(_field(call.name, "recompute"), placement.recompute, right)
     if call.kind == "generate" and "lm" not in model.head:
         yield InvalidInput(f"models.{model.role}.head", model.head, f"lm, since {call.name} generates with it")
 

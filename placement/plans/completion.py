@@ -49,7 +49,7 @@ def _proposals(
     placements = [chosen[other.name] for other in siblings]
     for placement in placements:
         if placement.engine in engines_of(call.kind):
-            cuts = placement.micro_batches
+            placement, cuts = replace(placement, recompute=0), placement.micro_batches  # it has no backward pass
             while cuts > 1:
                 yield replace(placement, micro_batches=cuts)
                 cuts //= 2

@@ -50,7 +50,11 @@ def _in_our_words(mistake: ErrorDetails, file_keys: Sequence[str], call_keys: Se
     elif kind == "string_type":
         right = 'a mesh such as "n0:0-1"' if place[-1] == "mesh" else 'words, in quotes if they look like a number: "3"'
     else:
-        right = _RIGHT.get(kind) or _range(mistake) or mistake["msg"].removeprefix("Input should be ")
+        right = (
+            _RIGHT.get(kind)
+            or _range(mistake)
+            or mistake["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
+        )
     return InvalidInput(".".join(map(str, ("plan", *place))), seen, right)
 
 

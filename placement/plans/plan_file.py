@@ -8,14 +8,22 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidatorFunctionWrapHandler, WrapValidator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    PlainValidator,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+)
 
 from prefect_rlhf.errors.errors import InvalidInput, SeveralMistakes
 from prefect_rlhf.files.yaml_text import read_yaml
 from prefect_rlhf.placement.devices.mesh import ClusterShape, DeviceMesh
 from prefect_rlhf.placement.devices.strategy import Strategy
 from prefect_rlhf.placement.engine_traits import TRAITS
-from prefect_rlhf.placement.plan import EngineKind, ExecutionPlan, Offload, Placement
+from prefect_rlhf.placement.plan import EngineKind, ExecutionPlan, Offload, Placement, Recompute
 from prefect_rlhf.placement.plans.file_words import mistakes_of
 
 MOST_DEVICES = 1 << 20
@@ -24,6 +32,14 @@ MOST_DEVICES = 1 << 20
 def _or_registered(engine: object, validate: ValidatorFunctionWrapHandler) -> object:
     """Accept the name of a registered engine, which the type does not know."""
     return engine if isinstance(engine, str) and engine in TRAITS else validate(engine)
+
+
+def _all_or_layers(recompute: object) -> object:
+    """Accept a number of layers or `all`; a single mistake names both."""
+    is_number = isinstance(recompute, int) and not isinstance(recompute, bool) and 0 <= recompute <= MOST_DEVICES
+    if is_number or recompute == "all":
+        return recompute
+    raise ValueError("all, or the number of layers of each pipeline stage")
 
 
 class CallEntry(BaseModel):
@@ -41,15 +57,23 @@ class CallEntry(BaseModel):
     offload: Offload = "none"
     prefetch: bool = True
     cache_gib: float | None = Field(None, gt=0, le=MOST_DEVICES)
+    recompute: Annotated[Recompute, PlainValidator(_all_or_layers)] = 0
     order: list[Annotated[int, Field(ge=0, lt=MOST_DEVICES)]] = Field(default_factory=list)
 
     def placement(self, field: str, cluster: ClusterShape) -> Placement:
         """Return the placement it describes; its mesh must lie in `cluster`."""
         mesh = cluster.check_mesh(DeviceMesh.parse(self.mesh, f"{field}.mesh"), f"{field}.mesh")
         strategy = Strategy(self.dp, self.tp, self.pp, self.ep)
-        order = tuple(self.order)
         return Placement(
-            mesh, strategy, self.engine, self.micro_batches, self.offload, order, self.prefetch, self.cache_gib
+            mesh,
+            strategy,
+            self.engine,
+            self.micro_batches,
+            self.offload,
+            tuple(self.order),
+            self.prefetch,
+            self.cache_gib,
+            self.recompute,
         )
 
     @classmethod
@@ -66,6 +90,7 @@ class CallEntry(BaseModel):
             offload=placement.offload,
             prefetch=placement.prefetch,
             cache_gib=placement.cache_gib,
+            recompute=placement.recompute,
             order=list(placement.device_order),
         )
 
@@ -76,6 +101,7 @@ class CallEntry(BaseModel):
             "order": not self.order,
             "prefetch": self.prefetch,
             "cache_gib": self.cache_gib is None,
+            "recompute": self.recompute == 0,
             "micro_batches": TRAITS[self.engine].paged_cache and self.micro_batches == 1,
         }
         plain = {name for name, applies in is_plain.items() if applies}
@@ -90,8 +116,9 @@ class PlanFile(BaseModel):
     Without it a run chooses the order that moves the fewest weights. `ep` divides dp: `ep` neighbouring replicas divide
     the experts of a mixture. With `prefetch: false` an offloaded part is reloaded only when its devices are idle:
     later, but no other call needs room for it. `cache_gib` is the size of vLLM's key-value cache on each device;
-    without it all rows have room at their longest. `node_speeds` are the relative speeds of each node's devices:
-    replicas get rows in proportion. Without them all devices are equally fast.
+    without it all rows have room at their longest. `recompute`, `all` or a number of layers of each pipeline stage,
+    saves memory of a train_step: these layers keep only their input, and run forward again. `node_speeds` are the
+    relative speeds of each node's devices: replicas get rows in proportion. Without them all devices are equally fast.
 
     `figures` are what `prefect-rlhf plan` estimated for the plan (`plan.json`); a reader of the plan skips them.
 

@@ -13,6 +13,7 @@ from prefect_rlhf.placement.augmented.node import Node
 from prefect_rlhf.placement.augmented.row_uses import RowKey
 from prefect_rlhf.placement.augmented.work import Compute, ModelCall
 from prefect_rlhf.placement.graph import Call
+from prefect_rlhf.placement.plan import Recompute
 from prefect_rlhf.placement.rows.shares import Need, PlacedCall
 from prefect_rlhf.tasks.data.host_score import HostScore
 from prefect_rlhf.tasks.running.step_rows import StepRows
@@ -39,7 +40,7 @@ def call_commands(
         "writes": node.writes,
         "versions": step_rows.versions(node),
         "generated_by": generated.role if generated else None,
-        **operation_fields(call, placement.micro_batches),
+        **operation_fields(call, placement.micro_batches, placement.recompute),
     }
     parts = step_rows.parts[call.name]
     passes = [_passes(run, part, node.step, step_rows) for part in parts]
@@ -88,8 +89,8 @@ def _passes(run: TrainingRun, placed: PlacedCall, step: int, step_rows: StepRows
 
 
 @lru_cache(maxsize=64)  # the same in every step
-def operation_fields(call: Call, micro_batches: int) -> Mapping[str, Any]:
-    """Return the fields of a CallCommand that define its work, from the call's operation."""
+def operation_fields(call: Call, micro_batches: int = 1, recompute: Recompute = 0) -> Mapping[str, Any]:
+    """Return the fields of a CallCommand that define its work, from the call's operation and its placement."""
     if call.kind == "generate":
         sampling = SamplingSettings(**Sampling.model_validate_json(call.operation.settings).model_dump())
         return {"sampling": sampling}
@@ -99,7 +100,7 @@ def operation_fields(call: Call, micro_batches: int) -> Mapping[str, Any]:
         return {"function": HostScore(call.operation.settings)}
     if call.kind == "compute":
         return {"function": Bound(call.operation, call.row_limit)}
-    return {"train": TrainSettings(call.mini_batches, micro_batches, call.epochs)}
+    return {"train": TrainSettings(call.mini_batches, micro_batches, call.epochs, recompute)}
 
 
 @lru_cache(maxsize=64)  # the same in every step

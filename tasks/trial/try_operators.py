@@ -151,7 +151,7 @@ class Trial:
             versions={model.role: 0 for model in self.graph.models},
             generated_by=generated.role if generated else None,
             passes=tuple(map(tried_pass, call.parts)) if call.kind == "train_step" else (),
-            **operation_fields(call, 1),
+            **operation_fields(call),
         )
 
 

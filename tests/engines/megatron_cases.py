@@ -20,7 +20,7 @@ from prefect_rlhf.placement.devices.mesh import DeviceMesh
 from prefect_rlhf.placement.devices.strategy import Strategy
 from prefect_rlhf.placement.layout.layout import Layout
 from prefect_rlhf.placement.models.model import OptimizerSpec
-from prefect_rlhf.placement.plan import ModelInstance, Offload
+from prefect_rlhf.placement.plan import ModelInstance, Offload, Recompute
 
 VOCAB = 480  # divides by 2 and 3
 OPTIMIZER = OptimizerSpec(
@@ -95,6 +95,7 @@ class Walk:
     rows_per_item: int = 1
     mini_batch_rows: tuple[int, ...] = ()
     some_without_rows: bool = False
+    recompute: Recompute = 0
 
 
 def train_on(engine: MegatronEngine, sequences: Sequences, batch: dict, function, walk: Walk) -> dict[str, float]:
@@ -103,7 +104,7 @@ def train_on(engine: MegatronEngine, sequences: Sequences, batch: dict, function
     term = LossTerm(function, (walk.output,), mean_over=over, temperature=walk.temperature)
     dealt = walk.mini_batch_rows, walk.some_without_rows
     rows = TrainingRows(sequences, (term,), (batch,), walk.rows_per_item, *dealt)
-    return engine.train([rows], TrainSettings(walk.mini_batches, walk.micro_batches, walk.epochs))
+    return engine.train([rows], TrainSettings(walk.mini_batches, walk.micro_batches, walk.epochs, walk.recompute))
 
 
 @dataclass(frozen=True)

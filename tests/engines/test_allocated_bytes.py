@@ -17,6 +17,7 @@ from prefect_rlhf.placement.cost.execution import Execution
 from prefect_rlhf.placement.cost.sizes import ModelSizes
 from prefect_rlhf.placement.cost.workload import CallWork, Workload
 from prefect_rlhf.placement.devices.strategy import Strategy
+from prefect_rlhf.placement.plan import Recompute
 
 FLAGS = set(Path("/proc/cpuinfo").read_text().split())
 BFLOAT16 = pytest.param(
@@ -27,6 +28,7 @@ BFLOAT16 = pytest.param(
     ),
 )
 SHORT, LONG = 48, 128
+DEPTH = 12
 TOLERANCE = 1.15
 
 
@@ -38,6 +40,11 @@ def one_thread():
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     return cases.make_folder(tmp_path_factory.mktemp("models") / "tied")
+
+
+@pytest.fixture(scope="module")
+def deep_folder(tmp_path_factory):
+    return cases.make_folder(tmp_path_factory.mktemp("models") / "deep", layers=DEPTH)
 
 
 @pytest.fixture(scope="module")
@@ -66,9 +73,9 @@ def peak_allocated(function, path) -> int:
     return peak
 
 
-def predicted(case: Case, kind: str, rows: int, length: int, micro_batches: int = 1) -> int:
+def predicted(case: Case, kind: str, rows: int, length: int, micro_batches: int = 1, recompute: Recompute = 0) -> int:
     work = CallWork(kind, rows, Workload.fixed(length // 2, length - length // 2))
-    execution = Execution(Strategy(), micro_batches=micro_batches)
+    execution = Execution(Strategy(), micro_batches=micro_batches, recompute=recompute)
     return call_bytes(work, execution, ModelSizes.of(case.spec()), stage=0, on_cpu=True).active
 
 
@@ -87,6 +94,21 @@ def test_a_train_step_holds_what_is_predicted_and_never_more(folder, tmp_path, d
         lambda: cases.train_on(engine, sequences, batch, cases.loss, settings), tmp_path / "trace.json"
     )
     assert_close_above(predicted(case, "train_step", rows, length, micro_batches), measured)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("recompute", [2, DEPTH - 1, "all"])
+def test_recomputed_layers_hold_what_is_predicted(deep_folder, tmp_path, dtype, recompute):
+    """Deep enough that without recomputation nearly all bytes are saved inputs."""
+    case = Case(deep_folder, dtype=dtype, optimizer=OPTIMIZER)
+    engine, settings = case.build(0), cases.Walk("logprobs", recompute=recompute)
+    cases.train_on(engine, *make_rows(2, 8), cases.loss, settings)
+    sequences, batch = make_rows(16, LONG)
+    measured = peak_allocated(
+        lambda: cases.train_on(engine, sequences, batch, cases.loss, settings), tmp_path / "trace.json"
+    )
+    assert_close_above(predicted(case, "train_step", 16, LONG, recompute=recompute), measured)
+    assert measured < 0.9 * predicted(case, "train_step", 16, LONG)
 
 
 @pytest.mark.parametrize("dtype", ["float32", BFLOAT16])

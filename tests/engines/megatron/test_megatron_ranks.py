@@ -1,5 +1,7 @@
 """The Megatron engine under every kind of parallelism, against transformers and plain PyTorch on the same rows."""
 
+from dataclasses import replace
+
 import megatron_cases as cases
 import numpy as np
 import pytest
@@ -243,3 +245,21 @@ def test_offloading_changes_nothing(world, folders, layout, dtype, part):
     for (_, expected), (_, found) in zip(world.run(case.ranks, cases.train, case, twice), offloaded, strict=True):
         for name in expected:
             np.testing.assert_array_equal(expected[name][1], found[name][1], err_msg=name)
+
+
+@pytest.mark.parametrize(
+    ("kind", "layout", "recompute"),
+    combinations(
+        KINDS, LAYOUTS, (1, "all"), briefly=[("tied", "dp2 tp2", 1), ("untied", "tp2 pp2", "all"), ("scalar", "pp2", 1)]
+    ),
+)
+def test_recomputed_layers_change_nothing(world, folders, kind, layout, recompute):
+    """The very metrics and weights of a train_step that keeps all activations."""
+    head = "scalar" if kind == "scalar" else "lm"
+    case = Case(folders[kind], head=head, optimizer=OPTIMIZER, **(LAYOUTS | UNEVEN)[layout])
+    kept = cases.Walk("values" if head == "scalar" else "logprobs", 3, 2)
+    again = world.run(case.ranks, cases.train, case, replace(kept, recompute=recompute))
+    for expected, found in zip(world.run(case.ranks, cases.train, case, kept), again, strict=True):
+        assert expected[0] == found[0]
+        for name in expected[1]:
+            np.testing.assert_array_equal(expected[1][name][1], found[1][name][1], err_msg=name)

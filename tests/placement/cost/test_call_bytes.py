@@ -73,7 +73,7 @@ def test_smaller_micro_batches_and_recomputation_save_activations(strategy, micr
     base = train(execution)
     if strategy.pp == 1:
         assert train(replace(execution, micro_batches=2 * micro_batches)).activations < base.activations
-    again = train(replace(execution, recompute=True))
+    again = train(replace(execution, recompute="all"))
     assert again.activations < base.activations
     assert again.static == base.static
 

@@ -6,7 +6,9 @@ from functools import partial
 import pytest
 
 from prefect_rlhf.errors.errors import InvalidInput
+from prefect_rlhf.placement import engine_traits
 from prefect_rlhf.placement.devices.mesh import ClusterShape, DeviceMesh
+from prefect_rlhf.placement.engine_traits import EngineTraits
 from prefect_rlhf.placement.models.model import Experts
 from prefect_rlhf.placement.planner.preset_plan import preset
 from prefect_rlhf.placement.plans.check import check_plan
@@ -142,6 +144,20 @@ BAD = {
         "actor_generate.micro_batches: 4 is not used: vllm has no micro-batches, cache_gib limits",
     ),
     "a cache of megatron": (ref(cache_gib=4.0), "ref_inference.cache_gib: 4.0 is not used: megatron has no cache"),
+    "recomputation without a backward pass": (
+        ref(recompute="all"),
+        "plan.calls.ref_inference.recompute: 'all' is not used: a call of kind inference has no backward pass",
+    ),
+    "recomputation of a generate": (generate(recompute=1), "actor_generate.recompute: 1 is not used: a call of kind"),
+    "recomputation of a computation": (computed(recompute=1), "advantages.recompute: 1 is not used: a call of kind"),
+    "more recomputed layers than a stage has": (
+        placed(GOOD, "actor_train_step", pp=2, dp=2, recompute=3),
+        "actor_train_step.recompute: got 3, expected all, or at most 2, the layers of a pipeline stage of actor",
+    ),
+    "less than no recomputed layer": (
+        placed(GOOD, "actor_train_step", recompute=-1),
+        "actor_train_step.recompute: got -1, expected all, or a number of layers of 0 or more",
+    ),
     "more mini-batches than rows": (
         GOOD,
         "actor_train_step.rows: got '1 rows a step', expected at least 2, an item for each of 2 mini-batches",
@@ -239,3 +255,16 @@ def test_on_cuda_one_vllm_instance_leaves_a_device():
     assert check_plan(on_cpu, remax(), cluster.whole) is on_cpu
     apart = placed(placed(asleep, second, mesh="n0:0-1", dp=1), "actor_generate", mesh="n0:2-3", dp=2)
     assert check_plan(apart, remax(), cluster.whole) is apart
+
+
+def test_recomputation_by_an_engine_that_cannot_is_refused(monkeypatch):
+    plain = EngineTraits(serves=("train_step",), micro_batches=True, pipelines=True)
+    monkeypatch.setitem(engine_traits._TRAITS, "plain", plain)
+    with pytest.raises(InvalidInput, match="actor_train_step.recompute: 'all' is not used: plain recomputes no layers"):
+        check_plan(placed(GOOD, "actor_train_step", engine="plain", recompute="all"), GRAPH, LEASE)
+
+
+@pytest.mark.parametrize("recompute", [1, 2, "all"])
+def test_layers_of_a_train_step_may_be_recomputed(recompute):
+    """Of a stage as many as it has; a smaller last stage recomputes all of its own."""
+    assert check_plan(placed(GOOD, "critic_train_step", pp=2, dp=2, recompute=recompute), GRAPH, LEASE)

@@ -107,6 +107,11 @@ BAD = {
     "truth as text": (entry(offload="yes please"), "plan.calls.actor_generate.offload: got 'yes please'"),
     "order of names": (entry(order=["n0:0"]), "plan.calls.actor_generate.order.0: got 'n0:0', expected a whole number"),
     "order as a number": (entry(order=1), "plan.calls.actor_generate.order: got 1, expected a list such as"),
+    "recomputation by a word": (
+        entry(recompute="half"),
+        "actor_generate.recompute: got 'half', expected all, or the number of layers of each pipeline stage",
+    ),
+    "recomputation by a truth": (entry(recompute=True), "actor_generate.recompute: got True, expected all, or the"),
     "unknown engine": (entry(engine="sglang"), "plan.calls.actor_generate.engine: got 'sglang', expected 'megatron'"),
     "no mesh name": (entry(mesh="gpu0"), "plan.calls.actor_generate.mesh: got 'gpu0', expected a mesh such as n0:0-1"),
     "mesh that ends before it begins": (entry(mesh="n0:3-1"), "actor_generate.mesh: got 'n0:3-1', expected ranges"),

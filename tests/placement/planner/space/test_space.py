@@ -83,6 +83,7 @@ DRAWN: Mapping[str, Callable[[random.Random, Call, Placement, Question], object]
     "prefetch": lambda draw, call, placed, asked: draw.random() < 0.5,
     "device_order": drawn_order,
     "cache_gib": drawn_cache,
+    "recompute": lambda draw, call, placed, asked: 0,  # left out of the space, as `left_out` says
 }
 """How each field of a placement is drawn, of a call whose earlier fields are drawn already."""
 
