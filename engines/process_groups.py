@@ -7,6 +7,7 @@ from hashlib import sha1
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 from torch._C._distributed_c10d import HashStore
 
 
@@ -42,6 +43,11 @@ def world_limit() -> timedelta:
     backend = world._get_backend(torch.device("cpu"))
     limit: timedelta = getattr(getattr(backend, "options", None), "_timeout", dist.default_pg_timeout)
     return limit
+
+
+def uses_nccl(tensor: Tensor) -> bool:
+    """Return whether NCCL carries messages of the tensor; gloo carries those of host memory."""
+    return tensor.is_cuda
 
 
 def open_communicators(groups: Iterable[dist.ProcessGroup]) -> None:

@@ -16,8 +16,9 @@ from prefect_rlhf.placement.cost.sources import CostSources
 from prefect_rlhf.placement.cost.workload import Workload
 from prefect_rlhf.placement.devices.mesh import ClusterShape
 from tests import plan_matrix
+from tests.nccl_rules import nccl_rules
 from tests.plan_matrix import ALONE, CASES, ONE, REAL_EXAMPLE, SPLIT_ACTOR, TAKING_TURNS, TWO_RANKS
-from tests.runs import first_differences, loss_difference, plan_file, prepared, weight_difference, whole
+from tests.runs import first_differences, loss_difference, num_devices, plan_file, prepared, weight_difference, whole
 from tests.strategies import GIB
 
 TOLERANCE = 1e-5
@@ -63,6 +64,25 @@ def assert_equal(alone, result, record_property):
 def test_a_plan_changes_nothing_but_time(ran, case, plan, record_property):
     """Under tp 4 two ranks have a copy of each key-value head of Qwen 3."""
     assert_equal(ran(case)[1], ran(case, plan)[1], record_property)
+
+
+@pytest.mark.parametrize(
+    ("case", "plan"),
+    [
+        pytest.param(case, plan, marks=() if (case, plan) == IN_EVERY_TEST[0] else pytest.mark.all)
+        for case in CASES
+        for plan in CASES[case].plans
+        if num_devices(CASES[case].plans[plan]) > 1
+    ],
+)
+def test_a_plan_keeps_the_rules_of_nccl(ran, tmp_path, case, plan, record_property):
+    """Gloo would accept calls that hang on GPUs. The gradients go through Megatron's own buffers, as on GPUs."""
+    given, alone = ran(case)
+    with nccl_rules(tmp_path / "rules") as records:
+        result = CASES[case].run(given, plan)
+    assert records.broken() == []
+    assert {"allreduce", "batch"} <= records.checked()
+    assert_equal(alone, result, record_property)
 
 
 def test_the_host_link_carries_the_bytes_of_the_estimate(ran, tmp_path, record_property):

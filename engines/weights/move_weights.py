@@ -15,6 +15,7 @@ from torch import Tensor
 
 from prefect_rlhf.engines.commands import MoveWeightsCommand
 from prefect_rlhf.engines.engine import Engine
+from prefect_rlhf.engines.process_groups import uses_nccl
 from prefect_rlhf.engines.weights.rank_transfers import RankTransfers, Shards, WeightMessage, plan_rank_transfers
 from prefect_rlhf.engines.weights.read_peer_memory import read_peer_memory
 from prefect_rlhf.engines.weights.views import copy_rows
@@ -157,7 +158,7 @@ def _post(transfers: RankTransfers, k: int, staging: Staging) -> MessageRound:
 
 def _start(received: Sequence[tuple[Tensor, int]], sent: Sequence[tuple[Tensor, int]]) -> list[dist.Work]:
     """Post the receives from and the sends to each peer. NCCL needs them as a single batch; gloo is faster without."""
-    if any(tensor.is_cuda for tensor, _ in (*received, *sent)):
+    if any(uses_nccl(tensor) for tensor, _ in (*received, *sent)):
         operations = [dist.P2POp(dist.irecv, tensor, peer) for tensor, peer in received]
         operations += [dist.P2POp(dist.isend, tensor, peer) for tensor, peer in sent]
         return dist.batch_isend_irecv(operations)

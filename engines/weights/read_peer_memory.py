@@ -21,6 +21,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from prefect_rlhf.engines.process_groups import uses_nccl
 from prefect_rlhf.engines.weights.rank_transfers import RankTransfers, WeightMessage
 from prefect_rlhf.engines.weights.send_receive import send_receive
 
@@ -42,7 +43,7 @@ def read_peer_memory(transfers: RankTransfers) -> RankTransfers:
     that is read from has ended.
     """
     outgoing, incoming = transfers.outgoing, transfers.incoming
-    if any(message.like.is_cuda for message in chain(*outgoing.values(), *incoming.values())):
+    if any(uses_nccl(message.like) for message in chain(*outgoing.values(), *incoming.values())):
         return transfers
     offers = {peer: _offer(messages) for peer, messages in outgoing.items()}
     heads = {peer: _integers(HEAD + len(messages)) for peer, messages in incoming.items()}

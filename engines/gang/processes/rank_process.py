@@ -146,9 +146,8 @@ def join(start: Start, listener: int | None) -> object:
     store = TCPStore(start.host, start.port, gang.size, rank == 0, timeout, master_listen_fd=listener)
     limit = timedelta(seconds=gang.collective_seconds)
     dist.init_process_group(backend, store=store, rank=rank, world_size=gang.size, timeout=limit)
-    if gang.device == "cuda":
-        # Later, some ranks exchange weights in batches of messages, which is undefined as NCCL's first use of a group.
-        open_communicators([dist.distributed_c10d._get_default_group()])
+    # Later, some ranks exchange weights in batches of messages, which is undefined as NCCL's first use of a group.
+    open_communicators([dist.distributed_c10d._get_default_group()])
     return gang.rank_factory(rank, gang.size)
 
 

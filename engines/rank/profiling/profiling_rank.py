@@ -30,6 +30,7 @@ from prefect_rlhf.engines.engine import (
 )
 from prefect_rlhf.engines.files.huggingface import write_folder
 from prefect_rlhf.engines.loss_protocol import LossTerm, LossValues
+from prefect_rlhf.engines.process_groups import uses_nccl
 from prefect_rlhf.engines.rank.profiling.layer_clock import LayerClock, clocked, clocked_method, now, worked
 from prefect_rlhf.engines.rank.rank import Rank, build_engine
 from prefect_rlhf.engines.weights.send_receive import send_receive
@@ -221,7 +222,7 @@ class ProfilingRank:
         weights = gradients.to(torch.bfloat16)
 
         def exchange() -> None:
-            if gradients.is_cuda:
+            if uses_nccl(gradients):
                 own = len(gradients) // size
                 mine = slice(dist.get_rank(group) * own, (dist.get_rank(group) + 1) * own)
                 dist.reduce_scatter_tensor(gradients[mine], gradients, group=group)

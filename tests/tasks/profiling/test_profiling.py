@@ -13,6 +13,7 @@ from prefect_rlhf.placement.devices.strategy import Strategy
 from prefect_rlhf.placement.models.model import TransformerShape
 from prefect_rlhf.tasks.profiling.bench import Sizes, part_of
 from prefect_rlhf.tasks.profiling.measure import held_up, measure
+from tests.nccl_rules import nccl_rules
 
 pytestmark = pytest.mark.slow
 
@@ -97,3 +98,14 @@ def test_a_size_that_took_longer_than_a_larger_one_is_looked_at_again():
     took = {(1, 16): 1.0, (2, 16): 2.4, (4, 16): 1.8, (1, 32): 2.0, (4, 32): 3.0, (8, 16): 2.9}
     timed = {size: PassSeconds(0.0, seconds, 0.0, call=seconds) for size, seconds in took.items()}
     assert held_up(timed) == [(2, 16)]
+
+
+@pytest.mark.all  # tests/test_plan_invariance.py runs a plan under the rules
+def test_a_profile_keeps_the_rules_of_nccl(tmp_path):
+    """Messages as gloo sends them would hang on GPUs."""
+    with nccl_rules(tmp_path / "rules") as records:
+        measured = measure(SUBJECT, Sizes(1, 16, (1,)), lambda number, total, words: None)
+    assert records.broken() == []
+    assert {"allreduce", "batch"} <= records.checked()
+    assert any("reduce_scatter" in name for name in records.checked())
+    assert measured.links.device > 0
