@@ -12,13 +12,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
-from prefect_rlhf.engines.engine import SamplingSettings, TrainSettings
+from prefect_rlhf.engines.engine import SamplingSettings, StateKind, TrainSettings
 from prefect_rlhf.engines.loss_protocol import LossTerm, Output
 from prefect_rlhf.engines.rows import ColumnKind
 from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.placement.devices.mesh import Device
 from prefect_rlhf.placement.graph import Call
 from prefect_rlhf.placement.layout.layout import Layout
+from prefect_rlhf.placement.layout.regions import Region, intersection
 from prefect_rlhf.placement.models.model import ModelSpec
 from prefect_rlhf.placement.plan import ModelInstance
 
@@ -77,9 +78,12 @@ class RowSource(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Restore:
-    """The folder of a trained role's state on disk, and its weight version."""
+    """The folder of a trained role's state on disk, and its weight version.
 
-    folder: Path
+    Without a folder, ranks have the state in host memory, and send it after the build (`MoveStateCommand`).
+    """
+
+    folder: Path | None
     version: int
 
 
@@ -220,6 +224,47 @@ class GpuMemory(NamedTuple):
     reserved_bytes: int
     used_bytes: int
     free_bytes: int
+
+
+class StateRegion(NamedTuple):
+    """A region of a parameter's main weights or of a moment, in float32."""
+
+    kind: StateKind
+    parameter: str
+    region: Region
+
+
+class StateMove(NamedTuple):
+    """The elements that rank `source` holds in `held`, and that rank `target` lacks in `lacking`; both may be equal."""
+
+    source: int
+    target: int
+    kind: StateKind
+    parameter: str
+    held: Region
+    lacking: Region
+
+    @property
+    def common(self) -> Region:
+        """The elements that move."""
+        found = intersection(self.held, self.lacking)
+        assert found is not None  # otherwise there is no move
+        return found
+
+
+@dataclass(frozen=True)
+class MoveStateCommand:
+    """Fill `target`, which was built without its state, from the copies of `source` in the host memory of ranks.
+
+    First the weights alone, then, with `is_last`, the optimizer, which was made after `num_updates` steps.
+    """
+
+    source: ModelInstance
+    target: ModelInstance
+    version: int
+    num_updates: int
+    moves: tuple[StateMove, ...]
+    is_last: bool
 
 
 @dataclass(frozen=True, kw_only=True)

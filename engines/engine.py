@@ -171,6 +171,10 @@ class Engine(Protocol):
         """
         ...
 
+    def close(self) -> None:
+        """Free all memory of the engine, on the device and on the host. Collective; no other method may follow."""
+        ...
+
 
 class TrainingEngine(Engine, Protocol):
     """An engine that runs inference and train_step. Every rank of the mesh makes the same calls in the same order."""

@@ -46,6 +46,9 @@ class EngineTraits:
     """Whether it leaves out the scalar head of a language model."""
     vocabulary_multiple: int | None = None
     """The vocabulary is padded to a multiple of this before tp splits it; None: to a multiple of tp."""
+    start_seconds: float = 1.0
+    """Seconds from the command to build an instance to an engine without weights. On CPU as measured with tiny models;
+    on cuda, where graphs are captured, it was not measured."""
     experts_over_tp: bool = False
     """Whether expert parallelism divides whole experts over all dp * tp devices. Otherwise ep divides them over
     replicas, and tp splits each expert."""
@@ -73,6 +76,7 @@ _TRAITS: dict[EngineKind, EngineTraits] = {
         packs_weights=True,
         drops_scalar_head=True,
         vocabulary_multiple=64,
+        start_seconds=3.0,
         experts_over_tp=True,
     ),
     "megatron": EngineTraits(

@@ -4,7 +4,7 @@ Ranks do not communicate: each writes its own part, under names and regions of t
 """
 
 import ctypes
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import final
@@ -12,7 +12,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from prefect_rlhf.engines.commands import BuildCommand
+from prefect_rlhf.engines.commands import BuildCommand, StateRegion
 from prefect_rlhf.engines.engine import StatePart, TrainingEngine
 from prefect_rlhf.engines.files.checkpoint_files import StoredState, write_shard
 from prefect_rlhf.engines.weights.offload import HostLink
@@ -35,14 +35,15 @@ class HostCopy:
         self._number = command.ranks.index(rank)
         self._room = torch.empty(0, dtype=torch.uint8)
         self._link: HostLink | None = None
-        self._unwritten: tuple[int, list[StatePart]] | None = None  # optimizer steps so far, and the copies
+        self._copied: tuple[int, list[StatePart]] | None = None  # optimizer steps so far, and the copies
+        self._is_written = True
 
     def take(self, engine: TrainingEngine) -> int:
         """Copy the state that this rank writes; return the bytes. After the return, training may continue.
 
         Raises RlhfError if the previous copy is not written yet.
         """
-        if self._unwritten is not None:
+        if not self._is_written:
             raise RlhfError(f"{self._command.instance.name}: its last copy in host memory is not yet on disk")
         strategy = self._command.instance.strategy
         members = dict(zip(self._command.ranks, strategy.coordinates(), strict=True))
@@ -53,7 +54,7 @@ class HostCopy:
             for part, copy in zip(held, copies, strict=True):
                 _copy(copy, part.values)
         parts = [replace(part, values=copy) for part, copy in zip(held, copies, strict=True)]
-        self._unwritten = engine.num_updates, parts
+        self._copied, self._is_written = (engine.num_updates, parts), False
         return sum(copy.nbytes for copy in copies)
 
     def write(self, folder: Path) -> Path:
@@ -61,11 +62,25 @@ class HostCopy:
 
         Raises OutputFailed, which names the file, if the disk is full.
         """
-        if self._unwritten is None:
+        if self._copied is None or self._is_written:
             raise RlhfError(f"{self._command.instance.name}: no copy in host memory is left to write")
-        file = write_shard(folder, self._number, *self._unwritten)
-        self._unwritten = None
+        file = write_shard(folder, self._number, *self._copied)
+        self._is_written = True
         return file
+
+    @property
+    def copied(self) -> tuple[int, Sequence[StatePart]]:
+        """The optimizer's steps so far and the parts of the newest copy, on disk or not. Raises RlhfError without."""
+        if self._copied is None:
+            raise RlhfError(f"{self._command.instance.name}: it has no copy in host memory")
+        return self._copied
+
+    def close(self) -> None:
+        """Free the memory."""
+        self._copied, self._is_written = None, True
+        self._room = torch.empty(0, dtype=torch.uint8)
+        if self._link is not None:
+            self._link.close()
 
     def _places(self, sizes: list[int], link: HostLink) -> list[Tensor]:
         """Return flat float32 tensors of these sizes in bytes, consecutive in the host's memory."""
@@ -99,6 +114,22 @@ def restore(engine: TrainingEngine, folder: Path) -> None:
         engine.begin_after(stored.num_updates)
         for part in engine.state_parts():
             part.values.copy_(stored.read(part.kind, part.parameter, part.region).flatten())
+
+
+def state_writer(engine: TrainingEngine, of_optimizer: bool) -> Callable[[StateRegion, Tensor], None]:
+    """Return a function that writes a region into the engine's weights, or into its optimizer's state."""
+    weights = engine.weights()
+    parts = {(p.kind, p.parameter, p.region): p.values for p in engine.state_parts()} if of_optimizer else {}
+
+    @torch.no_grad()
+    def write(region: StateRegion, values: Tensor) -> None:
+        if of_optimizer:
+            parts[region].copy_(values.flatten())
+        else:
+            view = weights[region.parameter].view
+            view.copy_(values.view(view.shape))
+
+    return write
 
 
 def _first_held(

@@ -48,7 +48,7 @@ from prefect_rlhf.engines.megatron.vocabulary.head import token_logprobs, token_
 from prefect_rlhf.engines.sampling.response_end import check_lengths, end_tokens
 from prefect_rlhf.engines.sampling.stop_strings import stop_strings
 from prefect_rlhf.engines.weights.memory import storage_bytes
-from prefect_rlhf.engines.weights.offload import OffloadedTensors
+from prefect_rlhf.engines.weights.offload import OffloadedTensors, empty
 from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.placement.models.model import head_of
 from prefect_rlhf.placement.plan import OffloadPart, recomputed_layers
@@ -186,6 +186,12 @@ class MegatronEngine:
     def reload(self, part: OffloadPart = "all", copies: bool = True) -> int:
         """Bring a part back; return the bytes copied from host memory."""
         return sum(self._offloaded[name].reload(copies) for name in self._segments(part))
+
+    def close(self) -> None:
+        """Empty all storages. Other engines of the process share its process groups, which stay."""
+        empty([*self._compute_weights(), *chain(*self._segment("optimizer")), *self._caches])
+        for tensors in self._offloaded.values():
+            tensors.close()
 
     def _outdate_host_copies(self) -> None:
         for tensors in self._offloaded.values():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -14,9 +15,11 @@ import torch
 from prefect_rlhf.engines.commands import (
     BuildCommand,
     CallCommand,
+    MoveStateCommand,
     MoveWeightsCommand,
     RankReport,
     RowSource,
+    StateRegion,
     TransferCommand,
 )
 from prefect_rlhf.engines.compute import Computed, Context
@@ -24,7 +27,8 @@ from prefect_rlhf.engines.engine import Engine, GenerationEngine, TrainingEngine
 from prefect_rlhf.engines.files.checkpoint_files import check_shard
 from prefect_rlhf.engines.files.export import export
 from prefect_rlhf.engines.files.saved_state import SavedState, decode, encode
-from prefect_rlhf.engines.files.training_state import HostCopy, restore
+from prefect_rlhf.engines.files.state_exchange import exchange_state
+from prefect_rlhf.engines.files.training_state import HostCopy, restore, state_writer
 from prefect_rlhf.engines.rank.choosing import choose
 from prefect_rlhf.engines.rank.exchange_rows import exchange_rows
 from prefect_rlhf.engines.rank.inputs import CallInputs, read_call_inputs, read_prompts, training_rows
@@ -32,7 +36,13 @@ from prefect_rlhf.engines.rank.loaded_model import LoadedModel
 from prefect_rlhf.engines.rank.store import RowStore
 from prefect_rlhf.engines.rows import unpad
 from prefect_rlhf.engines.sampling.seeds import row_seeds
-from prefect_rlhf.engines.weights.memory import device_holders, gpu_memory, limit_torch, resident_bytes
+from prefect_rlhf.engines.weights.memory import (
+    device_holders,
+    gpu_memory,
+    limit_torch,
+    release_free_memory,
+    resident_bytes,
+)
 from prefect_rlhf.engines.weights.move_weights import WeightMover
 from prefect_rlhf.errors.errors import EngineFailed, InvalidInput, NotFinite, RlhfError
 from prefect_rlhf.files.modules import import_from
@@ -61,6 +71,10 @@ def check_layout(engine: Engine, command: BuildCommand, rank: int) -> None:
         if shard.view.dtype != getattr(torch, command.model.dtype):
             held_format = f"holds {name} as {shard.view.dtype}"
             raise EngineFailed(f"{name_of_instance} {held_format}, its model says {command.model.dtype}")
+
+
+def _write_nothing(region: StateRegion, values: torch.Tensor) -> None:
+    raise AssertionError(f"this rank has no engine for {region.kind} {region.parameter}")
 
 
 def _to_be_saved(state: object, call: str) -> SavedState | InvalidInput:
@@ -106,11 +120,63 @@ class Rank:
         command = replace(command, model=replace(command.model, path=str(local)))
         engine = self._engine_factory(command, self.rank)
         check_layout(engine, command, self.rank)
-        if command.restore is not None:
-            restore(cast(TrainingEngine, engine), command.restore.folder)
         model = self.models[command.instance] = LoadedModel(engine, command)
+        if command.restore is not None and command.restore.folder is None:
+            model.is_empty = True
+            return self._report(began, model)
+        if command.restore is not None and command.restore.folder is not None:
+            restore(cast(TrainingEngine, engine), command.restore.folder)
         digest = model.label(command.restore.version if command.restore else 0)
         return replace(self._report(began, model), digest=digest)
+
+    def close_instances(self, closed: Sequence[ModelInstance]) -> RankReport:
+        """Free all memory of the instances that are on this rank. Copies of their training states stay on the host."""
+        began = time.perf_counter()
+        for instance in closed:
+            if (model := self.models.pop(instance, None)) is not None:
+                self._weight_mover.forget(instance)
+                model.engine.close()
+                del model
+        gc.collect()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+        release_free_memory()
+        return self._report(began)
+
+    def copied_state(self, instance: ModelInstance) -> tuple[int, tuple[StateRegion, ...]]:
+        """Return the optimizer's steps so far, and the regions of the instance's copy in this rank's host memory."""
+        num_updates, parts = self._copies[instance].copied
+        return num_updates, tuple(StateRegion(part.kind, part.parameter, part.region) for part in parts)
+
+    def move_state(self, command: MoveStateCommand) -> tuple[RankReport, tuple[StateRegion, ...]]:
+        """Do this rank's part of a move of a training state; return the regions of the optimizer that it lacks then.
+
+        After the last part the weights have a digest.
+        """
+        began, model = time.perf_counter(), self.models.get(command.target)
+        held = self._copies[command.source].copied[1] if command.source in self._copies else ()
+        engine = cast(TrainingEngine, model.engine) if model is not None else None
+        if engine is None:
+            bytes_moved = exchange_state(command.moves, self.rank, held, _write_nothing)
+            return replace(self._report(began), bytes_moved=bytes_moved), ()
+        bytes_moved = exchange_state(command.moves, self.rank, held, state_writer(engine, command.is_last))
+        if not command.is_last:
+            engine.weights_written()
+            engine.begin_after(command.num_updates)
+            lacking = tuple(StateRegion(part.kind, part.parameter, part.region) for part in engine.state_parts())
+            return replace(self._report(began), bytes_moved=bytes_moved), lacking
+        assert model is not None
+        digest = model.label(command.version)
+        return replace(self._report(began, model), digest=digest, bytes_moved=bytes_moved), ()
+
+    def drop_copies(self, instances: Sequence[ModelInstance]) -> RankReport:
+        """Free the copies of training states in host memory."""
+        began = time.perf_counter()
+        for instance in instances:
+            if (copy := self._copies.pop(instance, None)) is not None:
+                copy.close()
+        release_free_memory()
+        return self._report(began)
 
     def open_dataset(self, source: RowSource) -> None:
         """Make the dataset's rows readable on this rank, under its name."""

@@ -20,7 +20,7 @@ from prefect_rlhf.engines.vllm.group import RankGroup
 from prefect_rlhf.engines.vllm.settings import check_command, engine_arguments, sampling_parameters
 from prefect_rlhf.engines.vllm.weights import shards
 from prefect_rlhf.engines.weights.memory import storage_bytes
-from prefect_rlhf.engines.weights.offload import HostCopies, HostLink, OffloadedTensors
+from prefect_rlhf.engines.weights.offload import HostCopies, HostLink, OffloadedTensors, empty
 from prefect_rlhf.errors.errors import EngineFailed, InvalidInput
 from prefect_rlhf.placement.plan import OffloadPart
 
@@ -170,6 +170,22 @@ class VllmEngine:
                 self._cpu.pack()
         self._is_asleep = False
         return bytes_copied
+
+    def close(self) -> None:
+        """Free weights, packed copies and cache, and end the process groups. Not yet run on a GPU.
+
+        Memory of a vLLM that can sleep is not torch's: sleep is what frees it.
+        """
+        if self._cpu is not None:
+            self._cpu.drop()
+        if self._sleeps and self._cpu is None:
+            self.offload(copies=False)
+        else:
+            model = self._runner.get_model()
+            empty([*model.parameters(), *model.buffers(), *self._runner.kv_caches])
+        self._offloaded.close()
+        self._host_copies.close()
+        self._group.close()
 
     def _check_part(self, part: OffloadPart) -> None:
         if part != "all":

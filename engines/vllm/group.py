@@ -98,6 +98,14 @@ class RankGroup:
             yield self._executor()
             self._unlink_shared_memory()
 
+    def close(self) -> None:
+        """End the process groups of the engine. Every rank of it must call this."""
+        with self.entered():
+            parallel_state.destroy_model_parallel()
+            if parallel_state._WORLD is not None:
+                parallel_state._WORLD.destroy()
+                parallel_state._WORLD = None
+
     def _replacements(self) -> tuple[tuple[object, str, Any], ...]:
         size = dist.get_world_size
         new_world, new_group = parallel_state.init_world_group, parallel_state.init_model_parallel_group

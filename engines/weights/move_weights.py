@@ -62,6 +62,10 @@ class WeightMover:
             target.weights_written()
         return Moved(transfers.bytes_received, transfers.bytes_copied, staged)
 
+    def forget(self, instance: ModelInstance) -> None:
+        """Drop the plans from and to a closed instance: they refer to its weights."""
+        self._planned = {pair: planned for pair, planned in self._planned.items() if instance not in pair}
+
     def transfers(self, source: Engine | None, target: Engine | None, command: MoveWeightsCommand) -> RankTransfers:
         """This rank's part of `command`; planned anew only when an engine states other shards than before."""
         read = NOTHING if source is None else source.weights()

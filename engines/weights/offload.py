@@ -102,6 +102,11 @@ class HostCopies:
         """Declare that the storages were written. On CPU this frees the copies."""
         self._copies = None
 
+    def close(self) -> None:
+        """Free the copies."""
+        self.forget()
+        self._link.close()
+
 
 @final
 class OffloadedTensors:
@@ -157,6 +162,17 @@ class OffloadedTensors:
     def written(self) -> None:
         """Declare that `kept` storages were written, so that their host copy differs."""
         self._kept.forget()
+
+    def close(self) -> None:
+        """Free the copies in host memory. The storages stay as they are."""
+        self._kept.close()
+        self._constant.close()
+
+
+def empty(tensors: Iterable[Tensor]) -> None:
+    """Free the storages behind tensors, which nobody may read again."""
+    for storage in _storages(tensors):
+        storage.resize_(0)
 
 
 def _storages(tensors: Iterable[Tensor]) -> list[torch.UntypedStorage]:

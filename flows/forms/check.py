@@ -18,7 +18,7 @@ MOST_PARTS = 8  # of the path of another trainer's option
 SAME_WORD = 0.7  # similarity above which the name of a group is a misspelt name of ours
 STRICT = ConfigDict(strict=True, allow_inf_nan=False)  # for types that have no configuration of their own
 
-_BRANCH = re.compile(r"<.*|[a-z-]+\[.*\]")  # a branch of a union, in pydantic's location of an error
+_BRANCH = re.compile(r"<.*|[a-z-]*\[.*\]")  # a branch of a union, in pydantic's location of an error
 _SUBJECT = re.compile(r"^\w+ should (be|have) ")  # the subject of pydantic's sentence about the right value
 
 

@@ -6,9 +6,9 @@ import inspect
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Discriminator, Field, Tag, WithJsonSchema
 
-from prefect_rlhf.files.path_text import PathText
+from prefect_rlhf.files.path_text import MOST_CHARACTERS, PathText
 from prefect_rlhf.tasks.settings import MOST_STEPS, Settings
 from prefect_rlhf.tasks.trackers.tracking import Tracking
 
@@ -20,6 +20,21 @@ LONGEST_SECONDS = 7 * 86400
 Seconds = Annotated[float, Field(ge=1, le=LONGEST_SECONDS)]
 Role = Annotated[str, Field(min_length=1, max_length=256)]
 MetricName = Annotated[str, Field(min_length=1, max_length=256)]
+
+
+def _branch(plan: object) -> str:
+    """Return the branch of `Plan` that a value means, so that an error is about that branch."""
+    return "<by step>" if isinstance(plan, Mapping) else "<single>"
+
+
+_Step = Annotated[int, Field(ge=0, le=MOST_STEPS)]
+_TEXT_SCHEMA: dict[str, Any] = {"type": "string", "maxLength": MOST_CHARACTERS}
+Plan = Annotated[
+    Annotated[PathText, Tag("<single>")] | Annotated[dict[_Step, PathText], Tag("<by step>")],
+    Discriminator(_branch),
+    WithJsonSchema({"anyOf": [_TEXT_SCHEMA, {"type": "object", "additionalProperties": _TEXT_SCHEMA}]}),
+]
+"""A plan's name or file, or several by their first step."""
 
 
 def _off(value: object) -> object:
@@ -57,7 +72,10 @@ class RunOptions(Form):
     epochs: int | None = Field(
         None, ge=1, le=MOST_STEPS, description="Passes over the data; sets the number of steps in place of `steps`."
     )
-    plan: PathText = Field("flattening", description="auto, measure(k), a preset's name, or a plan file's path.")
+    plan: Plan = Field(
+        "flattening",
+        description="auto, measure(k), a preset's name, a plan file's path, or plans by step: {0: auto, 40: p.yaml}.",
+    )
     replan: Annotated[Literal["off", "say"], BeforeValidator(_off)] = Field(
         "say", description="Whether to name a better plan after the first steps: off or say."
     )

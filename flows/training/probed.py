@@ -47,7 +47,8 @@ def awaits_probe(request: RunRequest) -> bool:
 def _may_probe(request: RunRequest) -> bool:
     """Whether a run searches a plan for devices that it holds and that are alike."""
     options, leased = request.options, request.lease
-    is_searched = options.plan == AUTO or plans_to_measure(options.plan) is not None
+    asked = [options.plan] if isinstance(options.plan, str) else options.plan.values()
+    is_searched = any(plan == AUTO or plans_to_measure(plan) is not None for plan in asked)
     return is_searched and not options.dry_run and bool(leased.devices) and is_uniform(leased)
 
 

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,16 @@ from prefect_rlhf.flows.hardware.device_kind import check_leased_gpus, device_li
 from prefect_rlhf.flows.hardware.installed_engines import check_builds, check_engines
 from prefect_rlhf.flows.hardware.living_nodes import on_living_nodes
 from prefect_rlhf.flows.hardware.profiles import describe_sources
-from prefect_rlhf.flows.training.choice.choose_plan import ChosenPlan, choose_plan
+from prefect_rlhf.flows.training.choice.choose_plan import ChosenPlan
 from prefect_rlhf.flows.training.choice.measured_plan import plans_to_measure, trials_json
+from prefect_rlhf.flows.training.choice.plans_by_step import (
+    PLANS_FILE,
+    ChosenAt,
+    choose_plans,
+    in_effect,
+    plan_in_words,
+    plans_yaml,
+)
 from prefect_rlhf.flows.training.choice.price_check import RECHECKED, earlier_check, price_check
 from prefect_rlhf.flows.training.log import LogLine, engines_in_log, kept_lines, log_info, log_warning, write_kept
 from prefect_rlhf.flows.training.probed import SPEEDS, awaits_probe, contradicted_profiles, with_speeds
@@ -30,17 +39,20 @@ from prefect_rlhf.flows.training.run_folder import RESULT, earlier_folder, new_f
 from prefect_rlhf.flows.training.run_name import tag_run
 from prefect_rlhf.flows.training.stopped import stopped_run
 from prefect_rlhf.placement.augmented.augmented_graph import AugmentedGraph
+from prefect_rlhf.placement.augmented.node import MOVE
 from prefect_rlhf.placement.augmented.preview import distant_nodes, preview
 from prefect_rlhf.placement.cost.sizes import copied_bytes
 from prefect_rlhf.placement.devices.lease import Lease
 from prefect_rlhf.placement.devices.mesh import ClusterShape
 from prefect_rlhf.placement.memory.bytes import byte_size
+from prefect_rlhf.placement.plans.moves import PlanAt
 from prefect_rlhf.placement.plans.plan_file import plan_yaml
 from prefect_rlhf.placement.schedule.estimate import Prediction, predict
+from prefect_rlhf.placement.schedule.move import move_seconds
 from prefect_rlhf.tasks.checkpoints.best import carry_over_best, export_stored
 from prefect_rlhf.tasks.checkpoints.elsewhere import publish_record, writing_to
 from prefect_rlhf.tasks.checkpoints.folders import Checkpoint, clear_unfinished, folder_of, newest_finished
-from prefect_rlhf.tasks.reporting.report import RunReport, planned_timeline
+from prefect_rlhf.tasks.reporting.report import LaterPlan, RunReport, planned_timeline
 from prefect_rlhf.tasks.running.journal import Journal
 from prefect_rlhf.tasks.running.training_run import TrainingRun
 from prefect_rlhf.tasks.server.failures import is_by_hand
@@ -54,13 +66,15 @@ from prefect_rlhf.tasks.trackers.tracking import check_trackers
 class PreparedRun:
     """A checked and planned run. `prediction` is None if the hardware is unknown.
 
-    `augmented` is the graph of its first steps.
+    `augmented` is the graph of its first steps. `plans` are all its plans by step, `later` those that it moves to.
     """
 
     request: RunRequest
     chosen: ChosenPlan
     augmented: AugmentedGraph
     prediction: Prediction | None
+    plans: tuple[ChosenAt, ...]
+    later: tuple[LaterPlan, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +152,7 @@ def run_algorithm(algorithm: Algorithm, arguments: Mapping[str, Any], options: R
         check_engines(leased.kind)
         check_leased_gpus(leased)
     log_info(device_line(leased))
-    tag_run(algorithm.name, arguments, options.plan)
+    tag_run(algorithm.name, arguments, plan_in_words(options.plan))
     earlier = earlier_folder(output_folder(options), flow_run.name or "run", str(flow_run.id))
     if earlier is not None and (result := read_result(earlier)) is not None:
         log_info(f"{earlier} holds the finished run: no step is left")
@@ -152,13 +166,14 @@ def run_algorithm(algorithm: Algorithm, arguments: Mapping[str, Any], options: R
             leased = held.enter_context(leased_after(checked, log_info, flow_run.name or algorithm.name))
         leased = on_living_nodes(leased, log_info)
         prepared = prepare_leased(algorithm, arguments, options, leased, is_restart=own is not None)
-        tag_run(algorithm.name, arguments, options.plan, prepared.chosen.plan.name)
+        tag_run(algorithm.name, arguments, plan_in_words(options.plan), prepared.chosen.plan.name)
         limits = prepared.request.options.limits
         prediction = prepared.prediction
         check = None if options.dry_run else price_check(prepared.request, prepared.chosen.plan, prediction)
         if check is not None:
             held.enter_context(closing(check))
-        report = RunReport(prepared.augmented, leased, prepared.chosen.certificate, prediction, limits, check)
+        certificate, later = prepared.chosen.certificate, prepared.later
+        report = RunReport(prepared.augmented, leased, certificate, prediction, limits, check, later)
         report.planned(dry_run=options.dry_run)
         if options.dry_run:
             steps = prepared.request.options.steps
@@ -175,7 +190,7 @@ def prepare_leased(
     be probed.
     """
     checked = _checked.get()
-    if checked is not None and not plans_to_measure(options.plan):
+    if checked is not None and not (isinstance(options.plan, str) and plans_to_measure(options.plan)):
         same_run = (checked.algorithm, checked.arguments, checked.options) == (algorithm, arguments, options)
         was_for = checked.prepared.request.lease
         is_same = same_run and (was_for.cluster, was_for.mesh, was_for.kind) == (lease.cluster, lease.mesh, lease.kind)
@@ -196,12 +211,25 @@ def prepare(
     """
     check_trackers(options.tracking)
     request = with_speeds(read_request(algorithm, arguments, options, lease, is_restart=is_restart))
-    chosen = choose_plan(request)
+    plans = choose_plans(request)
     first_step = request.checkpoint.step if request.checkpoint else 0
+    chosen, later = in_effect(plans, first_step)
     augmented = preview(request.graph, chosen.plan, request.options.steps, first_step, options.checkpoint_every)
     if options.checkpoint_every is not None:
         log_info(checkpoint_memory(augmented))
-    return PreparedRun(request, chosen, augmented, predict_run(request, augmented))
+    moves = tuple(prepare_move(request, before, after) for before, after in pairwise((ChosenAt(0, chosen), *later)))
+    return PreparedRun(request, chosen, augmented, predict_run(request, augmented), plans, moves)
+
+
+def prepare_move(request: RunRequest, before: ChosenAt, after: ChosenAt) -> LaterPlan:
+    """Return the graph of the first steps under a later plan, with the predictions of its nodes and of the move."""
+    plan, options = after.chosen.plan, request.options
+    augmented = preview(request.graph, plan, options.steps, after.step, options.checkpoint_every)
+    prediction = predict_run(request, augmented)
+    seconds = None
+    if prediction is not None:
+        seconds = move_seconds(request.graph, before.chosen.plan, plan, request.cost_sources)
+    return LaterPlan(after.chosen.certificate, augmented, prediction, seconds)
 
 
 def checkpoint_memory(augmented: AugmentedGraph) -> str:
@@ -248,7 +276,8 @@ def train_in(run_dir: Path, prepared: PreparedRun, report: RunReport) -> Mapping
     parameters = to_jsonable_python(flow_run.parameters, fallback=str)
     try:
         with followed(journal, before, options.tracking, parameters, log_warning):
-            stop = train(run, journal, report, options.steps_per_group)
+            moves = [PlanAt(later.step, later.augmented.plan) for later in prepared.later]
+            stop = train(run, journal, report, options.steps_per_group, moves)
         if stop is not None and not stop.is_end:
             stop.leave()
     except BaseException as error:  # also a cancellation
@@ -275,19 +304,34 @@ def _begin(checkpoint: Checkpoint | None, run_dir: Path) -> tuple[int, Path]:
 def open_journal(run_dir: Path, prepared: PreparedRun) -> Journal:
     """Begin the run's record with the decisions: plan, certificate, planned timeline, measured plans."""
     chosen, prediction = prepared.chosen, prepared.prediction
-    predicted_seconds: Callable[[str], float | None] = prediction.worked_seconds if prediction else lambda node: None
-    journal = Journal(run_dir, predicted_seconds, prepared.request.graph, prepared.request.options.steps)
+    journal = Journal(run_dir, predicted_by(prepared), prepared.request.graph, prepared.request.options.steps)
     journal.keep("plan.yaml", plan_yaml(chosen.plan))
     journal.keep("certificate.json", chosen.certificate.to_json())
     if prepared.request.speeds:
         journal.keep(SPEEDS, prepared.request.speeds.to_json())
     if earlier := earlier_check(prepared.request):
         journal.keep(RECHECKED, json.dumps(earlier, indent=1))
+    if len(prepared.plans) > 1:
+        journal.keep(PLANS_FILE, plans_yaml(prepared.plans))
     if prediction:
         journal.keep("plan.svg", planned_timeline(prediction))
     if chosen.trials:
         journal.keep("measured_plans.json", trials_json(chosen.trials))
     return journal
+
+
+def predicted_by(prepared: PreparedRun) -> Callable[[str], float | None]:
+    """Return the predicted seconds of a node, by its id, under the plan of its step."""
+
+    def seconds(node: str) -> float | None:
+        step, prediction = int(node.rpartition("@")[2]), prepared.prediction
+        for later in prepared.later:
+            if node == f"{MOVE}@{later.step}":
+                return later.move_seconds
+            prediction = later.prediction if step >= later.step else prediction
+        return prediction.worked_seconds(node) if prediction else None
+
+    return seconds
 
 
 def outcome(run: TrainingRun, ended_early: str | None) -> dict[str, Any]:

@@ -27,7 +27,8 @@ class StepRange:
 
     `first` is 0, or the step of the checkpoint that the run resumes from: each trained role then starts with weights
     v`first`. If `every` is None, the run writes no checkpoint. A run that is `stopped` after that number of steps
-    writes a checkpoint there. Without `exports`, the last step ends the run, without evaluation.
+    writes a checkpoint there. If it is stopped to move to another plan, the state of the `moving` roles is copied to
+    host memory instead. Without `exports`, the last step ends the run, without evaluation.
     """
 
     num_steps: int
@@ -35,6 +36,7 @@ class StepRange:
     every: int | None = None
     stopped: int | None = None
     exports: bool = True
+    moving: frozenset[str] | None = None
 
     def all(self) -> range:
         """Return the steps, followed by the step of evaluation and export, which a stopped run does not have.
@@ -55,6 +57,20 @@ class StepRange:
     def is_extra(self, step: int) -> bool:
         """Whether the checkpoint after `step` is written only since the run is stopped there."""
         return step + 1 == self.stopped and not self._is_regular(step)
+
+    def is_committed(self, step: int) -> bool:
+        """Whether the copies after `step` are written to disk: not those of a move alone."""
+        return self._is_regular(step) or (self.is_extra(step) and self.moving is None)
+
+    def can_move(self, step: int, staleness: int) -> bool:
+        """Whether a move to another plan after `step` leaves the weights that later steps read unchanged.
+
+        With staleness, only after a regular checkpoint: right after it, calls read the newest weights in any case.
+
+        >>> [step for step in range(6) if StepRange(num_steps=6, every=2).can_move(step, staleness=1)]
+        [1, 3]
+        """
+        return step + 1 < self.num_steps and (staleness == 0 or self._is_regular(step))
 
     def is_drained(self, step: int, staleness: int) -> bool:
         """Whether a checkpoint after `step` leaves the weights that later steps read unchanged.
@@ -92,10 +108,13 @@ def add_checkpoints(
     ]
     before: tuple[Dependency, ...] = ()
     for step in filter(steps.is_checkpointed, unrolled) if trained else ():
-        copies = {instance: _checkpoint(graph, instance, step) for instance in trained}
+        copied = [one for one in trained if steps.is_committed(step) or one.role in (steps.moving or ())]
+        copies = {instance: _checkpoint(graph, instance, step) for instance in copied}
         for position, node in enumerate(copies.values()):
             builder.add(node, checkpoint_of(step, position))
             builder.wait(node.id, *before)
+        if not steps.is_committed(step):
+            continue
         commit = _commit(builder, graph, step, copies)
         builder.add(commit, commit_of(step))
         before = (Dependency(commit.id, "memory", "host memory of the last copy"),)

@@ -26,8 +26,10 @@ from prefect_rlhf.placement.graph import Call
 from prefect_rlhf.placement.plan import ModelInstance
 
 DependencyKind = Literal["data", "version", "state", "overwrite", "memory"]
-BEHIND = frozenset({Commit.kind})
-"""Kinds that run behind the next steps: the step that they belong to is over without them."""
+MOVE = "move"
+"""The kind of the task run between two plans of a run, which is no node of either."""
+BEHIND = frozenset({Commit.kind, MOVE})
+"""Kinds that do not belong to the time of a step: they run behind the next steps, or between two steps."""
 
 _STEP = re.compile(r"(\.v\d+)?@\d+$")  # of a node's id, with the version that an earlier step trained
 

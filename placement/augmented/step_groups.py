@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import threading
 from collections import defaultdict
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from prefect_rlhf.placement.augmented.augment import unrolled_nodes
 from prefect_rlhf.placement.augmented.checkpointing import StepRange
@@ -22,6 +22,14 @@ from prefect_rlhf.placement.graph import DataflowGraph
 from prefect_rlhf.placement.plan import ExecutionPlan
 
 REACH = 2  # steps, beyond the staleness
+
+
+@dataclass(frozen=True, slots=True)
+class PlanEnd:
+    """The first step of the next plan, and the roles whose training state moves then, through host memory."""
+
+    step: int
+    moving: frozenset[str]
 
 
 class StepGroups:
@@ -43,10 +51,19 @@ class StepGroups:
         first_step: int = 0,
         checkpoint_every: int | None = None,
         exports: bool = True,
+        ends: PlanEnd | None = None,
+        is_saved: bool = True,
     ) -> None:
-        """Begin at `first_step`; see `augment`. Without `exports`, the last step ends the run."""
+        """Begin at `first_step`; see `augment`. Without `exports`, the last step ends the run.
+
+        The run leaves its plan where `ends` says, for another. Unless the state at `first_step` `is_saved`, an early
+        stop comes after that step at the earliest.
+        """
         self.graph, self.plan = graph, plan
         self._steps = StepRange(num_steps, first_step, checkpoint_every, exports=exports)
+        if ends is not None:
+            self._steps = replace(self._steps, stopped=ends.step, moving=ends.moving)
+        self._is_saved = is_saved
         self._steps_per_group = steps_per_group
         self._next = first_step  # the first step without handed-out nodes
         self._unfinished = first_step  # the first step with nodes left to hand out
@@ -75,21 +92,29 @@ class StepGroups:
         regular checkpoints would change the weights that later steps read. So if `checkpoint_every` is set, the last
         step precedes a regular checkpoint. The nodes handed out must also be right for a shorter run: if weights
         leave the devices only after a later step has read them, that step runs too. If no other step is left, or
-        `next_group` has reported the end, the run continues to its end, with exports, and `num_steps` is returned.
+        `next_group` has reported the end, the run continues to its end, with exports, and `num_steps` is returned; if
+        it ends its plan with a move, it continues to that, and the step of the move is returned.
         """
         with self._lock:
             if self._stopped_after is not None:
                 return self._stopped_after - 1
-            steps = self._steps
+            steps, end = self._steps, self.end
             if self._is_over:
-                return steps.num_steps
-            for last in range(max(begun, steps.first - 1), steps.num_steps - 1):
-                shorter = replace(steps, stopped=last + 1)
+                return end
+            for last in range(max(begun, steps.first - self._is_saved), end - (steps.moving is None)):
+                shorter = replace(steps, stopped=last + 1, moving=None)
                 is_drained = last < steps.first or shorter.is_drained(last, self.graph.staleness)
                 if is_drained and self._is_part_of(shorter):
                     self._end_with(shorter, last)
+                    self._stopped_after = last + 1
                     return last
-            return steps.num_steps
+            return end
+
+    @property
+    def end(self) -> int:
+        """The step at which the run leaves its plan for another, or else the number of its steps."""
+        steps = self._steps
+        return steps.num_steps if steps.moving is None or steps.stopped is None else steps.stopped
 
     def _is_part_of(self, shorter: StepRange) -> bool:
         """Whether the nodes handed out are part of the shorter run's graph, with the same dependencies."""
@@ -106,7 +131,7 @@ class StepGroups:
         )
 
     def _end_with(self, shorter: StepRange, last: int) -> None:
-        self._steps, self._stopped_after = shorter, last + 1
+        self._steps = shorter
         self._next = min(self._next, last + 1)
         self._unfinished = min(self._handed_out, default=self._next)  # an offload may now belong to an earlier step
         for step in [step for step in self._handed_out if step > last]:

@@ -4,6 +4,7 @@ from base64 import b64encode
 from collections import deque
 from collections.abc import Mapping, Reversible, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Protocol
 from uuid import UUID
 
@@ -46,6 +47,24 @@ ROWS_SHOWN = 50
 STEPS_SHOWN = 3  # in the timeline: enough to see repetition and overlap
 
 
+@dataclass(frozen=True, slots=True)
+class LaterPlan:
+    """A plan that a run moves to: its certificate, the graph of its first steps, its prediction, and that of the move.
+
+    Predictions are None if the hardware is unknown.
+    """
+
+    certificate: Certificate
+    augmented: AugmentedGraph
+    prediction: Prediction | None
+    move_seconds: float | None
+
+    @property
+    def step(self) -> int:
+        """The first step of the plan."""
+        return self.augmented.first_step
+
+
 class StepCheck(Protocol):
     """A check of a run after each of its steps."""
 
@@ -65,9 +84,11 @@ class RunReport:
         predicted: Prediction | None = None,
         limits: Mapping[str, float] | None = None,
         price_check: StepCheck | None = None,
+        later: Sequence[LaterPlan] = (),
     ) -> None:
-        """Report a run of `augmented`. `price_check` may add a line after a step."""
+        """Report a run of `augmented`, which moves to the `later` plans. `price_check` may add a line after a step."""
         self.augmented, self.lease, self.predicted = augmented, lease, predicted
+        self._later = {each.step: each for each in later}
         self._price_check = price_check
         self._memory = MeasuredMemory(certificate, lease)
         self._log = run_log()
@@ -98,6 +119,29 @@ class RunReport:
             seconds = self.predicted.seconds_per_step
             text = f"{seconds:.3g} s per step in steady state\n\n{picture(planned_timeline(self.predicted))}"
             publish(create_markdown_artifact, text, key="estimate", description="Predicted timeline")
+
+        for later in self._later.values():
+            self._log.info("%s", _announced(later))
+            if dry_run:
+                self._log.info(
+                    "plan %s for %s:\n%s", later.augmented.plan.name, graph.name, plan_text(later.augmented.plan, graph)
+                )
+
+    def moves(self, run: TrainingRun) -> None:
+        """Note that a move begins: from now on the devices may hold what the next plan keeps."""
+        self._memory = MeasuredMemory(self._later[run.first_step].certificate, self.lease)
+
+    def moved(self, run: TrainingRun, seconds: float) -> None:
+        """Report a move, and show the next plan instead of the last."""
+        later = self._later[run.first_step]
+        self.augmented, self.predicted = later.augmented, later.prediction
+        if self._journal is not None:
+            self._journal.keep("plan.yaml", plan_yaml(run.plan))
+            self._journal.keep("certificate.json", later.certificate.to_json())
+        said = "" if later.move_seconds is None else f", predicted {later.move_seconds:.1f} s"
+        self._say(f"moved to plan {run.plan.name} before step {run.first_step} in {seconds:.1f} s{said}")
+        rows = plan_rows(run.plan, run.graph)
+        publish(create_table_artifact, rows, key="plan", description=f"Plan {run.plan.name}")
 
     def started(self, journal: Journal) -> None:
         """Show the folder of the run's files and a progress bar, and measure the memory of its task runs."""
@@ -214,6 +258,15 @@ class RunReport:
             return
         created = publish(create_markdown_artifact, drawn, key="curves", description="Curves of metrics by step")
         self._curves = created if isinstance(created, UUID) else None
+
+
+def _announced(later: LaterPlan) -> str:
+    """Return the line of a run that says when it will move, and to which plan."""
+    line = f"before step {later.step} the run moves to plan {later.augmented.plan.name}"
+    if later.prediction is None or later.move_seconds is None:
+        return line
+    step = later.prediction.seconds_per_step
+    return f"{line}: predicted {step:.3g} s per step, after a move of {later.move_seconds:.1f} s"
 
 
 def values_by_call(metrics: Mapping[str, float]) -> list[str]:

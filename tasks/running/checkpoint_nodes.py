@@ -8,10 +8,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from prefect_rlhf.engines.commands import BuildCommand, RankReport, Restore
+from prefect_rlhf.engines.files.saved_state import SavedState
 from prefect_rlhf.engines.rank.rank import Rank
 from prefect_rlhf.engines.weights.versions import Fingerprint, Fingerprints
 from prefect_rlhf.errors.errors import InvalidInput, RlhfError, StaleWeights
 from prefect_rlhf.files.atomic_file import writing
+from prefect_rlhf.placement.augmented.checkpointing import stateful_calls
 from prefect_rlhf.placement.augmented.node import Node
 from prefect_rlhf.placement.augmented.work import Checkpoint
 from prefect_rlhf.placement.graph import Call
@@ -49,20 +51,39 @@ class Checkpointing:
             self.fingerprints.learn(role, checkpoint.step if role in checkpoint.manifest.shards else 0, fingerprint)
 
     def restore_of(self, role: str) -> Restore | None:
-        """Return the place of a trained role's state in a resumed run, None in a new run."""
+        """Return the place of a trained role's state in a resumed or moved run, None in a new run."""
         checkpoint = self.run.checkpoint
+        if self.run.moved_at is not None:
+            return Restore(None, self.run.moved_at)
         return Restore(checkpoint.folder / role, checkpoint.step) if checkpoint else None
 
     def restore_states(self) -> None:
         """Restore each stateful computation's state from the checkpoint, on the rank that now runs it."""
-        graph, plan = self.run.graph, self.run.plan
         states = self.run.checkpoint.manifest.states if self.run.checkpoint else {}
         for name, state in states.items():
-            rank = self.run.rank(plan[name].mesh.devices()[0])  # a computation has a single device
-            operation = graph.call(name).operation
-            arguments = {name: state}, ((operation.module, operation.file),)
-            self.call(Rank.restore_states, {rank: arguments}, f"restore the state of {name}")
+            self._restore_state(name, state)
             self._states.leave(name, self.run.first_step - 1, state)
+
+    def move_states(self, before: Checkpointing) -> None:
+        """Take over the states of computations from another plan of the run, and move them to the ranks that need them.
+
+        Raises InvalidInput for a state that has to move and cannot be saved.
+        """
+        object.__setattr__(self, "_states", before._states)
+        for call in stateful_calls(self.run.graph):
+            if self._rank_of(call.name) != before._rank_of(call.name):
+                state = self._states.newest(call.name)
+                if state is not None:
+                    self._restore_state(call.name, state)
+
+    def _rank_of(self, call: str) -> int:
+        """Return the rank of a computation, which has a single device."""
+        return self.run.rank(self.run.plan[call].mesh.devices()[0])
+
+    def _restore_state(self, name: str, state: SavedState) -> None:
+        operation = self.run.graph.call(name).operation
+        arguments = {name: state}, ((operation.module, operation.file),)
+        self.call(Rank.restore_states, {self._rank_of(name): arguments}, f"restore the state of {name}")
 
     def refusal(self, error: StaleWeights, command: BuildCommand) -> RlhfError:
         """Return the error for built weights that differ from their version.

@@ -16,7 +16,7 @@ from prefect_rlhf.placement.graph import Call
 from prefect_rlhf.placement.plan import Recompute
 from prefect_rlhf.placement.rows.shares import Need, PlacedCall
 from prefect_rlhf.tasks.data.host_score import HostScore
-from prefect_rlhf.tasks.running.step_rows import StepRows
+from prefect_rlhf.tasks.running.steps.step_rows import StepRows
 from prefect_rlhf.tasks.running.training_run import TrainingRun
 from prefect_rlhf.tasks.settings import Sampling
 from prefect_rlhf.tasks.tracing.operations import Bound

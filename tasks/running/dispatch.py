@@ -6,9 +6,18 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import assert_never
 
-from prefect_rlhf.engines.commands import BuildCommand, MoveWeightsCommand, RankReport, RowTransfer, TransferCommand
+from prefect_rlhf.engines.commands import (
+    BuildCommand,
+    MoveStateCommand,
+    MoveWeightsCommand,
+    RankReport,
+    RowTransfer,
+    StateRegion,
+    TransferCommand,
+)
 from prefect_rlhf.engines.gang.protocol import Gang
 from prefect_rlhf.engines.rank.rank import Rank
+from prefect_rlhf.engines.weights.state_moves import state_moves
 from prefect_rlhf.engines.weights.versions import Fingerprints
 from prefect_rlhf.errors.errors import StaleWeights
 from prefect_rlhf.placement.augmented.node import Node
@@ -30,20 +39,22 @@ from prefect_rlhf.placement.augmented.work import (
 from prefect_rlhf.placement.graph import Call
 from prefect_rlhf.placement.layout.layout import Layout, held_model, layout_of
 from prefect_rlhf.placement.plan import ModelInstance, instances, offloaded_parts, trained_instance
+from prefect_rlhf.placement.plans.moves import closed_instances
 from prefect_rlhf.tasks.running.checkpoint_nodes import Checkpointing
 from prefect_rlhf.tasks.running.commands import call_commands
+from prefect_rlhf.tasks.running.device_memory import limit_torch
 from prefect_rlhf.tasks.running.outcome import NodeOutcome, outcome_of
 from prefect_rlhf.tasks.running.rank_calls import RankCalls
-from prefect_rlhf.tasks.running.step_rows import StepRows
+from prefect_rlhf.tasks.running.steps.step_rows import StepRows
 from prefect_rlhf.tasks.running.training_run import TrainingRun
 
 
 class Dispatcher:
     """Sends each node's commands to a gang, and compares reported with known fingerprints of every version."""
 
-    def __init__(self, run: TrainingRun, gang: Gang[Rank]) -> None:
+    def __init__(self, run: TrainingRun, gang: Gang[Rank], fingerprints: Fingerprints | None = None) -> None:
         self.run, self.gang = run, gang
-        self.fingerprints = Fingerprints()
+        self.fingerprints = fingerprints or Fingerprints()
         self.rows = StepRows(run)
         self._call = RankCalls(run, gang)
         self.checkpointing = Checkpointing(run, self.fingerprints, self._call)
@@ -59,7 +70,6 @@ class Dispatcher:
         self.checkpointing.check(self.gang.size)
         for source in self.run.sources.values():
             self._call(Rank.open_dataset, dict.fromkeys(range(self.gang.size), (source,)), f"open {source.name}")
-        offloaded = offloaded_parts(self._graph, self._plan)
         for instance, calls in instances(self._graph, self._plan).items():
             command = self._build_command(instance, calls)
             reports = self._call(Rank.build, dict.fromkeys(command.ranks, (command,)), f"build {instance.name}")
@@ -67,12 +77,64 @@ class Dispatcher:
                 self._settle(instance, command.restore.version if command.restore else 0, reports)
             except StaleWeights as error:
                 raise self.checkpointing.refusal(error, command) from error
-            if instance in offloaded:
-                copies = not is_overwritten(self._graph, self._plan, instance)
-                arguments = (instance, offloaded[instance], copies)
-                self._call(Rank.offload, dict.fromkeys(command.ranks, arguments), f"offload {instance.name}")
+            self._offload_built(instance)
             on_built(instance, outcome_of(reports))
         self.checkpointing.restore_states()
+
+    def move_from(self, before: Dispatcher, on_built: Callable[[ModelInstance, NodeOutcome], None]) -> NodeOutcome:
+        """Take over the ranks from another plan of the run, whose last step has ended: the work of a move.
+
+        Instances that differ are closed, and then built; trained instances get the state that checkpoint nodes have
+        copied to host memory, and must then have the fingerprint of their version.
+        """
+        closed = closed_instances(self._graph, before.run.plan, self._plan)
+        everywhere = range(self.gang.size)
+        self._call(Rank.close_instances, dict.fromkeys(everywhere, (closed,)), "close models")
+        limit_torch(self.run, self.gang)
+        bytes_moved, users = 0, instances(self._graph, self._plan)
+        for instance in closed_instances(self._graph, self._plan, before.run.plan):
+            command = self._build_command(instance, users[instance])
+            reports = self._call(Rank.build, dict.fromkeys(command.ranks, (command,)), f"build {instance.name}")
+            on_built(instance, outcome_of(reports))
+            if command.restore is None:
+                self._settle(instance, 0, reports)
+            else:
+                bytes_moved += self._move_state(before, instance, command.restore.version)
+            self._offload_built(instance)
+        self.checkpointing.move_states(before.checkpointing)
+        freed = self._call(Rank.drop_copies, dict.fromkeys(everywhere, (closed,)), "free copies of training states")
+        return replace(outcome_of(freed), bytes_moved=bytes_moved)
+
+    def _move_state(self, before: Dispatcher, target: ModelInstance, version: int) -> int:
+        """Send the copies of a role's training state to the ranks of its new instance; return the bytes sent."""
+        source = trained_instance(self._graph, before.run.plan, target.role)
+        assert source is not None  # the same roles are trained under any plan
+        holders, takers = self.run.ranks(source), self.run.ranks(target)
+        copied = self._call(Rank.copied_state, dict.fromkeys(holders, (source,)), f"list the state of {source.name}")
+        held = {rank: regions for rank, (_, regions) in copied.items()}
+        num_updates = max(updates for updates, _ in copied.values())
+        layout = self._layout(target)
+        lacking: Mapping[int, Sequence[StateRegion]] = {
+            rank: [StateRegion("main", name, region) for name, region in layout.of_rank(rank).items()]
+            for rank in takers
+        }
+        bytes_moved = 0
+        for is_last in (False, True):
+            moves = state_moves(held, lacking)
+            command = MoveStateCommand(source, target, version, num_updates, moves, is_last)
+            arguments = dict.fromkeys(sorted({*holders, *takers}), (command,))
+            found = self._call(Rank.move_state, arguments, f"restore {target.name}")
+            bytes_moved += sum(report.bytes_moved for report, _ in found.values())
+            lacking = {rank: regions for rank, (_, regions) in found.items()}
+        self._settle(target, version, {rank: report for rank, (report, _) in found.items()})
+        return bytes_moved
+
+    def _offload_built(self, instance: ModelInstance) -> None:
+        """Move a new instance to host memory if the plan keeps it there."""
+        part = offloaded_parts(self._graph, self._plan).get(instance)
+        if part is not None:
+            arguments = (instance, part, not is_overwritten(self._graph, self._plan, instance))
+            self._call(Rank.offload, dict.fromkeys(self.run.ranks(instance), arguments), f"offload {instance.name}")
 
     def execute(self, node: Node) -> NodeOutcome:
         """Run a node on its ranks. Raises the ranks' errors, and StaleWeights if weights differ from their version."""

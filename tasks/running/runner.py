@@ -30,7 +30,7 @@ from prefect_rlhf.tasks.running.device_locks import DeviceLocks
 from prefect_rlhf.tasks.running.dispatch import Dispatcher
 from prefect_rlhf.tasks.running.journal import Journal, TaskRunSpan
 from prefect_rlhf.tasks.running.outcome import NodeOutcome
-from prefect_rlhf.tasks.running.step_ledger import StepLedger
+from prefect_rlhf.tasks.running.steps.step_ledger import StepLedger
 from prefect_rlhf.tasks.running.stop_request import StopRequest
 from prefect_rlhf.tasks.running.task_runner import MeshTaskRunner
 from prefect_rlhf.tasks.running.training_run import TrainingRun
@@ -116,7 +116,8 @@ class GraphRunner:
         # choice of the last step and the end of this method. The driver may hand out a group meanwhile: the ledger
         # either drops the counts of its later nodes here, or knows the last step when it counts the group.
         last = self._groups.stop(self._locks.hold())
-        run_log().info("%s: step %d is the last step; a checkpoint follows", self._stop, last)
+        if self._groups.stopped_after is not None:
+            run_log().info("%s: step %d is the last step; a checkpoint follows", self._stop, last)
         with self._lock:
             self._ledger.stop_after(last)
         self._locks.go_on_to(last)

@@ -37,6 +37,15 @@ class LeftStates:
                 if self._every is None or before // self._every == after // self._every:
                     del states[before]
 
+    def newest(self, call: str) -> SavedState | None:
+        """Return a call's newest state, if it has left any. Raises InvalidInput for a state that cannot be saved."""
+        with self._lock:
+            states = self._left.get(call)
+            state = states[max(states)] if states else None
+        if isinstance(state, InvalidInput):
+            raise state
+        return cast(SavedState | None, state)
+
     def written_after(self, step: int) -> dict[str, SavedState]:
         """Return each call's state after `step`, and drop all earlier states.
 

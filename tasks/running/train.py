@@ -3,42 +3,44 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from functools import partial
 from typing import Protocol
 
 from prefect_rlhf.engines.gang.open import open_gang
 from prefect_rlhf.engines.rank.rank import Rank
-from prefect_rlhf.placement.augmented.step_groups import StepGroups
-from prefect_rlhf.placement.plan import ModelInstance
+from prefect_rlhf.placement.augmented.step_groups import PlanEnd, StepGroups
+from prefect_rlhf.placement.plans.moves import PlanAt, moving_roles
 from prefect_rlhf.tasks.run_log import run_log
 from prefect_rlhf.tasks.running.device_memory import check_device_memory, limit_torch
 from prefect_rlhf.tasks.running.dispatch import Dispatcher
 from prefect_rlhf.tasks.running.journal import Journal
-from prefect_rlhf.tasks.running.outcome import NodeOutcome
+from prefect_rlhf.tasks.running.plan_move import Builder, move_to
 from prefect_rlhf.tasks.running.runner import GraphRunner
 from prefect_rlhf.tasks.running.stop_request import StopRequest
 from prefect_rlhf.tasks.running.training_run import TrainingRun
 
 
-class Audience(Protocol):
+class Audience(Builder, Protocol):
     """The receiver of a run's progress."""
-
-    def built(self, instance: ModelInstance, outcome: NodeOutcome) -> None: ...
 
     def step_ended(self, metrics: Mapping[str, float]) -> None: ...
 
+    def moved(self, run: TrainingRun, seconds: float) -> None: ...
 
-def train(run: TrainingRun, journal: Journal, audience: Audience, steps_per_group: int) -> StopRequest | None:
-    """Build the models and run the whole graph. The gang is closed on return.
 
-    Returns the request that ended the run early, after a checkpoint of the steps until then; None after a full run.
+def train(
+    run: TrainingRun, journal: Journal, audience: Audience, steps_per_group: int, moves: Sequence[PlanAt] = ()
+) -> StopRequest | None:
+    """Build the models and run the whole graph, under the run's plan and then under those of `moves`, in order.
+
+    The gang is closed on return. Returns the request that ended the run early, after a checkpoint of the steps until
+    then; None after a full run.
     """
-    engines = {placement.engine for _, placement in run.plan.placements}
-    groups = StepGroups(
-        run.graph, run.plan, run.num_steps, steps_per_group, run.first_step, run.checkpoint_every, run.exports
-    )
+    engines = {
+        placement.engine for plan in (run.plan, *(move.plan for move in moves)) for _, placement in plan.placements
+    }
     lease = run.lease
     opened = open_gang(
         lease.devices_of_nodes,
@@ -60,8 +62,22 @@ def train(run: TrainingRun, journal: Journal, audience: Audience, steps_per_grou
         stop = StopRequest()
         with imports_frozen():
             on_step = partial(_step_ended, run, audience, stop)
-            finished = GraphRunner(run, dispatcher, journal, groups, stop).run_all(on_step)
-    return None if finished is None else stop
+            for move in (*moves, None):
+                groups = _groups(dispatcher.run, steps_per_group, move)
+                if GraphRunner(dispatcher.run, dispatcher, journal, groups, stop).run_all(on_step) is not None:
+                    return stop
+                if move is not None:
+                    dispatcher = move_to(move, dispatcher, journal, audience, stop)
+    return None
+
+
+def _groups(run: TrainingRun, steps_per_group: int, move: PlanAt | None) -> StepGroups:
+    """Return the steps of the run under its plan, up to a move if there is one."""
+    ends = None if move is None else PlanEnd(move.step, moving_roles(run.graph, run.plan, move.plan))
+    steps = run.num_steps, steps_per_group, run.first_step, run.checkpoint_every, run.exports
+    is_regular = run.checkpoint_every is not None and run.first_step % run.checkpoint_every == 0
+    is_saved = run.moved_at is None or is_regular
+    return StepGroups(run.graph, run.plan, *steps, ends=ends, is_saved=is_saved)
 
 
 def _step_ended(run: TrainingRun, audience: Audience, stop: StopRequest, metrics: Mapping[str, float]) -> None:

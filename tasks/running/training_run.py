@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from prefect_rlhf.engines.commands import RowSource
@@ -22,7 +22,8 @@ class TrainingRun:
     `sources` are the datasets by parameter name. `tokenizer` is the folder of the tokenizer that decodes responses. The
     run resumes from `checkpoint`, if set. Every `checkpoint_every` steps it writes a checkpoint; it keeps the newest
     `keep_checkpoints` and the checkpoint of the `best` model. `role_deadlines` replace `call_deadline_seconds` for
-    calls of some roles, in seconds.
+    calls of some roles, in seconds. A run that came from another plan begins at step `moved_at`, with the states that
+    its ranks have in host memory.
     """
 
     graph: DataflowGraph
@@ -41,6 +42,7 @@ class TrainingRun:
     keep_checkpoints: int = 2
     best: BestModel | None = None
     role_deadlines: Mapping[str, float] = field(default_factory=dict, hash=False)
+    moved_at: int | None = None
     _ranks: Mapping[Device, int] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -48,8 +50,14 @@ class TrainingRun:
 
     @property
     def first_step(self) -> int:
-        """The run's first step: the number of steps that its checkpoint has finished."""
+        """The run's first step: the number of steps that its checkpoint has finished, or that other plans have made."""
+        if self.moved_at is not None:
+            return self.moved_at
         return self.checkpoint.step if self.checkpoint else 0
+
+    def under(self, plan: ExecutionPlan, step: int) -> TrainingRun:
+        """Return the run after a move to another plan before `step`."""
+        return replace(self, plan=plan, moved_at=step)
 
     def rank(self, device: Device) -> int:
         """Return the gang's rank on `device`: its position in the lease."""

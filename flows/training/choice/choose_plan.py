@@ -28,13 +28,13 @@ class ChosenPlan:
     trials: Sequence[PlanTrial] = ()
 
 
-def choose_plan(request: RunRequest) -> ChosenPlan:
-    """Return the requested plan: searched (`auto`), the fastest of `measure(k)`, a preset, or a plan file.
+def choose_plan(request: RunRequest, name: str) -> ChosenPlan:
+    """Return the plan of that name: searched (`auto`), the fastest of `measure(k)`, a preset, or a plan file.
 
     If a plan states no order of devices, copies of trained weights get the order that moves the fewest bytes. A dry run
     does not measure: it uses the plan that would be measured first. Raises InvalidInput for a plan that cannot run.
     """
-    name, graph, lease, workload = request.options.plan, request.graph, request.lease, request.workload
+    graph, lease, workload = request.graph, request.lease, request.workload
     if name == AUTO:
         return ChosenPlan(*auto_plan(request.question, log_info))
     trials: Sequence[PlanTrial] = ()
@@ -42,18 +42,22 @@ def choose_plan(request: RunRequest) -> ChosenPlan:
         plans = best_plans(request, 1 if request.options.dry_run else count)
         trials = () if request.options.dry_run else measure(request, plans)
         plan = fastest(trials) if trials else plans[0]
-    else:
-        if is_preset(name) or (name.isidentifier() and not Path(name).exists()):  # raises with the list of presets
-            plan = preset(name, graph, lease.cluster, lease.mesh, workload.longest, lease.kind)
-        else:
-            plan = read_plan(Path(name), lease.cluster)
-        plan = aligned(check_plan(plan, graph, lease.mesh), graph)
-    return ChosenPlan(plan, check_fits(plan, graph, workload, lease.kind), trials)
+        return ChosenPlan(plan, check_fits(plan, graph, workload, lease.kind), trials)
+    if is_preset(name) or (name.isidentifier() and not Path(name).exists()):  # raises with the list of presets
+        return chosen_file(request, preset(name, graph, lease.cluster, lease.mesh, workload.longest, lease.kind))
+    return chosen_file(request, read_plan(Path(name), lease.cluster))
+
+
+def chosen_file(request: RunRequest, plan: ExecutionPlan) -> ChosenPlan:
+    """Return a preset or the plan of a file, checked, aligned and certified. Raises InvalidInput if it cannot run."""
+    graph, lease = request.graph, request.lease
+    plan = aligned(check_plan(plan, graph, lease.mesh), graph)
+    return ChosenPlan(plan, check_fits(plan, graph, request.workload, lease.kind))
 
 
 def best_plans(request: RunRequest, count: int) -> list[ExecutionPlan]:
     """Return up to `count` plans of a search, best first."""
     plans = next_best(request.question, search_plan(request.question, log_info), count)
     if len(plans) < count:
-        log_info(f"{request.options.plan}: only {len(plans)} different plans are known")
+        log_info(f"measure({count}): only {len(plans)} different plans are known")
     return plans

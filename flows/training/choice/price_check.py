@@ -18,6 +18,7 @@ from prefect_rlhf.files.remote_path import shown
 from prefect_rlhf.flows.forms.options import RunOptions
 from prefect_rlhf.flows.training.choice.auto_plan import AUTO, EVALUATIONS
 from prefect_rlhf.flows.training.choice.measured_plan import plans_to_measure
+from prefect_rlhf.flows.training.choice.plans_by_step import plans_by_step
 from prefect_rlhf.flows.training.choice.recheck_process import RecheckProcess, RecheckRequest
 from prefect_rlhf.flows.training.log import log_info
 from prefect_rlhf.flows.training.request import RunRequest
@@ -77,7 +78,7 @@ class PriceCheck:
         if self.request.cost_sources.profiles:
             self._is_over = True
             return self._unexplained()
-        name, rollouts = self.request.options.plan, sorted((journal.run_dir / ROLLOUTS).glob("*.parquet"))
+        name, rollouts = str(self.request.options.plan), sorted((journal.run_dir / ROLLOUTS).glob("*.parquet"))
         question = RecheckRequest(
             self.request.question,
             self.plan,
@@ -141,8 +142,11 @@ def way_to_switch(run_dir: Path, options: RunOptions, done: int) -> str:
 
 
 def price_check(request: RunRequest, plan: ExecutionPlan, predicted: Prediction | None) -> PriceCheck | None:
-    """Return the check of a run; None if it is off, has no predictions or too few steps, or was made before."""
-    if request.options.replan == "off" or predicted is None:
+    """Return the check of a run; None if it is off, has no predictions or too few steps, or was made before.
+
+    A run with plans by step makes no check.
+    """
+    if request.options.replan == "off" or predicted is None or plans_by_step(request.options.plan) is not None:
         return None
     first = request.checkpoint.step if request.checkpoint else 0
     if request.options.steps - first <= STEPS_AWAITED:

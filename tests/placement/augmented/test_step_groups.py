@@ -15,7 +15,7 @@ from prefect_rlhf.placement.augmented import step_groups
 from prefect_rlhf.placement.augmented.augment import augment, unrolled_nodes
 from prefect_rlhf.placement.augmented.checkpointing import StepRange
 from prefect_rlhf.placement.augmented.node import BEHIND, Node
-from prefect_rlhf.placement.augmented.step_groups import StepGroups
+from prefect_rlhf.placement.augmented.step_groups import PlanEnd, StepGroups
 from prefect_rlhf.placement.augmented.work import Offload
 from prefect_rlhf.placement.devices.mesh import ClusterShape
 from prefect_rlhf.placement.graph import DataflowGraph
@@ -233,3 +233,47 @@ def test_of_a_million_steps_only_those_around_a_group_are_unrolled(monkeypatch):
             groups.next_group()
         assert len(groups._handed_out) <= 3 * 4
     assert max(unrolled) <= 3 * 4 + 2 * (1 + step_groups.REACH)
+
+
+ACTOR = frozenset({"actor"})
+
+
+@settings(max_examples=examples(50))
+@given(st.data(), long_graphs(), st.integers(2, 10), st.integers(1, 3), st.sampled_from([None, 1, 2, 3]))
+def test_a_plan_that_ends_with_a_move_is_that_of_a_stopped_run(data, graph, num_steps, per_group, every):
+    """Only the moving roles are copied, and none is written, unless a regular checkpoint is due there anyway."""
+    plan = data.draw(plans(graph, FOUR_DEVICES))
+    end = data.draw(st.integers(1, num_steps - 1))
+    groups = StepGroups(graph, plan, num_steps, per_group, 0, every, ends=PlanEnd(end, ACTOR))
+    nodes = [node for group in handed_out(groups) for node in group]
+    assert groups.end == end and groups.stopped_after is None
+    expected = stopped_graph(graph, plan, StepRange(num_steps, 0, every, stopped=end))
+    is_regular = every is not None and end % every == 0
+
+    def is_left_out(node: Node) -> bool:
+        last = node.step == end - 1 and not is_regular
+        other = node.kind == "checkpoint" and node.work.instance.role != "actor"
+        return last and (node.kind == "commit" or other)
+
+    found = {node.id for node in nodes}
+    kept = {node.id for node in expected if not is_left_out(node)}
+    copies = {id for id in kept if id.startswith(("offload", "reload"))}  # around copies that are left out
+    assert kept - copies <= found <= kept
+
+
+@pytest.mark.parametrize(("every", "last"), [(None, 2), (2, 2)])
+def test_a_stop_before_a_move_writes_a_checkpoint_instead(every, last):
+    graph = ppo()
+    plan = preset("flattening", graph, FOUR_DEVICES, FOUR_DEVICES.whole)
+    groups = StepGroups(graph, plan, 9, 2, 0, every, ends=PlanEnd(3, ACTOR))
+    groups.next_group()
+    groups.next_group()
+    assert groups.stop(2) == last and groups.stopped_after == 3
+    assert [node.kind for node in groups.next_group()].count("commit") == 1
+
+
+def test_a_run_that_has_moved_stops_after_a_step_whose_state_is_saved():
+    graph = ppo()
+    plan = preset("flattening", graph, FOUR_DEVICES, FOUR_DEVICES.whole)
+    assert StepGroups(graph, plan, 9, 2, 3, is_saved=True).stop(-1) == 2
+    assert StepGroups(graph, plan, 9, 2, 3, is_saved=False).stop(-1) == 3

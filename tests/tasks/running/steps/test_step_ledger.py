@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from prefect_rlhf.tasks.running.journal import STEPS_KEPT
-from prefect_rlhf.tasks.running.step_ledger import StepLedger
+from prefect_rlhf.tasks.running.steps.step_ledger import StepLedger
 
 pytestmark = pytest.mark.quick
 

@@ -1,0 +1,102 @@
+"""The move of a run from plan to plan between two steps: a task run of its own, on all ranks."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextvars import copy_context
+from dataclasses import asdict
+from typing import Any, Protocol
+
+from prefect import Task
+from prefect.cache_policies import NO_CACHE
+from prefect.client.schemas.objects import State
+from prefect.exceptions import TerminationSignal
+
+from prefect_rlhf.errors.errors import RlhfError
+from prefect_rlhf.placement.augmented.node import MOVE
+from prefect_rlhf.placement.plan import ModelInstance
+from prefect_rlhf.placement.plans.moves import PlanAt
+from prefect_rlhf.tasks.running.dispatch import Dispatcher
+from prefect_rlhf.tasks.running.journal import Journal, TaskRunSpan
+from prefect_rlhf.tasks.running.outcome import NodeOutcome
+from prefect_rlhf.tasks.running.stop_request import StopRequest
+from prefect_rlhf.tasks.running.training_run import TrainingRun
+from prefect_rlhf.tasks.server.failures import failed_task_run
+
+STOP_POLL_SECONDS = 1.0
+
+
+class Builder(Protocol):
+    """The receiver of a report for each model that is built, and for each move."""
+
+    def built(self, instance: ModelInstance, outcome: NodeOutcome) -> None: ...
+
+    def moves(self, run: TrainingRun) -> None: ...
+
+    def moved(self, run: TrainingRun, seconds: float) -> None: ...
+
+
+def move_to(move: PlanAt, before: Dispatcher, journal: Journal, audience: Builder, stop: StopRequest) -> Dispatcher:
+    """Move the ranks to the next plan of a run whose steps so far have ended; return the dispatcher of that plan.
+
+    A request to stop waits for the end of the move. Raises the move's error, and closes the gang before.
+    """
+    run = before.run.under(move.plan, move.step)
+    after = Dispatcher(run, before.gang, before.fingerprints)
+    audience.moves(run)
+    title = f"move · step {move.step} · {before.run.plan.name} → {move.plan.name}"
+
+    def work() -> State[Any] | None:
+        start = time.time()
+        try:
+            outcome = after.move_from(before, audience.built)
+        except RlhfError as error:
+            return failed_task_run(error)
+        journal.record(_span(run, title, (start, time.time()), outcome))
+        return None
+
+    task = Task(fn=work, name=MOVE, task_run_name=title, cache_policy=NO_CACHE, persist_result=False)
+    began = time.perf_counter()
+    with stop.not_to_interrupt():
+        state = _ended(lambda: task(return_state=True), before, stop)
+    if not state.is_completed():
+        error = state.result(raise_on_failure=False)
+        raise error if isinstance(error, BaseException) else RlhfError(f"{title}: {state.name}: {state.message}")
+    audience.moved(run, time.perf_counter() - began)
+    return after
+
+
+def _ended(run: Callable[[], State[Any]], before: Dispatcher, stop: StopRequest) -> State[Any]:
+    """Return the state in which a task run ends in a thread: signals are delivered to this thread."""
+    with ThreadPoolExecutor(1, thread_name_prefix="move") as thread:
+        ended = thread.submit(copy_context().run, run)
+        try:
+            while not ended.done():  # it ends, because each call has a deadline
+                try:
+                    wait({ended}, STOP_POLL_SECONDS)
+                except TerminationSignal as termination:
+                    stop.take_notice(termination)
+        except BaseException:  # a cancellation: without a gang the calls of the thread fail at once
+            before.gang.close()
+            raise
+        return ended.result()
+
+
+def _span(run: TrainingRun, title: str, seconds: tuple[float, float], outcome: NodeOutcome) -> TaskRunSpan:
+    start, end = seconds
+    values = asdict(outcome) | {"seconds": end - start}
+    return TaskRunSpan(
+        node=f"{MOVE}@{run.first_step}",
+        title=title,
+        kind=MOVE,
+        call=None,
+        step=run.first_step,
+        pool=run.lease.pool,
+        lease=run.lease.id,
+        devices=tuple(map(str, sorted(run.lease.devices))),
+        start=start,
+        end=end,
+        **values,
+    )

@@ -1,0 +1,1 @@
+"""The steps in flight: their rows, and the nodes that each has left."""

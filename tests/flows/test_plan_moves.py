@@ -1,0 +1,112 @@
+"""Runs that move from plan to plan between steps: real Prefect, gang and engines, models of plan_matrix."""
+
+import os
+import signal
+
+import pytest
+import yaml
+
+from prefect_rlhf.flows.ppo import ppo
+from prefect_rlhf.placement.devices.mesh import ClusterShape
+from prefect_rlhf.tasks.running.dispatch import Dispatcher
+from prefect_rlhf.tasks.running.journal import read_spans
+from prefect_rlhf.tasks.running.rank_calls import RankCalls
+from tests import plan_matrix
+from tests.flows.test_resume import descendants
+from tests.plan_matrix import plan
+from tests.runs import Result, end, leased, loss_difference, plan_file, prepared, weight_difference, whole
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("prefect")]
+
+TOLERANCE = 1e-5
+STEPS = 4
+PLANS = {
+    "replicas": plan("0-1 dp2 engine=vllm", "0", "1", "0-1 dp2", "0-1 dp2", "0-1 dp2"),
+    "split": plan("0-1 tp2 engine=vllm", "0", "1", "0-1 dp2", "0-1 tp2", "0-1 pp2 micro_batches=2"),
+    "turns": plan("0 engine=vllm offload=all", "0", "1 offload=all", "0-1 pp2", "0 offload=optimizer", "0-1 dp2"),
+}
+DESK = whole(ClusterShape("matrix", 1, 2, 8 << 30))
+
+
+@pytest.fixture(scope="module")
+def parameters(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("moves")
+    algo = {"kl": {"kind": "adaptive", "target": 0.5, "horizon": 50.0}, "normalise_scores": True}
+    given = plan_matrix.parameters(folder)
+    files = {name: str(plan_file(compact, folder / f"{name}.json")) for name, compact in PLANS.items()}
+    return given | {"algo": given["algo"] | algo, "steps": STEPS}, files
+
+
+def run(given, **changes):
+    with leased(2):
+        return Result.of(end(ppo, given | changes))
+
+
+def by_step(files):
+    return {0: files["replicas"], 2: files["split"], 3: files["turns"]}
+
+
+@pytest.fixture(scope="module")
+def stayed(parameters):
+    given, files = parameters
+    return run(given, plan=files["replicas"])
+
+
+@pytest.fixture(scope="module")
+def moved(parameters):
+    given, files = parameters
+    return run(given, plan=by_step(files))
+
+
+def assert_equal(one, other):
+    assert one.tokens == other.tokens and len(one.tokens) == STEPS
+    assert loss_difference(one, other) < TOLERANCE
+    assert weight_difference(one, other) < TOLERANCE
+
+
+def test_a_run_that_moves_is_the_run_that_stays(parameters, stayed, moved):
+    """Tokens, losses and weights. A move is a task run, and leaves no more on the devices than the next plan keeps."""
+    given, files = parameters
+    assert_equal(moved, stayed)
+    moves = [span for span in read_spans(moved.run_dir) if span.kind == "move"]
+    assert [span.title for span in moves] == ["move · step 2 · replicas → split", "move · step 3 · split → turns"]
+    assert all(span.predicted_seconds > 0 and span.seconds > 0 for span in moves)
+    held = dict(prepared(ppo, given | {"plan": by_step(files)}, DESK).plans[1].chosen.certificate.most_resident)
+    for rank in ("0", "1"):
+        found = max(span.device_bytes.get(rank, 0) for span in read_spans(moved.run_dir) if span.step == 2)
+        assert found <= held[f"n0:{rank}"] <= 1.001 * found
+    assert list(yaml.safe_load((moved.run_dir / "plans.yaml").read_text())) == [0, 2, 3]
+    assert "turns" in (moved.run_dir / "plan.yaml").read_text()
+
+
+@pytest.mark.all
+def test_the_file_of_its_plans_repeats_a_run(parameters, moved):
+    given, _ = parameters
+    again = run(given, plan=str(moved.run_dir / "plans.yaml"))
+    assert again.tokens == moved.tokens and weight_difference(again, moved) == 0
+
+
+@pytest.mark.all
+@pytest.mark.parametrize("doing", ["close models", "build actor.vllm", "restore actor", "free copies"])
+def test_a_run_that_loses_a_rank_while_it_moves_goes_on_under_the_next_plan(
+    parameters, stayed, monkeypatch, doing, tmp_path
+):
+    """In each phase of a move; the last checkpoint is that of the step before."""
+    given, files = parameters
+    given = given | {"plan": by_step(files), "checkpoint_every": 1, "output_dir": str(tmp_path / "runs")}
+    call, move_from, moving = RankCalls.__call__, Dispatcher.move_from, []
+
+    def harmed(self, method, arguments, what, *rest, **more):
+        if moving and what.startswith(doing):
+            moving.clear()
+            os.kill(descendants(os.getpid())[-1], signal.SIGKILL)
+        return call(self, method, arguments, what, *rest, **more)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RankCalls, "__call__", harmed)
+        patch.setattr(Dispatcher, "move_from", lambda *all: moving.append(True) or move_from(*all))
+        with leased(2):
+            failed = end(ppo, given)
+    assert failed.is_failed() and "rank" in failed.message
+    (run_dir,) = (path for path in (tmp_path / "runs").iterdir() if not path.is_symlink())
+    assert_equal(run(given, resume_from=str(run_dir)), stayed)
