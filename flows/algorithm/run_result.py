@@ -86,13 +86,14 @@ class PlannedRun:
         """Return the plan and the predicted time of a prepared run."""
         augmented, prediction, steps = prepared.augmented, prepared.prediction, prepared.request.options.steps
         seconds = None if prediction is None else prediction.seconds_per_step
-        plan = augmented.plan
+        plan, graph = augmented.plan, augmented.graph
         lines = [
             f"plan {plan.name} for {augmented.graph.name}:",
             plan_text(plan, augmented.graph),
             "graph of a step:",
             graph_text(augmented),
             *([] if seconds is None else [f"predicted: {seconds:.3g} s per step once steps repeat"]),
+            *(line for later in prepared.later for line in (later.announced, plan_text(later.augmented.plan, graph))),
             f"{steps} steps would run; no step was started",
         ]
         return cls(plan.name, steps, seconds, plan_yaml(plan), "\n".join(lines))

@@ -64,6 +64,15 @@ class LaterPlan:
         """The first step of the plan."""
         return self.augmented.first_step
 
+    @property
+    def announced(self) -> str:
+        """A line that says when the run will move, and to which plan."""
+        line = f"before step {self.step} the run moves to plan {self.augmented.plan.name}"
+        if self.prediction is None or self.move_seconds is None:
+            return line
+        step = self.prediction.seconds_per_step
+        return f"{line}: predicted {step:.3g} s per step, after a move of {self.move_seconds:.1f} s"
+
 
 class StepCheck(Protocol):
     """A check of a run after each of its steps."""
@@ -121,7 +130,7 @@ class RunReport:
             publish(create_markdown_artifact, text, key="estimate", description="Predicted timeline")
 
         for later in self._later.values():
-            self._log.info("%s", _announced(later))
+            self._log.info("%s", later.announced)
             if dry_run:
                 self._log.info(
                     "plan %s for %s:\n%s", later.augmented.plan.name, graph.name, plan_text(later.augmented.plan, graph)
@@ -258,15 +267,6 @@ class RunReport:
             return
         created = publish(create_markdown_artifact, drawn, key="curves", description="Curves of metrics by step")
         self._curves = created if isinstance(created, UUID) else None
-
-
-def _announced(later: LaterPlan) -> str:
-    """Return the line of a run that says when it will move, and to which plan."""
-    line = f"before step {later.step} the run moves to plan {later.augmented.plan.name}"
-    if later.prediction is None or later.move_seconds is None:
-        return line
-    step = later.prediction.seconds_per_step
-    return f"{line}: predicted {step:.3g} s per step, after a move of {later.move_seconds:.1f} s"
 
 
 def values_by_call(metrics: Mapping[str, float]) -> list[str]:
