@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 NUMBERS = (
     "device_memory_gib",
     "host_memory_gib",
+    "headroom",
     "call_seconds",
     "batch_size",
     "evaluations",
@@ -58,6 +59,7 @@ class PlanFlags:
     device: Annotated[str | None, _flag("device")] = None
     network: Annotated[str | None, _flag("network")] = None
     device_memory_gib: Annotated[str | None, _flag("device_memory_gib", metavar="GIB")] = None
+    headroom: Annotated[str | None, _flag("headroom", metavar="SHARE")] = None
     host_memory_gib: Annotated[str | None, _flag("host_memory_gib", metavar="GIB")] = None
     call_seconds: Annotated[str | None, _flag("call_seconds", metavar="SECONDS")] = None
     prompt_length: Annotated[str | None, _flag("prompt_length", metavar="TOKENS")] = None

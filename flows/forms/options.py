@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Discriminator, Field, Tag, WithJsonSchema
 
 from prefect_rlhf.files.path_text import MOST_CHARACTERS, PathText
+from prefect_rlhf.flows.forms.share import Share
 from prefect_rlhf.tasks.settings import MOST_STEPS, Settings
 from prefect_rlhf.tasks.trackers.tracking import Tracking
 
@@ -79,6 +80,7 @@ class RunOptions(Form):
     replan: Annotated[Literal["off", "say"], BeforeValidator(_off)] = Field(
         "say", description="Whether to name a better plan after the first steps: off or say."
     )
+    headroom: Share = Field(0.0, ge=0, lt=1, description="Share of each device that no plan may use, such as 10%.")
     seed: int = Field(
         1, ge=0, le=MOST_SEED, description="Decides the order of rows and every sampled token, under any plan."
     )

@@ -9,6 +9,7 @@ from pydantic import Field, WithJsonSchema
 from prefect_rlhf.files.path_text import MOST_CHARACTERS, PathText
 from prefect_rlhf.flows.forms.check import checked_parameters
 from prefect_rlhf.flows.forms.options import Form
+from prefect_rlhf.flows.forms.share import Share
 from prefect_rlhf.placement.search.method import Method
 from prefect_rlhf.tasks.settings import MOST_IN_JSON, MOST_ROWS
 
@@ -61,6 +62,7 @@ class PlanOptions(Form):
     host_memory_gib: float | None = Field(
         None, gt=0, le=1e6, description="Host memory per node for offloading; empty sets no limit."
     )
+    headroom: Share = Field(0.0, ge=0, lt=1, description="Share of each device that no plan may use, such as 10%.")
     call_seconds: float | None = Field(
         None, ge=0, le=1e3, description="Fixed overhead of a call, in seconds; empty means our estimate."
     )

@@ -15,7 +15,8 @@ from prefect_rlhf.placement.cost.datasheets.hardware import (
     relative_speeds,
 )
 from prefect_rlhf.placement.cost.sources import CostSources
-from prefect_rlhf.placement.devices.mesh import MOST_DEVICES, MOST_NODES, ClusterShape
+from prefect_rlhf.placement.devices.mesh import MOST_DEVICES, MOST_NODES, Backend, ClusterShape
+from prefect_rlhf.placement.memory.bytes import with_headroom
 from prefect_rlhf.placement.planner.question import Site
 
 _GROUP = re.compile(r"([0-9]{1,9})x([0-9]{1,9}):([\w. -]+)")
@@ -107,14 +108,16 @@ def site_of(
     memory_gib: float | None = None,
     call_seconds: float | None = None,
     host_memory_gib: float | None = None,
+    headroom: float = 0.0,
 ) -> Site:
     """Return the site that `groups` describe.
 
     `memory_gib` is the memory of every device; by default, each has the memory of its datasheet. `call_seconds` is the
     host overhead of a call, apart from its layers; by default, the estimate for our runtime. `host_memory_gib` is the
-    memory of each node's host for offloading; by default, it has no limit.
+    memory of each node's host for offloading; by default, it has no limit. `headroom` is the share of each device that
+    no plan may use.
 
-    Raises InvalidInput for a cluster that no plan could span.
+    Raises InvalidInput for a cluster that no plan could span, and for a headroom that leaves nothing.
     """
     widths = sorted({group.devices_per_node for group in groups})
     if len(widths) > 1:
@@ -141,7 +144,8 @@ def site_of(
         )
     shape = shape.with_speeds(relative_speeds(hardware))
     sources = CostSources(hardware, orchestration_seconds=ORCHESTRATION_SECONDS)
-    return Site(shape, shape.whole, sources, "cpu" if kinds == {"cpu"} else "cuda")
+    backend: Backend = "cpu" if kinds == {"cpu"} else "cuda"
+    return Site(with_headroom(shape, headroom, backend), shape.whole, sources, backend)
 
 
 def parse_network(text: str) -> Network:

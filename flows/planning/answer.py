@@ -84,7 +84,8 @@ def _answer_with_table(
             answers[size] = _answer(question, mine, prices, progress, in_table=size != named)
         answer, site = answers[size], question.site
         used = iteration_utilisation(question.graph, answer.planned.seconds, question.workload, site.sources, site.mesh)
-        return SizedPlan(answer.planned, answer.work, used)
+        fullest = answer.planned.certificate.used_share(site.cluster.headroom)
+        return SizedPlan(answer.planned, answer.work, fullest, used)
 
     if named is not None:
         planned_on(named)  # first: its refusal is the answer

@@ -149,6 +149,7 @@ def figures(planned: Planned, work: IterationWork, speeds: Mapping[str, CallSpee
         "dollars_per_hour": work.dollars_per_hour,
         "dollars_per_million_response_tokens": work.dollars_per_million(seconds),
         "fullest_device_bytes": fullest.num_bytes if fullest else 0,
+        "fullest_device_share": planned.certificate.used_share(planned.plan.cluster.headroom),
         "calls": {name: {k: v for k, v in asdict(speed).items() if k != "call"} for name, speed in speeds.items()},
     }
 

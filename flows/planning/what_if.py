@@ -27,6 +27,7 @@ from prefect_rlhf.placement.cost.made_rows import with_made_rows
 from prefect_rlhf.placement.cost.times.profile import Profile
 from prefect_rlhf.placement.cost.workload import LengthDistribution, Workload
 from prefect_rlhf.placement.graph import DataflowGraph
+from prefect_rlhf.placement.memory.bytes import with_headroom
 from prefect_rlhf.placement.models.model import ModelSpec
 from prefect_rlhf.placement.planner.question import Question, Site
 from prefect_rlhf.tasks.model_shape import model_shape
@@ -77,12 +78,14 @@ def read_site(options: PlanOptions, models: Mapping[str, ModelSpec]) -> Site:
     leased = given_lease()
     if leased is None:
         raise InvalidInput("cluster", options.cluster, "nodes x devices : kind, such as 16x8:h100")
+    leased = replace(leased, cluster=with_headroom(leased.cluster, options.headroom, leased.kind))
     return Site.of_lease(leased, measured_sources(models.values(), leased))
 
 
 def named_site(options: PlanOptions, groups: Groups) -> Site:
     """Return the site of a cluster with the memory and network of the options, without profiles."""
-    return site_of(groups, options.network, options.device_memory_gib, options.call_seconds, options.host_memory_gib)
+    memory, call_seconds = options.device_memory_gib, options.call_seconds
+    return site_of(groups, options.network, memory, call_seconds, options.host_memory_gib, options.headroom)
 
 
 def read_profile(file: Path, models: Mapping[str, ModelSpec], devices: Sequence[str]) -> Profile:

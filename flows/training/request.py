@@ -21,6 +21,7 @@ from prefect_rlhf.placement.cost.speeds import KnownSpeeds
 from prefect_rlhf.placement.cost.workload import Workload
 from prefect_rlhf.placement.devices.lease import Lease
 from prefect_rlhf.placement.graph import DataflowGraph
+from prefect_rlhf.placement.memory.bytes import with_headroom
 from prefect_rlhf.placement.plan import ExecutionPlan
 from prefect_rlhf.placement.planner.question import Question, Site
 from prefect_rlhf.tasks.checkpoints.best import BestModel
@@ -37,7 +38,8 @@ NO_BEST_METRIC = "best_metric is not set"
 class RunRequest:
     """A checked request for a run. It continues from `checkpoint`, or starts from step 0 if that is None.
 
-    `speeds` are those of the lease's devices, if they were probed.
+    `speeds` are those of the lease's devices, if they were probed. The lease's cluster has the headroom of the options;
+    raises InvalidInput if it leaves nothing.
     """
 
     options: RunOptions
@@ -47,6 +49,10 @@ class RunRequest:
     workload: Workload
     checkpoint: Checkpoint | None
     speeds: KnownSpeeds | None = None
+
+    def __post_init__(self) -> None:
+        cluster = with_headroom(self.lease.cluster, self.options.headroom, self.lease.kind)
+        object.__setattr__(self, "lease", replace(self.lease, cluster=cluster))
 
     @cached_property
     def cost_sources(self) -> CostSources:

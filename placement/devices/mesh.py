@@ -106,7 +106,8 @@ class ClusterShape:
     `node_memory_bytes` is the memory of a device of each node; empty: all have `device_memory_bytes`. `node_devices`
     names the kind of device of each node, such as a100-80; empty: all the same, of an unknown kind. `host_memory_bytes`
     is the host memory of each node for offloaded models; 0: unknown. `backend` is the kind of code that the devices
-    run, as a lease or site of the cluster states it.
+    run, as a lease or site of the cluster states it. `headroom` is the share of each device that no plan may use, as a
+    run or a question states it.
     """
 
     name: str
@@ -118,6 +119,7 @@ class ClusterShape:
     host_memory_bytes: int = 0
     node_devices: tuple[str, ...] = ()
     backend: Backend = field(default="cuda", compare=False)  # of a lease or site, not of the shape
+    headroom: float = field(default=0.0, compare=False)
 
     @property
     def whole(self) -> DeviceMesh:
@@ -146,11 +148,15 @@ class ClusterShape:
         return replace(self, node_memory_bytes=tuple(memory_bytes))
 
     def memory_bytes(self, node: int) -> int:
-        """The memory of each device of a node.
+        """The memory of each device of a node without the headroom.
 
         >>> ClusterShape("mixed", 2, 8, 80 << 30).with_memory((80 << 30, 32 << 30)).memory_bytes(1) >> 30
         32
         """
+        return int(self.whole_memory_bytes(node) * (1 - self.headroom))
+
+    def whole_memory_bytes(self, node: int) -> int:
+        """The memory of each device of a node with the headroom."""
         return self.node_memory_bytes[node] if self.node_memory_bytes else self.device_memory_bytes
 
     def smallest_memory_bytes(self, mesh: DeviceMesh) -> int:

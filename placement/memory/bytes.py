@@ -1,11 +1,13 @@
 """Bytes of a device: how many a plan may fill, and how they are written for people."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from math import ceil
 from types import MappingProxyType
 
+from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.placement.cost.datasheets.hardware import GIB
-from prefect_rlhf.placement.devices.mesh import Backend
+from prefect_rlhf.placement.devices.mesh import Backend, ClusterShape
 
 MIB = 1 << 20
 CONTEXT_BYTES = GIB
@@ -31,6 +33,17 @@ def usable_bytes(device_bytes: int, backend: Backend) -> int:
     96
     """
     return device_bytes - sum(base_bytes(device_bytes, backend).values())
+
+
+def with_headroom(cluster: ClusterShape, share: float, backend: Backend) -> ClusterShape:
+    """Return the cluster with a share of each device that no plan may use. Raises InvalidInput if it leaves nothing."""
+    least = min(map(cluster.whole_memory_bytes, range(cluster.num_nodes)))
+    if usable_bytes(int(least * (1 - share)), backend) <= 0:
+        context = base_bytes(0, backend).get("CUDA context", 0)
+        most = 1 - context / (1 - FRAGMENT_SHARE[backend]) / least
+        rest = "CUDA's context" if context else "the process"
+        raise InvalidInput("headroom", share, f"less than {most:.3f}: {rest} needs memory of a device too")
+    return replace(cluster, headroom=share)
 
 
 def enough_bytes(filled_bytes: int, backend: Backend) -> int:

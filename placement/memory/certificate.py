@@ -33,6 +33,7 @@ from prefect_rlhf.placement.memory.overhead import DEVICE, overhead
 from prefect_rlhf.placement.memory.windows import Precedence, Window, windows
 from prefect_rlhf.placement.plan import ExecutionPlan, instances
 
+NEARLY_FULL = 0.95  # of a device's memory: more leaves too little for a longer row or for unmodelled memory
 STEPS_CERTIFIED = 3  # beyond the staleness: the first step, a middle step, the last step
 
 
@@ -88,6 +89,11 @@ class Certificate:
     def fullest(self) -> Peak | None:
         """The device whose peak is the largest share of its memory; the first of equal devices."""
         return max(self.peaks, key=lambda peak: peak.num_bytes / max(1, peak.device_bytes), default=None)
+
+    def used_share(self, headroom: float = 0.0) -> float:
+        """Return the share of the fullest device that is used; `headroom` is the share of each that no plan may use."""
+        fullest = self.fullest
+        return fullest.num_bytes / max(1, fullest.device_bytes) * (1 - headroom) if fullest else 0.0
 
     def rows(self) -> list[dict[str, str]]:
         """Return a row for each device: its peak, the node, and the largest owners; equal devices share a row."""

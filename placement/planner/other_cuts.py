@@ -38,12 +38,13 @@ def with_fewest_cuts(question: Question, plan: ExecutionPlan, context: CostConte
 
     No device becomes nearly full. Larger kernels are more efficient, which no estimate counts.
     """
+    headroom = question.site.cluster.headroom
     for call in context.graph:
         placed = plan[call.name]
         if TRAITS[placed.engine].micro_batches and placed.micro_batches > 1 and placed.mesh in context.space.meshes:
             for other in _in_fewer(call, placed, context):
                 changed = with_changes(plan, (call,), micro_batches=other.micro_batches)
-                if question.fits(changed) and not is_nearly_full(question.certificate(changed)):
+                if question.fits(changed) and not is_nearly_full(question.certificate(changed), headroom):
                     plan = changed
                     break
     return plan

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from prefect_rlhf.placement.memory.certificate import Certificate
+from prefect_rlhf.placement.memory.certificate import NEARLY_FULL, Certificate
 from prefect_rlhf.placement.plan import ExecutionPlan
 from prefect_rlhf.placement.planner.space.plan_problem import PlanSpace
 from prefect_rlhf.placement.schedule.estimate import Estimate
@@ -91,8 +91,16 @@ class Planned:
                     speeds["tokens/s"] = f"{work.tokens / seconds:,.0f}"
                     if (dollars := work.dollars_per_million(seconds)) is not None:
                         speeds["$/M response tokens"] = f"{dollars:.3g}"
-            rows.append(row | speeds | {"note": result.refused})
+            rows.append(row | speeds | {"note": result.refused or self._fullness(result)})
         return rows
+
+    def _fullness(self, result: PresetResult) -> str:
+        """A mark for a plan that fills a device nearly; empty for others."""
+        if result.plan is None:
+            return ""
+        question = self.space.context.question
+        used = question.certificate(result.plan).used_share(question.site.cluster.headroom)
+        return f"fills {used:.1%} of a device" if used > NEARLY_FULL else ""
 
 
 def differently_placed(timed: Iterable[tuple[ExecutionPlan, float]]) -> list[ExecutionPlan]:

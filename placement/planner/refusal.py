@@ -1,6 +1,7 @@
 """The error of a question without a plan: the memory use, and the remedies."""
 
 from dataclasses import replace
+from math import ceil
 
 from prefect_rlhf.errors.errors import PlanDoesNotFit, TooLittleMemory
 from prefect_rlhf.placement.memory.bytes import base_bytes, byte_size, enough_bytes
@@ -47,7 +48,7 @@ def _too_large(question: Question, plan: ExecutionPlan, certificate: Certificate
         return refusal(plan, certificate, [])  # its hosts are too small
     backend = question.site.backend
     filled = max(peak.num_bytes - sum(base_bytes(peak.device_bytes, backend).values()) for peak in certificate.peaks)
-    enough = enough_bytes(filled, backend)
+    enough = enough_bytes(ceil(filled / (1 - plan.cluster.headroom)), backend)
     larger = replace(plan, cluster=replace(plan.cluster, device_memory_bytes=enough, node_memory_bytes=()))
     remedy = Remedy(f"devices of {byte_size(enough)}", larger, question.certificate(larger))
     shown = refusal(plan, certificate, [remedy])

@@ -8,14 +8,13 @@ from collections.abc import Iterable, Iterator
 from itertools import islice
 
 from prefect_rlhf.placement.engine_traits import TRAITS
-from prefect_rlhf.placement.memory.certificate import Certificate
+from prefect_rlhf.placement.memory.certificate import NEARLY_FULL, Certificate
 from prefect_rlhf.placement.plan import ExecutionPlan, instances, offloaded_parts
 from prefect_rlhf.placement.planner.neighbours import changed_plan, neighbours
 from prefect_rlhf.placement.planner.question import Question
 from prefect_rlhf.placement.planner.space.plan_problem import PlanSpace
 
 NEARLY = 0.03  # of the fastest plan's time: less than the estimates are wrong by
-FULL = 0.95  # of a device's memory
 TRIED = 4  # simpler placements of each call, the fastest ones, in each round
 ROUNDS = 3
 
@@ -26,13 +25,12 @@ def complexity(question: Question, plan: ExecutionPlan, certificate: Certificate
     Each of these counts 1: a mesh; a strategy on a mesh; a copy of weights that is offloaded and reloaded; a call whose
     tensor-parallel groups, or whose pipelines, cross nodes; a device that is nearly full.
     """
-    return _structure(question, plan) + is_nearly_full(certificate)
+    return _structure(question, plan) + is_nearly_full(certificate, question.site.cluster.headroom)
 
 
-def is_nearly_full(certificate: Certificate) -> bool:
-    """Whether some device has too little headroom for a longer row or for unmodelled memory."""
-    fullest = certificate.fullest
-    return fullest is not None and fullest.num_bytes > FULL * fullest.device_bytes
+def is_nearly_full(certificate: Certificate, headroom: float = 0.0) -> bool:
+    """Whether some device has too little left for a longer row or for unmodelled memory, its headroom included."""
+    return certificate.used_share(headroom) > NEARLY_FULL
 
 
 def simplest(

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 
 from prefect_rlhf.errors.errors import InvalidInput, NoClusterSuffices, PlanDoesNotFit
 from prefect_rlhf.errors.table import table
-from prefect_rlhf.placement.memory.certificate import Certificate
+from prefect_rlhf.placement.memory.certificate import NEARLY_FULL, Certificate
 from prefect_rlhf.placement.planner.planned import Planned
 from prefect_rlhf.placement.schedule.throughput import IterationWork
 
@@ -32,10 +32,14 @@ class ClusterSize:
 
 @dataclass(frozen=True, slots=True)
 class SizedPlan:
-    """The plan for a cluster, with the work and the price of an iteration, and the MFU of all devices (None on CPU)."""
+    """The plan for a cluster: the work and the price of an iteration, the used share of the fullest device, the MFU.
+
+    The MFU is that of all devices, and None on CPU.
+    """
 
     planned: Planned
     work: IterationWork
+    fullest_share: float
     utilisation: float | None = None
 
 
@@ -65,7 +69,6 @@ class SizeResult:
     def of(cls, size: ClusterSize, sized: SizedPlan) -> "SizeResult":
         """Return the figures of a plan on a cluster."""
         planned, work = sized.planned, sized.work
-        fullest = planned.certificate.fullest
         return cls(
             size.name,
             size.kind,
@@ -74,7 +77,7 @@ class SizeResult:
             planned.seconds,
             planned.lower_bound_seconds,
             static_share(planned.certificate),
-            fullest.num_bytes / fullest.device_bytes if fullest else 0.0,
+            sized.fullest_share,
             work.tokens / planned.seconds,
             sized.utilisation,
             work.dollars_per_hour,
@@ -223,7 +226,7 @@ def _row(size: SizeResult, has_prices: bool) -> dict[str, str]:
         "device-hours": _shown(size.device_hours, ".3f"),
         "static memory": _shown(size.static_share, ".1%"),
         "fullest device": _shown(size.fullest_share, ".1%"),
-        "note": size.refused,
+        "note": size.refused or ("nearly full" if (size.fullest_share or 0.0) > NEARLY_FULL else ""),
     }
 
 

@@ -31,7 +31,8 @@ def check_device_memory(
     if lease.kind == "cpu":
         return
     ranks: dict[int, tuple[()]] = dict.fromkeys(range(gang.size), ())
-    declared = [lease.cluster.memory_bytes(device.node) for device in lease.devices]
+    declared = [lease.cluster.whole_memory_bytes(device.node) for device in lease.devices]
+    for_plans = [lease.cluster.memory_bytes(device.node) for device in lease.devices]
 
     def memory() -> dict[int, tuple[int, int]]:
         return gang.call(Rank.device_memory, ranks, doing="report device memory", deadline_seconds=deadline_seconds)
@@ -41,7 +42,7 @@ def check_device_memory(
             right = f"at most the {total / GIB:.1f} GiB that {lease.devices[rank]} has"
             raise InvalidInput("device_memory_gib", f"{declared[rank] / GIB:g}", right)
     deadline = time.monotonic() + wait_seconds
-    needed = [usable_bytes(num_bytes, lease.kind) for num_bytes in declared]
+    needed = [usable_bytes(num_bytes, lease.kind) for num_bytes in for_plans]
     while short := {rank: free for rank, (_, free) in memory().items() if free < needed[rank]}:
         if time.monotonic() >= deadline:
             rank, free = next(iter(short.items()))

@@ -196,6 +196,59 @@ def test_a_plan_of_ones_own_is_priced_where_none_is_found(tmp_path):
     assert memory.startswith("memory: does not fit")
 
 
+def test_no_plan_uses_the_headroom_of_a_device():
+    """The answer without it fills more than that; with it the certificate counts what is left."""
+    models = {"actor": "llama-7b", "critic": "llama-7b"}
+    asked = {
+        "models": models,
+        "cluster": "1x8:h100",
+        "prompt_length": "512",
+        "response_length": "512",
+        "batch_size": 64,
+    }
+    wide, narrow = (
+        answer_question(plan_options(asked | {"evaluations": 3000, "headroom": share})) for share in (0, "30%")
+    )
+    assert wide.planned.certificate.used_share() > 0.7 >= narrow.planned.certificate.used_share(0.3)
+    assert narrow.planned.certificate.fits and narrow.planned.certificate.used_share() <= 1
+    assert narrow.planned.certificate.device_bytes == int(wide.planned.certificate.device_bytes * 0.7)
+    assert all(
+        narrow.question.certificate(preset.plan).used_share(0.3) <= 0.7
+        for preset in narrow.planned.presets
+        if preset.plan
+    )
+
+
+def test_a_plan_that_fills_a_device_nearly_is_marked():
+    models = {"actor": "llama-7b", "critic": "llama-7b"}
+    asked = {
+        "models": models,
+        "cluster": "1x8:h100",
+        "prompt_length": "512",
+        "response_length": "512",
+        "batch_size": 64,
+    }
+    answer = answer_question(plan_options(asked | {"evaluations": 3000}))
+    plans = {"auto": answer.planned.plan} | {one.name: one.plan for one in answer.planned.presets}
+    full = {name for name, plan in plans.items() if plan and answer.question.certificate(plan).used_share() > 0.95}
+    marked = {row["plan"]: row["note"] for row in answer.planned.rows()}
+    assert full == {
+        name for name, note in marked.items() if note.startswith("fills 9") and note.endswith("of a device")
+    }
+    assert full and len(full) < len(plans)
+
+
+def test_a_run_keeps_the_headroom_of_its_options(folder):
+    whole, less = (
+        prepared(ppo, read_parameters(folder / "parameters.yaml", words), HELD) for words in ([], ["headroom=50%"])
+    )
+    assert less.chosen.certificate.device_bytes == whole.chosen.certificate.device_bytes // 2
+    with pytest.raises(InvalidInput, match=r"headroom: got 1.0, expected less than 1"):
+        prepared(ppo, read_parameters(folder / "parameters.yaml", ["headroom=1.0"]), HELD)
+    with pytest.raises(InvalidInput, match=r"memory of n0:0: got .*"):
+        prepared(ppo, read_parameters(folder / "parameters.yaml", ["headroom=99.99%"]), HELD)
+
+
 def test_a_pinned_call_is_on_its_mesh(folder, tmp_path):
     """The reference model alone on the second device, as the plan file says."""
     flags = ["--parameters", str(folder / "parameters.yaml"), *ON_TWO_CPUS, "--pin", "ref_inference=n0:1"]
@@ -368,6 +421,10 @@ CASES = {
     "GPUs beside none": (["--cluster", "1x8:h100+1x8:cpu", *LENGTHS, *MODELS], "only GPUs"),
     "an unknown network": (["--cluster", "2x8:h100", "--network", "pigeon", *LENGTHS, *MODELS], "pigeon"),
     "no memory": ([*ONE, "--device-memory-gib", "0", *LENGTHS, *MODELS], "device_memory_gib"),
+    "a headroom of everything": ([*ONE, "--headroom", "100%", *LENGTHS, *MODELS], "headroom: got 1.0, expected less than 1"),
+    "a headroom that leaves nothing": ([*ONE, "--headroom", "0.99", *LENGTHS, *MODELS], "headroom: got 0.99, expected less than 0.987: CUDA's context"),
+    "a negative headroom": ([*ONE, "--headroom=-10%", *LENGTHS, *MODELS], "headroom: got '-10%'"),
+    "a headroom that is no share": ([*ONE, "--headroom", "much", *LENGTHS, *MODELS], "headroom: got 'much'"),
     "no host memory": ([*ONE, "--host-memory-gib", "0", *LENGTHS, *MODELS], "host_memory_gib"),
     "an unknown algorithm": ([*ONE, *LENGTHS, "--model", "actor=llama-7b"], "no_such"),
     "an unknown model": ([*ONE, *LENGTHS, "--model", "actor=llama-8b", "--model", "critic=llama-7b"], "llama-8b"),

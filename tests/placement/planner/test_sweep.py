@@ -62,7 +62,9 @@ def planned(size, speed=1.0, dollars=None):
         raise PlanDoesNotFit(f"plan of {size.name}", "120 GiB on n0:0", "a plan within 80 GiB", "", "{}")
     seconds = 100 * 0.6 ** (size.num_nodes // 2) / speed
     work = IterationWork(64, 120_000, 60_000, None if dollars is None else dollars * size.num_devices)
-    return SizedPlan(Answered(seconds, 50.0, certificate(160 // size.num_nodes, 30)), work, 0.4)
+    return SizedPlan(
+        Answered(seconds, 50.0, certificate(160 // size.num_nodes, 30)), work, 0.96 - size.num_nodes / 100, 0.4
+    )
 
 
 def of_two_kinds(size):
