@@ -129,7 +129,7 @@ def measure_profile(leased: Lease, request: ProfileRequest, say: Say, report: Ca
     `report` receives the share of the cores that other programs had. If there are several nodes, they are assumed to be
     alike: layers are timed on the first node and messages between all.
     """
-    made = measure(request.subject, request.sizes, say, leased.node_devices)
+    made = measure(request.subject, request.sizes, say, leased.node_devices, leased.gpus)
     if leased.kind == "cpu":
         advice = "; its times are too long, so measure again when they end" if made.busy > TOO_BUSY else ""
         report(f"other programs had {made.busy:.0%} of the cores during the profile{advice}")

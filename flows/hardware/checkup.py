@@ -10,17 +10,20 @@ from importlib.util import find_spec
 
 from prefect_rlhf.blocks.lease import LeaseTimeout, lease
 from prefect_rlhf.errors.errors import InvalidInput, RlhfError
+from prefect_rlhf.errors.install_command import install_command
 from prefect_rlhf.files.engine_builds import chosen_kind, why_no_gpu
 from prefect_rlhf.files.gpus import check_gpus, visible_gpus
 from prefect_rlhf.files.host import compiler, locked_memory, shared_memory
 from prefect_rlhf.files.installed import installed_version
-from prefect_rlhf.flows.hardware.device_kind import local_cluster
+from prefect_rlhf.flows.hardware.device_kind import USABLE_SHARE, local_cluster
 from prefect_rlhf.flows.hardware.installed_engines import check_builds, check_engines
 from prefect_rlhf.flows.hardware.node_hardware import node_hardware
 from prefect_rlhf.flows.hardware.probes import PROBED_ENGINES
 from prefect_rlhf.flows.hardware.profiles import PACKAGES, Machine
+from prefect_rlhf.placement.cost.datasheets.hardware import GIB
 from prefect_rlhf.placement.devices.lease import Lease
 from prefect_rlhf.placement.devices.mesh import Backend
+from prefect_rlhf.placement.memory.bytes import usable_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +56,7 @@ def findings(kind: Backend | None, devices: int | None) -> Iterator[Finding]:
         if not quick[1].is_fault:
             number = devices or len(visible_gpus())
     yield from quick
+    yield Finding("several nodes", _several_nodes())
     if not any(found.is_fault for found in quick):
         yield _finding("engines", lambda: _engines(number, chosen))
 
@@ -73,11 +77,22 @@ def _versions(kind: Backend) -> str:
     return ", ".join(named) + ("" if find_spec("vllm") else "; vLLM is not installed: Megatron generates")
 
 
+def _several_nodes() -> str:
+    if find_spec("ray") is None:
+        return f"Ray is not installed, so runs on several nodes are refused: {install_command('ray')}"
+    return f"Ray {installed_version('ray')}"
+
+
 def _gpus(devices: int | None) -> str:
     seen = visible_gpus()
     check_gpus(seen, range(devices or len(seen)))
     if not seen:
         raise InvalidInput("CUDA_VISIBLE_DEVICES", os.environ.get("CUDA_VISIBLE_DEVICES"), "the number of a GPU")
+    for gpu in seen[:devices]:
+        needed = usable_bytes(int(gpu.memory_bytes * USABLE_SHARE), "cuda")
+        if gpu.free_bytes < needed:
+            expected = f"at least {needed / GIB:.1f}, which a plan may use: `nvidia-smi` lists its processes"
+            raise InvalidInput(f"GPU {gpu.number}", f"{gpu.free_bytes / GIB:.1f} GiB free", expected)
     free = min(gpu.free_bytes / gpu.memory_bytes for gpu in seen)
     return f"{len(seen)} x {seen[0].name}, driver {seen[0].driver}, at least {free:.0%} of their memory free"
 
@@ -97,5 +112,5 @@ def _probed(leased: Lease) -> str:
 
     engines = [engine for engine in PROBED_ENGINES if find_spec(engine)]
     hardware = node_hardware(Machine.read(leased.kind).device, leased.mesh.devices_per_node, None)
-    speeds = probe(leased.kind, leased.mesh.devices_per_node, "bfloat16", engines, hardware)
+    speeds = probe(leased.kind, leased.mesh.devices_per_node, "bfloat16", engines, hardware, gpus=leased.gpus)
     return f"{' and '.join(engines)} ran on {leased.mesh.num_devices} devices: {speeds}"

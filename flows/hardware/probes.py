@@ -133,6 +133,7 @@ def _probe(leased: Lease, dtype: Dtype) -> Speeds:
         node_hardware(device, mesh.devices_per_node, None),
         num_nodes=mesh.num_nodes,
         node_devices=leased.node_devices,
+        gpus=leased.gpus,
     )
 
 

@@ -54,6 +54,11 @@ class Lease:
         first = self.mesh.first_node
         return self.cluster.node_devices[first : first + self.mesh.num_nodes]
 
+    @property
+    def gpus(self) -> tuple[int, ...]:
+        """The number of each device on its node, in order: the GPUs of the ranks in the list of the leasing process."""
+        return tuple(device.index for device in self.devices)
+
     def require(self, mesh: DeviceMesh, doing: str) -> None:
         """Raise DeviceOutsideLease when `mesh`, which `doing` is about to use, has a device that is not held."""
         outside = next((device for device in mesh.devices() if device not in self.devices), None)

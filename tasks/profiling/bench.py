@@ -180,8 +180,9 @@ def open_bench(
     sizes: Sizes,
     step: Callable[[str], None],
     node_devices: Sequence[str] = (),
+    gpus: Sequence[int] | None = None,
 ) -> Iterator[Bench]:
-    """Open a bench whose ranks have built all measured models of a part of the subject's shape."""
+    """Open a bench whose ranks, on `gpus`, have built all measured models of a part of the subject's shape."""
     gang = open_gang(
         (subject.num_devices,),
         rank_factory=ProfilingRank,
@@ -189,6 +190,7 @@ def open_bench(
         engines=ENGINES,
         through_ray=subject.num_nodes > 1 or bool(node_devices),
         node_devices=node_devices[:1],
+        gpus=gpus,
     )
     with closing(gang), bench_of(gang, part, subject.dtype, step) as bench:
         for engine in ENGINES:

@@ -55,16 +55,22 @@ def check_sizes(subject: Subject, sizes: Sizes) -> None:
         part_of(subject.shape, tp, subject.dtype)
 
 
-def measure(subject: Subject, sizes: Sizes, say: Say, node_devices: Sequence[str] = ()) -> Profile:
+def measure(
+    subject: Subject,
+    sizes: Sizes,
+    say: Say,
+    node_devices: Sequence[str] = (),
+    gpus: Sequence[int] | None = None,
+) -> Profile:
     """Measure everything, which takes minutes. Raises the ranks' errors, and InvalidInput for sizes that do not fit.
 
     `node_devices` are the kinds of a Ray cluster's nodes, in the form of `open_gang`. Without them, a single node is
-    this machine.
+    this machine, of which `gpus` are the numbers of the GPUs that are timed, by default the first.
     """
     check_sizes(subject, sizes)
     findings, steps = Findings(), CountedSteps(say, number_of_measurements(subject, sizes))
     for tp in sizes.tensor_parallel:
-        with open_bench(subject, part_of(subject.shape, tp, subject.dtype), sizes, steps, node_devices) as bench:
+        with open_bench(subject, part_of(subject.shape, tp, subject.dtype), sizes, steps, node_devices, gpus) as bench:
             if tp == min(sizes.tensor_parallel):
                 time_weights(bench, findings)
                 time_messages(bench, findings)

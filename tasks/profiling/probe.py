@@ -66,11 +66,12 @@ def probe(
     *,
     num_nodes: int = 1,
     node_devices: Sequence[str] = (),
+    gpus: Sequence[int] | None = None,
 ) -> Speeds:
     """Measure on all devices of a node at once, for some seconds after the imports of the ranks.
 
-    `hardware` is the node by its datasheet. A decoding step is timed with each of `engines`. If there are several
-    nodes, the first is measured. Raises the errors of ranks.
+    `hardware` is the node by its datasheet. `gpus` are the numbers of the GPUs, as `open_gang` takes them. A decoding
+    step is timed with each of `engines`. If there are several nodes, the first is measured. Raises the errors of ranks.
     """
     gang = open_gang(
         (num_devices,),
@@ -80,6 +81,7 @@ def probe(
         through_ray=num_nodes > 1 or bool(node_devices),
         node_devices=node_devices[:1],
         in_process=False,
+        gpus=gpus,
         environment=_threads(kind, num_devices),
     )
     with closing(gang), bench_of(gang, MODEL_SHAPE, dtype, lambda _: None) as bench:

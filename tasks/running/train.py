@@ -51,7 +51,7 @@ def train(
         say=run_log().info,
         shared=run.run_dir,
         node_devices=lease.node_devices,
-        gpus=[device.index for device in lease.devices],
+        gpus=lease.gpus,
         longest_call_seconds=max([run.call_deadline_seconds, *run.role_deadlines.values()]),
     )
     with closing(opened) as gang:

@@ -11,14 +11,20 @@ from prefect_rlhf.engines.gang.local import LocalGang
 from prefect_rlhf.engines.gang.open import only_gpus, open_gang
 from prefect_rlhf.engines.gang.processes.messages import GangSettings, Start
 from prefect_rlhf.engines.gang.processes.rank_process import use_device
-from prefect_rlhf.errors.errors import InvalidInput
+from prefect_rlhf.errors.errors import EngineFailed, InvalidInput
 from prefect_rlhf.files import engine_builds
 from prefect_rlhf.files.engine_builds import other_build
 from prefect_rlhf.files.gpus import visible_gpus
+from prefect_rlhf.flows.hardware import probes
 from prefect_rlhf.flows.hardware.device_kind import check_leased_gpus, device_line, local_cluster, unheld_devices
 from prefect_rlhf.flows.hardware.installed_engines import check_engines
+from prefect_rlhf.flows.profile import ProfileRequest, measure_profile
+from prefect_rlhf.placement.cost.times.profile import Subject
 from prefect_rlhf.placement.devices.lease import Lease
 from prefect_rlhf.placement.devices.mesh import ClusterShape, DeviceMesh
+from prefect_rlhf.placement.models.model import TransformerShape
+from prefect_rlhf.tasks.profiling import bench, probe
+from prefect_rlhf.tasks.profiling.bench import Sizes
 
 H100 = "NVIDIA H100 80GB HBM3, Disabled, 81559, 81000, 580.95.05"
 CUDA_BUILDS = {"torch": "2.13.0", "vllm": "0.32.0"}
@@ -210,3 +216,25 @@ def test_two_ranks_never_share_a_gpu(monkeypatch):
     start = Start(1, 1, "127.0.0.1", 0, GangSettings(2, object, "cuda"))
     with pytest.raises(InvalidInput, match="devices of rank 1: got 1, expected at least 2 visible GPUs"):
         use_device(start)
+
+
+def test_probes_and_profiles_use_the_leased_gpus_as_runs_do(monkeypatch):
+    """Two GPUs of the second half of a node: the first GPUs may be another run's."""
+    asked = []
+
+    def opened(ranks_of_nodes, *, device, gpus, **_options):
+        asked.append((tuple(ranks_of_nodes), device, tuple(gpus)))
+        raise EngineFailed("seen")
+
+    monkeypatch.setattr(bench, "open_gang", opened)
+    monkeypatch.setattr(probe, "open_gang", opened)
+    monkeypatch.setattr(probes.Machine, "read", lambda *_: SimpleNamespace(device="h100-80"))
+    mesh = DeviceMesh(0, 1, 4, 2)
+    held = Lease("pool", "a", ClusterShape("node", 1, 8, 79 << 30), mesh, mesh.devices(), "cuda")
+    with pytest.raises(EngineFailed, match="seen"):
+        probes._probe(held, "bfloat16")
+    shape = TransformerShape(64, 128, 4, 4, 2, 32, 64, 64, 1e4, 1e-5, True)
+    subject = Subject(shape, "bfloat16", "cuda", "h100-80", 2, "a processor", ())
+    with pytest.raises(EngineFailed, match="seen"):
+        measure_profile(held, ProfileRequest(subject, Sizes(1, 16, (1,))), lambda *_: None, lambda _: None)
+    assert asked == [((2,), "cuda", (4, 5))] * 2
