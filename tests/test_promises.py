@@ -70,3 +70,23 @@ def test_a_room_has_quick_tests(room):
     quick = [text for text in texts if f"{MARK}quick" in text]
     assert len(quick) >= FEWEST_FILES.get(room, 3)
     assert not [text for text in quick if f"{MARK}slow" in text or f"{MARK}all" in text]
+
+
+ABOUT_GPUS = re.compile(r"\b(GPUs?|CUDA|NCCL|[AHV][12]00)\b")
+STATED = re.compile(
+    r"\(gpu\.md|docs/gpu\.md|not yet run|no gpu has|no run on gpus|without a gpu|not run on a gpu", re.IGNORECASE
+)
+"""A link to the page about GPUs, or what it says."""
+
+
+def pages_about_gpus():
+    """Each page that mentions GPUs outside of its examples, with its text. Decisions are records under one page."""
+    for page in [PROJECT / "README.md", *sorted((PROJECT / "docs").glob("*.md"))]:
+        text = page.read_text()
+        if ABOUT_GPUS.search(re.sub(r"```.*?```", "", text, flags=re.DOTALL)) or page.stem == "decisions":
+            yield pytest.param(text, id=page.name)
+
+
+@pytest.mark.parametrize("text", list(pages_about_gpus()))
+def test_a_page_about_gpus_states_whether_it_was_run_on_them(text):
+    assert STATED.search(text), "state `not yet run`, `no GPU has ...`, or link to docs/gpu.md"
