@@ -1,15 +1,17 @@
 """Ask the planner real questions, and look for legal plans that fit and disprove its answers.
 
-    python -m benchmarks.referee [--questions FILE] [--plans 100] [--evaluations N] [--seed 1] [--only 1,5,...]
+    python -m benchmarks.referee [--plans 100] [--anneal 60] [--evaluations N] [--seed 1] [--only 1,5,...]
 
 A question is a line of `prefect-rlhf plan`, with a comment behind it or not. Beside its answer stand the best of the
 presets, and that of `--plans` others: neighbours of the answer and of the presets (one to three calls placed otherwise)
-and plans drawn at random, each completed, checked, certified and timed as the answer is. A violation is a plan below
-the bound.
+and plans drawn at random, each completed, checked, certified and timed as the answer is. With `--anneal` also the plans
+of simulated annealing on the full estimate, for so many seconds of processor time. A violation is a plan below the
+bound.
 
 The line before the last is JSON: `plans` in all, `seconds_median` and `seconds_worst` (processor time of an answer,
 imports apart). So is the last: `questions`, `violations`, `median_gap` and `worst_gap` (of an answer above its bound),
-`beaten` (answers that another plan beats by more than 3%) and `beaten_by_at_most`.
+`beaten` (answers that another plan beats by more than 3%), `beaten_by_at_most`, and `fastest_beaten_by_at_most` (of the
+fastest plan that the search found, which may be faster than the answer).
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from benchmarks.annealed_rival import annealed
 from benchmarks.read_flags import read_flags
 from prefect_rlhf.errors.errors import RlhfError
 from prefect_rlhf.flows.algorithm.rlhf_flow import find_flow
@@ -47,9 +50,12 @@ class Verdict:
 
     question: str
     auto: float
+    fastest: float
     bound: float
+    gap_parts: Mapping[str, float]
     preset: float | None
     other: float | None
+    annealed: float | None
     plans: int
     violations: int
     took: float
@@ -61,8 +67,16 @@ class Verdict:
     @property
     def beaten_by(self) -> float:
         """The share of the answer that the best other plan saves; 0 where none is faster."""
-        best = min((seconds for seconds in (self.preset, self.other) if seconds is not None), default=self.auto)
-        return max(0.0, 1 - best / self.auto)
+        return self._saved(self.auto)
+
+    @property
+    def fastest_beaten_by(self) -> float:
+        """The same of the fastest plan that the search found."""
+        return self._saved(self.fastest)
+
+    def _saved(self, seconds: float) -> float:
+        others = [other for other in (self.preset, self.other, self.annealed) if other is not None]
+        return max(0.0, 1 - min(others, default=seconds) / seconds)
 
 
 def main() -> None:
@@ -70,6 +84,7 @@ def main() -> None:
     flags = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     flags.add_argument("--questions", type=Path, default=QUESTIONS)
     flags.add_argument("--plans", type=int, default=100)
+    flags.add_argument("--anneal", type=float, default=0.0, help="processor seconds of annealing for each question")
     flags.add_argument("--evaluations", type=float, help="length of the search for each question")
     flags.add_argument("--budget", type=float, help="seconds of search for each question, in place of evaluations")
     flags.add_argument("--seed", type=int, default=1)
@@ -80,7 +95,9 @@ def main() -> None:
     verdicts = []
     for number in chosen:
         draw = random.Random(arguments.seed)
-        verdict = judge(lines[number - 1], arguments.plans, arguments.budget, draw, arguments.evaluations)
+        verdict = judge(
+            lines[number - 1], arguments.plans, arguments.budget, draw, arguments.evaluations, arguments.anneal
+        )
         verdicts.append(verdict)
         sums = {"number": number, "gap": verdict.gap, "beaten_by": verdict.beaten_by}
         print(json.dumps(sums | asdict(verdict)), flush=True)
@@ -95,7 +112,12 @@ def questions(path: Path = QUESTIONS) -> list[str]:
 
 
 def judge(
-    line: str, num_plans: int, budget_seconds: float | None, draw: random.Random, evaluations: float | None = None
+    line: str,
+    num_plans: int,
+    budget_seconds: float | None,
+    draw: random.Random,
+    evaluations: float | None = None,
+    anneal_seconds: float = 0.0,
 ) -> Verdict:
     """Answer one question and try to disprove the answer."""
     options = plan_command.read_options(read_flags(plan_command.plan, shlex.split(line)))
@@ -106,14 +128,19 @@ def judge(
     presets = [preset.plan for preset in planned.presets if preset.plan is not None]
     others = [question.seconds(plan) for plan in other_plans(question, planned, presets, num_plans, draw)]
     of_presets = [question.seconds(plan) for plan in presets]
-    below = [s for s in (planned.seconds, *of_presets, *others) if s < planned.lower_bound_seconds * (1 - ROUNDING)]
+    annealing = [question.seconds(plan) for plan in annealed(question, planned, drawn, anneal_seconds, draw)]
+    rivals = [*of_presets, *others, *annealing]
+    below = [s for s in (planned.seconds, *rivals) if s < planned.lower_bound_seconds * (1 - ROUNDING)]
     return Verdict(
         line,
         planned.seconds,
+        planned.fastest_seconds,
         planned.lower_bound_seconds,
+        planned.gap_parts,
         min(of_presets, default=None),
         min(others, default=None),
-        len(others) + len(of_presets),
+        min(annealing, default=None),
+        len(rivals),
         len(below),
         took,
     )
@@ -168,6 +195,7 @@ def summary(verdicts: Sequence[Verdict]) -> dict[str, Any]:
         "worst_gap": max(gaps),
         "beaten": sum(verdict.beaten_by > CLOSER for verdict in verdicts),
         "beaten_by_at_most": max(verdict.beaten_by for verdict in verdicts),
+        "fastest_beaten_by_at_most": max(verdict.fastest_beaten_by for verdict in verdicts),
     }
 
 

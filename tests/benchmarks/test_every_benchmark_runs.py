@@ -82,7 +82,8 @@ SMALLEST = {
     ),
     "referee": (
         "--only 17 --plans 3 --budget 0.5",
-        "beaten beaten_by_at_most median_gap plans questions seconds_median seconds_worst violations worst_gap",
+        "beaten beaten_by_at_most fastest_beaten_by_at_most median_gap plans questions "
+        "seconds_median seconds_worst violations worst_gap",
     ),
     "reallocation": ("--rounds 1 --pairs 2", "pairs parameters"),
     "solve_problem": (

@@ -24,8 +24,10 @@ def test_a_file_of_questions_may_have_comments(tmp_path):
 @pytest.mark.parametrize("line", first(2, SMALL))
 def test_no_plan_of_a_small_question_is_below_its_bound(line):
     """Neither the answer, nor a preset, nor plans drawn around them and anywhere."""
-    verdict = judge(line, 15, 1.0, Random(len(line)))
+    verdict = judge(line, 15, 1.0, Random(len(line)), anneal_seconds=1.0)
     assert (verdict.violations, verdict.plans > 15) == (0, True)
+    assert verdict.fastest <= verdict.auto
+    assert sum(verdict.gap_parts.values()) == pytest.approx(verdict.gap)
 
 
 @pytest.mark.all
