@@ -15,6 +15,7 @@ MAIN_WEIGHT_BYTES = 4  # the optimizer's float32 copy of weights that compute in
 ADAM_BYTES = 8  # two float32 moments
 TOKEN_BYTES = 8  # token ids are int64
 COLUMN_BYTES = 4  # log-probabilities, values, advantages and the like are float32
+EXPERT_IMBALANCE = 1.5  # tokens of the fullest device over the mean, where devices divide experts: an assumption
 
 BUCKET_BYTES = 64 << 20  # bytes of weights that a rank stages at once for sending, and as many for receiving
 LOGITS_AT_ONCE_CPU = 1 << 19  # logits that the head makes at a time: about what stays in a core's cache

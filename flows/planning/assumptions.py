@@ -5,6 +5,7 @@ from math import exp
 from statistics import NormalDist
 
 from prefect_rlhf.placement.cost.workload import LengthDistribution
+from prefect_rlhf.placement.engine_constants import EXPERT_IMBALANCE
 from prefect_rlhf.placement.planner.question import Question
 
 DEVIATION = 0.745
@@ -38,6 +39,11 @@ def assumptions(question: Question) -> Iterator[str]:
         yield (
             f"responses are {workload.responses.mean:.0f} tokens on average, log-normal, and {AT_LIMIT:.0%} of them "
             f"end at {longest}; --response-length {longest}:1 sets this length for all, a run's rollouts set their own"
+        )
+    if any(model.shape.experts for model in question.graph.models):
+        yield (
+            f"experts of the fullest device have {EXPERT_IMBALANCE:g} times the mean of tokens wherever devices divide "
+            "experts (ep above 1); the memory certificate counts this, and the seconds assume equal loads"
         )
     if not sources.profiles:
         calls = " and ".join(dict.fromkeys(f"{1000 * node.efficiency.call_seconds:g} ms" for node in sources.nodes))

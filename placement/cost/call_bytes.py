@@ -4,8 +4,8 @@ Static bytes stay between calls: weights, gradients, optimizer states. Active by
 counts follow the tensors that our engines keep: in training a layer keeps the inputs of its backward (norms' inputs and
 outputs, attention's heads and result, the feed-forward layer's halves), as in Korthikanti et al. (2022, section 4)
 without dropout and masks, and in the compute format. In a mixture of experts, a token passes through the feed-forward
-layers of its experts, and the backward of each reads a copy of the token's hidden state; all devices are assumed to
-have equally many.
+layers of its experts, and the backward of each reads a copy of the token's hidden state. Where devices divide experts,
+the fullest device is assumed to have `EXPERT_IMBALANCE` times as many tokens as the mean; no token is dropped.
 """
 
 from dataclasses import dataclass, fields, replace
@@ -17,6 +17,7 @@ from prefect_rlhf.placement.cost.workload import CallWork
 from prefect_rlhf.placement.engine_constants import (
     ADAM_BYTES,
     COLUMN_BYTES,
+    EXPERT_IMBALANCE,
     LOGITS_AT_ONCE_CPU,
     LOGITS_AT_ONCE_CUDA,
     LONGEST_EXPLICIT,
@@ -36,6 +37,7 @@ class CallBytes:
     """Bytes on a device at the call's fullest moment.
 
     `working` exists only within the forward or backward of a single layer or of the head; `logits` only in the head.
+    `expert_imbalance` is for the tokens that the experts of a device may have beyond the mean.
     """
 
     weights: int = 0
@@ -46,6 +48,7 @@ class CallBytes:
     logits: int = 0
     kv_cache: int = 0
     rows: int = 0
+    expert_imbalance: int = 0
 
     @property
     def static(self) -> int:
@@ -55,7 +58,7 @@ class CallBytes:
     @property
     def active(self) -> int:
         """Bytes that exist only while the call runs."""
-        return self.activations + self.working + self.logits + self.kv_cache + self.rows
+        return self.activations + self.working + self.logits + self.kv_cache + self.rows + self.expert_imbalance
 
     @property
     def total(self) -> int:
@@ -86,19 +89,39 @@ def call_bytes(
         stages = {0, execution.strategy.pp - 1}
         by_stage = (call_bytes(work, execution, sizes, engine, end, max_length, on_cpu) for end in stages)
         return max(by_stage, key=lambda num_bytes: num_bytes.total)
+
+    def with_load(load: float) -> CallBytes:
+        return _loaded_bytes(work, execution, sizes, engine, stage, max_length or work.workload.longest, on_cpu, load)
+
+    balanced = with_load(1.0)
+    if sizes.num_experts == 0 or execution.strategy.ep == 1:
+        return balanced
+    return replace(balanced, expert_imbalance=with_load(EXPERT_IMBALANCE).active - balanced.active)
+
+
+def _loaded_bytes(
+    work: CallWork,
+    execution: Execution,
+    sizes: ModelSizes,
+    engine: EngineKind,
+    stage: int,
+    max_length: int,
+    on_cpu: bool,
+    load: float,
+) -> CallBytes:
+    """The bytes if the experts of the device have `load` times as many tokens as the mean."""
     on_device = sizes.on(execution.strategy.tp)
     if work.others:  # a micro-batch belongs to a single row set; the rows of all row sets are on the device
         alone = [replace(part, others=()) for part in work.parts]
-        rows = sum(call_bytes(part, execution, sizes, engine, stage, max_length, on_cpu).rows for part in alone)
-        made = [
-            _Active(part, execution, on_device, stage, max_length or work.workload.longest, on_cpu)
-            for part in work.parts
-        ]
+        rows = sum(
+            _loaded_bytes(part, execution, sizes, engine, stage, max_length, on_cpu, load).rows for part in alone
+        )
+        made = [_Active(part, execution, on_device, stage, max_length, on_cpu, load) for part in work.parts]
         static = static_bytes(execution, sizes, True, stage)
         return replace(max((active.train(static) for active in made), key=lambda num_bytes: num_bytes.total), rows=rows)
     trains = work.kind == "train_step"
     static = static_bytes(execution, sizes, trains, stage)
-    active = _Active(work, execution, on_device, stage, max_length or work.workload.longest, on_cpu)
+    active = _Active(work, execution, on_device, stage, max_length, on_cpu, load)
     if work.kind == "generate":
         return active.generate(static, engine)
     return active.train(static) if trains else active.infer(static)
@@ -129,6 +152,7 @@ class _Active:
     stage: int
     max_length: int
     on_cpu: bool
+    load: float  # of the device's experts: their tokens over the mean
 
     def generate(self, static: CallBytes, engine: EngineKind) -> CallBytes:
         """Add the cache, a forward pass of prompts, and the logits of a step."""
@@ -237,20 +261,21 @@ class _Active:
         small = num_norms * 4 + 4 * heads / self._tp  # the norms' and attention's float32 statistics
         small += 2 * 4 * sizes.num_experts  # the router's logits and shares
         whole = (num_norms + 2) * sizes.hidden / self.execution.sequence_split  # of those after, the inputs alone
-        return int((whole + sizes.experts_per_token * sizes.hidden + split / self._tp) * sizes.item + small)
+        copies = self.load * sizes.experts_per_token * sizes.hidden
+        return int((whole + copies + split / self._tp) * sizes.item + small)
 
     @property
-    def _inner(self) -> int:
+    def _inner(self) -> float:
         """Width of the feed-forward layers that a token goes through, all together."""
-        return self.sizes.inner * max(1, self.sizes.experts_per_token)
+        return self.load * self.sizes.inner * max(1, self.sizes.experts_per_token)
 
     @property
-    def _copies(self) -> int:
+    def _copies(self) -> float:
         """Elements of a token's copies for its experts, and of the experts' outputs, while the layer computes.
 
         Megatron weighs experts inside them, so no backward reads their outputs.
         """
-        return 2 * self.sizes.experts_per_token * self.sizes.hidden
+        return 2 * self.load * self.sizes.experts_per_token * self.sizes.hidden
 
     @property
     def _forward_bytes(self) -> int:

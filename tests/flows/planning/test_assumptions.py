@@ -57,6 +57,13 @@ def test_the_constant_of_vllms_steps_is_named_if_vllm_generates_on_gpus():
     assert not any("vLLM" in line for line in assumptions(dpo))
 
 
+def test_the_load_of_experts_is_named_for_a_mixture_alone():
+    mixture = asked("--response-length", "64", algorithm="dpo", models=["--model", "actor=mixtral-8x7b"])
+    assert any("1.5 times the mean of tokens" in line for line in assumptions(mixture))
+    dense = asked("--response-length", "64", algorithm="dpo", models=WORDS[2:4])
+    assert not any("experts" in line for line in assumptions(dense))
+
+
 def test_what_a_profile_measures_is_not_said_besides(tmp_path):
     with pytest.raises(InvalidInput, match="call_seconds"):
         asked("--response-length", "64", "--call-seconds", "1", "--profile", str(tmp_path / "none.json"))

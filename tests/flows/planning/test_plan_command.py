@@ -311,7 +311,7 @@ def test_the_number_of_devices_is_in_plain_english(cluster, says):
 
 def test_a_mixture_of_experts_is_planned_and_its_plan_file_is_read_back(capsys, tmp_path):
     """With the degree of expert parallelism in the file and in the table; a wrong one is a line."""
-    asked = ["plan", "dpo", "--model", "actor=qwen3-30b-a3b", "--cluster", "1x8:b200", *LENGTHS, "--batch-size", "16"]
+    asked = ["plan", "dpo", "--model", "actor=qwen3-30b-a3b", "--cluster", "1x8:h200", *LENGTHS, "--batch-size", "16"]
     made, again = tmp_path / "made", tmp_path / "again"
     assert main([*asked, "--budget", "0.3", "--output", str(made)]) == 0
     said = capsys.readouterr().out

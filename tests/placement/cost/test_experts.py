@@ -111,3 +111,29 @@ def test_a_token_keeps_as_many_feed_forward_layers_as_it_has_experts():
         for count in (1, 2)
     )
     assert two - one == 4 * 1024 * LAYERS * (4 * INNER + HIDDEN) * 2
+
+
+def test_the_fullest_device_of_divided_experts_may_have_half_as_many_tokens_again():
+    """A token's copies, and the inputs of its experts' products, are kept in each of the layers of a stage.
+
+    Gate, up, their product and silu(gate), of two experts; while the last layer's backward computes, also the outputs
+    of the experts and their copies, and four tensors of the products' gradients.
+    """
+    tokens = 8 * 1024
+    work = CallWork("train_step", 64, Workload.fixed(512, 512))
+    execution = Execution(Strategy(dp=8, ep=8), micro_batches=1)
+    kept = LAYERS * 2 * (HIDDEN + 4 * INNER)
+    at_once = 2 * 2 * HIDDEN + 2 * 4 * INNER
+    scalar = ModelSizes.of_shape(KNOWN_SHAPES["mixtral-8x7b"], head="scalar")
+    found = call_bytes(work, execution, scalar)
+    assert found.expert_imbalance == pytest.approx(0.5 * tokens * (kept + at_once) * 2, rel=1e-3)
+    assert found.active == pytest.approx(found.activations + found.working + found.rows + found.expert_imbalance)
+
+
+def test_experts_that_no_devices_divide_are_balanced_and_a_dense_model_has_none():
+    dense = ModelSizes.of_shape(KNOWN_SHAPES["llama-7b"])
+    for kind in ("generate", "inference", "train_step"):
+        work = CallWork(kind, 64, Workload.fixed(512, 512))
+        assert call_bytes(work, Execution(Strategy(dp=4, tp=2)), MIXTRAL).expert_imbalance == 0
+        assert call_bytes(work, Execution(Strategy(dp=8)), dense).expert_imbalance == 0
+        assert call_bytes(work, Execution(Strategy(dp=4, tp=2, ep=2)), MIXTRAL).expert_imbalance > 0
