@@ -98,7 +98,8 @@ class ProcessGang(Generic[AnyRank]):
         for rank, reply in sorted(replies.items()):
             for line in reply.warnings:
                 _log.warning("%s: %s", self._name(rank), line)
-        raise_first_failure(replies, doing, self._name)
+        silent = sorted(messages.keys() - replies.keys())
+        raise_first_failure(replies, doing, self._name, self._name(*silent) if silent else "")
         return {rank: replies[rank].value for rank in messages}
 
     def _send(self, connection: Connection[Any, Any], rank: int, message: bytes, doing: str) -> None:

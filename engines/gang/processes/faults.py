@@ -6,6 +6,7 @@ Classes are named, not imported, so that a mapping of vLLM's errors does not imp
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from itertools import pairwise
 from types import MappingProxyType
 
 from prefect_rlhf.errors.blame import described
@@ -19,6 +20,11 @@ from prefect_rlhf.errors.errors import (
 )
 
 Fault = Callable[[str], RlhfError]
+
+FULL_MEMORY = "out of memory"
+"""Text of an error of CUDA, of NCCL or of vLLM's allocator, whatever its class."""
+LAST_ERROR = "Last error:"
+"""The line before NCCL's own reason in an error of torch, whose first line names a file of torch."""
 
 
 def bad_checkpoint(reason: str) -> InvalidInput:
@@ -46,12 +52,10 @@ PHRASES: Mapping[str, Fault] = MappingProxyType(
     {
         "gloo/": CollectiveFailed,  # gloo reports a closed or silent peer as a RuntimeError with a source path
         "can't allocate memory": OutOfDeviceMemory,  # torch's CPU allocator
-        "CUDA Error: out of memory": OutOfDeviceMemory,  # vLLM's allocator of engines that sleep
         "Free memory on device": OutOfDeviceMemory,  # vLLM, before it builds an engine
         "No available memory for the cache blocks": OutOfDeviceMemory,  # vLLM
         "ALLOC_FAILED": OutOfDeviceMemory,  # cuBLAS and cuDNN
-        "NCCL": CollectiveFailed,
-        "ncclUnhandledCudaError": CollectiveFailed,
+        "NCCL": CollectiveFailed,  # torch, and vLLM's own communicators
         "EngineCore": EngineFailed,
     }
 )
@@ -66,7 +70,8 @@ def as_ours(error: Exception) -> RlhfError:
     """
     if isinstance(error, RlhfError):
         return error
-    return _fault(error)(described(error))
+    reason = _reason_of_nccl(error)
+    return _fault(error)(described(error) + (f": {reason}" if reason else ""))
 
 
 def class_name(kind: type) -> str:
@@ -74,7 +79,15 @@ def class_name(kind: type) -> str:
     return f"{kind.__module__}.{kind.__qualname__}"
 
 
+def _reason_of_nccl(error: Exception) -> str:
+    """Return the line after LAST_ERROR; empty without it."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return next((reason for line, reason in pairwise(lines) if line == LAST_ERROR), "")
+
+
 def _fault(error: Exception) -> Fault:
+    if isinstance(error, RuntimeError) and FULL_MEMORY in str(error):
+        return OutOfDeviceMemory
     for kind in type(error).__mro__:
         if class_name(kind) in FAULTS:
             return FAULTS[class_name(kind)]

@@ -25,6 +25,7 @@ from prefect_rlhf.engines.gang.processes.own_folder import PREFIX
 from prefect_rlhf.engines.gang.ray.ray_gang import RayGang
 from prefect_rlhf.engines.process_groups import world_limit
 from prefect_rlhf.errors.errors import (
+    CollectiveFailed,
     InvalidInput,
     OutOfDeviceMemory,
     RankFailed,
@@ -413,6 +414,14 @@ def test_a_failure_is_told_though_others_hang_behind_it(gang, monkeypatch):
     with pytest.raises(InvalidInput, match="x: got 1"):
         call(gang, Probe.raise_on, 0, InvalidInput("x", 1, "2"), seconds=60)
     assert time.monotonic() - began < 5
+    assert_gone(gang)
+
+
+def test_a_broken_collective_names_the_ranks_that_did_not_answer(gang, monkeypatch):
+    monkeypatch.setattr("prefect_rlhf.engines.gang.process_gang.FAILURE_GRACE_SECONDS", 0.5)
+    broken = CollectiveFailed("DistBackendError: NCCL error")
+    with pytest.raises(CollectiveFailed, match=rf"rank 0{NODE} failed in .*: NCCL error; rank 1{NODE} did not answer"):
+        call(gang, Probe.raise_on, 0, broken, seconds=60)
     assert_gone(gang)
 
 
