@@ -232,7 +232,7 @@ CASES = {
     "a later plan that is not there": (lambda g: at(g, "plan", {0: "flattening", 1: "nowhere.yaml"}), "plan.1: got 'nowhere.yaml'"),
     "a later plan for another cluster": (lambda g: at(g, "plan", {0: "flattening", 1: plan(g, gae={"mesh": "n1:0"})["plan"]}), "a plan for this run (plan.calls.gae.mesh: "),
     "a later plan for another graph": (lambda g: at(g, "plan", {0: "flattening", 1: plan(g, gae=None)["plan"]}), "a plan for this run (plan.calls: "),
-    "a later plan for another model": (lambda g: at(g, "plan", {0: "flattening", 1: plan(g, actor_train={"dp": 1, "pp": 8})["plan"]}), "a plan for this run (2 mistakes: (1) plan.calls.actor_train."),
+    "a later plan for another model": (lambda g: at(g, "plan", {0: "flattening", 1: plan(g, actor_train={"dp": 1, "pp": 8})["plan"]}), "plan.calls.actor_train.pp: got 8, expected at most 2, the layers of actor)"),
     "a move of rows that are ahead": (lambda g: at(g, "plan", {0: "flattening", 1: "split"}) | {"staleness": 1}, "plan.1: got 'a move before step 1', expected with staleness, no move without checkpoint_every"),
     "a move between two checkpoints": (
         lambda g: at(g, "plan", {0: "flattening", 1: "split"}) | {"staleness": 1, "checkpoint_every": 2, "steps": 4},
