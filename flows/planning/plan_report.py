@@ -146,6 +146,7 @@ def figures(planned: Planned, work: IterationWork, speeds: Mapping[str, CallSpee
         "tokens_per_second": work.tokens / seconds,
         "response_tokens_per_second": work.response_tokens / seconds,
         "samples_per_second": work.samples / seconds,
+        "depends_most_on": asdict(planned.dependence) if planned.dependence else None,
         "dollars_per_hour": work.dollars_per_hour,
         "dollars_per_million_response_tokens": work.dollars_per_million(seconds),
         "fullest_device_bytes": fullest.num_bytes if fullest else 0,

@@ -2,10 +2,12 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 
 from prefect_rlhf.placement.memory.certificate import NEARLY_FULL, Certificate
 from prefect_rlhf.placement.plan import ExecutionPlan
 from prefect_rlhf.placement.planner.space.plan_problem import PlanSpace
+from prefect_rlhf.placement.schedule.changed_constants import Dependence, strongest_dependence
 from prefect_rlhf.placement.schedule.estimate import Estimate
 from prefect_rlhf.placement.schedule.throughput import IterationWork
 from prefect_rlhf.placement.search.driver import SearchResult
@@ -23,7 +25,7 @@ class PresetResult:
     refused: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)  # without slots, since it keeps its dependence
 class Planned:
     """The best plan found in `space`, and all results about it.
 
@@ -46,6 +48,12 @@ class Planned:
     def seconds(self) -> float:
         """Seconds of an iteration of a long run."""
         return self.estimate.seconds
+
+    @cached_property
+    def dependence(self) -> Dependence | None:
+        """The constant that the seconds of the plan depend on most; None if all its times are measured."""
+        question = self.space.context.question
+        return strongest_dependence(question.graph, self.plan, question.workload, question.site.sources)
 
     @property
     def beats_bound(self) -> bool:

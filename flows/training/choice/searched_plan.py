@@ -17,13 +17,14 @@ def summary(planned: Planned, *others: PresetResult, work: IterationWork | None 
 
     With the `work` of an iteration it includes the throughput.
     """
-    left_out = planned.space.left_out
+    left_out, depends = planned.space.left_out, planned.dependence
     return "\n".join(
         [
             f"{planned.seconds:.4g} s per iteration by the estimate, {_against_bound(planned)}",
             *([iteration_text(work, planned.seconds)] if work else []),
             f"a cold start: {planned.estimate.cold_seconds:.4g} s for the first {COLD_ITERATIONS} iterations",
             f"binding constraint: {planned.binding}",
+            *([str(depends)] if depends else []),
             f"search: {_proof(planned)} ({planned.search.cpu_seconds:.1f} s)",
             f"not searched: {left_out}",
             table(planned.rows(*others, work=work)),

@@ -24,6 +24,7 @@ from prefect_rlhf.flows.planning.plan_report import question_text, without_order
 from prefect_rlhf.flows.planning.what_if import read_question
 from prefect_rlhf.flows.ppo import ppo
 from prefect_rlhf.flows.training.lengths import parse_lengths
+from prefect_rlhf.placement.cost.datasheets.correction import CONSTANTS
 from prefect_rlhf.placement.cost.datasheets.hardware import Links
 from prefect_rlhf.placement.cost.times.profile import Profile
 from prefect_rlhf.placement.devices.mesh import ClusterShape
@@ -119,6 +120,8 @@ def test_a_machine_reads_the_plan_and_its_figures_in_a_single_file(folder, answe
     assert figures["seconds"] == pytest.approx(figures["lower_bound_seconds"] * (1 + figures["gap"]))
     assert figures["dollars_per_million_response_tokens"] is None
     assert figures["calls"]["actor_train"].keys() == {"seconds", "share", "tokens_per_second", "utilisation"}
+    assert figures["depends_most_on"]["constant"] in CONSTANTS and figures["depends_most_on"]["share"] > 0
+    assert f"depends most on {figures['depends_most_on']['constant']} (" in (answered / "plan.yaml").read_text()
     of_json, of_yaml = (ready(folder, answered / name).augmented.plan for name in ("plan.json", "plan.yaml"))
     assert of_json == of_yaml
 
