@@ -5,7 +5,7 @@ A plan is as complex as its description for a person.
 
 import math
 from collections.abc import Iterable, Iterator
-from itertools import islice
+from itertools import islice, takewhile
 
 from prefect_rlhf.placement.engine_traits import TRAITS
 from prefect_rlhf.placement.memory.certificate import NEARLY_FULL, Certificate
@@ -52,7 +52,7 @@ def simplest(
     best = min(ranked, key=lambda entry: entry[:2])
     for _ in range(ROUNDS):
         simpler = []
-        for plan in _with_calls_moved(question, space, best[2]):
+        for plan in _with_calls_moved(question, space, best[2], limit):
             if _structure(question, plan) > best[0] or (seconds := question.seconds(plan)) > limit:
                 continue
             certificate = question.certificate(plan)
@@ -76,12 +76,18 @@ def _structure(question: Question, plan: ExecutionPlan) -> int:
     return len(meshes) + len(strategies) + len(offloaded_parts(question.graph, plan)) + crossing
 
 
-def _with_calls_moved(question: Question, space: PlanSpace, plan: ExecutionPlan) -> Iterator[ExecutionPlan]:
-    """Yield plans that move a single call to another call's mesh, the fastest few of each call first."""
+def _with_calls_moved(
+    question: Question, space: PlanSpace, plan: ExecutionPlan, most_seconds: float
+) -> Iterator[ExecutionPlan]:
+    """Yield plans that move a single call to another call's mesh, the fastest few of each call first.
+
+    Those that take more than `most_seconds` by the search's problem are left out: the estimate counts more.
+    """
     meshes = {placement.mesh for _, placement in plan.placements if TRAITS[placement.engine].holds_weights}
     users = instances(question.graph, plan)
     for call, ranked in neighbours(plan, space).items():
-        there = (other.placement for other in ranked if other.has_room and other.placement.mesh in meshes)
+        fast = takewhile(lambda other: other.seconds <= most_seconds, ranked)
+        there = (other.placement for other in fast if other.has_room and other.placement.mesh in meshes)
         for placement in islice(there, TRIED):
             changed = changed_plan(question, plan, {call: placement})
             if changed is not None and len(instances(question.graph, changed)) <= len(users):

@@ -1,5 +1,7 @@
 """The summary and the file of a searched plan, for people and for the next run."""
 
+from collections.abc import Iterator
+
 from prefect_rlhf.errors.table import table
 from prefect_rlhf.placement.plan import ExecutionPlan
 from prefect_rlhf.placement.planner.planned import Planned, PresetResult
@@ -9,6 +11,7 @@ from prefect_rlhf.placement.schedule.throughput import IterationWork
 from prefect_rlhf.tasks.reporting.pictures.speeds import iteration_text
 
 SHOWN_SHARE = 0.0005  # smallest part of a gap that is shown: less reads 0.0%
+LARGE_GAP = 0.05  # from here on, a line says how far each cause of the gap is known
 PROVED_GAP = 0.0005  # up to this gap, the bound proves the plan itself
 
 
@@ -21,6 +24,7 @@ def summary(planned: Planned, *others: PresetResult, work: IterationWork | None 
     return "\n".join(
         [
             f"{planned.seconds:.4g} s per iteration by the estimate, {_against_bound(planned)}",
+            *_causes(planned),
             *([iteration_text(work, planned.seconds)] if work else []),
             f"a cold start: {planned.estimate.cold_seconds:.4g} s for the first {COLD_ITERATIONS} iterations",
             f"binding constraint: {planned.binding}",
@@ -51,6 +55,21 @@ def _against_bound(planned: Planned) -> str:
     parts = (f"{share:+.1%} {words}" for words, share in planned.gap_parts.items() if abs(share) >= SHOWN_SHARE)
     why = "; ".join(parts)
     return f"{max(0.0, planned.gap):.1%} above {bound}, which no plan can beat{f': {why}' if why else ''}"
+
+
+def _causes(planned: Planned) -> Iterator[str]:
+    """Yield a line on a large gap: what is the search's, and what is the bound's, as far as that is known.
+
+    No bound from the search's problem exceeds a solution of it, so a longer search closes only the gap below that.
+    """
+    if planned.gap <= LARGE_GAP:
+        return
+    searched, uncounted, _ = planned.gap_parts.values()
+    yield (
+        f"of this gap a longer search (--evaluations) can close {searched:.1%} at most, by a higher bound or a faster "
+        f"plan. {uncounted:.1%} are above the best solution of its own problem: they are the bound's, which does not "
+        "count all memory and moves, unless some plan loses less to these"
+    )
 
 
 def plan_file(planned: Planned, plan: ExecutionPlan, work: IterationWork | None = None) -> str:

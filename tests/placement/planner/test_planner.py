@@ -223,6 +223,16 @@ def test_a_plan_below_its_bound_is_said_to_be():
     assert "BELOW the bound" in summary(found) and "BELOW" not in summary(planned("dpo"))
 
 
+def test_a_large_gap_names_what_a_longer_search_can_close_and_what_it_cannot():
+    """The search has solved its problem, so all but the simpler plan's share is the bound's."""
+    found = planned("dpo")
+    solved = replace(found.search, seconds=0.6 * found.seconds)
+    large = replace(found, lower_bound_seconds=0.5 * found.seconds, search=solved, fastest_seconds=found.seconds)
+    (line,) = [line for line in summary(large).splitlines() if line.startswith("of this gap")]
+    assert "can close 20.0% at most" in line and "80.0% are above the best solution" in line
+    assert "of this gap" not in summary(replace(found, lower_bound_seconds=found.seconds))
+
+
 @pytest.mark.parametrize("budget", [0, -1.0, float("nan")])
 def test_a_budget_that_is_not_positive_is_refused(budget):
     with pytest.raises(InvalidInput, match="budget_seconds: got .*, expected more than 0 seconds"):
