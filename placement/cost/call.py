@@ -5,7 +5,10 @@ take t on the slowest stage, a portion takes m * t plus a pass through the other
 2.2). The last stage has the head in addition to its layers, so it may be the slowest.
 """
 
+from __future__ import annotations
+
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from prefect_rlhf.placement.cost.datasheets.collectives import CollectiveGroup, all_to_all_seconds
 from prefect_rlhf.placement.cost.execution import Execution
@@ -31,6 +34,11 @@ def call_cost(work: CallWork, execution: Execution, times: LayerTimes) -> Second
     else:
         seconds, new_weights = call.inference(), 0.0
     return seconds + Seconds(call=times.fixed(work.kind) + new_weights)
+
+
+@lru_cache(maxsize=16)  # the same for all numbers of recomputed layers
+def _micro_batch(call: _CallSeconds, rows: float) -> tuple[Seconds, Seconds, Seconds, Seconds]:
+    return call.micro_batch(rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,17 +67,21 @@ class _CallSeconds:
 
     def _there_and_back(self) -> Seconds:
         """Go forward and backward over the micro-batches of a mini-batch."""
-        work, tp = self.work, self.execution.strategy.tp
-        rows, length = work.mini_batch_rows(self.execution.strategy.dp), work.workload.mean_length
+        work = self.work
+        rows = work.mini_batch_rows(self.execution.strategy.dp)
         portions, pieces = self.execution.pieces(rows // work.rows_per_item, train=True)
         each = rows / portions / pieces
-        tokens = each * self._head_tokens
-        again = self._forward(each, length)
-        layer = again + self._backward(each, length)
-        hops = self._to_next_stage(each * length).times(2)
-        head = self.times.head_forward(tokens, tp) + self.times.head_backward(tokens, tp)
-        heads = head.times(work.vocabulary_passes)
+        keeping = replace(self, execution=replace(self.execution, recompute=0))
+        layer, hops, heads, again = _micro_batch(keeping, each)
         return self._pipelined(layer, hops, heads, pieces, again).times(portions)
+
+    def micro_batch(self, rows: float) -> tuple[Seconds, Seconds, Seconds, Seconds]:
+        """Return the seconds of a micro-batch in training: a layer, hops, heads, and the forward of a layer alone."""
+        length, tp = self.work.workload.mean_length, self.execution.strategy.tp
+        tokens, again = rows * self._head_tokens, self._forward(rows, length)
+        head = self.times.head_forward(tokens, tp) + self.times.head_backward(tokens, tp)
+        hops = self._to_next_stage(rows * length).times(2)
+        return again + self._backward(rows, length), hops, head.times(self.work.vocabulary_passes), again
 
     def generate(self) -> Seconds:
         """Prefill all prompts, then take a step per token for the unfinished rows.

@@ -14,7 +14,7 @@ from prefect_rlhf.placement.engine_traits import TRAITS
 from prefect_rlhf.placement.plan import ExecutionPlan
 from prefect_rlhf.placement.planner.attempts import Finding, SearchRequest, highest_bound, is_close, make_attempts
 from prefect_rlhf.placement.planner.neighbours import improve_locally
-from prefect_rlhf.placement.planner.other_cuts import with_fewest_cuts, with_other_cuts
+from prefect_rlhf.placement.planner.other_cuts import with_fewest_cuts, with_least_recomputation, with_other_cuts
 from prefect_rlhf.placement.planner.planned import Planned, PresetResult, differently_placed
 from prefect_rlhf.placement.planner.question import Question
 from prefect_rlhf.placement.planner.refusal import no_plan_fits
@@ -154,9 +154,10 @@ def _starts(question: Question, timed: Sequence[tuple[ExecutionPlan, float]], co
 
 
 def _finished(question: Question, plan: ExecutionPlan, space: PlanSpace) -> ExecutionPlan:
-    """Apply the final passes: place computations, drop needless offloads, choose micro-batches."""
+    """Apply the final passes: place computations, drop needless offloads, choose cuts and recomputed layers."""
     placed = keep_resident_where_free(question, _place_computations(question, plan))
-    return with_other_cuts(question, with_fewest_cuts(question, placed, space.context), space.context)
+    cut = with_fewest_cuts(question, with_least_recomputation(question, placed, space.context), space.context)
+    return with_least_recomputation(question, with_other_cuts(question, cut, space.context), space.context)
 
 
 def _place_computations(question: Question, plan: ExecutionPlan) -> ExecutionPlan:

@@ -218,11 +218,11 @@ def _choice(problem: PlanProblem, call: str, placement: Placement) -> Choice:
     options, meshes = problem.candidates[call], problem.problem.meshes
     mesh = next(index for index, interval in enumerate(meshes) if interval.label == placement.mesh.name)
 
-    def unlikeness(option: int) -> tuple[bool, bool, bool, float]:
+    def unlikeness(option: int) -> tuple[bool, bool, int, float]:
         other = options[option].placement
         cuts = abs(other.micro_batches - placement.micro_batches)
         caches = abs((other.cache_gib or WHOLE_CACHE) - (placement.cache_gib or WHOLE_CACHE))
-        offloads = other.offload != placement.offload
+        offloads = (other.offload != placement.offload) + (other.recompute != placement.recompute)
         return other.strategy != placement.strategy, other.engine != placement.engine, offloads, cuts + caches
 
     on_mesh = [i for i, option in enumerate(options) if mesh in problem.problem.mesh_classes[option.mesh_class]]

@@ -1,16 +1,18 @@
-"""Micro-batches of a plan: fewer than the search chose, and numbers between its powers of two.
+"""Micro-batches and recomputed layers of a plan: fewer than the search chose, and numbers between those it tried.
 
 Of equally fast plans the search takes a plan with the least bytes, so with the most micro-batches, although memory may
-be free.
+be free. It tries few numbers of recomputed layers.
 """
 
+from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import replace
 
+from prefect_rlhf.placement.cost.sizes import ModelSizes
 from prefect_rlhf.placement.engine_traits import TRAITS
 from prefect_rlhf.placement.graph import Call
 from prefect_rlhf.placement.memory.remedies import with_changes
-from prefect_rlhf.placement.plan import ExecutionPlan, Placement
+from prefect_rlhf.placement.plan import ExecutionPlan, Placement, recomputed_layers
 from prefect_rlhf.placement.planner.question import Question
 from prefect_rlhf.placement.planner.simplicity import is_nearly_full
 from prefect_rlhf.placement.planner.space.candidates import CostContext, candidate
@@ -30,6 +32,22 @@ def with_other_cuts(question: Question, plan: ExecutionPlan, context: CostContex
         placed = plan[call.name]
         if TRAITS[placed.engine].micro_batches and placed.mesh in context.space.meshes:
             plan = _in_other_cuts(question, plan, call, context)
+    return plan
+
+
+def with_least_recomputation(question: Question, plan: ExecutionPlan, context: CostContext) -> ExecutionPlan:
+    """Return the plan with each train_step recomputing the fewest layers of a stage with which the plan fits.
+
+    Fewer layers take less time and more memory, so the fewest are found by bisection.
+    """
+    for call in context.graph:
+        placed = plan[call.name]
+        if placed.recompute:
+            sizes = ModelSizes.of(context.graph.model(call.role or ""))
+            most = recomputed_layers(placed.recompute, sizes.stage_layers(placed.strategy.pp))
+            counts = [with_changes(plan, (call,), recompute=count) for count in range(most)]
+            fewest = bisect_left(counts, True, key=question.fits)
+            plan = counts[fewest] if fewest < most else plan
     return plan
 
 

@@ -23,7 +23,8 @@ def complexity(question: Question, plan: ExecutionPlan, certificate: Certificate
     """Count the parts of a plan's description.
 
     Each of these counts 1: a mesh; a strategy on a mesh; a copy of weights that is offloaded and reloaded; a call whose
-    tensor-parallel groups, or whose pipelines, cross nodes; a device that is nearly full.
+    tensor-parallel groups, or whose pipelines, cross nodes; a train_step that recomputes layers; a device that is
+    nearly full.
     """
     return _structure(question, plan) + is_nearly_full(certificate, question.site.cluster.headroom)
 
@@ -73,7 +74,8 @@ def _structure(question: Question, plan: ExecutionPlan) -> int:
         + (placement.strategy.pp > 1 and placement.mesh.num_nodes > 1)
         for placement in placed
     )
-    return len(meshes) + len(strategies) + len(offloaded_parts(question.graph, plan)) + crossing
+    recomputing = sum(placement.recompute != 0 for placement in placed)
+    return len(meshes) + len(strategies) + len(offloaded_parts(question.graph, plan)) + crossing + recomputing
 
 
 def _with_calls_moved(

@@ -25,7 +25,7 @@ def time_sharing_problem(space: PlanSpace) -> PlanProblem:
         staying = [option for option in options if option.placement.offload == "none"]
         choices[name] = tuple(_offloaded_around(call, option, context) for option in staying)
         if call.kind != "train_step":
-            choices[name] += tuple(replace(option, least=option.most) for option in staying)
+            choices[name] += tuple(replace(_as_placed(option), least=option.most) for option in staying)
     return plan_problem(context, choices)
 
 
@@ -61,4 +61,9 @@ def _offloaded_around(call: Call, option: Candidate, context: CostContext) -> Ca
     """
     placement, least = replace(option.placement, offload="all"), MemoryBounds(0, option.most.peak)
     seconds = option.seconds + sum(host_seconds(call, placement, context))
-    return replace(option, placement=placement, least=least, seconds=seconds)
+    return replace(_as_placed(option), placement=placement, least=least, seconds=seconds)
+
+
+def _as_placed(option: Candidate) -> Candidate:
+    """The option with the seconds and bytes of its own number of recomputed layers."""
+    return replace(option, spared_seconds=0.0, fullest_bytes=option.most.peak)

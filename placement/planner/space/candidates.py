@@ -30,7 +30,8 @@ from prefect_rlhf.placement.schedule.estimate import training
 
 ENOUGH_MICRO_BATCHES = 64  # for time; more only if memory requires them
 CACHE_STEP = sqrt(2)  # ratio of the bytes of consecutive cache sizes
-NOTHING = 1 / 64  # of the memory that a plan may fill: a smaller cache frees no relevant memory
+NOTHING = 1 / 64  # of the memory that a plan may fill: a smaller cache, or so few activations, free nothing relevant
+RUNGS = 4  # numbers of recomputed layers that are tried: these parts of a stage's layers
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +51,9 @@ class Candidate:
     the bytes of `most`: without prefetch, offloaded parts are in host memory while other calls run. `copy_bytes` are
     each device's bytes, or more, while the copy of weights is resident and no call uses it; with its offloaded part
     they are `loaded_bytes`.
+
+    A candidate also stands for plans with other numbers of recomputed layers (`_with_recomputation`): they may take
+    `spared_seconds` less, and some device of them holds `fullest_bytes` or more while the call runs.
     """
 
     placement: Placement
@@ -62,6 +66,18 @@ class Candidate:
     copy_bytes: int
     surely_comes: bool = False
     loaded_bytes: int = 0
+    spared_seconds: float = 0.0
+    fullest_bytes: int = 0
+
+    def is_no_worse(self, other: Candidate) -> bool:
+        """Whether it takes no longer and needs no more bytes, also by the numbers that a bound counts."""
+        return (
+            self.seconds <= other.seconds
+            and self.seconds - self.spared_seconds <= other.seconds - other.spared_seconds
+            and self.most.peak <= other.most.peak
+            and self.least.peak <= other.least.peak
+            and self.fullest_bytes <= other.fullest_bytes
+        )
 
 
 Candidates = Mapping[str, tuple[Candidate, ...]]
@@ -166,16 +182,16 @@ def strategies_within_nodes(mesh: DeviceMesh) -> Iterator[Strategy]:
 
 
 def pareto_front(candidates: Iterable[Candidate]) -> Iterator[Candidate]:
-    """Yield the candidates that no other dominates, among candidates that differ in micro-batches or cache only."""
+    """Yield the candidates that no other dominates, of those that differ in cuts, cache or recomputed layers."""
     alike: dict[Placement, list[Candidate]] = defaultdict(list)
     for candidate in candidates:
-        alike[replace(candidate.placement, micro_batches=1, cache_gib=None)].append(candidate)
+        alike[replace(candidate.placement, micro_batches=1, cache_gib=None, recompute=0)].append(candidate)
     for group in alike.values():
-        smallest: int | None = None
+        front: list[Candidate] = []
         for candidate in sorted(group, key=lambda c: (c.seconds, c.most.peak, c.placement.micro_batches)):
-            if smallest is None or candidate.most.peak < smallest:
-                smallest = candidate.most.peak
-                yield candidate
+            if not any(better.is_no_worse(candidate) for better in front):
+                front.append(candidate)
+        yield from front
 
 
 def candidate(call: Call, placement: Placement, context: CostContext) -> Candidate:
@@ -192,10 +208,37 @@ def _cuts(call: Call, whole: Placement, mesh_class: int, context: CostContext) -
         placement = replace(whole, micro_batches=cuts)
         if any(violations(call, placement, context.graph)):
             return  # nor into more
-        candidate = _candidate(call, placement, mesh_class, context)
-        fits = candidate.most.peak <= context.usable_bytes(mesh_class)
-        yield candidate
+        options = _with_recomputation(call, placement, mesh_class, context)
+        fits = options[0].most.peak <= context.usable_bytes(mesh_class)
+        yield from options
         cuts *= 2
+
+
+def _with_recomputation(call: Call, plain: Placement, mesh_class: int, context: CostContext) -> list[Candidate]:
+    """Return the call without recomputation and, if it is a train_step, with more and more recomputed layers.
+
+    More layers take longer and need fewer bytes of every device. So a plan whose number of layers lies above that of a
+    candidate, and not above the next, takes at least as long as with a layer more than the former, and needs at least
+    the bytes of the latter. If recomputation saves nearly nothing, a single candidate stands for all numbers.
+    """
+    kept = _candidate(call, plain, mesh_class, context)
+    if call.kind != "train_step" or not TRAITS[plain.engine].recomputes:
+        return [kept]
+    most = _candidate(call, replace(plain, recompute="all"), mesh_class, context)
+    usable = context.usable_bytes(mesh_class)
+    if kept.most.peak <= min(usable, most.most.peak + usable * NOTHING):
+        least = MemoryBounds(kept.least.static, most.least.peak)
+        return [replace(kept, least=least, fullest_bytes=most.fullest_bytes)]
+    num_layers = ModelSizes.of(context.graph.model(call.role or "")).stage_layers(plain.strategy.pp)
+    options, before = [kept], 0
+    for count in sorted({-(-num_layers * rung // RUNGS) for rung in range(1, RUNGS + 1)}):
+        option = most
+        if count < num_layers:
+            option = _candidate(call, replace(plain, recompute=count), mesh_class, context)
+        fewest_seconds = _seconds(call, replace(plain, recompute=before + 1), context)
+        options.append(replace(option, spared_seconds=max(0.0, option.seconds - fewest_seconds)))
+        before = count
+    return options
 
 
 def _caches(call: Call, whole: Placement, mesh_class: int, context: CostContext) -> Iterator[Candidate]:
@@ -230,17 +273,23 @@ def _candidate(call: Call, placement: Placement, mesh_class: int, context: CostC
         for share in different_works(work, placement, speeds)
         for stage in sorted({0, placement.strategy.pp - 1})
     ]
-    as_a_rule = CallWork.expected(call, context.question.workload)
-    if speeds:
-        seconds = least_cost(as_a_rule, sizes, placement, site.sources, speeds).total
-    else:
-        seconds = site.sources.call_cost(as_a_rule, execution, sizes, placement.mesh).total
     kept_cache = TRAITS[placement.engine].paged_cache  # as `certificate` counts
     graphs, groups = call_overhead(call, placement, context.graph.model(call.role or ""), site.backend)
     static = [terms.static + (terms.kv_cache if kept_cache else 0) + graphs for terms in device_bytes]
     peaks = [terms.total + graphs + groups for terms in device_bytes]
     least, most = MemoryBounds(min(static), min(peaks)), MemoryBounds(max(static), max(peaks))
-    return Candidate(placement, mesh_class, seconds, 0.0, 0.0, least, most, least.static)
+    seconds = _seconds(call, placement, context)
+    return Candidate(placement, mesh_class, seconds, 0.0, 0.0, least, most, least.static, fullest_bytes=most.peak)
+
+
+def _seconds(call: Call, placement: Placement, context: CostContext) -> float:
+    """The seconds of a call with rows as long as is expected, in the best order of its devices."""
+    sources, speeds = context.site.sources, context.site.cluster.node_speeds
+    work = CallWork.expected(call, context.question.workload)
+    sizes = ModelSizes.of(context.graph.model(call.role or ""))
+    if speeds:
+        return least_cost(work, sizes, placement, sources, speeds).total
+    return sources.call_cost(work, context.execution(placement), sizes, placement.mesh).total
 
 
 def _offloaded(
@@ -299,7 +348,8 @@ def stops_devices(placement: Placement, context: CostContext) -> bool:
 
 def _cut_in_words(placement: Placement) -> str:
     if not TRAITS[placement.engine].paged_cache:
-        return f"{placement.micro_batches} micro-batches"
+        again = f", recompute {placement.recompute}" if placement.recompute else ""
+        return f"{placement.micro_batches} micro-batches{again}"
     return "a cache for all rows" if placement.cache_gib is None else f"a cache of {placement.cache_gib:g} GiB"
 
 

@@ -102,7 +102,6 @@ class PlanSpace:
         several_nodes = self.context.site.mesh.num_nodes > 1
         parts = (
             "numbers of micro-batches between powers of two, and sizes of vLLM's cache between those tried",
-            "recomputation of activations",
             "tensor parallelism across nodes" if several_nodes else "",
             self.context.space.left_out,
         )
@@ -239,8 +238,10 @@ def _option(call: Call, candidate: Candidate, context: CostContext, counted: Mem
     placement = candidate.placement
     copy = f"{call.role} {placement.engine} {placement.strategy} {placement.offload == 'all'}"
     fed = nodes_before(call, context.graph) if counted == "most" else int(surely_fed(call, candidate, context.graph))
-    seconds_us = max(1, _microseconds(candidate.seconds + fed * context.site.sources.orchestration_seconds))
-    held, fullest = candidate.least if counted == "least" else candidate.most, candidate.most.peak
+    held, fullest, seconds = candidate.most, candidate.most.peak, candidate.seconds
+    if counted == "least":
+        held, fullest, seconds = candidate.least, candidate.fullest_bytes, seconds - candidate.spared_seconds
+    seconds_us = max(1, _microseconds(seconds + fed * context.site.sources.orchestration_seconds))
     bytes_then = held.static, held.peak, copy, fullest, candidate.loaded_bytes
     return Option(placement.strategy, candidate.mesh_class, seconds_us, *bytes_then)
 

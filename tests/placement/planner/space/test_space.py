@@ -74,6 +74,14 @@ def drawn_cache(draw: random.Random, call: Call, placed: Placement, question: Qu
     return gib_above(whole_cache_bytes(rows, question.workload.longest, sizes, placed.strategy.tp))
 
 
+def drawn_recomputation(draw: random.Random, call: Call, placed: Placement, question: Question) -> int | str:
+    """None or all as often as any number of layers of a stage; only a train_step has a backward."""
+    if call.kind != "train_step":
+        return 0
+    layers = ModelSizes.of(question.graph.model(call.role or "")).stage_layers(placed.strategy.pp)
+    return draw.choice((0, "all", draw.randint(0, layers)))
+
+
 DRAWN: Mapping[str, Callable[[random.Random, Call, Placement, Question], object]] = {
     "mesh": lambda draw, call, placed, asked: draw.choice(tuple(meshes_of(asked.site.cluster, asked.site.mesh))),
     "strategy": drawn_strategy,
@@ -83,7 +91,7 @@ DRAWN: Mapping[str, Callable[[random.Random, Call, Placement, Question], object]
     "prefetch": lambda draw, call, placed, asked: draw.random() < 0.5,
     "device_order": drawn_order,
     "cache_gib": drawn_cache,
-    "recompute": lambda draw, call, placed, asked: 0,  # left out of the space, as `left_out` says
+    "recompute": drawn_recomputation,
 }
 """How each field of a placement is drawn, of a call whose earlier fields are drawn already."""
 
