@@ -40,6 +40,10 @@ class EngineTraits:
     """Whether its `offload` and `reload` take `copies`: False to free or allocate memory without a copy."""
     replays_graphs: bool = False
     """Whether a decoding step on cuda replays captured CUDA graphs, which hold memory."""
+    has_reduce_buffers: bool = False
+    """Whether tensor parallelism on cuda has buffers of its own for sums over ranks, besides NCCL's."""
+    tries_model: bool = False
+    """Whether it runs a pass of the largest size when it is built on cuda."""
     packs_weights: bool = False
     """Whether it packs weights into another format for its products after each move of weights."""
     drops_scalar_head: bool = False
@@ -73,6 +77,8 @@ _TRAITS: dict[EngineKind, EngineTraits] = {
         sleeps_on_cuda=True,
         drops_weights=True,
         replays_graphs=True,
+        has_reduce_buffers=True,
+        tries_model=True,
         packs_weights=True,
         drops_scalar_head=True,
         vocabulary_multiple=64,

@@ -10,9 +10,9 @@ from prefect_rlhf.engines.commands import BuildCommand
 from prefect_rlhf.engines.engine import SamplingSettings
 from prefect_rlhf.engines.sampling.sampler import stream_seed
 from prefect_rlhf.errors.errors import InvalidInput
-from prefect_rlhf.placement.cost.paged_cache import check_cache, rows_at_once, whole_cache_bytes
+from prefect_rlhf.placement.cost.paged_cache import check_cache, pass_tokens, rows_at_once, whole_cache_bytes
 from prefect_rlhf.placement.cost.sizes import ModelSizes
-from prefect_rlhf.placement.engine_constants import CACHE_BLOCK, PASS_TOKENS
+from prefect_rlhf.placement.engine_constants import CACHE_BLOCK
 
 
 def engine_arguments(command: BuildCommand, ranks: Sequence[int], executor: type) -> EngineArgs:
@@ -42,7 +42,7 @@ def engine_arguments(command: BuildCommand, ranks: Sequence[int], executor: type
         compilation_config={"pass_config": {"fuse_allreduce_rms": False}} if on_cuda else {},
         max_model_len=length,
         max_num_seqs=rows,
-        max_num_batched_tokens=max(length, rows, min(command.max_rows * length, PASS_TOKENS)),
+        max_num_batched_tokens=pass_tokens(command.max_rows, length, rows),
         enable_chunked_prefill=on_cuda,
         kv_cache_memory_bytes=cache_bytes,
         block_size=None if on_cuda else CACHE_BLOCK,  # vLLM's own 128 exceed most prompts

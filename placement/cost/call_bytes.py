@@ -11,7 +11,7 @@ the fullest device is assumed to have `EXPERT_IMBALANCE` times as many tokens as
 from dataclasses import dataclass, fields, replace
 
 from prefect_rlhf.placement.cost.execution import Execution
-from prefect_rlhf.placement.cost.paged_cache import rows_at_once, whole_cache_bytes
+from prefect_rlhf.placement.cost.paged_cache import pass_tokens, rows_at_once, whole_cache_bytes
 from prefect_rlhf.placement.cost.sizes import ModelSizes
 from prefect_rlhf.placement.cost.workload import CallWork
 from prefect_rlhf.placement.engine_constants import (
@@ -29,6 +29,7 @@ from prefect_rlhf.placement.engine_constants import (
 from prefect_rlhf.placement.engine_traits import TRAITS
 from prefect_rlhf.placement.plan import EngineKind, recomputed_layers
 
+SAMPLED_COPIES = 3  # of a row's logits in float32: whole, and two copies to sample from
 NUM_COLUMNS = 6  # per response token, in a train_step: old, reference, value, return, advantage, mask
 
 
@@ -127,6 +128,17 @@ def _loaded_bytes(
     return active.train(static) if trains else active.infer(static)
 
 
+def trial_bytes(rows: int, length: int, cache_bytes: int, sizes: ModelSizes, tp: int) -> int:
+    """Return the bytes on CUDA of the pass with which vLLM tries a model before it allocates the cache.
+
+    It has as many tokens as a pass may have, and the logits of as many rows as may be in flight, which it samples from
+    (`profile_run` in vllm/v1/worker/gpu/model_runner.py). `rows` is the largest number of rows of a generate.
+    """
+    at_once = rows_at_once(rows, cache_bytes, length, sizes, tp)
+    forward = pass_tokens(rows, length, at_once) * _cuda_forward_bytes(sizes.on(tp), tp, EXPERT_IMBALANCE)
+    return forward + at_once * sizes.vocab * SAMPLED_COPIES * 4
+
+
 def static_bytes(execution: Execution, sizes: ModelSizes, trained: bool, stage: int = 0) -> CallBytes:
     """Return weights, and with training gradients and optimizer states, which replicas share (ZeRO, stage 1)."""
     parameters = sizes.stage_parameters(execution.strategy, stage)
@@ -168,7 +180,7 @@ class _Active:
             in_pass = min(prompts, max(PASS_TOKENS, self.work.workload.prompts.longest))
         if TRAITS[engine].paged_cache and not self.on_cpu:
             in_flight = rows_at_once(in_flight, cached, self.max_length, self.sizes, self._tp)
-        logits = in_flight * self.sizes.vocab * 3 * 4 if self._is_last else 0  # whole, and two copies to sample from
+        logits = in_flight * self.sizes.vocab * SAMPLED_COPIES * 4 if self._is_last else 0
         if self._is_last:  # and what prompts have in the head before they are sampled from
             in_head = self.execution.head_tokens(prompts, 0)
             logits += in_head * -(-self.sizes.vocab // self._tp) * self.sizes.item
@@ -267,15 +279,11 @@ class _Active:
     @property
     def _inner(self) -> float:
         """Width of the feed-forward layers that a token goes through, all together."""
-        return self.load * self.sizes.inner * max(1, self.sizes.experts_per_token)
+        return self.load * _inner(self.sizes)
 
     @property
     def _copies(self) -> float:
-        """Elements of a token's copies for its experts, and of the experts' outputs, while the layer computes.
-
-        Megatron weighs experts inside them, so no backward reads their outputs.
-        """
-        return 2 * self.load * self.sizes.experts_per_token * self.sizes.hidden
+        return self.load * _copies(self.sizes)
 
     @property
     def _forward_bytes(self) -> int:
@@ -284,9 +292,7 @@ class _Active:
         if self.on_cpu:  # attention spreads packed rows and works on a copy
             attention = 2 * sizes.hidden + (5 * sizes.queries + 6 * sizes.keys) / self._tp
             return int(max(attention, 4 * sizes.hidden + self._copies + 3 * self._inner / self._tp) * sizes.item)
-        attention, feed_forward = 4 * sizes.queries + 6 * sizes.keys, 3 * self._inner
-        attention += sizes.queries if self._has_blocks else 0  # results of blocks, and all of them
-        return int((3 * sizes.hidden + self._copies + max(attention, feed_forward) / self._tp) * sizes.item)
+        return _cuda_forward_bytes(sizes, self._tp, self.load, has_blocks=self._has_blocks)
 
     def _layer_backward(self, rows: int, tokens: int) -> float:
         """Count gradients of the larger of feed-forward and attention while the last layer's backward computes.
@@ -350,6 +356,29 @@ class _Active:
         """Count token ids, four numbers as large for each that place packed tokens, and columns of responses."""
         row = self._length * 5 * TOKEN_BYTES + self.work.workload.responses.longest * columns * COLUMN_BYTES
         return self._replica_rows * row
+
+
+def _cuda_forward_bytes(sizes: ModelSizes, tp: int, load: float, has_blocks: bool = False) -> int:
+    """Count the bytes of a token while a layer computes on CUDA; `load` is the tokens of experts over their mean.
+
+    With `has_blocks`, attention runs block by block.
+    """
+    attention = 4 * sizes.queries + 6 * sizes.keys
+    attention += sizes.queries if has_blocks else 0  # results of blocks, and all of them
+    return int((3 * sizes.hidden + load * _copies(sizes) + max(attention, 3 * load * _inner(sizes)) / tp) * sizes.item)
+
+
+def _inner(sizes: ModelSizes) -> int:
+    """Return the width of the feed-forward layers that a token goes through, all together."""
+    return sizes.inner * max(1, sizes.experts_per_token)
+
+
+def _copies(sizes: ModelSizes) -> int:
+    """Count elements of a token's copies for its experts, and of the experts' outputs, while the layer computes.
+
+    Megatron weighs experts inside them, so no backward reads their outputs.
+    """
+    return 2 * sizes.experts_per_token * sizes.hidden
 
 
 def _fuller(*moments: tuple[float, float]) -> dict[str, float]:

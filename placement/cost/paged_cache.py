@@ -12,7 +12,7 @@ from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.placement.cost.datasheets.hardware import GIB
 from prefect_rlhf.placement.cost.sizes import ModelSizes
 from prefect_rlhf.placement.cost.workload import Workload
-from prefect_rlhf.placement.engine_constants import CACHE_BLOCK
+from prefect_rlhf.placement.engine_constants import CACHE_BLOCK, PASS_TOKENS
 
 NULL_BLOCKS = 2  # blocks that no row fills, vLLM's own null block among them
 MOST_AT_ONCE = 1024  # rows in flight on CUDA: vLLM's own limit on large GPUs; each takes logits
@@ -49,6 +49,14 @@ def rows_at_once(rows: int, cache_bytes: int, length: int, sizes: ModelSizes, tp
     """
     held = (cache_bytes // block_bytes(sizes, tp) - NULL_BLOCKS) // _blocks(length)
     return min(rows, LEAST_SHARE * max(1, held), MOST_AT_ONCE)
+
+
+def pass_tokens(rows: int, length: int, at_once: int) -> int:
+    """Return the most tokens of a pass, with which vLLM tries the model when it is built.
+
+    `rows` is the largest number of rows of a generate, `length` the longest row, `at_once` the most rows in flight.
+    """
+    return max(length, at_once, min(rows * length, PASS_TOKENS))
 
 
 def gib_above(num_bytes: float) -> float:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import combinations
 
@@ -25,6 +25,7 @@ from prefect_rlhf.placement.cost.sizes import ModelSizes
 from prefect_rlhf.placement.cost.workload import Workload
 from prefect_rlhf.placement.devices.mesh import Backend, Device, DeviceMesh, lanes
 from prefect_rlhf.placement.graph import DataflowGraph
+from prefect_rlhf.placement.memory.building import Building
 from prefect_rlhf.placement.memory.bytes import base_bytes, byte_size
 from prefect_rlhf.placement.memory.holdings import ResidentBytes, instance_holdings
 from prefect_rlhf.placement.memory.hosts import HostLoad, fullest_host, host_loads
@@ -153,12 +154,14 @@ def certify(augmented: AugmentedGraph, workload: Workload, backend: Backend) -> 
     needs = node_needs(augmented, held, workload, backend)
     precedence, all_windows = Precedence(augmented), windows(augmented)
     beside = overhead(augmented.graph, plan, backend)
+    building = Building(augmented.graph, plan, workload.longest, backend)
     fullest: dict[object, _FullestMoment] = {}
     peaks, most_resident, excess = [], [], 0
     for device in sorted(held.keys() | needs.keys()):
         load = _DeviceLoad(tuple(held.get(device, ())), tuple(needs.get(device, ())))
         if load.signature not in fullest:
-            fullest[load.signature] = load.fullest_moment(precedence, all_windows)
+            builds = building.moments(load.held)
+            fullest[load.signature] = load.fullest_moment(precedence, all_windows).or_fuller(builds)
         moment, memory = fullest[load.signature], plan.cluster.memory_bytes(device.node)
         base = base_bytes(memory, backend).items()
         always = (*(ByteShare(DEVICE, what, size, False) for what, size in base), *beside.get(device, ()))
@@ -192,6 +195,15 @@ class _FullestMoment:
     shares: tuple[ByteShare, ...]
     most_resident: int
     totals: tuple[int, ...] = ()
+
+    def or_fuller(self, builds: Iterable[tuple[str, tuple[ByteShare, ...]]]) -> _FullestMoment:
+        """Return the fullest of this moment and of `builds`; each adds its total."""
+        fullest = self
+        for name, shares in builds:
+            fullest = replace(fullest, totals=(*fullest.totals, _total(shares)))
+            if _total(shares) > _total(fullest.shares):
+                fullest = replace(fullest, node=name, shares=shares)
+        return fullest
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,9 +63,7 @@ def instance_holdings(
     has room for all rows at their longest.
     """
     trained = any(call.kind == "train_step" for call in calls)
-    speeds = replica_speeds(instance, node_speeds)
-    dealt = [[count * call.rows_per_item for count in counts(call.num_items, speeds)] for call in calls]
-    rows = [max(of_replica) for of_replica in zip(*dealt, strict=True)]
+    rows = most_rows(instance, calls, node_speeds)
     held = []
     for device, at in device_coordinates(instance):
         if TRAITS[instance.engine].paged_cache:
@@ -75,6 +73,13 @@ def instance_holdings(
             kept = _megatron(model, instance, at.pp, trained)
         held += [ResidentBytes(device, instance, what, size) for what, size in kept if size]
     return tuple(held)
+
+
+def most_rows(instance: ModelInstance, calls: tuple[Call, ...], node_speeds: tuple[float, ...]) -> list[int]:
+    """Return the largest number of rows that each replica has in any of the calls."""
+    speeds = replica_speeds(instance, node_speeds)
+    dealt = [[count * call.rows_per_item for count in counts(call.num_items, speeds)] for call in calls]
+    return [max(of_replica) for of_replica in zip(*dealt, strict=True)]
 
 
 @cache

@@ -31,6 +31,9 @@ GROUP_BYTES = 688 * MIB
 """Of one between more, where a tree has two connections (the same)."""
 GRAPH_BYTES_A_LAYER = 16 * MIB
 """Of vLLM's captured graphs: it logs 0.21 GiB for 16 layers and about 0.5 GiB for 32 (vllm-project/vllm#11349)."""
+REDUCE_BUFFER_BYTES = (8 + 8 + 8 + 128) * MIB
+"""Of a vLLM engine with tp > 1: three buffers of its custom all-reduce, and a symmetric buffer, at its largest
+(`CustomAllreduce.__init__` and SYMM_MEM_ALL_REDUCE_MAX_SIZES in vllm/distributed/device_communicators, 0.32)."""
 DEVICE = "device"
 """The owner of shares that no model owns."""
 
@@ -52,20 +55,27 @@ def overhead(graph: DataflowGraph, plan: ExecutionPlan, backend: Backend) -> Map
             number = numbers.setdefault((instance.engine, members), len(numbers))
             for device in members:
                 groups[device].add(number)
-        if TRAITS[instance.engine].replays_graphs:
-            captured = ByteShare(instance.name, "CUDA graphs", model.shape.num_layers * GRAPH_BYTES_A_LAYER, False)
-            for device in instance.devices:
-                shares[device].append(captured)
-    if len({instance.role for instance in users}) < len(users):  # weights move between instances
-        world = tuple(sorted({device for instance in users for device in instance.devices}))
+        of_engine = [ByteShare(instance.name, what, size, False) for what, size in _of_engine(instance, model) if size]
+        for device in instance.devices:
+            shares[device] += of_engine
+    world = tuple(sorted({device for instance in users for device in instance.devices}))
+    if len(world) > 1:  # ranks open the communicator of all of them when they start
         number = numbers.setdefault(("world", world), len(numbers))
-        for device in world if len(world) > 1 else ():
+        for device in world:
             groups[device].add(number)
     bytes_of = [communicator_bytes(len(members)) for _, members in numbers]
     for device, of_device in groups.items():
         num_bytes = sum(bytes_of[number] for number in of_device)
         shares[device].append(ByteShare(DEVICE, f"{len(of_device)} NCCL communicators", num_bytes, False))
     return {device: tuple(held) for device, held in shares.items()}
+
+
+def _of_engine(instance: ModelInstance, model: ModelSpec) -> tuple[tuple[str, int], ...]:
+    """Return the bytes of an instance's own graphs and buffers on each of its devices, by kind."""
+    traits = TRAITS[instance.engine]
+    buffers = REDUCE_BUFFER_BYTES if traits.has_reduce_buffers and instance.strategy.tp > 1 else 0
+    graphs = model.shape.num_layers * GRAPH_BYTES_A_LAYER if traits.replays_graphs else 0
+    return ("CUDA graphs", graphs), ("all-reduce buffers", buffers)
 
 
 def torch_limits(graph: DataflowGraph, plan: ExecutionPlan, backend: Backend) -> dict[Device, int]:
