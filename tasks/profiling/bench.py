@@ -19,7 +19,7 @@ from prefect_rlhf.engines.rank.profiling.profiling_rank import STEPS, PassSecond
 from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.placement.cost.sizes import ModelSizes
 from prefect_rlhf.placement.cost.times.profile import Subject
-from prefect_rlhf.placement.devices.mesh import DeviceMesh
+from prefect_rlhf.placement.devices.mesh import Backend, DeviceMesh
 from prefect_rlhf.placement.devices.strategy import Strategy
 from prefect_rlhf.placement.engine_traits import TRAITS
 from prefect_rlhf.placement.layout.layout import layout_of
@@ -96,12 +96,20 @@ def part_of(shape: TransformerShape, tp: int, dtype: Dtype) -> TransformerShape:
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """A gang whose ranks each hold a trained copy of a part of the model in Megatron (`model`) and a copy in vLLM."""
+    """A gang whose ranks each hold a trained copy of a part of the model in Megatron (`model`) and a copy in vLLM.
+
+    `device` is the kind of the ranks' devices.
+    """
 
     gang: Gang[ProfilingRank]
     model: ModelSpec
     lease: DeviceMesh
     step: Callable[[str], None]
+    device: Backend = "cpu"
+
+    def replays(self, engine: EngineKind) -> bool:
+        """Whether the engine decodes with CUDA graphs, as in a run; then only all layers together can be timed."""
+        return self.device == "cuda" and TRAITS[engine].replays_graphs
 
     def instance(self, rank: int, engine: EngineKind, role: str = "model") -> ModelInstance:
         """Return a rank's copy."""
@@ -159,8 +167,9 @@ class Bench:
         source_layout, target_layout = (layout_of(instance, self.model, self.lease) for instance in (trained, read))
         return MoveWeightsCommand(trained, read, 0, source_layout, target_layout, self.lease.devices())
 
-    def build(self, engine: EngineKind, sizes: Sizes, role: str = "model", *, cuda_graphs: bool = False) -> None:
-        """Build a copy on each rank. With CUDA graphs, only the forward of all layers together can be timed."""
+    def build(self, engine: EngineKind, sizes: Sizes, role: str = "model") -> None:
+        """Build a copy on each rank."""
+        graphs = self.replays(engine)
 
         def command(rank: int) -> tuple[BuildCommand]:
             trains = "train_step" in TRAITS[engine].serves and role == "model"
@@ -168,7 +177,7 @@ class Bench:
             instance = self.instance(rank, engine, role)
             layout = layout_of(instance, model, self.lease)
             length = sizes.lengths[-1] + STEPS
-            return (BuildCommand(model, instance, (rank,), layout, length, sizes.rows[-1], cuda_graphs=cuda_graphs),)
+            return (BuildCommand(model, instance, (rank,), layout, length, sizes.rows[-1], cuda_graphs=graphs),)
 
         self.each(ProfilingRank.build, command)
 
@@ -192,7 +201,7 @@ def open_bench(
         node_devices=node_devices[:1],
         gpus=gpus,
     )
-    with closing(gang), bench_of(gang, part, subject.dtype, step) as bench:
+    with closing(gang), bench_of(gang, part, subject.dtype, step, subject.kind) as bench:
         for engine in ENGINES:
             bench.build(engine, sizes)
         bench.build("megatron", sizes, "copy")
@@ -201,7 +210,7 @@ def open_bench(
 
 @contextmanager
 def bench_of(
-    gang: Gang[ProfilingRank], part: TransformerShape, dtype: Dtype, step: Callable[[str], None]
+    gang: Gang[ProfilingRank], part: TransformerShape, dtype: Dtype, step: Callable[[str], None], device: Backend
 ) -> Iterator[Bench]:
     """Yield a bench without built models. Their random weights are in a temporary folder of the first node.
 
@@ -209,7 +218,7 @@ def bench_of(
     """
     with tempfile.TemporaryDirectory(prefix="rlhf-profile-") as folder:
         model = ModelSpec("model", str(Path(folder, "model")), "lm", part, dtype, optimizer=OptimizerSpec())
-        bench = Bench(gang, model, DeviceMesh(0, 1, 0, gang.size), step)
+        bench = Bench(gang, model, DeviceMesh(0, 1, 0, gang.size), step, device)
         bench.call(ProfilingRank.write_model, {0: (model,)})
         yield bench
         bench.call(ProfilingRank.remove_model, {0: (model,)})  # on another machine, no other process removes it

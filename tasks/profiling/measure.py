@@ -216,9 +216,14 @@ def _keep_training(
 def _keep_generation(
     bench: Bench, engine: EngineKind, tp: int, rows: int, length: int, seconds: PassSeconds, findings: Findings
 ) -> None:
-    """Keep decoding, and the prefill of an engine without inference; with inference, prefill is an ordinary forward."""
+    """Keep decoding, and the prefill of an engine without inference; with inference, prefill is an ordinary forward.
+
+    If the engine replays CUDA graphs, it counts the embedding and the last norm as a part of the layers.
+    """
     layers = bench.model.shape.num_layers
-    findings.keep("decode", tp, rows, length, seconds.decode / layers, engine)
+    findings.keep(
+        "decode_graphs" if bench.replays(engine) else "decode", tp, rows, length, seconds.decode / layers, engine
+    )
     if "inference" not in TRAITS[engine].serves:
         findings.keep("forward", tp, rows, length, seconds.forward / layers, engine)
     findings.samples[engine, rows].append(seconds.ends)

@@ -84,12 +84,12 @@ def probe(
         gpus=gpus,
         environment=_threads(kind, num_devices),
     )
-    with closing(gang), bench_of(gang, MODEL_SHAPE, dtype, lambda _: None) as bench:
+    with closing(gang), bench_of(gang, MODEL_SHAPE, dtype, lambda _: None, kind) as bench:
         speeds = _device_speeds(bench, dtype)
         if kind == "cpu":  # a GPU's decoding is limited by its memory
             speeds = replace(speeds, decoding_flops=_product_flops(bench, (DECODED_TOKENS,), dtype)[0])
-        on_cuda, reached = kind == "cuda", speeds.on(hardware)
-        seconds = {engine: _layer_seconds(bench, engine, reached, on_cuda=on_cuda) for engine in engines}
+        reached = speeds.on(hardware)
+        seconds = {engine: _layer_seconds(bench, engine, reached) for engine in engines}
         speeds = replace(speeds, megatron_layer_seconds=seconds.get("megatron"), vllm_layer_seconds=seconds.get("vllm"))
         if kind == "cpu" and any(
             "train_step" in TRAITS[engine].serves for engine in engines
@@ -131,16 +131,15 @@ def _product_flops(bench: Bench, sizes: Sequence[int], dtype: Dtype) -> tuple[fl
     return 2 * sum(sizes) * COLUMNS**2 / seconds, max(work.busy for by_rank in products for work in by_rank)
 
 
-def _layer_seconds(bench: Bench, engine: EngineKind, hardware: Hardware, *, on_cuda: bool) -> float:
+def _layer_seconds(bench: Bench, engine: EngineKind, hardware: Hardware) -> float:
     """Return the seconds of a layer in a decoding step beyond the time of its weights, cache and products.
 
     If the engine replays CUDA graphs, it counts the embedding and the last norm as a part of the layers.
     """
-    replays = on_cuda and TRAITS[engine].replays_graphs
-    bench.build(engine, Sizes(ROWS, CONTEXT), cuda_graphs=replays)
+    bench.build(engine, Sizes(ROWS, CONTEXT))
     measured = bench.time(ProfilingRank.generate, engine, ROWS, CONTEXT).decode / MODEL_SHAPE.num_layers
     sizes = ModelSizes.of(bench.model)
-    counted = DatasheetTimes.of(sizes, hardware).decode(ROWS, CONTEXT, 1, cuda_graphs=replays)
+    counted = DatasheetTimes.of(sizes, hardware).decode(ROWS, CONTEXT, 1, cuda_graphs=bench.replays(engine))
     return max(LEAST_LAYER_SECONDS, measured - counted.total + counted.launch)
 
 

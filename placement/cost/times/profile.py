@@ -240,9 +240,11 @@ class ProfiledTimes:
         return Seconds() if self.sizes.head == "scalar" else self._at("head_backward", tp, tokens, 1)
 
     def decode(self, rows: float, context: float, tp: int, cuda_graphs: bool, ep: int = 1) -> Seconds:
-        """See LayerTimes and `forward`. Without a measurement of graphs (CPU has no graphs), the eager time."""
+        """See LayerTimes and `forward`. If only one of both was measured, its time: on GPUs that of graphs, as runs use
+        them, and on CPU, which has none, the eager time."""
         _check_whole(1, ep)
-        graphs = cuda_graphs and ("decode_graphs", tp) in self._grids
+        eager, replayed = ((piece, tp) in self._grids for piece in ("decode", "decode_graphs"))
+        graphs = replayed and (cuda_graphs or not eager)
         return self._at("decode_graphs" if graphs else "decode", tp, rows, context)
 
     def sample(self, rows: float, tp: int) -> Seconds:

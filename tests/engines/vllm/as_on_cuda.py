@@ -27,6 +27,8 @@ from prefect_rlhf.engines.vllm.group import RankGroup
 from prefect_rlhf.engines.vllm.settings import engine_arguments
 from prefect_rlhf.placement.cost.paged_cache import whole_cache_bytes
 from prefect_rlhf.placement.cost.sizes import ModelSizes
+from prefect_rlhf.placement.devices.mesh import DeviceMesh
+from prefect_rlhf.tasks.profiling.bench import Bench, Sizes
 
 sys.modules["vllm._C_stable_libtorch"] = ModuleType("vllm._C_stable_libtorch")  # kernels, which the CPU's wheel lacks
 from vllm.platforms.cuda import CudaPlatformBase  # noqa: E402
@@ -81,6 +83,27 @@ def configuration(command: Any, ranks: tuple[int, ...]) -> dict[str, Any]:
     }
 
 
+class Asked:
+    """A gang that keeps the commands of builds."""
+
+    size = 1
+
+    def __init__(self) -> None:
+        self.commands: list[Any] = []
+
+    def call(self, method: Any, arguments: Any, **_: Any) -> dict[int, None]:
+        self.commands += [command for (command,) in arguments.values()]
+        return dict.fromkeys(arguments)
+
+
+def profiled(command: Any, device: Any, engine: Any) -> Any:
+    """The command by which `rlhf/profile` builds an engine for its measurements."""
+    gang = Asked()
+    bench = Bench(gang, command.model, DeviceMesh(0, 1, 0, 1), print, device)  # type: ignore[arg-type]
+    bench.build(engine, Sizes(2, 16))
+    return gang.commands[0]
+
+
 def building() -> dict[str, Any]:
     """What an engine finds while it is built on device 3."""
     before = model_runner.Sampler
@@ -105,6 +128,10 @@ def main(folder: str) -> None:
             "descending": configuration(pair, (1, 0)),
             "many rows": configuration(replace(command, max_rows=10_000), (0,)),
             "small cache": configuration(replace(command, max_rows=10_000, cache_bytes=cache_bytes), (0,)),
+            "profiled": configuration(profiled(command, "cuda", "vllm"), (0,)),
+            "profiled graphs": [
+                profiled(command, *where).cuda_graphs for where in (("cuda", "megatron"), ("cpu", "vllm"))
+            ],
             "building": building(),
             "FlashInfer": envs.VLLM_ALLREDUCE_USE_FLASHINFER,
         }

@@ -41,6 +41,11 @@ def test_graphs_are_captured_unless_the_command_forbids_it(seen):
     assert [seen[name]["eager"] for name in ("alone", "eager")] == [False, True]
 
 
+def test_a_profile_times_decoding_with_graphs_as_runs_decode(seen):
+    assert not seen["profiled"]["eager"]
+    assert seen["profiled graphs"] == [False, False]
+
+
 def test_engines_share_no_buffer_of_flashinfer(seen):
     """On a Hopper GPU vLLM would fuse the sum over ranks with norms, in a buffer of the process."""
     assert not seen["FlashInfer"]

@@ -9,10 +9,11 @@ from prefect_rlhf.placement.cost.execution import Execution
 from prefect_rlhf.placement.cost.sizes import ModelSizes
 from prefect_rlhf.placement.cost.times.profile import Profile, ProfiledTimes, Subject
 from prefect_rlhf.placement.cost.workload import CallWork, Workload
+from prefect_rlhf.placement.devices.mesh import DeviceMesh
 from prefect_rlhf.placement.devices.strategy import Strategy
-from prefect_rlhf.placement.models.model import TransformerShape
-from prefect_rlhf.tasks.profiling.bench import Sizes, part_of
-from prefect_rlhf.tasks.profiling.measure import held_up, measure
+from prefect_rlhf.placement.models.model import ModelSpec, TransformerShape
+from prefect_rlhf.tasks.profiling.bench import Bench, Sizes, part_of
+from prefect_rlhf.tasks.profiling.measure import Findings, _keep_generation, held_up, measure
 from tests.nccl_rules import nccl_rules
 
 pytestmark = pytest.mark.slow
@@ -109,3 +110,14 @@ def test_a_profile_keeps_the_rules_of_nccl(tmp_path):
     assert {"allreduce", "batch"} <= records.checked()
     assert any("reduce_scatter" in name for name in records.checked())
     assert measured.links.device > 0
+
+
+@pytest.mark.parametrize(("device", "piece"), [("cpu", "decode"), ("cuda", "decode_graphs")])
+def test_decoding_of_vllm_counts_with_graphs_on_gpus_alone(device, piece):
+    bench = Bench(None, ModelSpec("model", "", "lm", SHAPE), DeviceMesh(0, 1, 0, 1), print, device)
+    findings = Findings()
+    for engine in ("vllm", "megatron"):
+        _keep_generation(bench, engine, 1, 2, 16, PassSeconds(0.0, 1.0, 0.0, decode=SHAPE.num_layers), findings)
+    decoded = {found.engine: found.piece for found in findings.measurements if found.piece.startswith("decode")}
+    assert decoded == {"vllm": piece, "megatron": "decode"}
+    assert all(found.seconds == 1.0 for found in findings.measurements if found.piece.startswith("decode"))

@@ -179,6 +179,15 @@ def test_each_engine_has_times_of_its_own():
         ProfiledTimes(both, SIZES, "vllm").backward(8, 512, 1)
 
 
+@pytest.mark.parametrize(("only", "graphs"), [("decode", False), ("decode_graphs", True)])
+def test_a_profile_that_timed_decoding_in_one_way_has_that_time(only, graphs):
+    """A profile of GPUs times vLLM with CUDA graphs alone, a profile of CPUs without."""
+    left = tuple(m for m in PROFILE.measurements if m.piece == only or not m.piece.startswith("decode"))
+    times = ProfiledTimes(replace(PROFILE, measurements=left), SIZES)
+    expected = SHEET.decode(8, 512, 1, graphs).total
+    assert [times.decode(8, 512, 1, asked).total for asked in (False, True)] == [pytest.approx(expected)] * 2
+
+
 def test_new_weights_cost_their_fingerprint_and_their_packing():
     """A train_step makes them; the generate after it is the first to use them, and vLLM packs them."""
     work, execution = Workload.fixed(300, 500), Execution(Strategy(pp=2), 1, 8)
