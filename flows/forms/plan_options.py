@@ -60,7 +60,10 @@ class PlanOptions(Form):
         None, gt=0, le=1e5, description="Memory of a device; empty means its datasheet's."
     )
     host_memory_gib: float | None = Field(
-        None, gt=0, le=1e6, description="Host memory per node for offloading; empty sets no limit."
+        None,
+        gt=0,
+        le=1e6,
+        description="Host memory per node for offloading and checkpoints; empty means the usual host's of such GPUs.",
     )
     headroom: Share = Field(0.0, ge=0, lt=1, description="Share of each device that no plan may use, such as 10%.")
     call_seconds: float | None = Field(

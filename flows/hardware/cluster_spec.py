@@ -8,6 +8,7 @@ from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.flows.hardware.node_hardware import NETWORK, ORCHESTRATION_SECONDS, node_hardware
 from prefect_rlhf.placement.cost.datasheets.hardware import (
     GIB,
+    HOST_SHARE,
     NETWORKS,
     Datasheet,
     Network,
@@ -96,6 +97,14 @@ def _group(text: str, cluster: str, described: Datasheet | None) -> NodeGroup:
     return NodeGroup(nodes, devices, name if name == "cpu" else datasheet(name, "cluster").name)
 
 
+def usual_host_bytes(group: NodeGroup) -> int:
+    """Return the host memory that plans may use on a node of a group if it is not stated; 0 (no limit) if unknown.
+
+    The memory of the usual host of such devices is known for eight devices; a smaller node has its share.
+    """
+    return 0 if group.device == "cpu" else int(group.devices_per_node * group.sheet.host_bytes * HOST_SHARE)
+
+
 def check_described_is_used(groups: Sequence[NodeGroup], text: str, described: Datasheet | None) -> None:
     """Raise InvalidInput if there is a described device and no node has it."""
     if described is not None and all(group.described is None for group in groups):
@@ -114,8 +123,8 @@ def site_of(
 
     `memory_gib` is the memory of every device; by default, each has the memory of its datasheet. `call_seconds` is the
     host overhead of a call, apart from its layers; by default, the estimate for our runtime. `host_memory_gib` is the
-    memory of each node's host for offloading; by default, it has no limit. `headroom` is the share of each device that
-    no plan may use.
+    memory of each node's host for offloading and checkpoints; by default, that of `usual_host_bytes`. `headroom` is the
+    share of each device that no plan may use.
 
     Raises InvalidInput for a cluster that no plan could span, and for a headroom that leaves nothing.
     """
@@ -130,7 +139,7 @@ def site_of(
     between = parse_network(network) if sum(group.num_nodes for group in groups) > 1 else None
     nodes = [group for group in groups for _ in range(group.num_nodes)]
     memory = [int(memory_gib * GIB) if memory_gib else group.memory_bytes for group in nodes]
-    host_bytes = int(host_memory_gib * GIB) if host_memory_gib else 0
+    host_bytes = int(host_memory_gib * GIB) if host_memory_gib else min(map(usual_host_bytes, nodes))
     shape = ClusterShape("what-if", len(nodes), widths[0], min(memory), host_memory_bytes=host_bytes)
     if len(set(memory)) > 1:
         shape = shape.with_memory(memory)

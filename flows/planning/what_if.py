@@ -53,7 +53,7 @@ def read_question(flow: AlgorithmFlow, options: PlanOptions) -> Question:
     if workload.longest > context:
         seen, expected = f"{workload.longest} tokens", f"at most {context}, the context of {role}"
         raise InvalidInput("prompt_length + response_length", seen, expected)
-    return Question(graph, site, workload)
+    return Question(graph, site, replace(workload, has_checkpoints=True))
 
 
 def read_model_shape(role: str, model: Model) -> ModelSpec:

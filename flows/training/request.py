@@ -112,7 +112,8 @@ def read_request(
     inputs = inputs.read_by(speaking_role(graph))
     for line in (line for source in inputs.sources.values() for line in source.remarks()):
         log_info(line)
-    workload, checkpoint = run_workload(graph, inputs), None
+    workload = replace(run_workload(graph, inputs), has_checkpoints=options.checkpoint_every is not None)
+    checkpoint = None
     if options.resume_from is not None:
         checkpoint = find_checkpoint(options.resume_from, output_folder(options))
         if (as_before := with_draws_of(checkpoint.manifest.identity, graph)) != graph:

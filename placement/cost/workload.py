@@ -79,13 +79,15 @@ class Workload:
     """Token lengths of a run's rows, and whether generation may use CUDA graphs. The calls say how many rows.
 
     Rows that a computation makes, and rows that are made of these, have prompts and responses of their own in `made`,
-    under the computation's name.
+    under the computation's name. `has_checkpoints`: trained states are copied to the hosts, from where they are
+    written.
     """
 
     prompts: LengthDistribution
     responses: LengthDistribution
     cuda_graphs: bool = True
     made: tuple[tuple[str, LengthDistribution, LengthDistribution], ...] = ()
+    has_checkpoints: bool = False
 
     @classmethod
     def fixed(cls, prompt_tokens: int, response_tokens: int, cuda_graphs: bool = True) -> Workload:

@@ -126,7 +126,7 @@ class Certificate:
             largest_first = sorted(self.fullest.shares, key=lambda share: -share.num_bytes)
             lines += [f"  {byte_size(share.num_bytes):>10}  {share.owner}: {share.what}" for share in largest_first]
         if (host := fullest_host(self.hosts)) is not None:
-            lines.append(f"Of the offloaded bytes, {host}.")
+            lines.append(f"Of the bytes that leave the devices, {host}.")
         return "\n".join(lines)
 
     def to_json(self) -> str:
@@ -169,7 +169,7 @@ def certify(augmented: AugmentedGraph, workload: Workload, backend: Backend) -> 
         most_resident.append((str(device), moment.most_resident))
         left = memory - _total(always)
         excess += sum(max(0, total - left) for total in moment.totals)
-    hosts = host_loads(augmented, held)
+    hosts = host_loads(augmented, held, has_checkpoints=workload.has_checkpoints)
     excess += sum(host.excess_bytes for host in hosts)
     return Certificate(plan.name, tuple(peaks), tuple(most_resident), excess, hosts)
 

@@ -50,6 +50,7 @@ class Datasheet:
     runs ahead of it, so launches never hide behind its work. `elementwise_share` is the part of the memory bandwidth
     that element-wise work reaches: a GPU waits for its memory, a processor core for its arithmetic. `decoding_share` is
     the part of the FLOP/s of large products that products of a decoding step reach if arithmetic limits them.
+    `host_bytes` is the memory of a usual host of such devices, for each of them; 0: not known.
     """
 
     name: str
@@ -64,6 +65,7 @@ class Datasheet:
     is_host: bool = False
     elementwise_share: float = 1.0
     decoding_share: float = 1.0
+    host_bytes: int = 0
 
     def flops_per_second(self, dtype: Dtype) -> float:
         """Return the dense peak in that format."""
@@ -159,11 +161,33 @@ class Links:
         return bandwidth
 
 
+HOST_DEVICES = 8
+HOST_GIB: Mapping[str, int] = MappingProxyType(
+    {
+        "h100": 2048,  # NVIDIA DGX H100 datasheet: 2 TB of system memory
+        "h200": 2048,  # NVIDIA DGX H200 datasheet: 2 TB
+        "a100-80": 2048,  # NVIDIA DGX A100 datasheet, 640GB: 2 TB
+        "a100-40": 1024,  # NVIDIA DGX A100 datasheet, 320GB: 1 TB
+        "v100-32": 512,  # NVIDIA DGX-1 datasheet: 512 GB
+        "v100-16": 512,  # the same
+        "b200": 2048,  # NVIDIA DGX B200 datasheet: 2 TB, up to 4 TB
+        "l40s": 1536,  # AWS g6e.48xlarge, 8 L40S: 1,536 GiB
+        "a10": 768,  # AWS g5.48xlarge, 8 A10G: 768 GiB
+        "mi300x": 1850,  # Azure ND MI300X v5, 8 MI300X: 1,850 GiB
+    }
+)
+"""Memory of the host of a node with HOST_DEVICES devices, in GiB. An RTX 4090 has no usual host."""
+HOST_SHARE = 0.75
+"""Of a host's memory: what plans may use if the memory is not stated. An assumption; the rest is for the system, ranks,
+rows and libraries."""
+
+
 def _printed(
     name: str, half: float, full: float, memory: float, gib: float, link: float, host: float, source: str
 ) -> Datasheet:
     """Read TFLOP/s and GB/s as datasheets print them, links per direction, and the GiB that its driver reports."""
-    return Datasheet(name, half * 1e12, full * 1e12, memory * 1e9, int(gib * GIB), link * 1e9, host * 1e9, source)
+    of_host, speeds = HOST_GIB.get(name, 0) * GIB // HOST_DEVICES, (half * 1e12, full * 1e12, memory * 1e9)
+    return Datasheet(name, *speeds, int(gib * GIB), link * 1e9, host * 1e9, source, host_bytes=of_host)
 
 
 _KINDS = (

@@ -51,6 +51,23 @@ def test_the_hosts_part_of_a_call_is_named_and_may_be_said():
     assert nodes == [0.05, 2.2]
 
 
+def test_the_memory_of_a_host_is_that_of_its_kind_unless_it_is_said():
+    """Eight H100s have 2 TiB; of two kinds of nodes the smaller counts; a kind without a usual host has no limit."""
+    words = ["--response-length", "64"]
+
+    def room(*more, cluster="1x8:h100"):
+        question = asked(*words, *more, "--cluster", cluster)
+        said = [line for line in assumptions(question) if "--host-memory-gib" in line]
+        return question.site.cluster.host_memory_bytes / 2**30, len(said)
+
+    assert room() == (1536, 1)
+    assert room(cluster="1x2:h100") == (384, 1)
+    assert room(cluster="1x8:a100-40+1x8:v100-32") == (384, 1)
+    assert room("--host-memory-gib", "100") == (100, 0)
+    assert room(cluster="1x8:rtx4090") == (0, 0)
+    assert asked(*words).workload.has_checkpoints
+
+
 def test_the_constant_of_vllms_steps_is_named_if_vllm_generates_on_gpus():
     assert any("40 us for a layer" in line for line in assumptions(asked("--response-length", "64")))
     dpo = asked("--response-length", "64", algorithm="dpo", models=WORDS[2:4])

@@ -64,3 +64,20 @@ def test_a_host_that_is_full_is_enough_and_one_byte_less_is_refused():
     assert check_fits(with_room(REFERENCE, host.num_bytes), GRAPH, WORKLOAD, "cuda").excess_bytes == 0
     with pytest.raises(PlanDoesNotFit, match=r"memory of the host of n1.*offloaded"):
         check_fits(with_room(REFERENCE, host.num_bytes - 1), GRAPH, WORKLOAD, "cuda")
+
+
+def test_a_checkpoint_has_a_copy_of_main_weights_and_moments_on_the_hosts_that_train():
+    """12 bytes a parameter, a single copy whatever the number of replicas; with offloads both count."""
+    writing = replace(WORKLOAD, has_checkpoints=True)
+    (host,) = check_fits(APART, GRAPH, writing, "cuda").hosts
+    assert host.node == 0 and host.num_bytes == host.checkpoint_bytes
+    assert WEIGHTS * 6 <= host.checkpoint_bytes <= WEIGHTS * 6 * 1.01
+    assert (
+        f"{byte_size(host.checkpoint_bytes)} of it for a checkpoint"
+        in check_fits(APART, GRAPH, writing, "cuda").table()
+    )
+    moved = placed(APART, "actor_train_step", offload="optimizer")
+    (both,), (alone,) = (check_fits(moved, GRAPH, work, "cuda").hosts for work in (writing, WORKLOAD))
+    assert both.num_bytes == alone.num_bytes + host.checkpoint_bytes
+    with pytest.raises(PlanDoesNotFit, match=r"memory of the host of n0.*copied for a checkpoint"):
+        check_fits(with_room(moved, both.num_bytes - 1), GRAPH, writing, "cuda")
