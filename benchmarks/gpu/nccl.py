@@ -15,7 +15,7 @@ from torch.multiprocessing.spawn import spawn
 
 from benchmarks.gpu.step import YES, Constant, Expected, Found, Machine, Step
 from prefect_rlhf.placement.memory.bytes import MIB
-from prefect_rlhf.placement.memory.overhead import GROUP_BYTES, PAIR_BYTES
+from prefect_rlhf.placement.memory.overhead import GROUP_BYTES, PAIR_BYTES, REDUCE_BUFFER_BYTES
 
 LIMIT = timedelta(seconds=40)
 
@@ -36,6 +36,12 @@ def communicator_bytes(machine: Machine) -> Found:
     pair, group = zip(*_in_world(machine.num_gpus, _communicators), strict=True)
     found = {"pair": max(pair), "group": max(group)}
     return {f"{name}_bytes": value for name, value in found.items()} | {f"{n}_mib": v / MIB for n, v in found.items()}
+
+
+def reduce_buffers(machine: Machine) -> Found:
+    """Memory that vLLM's own buffers for sums over two ranks take, besides NCCL's."""
+    taken = max(_in_world(2, _reduce_buffers))
+    return {"reduce_buffer_bytes": taken, "reduce_buffer_mib": taken / MIB}
 
 
 def rank_orders(machine: Machine) -> Found:
@@ -83,6 +89,21 @@ def _communicators(rank: int) -> list[float]:
     return found
 
 
+def _reduce_buffers(rank: int) -> list[float]:
+    from vllm.distributed.device_communicators.custom_all_reduce import CustomAllreduce
+    from vllm.distributed.device_communicators.symm_mem import SymmMemCommunicator
+
+    dist.all_reduce(torch.zeros(1, device="cuda"))
+    device, on_host = torch.device("cuda", rank), dist.new_group(backend="gloo")
+    torch.cuda.synchronize()
+    before = torch.cuda.mem_get_info()[0]
+    kept = CustomAllreduce(on_host, device), SymmMemCommunicator(dist.group.WORLD, device)
+    torch.cuda.synchronize()
+    taken = float(max(0, before - torch.cuda.mem_get_info()[0]))
+    del kept
+    return [taken]
+
+
 def _unordered(rank: int) -> list[float]:
     order = [0, 2, 1, 3][: dist.get_world_size()] if dist.get_world_size() > 2 else [1, 0]
     group = dist.new_group(order, sort_ranks=False)
@@ -123,6 +144,18 @@ STEPS_OF_NCCL = (
         constants=(
             Constant("PAIR_BYTES", "placement/memory/overhead.py", PAIR_BYTES, "pair_bytes"),
             Constant("GROUP_BYTES", "placement/memory/overhead.py", GROUP_BYTES, "group_bytes"),
+        ),
+    ),
+    Step(
+        "reduce_buffers",
+        0,
+        120,
+        reduce_buffers,
+        {"reduce_buffer_mib": Expected(24, REDUCE_BUFFER_BYTES / MIB)},
+        needs=_SEVERAL | {"vllm"},
+        findings="D6",
+        constants=(
+            Constant("REDUCE_BUFFER_BYTES", "placement/memory/overhead.py", REDUCE_BUFFER_BYTES, "reduce_buffer_bytes"),
         ),
     ),
 )

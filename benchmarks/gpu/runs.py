@@ -81,10 +81,10 @@ def graph_bytes(machine: Machine) -> Found:
     spec = Case(make_folder(machine.folder / "lm", **sizes), dtype="bfloat16").spec()
     mesh = DeviceMesh(0, 1, 0, 1)
     instance = ModelInstance("actor", "vllm", mesh, Strategy())
-    free = [torch.cuda.mem_get_info()[0]]
+    free, kept = [torch.cuda.mem_get_info()[0]], []
     for graphs in (False, True):
         command = BuildCommand(spec, instance, (0,), layout_of(instance, spec, mesh), 128, 256, cuda_graphs=graphs)
-        VllmEngine(command, 0)
+        kept.append(VllmEngine(command, 0))  # both stay, so that a difference is an engine
         torch.cuda.empty_cache()
         free.append(torch.cuda.mem_get_info()[0])
     taken = (free[1] - free[2]) - (free[0] - free[1])

@@ -31,7 +31,7 @@ GROUP_BYTES = 688 * MIB
 """Of one between more, where a tree has two connections (the same)."""
 GRAPH_BYTES_A_LAYER = 16 * MIB
 """Of vLLM's captured graphs: it logs 0.21 GiB for 16 layers and about 0.5 GiB for 32 (vllm-project/vllm#11349)."""
-REDUCE_BUFFER_BYTES = (8 + 8 + 8 + 128) * MIB
+REDUCE_BUFFER_BYTES = (8 + 16 + 8 + 128) * MIB
 """Of a vLLM engine with tp > 1: three buffers of its custom all-reduce, and a symmetric buffer, at its largest
 (`CustomAllreduce.__init__` and SYMM_MEM_ALL_REDUCE_MAX_SIZES in vllm/distributed/device_communicators, 0.32)."""
 DEVICE = "device"

@@ -13,6 +13,8 @@ from benchmarks.gpu.all_steps import ALL_GPUS, ONE_GPU
 from benchmarks.gpu.report import report
 from benchmarks.gpu.run import run_step
 from benchmarks.gpu.step import Constant, Expected, Machine, Step
+from prefect_rlhf.placement.memory import bytes as memory_bytes
+from prefect_rlhf.placement.memory import overhead
 
 PROJECT = Path(__file__).parents[2]
 LIMIT_SECONDS = 900
@@ -47,6 +49,20 @@ def test_a_few_steps_run_and_the_others_need_a_gpu(tmp_path):
     assert "  CONTEXT_BYTES (placement/memory/bytes.py): 1.07374e+09 -> not measured" in lines
     written = [json.loads(line) for line in (tmp_path / "steps.jsonl").read_text().splitlines()]
     assert {each["step"]: each["status"] for each in written}["context_bytes"] == "needs a GPU"
+
+
+def test_each_constant_of_the_memory_of_gpus_has_a_step_that_replaces_it():
+    """Those of the two files whose numbers no GPU has confirmed."""
+    named = {
+        (name, f"placement/memory/{module.__name__.rpartition('.')[2]}.py")
+        for module in (memory_bytes, overhead)
+        for name, value in vars(module).items()
+        if name.isupper() and isinstance(value, (int, float)) and name not in ("MIB", "GIB")
+    }
+    named = {each for each in named if each != ("CONTEXT_BYTES", "placement/memory/overhead.py")}  # imported there
+    named |= {("FRAGMENT_SHARE[cuda]", "placement/memory/bytes.py")}
+    replaced = {(each.name, each.file) for step in (*ONE_GPU, *ALL_GPUS) for each in step.constants}
+    assert named == {each for each in replaced if each[1].startswith("placement/memory/")}
 
 
 def test_a_step_that_fails_or_never_ends_leaves_the_others_alone(tmp_path):
