@@ -11,7 +11,9 @@ from prefect_rlhf.placement.devices.mesh import Backend, ClusterShape
 
 MIB = 1 << 20
 CONTEXT_BYTES = GIB
-"""Of each process on a GPU: CUDA's context and loaded kernels, some 0.6 GiB on an H100, and cuBLAS' workspaces."""
+"""Of each process on a GPU: CUDA's context and loaded kernels, and cuBLAS' workspaces. A context takes some 300 MB, and
+over 1,000 MB if all of torch's kernels are loaded (pytorch/pytorch#107667); a workspace takes 32 MiB on Hopper
+(cuBLAS' documentation of cublasSetWorkspace)."""
 FRAGMENT_SHARE: Mapping[Backend, float] = MappingProxyType({"cuda": 0.03, "cpu": 0.08})
 """Of a device: gaps between tensors that come and go; on CPU the process itself, too.
 
