@@ -135,7 +135,8 @@ def trial_bytes(rows: int, length: int, cache_bytes: int, sizes: ModelSizes, tp:
     (`profile_run` in vllm/v1/worker/gpu/model_runner.py). `rows` is the largest number of rows of a generate.
     """
     at_once = rows_at_once(rows, cache_bytes, length, sizes, tp)
-    forward = pass_tokens(rows, length, at_once) * _cuda_forward_bytes(sizes.on(tp), tp, EXPERT_IMBALANCE)
+    load = EXPERT_IMBALANCE if sizes.num_experts else 1.0
+    forward = pass_tokens(rows, length, at_once) * _cuda_forward_bytes(sizes.on(tp), tp, load)
     return forward + at_once * sizes.vocab * SAMPLED_COPIES * 4
 
 
