@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 
 from prefect_rlhf.engines.gang.protocol import Gang
 from prefect_rlhf.engines.rank.rank import Rank
@@ -11,6 +12,7 @@ from prefect_rlhf.placement.cost.datasheets.hardware import GIB
 from prefect_rlhf.placement.devices.lease import Lease
 from prefect_rlhf.placement.memory.bytes import usable_bytes
 from prefect_rlhf.placement.memory.overhead import torch_limits
+from prefect_rlhf.placement.plan import ExecutionPlan
 from prefect_rlhf.tasks.running.training_run import TrainingRun
 
 FREE_WAIT_SECONDS = 60.0
@@ -56,9 +58,14 @@ def check_device_memory(
         time.sleep(POLL_SECONDS)
 
 
-def limit_torch(run: TrainingRun, gang: Gang[Rank]) -> None:
-    """Limit the memory that torch may reserve on each GPU to the plan's share for it, before models are built."""
-    limits = torch_limits(run.graph, run.plan, run.lease.kind)
-    arguments = {run.rank(device): (num_bytes,) for device, num_bytes in limits.items()}
+def limit_torch(run: TrainingRun, gang: Gang[Rank], later: Sequence[ExecutionPlan] = ()) -> None:
+    """Limit the memory that torch may reserve on each GPU to the plan's share for it, before models are built.
+
+    Torch cannot lift a limit. So with `later` plans a GPU has the largest limit of all plans, and none if any plan sets
+    none for it.
+    """
+    limits = [torch_limits(run.graph, plan, run.lease.kind) for plan in (run.plan, *later)]
+    limited = set.intersection(*map(set, limits))
+    arguments = {run.rank(device): (max(each[device] for each in limits),) for device in sorted(limited)}
     if arguments:
         gang.call(Rank.limit_torch, arguments, doing="limit torch's memory", deadline_seconds=run.call_deadline_seconds)

@@ -56,7 +56,7 @@ def train(
     )
     with closing(opened) as gang:
         check_device_memory(lease, gang, run.call_deadline_seconds)
-        limit_torch(run, gang)
+        limit_torch(run, gang, [move.plan for move in moves])
         dispatcher = Dispatcher(run, gang)
         dispatcher.build(audience.built)
         stop = StopRequest()

@@ -13,7 +13,7 @@ from prefect_rlhf.placement.planner.preset_plan import preset
 from prefect_rlhf.tasks.running import device_memory
 from prefect_rlhf.tasks.running.device_memory import check_device_memory, limit_torch
 from prefect_rlhf.tasks.running.training_run import TrainingRun
-from tests.strategies import dpo
+from tests.strategies import dpo, placed, ppo
 
 GIB = 1 << 30
 MIXED = ClusterShape("mixed", 2, 1, 31 * GIB, node_memory_bytes=(79 * GIB, 31 * GIB))
@@ -85,3 +85,23 @@ def test_each_rank_of_a_plan_limits_torch_before_models_are_built():
     limits = torch_limits(dpo(), plan, "cuda")
     assert method is Rank.limit_torch
     assert arguments == {0: (limits[Device(0, 0)],), 1: (limits[Device(0, 1)],)}
+
+
+def test_with_later_plans_torch_has_the_largest_limit_or_none():
+    """A plan with an engine that sleeps sets no limit, and a limit could not be lifted."""
+    asked = []
+
+    class Gang:
+        def call(self, method, arguments, *, doing, deadline_seconds):
+            asked.append(arguments)
+
+    shape = ClusterShape("two", 1, 2, 80 * GIB)
+    held = Lease("mesh", "1", shape, shape.whole, shape.whole.devices(), "cuda")
+    first, narrow = (preset("flattening", ppo(), shape, shape.whole), preset("split", ppo(), shape, shape.whole))
+    asleep = placed(first, "actor_generate", offload="all")
+    run = TrainingRun(ppo(), first, 1, held, {}, "", Path(), 0, 8, 1.0)
+    limit_torch(run, Gang(), [narrow])
+    limits = [torch_limits(ppo(), plan, "cuda") for plan in (first, narrow)]
+    assert asked == [{rank: (max(each[Device(0, rank)] for each in limits),) for rank in (0, 1)}]
+    limit_torch(run, Gang(), [asleep])
+    assert len(asked) == 1
