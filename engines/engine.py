@@ -77,13 +77,15 @@ class Sequences:
 class TrainSettings:
     """Settings of a train_step: `epochs` passes over the rows in `mini_batches`, with an optimizer step for each.
 
-    `recompute` are the layers of each pipeline stage that keep only their input for the backward; see Placement.
+    `recompute` are the layers of each pipeline stage that keep only their input for the backward. With
+    `sequence_parallel` each tensor-parallel rank has its part of the tokens between products; see Placement.
     """
 
     mini_batches: int = 1
     micro_batches: int = 1
     epochs: int = 1
     recompute: Recompute = 0
+    sequence_parallel: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,6 +31,8 @@ class EngineTraits:
     """Whether a model may be split over pp."""
     recomputes: bool = False
     """Whether a train_step can recompute layers during its backward, to keep fewer activations."""
+    divides_sequences: bool = False
+    """Whether a train_step can divide the tokens between products over tp."""
     paged_cache: bool = False
     """Whether it allocates a key-value cache of a fixed size when it is built, which limits the rows in flight."""
     sleeps_on_cuda: bool = False
@@ -97,6 +99,7 @@ _TRAITS: dict[EngineKind, EngineTraits] = {
         micro_batches=True,
         pipelines=True,
         recomputes=True,
+        divides_sequences=True,
         drops_weights=True,
     ),
     "python": EngineTraits(serves=("compute",), holds_weights=False),

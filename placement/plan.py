@@ -27,8 +27,9 @@ class Placement:
     uses it. With `prefetch` it is reloaded while the previous call runs. Without it, it is reloaded only when its
     devices are idle, so no other call needs memory for it. `device_order` are the mesh's devices, by position, in the
     order of the strategy's coordinates; empty: as the mesh lists them. `recompute` are the layers of each pipeline
-    stage that keep only their input for the backward of a train_step, which runs their forward again. `python` is the
-    engine of compute calls, which use the host CPU of a single device.
+    stage that keep only their input for the backward of a train_step, which runs their forward again. With
+    `sequence_parallel` a train_step divides tokens over tp wherever it does not divide products. `python` is the engine
+    of compute calls, which use the host CPU of a single device.
     """
 
     mesh: DeviceMesh
@@ -40,6 +41,7 @@ class Placement:
     prefetch: bool = True
     cache_gib: float | None = None
     recompute: Recompute = 0
+    sequence_parallel: bool = False
 
     @property
     def cache_bytes(self) -> int | None:

@@ -63,7 +63,14 @@ TAKING_TURNS = plan(
 FOUR_RANKS: Mapping[str, Compact] = MappingProxyType(
     {
         "dp4": plan("0-3 dp4 engine=vllm", "0-3 dp4", "0-3 dp4", "0-3 dp4", "0-3 dp4", "0-3 dp4"),
-        "tp4": plan("0-3 tp4 engine=vllm", "0-3 dp2 tp2", "0-3 tp4", "0-3 tp2 dp2", "0-3 tp4", "0-3 dp2 tp2"),
+        "tp4": plan(
+            "0-3 tp4 engine=vllm",
+            "0-3 dp2 tp2",
+            "0-3 tp4",
+            "0-3 tp2 dp2",
+            "0-3 tp4 sequence_parallel=true",
+            "0-3 dp2 tp2",
+        ),
         "pp4": plan(
             "0-3 dp4 engine=vllm", "0-3 pp4", "0-3 pp4", "0-3 pp4", "0-3 pp4", "0-3 pp4 micro_batches=2 recompute=1"
         ),
@@ -83,7 +90,14 @@ FOUR_RANKS: Mapping[str, Compact] = MappingProxyType(
             "0-3 dp2 pp2 micro_batches=4",
             "0-3 dp2 pp2 micro_batches=4",
         ),
-        "tp2 pp2": plan("0-3 tp4 engine=vllm", "0-3 tp2 pp2", "0-3 tp2 pp2", "0-3 dp4", "0-3 tp2 pp2", "0-3 pp2 tp2"),
+        "tp2 pp2": plan(
+            "0-3 tp4 engine=vllm",
+            "0-3 tp2 pp2",
+            "0-3 tp2 pp2",
+            "0-3 dp4",
+            "0-3 tp2 pp2 sequence_parallel=true",
+            "0-3 pp2 tp2",
+        ),
         "split": plan("0-3 dp4 engine=vllm", "2-3 dp2", "0-1 dp2", "2-3 dp2", "0-1 dp2", "2-3 dp2 micro_batches=2"),
         "disjoint": plan("0 engine=vllm", "1", "1", "3", "2", "3 micro_batches=4"),
         "offload": plan(
@@ -118,7 +132,7 @@ FOUR_RANKS: Mapping[str, Compact] = MappingProxyType(
             "2-3 dp2",
             "0-1 tp2",
             "0-3 dp4",
-            "0-3 dp2 tp2 recompute=all",
+            "0-3 dp2 tp2 recompute=all sequence_parallel=true",
             "2-3 pp2 recompute=2",
         ),
     }

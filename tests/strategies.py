@@ -224,8 +224,11 @@ def plans(draw, graph: DataflowGraph, cluster: ClusterShape, offload: bool = Tru
         engine, *_ = engines_of(each.kind)
         options = degrees(mesh.num_devices, experts).map(lambda s, m=mesh, e=engine: Placement(m, s, e))
         legal = options.filter(lambda placement, e=each: not list(violations(e, placement, graph)))
-        recompute = draw(st.sampled_from([0, 1, "all"])) if each.kind == "train_step" else 0
-        placements.append((each.name, replace(draw(legal), recompute=recompute)))
+        drawn = draw(legal)
+        if each.kind == "train_step":
+            divides = drawn.strategy.tp > 1 and draw(st.booleans())
+            drawn = replace(drawn, recompute=draw(st.sampled_from([0, 1, "all"])), sequence_parallel=divides)
+        placements.append((each.name, drawn))
     plan = ExecutionPlan("drawn", cluster, tuple(placements))
     for instance, calls in instances(graph, plan).items():
         if draw(st.booleans()):

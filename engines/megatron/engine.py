@@ -43,6 +43,7 @@ from prefect_rlhf.engines.megatron.training.batches import (
 from prefect_rlhf.engines.megatron.training.gradient_buffers import with_gradient_buffers
 from prefect_rlhf.engines.megatron.training.key_value_copies import KeyValueCopies
 from prefect_rlhf.engines.megatron.training.optimizer import MainOptimizer
+from prefect_rlhf.engines.megatron.training.sequence_parallel import sequence_parallel
 from prefect_rlhf.engines.megatron.vocabulary.entropy import token_entropy
 from prefect_rlhf.engines.megatron.vocabulary.head import token_logprobs, token_values
 from prefect_rlhf.engines.sampling.response_end import check_lengths, end_tokens
@@ -157,12 +158,14 @@ class MegatronEngine:
         steps: list[tuple[losses.Sums, list[list[float]]]] = []
         norms = []
         self._model.train()
+        split = self._groups.strategy.tp if settings.sequence_parallel else 1
         recomputed = recomputed_layers(settings.recompute, len(self.layers))
         for number, layer in enumerate(self._model.decoder.layers):
             layer.recomputes = number < recomputed
         for mini_batch in list(range(settings.mini_batches)) * settings.epochs:
-            work = self._work(passes, mini_batch, settings.micro_batches, weights_MT3[mini_batch])
-            sums, norm = self._step(work, bool(weights_MT3[mini_batch].any()), some_without_rows)
+            work = self._work(passes, mini_batch, settings.micro_batches, weights_MT3[mini_batch], split)
+            with sequence_parallel(self._model, settings.sequence_parallel):
+                sums, norm = self._step(work, bool(weights_MT3[mini_batch].any()), some_without_rows)
             steps.append((sums, weights_MT3[mini_batch].tolist()))
             norms.append(norm)
         skipped = sum(not weights_T3.any() for weights_T3 in weights_MT3) * settings.epochs
@@ -245,17 +248,22 @@ class MegatronEngine:
         return box[0]
 
     def _work(
-        self, passes: Sequence[losses.PassRows], mini_batch: int, count: int, weights_T3: Tensor
+        self, passes: Sequence[losses.PassRows], mini_batch: int, count: int, weights_T3: Tensor, split: int
     ) -> list[tuple[MicroBatch, FromHidden]]:
-        """Cut a mini-batch of every row set into micro-batches, each with its losses."""
+        """Cut a mini-batch of every row set into micro-batches of multiples of `split` tokens, each with its losses."""
         rows_of = [(each, rows) for each in passes for rows in each.micro_rows(mini_batch, count)]
         in_pipeline = self._groups.strategy.pp > 1
         num_tokens = max((tokens_of(each.rows.sequences, rows) for each, rows in rows_of), default=0)
-        filled = num_tokens if in_pipeline else None
-        return [
-            (micro_batch(each.rows.sequences, rows, filled).to(self._device), partial(self._loss, each, weights_T3))
+
+        def filled(own_tokens: int) -> int:
+            return -(-(num_tokens if in_pipeline else own_tokens) // split) * split
+
+        micros = (
+            micro_batch(each.rows.sequences, rows, filled(tokens_of(each.rows.sequences, rows)))
             for each, rows in rows_of
-        ]
+        )
+        losses_of = (partial(self._loss, each, weights_T3) for each, _ in rows_of)
+        return [(micro.to(self._device), of) for micro, of in zip(micros, losses_of, strict=True)]
 
     def _loss(
         self, rows: losses.PassRows, weights_T3: Tensor, hidden: Tensor, micro: MicroBatch

@@ -45,7 +45,7 @@ class RotaryAttention(SelfAttention):  # type: ignore[misc]
             mixed = self._attend_without_cache(qkv_NGXD, packed_seq_params)
         else:
             mixed = packed_seq_params.attend(self.layer_number, qkv_NGXD, self.rotary, self.window)
-        return cast(tuple[Tensor, Tensor | None], self.linear_proj(mixed.view(*hidden_states.shape[:2], -1)))
+        return cast(tuple[Tensor, Tensor | None], self.linear_proj(mixed.view(*qkv.shape[:2], -1)))
 
     def _normed(self, qkv_NGXD: Tensor) -> Tensor:
         """Apply the norms of queries and keys, if the model has them, to copies: the projection can then be freed."""

@@ -10,7 +10,11 @@ import torch
 import torch.nn.functional as F
 from megatron.core.models.gpt import GPTModel
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
-from megatron.core.tensor_parallel import set_tensor_model_parallel_attributes
+from megatron.core.tensor_parallel import (
+    gather_from_sequence_parallel_region,
+    scatter_to_sequence_parallel_region,
+    set_tensor_model_parallel_attributes,
+)
 from megatron.core.transformer import ModuleSpec, TransformerConfig
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 from torch import Tensor
@@ -46,6 +50,8 @@ class Transformer(GPTModel):  # type: ignore[misc]
             embedded = embed(tokens_BS, self.embedding.word_embeddings.weight, self.pg_collection.tp)
             if self.embedding_scale is not None:
                 embedded = embedded * self.embedding_scale
+            if self.config.sequence_parallel:  # the part is a view, which would keep the whole
+                embedded = scatter_to_sequence_parallel_region(embedded, self.pg_collection.tp).clone()
         hidden: Tensor = super().forward(tokens_BS, None, None, decoder_input=embedded, packed_seq_params=packing)
         return hidden
 
@@ -58,7 +64,11 @@ class Transformer(GPTModel):  # type: ignore[misc]
         return cast(Tensor, self.output_layer.weight)
 
     def _postprocess(self, hidden_states: Tensor, *_: Any, **__: Any) -> Tensor:
-        return hidden_states
+        """Return the hidden states of all tokens: every rank computes the same from them on."""
+        if not (self.post_process and self.config.sequence_parallel):
+            return hidden_states
+        group = self.pg_collection.tp
+        return cast(Tensor, gather_from_sequence_parallel_region(hidden_states, False, group))
 
 
 class ScalarHead(torch.nn.Module):
@@ -191,9 +201,13 @@ def _clear_padding(model: Transformer, num_rows: int) -> None:
 def _mark_split_weights(model: Transformer) -> None:
     """Mark the weights that are split over tp: without initialization Megatron does not, and gradient norms are wrong.
 
-    It always marks the biases.
+    It always marks the biases. With sequence parallelism norms of hidden states see a part of the tokens, and Megatron
+    sums their gradients over tp.
     """
     for name, parameter in model.named_parameters():
+        parameter.sequence_parallel = (
+            name.endswith("norm.weight") and "q_layernorm" not in name and "k_layernorm" not in name
+        )
         is_linear = "linear" in name and not name.endswith(("bias", "norm.weight"))
         if is_linear or "word_embeddings" in name or "output_layer" in name:
             by_columns = "linear_proj" in name or "linear_fc2" in name

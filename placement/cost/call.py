@@ -171,7 +171,10 @@ class _CallSeconds:
         """Run a layer backward, without its forward again."""
         strategy = self.execution.strategy
         layer = self.times.backward(rows, length, strategy.tp, self.execution.sequence_split, strategy.ep)
-        return layer + self._tp_reduces(rows * length) + self._to_experts(rows * length)
+        reduces = self._tp_reduces(rows * length)
+        if self.execution.sequence_parallel:  # its inputs of products are gathered once more, for gradients of weights
+            reduces = reduces.times(1.5)
+        return layer + reduces + self._to_experts(rows * length)
 
     def _update(self) -> Seconds:
         """Sum gradients over replicas, step, and give every replica the new weights (ZeRO 1: Rajbhandari et al. 2020).
@@ -193,7 +196,10 @@ class _CallSeconds:
         return Seconds(dp_communication=shared, optimizer=self.times.adam(stepped))
 
     def _tp_reduces(self, tokens: float) -> Seconds:
-        """Reduce [tokens, hidden] over the tensor-parallel group, twice a layer."""
+        """Reduce [tokens, hidden] over the tensor-parallel group, twice a layer.
+
+        With sequence parallelism a reduce-scatter and a gather of as many bytes take the place of each.
+        """
         if self.execution.strategy.tp == 1:
             return Seconds()
         num_bytes = tokens * self.times.sizes.hidden * self.times.sizes.item

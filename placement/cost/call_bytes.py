@@ -210,7 +210,8 @@ class _Active:
         that the saved inputs of other layers are freed before.
         """
         rows = self._micro_rows(train=True)
-        tokens = rows * self._length
+        split = self.execution.strategy.tp if self.execution.sequence_parallel else 1
+        tokens = -(-rows * self._length // split) * split  # filled up, so that tp divides them
         dp, pp = self.execution.strategy.dp, self.execution.strategy.pp
         mini_batches = (part.mini_batch_rows(dp) // part.rows_per_item for part in (self.work, *self.work.others))
         pieces = sum(self.execution.pieces(items, train=True)[1] for items in mini_batches)
@@ -223,9 +224,12 @@ class _Active:
             (tokens * recomputed + self._layer_backward(rows, tokens), 0),
             (self._head_backward(tokens), self._logits(tokens)),
         )
+        gathered = 0
+        if self.execution.sequence_parallel:  # all tokens: a buffer of the products, and the last hidden states
+            gathered = (2 if self._is_last else 1) * self.sizes.hidden * self.sizes.item
         return _with(
             static,
-            activations=tokens * (kept + in_flight * (2 if self._is_last else 1) * boundary),
+            activations=tokens * (kept + in_flight * (2 if self._is_last else 1) * boundary + gathered),
             **moment,
             rows=self._rows(2 + NUM_COLUMNS),
         )
@@ -304,6 +308,8 @@ class _Active:
         """
         sizes, tp = self.sizes, self._tp
         inner, hidden = self._inner, 3 * sizes.hidden + self._copies
+        if self.execution.sequence_parallel:  # gradients of all tokens, before and after a product
+            hidden += 2 * sizes.hidden
         experts = max(1, sizes.num_experts // self.execution.strategy.ep)  # of a device
         of_weight = experts * 2 * sizes.inner * sizes.hidden / tp  # gate and up
         if not self.on_cpu:

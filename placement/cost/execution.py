@@ -20,9 +20,10 @@ class Execution:
 
     An estimate of another system derives from it and overrides what that system's engine does differently.
 
-    `recompute`: these layers of each stage keep their input only in training, and run forward again. `cache_bytes`: the
-    size of a paged key-value cache on each device, which rows in flight fill (None: room for all rows). `engine`
-    names the engine whose layers a profile has.
+    `recompute`: these layers of each stage keep their input only in training, and run forward again. With
+    `sequence_parallel` tp divides the tokens of a train_step between products. `cache_bytes`: the size of a paged
+    key-value cache on each device, which rows in flight fill (None: room for all rows). `engine` names the engine whose
+    layers a profile has.
     """
 
     gradient_bytes: ClassVar[int] = GRADIENT_BYTES
@@ -35,6 +36,7 @@ class Execution:
     devices_per_node: int = 1
     micro_batches: int = 1
     recompute: Recompute = 0
+    sequence_parallel: bool = False
     cache_bytes: int | None = None
     engine: EngineKind = "megatron"
 
@@ -47,6 +49,7 @@ class Execution:
             placement.mesh.devices_per_node,
             placement.micro_batches,
             placement.recompute,
+            placement.sequence_parallel,
             cache_bytes=placement.cache_bytes,
             engine=placement.engine,
         )
@@ -67,7 +70,7 @@ class Execution:
     @property
     def sequence_split(self) -> int:
         """The number of parts that [tokens, hidden] is split into outside of matrix products."""
-        return 1
+        return self.strategy.tp if self.sequence_parallel else 1
 
     @property
     def boundary_split(self) -> int:

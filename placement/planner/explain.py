@@ -96,6 +96,8 @@ def in_words(placement: Placement) -> str:
     cuts = f", {placement.micro_batches} micro-batches" if placement.micro_batches > 1 else ""
     if placement.cache_gib is not None:
         cuts = f", a cache of {placement.cache_gib:g} GiB"
+    if placement.sequence_parallel:
+        cuts += ", sequence parallel"
     if placement.recompute:
         cuts += f", recompute {placement.recompute}"
     return f"{placement.name} {placement.engine}{cuts}"

@@ -127,14 +127,21 @@ def _engine(call: Call, placement: Placement) -> Iterator[InvalidInput]:
         yield NotUsed(_field(call.name, "cache_gib"), placement.cache_gib, f"{engine} has no cache")
     if placement.cache_gib is not None and not placement.cache_gib > 0:
         yield InvalidInput(_field(call.name, "cache_gib"), placement.cache_gib, "more than 0")
-    if placement.recompute != 0:
-        yield from _recomputation(call, placement)
+    yield from _activations(call, placement)
     if not traits.pipelines and placement.strategy.pp > 1:
         yield InvalidInput(_field(call.name, "pp"), placement.strategy.pp, f"1: {engine} runs no pipeline here")
     if not traits.holds_weights and placement.offload != "none":
         yield NotUsed(_field(call.name, "offload"), placement.offload, "a computation holds no weights")
     if placement.offload == "none" and not placement.prefetch:
         yield NotUsed(_field(call.name, "prefetch"), False, "the call offloads no weights")
+
+
+def _activations(call: Call, placement: Placement) -> Iterator[InvalidInput]:
+    """Check the words that save activations."""
+    if placement.recompute != 0:
+        yield from _recomputation(call, placement)
+    if placement.sequence_parallel:
+        yield from _sequence_parallelism(call, placement)
 
 
 def _recomputation(call: Call, placement: Placement) -> Iterator[InvalidInput]:
@@ -146,6 +153,17 @@ def _recomputation(call: Call, placement: Placement) -> Iterator[InvalidInput]:
         yield NotUsed(field, recompute, f"{placement.engine} recomputes no layers")
     elif recompute != "all" and recompute < 0:
         yield InvalidInput(field, recompute, "all, or a number of layers of 0 or more")
+
+
+def _sequence_parallelism(call: Call, placement: Placement) -> Iterator[InvalidInput]:
+    """Check that the call saves activations, which ranks can divide, and that its engine can divide them."""
+    field = _field(call.name, "sequence_parallel")
+    if call.kind != "train_step":
+        yield NotUsed(field, True, f"a call of kind {call.kind} saves no activations")
+    elif not TRAITS[placement.engine].divides_sequences:
+        yield NotUsed(field, True, f"{placement.engine} divides no sequences")
+    elif placement.strategy.tp == 1:
+        yield NotUsed(field, True, "it divides tokens over tp, which is 1")
 
 
 def _shape(call: Call, placement: Placement, model: ModelSpec) -> Iterator[InvalidInput]:

@@ -49,7 +49,8 @@ def _proposals(
     placements = [chosen[other.name] for other in siblings]
     for placement in placements:
         if placement.engine in engines_of(call.kind):
-            placement, cuts = replace(placement, recompute=0), placement.micro_batches  # it has no backward pass
+            cuts = placement.micro_batches
+            placement = replace(placement, recompute=0, sequence_parallel=False)  # it has no backward pass
             while cuts > 1:
                 yield replace(placement, micro_batches=cuts)
                 cuts //= 2

@@ -58,6 +58,7 @@ class CallEntry(BaseModel):
     prefetch: bool = True
     cache_gib: float | None = Field(None, gt=0, le=MOST_DEVICES)
     recompute: Annotated[Recompute, PlainValidator(_all_or_layers)] = 0
+    sequence_parallel: bool = False
     order: list[Annotated[int, Field(ge=0, lt=MOST_DEVICES)]] = Field(default_factory=list)
 
     def placement(self, field: str, cluster: ClusterShape) -> Placement:
@@ -74,6 +75,7 @@ class CallEntry(BaseModel):
             self.prefetch,
             self.cache_gib,
             self.recompute,
+            self.sequence_parallel,
         )
 
     @classmethod
@@ -91,6 +93,7 @@ class CallEntry(BaseModel):
             prefetch=placement.prefetch,
             cache_gib=placement.cache_gib,
             recompute=placement.recompute,
+            sequence_parallel=placement.sequence_parallel,
             order=list(placement.device_order),
         )
 
@@ -102,6 +105,7 @@ class CallEntry(BaseModel):
             "prefetch": self.prefetch,
             "cache_gib": self.cache_gib is None,
             "recompute": self.recompute == 0,
+            "sequence_parallel": not self.sequence_parallel,
             "micro_batches": TRAITS[self.engine].paged_cache and self.micro_batches == 1,
         }
         plain = {name for name, applies in is_plain.items() if applies}
@@ -117,7 +121,8 @@ class PlanFile(BaseModel):
     the experts of a mixture. With `prefetch: false` an offloaded part is reloaded only when its devices are idle:
     later, but no other call needs room for it. `cache_gib` is the size of vLLM's key-value cache on each device;
     without it all rows have room at their longest. `recompute`, `all` or a number of layers of each pipeline stage,
-    saves memory of a train_step: these layers keep only their input, and run forward again. `node_speeds` are the
+    saves memory of a train_step: these layers keep only their input, and run forward again. `sequence_parallel: true`
+    divides the tokens of a train_step over tp between products. `node_speeds` are the
     relative speeds of each node's devices: replicas get rows in proportion. Without them all devices are equally fast.
 
     `figures` are what `prefect-rlhf plan` estimated for the plan (`plan.json`); a reader of the plan skips them.

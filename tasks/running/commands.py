@@ -40,7 +40,7 @@ def call_commands(
         "writes": node.writes,
         "versions": step_rows.versions(node),
         "generated_by": generated.role if generated else None,
-        **operation_fields(call, placement.micro_batches, placement.recompute),
+        **operation_fields(call, placement.micro_batches, placement.recompute, placement.sequence_parallel),
     }
     parts = step_rows.parts[call.name]
     passes = [_passes(run, part, node.step, step_rows) for part in parts]
@@ -89,7 +89,9 @@ def _passes(run: TrainingRun, placed: PlacedCall, step: int, step_rows: StepRows
 
 
 @lru_cache(maxsize=64)  # the same in every step
-def operation_fields(call: Call, micro_batches: int = 1, recompute: Recompute = 0) -> Mapping[str, Any]:
+def operation_fields(
+    call: Call, micro_batches: int = 1, recompute: Recompute = 0, sequence_parallel: bool = False
+) -> Mapping[str, Any]:
     """Return the fields of a CallCommand that define its work, from the call's operation and its placement."""
     if call.kind == "generate":
         sampling = SamplingSettings(**Sampling.model_validate_json(call.operation.settings).model_dump())
@@ -100,7 +102,7 @@ def operation_fields(call: Call, micro_batches: int = 1, recompute: Recompute = 
         return {"function": HostScore(call.operation.settings)}
     if call.kind == "compute":
         return {"function": Bound(call.operation, call.row_limit)}
-    return {"train": TrainSettings(call.mini_batches, micro_batches, call.epochs, recompute)}
+    return {"train": TrainSettings(call.mini_batches, micro_batches, call.epochs, recompute, sequence_parallel)}
 
 
 @lru_cache(maxsize=64)  # the same in every step

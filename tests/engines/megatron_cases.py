@@ -96,6 +96,7 @@ class Walk:
     mini_batch_rows: tuple[int, ...] = ()
     some_without_rows: bool = False
     recompute: Recompute = 0
+    sequence_parallel: bool = False
 
 
 def train_on(engine: MegatronEngine, sequences: Sequences, batch: dict, function, walk: Walk) -> dict[str, float]:
@@ -104,7 +105,8 @@ def train_on(engine: MegatronEngine, sequences: Sequences, batch: dict, function
     term = LossTerm(function, (walk.output,), mean_over=over, temperature=walk.temperature)
     dealt = walk.mini_batch_rows, walk.some_without_rows
     rows = TrainingRows(sequences, (term,), (batch,), walk.rows_per_item, *dealt)
-    return engine.train([rows], TrainSettings(walk.mini_batches, walk.micro_batches, walk.epochs, walk.recompute))
+    again = walk.recompute, walk.sequence_parallel
+    return engine.train([rows], TrainSettings(walk.mini_batches, walk.micro_batches, walk.epochs, *again))
 
 
 @dataclass(frozen=True)

@@ -1,15 +1,15 @@
 """What a call is said to hold while it runs, against every allocation that torch makes during it."""
 
-import json
 from pathlib import Path
 
+import allocations
 import megatron_cases as cases
 import pytest
 import torch
+from allocations import make_rows, peak_allocated
 from megatron_cases import OPTIMIZER, Case
-from torch.profiler import ProfilerActivity, profile
 
-from prefect_rlhf.engines.engine import Sequences, TrainingRows, TrainSettings
+from prefect_rlhf.engines.engine import TrainingRows, TrainSettings
 from prefect_rlhf.engines.loss_protocol import LossTerm
 from prefect_rlhf.engines.megatron.cpu.products import is_float32_faster
 from prefect_rlhf.placement.cost.call_bytes import call_bytes
@@ -17,7 +17,6 @@ from prefect_rlhf.placement.cost.execution import Execution
 from prefect_rlhf.placement.cost.sizes import ModelSizes
 from prefect_rlhf.placement.cost.workload import CallWork, Workload
 from prefect_rlhf.placement.devices.strategy import Strategy
-from prefect_rlhf.placement.plan import Recompute
 
 FLAGS = set(Path("/proc/cpuinfo").read_text().split())
 BFLOAT16 = pytest.param(
@@ -52,30 +51,9 @@ def scalar_folder(tmp_path_factory):
     return cases.make_folder(tmp_path_factory.mktemp("models") / "scalar", scalar=True, layers=6, kv_heads=4)
 
 
-def make_rows(count: int, length: int) -> tuple[Sequences, dict[str, torch.Tensor]]:
-    """Rows of one length, half of it the response."""
-    tokens = torch.randint(1, cases.VOCAB, (count, length))
-    sequences = Sequences(tokens, torch.full((count,), length // 2), torch.full((count,), length))
-    mask = sequences.response_mask_BT()
-    return sequences, {"mask": mask, "advantages": torch.randn(mask.shape)}
-
-
-def peak_allocated(function, path) -> int:
-    """The most bytes that were allocated at once while `function` ran, less those that were there before."""
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
-        function()
-    profiler.export_chrome_trace(str(path))
-    events = [e for e in json.loads(path.read_text())["traceEvents"] if e.get("name") == "[memory]"]
-    held = peak = 0
-    for event in sorted(events, key=lambda event: event["ts"]):
-        held += event["args"]["Bytes"]
-        peak = max(peak, held)
-    return peak
-
-
-def predicted(case: Case, kind: str, rows: int, length: int, micro_batches: int = 1, recompute: Recompute = 0) -> int:
+def predicted(case: Case, kind: str, rows: int, length: int, micro_batches: int = 1, **activations: object) -> int:
     work = CallWork(kind, rows, Workload.fixed(length // 2, length - length // 2))
-    execution = Execution(Strategy(), micro_batches=micro_batches, recompute=recompute)
+    execution = Execution(Strategy(tp=case.tp), micro_batches=micro_batches, **activations)
     return call_bytes(work, execution, ModelSizes.of(case.spec()), stage=0, on_cpu=True).active
 
 
@@ -109,6 +87,17 @@ def test_recomputed_layers_hold_what_is_predicted(deep_folder, tmp_path, dtype, 
     )
     assert_close_above(predicted(case, "train_step", 16, LONG, recompute=recompute), measured)
     assert measured < 0.9 * predicted(case, "train_step", 16, LONG)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("recompute", "sequence_parallel"), [(0, False), (0, True), ("all", True)])
+def test_a_shard_of_a_train_step_holds_what_is_predicted(world, deep_folder, tmp_path, recompute, sequence_parallel):
+    """Of two shards; sequence parallelism divides the norms' inputs and outputs, which both hold otherwise."""
+    case = Case(deep_folder, ranks=(0, 1), tp=2, optimizer=OPTIMIZER)
+    settings = cases.Walk("logprobs", recompute=recompute, sequence_parallel=sequence_parallel)
+    measured = world.run(case.ranks, allocations.train_peak, case, settings, 16, LONG, str(tmp_path))
+    expected = predicted(case, "train_step", 16, LONG, recompute=recompute, sequence_parallel=sequence_parallel)
+    assert_close_above(expected, max(measured))
 
 
 @pytest.mark.parametrize("dtype", ["float32", BFLOAT16])

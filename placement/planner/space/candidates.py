@@ -166,7 +166,8 @@ def legal_candidates(call: Call, context: CostContext) -> Iterator[Candidate]:
             for engine in engines_of(call.kind):
                 for spread in with_expert_degrees(strategy, model, engine):
                     ways = _caches if TRAITS[engine].paged_cache else _cuts
-                    resident = list(ways(call, Placement(mesh, spread, engine), mesh_class, context))
+                    wholes = _divided(call, Placement(mesh, spread, engine))
+                    resident = [way for whole in wholes for way in ways(call, whole, mesh_class, context)]
                     yield from resident
                     for part in ("optimizer", "all") if call.kind == "train_step" else ("all",):
                         yield from _offloaded(call, resident, part, context)
@@ -185,7 +186,8 @@ def pareto_front(candidates: Iterable[Candidate]) -> Iterator[Candidate]:
     """Yield the candidates that no other dominates, of those that differ in cuts, cache or recomputed layers."""
     alike: dict[Placement, list[Candidate]] = defaultdict(list)
     for candidate in candidates:
-        alike[replace(candidate.placement, micro_batches=1, cache_gib=None, recompute=0)].append(candidate)
+        kind = replace(candidate.placement, micro_batches=1, cache_gib=None, recompute=0, sequence_parallel=False)
+        alike[kind].append(candidate)
     for group in alike.values():
         front: list[Candidate] = []
         for candidate in sorted(group, key=lambda c: (c.seconds, c.most.peak, c.placement.micro_batches)):
@@ -199,6 +201,13 @@ def candidate(call: Call, placement: Placement, context: CostContext) -> Candida
     mesh = context.space.meshes.index(placement.mesh)
     mesh_class = next(index for index, members in enumerate(context.space.classes) if mesh in members)
     return _candidate(call, placement, mesh_class, context)
+
+
+def _divided(call: Call, plain: Placement) -> Iterator[Placement]:
+    """The placement without sequence parallelism, and with it if it can be."""
+    yield plain
+    if call.kind == "train_step" and TRAITS[plain.engine].divides_sequences and plain.strategy.tp > 1:
+        yield replace(plain, sequence_parallel=True)
 
 
 def _cuts(call: Call, whole: Placement, mesh_class: int, context: CostContext) -> Iterator[Candidate]:

@@ -263,3 +263,19 @@ def test_recomputed_layers_change_nothing(world, folders, kind, layout, recomput
         assert expected[0] == found[0]
         for name in expected[1]:
             np.testing.assert_array_equal(expected[1][name][1], found[1][name][1], err_msg=name)
+
+
+@pytest.mark.parametrize(
+    ("kind", "layout", "recompute"),
+    combinations(
+        KINDS, ("tp2", "dp2 tp2", "tp2 pp2"), (0, "all"), briefly=[("tied", "dp2 tp2", 0), ("untied", "tp2 pp2", "all")]
+    ),
+)
+def test_sequence_parallelism_equals_a_plain_loop(world, folders, kind, layout, recompute):
+    """As without it; rows of odd lengths are filled up, so that tp divides the tokens."""
+    head = "scalar" if kind == "scalar" else "lm"
+    case = Case(folders[kind], head=head, optimizer=OPTIMIZER, **LAYOUTS[layout])
+    settings = cases.Walk(
+        "values" if head == "scalar" else "logprobs", 3, 2, temperature=0.8, recompute=recompute, sequence_parallel=True
+    )
+    assert_plain_loop(folders[kind], case, settings, world.run(case.ranks, cases.train, case, settings))

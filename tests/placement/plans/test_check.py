@@ -154,6 +154,14 @@ BAD = {
         placed(GOOD, "actor_train_step", pp=2, dp=2, recompute=3),
         "actor_train_step.recompute: got 3, expected all, or at most 2, the layers of a pipeline stage of actor",
     ),
+    "sequence parallelism with tp 1": (
+        placed(GOOD, "actor_train_step", sequence_parallel=True),
+        "plan.calls.actor_train_step.sequence_parallel: True is not used: it divides tokens over tp, which is 1",
+    ),
+    "sequence parallelism without a backward pass": (
+        ref(dp=2, tp=2, sequence_parallel=True),
+        "ref_inference.sequence_parallel: True is not used: a call of kind inference saves no activations",
+    ),
     "less than no recomputed layer": (
         placed(GOOD, "actor_train_step", recompute=-1),
         "actor_train_step.recompute: got -1, expected all, or a number of layers of 0 or more",
@@ -257,11 +265,14 @@ def test_on_cuda_one_vllm_instance_leaves_a_device():
     assert check_plan(apart, remax(), cluster.whole) is apart
 
 
-def test_recomputation_by_an_engine_that_cannot_is_refused(monkeypatch):
+def test_words_of_activations_that_an_engine_does_not_know_are_refused(monkeypatch):
     plain = EngineTraits(serves=("train_step",), micro_batches=True, pipelines=True)
     monkeypatch.setitem(engine_traits._TRAITS, "plain", plain)
     with pytest.raises(InvalidInput, match="actor_train_step.recompute: 'all' is not used: plain recomputes no layers"):
         check_plan(placed(GOOD, "actor_train_step", engine="plain", recompute="all"), GRAPH, LEASE)
+    divided = placed(GOOD, "actor_train_step", engine="plain", dp=2, tp=2, sequence_parallel=True)
+    with pytest.raises(InvalidInput, match="sequence_parallel: True is not used: plain divides no sequences"):
+        check_plan(divided, GRAPH, LEASE)
 
 
 @pytest.mark.parametrize("recompute", [1, 2, "all"])

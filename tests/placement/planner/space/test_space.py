@@ -92,6 +92,9 @@ DRAWN: Mapping[str, Callable[[random.Random, Call, Placement, Question], object]
     "device_order": drawn_order,
     "cache_gib": drawn_cache,
     "recompute": drawn_recomputation,
+    "sequence_parallel": lambda draw, call, placed, asked: (
+        call.kind == "train_step" and placed.strategy.tp > 1 and draw.random() < 0.5
+    ),
 }
 """How each field of a placement is drawn, of a call whose earlier fields are drawn already."""
 
