@@ -225,12 +225,15 @@ class ProfiledTimes:
         return self._call_seconds.get(kind, 0.0)
 
     def forward(self, rows: float, length: float, tp: int, split: int = 1, ep: int = 1) -> Seconds:
-        """See LayerTimes. Raises InvalidInput for a split, or for ep: our engines, which it measures, have neither."""
-        _check_whole(split, ep)
+        """See LayerTimes. Raises InvalidInput for ep, which our engines, which it measures, have not.
+
+        It measures layers that divide no tokens between products: a split counts as none, so at most too slow.
+        """
+        _check_no_experts(ep)
         return self._at("forward", tp, rows, length)
 
     def backward(self, rows: float, length: float, tp: int, split: int = 1, ep: int = 1) -> Seconds:
-        _check_whole(split, ep)
+        _check_no_experts(ep)
         return self._at("backward", tp, rows, length)
 
     def head_forward(self, tokens: float, tp: int) -> Seconds:
@@ -242,7 +245,7 @@ class ProfiledTimes:
     def decode(self, rows: float, context: float, tp: int, cuda_graphs: bool, ep: int = 1) -> Seconds:
         """See LayerTimes and `forward`. If only one of both was measured, its time: on GPUs that of graphs, as runs use
         them, and on CPU, which has none, the eager time."""
-        _check_whole(1, ep)
+        _check_no_experts(ep)
         eager, replayed = ((piece, tp) in self._grids for piece in ("decode", "decode_graphs"))
         graphs = replayed and (cuda_graphs or not eager)
         return self._at("decode_graphs" if graphs else "decode", tp, rows, context)
@@ -289,8 +292,6 @@ class ProfiledTimes:
         return Seconds(compute=grid.at(rows, length))
 
 
-def _check_whole(split: int, ep: int) -> None:
+def _check_no_experts(ep: int) -> None:
     if ep > 1:
         raise InvalidInput("expert parallelism", f"ep {ep}", "ep 1: no profile measures experts")
-    if split > 1:
-        raise InvalidInput("sequence parallelism", f"{split} parts", "1 part: no profile measures layers that split it")

@@ -227,3 +227,12 @@ def test_a_tied_embedding_is_added_up_over_a_pipeline():
         times = DatasheetTimes.of(sizes, HARDWARE)
         found = call_cost(work, Execution(Strategy(pp=2), 1, 8), times).dp_communication
         assert found == pytest.approx(num_sums * times.all_reduce(4 * sizes.table, CollectiveGroup(2, "node", 1)))
+
+
+def test_sequence_parallelism_takes_the_layers_that_were_measured_and_another_gather():
+    """A profile has no layers with it, so a plan with it is priced as slower, never as faster."""
+    work, times = CallWork("train_step", 32, Workload.fixed(256, 256)), ProfiledTimes(PROFILE, SIZES)
+    plain = Execution(Strategy(tp=2), 1, 8, micro_batches=4)
+    divided = replace(plain, sequence_parallel=True)
+    (before, after) = (call_cost(work, execution, times) for execution in (plain, divided))
+    assert (after.compute, after.total > before.total) == (before.compute, True)
