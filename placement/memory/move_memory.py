@@ -15,8 +15,10 @@ def move_loads(
 ) -> tuple[HostLoad, ...]:
     """Return the bytes that each host keeps while a run moves from `plan` to `other`.
 
-    They are the copies of the states that move, beside the parts that either plan offloads (its certificate).
+    They are the copies of the states that move, and the parts that either plan offloads (its certificate). A checkpoint
+    of `plan` uses the same copies, and counts only if it is larger.
     """
+    before, _ = certificates
     copies, offloaded = Counter[int](), Counter[int]()
     for role in moving_roles(graph, plan, other):
         instance = trained_instance(graph, plan, role)
@@ -24,6 +26,7 @@ def move_loads(
         for device, num_bytes in instance_copied_bytes(instance, ModelSizes.of(graph.model(role))).items():
             copies[device.node] += num_bytes
     for certificate in certificates:
-        offloaded |= Counter({host.node: host.num_bytes for host in certificate.hosts})
+        offloaded |= Counter({host.node: host.num_bytes - host.checkpoint_bytes for host in certificate.hosts})
+    copies |= Counter({host.node: host.checkpoint_bytes for host in before.hosts})
     kept, room = copies + offloaded, plan.cluster.host_memory_bytes
     return tuple(HostLoad(node, kept[node], room) for node in sorted(kept))

@@ -41,3 +41,14 @@ def test_the_states_of_roles_that_train_elsewhere_move():
     parameters = sum(ModelSizes.of(graph.model(role)).num_parameters for role in moving)
     assert 12 * parameters <= load.num_bytes < 13 * parameters
     assert all(trained_instance(graph, plan, role) in closed for role in moving)
+
+
+def test_a_checkpoint_uses_the_copies_of_a_move():
+    """They count once, also if the certificates of both plans count a checkpoint."""
+    plan, other, graph = chosen(), chosen("split"), ppo()
+    found = []
+    for has_checkpoints in (False, True):
+        work = replace(WORK, has_checkpoints=has_checkpoints)
+        before, after = (certify_plan(each, graph, work, "cpu") for each in (plan, other))
+        found.append(move_loads(graph, plan, other, (before, after)))
+    assert found[0] == found[1]
