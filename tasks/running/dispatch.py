@@ -42,7 +42,6 @@ from prefect_rlhf.placement.plan import ModelInstance, instances, offloaded_part
 from prefect_rlhf.placement.plans.moves import closed_instances
 from prefect_rlhf.tasks.running.checkpoint_nodes import Checkpointing
 from prefect_rlhf.tasks.running.commands import call_commands
-from prefect_rlhf.tasks.running.device_memory import limit_torch
 from prefect_rlhf.tasks.running.outcome import NodeOutcome, outcome_of
 from prefect_rlhf.tasks.running.rank_calls import RankCalls
 from prefect_rlhf.tasks.running.steps.step_rows import StepRows
@@ -90,7 +89,6 @@ class Dispatcher:
         closed = closed_instances(self._graph, before.run.plan, self._plan)
         everywhere = range(self.gang.size)
         self._call(Rank.close_instances, dict.fromkeys(everywhere, (closed,)), "close models")
-        limit_torch(self.run, self.gang)
         bytes_moved, users = 0, instances(self._graph, self._plan)
         for instance in closed_instances(self._graph, self._plan, before.run.plan):
             command = self._build_command(instance, users[instance])
