@@ -40,12 +40,12 @@ def test_plans_run_two_steps_and_the_fastest_that_ran_is_kept(parameters, monkey
     """The one that the estimate likes best is out of memory: it is said, and left out. The run is predicted, too."""
     tried, real = [], session.train
 
-    def train_but_the_first(run, journal, report, steps):
+    def train_but_the_first(run, journal, report, steps, *moves):
         if isinstance(report, measured_plan._Silence):
             tried.append(run)
             if len(tried) == 1:
                 raise OutOfDeviceMemory("rank 1: planted")
-        return real(run, journal, report, steps)
+        return real(run, journal, report, steps, *moves)
 
     monkeypatch.setattr(session, "train", train_but_the_first)
     monkeypatch.setattr(recheck_process, "_COMMAND", (sys.executable, "-P", "-c", recheck_process._PROGRAM))
