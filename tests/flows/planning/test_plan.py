@@ -59,6 +59,11 @@ def question(graph=None, held=HELD, work=WORK) -> Question:
     return Question(graph or remax(), Site.of_lease(held, sources()), work)
 
 
+def chosen_plan(asked):
+    """The plan that the options of a request name."""
+    return choose_plan(asked, asked.options.plan)
+
+
 def request(plan, held=HELD, dry_run=False) -> RunRequest:
     """A run that was read, as far as its plan depends on it."""
     options = RunOptions(plan=plan, dry_run=dry_run)
@@ -74,7 +79,7 @@ def home(monkeypatch, tmp_path):
 
 
 def test_auto_gives_a_legal_plan_that_its_certificate_passes():
-    chosen = choose_plan(request("auto"))
+    chosen = chosen_plan(request("auto"))
     assert check_plan(chosen.plan, remax(), HELD.mesh)
     assert certify_plan(chosen.plan, remax(), WORK, "cpu") == chosen.certificate and chosen.certificate.fits
 
@@ -155,7 +160,7 @@ def test_a_gpu_that_nobody_can_name_is_refused(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     held = replace(HELD, kind="cuda")
     with pytest.raises(InvalidInput, match="kind: got 'cuda', expected a machine with nvidia-smi"):
-        choose_plan(request("auto", held))
+        chosen_plan(request("auto", held))
 
 
 @pytest.fixture
@@ -176,7 +181,7 @@ def test_the_driver_is_asked_and_profiles_are_read_once_a_run(monkeypatch, asked
     read, real = [], profiles.read_profile
     monkeypatch.setattr(profiles, "read_profile", lambda subject: (read.append(subject), real(subject))[1])
     run = request(plan, replace(HELD, kind="cuda"), dry_run=True)
-    assert predict_run(run, augment(run.graph, choose_plan(run).plan, 2)) is not None
+    assert predict_run(run, augment(run.graph, chosen_plan(run).plan, 2)) is not None
     assert asked.read_text().splitlines() == ["once"]
     assert len(read) == len({(model.shape, model.dtype) for model in run.graph.models})
 
@@ -202,7 +207,7 @@ def test_a_gpu_that_nobody_knows_stops_no_plan_that_was_given(monkeypatch, tmp_p
     monkeypatch.setenv("PATH", str(tmp_path))
     held = replace(HELD, kind="cuda")
     run = request("flattening", held)
-    augmented = augment(run.graph, choose_plan(run).plan, 2)
+    augmented = augment(run.graph, chosen_plan(run).plan, 2)
     with caplog.at_level("INFO", logger="prefect_rlhf.plan"):
         assert predict_run(run, augmented) is None
     assert "no predictions: kind: got 'cuda'" in caplog.text
@@ -253,7 +258,7 @@ def test_the_plans_to_measure_differ_and_the_best_is_first(found, count):
 def test_what_is_measured_are_two_steps_without_evaluation_checkpoint_and_export(tmp_path):
     options, inputs = RunOptions(plan="flattening", checkpoint_every=1), SimpleNamespace(sources={}, tokenizer="")
     asked = replace(request("flattening"), options=options, inputs=inputs, graph=ppo(evaluate_every=2))
-    run = asked.trial_run(*without_evaluation(asked.graph, choose_plan(asked).plan), STEPS_MEASURED, tmp_path)
+    run = asked.trial_run(*without_evaluation(asked.graph, chosen_plan(asked).plan), STEPS_MEASURED, tmp_path)
     groups = StepGroups(run.graph, run.plan, run.num_steps, 2, run.first_step, run.checkpoint_every, run.exports)
     measured = groups.next_group()
     assert {node.step for node in measured} == {0, 1} and groups.next_group() == ()
@@ -261,7 +266,7 @@ def test_what_is_measured_are_two_steps_without_evaluation_checkpoint_and_export
     assert [node.id for node in measured if node.kind == "train_step" and node.step == 1]
 
 
-PLANS = [replace(choose_plan(request("flattening")).plan, name=name) for name in ("a", "b", "c")]
+PLANS = [replace(chosen_plan(request("flattening")).plan, name=name) for name in ("a", "b", "c")]
 FAILED = PlanTrial(PLANS[1], 1.0, failure="OutOfDeviceMemory: rank 1")
 TRIALS = [PlanTrial(PLANS[0], 2.0, 3.0), FAILED, PlanTrial(PLANS[2], 4.0, 2.5)]
 
