@@ -23,7 +23,7 @@ RL = "tasks/rl"
 OLD_TRL, TRL, CORE = "trl-1.12.0/trl", "trl-1.16.0/trl", "verl-0.9.1/verl/trainer/ppo/core_algos.py"
 FIT = "verl-0.9.1/verl/trainer/ppo/ray_trainer.py:RayPPOTrainer.fit"
 PENALISED = [
-    f"{RL}/rewards.py:kl_penalised_rewards", f"{RL}/rewards.py:token_rewards", f"{RL}/rewards.py:shape_scores",
+    f"{RL}/rewards.py:kl_penalised_rewards", f"{RL}/rewards.py:placed_scores", f"{RL}/rewards.py:shape_scores",
     f"{RL}/rewards.py:rollout_metrics", f"{RL}/kl.py", f"{RL}/settings/online.py:KLControl",
 ]  # fmt: skip
 """Rewards with a KL penalty, which PPO and ReMax share here."""

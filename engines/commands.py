@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
-from prefect_rlhf.engines.engine import SamplingSettings, StateKind, TrainSettings
+from prefect_rlhf.engines.engine import PlaySettings, SamplingSettings, StateKind, TrainSettings
 from prefect_rlhf.engines.loss_protocol import LossTerm, Output
 from prefect_rlhf.engines.rows import ColumnKind
 from prefect_rlhf.errors.errors import InvalidInput
@@ -132,8 +132,8 @@ class CallCommand:
     are weight versions of the instance. `versions` has the weight version of each role that contributed to the rows so
     far; `generated_by` is the role that generated them. `keys` are the input keys that this rank's pipeline stage uses
     (None: all). `lengths` are the tokens of each row, if a generate reported them. `frees` are the (call, key) of this
-    step that no later node uses on this rank. A call uses only its kind's settings: `sampling` (generate), `train` and
-    `passes` (train_step), `output` and `temperature` (inference), `function` (compute).
+    step that no later node uses on this rank. A call uses only its kind's settings: `sampling` and perhaps `play`
+    (generate), `train` and `passes` (train_step), `output` and `temperature` (inference), `function` (compute).
     """
 
     step: int
@@ -155,6 +155,7 @@ class CallCommand:
     lengths: tuple[int, ...] = ()
     frees: tuple[tuple[str, str], ...] = ()
     sampling: SamplingSettings | None = None
+    play: PlaySettings | None = None
     train: TrainSettings | None = None
     output: Output = "logprobs"
     temperature: float = 1.0

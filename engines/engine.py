@@ -6,7 +6,7 @@ Shapes: B rows, S prompt and response tokens (right-padded), T response tokens (
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from prefect_rlhf.engines.loss_protocol import LossTerm, Output
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 StateKind = Literal["main", "exp_avg", "exp_avg_sq"]
+OverlongAnswers = Literal["refuse", "keep_start", "keep_end"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +139,97 @@ class Generated:
     kept_mass: float | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class PlaySettings:
+    """Settings of plays in a call. `Play` states their bounds.
+
+    function: the name of a coroutine function, as in PlayFunction.
+    max_turns: the most turns of the model in a row.
+    max_tokens: the most tokens after a prompt, including those of answers.
+    max_answer_tokens: the most tokens of an answer of the environment; `overlong_answers` is the treatment of others.
+    workers, at_once: processes of a replica, and the plays that each has open.
+    deadline_seconds: limit of an answer; play_seconds: limit of all answers of a row together, in wall time.
+    retries, failed_value, most_failed: as in HostSettings; `most_failed` is a share of a replica's rows.
+    environment_variables: names of further environment variables of the workers.
+    """
+
+    function: str
+    max_tokens: int
+    max_turns: int = 8
+    max_answer_tokens: int = 1024
+    overlong_answers: OverlongAnswers = "keep_start"
+    workers: int = 2
+    at_once: int = 64
+    deadline_seconds: float = 30.0
+    play_seconds: float = 3600.0
+    retries: int = 1
+    failed_value: float | None = None
+    most_failed: float = 0.1
+    environment_variables: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Turn:
+    """The order to continue a row of a play by a turn: after the tokens of an `answer`, with at most `at_most` tokens.
+
+    `number` counts the row's turns from 0.
+    """
+
+    row: int
+    number: int
+    answer: tuple[int, ...]
+    at_most: int
+
+
+@dataclass(frozen=True)
+class PlayEnd:
+    """The end of a row's play: its score (NaN: not applicable), rewards by turn, and other numbers.
+
+    `failed`: the play failed, and the row does not count. `truncated`: the row was at the end of its tokens or turns.
+    """
+
+    row: int
+    score: float
+    rewards: tuple[float, ...]
+    failed: bool = False
+    truncated: bool = False
+    numbers: Mapping[str, float] = field(default_factory=dict)
+
+
+Order = Turn | PlayEnd
+
+
+class PlayTable(Protocol):
+    """The plays of a replica's rows, on the rank that leads the replica."""
+
+    def orders(self, wait: Literal["no", "any", "all"]) -> Sequence[Order]:
+        """Return the next orders: those that are there, at least an order, or an order for each row in the replica.
+
+        No orders remain once each row has its PlayEnd.
+        """
+        ...
+
+    def heard(self, row: int, tokens: Sequence[int], is_stopped: bool) -> None:
+        """Take the tokens of a row's latest turn. `is_stopped`: it ended by itself, before its most tokens."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Conversed:
+    """The rows of plays: all tokens after each prompt, with a value for each of them in the other lists.
+
+    `mask` is 1 at the model's own tokens; `turns` has the number of the turn, and after a turn its number up to the
+    next. Log-probabilities of other tokens are 0. `ends` are in the order of the rows. `kept_mass` is as in Generated.
+    """
+
+    tokens: Sequence[Sequence[int]]
+    logprobs: Sequence[Sequence[float]]
+    mask: Sequence[Sequence[int]]
+    turns: Sequence[Sequence[int]]
+    ends: Sequence[PlayEnd]
+    kept_mass: float | None = None
+
+
 class Engine(Protocol):
     """A model instance's shard on this rank."""
 
@@ -230,5 +322,28 @@ class GenerationEngine(Engine, Protocol):
 
         Returns no responses without prompts. Rows are split into `micro_batches` groups that alternate, so that the
         stages of a pipeline work at the same time.
+        """
+        ...
+
+
+class PlayingEngine(GenerationEngine, Protocol):
+    """An engine with the trait `plays`."""
+
+    @property
+    def leads(self) -> bool:
+        """Whether this rank leads its replica: it has the table of a play."""
+        ...
+
+    def converse(
+        self,
+        prompts: Sequence[Sequence[int]],
+        sampling: SamplingSettings,
+        seeds: Sequence[int],
+        table: PlayTable | None,
+        micro_batches: int = 1,
+    ) -> Conversed:
+        """Continue this replica's rows turn by turn, as the leader's table says; the other ranks have no table.
+
+        The turns of a row draw from `play_seed` of the row's seed.
         """
         ...

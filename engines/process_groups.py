@@ -1,14 +1,17 @@
 """Process groups that only their members make: a world for them, and the same name of a group on every member."""
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import timedelta
 from hashlib import sha1
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import HashStore
+
+Shared = TypeVar("Shared")
 
 
 def ensure_world() -> None:
@@ -48,6 +51,15 @@ def world_limit() -> timedelta:
 def uses_nccl(tensor: Tensor) -> bool:
     """Return whether NCCL carries messages of the tensor; gloo carries those of host memory."""
     return tensor.is_cuda
+
+
+def shared(values: Sequence[Shared] | None, group: dist.ProcessGroup) -> Sequence[Shared]:
+    """Return the values of the group's first rank on every rank of the group; the other ranks pass None."""
+    if group.size() == 1:
+        return values or ()
+    carried = [values]
+    dist.broadcast_object_list(carried, group=group, group_src=0)
+    return carried[0] or ()
 
 
 def open_communicators(groups: Iterable[dist.ProcessGroup]) -> None:

@@ -8,8 +8,9 @@ from __future__ import annotations
 from prefect_rlhf.blocks.dataset import Prompts
 from prefect_rlhf.blocks.model import Model
 from prefect_rlhf.flows.algorithm.rlhf_flow import rlhf_flow
-from prefect_rlhf.flows.forms.reward import Reward, check_reference, with_reward_weights
+from prefect_rlhf.flows.forms.reward import Reward, check_reference, check_scorer, with_reward_weights
 from prefect_rlhf.tasks.data.rollouts import record_rollouts
+from prefect_rlhf.tasks.play import Play
 from prefect_rlhf.tasks.rl.evaluation import record_evaluation
 from prefect_rlhf.tasks.rl.group_advantages import grpo_advantages, informative
 from prefect_rlhf.tasks.rl.losses import grpo as grpo_loss
@@ -25,22 +26,26 @@ def grpo(
     prompts: Prompts,
     held_out: Prompts,
     actor: Model,
-    reward: Reward,
+    reward: Reward | None = None,
     ref: Model | None = None,
     algo: GRPO = GRPO(),
     staleness: Staleness = 0,
+    play: Play | None = None,
 ) -> None:
     """One iteration: several responses to each prompt, each compared with the others of its group.
 
     The ratio is relative to the policy that made the responses, so it also corrects for `staleness`. With
     `over_sampling`, the step uses the first groups that are informative (Yu et al. 2025, DAPO, section 3.2, without its
-    loop).
+    loop). With `play`, each response is a conversation, which the play scores.
     """
+    check_scorer(reward, play, algo)
     check_reference(ref, algo.kl.coefficient)
     algo = with_reward_weights(algo, reward)
-    group, size = algo.samples_per_prompt, algo.prompts_per_step
-    rollout = generate(actor, prompts, batch_size=size, samples=group, sampling=algo.sampling, staleness=staleness)
-    scores = score(reward, rollout)
+    group, size, sampling = algo.samples_per_prompt, algo.prompts_per_step, algo.sampling
+    rollout = generate(
+        actor, prompts, batch_size=size, samples=group, sampling=sampling, staleness=staleness, play=play
+    )
+    scores = rollout if reward is None else score(reward, rollout)
     if algo.over_sampling > 1:
         rollout = select(informative, rollout, scores, at_most=algo.batch_size, settings=algo)
     reference = [inference(ref, rollout, output="logprobs", temperature=algo.temperature)] if ref else []
@@ -56,6 +61,6 @@ def grpo(
         update=algo.update,
     )
     every = algo.evaluate_every
-    greedy = generate(actor, held_out, sampling=algo.sampling.greedy(), every=every, name="actor_evaluation")
-    greedy_scores = score(reward, greedy, every=every, name="reward_evaluation")
+    greedy = generate(actor, held_out, sampling=algo.sampling.greedy(), every=every, play=play, name="actor_evaluation")
+    greedy_scores = greedy if reward is None else score(reward, greedy, every=every, name="reward_evaluation")
     compute(record_evaluation, greedy, greedy_scores, settings=algo, every=every)

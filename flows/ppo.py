@@ -10,8 +10,9 @@ from prefect_rlhf.blocks.dataset import Prompts
 from prefect_rlhf.blocks.model import Model
 from prefect_rlhf.flows.algorithm.rlhf_flow import rlhf_flow
 from prefect_rlhf.flows.forms.critic import check_critic
-from prefect_rlhf.flows.forms.reward import Reward
+from prefect_rlhf.flows.forms.reward import Reward, check_scorer
 from prefect_rlhf.tasks.data.rollouts import record_rollouts
+from prefect_rlhf.tasks.play import Play
 from prefect_rlhf.tasks.rl.evaluation import record_evaluation
 from prefect_rlhf.tasks.rl.gae import gae
 from prefect_rlhf.tasks.rl.losses import ppo_clip, value_clip
@@ -30,22 +31,27 @@ def ppo(
     *,
     critic: Model | None = None,
     ref: Model,
-    reward: Reward,
+    reward: Reward | None = None,
     algo: PPO = PPO(),
     staleness: Staleness = 0,
+    play: Play | None = None,
 ) -> None:
     """One iteration: respond, score, estimate advantages, train policy and values; evaluate at intervals.
 
-    The ratio is relative to the policy that made the responses, so it also corrects for `staleness`.
+    The ratio is relative to the policy that made the responses, so it also corrects for `staleness`. With `play`, each
+    response is a conversation, which the play scores; the values are of the model's own tokens.
     """
+    check_scorer(reward, play)
     check_critic(actor, critic, algo)
-    rollout = generate(actor, prompts, batch_size=algo.batch_size, sampling=algo.sampling, staleness=staleness)
-    scores = score(reward, rollout)
+    rollout = generate(
+        actor, prompts, batch_size=algo.batch_size, sampling=algo.sampling, staleness=staleness, play=play
+    )
+    scores, masked = (rollout, (rollout,)) if reward is None else (score(reward, rollout), ())
     ref_logprobs = inference(ref, rollout, output="logprobs", temperature=algo.temperature)
     values = inference(critic or actor, rollout, output="values", name=None if critic else "actor_values")
     old = old_policy(actor, rollout, algo)
     rewards = compute(kl_penalised_rewards, old.logprobs, ref_logprobs, scores, settings=algo)
-    advantages = compute(gae, rewards, values, settings=algo)
+    advantages = compute(gae, rewards, values, *masked, settings=algo)
     compute(record_rollouts, rollout, scores, advantages, settings=algo)
     policy_loss = ppo_clip(algo).on(*old.inputs, advantages, temperature=algo.temperature)
     value_loss = value_clip(algo).on(rollout, values, advantages)
@@ -55,6 +61,6 @@ def ppo(
     if critic is not None:
         train_step(critic, value_loss, optimizer=algo.critic_optimizer, update=algo.update)
     every = algo.evaluate_every
-    greedy = generate(actor, held_out, sampling=algo.sampling.greedy(), every=every, name="actor_evaluation")
-    greedy_scores = score(reward, greedy, every=every, name="reward_evaluation")
+    greedy = generate(actor, held_out, sampling=algo.sampling.greedy(), every=every, play=play, name="actor_evaluation")
+    greedy_scores = greedy if reward is None else score(reward, greedy, every=every, name="reward_evaluation")
     compute(record_evaluation, greedy, greedy_scores, settings=algo, every=every)

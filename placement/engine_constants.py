@@ -14,6 +14,7 @@ GRADIENT_BYTES = 4  # gradients are summed, in a buffer and over replicas, in fl
 MAIN_WEIGHT_BYTES = 4  # the optimizer's float32 copy of weights that compute in bfloat16
 ADAM_BYTES = 8  # two float32 moments
 TOKEN_BYTES = 8  # token ids are int64
+PLAY_BYTES = 3  # of a token of a play: its mask and the number of its turn
 COLUMN_BYTES = 4  # log-probabilities, values, advantages and the like are float32
 EXPERT_IMBALANCE = 1.5  # tokens of the fullest device over the mean, where devices divide experts: an assumption
 

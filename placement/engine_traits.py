@@ -33,6 +33,11 @@ class EngineTraits:
     """Whether a train_step can recompute layers during its backward, to keep fewer activations."""
     divides_sequences: bool = False
     """Whether a train_step can divide the tokens between products over tp."""
+    plays: bool = False
+    """Whether it continues rows turn by turn, as a play says."""
+    plays_in_rounds: bool = False
+    """Whether the rows of a play wait for each other's environments, and each turn begins with the row's whole prefill.
+    Otherwise a row goes on when it has its answer, from the keys and values that it has."""
     paged_cache: bool = False
     """Whether it allocates a key-value cache of a fixed size when it is built, which limits the rows in flight."""
     sleeps_on_cuda: bool = False
@@ -78,6 +83,7 @@ _TRAITS: dict[EngineKind, EngineTraits] = {
         paged_cache=True,
         sleeps_on_cuda=True,
         drops_weights=True,
+        plays=True,
         replays_graphs=True,
         has_reduce_buffers=True,
         tries_model=True,
@@ -97,6 +103,8 @@ _TRAITS: dict[EngineKind, EngineTraits] = {
             "megatron.core.pipeline_parallel.schedules",
         ),
         micro_batches=True,
+        plays=True,
+        plays_in_rounds=True,
         pipelines=True,
         recomputes=True,
         divides_sequences=True,

@@ -70,6 +70,27 @@ class Dataset:
 
 
 @dataclass(frozen=True, slots=True)
+class PlayBounds:
+    """The play of a generate's rows. `settings` is JSON of its settings.
+
+    A row has at most `max_tokens` after its prompt and `max_turns` turns of the model. The planner expects `turns`, of
+    which the environment's answers have `observed` tokens in all, and `seconds` of waiting for each answer.
+    """
+
+    settings: str
+    max_tokens: int
+    max_turns: int
+    turns: float
+    observed: float
+    seconds: float
+
+    @property
+    def wait_seconds(self) -> float:
+        """The expected time that a row waits for its answers; the last turn has no answer."""
+        return (self.turns - 1) * self.seconds
+
+
+@dataclass(frozen=True, slots=True)
 class Term:
     """A loss of a train_step on its own rows; the step's loss is the sum of `weight` times the mean of each term.
 
@@ -99,10 +120,10 @@ class Call:
     to step. Groups of `rows_per_item` adjacent rows (a chosen and a rejected answer) are never split. A train_step
     takes `epochs` * `mini_batches` optimizer steps on its `terms`; its `inputs` are the inputs of all terms, its rows
     the rows of the first. `temperature` divides the logits of log-probabilities that a call makes. A generate adds at
-    most `max_new_tokens` to a row (0: not stated). `host_seconds` is the expected time of a compute whose work is done
-    in worker processes on the node's CPUs. A compute that selects rows has `chooses`. A compute that makes rows has a
-    `row_limit`. `draws` names the stream of a generate's random numbers, which calls may share; the empty name is the
-    only stream of earlier versions.
+    most `max_new_tokens` to a row (0: not stated), in turns if it has a `play`. `host_seconds` is the expected time of
+    a compute whose work is done in worker processes on the node's CPUs. A compute that selects rows has `chooses`. A
+    compute that makes rows has a `row_limit`. `draws` names the stream of a generate's random numbers, which calls may
+    share; the empty name is the only stream of earlier versions.
     """
 
     name: str
@@ -125,6 +146,7 @@ class Call:
     chooses: RowSet | None = None
     row_limit: RowLimit | None = None
     draws: str = ""
+    play: PlayBounds | None = None
 
     @property
     def row_count(self) -> RowCount:
@@ -302,6 +324,8 @@ def _check_call(graph: DataflowGraph, call: Call) -> None:
         raise GraphError(f"{where} is stateful; only a compute carries state from step to step")
     if call.on_hosts and call.kind != "compute":
         raise GraphError(f"{where} has host_seconds; only a compute runs on hosts")
+    if call.play is not None and (call.kind != "generate" or call.play.max_tokens != call.max_new_tokens):
+        raise GraphError(f"{where} has a play; only a generate has it, of at most its max_new_tokens")
     if min(call.num_rows, call.mini_batches, call.rows_per_item) < 1:
         raise GraphError(
             f"{where} has {call.num_rows} rows in {call.mini_batches} mini-batches of items of {call.rows_per_item}; "

@@ -12,7 +12,7 @@ from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.errors.wrong_setting import not_used
 from prefect_rlhf.tasks.settings import Settings
 
-_CALLS = ("tokens", "prompt_length", "prompt_tokens", "logprobs", "values", "scores", "mask")
+_CALLS = ("tokens", "prompt_length", "prompt_tokens", "logprobs", "values", "scores", "mask", "turn", "turn_rewards")
 _COMPUTATIONS = (
     "advantages",
     "returns",

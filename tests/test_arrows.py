@@ -72,10 +72,11 @@ SUB_ROOMS: Mapping[str, Mapping[str, str]] = {
     },
     "engines": {
         "functions": "",
+        "functions.plays": "functions .",
         "gang": "gang.processes gang.ray",
         "gang.processes": "gang .",
         "gang.ray": "gang gang.processes weights",
-        "rank": "files sampling weights .",
+        "rank": "functions.plays files sampling weights .",
         "rank.profiling": "rank megatron.cpu files weights .",
         "rank.trial": "rank .",
         "megatron": "megatron.cpu megatron.sampling megatron.training megatron.vocabulary files sampling weights .",
@@ -136,6 +137,7 @@ SEAM = {
     "weights",
     "files",
     "functions",
+    "functions.plays",
 }
 """Sub-rooms of engines that tasks may import, besides the root (values and protocols). The controller opens a gang,
 calls methods of its ranks (also of ranks that profile or try operators), compares fingerprints, reads configs and

@@ -17,8 +17,41 @@ _TRUTH = ("ground_truth", "reward_model", "reward_model.ground_truth")
 _QUESTION = ("question", "answer", "metadata")
 
 
+class NamedFunction:
+    """A user's function by its name: `module:function` or `file.py:function`."""
+
+    __slots__ = ()
+    function: str
+
+    def check(self) -> None:
+        """Raise InvalidInput unless the name has that form."""
+        module, _, attribute = self.function.rpartition(":")
+        if not module or not all(part.isidentifier() for part in attribute.split(".")):
+            raise InvalidInput(self.field, self.function, "module:function or path/to/file.py:function")
+
+    @property
+    def field(self) -> str:
+        """The field that errors name."""
+        raise NotImplementedError
+
+    @property
+    def module(self) -> str:
+        """The module's name, or the path of its file."""
+        return self.function.rpartition(":")[0]
+
+    @property
+    def attribute(self) -> str:
+        """The function's name in its module, dotted for a method."""
+        return self.function.rpartition(":")[2]
+
+    @property
+    def file(self) -> Path | None:
+        """The file, if a file was named instead of a module."""
+        return Path(self.module) if self.module.endswith(".py") else None
+
+
 @dataclass(frozen=True, slots=True)
-class HostFunction:
+class HostFunction(NamedFunction):
     """A function that is called on rows. It can be pickled. `HostRewards` states the bounds of its fields.
 
     `function` is `"module:function"` or `"path/to/file.py:function"`; a path is relative to the working folder of the
@@ -44,29 +77,12 @@ class HostFunction:
     signature: Signature = "row"
 
     def __post_init__(self) -> None:
-        module, _, attribute = self.function.rpartition(":")
-        if not module or not all(part.isidentifier() for part in attribute.split(".")):
-            raise InvalidInput(self.field, self.function, "module:function or path/to/file.py:function")
+        self.check()
 
     @property
     def field(self) -> str:
         """The field that errors name."""
         return f"reward.{self.name}"
-
-    @property
-    def module(self) -> str:
-        """The module's name, or the path of its file."""
-        return self.function.rpartition(":")[0]
-
-    @property
-    def attribute(self) -> str:
-        """The function's name in its module, dotted for a method."""
-        return self.function.rpartition(":")[2]
-
-    @property
-    def file(self) -> Path | None:
-        """The file, if a file was named instead of a module."""
-        return Path(self.module) if self.module.endswith(".py") else None
 
     def lacking(self, named: Collection[str], columns: Collection[str]) -> tuple[str, ...]:
         """Return the columns that a call needs and that rows with these `columns` lack.

@@ -10,7 +10,7 @@ from types import ModuleType
 from typing import Any
 
 from prefect_rlhf.engines.functions.arguments import AS_WRITTEN, columns_named
-from prefect_rlhf.engines.functions.function import HostFunction
+from prefect_rlhf.engines.functions.function import HostFunction, NamedFunction
 from prefect_rlhf.errors.blame import described, own_place
 from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.files.modules import import_from
@@ -29,7 +29,7 @@ class LoadedFunction:
 
 def load(function: HostFunction) -> LoadedFunction:
     """Import a function. Raises InvalidInput if that fails, or if the function takes other arguments."""
-    found = _attribute(function, _module(function))
+    found = imported(function)
     place = place_of(found)
     if not callable(found) or inspect.isclass(found):
         raise InvalidInput(function.field, function.function, f"a function, not {_kind(found)}")
@@ -42,6 +42,11 @@ def load(function: HostFunction) -> LoadedFunction:
     plain = _whole(found)
     is_async = inspect.iscoroutinefunction(plain) or inspect.iscoroutinefunction(type(plain).__call__)
     return LoadedFunction(function, found, is_async, named, place)
+
+
+def imported(function: NamedFunction) -> object:
+    """Return what the name of a function refers to. Raises InvalidInput if it cannot be imported."""
+    return _attribute(function, _module(function))
 
 
 def reason(error: BaseException, place: str) -> str:
@@ -71,7 +76,7 @@ def place_of(function: object) -> str:
     return f"{code.co_filename}:{code.co_firstlineno} in {code.co_name}" if code else ""
 
 
-def _module(function: HostFunction) -> ModuleType:
+def _module(function: NamedFunction) -> ModuleType:
     file = function.file
     if file is not None and not file.is_file():
         raise InvalidInput(function.field, function.function, f"an existing file; {file.absolute()} does not exist")
@@ -82,7 +87,7 @@ def _module(function: HostFunction) -> ModuleType:
         raise InvalidInput(function.field, function.function, expected) from error
 
 
-def _attribute(function: HostFunction, module: ModuleType) -> object:
+def _attribute(function: NamedFunction, module: ModuleType) -> object:
     found: object = module
     for name in function.attribute.split("."):
         if not hasattr(found, name):
@@ -96,9 +101,11 @@ def _attribute(function: HostFunction, module: ModuleType) -> object:
     return found
 
 
-def _reasoning_gym_task(function: HostFunction) -> Callable[..., Any] | None:
+def _reasoning_gym_task(function: NamedFunction) -> Callable[..., Any] | None:
     """Return the scoring function of the task in `reasoning_gym:task`; None for another function."""
-    if function.signature != "reasoning_gym" or function.module != "reasoning_gym":
+    if not isinstance(function, HostFunction) or function.signature != "reasoning_gym":
+        return None
+    if function.module != "reasoning_gym":
         return None
     factory = import_module("reasoning_gym.factory")
     if function.attribute not in factory.DATASETS:

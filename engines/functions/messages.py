@@ -81,7 +81,7 @@ Said = Loading | Refused | Loaded | Begun | Done
 Value = TypeVar("Value")
 
 
-def packed(message: Start | Job) -> bytes:
+def packed(message: object) -> bytes:
     """Return a message to a worker as bytes, its length first. Raises the error of an object that does not pickle."""
     data = pickle.dumps(message, protocol=5)
     return _LENGTH.pack(len(data)) + data

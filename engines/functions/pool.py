@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import select
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
 from prefect_rlhf.engines.functions.function import HostFunction, HostSettings
 from prefect_rlhf.engines.functions.messages import Loaded, Start
-from prefect_rlhf.engines.functions.process import search_path
+from prefect_rlhf.engines.functions.process import WorkerProcess, search_path
 from prefect_rlhf.engines.functions.scores import HostScores, RowFailure
 from prefect_rlhf.engines.functions.work import Work
 from prefect_rlhf.engines.functions.worker_handle import Hand
@@ -117,7 +117,7 @@ class HostPool:
 
     def _turn(self, work: Work | None) -> None:
         """Wait for a worker's message, a worker's deadline or some time; then process all events."""
-        _exchange(self._hands, min([hand.due for hand in self._hands]) - time.monotonic())
+        exchange([hand.process for hand in self._hands], min([hand.due for hand in self._hands]) - time.monotonic())
         for hand in tuple(self._hands):
             hand.hear(work)
             how = hand.process.ended()
@@ -147,10 +147,10 @@ class HostPool:
         )
 
 
-def _exchange(hands: Sequence[Hand], seconds: float) -> None:
+def exchange(processes: Iterable[WorkerProcess[Any]], seconds: float) -> None:
     """Wait for workers, at most `seconds`; send as much as they accept and read their output."""
     poller, outputs, senders = select.poll(), {}, {}
-    for process in (hand.process for hand in hands):
+    for process in processes:
         if not process.hung_up:
             poller.register(process.channel, select.POLLIN | (select.POLLOUT if process.unsent else 0))
             senders[process.channel.fileno()] = process

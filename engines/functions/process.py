@@ -10,11 +10,12 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import Generic, TypeVar
 
-from prefect_rlhf.engines.functions.messages import Job, Said, Start, packed, said_in
+from prefect_rlhf.engines.functions.messages import packed
 from prefect_rlhf.errors.in_short import in_short
 from prefect_rlhf.files.modules import IN_RANK
 
@@ -25,7 +26,7 @@ _HANG_UP_SECONDS = 2.0  # from the end of a process's channel to the end of the 
 _AT_ONCE = 1 << 16
 _MOST_AT_ONCE = 1 << 24  # bytes from a worker before the pool looks at the others
 _LONGEST_LINE = 1 << 26
-_COMMAND = (sys.executable, "-P", "-u", "-X", "faulthandler", "-m", f"{__package__}.worker")
+_COMMAND = (sys.executable, "-P", "-u", "-X", "faulthandler", "-m")
 _ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",  # a worker uses a single CPU
     "OPENBLAS_NUM_THREADS": "1",
@@ -35,14 +36,28 @@ _ENVIRONMENT = {
 }
 
 
-class WorkerProcess:
-    """A fresh interpreter in a session of its own, that ends when this process does. Raises OSError."""
+Said = TypeVar("Said")
 
-    def __init__(self, start: Start) -> None:
+
+class WorkerProcess(Generic[Said]):
+    """A fresh interpreter in a session of its own, that ends when this process does. Raises OSError.
+
+    It runs `module` of this folder, and receives `first`. `read` reads a line of its messages, or raises ValueError.
+    `environment` are its variables, besides those of every worker.
+    """
+
+    def __init__(
+        self,
+        first: object,
+        read: Callable[[bytes], Said],
+        module: str = "worker",
+        environment: Mapping[str, str] = os.environ,
+    ) -> None:
+        self._read = read
         self.channel, theirs = socket.socketpair()
         self.output, printed = os.pipe()
         lifeline, self._life = os.pipe()  # a pipe per worker: the kernel stores the group to kill with the read end
-        command = [*_COMMAND, str(theirs.fileno()), str(lifeline)]
+        command = [*_COMMAND, f"{__package__}.{module}", str(theirs.fileno()), str(lifeline)]
         try:
             self._process = subprocess.Popen(
                 command,
@@ -51,7 +66,7 @@ class WorkerProcess:
                 stderr=printed,
                 pass_fds=(theirs.fileno(), lifeline),
                 start_new_session=True,
-                env=os.environ | _ENVIRONMENT,
+                env={**environment, **_ENVIRONMENT},
             )
         except BaseException:
             self._close()
@@ -64,16 +79,16 @@ class WorkerProcess:
         os.set_blocking(self.output, False)
         self.hung_up = self.silent = False
         self.nonsense = ""  # a line that is not a message, or not at this time; reading stops there
-        self._heard, self._tail, self._unsent = b"", b"", bytearray(packed(start))
+        self._heard, self._tail, self._unsent = b"", b"", bytearray(packed(first))
 
     @property
     def unsent(self) -> bool:
         """Whether data is left to send when the channel accepts more."""
         return bool(self._unsent) and not self.hung_up
 
-    def give(self, job: Job) -> None:
-        """Queue a job, and send as much as the channel accepts."""
-        self._unsent += packed(job)
+    def give(self, message: object) -> None:
+        """Queue a message, and send as much as the channel accepts."""
+        self._unsent += packed(message)
         self.send()
 
     def send(self) -> None:
@@ -99,7 +114,7 @@ class WorkerProcess:
             if self.nonsense:
                 return
             try:
-                said = said_in(line)
+                said = self._read(line)
             except ValueError:
                 self.nonsense = in_short(line.decode(errors="replace"))
             else:

@@ -8,7 +8,7 @@ from typing import Any
 from prefect_rlhf.engines.functions.call import late
 from prefect_rlhf.engines.functions.function import HostFunction
 from prefect_rlhf.engines.functions.load import at
-from prefect_rlhf.engines.functions.messages import Begun, Done, Job, Loaded, Loading, Refused, Said, Start
+from prefect_rlhf.engines.functions.messages import Begun, Done, Job, Loaded, Loading, Refused, Said, Start, said_in
 from prefect_rlhf.engines.functions.process import WorkerProcess
 from prefect_rlhf.engines.functions.work import Call, Work
 from prefect_rlhf.errors.blame import described
@@ -22,7 +22,7 @@ class Hand:
     """A worker process and its calls; times are of the monotonic clock, in seconds."""
 
     def __init__(self, start: Start, start_seconds: float) -> None:
-        self.process = WorkerProcess(start)
+        self.process = WorkerProcess(start, said_in)
         self._start, self._start_seconds = start, start_seconds
         self._loading = 0
         self._loaded: list[Loaded] = []

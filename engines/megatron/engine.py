@@ -17,7 +17,9 @@ from torch import Tensor
 
 from prefect_rlhf.engines.commands import BuildCommand
 from prefect_rlhf.engines.engine import (
+    Conversed,
     Generated,
+    PlayTable,
     SamplingSettings,
     Sequences,
     Shard,
@@ -46,7 +48,9 @@ from prefect_rlhf.engines.megatron.training.optimizer import MainOptimizer
 from prefect_rlhf.engines.megatron.training.sequence_parallel import sequence_parallel
 from prefect_rlhf.engines.megatron.vocabulary.entropy import token_entropy
 from prefect_rlhf.engines.megatron.vocabulary.head import token_logprobs, token_values
-from prefect_rlhf.engines.sampling.response_end import check_lengths, end_tokens
+from prefect_rlhf.engines.process_groups import shared
+from prefect_rlhf.engines.sampling.conversation import in_rounds
+from prefect_rlhf.engines.sampling.response_end import check_lengths, end_tokens, stopped_turns
 from prefect_rlhf.engines.sampling.stop_strings import stop_strings
 from prefect_rlhf.engines.weights.memory import storage_bytes
 from prefect_rlhf.engines.weights.offload import OffloadedTensors, empty
@@ -139,11 +143,45 @@ class MegatronEngine:
         The key-value cache exists while this runs, for the call's rows, longest prompt and `max_new_tokens`.
         """
         check_lengths(prompts, sampling, self._max_length)
+        return self._generate(prompts, sampling, seeds, micro_batches)
+
+    @property
+    def leads(self) -> bool:
+        """See PlayingEngine."""
+        return dist.get_rank(self._groups.replica) == 0
+
+    def converse(
+        self,
+        prompts: Sequence[Sequence[int]],
+        sampling: SamplingSettings,
+        seeds: Sequence[int],
+        table: PlayTable | None,
+        micro_batches: int = 1,
+    ) -> Conversed:
+        """See PlayingEngine.converse. Plays go on in rounds; each round computes the keys and values of rows anew."""
+
+        def generate(
+            contexts: Sequence[Sequence[int]], turn_seeds: Sequence[int], at_most: Sequence[int]
+        ) -> tuple[Generated, Sequence[bool]]:
+            made = self._generate(contexts, sampling, turn_seeds, micro_batches, at_most)
+            return made, stopped_turns(made.tokens, at_most, sampling, self._end_tokens, stops)
+
+        stops = stop_strings(sampling.stop, self._spec.path)
+        return in_rounds(prompts, seeds, table, partial(shared, group=self._groups.replica), generate)
+
+    def _generate(
+        self,
+        prompts: Sequence[Sequence[int]],
+        sampling: SamplingSettings,
+        seeds: Sequence[int],
+        micro_batches: int,
+        at_most: Sequence[int] | None = None,
+    ) -> Generated:
         self._model.eval()
         try:
             with torch.no_grad():
                 stops, layers = stop_strings(sampling.stop, self._spec.path), self._model.decoder.layers
-                groups = row_groups(prompts, sampling, self._end_tokens, layers, micro_batches, stops)
+                groups = row_groups(prompts, sampling, self._end_tokens, layers, micro_batches, stops, at_most)
                 self._caches = [group.cache.tensor for group in groups]
                 return Generation(self._model, self._spec.shape.vocab_size, self._groups, sampling, seeds).run(groups)
         finally:

@@ -23,7 +23,7 @@ from prefect_rlhf.engines.commands import (
     TransferCommand,
 )
 from prefect_rlhf.engines.compute import Computed, Context
-from prefect_rlhf.engines.engine import Engine, GenerationEngine, TrainingEngine
+from prefect_rlhf.engines.engine import Engine, GenerationEngine, PlayingEngine, TrainingEngine
 from prefect_rlhf.engines.files.checkpoint_files import check_shard
 from prefect_rlhf.engines.files.export import export
 from prefect_rlhf.engines.files.saved_state import SavedState, decode, encode
@@ -33,6 +33,7 @@ from prefect_rlhf.engines.rank.choosing import choose
 from prefect_rlhf.engines.rank.exchange_rows import exchange_rows
 from prefect_rlhf.engines.rank.inputs import CallInputs, read_call_inputs, read_prompts, training_rows
 from prefect_rlhf.engines.rank.loaded_model import LoadedModel
+from prefect_rlhf.engines.rank.playing import play_rows
 from prefect_rlhf.engines.rank.store import RowStore
 from prefect_rlhf.engines.rows import unpad
 from prefect_rlhf.engines.sampling.seeds import row_seeds
@@ -195,11 +196,13 @@ class Rank:
     def generate(self, command: CallCommand) -> RankReport:
         """Continue this replica's prompts. Keeps `tokens`, `prompt_length` and `logprobs` of its rows.
 
-        Metric `kept_mass`: see Generated.
+        Metric `kept_mass`: see Generated. With a play, see `play_rows`.
         """
         began, model = time.perf_counter(), self._model_of(command)
         assert command.sampling is not None  # a generate command has it
         prompts = read_prompts(command, self.store, self._datasets)
+        if command.play is not None:
+            return self._play(command, model, prompts, began)
         engine = cast(GenerationEngine, model.engine)
         generated = engine.generate(prompts, command.sampling, row_seeds(command), command.micro_batches)
         tokens = [torch.tensor([*p, *r]) for p, r in zip(prompts, generated.tokens, strict=True)]
@@ -210,6 +213,18 @@ class Rank:
         num_tokens = sum(map(len, generated.tokens))
         metrics = {} if generated.kept_mass is None else {"kept_mass": generated.kept_mass}
         return replace(report, num_tokens=num_tokens, row_lengths=tuple(map(len, tokens)), metrics=metrics)
+
+    def _play(
+        self, command: CallCommand, model: LoadedModel, prompts: Sequence[Sequence[int]], began: float
+    ) -> RankReport:
+        """Play this replica's rows. Keeps further keys: `mask`, `turn`, `turn_rewards`, `scores` and `truncated`."""
+        played = play_rows(command, cast(PlayingEngine, model.engine), prompts, self._datasets)
+        for key, rows in played.columns.items():
+            self._keep(command, key, rows)
+        lengths = tuple(map(len, played.columns["tokens"]))
+        num_tokens = sum(map(len, played.columns["logprobs"]))
+        report = self._report(began, model, command=command)
+        return replace(report, num_tokens=num_tokens, row_lengths=lengths, metrics=played.metrics)
 
     def inference(self, command: CallCommand) -> RankReport:
         """Run the model over this replica's rows. Keeps `command.output` on the ranks whose engine returns it."""

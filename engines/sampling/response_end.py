@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from prefect_rlhf.engines.engine import SamplingSettings
+from prefect_rlhf.engines.sampling.stop_strings import StopStrings
 from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.files.foreign_file import read_json_object
 
@@ -24,6 +25,21 @@ def end_tokens(path: str) -> tuple[int, ...]:
             raise InvalidInput(f"{file}: eos_token_id", ids, "a token id, or a list of token ids")
         return tuple(tokens)
     return ()
+
+
+def stopped_turns(
+    turns: Sequence[Sequence[int]],
+    at_most: Sequence[int],
+    sampling: SamplingSettings,
+    ends: Sequence[int],
+    stops: StopStrings | None,
+) -> list[bool]:
+    """Return whether each turn ended by an end token or a stop string, and not at its most tokens."""
+    by_string = stops.ended(turns) if stops is not None and turns else [False] * len(turns)
+    return [
+        found or len(turn) < most or (sampling.stop_at_eos and turn[-1] in ends)
+        for turn, most, found in zip(turns, at_most, by_string, strict=True)
+    ]
 
 
 def check_lengths(prompts: Sequence[Sequence[int]], sampling: SamplingSettings, max_length: int) -> None:

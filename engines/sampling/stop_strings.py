@@ -17,7 +17,7 @@ class StopStrings:
     """
 
     def __init__(self, strings: Sequence[str], folder: str) -> None:
-        self._strings, self._tokenizer = tuple(strings), _tokenizer(folder)
+        self._strings, self._tokenizer = tuple(strings), tokenizer_of(folder, "sampling.stop", "strings")
         self.window = max(len(string.encode()) for string in self._strings) + MARGIN
 
     def ended(self, responses: Sequence[Sequence[int]]) -> list[bool]:
@@ -33,9 +33,10 @@ def stop_strings(strings: Sequence[str], folder: str) -> StopStrings | None:
 
 
 @lru_cache(maxsize=4)
-def _tokenizer(folder: str) -> Any:
-    from transformers import AutoTokenizer  # only here: most runs have no stop strings
+def tokenizer_of(folder: str, field: str = "play", seen: str = "a play") -> Any:
+    """Return the tokenizer of a model folder. Raises InvalidInput, about `field`, for a folder without a tokenizer."""
+    from transformers import AutoTokenizer  # only here: most runs have neither stop strings nor plays
 
     expected = f"a tokenizer in the model folder {folder}, to decode its tokens"
-    with refusing(Exception, "sampling.stop", "strings", expected):  # for any error, a person must change the file
+    with refusing(Exception, field, seen, expected):  # for any error, a person must change the file
         return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)

@@ -3,6 +3,7 @@
 import itertools
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -10,9 +11,18 @@ from vllm.inputs.engine import tokens_input
 from vllm.v1.engine.llm_engine import LLMEngine
 
 from prefect_rlhf.engines.commands import BuildCommand
-from prefect_rlhf.engines.engine import Generated, SamplingSettings, Shard
+from prefect_rlhf.engines.engine import (
+    Conversed,
+    Generated,
+    PlayEnd,
+    PlayTable,
+    SamplingSettings,
+    Shard,
+    Turn,
+)
 from prefect_rlhf.engines.files.tensor_files import OpenTensors
-from prefect_rlhf.engines.sampling.response_end import check_lengths, end_tokens
+from prefect_rlhf.engines.sampling.conversation import PlayRow, conversed
+from prefect_rlhf.engines.sampling.response_end import check_lengths, end_tokens, stopped_turns
 from prefect_rlhf.engines.sampling.stop_strings import StopStrings, stop_strings
 from prefect_rlhf.engines.vllm.cpu.kernels import CpuKernels
 from prefect_rlhf.engines.vllm.environment import survive_scan
@@ -110,12 +120,58 @@ class VllmEngine:
             stops = stop_strings(sampling.stop, self._folder)
             while self._llm.has_unfinished_requests():
                 finished |= self._newly_finished(self._llm.step(), stops)
-        responses = [finished[name] for name in names]
-        tokens, shown = [list(r.token_ids) for r in responses], [r.logprobs.logprobs for r in responses]
-        if not responses or not sampling.is_filtered:
-            return Generated(tokens, [list(row) for row in shown])
-        kept_masses = [math.exp(value) for row in shown for value in row[1::2]]
-        return Generated(tokens, [list(row[0::2]) for row in shown], math.fsum(kept_masses) / len(kept_masses))
+        return _generated([finished[name] for name in names], sampling)
+
+    @property
+    def leads(self) -> bool:
+        """See PlayingEngine."""
+        return self._group.index == 0
+
+    def converse(
+        self,
+        prompts: Sequence[Sequence[int]],
+        sampling: SamplingSettings,
+        seeds: Sequence[int],
+        table: PlayTable | None,
+        micro_batches: int = 1,
+    ) -> Conversed:
+        """See PlayingEngine.converse. Rows do not wait for each other: a row that has its answer joins the next step.
+
+        Each turn is a request with all tokens so far. The prefix cache has the keys and values of their whole blocks,
+        unless other rows needed the room.
+        """
+        if self._cpu is not None:
+            self._cpu.pack()
+        if not self._llm.reset_prefix_cache():
+            raise EngineFailed(f"{self.instance.name}: vLLM kept keys and values of an earlier call, expected none")
+        rows = [PlayRow(prompt, seed) for prompt, seed in zip(prompts, seeds, strict=True)]
+        turns: dict[str, Turn] = {}  # by request
+        stops, kept_masses = stop_strings(sampling.stop, self._folder), []
+        while turns or any(row.end is None for row in rows):
+            orders = self._group.told(None if table is None else table.orders("no" if turns else "any"))
+            with self._group.entered():
+                for order in orders:
+                    if isinstance(order, PlayEnd):
+                        rows[order.row].end = order
+                    else:
+                        turns[self._add(order, rows[order.row], sampling)] = order
+                finished = self._newly_finished(self._llm.step(), stops) if turns else {}
+            for name, made in finished.items():
+                turn, said = turns.pop(name), _generated([made], sampling)
+                rows[turn.row].said(turn.number, said.tokens[0], said.logprobs[0])
+                if said.kept_mass is not None:
+                    kept_masses.append((said.kept_mass, len(said.tokens[0])))
+                if table is not None:
+                    (stopped,) = stopped_turns(said.tokens, [turn.at_most], sampling, self._end_tokens, stops)
+                    table.heard(turn.row, said.tokens[0], stopped)
+        return conversed(rows, kept_masses)
+
+    def _add(self, turn: Turn, row: PlayRow, sampling: SamplingSettings) -> str:
+        """Request a turn of a row; return the request's name."""
+        name, seed = str(next(self._request_ids)), row.follow(turn)
+        parameters = sampling_parameters(replace(sampling, max_new_tokens=turn.at_most), seed, self._end_tokens)
+        self._llm.add_request(name, tokens_input(row.context), parameters)
+        return name
 
     def _newly_finished(self, outputs: Sequence[Any], stops: StopStrings | None) -> dict[str, Any]:
         """Return the finished responses, by request; responses that contain a stop string are ended here."""
@@ -197,6 +253,15 @@ class VllmEngine:
             for name, shard in self._shards.items():
                 shard.view.copy_(tensors.read(name, shard.region))
         self.weights_written()
+
+
+def _generated(responses: Sequence[Any], sampling: SamplingSettings) -> Generated:
+    """Return vLLM's finished responses as tokens and log-probabilities, with the mass that filters kept."""
+    tokens, shown = [list(r.token_ids) for r in responses], [r.logprobs.logprobs for r in responses]
+    if not responses or not sampling.is_filtered:
+        return Generated(tokens, [list(row) for row in shown])
+    kept_masses = [math.exp(value) for row in shown for value in row[1::2]]
+    return Generated(tokens, [list(row[0::2]) for row in shown], math.fsum(kept_masses) / len(kept_masses))
 
 
 def _tensor_parallel_ranks(command: BuildCommand, rank: int) -> tuple[int, ...]:

@@ -16,7 +16,7 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType, ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -30,9 +30,10 @@ from vllm.model_executor.layers import utils as vllm_layers
 from vllm.v1.executor.uniproc_executor import ExecutorWithExternalLauncher
 from vllm.v1.worker import workspace
 
-from prefect_rlhf.engines.process_groups import ensure_world, name_groups_by_members
+from prefect_rlhf.engines.process_groups import ensure_world, name_groups_by_members, shared
 from prefect_rlhf.engines.weights.read_peer_memory import NODE
 
+Told = TypeVar("Told")
 _GROUPS = tuple(name for name in vars(parallel_state) if re.fullmatch(r"_[A-Z][A-Z_]*", name))
 OF_AN_ENGINE: Mapping[tuple[ModuleType, str], Callable[[], Any]] = MappingProxyType(
     dict.fromkeys(((parallel_state, name) for name in _GROUPS), lambda: None)
@@ -63,6 +64,7 @@ class RankGroup:
         self.index = self.ranks.index(rank)
         self.ident = _agree_on_ident(self.ranks, rank)
         self._globals = {each: make() for each, make in OF_AN_ENGINE.items()}
+        self._told: dist.ProcessGroup | None = None  # made at its first use
 
     @contextmanager
     def entered(self) -> Iterator[None]:
@@ -80,6 +82,15 @@ class RankGroup:
                     yield
             finally:
                 self._globals = _swapped(outside)
+
+    def told(self, values: Sequence[Told] | None) -> Sequence[Told]:
+        """Return the values of the first rank on all ranks of the engine; the other ranks pass None. Collective."""
+        if len(self.ranks) == 1:
+            return values or ()
+        if self._told is None:
+            ranks = list(self.ranks)
+            self._told = dist.new_group(ranks, backend="gloo", use_local_synchronization=True, sort_ranks=False)
+        return shared(values, self._told)
 
     @contextmanager
     def building(self) -> Iterator[type[ExecutorWithExternalLauncher]]:

@@ -9,6 +9,7 @@ from pydantic import Discriminator, Tag
 from prefect_rlhf.blocks.model import Model
 from prefect_rlhf.errors.errors import Missing, NotUsed
 from prefect_rlhf.tasks.host_rewards import HostRewards
+from prefect_rlhf.tasks.play import Play
 from prefect_rlhf.tasks.rl.settings.online import GRPO
 
 
@@ -21,7 +22,7 @@ Reward = Annotated[Annotated[Model, Tag("<model>")] | Annotated[HostRewards, Tag
 """A Model, or a HostRewards, which has `functions`."""
 
 
-def with_reward_weights(algo: GRPO, reward: Model | HostRewards) -> GRPO:
+def with_reward_weights(algo: GRPO, reward: Model | HostRewards | None) -> GRPO:
     """Return the settings with the weights of named rewards, if the advantage applies the weights itself.
 
     Raises InvalidInput for weights that are not stated at the functions.
@@ -32,6 +33,20 @@ def with_reward_weights(algo: GRPO, reward: Model | HostRewards) -> GRPO:
         return algo
     weights = {name: function.weight for name, function in reward.functions.items()}
     return algo.model_copy(update={"reward_weights": weights})
+
+
+def check_scorer(reward: Model | HostRewards | None, play: Play | None, algo: GRPO | None = None) -> None:
+    """Raise InvalidInput unless either a reward or a play scores the responses, and for settings that no play has."""
+    if reward is None and play is None:
+        raise Missing("reward", "a reward model or functions, or a play, which scores its own rows")
+    if reward is not None and play is not None:
+        raise NotUsed("reward", getattr(reward, "path", "functions"), "play scores its own rows")
+    if play is None or algo is None:
+        return
+    if algo.overlong.buffer is not None:
+        raise NotUsed("algo.overlong.buffer", algo.overlong.buffer, "the length of a play's rows is bounded by play")
+    if algo.advantage == "gdpo":
+        raise NotUsed("algo.advantage", algo.advantage, "a play returns a single score, and gdpo needs several rewards")
 
 
 def check_reference(ref: Model | None, kl_coefficient: float) -> None:

@@ -43,13 +43,14 @@ def read_arguments(flow: AlgorithmFlow, options: PlanOptions, responses: LengthD
         if _may_be(hints[name], Model):
             if name in options.models or not _may_do_without(hints, name, values, settings):
                 values[name] = _model_fields(name, values.get(name), options.models, names, shared)
-            elif _may_be(hints[name], HostRewards):
+            elif _may_be(hints[name], HostRewards) and not values.get("play"):
                 values.setdefault(name, UNNAMED_FUNCTION)
         elif isinstance(hints[name], type) and issubclass(hints[name], DatasetFields):
             values.setdefault(name, {"path": ABSENT})
         elif name not in values and parameter.default is inspect.Parameter.empty:
             raise Missing(name, "a value: the algorithm has no default for it")
-    if algo := _algorithm_settings(values.get("algo") or {}, settings, options.batch_size, responses):
+    has_play = bool(values.get("play"))
+    if algo := _algorithm_settings(values.get("algo") or {}, settings, options.batch_size, responses, has_play):
         values["algo"] = algo
     checked = flow.validate_parameters(values)
     return {name: checked[name] for name in names}
@@ -84,6 +85,8 @@ def _may_do_without(
     """
     hint, given = hints[role], values.get(role)
     if _may_be(hint, HostRewards):
+        if given is None and values.get("play"):
+            return True
         if given is None:
             return LIKE.get(role) not in hints
         return isinstance(given, HostRewards) or (isinstance(given, dict) and "functions" in given)
@@ -123,14 +126,21 @@ def _model_fields(
 
 
 def _algorithm_settings(
-    values: Mapping[str, Any], fields: Mapping[str, Any], batch_size: int | None, responses: LengthDistribution | None
+    values: Mapping[str, Any],
+    fields: Mapping[str, Any],
+    batch_size: int | None,
+    responses: LengthDistribution | None,
+    has_play: bool,
 ) -> dict[str, Any]:
-    """Return the algorithm's settings with `batch_size` and the longest response, if it has fields for them."""
+    """Return the algorithm's settings with `batch_size` and the longest response, if it has fields for them.
+
+    The longest response of a play is not that of a turn, which is what the algorithm samples.
+    """
     algo = dict(values)
     if batch_size is not None:
         if "batch_size" not in fields:
             raise NotUsed("batch_size", batch_size, "the algorithm has no algo.batch_size")
         algo["batch_size"] = batch_size
-    if responses is not None and "sampling" in fields:
+    if responses is not None and "sampling" in fields and not has_play:
         algo["sampling"] = {"max_new_tokens": responses.longest} | dict(algo.get("sampling") or {})
     return algo

@@ -16,6 +16,9 @@ from prefect_rlhf.placement.cost.paged_cache import in_flight, mean_context
 from prefect_rlhf.placement.cost.seconds import Seconds
 from prefect_rlhf.placement.cost.times.layer_times import LayerTimes
 from prefect_rlhf.placement.cost.workload import CallWork
+from prefect_rlhf.placement.engine_constants import CACHE_BLOCK
+from prefect_rlhf.placement.engine_traits import TRAITS
+from prefect_rlhf.placement.graph import PlayBounds
 from prefect_rlhf.placement.plan import recomputed_layers
 
 
@@ -97,12 +100,37 @@ class _CallSeconds:
         each = at_once.first / pieces
         layer, hop = self._forward(each, workload.prompts.mean), self._to_next_stage(each * workload.prompts.mean)
         seconds = self._pipelined(layer, hop, self.times.sample(each, self.execution.strategy.tp), pieces)
+        said, decoding = self._said_share, Seconds()
         for first, end, running in workload.responses.still_running():
             context = workload.prompts.mean + (first + end) / 2
-            seconds = seconds + self._decode_step(each * running, context, pieces).times(end - first)
+            decoding = decoding + self._decode_step(each * running, context, pieces).times(end - first)
+        seconds = seconds + (decoding if said == 1 else decoding.times(said))
         if rows_of_portion > at_once.first:
             seconds = seconds + self._in_turn(rows_of_portion - at_once.first, at_once.later)
+        if self.work.play is not None:
+            seconds = seconds + self._between_turns(each, pieces, self.work.play)
         return seconds.times(portions)
+
+    @property
+    def _said_share(self) -> float:
+        """The share of a row's tokens after its prompt that the model says; an environment writes the others."""
+        play, responses = self.work.play, self.work.workload.responses.mean
+        return 1.0 if play is None else max(0.0, 1 - play.observed / max(1.0, responses))
+
+    def _between_turns(self, rows: float, pieces: int, play: PlayBounds) -> Seconds:
+        """Wait for the environments of a row that ends last, and prefill what they wrote.
+
+        In rounds, each turn after the first computes the keys and values of all tokens so far. Otherwise a turn also
+        computes half a block of the cache again, on average.
+        """
+        workload, further = self.work.workload, play.turns - 1
+        if TRAITS[self.execution.engine].plays_in_rounds:
+            tokens = further * (workload.prompts.mean + workload.responses.mean / 2)
+        else:
+            tokens = play.observed + further * CACHE_BLOCK / 2
+        layer, hop = self._forward(rows, tokens), self._to_next_stage(rows * tokens)
+        prefill = self._pipelined(layer, hop, self.times.sample(rows, self.execution.strategy.tp), pieces)
+        return prefill + Seconds(environment=play.wait_seconds)
 
     def _in_turn(self, rows: float, at_once: float) -> Seconds:
         """Generate `rows` that begin as others end, `at_once` of them in flight.

@@ -23,6 +23,7 @@ from prefect_rlhf.placement.engine_constants import (
     LONGEST_EXPLICIT,
     MAIN_WEIGHT_BYTES,
     PASS_TOKENS,
+    PLAY_BYTES,
     TOKEN_BYTES,
     window_block,
 )
@@ -171,14 +172,18 @@ class _Active:
         """Add the cache, a forward pass of prompts, and the logits of a step."""
         portions, _ = self.execution.pieces(self._replica_rows // self.work.rows_per_item, train=False)
         in_flight = -(-self._replica_rows // portions)
-        prompts = in_flight * self.work.workload.prompts.longest
+        play = self.work.play
+        longest = (
+            self.work.workload.prompts.longest if play is None else self.max_length
+        )  # a turn's, with all before it
+        prompts = in_flight * longest
         if TRAITS[engine].paged_cache:
             whole = whole_cache_bytes(in_flight, self.max_length, self.sizes, self._tp)
             cached = whole if self.execution.cache_bytes is None else self.execution.cache_bytes
             in_pass = min(prompts, max(PASS_TOKENS, self.max_length))
         else:
             cached = in_flight * self.max_length * self._layers * self.sizes.cache_bytes_per_token(self._tp)
-            in_pass = min(prompts, max(PASS_TOKENS, self.work.workload.prompts.longest))
+            in_pass = min(prompts, max(PASS_TOKENS, longest))
         if TRAITS[engine].paged_cache and not self.on_cpu:
             in_flight = rows_at_once(in_flight, cached, self.max_length, self.sizes, self._tp)
         logits = in_flight * self.sizes.vocab * SAMPLED_COPIES * 4 if self._is_last else 0
@@ -190,7 +195,9 @@ class _Active:
             working=in_pass * self._forward_bytes + (0 if TRAITS[engine].paged_cache else self._mask),
             logits=logits,
             kv_cache=cached,
-            rows=self._replica_rows * self.max_length * (TOKEN_BYTES + COLUMN_BYTES),
+            rows=self._replica_rows
+            * self.max_length
+            * (TOKEN_BYTES + COLUMN_BYTES + (0 if play is None else PLAY_BYTES)),
         )
 
     def infer(self, static: CallBytes) -> CallBytes:

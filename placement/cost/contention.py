@@ -80,7 +80,7 @@ class Demand:
 
 def working_share(cost: Seconds) -> float:
     """Return the share of its ranks' seconds that a device of a call works; in a bubble it waits for the others."""
-    return 1.0 - cost.pipeline_bubble / cost.worked if cost.worked else 0.0
+    return 1.0 - (cost.pipeline_bubble + cost.environment) / cost.worked if cost.worked else 0.0
 
 
 def times_longer(demands: Sequence[Demand]) -> list[float]:

@@ -40,6 +40,9 @@ class ColumnBytes(NamedTuple):
 _BYTES = {
     "tokens": ColumnBytes(token=TOKEN_BYTES),
     **dict.fromkeys(("scores", "prompt_length", "rewards"), ColumnBytes(row=COLUMN_BYTES)),
+    "mask": ColumnBytes(response_token=1),
+    "turn": ColumnBytes(response_token=2),
+    **dict.fromkeys(("turn_rewards", "truncated"), ColumnBytes(row=COLUMN_BYTES)),
 }
 _OTHER = ColumnBytes(response_token=COLUMN_BYTES)  # of a key that is not in the table
 

@@ -24,6 +24,7 @@ class Seconds(NamedTuple):
     pipeline_bubble: float = 0.0
     dp_communication: float = 0.0
     optimizer: float = 0.0
+    environment: float = 0.0
     call: float = 0.0
     transfer: float = 0.0
     orchestration: float = 0.0

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from prefect_rlhf.errors.errors import InvalidInput
-from prefect_rlhf.placement.graph import Call
+from prefect_rlhf.placement.graph import Call, PlayBounds
 from prefect_rlhf.placement.models.model import head_of
 from prefect_rlhf.placement.row_set import RowSet
 
@@ -117,7 +117,8 @@ class CallWork:
 
     Rows need not divide: the fullest replica and the largest mini-batch count. Items of `rows_per_item` stay whole.
     `others` is the work of a train_step on further row sets, in the same optimizer steps. `vocabulary_passes` passes
-    through the logits of all tokens follow a forward pass; the outputs of a scalar head need none.
+    through the logits of all tokens follow a forward pass; the outputs of a scalar head need none. `play`: the rows of
+    a generate are made in turns.
     """
 
     kind: ModelCallKind
@@ -128,6 +129,7 @@ class CallWork:
     rows_per_item: int = 1
     vocabulary_passes: int = 1
     others: tuple[CallWork, ...] = ()
+    play: PlayBounds | None = None
 
     @classmethod
     def of(cls, call: Call, workload: Workload) -> CallWork:
@@ -146,6 +148,7 @@ class CallWork:
                 call.epochs,
                 part.rows_per_item,
                 _vocabulary_passes(part),
+                play=part.play,
             )
             for part in call.parts
         )

@@ -39,6 +39,7 @@ def violations(call: Call, placement: Placement, graph: DataflowGraph) -> Iterat
     yield from _engine(call, placement)
     if placement.engine not in TRAITS:
         return  # what follows asks for its traits
+    yield from _plays(call, placement)
     if call.role is not None:
         yield from _shape(call, placement, graph.model(call.role))
     yield from _rows(call, placement)
@@ -60,6 +61,12 @@ def sleepless(plan: ExecutionPlan, graph: DataflowGraph) -> Iterator[tuple[Call,
 
 def _field(call: str, key: str) -> str:
     return f"plan.calls.{call}.{key}"
+
+
+def _plays(call: Call, placement: Placement) -> Iterator[InvalidInput]:
+    if call.play is not None and not TRAITS[placement.engine].plays:
+        able = ", ".join(engine for engine in engines_of("generate") if TRAITS[engine].plays)
+        yield InvalidInput(_field(call.name, "engine"), placement.engine, f"an engine that plays: {able}")
 
 
 def _wrong_names(plan: ExecutionPlan, graph: DataflowGraph) -> Iterator[InvalidInput]:

@@ -26,6 +26,9 @@ class MetricNames:
         return name not in self.known and not name.startswith(self.others)
 
 
+PLAY_METRICS = ("turns", "own_tokens", "observed_tokens", "failed", "truncated")
+
+
 def metric_names(call: Call, tried: Sequence[str] | None = None) -> MetricNames:
     """Return the names of a call's metrics; `tried` are its metrics on made-up rows, if it ran on such rows.
 
@@ -34,7 +37,9 @@ def metric_names(call: Call, tried: Sequence[str] | None = None) -> MetricNames:
     if call.kind == "inference":
         return MetricNames()
     if call.kind == "generate":
-        return MetricNames(("kept_mass",))
+        return (
+            MetricNames(("kept_mass",)) if call.play is None else MetricNames((*PLAY_METRICS, "kept_mass"), ("play/",))
+        )
     if call.on_hosts:
         functions = tuple(HostRewards.model_validate_json(call.operation.settings).functions)
         return MetricNames((*functions, "failed", "seconds"), tuple(f"{function}/" for function in functions))

@@ -23,6 +23,7 @@ from prefect_rlhf.tasks.settings import Settings
 from prefect_rlhf.tasks.tracing.operations import computation
 
 ROLLOUTS = "rollouts"  # folder in the run's directory
+OF_PLAYS = ("mask", "turn", "turn_rewards")
 STEP_FILE = re.compile(r"step-(\d+)\.parquet")  # as `write_rows` names it
 
 
@@ -31,13 +32,15 @@ def record_rollouts(rollout: Batch, scores: Batch, advantages: Batch, settings: 
     """Write `rollouts/step-000003.parquet`: this step's responses with their scores (as `reward`) and advantages.
 
     Columns: `prompt`, `response` (text), `tokens`, `logprobs`, `reward`, `advantages`, `step`, `weight_version`,
-    `row_id`. A flow whose body does not call it writes no rollouts.
+    `row_id`; and of plays `mask`, `turn` (per response token) and `turn_rewards`. A flow whose body does not call it
+    writes no rollouts.
     """
     columns = text_columns(rollout, context.tokenizer) | {
         "tokens": lists(rollout, "tokens"),
         "logprobs": lists(rollout, "logprobs"),
         "reward": scores["scores"].float().tolist(),
         "advantages": lists(advantages, "advantages"),
+        **{key: lists(rollout, key) for key in OF_PLAYS if key in rollout.columns},
     }
     write_rows(columns, ROLLOUTS, context)
     return Computed()

@@ -70,7 +70,8 @@ def kl_penalised_rewards(
     `row_weights` [B] is 0.0 for a row whose score is not finite. The reward of such a row is the KL penalty alone, and
     the row is left out of losses and of statistics of scores. The coefficient is the value that the previous step
     computed (Ziegler et al. 2019, section 2.2). If an input has a `mask`, tokens with mask 0.0 have neither reward nor
-    penalty, and the score is at the last token with mask 1.0.
+    penalty, and the score is at the last token with mask 1.0. If `scores` are of a play, the reward of each turn is at
+    the last token of that turn.
     """
     state = state or RewardState(settings.kl.coefficient)
     mask_BT = own_tokens("logprobs", policy, reference, scores, rollout)
@@ -79,7 +80,7 @@ def kl_penalised_rewards(
     scored_B = scores_B.isfinite()
     state = replace(state, scores=state.scores.with_batch(scores_B[scored_B]))
     shaped_B = shape_scores(scores_B, state.scores, settings).where(scored_B, scores_B.new_zeros(()))
-    rewards_BT = token_rewards(shaped_B, kl_BT, mask_BT, state.coefficient)
+    rewards_BT = placed_scores(shaped_B, scores, mask_BT) - state.coefficient * kl_BT
     metrics = {
         "kl_coefficient": state.coefficient,
         "reward": mean_of(row_sums(rewards_BT, mask_BT)[scored_B]),
@@ -90,9 +91,19 @@ def kl_penalised_rewards(
     return Computed(columns, metrics, replace(state, coefficient=coefficient))
 
 
-def token_rewards(scores_B: Tensor, kl_BT: Tensor, mask_BT: Tensor, coefficient: float) -> Tensor:
-    """Return [B, T]: minus coefficient * kl at each token, plus the score at the last."""
-    return (scores_B[:, None] * last_token(mask_BT) - coefficient * kl_BT) * mask_BT
+def placed_scores(shaped_B: Tensor, scores: Batch, mask_BT: Tensor) -> Tensor:
+    """Return [B, T]: the score at each row's last token; of a play, each turn's reward at the last token of its turn.
+
+    The sum over a play's row is its shaped score too: the last token has the rest.
+    """
+    if "turn_rewards" not in scores.columns:
+        return shaped_B[:, None] * last_token(mask_BT)
+    by_turn_BK, turn_BT = scores["turn_rewards"].float(), scores["turn"].long()
+    next_BT = mask_BT.new_zeros(mask_BT.shape).bool()
+    next_BT[:, :-1] = (mask_BT[:, 1:] > 0) & (turn_BT[:, 1:] == turn_BT[:, :-1])
+    ends_BT = mask_BT * (~next_BT).float()
+    rest_B = shaped_B - by_turn_BK.sum(1)
+    return by_turn_BK.gather(1, turn_BT) * ends_BT + rest_B[:, None] * last_token(mask_BT)
 
 
 def shape_scores(scores_B: Tensor, running: RunningScores, settings: PPO | ReMax) -> Tensor:

@@ -16,6 +16,7 @@ from prefect_rlhf.placement.graph import Call
 from prefect_rlhf.placement.plan import Recompute
 from prefect_rlhf.placement.rows.shares import Need, PlacedCall
 from prefect_rlhf.tasks.data.host_score import HostScore
+from prefect_rlhf.tasks.play import Play
 from prefect_rlhf.tasks.running.steps.step_rows import StepRows
 from prefect_rlhf.tasks.running.training_run import TrainingRun
 from prefect_rlhf.tasks.settings import Sampling
@@ -95,7 +96,8 @@ def operation_fields(
     """Return the fields of a CallCommand that define its work, from the call's operation and its placement."""
     if call.kind == "generate":
         sampling = SamplingSettings(**Sampling.model_validate_json(call.operation.settings).model_dump())
-        return {"sampling": sampling}
+        play = None if call.play is None else Play.model_validate_json(call.play.settings).settings
+        return {"sampling": sampling, "play": play}
     if call.kind == "inference":
         return {"output": call.operation.name, "temperature": call.temperature}
     if call.on_hosts:

@@ -22,6 +22,7 @@ from prefect_rlhf.placement.graph import Call, Operation, Term
 from prefect_rlhf.placement.models.model import OptimizerSpec
 from prefect_rlhf.placement.row_set import RowLimit, RowSet
 from prefect_rlhf.tasks.host_rewards import HostRewards
+from prefect_rlhf.tasks.play import Play
 from prefect_rlhf.tasks.settings import Optimizer, Sampling, Settings, Update
 from prefect_rlhf.tasks.tracing.heads import check_output
 from prefect_rlhf.tasks.tracing.operations import ROW_KEYS, Bound, Operator, operation
@@ -30,6 +31,7 @@ from prefect_rlhf.tasks.tracing.trace import RowsHandle, Trace, check_not_chosen
 
 TOKEN_KEYS = ("tokens", "prompt_length")
 GENERATED_KEYS = (*TOKEN_KEYS, "logprobs")
+PLAYED_KEYS = (*GENERATED_KEYS, "mask", "turn", "turn_rewards", "scores", "truncated")
 GROUP_KEYS = ("group_tokens", "group_rows")
 
 
@@ -43,9 +45,14 @@ def generate(
     staleness: int = 0,
     every: int | None = None,
     draws: str | None = None,
+    play: Play | None = None,
     name: str | None = None,
 ) -> RowsHandle:
     """Generate responses to prompts: keys `tokens`, `prompt_length`, and `logprobs` under the generating policy.
+
+    With `play`, a Play parameter, each row is a conversation of the model with a coroutine. Further keys are `mask`
+    [B, T] (1 at the model's own tokens), `turn` [B, T] (the number of the turn, from 0), `turn_rewards` [B, K],
+    `scores` [B] (their sum; NaN if the play failed) and `truncated` [B] (1 at the end of its tokens or turns).
 
     Each step uses `batch_size` prompts of the dataset (None: all prompts, as an evaluation needs). The result has new
     rows, `samples` for each prompt. Prompts may also be rows with `prompt_tokens` from a computation. With `staleness`,
@@ -73,17 +80,23 @@ def generate(
     if samples > 1:
         check_sampled(name, settings, samples)
     rows = RowSet(name, source.rows.dataset, samples, source.rows)
+    bounds = None
+    if play is not None:
+        play = play.absolute()
+        play.settings  # noqa: B018  checks the function's name
+        bounds = play.bounds
     call = Call(
         name=name,
         kind="generate",
         role=role,
         inputs=(replace(source, keys=("prompt_tokens",)).port(rows),),
-        outputs=GENERATED_KEYS,
+        outputs=GENERATED_KEYS if play is None else PLAYED_KEYS,
         operation=operation("sample", settings),
         rows=rows,
         num_rows=source.num_rows * samples,
         every=every,
-        max_new_tokens=settings.max_new_tokens,
+        max_new_tokens=settings.max_new_tokens if play is None else play.max_tokens,
+        play=bounds,
         draws=name if draws is None else draws,
     )
     return trace.add(call)

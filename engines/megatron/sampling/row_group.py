@@ -31,11 +31,14 @@ class RowGroup:
         end_tokens: Tensor,
         cache: KeyValueCache,
         stops: StopStrings | None = None,
+        at_most: Sequence[int] | None = None,
     ) -> None:
         self.rows, self.cache = torch.tensor(rows), cache
         self._prompts = [torch.tensor(prompts[row]) for row in rows]
         self._lengths_R = torch.tensor([len(prompt) for prompt in self._prompts])
-        self._ends, self._stops, self._max_tokens = end_tokens, stops, sampling.max_new_tokens
+        self._ends, self._stops = end_tokens, stops
+        limits = [sampling.max_new_tokens] * len(rows) if at_most is None else [at_most[row] for row in rows]
+        self._limits_R, self._max_tokens = torch.tensor(limits), max(limits)
         self._tokens_RT = torch.zeros(len(rows), sampling.max_new_tokens, dtype=torch.long)
         self._logprobs_RT = torch.zeros(len(rows), sampling.max_new_tokens)
         self._num_tokens_R = torch.zeros(len(rows), dtype=torch.long)
@@ -65,7 +68,7 @@ class RowGroup:
     def decode(self) -> tuple[Tensor, Decode]:
         """Return the newest tokens [B, 1], and the pass over them."""
         newest = self.num_steps - 1
-        num_places = max(len(prompt) for prompt in self._prompts) + newest + 1
+        num_places = min(max(len(prompt) for prompt in self._prompts) + newest + 1, self.cache.length)
         return self._newest_B[:, None], Decode.at(self._lengths_B + newest, num_places, self.cache)
 
     def take(self, choice_2B: Tensor) -> None:
@@ -79,7 +82,7 @@ class RowGroup:
         if self.num_steps == self._max_tokens:
             self._going_B = self._going_B[:0]
             return
-        ended_B = torch.isin(tokens_B.long(), self._ends)
+        ended_B = torch.isin(tokens_B.long(), self._ends) | (self._limits_R[self._going_B] <= self.num_steps)
         if self._stops is not None:
             latest_BT = self._tokens_RT[self._going_B, max(0, self.num_steps - self._stops.window) : self.num_steps]
             ended_B |= torch.tensor(self._stops.ended(latest_BT.tolist()))
@@ -114,8 +117,12 @@ def row_groups(
     layers: Any,
     num_groups: int,
     stops: StopStrings | None = None,
+    at_most: Sequence[int] | None = None,
 ) -> list[RowGroup]:
-    """Make at most `num_groups` groups of equally many rows, prompts of like length together, each with a cache."""
+    """Make at most `num_groups` groups of equally many rows, prompts of like length together, each with a cache.
+
+    `at_most` are the most new tokens of each row, if they are not all `sampling.max_new_tokens`.
+    """
     if not prompts:  # a replica may have no prompts
         return []
     like = next(layers.parameters())
@@ -123,6 +130,8 @@ def row_groups(
     by_length = torch.tensor([len(prompt) for prompt in prompts]).argsort(descending=True, stable=True)
     groups = []
     for rows in (part.tolist() for part in by_length.tensor_split(min(num_groups, len(prompts)))):
-        length = max(len(prompts[row]) for row in rows) + sampling.max_new_tokens
-        groups.append(RowGroup(rows, prompts, sampling, ends, KeyValueCache(layers, len(rows), length, like), stops))
+        new = [sampling.max_new_tokens if at_most is None else at_most[row] for row in rows]
+        length = max(len(prompts[row]) + more for row, more in zip(rows, new, strict=True))
+        cache = KeyValueCache(layers, len(rows), length, like)
+        groups.append(RowGroup(rows, prompts, sampling, ends, cache, stops, at_most))
     return groups

@@ -76,6 +76,9 @@ class TrialRank(Rank):
         self._keep(command, "tokens", tokens)
         self._keep(command, "prompt_length", [torch.tensor(len(prompt)) for prompt in prompts])
         self._keep(command, "logprobs", made_up("logprobs", lengths))
+        if command.play is not None:
+            for key, rows in made_up_play(lengths).items():
+                self._keep(command, key, rows)
         return self._report(began, command=command)
 
     def inference(self, command: CallCommand) -> RankReport:
@@ -118,6 +121,18 @@ class TrialRank(Rank):
                 for name, values in found.metrics.items():
                     parts.metric_sum(name, values)
         return self._report(began, command=command)
+
+
+def made_up_play(lengths: Sequence[int]) -> dict[str, list[Tensor]]:
+    """Return the further columns of plays with responses of these lengths: a turn each, of which all tokens are own."""
+    scores = made_up("scores", lengths)
+    return {
+        "mask": [torch.ones(length, dtype=torch.uint8) for length in lengths],
+        "turn": [torch.zeros(length, dtype=torch.int16) for length in lengths],
+        "turn_rewards": [score[None] for score in scores],
+        "scores": scores,
+        "truncated": [torch.tensor(0, dtype=torch.uint8) for _ in lengths],
+    }
 
 
 def has_gradient(total: Tensor, outputs: Sequence[Tensor]) -> bool:

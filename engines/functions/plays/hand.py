@@ -1,0 +1,121 @@
+"""A worker of plays from the pool's side: its process, the plays that it has open, and when it must be heard."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Iterator
+
+from prefect_rlhf.engines.engine import PlaySettings
+from prefect_rlhf.engines.functions.plays.messages import (
+    Asks,
+    Begin,
+    Close,
+    Failed,
+    Open,
+    Over,
+    Ready,
+    Refused,
+    Said,
+    Told,
+    said_in,
+)
+from prefect_rlhf.engines.functions.plays.play_function import PlayFunction
+from prefect_rlhf.engines.functions.process import WorkerProcess, search_path
+from prefect_rlhf.errors.errors import InvalidInput
+from prefect_rlhf.errors.in_short import in_short, one_line
+
+START_SECONDS = 60.0
+"""Seconds for a worker to import a play function."""
+_GRACE = 1.0  # seconds for a late play to be ended by its own event loop first
+_PASSED_ON = ("PATH", "HOME", "USER", "LANG", "LC_ALL", "TZ", "TMPDIR", "VIRTUAL_ENV", "LD_LIBRARY_PATH")
+"""Environment variables that a worker has of this process; tools do not see its other variables."""
+
+
+class Hand:
+    """A worker process and its open plays; times are of the monotonic clock, in seconds."""
+
+    def __init__(self, settings: PlaySettings, start_seconds: float = START_SECONDS) -> None:
+        names = (*_PASSED_ON, *settings.environment_variables)
+        passed = {name: os.environ[name] for name in names if name in os.environ}
+        self._function = PlayFunction(settings.function)
+        begin = Begin(self._function, search_path(), settings.deadline_seconds, settings.play_seconds)
+        self.process = WorkerProcess(begin, said_in, "plays.worker", passed)
+        self.place: str | None = None  # of the function; None until it is imported
+        self.plays: dict[int, float] = {}  # by number: since when its own code runs; infinity while it waits
+        self.alone = False
+        self._settings, self._start_seconds, self._since = settings, start_seconds, time.monotonic()
+
+    @property
+    def room(self) -> int:
+        """How many more plays it may open."""
+        return 0 if self.alone else self._settings.at_once - len(self.plays)
+
+    @property
+    def due(self) -> float:
+        """The deadline of the worker's next message."""
+        if self.place is None:
+            return self._since + self._start_seconds
+        return min(self.plays.values(), default=math.inf) + self._settings.deadline_seconds + _GRACE
+
+    @property
+    def lateness(self) -> str:
+        """Describe a deadline that the worker missed."""
+        if self.place is None:
+            return f"no message from its process for {self._start_seconds:g} s"
+        return f"no answer after {self._settings.deadline_seconds:g} s, and its process did not end it"
+
+    @property
+    def suspects(self) -> list[int]:
+        """The plays whose own code may be running."""
+        return [number for number, since in self.plays.items() if since < math.inf]
+
+    def open(self, message: Open) -> None:
+        """Begin a play."""
+        self.plays[message.play] = max(time.monotonic(), self._since) if self.place is not None else math.inf
+        self.process.give(message)
+
+    def tell(self, told: Told) -> None:
+        """Tell an open play what the model said."""
+        if told.play in self.plays:
+            self.plays[told.play] = time.monotonic()
+            self.process.give(told)
+
+    def close(self, play: int) -> None:
+        """End an open play, which says nothing more."""
+        if self.plays.pop(play, None) is not None:
+            self.process.give(Close(play))
+
+    def hear(self) -> Iterator[Asks | Over | Failed]:
+        """Yield what plays said. Raises InvalidInput for a function that the worker refuses."""
+        for said in self.process.hear():
+            if not self._may_come(said):
+                self.process.nonsense = in_short(said)
+                return
+            if isinstance(said, Refused):
+                raise InvalidInput(self._function.field, said.seen, said.expected)
+            if isinstance(said, Ready):
+                self.place = said.place
+                self.plays = dict.fromkeys(self.plays, time.monotonic())
+            elif isinstance(said, Asks):
+                self.plays[said.play] = math.inf
+                yield said
+            else:
+                del self.plays[said.play]
+                yield said
+
+    def last_words(self, how: str) -> str:
+        """Return how it ended, with the end of its output. Raises InvalidInput if it was importing the function."""
+        printed = self.process.printed()
+        text = how + (f"; its last output: {in_short(one_line(printed))}" if printed else "")
+        if self.place is None:
+            function = self._function
+            raise InvalidInput(function.field, function.function, f"a module that can be imported: {text}")
+        return text
+
+    def _may_come(self, said: Said) -> bool:
+        """Whether a worker may send this now; a person's code may write such a line too."""
+        if isinstance(said, Ready | Refused):
+            return self.place is None
+        return self.place is not None and said.play in self.plays

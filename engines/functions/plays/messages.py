@@ -1,0 +1,197 @@
+"""Messages of a worker with plays: pickles to the worker, lines of JSON back.
+
+The pool opens a play for a row. The play asks for a turn of the model, with its answer to the previous turn, and is
+told what the model said, until it is over. A worker's messages are never unpickled.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from prefect_rlhf.engines.functions.plays.play_function import PlayFunction
+from prefect_rlhf.files.foreign_file import parse_json
+
+Answer = str | list[dict[str, str]]
+"""Text, or messages with role and content."""
+End = Literal["stop", "length", "budget"]
+
+
+@dataclass(frozen=True, slots=True)
+class Begin:
+    """The first message to a worker. `path` is searched for modules; the limits are of PlaySettings."""
+
+    function: PlayFunction
+    path: tuple[str, ...]
+    deadline_seconds: float
+    play_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Open:
+    """Begin the play of a row; `play` is its number, `left` the tokens and turns that the row may have."""
+
+    play: int
+    row: Mapping[str, Any]
+    left: tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """The model's turn that a play asked for. `left` are the tokens and turns that the row may still have."""
+
+    play: int
+    text: str
+    tokens: tuple[int, ...]
+    end: End
+    left: tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Close:
+    """End a play that is not over; it says nothing more."""
+
+    play: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """The play function is imported: its `file:line in function`."""
+
+    place: str
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """The play function cannot be used: the value seen, and the expected value."""
+
+    seen: str
+    expected: str
+
+
+@dataclass(frozen=True, slots=True)
+class Asks:
+    """A play asks for turn number `turn`, after an `answer` to the turn before; the first turn has none."""
+
+    play: int
+    turn: int
+    answer: Answer | None
+
+
+@dataclass(frozen=True, slots=True)
+class Over:
+    """A play has returned: a score (None: not applicable), rewards of turns by number, and other numbers by name."""
+
+    play: int
+    score: float | None
+    rewards: Mapping[int, float]
+    numbers: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """A play has failed, in one line."""
+
+    play: int
+    reason: str
+
+
+Said = Ready | Refused | Asks | Over | Failed
+
+
+def line_of(said: Said) -> bytes:
+    """Return a worker's message as a line.
+
+    >>> line_of(Asks(3, 0, None))
+    b'["Asks", {"play": 3, "turn": 0, "answer": null}]\\n'
+    """
+    return json.dumps([type(said).__name__, asdict(said)]).encode() + b"\n"
+
+
+def said_in(line: bytes) -> Said:
+    """Read such a line. Raises ValueError for another line: a person's code may write to the same socket.
+
+    >>> said_in(line_of(Over(3, 1.0, {0: 0.5}, {}))) == Over(3, 1.0, {0: 0.5}, {})
+    True
+    """
+    try:
+        name, fields = parse_json(line)
+        return _READ[name](**fields)
+    except (ValueError, TypeError, KeyError) as error:
+        raise ValueError("no message of a worker") from error
+
+
+def as_answer(value: object) -> Answer:
+    """Return an answer in its plain form. Raises TypeError for a value that is neither text nor messages."""
+    if isinstance(value, str):
+        return value
+    messages = [value] if isinstance(value, Mapping) else value
+    if isinstance(messages, list | tuple) and messages and all(map(_is_message, messages)):
+        return [dict(each) for each in messages]
+    raise TypeError(
+        f"say got {value!r:.80} of type {type(value).__name__}; it takes text, a message {{role, content}}, or a list"
+        " of messages"
+    )
+
+
+def _is_message(value: object) -> bool:
+    return (
+        isinstance(value, Mapping)
+        and set(value) == {"role", "content"}
+        and all(isinstance(part, str) for part in value.values())
+    )
+
+
+def _ready(place: str) -> Ready:
+    return Ready(_text(place))
+
+
+def _refused(seen: str, expected: str) -> Refused:
+    return Refused(_text(seen), _text(expected))
+
+
+def _asks(play: int, turn: int, answer: Any) -> Asks:
+    return Asks(_whole(play), _whole(turn), None if answer is None else as_answer(answer))
+
+
+def _over(play: int, score: float | None, rewards: Mapping[str, float], numbers: Mapping[str, float]) -> Over:
+    return Over(
+        _whole(play),
+        None if score is None else _finite(score),
+        {int(turn): _finite(reward) for turn, reward in rewards.items()},
+        {_text(name): _finite(number) for name, number in numbers.items()},
+    )
+
+
+def _failed(play: int, reason: str) -> Failed:
+    return Failed(_whole(play), _text(reason))
+
+
+_READ: Mapping[str, Callable[..., Said]] = {
+    "Ready": _ready,
+    "Refused": _refused,
+    "Asks": _asks,
+    "Over": _over,
+    "Failed": _failed,
+}
+
+
+def _whole(value: Any) -> int:
+    if type(value) is not int:
+        raise TypeError(f"{value!r:.80} is no whole number")
+    return value
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r:.80} is no text")
+    return value
+
+
+def _finite(value: Any) -> float:
+    if not isinstance(value, int | float) or not math.isfinite(value):
+        raise ValueError(f"{value!r:.80} is not finite")
+    return float(value)

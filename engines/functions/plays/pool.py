@@ -1,0 +1,208 @@
+"""The pool of plays: opens a play for each row in some worker, passes turns on, and begins lost plays again.
+
+A play that begins again hears its earlier turns from a list as long as it asks the same, so the model says nothing
+twice. Not thread-safe.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from prefect_rlhf.engines.engine import PlaySettings
+from prefect_rlhf.engines.functions.load import at
+from prefect_rlhf.engines.functions.plays.hand import START_SECONDS, Hand
+from prefect_rlhf.engines.functions.plays.messages import Asks, Failed, Open, Over, Told
+from prefect_rlhf.engines.functions.pool import exchange
+
+Event = Asks | Over | Failed
+
+
+def check_play(settings: PlaySettings) -> None:
+    """Raise InvalidInput for a play function that cannot be imported, or that is not `async def play(row, say)`."""
+    pool = PlayPool(settings)
+    try:
+        pool.load()
+    finally:
+        pool.close()
+
+
+@dataclass(slots=True)
+class OpenPlay:
+    """A play of a row that is not over: what it asked and was told, and how often it failed."""
+
+    opening: Open
+    asked: list[Asks] = field(default_factory=list)
+    told: list[Told] = field(default_factory=list)
+    again: int = 0  # the turns that it has asked for since it last began
+    tries: int = 0
+
+
+class PlayPool:
+    """Processes that run plays. They start at the first use, and end at every kind of end of the pool's process."""
+
+    def __init__(self, settings: PlaySettings, start_seconds: float = START_SECONDS) -> None:
+        self.settings = settings
+        self._start_seconds = start_seconds
+        self._hands: list[Hand] = []
+        self._plays: dict[int, OpenPlay] = {}
+        self._waiting: deque[int] = deque()  # numbers of plays without a worker
+        self._alone: deque[int] = deque()  # those that must have a worker for themselves
+
+    def open(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Begin a play for each row; its number is the row's place. Plays of an earlier call are dropped."""
+        if self._plays:
+            self.close()
+        left = self.settings.max_tokens, self.settings.max_turns
+        self._plays = {number: OpenPlay(Open(number, row, left)) for number, row in enumerate(rows)}
+        self._waiting.extend(self._plays)
+        self._staff()
+
+    def tell(self, told: Told) -> None:
+        """Tell a play what the model said."""
+        play = self._plays.get(told.play)
+        if play is None:
+            return
+        play.told.append(told)
+        if play.again == len(play.told):  # else it has begun again, and will hear this turn from the list
+            for hand in self._hands:
+                hand.tell(told)
+
+    def drop(self, number: int) -> None:
+        """End a play that is not over."""
+        del self._plays[number]
+        for hand in self._hands:
+            hand.close(number)
+
+    def events(self, seconds: float) -> list[Event]:
+        """Return what plays have said, after at most `seconds` without a message; the order is that of arrival.
+
+        Raises InvalidInput for a function that cannot be imported or is no play.
+        """
+        try:
+            self._staff()
+            if self._hands:
+                exchange([hand.process for hand in self._hands], min(seconds, self._due() - time.monotonic()))
+            return [event for hand in tuple(self._hands) for event in self._heard(hand)]
+        except BaseException:
+            self.close()
+            raise
+
+    def load(self) -> str:
+        """Import the function in a first worker; return its place. Raises InvalidInput for a refused function."""
+        while True:
+            for hand in self._hands:
+                if hand.place is not None:
+                    return hand.place
+            if not self._hands:
+                self._hands.append(Hand(self.settings, self._start_seconds))
+            self.events(self._start_seconds)
+
+    def close(self) -> None:
+        """Kill every worker, and drop all plays. The pool can be used again."""
+        hands, self._hands = self._hands, []
+        self._plays.clear()
+        self._waiting.clear()
+        self._alone.clear()
+        for hand in hands:
+            hand.process.kill()
+        for hand in hands:
+            hand.process.reap()
+
+    def _due(self) -> float:
+        return min(hand.due for hand in self._hands)
+
+    def _staff(self) -> None:
+        """Give waiting plays to workers with room, the emptiest first; start workers while there are too few."""
+        for hand in self._hands:
+            hand.alone = hand.alone and bool(hand.plays)
+            if self._alone and not hand.plays:
+                hand.alone = True
+                hand.open(self._begun(self._alone.popleft()))
+        while self._waiting or self._alone:
+            free = [hand for hand in self._hands if hand.room > 0]
+            busy = not free or min(len(hand.plays) for hand in free) > 0
+            if busy and len(self._hands) < self.settings.workers:
+                self._hands.append(Hand(self.settings, self._start_seconds))
+                if self._alone:
+                    self._hands[-1].alone = True
+                    self._hands[-1].open(self._begun(self._alone.popleft()))
+                continue
+            if not free or not self._waiting:
+                return
+            emptiest = min(free, key=lambda hand: len(hand.plays))
+            emptiest.open(self._begun(self._waiting.popleft()))
+
+    def _begun(self, number: int) -> Open:
+        play = self._plays[number]
+        play.again = 0
+        return play.opening
+
+    def _heard(self, hand: Hand) -> Iterator[Event]:
+        yield from self._settled(hand)
+        how = hand.process.ended()
+        if not how and hand.due < time.monotonic():
+            yield from self._settled(hand)  # this thread may be late itself
+            if hand.due < time.monotonic():
+                how = hand.lateness
+        if how:
+            yield from self._settled(hand)  # its last messages
+            self._hands.remove(hand)
+            hand.process.kill()
+            hand.process.reap()
+            yield from self._lost(hand, hand.last_words(how))
+
+    def _settled(self, hand: Hand) -> Iterator[Event]:
+        for event in hand.hear():
+            play = self._plays.get(event.play)
+            if play is None:  # it was dropped meanwhile
+                continue
+            if isinstance(event, Asks):
+                yield from self._asked(hand, play, event)
+            elif isinstance(event, Failed):
+                yield from self._failed(event, hand.alone)
+            else:
+                del self._plays[event.play]
+                yield event
+
+    def _asked(self, hand: Hand, play: OpenPlay, asks: Asks) -> Iterator[Event]:
+        """Pass a question on, or answer it from the list if the play has begun again."""
+        number = play.again
+        play.again += 1
+        if number == len(play.asked):
+            play.asked.append(asks)
+            yield asks
+        elif play.asked[number] != asks:
+            self.drop(asks.play)
+            yield Failed(asks.play, at("it answered differently when it began again", hand.place or ""))
+        elif number < len(play.told):
+            hand.tell(play.told[number])
+
+    def _failed(self, failed: Failed, alone: bool) -> Iterator[Event]:
+        """Begin a failed play again, or report that it has failed for good."""
+        play = self._plays[failed.play]
+        play.tries += 1
+        if play.tries > self.settings.retries:
+            yield self._over(failed)
+        else:
+            (self._alone if alone else self._waiting).append(failed.play)
+
+    def _lost(self, hand: Hand, how: str) -> Iterator[Event]:
+        """Begin the plays of a lost worker again: those that were running alone, unless there was a single one."""
+        # Plays share a process, so its death does not show which is to blame. Each suspect begins again with a process
+        # for itself, and only the death of that process counts as its failure.
+        suspects = hand.suspects
+        for number in hand.plays:
+            if number not in suspects:
+                self._waiting.append(number)
+            elif hand.alone or len(suspects) == 1:
+                yield from self._failed(Failed(number, at(how, hand.place or "")), alone=True)
+            else:
+                self._alone.append(number)
+
+    def _over(self, failed: Failed) -> Failed:
+        del self._plays[failed.play]
+        return failed

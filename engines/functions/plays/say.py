@@ -1,0 +1,140 @@
+"""The model, as a play sees it: `said = await say(answer)`, `say.reward(number)`."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from prefect_rlhf.engines.functions.plays.messages import Answer, Asks, End, Told, as_answer
+
+MOST_CHARACTERS = 1 << 22
+"""Of an answer; a longer answer fails its play."""
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """A turn of the model.
+
+    `text` is without special tokens; `tokens` are all tokens of the turn. `end` is "stop" if the model ended the turn
+    (or a stop string did), "length" if it was cut at the most tokens of a turn, and "budget" if the row may have no
+    more tokens or turns. `turn` counts from 0.
+    """
+
+    text: str
+    tokens: tuple[int, ...]
+    end: End
+    turn: int
+
+
+class Say:
+    """The model of a single row. The clock of a play's deadline runs while the play does not wait for the model."""
+
+    def __init__(
+        self,
+        play: int,
+        left: tuple[int, int],
+        limits: tuple[float, float],
+        ask: Callable[[Asks], None],
+        stop: Callable[[], object],
+    ) -> None:
+        self.rewards: dict[int, float] = {}
+        self.late = ""
+        self._play, self._ask, self._stop = play, ask, stop
+        self._deadline_seconds, self._seconds_left = limits
+        self._turn, self._is_over = -1, False
+        self._left = left
+        self._waiting: asyncio.Future[Told] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._since = 0.0
+
+    @property
+    def tokens_left(self) -> int:
+        """The tokens that the row may still have, including those of answers."""
+        return self._left[0]
+
+    @property
+    def turns_left(self) -> int:
+        """The turns that the row may still have."""
+        return self._left[1]
+
+    async def __call__(self, answer: object = None) -> Said:
+        """Answer the latest turn, and return the next turn. The first call has no answer: it continues the prompt.
+
+        Beyond the row's tokens or turns it returns a turn without tokens, whose end is "budget". Raises TypeError for
+        an answer that is neither text nor messages, ValueError for a missing or an early answer, and RuntimeError
+        while another call waits.
+        """
+        plain = self._checked(answer)
+        if self._is_over:
+            return Said("", (), "budget", self._turn)
+        self.pause()
+        self._waiting = asyncio.get_running_loop().create_future()
+        self._ask(Asks(self._play, self._turn + 1, plain))
+        try:
+            told = await self._waiting
+        finally:
+            self._waiting = None
+            self.resume()
+        self._left = told.left
+        if told.end == "budget" and not told.tokens:
+            self._is_over = True
+            return Said("", (), "budget", self._turn)
+        self._turn += 1
+        self._is_over = min(told.left) <= 0
+        return Said(told.text, told.tokens, told.end, self._turn)
+
+    def reward(self, value: float) -> None:
+        """Add to the reward of the latest turn. Raises ValueError for a value that is not finite, and before a turn."""
+        number = float(value)
+        if not math.isfinite(number):
+            raise ValueError(f"say.reward got {number}, expected a finite number")
+        if self._turn < 0:
+            raise ValueError("say.reward was called before the first turn")
+        self.rewards[self._turn] = self.rewards.get(self._turn, 0.0) + number
+
+    @property
+    def turn(self) -> int:
+        """The number of the latest turn; -1 before the first."""
+        return self._turn
+
+    def tell(self, told: Told) -> None:
+        """Give the play the turn that it waits for."""
+        if self._waiting is not None and not self._waiting.done():
+            self._waiting.set_result(told)
+
+    def resume(self) -> None:
+        """Start the clock of the play's deadline."""
+        loop = asyncio.get_running_loop()
+        self._since = loop.time()
+        self._timer = loop.call_later(min(self._deadline_seconds, self._seconds_left), self._expire)
+
+    def pause(self) -> None:
+        """Stop the clock."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._seconds_left -= asyncio.get_running_loop().time() - self._since
+        self._timer = None
+
+    def _expire(self) -> None:
+        if self._seconds_left < self._deadline_seconds:
+            self.late = "its answers together took longer than play_seconds"
+        else:
+            self.late = f"no answer after {self._deadline_seconds:g} s"
+        self._stop()
+
+    def _checked(self, answer: object) -> Answer | None:
+        if self._waiting is not None:
+            raise RuntimeError("say was called while another call of it waits for the model; await each in turn")
+        if answer is None:
+            if self._turn >= 0:
+                raise ValueError("say() continues the prompt, so only the first call is without an answer")
+            return None
+        if self._turn < 0:
+            raise ValueError("say was called with an answer before the first turn; write say() first")
+        plain = as_answer(answer)
+        length = len(plain) if isinstance(plain, str) else sum(len(each["content"]) for each in plain)
+        if length > MOST_CHARACTERS:
+            raise ValueError(f"say got an answer of {length} characters, expected at most {MOST_CHARACTERS}")
+        return plain

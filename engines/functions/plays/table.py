@@ -1,0 +1,158 @@
+"""The table of a replica's plays: what engines are ordered to do next, and what plays are told about it.
+
+It counts each row's tokens and turns, and makes the tokens of answers, so that workers handle text alone.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+from prefect_rlhf.engines.engine import Order, PlayEnd, Turn
+from prefect_rlhf.engines.functions.plays.messages import Answer, Asks, End, Failed, Over, Told
+from prefect_rlhf.engines.functions.plays.pool import Event, PlayPool
+from prefect_rlhf.errors.errors import RlhfError
+from prefect_rlhf.errors.in_short import one_line
+
+_LOOK_SECONDS = 0.5
+
+
+class PlaysFailed(RlhfError):
+    """More plays of a replica failed than `most_failed` allows; names the function, the count and a reason."""
+
+
+class Codec(Protocol):
+    """Text and tokens of turns and answers; see AnswerTokens. `of` raises an error whose text is a reason."""
+
+    def text(self, tokens: Sequence[int]) -> str: ...
+
+    def of(self, answer: Answer, latest: int) -> list[int]: ...
+
+
+@dataclass(slots=True)
+class Seat:
+    """A row at the table: its tokens and turns left, its latest turn, and the question that waits for a turn."""
+
+    tokens_left: int
+    turns_left: int
+    number: int = 0  # of the turn that was ordered last
+    heard: Told | None = None  # that turn, once the model has said it
+    asked: bool = False  # whether the play waits for it
+    is_over: bool = False
+    is_cut: bool = False  # its play asked for more than the row may have
+
+
+class Table:
+    """A PlayTable. Every row's first turn is ordered at once: no play can change it."""
+
+    def __init__(
+        self,
+        pool: PlayPool,
+        rows: Sequence[Mapping[str, Any]],
+        codec: Codec,
+        most_of_a_turn: int,
+        doing: str,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._pool, self._codec, self._most, self._doing, self._clock = pool, codec, most_of_a_turn, doing, clock
+        by = pool.settings
+        self._seats = [Seat(by.max_tokens, by.max_turns) for _ in rows]
+        self._orders: list[Order] = [self._turn(row, ()) for row in range(len(rows))]
+        self.failures: list[Failed] = []
+        self.seconds_waited = 0.0  # while no row could go on
+        pool.open(rows)
+
+    def orders(self, wait: Literal["no", "any", "all"]) -> Sequence[Order]:
+        """See PlayTable. Raises PlaysFailed, and InvalidInput for a function that is no play."""
+        began = self._clock()
+        self._take(0.0)
+        while self._is_to_wait(wait):
+            self._take(_LOOK_SECONDS)
+        self.seconds_waited += self._clock() - began
+        orders, self._orders = self._orders, []
+        return orders
+
+    def heard(self, row: int, tokens: Sequence[int], is_stopped: bool) -> None:
+        """See PlayTable."""
+        seat = self._seats[row]
+        seat.tokens_left -= len(tokens)
+        seat.turns_left -= 1
+        end: End = "stop" if is_stopped else "length" if seat.tokens_left > 0 else "budget"
+        seat.heard = Told(row, self._codec.text(tokens), tuple(tokens), end, (seat.tokens_left, seat.turns_left))
+        if seat.asked:
+            self._pool.tell(seat.heard)
+
+    def _turn(self, row: int, answer: Sequence[int]) -> Turn:
+        seat = self._seats[row]
+        seat.tokens_left -= len(answer)
+        return Turn(row, seat.number, tuple(answer), min(self._most, seat.tokens_left))
+
+    def _is_to_wait(self, wait: Literal["no", "any", "all"]) -> bool:
+        if wait == "all":  # each row waits for the model, or is over
+            return any(not seat.is_over and not (seat.asked and seat.heard is None) for seat in self._seats) and (
+                len(self._orders) < len(self._seats)  # at first each row has its order, before any play asks
+            )
+        return wait == "any" and not self._orders and not all(seat.is_over for seat in self._seats)
+
+    def _take(self, seconds: float) -> None:
+        for event in self._pool.events(seconds):
+            self._settle(event)
+
+    def _settle(self, event: Event) -> None:
+        seat = self._seats[event.play]
+        if isinstance(event, Failed):
+            self._fail(event)
+        elif isinstance(event, Over):
+            score = math.fsum(event.rewards.values()) + (event.score or 0.0)
+            is_scored = event.score is not None or event.rewards
+            rewards = [event.rewards.get(turn, 0.0) for turn in range(seat.number + 1)]
+            rewards[-1] += event.score or 0.0
+            self._end(event.play, score if is_scored else math.nan, rewards, event.numbers)
+        elif event.turn == 0:
+            seat.asked = True
+            if seat.heard is not None:
+                self._pool.tell(seat.heard)
+        else:
+            self._ask(event, seat)
+
+    def _ask(self, asks: Asks, seat: Seat) -> None:
+        """Order the turn that a play asks for, or tell it that the row may have no more."""
+        assert seat.heard is not None and asks.answer is not None  # it heard a turn before, and answers it
+        try:
+            answer = self._codec.of(asks.answer, seat.heard.tokens[-1])
+        except Exception as error:  # noqa: BLE001  a tokenizer and its template may raise anything
+            self._pool.drop(asks.play)
+            self._fail(Failed(asks.play, one_line(f"{error}")))
+            return
+        if seat.turns_left < 1 or seat.tokens_left <= len(answer):
+            seat.is_cut = True
+            self._pool.tell(Told(asks.play, "", (), "budget", (0, 0)))
+            return
+        seat.number, seat.heard, seat.asked = asks.turn, None, True
+        self._orders.append(self._turn(asks.play, answer))
+
+    def _end(self, row: int, score: float, rewards: Sequence[float], numbers: Mapping[str, float]) -> None:
+        seat = self._seats[row]
+        seat.is_over = True
+        truncated = seat.is_cut or seat.heard is None or seat.heard.end != "stop"
+        self._orders.append(PlayEnd(row, score, tuple(rewards), False, truncated, numbers))
+
+    def _fail(self, failed: Failed) -> None:
+        self.failures.append(failed)
+        seat, by = self._seats[failed.play], self._pool.settings
+        if len(self.failures) > by.most_failed * len(self._seats):
+            first = self.failures[0]
+            raise PlaysFailed(
+                one_line(
+                    f"{self._doing}: play {by.function} failed on {len(self.failures)} of {len(self._seats)}"
+                    f" rows, at most {by.most_failed:.0%} may; row {first.play}: {first.reason}"
+                )
+            )
+        seat.is_over = True
+        rewards = [0.0] * (seat.number + 1)
+        score = math.nan if by.failed_value is None else by.failed_value
+        rewards[-1] = 0.0 if by.failed_value is None else by.failed_value
+        self._orders.append(PlayEnd(failed.play, score, tuple(rewards), by.failed_value is None))

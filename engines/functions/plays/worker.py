@@ -1,0 +1,163 @@
+"""A worker process of plays: it imports the play function, then runs a coroutine for each row, until it is killed.
+
+All plays of a worker share an event loop. Its start and its end are those of a worker of rewards.
+"""
+
+import asyncio
+import inspect
+import math
+import os
+import pickle
+import resource
+import socket
+import struct
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from prefect_rlhf.engines.functions.load import at, imported, place_of, reason
+from prefect_rlhf.engines.functions.plays.messages import (
+    Begin,
+    Close,
+    Failed,
+    Open,
+    Over,
+    Ready,
+    Refused,
+    Said,
+    Told,
+    line_of,
+)
+from prefect_rlhf.engines.functions.plays.play_function import PlayFunction
+from prefect_rlhf.engines.functions.plays.say import Say
+from prefect_rlhf.engines.functions.reaper import fork_below_reaper
+from prefect_rlhf.engines.functions.worker import die_with
+from prefect_rlhf.errors.errors import InvalidInput
+from prefect_rlhf.errors.in_short import in_short, one_line
+
+Play = Callable[[Mapping[str, Any], Say], Any]
+_HEAD = struct.Struct(">Q")
+
+
+def main(channel: int, lifeline: int) -> None:
+    """Serve a channel, a socket's descriptor, until its other end is closed."""
+    for descriptor in (channel, lifeline):
+        os.set_inheritable(descriptor, False)  # processes of a person's code must not keep them open
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    fork_below_reaper(channel, lifeline)
+    die_with(lifeline)
+    connection = socket.socket(fileno=channel)
+    try:
+        asyncio.run(serve(connection))
+    except (EOFError, ConnectionError):  # asyncio's IncompleteReadError is an EOFError
+        return
+
+
+def load_play(function: PlayFunction) -> tuple[Play, str]:
+    """Import a play function; return it and its place. Raises InvalidInput unless it is `async def play(row, say)`."""
+    found = imported(function)
+    place = place_of(found)
+    expected = at("a coroutine function: async def play(row, say)", place)
+    if not callable(found) or not inspect.iscoroutinefunction(found):
+        raise InvalidInput(function.field, function.function, expected)
+    try:
+        inspect.signature(found).bind(None, None)
+    except TypeError as error:
+        raise InvalidInput(function.field, function.function, f"{expected}; {error}") from error
+    return found, place
+
+
+async def serve(connection: socket.socket) -> None:
+    """Import the function, then open plays and tell them what the model said. Raises EOFError after the last message.
+
+    A function that is refused is reported; then no work is left.
+    """
+    reader, writer = await asyncio.open_connection(sock=connection)
+
+    def send(said: Said) -> None:
+        writer.write(line_of(said))
+
+    begin: Begin = await _received(reader)
+    sys.path += [folder for folder in begin.path if folder not in sys.path]
+    try:
+        play, place = load_play(begin.function)
+    except InvalidInput as error:
+        send(Refused(str(error.seen), error.expected))
+        await writer.drain()
+        return
+    send(Ready(place))
+    plays: dict[int, Opened] = {}
+    while True:
+        message: Open | Told | Close = await _received(reader)
+        if isinstance(message, Open):
+            plays[message.play] = Opened(message, play, place, begin, send)
+        elif isinstance(message, Close):
+            plays.pop(message.play).close()
+        elif message.play in plays:
+            plays[message.play].say.tell(message)
+
+
+async def _received(reader: asyncio.StreamReader) -> Any:
+    (length,) = _HEAD.unpack(await reader.readexactly(_HEAD.size))
+    return pickle.loads(await reader.readexactly(length))
+
+
+class Opened:
+    """A play in progress: its task, and the model as it sees it."""
+
+    def __init__(self, message: Open, play: Play, place: str, begin: Begin, send: Callable[[Said], None]) -> None:
+        self._message, self._play, self._place, self._send = message, play, place, send
+        self._is_closed = False
+        limits = begin.deadline_seconds, begin.play_seconds
+        self.say = Say(message.play, message.left, limits, self._tell_pool, lambda: self.task.cancel())
+        self.task = asyncio.create_task(self._run())
+
+    def close(self) -> None:
+        """End the play; nothing more is sent of it."""
+        self._is_closed = True
+        self.task.cancel()
+
+    def _tell_pool(self, said: Said) -> None:
+        if not self._is_closed:
+            self._send(said)
+
+    async def _run(self) -> None:
+        number, say = self._message.play, self.say
+        try:
+            say.resume()
+            returned = await self._play(dict(self._message.row), say)
+            self._tell_pool(outcome(number, returned, say, self._place))
+        except BaseException as error:  # noqa: BLE001  a person's code may raise anything, SystemExit too
+            why = at(say.late, self._place) if say.late else reason(error, self._place)
+            self._tell_pool(Failed(number, one_line(why)))
+        finally:
+            say.pause()
+
+
+def outcome(number: int, returned: object, say: Say, place: str) -> Over | Failed:
+    """Return the end of a play that returned None, a number, or a mapping of a `score` and other numbers."""
+    if say.turn < 0:
+        return Failed(number, at("it returned before its first say", place))
+    values: dict[Any, Any] = dict(returned) if isinstance(returned, Mapping) else {"score": returned}
+    if "score" not in values:
+        return Failed(number, at(f"returned a mapping without score: {in_short(returned)}", place))
+    for name, value in values.items():
+        if name == "score" and value is None:
+            continue
+        if isinstance(value, str | bytes) or not _is_number(value) or not isinstance(name, str):
+            seen = f"{in_short(value)} of type {type(value).__name__}"
+            return Failed(number, at(f"returned {seen} as {in_short(name)}, not a number", place))
+        if not math.isfinite(float(value)):
+            return Failed(number, at(f"returned {float(value)} as {name}, not a finite number", place))
+        values[name] = float(value)
+    score = values.pop("score")
+    return Over(number, score, say.rewards, values)
+
+
+def _is_number(value: object) -> bool:
+    return hasattr(type(value), "__float__") or hasattr(type(value), "__index__")
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]))
+    os._exit(0)  # without waiting for a person's threads and exit handlers

@@ -1,0 +1,111 @@
+"""A generate with a play on a rank: the rows that plays see, the call of the engine, and the columns that it makes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from prefect_rlhf.engines.commands import CallCommand, RowSource
+from prefect_rlhf.engines.engine import Conversed, PlayEnd, PlayingEngine, PlaySettings
+from prefect_rlhf.engines.functions.plays.pool import PlayPool
+from prefect_rlhf.engines.functions.plays.table import Table
+from prefect_rlhf.engines.sampling.answer_tokens import AnswerTokens
+from prefect_rlhf.engines.sampling.seeds import group_seeds, row_seeds
+
+
+@lru_cache(maxsize=8)
+def pool_of(settings: PlaySettings) -> PlayPool:
+    """Return this process's pool of plays; its workers end with the process."""
+    return PlayPool(settings)
+
+
+@dataclass(frozen=True, slots=True)
+class Played:
+    """The columns of a call's rows by key, and its metrics."""
+
+    columns: Mapping[str, Sequence[Tensor]]
+    metrics: Mapping[str, float]
+
+
+def play_rows(
+    command: CallCommand, engine: PlayingEngine, prompts: Sequence[Sequence[int]], datasets: Mapping[str, RowSource]
+) -> Played:
+    """Play this replica's rows. Raises PlaysFailed, and InvalidInput for a function that is no play."""
+    assert command.play is not None and command.sampling is not None  # a generate with a play has both
+    seeds, table = row_seeds(command), None
+    if engine.leads:
+        pool, codec = pool_of(command.play), answer_tokens(command)
+        rows = plain_rows(command, prompts, seeds, datasets, codec)
+        table = Table(pool, rows, codec, command.sampling.max_new_tokens, command.doing)
+    try:
+        said = engine.converse(prompts, command.sampling, seeds, table, command.micro_batches)
+    except BaseException:
+        if table is not None:
+            pool_of(command.play).close()
+        raise
+    return Played(columns_of(prompts, said), metrics_of(said))
+
+
+def answer_tokens(command: CallCommand) -> AnswerTokens:
+    """Return the text and tokens of the call's plays."""
+    assert command.play is not None
+    return AnswerTokens(command.tokenizer, command.play.max_answer_tokens, command.play.overlong_answers)
+
+
+def plain_rows(
+    command: CallCommand,
+    prompts: Sequence[Sequence[int]],
+    seeds: Sequence[int],
+    datasets: Mapping[str, RowSource],
+    codec: AnswerTokens,
+) -> list[dict[str, Any]]:
+    """Return each row as plain values: every column of its dataset, `prompt`, `seed` and `group_seed`.
+
+    `prompt` is the dataset's column of that name if it exists, else the prompt's text.
+    """
+    columns: dict[str, Sequence[Any]] = {"prompt": [codec.text(prompt) for prompt in prompts]}
+    source = datasets.get(command.call.rows.dataset)
+    if source is not None:
+        columns |= {name: source.read_column(name, command.row_ids) for name in source.column_kinds}
+    columns |= {"seed": seeds, "group_seed": group_seeds(command)}
+    return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+
+
+def columns_of(prompts: Sequence[Sequence[int]], said: Conversed) -> dict[str, list[Tensor]]:
+    """Return the columns of a generate with a play."""
+    return {
+        "tokens": [torch.tensor([*prompt, *row]) for prompt, row in zip(prompts, said.tokens, strict=True)],
+        "prompt_length": [torch.tensor(len(prompt)) for prompt in prompts],
+        "logprobs": [torch.tensor(row, dtype=torch.float32) for row in said.logprobs],
+        "mask": [torch.tensor(row, dtype=torch.uint8) for row in said.mask],
+        "turn": [torch.tensor(row, dtype=torch.int16) for row in said.turns],
+        "turn_rewards": [torch.tensor(end.rewards, dtype=torch.float32) for end in said.ends],
+        "scores": [torch.tensor(end.score, dtype=torch.float32) for end in said.ends],
+        "truncated": [torch.tensor(end.truncated, dtype=torch.uint8) for end in said.ends],
+    }
+
+
+def metrics_of(said: Conversed) -> dict[str, float]:
+    """Return the means over rows of turns, tokens and the plays' other numbers, and the share of failed plays."""
+    ends, num_rows = said.ends, max(len(said.ends), 1)
+    own = sum(sum(row) for row in said.mask)
+    numbers = {name: [end.numbers[name] for end in ends if name in end.numbers] for name in names_of(ends)}
+    return {
+        "turns": sum(len(end.rewards) for end in ends) / num_rows,
+        "own_tokens": own / num_rows,
+        "observed_tokens": (sum(map(len, said.tokens)) - own) / num_rows,
+        "failed": sum(end.failed for end in ends) / num_rows,
+        "truncated": sum(end.truncated for end in ends) / num_rows,
+        **{f"play/{name}": sum(values) / len(values) for name, values in numbers.items()},
+        **({} if said.kept_mass is None else {"kept_mass": said.kept_mass}),
+    }
+
+
+def names_of(ends: Sequence[PlayEnd]) -> list[str]:
+    """Return the names of the numbers that plays returned, sorted."""
+    return sorted({name for end in ends for name in end.numbers})

@@ -1,0 +1,80 @@
+"""Tokens of an answer of the environment, as the chat template writes them after a turn; nothing is rendered again.
+
+An answer of messages is the text that the template adds after the content of an assistant's message. It begins with the
+close of the model's turn, which is left out if the model sampled it itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from prefect_rlhf.engines.sampling.stop_strings import tokenizer_of
+from prefect_rlhf.errors.blame import described
+
+_MARKER = "the content of the assistant's turn"
+
+
+class NoAnswer(Exception):  # noqa: N818  the reason of a play's failure, not an error of ours
+    """An answer that cannot become tokens, in one line."""
+
+
+class AnswerTokens:
+    """Text and tokens of plays, by the tokenizer of a model folder.
+
+    An answer has at most `most` tokens, apart from those that the template adds. `overlong` is the treatment of others:
+    "refuse", "keep_start" or "keep_end".
+    """
+
+    def __init__(self, folder: str, most: int, overlong: str) -> None:
+        self._tokenizer, self._most, self._overlong = tokenizer_of(folder), most, overlong
+
+    def text(self, tokens: Sequence[int]) -> str:
+        """Return the text of a turn, without special tokens."""
+        decode = self._tokenizer.decode
+        return str(decode(list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False))
+
+    def of(self, answer: str | Sequence[Mapping[str, str]], latest: int) -> list[int]:
+        """Return the tokens of an answer after a turn whose last token is `latest`.
+
+        Raises NoAnswer for an answer that is too long and for messages that the chat template refuses.
+        """
+        if isinstance(answer, str):
+            return self._cut(answer, self._most)[0]
+        left, messages = self._most, []
+        for message in answer:
+            tokens, text = self._cut(message["content"], left)
+            left -= len(tokens)
+            messages.append({"role": message["role"], "content": text})
+        suffix = self._encoded(self._suffix(messages))
+        return suffix[1:] if suffix[:1] == [latest] else suffix
+
+    def _suffix(self, messages: Sequence[Mapping[str, str]]) -> str:
+        """Return the text that the template adds after the content of the assistant's message."""
+        if not self._tokenizer.chat_template:
+            raise NoAnswer("its answer is a message, and the tokenizer has no chat template; answer with text")
+        asked, said = {"role": "user", "content": "?"}, {"role": "assistant", "content": _MARKER}
+        try:
+            chat = [asked, said, *map(dict, messages)]
+            text = str(self._tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True))
+        except Exception as error:  # a template is a program of the model's author
+            roles = ", ".join(message["role"] for message in messages)
+            raise NoAnswer(f"the chat template refuses an answer with roles {roles}: {described(error)}") from error
+        before, marker, after = text.rpartition(_MARKER)
+        if not marker or not before:
+            raise NoAnswer("the chat template does not show the assistant's message; answer with text")
+        return after
+
+    def _cut(self, text: str, most: int) -> tuple[list[int], str]:
+        """Return the tokens of a text, at most `most`, and the text that they are."""
+        tokens = self._encoded(text)
+        if len(tokens) <= most:
+            return tokens, text
+        if self._overlong == "refuse":
+            raise NoAnswer(f"its answer has {len(tokens)} tokens, expected at most {self._most}, max_answer_tokens")
+        kept = tokens[:most] if self._overlong == "keep_start" else tokens[len(tokens) - most :]
+        return kept, self._tokenizer.decode(kept, clean_up_tokenization_spaces=False)
+
+    def _encoded(self, text: str) -> list[int]:
+        tokens: Any = self._tokenizer(text, add_special_tokens=False)["input_ids"]
+        return list(tokens)

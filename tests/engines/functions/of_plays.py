@@ -1,0 +1,126 @@
+"""Plays of a person, good and bad."""
+
+import asyncio
+import os
+import sys
+import time
+
+
+async def three_turns(row, say):
+    """Count the characters of what the model said."""
+    said = await say()
+    for _ in range(2):
+        say.reward(len(said.text))
+        said = await say(f"<{row['prompt']}{len(said.text)}>")
+    return {"score": 1.0, "turns": said.turn + 1}
+
+
+async def raises(row, say):
+    await say()
+    if row["prompt"] == "bad":
+        raise LookupError("no such tool")
+    return 1.0
+
+
+async def hangs(row, say):
+    await say()
+    if row["prompt"] == "bad":
+        await asyncio.sleep(60)
+    return 1.0
+
+
+async def blocks(row, say):
+    await say()
+    if row["prompt"] == "bad":
+        time.sleep(60)  # noqa: ASYNC251  an event loop that is blocked
+    return 1.0
+
+
+async def exits(row, say):
+    said = await say()
+    if row["prompt"] == "bad":
+        os._exit(3)
+    said = await say("go on")
+    return float(said.turn)
+
+
+async def leaves(row, say):
+    await say()
+    if row["prompt"] == "bad":
+        sys.exit("tired")
+    return 1.0
+
+
+async def not_finite(row, say):
+    await say()
+    return float("nan") if row["prompt"] == "bad" else 1.0
+
+
+async def says_bytes(row, say):
+    await say()
+    if row["prompt"] == "bad":
+        await say(b"\x00")
+    return 1.0
+
+
+async def endless_answer(row, say):
+    await say()
+    if row["prompt"] == "bad":
+        await say("x" * (10 << 20))
+    return 1.0
+
+
+class Unpicklable(Exception):
+    def __init__(self):
+        super().__init__("not to be pickled")
+        self.handle = sys.stdout
+
+    def __reduce__(self):
+        raise TypeError("no")
+
+
+async def unpicklable(row, say):
+    await say()
+    if row["prompt"] == "bad":
+        raise Unpicklable
+    return 1.0
+
+
+async def silent(row, say):
+    if row["prompt"] != "bad":
+        await say()
+    return 1.0
+
+
+async def without_end(row, say):
+    said = await say()
+    while said.end != "budget":
+        said = await say("more")
+    assert (await say("more")).end == "budget"
+    return float(said.turn)
+
+
+async def sees_environment(row, say):
+    await say()
+    return {"score": 1.0, "secrets": float("SECRET" in os.environ), "allowed": float("ALLOWED" in os.environ)}
+
+
+def not_async(row, say):
+    return 1.0
+
+
+async def no_say(row):
+    return 1.0
+
+
+async def talks(row, say):
+    """Three turns with answers of two words, each after a delay that differs by row and turn."""
+    said = await say()
+    for turn in range(2):
+        await asyncio.sleep(row["delay"] * (1 + (row["number"] + turn) % 3))
+        said = await say(f"w{20 + turn} w{100 + row['number']}")
+    return float(len(said.tokens))
+
+
+async def single_turn(row, say):
+    return float(len((await say()).tokens))

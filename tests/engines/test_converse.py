@@ -1,0 +1,105 @@
+"""Plays in both engines: a loop over transformers as the oracle, and a generate without a play."""
+
+import pytest
+import torch
+from generation_cases import PROMPTS, SEEDS, build
+from play_cases import SAMPLING, build_vllm, converse, converse_on_rank, settings
+from vllm_cases import END_TOKENS, Oracle, make_folder
+
+from prefect_rlhf.engines.sampling.sampler import choose, uniforms
+from prefect_rlhf.engines.sampling.seeds import play_seed
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread():
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return make_folder(tmp_path_factory.mktemp("models") / "a", 1, tied=True)
+
+
+@pytest.fixture(scope="module", params=["megatron", "vllm"])
+def engine(folder, request):
+    return build(folder) if request.param == "megatron" else build_vllm(folder)
+
+
+@pytest.fixture(scope="module")
+def expected(folder):
+    """Tokens, masks and turns of the three turns of `talks`, by a whole forward pass for each token."""
+    oracle = Oracle(folder)
+
+    def turn(tokens, seed):
+        said = []
+        for uniform_1 in uniforms([seed], SAMPLING.max_new_tokens).T:
+            logits_1V = oracle.logits([*tokens, *said])[-1:]
+            said.append(int(choose(logits_1V, uniform_1, SAMPLING.temperature).tokens_B))
+            if said[-1] in END_TOKENS:
+                break
+        return said
+
+    rows = []
+    for number, (prompt, seed) in enumerate(zip(PROMPTS, SEEDS, strict=True)):
+        tokens, mask, turns = [], [], []
+        for k in range(3):
+            answer = [20 + k - 1, 100 + number] if k else []
+            said = turn([*prompt, *tokens, *answer], play_seed(seed, k))
+            tokens += answer + said
+            mask += [0] * len(answer) + [1] * len(said)
+            turns += [k - 1] * len(answer) + [k] * len(said)
+        rows.append((tokens, mask, turns, oracle.logprobs(prompt, tokens, SAMPLING.temperature)))
+    return rows
+
+
+def check(found, expected):
+    """Tokens, masks and turns are equal; log-probabilities of the model's own tokens are near, the others' 0."""
+    assert found.tokens == [row[0] for row in expected]
+    assert found.mask == [row[1] for row in expected]
+    assert found.turns == [row[2] for row in expected]
+    for (_, mask, _, of_all), logprobs in zip(expected, found.logprobs, strict=True):
+        own = [logprob * is_own for logprob, is_own in zip(of_all, mask, strict=True)]
+        assert own == pytest.approx(logprobs, abs=1e-4)
+
+
+def test_three_turns_are_those_of_a_loop_over_transformers(engine, expected):
+    check(converse(engine, settings("talks")), expected)
+
+
+@pytest.mark.parametrize(("delay", "workers"), [(0.02, 1), (0.01, 3)])
+def test_tokens_do_not_depend_on_delays_and_workers(engine, expected, delay, workers):
+    check(converse(engine, settings("talks", workers=workers), delay=delay), expected)
+
+
+def test_a_play_of_a_turn_is_a_generate_without_a_play(engine):
+    made, played = engine.generate(PROMPTS, SAMPLING, SEEDS), converse(engine, settings("single_turn"))
+    assert (played.tokens, played.logprobs) == (made.tokens, made.logprobs)
+    assert [end.score for end in played.ends] == [len(tokens) for tokens in made.tokens]
+    assert all(all(row) for row in played.mask)
+
+
+def test_a_row_has_at_most_its_tokens(engine):
+    found = converse(engine, settings("talks", max_tokens=13))
+    assert max(map(len, found.tokens)) <= 13
+    assert any(end.truncated for end in found.ends)
+    whole = converse(engine, settings("talks"))
+    assert all(row == other[: len(row)] for row, other in zip(found.tokens, whole.tokens, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("name", "where"),
+    [
+        ("megatron", {"ranks": (1, 0), "dp": 2}),
+        ("megatron", {"ranks": (1, 0), "tp": 2}),
+        ("megatron", {"ranks": (2, 3), "pp": 2}),
+        ("vllm", {"ranks": (1, 0), "tp": 2}),
+    ],
+)
+def test_tokens_are_the_same_under_every_layout(world, folder, expected, name, where):
+    found = world.run(where["ranks"], converse_on_rank, folder, name, where, settings("talks"))
+    by_replica = dict(sorted(found, key=lambda each: each[0]))
+    part = len(PROMPTS) // where.get("dp", 1)
+    for replica, rows in by_replica.items():
+        check(rows, expected[replica * part : (replica + 1) * part])
