@@ -23,6 +23,7 @@ STATE = {
     "LoadedModel",
     "OpenPlay",
     "PlayRow",
+    "PlanMover",
     "PriceCheck",
     "Seat",
     "SentEvent",

@@ -77,9 +77,13 @@ class RunOptions(Form):
         "flattening",
         description="auto, measure(k), a preset's name, a plan file's path, or plans by step: {0: auto, 40: p.yaml}.",
     )
-    replan: Annotated[Literal["off", "say"], BeforeValidator(_off)] = Field(
-        "say", description="Whether to name a better plan after the first steps: off or say."
+    replan: Annotated[Literal["off", "say", "move"], BeforeValidator(_off)] = Field(
+        "say", description="A better plan by measured steps: off looks for none, say names it, move moves to it."
     )
+    replan_gain: float = Field(
+        0.1, ge=0.03, le=0.9, description="Smallest share of a step that a better plan must save."
+    )
+    replan_every: int = Field(20, ge=5, le=MOST_STEPS, description="With replan: move, steps between two checks.")
     headroom: Share = Field(0.0, ge=0, lt=1, description="Share of each device that no plan may use, such as 10%.")
     seed: int = Field(
         1, ge=0, le=MOST_SEED, description="Decides the order of rows and every sampled token, under any plan."

@@ -105,6 +105,7 @@ def read_request(
     graph = falling_over(graph, options.steps)
     check_names(options, graph)
     check_has_checkpoints(options)
+    check_replan(options, graph)
     if (best := best_model(options)) is not None:
         best.check(graph, options.checkpoint_every, options.keep_checkpoints)
     for line in check_tokenizers(graph):
@@ -159,6 +160,22 @@ def check_has_checkpoints(options: RunOptions) -> None:
     if options.checkpoint_every is None and options.keep_checkpoints != default:
         reason = "without checkpoint_every a run writes no checkpoints"
         raise NotUsed("keep_checkpoints", options.keep_checkpoints, reason, "set checkpoint_every")
+
+
+def check_replan(options: RunOptions, graph: DataflowGraph) -> None:
+    """Raise InvalidInput for settings of `replan` without effect, and for a run that cannot move to another plan."""
+    fields, plan = RunOptions.model_fields, options.plan
+    if options.replan != "move" and options.replan_every != fields["replan_every"].default:
+        raise NotUsed("replan_every", options.replan_every, f"replan is {options.replan}", "set replan: move")
+    if options.replan == "off" and options.replan_gain != fields["replan_gain"].default:
+        raise NotUsed("replan_gain", options.replan_gain, "replan is off", "set replan: say or move")
+    if options.replan != "move":
+        return
+    if not isinstance(plan, str) or Path(plan).is_file():
+        raise InvalidInput("replan", "move", "say or off with a plan file or plans by step, which pin the plan")
+    if graph.staleness and options.checkpoint_every is None:
+        right = "a number of steps: with staleness a run can leave its plan after a checkpoint only"
+        raise InvalidInput("checkpoint_every", None, right)
 
 
 def best_model(options: RunOptions) -> BestModel | None:

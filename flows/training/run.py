@@ -1,7 +1,7 @@
 """One flow run, read from top to bottom: lease, request, plan, augmented graph, training."""
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
@@ -13,14 +13,13 @@ from prefect.runtime import flow_run
 from pydantic_core import to_jsonable_python
 
 from prefect_rlhf.blocks.lease import dry_lease, given_lease, lease
-from prefect_rlhf.errors.errors import InvalidInput, OutputFailed
+from prefect_rlhf.errors.errors import OutputFailed
 from prefect_rlhf.files.atomic_file import write_atomically, writing
 from prefect_rlhf.files.remote_path import shown
 from prefect_rlhf.flows.forms.options import RunOptions
 from prefect_rlhf.flows.hardware.device_kind import check_leased_gpus, device_line, unheld_devices
 from prefect_rlhf.flows.hardware.installed_engines import check_builds, check_engines
 from prefect_rlhf.flows.hardware.living_nodes import on_living_nodes
-from prefect_rlhf.flows.hardware.profiles import describe_sources
 from prefect_rlhf.flows.training.choice.choose_plan import ChosenPlan
 from prefect_rlhf.flows.training.choice.measured_plan import plans_to_measure, trials_json
 from prefect_rlhf.flows.training.choice.plans_by_step import (
@@ -33,27 +32,28 @@ from prefect_rlhf.flows.training.choice.plans_by_step import (
 )
 from prefect_rlhf.flows.training.choice.price_check import RECHECKED, earlier_check, price_check
 from prefect_rlhf.flows.training.log import LogLine, engines_in_log, kept_lines, log_info, log_warning, write_kept
-from prefect_rlhf.flows.training.probed import SPEEDS, awaits_probe, contradicted_profiles, with_speeds
+from prefect_rlhf.flows.training.moving.plan_mover import plan_mover
+from prefect_rlhf.flows.training.moving.predicted import later_plan, predict_run, predicted_by
+from prefect_rlhf.flows.training.probed import SPEEDS, awaits_probe, with_speeds
 from prefect_rlhf.flows.training.request import RunRequest, read_request
 from prefect_rlhf.flows.training.run_folder import RESULT, earlier_folder, new_folder, output_folder, read_result
 from prefect_rlhf.flows.training.run_name import tag_run
 from prefect_rlhf.flows.training.stopped import stopped_run
 from prefect_rlhf.placement.augmented.augmented_graph import AugmentedGraph
-from prefect_rlhf.placement.augmented.node import MOVE
-from prefect_rlhf.placement.augmented.preview import distant_nodes, preview
+from prefect_rlhf.placement.augmented.preview import preview
 from prefect_rlhf.placement.cost.sizes import copied_bytes
 from prefect_rlhf.placement.devices.lease import Lease
 from prefect_rlhf.placement.devices.mesh import ClusterShape
 from prefect_rlhf.placement.memory.bytes import byte_size
 from prefect_rlhf.placement.plans.moves import PlanAt
 from prefect_rlhf.placement.plans.plan_file import plan_yaml
-from prefect_rlhf.placement.schedule.estimate import Prediction, predict
-from prefect_rlhf.placement.schedule.move import move_seconds
+from prefect_rlhf.placement.schedule.estimate import Prediction
 from prefect_rlhf.tasks.checkpoints.best import carry_over_best, export_stored
 from prefect_rlhf.tasks.checkpoints.elsewhere import publish_record, writing_to
 from prefect_rlhf.tasks.checkpoints.folders import Checkpoint, clear_unfinished, folder_of, newest_finished
 from prefect_rlhf.tasks.reporting.report import LaterPlan, RunReport, planned_timeline
 from prefect_rlhf.tasks.running.journal import Journal
+from prefect_rlhf.tasks.running.steps.moves import Moves
 from prefect_rlhf.tasks.running.training_run import TrainingRun
 from prefect_rlhf.tasks.server.failures import is_by_hand
 from prefect_rlhf.tasks.server.task_run_record import complete_record
@@ -170,15 +170,19 @@ def run_algorithm(algorithm: Algorithm, arguments: Mapping[str, Any], options: R
         limits = prepared.request.options.limits
         prediction = prepared.prediction
         check = None if options.dry_run else price_check(prepared.request, prepared.chosen.plan, prediction)
-        if check is not None:
-            held.enter_context(closing(check))
         certificate, later = prepared.chosen.certificate, prepared.later
-        report = RunReport(prepared.augmented, leased, certificate, prediction, limits, check, later)
+        planned = (PlanAt(each.step, each.augmented.plan) for each in later)
+        moves = Moves(planned, may_ask=prepared.request.options.replan == "move")
+        mover = None if options.dry_run else plan_mover(prepared.request, prepared.plans, prediction, moves)
+        for each in (check, mover):
+            if each is not None:
+                held.enter_context(closing(each))
+        report = RunReport(prepared.augmented, leased, certificate, prediction, limits, mover or check, later, mover)
         report.planned(dry_run=options.dry_run)
         if options.dry_run:
             steps = prepared.request.options.steps
             return {"plan": prepared.augmented.plan.name, "steps": steps, "dry_run": True}
-        return train_prepared(prepared, report, earlier)
+        return train_prepared(prepared, report, moves, earlier)
 
 
 def prepare_leased(
@@ -217,19 +221,9 @@ def prepare(
     augmented = preview(request.graph, chosen.plan, request.options.steps, first_step, options.checkpoint_every)
     if options.checkpoint_every is not None:
         log_info(checkpoint_memory(augmented))
-    moves = tuple(prepare_move(request, before, after) for before, after in pairwise((ChosenAt(0, chosen), *later)))
-    return PreparedRun(request, chosen, augmented, predict_run(request, augmented), plans, moves)
-
-
-def prepare_move(request: RunRequest, before: ChosenAt, after: ChosenAt) -> LaterPlan:
-    """Return the graph of the first steps under a later plan, with the predictions of its nodes and of the move."""
-    plan, options = after.chosen.plan, request.options
-    augmented = preview(request.graph, plan, options.steps, after.step, options.checkpoint_every)
-    prediction = predict_run(request, augmented)
-    seconds = None
-    if prediction is not None:
-        seconds = move_seconds(request.graph, before.chosen.plan, plan, request.cost_sources)
-    return LaterPlan(after.chosen.certificate, augmented, prediction, seconds)
+    prediction, turns = predict_run(request, augmented), pairwise((ChosenAt(first_step, chosen), *later))
+    moves = tuple(later_plan(request, before.chosen.plan, after) for before, after in turns)
+    return PreparedRun(request, chosen, augmented, prediction, plans, moves)
 
 
 def checkpoint_memory(augmented: AugmentedGraph) -> str:
@@ -239,35 +233,24 @@ def checkpoint_memory(augmented: AugmentedGraph) -> str:
     return f"checkpoints: a single copy in host memory takes {byte_size(copied.total())}, at most {most} per device"
 
 
-def predict_run(request: RunRequest, augmented: AugmentedGraph) -> Prediction | None:
-    """Predict the seconds of each node. Unknown hardware does not stop a run whose plan is given: it returns None."""
-    try:
-        later = distant_nodes(augmented, request.options.checkpoint_every)
-        prediction = predict(augmented, request.workload, request.cost_sources, later)
-    except InvalidInput as error:
-        log_info(f"no predictions: {error}")
-        return None
-    for line in (describe_sources(request.cost_sources), *contradicted_profiles(request)):
-        log_info(line)
-    return prediction
-
-
-def train_prepared(prepared: PreparedRun, report: RunReport, earlier: Path | None = None) -> Mapping[str, Any]:
+def train_prepared(
+    prepared: PreparedRun, report: RunReport, moves: Moves, earlier: Path | None = None
+) -> Mapping[str, Any]:
     """Train in the folder of the flow run, `earlier` if it exists; returns the folder and the trained models."""
     folder = output_folder(prepared.request.options)
     run_dir = earlier or new_folder(folder, flow_run.name or "run", str(flow_run.id))
     with writing_to(run_dir):
-        return train_in(run_dir, prepared, report)
+        return train_in(run_dir, prepared, report, moves)
 
 
-def train_in(run_dir: Path, prepared: PreparedRun, report: RunReport) -> Mapping[str, Any]:
+def train_in(run_dir: Path, prepared: PreparedRun, report: RunReport, moves: Moves) -> Mapping[str, Any]:
     """Train in a folder that no other process writes; returns the result of `train_prepared`."""
     from prefect_rlhf.tasks.running.train import train  # imported here: a dry run needs no engine
 
     request, options = prepared.request, prepared.request.options
     clear_unfinished(run_dir)
     run = request.training_run(prepared.chosen.plan, run_dir)
-    journal = open_journal(run_dir, prepared)
+    journal = open_journal(run_dir, prepared, report.later)
     report.started(journal)
     before = journal.go_on_from(*_begin(request.checkpoint, run_dir))
     if run.best is not None:
@@ -276,7 +259,6 @@ def train_in(run_dir: Path, prepared: PreparedRun, report: RunReport) -> Mapping
     parameters = to_jsonable_python(flow_run.parameters, fallback=str)
     try:
         with followed(journal, before, options.tracking, parameters, log_warning):
-            moves = [PlanAt(later.step, later.augmented.plan) for later in prepared.later]
             stop = train(run, journal, report, options.steps_per_group, moves)
         if stop is not None and not stop.is_end:
             stop.leave()
@@ -301,37 +283,24 @@ def _begin(checkpoint: Checkpoint | None, run_dir: Path) -> tuple[int, Path]:
     return (0, run_dir) if checkpoint is None else (checkpoint.step, checkpoint.folder.parent.parent)
 
 
-def open_journal(run_dir: Path, prepared: PreparedRun) -> Journal:
+def open_journal(run_dir: Path, prepared: PreparedRun, later: Sequence[LaterPlan]) -> Journal:
     """Begin the run's record with the decisions: plan, certificate, planned timeline, measured plans."""
     chosen, prediction = prepared.chosen, prepared.prediction
-    journal = Journal(run_dir, predicted_by(prepared), prepared.request.graph, prepared.request.options.steps)
+    predicted_seconds = predicted_by(prediction, later)
+    journal = Journal(run_dir, predicted_seconds, prepared.request.graph, prepared.request.options.steps)
     journal.keep("plan.yaml", plan_yaml(chosen.plan))
     journal.keep("certificate.json", chosen.certificate.to_json())
     if prepared.request.speeds:
         journal.keep(SPEEDS, prepared.request.speeds.to_json())
     if earlier := earlier_check(prepared.request):
         journal.keep(RECHECKED, json.dumps(earlier, indent=1))
-    if len(prepared.plans) > 1:
+    if len(prepared.plans) > 1 or prepared.request.options.replan == "move":
         journal.keep(PLANS_FILE, plans_yaml(prepared.plans))
     if prediction:
         journal.keep("plan.svg", planned_timeline(prediction))
     if chosen.trials:
         journal.keep("measured_plans.json", trials_json(chosen.trials))
     return journal
-
-
-def predicted_by(prepared: PreparedRun) -> Callable[[str], float | None]:
-    """Return the predicted seconds of a node, by its id, under the plan of its step."""
-
-    def seconds(node: str) -> float | None:
-        step, prediction = int(node.rpartition("@")[2]), prepared.prediction
-        for later in prepared.later:
-            if node == f"{MOVE}@{later.step}":
-                return later.move_seconds
-            prediction = later.prediction if step >= later.step else prediction
-        return prediction.worked_seconds(node) if prediction else None
-
-    return seconds
 
 
 def outcome(run: TrainingRun, ended_early: str | None) -> dict[str, Any]:

@@ -83,6 +83,28 @@ class StepGroups:
         """The first step with nodes left; earlier steps were handed out whole."""
         return self._unfinished
 
+    @property
+    def moves(self) -> bool:
+        """Whether the run leaves its plan for another at `end`."""
+        return self._steps.moving is not None
+
+    def move(self, begun: int, moving: frozenset[str]) -> int | None:
+        """Leave the plan as early as `stop` would end the run; return the last step under it, None if it stays.
+
+        The training states of the roles in `moving` are then in host memory. With staleness, the last step precedes a
+        regular checkpoint.
+        """
+        with self._lock:
+            steps = self._steps
+            if self._is_over or self._stopped_after is not None or steps.stopped is not None:
+                return None
+            for last in range(max(begun, steps.first), steps.num_steps - 1):
+                shorter = replace(steps, stopped=last + 1, moving=moving)
+                if shorter.can_move(last, self.graph.staleness) and self._is_part_of(shorter):
+                    self._end_with(shorter, last)
+                    return last
+            return None
+
     def stop(self, begun: int) -> int:
         """End the run early, and return its last step; `begun` is the latest step with a node that has begun.
 

@@ -21,8 +21,8 @@ LEAST_SURE_GAIN = 0.03  # the same under the least favourable of the likely corr
 class Recheck:
     """The corrected constants, and the seconds of a step that they predict for a run's plan.
 
-    `better` is a plan that is faster by `LEAST_GAIN` or more, or None. `best_seconds` are of the best plan found, or of
-    the run's plan if no search was made.
+    `better` is a plan that is faster by the least gain or more, or None. `best_seconds` are of the best plan found, or
+    of the run's plan if no search was made.
     """
 
     fitted: FittedConstants
@@ -43,6 +43,7 @@ def recheck(
     evaluations: int,
     *,
     was_searched: bool,
+    least_gain: float = LEAST_GAIN,
 ) -> Recheck | None:
     """Fit the question's constants to nodes measured under `plan`, and search again with a number of evaluations.
 
@@ -60,5 +61,10 @@ def recheck(
     best = plan_graph(now, evaluations=evaluations).plan
     gains = [1 - each.seconds(best) / each.seconds(plan) for each in (corrected(question, c) for c in fitted.likely)]
     found = Recheck(fitted, seconds, now.seconds(best), best)
-    is_better = found.gain >= LEAST_GAIN and min(gains, default=found.gain) >= LEAST_SURE_GAIN
+    is_better = found.gain >= least_gain and min(gains, default=found.gain) >= LEAST_SURE_GAIN
     return found if is_better else Recheck(fitted, seconds, found.best_seconds)
+
+
+def pays(found: Recheck, steps_left: int, move_seconds: float) -> bool:
+    """Return whether the better plan saves at least twice the seconds of the move to it, in the steps that are left."""
+    return (found.seconds - found.best_seconds) * steps_left > 2 * move_seconds

@@ -82,6 +82,22 @@ class StepCheck(Protocol):
         ...
 
 
+class Mover(StepCheck, Protocol):
+    """A check that moves the run to a better plan."""
+
+    def built(self, instance: ModelInstance, seconds: float) -> None:
+        """Note the seconds that the build of an instance took."""
+        ...
+
+    def moves(self, run: TrainingRun) -> LaterPlan:
+        """Return the plan that the run moves to now."""
+        ...
+
+    def moved(self, run: TrainingRun, journal: Journal) -> None:
+        """Record the plan that the run has moved to."""
+        ...
+
+
 class RunReport:
     """Publishes artifacts of the current flow run. An unreachable server costs a picture, never the run."""
 
@@ -94,10 +110,11 @@ class RunReport:
         limits: Mapping[str, float] | None = None,
         price_check: StepCheck | None = None,
         later: Sequence[LaterPlan] = (),
+        mover: Mover | None = None,
     ) -> None:
         """Report a run of `augmented`, which moves to the `later` plans. `price_check` may add a line after a step."""
         self.augmented, self.lease, self.predicted = augmented, lease, predicted
-        self._later = {each.step: each for each in later}
+        self.later, self._mover = list(later), mover
         self._price_check = price_check
         self._memory = MeasuredMemory(certificate, lease)
         self._log = run_log()
@@ -129,7 +146,7 @@ class RunReport:
             text = f"{seconds:.3g} s per step in steady state\n\n{picture(planned_timeline(self.predicted))}"
             publish(create_markdown_artifact, text, key="estimate", description="Predicted timeline")
 
-        for later in self._later.values():
+        for later in self.later:
             self._log.info("%s", later.announced)
             if dry_run:
                 self._log.info(
@@ -138,19 +155,26 @@ class RunReport:
 
     def moves(self, run: TrainingRun) -> None:
         """Note that a move begins: from now on the devices may hold what the next plan keeps."""
-        self._memory = MeasuredMemory(self._later[run.first_step].certificate, self.lease)
+        if self._mover is not None:
+            self.later.append(self._mover.moves(run))
+        self._memory = MeasuredMemory(self._later_from(run.first_step).certificate, self.lease)
 
     def moved(self, run: TrainingRun, seconds: float) -> None:
         """Report a move, and show the next plan instead of the last."""
-        later = self._later[run.first_step]
+        later = self._later_from(run.first_step)
         self.augmented, self.predicted = later.augmented, later.prediction
         if self._journal is not None:
             self._journal.keep("plan.yaml", plan_yaml(run.plan))
             self._journal.keep("certificate.json", later.certificate.to_json())
+            if self._mover is not None:
+                self._mover.moved(run, self._journal)
         said = "" if later.move_seconds is None else f", predicted {later.move_seconds:.1f} s"
         self._say(f"moved to plan {run.plan.name} before step {run.first_step} in {seconds:.1f} s{said}")
         rows = plan_rows(run.plan, run.graph)
         publish(create_table_artifact, rows, key="plan", description=f"Plan {run.plan.name}")
+
+    def _later_from(self, step: int) -> LaterPlan:
+        return next(later for later in self.later if later.step == step)
 
     def started(self, journal: Journal) -> None:
         """Show the folder of the run's files and a progress bar, and measure the memory of its task runs."""
@@ -178,6 +202,8 @@ class RunReport:
     def built(self, instance: ModelInstance, outcome: NodeOutcome) -> None:
         """Report that a model is built on its devices."""
         self._memory.add(outcome, f"build {instance.name}")
+        if self._mover is not None:
+            self._mover.built(instance, outcome.seconds)
         gib = max(outcome.device_bytes.values()) / (1 << 30)
         self._log.info("built %s in %.1f s; its devices hold up to %.2f GiB", instance.name, outcome.seconds, gib)
 

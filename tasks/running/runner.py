@@ -25,11 +25,14 @@ from prefect.states import Cancelled
 from prefect_rlhf.errors.errors import RlhfError
 from prefect_rlhf.placement.augmented.node import BEHIND, Node
 from prefect_rlhf.placement.augmented.step_groups import StepGroups
+from prefect_rlhf.placement.plan import ExecutionPlan
+from prefect_rlhf.placement.plans.moves import moving_roles
 from prefect_rlhf.tasks.run_log import run_log
 from prefect_rlhf.tasks.running.device_locks import DeviceLocks
 from prefect_rlhf.tasks.running.dispatch import Dispatcher
 from prefect_rlhf.tasks.running.journal import Journal, TaskRunSpan
 from prefect_rlhf.tasks.running.outcome import NodeOutcome
+from prefect_rlhf.tasks.running.steps.moves import Moves
 from prefect_rlhf.tasks.running.steps.step_ledger import StepLedger
 from prefect_rlhf.tasks.running.stop_request import StopRequest
 from prefect_rlhf.tasks.running.task_runner import MeshTaskRunner
@@ -46,10 +49,17 @@ class GraphRunner:
     """Submits nodes, records their outcomes, and stops at the first failure, or early and cleanly on request."""
 
     def __init__(
-        self, run: TrainingRun, dispatcher: Dispatcher, journal: Journal, groups: StepGroups, stop: StopRequest
+        self,
+        run: TrainingRun,
+        dispatcher: Dispatcher,
+        journal: Journal,
+        groups: StepGroups,
+        stop: StopRequest,
+        moves: Moves | None = None,
     ) -> None:
+        """Run the `groups`. If a check asks for one of the `moves`, they end early, as for a stop."""
         self.run, self.dispatcher, self.journal = run, dispatcher, journal
-        self._groups, self._stop = groups, stop
+        self._groups, self._stop, self._moves = groups, stop, moves or Moves()
         self._in_flight: list[GroupRun] = []
         self._nodes: dict[str, Node] = {}  # of the groups in flight
         self._ledger = StepLedger()
@@ -109,6 +119,8 @@ class GraphRunner:
                 self._stop.take_notice(termination)
             if self._stop and self._ledger.last_step is None:
                 self._stop_early()
+            elif self._moves.asked is not None and self._ledger.last_step is None:
+                self._move_early(self._moves.asked)
 
     def _stop_early(self) -> None:
         """End the steps that have a started node; a checkpoint follows, and no node of a later step begins."""
@@ -118,6 +130,18 @@ class GraphRunner:
         last = self._groups.stop(self._locks.hold())
         if self._groups.stopped_after is not None:
             run_log().info("%s: step %d is the last step; a checkpoint follows", self._stop, last)
+        self._end_after(last)
+
+    def _move_early(self, plan: ExecutionPlan) -> None:
+        """Leave the plan after the steps that have a started node; the run continues under the next plan."""
+        last = self._groups.move(self._locks.hold(), moving_roles(self.run.graph, self.run.plan, plan))
+        if last is None:
+            self._moves.ask(None)  # too few steps are left
+            self._locks.go_on_to(self.run.num_steps)
+        else:
+            self._end_after(last)
+
+    def _end_after(self, last: int) -> None:
         with self._lock:
             self._ledger.stop_after(last)
         self._locks.go_on_to(last)

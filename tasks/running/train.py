@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from functools import partial
 from typing import Protocol
@@ -18,6 +18,7 @@ from prefect_rlhf.tasks.running.dispatch import Dispatcher
 from prefect_rlhf.tasks.running.journal import Journal
 from prefect_rlhf.tasks.running.plan_move import Builder, move_to
 from prefect_rlhf.tasks.running.runner import GraphRunner
+from prefect_rlhf.tasks.running.steps.moves import Moves
 from prefect_rlhf.tasks.running.stop_request import StopRequest
 from prefect_rlhf.tasks.running.training_run import TrainingRun
 
@@ -31,16 +32,15 @@ class Audience(Builder, Protocol):
 
 
 def train(
-    run: TrainingRun, journal: Journal, audience: Audience, steps_per_group: int, moves: Sequence[PlanAt] = ()
+    run: TrainingRun, journal: Journal, audience: Audience, steps_per_group: int, moves: Moves | None = None
 ) -> StopRequest | None:
-    """Build the models and run the whole graph, under the run's plan and then under those of `moves`, in order.
+    """Build the models and run the whole graph, under the run's plan and then under those of `moves`.
 
     The gang is closed on return. Returns the request that ended the run early, after a checkpoint of the steps until
     then; None after a full run.
     """
-    engines = {
-        placement.engine for plan in (run.plan, *(move.plan for move in moves)) for _, placement in plan.placements
-    }
+    moves = moves or Moves()
+    engines = {placement.engine for _, placement in run.plan.placements} | moves.engines
     lease = run.lease
     opened = open_gang(
         lease.devices_of_nodes,
@@ -56,19 +56,21 @@ def train(
     )
     with closing(opened) as gang:
         check_device_memory(lease, gang, run.call_deadline_seconds)
-        limit_torch(run, gang, [move.plan for move in moves])
+        if not moves.may_ask:  # torch cannot lift a limit, and the plans to come are unknown
+            limit_torch(run, gang, moves.plans)
         dispatcher = Dispatcher(run, gang)
         dispatcher.build(audience.built)
         stop = StopRequest()
         with imports_frozen():
             on_step = partial(_step_ended, run, audience, stop)
-            for move in (*moves, None):
-                groups = _groups(dispatcher.run, steps_per_group, move)
-                if GraphRunner(dispatcher.run, dispatcher, journal, groups, stop).run_all(on_step) is not None:
+            while True:
+                groups = _groups(dispatcher.run, steps_per_group, moves.planned)
+                runner = GraphRunner(dispatcher.run, dispatcher, journal, groups, stop, moves)
+                if runner.run_all(on_step) is not None:
                     return stop
-                if move is not None:
-                    dispatcher = move_to(move, dispatcher, journal, audience, stop)
-    return None
+                if not groups.moves:
+                    return None
+                dispatcher = move_to(moves.take(groups.end), dispatcher, journal, audience, stop)
 
 
 def _groups(run: TrainingRun, steps_per_group: int, move: PlanAt | None) -> StepGroups:

@@ -1,5 +1,6 @@
 """Runs that move from plan to plan between steps: real Prefect, gang and engines, models of plan_matrix."""
 
+import json
 import os
 import signal
 
@@ -7,7 +8,13 @@ import pytest
 import yaml
 
 from prefect_rlhf.flows.ppo import ppo
+from prefect_rlhf.flows.training.choice.price_check import STEPS_AWAITED
+from prefect_rlhf.flows.training.moving import plan_mover
+from prefect_rlhf.placement.cost.datasheets.correction import Correction
 from prefect_rlhf.placement.devices.mesh import ClusterShape
+from prefect_rlhf.placement.planner.fitted_constants import FittedConstants
+from prefect_rlhf.placement.planner.recheck import Recheck
+from prefect_rlhf.placement.plans.plan_file import read_plan
 from prefect_rlhf.tasks.running.dispatch import Dispatcher
 from prefect_rlhf.tasks.running.journal import read_spans
 from prefect_rlhf.tasks.running.rank_calls import RankCalls
@@ -113,3 +120,38 @@ def test_a_run_that_loses_a_rank_while_it_moves_goes_on_under_the_next_plan(
     assert failed.is_failed() and "rank" in failed.message
     (run_dir,) = (path for path in (tmp_path / "runs").iterdir() if not path.is_symlink())
     assert_equal(run(given, resume_from=str(run_dir)), stayed)
+
+
+class Found:
+    """A check that has ended with a plan that saves half of a step."""
+
+    ended = True
+
+    def __init__(self, plan):
+        self.plan = plan
+
+    def answer(self):
+        fitted = FittedConstants(Correction(compute=0.5), 3.0, 1.0)
+        return Recheck(fitted, 2000.0, 1000.0, self.plan)
+
+    def close(self):
+        pass
+
+
+@pytest.mark.all  # tests/flows/training/moving/test_plan_mover.py has the decision
+def test_a_run_moves_by_itself_and_its_plans_repeat_it(parameters, monkeypatch):
+    """Without a stop, between two steps that the check's answer falls on; a resumed run would know the plan."""
+    given, files = parameters
+    given = given | {"steps": 12, "plan": "flattening"}
+    split = read_plan(files["split"], DESK.cluster)
+    monkeypatch.setattr(plan_mover, "begun_recheck", lambda *_, **__: Found(split))
+    moved = run(given, replan="move", replan_every=5)
+    stayed = run(given, replan="off")
+    assert moved.tokens == stayed.tokens
+    assert weight_difference(moved, stayed) < TOLERANCE
+    (move,) = (span for span in read_spans(moved.run_dir) if span.kind == "move")
+    assert STEPS_AWAITED < move.step < 12 and move.predicted_seconds > 0
+    assert move.title == f"move · step {move.step} · flattening → replanned-1"
+    assert json.loads((moved.run_dir / "replan.json").read_text())["best_seconds"] == 1000.0
+    again = run(given, plan=str(moved.run_dir / "plans.yaml"))
+    assert again.tokens == moved.tokens and weight_difference(again, moved) == 0

@@ -21,6 +21,7 @@ from prefect_rlhf.placement.memory.bytes import byte_size
 from prefect_rlhf.placement.memory.move_memory import move_loads
 from prefect_rlhf.placement.plans.plan_file import parse_plan, plan_yaml
 from prefect_rlhf.placement.plans.presets import is_preset
+from prefect_rlhf.tasks.checkpoints.folders import Checkpoint
 
 PLANS_FILE = "plans.yaml"
 """The file of a run folder with the plans of a run by step; as `plan` of another run it repeats the moves."""
@@ -67,6 +68,8 @@ def choose_plans(request: RunRequest) -> tuple[ChosenAt, ...]:
     Raises InvalidInput for a list with wrong steps, a plan that cannot run, or a move that is not possible.
     """
     by_step = plans_by_step(request.options.plan)
+    if by_step is None and request.options.replan == "move" and request.checkpoint is not None:
+        by_step = _made_until(request.checkpoint)
     if by_step is None:
         return (ChosenAt(0, choose_plan(request, _single(request.options.plan))),)
     check_steps(by_step, request)
@@ -125,6 +128,12 @@ def _chosen(request: RunRequest, step: int, plan: Any) -> ChosenPlan:
             return choose_plan(request, plan)
     with _at(field, "this plan"):
         return chosen_file(request, parse_plan(plan, request.lease.cluster))
+
+
+def _made_until(checkpoint: Checkpoint) -> PlansByStep | None:
+    """Return the plans of the run that wrote a checkpoint until then, if it moved by itself."""
+    by_step = plans_by_step(str(checkpoint.folder.parent.parent / PLANS_FILE)) or {}
+    return {step: plan for step, plan in by_step.items() if step <= checkpoint.step} or None
 
 
 @contextmanager

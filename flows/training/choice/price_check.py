@@ -78,32 +78,15 @@ class PriceCheck:
         if self.request.cost_sources.profiles:
             self._is_over = True
             return self._unexplained()
-        name, rollouts = str(self.request.options.plan), sorted((journal.run_dir / ROLLOUTS).glob("*.parquet"))
-        question = RecheckRequest(
-            self.request.question,
-            self.plan,
-            measured_nodes(self._spans),
-            was_searched=name == AUTO or plans_to_measure(name) is not None,
-            evaluations=EVALUATIONS,
-            traits={str(name): traits for name, traits in TRAITS.items()},
-            rollouts=tuple(rollouts[-STEPS_AWAITED:]),
-        )
         try:
-            self._process = RecheckProcess(question)
+            self._process = begun_recheck(self.request, self.plan, self._spans, journal)
         except OSError as error:
             self._is_over = True
             return f"the plan was not compared with others by measured seconds ({error})"
         return None
 
     def _result(self, found: Recheck, journal: Journal) -> str | None:
-        record = {
-            "plan": plan_yaml(self.plan),
-            "correction": asdict(found.fitted.correction),
-            "deviation": [found.fitted.before, found.fitted.after],
-            "seconds": found.seconds,
-            "better_plan": None,
-            "best_seconds": found.best_seconds,
-        }
+        record = record_of(self.plan, found)
         line = None
         if found.better is not None:
             better = replace(found.better, name="replanned")
@@ -121,6 +104,39 @@ class PriceCheck:
         """Return the deviation of the steps from their prediction, if other plans exist that could be faster."""
         found = deviation(self.predicted, self._spans)
         return f"{found}; {TRY_PLANS}" if found and self.request.lease.mesh.num_devices > 1 else None
+
+
+def begun_recheck(
+    request: RunRequest, plan: ExecutionPlan, spans: Sequence[TaskRunSpan], journal: Journal, searched: bool = False
+) -> RecheckProcess:
+    """Start the process that prices a plan by the measured `spans` of its steps. Raises OSError if it cannot start.
+
+    `searched`: the plan is the answer of an earlier check.
+    """
+    name, rollouts = str(request.options.plan), sorted((journal.run_dir / ROLLOUTS).glob("*.parquet"))
+    question = RecheckRequest(
+        request.question,
+        plan,
+        measured_nodes(spans),
+        was_searched=searched or name == AUTO or plans_to_measure(name) is not None,
+        evaluations=EVALUATIONS,
+        traits={str(name): traits for name, traits in TRAITS.items()},
+        rollouts=tuple(rollouts[-STEPS_AWAITED:]),
+        least_gain=request.options.replan_gain,
+    )
+    return RecheckProcess(question)
+
+
+def record_of(plan: ExecutionPlan, found: Recheck) -> dict[str, object]:
+    """Return the result of a check of a plan, as a file of the run keeps it."""
+    return {
+        "plan": plan_yaml(plan),
+        "correction": asdict(found.fitted.correction),
+        "deviation": [found.fitted.before, found.fitted.after],
+        "seconds": found.seconds,
+        "better_plan": None if found.better is None else plan_yaml(found.better),
+        "best_seconds": found.best_seconds,
+    }
 
 
 def gain_in_words(found: Recheck, name: str) -> str:
@@ -146,7 +162,7 @@ def price_check(request: RunRequest, plan: ExecutionPlan, predicted: Prediction 
 
     A run with plans by step makes no check.
     """
-    if request.options.replan == "off" or predicted is None or plans_by_step(request.options.plan) is not None:
+    if request.options.replan != "say" or predicted is None or plans_by_step(request.options.plan) is not None:
         return None
     first = request.checkpoint.step if request.checkpoint else 0
     if request.options.steps - first <= STEPS_AWAITED:

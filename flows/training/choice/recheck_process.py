@@ -53,13 +53,15 @@ class RecheckRequest:
     evaluations: int
     traits: Mapping[str, EngineTraits]
     rollouts: tuple[Path, ...]
+    least_gain: float
 
     def answer(self) -> Recheck | None:
         """Price the plan, for responses as long as the recorded responses."""
         workload = _as_recorded(self.question.workload, self.rollouts)
         was_searched = self.was_searched and workload == self.question.workload
         question = replace(self.question, workload=workload)
-        return recheck(question, self.plan, self.measured, self.evaluations, was_searched=was_searched)
+        asked = question, self.plan, self.measured, self.evaluations
+        return recheck(*asked, was_searched=was_searched, least_gain=self.least_gain)
 
 
 class RecheckProcess:

@@ -1,1 +1,1 @@
-"""The steps in flight: their rows, and the nodes that each has left."""
+"""The steps in flight, the nodes and rows that each has left, and the moves between steps."""

@@ -277,3 +277,25 @@ def test_a_run_that_has_moved_stops_after_a_step_whose_state_is_saved():
     plan = preset("flattening", graph, FOUR_DEVICES, FOUR_DEVICES.whole)
     assert StepGroups(graph, plan, 9, 2, 3, is_saved=True).stop(-1) == 2
     assert StepGroups(graph, plan, 9, 2, 3, is_saved=False).stop(-1) == 3
+
+
+@settings(max_examples=examples(50))
+@given(st.data(), long_graphs(), st.integers(2, 10), st.integers(1, 3), st.sampled_from([None, 1, 2, 3]))
+def test_a_run_leaves_its_plan_as_early_as_it_could_stop(data, graph, num_steps, per_group, every):
+    """With staleness only before a regular checkpoint, and with no move in its last step; else it goes on as before."""
+    plan = data.draw(plans(graph, FOUR_DEVICES))
+    groups = StepGroups(graph, plan, num_steps, per_group, 0, every)
+    before = [node for _ in range(data.draw(st.integers(1, 4))) for node in groups.next_group()]
+    begun = data.draw(st.integers(0, max(node.step for node in before)))
+    last = groups.move(begun, ACTOR)
+    rest = [node for group in handed_out(groups) for node in group]
+    if last is None:
+        assert not groups.moves and groups.end == num_steps
+        assert {node.id for node in (*before, *rest)} == {node.id for node in augment(graph, plan, num_steps, 0, every)}
+        return
+    assert groups.moves and begun <= last == groups.end - 1 < num_steps - 1
+    assert not graph.staleness or (last + 1) % every == 0
+    nodes = [node for node in (*before, *rest) if node.step <= last]
+    copied = [node.work.instance.role for node in nodes if node.kind == "checkpoint" and node.step == last]
+    assert ("actor" in copied) == (graph.trained_by("actor") is not None)
+    assert groups.move(begun, ACTOR) is None and groups.stop(begun) == groups.end

@@ -1,0 +1,1 @@
+"""Later plans of a run: their predictions, and the decision to move to a better plan."""

@@ -1,0 +1,141 @@
+"""The decision to move: when a check is due, what a better plan must save, and the end of poor moves. No clock."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+
+from prefect_rlhf.errors.errors import RlhfError
+from prefect_rlhf.flows.training.choice.choose_plan import chosen_file
+from prefect_rlhf.flows.training.choice.plans_by_step import PLANS_FILE, ChosenAt, plans_by_step
+from prefect_rlhf.flows.training.choice.price_check import STEPS_AWAITED
+from prefect_rlhf.flows.training.moving import plan_mover as movers
+from prefect_rlhf.flows.training.moving.plan_mover import PlanMover, plan_mover
+from prefect_rlhf.placement.cost.datasheets.correction import Correction
+from prefect_rlhf.placement.planner.fitted_constants import FittedConstants
+from prefect_rlhf.placement.planner.preset_plan import preset
+from prefect_rlhf.placement.planner.recheck import Recheck
+from prefect_rlhf.tasks.running.journal import Journal, TaskRunSpan
+from prefect_rlhf.tasks.running.steps.moves import Moves
+from tests.flows.hardware.test_probes import DESK
+from tests.flows.training.test_price_check import GRAPH, PLAN, WORKLOAD, predicted, request
+
+SPLIT = preset("split", GRAPH, DESK, DESK.whole, WORKLOAD.longest, "cpu")
+FITTED = FittedConstants(Correction(compute=0.5), 3.0, 1.0)
+MEMORY = {"device_bytes": {}, "resident_bytes": {}, "store_bytes": {}}
+
+
+class Process:
+    """A check that has answered."""
+
+    ended = True
+
+    def __init__(self, found):
+        self.found = found
+
+    def answer(self):
+        if isinstance(self.found, RlhfError):
+            raise self.found
+        return self.found
+
+    def close(self):
+        pass
+
+
+@pytest.fixture
+def checks(own_home, monkeypatch):
+    """The steps at which checks began, and what the next check answers."""
+    seen = SimpleNamespace(steps=[], found=None)
+
+    def begun(request, plan, spans, journal, searched):
+        seen.steps.append(max(span.step for span in spans))
+        return Process(seen.found)
+
+    monkeypatch.setattr(movers, "begun_recheck", begun)
+    return seen
+
+
+def mover(**options):
+    asked = request(**{"replan": "move", "steps": 200} | options)
+    return PlanMover(asked, [ChosenAt(0, chosen_file(asked, PLAN))], Moves(), 0)
+
+
+def better(seconds=100.0):
+    """A plan that saves a quarter of a step."""
+    return Recheck(FITTED, seconds, 0.75 * seconds, SPLIT)
+
+
+def run_steps(mover, journal, steps, seconds=100.0):
+    """Let steps of so many seconds end; return the lines."""
+    lines = []
+    for step in steps:
+        span = (f"actor_train@{step}", "", "train_step", "actor_train", step, "", "", ("n0:0",))
+        journal.record(TaskRunSpan(*span, step * seconds, (step + 1) * seconds, seconds=seconds, **MEMORY))
+        journal.finish_step(step)
+        lines.append(mover.step_ended(journal))
+    return [line for line in lines if line]
+
+
+def test_checks_come_after_the_first_steps_and_then_every_few(checks, tmp_path):
+    assert run_steps(mover(), Journal(tmp_path), range(65)) == []
+    assert checks.steps == [STEPS_AWAITED - 1, 19, 39, 59]
+
+
+def test_a_plan_that_pays_is_asked_for_once_and_recorded(checks, tmp_path):
+    checks.found, one, journal = better(), mover(), Journal(tmp_path)
+    (line,) = run_steps(one, journal, range(9))
+    assert "takes 75 s per step, 25% less than flattening (100 s); the run moves to it, which takes about" in line
+    assert one.asks.asked is not None and one.asks.asked.placements == chosen_file(one.request, SPLIT).plan.placements
+    run = SimpleNamespace(first_step=9, plan=one.asks.take(9).plan)
+    later = one.moves(run)
+    assert later.step == 9 and later.move_seconds > 0
+    one.moved(run, journal)
+    assert list(plans_by_step(str(tmp_path / PLANS_FILE))) == [0, 9]
+
+
+def moved(checks, tmp_path, seconds):
+    """A mover after a move that was to save a quarter, and the lines of the steps after it, of these seconds."""
+    checks.found, one, journal = better(), mover(), Journal(tmp_path)
+    run_steps(one, journal, range(6))
+    run = SimpleNamespace(first_step=6, plan=one.asks.take(6).plan)
+    one.moves(run)
+    one.moved(run, journal)
+    checks.steps.clear()
+    return one, run_steps(one, journal, range(6, 50), seconds)
+
+
+def test_after_a_move_the_next_check_waits(checks, tmp_path):
+    checks.found = better()
+    one, lines = moved(checks, tmp_path, 75.0)
+    assert lines[0] == "the move to replanned-1 gained 25% of a step, predicted 25%"
+    assert checks.steps == [25] and one.asks.asked is not None
+
+
+def test_a_move_that_gained_little_is_the_last(checks, tmp_path):
+    one, lines = moved(checks, tmp_path, 90.0)
+    assert lines == ["the move to replanned-1 gained 10% of a step, predicted 25%; no other move follows"]
+    assert checks.steps == [] and one.asks.asked is None
+
+
+@pytest.mark.parametrize(
+    ("found", "options", "says"),
+    [
+        (better(0.1), {}, "too long for the steps that are left (195)"),
+        (replace(better(), better=None), {}, None),
+        (None, {}, None),
+        (RlhfError("planted"), {}, "the plan was not compared with others by measured seconds (planted)"),
+    ],
+    ids=["too few steps", "no better plan", "nothing measured", "failed"],
+)
+def test_a_run_stays(checks, tmp_path, found, options, says):
+    checks.found, one = found, mover(**options)
+    lines = run_steps(one, Journal(tmp_path), range(5))
+    assert one.asks.asked is None
+    assert lines == [] if says is None else says in lines[0]
+
+
+def test_only_a_run_that_may_move_has_a_mover(own_home):
+    plans = (ChosenAt(0, chosen_file(request(), PLAN)),)
+    assert plan_mover(request(), plans, predicted(request()), Moves()) is None
+    assert plan_mover(request(replan="move"), plans, None, Moves()) is None
+    assert plan_mover(request(replan="move"), plans, predicted(request()), Moves()) is not None
