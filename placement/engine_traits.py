@@ -58,8 +58,8 @@ class EngineTraits:
     vocabulary_multiple: int | None = None
     """The vocabulary is padded to a multiple of this before tp splits it; None: to a multiple of tp."""
     start_seconds: float = 1.0
-    """Seconds from the command to build an instance to an engine without weights. On CPU as measured with tiny models;
-    on cuda, where graphs are captured, it was not measured."""
+    """Seconds from the command to build an instance to an engine without weights. A guess: vLLM took 18 s on a
+    loaded CPU, and nothing was measured on cuda, where graphs are captured."""
     experts_over_tp: bool = False
     """Whether expert parallelism divides whole experts over all dp * tp devices. Otherwise ep divides them over
     replicas, and tp splits each expert."""
