@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 from prefect_rlhf.errors.errors import RlhfError
-from prefect_rlhf.placement.augmented.resources import Resource
+from prefect_rlhf.placement.augmented.resources import RESOURCES, Resource
 
 
 class CallsInFlight:
@@ -16,6 +16,11 @@ class CallsInFlight:
     def __init__(self) -> None:
         self._doing: dict[tuple[int, Resource], str] = {}
         self._changing = threading.Lock()
+
+    def idle(self, rank: int) -> Resource | None:
+        """Return a resource of a rank that no call occupies; None if calls occupy all."""
+        with self._changing:
+            return next((resource for resource in RESOURCES if (rank, resource) not in self._doing), None)
 
     @contextmanager
     def noted(self, ranks: Iterable[int], resource: Resource, doing: str) -> Iterator[None]:

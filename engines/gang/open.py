@@ -12,6 +12,7 @@ import torch
 
 from prefect_rlhf.engines.gang.in_process import InProcessGang
 from prefect_rlhf.engines.gang.local import LocalGang
+from prefect_rlhf.engines.gang.processes import flight_recorder
 from prefect_rlhf.engines.gang.processes.messages import GangSettings
 from prefect_rlhf.engines.gang.processes.preload import modules_of
 from prefect_rlhf.engines.gang.protocol import AnyRank, Gang
@@ -40,6 +41,8 @@ FORK_ENVIRONMENT: Mapping[str, str] = MappingProxyType(
 
 
 MINUTE = 60.0
+START_SECONDS, RANK_START_SECONDS = 120.0, 30.0
+"""Limit of each phase of a start: a part for any gang, and a part for each rank of a node, as ranks share its disk."""
 
 
 def only_gpus(numbers: Sequence[int], own: str | None) -> dict[str, str]:
@@ -72,6 +75,7 @@ def open_gang(
     in_process: bool = True,
     gpus: Sequence[int] | None = None,
     longest_call_seconds: float | None = None,
+    records: Path | None = None,
 ) -> Gang[AnyRank]:
     """Start the given number of ranks on each node: a single rank in this process, more ranks in a process each.
 
@@ -82,7 +86,8 @@ def open_gang(
 
     `environment` is added to the ranks' environment. The caller closes the gang. The default device is CUDA if it is
     available. `gpus` are the numbers of the ranks' GPUs in this process's list, by default the first; Ray assigns GPUs
-    itself. Collectives of ranks fail a minute after `longest_call_seconds`, the largest deadline of a call. Ranks with
+    itself. Collectives of ranks fail a minute after `longest_call_seconds`, the largest deadline of a call. If a call
+    passes its deadline, each rank process writes its latest collectives to the folder `records`. Ranks with
     GPUs are always processes of their own, because only the end of a process frees all memory of its GPU.
     """
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
@@ -90,11 +95,16 @@ def open_gang(
     if device == "cuda" and not through_ray:
         numbers = range(sum(ranks_of_nodes)) if gpus is None else gpus
         ranks |= only_gpus(numbers, os.environ.get("CUDA_VISIBLE_DEVICES"))
+    if device == "cuda" and records is not None:
+        ranks |= flight_recorder.environment(records)
     if in_process and device == "cpu" and not through_ray and tuple(ranks_of_nodes) == (1,):
         return InProcessGang(rank_factory, device=device, environment=ranks)
     single_threaded = {**FORK_ENVIRONMENT, **ranks}
     preload = modules_of(engines)
-    settings = GangSettings(sum(ranks_of_nodes), rank_factory, device, environment=single_threaded, preload=preload)
+    settings = GangSettings(
+        sum(ranks_of_nodes), rank_factory, device, environment=single_threaded, preload=preload, records=records
+    )
+    settings = replace(settings, start_seconds=START_SECONDS + RANK_START_SECONDS * max(ranks_of_nodes))
     if longest_call_seconds is not None:
         settings = replace(settings, collective_seconds=longest_call_seconds + MINUTE)
     if not through_ray:

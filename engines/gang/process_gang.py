@@ -13,7 +13,7 @@ from typing import Any, Generic, Protocol
 
 from prefect_rlhf.engines.gang.calls_in_flight import CallsInFlight
 from prefect_rlhf.engines.gang.failures import raise_first_failure
-from prefect_rlhf.engines.gang.processes.messages import Reply, Request, Start
+from prefect_rlhf.engines.gang.processes.messages import RecordRequest, Reply, Request, Start
 from prefect_rlhf.engines.gang.protocol import AnyRank, Arguments, Result
 from prefect_rlhf.errors.errors import RankLost, RankSilent, RlhfError
 from prefect_rlhf.placement.augmented.resources import Resource
@@ -21,6 +21,9 @@ from prefect_rlhf.placement.augmented.resources import Resource
 _log = logging.getLogger(__name__)
 
 PIPE_SECONDS = 30  # a rank that has not read a message after this long is stopped
+RECORD_SECONDS = 5.0  # for hung ranks to write what they wait for
+IMPORTING, JOINING = "importing the engines", "joining the world"
+"""The phases of a start. Each may take the `start_seconds` of the settings."""
 FAILURE_GRACE_SECONDS = 5.0  # time for the other ranks to fail or finish after a rank has failed
 
 
@@ -53,13 +56,14 @@ class ProcessGang(Generic[AnyRank]):
         self.size = len(starts)
         self._processes = processes
         self._in_flight = CallsInFlight()
+        self._records = False
         self._ended: str | None = None
         self._closing = threading.Lock()
         try:
             seconds = max(start.gang.start_seconds for start in starts.values())
-            self._exchange(
-                {rank: pickle.dumps(start) for rank, start in starts.items()}, "joining the world", seconds, "compute"
-            )
+            self._exchange({rank: pickle.dumps(start) for rank, start in starts.items()}, IMPORTING, seconds, "compute")
+            self._exchange(dict.fromkeys(starts, b""), JOINING, seconds, "compute")
+            self._records = any(start.gang.records for start in starts.values())
         except RlhfError:
             self.close()
             raise
@@ -92,7 +96,11 @@ class ProcessGang(Generic[AnyRank]):
             for rank, message in messages.items():
                 self._send(connections[rank], rank, message, doing)
             replies = self._collect(connections, doing, seconds)
-        except (RankLost, RankSilent) as error:
+        except RankSilent as error:
+            self._record_collectives()
+            self._end(str(error))
+            raise
+        except RankLost as error:
             self._end(str(error))
             raise
         for rank, reply in sorted(replies.items()):
@@ -101,6 +109,20 @@ class ProcessGang(Generic[AnyRank]):
         silent = sorted(messages.keys() - replies.keys())
         raise_first_failure(replies, doing, self._name, self._name(*silent) if silent else "")
         return {rank: replies[rank].value for rank in messages}
+
+    def _record_collectives(self) -> None:
+        """Let each rank with an idle resource write its latest collectives, for RECORD_SECONDS at most."""
+        if not self._records:
+            return
+        idle = {rank: self._in_flight.idle(rank) for rank in range(self.size)}
+        pipes = {rank: self._processes.connections[resource][rank] for rank, resource in idle.items() if resource}
+        message = pickle.dumps(RecordRequest())
+        try:
+            for pipe in pipes.values():
+                pipe.send_bytes(message)
+            self._collect(pipes, "writing collectives", RECORD_SECONDS)
+        except (OSError, RlhfError) as error:
+            _log.warning("not all ranks wrote their latest collectives: %s", error)
 
     def _send(self, connection: Connection[Any, Any], rank: int, message: bytes, doing: str) -> None:
         try:

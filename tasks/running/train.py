@@ -50,6 +50,7 @@ def train(
         through_ray=lease.cluster.through_ray,
         say=run_log().info,
         shared=run.run_dir,
+        records=run.run_dir,
         node_devices=lease.node_devices,
         gpus=lease.gpus,
         longest_call_seconds=max([run.call_deadline_seconds, *run.role_deadlines.values()]),

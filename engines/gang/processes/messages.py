@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Generic, Literal
 
 from prefect_rlhf.engines.gang.processes.preload import modules_of
@@ -30,8 +31,10 @@ class GangSettings(Generic[AnyRank]):
 
     `rank_factory(rank, size)` makes the object that runs the methods. It is importable, so that it can be sent to
     another process. `environment` is added to the controller's environment, which the ranks inherit. Forked ranks find
-    the modules in `preload` imported. A collective of ranks fails after `collective_seconds`, which must exceed every
-    call's deadline: the deadline's error has a reason, and NCCL's error ends the process.
+    the modules in `preload` imported. Each phase of their start may take `start_seconds`. A collective of ranks fails
+    after `collective_seconds`, which must exceed every call's deadline: the deadline's error has a reason, and NCCL's
+    error ends the process. If a call passes its deadline, each rank writes its latest collectives to the folder
+    `records`, if it is given.
     """
 
     size: int
@@ -43,6 +46,7 @@ class GangSettings(Generic[AnyRank]):
     collective_seconds: float = 7200.0
     preload: tuple[str, ...] = field(default_factory=lambda: modules_of(TRAITS))
     engines: Mapping[EngineKind, EngineTraits] = field(default_factory=lambda: dict(TRAITS))  # also those registered
+    records: Path | None = None
     method: StartMethod | None = None  # None: fork, but spawn on CUDA, which does not survive a fork
 
     @property
@@ -69,6 +73,11 @@ class Request:
 
     method: str
     arguments: tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class RecordRequest:
+    """Write the rank's latest collectives to the folder of the settings; see `flight_recorder`."""
 
 
 @dataclass(frozen=True)

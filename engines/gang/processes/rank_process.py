@@ -14,10 +14,11 @@ import sys
 import threading
 import traceback
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from multiprocessing.connection import Connection
 from typing import NoReturn
 
@@ -26,8 +27,9 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore
 
 from prefect_rlhf.engines.gang.processes.faults import as_ours
+from prefect_rlhf.engines.gang.processes.flight_recorder import write_record
 from prefect_rlhf.engines.gang.processes.lifeline import exit_with
-from prefect_rlhf.engines.gang.processes.messages import Reply, Request, Start
+from prefect_rlhf.engines.gang.processes.messages import RecordRequest, Reply, Request, Start
 from prefect_rlhf.engines.process_groups import open_communicators
 from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.placement.engine_traits import register
@@ -87,15 +89,20 @@ def run(pipes: Sequence[int], lifeline: int, listener: int | None) -> NoReturn:
 
 
 def serve(connections: Sequence[Connection[Reply, Request]], listener: int | None) -> None:
-    """Reply to the start, with an error if it failed, then to the requests of each pipe in their order."""
+    """Reply to the two messages of the start, with an error if it failed, then to the requests of each pipe in order.
+
+    The first message brings the imports; the second asks the rank to join the world.
+    """
     connection, *beside = connections
     try:
-        start = pickle.loads(connection.recv_bytes())
+        start = pickle.loads(connection.recv_bytes())  # imports the engines of spawned ranks
+        send(connection, Reply())
+        connection.recv_bytes()  # all ranks have done so
         target = join(start, listener)
         for other in beside:
             threading.Thread(target=serve_beside, args=(other, target, start), daemon=True).start()
         send(connection, Reply())
-        reply_to_all(connection, target)
+        reply_to_all(connection, target, partial(write_record_of, start))
     except GONE:
         return
     except Exception as error:  # noqa: BLE001  the start failed or a request does not unpickle: reply, then end
@@ -106,7 +113,7 @@ def serve_beside(connection: Connection[Reply, Request], target: object, start: 
     """Reply to the requests of another pipe, in a thread; end the rank if the thread fails."""
     try:
         use_device(start)
-        reply_to_all(connection, target)
+        reply_to_all(connection, target, partial(write_record_of, start))
     except GONE:
         return
     except BaseException:  # noqa: BLE001  if only the thread ended, the controller would wait for its reply
@@ -114,11 +121,18 @@ def serve_beside(connection: Connection[Reply, Request], target: object, start: 
         os._exit(1)
 
 
-def reply_to_all(connection: Connection[Reply, Request], target: object) -> NoReturn:
+def reply_to_all(connection: Connection[Reply, Request], target: object, record: Callable[[], None]) -> NoReturn:
     """Reply to all requests in their order. Raises an error of GONE when the controller ends."""
     while True:
-        request: Request = pickle.loads(connection.recv_bytes())
-        send(connection, replace(reply_to(request, target), warnings=WARNINGS.taken()))
+        request: Request | RecordRequest = pickle.loads(connection.recv_bytes())
+        reply = reply_of(record) if isinstance(request, RecordRequest) else reply_to(request, target)
+        send(connection, replace(reply, warnings=WARNINGS.taken()))
+
+
+def write_record_of(start: Start) -> None:
+    """Write the rank's latest collectives, while another of its threads may wait in a collective."""
+    if start.gang.records is not None:
+        write_record(start.gang.records, start.rank, of_nccl=start.gang.device == "cuda")
 
 
 def use_device(start: Start) -> None:
@@ -153,8 +167,13 @@ def join(start: Start, listener: int | None) -> object:
 
 def reply_to(request: Request, target: object) -> Reply:
     """Run the request; translate an error into ours, with a reason of one line."""
+    return reply_of(lambda: getattr(target, request.method)(*request.arguments))
+
+
+def reply_of(work: Callable[[], object]) -> Reply:
+    """Run some work; translate an error into ours, with a reason of one line."""
     try:
-        return Reply(getattr(target, request.method)(*request.arguments))
+        return Reply(work())
     except Exception as error:  # noqa: BLE001  every failure of a rank is reported to the controller
         return Reply(error=as_ours(error), traceback=traceback.format_exc())
 

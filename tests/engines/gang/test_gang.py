@@ -3,6 +3,7 @@
 import fcntl
 import logging
 import os
+import pickle
 import re
 import signal
 import subprocess
@@ -18,6 +19,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from prefect_rlhf.engines.gang import open as opening
 from prefect_rlhf.engines.gang.in_process import InProcessGang
 from prefect_rlhf.engines.gang.local import LocalGang
 from prefect_rlhf.engines.gang.processes.messages import GangSettings
@@ -318,6 +320,19 @@ def test_calls_that_overlap_on_a_rank_are_refused(gang):
     assert_overlap_is_refused(gang)
 
 
+def test_past_a_deadline_each_rank_writes_the_collective_that_it_waits_in(tmp_path):
+    """The newest entry of the rank that waits is of a collective that the other rank lacks."""
+    settings = GangSettings(2, Probe, environment={"OMP_NUM_THREADS": "1"}, preload=("torch",), records=tmp_path)
+    with closing(LocalGang(settings)) as gang:
+        call(gang, Probe.wait_for_all)
+        with pytest.raises(RankSilent, match="rank 1 did not answer"):
+            call(gang, Probe.wait_for_all, ranks=[1], seconds=1.0)
+    records = {rank: pickle.loads((tmp_path / f"flight_recorder_{rank}").read_bytes()) for rank in (0, 1)}
+    of_ranks = {rank: [entry["profiling_name"] for entry in record["entries"]] for rank, record in records.items()}
+    assert of_ranks == {0: ["gloo:barrier"], 1: ["gloo:barrier"] * 2}
+    assert "wait_for_all" in [frame["name"] for frame in records[1]["entries"][-1]["frames"]]
+
+
 def test_a_silent_copy_ends_the_gang(gang):
     """The host link has the same deadlines, and names the same way, as calls that compute."""
     with pytest.raises(RankSilent, match=f"ranks 0{NODE}, 1{NODE} did not answer within 0.5 s to a test"):
@@ -439,6 +454,20 @@ def test_a_rank_that_cannot_start_says_why():
     with pytest.raises(RankFailed, match="rank 1 failed in joining the world: ZeroDivisionError"):
         LocalGang(GangSettings(2, broken_factory, start_seconds=60, preload=()))
     assert children_of(os.getpid()) == before
+
+
+def test_a_start_past_its_limit_names_its_phase():
+    with pytest.raises(RankSilent, match="ranks 0, 1 did not answer within 0.1 s to importing the engines"):
+        LocalGang(GangSettings(2, Probe, start_seconds=0.1, preload=()))
+
+
+@pytest.mark.parametrize(("ranks", "seconds"), [((1, 1), 150), ((8,), 360), ((8, 8), 360)])
+def test_the_limit_of_a_start_grows_with_the_ranks_of_a_node(monkeypatch, ranks, seconds):
+    """Ranks of a node read the same disk: eight may import for minutes from a slow one."""
+    opened = []
+    monkeypatch.setattr(opening, "LocalGang", opened.append)
+    opening.open_gang(ranks, rank_factory=Probe, device="cpu")
+    assert opened[0].start_seconds == seconds
 
 
 def broken_factory(rank, size):
