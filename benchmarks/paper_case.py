@@ -75,9 +75,8 @@ class Case:
         """Trace the flow that runs, without its evaluation calls."""
         flow, settings = _FLOWS[self.algorithm](self)
         names = flow.algorithm.body.__annotations__
-        models = {
-            role: self._model(role) for role, kind in names.items() if kind in ("Model", "Model | None", "Reward")
-        }
+        optional = {name: kind.removesuffix(" | None") for name, kind in names.items()}
+        models = {role: self._model(role) for role, kind in optional.items() if kind in ("Model", "Reward")}
         data = {name: _DATA[kind](name) for name, kind in names.items() if kind in _DATA}
         arguments: dict[str, Any] = {role: Model(path=role, head=model.head) for role, model in models.items()}
         arguments |= {name: object() for name in data}

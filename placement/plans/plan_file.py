@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import (
@@ -23,10 +23,11 @@ from prefect_rlhf.files.yaml_text import read_yaml
 from prefect_rlhf.placement.devices.mesh import ClusterShape, DeviceMesh
 from prefect_rlhf.placement.devices.strategy import Strategy
 from prefect_rlhf.placement.engine_traits import TRAITS
-from prefect_rlhf.placement.plan import EngineKind, ExecutionPlan, Offload, Placement, Recompute
+from prefect_rlhf.placement.plan import EngineKind, ExecutionPlan, Offload, Placement
 from prefect_rlhf.placement.plans.file_words import mistakes_of
 
 MOST_DEVICES = 1 << 20
+Layers = Annotated[int, Field(ge=0, le=MOST_DEVICES)]
 
 
 def _or_registered(engine: object, validate: ValidatorFunctionWrapHandler) -> object:
@@ -57,7 +58,7 @@ class CallEntry(BaseModel):
     offload: Offload = "none"
     prefetch: bool = True
     cache_gib: float | None = Field(None, gt=0, le=MOST_DEVICES)
-    recompute: Annotated[Recompute, PlainValidator(_all_or_layers)] = 0
+    recompute: Annotated[Literal["all"] | Layers, PlainValidator(_all_or_layers)] = 0
     sequence_parallel: bool = False
     order: list[Annotated[int, Field(ge=0, lt=MOST_DEVICES)]] = Field(default_factory=list)
 

