@@ -118,7 +118,7 @@ def _verdict(value: Any, place: str, *, none: bool, metrics: Mapping[str, float]
     """Return the verdict on a value: a finite number, or None if `none` allows it."""
     if value is None and none:
         return Verdict(metrics=metrics or {})
-    if isinstance(value, str | bytes) or not _has_float(value):
+    if isinstance(value, str | bytes) or not has_float(value):
         return Verdict(failed=at(f"returned {_seen(value)}, not a number", place))
     number = float(value)
     if not math.isfinite(number):
@@ -126,7 +126,8 @@ def _verdict(value: Any, place: str, *, none: bool, metrics: Mapping[str, float]
     return Verdict(number, metrics=metrics or {})
 
 
-def _has_float(value: Any) -> bool:
+def has_float(value: Any) -> bool:
+    """Return whether `float` takes the value for its type; numbers of NumPy and torch too."""
     return hasattr(type(value), "__float__") or hasattr(type(value), "__index__")
 
 
@@ -135,7 +136,7 @@ def _numbers(values: Mapping[Any, Any]) -> dict[str, float]:
     numbers = {
         name: float(value)
         for name, value in values.items()
-        if isinstance(name, str) and name != "score" and _has_float(value) and not isinstance(value, str | bytes)
+        if isinstance(name, str) and name != "score" and has_float(value) and not isinstance(value, str | bytes)
     }
     return {name: value for name, value in numbers.items() if math.isfinite(value)}
 

@@ -7,6 +7,7 @@ import json
 import math
 import pickle
 import struct
+from asyncio import StreamReader
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import IO, Any, TypeVar
@@ -95,8 +96,14 @@ def received(stream: IO[bytes]) -> Any:
     return pickle.loads(stream.read(_LENGTH.unpack(head)[0]))
 
 
-def line_of(said: Said) -> bytes:
-    """Return a worker's message as a line.
+async def received_from(reader: StreamReader) -> Any:
+    """Return the next message to this worker, as `received` does. asyncio's error at the end is an EOFError too."""
+    (length,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
+    return pickle.loads(await reader.readexactly(length))
+
+
+def line_of(said: Any) -> bytes:
+    """Return a worker's message, a dataclass, as a line.
 
     >>> line_of(Begun(3))
     b'["Begun", {"call": 3}]\\n'
@@ -110,38 +117,42 @@ def said_in(line: bytes) -> Said:
     >>> said_in(line_of(Done(3, (Verdict(0.1),)))) == Done(3, (Verdict(0.1),))
     True
     """
+    return parsed(line, _READ)
+
+
+def parsed(line: bytes, read: Mapping[str, Callable[..., Value]]) -> Value:
+    """Return the message of a line by the functions that check the fields of each message. Raises ValueError."""
     try:
         name, fields = parse_json(line)
-        said: Said = _READ[name](**fields)
+        return read[name](**fields)
     except (ValueError, TypeError, KeyError) as error:
         raise ValueError("no message of a worker") from error
-    return said
 
 
 def _loading(function: int) -> Loading:
-    return Loading(_as(int, function))
+    return Loading(exactly(int, function))
 
 
 def _refused(function: int, seen: str, expected: str) -> Refused:
-    return Refused(_as(int, function), _as(str, seen), _as(str, expected))
+    return Refused(exactly(int, function), exactly(str, seen), exactly(str, expected))
 
 
 def _loaded(function: int, asynchronous: bool, named: list[str], place: str) -> Loaded:
-    names = tuple(_as(str, name) for name in _as(list, named))
-    return Loaded(_as(int, function), _as(bool, asynchronous), names, _as(str, place))
+    names = tuple(exactly(str, name) for name in exactly(list, named))
+    return Loaded(exactly(int, function), exactly(bool, asynchronous), names, exactly(str, place))
 
 
 def _begun(call: int) -> Begun:
-    return Begun(_as(int, call))
+    return Begun(exactly(int, call))
 
 
 def _done(call: int, verdicts: list[dict[str, Any]]) -> Done:
-    return Done(_as(int, call), tuple(_verdict(**verdict) for verdict in _as(list, verdicts)))
+    return Done(exactly(int, call), tuple(_verdict(**verdict) for verdict in exactly(list, verdicts)))
 
 
 def _verdict(value: float | None, failed: str, held_up: bool, metrics: dict[str, float]) -> Verdict:
-    numbers = {name: _finite(number) for name, number in _as(dict, metrics).items()}
-    return Verdict(None if value is None else _finite(value), _as(str, failed), _as(bool, held_up), numbers)
+    numbers = {name: finite(number) for name, number in exactly(dict, metrics).items()}
+    return Verdict(None if value is None else finite(value), exactly(str, failed), exactly(bool, held_up), numbers)
 
 
 _READ: Mapping[str, Callable[..., Said]] = {
@@ -153,13 +164,15 @@ _READ: Mapping[str, Callable[..., Said]] = {
 }
 
 
-def _as(kind: type[Value], value: Value) -> Value:
+def exactly(kind: type[Value], value: Value) -> Value:
+    """Return a field of this very type. Raises TypeError for another value."""
     if type(value) is not kind:
         raise TypeError(f"{value!r:.80} is no {kind.__name__}")
     return value
 
 
-def _finite(value: float) -> float:
-    if not math.isfinite(_as(float, value)):
+def finite(value: float) -> float:
+    """Return a finite float. Raises TypeError for another value, and ValueError for infinity and NaN."""
+    if not math.isfinite(exactly(float, value)):
         raise ValueError(f"{value} is not finite")
     return value

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Generic, TypeVar
 
 from prefect_rlhf.engines.functions.messages import packed
-from prefect_rlhf.errors.in_short import in_short
+from prefect_rlhf.errors.in_short import in_short, one_line
 from prefect_rlhf.files.modules import IN_RANK
 
 KEPT_OUTPUT = 4096
@@ -148,6 +148,11 @@ class WorkerProcess(Generic[Said]):
     def printed(self) -> str:
         """Return the end of the worker's output."""
         return self._tail.decode(errors="replace").strip()
+
+    def last_words(self) -> str:
+        """Return the end of the worker's output for the end of a line; empty without output."""
+        printed = self.printed()
+        return f"; its last output: {in_short(one_line(printed))}" if printed else ""
 
     def kill(self) -> None:
         """Make the reaper kill the worker and every process that it started; call `reap` afterwards."""

@@ -44,14 +44,19 @@ def die_with(lifeline: int) -> None:
         os.killpg(0, signal.SIGKILL)
 
 
-def main(channel: int, lifeline: int) -> None:
-    """Serve a channel, a socket's descriptor, until its other end is closed."""
+def connected(channel: int, lifeline: int) -> socket.socket:
+    """Return the channel, a socket's descriptor, in a child below a reaper; see `fork_below_reaper` and `die_with`."""
     for descriptor in (channel, lifeline):
         os.set_inheritable(descriptor, False)  # processes of a user's function must not keep them open
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a crash is reported, and leaves no core file
     fork_below_reaper(channel, lifeline)
     die_with(lifeline)
-    connection = socket.socket(fileno=channel)
+    return socket.socket(fileno=channel)
+
+
+def main(channel: int, lifeline: int) -> None:
+    """Serve a channel, a socket's descriptor, until its other end is closed."""
+    connection = connected(channel, lifeline)
     stream = connection.makefile("rb")
     try:
         serve(received(stream), lambda: received(stream), lambda said: connection.sendall(line_of(said)))

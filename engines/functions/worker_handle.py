@@ -13,7 +13,7 @@ from prefect_rlhf.engines.functions.process import WorkerProcess
 from prefect_rlhf.engines.functions.work import Call, Work
 from prefect_rlhf.errors.blame import described
 from prefect_rlhf.errors.errors import InvalidInput
-from prefect_rlhf.errors.in_short import in_short, one_line
+from prefect_rlhf.errors.in_short import in_short
 
 _GRACE = 1.0  # seconds for an async call to be ended by its own event loop first
 
@@ -74,8 +74,7 @@ class Hand:
 
     def lost(self, work: Work | None, how: str) -> None:
         """Record the loss of the worker. Raises InvalidInput if it was importing a function."""
-        printed = self.process.printed()
-        last_words = f"; its last output: {in_short(one_line(printed))}" if printed else ""
+        last_words = self.process.last_words()
         if self.loaded is None:
             function = self._start.functions[self._loading]
             raise InvalidInput(function.field, function.function, f"a module that can be imported: {how}{last_words}")

@@ -24,7 +24,7 @@ from prefect_rlhf.engines.functions.plays.messages import (
 from prefect_rlhf.engines.functions.plays.play_function import PlayFunction
 from prefect_rlhf.engines.functions.process import WorkerProcess, search_path
 from prefect_rlhf.errors.errors import InvalidInput
-from prefect_rlhf.errors.in_short import in_short, one_line
+from prefect_rlhf.errors.in_short import in_short
 
 START_SECONDS = 60.0
 """Seconds for a worker to import a play function."""
@@ -107,8 +107,7 @@ class Hand:
 
     def last_words(self, how: str) -> str:
         """Return how it ended, with the end of its output. Raises InvalidInput if it was importing the function."""
-        printed = self.process.printed()
-        text = how + (f"; its last output: {in_short(one_line(printed))}" if printed else "")
+        text = how + self.process.last_words()
         if self.place is None:
             function = self._function
             raise InvalidInput(function.field, function.function, f"a module that can be imported: {text}")

@@ -6,14 +6,12 @@ told what the model said, until it is over. A worker's messages are never unpick
 
 from __future__ import annotations
 
-import json
-import math
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Literal
 
+from prefect_rlhf.engines.functions.messages import exactly, finite, parsed
 from prefect_rlhf.engines.functions.plays.play_function import PlayFunction
-from prefect_rlhf.files.foreign_file import parse_json
 
 Answer = str | list[dict[str, str]]
 """Text, or messages with role and content."""
@@ -102,26 +100,14 @@ class Failed:
 Said = Ready | Refused | Asks | Over | Failed
 
 
-def line_of(said: Said) -> bytes:
-    """Return a worker's message as a line.
-
-    >>> line_of(Asks(3, 0, None))
-    b'["Asks", {"play": 3, "turn": 0, "answer": null}]\\n'
-    """
-    return json.dumps([type(said).__name__, asdict(said)]).encode() + b"\n"
-
-
 def said_in(line: bytes) -> Said:
     """Read such a line. Raises ValueError for another line: a person's code may write to the same socket.
 
+    >>> from prefect_rlhf.engines.functions.messages import line_of
     >>> said_in(line_of(Over(3, 1.0, {0: 0.5}, {}))) == Over(3, 1.0, {0: 0.5}, {})
     True
     """
-    try:
-        name, fields = parse_json(line)
-        return _READ[name](**fields)
-    except (ValueError, TypeError, KeyError) as error:
-        raise ValueError("no message of a worker") from error
+    return parsed(line, _READ)
 
 
 def as_answer(value: object) -> Answer:
@@ -146,28 +132,28 @@ def _is_message(value: object) -> bool:
 
 
 def _ready(place: str) -> Ready:
-    return Ready(_text(place))
+    return Ready(exactly(str, place))
 
 
 def _refused(seen: str, expected: str) -> Refused:
-    return Refused(_text(seen), _text(expected))
+    return Refused(exactly(str, seen), exactly(str, expected))
 
 
 def _asks(play: int, turn: int, answer: Any) -> Asks:
-    return Asks(_whole(play), _whole(turn), None if answer is None else as_answer(answer))
+    return Asks(exactly(int, play), exactly(int, turn), None if answer is None else as_answer(answer))
 
 
-def _over(play: int, score: float | None, rewards: Mapping[str, float], numbers: Mapping[str, float]) -> Over:
+def _over(play: int, score: float | None, rewards: dict[str, float], numbers: dict[str, float]) -> Over:
     return Over(
-        _whole(play),
-        None if score is None else _finite(score),
-        {int(turn): _finite(reward) for turn, reward in rewards.items()},
-        {_text(name): _finite(number) for name, number in numbers.items()},
+        exactly(int, play),
+        None if score is None else finite(score),
+        {int(turn): finite(reward) for turn, reward in exactly(dict, rewards).items()},
+        {name: finite(number) for name, number in exactly(dict, numbers).items()},
     )
 
 
 def _failed(play: int, reason: str) -> Failed:
-    return Failed(_whole(play), _text(reason))
+    return Failed(exactly(int, play), exactly(str, reason))
 
 
 _READ: Mapping[str, Callable[..., Said]] = {
@@ -177,21 +163,3 @@ _READ: Mapping[str, Callable[..., Said]] = {
     "Over": _over,
     "Failed": _failed,
 }
-
-
-def _whole(value: Any) -> int:
-    if type(value) is not int:
-        raise TypeError(f"{value!r:.80} is no whole number")
-    return value
-
-
-def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise TypeError(f"{value!r:.80} is no text")
-    return value
-
-
-def _finite(value: Any) -> float:
-    if not isinstance(value, int | float) or not math.isfinite(value):
-        raise ValueError(f"{value!r:.80} is not finite")
-    return float(value)

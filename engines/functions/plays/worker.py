@@ -7,15 +7,14 @@ import asyncio
 import inspect
 import math
 import os
-import pickle
-import resource
 import socket
-import struct
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from prefect_rlhf.engines.functions.call import has_float
 from prefect_rlhf.engines.functions.load import at, imported, place_of, reason
+from prefect_rlhf.engines.functions.messages import line_of, received_from
 from prefect_rlhf.engines.functions.plays.messages import (
     Begin,
     Close,
@@ -26,29 +25,20 @@ from prefect_rlhf.engines.functions.plays.messages import (
     Refused,
     Said,
     Told,
-    line_of,
 )
 from prefect_rlhf.engines.functions.plays.play_function import PlayFunction
 from prefect_rlhf.engines.functions.plays.say import Say
-from prefect_rlhf.engines.functions.reaper import fork_below_reaper
-from prefect_rlhf.engines.functions.worker import die_with
+from prefect_rlhf.engines.functions.worker import connected
 from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.errors.in_short import in_short, one_line
 
 Play = Callable[[Mapping[str, Any], Say], Any]
-_HEAD = struct.Struct(">Q")
 
 
 def main(channel: int, lifeline: int) -> None:
     """Serve a channel, a socket's descriptor, until its other end is closed."""
-    for descriptor in (channel, lifeline):
-        os.set_inheritable(descriptor, False)  # processes of a person's code must not keep them open
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    fork_below_reaper(channel, lifeline)
-    die_with(lifeline)
-    connection = socket.socket(fileno=channel)
     try:
-        asyncio.run(serve(connection))
+        asyncio.run(serve(connected(channel, lifeline)))
     except (EOFError, ConnectionError):  # asyncio's IncompleteReadError is an EOFError
         return
 
@@ -77,7 +67,7 @@ async def serve(connection: socket.socket) -> None:
     def send(said: Said) -> None:
         writer.write(line_of(said))
 
-    begin: Begin = await _received(reader)
+    begin: Begin = await received_from(reader)
     sys.path += [folder for folder in begin.path if folder not in sys.path]
     try:
         play, place = load_play(begin.function)
@@ -88,18 +78,13 @@ async def serve(connection: socket.socket) -> None:
     send(Ready(place))
     plays: dict[int, Opened] = {}
     while True:
-        message: Open | Told | Close = await _received(reader)
+        message: Open | Told | Close = await received_from(reader)
         if isinstance(message, Open):
             plays[message.play] = Opened(message, play, place, begin, send)
         elif isinstance(message, Close):
             plays.pop(message.play).close()
         elif message.play in plays:
             plays[message.play].say.tell(message)
-
-
-async def _received(reader: asyncio.StreamReader) -> Any:
-    (length,) = _HEAD.unpack(await reader.readexactly(_HEAD.size))
-    return pickle.loads(await reader.readexactly(length))
 
 
 class Opened:
@@ -144,7 +129,7 @@ def outcome(number: int, returned: object, say: Say, place: str) -> Over | Faile
     for name, value in values.items():
         if name == "score" and value is None:
             continue
-        if isinstance(value, str | bytes) or not _is_number(value) or not isinstance(name, str):
+        if isinstance(value, str | bytes) or not has_float(value) or not isinstance(name, str):
             seen = f"{in_short(value)} of type {type(value).__name__}"
             return Failed(number, at(f"returned {seen} as {in_short(name)}, not a number", place))
         if not math.isfinite(float(value)):
@@ -152,10 +137,6 @@ def outcome(number: int, returned: object, say: Say, place: str) -> Over | Faile
         values[name] = float(value)
     score = values.pop("score")
     return Over(number, score, say.rewards, values)
-
-
-def _is_number(value: object) -> bool:
-    return hasattr(type(value), "__float__") or hasattr(type(value), "__index__")
 
 
 if __name__ == "__main__":
