@@ -8,7 +8,7 @@ from __future__ import annotations
 from prefect_rlhf.blocks.dataset import Prompts
 from prefect_rlhf.blocks.model import Model
 from prefect_rlhf.flows.algorithm.rlhf_flow import rlhf_flow
-from prefect_rlhf.flows.forms.reward import Reward, check_reference, check_scorer, with_reward_weights
+from prefect_rlhf.flows.forms.reward import Reward, check_reference, check_scorer, scored, with_reward_weights
 from prefect_rlhf.tasks.data.rollouts import record_rollouts
 from prefect_rlhf.tasks.play import Play
 from prefect_rlhf.tasks.rl.evaluation import record_evaluation
@@ -17,7 +17,7 @@ from prefect_rlhf.tasks.rl.losses import grpo as grpo_loss
 from prefect_rlhf.tasks.rl.old_policy import old_policy
 from prefect_rlhf.tasks.rl.settings.online import GRPO
 from prefect_rlhf.tasks.settings import Staleness
-from prefect_rlhf.tasks.tracing.calls import compute, generate, inference, score, train_step
+from prefect_rlhf.tasks.tracing.calls import compute, generate, inference, train_step
 from prefect_rlhf.tasks.tracing.select import select
 
 
@@ -45,7 +45,7 @@ def grpo(
     rollout = generate(
         actor, prompts, batch_size=size, samples=group, sampling=sampling, staleness=staleness, play=play
     )
-    scores = rollout if reward is None else score(reward, rollout)
+    scores = scored(reward, rollout)
     if algo.over_sampling > 1:
         rollout = select(informative, rollout, scores, at_most=algo.batch_size, settings=algo)
     reference = [inference(ref, rollout, output="logprobs", temperature=algo.temperature)] if ref else []
@@ -62,5 +62,5 @@ def grpo(
     )
     every = algo.evaluate_every
     greedy = generate(actor, held_out, sampling=algo.sampling.greedy(), every=every, play=play, name="actor_evaluation")
-    greedy_scores = greedy if reward is None else score(reward, greedy, every=every, name="reward_evaluation")
+    greedy_scores = scored(reward, greedy, every=every, name="reward_evaluation")
     compute(record_evaluation, greedy, greedy_scores, settings=algo, every=every)

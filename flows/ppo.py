@@ -10,7 +10,7 @@ from prefect_rlhf.blocks.dataset import Prompts
 from prefect_rlhf.blocks.model import Model
 from prefect_rlhf.flows.algorithm.rlhf_flow import rlhf_flow
 from prefect_rlhf.flows.forms.critic import check_critic
-from prefect_rlhf.flows.forms.reward import Reward, check_scorer
+from prefect_rlhf.flows.forms.reward import Reward, check_scorer, scored
 from prefect_rlhf.tasks.data.rollouts import record_rollouts
 from prefect_rlhf.tasks.play import Play
 from prefect_rlhf.tasks.rl.evaluation import record_evaluation
@@ -20,7 +20,7 @@ from prefect_rlhf.tasks.rl.old_policy import old_policy
 from prefect_rlhf.tasks.rl.rewards import kl_penalised_rewards
 from prefect_rlhf.tasks.rl.settings.online import PPO
 from prefect_rlhf.tasks.settings import Staleness
-from prefect_rlhf.tasks.tracing.calls import compute, generate, inference, score, train_step
+from prefect_rlhf.tasks.tracing.calls import compute, generate, inference, train_step
 
 
 @rlhf_flow("ppo")
@@ -46,7 +46,7 @@ def ppo(
     rollout = generate(
         actor, prompts, batch_size=algo.batch_size, sampling=algo.sampling, staleness=staleness, play=play
     )
-    scores, masked = (rollout, (rollout,)) if reward is None else (score(reward, rollout), ())
+    scores, masked = scored(reward, rollout), () if play is None else (rollout,)
     ref_logprobs = inference(ref, rollout, output="logprobs", temperature=algo.temperature)
     values = inference(critic or actor, rollout, output="values", name=None if critic else "actor_values")
     old = old_policy(actor, rollout, algo)
@@ -62,5 +62,5 @@ def ppo(
         train_step(critic, value_loss, optimizer=algo.critic_optimizer, update=algo.update)
     every = algo.evaluate_every
     greedy = generate(actor, held_out, sampling=algo.sampling.greedy(), every=every, play=play, name="actor_evaluation")
-    greedy_scores = greedy if reward is None else score(reward, greedy, every=every, name="reward_evaluation")
+    greedy_scores = scored(reward, greedy, every=every, name="reward_evaluation")
     compute(record_evaluation, greedy, greedy_scores, settings=algo, every=every)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from prefect_rlhf.blocks.dataset import Prompts
 from prefect_rlhf.blocks.model import Model
 from prefect_rlhf.flows.algorithm.rlhf_flow import rlhf_flow
-from prefect_rlhf.flows.forms.reward import Reward, check_reference, check_scorer
+from prefect_rlhf.flows.forms.reward import Reward, check_reference, check_scorer, scored
 from prefect_rlhf.tasks.data.rollouts import record_rollouts
 from prefect_rlhf.tasks.play import Play
 from prefect_rlhf.tasks.rl.evaluation import record_evaluation
@@ -15,7 +15,7 @@ from prefect_rlhf.tasks.rl.old_policy import old_policy
 from prefect_rlhf.tasks.rl.rewards import kl_penalised_rewards
 from prefect_rlhf.tasks.rl.settings.online import ReMax
 from prefect_rlhf.tasks.settings import Staleness
-from prefect_rlhf.tasks.tracing.calls import compute, generate, inference, score, train_step
+from prefect_rlhf.tasks.tracing.calls import compute, generate, inference, train_step
 
 
 @rlhf_flow("remax")
@@ -49,8 +49,8 @@ def remax(
         play=play,
         name="actor_baseline",
     )
-    scores, masked = (rollout, (rollout,)) if reward is None else (score(reward, rollout), ())
-    baseline_scores = baseline if reward is None else score(reward, baseline, name="reward_baseline")
+    scores, masked = scored(reward, rollout), () if play is None else (rollout,)
+    baseline_scores = scored(reward, baseline, name="reward_baseline")
     old = old_policy(actor, rollout, algo)
     reference = inference(ref, rollout, output="logprobs", temperature=algo.temperature) if ref else old.logprobs
     rewards = compute(kl_penalised_rewards, old.logprobs, reference, scores, settings=algo)
@@ -61,5 +61,5 @@ def remax(
     train_step(actor, loss.on(*old.inputs, advantages, temperature=algo.temperature), optimizer=algo.optimizer)
     every = algo.evaluate_every
     greedy = generate(actor, held_out, sampling=algo.sampling.greedy(), every=every, play=play, name="actor_evaluation")
-    greedy_scores = greedy if reward is None else score(reward, greedy, every=every, name="reward_evaluation")
+    greedy_scores = scored(reward, greedy, every=every, name="reward_evaluation")
     compute(record_evaluation, greedy, greedy_scores, settings=algo, every=every)

@@ -11,6 +11,8 @@ from prefect_rlhf.errors.errors import Missing, NotUsed
 from prefect_rlhf.tasks.host_rewards import HostRewards
 from prefect_rlhf.tasks.play import Play
 from prefect_rlhf.tasks.rl.settings.online import GRPO
+from prefect_rlhf.tasks.tracing.calls import score
+from prefect_rlhf.tasks.tracing.trace import RowsHandle
 
 
 def _kind(value: Any) -> str:
@@ -47,6 +49,13 @@ def check_scorer(reward: Model | HostRewards | None, play: Play | None, algo: GR
         raise NotUsed("algo.overlong.buffer", algo.overlong.buffer, "the length of a play's rows is bounded by play")
     if algo.advantage == "gdpo":
         raise NotUsed("algo.advantage", algo.advantage, "a play returns a single score, and gdpo needs several rewards")
+
+
+def scored(
+    reward: Model | HostRewards | None, rollout: RowsHandle, *, every: int | None = None, name: str | None = None
+) -> RowsHandle:
+    """Return the scores of a rollout by a reward; without a reward the rollout itself, which its play has scored."""
+    return rollout if reward is None else score(reward, rollout, every=every, name=name)
 
 
 def check_reference(ref: Model | None, kl_coefficient: float) -> None:
