@@ -107,15 +107,9 @@ class VllmEngine:
         temperature 1.
         """
         check_lengths(prompts, sampling, self._max_length)
-        if self._cpu is not None:
-            self._cpu.pack()
-        names = [str(next(self._request_ids)) for _ in prompts]
-        if not self._llm.reset_prefix_cache():
-            raise EngineFailed(f"{self.instance.name}: vLLM kept keys and values of an earlier call, expected none")
+        self._begin_call()
         with self._group.entered():
-            for name, prompt, seed in zip(names, prompts, seeds, strict=True):
-                parameters = sampling_parameters(sampling, seed, self._end_tokens)
-                self._llm.add_request(name, tokens_input(list(prompt)), parameters)
+            names = [self._request(prompt, sampling, seed) for prompt, seed in zip(prompts, seeds, strict=True)]
             finished: dict[str, Any] = {}
             stops = stop_strings(sampling.stop, self._folder)
             while self._llm.has_unfinished_requests():
@@ -140,10 +134,7 @@ class VllmEngine:
         Each turn is a request with all tokens so far. The prefix cache has the keys and values of their whole blocks,
         unless other rows needed the room.
         """
-        if self._cpu is not None:
-            self._cpu.pack()
-        if not self._llm.reset_prefix_cache():
-            raise EngineFailed(f"{self.instance.name}: vLLM kept keys and values of an earlier call, expected none")
+        self._begin_call()
         rows = [PlayRow(prompt, seed) for prompt, seed in zip(prompts, seeds, strict=True)]
         turns: dict[str, Turn] = {}  # by request
         stops, kept_masses = stop_strings(sampling.stop, self._folder), []
@@ -154,7 +145,9 @@ class VllmEngine:
                     if isinstance(order, PlayEnd):
                         rows[order.row].end = order
                     else:
-                        turns[self._add(order, rows[order.row], sampling)] = order
+                        row, of_turn = rows[order.row], replace(sampling, max_new_tokens=order.at_most)
+                        seed = row.follow(order)
+                        turns[self._request(row.context, of_turn, seed)] = order
                 finished = self._newly_finished(self._llm.step(), stops) if turns else {}
             for name, made in finished.items():
                 turn, said = turns.pop(name), _generated([made], sampling)
@@ -166,11 +159,17 @@ class VllmEngine:
                     table.heard(turn.row, said.tokens[0], stopped)
         return conversed(rows, kept_masses)
 
-    def _add(self, turn: Turn, row: PlayRow, sampling: SamplingSettings) -> str:
-        """Request a turn of a row; return the request's name."""
-        name, seed = str(next(self._request_ids)), row.follow(turn)
-        parameters = sampling_parameters(replace(sampling, max_new_tokens=turn.at_most), seed, self._end_tokens)
-        self._llm.add_request(name, tokens_input(row.context), parameters)
+    def _begin_call(self) -> None:
+        """Pack the newest weights, and drop the keys and values of earlier calls. Raises EngineFailed if some stay."""
+        if self._cpu is not None:
+            self._cpu.pack()
+        if not self._llm.reset_prefix_cache():
+            raise EngineFailed(f"{self.instance.name}: vLLM kept keys and values of an earlier call, expected none")
+
+    def _request(self, context: Sequence[int], sampling: SamplingSettings, seed: int) -> str:
+        """Request tokens after a context; return the request's name."""
+        name = str(next(self._request_ids))
+        self._llm.add_request(name, tokens_input(list(context)), sampling_parameters(sampling, seed, self._end_tokens))
         return name
 
     def _newly_finished(self, outputs: Sequence[Any], stops: StopStrings | None) -> dict[str, Any]:
