@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from prefect_rlhf.engines.loss_protocol import LossTerm, Output
-from prefect_rlhf.placement.layout.regions import Region
+from prefect_rlhf.placement.layout.regions import Region, shape_of
 from prefect_rlhf.placement.plan import ModelInstance, OffloadPart, Recompute
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ class Shard:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return tuple(stop - start for start, stop in self.region)
+        return shape_of(self.region)
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from prefect_rlhf.engines.weights.views import within
 from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.files.atomic_file import flush_to_disk, writing
 from prefect_rlhf.files.foreign_file import read_json
-from prefect_rlhf.placement.layout.regions import Region, intersection, num_elements
+from prefect_rlhf.placement.layout.regions import Region, intersection, num_elements, shape_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -73,7 +73,7 @@ def write_shard(folder: Path, number: int, num_updates: int, parts: Iterable[Sta
         folder.mkdir(parents=True, exist_ok=True)
     file = folder / f"shard-{number:05d}.safetensors"
     by_key = {part_key(part.kind, part.parameter, part.region): part for part in parts}
-    shapes = {key: tuple(stop - start for start, stop in part.region) for key, part in by_key.items()}
+    shapes = {key: shape_of(part.region) for key, part in by_key.items()}
     checksums: dict[str, str] = {}
 
     def tensors() -> Iterator[tuple[str, Tensor]]:
@@ -164,7 +164,7 @@ class StoredState:
         """
         import torch  # only here: the controller reads indexes, a dry run without torch, too
 
-        whole, filled = torch.empty([stop - start for start, stop in region]), 0
+        whole, filled = torch.empty(shape_of(region)), 0
         for part in self._parts[kind, parameter]:
             common = intersection(part.region, region)
             if common is not None:

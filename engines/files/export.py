@@ -12,7 +12,7 @@ from prefect_rlhf.engines.weights.send_receive import send_receive
 from prefect_rlhf.engines.weights.views import within
 from prefect_rlhf.files.storage.publish import publish
 from prefect_rlhf.placement.layout.layout import Layout
-from prefect_rlhf.placement.layout.regions import Region
+from prefect_rlhf.placement.layout.regions import Region, shape_of
 from prefect_rlhf.placement.models.model import ModelSpec
 
 
@@ -45,7 +45,7 @@ def _gathered(shards: Mapping[str, Shard], layout: Layout, writer: int) -> Itera
         dtype = next(iter(shards.values())).view.dtype  # a stage without a part of `name` has the same format
         device = next(iter(shards.values())).view.device
         received = {
-            region: torch.empty([stop - start for start, stop in region], dtype=dtype, device=device)
+            region: torch.empty(shape_of(region), dtype=dtype, device=device)
             for region, rank in parts.items()
             if rank != writer
         }

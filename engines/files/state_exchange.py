@@ -12,7 +12,7 @@ from prefect_rlhf.engines.engine import StateKind, StatePart
 from prefect_rlhf.engines.weights.send_receive import send_receive
 from prefect_rlhf.engines.weights.state_moves import round_of
 from prefect_rlhf.engines.weights.views import within
-from prefect_rlhf.placement.layout.regions import Region
+from prefect_rlhf.placement.layout.regions import Region, shape_of
 
 
 def exchange_state(
@@ -40,7 +40,7 @@ def _exchange_round(
     write: Callable[[StateRegion, Tensor], None],
 ) -> int:
     def piece(move: StateMove) -> Tensor:
-        values = parts[move.kind, move.parameter, move.held].view(_shape(move.held))
+        values = parts[move.kind, move.parameter, move.held].view(shape_of(move.held))
         return values[within(move.common, move.held)].contiguous()
 
     outgoing: dict[int, list[Tensor]] = defaultdict(list)
@@ -52,18 +52,14 @@ def _exchange_round(
         elif move.source == rank:
             outgoing[move.target].append(piece(move))
         else:
-            place = torch.empty(_shape(move.common))
+            place = torch.empty(shape_of(move.common))
             incoming[move.source].append(place)
             arriving.append((move, place))
     send_receive(outgoing, incoming)
     whole: dict[Region, Tensor] = {}
     for move, values in arriving:
-        target = whole.setdefault(move.lacking, torch.empty(_shape(move.lacking)))
+        target = whole.setdefault(move.lacking, torch.empty(shape_of(move.lacking)))
         target[within(move.common, move.lacking)] = values
     for region, values in whole.items():
         write(StateRegion(moves[0].kind, moves[0].parameter, region), values)
     return sum(place.nbytes for places in incoming.values() for place in places)
-
-
-def _shape(region: Region) -> list[int]:
-    return [stop - start for start, stop in region]

@@ -8,12 +8,12 @@ from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.flows.hardware.node_hardware import NETWORK, ORCHESTRATION_SECONDS, node_hardware
 from prefect_rlhf.placement.cost.datasheets.hardware import (
     GIB,
-    HOST_SHARE,
     NETWORKS,
     Datasheet,
     Network,
     datasheet,
     relative_speeds,
+    usual_host_bytes,
 )
 from prefect_rlhf.placement.cost.sources import CostSources
 from prefect_rlhf.placement.devices.mesh import MOST_DEVICES, MOST_NODES, Backend, ClusterShape
@@ -24,6 +24,7 @@ _GROUP = re.compile(r"([0-9]{1,9})x([0-9]{1,9}):([\w. -]+)")
 _KIND = re.compile(r"[\w. -]+")
 NODE = 8  # devices of a node whose kind alone is named
 CLUSTER_FORM = "nodes x devices : kind, such as 16x8:h100, or 1x8:a100-40+1x8:v100-32 for nodes of two kinds"
+SINGLE_KIND = "a cluster with a single kind of node, such as 4x8:h100"
 CPU_MEMORY_BYTES = 8 * GIB  # of a rank without a GPU: the default of a Cluster block
 
 
@@ -59,7 +60,7 @@ def parse_cluster(text: str, described: Datasheet | None = None) -> tuple[NodeGr
     ['a100-40', 'v100-32']
     """
     groups = tuple(_group(part, text, described) for part in text.split("+"))
-    check_described_is_used(groups, text, described)
+    _check_described_is_used(groups, text, described)
     return groups
 
 
@@ -78,10 +79,10 @@ def parse_clusters(text: str, num_nodes: Sequence[int] = (), described: Datashee
         is_kind = bool(num_nodes) and _KIND.fullmatch(part.strip()) is not None
         groups = tuple(_group(f"1x{NODE}:{part}" if is_kind else each, text, described) for each in part.split("+"))
         if num_nodes and len(groups) > 1:
-            raise InvalidInput("sweep", part, "a cluster with a single kind of node, such as 4x8:h100")
+            raise InvalidInput("sweep", part, SINGLE_KIND)
         sizes = {*num_nodes, *([] if is_kind else [groups[0].num_nodes])}
         clusters += [(replace(groups[0], num_nodes=nodes), *groups[1:]) for nodes in sorted(sizes)]
-    check_described_is_used([group for groups in clusters for group in groups], text, described)
+    _check_described_is_used([group for groups in clusters for group in groups], text, described)
     return tuple(dict.fromkeys(clusters))
 
 
@@ -97,15 +98,11 @@ def _group(text: str, cluster: str, described: Datasheet | None) -> NodeGroup:
     return NodeGroup(nodes, devices, name if name == "cpu" else datasheet(name, "cluster").name)
 
 
-def usual_host_bytes(group: NodeGroup) -> int:
-    """Return the host memory that plans may use on a node of a group if it is not stated; 0 (no limit) if unknown.
-
-    The memory of the usual host of such devices is known for eight devices; a smaller node has its share.
-    """
-    return 0 if group.device == "cpu" else int(group.devices_per_node * group.sheet.host_bytes * HOST_SHARE)
+def _usual_host_bytes(group: NodeGroup) -> int:
+    return 0 if group.device == "cpu" else usual_host_bytes(group.sheet, group.devices_per_node)
 
 
-def check_described_is_used(groups: Sequence[NodeGroup], text: str, described: Datasheet | None) -> None:
+def _check_described_is_used(groups: Sequence[NodeGroup], text: str, described: Datasheet | None) -> None:
     """Raise InvalidInput if there is a described device and no node has it."""
     if described is not None and all(group.described is None for group in groups):
         raise InvalidInput("cluster", text, f"nodes of the described device, such as 1x8:{described.name}")
@@ -139,7 +136,7 @@ def site_of(
     between = parse_network(network) if sum(group.num_nodes for group in groups) > 1 else None
     nodes = [group for group in groups for _ in range(group.num_nodes)]
     memory = [int(memory_gib * GIB) if memory_gib else group.memory_bytes for group in nodes]
-    host_bytes = int(host_memory_gib * GIB) if host_memory_gib else min(map(usual_host_bytes, nodes))
+    host_bytes = int(host_memory_gib * GIB) if host_memory_gib else min(map(_usual_host_bytes, nodes))
     shape = ClusterShape("what-if", len(nodes), widths[0], min(memory), host_memory_bytes=host_bytes)
     if len(set(memory)) > 1:
         shape = shape.with_memory(memory)

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from math import exp
 from statistics import NormalDist
 
-from prefect_rlhf.placement.cost.datasheets.hardware import GIB, HOST_SHARE
+from prefect_rlhf.placement.cost.datasheets.hardware import GIB, HOST_SHARE, usual_host_bytes
 from prefect_rlhf.placement.cost.workload import LengthDistribution
 from prefect_rlhf.placement.engine_constants import EXPERT_IMBALANCE
 from prefect_rlhf.placement.planner.question import Question
@@ -59,8 +59,8 @@ def assumptions(question: Question) -> Iterator[str]:
             f"vLLM needs {layers} for a layer of a decoding step besides its reads, by published figures of a single "
             "stream; a profile measures it"
         )
-    usual = [node.devices_per_node * node.device.host_bytes * HOST_SHARE for node in sources.nodes]
-    if site.backend == "cuda" and usual and site.cluster.host_memory_bytes == int(min(usual)) > 0:
+    usual = [usual_host_bytes(node.device, node.devices_per_node) for node in sources.nodes]
+    if site.backend == "cuda" and usual and site.cluster.host_memory_bytes == min(usual) > 0:
         yield (
             f"plans may use {site.cluster.host_memory_bytes / GIB:.0f} GiB of a host's memory, {HOST_SHARE:.0%} of the "
             "memory of usual hosts of these GPUs; --host-memory-gib changes it"

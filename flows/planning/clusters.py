@@ -5,13 +5,11 @@ from dataclasses import replace
 
 from prefect_rlhf.errors.errors import InvalidInput, NotUsed
 from prefect_rlhf.flows.forms.plan_options import PlanOptions
-from prefect_rlhf.flows.hardware.cluster_spec import Groups, parse_cluster, parse_clusters
+from prefect_rlhf.flows.hardware.cluster_spec import SINGLE_KIND, Groups, parse_cluster, parse_clusters
 from prefect_rlhf.flows.hardware.described_device import read_device
 from prefect_rlhf.flows.planning.what_if import named_site
 from prefect_rlhf.placement.planner.question import Question
 from prefect_rlhf.placement.planner.sweep import ClusterSize
-
-SINGLE = "a cluster with a single kind of node, such as 4x8:h100"
 
 
 def read_clusters(options: PlanOptions) -> tuple[Groups, ...]:
@@ -20,7 +18,7 @@ def read_clusters(options: PlanOptions) -> tuple[Groups, ...]:
     Raises InvalidInput for an invalid cluster, and for options that a single cluster does not use or a list does not.
     """
     if options.sweep and not options.cluster:
-        raise InvalidInput("sweep", options.cluster, SINGLE)
+        raise InvalidInput("sweep", options.cluster, SINGLE_KIND)
     clusters = parse_clusters(options.cluster, options.sweep, read_device(options.device)) if options.cluster else ()
     if len(clusters) < 2 and not options.sweep:
         if options.at_least is not None:

@@ -100,11 +100,11 @@ class _CallSeconds:
         each = at_once.first / pieces
         layer, hop = self._forward(each, workload.prompts.mean), self._to_next_stage(each * workload.prompts.mean)
         seconds = self._pipelined(layer, hop, self.times.sample(each, self.execution.strategy.tp), pieces)
-        said, decoding = self._said_share, Seconds()
+        decoding = Seconds()
         for first, end, running in workload.responses.still_running():
             context = workload.prompts.mean + (first + end) / 2
             decoding = decoding + self._decode_step(each * running, context, pieces).times(end - first)
-        seconds = seconds + (decoding if said == 1 else decoding.times(said))
+        seconds = seconds + decoding.times(self._said_share)
         if rows_of_portion > at_once.first:
             seconds = seconds + self._in_turn(rows_of_portion - at_once.first, at_once.later)
         if self.work.play is not None:
@@ -181,13 +181,11 @@ class _CallSeconds:
 
     def _layers(self, stage: int, layer: Seconds, again: Seconds | None) -> Seconds:
         """Run the layers of a stage, those that are recomputed once more forward."""
-        num_layers, recompute = (
-            self.times.sizes.stage_layers(self.execution.strategy.pp, stage),
-            self.execution.recompute,
-        )
-        if again is None or recompute == 0:
-            return layer.times(num_layers)
-        return layer.times(num_layers) + again.times(recomputed_layers(recompute, num_layers))
+        num_layers = self.times.sizes.stage_layers(self.execution.strategy.pp, stage)
+        once = layer.times(num_layers)
+        if again is None or self.execution.recompute == 0:
+            return once
+        return once + again.times(recomputed_layers(self.execution.recompute, num_layers))
 
     def _forward(self, rows: float, length: float) -> Seconds:
         """Run a layer forward, with its two all-reduces, and the exchange of tokens with experts."""

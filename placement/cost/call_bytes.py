@@ -172,10 +172,9 @@ class _Active:
         """Add the cache, a forward pass of prompts, and the logits of a step."""
         portions, _ = self.execution.pieces(self._replica_rows // self.work.rows_per_item, train=False)
         in_flight = -(-self._replica_rows // portions)
-        play = self.work.play
-        longest = (
-            self.work.workload.prompts.longest if play is None else self.max_length
-        )  # a turn's, with all before it
+        longest, token_bytes = self.work.workload.prompts.longest, TOKEN_BYTES + COLUMN_BYTES
+        if self.work.play is not None:  # the prompt of a turn is all before it
+            longest, token_bytes = self.max_length, token_bytes + PLAY_BYTES
         prompts = in_flight * longest
         if TRAITS[engine].paged_cache:
             whole = whole_cache_bytes(in_flight, self.max_length, self.sizes, self._tp)
@@ -195,9 +194,7 @@ class _Active:
             working=in_pass * self._forward_bytes + (0 if TRAITS[engine].paged_cache else self._mask),
             logits=logits,
             kv_cache=cached,
-            rows=self._replica_rows
-            * self.max_length
-            * (TOKEN_BYTES + COLUMN_BYTES + (0 if play is None else PLAY_BYTES)),
+            rows=self._replica_rows * self.max_length * token_bytes,
         )
 
     def infer(self, static: CallBytes) -> CallBytes:

@@ -7,9 +7,18 @@ Region = tuple[tuple[int, int], ...]
 """(start, stop) for each axis of the global tensor."""
 
 
+def shape_of(region: Region) -> tuple[int, ...]:
+    """Return the shape of a tensor with the elements of a region.
+
+    >>> shape_of(((2, 6), (4, 8)))
+    (4, 4)
+    """
+    return tuple(stop - start for start, stop in region)
+
+
 def num_elements(region: Region) -> int:
     """Count the elements of a region."""
-    return prod(stop - start for start, stop in region)
+    return prod(shape_of(region))
 
 
 def intersection(one: Region, other: Region) -> Region | None:

@@ -16,6 +16,7 @@ from prefect_rlhf.placement.memory.bytes import CONTEXT_BYTES, MIB
 from prefect_rlhf.placement.memory.needs import ByteShare
 from prefect_rlhf.placement.models.model import ModelSpec
 from prefect_rlhf.placement.plan import (
+    EngineKind,
     ExecutionPlan,
     ModelInstance,
     Placement,
@@ -74,8 +75,7 @@ def _of_engine(instance: ModelInstance, model: ModelSpec) -> tuple[tuple[str, in
     """Return the bytes of an instance's own graphs and buffers on each of its devices, by kind."""
     traits = TRAITS[instance.engine]
     buffers = REDUCE_BUFFER_BYTES if traits.has_reduce_buffers and instance.strategy.tp > 1 else 0
-    graphs = model.shape.num_layers * GRAPH_BYTES_A_LAYER if traits.replays_graphs else 0
-    return ("CUDA graphs", graphs), ("all-reduce buffers", buffers)
+    return ("CUDA graphs", _graph_bytes(instance.engine, model)), ("all-reduce buffers", buffers)
 
 
 def torch_limits(graph: DataflowGraph, plan: ExecutionPlan, backend: Backend) -> dict[Device, int]:
@@ -106,7 +106,6 @@ def call_overhead(call: Call, placement: Placement, model: ModelSpec, backend: B
     if backend == "cpu":
         return 0, 0
     strategy = placement.strategy
-    graphs = model.shape.num_layers * GRAPH_BYTES_A_LAYER if TRAITS[placement.engine].replays_graphs else 0
     sizes = [strategy.tp, strategy.pp]
     if strategy.ep > 1 and TRAITS[placement.engine].experts_over_tp:
         sizes.append(strategy.num_devices)
@@ -117,7 +116,11 @@ def call_overhead(call: Call, placement: Placement, model: ModelSpec, backend: B
         sizes.append(strategy.dp)
         if strategy.num_devices not in sizes:
             sizes.append(strategy.num_devices)
-    return graphs, sum(map(communicator_bytes, sizes))
+    return _graph_bytes(placement.engine, model), sum(map(communicator_bytes, sizes))
+
+
+def _graph_bytes(engine: EngineKind, model: ModelSpec) -> int:
+    return model.shape.num_layers * GRAPH_BYTES_A_LAYER if TRAITS[engine].replays_graphs else 0
 
 
 def communicator_bytes(size: int) -> int:

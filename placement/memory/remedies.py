@@ -76,10 +76,8 @@ def refusal(plan: ExecutionPlan, certificate: Certificate, proposed: Sequence[Re
     where, seen = f"memory of {fullest.device}", f"{byte_size(fullest.num_bytes)} at {fullest.node}"
     room = fullest.device_bytes
     if host is not None and host.excess_bytes and fullest.num_bytes <= room:
-        where, seen = (
-            f"memory of the host of n{host.node}",
-            f"{byte_size(host.num_bytes)} offloaded or copied for a checkpoint",
-        )
+        where = f"memory of the host of n{host.node}"
+        seen = f"{byte_size(host.num_bytes)} offloaded or copied for a checkpoint"
         room = host.host_bytes
     changes = "\n".join(f"  {remedy}" for remedy in proposed) or "  no change of this plan: more devices"
     helps = next((remedy.change for remedy in proposed if remedy.certificate.fits), "")

@@ -1,7 +1,7 @@
 """The best plan of a question on several clusters, in a table: which devices to rent, and how many."""
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 
 from prefect_rlhf.errors.errors import InvalidInput, NoClusterSuffices, PlanDoesNotFit
@@ -113,17 +113,17 @@ class Sweep:
         With prices this is the cluster with the least dollars an hour, else with the fewest devices; of equal clusters
         the fastest.
         """
-        enough = [
-            size for size in self.sizes if (size.tokens_per_second or 0.0) >= (self.at_least or 0.0) and size.seconds
-        ]
+        enough = (size for size in self._planned if (size.tokens_per_second or 0.0) >= (self.at_least or 0.0))
         return min(enough, key=_price, default=None)
 
     @property
     def fastest(self) -> SizeResult | None:
         """The cluster with the most tokens per second; None if no cluster has a plan."""
-        return max(
-            (size for size in self.sizes if size.seconds), key=lambda size: size.tokens_per_second or 0, default=None
-        )
+        return max(self._planned, key=lambda size: size.tokens_per_second or 0.0, default=None)
+
+    @property
+    def _planned(self) -> Iterator[SizeResult]:
+        return (size for size in self.sizes if size.seconds)
 
     def text(self) -> str:
         """Return a table, and its conclusions."""

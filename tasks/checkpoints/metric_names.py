@@ -37,9 +37,8 @@ def metric_names(call: Call, tried: Sequence[str] | None = None) -> MetricNames:
     if call.kind == "inference":
         return MetricNames()
     if call.kind == "generate":
-        return (
-            MetricNames(("kept_mass",)) if call.play is None else MetricNames((*PLAY_METRICS, "kept_mass"), ("play/",))
-        )
+        own = () if call.play is None else PLAY_METRICS
+        return MetricNames((*own, "kept_mass"), ("play/",) if own else ())
     if call.on_hosts:
         functions = tuple(HostRewards.model_validate_json(call.operation.settings).functions)
         return MetricNames((*functions, "failed", "seconds"), tuple(f"{function}/" for function in functions))

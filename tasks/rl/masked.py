@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 def response_mask(rollout: Batch) -> Tensor:
     """Return [B, T]: the key `mask` of the rows if present, else 1.0 at every response token."""
-    return rollout["mask"].float() if "mask" in rollout.columns else rollout.mask("logprobs")
+    return own_tokens("logprobs", rollout)
 
 
 def own_tokens(key: str, rows: Batch, *others: Batch | None) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import InitVar, dataclass, field, replace
 
 from prefect_rlhf.engines.commands import BuildCommand, RankReport, Restore
 from prefect_rlhf.engines.files.saved_state import SavedState
@@ -27,16 +27,18 @@ from prefect_rlhf.tasks.running.training_run import TrainingRun
 
 @dataclass(frozen=True, slots=True)
 class Checkpointing:
-    """The checkpoints of a run."""
+    """The checkpoints of a run. After a move it takes over the states of computations from the plan `before`."""
 
     run: TrainingRun
     fingerprints: Fingerprints
     call: RankCalls
+    before: InitVar[Checkpointing | None] = None
     _states: LeftStates = field(init=False)
     _copied: dict[int, dict[str, Fingerprint]] = field(init=False)  # by step and role: in host memory, not yet on disk
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "_states", LeftStates(self.run.checkpoint_every))
+    def __post_init__(self, before: Checkpointing | None) -> None:
+        states = LeftStates(self.run.checkpoint_every) if before is None else before._states
+        object.__setattr__(self, "_states", states)
         object.__setattr__(self, "_copied", defaultdict(dict))
 
     def check(self, num_ranks: int) -> None:
@@ -65,11 +67,10 @@ class Checkpointing:
             self._states.leave(name, self.run.first_step - 1, state)
 
     def move_states(self, before: Checkpointing) -> None:
-        """Take over the states of computations from another plan of the run, and move them to the ranks that need them.
+        """Move the states of computations to the ranks that need them under this plan.
 
         Raises InvalidInput for a state that has to move and cannot be saved.
         """
-        object.__setattr__(self, "_states", before._states)
         for call in stateful_calls(self.run.graph):
             if self._rank_of(call.name) != before._rank_of(call.name):
                 state = self._states.newest(call.name)

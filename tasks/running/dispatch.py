@@ -51,12 +51,14 @@ from prefect_rlhf.tasks.running.training_run import TrainingRun
 class Dispatcher:
     """Sends each node's commands to a gang, and compares reported with known fingerprints of every version."""
 
-    def __init__(self, run: TrainingRun, gang: Gang[Rank], fingerprints: Fingerprints | None = None) -> None:
+    def __init__(self, run: TrainingRun, gang: Gang[Rank], before: Dispatcher | None = None) -> None:
+        """Dispatch the nodes of a run. After a move, fingerprints and states of computations are those of `before`."""
         self.run, self.gang = run, gang
-        self.fingerprints = fingerprints or Fingerprints()
+        self.fingerprints: Fingerprints = Fingerprints() if before is None else before.fingerprints
         self.rows = StepRows(run)
         self._call = RankCalls(run, gang)
-        self.checkpointing = Checkpointing(run, self.fingerprints, self._call)
+        earlier: Checkpointing | None = None if before is None else before.checkpointing
+        self.checkpointing: Checkpointing = Checkpointing(run, self.fingerprints, self._call, earlier)
         self._graph, self._plan = run.graph, run.plan
         self._layouts: dict[ModelInstance, Layout] = {}
 

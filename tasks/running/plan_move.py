@@ -21,11 +21,9 @@ from prefect_rlhf.placement.plans.moves import PlanAt
 from prefect_rlhf.tasks.running.dispatch import Dispatcher
 from prefect_rlhf.tasks.running.journal import Journal, TaskRunSpan
 from prefect_rlhf.tasks.running.outcome import NodeOutcome
-from prefect_rlhf.tasks.running.stop_request import StopRequest
+from prefect_rlhf.tasks.running.stop_request import STOP_POLL_SECONDS, StopRequest
 from prefect_rlhf.tasks.running.training_run import TrainingRun
 from prefect_rlhf.tasks.server.failures import failed_task_run
-
-STOP_POLL_SECONDS = 1.0
 
 
 class Builder(Protocol):
@@ -44,7 +42,7 @@ def move_to(move: PlanAt, before: Dispatcher, journal: Journal, audience: Builde
     A request to stop waits for the end of the move. Raises the move's error, and closes the gang before.
     """
     run = before.run.under(move.plan, move.step)
-    after = Dispatcher(run, before.gang, before.fingerprints)
+    after = Dispatcher(run, before.gang, before)
     audience.moves(run)
     title = f"move · step {move.step} · {before.run.plan.name} → {move.plan.name}"
 

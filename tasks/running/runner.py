@@ -34,14 +34,13 @@ from prefect_rlhf.tasks.running.journal import Journal, TaskRunSpan
 from prefect_rlhf.tasks.running.outcome import NodeOutcome
 from prefect_rlhf.tasks.running.steps.moves import Moves
 from prefect_rlhf.tasks.running.steps.step_ledger import StepLedger
-from prefect_rlhf.tasks.running.stop_request import StopRequest
+from prefect_rlhf.tasks.running.stop_request import STOP_POLL_SECONDS, StopRequest
 from prefect_rlhf.tasks.running.task_runner import MeshTaskRunner
 from prefect_rlhf.tasks.running.training_run import TrainingRun
 from prefect_rlhf.tasks.server.failures import failed, failed_task_run, say_nothing_of_cancelled_runs
 from prefect_rlhf.tasks.server.patience import hurry
 
 MAX_GROUPS_IN_FLIGHT = 2
-STOP_POLL_SECONDS = 1.0  # longest delay until a request to stop is noticed
 STOPPED = "The run was stopped"  # in the states of groups and nodes that ended without their own failure
 
 

@@ -15,6 +15,8 @@ from prefect._internal.control_listener import get_intent
 from prefect.context import FlowRunContext
 from prefect.exceptions import Pause, TerminationSignal
 
+STOP_POLL_SECONDS = 1.0  # longest delay until a request to stop is noticed
+
 
 class StopRequest:
     """Whether the current flow run was asked to stop. Must be created in the thread that called the flow.

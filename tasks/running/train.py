@@ -28,8 +28,6 @@ class Audience(Builder, Protocol):
 
     def step_ended(self, metrics: Mapping[str, float]) -> None: ...
 
-    def moved(self, run: TrainingRun, seconds: float) -> None: ...
-
 
 def train(
     run: TrainingRun, journal: Journal, audience: Audience, steps_per_group: int, moves: Moves | None = None

@@ -34,8 +34,7 @@ from prefect_rlhf.flows.training.run_folder import earlier_folder, new_folder
 from prefect_rlhf.placement.devices.mesh import ClusterShape
 from prefect_rlhf.tasks.running.dispatch import Dispatcher
 from prefect_rlhf.tasks.running.journal import read_spans
-from prefect_rlhf.tasks.running.runner import STOP_POLL_SECONDS
-from prefect_rlhf.tasks.running.stop_request import StopRequest
+from prefect_rlhf.tasks.running.stop_request import STOP_POLL_SECONDS, StopRequest
 from tests import plan_matrix
 from tests.cases import first
 from tests.finished_steps import write_checkpoint

@@ -86,18 +86,17 @@ class PriceCheck:
         return None
 
     def _result(self, found: Recheck, journal: Journal) -> str | None:
-        record = record_of(self.plan, found)
-        line = None
-        if found.better is not None:
-            better = replace(found.better, name="replanned")
-            record["better_plan"] = plan_yaml(better)
+        line, better = None, found.better
+        if better is not None:
+            better = replace(better, name="replanned")
+            found = replace(found, better=better)
             journal.keep(BETTER_PLAN, plan_yaml(better))
             first = self.request.checkpoint.step if self.request.checkpoint else 0
             way = way_to_switch(journal.run_dir, self.request.options, first + self._steps)
             line = f"{gain_in_words(found, self.plan.name)}; {way}"
         elif not found.fitted.explains:
             line = self._unexplained()
-        journal.keep(RECHECKED, json.dumps(record, indent=1))
+        journal.keep(RECHECKED, json.dumps(record_of(self.plan, found), indent=1))
         return line
 
     def _unexplained(self) -> str | None:

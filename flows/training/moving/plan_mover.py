@@ -71,8 +71,7 @@ class PlanMover:
     def moves(self, run: TrainingRun) -> LaterPlan:
         """Return the plan that the run moves to now, which this has asked for."""
         assert self._next is not None
-        later = later_plan(self.request, self._plan, ChosenAt(run.first_step, self._next))
-        return replace(later, move_seconds=self._move_seconds(self._next.plan))
+        return later_plan(self.request, self._plan, ChosenAt(run.first_step, self._next), self._starts)
 
     def moved(self, run: TrainingRun, journal: Journal) -> None:
         """Add the plan to the file that repeats the run."""

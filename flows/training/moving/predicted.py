@@ -1,6 +1,6 @@
 """The predictions of a run: of the first steps under each of its plans, and of its moves."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.flows.hardware.profiles import describe_sources
@@ -11,9 +11,9 @@ from prefect_rlhf.flows.training.request import RunRequest
 from prefect_rlhf.placement.augmented.augmented_graph import AugmentedGraph
 from prefect_rlhf.placement.augmented.node import MOVE
 from prefect_rlhf.placement.augmented.preview import distant_nodes, preview
-from prefect_rlhf.placement.plan import ExecutionPlan
+from prefect_rlhf.placement.plan import EngineKind, ExecutionPlan
 from prefect_rlhf.placement.schedule.estimate import Prediction, predict
-from prefect_rlhf.placement.schedule.move import move_seconds
+from prefect_rlhf.placement.schedule.move import NOT_MEASURED, move_seconds
 from prefect_rlhf.tasks.reporting.report import LaterPlan
 
 
@@ -30,12 +30,20 @@ def predict_run(request: RunRequest, augmented: AugmentedGraph) -> Prediction | 
     return prediction
 
 
-def later_plan(request: RunRequest, before: ExecutionPlan, after: ChosenAt) -> LaterPlan:
-    """Return the graph of the first steps under a later plan, with the predictions of its nodes and of the move."""
+def later_plan(
+    request: RunRequest,
+    before: ExecutionPlan,
+    after: ChosenAt,
+    starts: Mapping[EngineKind, float] = NOT_MEASURED,
+) -> LaterPlan:
+    """Return the graph of the first steps under a later plan, with the predictions of its nodes and of the move.
+
+    `starts` are measured seconds of the start of an engine.
+    """
     plan, options = after.chosen.plan, request.options
     augmented = preview(request.graph, plan, options.steps, after.step, options.checkpoint_every)
     prediction = predict_run(request, augmented)
-    seconds = None if prediction is None else move_seconds(request.graph, before, plan, request.cost_sources)
+    seconds = None if prediction is None else move_seconds(request.graph, before, plan, request.cost_sources, starts)
     return LaterPlan(after.chosen.certificate, augmented, prediction, seconds)
 
 

@@ -182,6 +182,14 @@ HOST_SHARE = 0.75
 rows and libraries."""
 
 
+def usual_host_bytes(device: Datasheet, devices_per_node: int) -> int:
+    """Return the host memory that plans may use on a node if it is not stated; 0 (no limit) if unknown.
+
+    The memory of the usual host of such devices is known for eight devices; a smaller node has its share.
+    """
+    return int(devices_per_node * device.host_bytes * HOST_SHARE)
+
+
 def _printed(
     name: str, half: float, full: float, memory: float, gib: float, link: float, host: float, source: str
 ) -> Datasheet:

@@ -46,6 +46,13 @@ HELD = whole(TWO_CPUS)
 LENGTHS = ["--prompt-length", "256", "--response-length", "256"]
 ON_TWO_CPUS = ["--cluster", "1x2:cpu", "--budget", "0.3"]
 MODELS = ["--model", "actor=llama-7b", "--model", "critic=llama-7b"]
+ONE_NODE = {
+    "models": {"actor": "llama-7b", "critic": "llama-7b"},
+    "cluster": "1x8:h100",
+    "prompt_length": "512",
+    "response_length": "512",
+    "batch_size": 64,
+}
 ANSWERED = ["plan.yaml", "plan.json", "report.md", "certificate.json", "timeline.svg"]
 
 
@@ -201,16 +208,8 @@ def test_a_plan_of_ones_own_is_priced_where_none_is_found(tmp_path):
 
 def test_no_plan_uses_the_headroom_of_a_device():
     """The answer without it fills more than that; with it the certificate counts what is left."""
-    models = {"actor": "llama-7b", "critic": "llama-7b"}
-    asked = {
-        "models": models,
-        "cluster": "1x8:h100",
-        "prompt_length": "512",
-        "response_length": "512",
-        "batch_size": 64,
-    }
     wide, narrow = (
-        answer_question(plan_options(asked | {"evaluations": 3000, "headroom": share})) for share in (0, "30%")
+        answer_question(plan_options(ONE_NODE | {"evaluations": 3000, "headroom": share})) for share in (0, "30%")
     )
     assert wide.planned.certificate.used_share() > 0.7 >= narrow.planned.certificate.used_share(0.3)
     assert narrow.planned.certificate.fits and narrow.planned.certificate.used_share() <= 1
@@ -223,15 +222,7 @@ def test_no_plan_uses_the_headroom_of_a_device():
 
 
 def test_a_plan_that_fills_a_device_nearly_is_marked():
-    models = {"actor": "llama-7b", "critic": "llama-7b"}
-    asked = {
-        "models": models,
-        "cluster": "1x8:h100",
-        "prompt_length": "512",
-        "response_length": "512",
-        "batch_size": 64,
-    }
-    answer = answer_question(plan_options(asked | {"evaluations": 3000}))
+    answer = answer_question(plan_options(ONE_NODE | {"evaluations": 3000}))
     plans = {"auto": answer.planned.plan} | {one.name: one.plan for one in answer.planned.presets}
     full = {name for name, plan in plans.items() if plan and answer.question.certificate(plan).used_share() > 0.95}
     marked = {row["plan"]: row["note"] for row in answer.planned.rows()}

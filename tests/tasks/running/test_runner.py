@@ -20,8 +20,8 @@ from prefect_rlhf.placement.planner.preset_plan import preset
 from prefect_rlhf.tasks.running import task_runner
 from prefect_rlhf.tasks.running.journal import STEPS_KEPT, Journal, read_spans
 from prefect_rlhf.tasks.running.outcome import NodeOutcome
-from prefect_rlhf.tasks.running.runner import STOP_POLL_SECONDS, GraphRunner
-from prefect_rlhf.tasks.running.stop_request import StopRequest
+from prefect_rlhf.tasks.running.runner import GraphRunner
+from prefect_rlhf.tasks.running.stop_request import STOP_POLL_SECONDS, StopRequest
 from prefect_rlhf.tasks.server.failures import TASK_RUN_LOGGER
 from tests.cases import combinations, first
 from tests.strategies import TWO_DEVICES, ppo
