@@ -297,11 +297,13 @@ class RankReport(Measurements[int]):
 
     `row_lengths` are the tokens of each row of a generate, in the order of its rows. `state` is a stateful
     computation's state for the next step in a checkpoint's form, or the error if it cannot be saved. `chosen_rows` are
-    the numbers of the rows that a call chose. `gpu` is the memory of its GPU; None on CPU.
+    the numbers of the rows that a call chose. `gpu` is the memory of its GPU; None on CPU. `metric_rows` has the number
+    of rows of each metric that is a mean over rows; other metrics are means over tokens.
     """
 
     digest: Digest | None = None
     row_lengths: tuple[int, ...] = ()
     chosen_rows: tuple[int, ...] = ()
+    metric_rows: Mapping[str, int] = field(default_factory=dict)
     state: Mapping[str, Any] | InvalidInput | None = None
     gpu: GpuMemory | None = None

@@ -26,10 +26,11 @@ def pool_of(settings: PlaySettings) -> PlayPool:
 
 @dataclass(frozen=True, slots=True)
 class Played:
-    """The columns of a call's rows by key, and its metrics."""
+    """The columns of a call's rows by key, its metrics, and the rows of a metric that is a mean over rows."""
 
     columns: Mapping[str, Sequence[Tensor]]
     metrics: Mapping[str, float]
+    metric_rows: Mapping[str, int]
 
 
 def play_rows(
@@ -48,7 +49,13 @@ def play_rows(
         if table is not None:
             pool_of(command.play).close()
         raise
-    return Played(columns_of(prompts, said), metrics_of(said))
+    means = means_over_rows(said)
+    kept_mass = {} if said.kept_mass is None else {"kept_mass": said.kept_mass}
+    return Played(
+        columns_of(prompts, said),
+        {name: mean for name, (mean, _) in means.items()} | kept_mass,
+        {name: num_rows for name, (_, num_rows) in means.items()},
+    )
 
 
 def answer_tokens(command: CallCommand) -> AnswerTokens:
@@ -90,20 +97,22 @@ def columns_of(prompts: Sequence[Sequence[int]], said: Conversed) -> dict[str, l
     }
 
 
-def metrics_of(said: Conversed) -> dict[str, float]:
-    """Return the means over rows of turns, tokens and the plays' other numbers, and the share of failed plays."""
-    ends, num_rows = said.ends, max(len(said.ends), 1)
-    own = sum(sum(row) for row in said.mask)
-    numbers = {name: [end.numbers[name] for end in ends if name in end.numbers] for name in names_of(ends)}
-    return {
-        "turns": sum(len(end.rewards) for end in ends) / num_rows,
-        "own_tokens": own / num_rows,
-        "observed_tokens": (sum(map(len, said.tokens)) - own) / num_rows,
-        "failed": sum(end.failed for end in ends) / num_rows,
-        "truncated": sum(end.truncated for end in ends) / num_rows,
-        **{f"play/{name}": sum(values) / len(values) for name, values in numbers.items()},
-        **({} if said.kept_mass is None else {"kept_mass": said.kept_mass}),
+def means_over_rows(said: Conversed) -> dict[str, tuple[float, int]]:
+    """Return the mean and the number of rows of turns, tokens, failures and the plays' other numbers.
+
+    A number that a play did not return does not count in its mean.
+    """
+    ends = said.ends
+    own = [sum(row) for row in said.mask]
+    values: dict[str, Sequence[float]] = {
+        "turns": [len(end.rewards) for end in ends],
+        "own_tokens": own,
+        "observed_tokens": [len(row) - num_own for row, num_own in zip(said.tokens, own, strict=True)],
+        "failed": [end.failed for end in ends],
+        "truncated": [end.truncated for end in ends],
+        **{f"play/{name}": [end.numbers[name] for end in ends if name in end.numbers] for name in names_of(ends)},
     }
+    return {name: (sum(numbers) / max(len(numbers), 1), len(numbers)) for name, numbers in values.items()}
 
 
 def names_of(ends: Sequence[PlayEnd]) -> list[str]:

@@ -224,7 +224,9 @@ class Rank:
         lengths = tuple(map(len, played.columns["tokens"]))
         num_tokens = sum(map(len, played.columns["logprobs"]))
         report = self._report(began, model, command=command)
-        return replace(report, num_tokens=num_tokens, row_lengths=lengths, metrics=played.metrics)
+        return replace(
+            report, num_tokens=num_tokens, row_lengths=lengths, metrics=played.metrics, metric_rows=played.metric_rows
+        )
 
     def inference(self, command: CallCommand) -> RankReport:
         """Run the model over this replica's rows. Keeps `command.output` on the ranks whose engine returns it."""

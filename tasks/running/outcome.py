@@ -19,8 +19,9 @@ class NodeOutcome(Measurements[Mapping[str, int]]):
 def outcome_of(reports: Mapping[int, RankReport]) -> NodeOutcome:
     """Combine a node's reports: the slowest rank's seconds, all bytes and tokens. A transfer may need no rank.
 
-    Metrics come from the ranks that report them: if equal, they cover all rows; otherwise, they are averaged by each
-    rank's number of tokens. `peak_extra_bytes` is the maximum over ranks.
+    Metrics come from the ranks that report them: if equal, they cover all rows; otherwise, they are averaged by the
+    number of rows of each rank that the metric covers, or by its number of tokens. `peak_extra_bytes` is the maximum
+    over ranks.
     """
     by_rank = sorted(reports.items())
     return NodeOutcome(
@@ -41,9 +42,12 @@ def _metrics(reports: Sequence[RankReport]) -> Mapping[str, float]:
     """Return the metrics of all rows."""
     if not reports or all(report.metrics == reports[0].metrics for report in reports):
         return reports[0].metrics if reports else {}
-    weights = [report.num_tokens for report in reports]
-    return {
-        name: math.fsum(weight * report.metrics[name] for weight, report in zip(weights, reports, strict=True))
-        / sum(weights)
-        for name in reports[0].metrics
-    }
+    names = dict.fromkeys(name for report in reports for name in report.metrics)
+    return {name: _mean(name, [report for report in reports if name in report.metrics]) for name in names}
+
+
+def _mean(name: str, reports: Sequence[RankReport]) -> float:
+    """Return the mean of a metric over the rows, or the tokens, of ranks that report it."""
+    weights = [report.metric_rows.get(name, report.num_tokens) for report in reports]
+    weighted = math.fsum(weight * report.metrics[name] for weight, report in zip(weights, reports, strict=True))
+    return weighted / max(sum(weights), 1)
