@@ -75,8 +75,9 @@ def test_a_family_has_the_numbers_of_the_cpu(tmp_path):
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("name", family_cases.OPTIONS)
 def test_so_do_the_others(tmp_path, name, dtype):
-    tolerance = 1e-4 if dtype == "float32" else 0.1
-    compare(Case(family_cases.make_family(tmp_path, name, 2), dtype=dtype, optimizer=OPTIMIZER), tolerance, tolerance)
+    """Log-probabilities of -16 are 0.06 apart in bfloat16, and processors without AMX differ by five such steps."""
+    logprobs, metrics = (1e-4, 1e-4) if dtype == "float32" else (0.4, 0.1)
+    compare(Case(family_cases.make_family(tmp_path, name, 2), dtype=dtype, optimizer=OPTIMIZER), logprobs, metrics)
 
 
 def test_scores_and_values_are_those_of_the_cpu(tmp_path):
