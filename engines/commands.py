@@ -277,7 +277,8 @@ class Measurements(Generic[Bytes]):
 
     `device_bytes` is the size of the storages of all tensors that engines have on the device. `resident_bytes` is the
     process's memory as the operating system reports it; on a CPU device it confirms `device_bytes`. `store_bytes` is
-    the size of the rows that are still kept.
+    the size of the rows that are still kept. `metric_rows` has the number of rows of each metric that is a mean over
+    rows; other metrics are means over tokens.
     """
 
     seconds: float
@@ -289,6 +290,7 @@ class Measurements(Generic[Bytes]):
     resident_bytes: Bytes
     store_bytes: Bytes
     metrics: Mapping[str, float] = field(default_factory=dict)
+    metric_rows: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -297,13 +299,11 @@ class RankReport(Measurements[int]):
 
     `row_lengths` are the tokens of each row of a generate, in the order of its rows. `state` is a stateful
     computation's state for the next step in a checkpoint's form, or the error if it cannot be saved. `chosen_rows` are
-    the numbers of the rows that a call chose. `gpu` is the memory of its GPU; None on CPU. `metric_rows` has the number
-    of rows of each metric that is a mean over rows; other metrics are means over tokens.
+    the numbers of the rows that a call chose. `gpu` is the memory of its GPU; None on CPU.
     """
 
     digest: Digest | None = None
     row_lengths: tuple[int, ...] = ()
     chosen_rows: tuple[int, ...] = ()
-    metric_rows: Mapping[str, int] = field(default_factory=dict)
     state: Mapping[str, Any] | InvalidInput | None = None
     gpu: GpuMemory | None = None

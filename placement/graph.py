@@ -187,6 +187,10 @@ class Call:
             parts.append(replace(self, inputs=ports, rows=rows, num_rows=count, rows_per_item=width, terms=terms))
         return tuple(parts)
 
+    def cut(self, parts: int) -> Call:
+        """Return the call on a single one of so many equal parts of its rows."""
+        return self if parts == 1 else replace(self, num_rows=self.num_rows // parts)
+
     @property
     def on_hosts(self) -> bool:
         """Whether it runs in worker processes on the node's CPUs, concurrently with the work of its device."""

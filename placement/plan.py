@@ -29,7 +29,9 @@ class Placement:
     order of the strategy's coordinates; empty: as the mesh lists them. `recompute` are the layers of each pipeline
     stage that keep only their input for the backward of a train_step, which runs their forward again. With
     `sequence_parallel` a train_step divides tokens over tp wherever it does not divide products. `python` is the engine
-    of compute calls, which use the host CPU of a single device.
+    of compute calls, which use the host CPU of a single device. The rows of a generate or an inference are cut into
+    `parts` equal parts, by whole groups. Each part is a task run, and a part of a reader may begin when the same part
+    of its input has ended.
     """
 
     mesh: DeviceMesh
@@ -42,6 +44,7 @@ class Placement:
     cache_gib: float | None = None
     recompute: Recompute = 0
     sequence_parallel: bool = False
+    parts: int = 1
 
     @property
     def cache_bytes(self) -> int | None:
@@ -97,6 +100,11 @@ class ExecutionPlan:
 
     def __getitem__(self, call: str) -> Placement:
         return self._by_call[call]
+
+    def parts(self, call: str) -> int:
+        """Return the number of parts of a call's rows; 1 for a call that has no placement yet."""
+        placement = self._by_call.get(call)
+        return 1 if placement is None else placement.parts
 
 
 def ordered_devices(mesh: DeviceMesh, order: tuple[int, ...]) -> tuple[Device, ...]:

@@ -135,6 +135,15 @@ FOUR_RANKS: Mapping[str, Compact] = MappingProxyType(
             "0-3 dp2 tp2 recompute=all sequence_parallel=true",
             "2-3 pp2 recompute=2",
         ),
+        "streamed": plan("0-1 dp2 engine=vllm parts=4", "2 parts=4", "3 parts=2", "2 parts=8", "0-3 dp4", "2-3 dp2"),
+        "streamed pipelines": plan(
+            "0-1 pp2 engine=megatron parts=2",
+            "2-3 dp2 parts=4 offload=all",
+            "2-3 pp2 parts=4 micro_batches=2",
+            "2 parts=8",
+            "0-3 dp2 tp2 micro_batches=2",
+            "2-3 pp2",
+        ),
     }
 )
 

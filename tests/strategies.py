@@ -16,6 +16,7 @@ from prefect_rlhf.placement.models.model import QUERY_BIASES, Experts, ModelSpec
 from prefect_rlhf.placement.plan import ExecutionPlan, Placement, instances
 from prefect_rlhf.placement.plans.check import violations
 from prefect_rlhf.placement.row_set import RowSet
+from prefect_rlhf.placement.rows.shares import num_groups
 
 GIB = 1 << 30
 SMALL = TransformerShape(
@@ -212,7 +213,8 @@ def divisors(number: int) -> list[int]:
 
 @st.composite
 def plans(draw, graph: DataflowGraph, cluster: ClusterShape, offload: bool = True) -> ExecutionPlan:
-    """A legal plan: any mesh and strategy for each call, any of the instances offloaded or in an order of its own."""
+    """A legal plan: any mesh and strategy for each call, rows in parts, any of the instances offloaded or in an
+    order of its own."""
     placements = []
     for each in graph:
         if each.kind == "compute":
@@ -228,6 +230,9 @@ def plans(draw, graph: DataflowGraph, cluster: ClusterShape, offload: bool = Tru
         if each.kind == "train_step":
             divides = drawn.strategy.tp > 1 and draw(st.booleans())
             drawn = replace(drawn, recompute=draw(st.sampled_from([0, 1, "all"])), sequence_parallel=divides)
+        else:
+            cuts = (replace(drawn, parts=parts) for parts in divisors(num_groups(graph, each)))
+            drawn = draw(st.sampled_from([cut for cut in cuts if not list(violations(each, cut, graph))]))
         placements.append((each.name, drawn))
     plan = ExecutionPlan("drawn", cluster, tuple(placements))
     for instance, calls in instances(graph, plan).items():

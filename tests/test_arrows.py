@@ -99,7 +99,7 @@ SUB_ROOMS: Mapping[str, Mapping[str, str]] = {
         ),
         "planner.space": "planner memory plans schedule cost cost.datasheets layout search devices .",
         "memory": "plans cost cost.datasheets augmented layout models models.families rows devices .",
-        "plans": "layout models devices .",
+        "plans": "layout models rows devices .",
         "schedule": "cost cost.datasheets plans augmented devices .",
         "cost": "cost.datasheets cost.times augmented layout models rows devices .",
         "cost.datasheets": "models .",

@@ -2,7 +2,7 @@
 
 The order is: the runs of all calls; `reallocate`, if an instance lacks the version that it reads; `checkpoint` and
 `commit`; each train_step's waits for the readers of the version that it overwrites; `transfer`, if a call's devices
-lack rows; `export` of trained models; `reload` and `offload`.
+lack rows; `export` of trained models; the cut of calls and their transfers into parts; `reload` and `offload`.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from prefect_rlhf.placement.augmented.feeds import feeds
 from prefect_rlhf.placement.augmented.graph_builder import GraphBuilder
 from prefect_rlhf.placement.augmented.node import Dependency, Node
 from prefect_rlhf.placement.augmented.offloading import add_offloads
+from prefect_rlhf.placement.augmented.parts import cut_into_parts
 from prefect_rlhf.placement.augmented.priority import CallPriorities, export_of
 from prefect_rlhf.placement.augmented.reallocations import add_reallocations
 from prefect_rlhf.placement.augmented.unroll import CallRun, run_id, train_run_id, unroll
@@ -67,6 +68,7 @@ def unrolled_nodes(
     _add_transfers(builder, graph, plan, priorities)
     if steps.num_steps in unrolled:
         _add_exports(builder, graph, plan, steps.num_steps)
+    cut_into_parts(builder, graph, plan)
     add_offloads(builder, graph, plan, steps)
     return builder.ordered()
 

@@ -86,6 +86,8 @@ def _sharing_call(
     """Return an earlier call whose transfers bring all that `consumer` needs of this key, without a longer wait."""
     waits_for = graph.reads_of(consumer).keys()
     for earlier, feed in by_call.items():
+        if plan.parts(earlier) % plan.parts(consumer):
+            continue  # a part of the consumer would wait for more rows than its own
         moves = [move for transfer in feed.transfers for move in transfer]
         brings = any(move.producer == producer and key in move.keys for move in moves)
         no_longer = {move.producer for move in moves} <= waits_for

@@ -45,6 +45,12 @@ class GraphBuilder:
         self.nodes[node] = replace(self.nodes[node], dependencies=kept)
         self.wait(node, *new)
 
+    def replace_all(self, nodes: Iterable[tuple[Node, Priority]]) -> None:
+        """Put these nodes, each with its priority, in the place of all nodes."""
+        self.nodes, self._priority = {}, {}
+        for node, priority in nodes:
+            self.add(node, priority)
+
     def ordered(self) -> tuple[Node, ...]:
         """Return all nodes in the topological order that follows the priorities most closely.
 

@@ -24,8 +24,9 @@ from prefect_rlhf.placement.augmented.work import (
 from prefect_rlhf.placement.devices.mesh import Device, DeviceMesh
 from prefect_rlhf.placement.graph import Call
 from prefect_rlhf.placement.plan import ModelInstance
+from prefect_rlhf.placement.rows.partition import WHOLE, Part
 
-DependencyKind = Literal["data", "version", "state", "overwrite", "memory"]
+DependencyKind = Literal["data", "version", "state", "overwrite", "memory", "order"]
 MOVE = "move"
 """The kind of the task run between two plans of a run, which is no node of either."""
 BEHIND = frozenset({Commit.kind, MOVE})
@@ -40,7 +41,8 @@ class Dependency:
 
     `data`: it made or brought rows; `version`: it made, brought or copied the weights; `state`: it left the state
     of a stateful computation; `overwrite`: it still reads weights, or a state, to be overwritten in place; `memory`:
-    it makes room on the device, or in the host memory that a checkpoint is copied to. `label` says what flows: keys, or
+    it makes room on the device, or in the host memory that a checkpoint is copied to; `order`: it is the previous part
+    of the same call. `label` says what flows: keys, or
     a weight version.
     """
 
@@ -69,6 +71,11 @@ class Node:
     def call(self) -> Call | None:
         """The call that it runs or feeds."""
         return self.work.call if isinstance(self.work, ModelCall | Compute | Transfer) else None
+
+    @property
+    def part(self) -> Part:
+        """The part of its call's rows that it works on or moves; the whole for other work."""
+        return self.work.part if isinstance(self.work, ModelCall | Transfer) else WHOLE
 
     @property
     def reads(self) -> int | None:
@@ -104,10 +111,11 @@ class Node:
     def title(self) -> str:
         """The task run's name: call, step, mesh and strategy, weight version.
 
-        `actor.generate · step 3 · n0:0-1 dp2 · v3`
+        `actor.generate · step 3 · n0:0-1 dp2 · v3`, or `actor.generate · part 2 of 4 · step 3 · n0:0-1 dp2 · v3`
         """
         subject, where, version = _title_parts(self.work, " + ".join(mesh.name for mesh in self.meshes))
-        return " · ".join(part for part in (subject, f"step {self.step}", where, version) if part)
+        part = str(self.part) if self.part.of > 1 else ""
+        return " · ".join(word for word in (subject, part, f"step {self.step}", where, version) if word)
 
 
 def subject_of(node: str) -> str:

@@ -11,16 +11,21 @@ from typing import ClassVar, Literal
 from prefect_rlhf.placement.graph import Call
 from prefect_rlhf.placement.plan import ModelInstance, OffloadPart, Placement, instance_of
 from prefect_rlhf.placement.rows.moves import RowMove
+from prefect_rlhf.placement.rows.partition import WHOLE, Part
 
 
 @dataclass(frozen=True, slots=True)
 class ModelCall:
-    """A model function call. `instance` is the copy of weights that it uses, `reads` their version."""
+    """A model function call. `instance` is the copy of weights that it uses, `reads` their version.
+
+    It works on a `part` of the call's rows.
+    """
 
     kind: ClassVar[Literal["generate", "inference", "train_step"]]
     call: Call
     instance: ModelInstance
     reads: int
+    part: Part = WHOLE
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,11 +66,12 @@ class Compute:
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """Moves of rows to the devices of a call."""
+    """Moves of rows to the devices of a call, for a `part` of its rows."""
 
     kind: ClassVar = "transfer"
     call: Call
     moves: tuple[RowMove, ...]
+    part: Part = WHOLE
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,15 +25,15 @@ from prefect_rlhf.placement.plan import recomputed_layers
 def call_cost(work: CallWork, execution: Execution, times: LayerTimes) -> Seconds:
     """Return the seconds of a call, by cause.
 
-    New weights cost a train_step their fingerprint, and the first generate that uses them their packing; a move of
-    weights to a generate includes their fingerprint there. Raises InvalidInput if the execution spans nodes without a
-    network between them.
+    New weights cost a train_step their fingerprint, and the first generate that uses them, or its first part, their
+    packing; a move of weights to a generate includes their fingerprint there. Raises InvalidInput if the execution
+    spans nodes without a network between them.
     """
     call, parameters = _CallSeconds(work, execution, times), times.sizes.fullest_stage_parameters(execution.strategy)
     if work.kind == "train_step":
         seconds, new_weights = call.train(), times.written(parameters)
     elif work.kind == "generate":
-        seconds, new_weights = call.generate(), times.packed(parameters)
+        seconds, new_weights = call.generate(), times.packed(parameters) if work.new_weights else 0.0
     else:
         seconds, new_weights = call.inference(), 0.0
     return seconds + Seconds(call=times.fixed(work.kind) + new_weights)

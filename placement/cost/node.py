@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import assert_never
 
 from prefect_rlhf.placement.augmented.node import Node, subject_of
@@ -115,13 +115,14 @@ class NodeCosts:
     def _alone(self, node: Node) -> Seconds:
         """The seconds of a call, or of other work if each of its devices were alone on its host."""
         match node.work:
-            case ModelCall(call, instance):
-                work, speeds = CallWork.expected(call, self.workload), self.plan.cluster.node_speeds
+            case ModelCall(call, instance, _, part):
+                work, speeds = CallWork.expected(call.cut(part.of), self.workload), self.plan.cluster.node_speeds
+                work = replace(work, new_weights=part.index == 0)
                 return placed_cost(work, self._sizes(instance.role), self.plan[call.name], self.sources, speeds)
             case Compute(call):
                 return Seconds(call=call.host_seconds or 0.0)
-            case Transfer(call, moves):
-                transfers = row_transfers(self.graph, self.plan, call.name, moves)
+            case Transfer(call, moves, part):
+                transfers = row_transfers(self.graph, self.plan, call.name, moves, part=part)
                 return Seconds(transfer=transfer_seconds(transfers, self.workload, self.sources.links(node.meshes)))
             case Reallocate(source, target):
                 sizes = self._sizes(source.role)

@@ -118,7 +118,7 @@ class CallWork:
     Rows need not divide: the fullest replica and the largest mini-batch count. Items of `rows_per_item` stay whole.
     `others` is the work of a train_step on further row sets, in the same optimizer steps. `vocabulary_passes` passes
     through the logits of all tokens follow a forward pass; the outputs of a scalar head need none. `play`: the rows of
-    a generate are made in turns.
+    a generate are made in turns. `new_weights`: it is the first call that uses its weights, which may cost time.
     """
 
     kind: ModelCallKind
@@ -130,6 +130,7 @@ class CallWork:
     vocabulary_passes: int = 1
     others: tuple[CallWork, ...] = ()
     play: PlayBounds | None = None
+    new_weights: bool = True
 
     @classmethod
     def of(cls, call: Call, workload: Workload) -> CallWork:

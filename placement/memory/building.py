@@ -55,7 +55,8 @@ class Building:
         whole = {"all that it keeps": kept}
         if TRAITS[instance.engine].tries_model:
             sizes, tp = ModelSizes.of(self._graph.model(instance.role)).held_by(instance.engine), instance.strategy.tp
-            rows = max(most_rows(instance, calls, self._plan.cluster.node_speeds))
+            most = tuple(call.cut(self._plan.parts(call.name)) for call in calls)  # rows in flight
+            rows = max(most_rows(instance, most, self._plan.cluster.node_speeds))
             trial = trial_bytes(rows, self._max_length, kept.get(CACHE, 0), sizes, tp)
             before = {what: num_bytes for what, num_bytes in kept.items() if what != CACHE}
             return {**whole, "trial pass": {**before, "trial pass": trial}}

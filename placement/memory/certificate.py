@@ -182,7 +182,8 @@ def _resident_bytes(augmented: AugmentedGraph, max_length: int, backend: Backend
         model, speeds, cache = graph.model(instance.role), plan.cluster.node_speeds, plan[calls[0].name].cache_bytes
         field = f"plan.calls.{calls[0].name}"
         check_cache(field, cache, max_length, ModelSizes.of(model), instance.strategy.tp)
-        for kept in instance_holdings(instance, calls, model, max_length, backend, speeds, cache):
+        most = tuple(call.cut(plan.parts(call.name)) for call in calls)  # rows in flight
+        for kept in instance_holdings(instance, most, model, max_length, backend, speeds, cache):
             resident[kept.device].append(kept)
     return resident
 

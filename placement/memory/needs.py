@@ -69,8 +69,8 @@ def node_needs(
         match node.work:
             case Commit():  # it reads host memory alone
                 continue
-            case ModelCall(call, instance):
-                work, speeds = CallWork.of(call, workload), plan.cluster.node_speeds
+            case ModelCall(call, instance, _, part):
+                work, speeds = CallWork.of(call.cut(part.of), workload), plan.cluster.node_speeds
                 by_device = _active_bytes(work, plan[call.name], sizes_of(instance), speeds, backend)
             case Reallocate(source, target):
                 by_device = _staged_by_move(source, target, sizes_of(source))

@@ -74,14 +74,13 @@ def explain(question: Question, planned: Planned) -> tuple[Explanation, ...]:
     slack = slack_seconds(schedule)
     explanations = []
     for call, others in neighbours(planned.plan, planned.space).items():
-        slots = [slot for slot in schedule.slots if slot.node.id == f"{call}@{slot.node.step}"]
         too_large, runner_up = _best_two(question, planned, call, others)
         explanations.append(
             Explanation(
                 call,
                 planned.plan[call],
-                seconds=max(slot.seconds for slot in slots),
-                slack_seconds=min(slack[slot.node.id] for slot in slots),
+                seconds=schedule.call_seconds(call),
+                slack_seconds=min(slack[slot.node.id] for slot in schedule.of_call(call)),
                 iteration_seconds=planned.seconds,
                 device_bytes=planned.certificate.device_bytes,
                 too_large=too_large,
@@ -100,6 +99,8 @@ def in_words(placement: Placement) -> str:
         cuts += ", sequence parallel"
     if placement.recompute:
         cuts += f", recompute {placement.recompute}"
+    if placement.parts > 1:
+        cuts += f", {placement.parts} parts"
     return f"{placement.name} {placement.engine}{cuts}"
 
 

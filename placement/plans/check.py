@@ -11,6 +11,7 @@ from prefect_rlhf.placement.layout.experts import wrong_ep
 from prefect_rlhf.placement.layout.layout import stages, wrong_tp
 from prefect_rlhf.placement.models.model import ModelSpec
 from prefect_rlhf.placement.plan import ExecutionPlan, ModelInstance, Placement, instances
+from prefect_rlhf.placement.rows.shares import num_groups
 
 
 def check_plan(plan: ExecutionPlan, graph: DataflowGraph, mesh: DeviceMesh) -> ExecutionPlan:
@@ -42,7 +43,8 @@ def violations(call: Call, placement: Placement, graph: DataflowGraph) -> Iterat
     yield from _plays(call, placement)
     if call.role is not None:
         yield from _shape(call, placement, graph.model(call.role))
-    yield from _rows(call, placement)
+    wrong_parts = list(_parts(call, placement, graph))
+    yield from wrong_parts or _rows(call, placement)
 
 
 def sleepless(plan: ExecutionPlan, graph: DataflowGraph) -> Iterator[tuple[Call, ...]]:
@@ -188,6 +190,31 @@ def _shape(call: Call, placement: Placement, model: ModelSpec) -> Iterator[Inval
         yield InvalidInput(f"models.{model.role}.head", model.head, f"lm, since {call.name} generates with it")
 
 
+def _parts(call: Call, placement: Placement, graph: DataflowGraph) -> Iterator[InvalidInput]:
+    """Check that parts are equal, of whole groups, and that each fills a pipeline."""
+    field, parts = _field(call.name, "parts"), placement.parts
+    if parts == 1:
+        return
+    if parts < 1:
+        yield InvalidInput(field, parts, "1 or more")
+    elif call.kind in ("compute", "train_step"):
+        yield NotUsed(field, parts, f"a call of kind {call.kind} needs all rows of the step at once")
+    elif call.rows.choices:
+        yield NotUsed(
+            field, parts, f"its rows are chosen, by {call.waits_for_choices[0]}, which needs all rows at once"
+        )
+    elif (groups := num_groups(graph, call)) < parts:
+        yield InvalidInput(field, parts, f"at most {groups}, the groups of rows of a step")
+    elif groups % parts:
+        yield InvalidInput(field, parts, f"a divisor of {groups}, the groups of rows of a step")
+    else:
+        strategy, cut = placement.strategy, call.cut(parts)
+        rows = cut.most_items(strategy.dp) * cut.rows_per_item
+        if strategy.pp > rows:
+            right = f"fewer: a replica has {rows} rows of a part, which do not fill a pipeline of {strategy.pp} stages"
+            yield InvalidInput(field, parts, right)
+
+
 def _rows(call: Call, placement: Placement) -> Iterator[InvalidInput]:
     """Check that items are whole, and that each mini-batch, and each micro-batch of the fullest replica, has an item.
 
@@ -203,9 +230,10 @@ def _rows(call: Call, placement: Placement) -> Iterator[InvalidInput]:
         elif part.num_items < cuts:
             right = f"at least {cuts * item}, an item for each of {cuts} mini-batches"
             yield InvalidInput(_field(call.name, "rows"), seen, right)
-    most = max(part.most_items(placement.strategy.dp) for part in call.parts)
+    most = max(part.cut(placement.parts).most_items(placement.strategy.dp) for part in call.parts)
     if placement.micro_batches > max(1, most):
-        right = f"at most {most}, the items that a replica has of a mini-batch"
+        piece = "mini-batch" if placement.parts == 1 else "part"
+        right = f"at most {most}, the items that a replica has of a {piece}"
         yield InvalidInput(_field(call.name, "micro_batches"), placement.micro_batches, right)
 
 

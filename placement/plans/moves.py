@@ -37,7 +37,7 @@ def _as_used(graph: DataflowGraph, plan: ExecutionPlan) -> dict[ModelInstance, o
 
     def use(call: Call) -> object:
         placement = plan[call.name]
-        return call.name, placement.offload, placement.cache_gib
+        return call.name, placement.offload, placement.cache_gib, placement.parts
 
     speeds = plan.cluster.node_speeds
     return {instance: (speeds, *map(use, calls)) for instance, calls in instances(graph, plan).items()}

@@ -60,6 +60,7 @@ class CallEntry(BaseModel):
     cache_gib: float | None = Field(None, gt=0, le=MOST_DEVICES)
     recompute: Annotated[Literal["all"] | Layers, PlainValidator(_all_or_layers)] = 0
     sequence_parallel: bool = False
+    parts: int = Field(1, ge=1, le=MOST_DEVICES)
     order: list[Annotated[int, Field(ge=0, lt=MOST_DEVICES)]] = Field(default_factory=list)
 
     def placement(self, field: str, cluster: ClusterShape) -> Placement:
@@ -77,6 +78,7 @@ class CallEntry(BaseModel):
             self.cache_gib,
             self.recompute,
             self.sequence_parallel,
+            self.parts,
         )
 
     @classmethod
@@ -95,6 +97,7 @@ class CallEntry(BaseModel):
             cache_gib=placement.cache_gib,
             recompute=placement.recompute,
             sequence_parallel=placement.sequence_parallel,
+            parts=placement.parts,
             order=list(placement.device_order),
         )
 
@@ -107,6 +110,7 @@ class CallEntry(BaseModel):
             "cache_gib": self.cache_gib is None,
             "recompute": self.recompute == 0,
             "sequence_parallel": not self.sequence_parallel,
+            "parts": self.parts == 1,
             "micro_batches": TRAITS[self.engine].paged_cache and self.micro_batches == 1,
         }
         plain = {name for name, applies in is_plain.items() if applies}
@@ -123,7 +127,8 @@ class PlanFile(BaseModel):
     later, but no other call needs room for it. `cache_gib` is the size of vLLM's key-value cache on each device;
     without it all rows have room at their longest. `recompute`, `all` or a number of layers of each pipeline stage,
     saves memory of a train_step: these layers keep only their input, and run forward again. `sequence_parallel: true`
-    divides the tokens of a train_step over tp between products. `node_speeds` are the
+    divides the tokens of a train_step over tp between products. `parts` cuts the rows of a generate or an inference
+    into equal parts by whole groups, a task run each. `node_speeds` are the
     relative speeds of each node's devices: replicas get rows in proportion. Without them all devices are equally fast.
 
     `figures` are what `prefect-rlhf plan` estimated for the plan (`plan.json`); a reader of the plan skips them.

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from prefect_rlhf.placement.devices.mesh import Device
 from prefect_rlhf.placement.graph import DataflowGraph
 from prefect_rlhf.placement.plan import ExecutionPlan
-from prefect_rlhf.placement.rows.partition import RowIndices
+from prefect_rlhf.placement.rows.partition import WHOLE, Part, RowIndices
 from prefect_rlhf.placement.rows.shares import (
     PlacedCall,
     RowShare,
@@ -76,29 +76,35 @@ def row_transfers(
     consumer: str,
     moves: Sequence[RowMove] | None = None,
     told: ToldByCall | None = None,
+    part: Part = WHOLE,
 ) -> tuple[DeviceTransfer, ...]:
     """Return, per pair of devices, the rows of `moves` that must go between them; by default all that are lacking.
 
-    A device receives no row that it holds. Sources are the nearest holders (same node, then other nodes), the least
-    loaded first. `told`: see RowShare.rows.
+    With `part`, return the moves for that part of the consumer's rows. A device receives no row that it holds. Sources
+    are the nearest holders (same node, then other nodes), the least loaded first. `told`: see RowShare.rows.
     """
     moves = row_moves(graph, plan, consumer) if moves is None else moves
     producers = tuple((move, placed_call(graph, plan, move.producer)) for move in moves)
     parts = placed_parts(graph, plan, consumer)
-    return _transfers_of_equal_rows(parts, producers) if told is None else _transfers(parts, producers, told)
+    if told is None:
+        return _transfers_of_equal_rows(parts, producers, part)
+    return _transfers(parts, producers, told, part)
 
 
 @lru_cache(maxsize=256)
 def _transfers_of_equal_rows(
-    parts: tuple[PlacedCall, ...], producers: tuple[tuple[RowMove, PlacedCall], ...]
+    parts: tuple[PlacedCall, ...], producers: tuple[tuple[RowMove, PlacedCall], ...], part: Part
 ) -> tuple[DeviceTransfer, ...]:
-    return _transfers(parts, producers, None)
+    return _transfers(parts, producers, None, part)
 
 
 def _transfers(
-    parts: Sequence[PlacedCall], producers: Sequence[tuple[RowMove, PlacedCall]], told: ToldByCall | None
+    parts: Sequence[PlacedCall],
+    producers: Sequence[tuple[RowMove, PlacedCall]],
+    told: ToldByCall | None,
+    streamed: Part,
 ) -> tuple[DeviceTransfer, ...]:
-    """Send each part the rows that it lacks, except rows that an earlier call's transfer sends anyway."""
+    """Send each row set of a call the rows that it lacks, except rows that an earlier call's transfer sends anyway."""
     load: dict[Device, int] = defaultdict(int)
     transfers: list[DeviceTransfer] = []
     for move, producer in producers:
@@ -108,7 +114,7 @@ def _transfers(
             rows_each = consumer.call.rows.per_row(producer.call.rows)
             for need, targets in consumer.devices_by_need().items():
                 keys = tuple(key for key in move.keys if key in need.keys)
-                needed = need.share.made_of(rows_each).rows(told) if keys else ()
+                needed = need.share.made_of(rows_each).rows(told, streamed) if keys else ()
                 for target in targets:
                     new = needed
                     if len(parts) > 1:

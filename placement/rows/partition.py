@@ -4,6 +4,8 @@ Mini-batch m of M is items [floor(m*I/M), floor((m+1)*I/M)) of the I in the batc
 plan; only the assignment of rows to replicas does. A replica may have no item of a mini-batch, or no item at all.
 """
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -14,6 +16,39 @@ from prefect_rlhf.errors.errors import InvalidInput
 RowIndices = tuple[int, ...]
 Partitions = tuple[tuple[RowIndices, ...], ...]
 """partitions[d][m] are the rows of mini-batch m that replica d works on, in ascending order."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Part `index`, from 0, of the `of` equal parts into which a plan cuts the rows of a call, by whole groups.
+
+    >>> str(Part(1, 4)), Part(1, 4).within(8)
+    ('part 2 of 4', slice(2, 4, None))
+    """
+
+    index: int = 0
+    of: int = 1
+
+    def __str__(self) -> str:
+        return f"part {self.index + 1} of {self.of}"
+
+    def within(self, count: int) -> slice:
+        """Return its share of `count` consecutive pieces, of which each part has equally many."""
+        assert count % self.of == 0, f"{count} pieces in {self.of} parts"
+        return slice(self.index * count // self.of, (self.index + 1) * count // self.of)
+
+    def meets(self, other: Part) -> bool:
+        """Return whether two parts of the same rows have a row in common.
+
+        >>> [Part(i, 4).meets(Part(1, 2)) for i in range(4)]
+        [False, False, True, True]
+        """
+        return (
+            self.index * other.of < (other.index + 1) * self.of and other.index * self.of < (self.index + 1) * other.of
+        )
+
+
+WHOLE = Part()
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from prefect_rlhf.placement.devices.mesh import Device
 from prefect_rlhf.placement.devices.strategy import Strategy
 from prefect_rlhf.placement.graph import Call, DataflowGraph
 from prefect_rlhf.placement.plan import ExecutionPlan, ModelInstance, Placement, device_coordinates
-from prefect_rlhf.placement.rows.partition import RowIndices, RowPartition
+from prefect_rlhf.placement.rows.partition import WHOLE, Part, RowIndices, RowPartition
 
 ToldByCall = Mapping[str, tuple[int, ...]]
 """What calls of a step told of its rows: a generate the tokens of each, one that chooses rows the numbers of those."""
@@ -33,9 +33,15 @@ class RowShare:
     replica: int
     rows_each: int = 1
 
-    def rows(self, told: ToldByCall | None = None) -> RowIndices:
-        """Return its rows, mini-batch by mini-batch; until it is `told`, as if equally long and all kept."""
-        rows = tuple(row for batch in self.mini_batches(told) for row in batch)
+    def rows(self, told: ToldByCall | None = None, part: Part = WHOLE) -> RowIndices:
+        """Return its rows of a part, mini-batch by mini-batch; until it is `told`, as if equally long and all kept.
+
+        The rows of a part depend only on the lengths of its own rows and of rows in earlier parts.
+        """
+        batches = self.mini_batches(told)
+        rows = tuple(
+            row for batch in batches[part.within(len(batches)) if part.of > 1 else slice(None)] for row in batch
+        )
         return rows if self.rows_each == 1 else tuple(dict.fromkeys(row // self.rows_each for row in rows))
 
     def mini_batches(self, told: ToldByCall | None = None) -> tuple[RowIndices, ...]:
@@ -147,9 +153,9 @@ def partition_of(graph: DataflowGraph, plan: ExecutionPlan, name: str) -> RowPar
     """Return the rule for a call's rows (the first of its row sets).
 
     Calls on the same rows with the same dp and speeds have the same rule, so no row moves between them. All calls on
-    the same rows use the finest mini-batches that any train_step cuts them into, so that inference and train_step
-    agree, if there are enough items. Rows of a generate are balanced by tokens for its readers; the generate itself,
-    and a dataset's rows, go by count.
+    the same rows use the finest mini-batches that any train_step cuts them into, and the parts of any call, so that
+    inference and train_step agree, if there are enough items. Rows of a generate are balanced by tokens for its
+    readers; the generate itself, and a dataset's rows, go by count.
     """
     return _partition(graph, plan, graph.call(name).parts[0])
 
@@ -158,22 +164,34 @@ def _partition(graph: DataflowGraph, plan: ExecutionPlan, call: Call) -> RowPart
     placement, kept_by = plan[call.name], call.rows.name if call.rows.choice else None
     if call.kind == "compute":
         return RowPartition(call.num_rows, kept_by=kept_by)
-    mini_batches, rows_per_item = _cuts(graph, call)
+    mini_batches, rows_per_item = _cuts(graph, plan, call)
     by_tokens = placement.strategy.dp > 1 and knows_lengths(graph, call)
     speeds = replica_speeds(placement, plan.cluster.node_speeds)
     lengths_of = call.rows.numbered.name if by_tokens else None
     return RowPartition(call.num_rows, speeds, mini_batches, rows_per_item, lengths_of, kept_by)
 
 
-def _cuts(graph: DataflowGraph, call: Call) -> tuple[int, int]:
-    """Return the mini-batches and the rows per item of a call, whatever the plan."""
-    same_rows = [part for other in graph if other.kind != "compute" for part in other.parts if part.rows == call.rows]
+def _cuts(graph: DataflowGraph, plan: ExecutionPlan, call: Call) -> tuple[int, int]:
+    """Return the mini-batches and the rows per item of a call: a multiple of its parts, and else whatever the plan."""
+    same_rows = _on_rows_of(graph, call)
     width = math.lcm(*(other.rows_per_item for other in same_rows))
-    finest = math.lcm(*(other.mini_batches for other in same_rows))
+    finest = math.lcm(*(other.mini_batches for other in same_rows), *(plan.parts(other.name) for other in same_rows))
     num_items = call.num_rows // width
     if num_items < max(other.mini_batches for other in same_rows):
         return call.mini_batches, call.rows_per_item
-    return (finest if finest <= num_items else call.mini_batches), width
+    own = math.lcm(call.mini_batches, plan.parts(call.name))
+    return (finest if finest <= num_items else own), width
+
+
+def num_groups(graph: DataflowGraph, call: Call) -> int:
+    """Return the number of a call's groups, which no part divides: of rows made of the same row, in whole items."""
+    width = math.lcm(*(other.rows_per_item for other in _on_rows_of(graph, call)))
+    return call.num_rows // math.lcm(width, call.rows.group_size)
+
+
+def _on_rows_of(graph: DataflowGraph, call: Call) -> list[Call]:
+    """Return the model calls on the rows of a call, each on these rows alone."""
+    return [part for other in graph if other.kind != "compute" for part in other.parts if part.rows == call.rows]
 
 
 def knows_lengths(graph: DataflowGraph, call: Call) -> bool:

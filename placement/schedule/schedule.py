@@ -14,6 +14,7 @@ from itertools import accumulate, pairwise
 from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.placement.augmented.augmented_graph import AugmentedGraph
 from prefect_rlhf.placement.augmented.node import BEHIND, Node
+from prefect_rlhf.placement.augmented.work import Compute, ModelCall
 from prefect_rlhf.placement.cost.contention import Demand, times_longer
 from prefect_rlhf.placement.schedule.list_schedule import Job, TimesLonger, job_spans
 
@@ -66,6 +67,18 @@ class Schedule:
             if slot.node.step < self.num_steps and slot.node.kind not in BEHIND:
                 ends[slot.node.step] = max(ends[slot.node.step], slot.end)
         return tuple(ends[step] for step in sorted(ends))
+
+    def of_call(self, call: str) -> tuple[Slot, ...]:
+        """Return the slots of a call's own task runs, without transfers to it: several in a step if it has parts."""
+        runs = (slot for slot in self.slots if isinstance(slot.node.work, ModelCall | Compute))
+        return tuple(slot for slot in runs if slot.node.call and slot.node.call.name == call)
+
+    def call_seconds(self, call: str) -> float:
+        """Return the seconds of a call in the step in which it takes longest, over all its parts."""
+        seconds: dict[int, float] = defaultdict(float)
+        for slot in self.of_call(call):
+            seconds[slot.node.step] += slot.seconds
+        return max(seconds.values())
 
 
 def schedule(

@@ -74,14 +74,11 @@ def call_speeds(
 ) -> dict[str, CallSpeed]:
     """Return the speed of each call of an iteration by its name; evaluation, which is not estimated, is left out."""
     plan, schedule = estimate.plan, estimate.schedule
-    longest: dict[str, float] = {}
-    for slot in schedule.slots:
-        if (call := slot.node.call) and slot.node.id == f"{call.name}@{slot.node.step}":
-            longest[call.name] = max(longest.get(call.name, 0.0), slot.seconds)
     speeds = {}
     for call in graph:
-        if (seconds := longest.get(call.name)) is None:
+        if not schedule.of_call(call.name):
             continue
+        seconds = schedule.call_seconds(call.name)
         share = seconds / estimate.seconds
         if call.kind == "compute" or call.role is None:
             speeds[call.name] = CallSpeed(call.name, seconds, share)

@@ -44,7 +44,7 @@ def call_commands(
         **operation_fields(call, placement.micro_batches, placement.recompute, placement.sequence_parallel),
     }
     parts = step_rows.parts[call.name]
-    passes = [_passes(run, part, node.step, step_rows) for part in parts]
+    passes = [_passes(run, each, node, step_rows) for each in parts]
 
     @cache  # ranks of the same replica and stage share a command, and a shared object is pickled once
     def command(needs: tuple[Need, ...], frees: tuple[RowKey, ...]) -> CallCommand:
@@ -59,14 +59,14 @@ def call_commands(
             passes=of_parts if call.kind == "train_step" else (),
         )
 
-    needs = [part.needs() for part in parts]
+    needs = [each.needs() for each in parts]
     by_rank = {run.rank(device): tuple(of_device[device] for of_device in needs) for device in needs[0]}
     return {rank: command(own, frees.get(rank, ())) for rank, own in by_rank.items()}
 
 
-def _passes(run: TrainingRun, placed: PlacedCall, step: int, step_rows: StepRows) -> dict[Need, PassCommand]:
-    """Return the rows of a call's row set for each need of its ranks."""
-    call, needs = placed.call, set(placed.needs().values())
+def _passes(run: TrainingRun, placed: PlacedCall, node: Node, step_rows: StepRows) -> dict[Need, PassCommand]:
+    """Return the rows of a call's row set, of the node's part of them, for each need of its ranks."""
+    call, step, needs = placed.call, node.step, set(placed.needs().values())
     row_ids = step_rows.row_ids(call, step)
     row_lengths, told = step_rows.lengths_for(call, step), step_rows.told(step)
     shares = {need.share for need in needs} if call.kind == "train_step" else ()
@@ -75,7 +75,7 @@ def _passes(run: TrainingRun, placed: PlacedCall, step: int, step_rows: StepRows
     terms = loss_terms(call, len(run.graph.call(call.name).terms) == 1)
     passes: dict[Need, PassCommand] = {}
     for need in needs:
-        rows = need.share.rows(told)
+        rows = need.share.rows(told, node.part)
         passes[need] = PassCommand(
             call=call,
             terms=terms,

@@ -40,6 +40,7 @@ from prefect_rlhf.placement.graph import Call
 from prefect_rlhf.placement.layout.layout import Layout, held_model, layout_of
 from prefect_rlhf.placement.plan import ModelInstance, instances, offloaded_parts, trained_instance
 from prefect_rlhf.placement.plans.moves import closed_instances
+from prefect_rlhf.placement.rows.partition import Part
 from prefect_rlhf.tasks.running.checkpoint_nodes import Checkpointing
 from prefect_rlhf.tasks.running.commands import call_commands
 from prefect_rlhf.tasks.running.outcome import NodeOutcome, outcome_of
@@ -169,7 +170,7 @@ class Dispatcher:
     def _run_call(self, node: Node, work: ModelCall) -> dict[int, RankReport]:
         reports = self._send(node, work)
         if isinstance(work, Generate):
-            self.rows.generated(work.call, node.step, reports)
+            self.rows.generated(work, node.step, reports)
         if isinstance(work, TrainStep):
             self._settle(work.instance, work.writes, reports)
         return reports
@@ -248,8 +249,9 @@ class Dispatcher:
         )
 
     def _fullest_rows(self, call: Call) -> int:
-        """Return the number of rows of the largest replica."""
-        return max(len(need.share.rows()) for need in self.rows.parts[call.name][0].needs().values())
+        """Return the number of rows of the largest replica, in any part."""
+        count, needs = self._plan.parts(call.name), self.rows.parts[call.name][0].needs().values()
+        return max(len(need.share.rows(part=Part(index, count))) for need in needs for index in range(count))
 
     def _layout(self, instance: ModelInstance) -> Layout:
         if instance not in self._layouts:

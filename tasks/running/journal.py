@@ -20,7 +20,7 @@ from prefect_rlhf.placement.augmented.node import BEHIND
 from prefect_rlhf.placement.graph import DataflowGraph
 from prefect_rlhf.tasks.checkpoints.best import EVALUATIONS
 from prefect_rlhf.tasks.data.rollouts import carry_over_rollouts, remove_rollouts_from
-from prefect_rlhf.tasks.running.outcome import NodeOutcome
+from prefect_rlhf.tasks.running.outcome import NodeOutcome, mean_metrics
 
 PROGRESS = "progress.log"  # a line for each step, and responses before and after
 STEPS_KEPT = 10  # number of finished steps whose task runs stay in memory
@@ -192,8 +192,12 @@ def step_metrics(spans: Sequence[TaskRunSpan]) -> dict[str, float]:
 
 
 def call_metrics(spans: Iterable[TaskRunSpan]) -> dict[str, float]:
-    """Return the metrics of task runs, each as `call.metric`."""
-    return {f"{span.call}.{name}": value for span in spans for name, value in span.metrics.items()}
+    """Return the metrics of task runs, each as `call.metric`; the mean of a call's parts, by their tokens."""
+    by_call: dict[str, list[TaskRunSpan]] = defaultdict(list)
+    for span in spans:
+        if span.metrics:
+            by_call[span.call or ""].append(span)
+    return {f"{call}.{name}": value for call, parts in by_call.items() for name, value in mean_metrics(parts).items()}
 
 
 def time_shares(spans: Sequence[TaskRunSpan]) -> dict[str, float]:

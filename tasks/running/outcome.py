@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from prefect_rlhf.engines.commands import Measurements, RankReport
 
@@ -34,20 +36,21 @@ def outcome_of(reports: Mapping[int, RankReport]) -> NodeOutcome:
         resident_bytes={str(rank): report.resident_bytes for rank, report in by_rank},
         store_bytes={str(rank): report.store_bytes for rank, report in by_rank},
         gpu={str(rank): report.gpu._asdict() for rank, report in by_rank if report.gpu},
-        metrics=_metrics([report for _, report in by_rank if report.metrics]),
+        metrics=mean_metrics([report for _, report in by_rank if report.metrics]),
+        metric_rows=dict(sum((Counter(report.metric_rows) for _, report in by_rank), Counter[str]())),
     )
 
 
-def _metrics(reports: Sequence[RankReport]) -> Mapping[str, float]:
-    """Return the metrics of all rows."""
+def mean_metrics(reports: Sequence[Measurements[Any]]) -> Mapping[str, float]:
+    """Return the metrics of all rows, from ranks or parts that each report some rows."""
     if not reports or all(report.metrics == reports[0].metrics for report in reports):
         return reports[0].metrics if reports else {}
     names = dict.fromkeys(name for report in reports for name in report.metrics)
     return {name: _mean(name, [report for report in reports if name in report.metrics]) for name in names}
 
 
-def _mean(name: str, reports: Sequence[RankReport]) -> float:
-    """Return the mean of a metric over the rows, or the tokens, of ranks that report it."""
+def _mean(name: str, reports: Sequence[Measurements[Any]]) -> float:
+    """Return the mean of a metric over the rows, or the tokens, of those that report it."""
     weights = [report.metric_rows.get(name, report.num_tokens) for report in reports]
     weighted = math.fsum(weight * report.metrics[name] for weight, report in zip(weights, reports, strict=True))
     return weighted / max(sum(weights), 1)

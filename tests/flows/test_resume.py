@@ -54,6 +54,7 @@ PLANS = {
     ),
     "split": plan("0-1 tp2 engine=vllm", "1", "0", "0-1 dp2", "0-1 tp2", "0-1 pp2 micro_batches=2"),
     "separated": plan("0 engine=vllm", "0", "0", "0", "1", "1"),
+    "streamed": plan("0 engine=megatron parts=4", "1 parts=2", "1 parts=4", "1 parts=8", "0-1 dp2", "0-1 dp2"),
 }
 TWO_DEVICES = whole_lease(ClusterShape("desk", num_nodes=1, devices_per_node=2, device_memory_bytes=8 << 30))
 
@@ -206,6 +207,26 @@ def test_a_run_with_retries_that_loses_a_rank_goes_on_by_itself_in_its_own_folde
 
 
 @pytest.mark.all
+def test_a_run_that_loses_a_rank_in_the_middle_of_its_parts_is_the_whole_run(
+    parameters, whole, at_node, monkeypatch, tmp_path
+):
+    """Two parts of the responses exist, and a part of the scores; the step begins again, with all parts."""
+    begun = []
+    at_node("actor_generate.3of4@3", lambda dispatcher: (begun.append(3), kill_a_rank(dispatcher)))
+    monkeypatch.setattr(ppo, "retries", 1)
+    retried = run_dir_of(parameters, "streamed", output_dir=str(tmp_path))
+    assert begun == [3]
+    assert {path.name for path in tmp_path.iterdir()} == {"latest", retried.name}
+    assert rollouts(retried) == rollouts(whole)
+    nodes = [span.node for span in read_spans(retried)]
+    assert len(set(nodes)) == len(nodes)
+    assert {f"actor_generate.{part}of4@3" for part in (1, 2, 3, 4)} <= set(nodes)
+    for role in ("actor", "critic"):
+        one, other = (load_file(run_dir / role / "model.safetensors") for run_dir in (whole, retried))
+        assert max(float((values - other[name]).abs().max()) for name, values in one.items()) < TOLERANCE
+
+
+@pytest.mark.all
 def test_a_run_that_loses_a_rank_after_its_last_step_has_its_end_to_do_again(
     parameters, whole, at_node, monkeypatch, tmp_path
 ):
@@ -257,7 +278,7 @@ def test_training_moves_on_after_the_checkpoint(parameters, whole, half):
     assert (stored["main model.norm.weight [0:128]"] - final).abs().max() > 1e-3
 
 
-@pytest.mark.parametrize(("plan", "num_devices"), first(1, [("one", 1), ("split", 2)]))
+@pytest.mark.parametrize(("plan", "num_devices"), first(1, [("one", 1), ("split", 2), ("streamed", 2)]))
 def test_under_another_plan_the_rest_is_the_same_within_rounding(parameters, whole, half, plan, num_devices):
     """The optimizer was sharded over two replicas; now it is whole, or split by tensors and by layers."""
     resumed = run_dir_of(parameters, plan, num_devices=num_devices, resume_from=str(half))

@@ -106,7 +106,7 @@ def _node_lines(node: Node, datasets: Collection[str]) -> Iterator[str]:
     for port in node.call.inputs if node.call else ():
         if port.source in datasets:
             yield f"    data <- dataset {port.source} ({', '.join(port.keys)})"
-    order = ("data", "state", "version", "overwrite", "memory")
+    order = ("data", "state", "order", "version", "overwrite", "memory")
     for dependency in sorted(node.dependencies, key=lambda d: order.index(d.kind)):
         label = f" ({dependency.label})" if dependency.label else ""
         yield f"    {dependency.kind} <- {dependency.node}{label}"

@@ -16,7 +16,7 @@ from prefect_rlhf.placement.augmented.checkpointing import StepRange
 from prefect_rlhf.placement.augmented.node import Node, subject_of
 from prefect_rlhf.placement.augmented.row_uses import RowKey, row_uses, use_counts
 from prefect_rlhf.placement.augmented.unroll import runs_at
-from prefect_rlhf.placement.augmented.work import ModelCall, Transfer
+from prefect_rlhf.placement.augmented.work import Generate, ModelCall, Transfer
 from prefect_rlhf.placement.devices.mesh import Device
 from prefect_rlhf.placement.graph import Call
 from prefect_rlhf.placement.row_set import RowSet
@@ -63,15 +63,19 @@ class StepRows:
         return self._told.get(step, {})
 
     def lengths_for(self, call: Call, step: int) -> tuple[int, ...] | None:
-        """Return the number of tokens of each row number of the call, if a generate call reported them, else None."""
+        """Return the number of tokens of each row number of the call, if a generate call reported them, else None.
+
+        Rows in parts that were not generated yet have 0.
+        """
         return self.told(step)[call.rows.numbered.name] if knows_lengths(self._graph, call) else None
 
-    def generated(self, call: Call, step: int, reports: Mapping[int, RankReport]) -> None:
-        """Record the lengths of the rows that a generate call made."""
-        lengths = [0] * call.num_rows
+    def generated(self, work: Generate, step: int, reports: Mapping[int, RankReport]) -> None:
+        """Record the lengths of the rows that a generate call made, or a part of it."""
+        call = work.call
+        lengths = list(self.told(step).get(call.name, (0,) * call.num_rows))
         for device, need in self.parts[call.name][0].needs().items():
             reported = reports[self.run.rank(device)].row_lengths
-            for row, length in zip(need.share.rows(), reported, strict=True):
+            for row, length in zip(need.share.rows(part=work.part), reported, strict=True):
                 lengths[row] = length
         self._note(call, step, tuple(lengths))
 
@@ -85,7 +89,7 @@ class StepRows:
 
     def transfers(self, work: Transfer, step: int) -> tuple[RowTransfer, ...]:
         """Return the rows that a transfer moves, given the reported lengths and choices; the result may be empty."""
-        moves = row_transfers(self._graph, self._plan, work.call.name, work.moves, self.told(step))
+        moves = row_transfers(self._graph, self._plan, work.call.name, work.moves, self.told(step), work.part)
         rank = self.run.rank
         return tuple(RowTransfer(rank(m.source), rank(m.target), m.producer, m.keys, m.rows) for m in moves)
 

@@ -44,6 +44,7 @@ class Devices:
         draw = random.Random(seed)
         generates = [call for call in graph if call.kind == "generate"]
         self.lengths = {call.name: tuple(draw.randint(1, 40) for _ in range(call.num_rows)) for call in generates}
+        self.told: dict[int, dict[str, tuple[int, ...]]] = defaultdict(dict)  # of rows that were generated
         self.uses_left: dict[int, Counter] = {}
         self.version: dict[ModelInstance, int] = defaultdict(int)
         self.away = {
@@ -109,21 +110,27 @@ class Devices:
             assert instance not in self.away, f"{node.id} uses an instance in host memory"
             assert self.version[instance] == node.reads, f"{node.id} found v{self.version[instance]}"
             assert not (trains and instance in self.optimizers_away), f"{node.id} has no optimizer"
-        for device, need in placed_call(self.graph, self.plan, node.call.name).needs().items():
-            rows = set(need.share.rows(self.lengths))
+        told, name, done = self.told[node.step], node.call.name, set()
+        for device, need in placed_call(self.graph, self.plan, name).needs().items():
+            rows = set(need.share.rows(told, node.part))
+            done |= rows
             for port in node.call.inputs:
                 if port.source in {c.name for c in self.graph}:
                     for key in need.keys & set(port.keys):
                         wanted = {row // port.rows_each for row in rows}
                         assert wanted <= self.rows[device, node.step, port.source, key], (node.id, device, key)
+        if node.kind == "generate":
+            before = told.get(name, (0,) * node.call.num_rows)
+            told[name] = tuple(self.lengths[name][row] if row in done else n for row, n in enumerate(before))
         if node.kind == "train_step":
             self.version[node.work.instance] = node.writes
         for device, share in rows_held(self.graph, self.plan, node.call.name).items():
             for key in node.call.outputs:
-                self.rows[device, node.step, node.call.name, key] |= set(share.rows(self.lengths))
+                self.rows[device, node.step, name, key] |= set(share.rows(told, node.part))
 
     def _transfer(self, node: Node) -> None:
-        for move in row_transfers(self.graph, self.plan, node.call.name, node.work.moves, self.lengths):
+        told = self.told[node.step]
+        for move in row_transfers(self.graph, self.plan, node.call.name, node.work.moves, told, node.part):
             assert {move.source, move.target} <= set(node.devices)
             for key in move.keys:
                 held = self.rows[move.source, node.step, move.producer, key]

@@ -92,7 +92,8 @@ def play(augmented: AugmentedGraph, seed: int) -> dict[Device, int]:
     graph, plan = augmented.graph, augmented.plan
     sizes: dict[tuple[Device, object, str], int] = defaultdict(int)
     for instance, calls in instances(graph, plan).items():
-        for h in instance_holdings(instance, calls, graph.model(instance.role), WORK.longest, "cpu"):
+        in_flight = tuple(call.cut(plan.parts(call.name)) for call in calls)
+        for h in instance_holdings(instance, in_flight, graph.model(instance.role), WORK.longest, "cpu"):
             part = "optimizer" if h.what in ("gradients", "optimizer") else "rest"
             sizes[h.device, instance, part] += h.num_bytes
     away = {

@@ -166,6 +166,30 @@ BAD = {
         placed(GOOD, "actor_train_step", recompute=-1),
         "actor_train_step.recompute: got -1, expected all, or a number of layers of 0 or more",
     ),
+    "less than a part": (ref(parts=0), "plan.calls.ref_inference.parts: got 0, expected 1 or more"),
+    "parts of a train_step": (
+        placed(GOOD, "actor_train_step", parts=2),
+        "actor_train_step.parts: 2 is not used: a call of kind train_step needs all rows of the step at once",
+    ),
+    "parts of a computation": (computed(parts=2), "advantages.parts: 2 is not used: a call of kind compute needs all"),
+    "more parts than groups": (ref(parts=64), "ref_inference.parts: got 64, expected at most 32, the groups of rows"),
+    "parts that do not divide the groups": (
+        generate(parts=3),
+        "actor_generate.parts: got 3, expected a divisor of 32, the groups of rows of a step",
+    ),
+    "parts that cut a pair": (
+        placed(DPO_PLAN, "ref_inference", parts=8),
+        "ref_inference.parts: got 8, expected at most 4, the groups of rows of a step",
+        dpo(),
+    ),
+    "parts with fewer rows than a pipeline has stages": (
+        ref(dp=1, pp=4, parts=16),
+        "parts: got 16, expected fewer: a replica has 2 rows of a part, which do not fill a pipeline of 4 stages",
+    ),
+    "more micro-batches than a part has rows": (
+        ref(micro_batches=4, parts=4),
+        "ref_inference.micro_batches: got 4, expected at most 2, the items that a replica has of a part",
+    ),
     "more mini-batches than rows": (
         GOOD,
         "actor_train_step.rows: got '1 rows a step', expected at least 2, an item for each of 2 mini-batches",
@@ -273,6 +297,13 @@ def test_words_of_activations_that_an_engine_does_not_know_are_refused(monkeypat
     divided = placed(GOOD, "actor_train_step", engine="plain", dp=2, tp=2, sequence_parallel=True)
     with pytest.raises(InvalidInput, match="sequence_parallel: True is not used: plain divides no sequences"):
         check_plan(divided, GRAPH, LEASE)
+
+
+def test_parts_of_whole_groups_are_accepted():
+    grouped = replace(GRAPH, calls=tuple(replace(c, rows=replace(c.rows, samples=8)) for c in GRAPH))
+    assert check_plan(generate(parts=4), grouped, LEASE)
+    with pytest.raises(InvalidInput, match="parts: got 8, expected at most 4, the groups of rows of a step"):
+        check_plan(generate(parts=8), grouped, LEASE)
 
 
 @pytest.mark.parametrize("recompute", [1, 2, "all"])

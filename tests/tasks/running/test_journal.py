@@ -12,6 +12,7 @@ from prefect_rlhf.tasks.running.journal import (
     STEPS_KEPT,
     Journal,
     TaskRunSpan,
+    call_metrics,
     covered_seconds,
     read_spans,
     time_shares,
@@ -52,6 +53,14 @@ def test_metrics_are_written_under_the_name_of_their_call(tmp_path):
     }
     assert len((tmp_path / "task_runs.jsonl").read_text().splitlines()) == 2
     assert [s.step for s in journal.last_steps(1)] == [1]
+
+
+def test_the_metrics_of_parts_are_those_of_the_whole_call():
+    """A mean over tokens by the tokens of each part, a mean over rows by its rows."""
+    of_part = {"metrics": {"kept_mass": 1.0, "solved": 1.0}, "metric_rows": {"solved": 1}, "num_tokens": 30}
+    of_other = {"metrics": {"kept_mass": 0.5, "solved": 0.0}, "metric_rows": {"solved": 3}, "num_tokens": 10}
+    parts = [span("generate", 0.0, 1.0, **of_part), span("generate", 1.0, 2.0, **of_other)]
+    assert call_metrics(parts) == {"generate.kept_mass": 0.875, "generate.solved": 0.25}
 
 
 def call(name, every=None):
@@ -119,6 +128,6 @@ def test_lines_of_task_runs_are_flat(tmp_path):
         "node": "generate@0", "title": "generate", "kind": "generate", "call": "generate", "step": 0, "pool": "pool",
         "lease": "lease", "devices": ["n0:0"], "start": 0.0, "end": 1.0, "seconds": 1.0, "reads": None, "writes": None,
         "fingerprint_seconds": 0.0, "bytes_moved": 0, "num_tokens": 0, "peak_extra_bytes": 0, "device_bytes": {"0": 7},
-        "resident_bytes": {}, "store_bytes": {}, "metrics": {"loss": 0.5}, "predicted_seconds": None,
+        "resident_bytes": {}, "store_bytes": {}, "metrics": {"loss": 0.5}, "metric_rows": {}, "predicted_seconds": None,
         "depends_on": [], "gpu": {},
     }  # fmt: skip

@@ -95,6 +95,7 @@ DRAWN: Mapping[str, Callable[[random.Random, Call, Placement, Question], object]
     "sequence_parallel": lambda draw, call, placed, asked: (
         call.kind == "train_step" and placed.strategy.tp > 1 and draw.random() < 0.5
     ),
+    "parts": lambda draw, call, placed, asked: 1,  # `PlanSpace.left_out` says so
 }
 """How each field of a placement is drawn, of a call whose earlier fields are drawn already."""
 
