@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 StateKind = Literal["main", "exp_avg", "exp_avg_sq"]
-OverlongAnswers = Literal["refuse", "keep_start", "keep_end"]
+OverlongAnswers = Literal["refuse", "keep_start", "keep_end", "end"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,9 +141,9 @@ class Generated:
 
 @dataclass(frozen=True, slots=True)
 class PlaySettings:
-    """Settings of plays in a call. `Play` states their bounds.
+    """Settings of plays in a call. `Play` states their bounds and defaults.
 
-    function: the name of a coroutine function, as in PlayFunction.
+    function, signature, tools, tool_format, arguments, python: as in PlayFunction.
     max_turns: the most turns of the model in a row.
     max_tokens: the most tokens after a prompt, including those of answers.
     max_answer_tokens: the most tokens of an answer of the environment; `overlong_answers` is the treatment of others.
@@ -154,18 +154,23 @@ class PlaySettings:
     """
 
     function: str
+    signature: str
+    tools: tuple[str, ...]
+    tool_format: str
+    arguments: str
+    python: str
     max_tokens: int
-    max_turns: int = 8
-    max_answer_tokens: int = 1024
-    overlong_answers: OverlongAnswers = "keep_start"
-    workers: int = 2
-    at_once: int = 64
-    deadline_seconds: float = 30.0
-    play_seconds: float = 3600.0
-    retries: int = 1
-    failed_value: float | None = None
-    most_failed: float = 0.1
-    environment_variables: tuple[str, ...] = ()
+    max_turns: int
+    max_answer_tokens: int
+    overlong_answers: OverlongAnswers
+    workers: int
+    at_once: int
+    deadline_seconds: float
+    play_seconds: float
+    retries: int
+    failed_value: float | None
+    most_failed: float
+    environment_variables: tuple[str, ...]
 
 
 @dataclass(frozen=True)

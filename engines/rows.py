@@ -13,6 +13,12 @@ ColumnKind = Literal["number", "text", "other"]
 Column = Sequence["Tensor"]
 """A tensor per row: 0-d (a score), 1-d (tokens), or 2-d, [tokens, width] (a vector per token)."""
 
+KEYS_OF_CALLS = (
+    *("tokens", "prompt_tokens", "prompt_length", "logprobs", "values", "scores"),
+    *("mask", "turn", "turn_rewards", "truncated"),  # of plays
+)
+"""Keys that calls make: a dataset's column or a reward with such a name needs another name."""
+
 
 class NoSuchColumn(KeyError):
     """A computation or a loss asked its rows for a missing key; `there` are the keys that they have."""

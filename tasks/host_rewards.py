@@ -8,11 +8,11 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, StringConstraints, model_validator
 
 from prefect_rlhf.engines.functions.function import HostFunction, HostSettings
+from prefect_rlhf.engines.rows import KEYS_OF_CALLS
 from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.errors.wrong_setting import not_used
 from prefect_rlhf.tasks.settings import Settings
 
-_CALLS = ("tokens", "prompt_length", "prompt_tokens", "logprobs", "values", "scores", "mask", "turn", "turn_rewards")
 _COMPUTATIONS = (
     "advantages",
     "returns",
@@ -21,9 +21,8 @@ _COMPUTATIONS = (
     "group_tokens",
     "group_rows",
     "importance",
-    "truncated",
 )
-TAKEN = frozenset((*_CALLS, *_COMPUTATIONS))
+TAKEN = frozenset((*KEYS_OF_CALLS, *_COMPUTATIONS))
 """Keys that calls make; a reward must have another name."""
 
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_]\w*$", max_length=200)]

@@ -1,35 +1,58 @@
-"""Plays, as user settings: the coroutine that talks with the model, its bounds, and its execution."""
+"""Plays, as user settings: the code that talks with the model, its bounds, and its execution."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
-from pydantic import Field, StringConstraints
+from pydantic import Field, JsonValue, StringConstraints
 
-from prefect_rlhf.engines.engine import PlaySettings
-from prefect_rlhf.engines.functions.plays.play_function import PlayFunction
+from prefect_rlhf.engines.engine import OverlongAnswers, PlaySettings
+from prefect_rlhf.engines.functions.signatures.play_function import (
+    DEFAULT_FORMAT,
+    WITH_TOOLS,
+    PlayFunction,
+    PlaySignature,
+    ToolFormat,
+)
+from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.placement.graph import PlayBounds
 from prefect_rlhf.tasks.settings import Settings
 
+FunctionName = Annotated[str, StringConstraints(max_length=4096)]
 VariableName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_]\w*$", max_length=200)]
 
 
 class Play(Settings):
-    """A coroutine that plays a row with the model: `async def play(row, say)`, run in worker processes.
+    """Code that plays a row with the model, run in worker processes: `async def play(row, say)`, or as `signature`.
+
+    | signature | `function` | a row ends |
+    |---|---|---|
+    | play | `async def play(row, say)` | when it returns a score |
+    | tools | scores a row with `messages` and `response` | at a turn without a call of one of `tools` |
 
     >>> Play(function="my_play:solve", max_tokens=256).bounds.max_turns
     8
     """
 
     function: str = Field(
-        max_length=4096, description="`module:function` or `file.py:function`, such as `my_play.py:solve`."
+        "", max_length=4096, description="`module:function` or `file.py:function`, such as `my_play.py:solve`."
+    )
+    signature: PlaySignature = Field("play", description="How the function is called, and who answers the model.")
+    tools: tuple[FunctionName, ...] = Field(
+        (), strict=False, max_length=128, description="Functions that the model may call, for signature tools."
+    )
+    tool_format: ToolFormat = Field(DEFAULT_FORMAT, description="How the model writes calls of tools.")
+    arguments: dict[str, JsonValue] = Field({}, description="Arguments of an environment or a server.")
+    python: str = Field(
+        "", max_length=4096, description="Python interpreter of the worker processes; empty: that of the run."
     )
     max_tokens: int = Field(ge=1, le=1 << 20, description="Most tokens after the prompt, including those of answers.")
     max_turns: int = Field(8, ge=1, le=1000, description="Most turns of the model in a row.")
     max_answer_tokens: int = Field(1024, ge=1, le=1 << 20, description="Most tokens of an answer of the environment.")
-    overlong_answers: Literal["refuse", "keep_start", "keep_end"] = Field(
-        "keep_start", description="Longer answers: the row fails, or the answer's start or end is kept."
+    overlong_answers: OverlongAnswers = Field(
+        "keep_start", description="Longer answers: the row fails, the answer's start or end is kept, or the play ends."
     )
     workers: int = Field(2, ge=1, le=1024, description="Worker processes for each replica that generates.")
     at_once: int = Field(64, ge=1, le=4096, description="Plays that a worker has open.")
@@ -56,17 +79,26 @@ class Play(Settings):
     )
 
     def absolute(self) -> Play:
-        """Return the same settings with an absolute path, because ranks and workers may run in other folders."""
-        file, colon, function = self.function.rpartition(":")
-        if not file.endswith(".py"):
-            return self
-        return self.model_copy(update={"function": f"{Path(file).expanduser().resolve()}{colon}{function}"})
+        """Return the same settings with absolute paths, because ranks and workers may run in other folders."""
+        names: dict[str, object] = {"function": _absolute(self.function), "tools": tuple(map(_absolute, self.tools))}
+        if self.python:  # not resolved: a link names its environment
+            names["python"] = str(Path(self.python).expanduser().absolute())
+        return self.model_copy(update=names)
 
     @property
     def settings(self) -> PlaySettings:
-        """The settings of the pool. Raises InvalidInput for a function's name that has another form."""
-        PlayFunction(self.function)  # checks the name
-        return PlaySettings(**{name: getattr(self, name) for name in PlaySettings.__dataclass_fields__})
+        """The settings of the pool. Raises InvalidInput for names of another form, and for settings without effect."""
+        values = {name: getattr(self, name) for name in PlaySettings.__dataclass_fields__}
+        settings = PlaySettings(**(values | {"arguments": json.dumps(self.arguments, sort_keys=True)}))
+        PlayFunction.of(settings)  # checks names, and the fields of the signature
+        if self.shows_tools and self.max_turns < 2:  # noqa: PLR2004  a call and a turn after its answer
+            raise InvalidInput("play.max_turns", self.max_turns, "at least 2: a turn with a call, and a turn after it")
+        return settings
+
+    @property
+    def shows_tools(self) -> bool:
+        """Whether prompts show schemas of tools."""
+        return self.signature in WITH_TOOLS
 
     @property
     def bounds(self) -> PlayBounds:
@@ -76,3 +108,9 @@ class Play(Settings):
         return PlayBounds(
             self.model_dump_json(), self.max_tokens, self.max_turns, turns, observed, self.seconds_per_answer
         )
+
+
+def _absolute(name: str) -> str:
+    """Return a function's name with an absolute path, if a file is named."""
+    file, colon, function = name.rpartition(":")
+    return f"{Path(file).expanduser().resolve()}{colon}{function}" if file.endswith(".py") else name

@@ -73,7 +73,8 @@ SUB_ROOMS: Mapping[str, Mapping[str, str]] = {
     },
     "engines": {
         "functions": "",
-        "functions.plays": "functions .",
+        "functions.plays": "functions functions.signatures .",
+        "functions.signatures": "functions",
         "gang": "gang.processes gang.ray",
         "gang.processes": "gang .",
         "gang.ray": "gang gang.processes weights",
@@ -139,6 +140,7 @@ SEAM = {
     "files",
     "functions",
     "functions.plays",
+    "functions.signatures",
 }
 """Sub-rooms of engines that tasks may import, besides the root (values and protocols). The controller opens a gang,
 calls methods of its ranks (also of ranks that profile or try operators), compares fingerprints, reads configs and

@@ -14,6 +14,7 @@ RULES = [line.strip("|").rpartition(" | ") for line in PAGE.splitlines() if line
 CHANGELOG_LINES = 40
 STATE = {
     "AttemptEngine",
+    "Conversation",
     "CountedSteps",
     "FileLock",
     "Findings",

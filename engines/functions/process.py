@@ -26,7 +26,25 @@ _HANG_UP_SECONDS = 2.0  # from the end of a process's channel to the end of the 
 _AT_ONCE = 1 << 16
 _MOST_AT_ONCE = 1 << 24  # bytes from a worker before the pool looks at the others
 _LONGEST_LINE = 1 << 26
-_COMMAND = (sys.executable, "-P", "-u", "-X", "faulthandler", "-m")
+_OPTIONS = ("-u", "-X", "faulthandler")
+_COMMAND = (sys.executable, "-P", *_OPTIONS, "-m")
+_START = """
+import sys
+folder, module, *rest = sys.argv[1:]
+if sys.version_info < (3, 11):
+    sys.exit("it has to be Python 3.11 or newer, and is " + sys.version.split()[0])
+from importlib.util import module_from_spec, spec_from_file_location
+from runpy import run_module
+sys.path.remove("")
+name = module.partition(".")[0]
+spec = spec_from_file_location(name, folder + "/__init__.py", submodule_search_locations=[folder])
+sys.modules[name] = module_from_spec(spec)
+spec.loader.exec_module(sys.modules[name])
+sys.argv = [module, *rest]
+run_module(module, run_name="__main__", alter_sys=True)
+"""
+"""Another interpreter finds this package, and nothing else that is installed beside it."""
+_PACKAGE = Path(__file__).parents[2]
 _ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",  # a worker uses a single CPU
     "OPENBLAS_NUM_THREADS": "1",
@@ -43,7 +61,8 @@ class WorkerProcess(Generic[Said]):
     """A fresh interpreter in a session of its own, that ends when this process does. Raises OSError.
 
     It runs `module` of this folder, and receives `first`. `read` reads a line of its messages, or raises ValueError.
-    `environment` are its variables, besides those of every worker.
+    `environment` are its variables, besides those of every worker. `python` is another interpreter than this process's;
+    what it imports of this package needs the standard library alone.
     """
 
     def __init__(
@@ -52,12 +71,14 @@ class WorkerProcess(Generic[Said]):
         read: Callable[[bytes], Said],
         module: str = "worker",
         environment: Mapping[str, str] = os.environ,
+        python: str = "",
     ) -> None:
         self._read = read
         self.channel, theirs = socket.socketpair()
         self.output, printed = os.pipe()
         lifeline, self._life = os.pipe()  # a pipe per worker: the kernel stores the group to kill with the read end
-        command = [*_COMMAND, f"{__package__}.{module}", str(theirs.fileno()), str(lifeline)]
+        start = (python, *_OPTIONS, "-c", _START, str(_PACKAGE)) if python else _COMMAND
+        command = [*start, f"{__package__}.{module}", str(theirs.fileno()), str(lifeline)]
         try:
             self._process = subprocess.Popen(
                 command,

@@ -23,7 +23,7 @@ class AnswerTokens:
     """Text and tokens of plays, by the tokenizer of a model folder.
 
     An answer has at most `most` tokens, apart from those that the template adds. `overlong` is the treatment of others:
-    "refuse", "keep_start" or "keep_end".
+    "refuse", "keep_start", "keep_end", or "end", which ends the play.
     """
 
     def __init__(self, folder: str, most: int, overlong: str) -> None:
@@ -34,11 +34,13 @@ class AnswerTokens:
         decode = self._tokenizer.decode
         return str(decode(list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False))
 
-    def of(self, answer: str | Sequence[Mapping[str, str]], latest: int) -> list[int]:
-        """Return the tokens of an answer after a turn whose last token is `latest`.
+    def of(self, answer: str | Sequence[Mapping[str, str]], latest: int) -> list[int] | None:
+        """Return the tokens of an answer after a turn whose last token is `latest`; None if it ends the play.
 
         Raises NoAnswer for an answer that is too long and for messages that the chat template refuses.
         """
+        if self._overlong == "end" and self._length(answer) > self._most:
+            return None
         if isinstance(answer, str):
             return self._cut(answer, self._most)[0]
         left, messages = self._most, []
@@ -48,6 +50,11 @@ class AnswerTokens:
             messages.append({"role": message["role"], "content": text})
         suffix = self._encoded(self._suffix(messages))
         return suffix[1:] if suffix[:1] == [latest] else suffix
+
+    def _length(self, answer: str | Sequence[Mapping[str, str]]) -> int:
+        """Return the tokens of an answer, apart from those that the template adds."""
+        texts = [answer] if isinstance(answer, str) else [message["content"] for message in answer]
+        return sum(len(self._encoded(text)) for text in texts)
 
     def _suffix(self, messages: Sequence[Mapping[str, str]]) -> str:
         """Return the text that the template adds after the content of the assistant's message."""

@@ -124,7 +124,7 @@ def read_request(
         has_ended = read_result(checkpoint.folder.parent.parent) is not None
         check_resumable(checkpoint, graph, identity, options.steps, has_ended, optimizer_parameters(graph, arguments))
     check_output_folder(options, graph, checkpoint.folder if checkpoint and is_restart else None)
-    if any(call.on_hosts for call in graph):
+    if any(call.on_hosts or call.play is not None for call in graph):
         check_reward_functions(graph, inputs)
     check_operators(graph, inputs, best, is_own=not algorithm.is_shipped)
     return RunRequest(options, lease, inputs, graph, workload, checkpoint)

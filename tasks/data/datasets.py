@@ -17,7 +17,15 @@ from prefect_rlhf.tasks.data.pairs import pair_of_chats
 from prefect_rlhf.tasks.data.prompt_lengths import OverlongPrompts, PromptLimit
 from prefect_rlhf.tasks.data.source import DatasetSource
 from prefect_rlhf.tasks.data.stored.stored_rows import require_text
-from prefect_rlhf.tasks.data.tokenizer import Prompt, answered_tokens, load_tokenizer, prompt_tokens, template_remark
+from prefect_rlhf.tasks.data.tokenizer import (
+    Prompt,
+    Tools,
+    answered_tokens,
+    load_tokenizer,
+    prompt_tokens,
+    template_remark,
+)
+from prefect_rlhf.tasks.data.tools import ShownTools
 
 LastAnswer = Literal["refuse", "strip"]
 DEFAULT_PROMPT_COLUMN = "prompt"
@@ -29,7 +37,7 @@ class PromptDataset(DatasetSource):
     """Prompts: key `prompt_tokens` of each row. `last_answer`: what to do if a chat ends with an answer.
 
     Prompts of more than `max_prompt_length` tokens are treated as `overlong_prompts` says. The numbering of rows skips
-    prompts that are left out.
+    prompts that are left out. The chat template shows the schemas of `tools`.
     """
 
     prompt_column: str = DEFAULT_PROMPT_COLUMN
@@ -37,6 +45,7 @@ class PromptDataset(DatasetSource):
     system_prompt: str | None = None
     max_prompt_length: int | None = None
     overlong_prompts: OverlongPrompts = "refuse"
+    tools: ShownTools | None = None
 
     keys = ("prompt_tokens",)
 
@@ -73,6 +82,8 @@ class PromptDataset(DatasetSource):
             self.check_prompt(row, prompt, remedy=", or set last_answer to strip")
             self._check_system_turn(row, prompt)
         self.check_tokenizer(has_chats=not isinstance(prompts[0], str))
+        if self.tools is not None:
+            self.tools.check(self.name, load_tokenizer(self.tokenizer), self.goes_through_template)
         tokens, limit = self._tokens(range(len(self.rows))), self._limit
         if limit is None:
             return self.check_tokens(tokens, max_tokens, vocabulary)
@@ -87,7 +98,7 @@ class PromptDataset(DatasetSource):
         """Return lines for the log: the chat template's rendering, and the number of prompts above the limit."""
         lines = []
         if self.goes_through_template:
-            lines.append(template_remark(self.name, load_tokenizer(self.tokenizer), self.system_prompt))
+            lines.append(template_remark(self.name, load_tokenizer(self.tokenizer), self.system_prompt, self._schemas))
         if self._limit and self.overlong_prompts != "refuse":
             lines.append(self._limit.remark(self.name, self._lengths))
         return tuple(lines)
@@ -96,6 +107,10 @@ class PromptDataset(DatasetSource):
     def goes_through_template(self) -> bool:
         """Whether the tokenizer's chat template writes the rows."""
         return self.chat_template or self.rows.column(self.prompt_column).holds_messages
+
+    @property
+    def _schemas(self) -> Tools:
+        return () if self.tools is None else self.tools.schemas
 
     @property
     def _limit(self) -> PromptLimit | None:
@@ -114,7 +129,8 @@ class PromptDataset(DatasetSource):
     def _tokens(self, items: Sequence[int]) -> list[list[int]]:
         tokenizer = load_tokenizer(self.tokenizer)
         return [
-            prompt_tokens(tokenizer, prompt, self.chat_template, self.system_prompt) for prompt in self._prompts(items)
+            prompt_tokens(tokenizer, prompt, self.chat_template, self.system_prompt, self._schemas)
+            for prompt in self._prompts(items)
         ]
 
     def _check_system_turn(self, row: int, prompt: Prompt) -> None:

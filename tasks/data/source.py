@@ -5,13 +5,10 @@ from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import Any
 
-from prefect_rlhf.engines.rows import ColumnKind
+from prefect_rlhf.engines.rows import KEYS_OF_CALLS, ColumnKind
 from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.tasks.data.stored.stored_rows import DEFAULT_SPLIT, DEFAULT_SPLIT_COLUMN, StoredRows
 from prefect_rlhf.tasks.data.tokenizer import load_tokenizer, template_remark
-
-KEYS_OF_CALLS = ("tokens", "prompt_tokens", "prompt_length", "logprobs", "values", "scores", "mask", "turn")
-"""Keys that calls make: a column with such a name needs another name."""
 
 
 @dataclass(frozen=True)

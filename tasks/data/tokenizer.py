@@ -12,6 +12,7 @@ from prefect_rlhf.files.storage.mirror import readable
 
 ChatMessage = Mapping[str, str]  # role and content
 Prompt = str | Sequence[ChatMessage]
+Tools = Sequence[Mapping[str, Any]]  # JSON schemas
 
 
 @lru_cache(maxsize=4)  # loading takes longer than all tokenization of a step
@@ -40,17 +41,19 @@ def refused_config(folder: Path, name: str, error: Exception) -> InvalidInput:
     return InvalidInput(field, seen, f"a config that transformers accepts ({str(error).splitlines()[-1].strip():.200})")
 
 
-def prompt_tokens(tokenizer: Any, prompt: Prompt, chat_template: bool, system_prompt: str | None = None) -> list[int]:
+def prompt_tokens(
+    tokenizer: Any, prompt: Prompt, chat_template: bool, system_prompt: str | None = None, tools: Tools = ()
+) -> list[int]:
     """Return the tokens of a prompt: text as it is or as a user's turn, messages through the template.
 
-    A `system_prompt` precedes the messages. Raises InvalidInput for messages that the template refuses, and for a
-    broken template.
+    A `system_prompt` precedes the messages; the template shows the schemas of `tools`. Raises InvalidInput for messages
+    that the template refuses, and for a broken template.
     """
     if not _is_chat(prompt, chat_template):
         return [] if not prompt else list(tokenizer(prompt)["input_ids"])
     asked = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
     messages = [*system_turn(system_prompt), *asked]
-    text = rendered(tokenizer, messages, "chat_template", add_generation_prompt=True)
+    text = rendered(tokenizer, messages, "chat_template", add_generation_prompt=True, tools=tools)
     return list(tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
@@ -59,27 +62,34 @@ def system_turn(system_prompt: str | None) -> list[ChatMessage]:
     return [] if system_prompt is None else [{"role": "system", "content": system_prompt}]
 
 
-def template_remark(name: str, tokenizer: Any, system_prompt: str | None = None) -> str:
+def template_remark(name: str, tokenizer: Any, system_prompt: str | None = None, tools: Tools = ()) -> str:
     """Return a line that shows the chat template's rendering of a prompt and of the system prompt."""
     chat = [*system_turn(system_prompt), {"role": "user", "content": "{prompt}"}]
     try:
-        text = rendered(tokenizer, chat, "chat_template", add_generation_prompt=True)
+        text = rendered(tokenizer, chat, "chat_template", add_generation_prompt=True, tools=tools)
     except InvalidInput:  # it refuses this chat; the dataset's own chats were rendered before
         return f"{name}: chats go through the template of {tokenizer.name_or_path}"
     return f"{name}: the chat template of {tokenizer.name_or_path} renders a prompt as {text!r:.600}"
 
 
 def rendered(
-    tokenizer: Any, messages: Sequence[ChatMessage], where: str, *, add_generation_prompt: bool = False
+    tokenizer: Any,
+    messages: Sequence[ChatMessage],
+    where: str,
+    *,
+    add_generation_prompt: bool = False,
+    tools: Tools = (),
 ) -> str:
-    """Return messages as the tokenizer's chat template writes them.
+    """Return messages as the tokenizer's chat template writes them, with the schemas of tools if it shows them.
 
     Raises InvalidInput, at `where`, for messages that the template refuses, and for a broken template.
     """
     turns = [dict(turn) for turn in messages]
     expected = f"messages that the chat template of {tokenizer.name_or_path} accepts"
     with refusing(Exception, where, turns, expected, most=200):  # a template is a program of the model's author
-        return str(tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=add_generation_prompt))
+        shown = {"tools": list(tools)} if tools else {}
+        added = add_generation_prompt
+        return str(tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=added, **shown))
 
 
 def answered_tokens(

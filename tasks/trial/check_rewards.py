@@ -17,7 +17,9 @@ def check_rewards(graph: DataflowGraph, sources: Mapping[str, RowSource]) -> Non
     """
     checked = set()
     for settings in dict.fromkeys(call.play.settings for call in graph if call.play is not None):
-        check_play(Play.model_validate_json(settings).settings)
+        play = Play.model_validate_json(settings)
+        if not play.shows_tools:  # else it was imported to show the tools
+            check_play(play.settings)
     for call in graph:
         if call.on_hosts:
             columns = tuple(sources[call.rows.dataset].column_kinds)

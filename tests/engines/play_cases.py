@@ -11,6 +11,7 @@ from prefect_rlhf.engines.engine import Conversed, PlaySettings, SamplingSetting
 from prefect_rlhf.engines.functions.plays.pool import PlayPool
 from prefect_rlhf.engines.functions.plays.table import Table
 from prefect_rlhf.placement.devices.strategy import Strategy
+from prefect_rlhf.tasks.play import Play
 
 FILE = Path(__file__).parent / "functions" / "of_plays.py"
 SAMPLING = SamplingSettings(8, temperature=2.0)
@@ -28,7 +29,7 @@ class WordCodec:
 
 
 def settings(name: str, **changed) -> PlaySettings:
-    return PlaySettings(f"{FILE}:{name}", **{"max_tokens": 40} | changed)
+    return Play(function=f"{FILE}:{name}", **{"max_tokens": 40} | changed).settings
 
 
 def converse(engine, play: PlaySettings, sampling=SAMPLING, delay=0.0, rows=slice(None), micro_batches=1) -> Conversed:

@@ -23,3 +23,17 @@ async def guesses(row, say):
 async def dies(row, say):
     await say()
     raise RuntimeError("the environment is gone")
+
+
+def film_of(number: int) -> str:
+    """the best film
+
+    Args:
+        number: The number of a film.
+    """
+    return "best_film" if number >= 0 else "bad"
+
+
+def answers(row):
+    """The number of answers of tools."""
+    return float(sum(message["role"] == "tool" for message in row["messages"]))

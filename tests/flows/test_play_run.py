@@ -6,11 +6,16 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import WhitespaceSplit
+from transformers import PreTrainedTokenizerFast
 
 from prefect_rlhf.flows.grpo import grpo
 from prefect_rlhf.flows.ppo import ppo
 from prefect_rlhf.flows.remax import remax
 from tests.runs import completed, end, read_lines
+from tests.tasks.small_tokenizer import WORDS
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("prefect", "own_home")]
 PLAYS = Path(__file__).parent / "plays.py"
@@ -58,6 +63,40 @@ def test_ppo_and_remax_take_a_play(played, parameters):
     roles = {name: parameters[name] for name in ("critic", "ref")}
     completed(ppo, played | roles | {"algo": algo, "play": play("guesses")})
     completed(remax, played | {"algo": algo | {"kl": {"coefficient": 0.0, "kind": "fixed"}}, "play": play("guesses")})
+
+
+TEMPLATE = (
+    "{% if tools %}{{ tools[0].function.description }} {% endif %}{% for m in messages %}{{ m.role }} {{ m.content }} "
+    "{% endfor %}{% if add_generation_prompt %}assistant{% endif %}"
+)
+CALL = '<tool_call>{"name":"film_of","arguments":{"number":%d}}</tool_call>'
+
+
+def save_tokenizer_with_calls(folder):
+    """Write a tokenizer whose words are mostly calls of a tool, so that a random model makes some."""
+    words = [*WORDS, "tool", "best_film", *(CALL % number for number in range(64 - len(WORDS) - 2))]
+    of_words = Tokenizer(WordLevel({word: i for i, word in enumerate(words)}, unk_token="<unk>"))
+    of_words.pre_tokenizer = WhitespaceSplit()
+    fast = PreTrainedTokenizerFast(tokenizer_object=of_words, bos_token="<s>", eos_token="</s>", unk_token="<unk>")
+    fast.chat_template = TEMPLATE
+    fast.save_pretrained(folder)
+
+
+@pytest.mark.all
+def test_grpo_trains_on_plays_whose_model_calls_tools(played):
+    save_tokenizer_with_calls(Path(played["actor"]["path"]))
+    tools = {"signature": "tools", "tools": [f"{PLAYS}:film_of"], "function": f"{PLAYS}:answers"}
+    played["play"] = {"max_tokens": 40, "max_turns": 3} | tools
+    played["algo"]["sampling"] = {"max_new_tokens": 6, "stop": ["</tool_call>"]}
+    for name in ("prompts", "held_out"):
+        played[name] = played[name] | {"chat_template": True}
+    run_dir = completed(grpo, played)
+    first = read_lines(run_dir / "metrics.jsonl")[0]
+    assert first["actor_generate.play/tool_calls"] > 1
+    assert (first["actor_generate.play/bad_calls"], first["actor_generate.failed"]) == (0, 0)
+    rows = pq.read_table(run_dir / "rollouts" / "step-000000.parquet").to_pylist()
+    assert all(row["prompt"].startswith("the best film user ") for row in rows)
+    assert sum(row["reward"] for row in rows) == sum(row["response"].count("best_film") for row in rows) > 0
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 from prefect_rlhf.engines.engine import PlaySettings
 from prefect_rlhf.engines.functions.plays.messages import (
@@ -21,8 +23,8 @@ from prefect_rlhf.engines.functions.plays.messages import (
     Told,
     said_in,
 )
-from prefect_rlhf.engines.functions.plays.play_function import PlayFunction
 from prefect_rlhf.engines.functions.process import WorkerProcess, search_path
+from prefect_rlhf.engines.functions.signatures.play_function import PlayFunction
 from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.errors.in_short import in_short
 
@@ -39,10 +41,18 @@ class Hand:
     def __init__(self, settings: PlaySettings, start_seconds: float = START_SECONDS) -> None:
         names = (*_PASSED_ON, *settings.environment_variables)
         passed = {name: os.environ[name] for name in names if name in os.environ}
-        self._function = PlayFunction(settings.function)
-        begin = Begin(self._function, search_path(), settings.deadline_seconds, settings.play_seconds)
-        self.process = WorkerProcess(begin, said_in, "plays.worker", passed)
+        self._function = function = PlayFunction.of(settings)
+        path = (str(Path.cwd()),) if function.python else search_path()
+        begin = Begin(function, path, settings.deadline_seconds, settings.play_seconds)
+        try:
+            self.process = WorkerProcess(begin, said_in, "plays.worker", passed, function.python)
+        except OSError as error:
+            if not function.python:
+                raise
+            right = f"the path of a Python interpreter ({error.strerror})"
+            raise InvalidInput("play.python", function.python, right) from error
         self.place: str | None = None  # of the function; None until it is imported
+        self.schemas: Sequence[Mapping[str, Any]] = ()  # of its tools
         self.plays: dict[int, float] = {}  # by number: since when its own code runs; infinity while it waits
         self.alone = False
         self._settings, self._start_seconds, self._since = settings, start_seconds, time.monotonic()
@@ -94,9 +104,9 @@ class Hand:
                 self.process.nonsense = in_short(said)
                 return
             if isinstance(said, Refused):
-                raise InvalidInput(self._function.field, said.seen, said.expected)
+                raise InvalidInput(said.field, said.seen, said.expected)
             if isinstance(said, Ready):
-                self.place = said.place
+                self.place, self.schemas = said.place, said.schemas
                 self.plays = dict.fromkeys(self.plays, time.monotonic())
             elif isinstance(said, Asks):
                 self.plays[said.play] = math.inf
@@ -110,6 +120,9 @@ class Hand:
         text = how + self.process.last_words()
         if self.place is None:
             function = self._function
+            if function.python:
+                right = f"an interpreter that can import {function.function}: {text}"
+                raise InvalidInput("play.python", function.python, right)
             raise InvalidInput(function.field, function.function, f"a module that can be imported: {text}")
         return text
 

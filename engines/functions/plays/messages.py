@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from prefect_rlhf.engines.functions.messages import exactly, finite, parsed
-from prefect_rlhf.engines.functions.plays.play_function import PlayFunction
+from prefect_rlhf.engines.functions.signatures.play_function import PlayFunction
 
 Answer = str | list[dict[str, str]]
 """Text, or messages with role and content."""
@@ -57,15 +57,17 @@ class Close:
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """The play function is imported: its `file:line in function`."""
+    """The play is imported: its `file:line in function`, and the schemas of tools that prompts show."""
 
     place: str
+    schemas: tuple[Mapping[str, Any], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """The play function cannot be used: the value seen, and the expected value."""
+    """The play cannot be used: the field of its settings, the value seen, and the expected value."""
 
+    field: str
     seen: str
     expected: str
 
@@ -131,12 +133,12 @@ def _is_message(value: object) -> bool:
     )
 
 
-def _ready(place: str) -> Ready:
-    return Ready(exactly(str, place))
+def _ready(place: str, schemas: list[dict[str, Any]]) -> Ready:
+    return Ready(exactly(str, place), tuple(exactly(dict, schema) for schema in exactly(list, schemas)))
 
 
-def _refused(seen: str, expected: str) -> Refused:
-    return Refused(exactly(str, seen), exactly(str, expected))
+def _refused(field: str, seen: str, expected: str) -> Refused:
+    return Refused(exactly(str, field), exactly(str, seen), exactly(str, expected))
 
 
 def _asks(play: int, turn: int, answer: Any) -> Asks:

@@ -21,11 +21,11 @@ from prefect_rlhf.engines.functions.pool import exchange
 Event = Asks | Over | Failed
 
 
-def check_play(settings: PlaySettings) -> None:
-    """Raise InvalidInput for a play function that cannot be imported, or that is not `async def play(row, say)`."""
+def check_play(settings: PlaySettings) -> Sequence[Mapping[str, Any]]:
+    """Import a play in a worker; return the schemas of its tools. Raises InvalidInput for code that is no play."""
     pool = PlayPool(settings)
     try:
-        pool.load()
+        return pool.load()
     finally:
         pool.close()
 
@@ -91,12 +91,12 @@ class PlayPool:
             self.close()
             raise
 
-    def load(self) -> str:
-        """Import the function in a first worker; return its place. Raises InvalidInput for a refused function."""
+    def load(self) -> Sequence[Mapping[str, Any]]:
+        """Import the play in a first worker; return the schemas of its tools. Raises InvalidInput if it is refused."""
         while True:
             for hand in self._hands:
                 if hand.place is not None:
-                    return hand.place
+                    return hand.schemas
             if not self._hands:
                 self._hands.append(Hand(self.settings, self._start_seconds))
             self.events(self._start_seconds)

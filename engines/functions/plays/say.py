@@ -8,9 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from prefect_rlhf.engines.functions.plays.messages import Answer, Asks, End, Told, as_answer
-
-MOST_CHARACTERS = 1 << 22
-"""Of an answer; a longer answer fails its play."""
+from prefect_rlhf.engines.functions.signatures.loaded import MOST_CHARACTERS
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,11 +25,14 @@ class PlaysFailed(RlhfError):
 
 
 class Codec(Protocol):
-    """Text and tokens of turns and answers; see AnswerTokens. `of` raises an error whose text is a reason."""
+    """Text and tokens of turns and answers; see AnswerTokens. `of` raises an error whose text is a reason.
+
+    It returns None for an answer that ends the play.
+    """
 
     def text(self, tokens: Sequence[int]) -> str: ...
 
-    def of(self, answer: Answer, latest: int) -> list[int]: ...
+    def of(self, answer: Answer, latest: int) -> list[int] | None: ...
 
 
 @dataclass(slots=True)
@@ -127,7 +130,7 @@ class Table:
             self._pool.drop(asks.play)
             self._fail(Failed(asks.play, one_line(f"{error}")))
             return
-        if seat.turns_left < 1 or seat.tokens_left <= len(answer):
+        if answer is None or seat.turns_left < 1 or seat.tokens_left <= len(answer):
             seat.is_cut = True
             self._pool.tell(Told(asks.play, "", (), "budget", (0, 0)))
             return

@@ -4,7 +4,6 @@ All plays of a worker share an event loop. Its start and its end are those of a 
 """
 
 import asyncio
-import inspect
 import math
 import os
 import socket
@@ -13,7 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from prefect_rlhf.engines.functions.call import has_float
-from prefect_rlhf.engines.functions.load import at, imported, place_of, reason
+from prefect_rlhf.engines.functions.load import at, reason
 from prefect_rlhf.engines.functions.messages import line_of, received_from
 from prefect_rlhf.engines.functions.plays.messages import (
     Begin,
@@ -26,13 +25,12 @@ from prefect_rlhf.engines.functions.plays.messages import (
     Said,
     Told,
 )
-from prefect_rlhf.engines.functions.plays.play_function import PlayFunction
 from prefect_rlhf.engines.functions.plays.say import Say
+from prefect_rlhf.engines.functions.signatures.load import load_play
+from prefect_rlhf.engines.functions.signatures.loaded import LoadedPlay, PlayFailed
 from prefect_rlhf.engines.functions.worker import connected
 from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.errors.in_short import in_short, one_line
-
-Play = Callable[[Mapping[str, Any], Say], Any]
 
 
 def main(channel: int, lifeline: int) -> None:
@@ -41,20 +39,6 @@ def main(channel: int, lifeline: int) -> None:
         asyncio.run(serve(connected(channel, lifeline)))
     except (EOFError, ConnectionError):  # asyncio's IncompleteReadError is an EOFError
         return
-
-
-def load_play(function: PlayFunction) -> tuple[Play, str]:
-    """Import a play function; return it and its place. Raises InvalidInput unless it is `async def play(row, say)`."""
-    found = imported(function)
-    place = place_of(found)
-    expected = at("a coroutine function: async def play(row, say)", place)
-    if not callable(found) or not inspect.iscoroutinefunction(found):
-        raise InvalidInput(function.field, function.function, expected)
-    try:
-        inspect.signature(found).bind(None, None)
-    except TypeError as error:
-        raise InvalidInput(function.field, function.function, f"{expected}; {error}") from error
-    return found, place
 
 
 async def serve(connection: socket.socket) -> None:
@@ -70,17 +54,17 @@ async def serve(connection: socket.socket) -> None:
     begin: Begin = await received_from(reader)
     sys.path += [folder for folder in begin.path if folder not in sys.path]
     try:
-        play, place = load_play(begin.function)
+        loaded = await load_play(begin.function)
     except InvalidInput as error:
-        send(Refused(str(error.seen), error.expected))
+        send(Refused(error.field, str(error.seen), error.expected))
         await writer.drain()
         return
-    send(Ready(place))
+    send(Ready(loaded.place, tuple(loaded.schemas)))
     plays: dict[int, Opened] = {}
     while True:
         message: Open | Told | Close = await received_from(reader)
         if isinstance(message, Open):
-            plays[message.play] = Opened(message, play, place, begin, send)
+            plays[message.play] = Opened(message, loaded, begin, send)
         elif isinstance(message, Close):
             plays.pop(message.play).close()
         elif message.play in plays:
@@ -90,8 +74,8 @@ async def serve(connection: socket.socket) -> None:
 class Opened:
     """A play in progress: its task, and the model as it sees it."""
 
-    def __init__(self, message: Open, play: Play, place: str, begin: Begin, send: Callable[[Said], None]) -> None:
-        self._message, self._play, self._place, self._send = message, play, place, send
+    def __init__(self, message: Open, loaded: LoadedPlay, begin: Begin, send: Callable[[Said], None]) -> None:
+        self._message, self._play, self._place, self._send = message, loaded.play, loaded.place, send
         self._is_closed = False
         limits = begin.deadline_seconds, begin.play_seconds
         self.say = Say(message.play, message.left, limits, self._tell_pool, lambda: self.task.cancel())
@@ -113,10 +97,16 @@ class Opened:
             returned = await self._play(dict(self._message.row), say)
             self._tell_pool(outcome(number, returned, say, self._place))
         except BaseException as error:  # noqa: BLE001  a person's code may raise anything, SystemExit too
-            why = at(say.late, self._place) if say.late else reason(error, self._place)
-            self._tell_pool(Failed(number, one_line(why)))
+            self._tell_pool(Failed(number, one_line(why_failed(error, say.late, self._place))))
         finally:
             say.pause()
+
+
+def why_failed(error: BaseException, late: str, place: str) -> str:
+    """Return why a play failed. `late` is the limit that it passed, if any: then the error is the play's end by us."""
+    if late:  # the error's text is the place of a tool that was running
+        return at(late, str(error) or place)
+    return str(error) if isinstance(error, PlayFailed) else reason(error, place)
 
 
 def outcome(number: int, returned: object, say: Say, place: str) -> Over | Failed:

@@ -1,10 +1,9 @@
 """The place in a person's own code that an error came from."""
 
+import sys
 import sysconfig
 import traceback
 from pathlib import Path
-
-from pydantic_core import ValidationError
 
 _PACKAGE = Path(__file__).parents[1]
 _FOREIGN = tuple(
@@ -26,7 +25,8 @@ def described(error: BaseException) -> str:
     'MemoryError: no room'
     """
     lines = [line.strip() for line in str(error).splitlines() if line.strip()][:1]
-    if isinstance(error, ValidationError):
+    pydantic_core = sys.modules.get("pydantic_core")  # an interpreter of plays may lack it
+    if pydantic_core is not None and isinstance(error, pydantic_core.ValidationError):
         first = error.errors()[0]
         lines = [".".join(map(str, (error.title, *first["loc"]))), first["msg"]]
     place = own_place(error)

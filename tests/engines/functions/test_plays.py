@@ -5,17 +5,17 @@ from pathlib import Path
 
 import pytest
 
-from prefect_rlhf.engines.engine import PlaySettings
 from prefect_rlhf.engines.functions.plays.messages import Asks, Failed, Over, Told
 from prefect_rlhf.engines.functions.plays.pool import PlayPool
 from prefect_rlhf.errors.errors import InvalidInput
+from prefect_rlhf.tasks.play import Play
 
 FILE = Path(__file__).parent / "of_plays.py"
 ROWS = [{"prompt": "good"}, {"prompt": "bad"}, {"prompt": "fine"}]
 
 
 def settings(name, **changed):
-    return PlaySettings(f"{FILE}:{name}", **{"max_tokens": 64, "deadline_seconds": 1.0} | changed)
+    return Play(function=f"{FILE}:{name}", **{"max_tokens": 64, "deadline_seconds": 1.0} | changed).settings
 
 
 def played(pool, rows):

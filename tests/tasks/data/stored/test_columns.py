@@ -6,10 +6,10 @@ import pyarrow as pa
 import pytest
 
 from prefect_rlhf.blocks.dataset import Preferences, Prompts, read_as
+from prefect_rlhf.engines.rows import KEYS_OF_CALLS
 from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.flows.training.inputs import open_source
 from prefect_rlhf.tasks.data.datasets import PreferenceDataset, PromptDataset
-from prefect_rlhf.tasks.data.source import KEYS_OF_CALLS
 from tests.tasks.data.stored import json_lines, parquet, saved
 
 pytestmark = pytest.mark.quick

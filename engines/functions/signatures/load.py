@@ -1,0 +1,36 @@
+"""A play of any signature, imported in the process that runs it, or refused with the expected value."""
+
+import inspect
+from collections.abc import Awaitable, Callable, Mapping
+from typing import cast
+
+from prefect_rlhf.engines.functions.load import at, imported, place_of
+from prefect_rlhf.engines.functions.signatures.loaded import LoadedPlay, Play
+from prefect_rlhf.engines.functions.signatures.play_function import PlayFunction, PlaySignature
+from prefect_rlhf.engines.functions.signatures.tools import load_tools
+from prefect_rlhf.errors.errors import InvalidInput
+
+
+async def load_play(function: PlayFunction) -> LoadedPlay:
+    """Import a play. Raises InvalidInput for code that cannot be imported, or that its signature cannot call."""
+    return await _LOADERS[function.signature](function)
+
+
+async def load_coroutine(function: PlayFunction) -> LoadedPlay:
+    """Import a coroutine function. Raises InvalidInput unless it is `async def play(row, say)`."""
+    found = imported(function)
+    place = place_of(found)
+    expected = at("a coroutine function: async def play(row, say)", place)
+    if not callable(found) or not inspect.iscoroutinefunction(found):
+        raise InvalidInput(function.field, function.function, expected)
+    try:
+        inspect.signature(found).bind(None, None)
+    except TypeError as error:
+        raise InvalidInput(function.field, function.function, f"{expected}; {error}") from error
+    return LoadedPlay(cast(Play, found), place)
+
+
+_LOADERS: Mapping[PlaySignature, Callable[[PlayFunction], Awaitable[LoadedPlay]]] = {
+    "play": load_coroutine,
+    "tools": load_tools,
+}

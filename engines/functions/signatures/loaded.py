@@ -1,0 +1,45 @@
+"""A loaded play, as a worker runs it, and the reason of a play's failure."""
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+MOST_CHARACTERS = 1 << 22
+"""Of an answer; a longer answer fails its play."""
+
+
+class PlayFailed(Exception):  # noqa: N818  the reason of a play's failure, not an error of ours
+    """The reason of a failure in one line, with its place."""
+
+
+class Turn(Protocol):
+    """A turn of the model; see `Said`."""
+
+    @property
+    def text(self) -> str: ...
+
+    @property
+    def end(self) -> str: ...
+
+    @property
+    def turn(self) -> int: ...
+
+
+class Model(Protocol):
+    """The model, as a play sees it; see `Say`."""
+
+    async def __call__(self, answer: object = None) -> Turn: ...
+
+    def reward(self, value: float) -> None: ...
+
+
+Play = Callable[[Mapping[str, Any], Model], Awaitable[object]]
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedPlay:
+    """A play, its `file:line in function`, and the schemas of tools that prompts show, as JSON values."""
+
+    play: Play
+    place: str
+    schemas: Sequence[Mapping[str, Any]] = ()

@@ -1,0 +1,141 @@
+"""Signature `tools`: the model calls Python functions until a turn has no call; a function of yours scores the row.
+
+A bad call is answered, so that the model can correct it. An error of a tool fails the play.
+"""
+
+import asyncio
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from prefect_rlhf.engines.functions.load import at, imported, place_of
+from prefect_rlhf.engines.functions.signatures.called import called
+from prefect_rlhf.engines.functions.signatures.loaded import MOST_CHARACTERS, LoadedPlay, Model, PlayFailed
+from prefect_rlhf.engines.functions.signatures.play_function import PlayFunction, Tool, ToolFormat
+from prefect_rlhf.engines.functions.signatures.schemas import misfit, schema_of
+from prefect_rlhf.engines.functions.signatures.tool_calls import BadCall, ToolCall, calls_in
+from prefect_rlhf.errors.errors import InvalidInput
+from prefect_rlhf.errors.in_short import in_short
+
+
+@dataclass(frozen=True, slots=True)
+class NamedTool:
+    """A function that the model may call: its schema as `get_json_schema` writes it, and its file and line."""
+
+    call: Callable[..., Any]
+    schema: Mapping[str, Any]
+    place: str
+
+    @property
+    def name(self) -> str:
+        """The name by which the model calls it."""
+        return str(self.schema["function"]["name"])
+
+
+@dataclass(slots=True)
+class Conversation:
+    """What was said in a play with tools: messages after the prompt, and the numbers of calls."""
+
+    messages: list[dict[str, str]] = field(default_factory=list)
+    calls: int = 0
+    bad_calls: int = 0
+
+
+async def load_tools(function: PlayFunction) -> LoadedPlay:
+    """Import tools and the scoring function. Raises InvalidInput for a function that cannot be used."""
+    score, place = scoring(function)
+    tools = by_name(named_tool(imported(Tool(name)), "play.tools", name) for name in function.tools)
+
+    async def play(row: Mapping[str, Any], say: Model) -> object:
+        said = await converse(say, tools, function.tool_format)
+        return await scored(score, place, row, said)
+
+    return LoadedPlay(play, place, [tool.schema for tool in tools.values()])
+
+
+def scoring(function: PlayFunction) -> tuple[Callable[..., Any], str]:
+    """Import the function that scores conversations; return it and its place. Raises InvalidInput."""
+    found = imported(function)
+    if not callable(found):
+        raise InvalidInput(function.field, function.function, "a function of a row that returns a score")
+    return found, place_of(found)
+
+
+def named_tool(found: object, where: str, name: str) -> NamedTool:
+    """Return a tool. Raises InvalidInput, at field `where`, for a value that is no function with a schema."""
+    if not callable(found) or isinstance(found, type):
+        raise InvalidInput(where, name, "a function that the model may call")
+    place = place_of(found)
+    return NamedTool(found, schema_of(found, where, name, place), place)
+
+
+def by_name(tools: Iterable[NamedTool]) -> Mapping[str, NamedTool]:
+    """Return tools by name. Raises InvalidInput for two tools of one name."""
+    named: dict[str, NamedTool] = {}
+    for tool in tools:
+        if tool.name in named:
+            raise InvalidInput("play.tools", tool.name, at("tools with names that differ", tool.place))
+        named[tool.name] = tool
+    return named
+
+
+async def converse(say: Model, tools: Mapping[str, NamedTool], written_as: ToolFormat) -> Conversation:
+    """Let the model speak until a turn has no call or is cut. The calls of a turn run concurrently."""
+    so_far = Conversation()
+    answer: list[dict[str, str]] | None = None
+    while True:
+        said = await say(answer)
+        if said.end == "budget" and not said.text:  # the answer is not in the row either
+            return so_far
+        so_far.messages += answer or ()
+        so_far.messages.append({"role": "assistant", "content": said.text})
+        calls = calls_in(said.text, written_as) if said.end == "stop" else ()
+        if not calls:
+            return so_far
+        texts = await asyncio.gather(*(answered(call, tools) for call in calls))
+        so_far.calls += len(calls)
+        so_far.bad_calls += sum(is_bad for _, is_bad in texts)
+        answer = [{"role": "tool", "content": text} for text, _ in texts]
+
+
+async def answered(call: ToolCall | BadCall, tools: Mapping[str, NamedTool]) -> tuple[str, bool]:
+    """Return the answer to a call, and whether the call was bad. Raises PlayFailed for an error of the tool."""
+    if isinstance(call, BadCall):
+        return _error(call.why), True
+    tool = tools.get(call.name)
+    if tool is None:
+        return _error(f"there is no tool {in_short(call.name)}; there is {', '.join(tools)}"), True
+    if why := misfit(call.arguments, tool.schema["function"].get("parameters") or {}):
+        return _error(f"{tool.name}: {why}"), True
+    return as_text(await called(tool.call, tool.place, **call.arguments), tool.name, tool.place), False
+
+
+def as_text(value: object, name: str, place: str) -> str:
+    """Return a tool's result as text: text as it is, another value as JSON. Raises PlayFailed for any other."""
+    try:
+        text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    except (TypeError, ValueError, RecursionError):
+        seen = f"{in_short(value)} of type {type(value).__name__}"
+        raise PlayFailed(at(f"tool {name} returned {seen}, not text or a JSON value", place)) from None
+    if len(text) > MOST_CHARACTERS:
+        raise PlayFailed(at(f"tool {name} returned {len(text)} characters, more than {MOST_CHARACTERS}", place))
+    return text
+
+
+async def scored(score: Callable[..., Any], place: str, row: Mapping[str, Any], said: Conversation) -> object:
+    """Return the score of a conversation, with the numbers of its calls.
+
+    The function's row has all columns, `messages` (prompt and conversation), and `response`: the text of the last turn.
+    """
+    prompt = row["prompt"]
+    asked: Sequence[Any] = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+    spoken = [each["content"] for each in said.messages if each["role"] == "assistant"]
+    whole = {**row, "messages": [*asked, *said.messages], "response": spoken[-1] if spoken else ""}
+    returned = await called(score, place, whole)
+    numbers = {"tool_calls": float(said.calls), "bad_calls": float(said.bad_calls)}
+    return numbers | (dict(returned) if isinstance(returned, Mapping) else {"score": returned})
+
+
+def _error(why: str) -> str:
+    return json.dumps({"error": why}, ensure_ascii=False)

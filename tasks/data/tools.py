@@ -1,0 +1,83 @@
+"""Tools that prompts show: their schemas, and the check that a chat template shows them and has the format of calls."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from prefect_rlhf.engines.functions.plays.pool import check_play
+from prefect_rlhf.engines.functions.signatures.play_function import FORMATS, ToolFormat
+from prefect_rlhf.engines.functions.signatures.tool_calls import ToolCall, calls_in
+from prefect_rlhf.errors.errors import InvalidInput
+from prefect_rlhf.tasks.data.tokenizer import Tools, rendered
+from prefect_rlhf.tasks.play import Play
+
+_ASKED = {"role": "user", "content": "?"}
+_CALL = ToolCall("a_tool", {"an_argument": 1})
+
+
+@dataclass(frozen=True)
+class ShownTools:
+    """Schemas of tools, a JSON list as `get_json_schema` writes each, and the format in which the model calls them."""
+
+    schemas_json: str
+    written_as: ToolFormat
+
+    @property
+    def schemas(self) -> Tools:
+        """The schemas as dicts."""
+        schemas: Tools = json.loads(self.schemas_json)
+        return schemas
+
+    def check(self, name: str, tokenizer: Any, goes_through_template: bool) -> None:
+        """Raise InvalidInput if the prompts of a dataset do not show the tools, or calls have another format."""
+        if not goes_through_template:
+            right = "true, or prompts that are chats: the chat template shows the tools of play"
+            raise InvalidInput(f"{name}.chat_template", False, right)
+        with_tools = rendered(tokenizer, [_ASKED], "play.tools", add_generation_prompt=True, tools=self.schemas)
+        if with_tools == rendered(tokenizer, [_ASKED], "play.tools", add_generation_prompt=True):
+            names = ", ".join(str(schema["function"]["name"]) for schema in self.schemas)
+            right = (
+                f"a chat template that shows tools; that of {tokenizer.name_or_path} ignores them: use signature play"
+            )
+            raise InvalidInput("play.tools", names, right)
+        found = _formats_of(tokenizer, self.schemas)
+        if found and self.written_as not in found:
+            right = f"{' or '.join(found)}, the format of the chat template"
+            raise InvalidInput("play.tool_format", self.written_as, right)
+
+
+def shown_by(plays: Iterable[Play]) -> ShownTools | None:
+    """Return the tools of a flow's plays; None without plays. Their code is imported in a process of its own.
+
+    Raises InvalidInput for tools that cannot be used, and for plays with tools that differ.
+    """
+    by_settings = {play.absolute().model_dump_json(): play.absolute() for play in plays}
+    shown = {ShownTools(json.dumps(check_play(each.settings)), each.tool_format) for each in by_settings.values()}
+    if len(shown) > 1:
+        raise InvalidInput(
+            "play.tools", f"{len(shown)} plays", "the same tools in all: the prompts of a flow show them"
+        )
+    return next(iter(shown), None)
+
+
+def _formats_of(tokenizer: Any, schemas: Tools) -> list[ToolFormat]:
+    """Return the formats in which a template writes an assistant's calls; empty if it writes none that is known."""
+    function = {"name": _CALL.name, "arguments": dict(_CALL.arguments)}
+    calls = [{"type": "function", "id": "123456789", "function": function}]
+    chat = [_ASKED, {"role": "assistant", "content": "", "tool_calls": calls}]
+    try:
+        shown: dict[str, Any] = {"tools": list(schemas), "tokenize": False}
+        before = str(tokenizer.apply_chat_template(chat[:1], add_generation_prompt=True, **shown))
+        whole = str(tokenizer.apply_chat_template(chat, **shown))
+    except Exception:  # noqa: BLE001  a template is a program of the model's author; it may write no calls
+        return []
+    turn = _without_special(tokenizer, whole.removeprefix(before))
+    return [each for each in FORMATS if list(calls_in(turn, each)) == [_CALL]]
+
+
+def _without_special(tokenizer: Any, text: str) -> str:
+    tokens = tokenizer(text, add_special_tokens=False)["input_ids"]
+    return str(tokenizer.decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False))
