@@ -4,7 +4,7 @@ The search's own problem ranks them. The estimate counts more: transfers of rows
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, combinations, islice
 
@@ -229,7 +229,7 @@ def _choice(problem: PlanProblem, call: str, placement: Placement) -> Choice:
     return Choice(min(on_mesh, key=unlikeness), mesh)
 
 
-def _others(problem: PlanProblem, kept: Placement, call: str, ranked: Sequence[Alternative]) -> Iterator[Neighbour]:
+def _others(problem: PlanProblem, kept: Placement, call: str, ranked: Iterable[Alternative]) -> Iterator[Neighbour]:
     """Other meshes and strategies, the fastest first."""
     seen = {(kept.mesh, kept.strategy)}
     for alternative in ranked:

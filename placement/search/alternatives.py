@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,7 +28,7 @@ class Alternative:
     has_room: bool
 
 
-def alternatives(problem: Problem, plan: Plan) -> Mapping[str, tuple[Alternative, ...]]:
+def alternatives(problem: Problem, plan: Plan) -> Mapping[str, Iterator[Alternative]]:
     """Rank for each call every option on every mesh, the fastest first; of equivalent meshes only the first.
 
     Meshes are equivalent if they have the same relations to the other calls' meshes. The plan's choice is in the
@@ -56,21 +56,23 @@ def timed_together(
     return [(us, bool(has_room)) for us, has_room in zip(makespans.tolist(), room.tolist(), strict=True)]
 
 
-def _of_call(problem: Problem, t: Tables, complete: CompletePlan, plan: Plan, index: int) -> tuple[Alternative, ...]:
+def _of_call(problem: Problem, t: Tables, complete: CompletePlan, plan: Plan, index: int) -> Iterator[Alternative]:
     call = problem.calls[index]
     planned = plan[call.name]
     others = [choice.mesh for name, choice in plan.items() if name != call.name]
     meshes_of = [unlike(problem, members, planned.mesh, others) for members in problem.mesh_classes]
-    pairs = [(number, mesh) for number, option in enumerate(call.options) for mesh in meshes_of[option.mesh_class]]
-    options, meshes = (np.array(column, dtype=np.int64) for column in zip(*pairs, strict=True))
-    makespans, room = np.zeros(len(pairs), dtype=np.int64), np.zeros(len(pairs), dtype=np.int64)
+    counts = [len(meshes_of[option.mesh_class]) for option in call.options]
+    options = np.repeat(np.arange(len(counts)), counts)
+    meshes = np.array([mesh for option in call.options for mesh in meshes_of[option.mesh_class]], dtype=np.int64)
+    makespans, room = np.zeros(len(options), dtype=np.int64), np.zeros(len(options), dtype=np.int64)
     fill_makespans(t, complete, index, options, meshes, makespans, room)
     complete.option[index], complete.mesh[index] = planned.option, planned.mesh
-    ranked = [
-        Alternative(Choice(*pair), us, bool(has_room))
-        for pair, us, has_room in zip(pairs, makespans.tolist(), room.tolist(), strict=True)
-    ]
-    return tuple(sorted(ranked, key=lambda alternative: alternative.makespan_us))
+    fastest_first = np.argsort(makespans, kind="stable")
+    ranked = (column[fastest_first].tolist() for column in (options, meshes, makespans, room))
+    return (
+        Alternative(Choice(option, mesh), us, bool(has_room))
+        for option, mesh, us, has_room in zip(*ranked, strict=True)
+    )
 
 
 @compiled

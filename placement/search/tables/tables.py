@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
@@ -107,6 +108,7 @@ class Tables(Record):
     ready_last: Ints  # [V]: the nodes whose last run has ended when it is ready
 
 
+@lru_cache(maxsize=1)  # a local search ranks the neighbours of many plans by the same problem
 def build_tables(problem: Problem) -> Tables:
     """Number nodes, calls, options and meshes. The same problem always gives the same arrays."""
     # Numba compiles functions of arrays of numbers well, and functions of Python objects not at all. So everything
@@ -195,8 +197,10 @@ def _with_groups(cost: Ints, node: ProblemNode, groups: dict[str, list[Ints]]) -
     # A group behaves like a further option of the call with the least of each cost, so the search needs no second
     # set of tables, and the bound with a group is at most the bound with any of its members.
     for axis, name in enumerate(calls_of(node), start=1):
-        least = [cost.take(members, axis).min(axis, keepdims=True) for members in groups[name]]
-        cost = np.concatenate([cost, *least], axis)
+        members = np.concatenate([np.sort(group) for group in groups[name]])  # group by group
+        by_group = cost if (members[:-1] < members[1:]).all() else cost.take(members, axis)
+        least = np.minimum.reduceat(by_group, starts([len(group) for group in groups[name]])[:-1], axis)
+        cost = np.concatenate([cost, least], axis)
     return cost
 
 

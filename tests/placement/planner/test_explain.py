@@ -131,7 +131,8 @@ def test_alternatives_are_ranked_by_their_makespan_and_have_the_chosen_one():
     """Every (option, mesh) of a small problem, against the plain evaluation."""
     problem = two_calls()
     plan = search(problem, 60).plan
-    for call, found in alternatives(problem, plan).items():
+    for call, ranked in alternatives(problem, plan).items():
+        found = list(ranked)
         assert [one.makespan_us for one in found] == sorted(one.makespan_us for one in found)
         assert plan[call] in [one.choice for one in found]
         for one in found:
