@@ -43,6 +43,8 @@ def check_scorer(reward: Model | HostRewards | None, play: Play | None, algo: GR
         raise Missing("reward", "a reward model or functions, or a play, which scores its own rows")
     if reward is not None and play is not None:
         raise NotUsed("reward", getattr(reward, "path", "functions"), "play scores its own rows")
+    if play is None and algo is not None and algo.advantage == "turns":
+        raise NotUsed("algo.advantage", algo.advantage, "without a play, a response is a single turn; set rloo")
     if play is None or algo is None:
         return
     if algo.overlong.buffer is not None:

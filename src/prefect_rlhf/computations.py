@@ -11,7 +11,7 @@ from prefect_rlhf.flows.forms.reward import check_reference, with_reward_weights
 from prefect_rlhf.tasks.data.rollouts import lists, record_rollouts, text_columns, write_rows
 from prefect_rlhf.tasks.rl.evaluation import pair_accuracy, record_evaluation, token_loss
 from prefect_rlhf.tasks.rl.gae import gae, remax_advantages
-from prefect_rlhf.tasks.rl.group_advantages import grpo_advantages, informative
+from prefect_rlhf.tasks.rl.group_advantages import grpo_advantages, informative, turn_advantages
 from prefect_rlhf.tasks.rl.groups import group_scores, groups_of
 from prefect_rlhf.tasks.rl.importance import importance_weights
 from prefect_rlhf.tasks.rl.kl import kl_estimate
@@ -50,6 +50,7 @@ __all__ = [
     "preference_accuracy",
     "label_accuracy",
     # parts of a computation
+    "turn_advantages",
     "kl_estimate",
     "response_mask",
     "masked_mean",

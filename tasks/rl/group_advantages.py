@@ -1,8 +1,8 @@
 """Advantages without a critic (GRPO and its variants): a response's score relative to those of other responses.
 
-`grpo_advantages` chooses among the formulas. Shapes: B rows, T response tokens, K named rewards. Rows with the same
-number in `groups_B` are responses to the same prompt. A score of NaN has advantage 0 and does not count in means or
-deviations. The advantages of a group are also 0 if it has a single score or equal scores.
+`grpo_advantages` chooses among the formulas. Shapes: B rows, T response tokens, K named rewards, or K turns. Rows with
+the same number in `groups_B` are responses to the same prompt. A score of NaN has advantage 0 and does not count in
+means or deviations. The advantages of a group are also 0 if it has a single score or equal scores.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from prefect_rlhf.engines.compute import Computed
 from prefect_rlhf.engines.rows import Batch
+from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.tasks.rl.groups import group_metrics, group_scores, groups_of
 from prefect_rlhf.tasks.rl.masked import masked_mean, masked_variance, response_mask, whiten
 from prefect_rlhf.tasks.rl.score_shaping import (
@@ -56,6 +57,27 @@ def rloo(scores_B: Tensor, groups_B: Tensor) -> Tensor:
     """
     scores = group_scores(scores_B, groups_B)
     return scores.centred_B * scores.count_B / (scores.count_B - 1).clamp(min=1)
+
+
+def turn_advantages(rewards_BK: Tensor, turns_BT: Tensor, groups_B: Tensor) -> Tensor:
+    """Return [B, T]: at each token of turn k, RLOO of R_k, the sum of the rewards from turn k on.
+
+    A_ik = R_ik - 1/(G-1) * sum over j != i of R_jk, where R_jk is 0 if play j ended before turn k. `turns_BT` is the
+    turn of each token. The baseline is independent of row i, so the estimate is unbiased. The sum of rewards that were
+    each centred over the rows with that turn is biased: its baseline depends on how many turns row i took. A row
+    with a reward of NaN does not count. With a single turn this is RLOO.
+
+    >>> import torch
+    >>> rewards, turns = torch.tensor([[0.0, 3.0], [1.0, 0.0]]), torch.tensor([[0, 1], [0, 0]])
+    >>> turn_advantages(rewards, turns, torch.tensor([4, 4]))
+    tensor([[ 2.,  3.],
+            [-2., -2.]])
+    """
+    to_come_BK = rewards_BK.flip(1).cumsum(1).flip(1)
+    advantages_BK = to_come_BK.new_zeros(to_come_BK.shape)
+    for k in range(to_come_BK.shape[1]):
+        advantages_BK[:, k] = rloo(to_come_BK[:, k], groups_B)
+    return advantages_BK.gather(1, turns_BT)
 
 
 def reinforce_plus_plus(scores_B: Tensor, penalties_BT: Tensor, mask_BT: Tensor) -> Tensor:
@@ -130,7 +152,10 @@ def grpo_advantages(
     penalties_BT = kl_penalties(rollout if recomputed is None else recomputed, reference, mask_BT, settings.kl)
     if penalties_BT is not None:
         metrics |= {"kl": float(penalties_BT.sum(1).mean()) / settings.kl.coefficient}
-    advantages_BT = _advantages(shaped_B, penalties_BT, scores, rollout.groups, trained_BT, settings)
+    if settings.advantage == "turns":
+        advantages_BT = _of_turns(shaped_B, penalties_BT, rollout, settings)
+    else:
+        advantages_BT = _advantages(shaped_B, penalties_BT, scores, rollout.groups, trained_BT, settings)
     groups, tokens_B = groups_of(rollout.groups), trained_BT.sum(1)
     columns = {
         "advantages": advantages_BT * trained_BT,
@@ -161,3 +186,17 @@ def _advantages(
         return reinforce_plus_plus_baseline(shaped_B, groups_B, trained_BT)
     by_row = {"grpo": grpo, "dr_grpo": dr_grpo, "rloo": rloo}
     return by_row[settings.advantage](shaped_B, groups_B)[:, None]
+
+
+def _of_turns(shaped_B: Tensor, penalties_BT: Tensor | None, rollout: Batch, settings: GRPO) -> Tensor:
+    """Return [B, T]: the advantages of turns; a turn's reward is reduced by the KL penalties of its tokens.
+
+    Raises InvalidInput for rows without turns.
+    """
+    if "turn_rewards" not in rollout:
+        raise InvalidInput("algo.advantage", settings.advantage, "another value: the rows are not of a play")
+    turns_BT = rollout["turn"].long()
+    rewards_BK = rollout["turn_rewards"].float()
+    if penalties_BT is not None:
+        rewards_BK = rewards_BK.scatter_add(1, turns_BT, -penalties_BT)
+    return turn_advantages(rewards_BK.masked_fill(shaped_B.isnan()[:, None], float("nan")), turns_BT, rollout.groups)

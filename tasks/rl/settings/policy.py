@@ -10,7 +10,7 @@ from prefect_rlhf.errors.wrong_setting import not_used, wrong
 from prefect_rlhf.tasks.settings import Settings
 
 Estimator = Literal["k1", "k2", "k3"]
-Advantage = Literal["grpo", "dr_grpo", "rloo", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "gdpo"]
+Advantage = Literal["grpo", "dr_grpo", "rloo", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "gdpo", "turns"]
 PolicyLoss = Literal["clip", "gspo", "cispo"]
 MeanOver = Literal["tokens", "rows", "groups"] | Annotated[float, Field(gt=0, le=1e9)]
 
