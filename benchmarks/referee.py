@@ -111,6 +111,12 @@ def questions(path: Path = QUESTIONS) -> list[str]:
     return [line for line in lines if line]
 
 
+def asked(line: str) -> Question:
+    """Return the question of a line."""
+    options = plan_command.read_options(read_flags(plan_command.plan, shlex.split(line)))
+    return read_question(find_flow(options.algorithm), options)
+
+
 def judge(
     line: str,
     num_plans: int,
@@ -120,8 +126,7 @@ def judge(
     anneal_seconds: float = 0.0,
 ) -> Verdict:
     """Answer one question and try to disprove the answer."""
-    options = plan_command.read_options(read_flags(plan_command.plan, shlex.split(line)))
-    question = read_question(find_flow(options.algorithm), options)
+    question = asked(line)
     began = time.process_time()
     planned = plan_graph(question, budget_seconds, evaluations=evaluations)
     took = time.process_time() - began

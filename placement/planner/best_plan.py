@@ -89,6 +89,7 @@ def _planned(request: SearchRequest, known: Sequence[ExecutionPlan]) -> Planned:
         presets,
         space,
         min(question.seconds(fastest), estimate.seconds),
+        tuple(differently_placed([(plan, estimate.seconds), (fastest, question.seconds(fastest)), *timed])),
     )
 
 

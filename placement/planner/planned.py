@@ -31,7 +31,7 @@ class Planned:
 
     `lower_bound_seconds`: in a long run no plan of the whole space takes less per iteration, for any order of its
     nodes. `binding` is the reason, in words. `fastest_seconds` belong to the fastest plan found; the plan may take a
-    little more and be simpler.
+    little more and be simpler. `finalists` are all different plans that were compared at the end, the fastest first.
     """
 
     plan: ExecutionPlan
@@ -43,6 +43,7 @@ class Planned:
     presets: tuple[PresetResult, ...]
     space: PlanSpace
     fastest_seconds: float
+    finalists: tuple[ExecutionPlan, ...] = ()
 
     @property
     def seconds(self) -> float:

@@ -86,6 +86,10 @@ SMALLEST = {
         "seconds_median seconds_worst violations worst_gap",
     ),
     "reallocation": ("--rounds 1 --pairs 2", "pairs parameters"),
+    "regret": (
+        "--only 17 --evaluations 2000 --search-evaluations 1000 --factors 2",
+        "above_10_percent above_5_percent changes constants median_worst questions seconds_lost worst",
+    ),
     "solve_problem": (
         f"{DATA}/grpo_7b_1x8.json --budget-seconds 1",
         "cpu_seconds evaluations gap lower_bound_seconds makespan_seconds plan",

@@ -1,0 +1,45 @@
+"""The regret of an answer: how much slower it is than the best known plan if a constant is wrong."""
+
+from math import inf
+
+import pytest
+
+from benchmarks.referee import asked, questions
+from benchmarks.regret import QUESTIONS, Change, Regrets, regrets, seconds_under, summary
+from prefect_rlhf.placement.cost.datasheets.correction import CONSTANTS, Correction
+from prefect_rlhf.placement.planner.best_plan import plan_graph
+from prefect_rlhf.placement.planner.fitted_constants import corrected
+from prefect_rlhf.placement.schedule.changed_constants import CHANGES, FACTORS
+
+DPO = next(line for line in questions() if line.startswith("dpo") and "1x8" in line)
+
+
+def test_the_questions_are_eight_of_the_list():
+    assert len(set(QUESTIONS)) == 8
+    assert max(QUESTIONS) <= len(questions())
+
+
+def test_the_best_known_plan_is_at_least_as_fast_as_the_answer_and_as_a_search_that_knows_the_change():
+    """Under no change does the pool lose against a plan that was put in it."""
+    change = Correction(eager_launch=2.0)
+    found = regrets(DPO, asked(DPO), [change], evaluations=2000, search_evaluations=2000)
+    assert [(each.constant, each.factor) for each in found.changes] == list(CHANGES)
+    assert len(CHANGES) == len(CONSTANTS) * len(FACTORS) == 32
+    assert found.seconds >= found.best > 0
+    assert all(inf > each.seconds >= each.best > 0 for each in found.changes)
+    answer = plan_graph(corrected(asked(DPO), change), evaluations=2000).plan
+    (alone,) = seconds_under(asked(DPO), answer, [change])
+    (doubled,) = (each for each in found.changes if (each.constant, each.factor) == ("eager_launch", 2.0))
+    assert doubled.best <= alone
+
+
+def test_the_sums_count_the_changes_above_each_limit():
+    changes = (Change("compute", 0.5, 1.2, 1.0), Change("compute", 2.0, 2.0, 2.0), Change("call", 2.0, 1.07, 1.0))
+    sums = summary(
+        [Regrets("ppo", 1.1, 1.0, 3, changes), Regrets("dpo", 1.0, 1.0, 2, (Change("link", 2.0, 1.0, 1.0),))]
+    )
+    assert (sums["questions"], sums["changes"], sums["above_5_percent"], sums["above_10_percent"]) == (2, 4, 2, 1)
+    assert (sums["worst"], sums["median_worst"]) == pytest.approx((0.2, 0.1))
+    assert sums["seconds_lost"] == pytest.approx(0.05)
+    assert sums["constants"]["call"] == pytest.approx(0.07)
+    assert sums["constants"]["host"] == 0
