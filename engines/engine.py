@@ -177,13 +177,15 @@ class PlaySettings:
 class Turn:
     """The order to continue a row of a play by a turn: after the tokens of an `answer`, with at most `at_most` tokens.
 
-    `number` counts the row's turns from 0.
+    `number` counts the row's turns from 0. Before the first turn, `prompt` replaces the row's prompt: an environment
+    has added a text to it.
     """
 
     row: int
     number: int
     answer: tuple[int, ...]
     at_most: int
+    prompt: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -225,7 +227,10 @@ class Conversed:
 
     `mask` is 1 at the model's own tokens; `turns` has the number of the turn, and after a turn its number up to the
     next. Log-probabilities of other tokens are 0. `ends` are in the order of the rows. `kept_mass` is as in Generated.
+    `prompts` are those that the rows continue, with the texts that environments added.
     """
+
+    prompts: Sequence[Sequence[int]]
 
     tokens: Sequence[Sequence[int]]
     logprobs: Sequence[Sequence[float]]

@@ -30,7 +30,10 @@ class Play(Settings):
     | signature | `function` | a row ends |
     |---|---|---|
     | play | `async def play(row, say)` | when it returns a score |
-    | tools | scores a row with `messages` and `response` | at a turn without a call of one of `tools` |
+    | tools, mcp | scores a row with `messages` and `response` | at a turn without a call of a tool |
+    | environment | a class as in TRL: `reset`, tools and `get_reward` | at a turn without a call of a tool |
+    | gymnasium | an id, or a function that makes an environment | when the environment ends it |
+    | openenv | a client class; `arguments.base_url` is its server | when the server ends it |
 
     >>> Play(function="my_play:solve", max_tokens=256).bounds.max_turns
     8

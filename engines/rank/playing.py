@@ -42,7 +42,7 @@ def play_rows(
     if engine.leads:
         pool, codec = pool_of(command.play), answer_tokens(command)
         rows = plain_rows(command, prompts, seeds, datasets, codec)
-        table = Table(pool, rows, codec, command.sampling.max_new_tokens, command.doing)
+        table = Table(pool, rows, codec, command.sampling.max_new_tokens, command.doing, prompts=prompts)
     try:
         said = engine.converse(prompts, command.sampling, seeds, table, command.micro_batches)
     except BaseException:
@@ -52,7 +52,7 @@ def play_rows(
     means = means_over_rows(said)
     kept_mass = {} if said.kept_mass is None else {"kept_mass": said.kept_mass}
     return Played(
-        columns_of(prompts, said),
+        columns_of(said),
         {name: mean for name, (mean, _) in means.items()} | kept_mass,
         {name: num_rows for name, (_, num_rows) in means.items()},
     )
@@ -83,11 +83,11 @@ def plain_rows(
     return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
 
 
-def columns_of(prompts: Sequence[Sequence[int]], said: Conversed) -> dict[str, list[Tensor]]:
+def columns_of(said: Conversed) -> dict[str, list[Tensor]]:
     """Return the columns of a generate with a play."""
     return {
-        "tokens": [torch.tensor([*prompt, *row]) for prompt, row in zip(prompts, said.tokens, strict=True)],
-        "prompt_length": [torch.tensor(len(prompt)) for prompt in prompts],
+        "tokens": [torch.tensor([*prompt, *row]) for prompt, row in zip(said.prompts, said.tokens, strict=True)],
+        "prompt_length": [torch.tensor(len(prompt)) for prompt in said.prompts],
         "logprobs": [torch.tensor(row, dtype=torch.float32) for row in said.logprobs],
         "mask": [torch.tensor(row, dtype=torch.uint8) for row in said.mask],
         "turn": [torch.tensor(row, dtype=torch.int16) for row in said.turns],

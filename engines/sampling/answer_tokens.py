@@ -51,6 +51,25 @@ class AnswerTokens:
         suffix = self._encoded(self._suffix(messages))
         return suffix[1:] if suffix[:1] == [latest] else suffix
 
+    def opened(self, prompt: Sequence[int], opening: str) -> list[int]:
+        """Return a prompt with a text at the end of its last message: before that which the chat template adds then.
+
+        Raises NoAnswer for a text that is too long.
+        """
+        added, _ = self._cut(opening, self._most)
+        tail = self._encoded(self._tail())
+        if not tail or list(prompt[-len(tail) :]) != tail:  # the prompt did not go through the template
+            return [*prompt, *added]
+        return [*prompt[: -len(tail)], *added, *tail]
+
+    def _tail(self) -> str:
+        """Return the text that the template adds after the content of a prompt; empty without a template."""
+        if not self._tokenizer.chat_template:
+            return ""
+        asked = [{"role": "user", "content": _MARKER}]
+        text = str(self._tokenizer.apply_chat_template(asked, tokenize=False, add_generation_prompt=True))
+        return text.rpartition(_MARKER)[2]
+
     def _length(self, answer: str | Sequence[Mapping[str, str]]) -> int:
         """Return the tokens of an answer, apart from those that the template adds."""
         texts = [answer] if isinstance(answer, str) else [message["content"] for message in answer]
@@ -77,7 +96,7 @@ class AnswerTokens:
         tokens = self._encoded(text)
         if len(tokens) <= most:
             return tokens, text
-        if self._overlong == "refuse":
+        if self._overlong in ("refuse", "end"):  # an opening that is too long has no play to end
             raise NoAnswer(f"its answer has {len(tokens)} tokens, expected at most {self._most}, max_answer_tokens")
         kept = tokens[:most] if self._overlong == "keep_start" else tokens[len(tokens) - most :]
         return kept, self._tokenizer.decode(kept, clean_up_tokenization_spaces=False)

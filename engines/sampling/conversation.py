@@ -29,8 +29,10 @@ class PlayRow:
         return [*self.prompt, *self.tokens]
 
     def follow(self, turn: Turn) -> int:
-        """Append the answer before a turn, and return the seed of the turn."""
+        """Append the answer before a turn, or take its prompt; return the seed of the turn."""
         self._append(turn.answer, [0.0] * len(turn.answer), 0, turn.number - 1)
+        if turn.prompt is not None:
+            self.prompt = turn.prompt
         return play_seed(self.seed, turn.number)
 
     def said(self, number: int, tokens: Sequence[int], logprobs: Sequence[float]) -> None:
@@ -54,6 +56,7 @@ def conversed(rows: Sequence[PlayRow], kept_masses: Sequence[tuple[float, int]])
         raise RlhfError(f"{len(rows) - len(ends)} plays have no end")
     total = sum(count for _, count in kept_masses)
     return Conversed(
+        prompts=[row.prompt for row in rows],
         tokens=[row.tokens for row in rows],
         logprobs=[row.logprobs for row in rows],
         mask=[[0] * len(row.mask) if row.end is not None and row.end.failed else row.mask for row in rows],

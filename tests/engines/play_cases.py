@@ -27,9 +27,16 @@ class WordCodec:
     def of(self, answer, latest):
         return [int(word[1:]) for word in answer.split()]
 
+    def opened(self, prompt, opening):
+        return [*prompt, *self.of(opening, 0)]
+
 
 def settings(name: str, **changed) -> PlaySettings:
     return Play(function=f"{FILE}:{name}", **{"max_tokens": 40} | changed).settings
+
+
+def environment(name: str, **changed) -> PlaySettings:
+    return Play(function=f"{FILE.parent / 'of_trl_environment.py'}:{name}", signature="environment", **changed).settings
 
 
 def converse(engine, play: PlaySettings, sampling=SAMPLING, delay=0.0, rows=slice(None), micro_batches=1) -> Conversed:
@@ -38,7 +45,7 @@ def converse(engine, play: PlaySettings, sampling=SAMPLING, delay=0.0, rows=slic
     table = None
     if engine.leads:
         plain = [{"number": number, "delay": delay} for number in range(len(PROMPTS))[rows]]
-        table = Table(PlayPool(play), plain, WordCodec(), sampling.max_new_tokens, "a test")
+        table = Table(PlayPool(play), plain, WordCodec(), sampling.max_new_tokens, "a test", prompts=prompts)
     return engine.converse(prompts, sampling, seeds, table, micro_batches)
 
 

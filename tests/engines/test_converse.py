@@ -3,7 +3,7 @@
 import pytest
 import torch
 from generation_cases import PROMPTS, SEEDS, build
-from play_cases import SAMPLING, build_vllm, converse, converse_on_rank, settings
+from play_cases import SAMPLING, build_vllm, converse, converse_on_rank, environment, settings
 from vllm_cases import END_TOKENS, Oracle, make_folder
 
 from prefect_rlhf.engines.sampling.sampler import choose, uniforms
@@ -78,6 +78,22 @@ def test_a_play_of_a_turn_is_a_generate_without_a_play(engine):
     assert (played.tokens, played.logprobs) == (made.tokens, made.logprobs)
     assert [end.score for end in played.ends] == [len(tokens) for tokens in made.tokens]
     assert all(all(row) for row in played.mask)
+
+
+def test_an_environment_adds_a_text_to_the_prompt(engine):
+    """The tokens are those of a generate from the longer prompts; the text counts towards the row's most tokens."""
+    opening = [40, 41, 42]
+    longer = [[*prompt, *opening] for prompt in PROMPTS]
+    made = engine.generate(longer, SAMPLING, SEEDS)
+    played = converse(engine, environment("Opens", max_tokens=11))
+    assert (list(map(list, played.prompts)), played.tokens) == (longer, made.tokens)
+    assert {end.failed for end in played.ends} == {False}
+    cut = converse(engine, environment("Opens", max_tokens=6))
+    assert [row[:3] for row in made.tokens] == cut.tokens
+    failed = converse(engine, environment("Opens", max_tokens=3, most_failed=1.0))
+    assert [(end.failed, len(row)) for end, row in zip(failed.ends, failed.tokens, strict=True)] == [(True, 1)] * len(
+        SEEDS
+    )
 
 
 def test_a_row_has_at_most_its_tokens(engine):

@@ -36,13 +36,14 @@ class Say:
         limits: tuple[float, float],
         ask: Callable[[Asks], None],
         stop: Callable[[], object],
+        may_open: bool = False,
     ) -> None:
         self.rewards: dict[int, float] = {}
         self.late = ""
         self._play, self._ask, self._stop = play, ask, stop
         self._deadline_seconds, self._seconds_left = limits
         self._turn, self._is_over = -1, False
-        self._left = left
+        self._left, self._may_open = left, may_open
         self._waiting: asyncio.Future[Told] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._since = 0.0
@@ -129,7 +130,7 @@ class Say:
             if self._turn >= 0:
                 raise ValueError("say() continues the prompt, so only the first call is without an answer")
             return None
-        if self._turn < 0:
+        if self._turn < 0 and not (self._may_open and isinstance(answer, str)):
             raise ValueError("say was called with an answer before the first turn; write say() first")
         plain = as_answer(answer)
         length = len(plain) if isinstance(plain, str) else sum(len(each["content"]) for each in plain)

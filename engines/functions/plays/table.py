@@ -8,12 +8,13 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from dataclasses import dataclass, replace
+from typing import Any, Literal, Protocol, cast
 
 from prefect_rlhf.engines.engine import Order, PlayEnd, Turn
 from prefect_rlhf.engines.functions.plays.messages import Answer, Asks, End, Failed, Over, Told
 from prefect_rlhf.engines.functions.plays.pool import Event, PlayPool
+from prefect_rlhf.engines.functions.signatures.play_function import WITH_OPENING
 from prefect_rlhf.errors.errors import RlhfError
 from prefect_rlhf.errors.in_short import one_line
 
@@ -34,6 +35,8 @@ class Codec(Protocol):
 
     def of(self, answer: Answer, latest: int) -> list[int] | None: ...
 
+    def opened(self, prompt: Sequence[int], opening: str) -> list[int]: ...
+
 
 @dataclass(slots=True)
 class Seat:
@@ -44,12 +47,13 @@ class Seat:
     number: int = 0  # of the turn that was ordered last
     heard: Told | None = None  # that turn, once the model has said it
     asked: bool = False  # whether the play waits for it
+    has_begun: bool = False  # its first turn is ordered
     is_over: bool = False
     is_cut: bool = False  # its play asked for more than the row may have
 
 
 class Table:
-    """A PlayTable. Every row's first turn is ordered at once: no play can change it."""
+    """A PlayTable. Every row's first turn is ordered at once, unless an environment may add a text to the prompt."""
 
     def __init__(
         self,
@@ -59,11 +63,13 @@ class Table:
         most_of_a_turn: int,
         doing: str,
         clock: Callable[[], float] = time.monotonic,
+        prompts: Sequence[Sequence[int]] = (),
     ) -> None:
         self._pool, self._codec, self._most, self._doing, self._clock = pool, codec, most_of_a_turn, doing, clock
         by = pool.settings
         self._seats = [Seat(by.max_tokens, by.max_turns) for _ in rows]
-        self._orders: list[Order] = [self._turn(row, ()) for row in range(len(rows))]
+        self._prompts, self._may_open = prompts, by.signature in WITH_OPENING
+        self._orders: list[Order] = [] if self._may_open else [self._turn(row, ()) for row in range(len(rows))]
         self.failures: list[Failed] = []
         self.seconds_waited = 0.0  # while no row could go on
         pool.open(rows)
@@ -91,6 +97,7 @@ class Table:
     def _turn(self, row: int, answer: Sequence[int]) -> Turn:
         seat = self._seats[row]
         seat.tokens_left -= len(answer)
+        seat.has_begun = True
         return Turn(row, seat.number, tuple(answer), min(self._most, seat.tokens_left))
 
     def _is_to_wait(self, wait: Literal["no", "any", "all"]) -> bool:
@@ -114,12 +121,32 @@ class Table:
             rewards = [event.rewards.get(turn, 0.0) for turn in range(seat.number + 1)]
             rewards[-1] += event.score or 0.0
             self._end(event.play, score if is_scored else math.nan, rewards, event.numbers)
+        elif event.turn == 0 and self._may_open:
+            self._open(event, seat)
         elif event.turn == 0:
             seat.asked = True
             if seat.heard is not None:
                 self._pool.tell(seat.heard)
         else:
             self._ask(event, seat)
+
+    def _open(self, asks: Asks, seat: Seat) -> None:
+        """Order the first turn, after a prompt with the environment's text."""
+        prompt = self._prompts[asks.play]
+        try:
+            opened = prompt if asks.answer is None else self._codec.opened(prompt, cast(str, asks.answer))
+            added = len(opened) - len(prompt)
+            left = seat.tokens_left
+            why = "" if added < left else f"its opening has {added} tokens, and the row may have {left}"
+        except Exception as error:  # noqa: BLE001  as in _ask
+            why = one_line(f"{error}")
+        if why:
+            self._pool.drop(asks.play)
+            self._fail(Failed(asks.play, why))
+            return
+        seat.tokens_left -= added
+        seat.asked = True
+        self._orders.append(replace(self._turn(asks.play, ()), prompt=tuple(opened)))
 
     def _ask(self, asks: Asks, seat: Seat) -> None:
         """Order the turn that a play asks for, or tell it that the row may have no more."""
@@ -155,6 +182,8 @@ class Table:
                 )
             )
         seat.is_over = True
+        if not seat.has_begun:  # each row has a token
+            self._orders.append(replace(self._turn(failed.play, ()), at_most=1))
         rewards = [0.0] * (seat.number + 1)
         score = math.nan if by.failed_value is None else by.failed_value
         rewards[-1] = 0.0 if by.failed_value is None else by.failed_value

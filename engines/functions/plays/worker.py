@@ -28,6 +28,7 @@ from prefect_rlhf.engines.functions.plays.messages import (
 from prefect_rlhf.engines.functions.plays.say import Say
 from prefect_rlhf.engines.functions.signatures.load import load_play
 from prefect_rlhf.engines.functions.signatures.loaded import LoadedPlay, PlayFailed
+from prefect_rlhf.engines.functions.signatures.play_function import WITH_OPENING
 from prefect_rlhf.engines.functions.worker import connected
 from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.errors.in_short import in_short, one_line
@@ -78,7 +79,8 @@ class Opened:
         self._message, self._play, self._place, self._send = message, loaded.play, loaded.place, send
         self._is_closed = False
         limits = begin.deadline_seconds, begin.play_seconds
-        self.say = Say(message.play, message.left, limits, self._tell_pool, lambda: self.task.cancel())
+        may_open = begin.function.signature in WITH_OPENING
+        self.say = Say(message.play, message.left, limits, self._tell_pool, lambda: self.task.cancel(), may_open)
         self.task = asyncio.create_task(self._run())
 
     def close(self) -> None:

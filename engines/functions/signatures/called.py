@@ -26,8 +26,10 @@ async def called(function: Callable[..., Any], place: str, *arguments: Any, **ke
         return await returned if inspect.isawaitable(returned) else returned
     except asyncio.CancelledError as error:  # its text is the place of the code that was too slow
         raise asyncio.CancelledError(place) from error
-    except BaseException as error:  # noqa: BLE001  a person's code may raise anything, SystemExit too
-        raise PlayFailed(reason(error, place)) from None
+    except PlayFailed:
+        raise
+    except BaseException as error:  # a person's code may raise anything, SystemExit too
+        raise PlayFailed(reason(error, place)) from error
 
 
 def _in_thread(function: Callable[[], Any]) -> asyncio.Future[Outcome]:

@@ -5,7 +5,11 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import cast
 
 from prefect_rlhf.engines.functions.load import at, imported, place_of
+from prefect_rlhf.engines.functions.signatures.environment import load_environment
+from prefect_rlhf.engines.functions.signatures.gymnasium import load_gymnasium
 from prefect_rlhf.engines.functions.signatures.loaded import LoadedPlay, Play
+from prefect_rlhf.engines.functions.signatures.mcp import load_mcp
+from prefect_rlhf.engines.functions.signatures.openenv import load_openenv
 from prefect_rlhf.engines.functions.signatures.play_function import PlayFunction, PlaySignature
 from prefect_rlhf.engines.functions.signatures.tools import load_tools
 from prefect_rlhf.errors.errors import InvalidInput
@@ -33,4 +37,8 @@ async def load_coroutine(function: PlayFunction) -> LoadedPlay:
 _LOADERS: Mapping[PlaySignature, Callable[[PlayFunction], Awaitable[LoadedPlay]]] = {
     "play": load_coroutine,
     "tools": load_tools,
+    "environment": load_environment,
+    "gymnasium": load_gymnasium,
+    "openenv": load_openenv,
+    "mcp": load_mcp,
 }

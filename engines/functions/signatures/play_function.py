@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, cast
@@ -10,7 +11,7 @@ from typing import Any, Literal, cast
 from prefect_rlhf.engines.functions.function import NamedFunction
 from prefect_rlhf.errors.errors import Missing, NotUsed
 
-PlaySignature = Literal["play", "tools"]
+PlaySignature = Literal["play", "tools", "environment", "gymnasium", "openenv", "mcp"]
 ToolFormat = Literal["hermes", "llama3"]
 DEFAULT_FORMAT: ToolFormat = "hermes"
 FORMATS: tuple[ToolFormat, ...] = ("hermes", "llama3")
@@ -18,27 +19,40 @@ FORMATS: tuple[ToolFormat, ...] = ("hermes", "llama3")
 _FUNCTION: Mapping[PlaySignature, str] = {
     "play": "a coroutine function, such as my_play.py:solve",
     "tools": "a function of a row that scores a conversation, such as my_tools.py:right",
+    "environment": "a class with reset, tools and get_reward, such as my_game.py:Game",
+    "gymnasium": "an id such as my_envs:Guess-v0, or a function that makes an environment, such as my_envs.py:make",
+    "openenv": "a client class, such as echo_env:EchoEnv",
+    "mcp": "a function of a row that scores a conversation, such as my_tools.py:right",
 }
 """What `function` names, by signature."""
 _TOOLS = ("tools",)
-_ARGUMENTS: tuple[str, ...] = ()
-WITH_TOOLS = ("tools",)
+_ARGUMENTS = ("environment", "gymnasium", "openenv", "mcp")
+_NEEDED_ARGUMENTS: Mapping[str, tuple[str, str]] = {
+    "openenv": ("base_url", "the address of the environment's server"),
+    "mcp": ("servers", "servers by name, each with a command (and args, env, cwd) or a url"),
+}
+_GYMNASIUM_ID = re.compile(r"[\w/.:-]+-v\d+")
+WITH_TOOLS = ("tools", "environment", "mcp")
 """Signatures whose prompts show the schemas of tools."""
+WITH_OPENING = ("environment", "gymnasium", "openenv")
+"""Signatures whose environment may add a text to the prompt, before the first turn."""
+WITH_MESSAGES = ("tools", "environment", "gymnasium", "openenv", "mcp")
+"""Signatures whose answers are messages."""
 
 
-class Tool(NamedFunction):
-    """A tool by its name."""
+class Named(NamedFunction):
+    """A function or a class that a field of a play names."""
 
-    __slots__ = ("function",)
+    __slots__ = ("_field", "function")
 
-    def __init__(self, function: str) -> None:
-        self.function = function
+    def __init__(self, function: str, field: str = "play.tools") -> None:
+        self.function, self._field = function, field
         self.check()
 
     @property
     def field(self) -> str:
         """The field that errors name."""
-        return "play.tools"
+        return self._field
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,15 +70,19 @@ class PlayFunction(NamedFunction):
         """Raise InvalidInput for a field that the signature lacks or does not use."""
         if not self.function:
             raise Missing("play.function", _FUNCTION[self.signature])
-        self.check()
+        if not self.is_gymnasium_id:
+            self.check()
         for tool in self.tools:
-            Tool(tool)
+            Named(tool)
         self._check_use("play.tools", self.tools, _TOOLS, "tools of the model")
         self._check_use("play.arguments", self.keywords, _ARGUMENTS, "")
         if self.tool_format != DEFAULT_FORMAT and self.signature not in WITH_TOOLS:
             raise NotUsed("play.tool_format", self.tool_format, self._reason, "set a signature with tools")
         if self.signature in _TOOLS and not self.tools:
             raise Missing("play.tools", "functions that the model may call, such as my_tools.py:search")
+        name, right = _NEEDED_ARGUMENTS.get(self.signature, ("", ""))
+        if name and not self.keywords.get(name):
+            raise Missing(f"play.arguments.{name}", right)
 
     @classmethod
     def of(cls, settings: object) -> PlayFunction:
@@ -75,6 +93,11 @@ class PlayFunction(NamedFunction):
     def field(self) -> str:
         """The field that errors name."""
         return "play.function"
+
+    @property
+    def is_gymnasium_id(self) -> bool:
+        """Whether the name is an id of Gymnasium instead of a function."""
+        return self.signature == "gymnasium" and _GYMNASIUM_ID.fullmatch(self.function) is not None
 
     @property
     def keywords(self) -> dict[str, Any]:

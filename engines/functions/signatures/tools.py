@@ -12,7 +12,7 @@ from typing import Any
 from prefect_rlhf.engines.functions.load import at, imported, place_of
 from prefect_rlhf.engines.functions.signatures.called import called
 from prefect_rlhf.engines.functions.signatures.loaded import MOST_CHARACTERS, LoadedPlay, Model, PlayFailed
-from prefect_rlhf.engines.functions.signatures.play_function import PlayFunction, Tool, ToolFormat
+from prefect_rlhf.engines.functions.signatures.play_function import Named, PlayFunction, ToolFormat
 from prefect_rlhf.engines.functions.signatures.schemas import misfit, schema_of
 from prefect_rlhf.engines.functions.signatures.tool_calls import BadCall, ToolCall, calls_in
 from prefect_rlhf.errors.errors import InvalidInput
@@ -21,11 +21,15 @@ from prefect_rlhf.errors.in_short import in_short
 
 @dataclass(frozen=True, slots=True)
 class NamedTool:
-    """A function that the model may call: its schema as `get_json_schema` writes it, and its file and line."""
+    """A function that the model may call: its schema as `get_json_schema` writes it, and its file and line.
+
+    Errors of the types `refusals` are answers for the model.
+    """
 
     call: Callable[..., Any]
     schema: Mapping[str, Any]
     place: str
+    refusals: tuple[type[Exception], ...] = ()
 
     @property
     def name(self) -> str:
@@ -45,7 +49,7 @@ class Conversation:
 async def load_tools(function: PlayFunction) -> LoadedPlay:
     """Import tools and the scoring function. Raises InvalidInput for a function that cannot be used."""
     score, place = scoring(function)
-    tools = by_name(named_tool(imported(Tool(name)), "play.tools", name) for name in function.tools)
+    tools = by_name(named_tool(imported(Named(name)), "play.tools", name) for name in function.tools)
 
     async def play(row: Mapping[str, Any], say: Model) -> object:
         said = await converse(say, tools, function.tool_format)
@@ -80,15 +84,20 @@ def by_name(tools: Iterable[NamedTool]) -> Mapping[str, NamedTool]:
     return named
 
 
-async def converse(say: Model, tools: Mapping[str, NamedTool], written_as: ToolFormat) -> Conversation:
-    """Let the model speak until a turn has no call or is cut. The calls of a turn run concurrently."""
+async def converse(
+    say: Model, tools: Mapping[str, NamedTool], written_as: ToolFormat, opening: str | None = None
+) -> Conversation:
+    """Let the model speak until a turn has no call or is cut. The calls of a turn run concurrently.
+
+    An `opening` stands at the end of the prompt.
+    """
     so_far = Conversation()
-    answer: list[dict[str, str]] | None = None
+    answer: list[dict[str, str]] = []
     while True:
-        said = await say(answer)
+        said = await say(answer or opening)
         if said.end == "budget" and not said.text:  # the answer is not in the row either
             return so_far
-        so_far.messages += answer or ()
+        so_far.messages += answer
         so_far.messages.append({"role": "assistant", "content": said.text})
         calls = calls_in(said.text, written_as) if said.end == "stop" else ()
         if not calls:
@@ -108,7 +117,13 @@ async def answered(call: ToolCall | BadCall, tools: Mapping[str, NamedTool]) -> 
         return _error(f"there is no tool {in_short(call.name)}; there is {', '.join(tools)}"), True
     if why := misfit(call.arguments, tool.schema["function"].get("parameters") or {}):
         return _error(f"{tool.name}: {why}"), True
-    return as_text(await called(tool.call, tool.place, **call.arguments), tool.name, tool.place), False
+    try:
+        returned = await called(tool.call, tool.place, **call.arguments)
+    except PlayFailed as failed:
+        if isinstance(failed.__cause__, tool.refusals):
+            return _error(str(failed.__cause__)), True
+        raise
+    return as_text(returned, tool.name, tool.place), False
 
 
 def as_text(value: object, name: str, place: str) -> str:
@@ -133,6 +148,11 @@ async def scored(score: Callable[..., Any], place: str, row: Mapping[str, Any], 
     spoken = [each["content"] for each in said.messages if each["role"] == "assistant"]
     whole = {**row, "messages": [*asked, *said.messages], "response": spoken[-1] if spoken else ""}
     returned = await called(score, place, whole)
+    return with_counts(returned, said)
+
+
+def with_counts(returned: object, said: Conversation) -> object:
+    """Return a score, a number or a mapping, with the numbers of calls."""
     numbers = {"tool_calls": float(said.calls), "bad_calls": float(said.bad_calls)}
     return numbers | (dict(returned) if isinstance(returned, Mapping) else {"score": returned})
 

@@ -1,0 +1,60 @@
+"""Signature `gymnasium`: an environment whose actions and observations are texts; a turn is an action.
+
+`reset` gets the row's seed, and its observation stands at the end of the prompt. The reward of a step is its turn's.
+"""
+
+import sys
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+from prefect_rlhf.engines.functions.load import at, imported, place_of, reason
+from prefect_rlhf.engines.functions.signatures.called import called
+from prefect_rlhf.engines.functions.signatures.loaded import LoadedPlay, Model
+from prefect_rlhf.engines.functions.signatures.play_function import PlayFunction
+from prefect_rlhf.engines.functions.signatures.texts import Step, steps
+from prefect_rlhf.errors.errors import InvalidInput
+
+
+async def load_gymnasium(function: PlayFunction) -> LoadedPlay:
+    """Make an environment once. Raises InvalidInput for an environment that cannot be made, or has other spaces."""
+    make = _maker(function)
+    try:
+        first = make()
+    except BaseException as error:  # a person's code may raise anything
+        right = f"an environment that takes play.arguments: {reason(error, '')}"
+        raise InvalidInput(function.field, function.function, right) from error
+    place = place_of(first.unwrapped.step)
+    for space in (first.action_space, first.observation_space):
+        if type(space).__name__ != "Text":
+            right = at(f"an environment whose actions and observations are Text spaces, not {space}", place)
+            raise InvalidInput(function.field, function.function, right)
+    first.close()
+
+    async def play(row: Mapping[str, Any], say: Model) -> None:
+        environment = await called(make, place)
+
+        async def step(action: str) -> Step:
+            observation, reward, is_ended, is_cut, _ = await called(environment.step, place, action)
+            return Step(observation, float(reward), bool(is_ended or is_cut))
+
+        try:
+            opening, _ = await called(environment.reset, place, seed=row["seed"])
+            await steps(say, opening, step, place)
+        finally:
+            await called(environment.close, place)
+
+    return LoadedPlay(play, place)
+
+
+def _maker(function: PlayFunction) -> Callable[[], Any]:
+    try:
+        import gymnasium
+    except ImportError as error:
+        raise InvalidInput("play.python", sys.executable, "an interpreter with gymnasium") from error
+    if function.is_gymnasium_id:
+        return partial(gymnasium.make, function.function, **function.keywords)
+    found = imported(function)
+    if not callable(found):
+        raise InvalidInput(function.field, function.function, "an id, or a function that makes an environment")
+    return partial(found, **function.keywords)

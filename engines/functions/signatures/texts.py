@@ -1,0 +1,37 @@
+"""Texts of environments with steps: observations, and a loop of steps and turns."""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from prefect_rlhf.engines.functions.load import at
+from prefect_rlhf.engines.functions.signatures.loaded import Model, PlayFailed
+from prefect_rlhf.errors.in_short import in_short
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """The result of an action: an observation, the turn's reward (None: no reward), and whether the row is over."""
+
+    observation: object
+    reward: float | None
+    is_over: bool
+
+
+async def steps(say: Model, opening: object, step: Callable[[str], Awaitable[Step]], place: str) -> None:
+    """Pass each turn of the model to `step`, and its observation to the model as a user's message, until it is over."""
+    said = await say(as_observation(opening, place))
+    while said.end != "budget" or said.text:
+        took = await step(said.text)
+        if took.reward is not None:
+            say.reward(took.reward)
+        if took.is_over or said.end == "budget":
+            return
+        said = await say({"role": "user", "content": as_observation(took.observation, place)})
+
+
+def as_observation(value: object, place: str) -> str:
+    """Return an observation. Raises PlayFailed for a value that is no text."""
+    if not isinstance(value, str):
+        seen = f"{in_short(value)} of type {type(value).__name__}"
+        raise PlayFailed(at(f"the environment's observation is {seen}, expected text", place))
+    return value

@@ -1,0 +1,217 @@
+"""Plays with environments and servers in the forms of TRL, Gymnasium, OpenEnv and MCP."""
+
+import asyncio
+import json
+import re
+import subprocess
+import sys
+import time
+import venv
+from pathlib import Path
+
+import pytest
+
+from prefect_rlhf.engines.functions.plays.messages import Asks, Failed, Over, Told
+from prefect_rlhf.engines.functions.plays.pool import PlayPool
+from prefect_rlhf.engines.functions.signatures.load import load_play
+from prefect_rlhf.engines.functions.signatures.play_function import PlayFunction
+from prefect_rlhf.errors.errors import InvalidInput
+from prefect_rlhf.tasks.play import Play
+
+HERE = Path(__file__).parent
+TRL, GYMNASIUM = HERE / "of_trl_environment.py", HERE / "of_environments.py"
+ROW = {"prompt": "count", "answer": "3", "seed": 7}
+SERVERS = {"numbers": {"command": sys.executable, "args": [str(HERE / "mcp_server.py")]}}
+
+
+def settings(signature, function, **changed):
+    fields = {"max_tokens": 64, "deadline_seconds": 20.0, "retries": 0, "workers": 1} | changed
+    return Play(function=function, signature=signature, **fields).settings
+
+
+def call(name, /, **arguments):
+    return f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
+
+
+@pytest.fixture
+def talk():
+    """Play rows with a model that says these turns; the return value has the end, and the answers, of the last row."""
+    pools = []
+
+    def play(settings, turns, rows=(ROW,)):
+        pools.append(PlayPool(settings))
+        for row in rows:
+            pools[-1].open([row])
+            end, answers = None, []
+            while end is None:
+                for event in pools[-1].events(5.0):
+                    if isinstance(event, Asks):
+                        answers.append(event.answer)
+                        left = (64, settings.max_turns - event.turn - 1)
+                        pools[-1].tell(Told(0, turns[event.turn], (7,), "stop", left))
+                    else:
+                        end = event
+        return end, answers
+
+    yield play
+    for pool in pools:
+        pool.close()
+
+
+def python_with(folder, *packages):
+    """The interpreter of a new environment with packages of the registry."""
+    venv.create(folder, with_pip=True)
+    python = str(folder / "bin" / "python")
+    installed = subprocess.run([python, "-m", "pip", "install", "-q", *packages], capture_output=True, check=False)
+    if installed.returncode:
+        pytest.skip(f"{', '.join(packages)} cannot be installed here")
+    return python
+
+
+def test_an_environment_of_trl_plays_as_in_trl(talk):
+    turns = [call("increment", by=2), call("increment", by=-1) + call("increment"), "done"]
+    end, answers = talk(settings("environment", f"{TRL}:Counter"), turns)
+    tool = {"role": "tool", "content": "the counter is 2"}
+    refused = {"role": "tool", "content": '{"error": "by is negative"}'}
+    assert answers == [" Count to 3.", [tool], [refused, tool | {"content": "the counter is 3"}]]
+    assert end == Over(0, 1.0, {}, {"tool_calls": 3.0, "bad_calls": 1.0})
+    end, answers = talk(settings("environment", f"{TRL}:Silent", arguments={"start": 3}), ["done"])
+    assert (end.score, answers) == (1.0, [None])
+
+
+@pytest.mark.parametrize(
+    ("name", "turn", "reason"),
+    [
+        (
+            "Counter",
+            call("break_down"),
+            r"LookupError: the counter is gone \(.*of_trl_environment.py:\d+ in break_down",
+        ),
+        ("Odd", "", r"reset returned 3 of type int, not text \(.*of_trl_environment.py:\d+ in reset\)"),
+    ],
+)
+def test_an_environment_that_fails_fails_its_row(talk, name, turn, reason):
+    end, _ = talk(settings("environment", f"{TRL}:{name}"), [turn])
+    assert isinstance(end, Failed)
+    assert re.search(reason, end.reason)
+
+
+@pytest.mark.parametrize(
+    ("name", "changed", "says"),
+    [
+        ("WithoutReward", {}, "play.function: got .*expected a class with a method get_reward"),
+        ("WithoutTools", {}, "play.function: got .*expected a class with public methods, the tools .* in reset"),
+        ("Counter", {"arguments": {"begin": 1}}, "expected a class that takes play.arguments: TypeError: .*begin"),
+        ("Counte", {}, "expected a function in .*it has Counter"),
+    ],
+)
+def test_a_class_that_is_no_environment_is_refused_in_one_line(name, changed, says):
+    with pytest.raises(InvalidInput, match=says) as refused:
+        asyncio.run(load_play(PlayFunction.of(settings("environment", f"{TRL}:{name}", **changed))))
+    assert "\n" not in str(refused.value)
+
+
+def test_tools_of_an_mcp_server_and_a_server_that_dies(talk):
+    pytest.importorskip("mcp")
+    play = settings("mcp", f"{HERE / 'of_tools.py'}:length", arguments={"servers": SERVERS})
+    turns = [call("add", a=2, b=3), call("refuse") + call("add", a="2", b=3) + call("count"), "5"]
+    end, (_, first, second) = talk(play, turns, [ROW, ROW])
+    assert [each["content"] for each in first] == ["5"]
+    refused, misfit, counted = (each["content"] for each in second)
+    assert refused == "Error executing tool refuse"
+    assert json.loads(misfit) == {"error": "add: a is '2', expected integer"}
+    assert counted == "2"  # the rows of a worker share its server
+    assert end.numbers["tool_calls"] == 4
+    end, _ = talk(play, [call("die")])
+    assert re.fullmatch("MCP server numbers gave no answer: .*", end.reason)
+    end, answers = talk(settings("mcp", play.function, arguments={"servers": SERVERS}, retries=1), [call("die")])
+    assert isinstance(end, Failed)  # its second try has a server again, which dies too
+
+
+def test_a_stateful_mcp_server_serves_a_single_row(talk):
+    pytest.importorskip("mcp")
+    arguments = {"servers": SERVERS, "stateful": True}
+    _, answers = talk(
+        settings("mcp", f"{HERE / 'of_tools.py'}:length", arguments=arguments), [call("count"), "1"], [ROW] * 2
+    )
+    assert answers[1] == [{"role": "tool", "content": "1"}]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ({}, "play.arguments.servers: missing; expected servers by name, each with a command"),
+        (
+            {"servers": {"a": {"command": "/none"}}},
+            "play.arguments.servers: got 'a', expected servers that answer: MCP ",
+        ),
+        ({"servers": {"a": {"comand": "x"}}}, "play.arguments.servers.a: got .*expected a command .*or a url"),
+        ({"servers": SERVERS, "stateless": True}, "play.arguments.stateless: unknown key .*it has servers, stateful"),
+    ],
+)
+def test_servers_that_cannot_be_used_are_refused_in_one_line(arguments, says):
+    pytest.importorskip("mcp")
+    with pytest.raises(InvalidInput, match=says) as refused:
+        asyncio.run(load_play(PlayFunction.of(settings("mcp", f"{HERE / 'of_tools.py'}:length", arguments=arguments))))
+    assert "\n" not in str(refused.value)
+
+
+def test_a_library_that_the_interpreter_lacks_is_named():
+    with pytest.raises(InvalidInput, match="play.python: got .*expected an interpreter with gymnasium"):
+        asyncio.run(load_play(PlayFunction.of(settings("gymnasium", "Guess-v0"))))
+    with pytest.raises(InvalidInput, match="play.arguments.base_url: missing; expected the address of the environment"):
+        settings("openenv", "echo_env:EchoEnv")
+
+
+@pytest.mark.all
+def test_a_gymnasium_environment_plays_in_another_interpreter(talk, tmp_path):
+    python = python_with(tmp_path / "env", "gymnasium")
+    oracle = "import sys; import of_environments as e; env = e.make(); env.reset(seed=7); print(env.secret)"
+    secret = int(subprocess.run([python, "-c", oracle], cwd=HERE, capture_output=True, check=True).stdout)
+    wrong = "0" if secret else "7"
+    for function in (f"{GYMNASIUM}:make", "of_environments:Guess-v0"):
+        play = settings("gymnasium", function, python=python, arguments={"most": 8})
+        with pytest.MonkeyPatch.context() as patch:
+            patch.chdir(HERE)
+            end, answers = talk(play, [wrong, str(secret)])
+        said = {"role": "user", "content": "higher" if secret else "lower"}
+        assert (answers, end) == (["below 8", [said]], Over(0, None, {0: 0.0, 1: 1.0}, {}))
+    end, _ = talk(settings("gymnasium", f"{GYMNASIUM}:make", python=python), ["a number"])
+    assert re.search(r"ValueError: no number: a number \(.*of_environments.py:\d+ in step\)", end.reason)
+    with pytest.raises(
+        InvalidInput, match=r"expected an environment whose actions and observations are Text spaces, not "
+    ):
+        talk(settings("gymnasium", f"{GYMNASIUM}:Numbers", python=python), [])
+
+
+@pytest.mark.all
+def test_an_openenv_client_plays_in_another_interpreter(talk, tmp_path):
+    python = python_with(tmp_path / "env", "openenv-core")
+    server = subprocess.Popen([python, str(HERE / "openenv_server.py"), str(tmp_path / "port")])
+    try:
+        for _ in range(600):
+            if (tmp_path / "port").exists() and (tmp_path / "port").read_text():
+                break
+            time.sleep(0.1)
+        arguments = {"base_url": f"http://127.0.0.1:{(tmp_path / 'port').read_text()}"}
+        client = "openenv.core.generic_client:GenericEnvClient"
+        play = settings("openenv", client, python=python, arguments=arguments, retries=20)
+        end, answers = talk(play, ["ha", "hahaha"])
+    finally:
+        server.kill()
+        server.wait()
+    assert answers == [" seed 7", [{"role": "user", "content": "you said ha"}]]
+    assert end == Over(0, None, {0: 2.0, 1: 6.0}, {})
+    end, _ = talk(settings("openenv", client, python=python, arguments=arguments), ["ha"])
+    assert isinstance(end, Failed)  # the server is dead
+
+
+@pytest.mark.all
+def test_mcp_1_serves_in_another_interpreter(talk, tmp_path):
+    python = python_with(tmp_path / "env", "mcp<2")
+    servers = {"numbers": SERVERS["numbers"] | {"command": python}}
+    play = settings("mcp", f"{HERE / 'of_tools.py'}:length", python=python, arguments={"servers": servers})
+    _, answers = talk(play, [call("add", a=2, b=3), "5"])
+    assert answers[1] == [{"role": "tool", "content": "5"}]
+    end, _ = talk(play, [call("die")])
+    assert re.fullmatch("MCP server numbers gave no answer: .*", end.reason)
