@@ -1,0 +1,158 @@
+"""An answer's tokens are those of the whole chat, rendered again by the model's own template, if that is possible.
+
+Tokenizers are stand-ins of bytes, with merges, the words of Llama 3 and Qwen, and each model's own special tokens.
+"""
+
+from pathlib import Path
+
+import pytest
+from mistral_common.integrations.chat_templates.chat_templates import generate_chat_template
+from mistral_common.tokens.tokenizers.base import TokenizerVersion
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
+
+from prefect_rlhf.engines.sampling.answer_tokens import AnswerTokens, NoAnswer
+
+pytestmark = pytest.mark.quick
+
+TEMPLATES = Path(__file__).parent / "templates"
+OF_QWEN = ("<|im_start|>", "<|im_end|>", "<|endoftext|>")
+SPECIAL = {
+    "qwen2_5": OF_QWEN,
+    "qwen3": (*OF_QWEN, "<think>", "</think>", "<tool_response>", "</tool_response>"),
+    "llama3_1": ("<|begin_of_text|>", "<|eot_id|>", "<|eom_id|>", "<|start_header_id|>", "<|end_header_id|>"),
+    "gemma3": ("<bos>", "<end_of_turn>", "<start_of_turn>", "<eos>"),
+    "mistral": ("<s>", "</s>", "[INST]", "[/INST]", "[TOOL_RESULTS]", "[/TOOL_RESULTS]"),
+}
+"""The special tokens of a family: the first begins a text if the template does that, the second ends a turn."""
+FAMILIES = list(SPECIAL)
+WORDS = Regex(
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}|"
+    r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+TEXTS = ["the film is good\n\nand the code is 4711\n", "user\nassistant\nmodel\n\n", "<think>\n\n</think>\n\n"] * 3
+ASKED = {"role": "user", "content": "is the film good?"}
+USER = [{"role": "user", "content": "the code is 4711\n\nand?"}]
+TOOL = [{"role": "tool", "content": "the film"}]
+TWO_TOOLS = [{"role": "tool", "content": "the film"}, {"role": "tool", "content": "is good"}]
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    return {family: stand_in(family, tmp_path_factory.mktemp(family)) for family in FAMILIES}
+
+
+def stand_in(family, folder):
+    """Save a tokenizer with the special tokens and the template of a family."""
+    made = Tokenizer(models.BPE())
+    words = pre_tokenizers.Split(WORDS, "isolated")
+    of_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    made.pre_tokenizer, made.decoder = pre_tokenizers.Sequence([words, of_bytes]), decoders.ByteLevel()
+    bytes_ = pre_tokenizers.ByteLevel.alphabet()
+    made.train_from_iterator(TEXTS, trainers.BpeTrainer(vocab_size=320, initial_alphabet=bytes_, show_progress=False))
+    begin, end, *more = SPECIAL[family]
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=made, bos_token=begin, eos_token=end, additional_special_tokens=more
+    )
+    fast.chat_template = template(family)
+    fast.save_pretrained(folder)
+    return str(folder)
+
+
+def template(family):
+    if family != "mistral":
+        return (TEMPLATES / f"{family}.jinja").read_text()
+    return generate_chat_template(
+        spm=False,
+        tokenizer_version=TokenizerVersion.v3,
+        image_support=False,
+        audio_support=False,
+        thinking_support=False,
+        default_system_prompt=None,
+        plain_thinking_support=False,
+        use_special_token_variables=True,
+        model_settings_fields=None,
+        reasoning_effort_values=None,
+        reasoning_effort_default=None,
+    )
+
+
+class Chat:
+    """A row of a play: its tokens grow, and are never rendered again."""
+
+    def __init__(self, folder, *asked):
+        self.answers = AnswerTokens(folder, 1024, "keep_start")
+        self.tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
+        self.messages = list(asked)
+        self.tokens = self.rendered()
+
+    def rendered(self):
+        text = self.tokenizer.apply_chat_template(self.messages, tokenize=False, add_generation_prompt=True)
+        return self.encoded(text)
+
+    def encoded(self, text):
+        return self.tokenizer(text, add_special_tokens=False)["input_ids"]
+
+    def turn(self, text, answer, closes=True):
+        """The model says a text, and closes its turn or is cut; then the environment answers."""
+        self.tokens += self.encoded(text) + ([self.tokenizer.eos_token_id] if closes else [])
+        self.tokens += self.answers.of(answer, self.tokens[-1])
+        self.messages += [{"role": "assistant", "content": text}, *answer]
+
+    def text(self, tokens):
+        return self.tokenizer.decode(tokens, clean_up_tokenization_spaces=False)
+
+
+@pytest.mark.parametrize("closes", [True, False])
+@pytest.mark.parametrize(
+    ("family", "answer"),
+    [
+        *((family, USER) for family in FAMILIES),
+        *((family, answer) for family in ("qwen2_5", "qwen3", "llama3_1") for answer in (TOOL, TWO_TOOLS)),
+    ],
+)
+def test_a_row_is_the_rendering_of_its_whole_chat(folders, family, answer, closes):
+    """After one answer and after two, whether the model closed its turns or was cut: the close stands there once."""
+    chat = Chat(folders[family], ASKED)
+    for said in ("it is good", "the best film\nis 4711"):
+        chat.turn(said, answer, closes)
+        assert chat.tokens == chat.rendered(), chat.text(chat.tokens)
+
+
+def test_qwen_3_keeps_the_thoughts_that_its_template_drops_after_a_user_spoke(folders):
+    """After a tool's answer the template keeps them too."""
+    chat = Chat(folders["qwen3"], ASKED)
+    chat.turn("<think>\nis it?\n</think>\n\nit is good", TOOL)
+    assert chat.tokens == chat.rendered()
+    chat = Chat(folders["qwen3"], ASKED)
+    chat.turn("<think>\nis it?\n</think>\n\nit is good", USER)
+    assert chat.tokens != chat.rendered()
+    assert chat.text(chat.tokens).replace("<think>\nis it?\n</think>\n\n", "") == chat.text(chat.rendered())
+
+
+@pytest.mark.parametrize("family", ["llama3_1", "gemma3"])
+def test_spaces_that_a_template_trims_stay_as_they_were_sampled(folders, family):
+    chat = Chat(folders[family], ASKED)
+    chat.turn("it is good \n", USER)
+    assert chat.tokens != chat.rendered()
+    assert chat.text(chat.tokens).replace("good \n", "good") == chat.text(chat.rendered())
+
+
+def test_mistral_moves_a_system_prompt_to_the_last_question_and_the_row_does_not(folders):
+    chat = Chat(folders["mistral"], {"role": "system", "content": "the best"}, ASKED)
+    begins = list(chat.tokens)
+    chat.turn("it is good", USER)
+    assert chat.tokens[: len(begins)] == begins != chat.rendered()[: len(begins)]
+    assert chat.text(chat.rendered()).count("the best") == chat.text(chat.tokens).count("the best") == 1
+
+
+@pytest.mark.parametrize(
+    ("family", "says"),
+    [
+        ("gemma3", "the chat template refuses an answer with roles tool: .*roles must alternate"),
+        ("mistral", "the chat template refuses an answer with roles tool: .*call_id"),
+    ],
+)
+def test_messages_that_a_template_refuses_are_named(folders, family, says):
+    with pytest.raises(NoAnswer, match=says):
+        Chat(folders[family], ASKED).turn("it is good", TOOL)
