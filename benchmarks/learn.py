@@ -1,25 +1,27 @@
 """Does an algorithm learn? A small model on held-out data, before and after.
 
     python -m benchmarks.learn {grpo,grpo-dynamic,rloo,remax,ppo,ppo-shared} [--seed N] [--steps N] [--plot FILE]
-    python -m benchmarks.learn {sft,dpo,safe-rlhf} [--seed N] [--steps N] [--home .rlhf]
+    python -m benchmarks.learn {sft,dpo,safe-rlhf,calculator,guess} [--seed N] [--steps N] [--home .rlhf]
 
 SmolLM2-135M-Instruct on two CPU devices. Those of the first line learn `sums.py` by Python rewards, and are judged by
-greedy accuracy; for the others see `learn_offline.py` and `learn_safe.py`. Last line JSON: algorithm, metric, before,
-after, minutes; kl (nats a response at the last step), cost_before, cost_after and limit where there are any; of
-ppo-shared `resident_bytes` of both forms of PPO, of groups `trained_tokens`, in all and up to each evaluation.
+greedy accuracy; for the others see `learn_offline.py`, `learn_safe.py` and `learn_plays.py`. Last line JSON:
+algorithm, metric, before, after, minutes, and `processor_minutes` of the run's processes; kl (nats a response at the
+last step), cost_before, cost_after and limit if there are any; of ppo-shared `resident_bytes` of both forms of PPO, of
+groups `trained_tokens`, in all and up to each evaluation, of calculator `without_tool`.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import resource
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from benchmarks import learn_offline, learn_safe, sums
+from benchmarks import learn_offline, learn_plays, learn_safe, sums
 from benchmarks.demo.outcome import column, evaluations, read_metrics
 from benchmarks.demo.pretrained import prepare_model
 from benchmarks.learn_ppo import run
@@ -62,7 +64,7 @@ KL = ("kl_penalised_rewards.kl", "actor_train.kl_per_token")
 def main() -> None:
     """Train, read, draw, print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("algorithm", choices=[*ALGORITHMS, *learn_offline.STEPS, "safe-rlhf"])
+    parser.add_argument("algorithm", choices=[*ALGORITHMS, *learn_offline.STEPS, "safe-rlhf", *learn_plays.STEPS])
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--steps", type=int)
     parser.add_argument("--home", type=Path, default=Path(".rlhf"))
@@ -73,12 +75,19 @@ def main() -> None:
         parser.error("--plot draws greedy accuracy on sums, of which this algorithm has none")
     prepare_model("smollm2", home / "models" / "smollm2", home / "downloads")
     flow, given = prepared(home, name, options.seed, options.steps)
-    began = time.monotonic()
+    began, processor = time.monotonic(), processor_seconds()
     run_dir = run(flow, given)
-    minutes = (time.monotonic() - began) / 60
+    minutes, processor_minutes = (time.monotonic() - began) / 60, (processor_seconds() - processor) / 60
     if options.plot:
         draw(run_dir, name, options.plot)
-    print(json.dumps(outcome(home, run_dir, name, options.seed, minutes)))
+    found = outcome(home, run_dir, name, options.seed, minutes)
+    print(json.dumps(found | {"processor_minutes": round(processor_minutes, 1)}))
+
+
+def processor_seconds() -> float:
+    """Return the processor seconds of processes that this one started and that have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def prepared(home: Path, name: str, seed: int, steps: int | None) -> tuple[str, dict[str, Any]]:
@@ -89,6 +98,9 @@ def prepared(home: Path, name: str, seed: int, steps: int | None) -> tuple[str, 
     if name == "safe-rlhf":
         learn_safe.prepare(home)
         return name, learn_safe.parameters(home, seed, steps or learn_safe.STEPS)
+    if name in learn_plays.STEPS:
+        learn_plays.prepare(home, name)
+        return "grpo", learn_plays.parameters(home, name, seed, steps or learn_plays.STEPS[name])
     sums.write_sums(home / "data" / "sums.parquet")
     return ALGORITHMS[name][0], parameters(home, name, seed, steps or STEPS[name])
 
@@ -99,6 +111,8 @@ def outcome(home: Path, run_dir: Path, name: str, seed: int, minutes: float) -> 
         return learn_offline.summary(run_dir, name, seed, minutes)
     if name == "safe-rlhf":
         return learn_safe.summary(run_dir, seed, minutes)
+    if name in learn_plays.STEPS:
+        return learn_plays.summary(home, run_dir, name, seed, minutes)
     found = summary(run_dir, name, seed, minutes)
     if name == "ppo-shared":
         forms = {form: parameters(home, form, 1, 1) | {"plan": SHARED_PLAN} for form in ("ppo-shared", "ppo")}

@@ -56,17 +56,28 @@ SMALLEST = {
     "papers": ("--only app", "expected holds name values"),
     "learn": (
         "ppo-shared --steps 1 --home {home}",
-        "after algorithm before by_step goal kl metric minutes resident_bytes seed",
+        "after algorithm before by_step goal kl metric minutes processor_minutes resident_bytes seed",
     ),
-    "learn sft": ("sft --steps 1 --home {home}", "after algorithm before by_step goal metric minutes seed"),
+    "learn sft": (
+        "sft --steps 1 --home {home}",
+        "after algorithm before by_step goal metric minutes processor_minutes seed",
+    ),
     "learn dpo": (
         "dpo --steps 1 --home {home}",
-        "after algorithm before by_step goal margin_by_step metric minutes seed",
+        "after algorithm before by_step goal margin_by_step metric minutes processor_minutes seed",
     ),
     "learn safe-rlhf": (
         "safe-rlhf --steps 1 --home {home}",
         "after algorithm before by_step cost_after cost_before greedy_costs limit metric minutes multipliers "
-        "overstatements_after overstatements_before seed",
+        "overstatements_after overstatements_before processor_minutes seed",
+    ),
+    "learn calculator": (
+        "calculator --steps 1 --home {home}",
+        "after algorithm before by_step goal metric minutes processor_minutes seed without_tool",
+    ),
+    "learn guess": (
+        "guess --steps 1 --home {home}",
+        "after algorithm before by_step goal metric minutes processor_minutes seed",
     ),
     "plan_invariance": (
         "--plans 1 --four-ranks",
