@@ -76,9 +76,10 @@ def run_steps(mover, journal, steps, seconds=100.0):
     return [line for line in lines if line]
 
 
-def test_checks_come_after_the_first_steps_and_then_every_few(checks, tmp_path):
-    assert run_steps(mover(), Journal(tmp_path), range(65)) == []
-    assert checks.steps == [STEPS_AWAITED - 1, 19, 39, 59]
+@pytest.mark.parametrize(("every", "due"), [(20, [19, 39, 59]), (30, [29, 59])])
+def test_checks_come_after_the_first_steps_and_then_every_few(checks, tmp_path, every, due):
+    assert run_steps(mover(replan_every=every), Journal(tmp_path), range(65)) == []
+    assert checks.steps == [STEPS_AWAITED - 1, *due]
 
 
 def test_a_plan_that_pays_is_asked_for_once_and_recorded(checks, tmp_path):
