@@ -32,9 +32,10 @@ from prefect_rlhf.placement.cost.sizes import ModelSizes, copied_bytes, instance
 from prefect_rlhf.placement.cost.sources import CostSources
 from prefect_rlhf.placement.cost.uneven import placed_cost
 from prefect_rlhf.placement.cost.workload import CallWork, Workload
-from prefect_rlhf.placement.graph import DataflowGraph
+from prefect_rlhf.placement.graph import Call, DataflowGraph
 from prefect_rlhf.placement.plan import ExecutionPlan, trained_instance
 from prefect_rlhf.placement.rows.moves import row_transfers
+from prefect_rlhf.placement.rows.partition import Part
 
 _SLOWED_MOVES = Transfer | Reallocate | HostCopy | Checkpoint
 """Moves for which a profile knows how they share their hosts: none that goes to disk."""
@@ -115,10 +116,8 @@ class NodeCosts:
     def _alone(self, node: Node) -> Seconds:
         """The seconds of a call, or of other work if each of its devices were alone on its host."""
         match node.work:
-            case ModelCall(call, instance, _, part):
-                work, speeds = CallWork.expected(call.cut(part.of), self.workload), self.plan.cluster.node_speeds
-                work = replace(work, new_weights=part.index == 0)
-                return placed_cost(work, self._sizes(instance.role), self.plan[call.name], self.sources, speeds)
+            case ModelCall(call, _, _, part):
+                return self._call(call, part)
             case Compute(call):
                 return Seconds(call=call.host_seconds or 0.0)
             case Transfer(call, moves, part):
@@ -143,6 +142,24 @@ class NodeCosts:
                 return Seconds()
             case _:
                 assert_never(node.work)
+
+    def _call(self, call: Call, part: Part) -> Seconds:
+        """The seconds of a part of a call: as a call of its own, but no less than its share of the whole call.
+
+        So an estimate never gains by fewer rows at once, and the parts together take no less than the whole. The first
+        part has the cost of new weights.
+        """
+        own = self._rows_cost(call.cut(part.of), new_weights=part.index == 0)
+        if part.of == 1:
+            return own
+        without = own if part.index else self._rows_cost(call.cut(part.of), new_weights=False)
+        share = self._rows_cost(call, new_weights=False).times(1 / part.of)
+        return own + Seconds(call=max(0.0, share.total - without.total))
+
+    def _rows_cost(self, call: Call, new_weights: bool) -> Seconds:
+        work = replace(CallWork.expected(call, self.workload), new_weights=new_weights)
+        sizes, speeds = self._sizes(call.role or ""), self.plan.cluster.node_speeds
+        return placed_cost(work, sizes, self.plan[call.name], self.sources, speeds)
 
     def _sizes(self, role: str) -> ModelSizes:
         return ModelSizes.of(self.graph.model(role))

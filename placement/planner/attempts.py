@@ -18,6 +18,7 @@ from prefect_rlhf.placement.planner.question import Question
 from prefect_rlhf.placement.planner.solution import TIGHTER, made_to_fit, solution, solve_fitting
 from prefect_rlhf.placement.planner.space.plan_problem import PlanProblem, PlanSpace
 from prefect_rlhf.placement.planner.space.restrictions import divisions
+from prefect_rlhf.placement.planner.space.streamed_problem import streamed_problems
 from prefect_rlhf.placement.planner.time_sharing import time_sharing_problem
 from prefect_rlhf.placement.plans.presets import PRESETS
 from prefect_rlhf.placement.search.budget import EVALUATIONS, Budget, Meter
@@ -28,6 +29,7 @@ from prefect_rlhf.placement.search.problem import LinkNode, PlannedCall, Problem
 WHOLE_SHARE = 0.5  # of the budget, for the search of the whole space, and for searches with models in alternation
 COPIES_SHARE = 0.3  # for searches that decide which calls share a copy of weights
 CAUTIOUS_SHARE = 0.2  # for each other way to count memory
+STREAMED_SHARE = 0.2  # for each bound on plans with streamed parts
 SMALL_SHARE = 0.03  # for each preset and each division: little is left to choose
 SHORT = Budget(EVALUATIONS, 2.0)  # of the first round of attempts, if the budget is longer
 CLOSE = 0.03  # of the bound: a plan that is no further above it is as good as known, since no estimate tells more
@@ -115,6 +117,15 @@ def _make_attempts(request: SearchRequest) -> list[Finding]:
         if attempt.always or not is_close(request.question, findings):
             findings.append(attempt.make(request))
     return findings
+
+
+def streamed_bound(request: SearchRequest, enough_seconds: float) -> float:
+    """Return a bound on all plans in which some call streams parts, or `enough_seconds` if the bound is higher."""
+    least, budget = enough_seconds, request.budget.times(STREAMED_SHARE)
+    for problem in streamed_problems(request.space):
+        found = search(problem, budget.seconds, max_evaluations=budget.evaluations, enough_seconds=least)
+        least = min(least, found.lower_bound_seconds)
+    return least
 
 
 def search_whole_space(request: SearchRequest) -> Finding:

@@ -12,9 +12,21 @@ from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.placement.devices.mesh import DeviceMesh
 from prefect_rlhf.placement.engine_traits import TRAITS
 from prefect_rlhf.placement.plan import ExecutionPlan
-from prefect_rlhf.placement.planner.attempts import Finding, SearchRequest, highest_bound, is_close, make_attempts
+from prefect_rlhf.placement.planner.attempts import (
+    Finding,
+    SearchRequest,
+    highest_bound,
+    is_close,
+    make_attempts,
+    streamed_bound,
+)
 from prefect_rlhf.placement.planner.neighbours import improve_locally
-from prefect_rlhf.placement.planner.other_cuts import with_fewest_cuts, with_least_recomputation, with_other_cuts
+from prefect_rlhf.placement.planner.other_cuts import (
+    with_fewest_cuts,
+    with_least_recomputation,
+    with_other_cuts,
+    with_streamed_parts,
+)
 from prefect_rlhf.placement.planner.planned import Planned, PresetResult, differently_placed
 from prefect_rlhf.placement.planner.question import Question
 from prefect_rlhf.placement.planner.refusal import no_plan_fits
@@ -71,19 +83,21 @@ def _planned(request: SearchRequest, known: Sequence[ExecutionPlan]) -> Planned:
     if not timed:
         raise no_plan_fits(question, space, request.budget.times(1 / 4))
     bound = highest_bound(findings)
+    lower_bound = streamed_bound(request, bound.lower_bound_seconds)
     meter.spend(request.budget.evaluations)
     left = meter.left.at_least(request.budget.times(IMPROVING_SHARE))
     best = _improved(question, space, _starts(question, timed, 1 if is_close(question, findings) else STARTS), left)
     fastest = _finished(question, best, space)
     simple = simplest(question, space, fastest, timed, min((seconds for _, seconds in compared), default=math.inf))
     plan = fastest if simple is fastest else _finished(question, replace(simple, name="auto"), space)
+    plan = with_streamed_parts(question, plan)
     certificate = question.certificate(plan)
     estimate = question.estimate(plan)
     return Planned(
         plan,
         estimate,
         certificate,
-        bound.lower_bound_seconds,
+        lower_bound,
         bound.binding,
         bound,
         presets,

@@ -1,7 +1,7 @@
 """Micro-batches and recomputed layers of a plan: fewer than the search chose, and numbers between those it tried.
 
 Of equally fast plans the search takes a plan with the least bytes, so with the most micro-batches, although memory may
-be free. It tries few numbers of recomputed layers.
+be free. It tries few numbers of recomputed layers, and no streamed parts.
 """
 
 from bisect import bisect_left
@@ -17,9 +17,12 @@ from prefect_rlhf.placement.planner.question import Question
 from prefect_rlhf.placement.planner.simplicity import is_nearly_full
 from prefect_rlhf.placement.planner.space.candidates import CostContext, candidate
 from prefect_rlhf.placement.plans.check import violations
+from prefect_rlhf.placement.plans.streaming import in_parts, streaming_calls
 
 NEGLIGIBLE = 1e-3  # of a call's time: less is no reason for an odd number
 TRIED = 3  # of each call, the fastest first
+PARTS = (2, 4)  # numbers of streamed parts that are tried
+STREAMED_GAIN = 0.02  # of an iteration: streamed parts that gain less are only more task runs
 
 
 def with_other_cuts(question: Question, plan: ExecutionPlan, context: CostContext) -> ExecutionPlan:
@@ -66,6 +69,16 @@ def with_fewest_cuts(question: Question, plan: ExecutionPlan, context: CostConte
                     plan = changed
                     break
     return plan
+
+
+def with_streamed_parts(question: Question, plan: ExecutionPlan) -> ExecutionPlan:
+    """Return the plan with its calls on disjoint devices in the fastest of 2 and 4 parts, if an iteration gains 2%."""
+    calls = streaming_calls(question.graph, plan)
+    if not calls:
+        return plan
+    cut = [in_parts(question.graph, plan, calls, parts) for parts in PARTS]
+    best = min((each for each in cut if question.fits(each)), key=question.seconds, default=plan)
+    return best if question.seconds(best) <= question.seconds(plan) * (1 - STREAMED_GAIN) else plan
 
 
 def _in_fewer(call: Call, placed: Placement, context: CostContext) -> Iterator[Placement]:

@@ -113,19 +113,21 @@ def search(
     max_gap: float = 0.0,
     max_evaluations: float = math.inf,
     progress: Callable[[Progress], None] | None = None,
+    enough_seconds: float = math.inf,
 ) -> SearchResult:
     """Search for the best plan, and for a lower bound on any plan, until a budget is spent.
 
     The budget is `budget_seconds` of processor time, or about `max_evaluations`. The search ends early if the plan is
-    proved optimal, if its gap is at most `max_gap`, or on KeyboardInterrupt, with the best results so far. The same
-    problem, seed and number of evaluations give the same plan. Raises InvalidInput for a budget that is not positive.
+    proved optimal, if its gap is at most `max_gap`, if the bound reaches `enough_seconds`, or on KeyboardInterrupt,
+    with the best results so far. The same problem, seed and number of evaluations give the same plan. Raises
+    InvalidInput for a budget that is not positive.
     """
     if not budget_seconds > 0:
         raise InvalidInput("budget_seconds", budget_seconds, "more than 0 seconds")
     tables = build_tables(problem)
     solver = _solver(method, seed, max_gap)
     warm_up(method)
-    outcome, state, cpu_seconds = _run(solver, tables, budget_seconds, max_evaluations, progress)
+    outcome, state, cpu_seconds = _run(solver, tables, budget_seconds, max_evaluations, progress, enough_seconds)
     return _result(problem, tables, state, outcome, cpu_seconds)
 
 
@@ -153,6 +155,7 @@ def _run(
     budget_seconds: float,
     max_evaluations: float,
     progress: Callable[[Progress], None] | None,
+    enough_seconds: float,
 ) -> tuple[SearchOutcome, State, float]:
     began = time.process_time()
     state: State = solver.init(tables)
@@ -163,6 +166,8 @@ def _run(
             state = solver.step(tables, state)
             elapsed = time.process_time() - began
             outcome = solver.terminate(tables, state)
+            if outcome is None and state.lower_bound_us * MICROSECOND >= enough_seconds:
+                outcome = SearchOutcome.ENOUGH
             if outcome is None and (elapsed >= budget_seconds or state.evaluations >= max_evaluations):
                 outcome = SearchOutcome.OUT_OF_BUDGET
             if progress is not None and (outcome or elapsed >= next_report):

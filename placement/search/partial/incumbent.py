@@ -17,6 +17,7 @@ class SearchOutcome(Enum):
 
     OPTIMAL = "proved: no plan of the whole space ends sooner"
     WITHIN_GAP = "stopped: no plan can be better by more than the gap that was asked for"
+    ENOUGH = "stopped: the bound is as high as was asked for"
     OUT_OF_BUDGET = "stopped when the budget was spent"
     INTERRUPTED = "stopped when asked to"
     INFEASIBLE = "proved: no plan fits the devices' memory"

@@ -1,0 +1,107 @@
+"""The problems that bound plans with streamed parts: some calls need not wait for each other, but are in parts.
+
+In a plan of the first kind each call waits for the whole of its inputs. The problem without parts bounds it: the parts
+of a call run one after another and together take no less than the whole call (`NodeCosts`), so any two calls that
+exclude each other do so part by part. In every other plan some producer streams to a consumer. So the producer has at
+least two parts, whose least seconds count, and no call on the same rows needs to wait for the end of a call that may
+stream to it. What waits for the consumer waits for all parts of both. `docs/plan_search.md` has the proof.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from prefect_rlhf.placement.cost.sizes import ModelSizes
+from prefect_rlhf.placement.cost.uneven import least_cost
+from prefect_rlhf.placement.cost.workload import CallWork
+from prefect_rlhf.placement.graph import Call, DataflowGraph
+from prefect_rlhf.placement.plan import Placement
+from prefect_rlhf.placement.planner.space.candidates import CostContext
+from prefect_rlhf.placement.planner.space.plan_problem import MICROSECONDS, PlanSpace
+from prefect_rlhf.placement.plans.streaming import streamable_pairs
+from prefect_rlhf.placement.rows.shares import num_groups
+from prefect_rlhf.placement.search.problem import Edge, PlannedCall, Problem
+
+
+def streamed_problems(space: PlanSpace) -> Iterator[Problem]:
+    """Yield a problem for each call that may stream; together they bound all plans in which some call streams."""
+    graph, whole = space.context.graph, space.least.problem
+    pairs = {(one.name, other.name) for one, other in _free_pairs(graph)}
+    relaxed = replace(whole, edges=tuple(_without_waits(whole.edges, pairs)))
+    for producer in dict.fromkeys(first for first, _ in sorted(pairs)):
+        yield replace(
+            relaxed,
+            nodes=tuple(
+                _in_parts(node, space) if isinstance(node, PlannedCall) and node.name == producer else node
+                for node in relaxed.nodes
+            ),
+        )
+
+
+def _free_pairs(graph: DataflowGraph) -> Iterator[tuple[Call, Call]]:
+    """Yield the pairs that may stream, without a consumer that waits for a computation on the producer's rows."""
+    for producer, consumer in streamable_pairs(graph):
+        if not any(
+            _waits(graph, name, producer.name) for name in graph.reads_of(consumer.name) if _computes(graph, name)
+        ):
+            yield producer, consumer
+
+
+def _computes(graph: DataflowGraph, name: str) -> bool:
+    return graph.call(name).kind == "compute"
+
+
+def _waits(graph: DataflowGraph, name: str, producer: str) -> bool:
+    """Whether a computation waits for a producer, directly or through computations."""
+    reads = graph.reads_of(name)
+    return producer in reads or any(_waits(graph, each, producer) for each in reads if _computes(graph, each))
+
+
+def _without_waits(edges: tuple[Edge, ...], pairs: set[tuple[str, str]]) -> Iterator[Edge]:
+    """Yield the edges without those of the pairs; what waits for the second of a pair waits for the first as well."""
+
+    def streams(edge: Edge) -> bool:
+        return (edge.source, edge.target) in pairs and edge.lag == 0 and edge.without is None
+
+    kept = [edge for edge in edges if not streams(edge)]
+    yield from kept
+    known = set(kept)
+    pending = [(first, edge) for first, second in sorted(pairs) for edge in kept if edge.source == second]
+    for first, edge in pending:
+        behind = replace(edge, source=first)
+        if edge.without is None and behind not in known and not streams(behind) and behind.target != first:
+            known.add(behind)
+            yield behind
+
+
+def _in_parts(call: PlannedCall, space: PlanSpace) -> PlannedCall:
+    """The call, each option with its least seconds in two or more parts."""
+    options = (
+        replace(
+            option,
+            microseconds=option.microseconds
+            + _more_us(space.context.graph.call(call.name), each.placement, space.context),
+        )
+        for option, each in zip(call.options, space.candidates[call.name], strict=True)
+    )
+    return replace(call, options=tuple(options))
+
+
+def _more_us(call: Call, placement: Placement, context: CostContext) -> int:
+    """Return by how much two or more parts take longer than the whole call, at least; rounded down."""
+    groups = num_groups(context.graph, call)
+    counts = [count for count in range(2, groups + 1) if groups % count == 0]
+    whole = _seconds(call, placement, 1, context)
+    more = min(count * max(_seconds(call, placement, count, context), whole / count) for count in counts) - whole
+    return int(more * MICROSECONDS)
+
+
+def _seconds(call: Call, placement: Placement, parts: int, context: CostContext) -> float:
+    """Return the seconds of a part without new weights, in the best order of the devices."""
+    sources, speeds = context.site.sources, context.site.cluster.node_speeds
+    sizes = ModelSizes.of(context.graph.model(call.role or ""))
+    work = replace(CallWork.expected(call.cut(parts), context.question.workload), new_weights=False)
+    if speeds:
+        return least_cost(work, sizes, placement, sources, speeds).total
+    return sources.call_cost(work, context.execution(placement), sizes, placement.mesh).total

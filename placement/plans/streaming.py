@@ -1,0 +1,44 @@
+"""Streamed parts of a plan: the calls that may stream rows to each other, and plans that cut them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+
+from prefect_rlhf.placement.graph import Call, DataflowGraph
+from prefect_rlhf.placement.plan import ExecutionPlan
+from prefect_rlhf.placement.plans.check import violations
+from prefect_rlhf.placement.rows.shares import num_groups
+
+CUTTABLE = ("generate", "inference")
+
+
+def streamable_pairs(graph: DataflowGraph) -> Iterator[tuple[Call, Call]]:
+    """Yield each producer and consumer of which a part of the consumer may begin before the producer has ended.
+
+    The consumer reads rows of the producer on the same rows, of several groups that no call has chosen.
+    """
+    for consumer in graph:
+        for name in graph.reads_of(consumer.name):
+            producer = graph.call(name)
+            cuttable = producer.kind in CUTTABLE and consumer.kind in CUTTABLE and not consumer.rows.choices
+            if cuttable and producer.rows == consumer.rows and num_groups(graph, consumer) > 1:
+                yield producer, consumer
+
+
+def streaming_calls(graph: DataflowGraph, plan: ExecutionPlan) -> tuple[str, ...]:
+    """Return the calls of all pairs that may stream, and whose devices differ under the plan."""
+    pairs = ((one.name, other.name) for one, other in streamable_pairs(graph))
+    apart = (pair for pair in pairs if not plan[pair[0]].mesh.overlaps(plan[pair[1]].mesh))
+    return tuple(dict.fromkeys(name for pair in apart for name in pair))
+
+
+def in_parts(graph: DataflowGraph, plan: ExecutionPlan, calls: Iterable[str], parts: int) -> ExecutionPlan:
+    """Return the plan with each of these calls in `parts` parts, or in half as many, and so on, until it is legal."""
+    placements = dict(plan.placements)
+    for name in calls:
+        call, count = graph.call(name), parts
+        while count > 1 and any(violations(call, replace(placements[name], parts=count), graph)):
+            count //= 2
+        placements[name] = replace(placements[name], parts=max(1, count))
+    return replace(plan, placements=tuple(placements.items()))

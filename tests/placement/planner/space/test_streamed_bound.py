@@ -1,0 +1,121 @@
+"""The bound on plans with streamed parts: of a small question every plan is timed, and the bound is below each."""
+
+from dataclasses import replace
+from itertools import product
+
+from prefect_rlhf.placement.cost.datasheets.hardware import DATASHEETS, Hardware
+from prefect_rlhf.placement.cost.sources import CostSources
+from prefect_rlhf.placement.cost.workload import Workload
+from prefect_rlhf.placement.devices.mesh import ClusterShape, DeviceMesh
+from prefect_rlhf.placement.graph import DataflowGraph, Dataset
+from prefect_rlhf.placement.memory.remedies import with_changes
+from prefect_rlhf.placement.models.known_models import known_shape
+from prefect_rlhf.placement.plan import Placement
+from prefect_rlhf.placement.planner.best_plan import plan_graph
+from prefect_rlhf.placement.planner.question import Question, Site
+from prefect_rlhf.placement.planner.space.plan_problem import PlanSpace
+from prefect_rlhf.placement.planner.space.streamed_problem import streamed_problems
+from prefect_rlhf.placement.plans.streaming import streamable_pairs
+from tests.strategies import GIB, ROLLOUT, call, dpo, grouped, model, on, ppo, remax
+
+ROWS = 2048
+SHAPE = replace(
+    known_shape("llama-7b"),
+    hidden_size=2048,
+    intermediate_size=5632,
+    num_layers=24,
+    num_attention_heads=16,
+    num_kv_heads=16,
+)
+PINS = {"actor_generate": "n0:0", "reward_inference": "n0:1", "actor_train_step": "n0:0-1"}
+KEYS = ("tokens", "prompt_length")
+
+
+def question(rows: int = ROWS, gib: int = 400) -> Question:
+    """A generation, the inference of a reward model, and a train_step, on two H100s."""
+    generated = {"actor_generate": KEYS}
+    calls = (
+        call("actor_generate", "generate", "actor", {"prompts": ("prompt_tokens",)}, ROLLOUT, num_rows=rows),
+        call("reward_inference", "inference", "reward", generated, ("scores",), num_rows=rows),
+        call(
+            "actor_train_step",
+            "train_step",
+            "actor",
+            {"actor_generate": ROLLOUT, "reward_inference": ("scores",)},
+            num_rows=rows,
+        ),
+    )
+    models = (model("actor", shape=SHAPE), model("reward", "scalar", SHAPE))
+    graph = DataflowGraph("small", models, (Dataset("prompts", ("prompt_tokens",), rows),), calls)
+    sources = CostSources((Hardware(DATASHEETS["h100"], 2),))
+    cluster = ClusterShape("two", 1, 2, gib * GIB)  # by default room for all, so that memory decides nothing
+    return Question(graph, Site(cluster, cluster.whole, sources), Workload.fixed(512, 64))
+
+
+def planned(asked: Question):
+    return plan_graph(asked, evaluations=100_000, pins={name: DeviceMesh.parse(mesh) for name, mesh in PINS.items()})
+
+
+def plans_with_parts(asked: Question, trained: Placement):
+    """Several numbers of parts and of micro-batches, on the devices of the pins."""
+    for generate, infer, cuts in product((1, 2, 4, 64), (1, 2, 4, 8), (2, 16)):
+        placements = {
+            "actor_generate": replace(on("n0:0", "vllm"), parts=generate),
+            "reward_inference": replace(on("n0:1", "megatron"), parts=infer, micro_batches=cuts),
+            "actor_train_step": replace(trained, micro_batches=128),  # a number that the bound is for
+        }
+        yield asked.plan("tried", placements)
+
+
+def test_no_plan_with_parts_is_below_the_bound_and_some_are_below_the_bound_without_parts():
+    """The bound that ignores parts would be wrong."""
+    asked = question()
+    found = planned(asked)
+    tried = plans_with_parts(asked, found.plan["actor_train_step"])
+    timed = [(asked.seconds(plan), plan) for plan in tried]
+    whole = min(
+        seconds for seconds, plan in timed if plan["actor_generate"].parts == plan["reward_inference"].parts == 1
+    )
+    least = min(seconds for seconds, _ in timed)
+    assert found.lower_bound_seconds <= least < found.search.lower_bound_seconds <= whole
+
+
+def test_parts_that_gain_two_percent_are_the_answer():
+    asked = question(gib=80)
+    found = planned(asked)
+    parts = {name: placement.parts for name, placement in found.plan.placements}
+    assert parts == {"actor_generate": 2, "reward_inference": 2, "actor_train_step": 1}
+    assert found.seconds <= 0.98 * asked.seconds(with_changes(found.plan, asked.graph.calls, parts=1))
+    assert not found.beats_bound
+    assert asked.fits(found.plan)
+
+
+def test_a_small_gain_is_no_reason_for_parts():
+    """Few rows take nearly as long as many, so each part would repeat the time of the whole."""
+    found = planned(question(rows=16))
+    assert {placement.parts for _, placement in found.plan.placements} == {1}
+    assert found.lower_bound_seconds == found.search.lower_bound_seconds
+
+
+def test_a_call_may_stream_to_the_inferences_of_its_rows_alone():
+    pairs = {(one.name, other.name) for one, other in streamable_pairs(ppo())}
+    inferences = ("ref_inference", "reward_inference", "critic_inference")
+    assert pairs == {("actor_generate", name) for name in inferences}
+    assert ("actor_generate", "reward_inference") in {(a.name, b.name) for a, b in streamable_pairs(grouped())}
+    assert {one.name for one, _ in streamable_pairs(remax())} == {"actor_generate", "actor_generate_baseline"}
+    assert not list(streamable_pairs(dpo())), "rows of a dataset are there from the start"
+
+
+def test_the_streamed_problem_drops_a_wait_and_keeps_what_follows_from_it():
+    """The train_step waits for both; two parts of the generation take longer than the whole."""
+    asked = question()
+    space = PlanSpace.of(asked)
+    (streamed,) = streamed_problems(space)
+    edges = {(edge.source, edge.target) for edge in streamed.edges if edge.lag == 0 and edge.without is None}
+    assert ("actor_generate", "reward_inference") not in edges
+    assert {("actor_generate", "actor_train_step"), ("reward_inference", "actor_train_step")} <= edges
+    whole, cut = (
+        next(node for node in problem.nodes if node.name == "actor_generate")
+        for problem in (space.least.problem, streamed)
+    )
+    assert all(a.microseconds < b.microseconds for a, b in zip(whole.options, cut.options, strict=True))
