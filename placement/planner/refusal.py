@@ -4,12 +4,13 @@ from dataclasses import replace
 from math import ceil
 
 from prefect_rlhf.errors.errors import PlanDoesNotFit, TooLittleMemory
+from prefect_rlhf.placement.engine_traits import TRAITS
 from prefect_rlhf.placement.memory.bytes import base_bytes, byte_size, enough_bytes
 from prefect_rlhf.placement.memory.certificate import Certificate
-from prefect_rlhf.placement.memory.remedies import Remedy, refusal
+from prefect_rlhf.placement.memory.remedies import Remedy, refusal, with_changes
 from prefect_rlhf.placement.plan import ExecutionPlan
 from prefect_rlhf.placement.planner.question import Question
-from prefect_rlhf.placement.planner.solution import solution, solve_fitting
+from prefect_rlhf.placement.planner.solution import fitting, solution
 from prefect_rlhf.placement.planner.space.plan_problem import PlanSpace
 from prefect_rlhf.placement.planner.time_sharing import time_sharing_problem
 from prefect_rlhf.placement.search.budget import Budget
@@ -32,12 +33,29 @@ def no_plan_fits(question: Question, space: PlanSpace, budget: Budget) -> TooLit
 
 
 def has_fitting_plan(question: Question, budget: Budget) -> bool:
-    """Whether a short search with time sharing finds a plan that fits by its certificate. No says nothing."""
+    """Whether a short search with time sharing finds a plan that fits, if need be with all layers recomputed.
+
+    No says nothing.
+    """
     try:
         problem = time_sharing_problem(PlanSpace.of(question))
     except TooLittleMemory:
         return False
-    return solve_fitting(question, problem, budget, shares=FEW_SHARES, repair=False) is not None
+    part = budget.times(1 / len(FEW_SHARES))
+    for share in FEW_SHARES:
+        result = search(problem.with_memory(share).problem, part.seconds, max_evaluations=part.evaluations)
+        plan = solution(question, problem, result)
+        if plan is not None and any(fitting(question, each) for each in (plan, _recomputing(question, plan))):
+            return True
+    return False
+
+
+def _recomputing(question: Question, plan: ExecutionPlan) -> ExecutionPlan:
+    """The plan with all layers of each train_step recomputed, if its engine can."""
+    for call in question.graph:
+        if call.kind == "train_step" and TRAITS[plan[call.name].engine].recomputes:
+            plan = with_changes(plan, (call,), recompute="all")
+    return plan
 
 
 def _too_large(question: Question, plan: ExecutionPlan, certificate: Certificate) -> PlanDoesNotFit:

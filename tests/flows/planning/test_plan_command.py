@@ -526,10 +526,10 @@ def test_where_no_plan_fits_the_table_says_what_fills_the_devices_and_what_would
 
 @pytest.mark.parametrize(
     ("cluster", "enough", "less"),
-    [("1x2:l40s", "8 devices would do, as 1x8:l40s", "1x4:l40s"), ("1x8:v100-16", "32 devices would do, as 4x8:v100-16", "2x8:v100-16")],
+    [("1x2:l40s", "8 devices would do, as 1x8:l40s", "1x4:l40s"), ("1x8:v100-16", "24 devices would do, as 3x8:v100-16", "2x8:v100-16")],
 )  # fmt: skip
 def test_a_refusal_says_how_many_devices_would_do(cluster, enough, less):
-    """The named number has a plan that fits, and half as many have none. Between them the short search may miss a plan."""
+    """The named number has a plan that fits, and the next smaller has none."""
     asked = {"algorithm": "dpo", "models": {"actor": "llama-13b"}, "prompt_length": "256", "response_length": "256"}
     asked |= {"batch_size": 64, "evaluations": 2000}
     with pytest.raises(InvalidInput, match=f"GiB less, by more devices .*; {enough}$"):
