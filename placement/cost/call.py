@@ -44,6 +44,27 @@ def _micro_batch(call: _CallSeconds, rows: float) -> tuple[Seconds, Seconds, Sec
     return call.micro_batch(rows)
 
 
+@lru_cache(maxsize=1024)  # the same for all micro-batches
+def _update(execution: Execution, times: LayerTimes) -> Seconds:
+    """Sum gradients over replicas, step, and give every replica the new weights (ZeRO 1: Rajbhandari et al. 2020).
+
+    Of experts, those replicas that hold the same.
+    The first stage and the last each have a copy of a tied embedding, whose gradients they add up (Megatron).
+    """
+    strategy, sizes = execution.strategy, times.sizes
+    stage, tied = sizes.fullest_stage(strategy), 0.0
+    experts = sizes.stage_experts(strategy, stage)
+    parameters = sizes.stage_parameters(strategy, stage) - experts
+    if strategy.pp > 1 and sizes.tied and "lm" in sizes.head:
+        num_bytes = sizes.table / strategy.tp * execution.gradient_bytes
+        tied = times.all_reduce(num_bytes, CollectiveGroup(2, execution.pp_span(), 1))
+    shared = execution.replicas_seconds(parameters, times) + tied
+    if experts:
+        shared += times.share(experts, execution.same_experts_group())
+    stepped = parameters / strategy.dp + experts * strategy.ep / strategy.dp
+    return Seconds(dp_communication=shared, optimizer=times.adam(stepped))
+
+
 @dataclass(frozen=True, slots=True)
 class _CallSeconds:
     """The formulas of a call's kinds. `rows` are per micro-batch, `length` and `context` are tokens of a row."""
@@ -66,7 +87,8 @@ class _CallSeconds:
         passes = Seconds()
         for part in self.work.parts if self.work.others else (self.work,):
             passes = passes + replace(self, work=part)._there_and_back()
-        return (passes + self._update()).times(self.work.epochs * self.work.mini_batches)
+        uncut = replace(self.execution, micro_batches=1, recompute=0, sequence_parallel=False)
+        return (passes + _update(uncut, self.times)).times(self.work.epochs * self.work.mini_batches)
 
     def _there_and_back(self) -> Seconds:
         """Go forward and backward over the micro-batches of a mini-batch."""
@@ -201,25 +223,6 @@ class _CallSeconds:
         if self.execution.sequence_parallel:  # its inputs of products are gathered once more, for gradients of weights
             reduces = reduces.times(1.5)
         return layer + reduces + self._to_experts(rows * length)
-
-    def _update(self) -> Seconds:
-        """Sum gradients over replicas, step, and give every replica the new weights (ZeRO 1: Rajbhandari et al. 2020).
-
-        Of experts, those replicas that hold the same.
-        The first stage and the last each have a copy of a tied embedding, whose gradients they add up (Megatron).
-        """
-        execution, strategy, sizes = self.execution, self.execution.strategy, self.times.sizes
-        stage, tied = sizes.fullest_stage(strategy), 0.0
-        experts = sizes.stage_experts(strategy, stage)
-        parameters = sizes.stage_parameters(strategy, stage) - experts
-        if strategy.pp > 1 and sizes.tied and "lm" in sizes.head:
-            num_bytes = sizes.table / strategy.tp * execution.gradient_bytes
-            tied = self.times.all_reduce(num_bytes, CollectiveGroup(2, execution.pp_span(), 1))
-        shared = execution.replicas_seconds(parameters, self.times) + tied
-        if experts:
-            shared += self.times.share(experts, execution.same_experts_group())
-        stepped = parameters / strategy.dp + experts * strategy.ep / strategy.dp
-        return Seconds(dp_communication=shared, optimizer=self.times.adam(stepped))
 
     def _tp_reduces(self, tokens: float) -> Seconds:
         """Reduce [tokens, hidden] over the tensor-parallel group, twice a layer.

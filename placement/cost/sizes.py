@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, lru_cache
 
 from prefect_rlhf.placement.devices.mesh import Device
 from prefect_rlhf.placement.devices.strategy import Strategy
@@ -181,18 +181,7 @@ class ModelSizes:
 
         The first stage has the embedding; the last the final norm and the head, which is a copy of a tied embedding.
         """
-        first, last = stage == 0, stage == strategy.pp - 1
-        layers = self.stage_layers(strategy.pp, stage)
-        elements = layers * (-(-self.on(strategy.tp).layer_matrices // strategy.tp) + self.layer_norms)
-        elements += self.stage_experts(strategy, stage)
-        table = -(-self.vocab // strategy.tp) * self.hidden
-        if first:
-            elements += table
-        if last:
-            elements += self.hidden + (self.hidden if "scalar" in self.head else 0)
-            if "lm" in self.head and not (self.tied and first):
-                elements += table
-        return elements
+        return _stage_parameters(self, strategy, stage)
 
     def stage_experts(self, strategy: Strategy, stage: int) -> int:
         """Count the elements of experts that a device of a pipeline stage holds: of every ep-th, its tp-th part."""
@@ -236,3 +225,19 @@ def instance_copied_bytes(instance: ModelInstance, sizes: ModelSizes) -> dict[De
         return -(-others // strategy.dp) + -(-experts * strategy.ep // strategy.dp)
 
     return {device: elements(at.pp) * per_element for device, at in device_coordinates(instance)}
+
+
+@lru_cache(maxsize=4096)  # planning requests the same few hundred strategies for every number of micro-batches
+def _stage_parameters(sizes: ModelSizes, strategy: Strategy, stage: int) -> int:
+    first, last = stage == 0, stage == strategy.pp - 1
+    layers = sizes.stage_layers(strategy.pp, stage)
+    elements = layers * (-(-sizes.on(strategy.tp).layer_matrices // strategy.tp) + sizes.layer_norms)
+    elements += sizes.stage_experts(strategy, stage)
+    table = -(-sizes.vocab // strategy.tp) * sizes.hidden
+    if first:
+        elements += table
+    if last:
+        elements += sizes.hidden + (sizes.hidden if "scalar" in sizes.head else 0)
+        if "lm" in sizes.head and not (sizes.tied and first):
+            elements += table
+    return elements

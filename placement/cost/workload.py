@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Literal
 
 from prefect_rlhf.errors.errors import InvalidInput
@@ -37,9 +38,13 @@ class LengthDistribution:
             raise InvalidInput("lengths", shares, "lengths of 0 or more with shares of 0 or more, not all 0")
         return cls(tuple((length, shares[length] / whole) for length in sorted(shares)))
 
+    def __hash__(self) -> int:
+        """Leave out most shares: a tail has many, and costs ask for this at every number of micro-batches."""
+        return hash((len(self.shares), self.shares[0], self.shares[-1]))
+
     @property
     def mean(self) -> float:
-        return sum(length * share for length, share in self.shares)
+        return _mean(self)
 
     @property
     def longest(self) -> int:
@@ -192,3 +197,8 @@ def _vocabulary_passes(part: Call) -> int:
         return sum(head_of(output) == "lm" for output in part.outputs)
     asked = {(output, term.temperature) for term in part.terms for output in term.outputs}
     return sum(head_of(output) == "lm" for output, _ in asked) if asked else 1
+
+
+@lru_cache(maxsize=256)
+def _mean(lengths: LengthDistribution) -> float:
+    return sum(length * share for length, share in lengths.shares)

@@ -161,6 +161,8 @@ class ClusterShape:
 
     def smallest_memory_bytes(self, mesh: DeviceMesh) -> int:
         """The memory of the smallest device of a mesh."""
+        if not self.node_memory_bytes:
+            return self.memory_bytes(mesh.first_node)
         return min(self.memory_bytes(node) for node in range(mesh.first_node, mesh.first_node + mesh.num_nodes))
 
     def check_mesh(self, mesh: DeviceMesh, field: str = "mesh") -> DeviceMesh:

@@ -1,5 +1,6 @@
 """Seconds of a layer and of the head on a device, which datasheets and profiles both provide."""
 
+from collections.abc import Hashable
 from typing import Protocol
 
 from prefect_rlhf.placement.cost.datasheets.collectives import CollectiveGroup
@@ -9,7 +10,7 @@ from prefect_rlhf.placement.cost.sizes import ModelSizes
 from prefect_rlhf.placement.cost.workload import ModelCallKind
 
 
-class LayerTimes(Protocol):
+class LayerTimes(Hashable, Protocol):
     """A model on a kind of device. Times are per tp-th part of a layer, without communication.
 
     `rows` of `length` tokens each pass through together; `context` is the tokens that a decoded token attends to. The

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import sqrt
 
 from prefect_rlhf.errors.errors import TooLittleMemory
@@ -96,6 +97,7 @@ class CostContext:
     graph: DataflowGraph
     space: MeshSpace
     execution: Callable[[Placement], Execution] = Execution.of
+    _works: dict[str, _Works] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @classmethod
     def of(
@@ -113,6 +115,13 @@ class CostContext:
     def site(self) -> Site:
         return self.question.site
 
+    def works(self, call: Call) -> _Works:
+        """Return the work of a call, counted once."""
+        known = self._works.get(call.name)
+        if known is None or known.call is not call:
+            known = self._works[call.name] = _Works.of(call, self)
+        return known
+
     def usable_bytes(self, mesh_class: int) -> int:
         """Return what every device of such a mesh may fill."""
         memory = self.site.cluster.smallest_memory_bytes(self.space.first_of(mesh_class))
@@ -125,6 +134,35 @@ class CostContext:
         """
         return candidate.least.peak if self.site.cluster.node_memory_bytes else candidate.most.peak
 
+    def fits(self, candidate: Candidate) -> bool:
+        """Return whether the candidate fits an otherwise empty device."""
+        return self.needed_bytes(candidate) <= self.usable_bytes(candidate.mesh_class)
+
+
+@dataclass(frozen=True, slots=True)
+class _Works:
+    """The work of a call on the sizes of its model: the most, for memory, and the expected, for time."""
+
+    call: Call
+    sizes: ModelSizes
+    most: CallWork
+    expected: CallWork
+    _by_replicas: dict[int, tuple[CallWork, ...]] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    @classmethod
+    def of(cls, call: Call, context: CostContext) -> _Works:
+        workload, sizes = context.question.workload, ModelSizes.of(context.graph.model(call.role or ""))
+        return cls(call, sizes, CallWork.of(call, workload), CallWork.expected(call, workload))
+
+    def of_replicas(self, placement: Placement, node_speeds: Sequence[float]) -> tuple[CallWork, ...]:
+        """Return the distinct works of all replicas; on equally fast nodes, only the number of replicas matters."""
+        if node_speeds:
+            return different_works(self.most, placement, node_speeds)
+        dp = placement.strategy.dp
+        if dp not in self._by_replicas:
+            self._by_replicas[dp] = different_works(self.most, placement, node_speeds)
+        return self._by_replicas[dp]
+
 
 def fitting_candidates(call: Call, context: CostContext) -> tuple[Candidate, ...]:
     """Return the Pareto-optimal placements of a call that fit an otherwise empty device.
@@ -132,9 +170,7 @@ def fitting_candidates(call: Call, context: CostContext) -> tuple[Candidate, ...
     If there is none, raises TooLittleMemory with the missing bytes and the nearest placement.
     """
     legal = list(legal_candidates(call, context))
-    usable = [context.usable_bytes(mesh_class) for mesh_class in range(len(context.space.classes))]
-    fitting = (option for option in legal if context.needed_bytes(option) <= usable[option.mesh_class])
-    front = tuple(pareto_front(fitting))
+    front = tuple(pareto_front(option for option in legal if context.fits(option)))
     if front:
         return front
     field = f"calls.{call.name}"
@@ -157,7 +193,8 @@ def fitting_candidates(call: Call, context: CostContext) -> tuple[Candidate, ...
 def legal_candidates(call: Call, context: CostContext) -> Iterator[Candidate]:
     """Yield each way to run the call: strategy, engine, micro-batches or cache, offload, class of meshes.
 
-    If a role is trained, a call that uses the trained copy leaves the offload of its optimizer to the train_step.
+    If a role is trained, a call that uses the trained copy leaves the offload of its optimizer to the train_step. A way
+    that does not fit has no seconds, and no offload.
     """
     model = context.graph.model(call.role or "")
     for mesh_class in range(len(context.space.classes)):
@@ -169,6 +206,7 @@ def legal_candidates(call: Call, context: CostContext) -> Iterator[Candidate]:
                     wholes = _divided(call, Placement(mesh, spread, engine))
                     resident = [way for whole in wholes for way in ways(call, whole, mesh_class, context)]
                     yield from resident
+                    resident = [way for way in resident if context.fits(way)]
                     for part in ("optimizer", "all") if call.kind == "train_step" else ("all",):
                         yield from _offloaded(call, resident, part, context)
 
@@ -230,10 +268,10 @@ def _with_recomputation(call: Call, plain: Placement, mesh_class: int, context: 
     candidate, and not above the next, takes at least as long as with a layer more than the former, and needs at least
     the bytes of the latter. If recomputation saves nearly nothing, a single candidate stands for all numbers.
     """
-    kept = _candidate(call, plain, mesh_class, context)
+    kept = _if_it_fits(call, plain, mesh_class, context)
     if call.kind != "train_step" or not TRAITS[plain.engine].recomputes:
         return [kept]
-    most = _candidate(call, replace(plain, recompute="all"), mesh_class, context)
+    most = _if_it_fits(call, replace(plain, recompute="all"), mesh_class, context)
     usable = context.usable_bytes(mesh_class)
     if kept.most.peak <= min(usable, most.most.peak + usable * NOTHING):
         least = MemoryBounds(kept.least.static, most.least.peak)
@@ -243,9 +281,11 @@ def _with_recomputation(call: Call, plain: Placement, mesh_class: int, context: 
     for count in sorted({-(-num_layers * rung // RUNGS) for rung in range(1, RUNGS + 1)}):
         option = most
         if count < num_layers:
-            option = _candidate(call, replace(plain, recompute=count), mesh_class, context)
-        fewest_seconds = _seconds(call, replace(plain, recompute=before + 1), context)
-        options.append(replace(option, spared_seconds=max(0.0, option.seconds - fewest_seconds)))
+            option = _if_it_fits(call, replace(plain, recompute=count), mesh_class, context)
+        if context.fits(option):
+            fewest_seconds = _seconds(call, replace(plain, recompute=before + 1), context)
+            option = replace(option, spared_seconds=max(0.0, option.seconds - fewest_seconds))
+        options.append(option)
         before = count
     return options
 
@@ -264,22 +304,32 @@ def _caches(call: Call, whole: Placement, mesh_class: int, context: CostContext)
     expected = expected_cache_bytes(rows, workload, sizes, tp)
     least = max(whole_cache_bytes(1, workload.longest, sizes, tp), usable * NOTHING)
     if expected == whole_cache_bytes(rows, workload.longest, sizes, tp):
-        yield _candidate(call, whole, mesh_class, context)
+        yield _if_it_fits(call, whole, mesh_class, context)
         expected = int(expected / CACHE_STEP)
     elif expected < least:
-        yield _candidate(call, replace(whole, cache_gib=gib_above(least)), mesh_class, context)
+        yield _if_it_fits(call, replace(whole, cache_gib=gib_above(least)), mesh_class, context)
     while expected >= least:
-        yield _candidate(call, replace(whole, cache_gib=gib_above(expected)), mesh_class, context)
+        yield _if_it_fits(call, replace(whole, cache_gib=gib_above(expected)), mesh_class, context)
         expected = int(expected / CACHE_STEP)
+
+
+def _if_it_fits(call: Call, placement: Placement, mesh_class: int, context: CostContext) -> Candidate:
+    """The candidate, without its seconds (infinite) if it does not fit: many do not, and none of these is timed."""
+    untimed = _untimed(call, placement, mesh_class, context)
+    return replace(untimed, seconds=_seconds(call, placement, context)) if context.fits(untimed) else untimed
 
 
 def _candidate(call: Call, placement: Placement, mesh_class: int, context: CostContext) -> Candidate:
-    site, speeds = context.site, context.site.cluster.node_speeds
-    work, execution = CallWork.of(call, context.question.workload), context.execution(placement)
-    sizes = ModelSizes.of(context.graph.model(call.role or ""))
+    untimed = _untimed(call, placement, mesh_class, context)
+    return replace(untimed, seconds=_seconds(call, placement, context))
+
+
+def _untimed(call: Call, placement: Placement, mesh_class: int, context: CostContext) -> Candidate:
+    site, speeds, works = context.site, context.site.cluster.node_speeds, context.works(call)
+    execution = context.execution(placement)
     device_bytes = [
-        call_bytes(share, execution, sizes, placement.engine, stage, on_cpu=site.backend == "cpu")
-        for share in different_works(work, placement, speeds)
+        call_bytes(share, execution, works.sizes, placement.engine, stage, on_cpu=site.backend == "cpu")
+        for share in works.of_replicas(placement, speeds)
         for stage in sorted({0, placement.strategy.pp - 1})
     ]
     kept_cache = TRAITS[placement.engine].paged_cache  # as `certificate` counts
@@ -287,18 +337,15 @@ def _candidate(call: Call, placement: Placement, mesh_class: int, context: CostC
     static = [terms.static + (terms.kv_cache if kept_cache else 0) + graphs for terms in device_bytes]
     peaks = [terms.total + graphs + groups for terms in device_bytes]
     least, most = MemoryBounds(min(static), min(peaks)), MemoryBounds(max(static), max(peaks))
-    seconds = _seconds(call, placement, context)
-    return Candidate(placement, mesh_class, seconds, 0.0, 0.0, least, most, least.static, fullest_bytes=most.peak)
+    return Candidate(placement, mesh_class, math.inf, 0.0, 0.0, least, most, least.static, fullest_bytes=most.peak)
 
 
 def _seconds(call: Call, placement: Placement, context: CostContext) -> float:
     """The seconds of a call with rows as long as is expected, in the best order of its devices."""
-    sources, speeds = context.site.sources, context.site.cluster.node_speeds
-    work = CallWork.expected(call, context.question.workload)
-    sizes = ModelSizes.of(context.graph.model(call.role or ""))
+    sources, speeds, works = context.site.sources, context.site.cluster.node_speeds, context.works(call)
     if speeds:
-        return least_cost(work, sizes, placement, sources, speeds).total
-    return sources.call_cost(work, context.execution(placement), sizes, placement.mesh).total
+        return least_cost(works.expected, works.sizes, placement, sources, speeds).total
+    return sources.call_cost(works.expected, context.execution(placement), works.sizes, placement.mesh).total
 
 
 def _offloaded(
