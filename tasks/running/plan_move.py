@@ -39,8 +39,13 @@ class Builder(Protocol):
 def move_to(move: PlanAt, before: Dispatcher, journal: Journal, audience: Builder, stop: StopRequest) -> Dispatcher:
     """Move the ranks to the next plan of a run whose steps so far have ended; return the dispatcher of that plan.
 
-    A request to stop waits for the end of the move. Raises the move's error, and closes the gang before.
+    A request to stop waits for the end of the move, with its reports. Raises the move's error.
     """
+    with stop.not_to_interrupt():
+        return _ended(lambda: _moved(move, before, journal, audience), before, stop)
+
+
+def _moved(move: PlanAt, before: Dispatcher, journal: Journal, audience: Builder) -> Dispatcher:
     run = before.run.under(move.plan, move.step)
     after = Dispatcher(run, before.gang, before)
     audience.moves(run)
@@ -57,8 +62,7 @@ def move_to(move: PlanAt, before: Dispatcher, journal: Journal, audience: Builde
 
     task = Task(fn=work, name=MOVE, task_run_name=title, cache_policy=NO_CACHE, persist_result=False)
     began = time.perf_counter()
-    with stop.not_to_interrupt():
-        state = _ended(lambda: task(return_state=True), before, stop)
+    state = task(return_state=True)
     if not state.is_completed():
         error = state.result(raise_on_failure=False)
         raise error if isinstance(error, BaseException) else RlhfError(f"{title}: {state.name}: {state.message}")
@@ -66,10 +70,10 @@ def move_to(move: PlanAt, before: Dispatcher, journal: Journal, audience: Builde
     return after
 
 
-def _ended(run: Callable[[], State[Any]], before: Dispatcher, stop: StopRequest) -> State[Any]:
-    """Return the state in which a task run ends in a thread: signals are delivered to this thread."""
+def _ended(move: Callable[[], Dispatcher], before: Dispatcher, stop: StopRequest) -> Dispatcher:
+    """Return the result of a move in a thread: signals are delivered to this thread, and may interrupt it anywhere."""
     with ThreadPoolExecutor(1, thread_name_prefix="move") as thread:
-        ended = thread.submit(copy_context().run, run)
+        ended = thread.submit(copy_context().run, move)
         try:
             while not ended.done():  # it ends, because each call has a deadline
                 try:

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+from pathlib import Path
 
 import pytest
 import yaml
@@ -19,7 +20,6 @@ from prefect_rlhf.tasks.running.dispatch import Dispatcher
 from prefect_rlhf.tasks.running.journal import read_spans
 from prefect_rlhf.tasks.running.rank_calls import RankCalls
 from tests import plan_matrix
-from tests.flows.test_resume import descendants
 from tests.plan_matrix import plan
 from tests.runs import Result, end, leased, loss_difference, plan_file, prepared, weight_difference, whole
 
@@ -78,10 +78,12 @@ def test_a_run_that_moves_is_the_run_that_stays(parameters, stayed, moved):
     moves = [span for span in read_spans(moved.run_dir) if span.kind == "move"]
     assert [span.title for span in moves] == ["move · step 2 · replicas → split", "move · step 3 · split → turns"]
     assert all(span.predicted_seconds > 0 and span.seconds > 0 for span in moves)
-    held = dict(prepared(ppo, given | {"plan": by_step(files)}, DESK).plans[1].chosen.certificate.most_resident)
-    for rank in ("0", "1"):
-        found = max(span.device_bytes.get(rank, 0) for span in read_spans(moved.run_dir) if span.step == 2)
-        assert found <= held[f"n0:{rank}"] <= 1.001 * found
+    _, *later = prepared(ppo, given | {"plan": by_step(files)}, DESK).plans
+    for step, at in zip((2, 3), later, strict=True):
+        held = dict(at.chosen.certificate.most_resident)
+        for rank in ("0", "1"):
+            found = max(span.device_bytes.get(rank, 0) for span in read_spans(moved.run_dir) if span.step == step)
+            assert found <= held[f"n0:{rank}"] <= 1.001 * found, (step, rank)
     assert list(yaml.safe_load((moved.run_dir / "plans.yaml").read_text())) == [0, 2, 3]
     assert "turns" in (moved.run_dir / "plan.yaml").read_text()
 
@@ -108,9 +110,9 @@ def test_a_run_that_loses_a_rank_while_it_moves_goes_on_under_the_next_plan(
             os.kill(moving.pop(), signal.SIGKILL)
         return call(self, method, arguments, what, *rest, **more)
 
-    def with_a_victim(*arguments):
-        moving.append(descendants(os.getpid())[-1])  # a rank: engines that are built may start processes of their own
-        return move_from(*arguments)
+    def with_a_victim(after, *arguments):
+        moving.append(max(children(after.gang.process_group)))
+        return move_from(after, *arguments)
 
     with monkeypatch.context() as patch:
         patch.setattr(RankCalls, "__call__", harmed)
@@ -120,6 +122,11 @@ def test_a_run_that_loses_a_rank_while_it_moves_goes_on_under_the_next_plan(
     assert failed.is_failed() and "rank" in failed.message
     (run_dir,) = (path for path in (tmp_path / "runs").iterdir() if not path.is_symlink())
     assert_equal(run(given, resume_from=str(run_dir)), stayed)
+
+
+def children(pid):
+    """The processes that a fork server has started: the ranks, and no process of an engine."""
+    return [int(child) for file in Path(f"/proc/{pid}/task").glob("*/children") for child in file.read_text().split()]
 
 
 class Found:
