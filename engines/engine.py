@@ -151,6 +151,7 @@ class PlaySettings:
     deadline_seconds: limit of an answer; play_seconds: limit of all answers of a row together, in wall time.
     retries, failed_value, most_failed: as in HostSettings; `most_failed` is a share of a replica's rows.
     environment_variables: names of further environment variables of the workers.
+    together: rows take their turns in rounds, so that the batches of a call do not depend on delays.
     """
 
     function: str
@@ -171,6 +172,7 @@ class PlaySettings:
     failed_value: float | None
     most_failed: float
     environment_variables: tuple[str, ...]
+    together: bool
 
 
 @dataclass(frozen=True)
@@ -351,9 +353,12 @@ class PlayingEngine(GenerationEngine, Protocol):
         seeds: Sequence[int],
         table: PlayTable | None,
         micro_batches: int = 1,
+        *,
+        together: bool = False,
     ) -> Conversed:
         """Continue this replica's rows turn by turn, as the leader's table says; the other ranks have no table.
 
-        The turns of a row draw from `play_seed` of the row's seed.
+        The turns of a row draw from `play_seed` of the row's seed. With `together`, all rows wait for the slowest
+        answer of each round: then rounding, too, does not depend on delays.
         """
         ...

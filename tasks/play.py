@@ -11,6 +11,7 @@ from pydantic import Field, JsonValue, StringConstraints
 from prefect_rlhf.engines.engine import OverlongAnswers, PlaySettings
 from prefect_rlhf.engines.functions.signatures.play_function import (
     DEFAULT_FORMAT,
+    WITH_MESSAGES,
     WITH_TOOLS,
     PlayFunction,
     PlaySignature,
@@ -73,6 +74,9 @@ class Play(Settings):
     environment_variables: tuple[VariableName, ...] = Field(
         (), strict=False, max_length=64, description="Names of further environment variables that the workers get."
     )
+    together: bool = Field(
+        False, description="All rows take turns in rounds: slower, but also in bfloat16 the same tokens under one plan."
+    )
     expected_turns: float = Field(3.0, ge=1, le=1000, description="Expected turns of a row, for the planner.")
     expected_answer_tokens: float = Field(
         100.0, ge=0, le=1 << 20, description="Expected tokens of an answer, for the planner."
@@ -97,6 +101,11 @@ class Play(Settings):
         if self.shows_tools and self.max_turns < 2:  # noqa: PLR2004  a call and a turn after its answer
             raise InvalidInput("play.max_turns", self.max_turns, "at least 2: a turn with a call, and a turn after it")
         return settings
+
+    @property
+    def answers_messages(self) -> bool:
+        """Whether the environment answers with messages, which follow the end of the model's turn."""
+        return self.signature in WITH_MESSAGES
 
     @property
     def shows_tools(self) -> bool:

@@ -157,8 +157,10 @@ class MegatronEngine:
         seeds: Sequence[int],
         table: PlayTable | None,
         micro_batches: int = 1,
+        *,
+        together: bool = True,
     ) -> Conversed:
-        """See PlayingEngine.converse. Plays go on in rounds; each round computes the keys and values of rows anew."""
+        """See PlayingEngine.converse. Plays always go on in rounds; each computes the keys and values of rows anew."""
 
         def generate(
             contexts: Sequence[Sequence[int]], turn_seeds: Sequence[int], at_most: Sequence[int]

@@ -44,7 +44,8 @@ def play_rows(
         rows = plain_rows(command, prompts, seeds, datasets, codec)
         table = Table(pool, rows, codec, command.sampling.max_new_tokens, command.doing, prompts=prompts)
     try:
-        said = engine.converse(prompts, command.sampling, seeds, table, command.micro_batches)
+        together = command.play.together
+        said = engine.converse(prompts, command.sampling, seeds, table, command.micro_batches, together=together)
     except BaseException:
         if table is not None:
             pool_of(command.play).close()

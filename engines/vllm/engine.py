@@ -21,7 +21,7 @@ from prefect_rlhf.engines.engine import (
     Turn,
 )
 from prefect_rlhf.engines.files.tensor_files import OpenTensors
-from prefect_rlhf.engines.sampling.conversation import PlayRow, conversed
+from prefect_rlhf.engines.sampling.conversation import PlayRow, conversed, in_rounds
 from prefect_rlhf.engines.sampling.response_end import check_lengths, end_tokens, stopped_turns
 from prefect_rlhf.engines.sampling.stop_strings import StopStrings, stop_strings
 from prefect_rlhf.engines.vllm.cpu.kernels import CpuKernels
@@ -110,10 +110,7 @@ class VllmEngine:
         self._begin_call()
         with self._group.entered():
             names = [self._request(prompt, sampling, seed) for prompt, seed in zip(prompts, seeds, strict=True)]
-            finished: dict[str, Any] = {}
-            stops = stop_strings(sampling.stop, self._folder)
-            while self._llm.has_unfinished_requests():
-                finished |= self._newly_finished(self._llm.step(), stops)
+            finished = self._all_finished(stop_strings(sampling.stop, self._folder))
         return _generated([finished[name] for name in names], sampling)
 
     @property
@@ -128,6 +125,8 @@ class VllmEngine:
         seeds: Sequence[int],
         table: PlayTable | None,
         micro_batches: int = 1,
+        *,
+        together: bool = False,
     ) -> Conversed:
         """See PlayingEngine.converse. Rows do not wait for each other: a row that has its answer joins the next step.
 
@@ -135,6 +134,8 @@ class VllmEngine:
         unless other rows needed the room.
         """
         self._begin_call()
+        if together:
+            return self._in_rounds(prompts, sampling, seeds, table)
         rows = [PlayRow(prompt, seed) for prompt, seed in zip(prompts, seeds, strict=True)]
         turns: dict[str, Turn] = {}  # by request
         stops, kept_masses = stop_strings(sampling.stop, self._folder), []
@@ -158,6 +159,36 @@ class VllmEngine:
                     (stopped,) = stopped_turns(said.tokens, [turn.at_most], sampling, self._end_tokens, stops)
                     table.heard(turn.row, said.tokens[0], stopped)
         return conversed(rows, kept_masses)
+
+    def _in_rounds(
+        self,
+        prompts: Sequence[Sequence[int]],
+        sampling: SamplingSettings,
+        seeds: Sequence[int],
+        table: PlayTable | None,
+    ) -> Conversed:
+        stops = stop_strings(sampling.stop, self._folder)
+
+        def generate(
+            contexts: Sequence[Sequence[int]], turn_seeds: Sequence[int], at_most: Sequence[int]
+        ) -> tuple[Generated, Sequence[bool]]:
+            with self._group.entered():
+                names = [
+                    self._request(context, replace(sampling, max_new_tokens=most), seed)
+                    for context, seed, most in zip(contexts, turn_seeds, at_most, strict=True)
+                ]
+                finished = self._all_finished(stops)
+            made = _generated([finished[name] for name in names], sampling)
+            return made, stopped_turns(made.tokens, at_most, sampling, self._end_tokens, stops)
+
+        return in_rounds(prompts, seeds, table, self._group.told, generate)
+
+    def _all_finished(self, stops: StopStrings | None) -> dict[str, Any]:
+        """Continue all requests to their ends; return their responses by request."""
+        finished: dict[str, Any] = {}
+        while self._llm.has_unfinished_requests():
+            finished |= self._newly_finished(self._llm.step(), stops)
+        return finished
 
     def _begin_call(self) -> None:
         """Pack the newest weights, and drop the keys and values of earlier calls. Raises EngineFailed if some stay."""

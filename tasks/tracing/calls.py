@@ -84,6 +84,9 @@ def generate(
     if play is not None:
         play = play.absolute()
         play.settings  # noqa: B018  checks the function's name
+        if play.answers_messages and not settings.stop_at_eos:
+            right = f"true: with signature {play.signature} an answer follows the end of the model's turn"
+            raise InvalidInput("sampling.stop_at_eos", False, right)
         bounds = play.bounds
     call = Call(
         name=name,

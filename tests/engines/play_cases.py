@@ -46,7 +46,7 @@ def converse(engine, play: PlaySettings, sampling=SAMPLING, delay=0.0, rows=slic
     if engine.leads:
         plain = [{"number": number, "delay": delay} for number in range(len(PROMPTS))[rows]]
         table = Table(PlayPool(play), plain, WordCodec(), sampling.max_new_tokens, "a test", prompts=prompts)
-    return engine.converse(prompts, sampling, seeds, table, micro_batches)
+    return engine.converse(prompts, sampling, seeds, table, micro_batches, together=play.together)
 
 
 def converse_on_rank(

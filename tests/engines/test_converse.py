@@ -73,6 +73,23 @@ def test_tokens_do_not_depend_on_delays_and_workers(engine, expected, delay, wor
     check(converse(engine, settings("talks", workers=workers), delay=delay), expected)
 
 
+def test_the_batches_of_rows_that_play_together_do_not_depend_on_delays(folder, expected, monkeypatch):
+    """Then rounding does not either. Without `together`, the batches differ."""
+    engine, batches = build_vllm(folder), []
+    step = engine._llm.step
+
+    def recorded():
+        outputs = step()
+        batches[-1].append(len(outputs))
+        return outputs
+
+    monkeypatch.setattr(engine._llm, "step", recorded)
+    for together, delay in ((True, 0.0), (True, 0.1), (False, 0.1)):
+        batches.append([])
+        check(converse(engine, settings("talks", together=together), delay=delay), expected)
+    assert batches[0] == batches[1] != batches[2]
+
+
 def test_a_play_of_a_turn_is_a_generate_without_a_play(engine):
     made, played = engine.generate(PROMPTS, SAMPLING, SEEDS), converse(engine, settings("single_turn"))
     assert (played.tokens, played.logprobs) == (made.tokens, made.logprobs)

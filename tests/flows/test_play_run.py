@@ -109,6 +109,13 @@ def test_grpo_trains_on_plays_whose_model_calls_tools(played):
         ({"play": play("count")}, r"^InvalidInput: play.function: got .*plays.py:count', expected .*it has counts"),
         ({"play": play("counts", max_tokens=999)}, r"play.max_tokens: got 999, expected at most \d+, the room left"),
         ({"reward": {"functions": {"a": {"function": "a:b"}}}}, "reward: 'functions' is not used: play scores its own"),
+        (
+            {
+                "play": {"signature": "gymnasium", "function": "a:b", "max_tokens": 8},
+                "algo": {"batch_size": 4, "sampling": {"stop_at_eos": False}, "kl": {"coefficient": 0.0}},
+            },
+            "sampling.stop_at_eos: got False, expected true: with signature gymnasium an answer follows",
+        ),
         ({"play": None}, "reward: missing; expected a reward model or functions, or a play, which scores its own rows"),
     ],
 )
