@@ -5,9 +5,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from prefect_rlhf.errors.errors import RlhfError
+from prefect_rlhf.errors.errors import InvalidInput, RlhfError
 from prefect_rlhf.flows.training.choice.choose_plan import chosen_file
-from prefect_rlhf.flows.training.choice.plans_by_step import PLANS_FILE, ChosenAt, plans_by_step
+from prefect_rlhf.flows.training.choice.plans_by_step import PLANS_FILE, ChosenAt, check_move, plans_by_step
 from prefect_rlhf.flows.training.choice.price_check import STEPS_AWAITED
 from prefect_rlhf.flows.training.moving import plan_mover as movers
 from prefect_rlhf.flows.training.moving.plan_mover import PlanMover, plan_mover
@@ -17,7 +17,7 @@ from prefect_rlhf.placement.planner.preset_plan import preset
 from prefect_rlhf.placement.planner.recheck import Recheck
 from prefect_rlhf.tasks.running.journal import Journal, TaskRunSpan
 from prefect_rlhf.tasks.running.steps.moves import Moves
-from tests.flows.hardware.test_probes import DESK
+from tests.flows.hardware.test_probes import DESK, HELD
 from tests.flows.training.test_price_check import GRAPH, PLAN, WORKLOAD, predicted, request
 
 SPLIT = preset("split", GRAPH, DESK, DESK.whole, WORKLOAD.longest, "cpu")
@@ -133,6 +133,16 @@ def test_a_run_stays(checks, tmp_path, found, options, says):
     lines = run_steps(one, Journal(tmp_path), range(5))
     assert one.asks.asked is None
     assert lines == [] if says is None else says in lines[0]
+
+
+def test_a_move_that_does_not_fit_in_host_memory_is_refused_in_a_line(own_home):
+    small = replace(DESK, host_memory_bytes=1 << 30)  # the states of two models of 135M have 3 GiB
+    asked = replace(request(), lease=replace(HELD, cluster=small))
+    before, after = (chosen_file(asked, replace(plan, cluster=asked.lease.cluster)) for plan in (PLAN, SPLIT))
+    with pytest.raises(InvalidInput) as error:
+        check_move(asked, before, ChosenAt(7, after))
+    assert str(error.value).startswith("plan.7: got 'a move from flattening to split that keeps 3")
+    assert "expected at most the 1.00 GiB of the host of n0 (host_memory_gib)" in str(error.value)
 
 
 def test_only_a_run_that_may_move_has_a_mover(own_home):
