@@ -18,12 +18,13 @@ from prefect_rlhf.engines.compute import Computed, Context
 from prefect_rlhf.engines.rows import Batch
 from prefect_rlhf.files.atomic_file import write_atomically
 from prefect_rlhf.files.storage.publish import publish
+from prefect_rlhf.tasks.data.conversation import play_columns
 from prefect_rlhf.tasks.data.tokenizer import load_tokenizer
 from prefect_rlhf.tasks.settings import Settings
 from prefect_rlhf.tasks.tracing.operations import computation
 
 ROLLOUTS = "rollouts"  # folder in the run's directory
-OF_PLAYS = ("mask", "turn", "turn_rewards")
+OF_PLAYS = ("mask", "turn")
 STEP_FILE = re.compile(r"step-(\d+)\.parquet")  # as `write_rows` names it
 
 
@@ -32,8 +33,8 @@ def record_rollouts(rollout: Batch, scores: Batch, advantages: Batch, settings: 
     """Write `rollouts/step-000003.parquet`: this step's responses with their scores (as `reward`) and advantages.
 
     Columns: `prompt`, `response` (text), `tokens`, `logprobs`, `reward`, `advantages`, `step`, `weight_version`,
-    `row_id`; and of plays `mask`, `turn` (per response token) and `turn_rewards`. A flow whose body does not call it
-    writes no rollouts.
+    `row_id`; and of plays `mask` and `turn` (per response token), `turns`, `turn_rewards` and `messages`. A flow whose
+    body does not call it writes no rollouts.
     """
     columns = text_columns(rollout, context.tokenizer) | {
         "tokens": lists(rollout, "tokens"),
@@ -41,6 +42,7 @@ def record_rollouts(rollout: Batch, scores: Batch, advantages: Batch, settings: 
         "reward": scores["scores"].float().tolist(),
         "advantages": lists(advantages, "advantages"),
         **{key: lists(rollout, key) for key in OF_PLAYS if key in rollout.columns},
+        **play_columns(rollout, context.tokenizer),
     }
     write_rows(columns, ROLLOUTS, context)
     return Computed()

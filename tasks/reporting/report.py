@@ -5,6 +5,7 @@ from collections import deque
 from collections.abc import Mapping, Reversible, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 from uuid import UUID
 
@@ -26,6 +27,7 @@ from prefect_rlhf.placement.schedule.estimate import Prediction
 from prefect_rlhf.tasks.checkpoints.folders import newest_finished
 from prefect_rlhf.tasks.reporting.before_after import before_after_lines
 from prefect_rlhf.tasks.reporting.comparison import compare, comparison_rows
+from prefect_rlhf.tasks.reporting.conversations import conversations_markdown, newest_evaluation
 from prefect_rlhf.tasks.reporting.history import History
 from prefect_rlhf.tasks.reporting.limits import Limits
 from prefect_rlhf.tasks.reporting.memory import FILE, MeasuredMemory
@@ -128,6 +130,7 @@ class RunReport:
         self._share_done = 0.0
         self._history = History()
         self._curves: UUID | None = None
+        self._shown_evaluation: Path | None = None
 
     def planned(self, *, dry_run: bool = False) -> None:
         """Show the plan before the run starts: as artifacts and in a line; for a dry run as text, with the graph."""
@@ -227,6 +230,7 @@ class RunReport:
         self._share_done = min(1.0, (metrics["step"] + 1) / max(1, self.augmented.num_steps))
         with not_waiting():  # for an unreachable server: a later step publishes them again
             self._show_progress()
+            self._show_conversations()
             if (metrics["step"] + 1) % PUBLISH_EVERY == 0:
                 self._publish()
             elif metrics["step"] < PUBLISH_EVERY:
@@ -250,6 +254,7 @@ class RunReport:
         """Publish progress, tables and pictures a last time, and show responses before and after training."""
         self._show_progress()
         self._publish()
+        self._show_conversations()
         assert self._journal is not None  # started before any step
         for line in before_after_lines(self._journal.run_dir):
             self._say(line)
@@ -284,6 +289,15 @@ class RunReport:
         if self.predicted is not None:
             rows = comparison_rows(compare(self.predicted, self._journal.last_steps(STEPS_KEPT)))
             publish(create_table_artifact, rows, key="predicted-and-measured", description="Predicted and measured")
+
+    def _show_conversations(self) -> None:
+        """Publish conversations of the newest evaluation, if they are new."""
+        assert self._journal is not None  # started before any step
+        newest = newest_evaluation(self._journal.run_dir)
+        if newest is None or newest == self._shown_evaluation:
+            return
+        self._shown_evaluation, told = newest, conversations_markdown(newest)
+        publish(create_markdown_artifact, told, key="conversations", description=f"Conversations of {newest.stem}")
 
     def _show_curves(self) -> None:
         """Replace the published curves with the curves so far."""

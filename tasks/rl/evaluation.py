@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from prefect_rlhf.engines.compute import Computed, Context
 from prefect_rlhf.engines.rows import Batch
+from prefect_rlhf.tasks.data.conversation import play_columns
 from prefect_rlhf.tasks.data.rollouts import lists, text_columns, write_rows
 from prefect_rlhf.tasks.rl.masked import masked_mean, mean_of, response_mask, share_ahead
 from prefect_rlhf.tasks.rl.score_shaping import named_rewards
@@ -26,6 +27,7 @@ def record_evaluation(rollout: Batch, scores: Batch, settings: Settings, context
     columns = text_columns(rollout, context.tokenizer) | {
         "tokens": lists(rollout, "tokens"),
         "reward": scores_B.tolist(),
+        **play_columns(rollout, context.tokenizer),
     }
     write_rows(columns, EVALUATION, context)
     metrics = {"score": mean_of(scores_B), "response_tokens": float(response_mask(rollout).sum(1).mean())}

@@ -1,11 +1,13 @@
 """Algorithms with a play: real Prefect, Megatron-core and vLLM, a tiny model."""
 
 import re
+import shutil
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from prefect.artifacts import Artifact
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
@@ -14,6 +16,7 @@ from transformers import PreTrainedTokenizerFast
 from prefect_rlhf.flows.grpo import grpo
 from prefect_rlhf.flows.ppo import ppo
 from prefect_rlhf.flows.remax import remax
+from prefect_rlhf.tasks.reporting.conversations import conversations_markdown, newest_evaluation
 from tests.runs import completed, end, read_lines
 from tests.tasks.small_tokenizer import WORDS
 
@@ -52,6 +55,9 @@ def test_grpo_trains_on_plays_and_records_their_turns(played):
         assert row["turn_rewards"] == pytest.approx([-0.1 * lengths[0], -0.2 * lengths[1]])
         assert row["reward"] == pytest.approx(sum(row["turn_rewards"]))
         assert all(logprob == 0 for logprob, own in zip(row["logprobs"], row["mask"], strict=True) if not own)
+        assert [message["role"] for message in row["messages"]] == ["prompt", "assistant", "environment", "assistant"]
+        assert row["turns"] == 2
+    assert Artifact.get("conversations").data == conversations_markdown(newest_evaluation(run_dir))
     first = read_lines(run_dir / "metrics.jsonl")[0]
     assert (first["actor_generate.turns"], first["actor_generate.failed"]) == (2, 0)
     assert first["actor_generate.play/characters"] > 0
@@ -83,8 +89,10 @@ def save_tokenizer_with_calls(folder):
 
 
 @pytest.mark.all
-def test_grpo_trains_on_plays_whose_model_calls_tools(played):
-    save_tokenizer_with_calls(Path(played["actor"]["path"]))
+def test_grpo_trains_on_plays_whose_model_calls_tools(played, tmp_path):
+    folder = shutil.copytree(played["actor"]["path"], tmp_path / "caller")  # other tests share the original
+    save_tokenizer_with_calls(folder)
+    played["actor"] = {"path": str(folder)}
     tools = {"signature": "tools", "tools": [f"{PLAYS}:film_of"], "function": f"{PLAYS}:answers"}
     played["play"] = {"max_tokens": 40, "max_turns": 3} | tools
     played["algo"]["sampling"] = {"max_new_tokens": 6, "stop": ["</tool_call>"]}
