@@ -14,6 +14,7 @@ from prefect_rlhf.flows.algorithm.rlhf_flow import find_flow
 from prefect_rlhf.flows.forms.foreign_options import OURS, REFUSED, answer
 from prefect_rlhf.flows.forms.options import RunOptions
 from prefect_rlhf.tasks.host_rewards import HostRewards
+from prefect_rlhf.tasks.play import Play
 from prefect_rlhf.tasks.rl.settings.offline import DPO
 from prefect_rlhf.tasks.rl.settings.online import GRPO, PPO
 from prefect_rlhf.tasks.trackers.tracking import Tracking
@@ -25,6 +26,7 @@ GROUPS = {
     "actor": (Model,),
     "tracking": (Tracking,),
     "reward": (HostRewards,),
+    "play": (Play,),
 }
 NO_PARAMETERS = {"micro_batches=4", "recompute=all", "engine=vllm", "tp2", "actor_train.learning_rate", "metrics.jsonl"}
 """Words of plans, and what a run writes."""

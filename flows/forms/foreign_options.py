@@ -30,6 +30,14 @@ _ROWS = {
     "engine=vllm tp2": (
         "use_vllm vllm_tensor_parallel_size rollout.name rollout.tensor_model_parallel_size vllm_num_engines"
     ),
+    "play.tools": "tools multi_turn.tool_config_path",
+    "play.signature": "environment_factory",
+    "play.tool_format": "multi_turn.format",
+    "play.max_turns": "max_tool_calling_iterations multi_turn.max_assistant_turns",
+    "play.max_answer_tokens play.overlong_answers": (
+        "multi_turn.max_tool_response_length multi_turn.tool_response_truncate_side"
+    ),
+    "play.workers": "agent.num_workers",
     "staleness": "trainer.v1.separate_async async_train",
     "prompts.path held_out.path": "train_dataset eval_dataset data.train_files data.val_files prompt_data",
     "prompts.prompt_column": "prompt data.prompt_key input_key",
