@@ -82,7 +82,10 @@ def main() -> None:
     arguments = flags.parse_args()
     lines, factors = questions(), tuple(map(float, arguments.factors.split(",")))
     found = []
-    for number in map(int, arguments.only.split(",")):
+    numbers = [int(number) for number in arguments.only.split(",")]
+    if not all(1 <= number <= len(lines) for number in numbers):
+        flags.error(f"--only: got {arguments.only}, expected numbers from 1 to {len(lines)}")
+    for number in numbers:
         question = asked(lines[number - 1])
         searched = [Correction(**{name: factor}) for name in CONSTANTS for factor in factors]
         found.append(

@@ -30,8 +30,8 @@ class Placement:
     stage that keep only their input for the backward of a train_step, which runs their forward again. With
     `sequence_parallel` a train_step divides tokens over tp wherever it does not divide products. `python` is the engine
     of compute calls, which use the host CPU of a single device. The rows of a generate or an inference are cut into
-    `parts` equal parts, by whole groups. Each part is a task run, and a part of a reader may begin when the same part
-    of its input has ended.
+    `parts` equal parts, by whole groups. Each part is a task run, and a part of a reader may begin when the parts of
+    its input with its rows have ended.
     """
 
     mesh: DeviceMesh

@@ -1,8 +1,8 @@
 """Cut calls into parts: each part of a call's rows is a node, and so is each move of rows for it.
 
 A part waits for those parts of its input that have some of its rows, if both calls work on the same rows and the number
-of parts of either divides the other's. Otherwise it waits for the whole input. The parts of a call run in order. A
-part's rows move before the next part of their producer begins, since both need the same devices.
+of parts of either divides the other's. Otherwise it waits for the whole input. The parts of a call run in order. If a
+part has a single producer, its rows move before the next part of the producer begins, since both need its devices.
 """
 
 from __future__ import annotations

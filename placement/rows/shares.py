@@ -178,7 +178,7 @@ def _cuts(graph: DataflowGraph, plan: ExecutionPlan, call: Call) -> tuple[int, i
     finest = math.lcm(*(other.mini_batches for other in same_rows), *(plan.parts(other.name) for other in same_rows))
     num_items = call.num_rows // width
     if num_items < max(other.mini_batches for other in same_rows):
-        return call.mini_batches, call.rows_per_item
+        return math.lcm(call.mini_batches, plan.parts(call.name)), call.rows_per_item
     own = math.lcm(call.mini_batches, plan.parts(call.name))
     return (finest if finest <= num_items else own), width
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import takewhile
 
 from prefect_rlhf.placement.cost.sizes import ModelSizes
 from prefect_rlhf.placement.cost.uneven import least_cost
@@ -19,6 +20,7 @@ from prefect_rlhf.placement.graph import Call, DataflowGraph
 from prefect_rlhf.placement.plan import Placement
 from prefect_rlhf.placement.planner.space.candidates import CostContext
 from prefect_rlhf.placement.planner.space.plan_problem import MICROSECONDS, PlanSpace
+from prefect_rlhf.placement.plans.check import violations
 from prefect_rlhf.placement.plans.streaming import streamable_pairs
 from prefect_rlhf.placement.rows.shares import num_groups
 from prefect_rlhf.placement.search.problem import Edge, PlannedCall, Problem
@@ -76,25 +78,35 @@ def _without_waits(edges: tuple[Edge, ...], pairs: set[tuple[str, str]]) -> Iter
 
 
 def _in_parts(call: PlannedCall, space: PlanSpace) -> PlannedCall:
-    """The call, each option with its least seconds in two or more parts."""
-    options = (
-        replace(
-            option,
-            microseconds=option.microseconds
-            + _more_us(space.context.graph.call(call.name), each.placement, space.context),
-        )
-        for option, each in zip(call.options, space.candidates[call.name], strict=True)
-    )
+    """The call, each option with its least seconds in two or more parts.
+
+    An option stands for the options that it dominates, and such an option may be the faster of both in parts. So the
+    least over all micro-batches and caches counts.
+    """
+    graph_call, context = space.context.graph.call(call.name), space.context
+    least: dict[Placement, float] = {}
+    options = []
+    for option, each in zip(call.options, space.candidates[call.name], strict=True):
+        kind = replace(each.placement, micro_batches=1, cache_gib=None)
+        if kind not in least:
+            least[kind] = _least_seconds(graph_call, kind, context)
+        more = max(0.0, least[kind] - _seconds(graph_call, each.placement, 1, context))
+        options.append(replace(option, microseconds=option.microseconds + int(more * MICROSECONDS)))
     return replace(call, options=tuple(options))
 
 
-def _more_us(call: Call, placement: Placement, context: CostContext) -> int:
-    """Return by how much two or more parts take longer than the whole call, at least; rounded down."""
+def _least_seconds(call: Call, kind: Placement, context: CostContext) -> float:
+    """Return the least seconds of two or more parts over all micro-batches, with room in the cache for all rows."""
     groups = num_groups(context.graph, call)
     counts = [count for count in range(2, groups + 1) if groups % count == 0]
-    whole = _seconds(call, placement, 1, context)
-    more = min(count * max(_seconds(call, placement, count, context), whole / count) for count in counts) - whole
-    return int(more * MICROSECONDS)
+    cuts = (1 << power for power in range(call.num_rows.bit_length()))
+    ways = (replace(kind, micro_batches=number) for number in cuts)
+    legal = takewhile(lambda way: not any(violations(call, way, context.graph)), ways)
+    return min(
+        max(_seconds(call, way, 1, context), count * _seconds(call, way, count, context))
+        for way in legal
+        for count in counts
+    )
 
 
 def _seconds(call: Call, placement: Placement, parts: int, context: CostContext) -> float:
