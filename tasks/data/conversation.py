@@ -43,6 +43,8 @@ def messages(
     [{'role': 'assistant', 'content': '[1, 2]'}, {'role': 'environment', 'content': '[9]'}]
     """
     response = tokens[prompt_length:]
+    if not any(mask):
+        turn = [0] * len(response)
     spoke = {1: ASSISTANT, 0: ENVIRONMENT if any(mask) else FAILED}
     told = [(PROMPT, list(tokens[:prompt_length]))]
     for (own, _), places in groupby(range(len(response)), key=lambda place: (mask[place], turn[place])):

@@ -12,7 +12,7 @@ from prefect_rlhf.engines.functions.signatures.loaded import PlayFailed
 Outcome = tuple[Any, BaseException | None]
 
 
-async def called(function: Callable[..., Any], place: str, *arguments: Any, **keywords: Any) -> Any:
+async def called(function: Callable[..., Any], place: str, /, *arguments: Any, **keywords: Any) -> Any:
     """Return the result of a function. Raises PlayFailed, with its place, for every error of the function.
 
     A thread that does not end in time is left; it ends with its process.

@@ -45,7 +45,7 @@ class Connection:
     @property
     def has_ended(self) -> bool:
         """Whether it can answer no further call."""
-        return self._task.done()
+        return self._end.is_set() or self._task.done()
 
     async def close(self) -> None:
         """End the client, and the server if it is a process."""
@@ -97,7 +97,7 @@ class Servers:
             for schema in those
         )
 
-    async def _call(self, server: str, tool: str, **arguments: Any) -> str:
+    async def _call(self, server: str, tool: str, /, **arguments: Any) -> str:
         return await self._of(server).call(tool, arguments)
 
     async def close(self) -> None:
@@ -142,10 +142,11 @@ def _check(servers: object) -> None:
     """Raise InvalidInput for servers of another form, and without the package `mcp`."""
     right = "servers by name, each with a command (and args, env, cwd) or a url"
     if not isinstance(servers, dict) or not all(isinstance(each, dict) for each in servers.values()):
-        raise InvalidInput("play.arguments.servers", servers, right)
+        raise InvalidInput("play.arguments.servers", type(servers).__name__, right)
     for name, server in servers.items():
         if ("command" in server) == ("url" in server) or set(server) - {"command", "args", "env", "cwd", "url"}:
-            raise InvalidInput(f"play.arguments.servers.{name}", server, "a command (and args, env, cwd), or a url")
+            keys = ", ".join(map(str, server))  # not the values: variables may be secrets
+            raise InvalidInput(f"play.arguments.servers.{name}", keys, "a command (and args, env, cwd), or a url")
     try:
         import mcp  # noqa: F401
     except ImportError as error:

@@ -57,8 +57,10 @@ def misfit(arguments: Mapping[str, Any], parameters: Mapping[str, Any]) -> str:
     return ""
 
 
-def _fits(value: Any, schema: Mapping[str, Any]) -> bool:
+def _fits(value: Any, schema: Mapping[str, Any] | bool) -> bool:
     """Whether a JSON value fits a schema of `get_json_schema`: types, enums, alternatives, items and properties."""
+    if isinstance(schema, bool):  # JSON schema's "any value" and "no value"
+        return schema
     if value is None and schema.get("nullable"):
         return True
     if "anyOf" in schema:
