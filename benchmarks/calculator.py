@@ -10,11 +10,7 @@ import operator
 import random
 import re
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
-
-import pyarrow as pa
-import pyarrow.parquet as pq
 
 NUM_TRAIN, NUM_HELD_OUT = 960, 60
 SHOWN = (
@@ -40,19 +36,16 @@ CALL = re.compile(r"<calc>\s*(\d{1,9})\s*([-+*])\s*(\d{1,9})\s*</calc>$")
 _NUMBER = re.compile(r"-?\d+")
 
 
-def write_tasks(file: Path, seed: int = 0) -> Path:
-    """Write all tasks as a Parquet file: `prompt` (a chat), `answer` and `split`."""
+def tasks(seed: int = 0) -> dict[str, list[Any]]:
+    """Return the columns of all tasks: `prompt` (a chat), `answer` and `split`."""
     dice = random.Random(seed)
     pairs = dice.sample([(a, b) for a in range(1001, 9999, 7) for b in range(101, 999, 6)], NUM_TRAIN + NUM_HELD_OUT)
     asked = [(*WAYS[number % len(WAYS)], *pair) for number, pair in enumerate(pairs)]
-    columns = {
+    return {
         "prompt": [[*SHOWN, {"role": "user", "content": way.format(a=a, b=b)}] for _, way, a, b in asked],
         "answer": [OPERATIONS[sign](a, b) for sign, _, a, b in asked],
         "split": ["train"] * NUM_TRAIN + ["held_out"] * NUM_HELD_OUT,
     }
-    file.parent.mkdir(parents=True, exist_ok=True)
-    pq.write_table(pa.table(columns), file)
-    return file
 
 
 async def solve(row: Mapping[str, Any], say: Any) -> dict[str, float]:

@@ -9,11 +9,7 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
-
-import pyarrow as pa
-import pyarrow.parquet as pq
 
 NUM_TRAIN, NUM_HELD_OUT = 480, 60
 DIGITS = 3
@@ -28,17 +24,14 @@ SHOWN = (
 GUESS = re.compile(r"\s*(\d{3})\s*")
 
 
-def write_tasks(file: Path, seed: int = 0) -> Path:
-    """Write all doors as a Parquet file: `prompt` (a chat), `code` and `split`."""
+def tasks(seed: int = 0) -> dict[str, list[Any]]:
+    """Return the columns of all doors: `prompt` (a chat), `code` and `split`."""
     codes = random.Random(seed).sample(range(10 ** (DIGITS - 1), 10**DIGITS), NUM_TRAIN + NUM_HELD_OUT)
-    columns = {
+    return {
         "prompt": [[*SHOWN, {"role": "user", "content": f"Door {10 + door}?"}] for door in range(len(codes))],
         "code": list(map(str, codes)),
         "split": ["train"] * NUM_TRAIN + ["held_out"] * NUM_HELD_OUT,
     }
-    file.parent.mkdir(parents=True, exist_ok=True)
-    pq.write_table(pa.table(columns), file)
-    return file
 
 
 async def opens(row: Mapping[str, Any], say: Any) -> dict[str, float]:

@@ -11,6 +11,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 
 from benchmarks import calculator, guess
@@ -46,9 +47,12 @@ MOST_WITHOUT_TOOL = 48
 """Tokens of a response without the calculator."""
 
 
-def prepare(home: Path, name: str) -> None:
-    """Write the tasks."""
-    (calculator if name == "calculator" else guess).write_tasks(home / "data" / f"{name}.parquet")
+def prepare(home: Path, name: str) -> Path:
+    """Write the tasks as a Parquet file, and return its path."""
+    file = home / "data" / f"{name}.parquet"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(pa.table((calculator if name == "calculator" else guess).tasks()), file)
+    return file
 
 
 def parameters(home: Path, name: str, seed: int, steps: int) -> dict[str, Any]:
@@ -75,7 +79,8 @@ def parameters(home: Path, name: str, seed: int, steps: int) -> dict[str, Any]:
 
 def summary(home: Path, run_dir: Path, name: str, seed: int, minutes: float) -> dict[str, Any]:
     """Return what is printed."""
-    by_step = {int(each["step"]): round(each["actor_evaluation.play/solved"], 3) for each in evaluated(run_dir)}
+    evaluated = read_metrics(run_dir, "evaluation.jsonl")
+    by_step = {int(each["step"]): round(each["actor_evaluation.play/solved"], 3) for each in evaluated}
     without = {"without_tool": without_tool(home, run_dir / "actor")} if name == "calculator" else {}
     return {
         "algorithm": name,
@@ -88,11 +93,6 @@ def summary(home: Path, run_dir: Path, name: str, seed: int, minutes: float) -> 
         "by_step": by_step,
         **without,
     }
-
-
-def evaluated(run_dir: Path) -> Sequence[Mapping[str, Any]]:
-    """Return the metrics of each evaluation."""
-    return read_metrics(run_dir, "evaluation.jsonl")
 
 
 def without_tool(home: Path, model: Path) -> dict[str, float]:

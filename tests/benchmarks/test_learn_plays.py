@@ -12,7 +12,7 @@ from prefect_rlhf.engines.functions.plays.say import Said
 
 pytestmark = pytest.mark.quick
 
-TASKS = {"calculator": calculator, "guess": guess}
+TASKS = ("calculator", "guess")
 PLAYS = {"calculator": calculator.solve, "guess": guess.opens}
 
 
@@ -38,10 +38,7 @@ class Scripted:
 @pytest.fixture(scope="module")
 def tasks(tmp_path_factory):
     folder = tmp_path_factory.mktemp("tasks")
-    return {
-        name: pq.read_table(module.write_tasks(folder / f"{name}.parquet")).to_pylist()
-        for name, module in TASKS.items()
-    }
+    return {name: pq.read_table(learn_plays.prepare(folder, name)).to_pylist() for name in TASKS}
 
 
 def split(tasks, name, value):
