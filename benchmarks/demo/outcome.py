@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow.parquet as pq
 
 from benchmarks.demo.judge import Judge
-from prefect_rlhf.tasks.rl.evaluation import EVALUATION
+from prefect_rlhf.tasks.data.rollouts import EVALUATION, step_files
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class DemoOutcome:
 
 def evaluations(run_dir: Path) -> list[Path]:
     """Return the evaluation files, oldest first, including those before the first and after the last step."""
-    return sorted((run_dir / EVALUATION).glob("step-*.parquet"))
+    return step_files(run_dir, EVALUATION)
 
 
 def read_metrics(run_dir: Path, file: str = "metrics.jsonl") -> list[Mapping[str, float]]:

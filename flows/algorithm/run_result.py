@@ -13,6 +13,7 @@ from prefect_rlhf.files.remote_path import local_path
 from prefect_rlhf.flows.training.run import PreparedRun
 from prefect_rlhf.flows.training.run_folder import read_result
 from prefect_rlhf.placement.plans.plan_file import plan_yaml
+from prefect_rlhf.tasks.data.rollouts import ROLLOUTS, step_files
 from prefect_rlhf.tasks.reporting.pictures.text import graph_text, plan_text
 
 
@@ -60,11 +61,11 @@ class RunResult:
         """The Parquet files of rollouts, a file per step, in the order of steps; empty if the algorithm records no
         rollouts.
         """
-        return self.rows("rollouts")
+        return self.rows(ROLLOUTS)
 
     def rows(self, folder: str) -> list[Path]:
         """Return the Parquet files that `write_rows` wrote to a folder of the run, in the order of steps."""
-        return sorted((self._folder / folder).glob("step-*.parquet"))
+        return step_files(self._folder, folder)
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,12 +18,12 @@ from prefect_rlhf.engines.compute import Computed, Context
 from prefect_rlhf.engines.rows import Batch
 from prefect_rlhf.files.atomic_file import write_atomically
 from prefect_rlhf.files.storage.publish import publish
-from prefect_rlhf.tasks.data.conversation import play_columns
+from prefect_rlhf.tasks.data.conversation import messages
 from prefect_rlhf.tasks.data.tokenizer import load_tokenizer
 from prefect_rlhf.tasks.settings import Settings
 from prefect_rlhf.tasks.tracing.operations import computation
 
-ROLLOUTS = "rollouts"  # folder in the run's directory
+ROLLOUTS, EVALUATION = "rollouts", "evaluation"  # folders in the run's directory
 OF_PLAYS = ("mask", "turn")
 STEP_FILE = re.compile(r"step-(\d+)\.parquet")  # as `write_rows` names it
 
@@ -68,6 +68,23 @@ def text_columns(rollout: Batch, tokenizer: str) -> dict[str, list[str]]:
     }
 
 
+def play_columns(rollout: Batch, tokenizer: str) -> dict[str, list[Any]]:
+    """Return `messages`, `turns` (their number) and `turn_rewards` of each row; no column for rows without a play.
+
+    `tokenizer` is as in `text_columns`.
+    """
+    if "turn_rewards" not in rollout.columns:
+        return {}
+    decode, rewards = load_tokenizer(tokenizer).decode, lists(rollout, "turn_rewards")
+    lengths = [int(length) for length in rollout.columns["prompt_length"]]
+    rows = zip(lists(rollout, "tokens"), lengths, lists(rollout, "mask"), lists(rollout, "turn"), strict=True)
+    return {
+        "messages": [messages(row, length, mask, turn, decode) for row, length, mask, turn in rows],
+        "turns": [len(row) for row in rewards],
+        "turn_rewards": rewards,
+    }
+
+
 def write_rows(columns: Mapping[str, Sequence[Any]], folder: str, context: Context) -> Path:
     """Write a step's rows into `folder` of the run's directory, as `step-000003.parquet`, and return its path.
 
@@ -86,6 +103,11 @@ def write_rows(columns: Mapping[str, Sequence[Any]], folder: str, context: Conte
     write_atomically(path, lambda part: pq.write_table(pa.table({**columns, **origins}), part))
     publish(path)
     return path
+
+
+def step_files(run_dir: Path, folder: str = "*") -> list[Path]:
+    """Return the files that `write_rows` wrote to a folder of a run's directory, or to all, in the order of steps."""
+    return sorted(run_dir.glob(f"{folder}/step-*.parquet"))
 
 
 def carry_over_rollouts(earlier_run_dir: Path, run_dir: Path, before_step: int) -> int:
@@ -114,7 +136,7 @@ def remove_rollouts_from(run_dir: Path, step: int) -> int:
 
 def _step_files(run_dir: Path) -> Iterator[tuple[int, Path]]:
     """Yield the step and the path of each file of rows in the run's folders."""
-    for path in sorted(run_dir.glob("*/step-*.parquet")):
+    for path in step_files(run_dir):
         if named := STEP_FILE.fullmatch(path.name):
             yield int(named[1]), path
 

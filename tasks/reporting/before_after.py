@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 
+from prefect_rlhf.tasks.data.rollouts import EVALUATION, step_files
+
 PROMPTS_SHOWN = 3
 LONGEST_TEXT = 88  # characters, so that a line has at most a hundred
 
@@ -15,7 +17,7 @@ def before_and_after(run_dir: Path, number: int = PROMPTS_SHOWN) -> list[tuple[s
     "Before" is the run's first evaluation, "after" its last. Returns an empty list for fewer than two evaluations, or
     without texts.
     """
-    files = sorted((run_dir / "evaluation").glob("step-*.parquet"))
+    files = step_files(run_dir, EVALUATION)
     if len(files) < 2 or not all({"prompt", "response"} <= set(pq.read_schema(file).names) for file in files):
         return []
     first, last = (pq.read_table(file, columns=["prompt", "response"]).to_pylist() for file in (files[0], files[-1]))

@@ -7,16 +7,17 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from prefect_rlhf.tasks.data.conversation import ASSISTANT, ENVIRONMENT
+from prefect_rlhf.tasks.data.conversation import ASSISTANT, ENVIRONMENT, FAILED, PROMPT
+from prefect_rlhf.tasks.data.rollouts import EVALUATION, step_files
 
 CONVERSATIONS_SHOWN = 3
 LONGEST_MESSAGE = 20_000  # characters, since a server refuses artifacts without limits
-HEADINGS = {"prompt": "Prompt", ENVIRONMENT: "Environment", "failed": "Failed play"}
+HEADINGS = {PROMPT: "Prompt", ENVIRONMENT: "Environment", FAILED: "Failed play"}
 
 
 def newest_evaluation(run_dir: Path) -> Path | None:
     """Return the file of a run's newest evaluation, if its rows are conversations."""
-    files = sorted((run_dir / "evaluation").glob("step-*.parquet"))
+    files = step_files(run_dir, EVALUATION)
     return files[-1] if files and "messages" in pq.read_schema(files[-1]).names else None
 
 

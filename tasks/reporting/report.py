@@ -130,6 +130,7 @@ class RunReport:
         self._share_done = 0.0
         self._history = History()
         self._curves: UUID | None = None
+        self._plays = any(call.play is not None and call.every is not None for call in augmented.graph.calls)
         self._shown_evaluation: Path | None = None
 
     def planned(self, *, dry_run: bool = False) -> None:
@@ -293,7 +294,7 @@ class RunReport:
     def _show_conversations(self) -> None:
         """Publish conversations of the newest evaluation, if they are new."""
         assert self._journal is not None  # started before any step
-        newest = newest_evaluation(self._journal.run_dir)
+        newest = newest_evaluation(self._journal.run_dir) if self._plays else None
         if newest is None or newest == self._shown_evaluation:
             return
         self._shown_evaluation, told = newest, conversations_markdown(newest)

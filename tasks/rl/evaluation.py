@@ -7,14 +7,11 @@ from __future__ import annotations
 
 from prefect_rlhf.engines.compute import Computed, Context
 from prefect_rlhf.engines.rows import Batch
-from prefect_rlhf.tasks.data.conversation import play_columns
-from prefect_rlhf.tasks.data.rollouts import lists, text_columns, write_rows
+from prefect_rlhf.tasks.data.rollouts import EVALUATION, lists, play_columns, text_columns, write_rows
 from prefect_rlhf.tasks.rl.masked import masked_mean, mean_of, response_mask, share_ahead
 from prefect_rlhf.tasks.rl.score_shaping import named_rewards
 from prefect_rlhf.tasks.settings import Settings
 from prefect_rlhf.tasks.tracing.operations import computation
-
-EVALUATION = "evaluation"  # folder in the run's directory
 
 
 @computation()

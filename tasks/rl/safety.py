@@ -10,8 +10,7 @@ from dataclasses import dataclass
 
 from prefect_rlhf.engines.compute import Computed, Context, saved_state
 from prefect_rlhf.engines.rows import Batch
-from prefect_rlhf.tasks.data.rollouts import lists, text_columns, write_rows
-from prefect_rlhf.tasks.rl.evaluation import EVALUATION
+from prefect_rlhf.tasks.data.rollouts import EVALUATION, lists, text_columns, write_rows
 from prefect_rlhf.tasks.rl.masked import masked_mean, mean_of, own_tokens, response_mask, row_weights, whiten
 from prefect_rlhf.tasks.rl.rewards import RewardState, kl_penalised_rewards
 from prefect_rlhf.tasks.rl.settings.safety import SafeRLHF

@@ -192,7 +192,7 @@ def step_metrics(spans: Sequence[TaskRunSpan]) -> dict[str, float]:
 
 
 def call_metrics(spans: Iterable[TaskRunSpan]) -> dict[str, float]:
-    """Return the metrics of task runs, each as `call.metric`; the mean of a call's parts, by their tokens."""
+    """Return the metrics of task runs, each as `call.metric`; the mean of a call's parts, by their rows or tokens."""
     by_call: dict[str, list[TaskRunSpan]] = defaultdict(list)
     for span in spans:
         if span.metrics:
