@@ -10,7 +10,7 @@ from prefect_rlhf.placement.memory.certificate import Certificate
 from prefect_rlhf.placement.memory.remedies import Remedy, refusal, with_changes
 from prefect_rlhf.placement.plan import ExecutionPlan
 from prefect_rlhf.placement.planner.question import Question
-from prefect_rlhf.placement.planner.solution import fitting, solution
+from prefect_rlhf.placement.planner.solution import fitting, solution, solutions
 from prefect_rlhf.placement.planner.space.plan_problem import PlanSpace
 from prefect_rlhf.placement.planner.time_sharing import time_sharing_problem
 from prefect_rlhf.placement.search.budget import Budget
@@ -41,13 +41,11 @@ def has_fitting_plan(question: Question, budget: Budget) -> bool:
         problem = time_sharing_problem(PlanSpace.of(question))
     except TooLittleMemory:
         return False
-    part = budget.times(1 / len(FEW_SHARES))
-    for share in FEW_SHARES:
-        result = search(problem.with_memory(share).problem, part.seconds, max_evaluations=part.evaluations)
-        plan = solution(question, problem, result)
-        if plan is not None and any(fitting(question, each) for each in (plan, _recomputing(question, plan))):
-            return True
-    return False
+    return any(
+        fitting(question, each)
+        for plan in solutions(question, problem, budget, FEW_SHARES)
+        for each in (plan, _recomputing(question, plan))
+    )
 
 
 def _recomputing(question: Question, plan: ExecutionPlan) -> ExecutionPlan:

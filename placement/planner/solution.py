@@ -96,6 +96,25 @@ def solution(
     return None if result.plan is None else question.plan(name, problem.placements(result.plan))
 
 
+def solutions(
+    question: Question,
+    problem: PlanProblem,
+    budget: Budget,
+    shares: Sequence[float],
+    method: Method = "exact",
+    name: str = "auto",
+) -> Iterator[ExecutionPlan]:
+    """Search a problem in ever smaller shares of the memory, each with its part of the budget; yield what is found."""
+    for share in shares:
+        part = budget.times(1 / len(shares))
+        result = search(problem.with_memory(share).problem, part.seconds, method, max_evaluations=part.evaluations)
+        if result.outcome is SearchOutcome.INFEASIBLE:
+            return  # so it is in less memory
+        plan = solution(question, problem, result, name)
+        if plan is not None:
+            yield plan
+
+
 def solve_fitting(
     question: Question,
     problem: PlanProblem,
@@ -110,14 +129,7 @@ def solve_fitting(
     With `repair` the fastest of that plan and those before it, made to fit.
     """
     found: list[ExecutionPlan] = []
-    for share in shares:
-        part = budget.times(1 / len(shares))
-        result = search(problem.with_memory(share).problem, part.seconds, method, max_evaluations=part.evaluations)
-        plan = solution(question, problem, result, name)
-        if result.outcome is SearchOutcome.INFEASIBLE:
-            break  # so it is in less memory
-        if plan is None:
-            continue
+    for plan in solutions(question, problem, budget, shares, method, name):
         fitted = fitting(question, plan)
         changed = made_to_fit(question, plan) if repair else fitted
         found += [changed] if changed is not None else []

@@ -224,14 +224,27 @@ def pareto_front(candidates: Iterable[Candidate]) -> Iterator[Candidate]:
     """Yield the candidates that no other dominates, of those that differ in cuts, cache or recomputed layers."""
     alike: dict[Placement, list[Candidate]] = defaultdict(list)
     for candidate in candidates:
-        kind = replace(candidate.placement, micro_batches=1, cache_gib=None, recompute=0, sequence_parallel=False)
-        alike[kind].append(candidate)
+        alike[uncut(candidate.placement)].append(candidate)
     for group in alike.values():
         front: list[Candidate] = []
         for candidate in sorted(group, key=lambda c: (c.seconds, c.most.peak, c.placement.micro_batches)):
             if not any(better.is_no_worse(candidate) for better in front):
                 front.append(candidate)
         yield from front
+
+
+def uncut(placement: Placement) -> Placement:
+    """Return the placement that candidates have in common of which a few stand for all; see `pareto_front`."""
+    return replace(placement, micro_batches=1, cache_gib=None, recompute=0, sequence_parallel=False)
+
+
+def in_micro_batches(call: Call, whole: Placement, graph: DataflowGraph) -> Iterator[Placement]:
+    """Yield the placement in 1, 2, 4, ... micro-batches, up to the number of a replica's items."""
+    for power in range(call.num_rows.bit_length()):
+        placement = replace(whole, micro_batches=1 << power)
+        if any(violations(call, placement, graph)):
+            return  # nor into more
+        yield placement
 
 
 def candidate(call: Call, placement: Placement, context: CostContext) -> Candidate:
@@ -249,16 +262,14 @@ def _divided(call: Call, plain: Placement) -> Iterator[Placement]:
 
 
 def _cuts(call: Call, whole: Placement, mesh_class: int, context: CostContext) -> Iterator[Candidate]:
-    """The candidates in 1, 2, 4, ... micro-batches, up to the number of a replica's items."""
-    cuts, fits = 1, False
-    while cuts <= call.num_rows and (cuts <= ENOUGH_MICRO_BATCHES or not fits):
-        placement = replace(whole, micro_batches=cuts)
-        if any(violations(call, placement, context.graph)):
-            return  # nor into more
+    """The candidates in micro-batches: in enough of them, or until they fit."""
+    fits = False
+    for placement in in_micro_batches(call, whole, context.graph):
+        if fits and placement.micro_batches > ENOUGH_MICRO_BATCHES:
+            return
         options = _with_recomputation(call, placement, mesh_class, context)
         fits = options[0].most.peak <= context.usable_bytes(mesh_class)
         yield from options
-        cuts *= 2
 
 
 def _with_recomputation(call: Call, plain: Placement, mesh_class: int, context: CostContext) -> list[Candidate]:
@@ -342,10 +353,16 @@ def _untimed(call: Call, placement: Placement, mesh_class: int, context: CostCon
 
 def _seconds(call: Call, placement: Placement, context: CostContext) -> float:
     """The seconds of a call with rows as long as is expected, in the best order of its devices."""
-    sources, speeds, works = context.site.sources, context.site.cluster.node_speeds, context.works(call)
+    works = context.works(call)
+    return seconds_of(works.expected, works.sizes, placement, context)
+
+
+def seconds_of(work: CallWork, sizes: ModelSizes, placement: Placement, context: CostContext) -> float:
+    """Return the seconds of work of a call, in the best order of its devices."""
+    sources, speeds = context.site.sources, context.site.cluster.node_speeds
     if speeds:
-        return least_cost(works.expected, works.sizes, placement, sources, speeds).total
-    return sources.call_cost(works.expected, context.execution(placement), works.sizes, placement.mesh).total
+        return least_cost(work, sizes, placement, sources, speeds).total
+    return sources.call_cost(work, context.execution(placement), sizes, placement.mesh).total
 
 
 def _offloaded(

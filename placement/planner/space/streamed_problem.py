@@ -11,16 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import takewhile
 
-from prefect_rlhf.placement.cost.sizes import ModelSizes
-from prefect_rlhf.placement.cost.uneven import least_cost
 from prefect_rlhf.placement.cost.workload import CallWork
 from prefect_rlhf.placement.graph import Call, DataflowGraph
 from prefect_rlhf.placement.plan import Placement
-from prefect_rlhf.placement.planner.space.candidates import CostContext
+from prefect_rlhf.placement.planner.space.candidates import CostContext, in_micro_batches, seconds_of, uncut
 from prefect_rlhf.placement.planner.space.plan_problem import MICROSECONDS, PlanSpace
-from prefect_rlhf.placement.plans.check import violations
 from prefect_rlhf.placement.plans.streaming import streamable_pairs
 from prefect_rlhf.placement.rows.shares import num_groups
 from prefect_rlhf.placement.search.problem import Edge, PlannedCall, Problem
@@ -77,43 +73,37 @@ def _without_waits(edges: tuple[Edge, ...], pairs: set[tuple[str, str]]) -> Iter
             yield behind
 
 
-def _in_parts(call: PlannedCall, space: PlanSpace) -> PlannedCall:
+def _in_parts(planned: PlannedCall, space: PlanSpace) -> PlannedCall:
     """The call, each option with its least seconds in two or more parts.
 
     An option stands for the options that it dominates, and such an option may be the faster of both in parts. So the
     least over all micro-batches and caches counts.
     """
-    graph_call, context = space.context.graph.call(call.name), space.context
+    call, context = space.context.graph.call(planned.name), space.context
     least: dict[Placement, float] = {}
     options = []
-    for option, each in zip(call.options, space.candidates[call.name], strict=True):
-        kind = replace(each.placement, micro_batches=1, cache_gib=None)
+    for option, each in zip(planned.options, space.candidates[call.name], strict=True):
+        kind = uncut(each.placement)
         if kind not in least:
-            least[kind] = _least_seconds(graph_call, kind, context)
-        more = max(0.0, least[kind] - _seconds(graph_call, each.placement, 1, context))
+            least[kind] = _least_seconds(call, kind, context)
+        more = max(0.0, least[kind] - seconds_in_parts(call, each.placement, 1, context))
         options.append(replace(option, microseconds=option.microseconds + int(more * MICROSECONDS)))
-    return replace(call, options=tuple(options))
+    return replace(planned, options=tuple(options))
 
 
 def _least_seconds(call: Call, kind: Placement, context: CostContext) -> float:
     """Return the least seconds of two or more parts over all micro-batches, with room in the cache for all rows."""
     groups = num_groups(context.graph, call)
     counts = [count for count in range(2, groups + 1) if groups % count == 0]
-    cuts = (1 << power for power in range(call.num_rows.bit_length()))
-    ways = (replace(kind, micro_batches=number) for number in cuts)
-    legal = takewhile(lambda way: not any(violations(call, way, context.graph)), ways)
+    ways = in_micro_batches(call, kind, context.graph)
     return min(
-        max(_seconds(call, way, 1, context), count * _seconds(call, way, count, context))
-        for way in legal
+        max(seconds_in_parts(call, way, 1, context), seconds_in_parts(call, way, count, context))
+        for way in ways
         for count in counts
     )
 
 
-def _seconds(call: Call, placement: Placement, parts: int, context: CostContext) -> float:
-    """Return the seconds of a part without new weights, in the best order of the devices."""
-    sources, speeds = context.site.sources, context.site.cluster.node_speeds
-    sizes = ModelSizes.of(context.graph.model(call.role or ""))
+def seconds_in_parts(call: Call, placement: Placement, parts: int, context: CostContext) -> float:
+    """Return the seconds of all parts of a call, each a call of its own, without the cost of new weights."""
     work = replace(CallWork.expected(call.cut(parts), context.question.workload), new_weights=False)
-    if speeds:
-        return least_cost(work, sizes, placement, sources, speeds).total
-    return sources.call_cost(work, context.execution(placement), sizes, placement.mesh).total
+    return parts * seconds_of(work, context.works(call).sizes, placement, context)

@@ -14,9 +14,9 @@ from prefect_rlhf.placement.models.known_models import known_shape
 from prefect_rlhf.placement.plan import Placement
 from prefect_rlhf.placement.planner.best_plan import plan_graph
 from prefect_rlhf.placement.planner.question import Question, Site
-from prefect_rlhf.placement.planner.space.candidates import legal_candidates
+from prefect_rlhf.placement.planner.space.candidates import legal_candidates, uncut
 from prefect_rlhf.placement.planner.space.plan_problem import MICROSECONDS, PlanSpace
-from prefect_rlhf.placement.planner.space.streamed_problem import _seconds, streamed_problems
+from prefect_rlhf.placement.planner.space.streamed_problem import seconds_in_parts, streamed_problems
 from prefect_rlhf.placement.plans.streaming import streamable_pairs
 from tests.strategies import GIB, ROLLOUT, call, dpo, grouped, model, on, ppo, remax
 
@@ -96,19 +96,17 @@ def test_an_option_stands_for_the_parts_of_every_option_that_it_dominates():
     bounds = defaultdict(list)
     for option, in_parts, candidate in zip(whole.options, cut.options, kept, strict=True):
         more = (in_parts.microseconds - option.microseconds) / MICROSECONDS
-        bounds[kind_of(candidate.placement)].append(_seconds(graph_call, candidate.placement, 1, space.context) + more)
+        bounds[uncut(candidate.placement)].append(
+            seconds_in_parts(graph_call, candidate.placement, 1, space.context) + more
+        )
     dropped = [each for each in legal_candidates(graph_call, space.context) if each not in kept]
     assert any(each.placement.strategy.pp > 1 for each in dropped)
     for each in dropped:
-        if kind_of(each.placement) in bounds:
+        if uncut(each.placement) in bounds:
             seconds = [
-                count * _seconds(graph_call, each.placement, count, space.context) for count in (2, 4, 8, 16, 32)
+                seconds_in_parts(graph_call, each.placement, count, space.context) for count in (2, 4, 8, 16, 32)
             ]
-            assert min(bounds[kind_of(each.placement)]) <= min(seconds) + 2 / MICROSECONDS
-
-
-def kind_of(placement: Placement) -> Placement:
-    return replace(placement, micro_batches=1, cache_gib=None)
+            assert min(bounds[uncut(each.placement)]) <= min(seconds) + 2 / MICROSECONDS
 
 
 def test_parts_that_gain_two_percent_are_the_answer():
