@@ -233,7 +233,6 @@ class Conversed:
     """
 
     prompts: Sequence[Sequence[int]]
-
     tokens: Sequence[Sequence[int]]
     logprobs: Sequence[Sequence[float]]
     mask: Sequence[Sequence[int]]

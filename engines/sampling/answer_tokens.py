@@ -7,6 +7,7 @@ close of the model's turn, which is left out if the model sampled it itself.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 from prefect_rlhf.engines.sampling.stop_strings import tokenizer_of
@@ -57,18 +58,17 @@ class AnswerTokens:
         Raises NoAnswer for a text that is too long.
         """
         added, _ = self._cut(opening, self._most)
-        tail = self._encoded(self._tail())
+        tail = self._tail
         if not tail or list(prompt[-len(tail) :]) != tail:  # the prompt did not go through the template
             return [*prompt, *added]
         return [*prompt[: -len(tail)], *added, *tail]
 
-    def _tail(self) -> str:
-        """Return the text that the template adds after the content of a prompt; empty without a template."""
+    @cached_property  # the same for all rows
+    def _tail(self) -> list[int]:
+        """The tokens that the template adds after the content of a prompt; empty without a template."""
         if not self._tokenizer.chat_template:
-            return ""
-        asked = [{"role": "user", "content": _MARKER}]
-        text = str(self._tokenizer.apply_chat_template(asked, tokenize=False, add_generation_prompt=True))
-        return text.rpartition(_MARKER)[2]
+            return []
+        return self._encoded(self._rendered([{"role": "user", "content": _MARKER}]).rpartition(_MARKER)[2])
 
     def _length(self, answer: str | Sequence[Mapping[str, str]]) -> int:
         """Return the tokens of an answer, apart from those that the template adds."""
@@ -81,8 +81,7 @@ class AnswerTokens:
             raise NoAnswer("its answer is a message, and the tokenizer has no chat template; answer with text")
         asked, said = {"role": "user", "content": "?"}, {"role": "assistant", "content": _MARKER}
         try:
-            chat = [asked, said, *map(dict, messages)]
-            text = str(self._tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True))
+            text = self._rendered([asked, said, *map(dict, messages)])
         except Exception as error:  # a template is a program of the model's author
             roles = ", ".join(message["role"] for message in messages)
             raise NoAnswer(f"the chat template refuses an answer with roles {roles}: {described(error)}") from error
@@ -90,6 +89,9 @@ class AnswerTokens:
         if not marker or not before:
             raise NoAnswer("the chat template does not show the assistant's message; answer with text")
         return after
+
+    def _rendered(self, chat: Sequence[Mapping[str, str]]) -> str:
+        return str(self._tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True))
 
     def _cut(self, text: str, most: int) -> tuple[list[int], str]:
         """Return the tokens of a text, at most `most`, and the text that they are."""

@@ -54,7 +54,7 @@ def shown_by(plays: Iterable[Play]) -> ShownTools | None:
 
     Raises InvalidInput for tools that cannot be used, and for plays with tools that differ.
     """
-    by_settings = {play.absolute().model_dump_json(): play.absolute() for play in plays}
+    by_settings = {play.model_dump_json(): play for play in map(Play.absolute, plays)}
     shown = {ShownTools(json.dumps(check_play(each.settings)), each.tool_format) for each in by_settings.values()}
     if len(shown) > 1:
         raise InvalidInput(

@@ -9,8 +9,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from prefect_rlhf.engines.functions.load import at, imported, place_of, reason
+from prefect_rlhf.engines.functions.load import at, imported, place_of
 from prefect_rlhf.engines.functions.signatures.called import called
+from prefect_rlhf.engines.functions.signatures.first_use import made
 from prefect_rlhf.engines.functions.signatures.loaded import LoadedPlay, Model, PlayFailed
 from prefect_rlhf.engines.functions.signatures.play_function import PlayFunction
 from prefect_rlhf.engines.functions.signatures.tools import NamedTool, by_name, converse, named_tool, with_counts
@@ -25,11 +26,7 @@ async def load_environment(function: PlayFunction) -> LoadedPlay:
     make, keywords = imported(function), function.keywords
     if not callable(make):
         raise InvalidInput(function.field, function.function, "a class with reset, tools and get_reward")
-    try:
-        first = make(**keywords)
-    except BaseException as error:  # a person's code may raise anything
-        right = f"a class that takes play.arguments: {reason(error, '')}"
-        raise InvalidInput(function.field, function.function, right) from error
+    first = made(lambda: make(**keywords), function, "a class")
     for name in _NO_TOOLS:
         if not callable(getattr(first, name, None)):
             raise InvalidInput(function.field, function.function, f"a class with a method {name}")

@@ -3,13 +3,13 @@
 `reset` gets the row's seed, and its observation stands at the end of the prompt. The reward of a step is its turn's.
 """
 
-import sys
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from prefect_rlhf.engines.functions.load import at, imported, place_of, reason
+from prefect_rlhf.engines.functions.load import at, imported, place_of
 from prefect_rlhf.engines.functions.signatures.called import called
+from prefect_rlhf.engines.functions.signatures.first_use import made, package
 from prefect_rlhf.engines.functions.signatures.loaded import LoadedPlay, Model
 from prefect_rlhf.engines.functions.signatures.play_function import PlayFunction
 from prefect_rlhf.engines.functions.signatures.texts import Step, steps
@@ -19,11 +19,7 @@ from prefect_rlhf.errors.errors import InvalidInput
 async def load_gymnasium(function: PlayFunction) -> LoadedPlay:
     """Make an environment once. Raises InvalidInput for an environment that cannot be made, or has other spaces."""
     make = _maker(function)
-    try:
-        first = make()
-    except BaseException as error:  # a person's code may raise anything
-        right = f"an environment that takes play.arguments: {reason(error, '')}"
-        raise InvalidInput(function.field, function.function, right) from error
+    first = made(make, function, "an environment")
     place = place_of(first.unwrapped.step)
     for space in (first.action_space, first.observation_space):
         if type(space).__name__ != "Text":
@@ -48,10 +44,7 @@ async def load_gymnasium(function: PlayFunction) -> LoadedPlay:
 
 
 def _maker(function: PlayFunction) -> Callable[[], Any]:
-    try:
-        import gymnasium
-    except ImportError as error:
-        raise InvalidInput("play.python", sys.executable, "an interpreter with gymnasium") from error
+    gymnasium = package("gymnasium", "gymnasium")
     if function.is_gymnasium_id:
         return partial(gymnasium.make, function.function, **function.keywords)
     found = imported(function)

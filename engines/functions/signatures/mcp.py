@@ -5,15 +5,15 @@ the rows that call it then; the next row starts it again. A result that the serv
 """
 
 import asyncio
-import sys
 from collections.abc import Mapping
 from contextlib import AsyncExitStack, suppress
 from functools import partial
 from typing import Any
 
 from prefect_rlhf.engines.functions.load import reason
+from prefect_rlhf.engines.functions.signatures.first_use import package
 from prefect_rlhf.engines.functions.signatures.loaded import LoadedPlay, Model, PlayFailed
-from prefect_rlhf.engines.functions.signatures.play_function import PlayFunction
+from prefect_rlhf.engines.functions.signatures.play_function import SERVERS, PlayFunction
 from prefect_rlhf.engines.functions.signatures.tools import NamedTool, by_name, converse, scored, scoring
 from prefect_rlhf.errors.errors import InvalidInput, UnknownKey
 
@@ -140,17 +140,13 @@ async def load_mcp(function: PlayFunction) -> LoadedPlay:
 
 def _check(servers: object) -> None:
     """Raise InvalidInput for servers of another form, and without the package `mcp`."""
-    right = "servers by name, each with a command (and args, env, cwd) or a url"
     if not isinstance(servers, dict) or not all(isinstance(each, dict) for each in servers.values()):
-        raise InvalidInput("play.arguments.servers", type(servers).__name__, right)
+        raise InvalidInput("play.arguments.servers", type(servers).__name__, SERVERS)
     for name, server in servers.items():
         if ("command" in server) == ("url" in server) or set(server) - {"command", "args", "env", "cwd", "url"}:
             keys = ", ".join(map(str, server))  # not the values: variables may be secrets
             raise InvalidInput(f"play.arguments.servers.{name}", keys, "a command (and args, env, cwd), or a url")
-    try:
-        import mcp  # noqa: F401
-    except ImportError as error:
-        raise InvalidInput("play.python", sys.executable, "an interpreter with the package mcp") from error
+    package("mcp", "the package mcp")
 
 
 async def _connected(stack: AsyncExitStack, server: Mapping[str, Any]) -> Any:

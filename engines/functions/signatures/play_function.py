@@ -27,9 +27,10 @@ _FUNCTION: Mapping[PlaySignature, str] = {
 """What `function` names, by signature."""
 _TOOLS = ("tools",)
 _ARGUMENTS = ("environment", "gymnasium", "openenv", "mcp")
+SERVERS = "servers by name, each with a command (and args, env, cwd) or a url"
 _NEEDED_ARGUMENTS: Mapping[str, tuple[str, str]] = {
     "openenv": ("base_url", "the address of the environment's server"),
-    "mcp": ("servers", "servers by name, each with a command (and args, env, cwd) or a url"),
+    "mcp": ("servers", SERVERS),
 }
 _GYMNASIUM_ID = re.compile(r"[\w/.:-]+-v\d+")
 WITH_TOOLS = ("tools", "environment", "mcp")

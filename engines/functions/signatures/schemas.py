@@ -1,11 +1,11 @@
 """Schemas of tools, as chat templates show them: made by Transformers, and what a call has that does not fit one."""
 
 import inspect
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from prefect_rlhf.engines.functions.load import at
+from prefect_rlhf.engines.functions.signatures.first_use import package
 from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.errors.in_short import in_short
 
@@ -22,13 +22,9 @@ _TYPES: Mapping[str, tuple[type, ...]] = {
 
 def schema_of(tool: Callable[..., Any], field: str, name: str, place: str) -> Mapping[str, Any]:
     """Return the JSON schema of a function. Raises InvalidInput without types, or a docstring of its arguments."""
+    writer = package("transformers.utils", "transformers, which writes the schemas of tools")
     try:
-        from transformers.utils import get_json_schema
-    except ImportError as error:
-        right = "an interpreter with transformers, which writes the schemas of tools"
-        raise InvalidInput("play.python", sys.executable, right) from error
-    try:
-        schema: Mapping[str, Any] = get_json_schema(tool)
+        schema: Mapping[str, Any] = writer.get_json_schema(tool)
     except Exception as error:
         first = next(iter(str(error).splitlines()), type(error).__name__)
         right = "a function with types, and a docstring that describes it and each argument below `Args:`"
