@@ -95,15 +95,16 @@ def test_recomputed_layers_hold_what_is_predicted(deep_folder, tmp_path, dtype, 
 def test_a_shard_of_a_train_step_holds_what_is_predicted(world, deep_folder, tmp_path, recompute, sequence_parallel):
     """Of two shards; sequence parallelism divides the norms' inputs and outputs, which both hold otherwise.
 
-    Gloo's threads keep tensors of ended collectives for a moment, longer on a busy machine. The same run allocates up
-    to a tenth more or less, and once it allocated half as much again. So the least of three runs counts.
+    Gloo's threads keep tensors of ended collectives for a moment, longer on a busy machine, and free others before the
+    walk does. The same run allocates up to a tenth more or less, and once it allocated half as much again. So what is
+    predicted lies between the least and the most of three runs, give or take the tolerance.
     """
     case = Case(deep_folder, ranks=(0, 1), tp=2, optimizer=OPTIMIZER)
     settings = cases.Walk("logprobs", recompute=recompute, sequence_parallel=sequence_parallel)
     peaks = [world.run(case.ranks, allocations.train_peak, case, settings, 16, LONG, str(tmp_path)) for _ in range(3)]
-    measured = [min(of_rank) for of_rank in zip(*peaks, strict=True)]
+    measured = sorted(max(of_ranks) for of_ranks in peaks)
     expected = predicted(case, "train_step", 16, LONG, recompute=recompute, sequence_parallel=sequence_parallel)
-    assert max(measured) / GLOO_SLACK <= expected <= TOLERANCE * max(measured), (expected, measured)
+    assert measured[0] / GLOO_SLACK <= expected <= TOLERANCE * measured[-1], (expected, measured)
 
 
 @pytest.mark.parametrize("dtype", ["float32", BFLOAT16])
