@@ -32,7 +32,8 @@ WAYS = (
     ("+", "A road of {a} metres gets {b} metres longer. How long is it now?"),
 )
 """The operation and the text of tasks."""
-CALL = re.compile(r"<calc>\s*(\d{1,9})\s*([-+*])\s*(\d{1,9})\s*</calc>$")
+CALL = re.compile(r"<calc>\s*(\d{1,9})\s*([-+*])\s*(\d{1,9})\s*</calc>")
+"""A call. The token that completes the stop string may continue past it, so a call need not end a turn."""
 _NUMBER = re.compile(r"-?\d+")
 
 

@@ -108,10 +108,8 @@ class VllmEngine:
         """
         check_lengths(prompts, sampling, self._max_length)
         self._begin_call()
-        with self._group.entered():
-            names = [self._request(prompt, sampling, seed) for prompt, seed in zip(prompts, seeds, strict=True)]
-            finished = self._all_finished(stop_strings(sampling.stop, self._folder))
-        return _generated([finished[name] for name in names], sampling)
+        stops = stop_strings(sampling.stop, self._folder)
+        return self._continued(prompts, sampling, seeds, [sampling.max_new_tokens] * len(prompts), stops)
 
     @property
     def leads(self) -> bool:
@@ -172,23 +170,29 @@ class VllmEngine:
         def generate(
             contexts: Sequence[Sequence[int]], turn_seeds: Sequence[int], at_most: Sequence[int]
         ) -> tuple[Generated, Sequence[bool]]:
-            with self._group.entered():
-                names = [
-                    self._request(context, replace(sampling, max_new_tokens=most), seed)
-                    for context, seed, most in zip(contexts, turn_seeds, at_most, strict=True)
-                ]
-                finished = self._all_finished(stops)
-            made = _generated([finished[name] for name in names], sampling)
+            made = self._continued(contexts, sampling, turn_seeds, at_most, stops)
             return made, stopped_turns(made.tokens, at_most, sampling, self._end_tokens, stops)
 
         return in_rounds(prompts, seeds, table, self._group.told, generate)
 
-    def _all_finished(self, stops: StopStrings | None) -> dict[str, Any]:
-        """Continue all requests to their ends; return their responses by request."""
+    def _continued(
+        self,
+        contexts: Sequence[Sequence[int]],
+        sampling: SamplingSettings,
+        seeds: Sequence[int],
+        at_most: Sequence[int],
+        stops: StopStrings | None,
+    ) -> Generated:
+        """Continue each context by at most so many tokens, all to their ends."""
         finished: dict[str, Any] = {}
-        while self._llm.has_unfinished_requests():
-            finished |= self._newly_finished(self._llm.step(), stops)
-        return finished
+        with self._group.entered():
+            names = [
+                self._request(context, replace(sampling, max_new_tokens=most), seed)
+                for context, seed, most in zip(contexts, seeds, at_most, strict=True)
+            ]
+            while self._llm.has_unfinished_requests():
+                finished |= self._newly_finished(self._llm.step(), stops)
+        return _generated([finished[name] for name in names], sampling)
 
     def _begin_call(self) -> None:
         """Pack the newest weights, and drop the keys and values of earlier calls. Raises EngineFailed if some stay."""
