@@ -43,9 +43,10 @@ def _panel(name: str, curve: Curve, first: int, last: int) -> Iterator[str]:
     ]
     yield _text(LEFT, 18, name, "start", weight="600")
     yield _text(right, 18, f"{curve[-1][1]:.4g}", "end", COLOUR, "600")
-    for value, y in ((high, TOP), ((low + high) / 2, (TOP + bottom) / 2), (low, bottom)):
+    labels = _told_apart([high, (low + high) / 2, low])
+    for label, y in zip(labels, (TOP, (TOP + bottom) / 2, bottom), strict=True):
         yield f'<line x1="{LEFT}" y1="{y:.1f}" x2="{right}" y2="{y:.1f}" stroke="{GRID}"/>'
-        yield _text(LEFT - 6, y + 4, f"{value:.3g}", "end")
+        yield _text(LEFT - 6, y + 4, label, "end")
     yield _text(LEFT, bottom + 16, f"step {first}", "start")
     if last > first:
         yield _text(right, bottom + 16, f"{last}", "end")
@@ -63,6 +64,16 @@ def _range(values: Sequence[float]) -> tuple[float, float]:
         return low, high
     middle = low / 2 + high / 2
     return middle - least / 2, middle + least / 2
+
+
+def _told_apart(values: Sequence[float]) -> list[str]:
+    """Write values with as few digits, from three, as make them differ.
+
+    >>> _told_apart([8.004, 8.0, 7.996])
+    ['8.004', '8', '7.996']
+    """
+    texts = [[f"{value:.{digits}g}" for value in values] for digits in range(3, 18)]
+    return next((each for each in texts if len(set(each)) == len(values)), texts[-1])
 
 
 def _text(x: float, y: float, text: str, anchor: str, colour: str = AXIS, weight: str = "400") -> str:

@@ -50,3 +50,9 @@ def test_no_curve_is_a_picture_too():
 
 def test_the_newest_value_is_written_beside_the_name():
     assert re.search(r">kl</text>\s*<text[^>]*>0.25</text>", curves_svg({"kl": [(0, 0.5), (1, 0.25)]}))
+
+
+def test_the_values_beside_the_axis_differ():
+    """A curve that stays at 8 once had 8 beside each of its three lines."""
+    written = re.findall(r'text-anchor="end" fill="#666666"[^>]*>([^<]*)<', curves_svg({"turns": [(0, 8.0)]}))
+    assert written == ["8.004", "8", "7.996"]
