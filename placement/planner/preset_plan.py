@@ -19,6 +19,7 @@ from prefect_rlhf.placement.planner.space.candidates import Candidate, Candidate
 from prefect_rlhf.placement.planner.space.plan_problem import PlanProblem, PlanSpace, restricted_problem
 from prefect_rlhf.placement.plans.check import violations
 from prefect_rlhf.placement.plans.presets import Preset, preset_named
+from prefect_rlhf.placement.plans.streaming import in_parts, streaming_calls
 from prefect_rlhf.placement.search.budget import Budget
 
 MOST_CUTS = 64  # micro-batches of a preset that cuts all calls alike, unless its first number is larger
@@ -49,7 +50,9 @@ def preset(
         except InvalidInput as error:
             refused.append(error)
             continue
-        plan, certificate = offload_to_fit(ExecutionPlan(name, cluster, placements), graph, workload, backend)
+        plan = ExecutionPlan(name, cluster, placements)
+        plan = in_parts(graph, plan, streaming_calls(graph, plan), rule.parts)
+        plan, certificate = offload_to_fit(plan, graph, workload, backend)
         if certificate.fits:
             return plan
         too_large.append((plan, certificate))
@@ -85,10 +88,13 @@ def _place(call: Call, rule: Preset, lease: DeviceMesh, graph: DataflowGraph, le
 
 def preset_result(question: Question, space: PlanSpace, name: str, budget: Budget) -> PresetResult:
     """Search the best strategies that a preset admits, on the meshes that it gives to the calls."""
+    rule = preset_named(name)
     try:
-        for problem in preset_problems(preset_named(name), question.site.mesh, space):
+        for problem in preset_problems(rule, question.site.mesh, space):
             plan = solve_fitting(question, problem, budget, name=name, shares=TIGHTER, repair=False)
             if plan is not None:
+                streamed = in_parts(question.graph, plan, streaming_calls(question.graph, plan), rule.parts)
+                plan = streamed if question.fits(streamed) else plan
                 return PresetResult(name, plan, question.estimate(plan))
     except RlhfError as error:
         return PresetResult(name, refused=str(error).splitlines()[0])

@@ -44,7 +44,8 @@ class Preset:
     all calls have the same strategy, the first that fits. `ratio` is the share of the devices that `first` names: the
     placement ratio of Adaptive Placement and Parallelism. `engine` generates; None: any possible engine.
     `micro_batch_tokens` is the most tokens per device in a micro-batch of a symmetric preset, whose calls all have
-    equally many micro-batches; None: each call has a suitable number.
+    equally many micro-batches; None: each call has a suitable number. `parts` is the number of streamed parts of
+    generation and inference on disjoint devices; half as many, and so on, if a step's rows have no such parts.
     """
 
     mesh_rule: MeshRule
@@ -54,13 +55,15 @@ class Preset:
     symmetric: bool = False
     engine: EngineKind | None = None
     micro_batch_tokens: int | None = None
+    parts: int = 1
 
     def mesh(self, call: Call, lease: DeviceMesh, graph: DataflowGraph) -> DeviceMesh:
         """Return the mesh of a call. Raises InvalidInput if the lease has no such part."""
         try:
             return self.mesh_rule(call, lease, graph, 0.5 if self.ratio is None else self.ratio)
         except InvalidInput as error:
-            raise InvalidInput("mesh", lease.name, error.expected) from None
+            part = "" if error.seen == lease.name else f"; its part {error.seen} has no halves"
+            raise InvalidInput("mesh", lease.name, f"{error.expected}{part}") from None
 
     def engines(self, call: Call) -> tuple[EngineKind, ...]:
         """Return the engines that may run the call."""
@@ -134,6 +137,15 @@ def separated(call: Call, mesh: DeviceMesh, graph: DataflowGraph, ratio: float) 
     return second if call.kind in ("train_step", "compute") else first
 
 
+def separated_in_three(call: Call, mesh: DeviceMesh, graph: DataflowGraph, ratio: float) -> DeviceMesh:
+    """Place training on the second part, and generation and inference each on a half of the first."""
+    first, second = cut(mesh, ratio)
+    if call.kind in ("train_step", "compute"):
+        return second
+    generating, inferring = cut(first, 0.5)
+    return generating if call.kind == "generate" else inferring
+
+
 def alone(call: Call, mesh: DeviceMesh, graph: DataflowGraph, ratio: float) -> DeviceMesh:
     """Place each model on its own devices: the first trained model has its share, each next model half of the rest."""
     if call.role is None:
@@ -178,6 +190,8 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
         "interleaving": Preset(partial(interleaved, critic_apart=False), 0.5, "the reference model"),
         "side_by_side": Preset(partial(interleaved, critic_apart=True), 0.5, "the reference model"),
         "separation": Preset(separated, 0.5, "generation and inference"),
+        # the same, section V-A2 and figure 5
+        "separation-streamed": Preset(separated_in_three, 0.5, "generation and inference", parts=4),
         "split": Preset(partial(halved_by_head, generate_everywhere=True), 0.5, "actor and reference model"),
         # Sheng et al. 2024 (arXiv:2409.19256), section 8.3: what NeMo-Aligner and OpenRLHF do; colocate is flattening
         "hybridflow-split": Preset(

@@ -129,6 +129,23 @@ def test_the_reference_model_begins_while_the_next_part_is_generated():
     assert found["ref_inference.4of4@0"].end == 44.0
 
 
+def test_streamed_separation_is_figure_5_of_adaptive_placement_and_parallelism():
+    """Devices generate without a pause. A part's inference is beside the next part, training beside the next step."""
+    graph = ppo(staleness=1)
+    augmented = augment(graph, preset("separation-streamed", graph, FOUR, FOUR.whole), 5)
+    seconds = {"generate": 10.0, "inference": 3.0, "train_step": 15.0}
+    found = {slot.node.id: slot for slot in schedule(augmented, lambda node: seconds.get(node.kind, 0.0)).slots}
+    generates = [found[f"actor_generate.{index}of4@{step}"] for step in (1, 2, 3) for index in range(1, 5)]
+    assert [slot.start for slot in generates[1:]] == [slot.end for slot in generates[:-1]]
+    for index, generate in enumerate(generates[4:8], start=1):
+        inferences = [found[f"{name}.{index}of4@2"] for name in INFERENCES]
+        assert min(slot.start for slot in inferences) == generate.end
+        assert max(slot.end for slot in inferences) == generate.end + 9.0
+    trains = [found[f"{name}@2"] for name in ("actor_train_step", "critic_train_step")]
+    assert generates[7].end <= min(slot.start for slot in trains)
+    assert max(slot.end for slot in trains) <= generates[11].end
+
+
 @pytest.mark.parametrize("name", ["actor_generate", "ref_inference"])
 def test_parts_together_take_no_less_than_the_whole(name):
     """Each part counts as a call of its own."""

@@ -61,6 +61,24 @@ def test_separation_trains_on_one_half_what_the_other_half_predicts_with():
     assert {mesh for name, mesh in halves.items() if name not in training} == {"n0:0"}
 
 
+def test_streamed_separation_gives_generation_inference_and_training_devices_of_their_own():
+    """Generation and inference are in four parts, or as many as eight rows in groups of four have."""
+    four = ClusterShape("four", 1, 4, 8 * GIB)
+    plan = preset("separation-streamed", ppo(), four, four.whole)
+    placed = {each.name: (plan[each.name].mesh.name, plan[each.name].parts) for each in ppo()}
+    assert placed == {
+        "actor_generate": ("n0:0", 4),
+        "ref_inference": ("n0:1", 4),
+        "reward_inference": ("n0:1", 4),
+        "critic_inference": ("n0:1", 4),
+        "advantages": ("n0:2", 1),
+        "actor_train_step": ("n0:2-3", 1),
+        "critic_train_step": ("n0:2-3", 1),
+    }
+    groups = replace(ppo(), calls=tuple(replace(each, rows_per_item=4) for each in ppo()))
+    assert preset("separation-streamed", groups, four, four.whole)["actor_generate"].parts == 2
+
+
 NODES = ClusterShape("nodes", 8, 8, 80 * GIB)
 ELSEWHERE = {"advantages"}
 """Computations: where they run is not a preset's point."""
@@ -186,6 +204,11 @@ def test_frozen_roles_are_offloaded_where_memory_is_short():
         off = sum(placement.offload != "none" for _, placement in plan.placements)
         fitting.setdefault((plan["actor_train_step"].strategy.dp, off), quarters)
     assert fitting[2, 2] < fitting[2, 0]
+
+
+def test_two_devices_are_too_few_for_three_kinds_of_calls():
+    with pytest.raises(InvalidInput, match="mesh: got 'n0:0-1', expected .*; its part n0:0 has no halves; separation-"):
+        preset("separation-streamed", ppo(), TWO_DEVICES, WHOLE)
 
 
 def test_a_plan_that_cannot_fit_is_refused_with_what_fills_the_memory():
