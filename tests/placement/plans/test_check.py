@@ -11,7 +11,8 @@ from prefect_rlhf.placement.devices.mesh import ClusterShape, DeviceMesh
 from prefect_rlhf.placement.engine_traits import EngineTraits
 from prefect_rlhf.placement.models.model import Experts
 from prefect_rlhf.placement.planner.preset_plan import preset
-from prefect_rlhf.placement.plans.check import check_plan
+from prefect_rlhf.placement.plans.check import check_plan, violations
+from prefect_rlhf.placement.row_set import Choice
 from tests.strategies import GIB, MIXTURE, SMALL, dpo, model, on, placed, ppo, remax
 
 pytestmark = pytest.mark.quick
@@ -304,6 +305,16 @@ def test_parts_of_whole_groups_are_accepted():
     assert check_plan(generate(parts=4), grouped, LEASE)
     with pytest.raises(InvalidInput, match="parts: got 8, expected at most 4, the groups of rows of a step"):
         check_plan(generate(parts=8), grouped, LEASE)
+
+
+def test_parts_of_chosen_rows_are_refused():
+    """What a choice keeps is known only once it has seen all rows."""
+    rows = GRAPH.call("ref_inference").rows
+    kept = replace(rows, name="informative", samples=1, parent=rows, choice=Choice(32, 1, at_most=16, expected=16))
+    call = replace(GRAPH.call("ref_inference"), rows=kept)
+    (wrong,) = violations(call, ref(parts=4)["ref_inference"], GRAPH)
+    reason = "its rows are chosen, by informative, which needs all rows at once"
+    assert str(wrong).startswith(f"plan.calls.ref_inference.parts: 4 is not used: {reason}")
 
 
 @pytest.mark.parametrize("recompute", [1, 2, "all"])

@@ -107,6 +107,8 @@ BAD = {
     "truth as text": (entry(offload="yes please"), "plan.calls.actor_generate.offload: got 'yes please'"),
     "order of names": (entry(order=["n0:0"]), "plan.calls.actor_generate.order.0: got 'n0:0', expected a whole number"),
     "order as a number": (entry(order=1), "plan.calls.actor_generate.order: got 1, expected a list such as"),
+    "parts by a word": (entry(parts="four"), "plan.calls.actor_generate.parts: got 'four', expected a whole number"),
+    "no part": (entry(parts=0), "plan.calls.actor_generate.parts: got 0, expected 1 or more"),
     "recomputation by a word": (
         entry(recompute="half"),
         "actor_generate.recompute: got 'half', expected all, or the number of layers of each pipeline stage",
