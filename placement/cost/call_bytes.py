@@ -8,6 +8,7 @@ layers of its experts, and the backward of each reads a copy of the token's hidd
 the fullest device is assumed to have `EXPERT_IMBALANCE` times as many tokens as the mean; no token is dropped.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 
 from prefect_rlhf.placement.cost.execution import Execution
@@ -28,7 +29,7 @@ from prefect_rlhf.placement.engine_constants import (
     window_block,
 )
 from prefect_rlhf.placement.engine_traits import TRAITS
-from prefect_rlhf.placement.plan import EngineKind, recomputed_layers
+from prefect_rlhf.placement.plan import EngineKind, Recompute, recomputed_layers
 
 SAMPLED_COPIES = 3  # of a row's logits in float32: whole, and two copies to sample from
 NUM_COLUMNS = 6  # per response token, in a train_step: old, reference, value, return, advantage, mask
@@ -92,41 +93,61 @@ def call_bytes(
         by_stage = (call_bytes(work, execution, sizes, engine, end, max_length, on_cpu) for end in stages)
         return max(by_stage, key=lambda num_bytes: num_bytes.total)
 
-    def with_load(load: float) -> CallBytes:
-        return _loaded_bytes(work, execution, sizes, engine, stage, max_length or work.workload.longest, on_cpu, load)
+    return each_call_bytes(work, execution, sizes, (execution.recompute,), engine, stage, max_length, on_cpu)[0]
+
+
+def each_call_bytes(
+    work: CallWork,
+    execution: Execution,
+    sizes: ModelSizes,
+    recomputes: Sequence[Recompute],
+    engine: EngineKind,
+    stage: int,
+    max_length: int | None = None,
+    on_cpu: bool = False,
+) -> list[CallBytes]:
+    """Return the same of a stage for each number of recomputed layers, in place of that of the execution."""
+
+    def with_load(load: float) -> list[CallBytes]:
+        longest = max_length or work.workload.longest
+        return _loaded_bytes(work, execution, sizes, recomputes, engine, stage, longest, on_cpu, load)
 
     balanced = with_load(1.0)
     if sizes.num_experts == 0 or execution.strategy.ep == 1:
         return balanced
-    return replace(balanced, expert_imbalance=with_load(EXPERT_IMBALANCE).active - balanced.active)
+    both = zip(balanced, with_load(EXPERT_IMBALANCE), strict=True)
+    return [replace(mean, expert_imbalance=fullest.active - mean.active) for mean, fullest in both]
 
 
 def _loaded_bytes(
     work: CallWork,
     execution: Execution,
     sizes: ModelSizes,
+    recomputes: Sequence[Recompute],
     engine: EngineKind,
     stage: int,
     max_length: int,
     on_cpu: bool,
     load: float,
-) -> CallBytes:
+) -> list[CallBytes]:
     """The bytes if the experts of the device have `load` times as many tokens as the mean."""
     on_device = sizes.on(execution.strategy.tp)
-    if work.others:  # a micro-batch belongs to a single row set; the rows of all row sets are on the device
-        alone = [replace(part, others=()) for part in work.parts]
-        rows = sum(
-            _loaded_bytes(part, execution, sizes, engine, stage, max_length, on_cpu, load).rows for part in alone
-        )
-        made = [_Active(part, execution, on_device, stage, max_length, on_cpu, load) for part in work.parts]
-        static = static_bytes(execution, sizes, True, stage)
-        return replace(max((active.train(static) for active in made), key=lambda num_bytes: num_bytes.total), rows=rows)
-    trains = work.kind == "train_step"
-    static = static_bytes(execution, sizes, trains, stage)
-    active = _Active(work, execution, on_device, stage, max_length, on_cpu, load)
+    static = static_bytes(execution, sizes, work.kind == "train_step", stage)
+
+    def active(part: CallWork) -> _Active:
+        return _Active(part, execution, on_device, stage, max_length, on_cpu, load)
+
     if work.kind == "generate":
-        return active.generate(static, engine)
-    return active.train(static) if trains else active.infer(static)
+        return [active(work).generate(static, engine)] * len(recomputes)
+    if work.kind != "train_step":
+        return [active(work).infer(static)] * len(recomputes)
+    if not work.others:
+        return active(work).train(static, recomputes)
+    # a micro-batch belongs to a single row set; the rows of all row sets are on the device
+    by_part = [active(part).train(static, recomputes) for part in work.parts]
+    rows = sum(each[0].rows for each in by_part)
+    fullest = (max(each, key=lambda num_bytes: num_bytes.total) for each in zip(*by_part, strict=True))
+    return [replace(each, rows=rows) for each in fullest]
 
 
 def trial_bytes(rows: int, length: int, cache_bytes: int, sizes: ModelSizes, tp: int) -> int:
@@ -206,7 +227,7 @@ class _Active:
         before = tokens * self.sizes.hidden * self.sizes.item if several else 0
         return _with(static, activations=before, **moment, rows=self._rows(2))
 
-    def train(self, static: CallBytes) -> CallBytes:
+    def train(self, static: CallBytes, recomputes: Sequence[Recompute]) -> list[CallBytes]:
         """Add the saved inputs of every backward in flight: of at most pp - stage micro-batches (1F1B).
 
         All of them exist when the last layer's backward begins. The head's backward has ended by then. Of a recomputed
@@ -219,24 +240,22 @@ class _Active:
         dp, pp = self.execution.strategy.dp, self.execution.strategy.pp
         mini_batches = (part.mini_batch_rows(dp) // part.rows_per_item for part in (self.work, *self.work.others))
         pieces = sum(self.execution.pieces(items, train=True)[1] for items in mini_batches)
-        in_flight = min(pieces, pp - self.stage)
+        in_flight, num_layers = min(pieces, pp - self.stage), self._layers
         layer, boundary = self._saved_bytes, self.sizes.hidden * self.sizes.item // self.execution.sequence_split
-        again = recomputed_layers(self.execution.recompute, self._layers)
-        kept = in_flight * (again * boundary + (self._layers - again) * layer)
-        recomputed = layer - boundary if again == self._layers else 0  # the last layer, whose backward is the first
-        moment = _fuller(
-            (tokens * recomputed + self._layer_backward(rows, tokens), 0),
-            (self._head_backward(tokens), self._logits(tokens)),
-        )
         gathered = 0
         if self.execution.sequence_parallel:  # all tokens: a buffer of the products, and the last hidden states
             gathered = (2 if self._is_last else 1) * self.sizes.hidden * self.sizes.item
-        return _with(
-            static,
-            activations=tokens * (kept + in_flight * (2 if self._is_last else 1) * boundary + gathered),
-            **moment,
-            rows=self._rows(2 + NUM_COLUMNS),
-        )
+        backward, head = self._layer_backward(rows, tokens), (self._head_backward(tokens), self._logits(tokens))
+        row_bytes = self._rows(2 + NUM_COLUMNS)
+        found = []
+        for recompute in recomputes:
+            again = recomputed_layers(recompute, num_layers)
+            kept = in_flight * (again * boundary + (num_layers - again) * layer)
+            recomputed = layer - boundary if again == num_layers else 0  # the last layer, whose backward is the first
+            activations = tokens * (kept + in_flight * (2 if self._is_last else 1) * boundary + gathered)
+            moment = _fuller((tokens * recomputed + backward, 0), head)
+            found.append(_with(static, activations=activations, **moment, rows=row_bytes))
+        return found
 
     @property
     def _tp(self) -> int:
@@ -398,5 +417,13 @@ def _fuller(*moments: tuple[float, float]) -> dict[str, float]:
     return {"working": working, "logits": logits}
 
 
-def _with(static: CallBytes, **active: float) -> CallBytes:
-    return replace(static, **{name: int(value) for name, value in active.items()})
+def _with(
+    static: CallBytes,
+    activations: float = 0,
+    working: float = 0,
+    logits: float = 0,
+    kv_cache: float = 0,
+    rows: float = 0,
+) -> CallBytes:
+    active = int(activations), int(working), int(logits), int(kv_cache), int(rows)
+    return CallBytes(static.weights, static.gradients, static.optimizer, *active)

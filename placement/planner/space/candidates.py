@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import sqrt
 
 from prefect_rlhf.errors.errors import TooLittleMemory
-from prefect_rlhf.placement.cost.call_bytes import CallBytes, call_bytes, static_bytes
+from prefect_rlhf.placement.cost.call_bytes import CallBytes, each_call_bytes, static_bytes
 from prefect_rlhf.placement.cost.datasheets.hardware import GIB
 from prefect_rlhf.placement.cost.execution import Execution
 from prefect_rlhf.placement.cost.paged_cache import expected_cache_bytes, gib_above, whole_cache_bytes
@@ -23,7 +22,7 @@ from prefect_rlhf.placement.graph import Call, DataflowGraph
 from prefect_rlhf.placement.layout.experts import with_expert_degrees
 from prefect_rlhf.placement.memory.bytes import usable_bytes
 from prefect_rlhf.placement.memory.overhead import call_overhead
-from prefect_rlhf.placement.plan import OffloadPart, Placement
+from prefect_rlhf.placement.plan import OffloadPart, Placement, Recompute
 from prefect_rlhf.placement.planner.question import Question, Site
 from prefect_rlhf.placement.planner.space.mesh_space import MeshSpace
 from prefect_rlhf.placement.plans.check import violations
@@ -98,6 +97,7 @@ class CostContext:
     space: MeshSpace
     execution: Callable[[Placement], Execution] = Execution.of
     _works: dict[str, _Works] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _usable_bytes: dict[int, int] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @classmethod
     def of(
@@ -124,8 +124,11 @@ class CostContext:
 
     def usable_bytes(self, mesh_class: int) -> int:
         """Return what every device of such a mesh may fill."""
-        memory = self.site.cluster.smallest_memory_bytes(self.space.first_of(mesh_class))
-        return usable_bytes(memory, self.site.backend)
+        known = self._usable_bytes.get(mesh_class)
+        if known is None:
+            memory = self.site.cluster.smallest_memory_bytes(self.space.first_of(mesh_class))
+            known = self._usable_bytes[mesh_class] = usable_bytes(memory, self.site.backend)
+        return known
 
     def needed_bytes(self, candidate: Candidate) -> int:
         """Return a lower bound on the bytes that some device with a limit of `usable_bytes` holds during the call.
@@ -169,10 +172,13 @@ def fitting_candidates(call: Call, context: CostContext) -> tuple[Candidate, ...
 
     If there is none, raises TooLittleMemory with the missing bytes and the nearest placement.
     """
+    found: list[Candidate] = []
+    for resident in _resident(call, context):
+        front = pareto_front(filter(context.fits, resident))
+        found += [*front, *_offloads(call, front, context)]  # an offload changes no number that the front is made by
+    if found:
+        return tuple(found)
     legal = list(legal_candidates(call, context))
-    front = tuple(pareto_front(option for option in legal if context.fits(option)))
-    if front:
-        return front
     field = f"calls.{call.name}"
     if not legal:
         mesh = context.space.first_of(0)
@@ -196,6 +202,13 @@ def legal_candidates(call: Call, context: CostContext) -> Iterator[Candidate]:
     If a role is trained, a call that uses the trained copy leaves the offload of its optimizer to the train_step. A way
     that does not fit has no seconds, and no offload.
     """
+    for resident in _resident(call, context):
+        yield from resident
+        yield from _offloads(call, list(filter(context.fits, resident)), context)
+
+
+def _resident(call: Call, context: CostContext) -> Iterator[list[Candidate]]:
+    """Yield the candidates that keep their weights on the devices, those that differ in `uncut` words together."""
     model = context.graph.model(call.role or "")
     for mesh_class in range(len(context.space.classes)):
         mesh = context.space.first_of(mesh_class)
@@ -204,11 +217,7 @@ def legal_candidates(call: Call, context: CostContext) -> Iterator[Candidate]:
                 for spread in with_expert_degrees(strategy, model, engine):
                     ways = _caches if TRAITS[engine].paged_cache else _cuts
                     wholes = _divided(call, Placement(mesh, spread, engine))
-                    resident = [way for whole in wholes for way in ways(call, whole, mesh_class, context)]
-                    yield from resident
-                    resident = [way for way in resident if context.fits(way)]
-                    for part in ("optimizer", "all") if call.kind == "train_step" else ("all",):
-                        yield from _offloaded(call, resident, part, context)
+                    yield [way for whole in wholes for way in ways(call, whole, mesh_class, context)]
 
 
 def strategies_within_nodes(mesh: DeviceMesh) -> Iterator[Strategy]:
@@ -220,17 +229,13 @@ def strategies_within_nodes(mesh: DeviceMesh) -> Iterator[Strategy]:
     return (strategy for strategy in strategies(mesh.num_devices) if strategy.tp <= mesh.devices_per_node)
 
 
-def pareto_front(candidates: Iterable[Candidate]) -> Iterator[Candidate]:
-    """Yield the candidates that no other dominates, of those that differ in cuts, cache or recomputed layers."""
-    alike: dict[Placement, list[Candidate]] = defaultdict(list)
-    for candidate in candidates:
-        alike[uncut(candidate.placement)].append(candidate)
-    for group in alike.values():
-        front: list[Candidate] = []
-        for candidate in sorted(group, key=lambda c: (c.seconds, c.most.peak, c.placement.micro_batches)):
-            if not any(better.is_no_worse(candidate) for better in front):
-                front.append(candidate)
-        yield from front
+def pareto_front(candidates: Iterable[Candidate]) -> list[Candidate]:
+    """Return the candidates that no other dominates, of those that differ in cuts, cache or recomputed layers alone."""
+    front: list[Candidate] = []
+    for candidate in sorted(candidates, key=lambda c: (c.seconds, c.most.peak, c.placement.micro_batches)):
+        if not any(better.is_no_worse(candidate) for better in front):
+            front.append(candidate)
+    return front
 
 
 def uncut(placement: Placement) -> Placement:
@@ -279,25 +284,23 @@ def _with_recomputation(call: Call, plain: Placement, mesh_class: int, context: 
     candidate, and not above the next, takes at least as long as with a layer more than the former, and needs at least
     the bytes of the latter. If recomputation saves nearly nothing, a single candidate stands for all numbers.
     """
-    kept = _if_it_fits(call, plain, mesh_class, context)
     if call.kind != "train_step" or not TRAITS[plain.engine].recomputes:
-        return [kept]
-    most = _if_it_fits(call, replace(plain, recompute="all"), mesh_class, context)
-    usable = context.usable_bytes(mesh_class)
+        return [_if_it_fits(call, plain, mesh_class, context)]
+    num_layers = ModelSizes.of(context.graph.model(call.role or "")).stage_layers(plain.strategy.pp)
+    counts = sorted({-(-num_layers * rung // RUNGS) for rung in range(1, RUNGS)} - {num_layers})
+    words: list[Recompute] = [0, *counts, "all"]
+    kept, *others = _untimed(call, [replace(plain, recompute=word) for word in words], mesh_class, context)
+    kept, most, usable = _timed(call, kept, context), others[-1], context.usable_bytes(mesh_class)
     if kept.most.peak <= min(usable, most.most.peak + usable * NOTHING):
         least = MemoryBounds(kept.least.static, most.least.peak)
         return [replace(kept, least=least, fullest_bytes=most.fullest_bytes)]
-    num_layers = ModelSizes.of(context.graph.model(call.role or "")).stage_layers(plain.strategy.pp)
-    options, before = [kept], 0
-    for count in sorted({-(-num_layers * rung // RUNGS) for rung in range(1, RUNGS + 1)}):
-        option = most
-        if count < num_layers:
-            option = _if_it_fits(call, replace(plain, recompute=count), mesh_class, context)
+    options = [kept]
+    for option, before in zip(others, [0, *counts], strict=True):
         if context.fits(option):
+            seconds = _seconds(call, option.placement, context)
             fewest_seconds = _seconds(call, replace(plain, recompute=before + 1), context)
-            option = replace(option, spared_seconds=max(0.0, option.seconds - fewest_seconds))
+            option = replace(option, seconds=seconds, spared_seconds=max(0.0, seconds - fewest_seconds))  # noqa: PLW2901
         options.append(option)
-        before = count
     return options
 
 
@@ -325,30 +328,38 @@ def _caches(call: Call, whole: Placement, mesh_class: int, context: CostContext)
 
 
 def _if_it_fits(call: Call, placement: Placement, mesh_class: int, context: CostContext) -> Candidate:
+    (untimed,) = _untimed(call, [placement], mesh_class, context)
+    return _timed(call, untimed, context)
+
+
+def _timed(call: Call, untimed: Candidate, context: CostContext) -> Candidate:
     """The candidate, without its seconds (infinite) if it does not fit: many do not, and none of these is timed."""
-    untimed = _untimed(call, placement, mesh_class, context)
-    return replace(untimed, seconds=_seconds(call, placement, context)) if context.fits(untimed) else untimed
+    if not context.fits(untimed):
+        return untimed
+    return replace(untimed, seconds=_seconds(call, untimed.placement, context))
 
 
 def _candidate(call: Call, placement: Placement, mesh_class: int, context: CostContext) -> Candidate:
-    untimed = _untimed(call, placement, mesh_class, context)
+    (untimed,) = _untimed(call, [placement], mesh_class, context)
     return replace(untimed, seconds=_seconds(call, placement, context))
 
 
-def _untimed(call: Call, placement: Placement, mesh_class: int, context: CostContext) -> Candidate:
-    site, speeds, works = context.site, context.site.cluster.node_speeds, context.works(call)
-    execution = context.execution(placement)
-    device_bytes = [
-        call_bytes(share, execution, works.sizes, placement.engine, stage, on_cpu=site.backend == "cpu")
-        for share in works.of_replicas(placement, speeds)
-        for stage in sorted({0, placement.strategy.pp - 1})
+def _untimed(call: Call, placements: Sequence[Placement], mesh_class: int, context: CostContext) -> Iterator[Candidate]:
+    """The candidates of placements that differ in recomputed layers alone, without their seconds."""
+    site, works, first = context.site, context.works(call), placements[0]
+    execution, recomputes = context.execution(first), [context.execution(each).recompute for each in placements]
+    by_device = [
+        each_call_bytes(share, execution, works.sizes, recomputes, first.engine, stage, on_cpu=site.backend == "cpu")
+        for share in works.of_replicas(first, site.cluster.node_speeds)
+        for stage in sorted({0, first.strategy.pp - 1})
     ]
-    kept_cache = TRAITS[placement.engine].paged_cache  # as `certificate` counts
-    graphs, groups = call_overhead(call, placement, context.graph.model(call.role or ""), site.backend)
-    static = [terms.static + (terms.kv_cache if kept_cache else 0) + graphs for terms in device_bytes]
-    peaks = [terms.total + graphs + groups for terms in device_bytes]
-    least, most = MemoryBounds(min(static), min(peaks)), MemoryBounds(max(static), max(peaks))
-    return Candidate(placement, mesh_class, math.inf, 0.0, 0.0, least, most, least.static, fullest_bytes=most.peak)
+    kept_cache = TRAITS[first.engine].paged_cache  # as `certificate` counts
+    graphs, groups = call_overhead(call, first, context.graph.model(call.role or ""), site.backend)
+    for placement, *device_bytes in zip(placements, *by_device, strict=True):
+        static = [terms.static + (terms.kv_cache if kept_cache else 0) + graphs for terms in device_bytes]
+        peaks = [terms.total + graphs + groups for terms in device_bytes]
+        least, most = MemoryBounds(min(static), min(peaks)), MemoryBounds(max(static), max(peaks))
+        yield Candidate(placement, mesh_class, math.inf, 0.0, 0.0, least, most, least.static, fullest_bytes=most.peak)
 
 
 def _seconds(call: Call, placement: Placement, context: CostContext) -> float:
@@ -363,6 +374,12 @@ def seconds_of(work: CallWork, sizes: ModelSizes, placement: Placement, context:
     if speeds:
         return least_cost(work, sizes, placement, sources, speeds).total
     return sources.call_cost(work, context.execution(placement), sizes, placement.mesh).total
+
+
+def _offloads(call: Call, resident: Sequence[Candidate], context: CostContext) -> Iterator[Candidate]:
+    """Yield the candidates of a strategy and mesh that keep some of their weights in host memory between calls."""
+    for part in ("optimizer", "all") if call.kind == "train_step" else ("all",):
+        yield from _offloaded(call, resident, part, context)
 
 
 def _offloaded(
