@@ -103,7 +103,8 @@ class Table:
     def _is_to_wait(self, wait: Literal["no", "any", "all"]) -> bool:
         if wait == "all":  # each row waits for the model, or is over
             return any(not seat.is_over and not (seat.asked and seat.heard is None) for seat in self._seats) and (
-                len(self._orders) < len(self._seats)  # at first each row has its order, before any play asks
+                # At first each row has its turn ordered, before any play asks. Ends of rows are orders too.
+                sum(isinstance(order, Turn) for order in self._orders) < len(self._seats)
             )
         return wait == "any" and not self._orders and not all(seat.is_over for seat in self._seats)
 

@@ -29,7 +29,8 @@ async def load_environment(function: PlayFunction) -> LoadedPlay:
     first = made(lambda: make(**keywords), function, "a class")
     for name in _NO_TOOLS:
         if not callable(getattr(first, name, None)):
-            raise InvalidInput(function.field, function.function, f"a class with a method {name}")
+            right = at(f"a class with a method {name}", place_of(make))
+            raise InvalidInput(function.field, function.function, right)
     place = place_of(first.reset)
     found = (named_tool(method, function.field, f"{function.function}.{name}") for name, method in _methods(first))
     tools = by_name(replace(tool, refusals=(ValueError,)) for tool in found)

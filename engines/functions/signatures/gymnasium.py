@@ -1,6 +1,7 @@
 """Signature `gymnasium`: an environment whose actions and observations are texts; a turn is an action.
 
-`reset` gets the row's seed, and its observation stands at the end of the prompt. The reward of a step is its turn's.
+`reset` gets a seed that is the same for all rows of a prompt; its observation stands at the end of the prompt. The
+reward of a step is its turn's.
 """
 
 from collections.abc import Callable, Mapping
@@ -12,14 +13,18 @@ from prefect_rlhf.engines.functions.signatures.called import called
 from prefect_rlhf.engines.functions.signatures.first_use import made, package
 from prefect_rlhf.engines.functions.signatures.loaded import LoadedPlay, Model
 from prefect_rlhf.engines.functions.signatures.play_function import PlayFunction
-from prefect_rlhf.engines.functions.signatures.texts import Step, steps
+from prefect_rlhf.engines.functions.signatures.texts import Step, seed_of, steps
 from prefect_rlhf.errors.errors import InvalidInput
+from prefect_rlhf.errors.in_short import in_short
 
 
 async def load_gymnasium(function: PlayFunction) -> LoadedPlay:
     """Make an environment once. Raises InvalidInput for an environment that cannot be made, or has other spaces."""
     make = _maker(function)
     first = made(make, function, "an environment")
+    if not hasattr(first, "unwrapped"):
+        right = at(f"an environment of gymnasium, not {in_short(first)}", place_of(make))
+        raise InvalidInput(function.field, function.function, right)
     place = place_of(first.unwrapped.step)
     for space in (first.action_space, first.observation_space):
         if type(space).__name__ != "Text":
@@ -35,7 +40,7 @@ async def load_gymnasium(function: PlayFunction) -> LoadedPlay:
             return Step(observation, float(reward), bool(is_ended or is_cut))
 
         try:
-            opening, _ = await called(environment.reset, place, seed=row["seed"])
+            opening, _ = await called(environment.reset, place, seed=seed_of(row))
             await steps(say, opening, step, place)
         finally:
             await called(environment.close, place)

@@ -1,10 +1,11 @@
 """A play of any signature, imported in the process that runs it, or refused with the expected value."""
 
+import asyncio
 import inspect
 from collections.abc import Awaitable, Callable, Mapping
 from typing import cast
 
-from prefect_rlhf.engines.functions.load import at, imported, place_of
+from prefect_rlhf.engines.functions.load import at, imported, place_of, reason
 from prefect_rlhf.engines.functions.signatures.environment import load_environment
 from prefect_rlhf.engines.functions.signatures.gymnasium import load_gymnasium
 from prefect_rlhf.engines.functions.signatures.loaded import LoadedPlay, Play
@@ -17,7 +18,13 @@ from prefect_rlhf.errors.errors import InvalidInput
 
 async def load_play(function: PlayFunction) -> LoadedPlay:
     """Import a play. Raises InvalidInput for code that cannot be imported, or that its signature cannot call."""
-    return await _LOADERS[function.signature](function)
+    try:
+        return await _LOADERS[function.signature](function)
+    except (InvalidInput, asyncio.CancelledError):
+        raise
+    except BaseException as error:  # a property or a class of the person may raise anything
+        expected = f"code that signature {function.signature} can use: {reason(error, '')}"
+        raise InvalidInput(function.field, function.function, expected) from error
 
 
 async def load_coroutine(function: PlayFunction) -> LoadedPlay:

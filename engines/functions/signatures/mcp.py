@@ -1,12 +1,13 @@
 """Signature `mcp`: the tools of MCP servers; a function of yours scores the row.
 
-A worker has a connection to each server, or each row has its own if the servers are stateful. A server that ends fails
-the rows that call it then; the next row starts it again. A result that the server marks as an error is an answer.
+A worker has a connection to each server, or each row has its own if the servers are stateful. A server that ends, or
+does not answer in time, fails the rows that call it then; the next row starts it again. A result that the server marks
+as an error is an answer, and so is a refusal of a call's arguments.
 """
 
 import asyncio
-from collections.abc import Mapping
-from contextlib import AsyncExitStack, suppress
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AsyncExitStack
 from functools import partial
 from typing import Any
 
@@ -15,10 +16,18 @@ from prefect_rlhf.engines.functions.signatures.first_use import package
 from prefect_rlhf.engines.functions.signatures.loaded import LoadedPlay, Model, PlayFailed
 from prefect_rlhf.engines.functions.signatures.play_function import SERVERS, PlayFunction
 from prefect_rlhf.engines.functions.signatures.tools import NamedTool, by_name, converse, scored, scoring
-from prefect_rlhf.errors.errors import InvalidInput, UnknownKey
+from prefect_rlhf.errors.errors import InvalidInput
 
 _START_SECONDS = 30.0
-_KEYS = ("servers", "stateful")
+_LIST_SECONDS = 45.0  # of the start and the list of tools together; the pool gives a worker 60 s
+_END_SECONDS = 10.0
+_BAD_ARGUMENTS, _NO_METHOD = -32602, -32601
+_OF_LOST = (-32000, -32600, 32600)
+"""Codes of a connection that was closed, and of a session that the server has ended."""
+
+
+class BadArguments(Exception):  # noqa: N818  an answer for the model, not an error of ours
+    """The text with which a server refuses the arguments of a call."""
 
 
 class Connection:
@@ -26,16 +35,25 @@ class Connection:
 
     def __init__(self, name: str, server: Mapping[str, Any]) -> None:
         self.name, self._server = name, server
-        self._end = asyncio.Event()
-        self.client: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._end, self._calls, self._is_lost = asyncio.Event(), 0, False
+        loop = asyncio.get_running_loop()
+        self._client: asyncio.Future[Any] = loop.create_future()
         self._task = asyncio.create_task(self._hold())
+        loop.call_later(_START_SECONDS, self._give_up, f"did not start within {_START_SECONDS:g} s")
 
     async def schemas(self) -> list[Mapping[str, Any]]:
-        """Return the schemas of the server's tools. Raises PlayFailed if the server does not answer."""
-        return [_schema(each) for each in (await self._answer(lambda client: client.list_tools())).tools]
+        """Return the schemas of the server's tools. Raises PlayFailed if the server does not answer in time."""
+        try:
+            async with asyncio.timeout(_LIST_SECONDS):
+                return [_schema(tool) for tool in await self._answer(_listed)]
+        except TimeoutError:
+            raise PlayFailed(f"MCP server {self.name} did not list its tools within {_LIST_SECONDS:g} s") from None
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> str:
-        """Return the text of a tool's result. Raises PlayFailed if the server ends, and for a result without text."""
+        """Return the text of a tool's result.
+
+        Raises PlayFailed if the server gives no result, or a result without text, and BadArguments.
+        """
         result = await self._answer(lambda client: client.call_tool(name, dict(arguments)))
         texts = [each.text for each in result.content if getattr(each, "type", "") == "text"]
         if len(texts) < len(result.content):
@@ -44,38 +62,64 @@ class Connection:
 
     @property
     def has_ended(self) -> bool:
-        """Whether it can answer no further call."""
-        return self._end.is_set() or self._task.done()
+        """Whether further calls need another connection."""
+        return self._is_lost or self._task.done()
 
-    async def close(self) -> None:
-        """End the client, and the server if it is a process."""
+    def close(self) -> None:
+        """End the client, and the server if it is a process. Nobody waits for that: a server may be slow to end."""
+        self._is_lost = True
+        self._give_up("was closed")
         self._end.set()
-        with suppress(BaseException):
-            await self._task
+        asyncio.get_running_loop().call_later(_END_SECONDS, self._task.cancel)
 
-    async def _answer(self, ask: Any) -> Any:
+    async def _answer(self, ask: Callable[[Any], Awaitable[Any]]) -> Any:
+        client = await asyncio.shield(self._client)
+        self._calls += 1
         try:
-            async with asyncio.timeout(_START_SECONDS):
-                client = await asyncio.shield(self.client)
-        except TimeoutError:
-            raise PlayFailed(f"MCP server {self.name} did not start within {_START_SECONDS:g} s") from None
+            return await self._unless_it_ends(ask(client))
+        except asyncio.CancelledError:  # the play was too slow: this server may hang
+            self._is_lost = True
+            raise
         except Exception as error:  # noqa: BLE001  a client's library may raise anything
-            raise PlayFailed(f"MCP server {self.name} did not start: {reason(error, '')}") from None
+            code = _code(error)
+            if code == _BAD_ARGUMENTS:
+                raise BadArguments(str(error)) from None
+            self._is_lost = self._is_lost or code is None or code in _OF_LOST
+            kind = "gave no answer" if self._is_lost else "answered with an error"
+            raise PlayFailed(f"MCP server {self.name} {kind}: {reason(error, '')}") from None
+        finally:
+            self._calls -= 1
+            if self._is_lost and not self._calls:  # the calls of other rows may still get their answers
+                self.close()
+
+    async def _unless_it_ends(self, asked: Awaitable[Any]) -> Any:
+        """Return an answer. Raises ConnectionError if the client ends first: mcp 1 leaves its calls without an end."""
+        answer = asyncio.ensure_future(asked)
         try:
-            return await ask(client)
-        except Exception as error:  # noqa: BLE001  as above
-            self._end.set()
-            raise PlayFailed(f"MCP server {self.name} gave no answer: {reason(error, '')}") from None
+            await asyncio.wait({answer, self._task}, return_when=asyncio.FIRST_COMPLETED)
+            if not answer.done():
+                raise ConnectionError("the connection ended")
+            return answer.result()
+        finally:
+            answer.cancel()
 
     async def _hold(self) -> None:
         try:
             async with AsyncExitStack() as stack:
-                self.client.set_result(await _connected(stack, self._server))
-                await self._end.wait()
+                client = await _connected(stack, self._server)
+                if not self._client.done():
+                    self._client.set_result(client)
+                    await self._end.wait()
         except BaseException as error:  # noqa: BLE001  as above
-            if not self.client.done():
-                self.client.set_exception(error if isinstance(error, Exception) else RuntimeError(repr(error)))
-                self.client.exception()  # a play may read it, or none
+            self._give_up(f"did not start: {reason(error, '')}")
+
+    def _give_up(self, why: str) -> None:
+        """Fail a start that is not done, whatever the server does."""
+        if not self._client.done():
+            self._is_lost = True
+            self._client.set_exception(PlayFailed(f"MCP server {self.name} {why}"))
+            self._client.exception()  # perhaps no play reads it
+            self._task.cancel()
 
 
 class Servers:
@@ -87,12 +131,13 @@ class Servers:
 
     async def schemas(self) -> Mapping[str, list[Mapping[str, Any]]]:
         """Return the schemas of all tools, by server."""
-        return {name: await self._of(name).schemas() for name in self._servers}
+        of_each = await asyncio.gather(*(self._of(name).schemas() for name in self._servers))
+        return dict(zip(self._servers, of_each, strict=True))
 
     def tools(self, schemas: Mapping[str, list[Mapping[str, Any]]]) -> Mapping[str, NamedTool]:
         """Return the tools of all servers, called by these connections. Raises InvalidInput for two of one name."""
         return by_name(
-            NamedTool(partial(self._call, name, schema["function"]["name"]), schema, "")
+            NamedTool(partial(self._call, name, schema["function"]["name"]), schema, "", (BadArguments,))
             for name, those in schemas.items()
             for schema in those
         )
@@ -100,10 +145,10 @@ class Servers:
     async def _call(self, server: str, tool: str, /, **arguments: Any) -> str:
         return await self._of(server).call(tool, arguments)
 
-    async def close(self) -> None:
+    def close(self) -> None:
         """Close all connections."""
         for connection in self._open.values():
-            await connection.close()
+            connection.close()
 
     def _of(self, name: str) -> Connection:
         if name not in self._open or self._open[name].has_ended:
@@ -112,12 +157,9 @@ class Servers:
 
 
 async def load_mcp(function: PlayFunction) -> LoadedPlay:
-    """Connect to the servers, and list their tools. Raises InvalidInput for servers that do not answer."""
+    """Connect to the servers, and list their tools. Raises InvalidInput for servers without an answer or a tool."""
     score, place = scoring(function)
     keywords = function.keywords
-    for key in keywords:
-        if key not in _KEYS:
-            raise UnknownKey(f"play.arguments.{key}", keywords[key], f"it has {', '.join(_KEYS)}")
     servers: Mapping[str, Mapping[str, Any]] = keywords["servers"]
     _check(servers)
     shared = Servers(servers)
@@ -125,6 +167,9 @@ async def load_mcp(function: PlayFunction) -> LoadedPlay:
         schemas = await shared.schemas()
     except PlayFailed as failed:
         raise InvalidInput("play.arguments.servers", ", ".join(servers), f"servers that answer: {failed}") from None
+    for name, those in schemas.items():
+        if not those:
+            raise InvalidInput(f"play.arguments.servers.{name}", "a server without tools", "a server with tools")
 
     async def play(row: Mapping[str, Any], say: Model) -> object:
         used = Servers(servers) if keywords.get("stateful") else shared
@@ -132,7 +177,7 @@ async def load_mcp(function: PlayFunction) -> LoadedPlay:
             said = await converse(say, used.tools(schemas), function.tool_format)
         finally:
             if used is not shared:
-                await used.close()
+                used.close()
         return await scored(score, place, row, said)
 
     return LoadedPlay(play, place, [tool.schema for tool in shared.tools(schemas).values()])
@@ -164,6 +209,29 @@ async def _connected(stack: AsyncExitStack, server: Mapping[str, Any]) -> Any:
     session = await stack.enter_async_context(mcp.ClientSession(reads, writes))
     await session.initialize()
     return session
+
+
+async def _listed(client: Any) -> list[Any]:
+    """Return the tools of a server, of all pages of its list."""
+    tools: list[Any] = []
+    cursor: str | None = None
+    while True:
+        try:
+            page = await client.list_tools(cursor=cursor)
+        except Exception as error:
+            if _code(error) == _NO_METHOD:  # a server of resources or prompts alone
+                return []
+            raise
+        tools += page.tools
+        cursor = getattr(page, "next_cursor", None) or getattr(page, "nextCursor", None)
+        if cursor is None:
+            return tools
+
+
+def _code(error: Exception) -> int | None:
+    """Return the code of an error that MCP defines; None for any other error."""
+    code = getattr(getattr(error, "error", None), "code", None)
+    return code if isinstance(code, int) else None
 
 
 def _schema(tool: Any) -> Mapping[str, Any]:

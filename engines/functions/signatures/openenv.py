@@ -1,21 +1,25 @@
 """Signature `openenv`: a client of an OpenEnv server; a turn is an action, and each row has a session of its own.
 
-`reset` gets the row's seed, and its observation stands at the end of the prompt. The reward of a step is its turn's.
+`reset` gets a seed that is the same for all rows of a prompt; its observation stands at the end of the prompt. The
+reward of a step is its turn's.
 """
 
+import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from prefect_rlhf.engines.functions.load import imported, place_of
+from prefect_rlhf.engines.functions.load import at, imported, place_of
 from prefect_rlhf.engines.functions.signatures.called import called
 from prefect_rlhf.engines.functions.signatures.loaded import LoadedPlay, Model
 from prefect_rlhf.engines.functions.signatures.play_function import Named, PlayFunction
-from prefect_rlhf.engines.functions.signatures.texts import Step, steps
+from prefect_rlhf.engines.functions.signatures.texts import Step, seed_of, steps
 from prefect_rlhf.errors.errors import InvalidInput
+
+_OWN_KEYS = ("action", "action_field", "observation_field")
 
 
 async def load_openenv(function: PlayFunction) -> LoadedPlay:
-    """Import a client class. Raises InvalidInput for a class that is no client.
+    """Import a client class. Raises InvalidInput for a class that is no client, and for arguments that it lacks.
 
     Of `play.arguments`, `action` is the class of an action (empty: a dict), `action_field` its field for the model's
     text, and `observation_field` the field of an observation that the model reads. The client gets all others.
@@ -24,8 +28,12 @@ async def load_openenv(function: PlayFunction) -> LoadedPlay:
     if not all(callable(getattr(make, name, None)) for name in ("reset", "step")):
         raise InvalidInput(function.field, function.function, "a client class with reset and step")
     place, keywords = place_of(make.step), function.keywords
+    for name in _OWN_KEYS:
+        if not isinstance(keywords.get(name, ""), str):
+            raise InvalidInput(f"play.arguments.{name}", keywords[name], "a name")
     action = _action(keywords.pop("action", ""), keywords.pop("action_field", "message"))
     field = keywords.pop("observation_field", "message")
+    _check(make, keywords)
 
     async def play(row: Mapping[str, Any], say: Model) -> None:
         client = await called(make, place, **keywords)
@@ -35,12 +43,25 @@ async def load_openenv(function: PlayFunction) -> LoadedPlay:
             return Step(_read(result.observation, field), result.reward, bool(result.done))
 
         try:
-            opened = await called(client.reset, place, seed=row["seed"])
+            opened = await called(client.reset, place, seed=seed_of(row))
             await steps(say, _read(opened.observation, field), step, place)
         finally:
             await called(client.close, place)
 
     return LoadedPlay(play, place)
+
+
+def _check(make: Callable[..., Any], keywords: Mapping[str, Any]) -> None:
+    """Raise InvalidInput for arguments that a client does not take, or that it lacks."""
+    try:
+        takes = inspect.signature(make)
+    except ValueError:  # a class of C has no signature
+        return
+    try:
+        takes.bind(**keywords)
+    except TypeError as error:
+        right = f"{', '.join(_OWN_KEYS)}, and what the client takes: {', '.join(takes.parameters)}; {error}"
+        raise InvalidInput("play.arguments", ", ".join(keywords), at(right, place_of(make.__init__))) from error
 
 
 def _action(name: str, field: str) -> Callable[[str], Any]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, cast
 
 from prefect_rlhf.engines.functions.function import NamedFunction
-from prefect_rlhf.errors.errors import Missing, NotUsed
+from prefect_rlhf.errors.errors import InvalidInput, Missing, NotUsed, UnknownKey
 
 PlaySignature = Literal["play", "tools", "environment", "gymnasium", "openenv", "mcp"]
 ToolFormat = Literal["hermes", "llama3"]
@@ -32,6 +32,7 @@ _NEEDED_ARGUMENTS: Mapping[str, tuple[str, str]] = {
     "openenv": ("base_url", "the address of the environment's server"),
     "mcp": ("servers", SERVERS),
 }
+_OF_MCP = ("servers", "stateful")
 _GYMNASIUM_ID = re.compile(r"[\w/.:-]+-v\d+")
 WITH_TOOLS = ("tools", "environment", "mcp")
 """Signatures whose prompts show the schemas of tools."""
@@ -84,6 +85,8 @@ class PlayFunction(NamedFunction):
         name, right = _NEEDED_ARGUMENTS.get(self.signature, ("", ""))
         if name and not self.keywords.get(name):
             raise Missing(f"play.arguments.{name}", right)
+        if self.signature == "mcp":
+            self._check_of_mcp()
 
     @classmethod
     def of(cls, settings: object) -> PlayFunction:
@@ -108,6 +111,14 @@ class PlayFunction(NamedFunction):
     @property
     def _reason(self) -> str:
         return f"signature {self.signature} does not use it"
+
+    def _check_of_mcp(self) -> None:
+        for key, value in self.keywords.items():
+            if key not in _OF_MCP:
+                raise UnknownKey(f"play.arguments.{key}", value, f"it has {', '.join(_OF_MCP)}")
+        stateful = self.keywords.get("stateful", False)
+        if not isinstance(stateful, bool):
+            raise InvalidInput("play.arguments.stateful", stateful, "true or false")
 
     def _check_use(self, field: str, seen: object, users: tuple[str, ...], remedy: str) -> None:
         if seen and self.signature not in users:

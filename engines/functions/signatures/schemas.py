@@ -40,16 +40,20 @@ def misfit(arguments: Mapping[str, Any], parameters: Mapping[str, Any]) -> str:
     >>> of_add = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
     >>> misfit({"a": 1}, of_add), misfit({"a": "1"}, of_add), misfit({}, of_add), misfit({"a": 1, "b": 2}, of_add)
     ('', "a is '1', expected integer", 'a is missing', 'there is no argument b; there is a')
+    >>> misfit({"b": 2}, {"additionalProperties": True}), misfit({"b": 2}, {"additionalProperties": {"type": "string"}})
+    ('', 'b is 2, expected string')
     """
     properties: Mapping[str, Any] = parameters.get("properties") or {}
     for name in parameters.get("required") or ():
         if name not in arguments:
             return f"{name} is missing"
+    others: Mapping[str, Any] | bool = parameters.get("additionalProperties", False)
     for name, value in arguments.items():
-        if name not in properties:
+        if name not in properties and others is False:
             return f"there is no argument {name}; there is {', '.join(properties) or 'none'}"
-        if not _fits(value, properties[name]):
-            return f"{name} is {in_short(value)}, expected {_described(properties[name])}"
+        schema = properties.get(name, others)
+        if not _fits(value, schema):
+            return f"{name} is {in_short(value)}, expected {_described(schema)}"
     return ""
 
 

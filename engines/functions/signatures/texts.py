@@ -1,7 +1,8 @@
-"""Texts of environments with steps: observations, and a loop of steps and turns."""
+"""Environments with steps: the seed of their start, texts of observations, and a loop of steps and turns."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from prefect_rlhf.engines.functions.load import at
 from prefect_rlhf.engines.functions.signatures.loaded import Model, PlayFailed
@@ -15,6 +16,15 @@ class Step:
     observation: object
     reward: float | None
     is_over: bool
+
+
+def seed_of(row: Mapping[str, Any]) -> int:
+    """Return the seed of an environment's start: rows of a prompt start alike. Many generators take 32 bits at most.
+
+    >>> seed_of({"seed": 3, "group_seed": 2**62 + 7})
+    7
+    """
+    return int(row["group_seed"]) % 2**32
 
 
 async def steps(say: Model, opening: object, step: Callable[[str], Awaitable[Step]], place: str) -> None:

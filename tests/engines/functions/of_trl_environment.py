@@ -1,5 +1,7 @@
 """Environments as TRL's `environment_factory` takes them (TRL 1.16: reset, public methods, get_reward)."""
 
+import time
+
 
 class Counter:
     """Count up to a target."""
@@ -59,3 +61,24 @@ class Opens(Counter):
     def reset(self):
         self.value = self.target = 0
         return "w40 w41 w42"
+
+
+class Brittle(Counter):
+    @property
+    def speed(self):
+        raise LookupError("no speed")
+
+
+class Sometimes(Counter):
+    """Some rows fail at their start, others begin late."""
+
+    def reset(self, prompt):
+        if prompt == "bad":
+            raise LookupError("no such level")
+        if prompt == "slow":
+            time.sleep(1.0)
+        return "level 1"
+
+
+def make_nothing():
+    """Forget the return."""

@@ -20,7 +20,7 @@ from prefect_rlhf.tasks.play import Play
 
 HERE = Path(__file__).parent
 TRL, GYMNASIUM = HERE / "of_trl_environment.py", HERE / "of_environments.py"
-ROW = {"prompt": "count", "answer": "3", "seed": 7}
+ROW = {"prompt": "count", "answer": "3", "seed": 8, "group_seed": 2**62 + 7}
 SERVERS = {"numbers": {"command": sys.executable, "args": [str(HERE / "mcp_server.py")]}}
 
 
@@ -102,6 +102,12 @@ def test_an_environment_that_fails_fails_its_row(talk, name, turn, reason):
         ("WithoutReward", {}, "play.function: got .*expected a class with a method get_reward"),
         ("WithoutTools", {}, "play.function: got .*expected a class with public methods, the tools .* in reset"),
         ("Counter", {"arguments": {"begin": 1}}, "expected a class that takes play.arguments: TypeError: .*begin"),
+        ("make_nothing", {}, r"expected a class with a method reset \(.*of_trl_environment.py:\d+ in make_nothing\)"),
+        (
+            "Brittle",
+            {},
+            r"expected code that signature environment can use: LookupError: no speed \(.*:\d+ in speed\)",
+        ),
         ("Counte", {}, "expected a function in .*it has Counter"),
     ],
 )
@@ -147,6 +153,7 @@ def test_a_stateful_mcp_server_serves_a_single_row(talk):
         ),
         ({"servers": {"a": {"comand": "x"}}}, "play.arguments.servers.a: got .*expected a command .*or a url"),
         ({"servers": SERVERS, "stateless": True}, "play.arguments.stateless: unknown key .*it has servers, stateful"),
+        ({"servers": SERVERS, "stateful": "no"}, "play.arguments.stateful: got 'no', expected true or false"),
     ],
 )
 def test_servers_that_cannot_be_used_are_refused_in_one_line(arguments, says):
@@ -161,6 +168,31 @@ def test_a_library_that_the_interpreter_lacks_is_named():
         asyncio.run(load_play(PlayFunction.of(settings("gymnasium", "Guess-v0"))))
     with pytest.raises(InvalidInput, match="play.arguments.base_url: missing; expected the address of the environment"):
         settings("openenv", "echo_env:EchoEnv")
+
+
+def test_an_environment_starts_from_the_seed_of_its_group(talk):
+    """Rows of a prompt start alike, from a seed of at most 32 bits."""
+    play = settings("openenv", f"{HERE / 'of_clients.py'}:Echo", arguments={"base_url": "http://127.0.0.1"})
+    for seed in (8, 9):
+        end, answers = talk(play, ["ha"], [ROW | {"seed": seed}])
+        assert (answers, end.rewards) == (["seed 7"], {0: 1.0})
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (
+            {"base_url": "a", "patiense": 1},
+            r"play.arguments: got 'base_url, patiense', expected action, action_field, observation_field, and what the"
+            r" client takes: base_url, patience; got an unexpected keyword argument 'patiense' \(.*:\d+ in __init__\)",
+        ),
+        ({"base_url": "a", "action_field": 3}, "play.arguments.action_field: got 3, expected a name"),
+    ],
+)
+def test_arguments_that_a_client_does_not_take_are_refused(arguments, says):
+    play = settings("openenv", f"{HERE / 'of_clients.py'}:Echo", arguments=arguments)
+    with pytest.raises(InvalidInput, match=says):
+        asyncio.run(load_play(PlayFunction.of(play)))
 
 
 @pytest.mark.all
@@ -182,6 +214,8 @@ def test_a_gymnasium_environment_plays_in_another_interpreter(talk, tmp_path):
         InvalidInput, match=r"expected an environment whose actions and observations are Text spaces, not "
     ):
         talk(settings("gymnasium", f"{GYMNASIUM}:Numbers", python=python), [])
+    with pytest.raises(InvalidInput, match=r"an environment of gymnasium, not None \(.*:\d+ in make_nothing\)"):
+        talk(settings("gymnasium", f"{GYMNASIUM}:make_nothing", python=python), [])
 
 
 @pytest.mark.all

@@ -1,0 +1,60 @@
+"""An MCP server of lines of JSON on standard input and output, whose argument is the case that it is for."""
+
+import json
+import os
+import signal
+import sys
+import time
+
+CASE = sys.argv[1]
+ANY = {"type": "object", "properties": {}, "additionalProperties": True}
+TOOLS = [{"name": name, "inputSchema": ANY} for name in ("pid", "error", "bad_arguments", "die", "wait")]
+
+
+def tools(params):
+    """One tool a page; without tools in the case `empty`."""
+    page = int((params or {}).get("cursor") or 0)
+    if CASE == "empty":
+        return {"tools": []}
+    return {"tools": [TOOLS[page]]} | ({"nextCursor": str(page + 1)} if page + 1 < len(TOOLS) else {})
+
+
+def call(name, arguments):
+    if name == "die":
+        os._exit(3)
+    if name == "error":
+        return {"error": {"code": -32050, "message": "the index is locked"}}
+    if name == "bad_arguments":
+        return {"error": {"code": -32602, "message": "word is missing"}}
+    if name == "wait":
+        time.sleep(60)
+    text = f"{os.getpid()} {json.dumps(arguments)}"
+    return {"result": {"content": [{"type": "text", "text": text}]}}
+
+
+def answer(request):
+    method, params = request["method"], request.get("params") or {}
+    if method == "initialize":
+        if CASE == "deaf":
+            time.sleep(600)
+        about = {"name": "lines", "version": "1"}
+        version = params["protocolVersion"]
+        return {"result": {"protocolVersion": version, "capabilities": {"tools": {}}, "serverInfo": about}}
+    if method == "tools/list":
+        if CASE == "no listing":
+            time.sleep(600)
+        if CASE == "no method":
+            return {"error": {"code": -32601, "message": "Method not found"}}
+        return {"result": tools(params)}
+    if method == "tools/call":
+        return call(params["name"], params.get("arguments"))
+    return {"error": {"code": -32601, "message": "Method not found"}}
+
+
+if CASE == "deaf":
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+for line in sys.stdin:
+    request = json.loads(line)
+    if "id" in request and "method" in request:
+        sys.stdout.write(json.dumps({"jsonrpc": "2.0", "id": request["id"], **answer(request)}) + "\n")
+        sys.stdout.flush()

@@ -1,0 +1,159 @@
+"""Connections to MCP servers: an error of a call costs no other row its server, and nothing waits without a limit."""
+
+import asyncio
+import os
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from prefect_rlhf.engines.functions.plays.messages import Asks, Failed, Over, Told
+from prefect_rlhf.engines.functions.plays.pool import PlayPool
+from prefect_rlhf.engines.functions.signatures.load import load_play
+from prefect_rlhf.engines.functions.signatures.loaded import PlayFailed
+from prefect_rlhf.engines.functions.signatures.play_function import PlayFunction
+from prefect_rlhf.engines.functions.signatures.tools import ToolCall, answered
+from prefect_rlhf.errors.errors import InvalidInput
+from prefect_rlhf.tasks.play import Play
+
+pytest.importorskip("mcp")
+mcp = pytest.importorskip("prefect_rlhf.engines.functions.signatures.mcp")
+
+HERE = Path(__file__).parent
+TOOLS = ["pid", "error", "bad_arguments", "die", "wait"]
+
+
+def servers(case):
+    return {"lines": {"command": sys.executable, "args": [str(HERE / "mcp_lines.py"), case]}}
+
+
+def with_server(scenario, case=""):
+    """Run a coroutine function of a server's tools by name, each called with arguments."""
+
+    async def run():
+        connected = mcp.Servers(servers(case))
+        tools = connected.tools(await connected.schemas())
+
+        async def call(name, **arguments):
+            return (await answered(ToolCall(name, arguments), tools))[0]
+
+        try:
+            return await scenario(call)
+        finally:
+            connected.close()
+
+    return asyncio.run(run())
+
+
+async def pid(call):
+    return int((await call("pid")).split()[0])
+
+
+def test_all_pages_of_the_list_of_tools_are_read():
+    async def scenario():
+        connected = mcp.Servers(servers(""))
+        schemas = await connected.schemas()
+        connected.close()
+        return [schema["function"]["name"] for schema in schemas["lines"]]
+
+    assert asyncio.run(scenario()) == TOOLS
+
+
+def test_a_tool_that_takes_further_arguments_gets_them():
+    async def scenario(call):
+        return await call("pid", word="gut", number=3)
+
+    assert with_server(scenario).endswith(' {"word": "gut", "number": 3}')
+
+
+def test_an_error_of_a_call_leaves_the_server_to_other_rows():
+    """A call that still waits is answered too, and the server keeps its process."""
+
+    async def scenario(call):
+        first = await pid(call)
+        with pytest.raises(
+            PlayFailed, match="^MCP server lines answered with an error: MCPError: the index is locked$"
+        ):
+            await call("error")
+        assert await call("bad_arguments") == '{"error": "word is missing"}'
+        assert await pid(call) == first
+
+    with_server(scenario)
+
+
+def test_a_server_that_died_between_two_calls_is_started_again():
+    async def scenario(call):
+        first = await pid(call)
+        os.kill(first, signal.SIGKILL)
+        with pytest.raises(PlayFailed, match="^MCP server lines gave no answer: "):
+            await call("pid")
+        assert await pid(call) != first
+
+    with_server(scenario)
+
+
+def test_a_call_that_is_ended_costs_a_server_that_hangs():
+    """The next row has another server, although the first does not answer even now."""
+
+    async def scenario(call):
+        first = await pid(call)
+        waits = asyncio.create_task(call("wait"))
+        await asyncio.sleep(0.3)
+        waits.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waits
+        assert await pid(call) != first
+        os.kill(first, signal.SIGKILL)  # else the loop's end would wait for it
+
+    with_server(scenario)
+
+
+@pytest.mark.parametrize(
+    ("case", "says"),
+    [
+        ("deaf", "play.arguments.servers: got 'lines', expected servers that .* lines did not start within 1 s"),
+        ("no listing", "play.arguments.servers: got 'lines', expected .* lines did not list its tools within 2 s"),
+        ("empty", "play.arguments.servers.lines: got 'a server without tools', expected a server with tools"),
+        ("no method", "play.arguments.servers.lines: got 'a server without tools', expected a server with tools"),
+    ],
+)
+def test_a_server_that_does_not_show_tools_is_refused(monkeypatch, case, says):
+    """One that hangs at its start, and does not end when asked, delays nobody."""
+    monkeypatch.setattr(mcp, "_START_SECONDS", 1.0)
+    monkeypatch.setattr(mcp, "_LIST_SECONDS", 2.0)
+    play = Play(
+        function=f"{HERE / 'of_tools.py'}:length", signature="mcp", max_tokens=8, arguments={"servers": servers(case)}
+    )
+    with pytest.raises(InvalidInput, match=says) as refused:
+        asyncio.run(load_play(PlayFunction.of(play.settings)))
+    assert "\n" not in str(refused.value)
+
+
+def test_a_server_that_dies_in_the_middle_fails_the_row_that_called_it():
+    """Rows before and after it end well: the next has another server."""
+    play = Play(
+        function=f"{HERE / 'of_tools.py'}:length",
+        signature="mcp",
+        max_tokens=64,
+        retries=0,
+        workers=1,
+        arguments={"servers": servers("")},
+    )
+    pool, ends = PlayPool(play.settings), []
+    try:
+        for name in ("pid", "die", "pid"):
+            pool.open([{"prompt": "which server?"}])
+            turns = [f'<tool_call>{{"name": "{name}", "arguments": {{}}}}</tool_call>', "done"]
+            end = None
+            while end is None:
+                for event in pool.events(5.0):
+                    if isinstance(event, Asks):
+                        pool.tell(Told(0, turns[event.turn], (7,), "stop", (64, 7 - event.turn)))
+                    else:
+                        end = event
+            ends.append(end)
+    finally:
+        pool.close()
+    assert [type(end) for end in ends] == [Over, Failed, Over]
+    assert ends[1].reason == "MCP server lines gave no answer: MCPError: Connection closed"
