@@ -88,9 +88,20 @@ class Play(Settings):
     def absolute(self) -> Play:
         """Return the same settings with absolute paths, because ranks and workers may run in other folders."""
         names: dict[str, object] = {"function": _absolute(self.function), "tools": tuple(map(_absolute, self.tools))}
+        names["arguments"] = self._absolute_arguments()
         if self.python:  # not resolved: a link names its environment
             names["python"] = str(Path(self.python).expanduser().absolute())
         return self.model_copy(update=names)
+
+    def _absolute_arguments(self) -> dict[str, JsonValue]:
+        """Return the arguments with absolute paths where their meaning is known; an MCP server starts in a folder."""
+        arguments = dict(self.arguments)
+        action, servers = arguments.get("action"), arguments.get("servers")
+        if self.signature == "openenv" and isinstance(action, str):
+            arguments["action"] = _absolute(action)
+        if self.signature == "mcp" and isinstance(servers, dict):
+            arguments["servers"] = {name: _in_folder(server) for name, server in servers.items()}
+        return arguments
 
     @property
     def settings(self) -> PlaySettings:
@@ -120,6 +131,13 @@ class Play(Settings):
         return PlayBounds(
             self.model_dump_json(), self.max_tokens, self.max_turns, turns, observed, self.seconds_per_answer
         )
+
+
+def _in_folder(server: JsonValue) -> JsonValue:
+    """Return an MCP server that is a process with the absolute folder in which it starts; another value as it is."""
+    if not isinstance(server, dict) or "command" not in server:
+        return server
+    return server | {"cwd": str(Path(str(server.get("cwd") or ".")).expanduser().resolve())}
 
 
 def _absolute(name: str) -> str:

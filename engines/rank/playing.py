@@ -74,7 +74,7 @@ def plain_rows(
 ) -> list[dict[str, Any]]:
     """Return each row as plain values: every column of its dataset, `prompt`, `seed` and `group_seed`.
 
-    `prompt` is the dataset's column of that name if it exists, else the prompt's text.
+    `prompt` is the dataset's. A prompt that an earlier call made is its text, as the model reads it.
     """
     columns: dict[str, Sequence[Any]] = {"prompt": [codec.text(prompt) for prompt in prompts]}
     source = datasets.get(command.call.rows.dataset)

@@ -1,7 +1,8 @@
-"""Tokens of an answer of the environment, as the chat template writes them after a turn; nothing is rendered again.
+"""Tokens of an answer of the environment, as the chat template writes them after a turn. No text is rendered again.
 
 An answer of messages is the text that the template adds after the content of an assistant's message. It begins with the
-close of the model's turn, which is left out if the model sampled it itself.
+close of the model's turn, which is left out if the model sampled an end itself: the template's, or another end token,
+such as Llama 3.1's `<|eom_id|>` after a call of a tool.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
+from prefect_rlhf.engines.sampling.response_end import end_tokens
 from prefect_rlhf.engines.sampling.stop_strings import tokenizer_of
 from prefect_rlhf.errors.blame import described
 
@@ -23,12 +25,13 @@ class NoAnswer(Exception):  # noqa: N818  the reason of a play's failure, not an
 class AnswerTokens:
     """Text and tokens of plays, by the tokenizer of a model folder.
 
-    An answer has at most `most` tokens, apart from those that the template adds. `overlong` is the treatment of others:
+    An answer has at most `most` tokens, without the template's. `overlong` is the treatment of others:
     "refuse", "keep_start", "keep_end", or "end", which ends the play.
     """
 
     def __init__(self, folder: str, most: int, overlong: str) -> None:
         self._tokenizer, self._most, self._overlong = tokenizer_of(folder), most, overlong
+        self._ends = end_tokens(folder)
 
     def text(self, tokens: Sequence[int]) -> str:
         """Return the text of a turn, without special tokens."""
@@ -50,7 +53,9 @@ class AnswerTokens:
             left -= len(tokens)
             messages.append({"role": message["role"], "content": text})
         suffix = self._encoded(self._suffix(messages))
-        return suffix[1:] if suffix[:1] == [latest] else suffix
+        first = suffix[0] if suffix else None
+        is_closed = first == latest or (first in self._ends and latest in self._ends)
+        return suffix[1:] if is_closed else suffix
 
     def opened(self, prompt: Sequence[int], opening: str) -> list[int]:
         """Return a prompt with a text at the end of its last message: before that which the chat template adds then.
@@ -71,7 +76,7 @@ class AnswerTokens:
         return self._encoded(self._rendered([{"role": "user", "content": _MARKER}]).rpartition(_MARKER)[2])
 
     def _length(self, answer: str | Sequence[Mapping[str, str]]) -> int:
-        """Return the tokens of an answer, apart from those that the template adds."""
+        """Return the number of an answer's tokens, without the template's."""
         texts = [answer] if isinstance(answer, str) else [message["content"] for message in answer]
         return sum(len(self._encoded(text)) for text in texts)
 
@@ -85,7 +90,7 @@ class AnswerTokens:
         except Exception as error:  # a template is a program of the model's author
             roles = ", ".join(message["role"] for message in messages)
             raise NoAnswer(f"the chat template refuses an answer with roles {roles}: {described(error)}") from error
-        before, marker, after = text.rpartition(_MARKER)
+        before, marker, after = text.partition(_MARKER)  # the first: an answer may have these words too
         if not marker or not before:
             raise NoAnswer("the chat template does not show the assistant's message; answer with text")
         return after

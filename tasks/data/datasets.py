@@ -109,6 +109,12 @@ class PromptDataset(DatasetSource):
         return self.chat_template or self.rows.column(self.prompt_column).holds_messages
 
     @property
+    def _paths(self) -> dict[str, str]:
+        """As of every dataset; `prompt` is a name of the prompts' column, unless another column has that name."""
+        renamed = self.prompt_column != DEFAULT_PROMPT_COLUMN
+        return ({DEFAULT_PROMPT_COLUMN: self.prompt_column} if renamed else {}) | super()._paths
+
+    @property
     def _schemas(self) -> Tools:
         return () if self.tools is None else self.tools.schemas
 

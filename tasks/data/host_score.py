@@ -59,7 +59,7 @@ def pool_of(settings: str) -> HostPool:
 def plain_rows(rollout: Batch, context: Context) -> list[Mapping[str, Any]]:
     """Return each row as plain values: every column of its dataset, `prompt` and `response`.
 
-    `prompt` is the dataset's column of that name (which may be a chat) if it exists, else the prompt's text.
+    `prompt` is the dataset's, which may be a chat. A prompt that an earlier call made is its text.
     """
     text = text_columns(rollout, context.tokenizer)
     ids = {"response_ids": _response_ids(rollout)}

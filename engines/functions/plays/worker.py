@@ -1,6 +1,6 @@
 """A worker process of plays: it imports the play function, then runs a coroutine for each row, until it is killed.
 
-All plays of a worker share an event loop. Its start and its end are those of a worker of rewards.
+All plays of a worker share an event loop. It starts and ends as a worker of rewards does.
 """
 
 import asyncio

@@ -66,7 +66,7 @@ class Connection:
         return self._is_lost or self._task.done()
 
     def close(self) -> None:
-        """End the client, and the server if it is a process. Nobody waits for that: a server may be slow to end."""
+        """End the client, and the server if it is a process. It does not wait: a server may be slow to end."""
         self._is_lost = True
         self._give_up("was closed")
         self._end.set()
@@ -114,7 +114,7 @@ class Connection:
             self._give_up(f"did not start: {reason(error, '')}")
 
     def _give_up(self, why: str) -> None:
-        """Fail a start that is not done, whatever the server does."""
+        """Fail a start that is not done."""
         if not self._client.done():
             self._is_lost = True
             self._client.set_exception(PlayFailed(f"MCP server {self.name} {why}"))

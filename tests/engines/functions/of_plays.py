@@ -92,6 +92,20 @@ async def silent(row, say):
     return 1.0
 
 
+async def never_speaks(row, say):
+    if row["prompt"] == "bad":
+        await asyncio.sleep(60)
+    await say()
+    return 1.0
+
+
+async def ends_before_a_turn(row, say):
+    if row["prompt"] == "bad":
+        raise LookupError("no such level")
+    await say()
+    return 1.0
+
+
 async def without_end(row, say):
     said = await say()
     while said.end != "budget":

@@ -48,6 +48,16 @@ def leave() -> str:
     raise SystemExit(3)
 
 
+class Unpicklable(Exception):
+    def __reduce__(self):
+        raise TypeError("no")
+
+
+def raise_unpicklable() -> str:
+    """Raise an error that cannot be pickled."""
+    raise Unpicklable("not to be pickled")
+
+
 def hang() -> str:
     """Take a minute."""
     time.sleep(60)

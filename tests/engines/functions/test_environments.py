@@ -163,6 +163,18 @@ def test_servers_that_cannot_be_used_are_refused_in_one_line(arguments, says):
     assert "\n" not in str(refused.value)
 
 
+def test_relative_paths_in_arguments_are_those_of_the_working_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    server, distant = {"command": "python", "args": ["a.py"]}, {"url": "http://127.0.0.1"}
+    servers = {"here": server, "there": server | {"cwd": "tools"}, "far": distant}
+    arguments = Play(function="a:b", signature="mcp", max_tokens=8, arguments={"servers": servers}).absolute().arguments
+    here, there = server | {"cwd": str(tmp_path)}, server | {"cwd": str(tmp_path / "tools")}
+    assert arguments == {"servers": {"here": here, "there": there, "far": distant}}
+    client = {"base_url": "http://127.0.0.1", "action": "moves.py:Move"}
+    arguments = Play(function="a:b", signature="openenv", max_tokens=8, arguments=client).absolute().arguments
+    assert arguments == client | {"action": f"{tmp_path / 'moves.py'}:Move"}
+
+
 def test_a_library_that_the_interpreter_lacks_is_named():
     with pytest.raises(InvalidInput, match="play.python: got .*expected an interpreter with gymnasium"):
         asyncio.run(load_play(PlayFunction.of(settings("gymnasium", "Guess-v0"))))

@@ -76,6 +76,8 @@ def test_a_play_hears_the_turns_it_asks_for(pool_of):
         ),
         ("unpicklable", "Unpicklable: not to be pickled (FILE:n in unpicklable)"),
         ("silent", "it returned before its first say (FILE:n in silent)"),
+        ("never_speaks", "no answer after 1 s (FILE:n in never_speaks)"),
+        ("ends_before_a_turn", "LookupError: no such level (FILE:n in ends_before_a_turn)"),
     ],
 )
 def test_a_play_that_fails_is_reported_and_others_end(pool_of, name, reason):

@@ -21,7 +21,10 @@ FILE = Path(__file__).parent / "of_tools.py"
 ROW = {"prompt": "what is 2 + 3", "answer": "5"}
 
 
-ALL = ("add", "look_up", "meet", "crash", "leave", "hang", "give_bytes", "give_much", "give_environment")
+ALL = (
+    *("add", "look_up", "meet", "crash", "leave", "raise_unpicklable", "hang"),
+    *("give_bytes", "give_much", "give_environment"),
+)
 
 
 def settings(*tools, score="right", **changed):
@@ -124,6 +127,7 @@ def test_a_bad_call_is_an_answer_for_the_model(pool, turn, says):
     [
         ("crash", "LookupError: the index is gone (FILE:n in crash)"),
         ("leave", "SystemExit: 3 (FILE:n in leave)"),
+        ("raise_unpicklable", "Unpicklable: not to be pickled (FILE:n in raise_unpicklable)"),
         ("hang", "no answer after 2 s (FILE:n in hang)"),
         (
             "give_bytes",

@@ -3,6 +3,7 @@
 Tokenizers are stand-ins of bytes, with merges, the words of Llama 3 and Qwen, and each model's own special tokens.
 """
 
+import json
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from mistral_common.tokens.tokenizers.base import TokenizerVersion
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from prefect_rlhf.engines.sampling.answer_tokens import AnswerTokens, NoAnswer
+from prefect_rlhf.engines.sampling.answer_tokens import _MARKER, AnswerTokens, NoAnswer
 
 pytestmark = pytest.mark.quick
 
@@ -56,6 +57,10 @@ def stand_in(family, folder):
     )
     fast.chat_template = template(family)
     fast.save_pretrained(folder)
+    ends = [token for token in SPECIAL[family] if token in ("<|eot_id|>", "<|eom_id|>")]  # as in Llama 3.1's folder
+    if ends:
+        ids = {"eos_token_id": fast.convert_tokens_to_ids(ends)}
+        (folder / "generation_config.json").write_text(json.dumps(ids))
     return str(folder)
 
 
@@ -117,6 +122,23 @@ def test_a_row_is_the_rendering_of_its_whole_chat(folders, family, answer, close
     for said in ("it is good", "the best film\nis 4711"):
         chat.turn(said, answer, closes)
         assert chat.tokens == chat.rendered(), chat.text(chat.tokens)
+
+
+def test_a_turn_of_llama_that_ends_with_a_call_is_continued(folders):
+    """The end of a message that the model sampled stands in the place of the end of the turn."""
+    chat = Chat(folders["llama3_1"], ASKED)
+    chat.tokens += chat.encoded("is it?<|eom_id|>")
+    chat.tokens += chat.answers.of(TOOL, chat.tokens[-1])
+    chat.messages += [{"role": "assistant", "content": "is it?"}, *TOOL]
+    assert chat.text(chat.tokens) == chat.text(chat.rendered()).replace("is it?<|eot_id|>", "is it?<|eom_id|>")
+    assert chat.text(chat.tokens).count("<|eom_id|>") == 1
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_an_answer_may_have_the_words_that_mark_the_turn_in_a_rendering(folders, family):
+    chat = Chat(folders[family], ASKED)
+    chat.turn("it is good", [{"role": "user", "content": f"is {_MARKER} good?"}])
+    assert chat.tokens == chat.rendered(), chat.text(chat.tokens)
 
 
 def test_qwen_3_keeps_the_thoughts_that_its_template_drops_after_a_user_spoke(folders):

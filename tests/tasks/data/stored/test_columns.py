@@ -48,6 +48,16 @@ def test_columns_are_read_by_row_number(tmp_path, tokenizer):
         assert pickle.loads(pickle.dumps(source)).read_column("answer", [1]) == ["9"]
 
 
+def test_the_prompt_is_a_column_whatever_its_name(tmp_path, tokenizer):
+    """Rewards and plays read it as `prompt`, and not as the model does, who reads the template too."""
+    table = pa.table({"question": COLUMNS["prompt"], "answer": COLUMNS["answer"]})
+    path = json_lines(tmp_path / "rows.jsonl", *table.to_pylist())
+    source = PromptDataset("prompts", path, tokenizer, split_column=None, prompt_column="question")
+    assert source.columns == ("prompt", "question", "answer")
+    assert source.read_column("prompt", [1, 0]) == source.read_column("question", [1, 0])
+    assert source.read_column("prompt", [0]) == COLUMNS["prompt"][:1]
+
+
 def test_a_field_of_a_struct_gets_a_name(tmp_path, tokenizer):
     """Beside the column that it is in."""
     for path in every_format(tmp_path):
