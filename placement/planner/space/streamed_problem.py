@@ -9,6 +9,7 @@ stream to it. What waits for the consumer waits for all parts of both. `docs/pla
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -83,7 +84,7 @@ def _in_parts(planned: PlannedCall, space: PlanSpace) -> PlannedCall:
     least: dict[Placement, float] = {}
     options = []
     for option, each in zip(planned.options, space.candidates[call.name], strict=True):
-        kind = uncut(each.placement)
+        kind = replace(uncut(each.placement), offload="none")  # which changes no seconds of the call
         if kind not in least:
             least[kind] = _least_seconds(call, kind, context)
         more = max(0.0, least[kind] - seconds_in_parts(call, each.placement, 1, context))
@@ -95,12 +96,12 @@ def _least_seconds(call: Call, kind: Placement, context: CostContext) -> float:
     """Return the least seconds of two or more parts over all micro-batches, with room in the cache for all rows."""
     groups = num_groups(context.graph, call)
     counts = [count for count in range(2, groups + 1) if groups % count == 0]
-    ways = in_micro_batches(call, kind, context.graph)
-    return min(
-        max(seconds_in_parts(call, way, 1, context), seconds_in_parts(call, way, count, context))
-        for way in ways
-        for count in counts
-    )
+    least = math.inf
+    for way in in_micro_batches(call, kind, context.graph):
+        whole = seconds_in_parts(call, way, 1, context)
+        if whole < least:  # else its parts count no less
+            least = min(least, max(whole, min(seconds_in_parts(call, way, count, context) for count in counts)))
+    return least
 
 
 def seconds_in_parts(call: Call, placement: Placement, parts: int, context: CostContext) -> float:
