@@ -21,6 +21,7 @@ from tests.authors import keeps_best, keeps_pairs, with_pretraining
 from tests.runs import COMPUTATIONS, Compact, Result, end, leased, num_devices, plan_file
 from tests.tiny import make_model, make_pairs, make_prompts
 
+PLAYS = Path(__file__).parent / "flows" / "plays.py"
 ROWS, MINI_BATCHES, STEPS = 16, 2, 2
 OPTIMIZER = {"lr": 2e-3, "eps": 1e-3}
 SEED = 2  # seed 1 draws tokens so unlikely that the first gradient has a norm of 80, which rounds beyond 1e-5
@@ -359,6 +360,25 @@ def keeping(
     return Case(flow, given, plans, computations)
 
 
+GROUPS_ALONE = grpo_plan("0 engine=megatron", "0", "0", "0")
+GROUPS_STREAMED = grpo_plan("0 engine=megatron parts=3", "1 parts=6", "1", "0-1 dp2") | {
+    "actor_evaluation": "0 engine=megatron parts=8",
+    "reward_evaluation": "1 engine=megatron parts=4",
+}
+"""Six groups in 3 and 6 parts; the reference model reads the chosen rows, so it has no parts. 16 rows are evaluated."""
+
+
+def conversations(folder: Path) -> dict[str, Any]:
+    """The parameters of PPO whose rows are plays of up to three turns, which score themselves."""
+    given = {name: value for name, value in parameters(folder).items() if name != "reward"}
+    return given | {"play": {"function": f"{PLAYS}:guesses", "max_tokens": 24, "max_turns": 3}}
+
+
+def without_reward(compact: Compact) -> Compact:
+    """A plan of PPO without the calls of the reward model."""
+    return {call: words for call, words in compact.items() if not call.startswith("reward")}
+
+
 GROUPS = {"samples_per_prompt": 3, "sampling": {"max_new_tokens": 8}, "kl": {"coefficient": 0}}
 RECORDED = ("no_advantages", "record_rollouts")
 CASES = {
@@ -366,6 +386,22 @@ CASES = {
     "qwen3": Case(ppo, partial(parameters, family="qwen3", kv_heads=2), {"alone": ONE, **FOUR_RANKS}),
     "shared trunk": Case(ppo, shared_trunk, TRUNK_PLANS),
     "two row sets": Case(with_pretraining, two_row_sets, ROW_SETS_PLANS, ("grpo_advantages", "record_rollouts")),
+    "streamed groups": Case(
+        grpo,
+        lambda folder: grpo_parameters(parameters(folder)),
+        {"alone": GROUPS_ALONE, "streamed": GROUPS_STREAMED},
+        COMPUTATIONS_OF_GRPO,
+    ),
+    "plays": Case(
+        ppo,
+        conversations,
+        {
+            "alone": without_reward(ALONE),
+            "streamed": without_reward(
+                plan("0-1 dp2 engine=megatron parts=4", "0", "2 parts=4", "3 parts=8", "0-3 dp4", "2-3 dp2")
+            ),
+        },
+    ),
     "grpo": keeping(
         grpo,
         ("score", "informative", "grpo_advantages", "record_rollouts", "reward_evaluation", "record_evaluation"),

@@ -9,14 +9,27 @@ from tests.plan_matrix import FOUR_RANKS, ONE, grpo_plan, plan
 from tests.ray_nodes import joined, ray_nodes, why_not
 from tests.test_plan_invariance import assert_equal
 
-TWO_BY_TWO = ("each call its own", "dp4", "tp4", "pp4", "dp2 pp2", "split", "disjoint", "offload", "pipeline generates")
+TWO_BY_TWO = (
+    "each call its own",
+    "dp4",
+    "tp4",
+    "pp4",
+    "dp2 pp2",
+    "split",
+    "disjoint",
+    "offload",
+    "pipeline generates",
+    "streamed",
+    "streamed pipelines",
+)
 THREE_BY_ONE = {
     "disjoint": plan("0 engine=vllm", "1", "1", "2", "1", "2 micro_batches=2"),
     "dp3": plan("0-2 dp3 engine=vllm", "0-2 dp3", "0-2 dp3", "0-2 dp3", "0-2 dp3", "0-2 dp3"),
 }
 GRPO = {
-    2: grpo_plan("0-3 dp2 tp2 engine=vllm", "3", "0-1 pp2 micro_batches=2", "0-3 dp2 pp2 micro_batches=2"),
-    3: grpo_plan("0-2 dp3 engine=vllm", "1", "2", "0-2 dp3"),
+    "two": (2, grpo_plan("0-3 dp2 tp2 engine=vllm", "3", "0-1 pp2 micro_batches=2", "0-3 dp2 pp2 micro_batches=2")),
+    "two streamed": (2, grpo_plan("0-1 dp2 engine=vllm parts=2", "3 parts=2", "2", "0-3 dp2 tp2")),
+    "three": (3, grpo_plan("0-2 dp3 engine=vllm", "1", "2", "0-2 dp3")),
 }
 KINDS = ({"device": "new", "speed": 2}, {"device": "old", "speed": 1, "device_memory_gib": 6})
 """The first node of a run is twice as fast, and has more memory."""
@@ -59,13 +72,13 @@ def test_nor_do_three_machines_change_it(parameters, alone, nodes, name, record_
     assert_equal(alone, result, record_property)
 
 
-@pytest.mark.parametrize("nodes_of_run", GRPO)
-def test_nor_for_grpo(parameters, nodes, nodes_of_run, record_property):
+@pytest.mark.parametrize("name", GRPO)
+def test_nor_for_grpo(parameters, nodes, name, record_property):
     """With over-sampling: rows that were chosen go from machine to machine."""
     given, one = plan_matrix.grpo_parameters(parameters), grpo_plan("0 engine=vllm", "0", "0", "0")
     alone = plan_matrix.run(given, one, "grpo", num_devices=1)
-    num_devices = 4 if nodes_of_run == 2 else 3
-    over = plan_matrix.run(given, GRPO[nodes_of_run], f"grpo {nodes_of_run}", num_devices, nodes=nodes_of_run)
+    number, compact = GRPO[name]
+    over = plan_matrix.run(given, compact, f"grpo {name}", num_devices=4 if number == 2 else 3, nodes=number)
     assert len(over.tokens[0]) == 16
     assert_equal(alone, over, record_property)
 

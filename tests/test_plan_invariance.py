@@ -24,7 +24,7 @@ from tests.strategies import GIB
 TOLERANCE = 1e-5
 NEAR_TIE = 1e-4
 OTHER_FAMILIES = (("qwen3", 1), ("qwen3", 4), ("qwen2", 2), ("gemma3_text", 1))
-IN_EVERY_TEST = (("ppo", "pipeline generates"), ("grpo", "replicas"))
+IN_EVERY_TEST = (("ppo", "pipeline generates"), ("streamed groups", "streamed"))
 PLANS = [
     pytest.param(case, plan, marks=() if (case, plan) in IN_EVERY_TEST else pytest.mark.all)
     for case in CASES
@@ -114,13 +114,20 @@ def test_training_moves_the_weights_by_far_more_than_the_tolerance(ran):
 @pytest.mark.parametrize(
     ("case", "select"),
     [
-        ("grpo", "informative"),
+        ("streamed groups", "informative"),
+        pytest.param("grpo", "informative", marks=pytest.mark.all),
         pytest.param("best", "best", marks=pytest.mark.all),
         pytest.param("pairs", "best_and_worst", marks=pytest.mark.all),
     ],
 )
 def test_a_case_that_selects_keeps_some_rows_and_not_all(ran, case, select):
     assert any(0 < step[f"{select}.kept_share"] < 1 for step in ran(case)[1].metrics)
+
+
+def test_groups_and_evaluation_run_in_the_parts_of_the_plan(ran):
+    subjects = {subject_of(span["node"]) for span in ran("streamed groups", "streamed")[1].spans}
+    cut = {"actor_generate.3of3", "reward_inference.6of6", "actor_evaluation.8of8", "reward_evaluation.4of4"}
+    assert cut | {"ref_inference", "actor_train"} <= subjects
 
 
 @pytest.mark.all  # test_megatron_ranks.py trains on two row sets
