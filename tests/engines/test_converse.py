@@ -90,6 +90,18 @@ def test_the_batches_of_rows_that_play_together_do_not_depend_on_delays(folder, 
     assert batches[0] == batches[1] != batches[2]
 
 
+def test_rows_that_play_together_are_equal_in_bfloat16(folder):
+    """Bit for bit, whatever the delays of their tools and the number of workers."""
+    engine = build_vllm(folder, dtype="bfloat16")
+    assert {weight.dtype for weight in engine._runner.get_model().parameters()} == {torch.bfloat16}
+    runs = [
+        converse(engine, settings("talks", together=True, workers=workers), delay=delay)
+        for delay, workers in ((0.0, 2), (0.1, 1), (0.03, 3))
+    ]
+    for run in runs[1:]:
+        assert (run.tokens, run.logprobs, run.mask) == (runs[0].tokens, runs[0].logprobs, runs[0].mask)
+
+
 def test_a_play_of_a_turn_is_a_generate_without_a_play(engine):
     made, played = engine.generate(PROMPTS, SAMPLING, SEEDS), converse(engine, settings("single_turn"))
     assert (played.tokens, played.logprobs) == (made.tokens, made.logprobs)

@@ -1,7 +1,7 @@
 """Signature `environment`: a class as TRL's `environment_factory` takes it, whose public methods are the tools.
 
 An instance serves a single row. `reset` gets the row's columns; its text stands at the end of the prompt. A ValueError
-of a tool is an answer for the model, as in TRL; any other error fails the row. `get_reward` scores the row.
+of a tool is an answer for the model; any other error fails the row (an answer too in TRL). `get_reward` scores the row.
 """
 
 import inspect

@@ -1,7 +1,9 @@
 """Plays with environments and servers in the forms of TRL, Gymnasium, OpenEnv and MCP."""
 
+import ast
 import asyncio
 import json
+import os
 import re
 import subprocess
 import sys
@@ -11,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.grpo_step import TRL_VERSION
+from benchmarks.step_sides import TRL_NEEDS
 from prefect_rlhf.engines.functions.plays.messages import Asks, Failed, Over, Told
 from prefect_rlhf.engines.functions.plays.pool import PlayPool
 from prefect_rlhf.engines.functions.signatures.load import load_play
@@ -205,6 +209,29 @@ def test_arguments_that_a_client_does_not_take_are_refused(arguments, says):
     play = settings("openenv", f"{HERE / 'of_clients.py'}:Echo", arguments=arguments)
     with pytest.raises(InvalidInput, match=says):
         asyncio.run(load_play(PlayFunction.of(play)))
+
+
+@pytest.mark.all
+def test_an_environment_plays_in_trl_itself_as_here(talk, tmp_path):
+    """The prompt, the texts of tools, and the reward are those of TRL's trainer, with the same class and turns."""
+    command = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", str(tmp_path)]
+    packages = [f"trl=={TRL_VERSION}", *TRL_NEEDS]
+    if subprocess.run([*command, *packages], capture_output=True, check=False).returncode:
+        pytest.skip("TRL cannot be installed here")
+    turns = [call("increment", by=2), call("increment", by=-1) + call("increment"), "done"]
+    program = [sys.executable, str(HERE / "trl_itself.py"), "Counter", json.dumps(turns)]
+    path = os.pathsep.join([str(tmp_path), *filter(None, sys.path)])
+    environment = os.environ | {"PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": ""}
+    ran = subprocess.run(program, env=environment, capture_output=True, text=True, check=True, timeout=500)
+    in_trl = json.loads(ran.stdout.splitlines()[-1])
+
+    end, (opening, *answers) = talk(settings("environment", f"{TRL}:Counter"), turns)
+    assert in_trl["prompt"] == [ROW["prompt"] + opening]
+    assert in_trl["reward"] == [end.score] == [1.0]
+    texts = [message["content"] for answer in answers for message in answer]
+    of_trl = [message["content"] for message in in_trl["messages"] if message["role"] == "tool"]
+    assert (texts[0], texts[2]) == (of_trl[0], of_trl[2])
+    assert json.loads(texts[1]) == ast.literal_eval(of_trl[1]) == {"error": "by is negative"}  # TRL writes Python
 
 
 @pytest.mark.all
