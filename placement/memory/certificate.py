@@ -13,9 +13,6 @@ import json
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
-from itertools import combinations
-
-import networkx as nx
 
 from prefect_rlhf.errors.table import table
 from prefect_rlhf.placement.augmented.augment import augment
@@ -31,7 +28,7 @@ from prefect_rlhf.placement.memory.holdings import ResidentBytes, instance_holdi
 from prefect_rlhf.placement.memory.hosts import HostLoad, fullest_host, host_loads
 from prefect_rlhf.placement.memory.needs import ByteShare, Need, node_needs
 from prefect_rlhf.placement.memory.overhead import DEVICE, overhead
-from prefect_rlhf.placement.memory.windows import Precedence, Window, windows
+from prefect_rlhf.placement.memory.windows import OpenWindows, Window
 from prefect_rlhf.placement.plan import ExecutionPlan, instances
 
 NEARLY_FULL = 0.95  # of a device's memory: more leaves too little for a longer row or for unmodelled memory
@@ -152,7 +149,7 @@ def certify(augmented: AugmentedGraph, workload: Workload, backend: Backend) -> 
     plan = augmented.plan
     held = _resident_bytes(augmented, workload.longest, backend)
     needs = node_needs(augmented, held, workload, backend)
-    precedence, all_windows = Precedence(augmented), windows(augmented)
+    open_windows = OpenWindows(augmented)
     beside = overhead(augmented.graph, plan, backend)
     building = Building(augmented.graph, plan, workload.longest, backend)
     fullest: dict[object, _FullestMoment] = {}
@@ -161,7 +158,7 @@ def certify(augmented: AugmentedGraph, workload: Workload, backend: Backend) -> 
         load = _DeviceLoad(tuple(held.get(device, ())), tuple(needs.get(device, ())))
         if load.signature not in fullest:
             builds = building.moments(load.held)
-            fullest[load.signature] = load.fullest_moment(precedence, all_windows).or_fuller(builds)
+            fullest[load.signature] = load.fullest_moment(open_windows).or_fuller(builds)
         moment, memory = fullest[load.signature], plan.cluster.memory_bytes(device.node)
         base = base_bytes(memory, backend).items()
         always = (*(ByteShare(DEVICE, what, size, False) for what, size in base), *beside.get(device, ()))
@@ -219,38 +216,31 @@ class _DeviceLoad:
         """A value that is equal for devices with equal counts; a single object stands for each instance."""
         return tuple((id(kept.instance), kept.what, kept.num_bytes) for kept in self.held), self.needs
 
-    def fullest_moment(self, precedence: Precedence, all_windows: Sequence[Window]) -> _FullestMoment:
+    def fullest_moment(self, every: OpenWindows) -> _FullestMoment:
         """Find the moment with most bytes, and the most that instances keep at any moment."""
         of_device = {kept.instance for kept in self.held}
-        visits = [window for window in all_windows if window.instance in of_device]
-        parts = {window.instance: window.part for window in visits}
+        visits = [number for number, window in enumerate(every.windows) if window.instance in of_device]
+        parts = {every.windows[number].instance: every.windows[number].part for number in visits}
         staying = [k for k in self.held if k.instance not in parts or not k.moves_with(parts[k.instance])]
-        shares = _shares(staying)
-        fullest, most, totals = _FullestMoment("between nodes", shares, 0), _total(shares), []
-        brought: dict[tuple[int, ...], tuple[ByteShare, ...]] = {}  # by the windows that may be open then
+        comes = {number: self._brought_by(every.windows[number]) for number in visits}
+        weights = {number: sum(kept.num_bytes for kept in held) for number, held in comes.items()}
+        shares, mask = _shares(staying), sum(1 << number for number in visits)
+        least = most = fullest = _total(shares)
+        node, at_fullest, totals = "between nodes", shares, []
+        brought: dict[int, tuple[tuple[ByteShare, ...], int]] = {}  # by the windows that may be open then
         for need in self.needs:
-            open_then = tuple(i for i, window in enumerate(visits) if precedence.may_be_open(window, need.position))
+            open_then = every.during(need.position) & mask
             if open_then not in brought:
-                brought[open_then] = _shares(self._heaviest([visits[i] for i in open_then], precedence))
-            resident = (*shares, *brought[open_then])
-            most = max(most, _total(resident))
-            totals.append(_total((*resident, *need.shares)))
-            if totals[-1] > _total(fullest.shares):
-                fullest = _FullestMoment(need.node, (*resident, *need.shares), 0)
-        return replace(fullest, most_resident=most, totals=tuple(totals))
-
-    def _heaviest(self, able: Sequence[Window], precedence: Precedence) -> list[ResidentBytes]:
-        """The most bytes that simultaneously open windows hold: the heaviest clique of windows that may overlap."""
-        chosen = list(able)
-        if len(able) > 1:
-            pairs = [pair for pair in combinations(able, 2) if precedence.may_overlap(*pair)]
-            if 2 * len(pairs) < len(able) * (len(able) - 1):  # else all of them at once
-                together: nx.Graph[Window] = nx.Graph(pairs)
-                for window in able:
-                    together.add_node(window, weight=sum(kept.num_bytes for kept in self._brought_by(window)))
-                clique, _ = nx.max_weight_clique(together)
-                chosen = sorted(clique, key=lambda window: window.opened)
-        return [kept for window in chosen for kept in self._brought_by(window)]
+                able = [number for number in visits if open_then >> number & 1]
+                chosen = every.heaviest(able, [weights[number] for number in able])
+                there = _shares([kept for number in chosen for kept in comes[number]])
+                brought[open_then] = there, least + _total(there)
+            there, resident = brought[open_then]
+            most, total = max(most, resident), resident + _total(need.shares)
+            totals.append(total)
+            if total > fullest:
+                fullest, node, at_fullest = total, need.node, (*shares, *there, *need.shares)
+        return _FullestMoment(node, at_fullest, most, tuple(totals))
 
     def _brought_by(self, window: Window) -> list[ResidentBytes]:
         return [kept for kept in self.held if kept.instance == window.instance and kept.moves_with(window.part)]

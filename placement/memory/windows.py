@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from prefect_rlhf.placement.augmented.augmented_graph import AugmentedGraph
 from prefect_rlhf.placement.augmented.node import Node
@@ -69,3 +71,56 @@ class Precedence:
         """Return whether both may be open at once; the windows of a single instance never overlap."""
         apart = (a.closed is not None and self.precedes(a.closed, b.opened) for a, b in ((one, other), (other, one)))
         return one.instance != other.instance and not any(apart)
+
+
+class OpenWindows:
+    """All windows of a graph: which may be open while a node runs, and which of them at once.
+
+    A set of windows is a word of bits, by their numbers. They are the same for all devices.
+    """
+
+    def __init__(self, augmented: AugmentedGraph) -> None:
+        self.windows, self._precedence = windows(augmented), Precedence(augmented)
+        overlaps = self._precedence.may_overlap
+        self._beside = [_numbers(overlaps(one, other) for other in self.windows) for one in self.windows]
+        self._during: dict[int, int] = {}
+
+    def during(self, node: int) -> int:
+        """Return the windows that may be open while a node runs."""
+        if node not in self._during:
+            self._during[node] = _numbers(self._precedence.may_be_open(window, node) for window in self.windows)
+        return self._during[node]
+
+    def heaviest(self, able: Sequence[int], num_bytes: Sequence[int]) -> list[int]:
+        """Return those of some windows that may be open at once and hold most bytes together, in their order."""
+        beside = tuple(_numbers(self._beside[window] >> other & 1 == 1 for other in able) for window in able)
+        chosen = heaviest_clique(tuple(num_bytes), beside)
+        return [window for place, window in enumerate(able) if chosen >> place & 1]
+
+
+def _numbers(holds: Iterable[bool]) -> int:
+    return sum(1 << number for number, each in enumerate(holds) if each)
+
+
+@lru_cache(maxsize=4096)  # the same on many devices, and for many plans
+def heaviest_clique(weights: tuple[int, ...], beside: tuple[int, ...]) -> int:
+    """Return the clique with the largest sum of weights, the first if several have it; `beside` has the edges as sets.
+
+    Few windows overlap, so a search with a simple bound suffices.
+    """
+    best = best_weight = 0
+
+    def extend(clique: int, weight: int, able: int) -> None:
+        nonlocal best, best_weight
+        if weight > best_weight:
+            best, best_weight = clique, weight
+        left = sum(each for place, each in enumerate(weights) if able >> place & 1)
+        for place, each in enumerate(weights):
+            if able >> place & 1:
+                if weight + left <= best_weight:
+                    return
+                able, left = able ^ 1 << place, left - each
+                extend(clique | 1 << place, weight + each, able & beside[place])
+
+    extend(0, 0, (1 << len(weights)) - 1)
+    return best
