@@ -21,6 +21,10 @@ TINY = "--model {home}/models/smollm2 --prompts {home}/data/prompts.parquet"
 MEASURED = "details seconds_per_call seconds_per_step"
 
 SMALLEST = {
+    "ablation": (
+        "--only 17 --evaluations 4000 --parts presets,divisions,annealing",
+        "evaluations parts processor_seconds questions",
+    ),
     "certify_memory": ("--plans 1", "max_ratio min_ratio never_under num_plans num_ranks within_tolerance"),
     "checkpoint_step": (
         "--steps 4 --every 2 --ranks 1 --batch-size 4 --tokens 8 --layers 1 --hidden 192 --vocabulary 64",
