@@ -45,8 +45,15 @@ def load(function: HostFunction) -> LoadedFunction:
 
 
 def imported(function: NamedFunction) -> object:
-    """Return what the name of a function refers to. Raises InvalidInput if it cannot be imported."""
-    return _attribute(function, _module(function))
+    """Return the function or class of a name. Raises InvalidInput if it cannot be imported."""
+    module = _module(function)
+    try:
+        return _attribute(function, module)
+    except InvalidInput:
+        raise
+    except BaseException as error:  # a module may make its names by a function of its own
+        expected = f"a module that can be imported: {reason(error, '')}"
+        raise InvalidInput(function.field, function.function, expected) from error
 
 
 def reason(error: BaseException, place: str) -> str:

@@ -5,7 +5,7 @@ A bad call is answered, so that the model can correct it. An error of a tool fai
 
 import asyncio
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -142,9 +142,12 @@ async def scored(score: Callable[..., Any], place: str, row: Mapping[str, Any], 
     """Return the score of a conversation, with the numbers of its calls.
 
     The function's row has all columns, `messages` (prompt and conversation), and `response`: the text of the last turn.
+    The model read the prompt without an answer at its end, so `messages` has none either.
     """
     prompt = row["prompt"]
-    asked: Sequence[Any] = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+    asked: list[Any] = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
+    while asked and asked[-1]["role"] == "assistant":
+        asked.pop()
     spoken = [each["content"] for each in said.messages if each["role"] == "assistant"]
     whole = {**row, "messages": [*asked, *said.messages], "response": spoken[-1] if spoken else ""}
     returned = await called(score, place, whole)

@@ -51,8 +51,9 @@ def test_a_function_that_cannot_be_called_is_refused(written, signature, expecte
         ),
         ("import os\nos.kill(os.getpid(), 9)", "its process died by SIGKILL"),
         ("while True: pass", "no message from its process for 2 s"),
+        ("def __getattr__(name): raise LookupError('no licence')", "LookupError: no licence ({file}:1 in __getattr__)"),
     ],
-    ids=["raises", "syntax", "sys.exit", "os._exit", "SIGKILL", "hangs"],
+    ids=["raises", "syntax", "sys.exit", "os._exit", "SIGKILL", "hangs", "names raise"],
 )
 def test_a_module_that_cannot_be_imported_is_refused(tmp_path, source, expected):
     file = tmp_path / "mine.py"

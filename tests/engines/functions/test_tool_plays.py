@@ -156,6 +156,13 @@ def test_calls_in_the_format_of_llama_3_and_a_score_with_a_metric(pool_of):
     assert end == Over(0, 4.0, {}, {"tool_calls": 1.0, "bad_calls": 0.0, "characters": 1.0})
 
 
+def test_a_score_does_not_see_the_answer_of_a_dataset(pool_of):
+    """Prompts may keep the answer at their end (`last_answer: strip`); the model does not read it either."""
+    asked, answer = {"role": "user", "content": "what is 2 + 3"}, {"role": "assistant", "content": "5"}
+    end, _ = talk(pool_of(settings("add", score="length")), ["5"], ROW | {"prompt": [asked, answer]})
+    assert end.score == 2.0  # messages: the question, and the model's turn
+
+
 def test_a_score_that_is_no_number_fails_its_row(pool_of):
     end, _ = talk(pool_of(settings("add", score="no_number")), ["5"])
     assert re.search("returned 'good' of type str as 'score', not a number .* in no_number", end.reason)
