@@ -41,13 +41,17 @@ SLACK_BY_KIND = (("train_step", 0.15), ("inference", 0.3), ("moves", 0.15), ("mo
 
 @dataclass(frozen=True, slots=True)
 class SearchRequest:
-    """The plans to search, and the budget, which is divided over the attempts."""
+    """The plans to search, and the budget, which is divided over the attempts.
+
+    `space_of` gives the plans of a question with other constants.
+    """
 
     question: Question
     space: PlanSpace
     budget: Budget
     method: Method
     progress: Callable[[Progress], None] | None
+    space_of: Callable[[Question], PlanSpace]
 
     def search(
         self, problem: PlanProblem, share: float, progress: Callable[[Progress], None] | None = None

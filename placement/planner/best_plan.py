@@ -7,6 +7,7 @@ answer; if it is not close to the bound, the fastest few are improved. The bound
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.placement.devices.mesh import DeviceMesh
@@ -18,8 +19,10 @@ from prefect_rlhf.placement.planner.attempts import (
     highest_bound,
     is_close,
     make_attempts,
+    search_whole_space,
     streamed_bound,
 )
+from prefect_rlhf.placement.planner.fitted_constants import corrected
 from prefect_rlhf.placement.planner.neighbours import improve_locally
 from prefect_rlhf.placement.planner.other_cuts import (
     with_fewest_cuts,
@@ -30,16 +33,22 @@ from prefect_rlhf.placement.planner.other_cuts import (
 from prefect_rlhf.placement.planner.planned import Planned, PresetResult, differently_placed
 from prefect_rlhf.placement.planner.question import Question
 from prefect_rlhf.placement.planner.refusal import no_plan_fits
-from prefect_rlhf.placement.planner.simplicity import simplest
+from prefect_rlhf.placement.planner.simplicity import STEADY, simplest
 from prefect_rlhf.placement.planner.solution import is_legal, made_to_fit
 from prefect_rlhf.placement.planner.space.plan_problem import PlanSpace
 from prefect_rlhf.placement.planner.space.restrictions import pinned
 from prefect_rlhf.placement.planner.time_sharing import keep_resident_where_free
+from prefect_rlhf.placement.schedule.changed_constants import TWICE, changed_seconds
 from prefect_rlhf.placement.search.budget import Budget, Meter
 from prefect_rlhf.placement.search.driver import Progress, warm_up
 from prefect_rlhf.placement.search.method import Method
 
 STARTS = 3  # plans that are improved if no plan is close to the bound
+UNDER = (TWICE["eager_launch"],)
+"""Changes of constants under which further plans are searched: by these the plans of the other searches lose most."""
+STEADY_SHARE = 0.05  # of the budget, for the search under each change
+MOST_DEVICES = 64  # with more, no change is searched
+RIVALS = 8  # plans, the fastest, that a plan is compared with under each change
 IMPROVING_SHARE = 0.9  # of the budget, at least, to improve them; they also get the unused time of the searches
 
 
@@ -63,13 +72,14 @@ def plan_graph(
     question.site.cluster.check_mesh(question.site.mesh)
     for each in dict.fromkeys(("exact", method)):
         warm_up(each)  # before the budget begins: the answer is the same on a machine that must compile first
-    space = _space(question, pins or {}, start)
+    space_of = partial(_space, pins=pins or {}, start=start)
+    space = space_of(question)
     known = [] if start is None else _known(question, start, pins or {})
     if question.graph.staleness > 0:
         half = replace(budget, seconds=budget.seconds / 2)
-        known += _without_staleness(SearchRequest(question, space, half, method, None))
+        known += _without_staleness(SearchRequest(question, space, half, method, None, space_of))
         budget = half
-    return _planned(SearchRequest(question, space, budget, method, progress), known)
+    return _planned(SearchRequest(question, space, budget, method, progress, space_of), known)
 
 
 def _planned(request: SearchRequest, known: Sequence[ExecutionPlan]) -> Planned:
@@ -88,8 +98,16 @@ def _planned(request: SearchRequest, known: Sequence[ExecutionPlan]) -> Planned:
     left = meter.left.at_least(request.budget.times(IMPROVING_SHARE))
     best = _improved(question, space, _starts(question, timed, 1 if is_close(question, findings) else STARTS), left)
     fastest = _finished(question, best, space)
-    simple = simplest(question, space, fastest, timed, min((seconds for _, seconds in compared), default=math.inf))
+    at_most = min((seconds for _, seconds in compared), default=math.inf)
+    steady = _steady(request, fastest)
+    fastest = min([fastest, *steady], key=question.seconds)
+    timed += [(each, question.seconds(each)) for each in steady]
+    rivals = [fastest, *steady, *differently_placed(timed)[:RIVALS]] if steady else []
+    regret = _regret(question, rivals)
+    simple = simplest(question, space, fastest, timed, at_most, regret, rivals)
     plan = fastest if simple is fastest else _finished(question, replace(simple, name="auto"), space)
+    if regret(plan) > max(STEADY, regret(simple)):
+        plan = replace(simple, name="auto")
     plan = with_streamed_parts(question, plan)
     certificate = question.certificate(plan)
     estimate = question.estimate(plan)
@@ -105,6 +123,42 @@ def _planned(request: SearchRequest, known: Sequence[ExecutionPlan]) -> Planned:
         min(question.seconds(fastest), estimate.seconds),
         tuple(differently_placed([(plan, estimate.seconds), (fastest, question.seconds(fastest)), *timed])),
     )
+
+
+def _steady(request: SearchRequest, fastest: ExecutionPlan) -> list[ExecutionPlan]:
+    """Plans that fit and are fast under a change of `UNDER`, by a short search that knows the change.
+
+    A change that the fastest plan does not depend on is left out. No change is searched on many devices, which takes
+    long, or with older weights, where it found no plan that is nearly as fast.
+    """
+    question, found = request.question, []
+    is_searched = question.site.mesh.num_devices <= MOST_DEVICES and question.graph.staleness == 0
+    for change in UNDER if is_searched else ():
+        changed = corrected(question, change)
+        if changed.seconds(fastest) != question.seconds(fastest):
+            space, budget = request.space_of(changed), request.budget.times(STEADY_SHARE)
+            short = replace(request, question=changed, space=space, budget=budget, progress=None)
+            plans = search_whole_space(short).plans
+            found += [_finished(changed, plan, space) for plan in plans]
+    return found
+
+
+def _regret(question: Question, rivals: Sequence[ExecutionPlan]) -> Callable[[ExecutionPlan], float]:
+    """By how much a plan is at worst slower than the fastest rival if a constant takes twice as long, as a share."""
+    known: dict[object, tuple[float, ...]] = {}
+
+    def seconds(plan: ExecutionPlan) -> tuple[float, ...]:
+        if plan.placements not in known:
+            sources = question.site.sources
+            known[plan.placements] = changed_seconds(question.graph, plan, question.workload, sources, TWICE.values())
+        return known[plan.placements]
+
+    least = [min(each) for each in zip(*map(seconds, rivals), strict=True)]
+
+    def regret(plan: ExecutionPlan) -> float:
+        return max(mine / best for mine, best in zip(seconds(plan), least, strict=True)) - 1 if least else 0.0
+
+    return regret
 
 
 def _without_staleness(request: SearchRequest) -> list[ExecutionPlan]:

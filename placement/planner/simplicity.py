@@ -1,10 +1,10 @@
-"""The simplest plan among nearly fastest plans: the estimates are no more exact than that.
+"""The simplest plan among nearly fastest plans that stay fast if a constant is wrong: the estimates are no more exact.
 
 A plan is as complex as its description for a person.
 """
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice, takewhile
 
 from prefect_rlhf.placement.engine_traits import TRAITS
@@ -15,6 +15,8 @@ from prefect_rlhf.placement.planner.question import Question
 from prefect_rlhf.placement.planner.space.plan_problem import PlanSpace
 
 NEARLY = 0.03  # of the fastest plan's time: less than the estimates are wrong by
+STEADY = 0.03  # regret of a plan, if a constant is wrong by up to two times, that is as good as none
+NEAR_LEAST = 0.01  # more than the least regret: also as good
 TRIED = 4  # simpler placements of each call, the fastest ones, in each round
 ROUNDS = 3
 
@@ -40,17 +42,22 @@ def simplest(
     fastest: ExecutionPlan,
     others: Iterable[tuple[ExecutionPlan, float]],
     at_most: float = math.inf,
+    regret: Callable[[ExecutionPlan], float] = lambda _: 0.0,
+    rivals: Iterable[ExecutionPlan] = (),
 ) -> ExecutionPlan:
     """Return the simplest plan that takes at most 3% more than `fastest`, and no more than `at_most` seconds.
 
-    Of equally simple plans it is the fastest. `others` are plans that fit, with their seconds. Starting from the
-    simplest of them, single calls move to the meshes of other calls.
+    Its `regret` is at most `STEADY`, or near the least of `fastest` and of those `rivals` (some of `others`) that are
+    as fast. Of equally simple plans it is the fastest. `others` are plans that fit, with their seconds. Starting from
+    the simplest of them, single calls move to the meshes of other calls.
     """
     least = question.seconds(fastest)
-    limit = max(least, min(least * (1 + NEARLY), at_most))
-    nearly = [(fastest, least), *(pair for pair in others if pair[1] <= limit)]
-    ranked = [(complexity(question, plan, question.certificate(plan)), seconds, plan) for plan, seconds in nearly]
-    best = min(ranked, key=lambda entry: entry[:2])
+    limit = nearly(least, at_most)
+    within = [(fastest, least), *(pair for pair in others if pair[1] <= limit)]
+    compared = (fastest, *(plan for plan in rivals if question.seconds(plan) <= limit))
+    most_regret = max(STEADY, min(map(regret, compared)) + NEAR_LEAST)
+    ranked = [(complexity(question, plan, question.certificate(plan)), seconds, plan) for plan, seconds in within]
+    best = next(entry for entry in sorted(ranked, key=lambda entry: entry[:2]) if regret(entry[2]) <= most_regret)
     for _ in range(ROUNDS):
         simpler = []
         for plan in _with_calls_moved(question, space, best[2], limit):
@@ -59,10 +66,16 @@ def simplest(
             certificate = question.certificate(plan)
             if certificate.fits:
                 simpler.append((complexity(question, plan, certificate), seconds, plan))
-        before, best = best, min([best, *simpler], key=lambda entry: entry[:2])
+        better = sorted((entry for entry in simpler if entry[:2] < best[:2]), key=lambda entry: entry[:2])
+        before, best = best, next((entry for entry in better if regret(entry[2]) <= most_regret), best)
         if best[0] == before[0]:
             break
     return best[2]
+
+
+def nearly(least: float, at_most: float) -> float:
+    """Return the seconds of which an answer takes no more, if the fastest plan takes `least`."""
+    return max(least, min(least * (1 + NEARLY), at_most))
 
 
 def _structure(question: Question, plan: ExecutionPlan) -> int:

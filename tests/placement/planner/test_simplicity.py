@@ -31,3 +31,17 @@ def test_the_simplest_plan_fits_is_no_more_complex_and_takes_little_longer(name)
     assert asked.seconds(chosen) <= asked.seconds(found.plan) * (1 + NEARLY)
     counts = [complexity(asked, plan, asked.certificate(plan)) for plan in (chosen, found.plan)]
     assert counts[0] <= counts[1]
+
+
+def test_a_plan_that_loses_most_if_a_constant_is_wrong_is_no_answer_however_simple_it_is():
+    """The simplest of the nearly fastest plans has a regret of 20%; then all plans do, and it is the answer again."""
+    asked, found = question(GRAPHS["ppo"]), planned("ppo")
+    others = [(plan, asked.seconds(plan)) for plan in found.finalists]
+    simple = simplest(asked, found.space, found.plan, others)
+
+    def regret(plan):
+        return 0.2 if plan.placements == simple.placements else 0.0
+
+    steady = simplest(asked, found.space, found.plan, [*others, (simple, asked.seconds(simple))], regret=regret)
+    assert steady.placements != simple.placements
+    assert simplest(asked, found.space, found.plan, others, regret=lambda _: 0.2) == simple
