@@ -54,13 +54,16 @@ class Hand:
         self.place: str | None = None  # of the function; None until it is imported
         self.schemas: Sequence[Mapping[str, Any]] = ()  # of its tools
         self.plays: dict[int, float] = {}  # by number: since when its own code runs; infinity while it waits
-        self.alone = False
+        self.suspect: int | None = (
+            None  # the play that is tried alone; until it asks or ends, no other play's code runs
+        )
+        self._held: list[Told] = []  # to other plays, meanwhile
         self._settings, self._start_seconds, self._since = settings, start_seconds, time.monotonic()
 
     @property
     def room(self) -> int:
         """How many more plays it may open."""
-        return 0 if self.alone else self._settings.at_once - len(self.plays)
+        return 0 if self.suspect is not None else self._settings.at_once - len(self.plays)
 
     @property
     def due(self) -> float:
@@ -77,25 +80,44 @@ class Hand:
         return f"no answer after {self._settings.deadline_seconds:g} s, and its process did not end it"
 
     @property
-    def suspects(self) -> list[int]:
+    def running(self) -> list[int]:
         """The plays whose own code may be running."""
         return [number for number, since in self.plays.items() if since < math.inf]
 
-    def open(self, message: Open) -> None:
-        """Begin a play."""
+    @property
+    def can_try(self) -> bool:
+        """Whether a play would be alone in it: no other play's code is running or about to."""
+        return self.suspect is None and (not self.plays or (self.place is not None and not self.running))
+
+    def open(self, message: Open, *, alone: bool = False) -> None:
+        """Begin a play; it is `alone` if it may have ended a worker."""
+        if alone:
+            self.suspect = message.play
         self.plays[message.play] = max(time.monotonic(), self._since) if self.place is not None else math.inf
         self.process.give(message)
 
     def tell(self, told: Told) -> None:
         """Tell an open play what the model said."""
-        if told.play in self.plays:
-            self.plays[told.play] = time.monotonic()
-            self.process.give(told)
+        if told.play not in self.plays:
+            return
+        if self.suspect not in (None, told.play):
+            self._held.append(told)
+            return
+        self.plays[told.play] = time.monotonic()
+        self.process.give(told)
+
+    def acquit(self, play: int) -> None:
+        """Let other plays go on: this play has passed the place at the end of a worker, or is over."""
+        if play == self.suspect:
+            self.suspect, held, self._held = None, self._held, []
+            for told in held:
+                self.tell(told)
 
     def close(self, play: int) -> None:
         """End an open play, which says nothing more."""
         if self.plays.pop(play, None) is not None:
             self.process.give(Close(play))
+        self.acquit(play)
 
     def hear(self) -> Iterator[Asks | Over | Failed]:
         """Yield what plays said. Raises InvalidInput for a function that the worker refuses."""

@@ -50,7 +50,7 @@ class PlayPool:
         self._hands: list[Hand] = []
         self._plays: dict[int, OpenPlay] = {}
         self._waiting: deque[int] = deque()  # numbers of plays without a worker
-        self._alone: deque[int] = deque()  # those that must have a worker for themselves
+        self._alone: deque[int] = deque()  # those that must be tried alone
 
     def open(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Begin a play for each row; its number is the row's place. Plays of an earlier call are dropped."""
@@ -71,6 +71,10 @@ class PlayPool:
             for hand in self._hands:
                 hand.tell(told)
 
+    def has_begun(self, number: int) -> bool:
+        """Whether a play is open in a worker, or over; others begin once a worker has room."""
+        return number not in self._waiting and number not in self._alone
+
     def drop(self, number: int) -> None:
         """End a play that is not over."""
         del self._plays[number]
@@ -86,7 +90,9 @@ class PlayPool:
             self._staff()
             if self._hands:
                 exchange([hand.process for hand in self._hands], min(seconds, self._due() - time.monotonic()))
-            return [event for hand in tuple(self._hands) for event in self._heard(hand)]
+            heard = [event for hand in tuple(self._hands) for event in self._heard(hand)]
+            self._staff()  # so that `has_begun` holds for each play with room
+            return heard
         except BaseException:
             self.close()
             raise
@@ -118,18 +124,15 @@ class PlayPool:
     def _staff(self) -> None:
         """Give waiting plays to workers with room, the emptiest first; start workers while there are too few."""
         for hand in self._hands:
-            hand.alone = hand.alone and bool(hand.plays)
-            if self._alone and not hand.plays:
-                hand.alone = True
-                hand.open(self._begun(self._alone.popleft()))
+            if self._alone and hand.can_try:
+                hand.open(self._begun(self._alone.popleft()), alone=True)
         while self._waiting or self._alone:
             free = [hand for hand in self._hands if hand.room > 0]
             busy = not free or min(len(hand.plays) for hand in free) > 0
             if busy and len(self._hands) < self.settings.workers:
                 self._hands.append(Hand(self.settings, self._start_seconds))
                 if self._alone:
-                    self._hands[-1].alone = True
-                    self._hands[-1].open(self._begun(self._alone.popleft()))
+                    self._hands[-1].open(self._begun(self._alone.popleft()), alone=True)
                 continue
             if not free or not self._waiting:
                 return
@@ -162,8 +165,11 @@ class PlayPool:
                 continue
             if isinstance(event, Asks):
                 yield from self._asked(hand, play, event)
-            elif isinstance(event, Failed):
-                yield from self._failed(event, hand.alone)
+                continue
+            was_alone = hand.suspect == event.play
+            hand.acquit(event.play)
+            if isinstance(event, Failed):
+                yield from self._failed(event, was_alone)
             else:
                 del self._plays[event.play]
                 yield event
@@ -174,12 +180,15 @@ class PlayPool:
         play.again += 1
         if number == len(play.asked):
             play.asked.append(asks)
+            hand.acquit(asks.play)
             yield asks
         elif play.asked[number] != asks:
             self.drop(asks.play)
             yield Failed(asks.play, at("it answered differently when it began again", hand.place or ""))
         elif number < len(play.told):
             hand.tell(play.told[number])
+        else:
+            hand.acquit(asks.play)
 
     def _failed(self, failed: Failed, alone: bool) -> Iterator[Event]:
         """Begin a failed play again, or report that it has failed for good."""
@@ -192,13 +201,13 @@ class PlayPool:
 
     def _lost(self, hand: Hand, how: str) -> Iterator[Event]:
         """Begin the plays of a lost worker again: those that were running alone, unless there was a single one."""
-        # Plays share a process, so its death does not show which is to blame. Each suspect begins again with a process
-        # for itself, and only the death of that process counts as its failure.
-        suspects = hand.suspects
+        # Plays share a process, so its death does not show which is to blame. Each suspect begins again while no other
+        # play's code runs beside it, and only the death of that process counts as its failure.
+        running = hand.running
         for number in hand.plays:
-            if number not in suspects:
+            if number not in running:
                 self._waiting.append(number)
-            elif hand.alone or len(suspects) == 1:
+            elif len(running) == 1:
                 yield from self._failed(Failed(number, at(how, hand.place or "")), alone=True)
             else:
                 self._alone.append(number)

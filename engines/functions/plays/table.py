@@ -101,12 +101,17 @@ class Table:
         return Turn(row, seat.number, tuple(answer), min(self._most, seat.tokens_left))
 
     def _is_to_wait(self, wait: Literal["no", "any", "all"]) -> bool:
-        if wait == "all":  # each row waits for the model, or is over
-            return any(not seat.is_over and not (seat.asked and seat.heard is None) for seat in self._seats) and (
-                # At first each row has its turn ordered, before any play asks. Ends of rows are orders too.
-                sum(isinstance(order, Turn) for order in self._orders) < len(self._seats)
-            )
+        if wait == "all":  # each row waits for the model, is over, or has no worker with room yet
+            # At first each row has its turn ordered, before any play asks. Ends of rows are orders too.
+            is_first = sum(isinstance(order, Turn) for order in self._orders) == len(self._seats)
+            return not is_first and any(map(self._is_awaited, range(len(self._seats))))
         return wait == "any" and not self._orders and not all(seat.is_over for seat in self._seats)
+
+    def _is_awaited(self, row: int) -> bool:
+        """Whether a round needs the next words of a row's play."""
+        seat = self._seats[row]
+        is_heard = seat.is_over or (seat.asked and seat.heard is None)
+        return not is_heard and (self._pool.has_begun(row) or not self._orders)
 
     def _take(self, seconds: float) -> None:
         for event in self._pool.events(seconds):

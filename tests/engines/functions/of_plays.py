@@ -4,6 +4,7 @@ import asyncio
 import os
 import sys
 import time
+from pathlib import Path
 
 
 async def three_turns(row, say):
@@ -42,6 +43,34 @@ async def exits(row, say):
         os._exit(3)
     said = await say("go on")
     return float(said.turn)
+
+
+async def dies_once(row, say):
+    """Three turns; after the first, a row may end its process."""
+    said = await say()
+    for _ in range(2):
+        die_once(row)
+        said = await say(row["prompt"])
+    return float(said.turn)
+
+
+async def die_together(row, say):
+    """The same while other plays of the process wait for something of their own."""
+    said = await say()
+    for _ in range(2):
+        if row["dies"]:
+            await asyncio.sleep(0.2)
+            die_once(row)
+        await asyncio.sleep(0.4)
+        said = await say(row["prompt"])
+    return float(said.turn)
+
+
+def die_once(row):
+    """End the process if the file that the row names is there; remove it before."""
+    if row["dies"] and Path(row["dies"]).exists():
+        Path(row["dies"]).unlink()
+        os._exit(3)
 
 
 async def leaves(row, say):
