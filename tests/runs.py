@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -73,6 +75,17 @@ def rollouts(run_dir: Path, column: str = "tokens") -> list[Any]:
 def environment(**more: str) -> dict[str, str]:
     """Return the environment of a process whose runs go to the server of this one."""
     return {**os.environ, "PREFECT_API_URL": get_current_settings().api.url or "", **more}
+
+
+def wait_for(find: Callable[[], Any], process: subprocess.Popen[str], seconds: float = 240) -> Any:
+    """Return what `find` gives once it gives something; fail if the process ends before."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if found := find():
+            return found
+        assert process.poll() is None, process.stdout and process.stdout.read()[-2000:]
+        time.sleep(0.02)
+    raise AssertionError("it never happened")
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,10 @@
 """Plays for runs of tiny models."""
 
+import asyncio
+import os
+import signal
+from pathlib import Path
+
 
 async def counts(row, say):
     """Two turns; short turns are better, and the second turn counts twice."""
@@ -18,6 +23,20 @@ async def guesses(row, say):
         if said.end == "budget":
             break
     return {"score": float(len(said.tokens) % 5 == secret), "secret": float(secret)}
+
+
+async def trapped(row, say):
+    """Two turns; between them the row meets a trap that a test may have set: its worker dies, or it hangs."""
+    said = await say()
+    say.reward(-0.1 * len(said.tokens))
+    trap = Path(row["traps"]) / str(row["number"])
+    if trap.exists():
+        kind = trap.rename(f"{trap}.sprung").read_text()
+        if kind == "dies":
+            os.kill(os.getpid(), signal.SIGKILL)
+        await asyncio.sleep(3600)
+    said = await say(" the best film")
+    return -0.2 * len(said.tokens)
 
 
 async def dies(row, say):

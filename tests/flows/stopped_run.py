@@ -1,9 +1,9 @@
-"""A PPO run as a process of its own that hangs where a test says, so that the test can kill it there.
+"""A run as a process of its own that hangs where a test says, so that the test can kill it there.
 
-    python -m tests.flows.stopped_run PARAMETERS NUM_DEVICES NODE FILE
+    python -m tests.flows.stopped_run ALGORITHM PARAMETERS NUM_DEVICES [NODE FILE]
 
 When node NODE begins, a pipe that nobody reads takes the place of FILE in the run's folder: who opens it to write
-hangs.
+hangs. Without NODE, the play hangs.
 """
 
 import json
@@ -11,12 +11,12 @@ import os
 import sys
 from pathlib import Path
 
-from prefect_rlhf.flows.ppo import ppo
+from prefect_rlhf.flows.algorithm.rlhf_flow import find_flow
 from prefect_rlhf.tasks.running.dispatch import Dispatcher
-from tests.runs import leased
+from tests.runs import end, leased
 
 
-def main(parameters: str, num_devices: str, node_id: str, file: str) -> None:
+def main(algorithm: str, parameters: str, num_devices: str, node_id: str = "", file: str = "") -> None:
     execute = Dispatcher.execute
 
     def hang(self, node):
@@ -28,7 +28,7 @@ def main(parameters: str, num_devices: str, node_id: str, file: str) -> None:
 
     Dispatcher.execute = hang
     with leased(int(num_devices)):
-        state = ppo(**ppo.validate_parameters(json.loads(Path(parameters).read_text())), return_state=True)
+        state = end(find_flow(algorithm), json.loads(Path(parameters).read_text()))
     print(state.message)  # noqa: T201  the test reads it
 
 

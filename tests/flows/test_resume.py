@@ -39,7 +39,7 @@ from tests import plan_matrix
 from tests.cases import first
 from tests.finished_steps import write_checkpoint
 from tests.plan_matrix import ALONE, SEED, plan
-from tests.runs import end, environment, folder_of, leased, plan_file, prepared, read_lines, rollouts
+from tests.runs import end, environment, folder_of, leased, plan_file, prepared, read_lines, rollouts, wait_for
 from tests.runs import whole as whole_lease
 from tests.tiny import make_model
 
@@ -91,7 +91,7 @@ def killed(parameters, plan, folder, node, file, reached, victims="all", **chang
     """The folder of a run that was killed with `file` not written, when `reached(its folder)`; and what it said."""
     given = planned(parameters, plan) | changes | {"output_dir": str(folder / "runs")}
     (folder / "parameters.json").write_text(json.dumps(given))
-    line = [sys.executable, "-m", "tests.flows.stopped_run", str(folder / "parameters.json"), "2", node, file]
+    line = [sys.executable, "-m", "tests.flows.stopped_run", "ppo", str(folder / "parameters.json"), "2", node, file]
     output = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     process = subprocess.Popen(line, env=environment(), cwd=Path(__file__).parents[2], **output)
     try:
@@ -105,17 +105,6 @@ def killed(parameters, plan, folder, node, file, reached, victims="all", **chang
     finally:
         process.kill()
     return run_dir, said
-
-
-def wait_for(find, process, seconds=240):
-    """What `find` gives once it gives something; fails when the process ends before."""
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        if found := find():
-            return found
-        assert process.poll() is None, process.stdout.read()[-2000:]
-        time.sleep(0.02)
-    raise AssertionError("it never happened")
 
 
 def descendants(pid):
