@@ -80,7 +80,7 @@ SUB_ROOMS: Mapping[str, Mapping[str, str]] = {
         "gang.ray": "gang gang.processes weights",
         "rank": "functions.plays files sampling weights .",
         "rank.profiling": "rank megatron.cpu files weights .",
-        "rank.trial": "rank .",
+        "rank.trial": "functions.plays rank sampling .",
         "megatron": "megatron.cpu megatron.sampling megatron.training megatron.vocabulary files sampling weights .",
         "megatron.cpu": "megatron",
         "megatron.sampling": "megatron sampling .",

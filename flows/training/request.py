@@ -126,6 +126,8 @@ def read_request(
     check_output_folder(options, graph, checkpoint.folder if checkpoint and is_restart else None)
     if any(call.on_hosts or call.play is not None for call in graph):
         check_reward_functions(graph, inputs)
+    if options.dry_run and any(call.play is not None for call in graph):
+        check_plays(graph, inputs)
     check_operators(graph, inputs, best, is_own=not algorithm.is_shipped)
     return RunRequest(options, lease, inputs, graph, workload, checkpoint)
 
@@ -197,6 +199,14 @@ def check_reward_functions(graph: DataflowGraph, inputs: RunInputs) -> None:
     from prefect_rlhf.tasks.trial.check_rewards import check_rewards  # imported here: planning starts no process
 
     check_rewards(graph, inputs.sources)
+
+
+def check_plays(graph: DataflowGraph, inputs: RunInputs) -> None:
+    """Play two rows of each play twice; warn of a play that fails or differs from itself."""
+    from prefect_rlhf.tasks.trial.try_plays import try_plays  # imported here: planning starts no process
+
+    for warning in try_plays(graph, inputs.sources, inputs.tokenizer):
+        log_warning(warning)
 
 
 def check_operators(graph: DataflowGraph, inputs: RunInputs, best: BestModel | None, *, is_own: bool) -> None:
