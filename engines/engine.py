@@ -195,6 +195,7 @@ class PlayEnd:
     """The end of a row's play: its score (NaN: not applicable), rewards by turn, and other numbers.
 
     `failed`: the play failed, and the row does not count. `truncated`: the row was at the end of its tokens or turns.
+    `answers` is the number of answers that the model's turns had, and `answer_seconds` the time for all of them.
     """
 
     row: int
@@ -203,6 +204,8 @@ class PlayEnd:
     failed: bool = False
     truncated: bool = False
     numbers: Mapping[str, float] = field(default_factory=dict)
+    answers: int = 0
+    answer_seconds: float = field(default=0.0, compare=False)  # of a clock
 
 
 Order = Turn | PlayEnd

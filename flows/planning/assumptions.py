@@ -8,6 +8,7 @@ from prefect_rlhf.placement.cost.datasheets.hardware import GIB, HOST_SHARE, usu
 from prefect_rlhf.placement.cost.workload import LengthDistribution
 from prefect_rlhf.placement.engine_constants import EXPERT_IMBALANCE
 from prefect_rlhf.placement.planner.question import Question
+from prefect_rlhf.tasks.play import Play
 
 DEVIATION = 0.745
 """Standard deviation of log response lengths. With it, 0.1% of responses exceed ten times the median length, as RLHFuse
@@ -41,6 +42,13 @@ def assumptions(question: Question) -> Iterator[str]:
             f"responses are {workload.responses.mean:.0f} tokens on average, log-normal, and {AT_LIMIT:.0%} of them "
             f"end at {longest}; --response-length {longest}:1 sets this length for all, a run's rollouts set their own"
         )
+    for play in dict.fromkeys(call.play for call in question.graph if call.play is not None):
+        if Play.model_validate_json(play.settings).bounds == play:
+            yield (
+                f"a row of the play has {play.turns:g} turns, {play.observed:g} tokens of answers in all, and waits "
+                f"{play.seconds:g} s for each answer; play.expected_turns, play.expected_answer_tokens and "
+                "play.seconds_per_answer set this, --response-length with a run's rollouts too"
+            )
     if any(model.shape.experts for model in question.graph.models):
         yield (
             f"experts of the fullest device have {EXPERT_IMBALANCE:g} times the mean of tokens wherever devices divide "

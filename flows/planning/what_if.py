@@ -20,13 +20,13 @@ from prefect_rlhf.flows.hardware.profiles import measured_sources
 from prefect_rlhf.flows.planning.assumptions import tail
 from prefect_rlhf.flows.planning.what_if_arguments import read_arguments
 from prefect_rlhf.flows.training.inputs import MANY, RunInputs, read_inputs
-from prefect_rlhf.flows.training.lengths import parse_lengths, together
+from prefect_rlhf.flows.training.lengths import PlayedTurns, names_rollouts, parse_lengths, rollout_turns, together
 from prefect_rlhf.flows.training.tokenizers import check_vocabulary_sizes
 from prefect_rlhf.flows.training.workload import run_workload
 from prefect_rlhf.placement.cost.made_rows import with_made_rows
 from prefect_rlhf.placement.cost.times.profile import Profile
 from prefect_rlhf.placement.cost.workload import LengthDistribution, Workload
-from prefect_rlhf.placement.graph import DataflowGraph
+from prefect_rlhf.placement.graph import DataflowGraph, PlayBounds
 from prefect_rlhf.placement.memory.bytes import with_headroom
 from prefect_rlhf.placement.models.model import ModelSpec
 from prefect_rlhf.placement.planner.question import Question, Site
@@ -45,6 +45,8 @@ def read_question(flow: AlgorithmFlow, options: PlanOptions) -> Question:
     inputs = read_inputs(arguments, read_model_shape, may_be_absent=True)
     site = read_site(options, inputs.models)
     graph = resize_evaluation(flow.algorithm.trace(arguments, inputs.models, inputs.datasets), inputs)
+    if options.response_length and names_rollouts(options.response_length):
+        graph = expect_turns(graph, rollout_turns(options.response_length, "response_length"))
     check_vocabulary_sizes(graph)
     if limit is not None and any(call.kind == "generate" for call in graph):
         responses = tail(limit)
@@ -111,6 +113,21 @@ def resize_evaluation(graph: DataflowGraph, inputs: RunInputs) -> DataflowGraph:
         for call in graph
     )
     return replace(graph, datasets=tuple(datasets), calls=tuple(calls))
+
+
+def expect_turns(graph: DataflowGraph, played: PlayedTurns | None) -> DataflowGraph:
+    """Return the graph whose plays are expected to have turns, answers and delays as those `played` before."""
+    if played is None:
+        return graph
+    return replace(
+        graph, calls=tuple(replace(call, play=call.play and _as_before(call.play, played)) for call in graph)
+    )
+
+
+def _as_before(play: PlayBounds, played: PlayedTurns) -> PlayBounds:
+    seconds = play.seconds if played.seconds is None else played.seconds
+    turns, observed = min(played.turns, play.max_turns), min(played.observed, play.max_tokens)
+    return replace(play, turns=turns, observed=observed, seconds=seconds)
 
 
 def read_workload(

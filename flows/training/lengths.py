@@ -1,11 +1,14 @@
-"""Parse lengths of prompts and responses: a number, shares, or the rollouts of an earlier run."""
+"""Parse lengths of prompts and responses: a number, shares, or the rollouts of an earlier run; and turns of plays."""
 
 from collections import Counter, defaultdict
 from collections.abc import Sequence
+from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
+from statistics import fmean
 
 from prefect_rlhf.errors.errors import InvalidInput, refusing
+from prefect_rlhf.files.foreign_file import finished_lines
 from prefect_rlhf.files.remote_path import is_remote
 from prefect_rlhf.placement.cost.workload import LengthDistribution
 from prefect_rlhf.tasks.data.stored.stored_rows import StoredRows
@@ -20,7 +23,7 @@ def parse_lengths(text: str, field: str) -> LengthDistribution:
     >>> parse_lengths("1024", "prompt_length").mean, parse_lengths("512:3,1024:1", "prompt_length").mean
     (1024.0, 640.0)
     """
-    if Path(text).suffix == ".parquet" or is_remote(text) or Path(text).is_dir():
+    if names_rollouts(text):
         return rollout_lengths(text, field)
     shares: dict[int, float] = {}
     for part in text.split(","):
@@ -40,6 +43,43 @@ def rollout_lengths(path: str, field: str) -> LengthDistribution:
         return distribution(responses)
     rows = zip(stored.read("tokens"), responses, strict=True)
     return distribution([len(tokens) - response for tokens, response in rows])
+
+
+def names_rollouts(text: str) -> bool:
+    """Whether a text is the path of rollouts instead of lengths."""
+    return Path(text).suffix == ".parquet" or is_remote(text) or Path(text).is_dir()
+
+
+@dataclass(frozen=True, slots=True)
+class PlayedTurns:
+    """Means over the rows of plays: turns, and the tokens of all answers; over answers, seconds (None: unknown)."""
+
+    turns: float
+    observed: float
+    seconds: float | None
+
+
+def rollout_turns(path: str, field: str) -> PlayedTurns | None:
+    """Read the turns of plays from the rollouts of a run; None without plays. A failed play does not count.
+
+    Seconds come from `metrics.jsonl` beside the folder of the rollouts, if it is there.
+    """
+    stored = StoredRows(field, path)
+    if not {"turns", "mask"} <= set(stored.names):
+        return None
+    rows = [row for row in zip(stored.read("turns"), stored.read("mask"), strict=True) if any(row[1])]
+    if not rows:
+        return None
+    turns, masks = zip(*rows, strict=True)
+    return PlayedTurns(fmean(turns), fmean(len(mask) - sum(mask) for mask in masks), _answer_seconds(Path(path)))
+
+
+def _answer_seconds(rollouts: Path) -> float | None:
+    """Return the mean over steps of the seconds of an answer, of the generates that train."""
+    folder = rollouts.parent if rollouts.suffix == ".parquet" else rollouts
+    steps = finished_lines("response_length", folder.parent / "metrics.jsonl")
+    seen = [value for step in steps for name, value in step.items() if name.endswith(".answer_seconds")]
+    return fmean(seen) if seen else None
 
 
 def distribution(lengths: Sequence[int]) -> LengthDistribution:

@@ -26,7 +26,7 @@ class MetricNames:
         return name not in self.known and not name.startswith(self.others)
 
 
-PLAY_METRICS = ("turns", "own_tokens", "observed_tokens", "failed", "truncated")
+PLAY_METRICS = ("turns", "own_tokens", "observed_tokens", "failed", "truncated", "answer_seconds")
 
 
 def metric_names(call: Call, tried: Sequence[str] | None = None) -> MetricNames:

@@ -38,6 +38,7 @@ from prefect_rlhf.tasks.reporting.pictures.text import graph_text, plan_rows, pl
 from prefect_rlhf.tasks.reporting.pictures.timeline import Bar, timeline_svg
 from prefect_rlhf.tasks.reporting.publish import publish, update_markdown
 from prefect_rlhf.tasks.reporting.step_line import StepLines
+from prefect_rlhf.tasks.reporting.turns import turn_rows
 from prefect_rlhf.tasks.run_log import run_log
 from prefect_rlhf.tasks.running.journal import STEPS_KEPT, Journal, TaskRunSpan
 from prefect_rlhf.tasks.running.outcome import NodeOutcome
@@ -290,6 +291,8 @@ class RunReport:
         if self.predicted is not None:
             rows = comparison_rows(compare(self.predicted, self._journal.last_steps(STEPS_KEPT)))
             publish(create_table_artifact, rows, key="predicted-and-measured", description="Predicted and measured")
+        if rows := turn_rows(self.augmented.graph, self._metrics):
+            publish(create_table_artifact, rows, key="turns", description="Turns of plays, expected and measured")
 
     def _show_conversations(self) -> None:
         """Publish conversations of the newest evaluation, if they are new."""

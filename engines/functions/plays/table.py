@@ -50,6 +50,9 @@ class Seat:
     has_begun: bool = False  # its first turn is ordered
     is_over: bool = False
     is_cut: bool = False  # its play asked for more than the row may have
+    told_at: float = 0.0  # when the play heard its latest turn
+    answers: int = 0
+    answer_seconds: float = 0.0  # from each turn to the answer
 
 
 class Table:
@@ -92,7 +95,11 @@ class Table:
         end: End = "stop" if is_stopped else "length" if seat.tokens_left > 0 else "budget"
         seat.heard = Told(row, self._codec.text(tokens), tuple(tokens), end, (seat.tokens_left, seat.turns_left))
         if seat.asked:
-            self._pool.tell(seat.heard)
+            self._tell(seat, seat.heard)
+
+    def _tell(self, seat: Seat, told: Told) -> None:
+        seat.told_at = self._clock()
+        self._pool.tell(told)
 
     def _turn(self, row: int, answer: Sequence[int]) -> Turn:
         seat = self._seats[row]
@@ -132,7 +139,7 @@ class Table:
         elif event.turn == 0:
             seat.asked = True
             if seat.heard is not None:
-                self._pool.tell(seat.heard)
+                self._tell(seat, seat.heard)
         else:
             self._ask(event, seat)
 
@@ -157,6 +164,8 @@ class Table:
     def _ask(self, asks: Asks, seat: Seat) -> None:
         """Order the turn that a play asks for, or tell it that the row may have no more."""
         assert seat.heard is not None and asks.answer is not None  # it heard a turn before, and answers it
+        seat.answers += 1
+        seat.answer_seconds += self._clock() - seat.told_at
         try:
             answer = self._codec.of(asks.answer, seat.heard.tokens[-1])
         except Exception as error:  # noqa: BLE001  a tokenizer and its template may raise anything
@@ -174,7 +183,8 @@ class Table:
         seat = self._seats[row]
         seat.is_over = True
         truncated = seat.is_cut or seat.heard is None or seat.heard.end != "stop"
-        self._orders.append(PlayEnd(row, score, tuple(rewards), False, truncated, numbers))
+        answers = seat.answers, seat.answer_seconds
+        self._orders.append(PlayEnd(row, score, tuple(rewards), False, truncated, numbers, *answers))
 
     def _fail(self, failed: Failed) -> None:
         self.failures.append(failed)

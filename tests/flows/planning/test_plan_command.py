@@ -19,6 +19,7 @@ from prefect_rlhf.flows.commands.flags import read_parameters
 from prefect_rlhf.flows.commands.plan import interruptible
 from prefect_rlhf.flows.forms.plan_options import plan_options
 from prefect_rlhf.flows.planning.answer import answer_question
+from prefect_rlhf.flows.planning.assumptions import assumptions
 from prefect_rlhf.flows.planning.given_plan import GivenPlan
 from prefect_rlhf.flows.planning.plan_report import question_text, without_orders
 from prefect_rlhf.flows.planning.what_if import read_question
@@ -375,6 +376,61 @@ def test_lengths_may_come_from_what_a_run_wrote(tmp_path):
     pq.write_table(pa.table({"tokens": [[1] * 5, [1] * 7], "logprobs": [[0.0] * 2, [0.0] * 3]}), file)
     assert parse_lengths(str(file), "response_length").shares == ((2, 0.5), (3, 0.5))
     assert parse_lengths(str(tmp_path), "prompt_length").shares == ((3, 0.5), (4, 0.5))
+
+
+PLAY = {"function": "my_play.py:solve", "max_tokens": 512, "max_turns": 6, "expected_turns": 2}
+
+
+def played(**values):
+    """A what-if about GRPO with a play that is not there."""
+    parameters = {
+        "play": PLAY,
+        "algo": {"batch_size": 64, "kl": {"coefficient": 0}, "sampling": {"max_new_tokens": 64}},
+    }
+    return question("actor=llama-7b", algorithm="grpo", parameters=parameters, **values)
+
+
+def test_turns_may_come_from_what_a_run_wrote(tmp_path):
+    """Three rows: of two and four turns with 3 and 5 tokens of answers; the play of the third failed."""
+    (tmp_path / "rollouts").mkdir()
+    masks = [[1, 0, 0, 0, 1], [1, 0, 0, 1, 0, 0, 1, 0, 1], [0, 0]]
+    columns = {
+        "tokens": [[1] * (10 + len(mask)) for mask in masks],
+        "logprobs": [[0.0] * len(mask) for mask in masks],
+        "mask": masks,
+        "turns": [2, 4, 1],
+    }
+    pq.write_table(pa.table(columns), tmp_path / "rollouts" / "step-000000.parquet")
+    steps = [{"step": step, "actor_generate.answer_seconds": seconds} for step, seconds in enumerate((0.2, 0.4))]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(step) + "\n" for step in steps))
+    for place in (tmp_path / "rollouts", tmp_path / "rollouts" / "step-000000.parquet"):
+        asked = played(response_length=str(place))
+        for name in ("actor_generate", "actor_evaluation"):
+            play = asked.graph.call(name).play
+            assert (play.turns, play.observed, play.seconds) == (3, 4, pytest.approx(0.3))
+        assert asked.workload.responses.longest == 512, "for memory"
+        assert asked.workload.responses.mean == pytest.approx((5 + 9 + 2) / 3)
+        assert not any("a row of the play" in line for line in assumptions(asked))
+    (tmp_path / "metrics.jsonl").unlink()
+    assert played(response_length=str(tmp_path / "rollouts")).graph.call("actor_generate").play.seconds == 0.05
+
+
+def test_a_question_about_a_play_is_answered(folder, capsys):
+    """Its code need not be there; what the play waits for is in the estimate of each generate."""
+    asked = ["--model", "actor=llama-7b", "--cluster", "1x8:h100", "--budget", "0.3", *LENGTHS]
+    settings = ["play.function=my_play.py:solve", "play.max_tokens=512", "algo.kl.coefficient=0"]
+    answer = plan(folder, *asked, *(word for one in settings for word in ("-p", one)), algorithm="grpo")
+    assert {file.name for file in answer.iterdir()} >= set(ANSWERED)
+    assert "assumed: a row of the play has 3 turns, 200 tokens of answers in all" in capsys.readouterr().out
+    assert json.loads((answer / "certificate.json").read_text())["fits"]
+
+
+def test_without_rollouts_turns_are_those_of_the_settings():
+    asked = played(response_length="400:1")
+    play = asked.graph.call("actor_generate").play
+    assert (play.turns, play.observed, play.seconds) == (2, 100, 0.05)
+    (line,) = (line for line in assumptions(asked) if "a row of the play" in line)
+    assert line.startswith("a row of the play has 2 turns, 100 tokens of answers in all, and waits 0.05 s for each")
 
 
 def test_nodes_of_two_kinds_keep_their_own_memory():

@@ -1,0 +1,25 @@
+"""Expected and measured turns of plays side by side: what the planner counted on, and what the run saw."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from statistics import fmean
+
+from prefect_rlhf.placement.graph import DataflowGraph, PlayBounds
+
+
+def turn_rows(graph: DataflowGraph, steps: Iterable[Mapping[str, float]]) -> list[dict[str, str]]:
+    """Return the rows of a table: three for each generate with a play that trains; measured are means over `steps`."""
+    steps = list(steps)
+    return [row for call in graph if call.every is None for row in _rows_of(call.name, call.play, steps)]
+
+
+def _rows_of(call: str, play: PlayBounds | None, steps: list[Mapping[str, float]]) -> Iterator[dict[str, str]]:
+    if play is None:
+        return
+    expected = {
+        "turns": ("turns of a row", play.turns),
+        "observed_tokens": ("tokens of a row's answers", play.observed),
+        "answer_seconds": ("seconds of an answer", play.seconds),
+    }
+    for metric, (what, value) in expected.items():
+        seen = [step[f"{call}.{metric}"] for step in steps if f"{call}.{metric}" in step]
+        yield {"call": call, "what": what, "expected": f"{value:.3g}", "measured": f"{fmean(seen):.3g}" if seen else ""}
