@@ -1,7 +1,8 @@
 """Does an algorithm learn? A small model on held-out data, before and after.
 
     python -m benchmarks.learn {grpo,grpo-dynamic,rloo,remax,ppo,ppo-shared} [--seed N] [--steps N] [--plot FILE]
-    python -m benchmarks.learn {sft,dpo,safe-rlhf,calculator,guess} [--seed N] [--steps N] [--home .rlhf]
+    python -m benchmarks.learn {calculator,guess} [--seed N] [--steps N] [--plot FILE]
+    python -m benchmarks.learn {sft,dpo,safe-rlhf} [--seed N] [--steps N] [--home .rlhf]
 
 SmolLM2-135M-Instruct on two CPU devices. Those of the first line learn `sums.py` by Python rewards, and are judged by
 greedy accuracy; for the others see `learn_offline.py`, `learn_safe.py` and `learn_plays.py`. Last line JSON:
@@ -71,16 +72,16 @@ def main() -> None:
     parser.add_argument("--plot", type=Path)
     options = parser.parse_args()
     home, name = options.home.resolve(), options.algorithm
-    if options.plot and name not in ALGORITHMS:
-        parser.error("--plot draws greedy accuracy on sums, of which this algorithm has none")
+    if options.plot and name not in (*ALGORITHMS, *learn_plays.STEPS):
+        parser.error("--plot draws a share of held-out tasks, of which this algorithm has none")
     prepare_model("smollm2", home / "models" / "smollm2", home / "downloads")
     flow, given = prepared(home, name, options.seed, options.steps)
     began, processor = time.monotonic(), processor_seconds()
     run_dir = run(flow, given)
     minutes, processor_minutes = (time.monotonic() - began) / 60, (processor_seconds() - processor) / 60
-    if options.plot:
-        draw(run_dir, name, options.plot)
     found = outcome(home, run_dir, name, options.seed, minutes)
+    if options.plot:
+        draw(found, options.plot)
     print(json.dumps(found | {"processor_minutes": round(processor_minutes, 1)}))
 
 
@@ -183,17 +184,16 @@ def trained_tokens(run_dir: Path, steps: Sequence[int]) -> dict[str, Any]:
     return {"trained_tokens": round(sum(by_step)), "trained_tokens_by_step": before}
 
 
-def draw(run_dir: Path, name: str, file: Path) -> None:
-    """Draw accuracy on held-out sums against steps."""
+def draw(found: Mapping[str, Any], file: Path) -> None:
+    """Draw the share of held-out tasks against steps."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
     figure, axis = pyplot.subplots(figsize=(5, 3.2), layout="constrained")
-    by_step = accuracies(run_dir)
-    axis.plot(list(by_step), list(by_step.values()), marker="o")
-    axis.set(title=f"{name}: greedy accuracy on held-out sums", xlabel="step", ylim=(0, 1))
+    axis.plot(list(found["by_step"]), list(found["by_step"].values()), marker="o")
+    axis.set(title=f"{found['algorithm']}: {found['metric']}", xlabel="step", ylim=(0, 1.02))
     axis.grid(alpha=0.3)
     file.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(file, dpi=110)
