@@ -9,23 +9,14 @@ from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, TypeVar
 
 from benchmarks.demo.outcome import read_metrics
 from benchmarks.step_work import Measured, StepWork
 from prefect_rlhf.flows.commands import cli
 from prefect_rlhf.tasks.running.journal import read_spans
 
-
-def train(algorithm: str, work: StepWork, parameters_in: Callable[[Path], dict[str, Any]]) -> None:
-    """Run the flow, with its parameters for a folder of its own, on one rank per thread; print what a step took."""
-    with tempfile.TemporaryDirectory() as folder:
-        parameters = Path(folder) / "parameters.json"
-        parameters.write_text(json.dumps(parameters_in(Path(folder))))
-        status = cli.main([algorithm, "--parameters", str(parameters), "--devices", str(work.threads)])
-        if status:
-            sys.exit(status)
-        print(json.dumps(asdict(measured(work, Path(folder) / "latest"))))
+Work = TypeVar("Work", bound=StepWork)
 
 
 def measured(work: StepWork, run_dir: Path) -> Measured:
@@ -44,3 +35,19 @@ def measured(work: StepWork, run_dir: Path) -> Measured:
             for share in ("orchestration_share", "fingerprint_share")
         },
     )
+
+
+def train(
+    algorithm: str,
+    work: Work,
+    parameters_in: Callable[[Path], dict[str, Any]],
+    measure: Callable[[Work, Path], Measured] = measured,
+) -> None:
+    """Run the flow, with its parameters for a folder of its own, on one rank per thread; print what a step took."""
+    with tempfile.TemporaryDirectory() as folder:
+        parameters = Path(folder) / "parameters.json"
+        parameters.write_text(json.dumps(parameters_in(Path(folder))))
+        status = cli.main([algorithm, "--parameters", str(parameters), "--devices", str(work.threads)])
+        if status:
+            sys.exit(status)
+        print(json.dumps(asdict(measure(work, Path(folder) / "latest"))))

@@ -11,6 +11,7 @@ import pytest
 
 from benchmarks import grpo_step, ppo_step
 from benchmarks.grpo_work import GRPOWork
+from benchmarks.play_work import PlayWork
 from benchmarks.ppo_work import PPOWork
 from benchmarks.step_sides import python_path, trl_folder
 from tests.tiny import make_model, make_pairs, make_prompts
@@ -57,6 +58,12 @@ SMALLEST = {
     "orchestration": ('{{"steps":2,"transfers":4,"fingerprints":1}}', "fingerprint node transfer"),
     "our_grpo": ("{grpo_work}", MEASURED),
     "our_ppo": ("{ppo_work}", MEASURED),
+    "play_step": (
+        "--only ours --batch-size 1 --samples 2 --turns 2 --response-tokens 2 --model {home}/models/smollm2",
+        "ours",
+    ),
+    "our_play": ("{play_work}", MEASURED),
+    "play_rounds": ("{play_work}", MEASURED),
     "papers": ("--only app", "expected holds name values"),
     "learn": (
         "ppo-shared --steps 1 --home {home}",
@@ -114,13 +121,14 @@ SMALLEST = {
         "copy digest first_copy least products rest step",
     ),
     "trl_grpo": ("{grpo_work}", MEASURED),
+    "trl_play": ("{play_work}", MEASURED),
     "trl_ppo": ("{ppo_work}", MEASURED),
 }
 """Arguments and keys of the last line, by script and what tells its cases apart.
 
 `{home}` is a small demo, the works are small steps."""
 
-TRL_VERSIONS = {"trl_grpo": grpo_step.TRL_VERSION, "trl_ppo": ppo_step.TRL_VERSION}
+TRL_VERSIONS = {"trl_grpo": grpo_step.TRL_VERSION, "trl_play": grpo_step.TRL_VERSION, "trl_ppo": ppo_step.TRL_VERSION}
 
 JUDGE = """
 class SentimentIntensityAnalyzer:
@@ -168,6 +176,7 @@ def test_a_benchmark_ends_with_one_line_of_json(name, started, home):
     works = {
         "ppo_work": PPOWork(**files, batch_size=8, response_tokens=4, steps=1),
         "grpo_work": GRPOWork(**files, batch_size=2, samples=4, response_tokens=4, steps=1, mini_batches=2),
+        "play_work": PlayWork(**files, batch_size=1, samples=2, turns=2, response_tokens=2),
     }
     texts = {key: json.dumps(asdict(work), separators=(",", ":")) for key, work in works.items()}
     values = {"home": home, **texts, "growth": '{"calls":12}'}
