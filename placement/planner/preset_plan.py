@@ -88,17 +88,28 @@ def _place(call: Call, rule: Preset, lease: DeviceMesh, graph: DataflowGraph, le
 
 def preset_result(question: Question, space: PlanSpace, name: str, budget: Budget) -> PresetResult:
     """Search the best strategies that a preset admits, on the meshes that it gives to the calls."""
-    rule = preset_named(name)
     try:
-        for problem in preset_problems(rule, question.site.mesh, space):
-            plan = solve_fitting(question, problem, budget, name=name, shares=TIGHTER, repair=False)
-            if plan is not None:
-                streamed = in_parts(question.graph, plan, streaming_calls(question.graph, plan), rule.parts)
-                plan = streamed if question.fits(streamed) else plan
-                return PresetResult(name, plan, question.estimate(plan))
+        plan = best_admitted(question, space, name, preset_named(name), budget)
     except RlhfError as error:
         return PresetResult(name, refused=str(error).splitlines()[0])
-    return PresetResult(name, refused="no strategies on its meshes fit the devices' memory")
+    if plan is None:
+        return PresetResult(name, refused="no strategies on its meshes fit the devices' memory")
+    return PresetResult(name, plan, question.estimate(plan))
+
+
+def best_admitted(
+    question: Question, space: PlanSpace, name: str, rule: Preset, budget: Budget
+) -> ExecutionPlan | None:
+    """Return the best plan that a preset admits, in its parts if they fit; None: no plan fits.
+
+    Raises InvalidInput if the mesh has no such parts, or a call cannot run on its part.
+    """
+    for problem in preset_problems(rule, question.site.mesh, space):
+        plan = solve_fitting(question, problem, budget, name=name, shares=TIGHTER, repair=False)
+        if plan is not None:
+            streamed = in_parts(question.graph, plan, streaming_calls(question.graph, plan), rule.parts)
+            return streamed if question.fits(streamed) else plan
+    return None
 
 
 def preset_problems(rule: Preset, mesh: DeviceMesh, space: PlanSpace) -> Iterator[PlanProblem]:

@@ -116,6 +116,14 @@ SMALLEST = {
         f"{DATA}/grpo_7b_1x8.json --budget-seconds 1",
         "cpu_seconds evaluations gap lower_bound_seconds makespan_seconds plan",
     ),
+    "streamed_parts": (
+        f"--rounds 1 --steps 1 --batch-size 4 --response-tokens 4 {TINY}",
+        "gain measured_seconds parts predicted_gain predicted_seconds",
+    ),
+    "streamed_tables": (
+        "--only A --evaluations 1000",
+        "ahead ahead_streamed apart apart_by_kind setting together together_by_kind",
+    ),
     "train_step": (
         "--rows 2 --steps 1 --model {home}/models/smollm2",
         "copy digest first_copy least products rest step",
