@@ -29,7 +29,7 @@ from prefect_rlhf.placement.search.problem import LinkNode, PlannedCall, Problem
 WHOLE_SHARE = 0.5  # of the budget, for the search of the whole space, and for searches with models in alternation
 COPIES_SHARE = 0.3  # for searches that decide which calls share a copy of weights
 CAUTIOUS_SHARE = 0.2  # for each other way to count memory
-STREAMED_SHARE = 0.2  # for each bound on plans with streamed parts
+STREAMED_SHARE = 0.2  # for all bounds on plans with streamed parts
 SMALL_SHARE = 0.03  # for each preset and each division: little is left to choose
 SHORT = Budget(EVALUATIONS, 2.0)  # of the first round of attempts, if the budget is longer
 CLOSE = 0.03  # of the bound: a plan that is no further above it is as good as known, since no estimate tells more
@@ -123,12 +123,18 @@ def _make_attempts(request: SearchRequest) -> list[Finding]:
     return findings
 
 
-def streamed_bound(request: SearchRequest, enough_seconds: float) -> float:
-    """Return a bound on all plans in which some call streams parts, or `enough_seconds` if the bound is higher."""
-    least, budget = enough_seconds, request.budget.times(STREAMED_SHARE)
-    for problem in streamed_problems(request.space):
-        found = search(problem, budget.seconds, max_evaluations=budget.evaluations, enough_seconds=least)
-        least = min(least, found.lower_bound_seconds)
+def with_streamed_bound(request: SearchRequest, bound: SearchResult) -> SearchResult:
+    """Return the search with the least bound: `bound`, or that of plans in which some call streams parts.
+
+    The budget is divided over the calls that may stream.
+    """
+    problems, least = list(streamed_problems(request.space)), bound
+    budget = request.budget.times(STREAMED_SHARE / max(1, len(problems)))
+    for problem in problems:
+        enough = least.lower_bound_seconds
+        found = search(problem, budget.seconds, max_evaluations=budget.evaluations, enough_seconds=enough)
+        if found.lower_bound_seconds < enough:
+            least = replace(found, binding=f"{found.binding}, in plans with streamed parts")
     return least
 
 

@@ -20,7 +20,7 @@ from prefect_rlhf.placement.planner.attempts import (
     is_close,
     make_attempts,
     search_whole_space,
-    streamed_bound,
+    with_streamed_bound,
 )
 from prefect_rlhf.placement.planner.fitted_constants import corrected
 from prefect_rlhf.placement.planner.neighbours import improve_locally
@@ -92,8 +92,7 @@ def _planned(request: SearchRequest, known: Sequence[ExecutionPlan]) -> Planned:
     timed = [(plan, question.seconds(plan)) for finding in findings for plan in finding.plans] + compared
     if not timed:
         raise no_plan_fits(question, space, request.budget.times(1 / 4))
-    bound = highest_bound(findings)
-    lower_bound = streamed_bound(request, bound.lower_bound_seconds)
+    bound = with_streamed_bound(request, highest_bound(findings))
     meter.spend(request.budget.evaluations)
     left = meter.left.at_least(request.budget.times(IMPROVING_SHARE))
     best = _improved(question, space, _starts(question, timed, 1 if is_close(question, findings) else STARTS), left)
@@ -115,7 +114,7 @@ def _planned(request: SearchRequest, known: Sequence[ExecutionPlan]) -> Planned:
         plan,
         estimate,
         certificate,
-        lower_bound,
+        bound.lower_bound_seconds,
         bound.binding,
         bound,
         presets,

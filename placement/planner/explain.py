@@ -6,7 +6,7 @@ named: memory binds there.
 """
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from prefect_rlhf.placement.memory.bytes import byte_size
 from prefect_rlhf.placement.plan import ExecutionPlan, Placement
@@ -120,6 +120,7 @@ def _best_two(
         if changed is None:
             continue
         tried += 1
+        placement = replace(placement, parts=changed[call].parts)
         certificate, changed_seconds = question.certificate(changed), question.seconds(changed)
         if certificate.fits:
             return too_large, OtherPlacement(placement, changed_seconds)

@@ -10,6 +10,7 @@ from itertools import chain, combinations, islice
 
 from prefect_rlhf.errors.errors import RlhfError
 from prefect_rlhf.placement.engine_traits import TRAITS
+from prefect_rlhf.placement.graph import DataflowGraph
 from prefect_rlhf.placement.layout.alignment import aligned
 from prefect_rlhf.placement.plan import ExecutionPlan, Placement
 from prefect_rlhf.placement.planner.question import Question, with_copies_agreed
@@ -17,6 +18,7 @@ from prefect_rlhf.placement.planner.solution import made_to_fit
 from prefect_rlhf.placement.planner.space.plan_problem import PlanProblem, PlanSpace
 from prefect_rlhf.placement.plans.check import check_plan
 from prefect_rlhf.placement.plans.completion import completed
+from prefect_rlhf.placement.plans.streaming import in_parts, streaming_calls
 from prefect_rlhf.placement.search.alternatives import Alternative, alternatives, timed_together, unlike
 from prefect_rlhf.placement.search.budget import ESTIMATE, Budget, Meter
 from prefect_rlhf.placement.search.driver import MICROSECOND
@@ -199,7 +201,10 @@ def _fastest_together(
 def changed_plan(
     question: Question, plan: ExecutionPlan, placements_of: Mapping[str, Placement]
 ) -> ExecutionPlan | None:
-    """Return the plan with some calls placed otherwise; None if that is illegal. Evaluation follows its siblings."""
+    """Return the plan with some calls placed otherwise; None if that is illegal. Evaluation follows its siblings.
+
+    If the plan streams parts, all calls that then may stream do, in as many parts: the two plans are priced alike.
+    """
     graph, mesh = question.graph, question.site.mesh
     placements = {name: replace(old, device_order=()) for name, old in plan.placements}
     computes = [old.mesh.devices()[0] for old in placements.values() if not TRAITS[old.engine].holds_weights]
@@ -208,9 +213,18 @@ def changed_plan(
     device = (computes or [next(iter(chosen.values())).mesh.devices()[0]])[0]
     try:
         changed = replace(plan, placements=completed(graph, chosen, mesh, device))
-        return aligned(check_plan(with_copies_agreed(changed, graph), graph, mesh), graph)
+        streamed = _streamed_like(plan, with_copies_agreed(changed, graph), graph)
+        return aligned(check_plan(streamed, graph, mesh), graph)
     except RlhfError:
         return None
+
+
+def _streamed_like(plan: ExecutionPlan, changed: ExecutionPlan, graph: DataflowGraph) -> ExecutionPlan:
+    parts = max(placement.parts for _, placement in plan.placements)
+    if parts == 1:
+        return changed
+    whole = in_parts(graph, changed, [name for name, _ in changed.placements], 1)
+    return in_parts(graph, whole, streaming_calls(graph, whole), parts)
 
 
 def _choice(problem: PlanProblem, call: str, placement: Placement) -> Choice:

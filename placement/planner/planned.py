@@ -30,8 +30,9 @@ class Planned:
     """The best plan found in `space`, and all results about it.
 
     `lower_bound_seconds`: in a long run no plan of the whole space takes less per iteration, for any order of its
-    nodes. `binding` is the reason, in words. `fastest_seconds` belong to the fastest plan found; the plan may take a
-    little more and be simpler. `finalists` are all different plans that were compared at the end, the fastest first.
+    nodes. `binding` is the reason, in words, and `search` that of the problem with this bound. `fastest_seconds` belong
+    to the fastest plan found; the plan may take a little more and be simpler. `finalists` are all different plans that
+    were compared at the end, the fastest first.
     """
 
     plan: ExecutionPlan

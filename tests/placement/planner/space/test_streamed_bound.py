@@ -4,6 +4,8 @@ from collections import defaultdict
 from dataclasses import replace
 from itertools import product
 
+import pytest
+
 from prefect_rlhf.placement.cost.datasheets.hardware import DATASHEETS, Hardware
 from prefect_rlhf.placement.cost.sources import CostSources
 from prefect_rlhf.placement.cost.workload import Workload
@@ -12,12 +14,18 @@ from prefect_rlhf.placement.graph import DataflowGraph, Dataset
 from prefect_rlhf.placement.memory.remedies import with_changes
 from prefect_rlhf.placement.models.known_models import known_shape
 from prefect_rlhf.placement.plan import Placement
+from prefect_rlhf.placement.planner import attempts
 from prefect_rlhf.placement.planner.best_plan import plan_graph
+from prefect_rlhf.placement.planner.neighbours import changed_plan
 from prefect_rlhf.placement.planner.question import Question, Site
 from prefect_rlhf.placement.planner.space.candidates import legal_candidates, uncut
 from prefect_rlhf.placement.planner.space.plan_problem import MICROSECONDS, PlanSpace
 from prefect_rlhf.placement.planner.space.streamed_problem import seconds_in_parts, streamed_problems
 from prefect_rlhf.placement.plans.streaming import streamable_pairs
+from prefect_rlhf.placement.search.budget import Budget
+from prefect_rlhf.placement.search.driver import search
+from tests.placement.planner.test_planner import GRAPHS
+from tests.placement.planner.test_planner import question as question_of
 from tests.strategies import GIB, ROLLOUT, call, dpo, grouped, model, on, ppo, remax
 
 ROWS = 2048
@@ -30,6 +38,7 @@ SHAPE = replace(
     num_kv_heads=16,
 )
 PINS = {"actor_generate": "n0:0", "reward_inference": "n0:1", "actor_train_step": "n0:0-1"}
+TRAINED = replace(on("n0:0-1", "megatron", dp=2), micro_batches=128)
 KEYS = ("tokens", "prompt_length")
 
 
@@ -79,7 +88,11 @@ def test_no_plan_with_parts_is_below_the_bound_and_some_are_below_the_bound_with
         seconds for seconds, plan in timed if plan["actor_generate"].parts == plan["reward_inference"].parts == 1
     )
     least = min(seconds for seconds, _ in timed)
-    assert found.lower_bound_seconds <= least < found.search.lower_bound_seconds <= whole
+    without_parts = search(found.space.least.problem, max_evaluations=50_000).lower_bound_seconds
+    assert found.lower_bound_seconds <= least < without_parts <= whole
+    assert found.search.lower_bound_seconds == found.lower_bound_seconds
+    assert found.binding.endswith(", in plans with streamed parts")
+    assert sum(found.gap_parts.values()) == pytest.approx(found.gap)
 
 
 def test_an_option_stands_for_the_parts_of_every_option_that_it_dominates():
@@ -123,7 +136,36 @@ def test_a_small_gain_is_no_reason_for_parts():
     """Few rows take nearly as long as many, so each part would repeat the time of the whole."""
     found = planned(question(rows=16))
     assert {placement.parts for _, placement in found.plan.placements} == {1}
-    assert found.lower_bound_seconds == found.search.lower_bound_seconds
+    assert "streamed parts" not in found.binding
+
+
+def test_all_streamed_bounds_together_take_a_fifth_of_the_evaluations(monkeypatch):
+    """Both inferences of PPO and the generation may stream."""
+    asked, taken = question_of(GRAPHS["ppo"]), []
+
+    def counted(problem, seconds, max_evaluations, enough_seconds):
+        taken.append(max_evaluations)
+        return search(problem, seconds, max_evaluations=max_evaluations, enough_seconds=enough_seconds)
+
+    monkeypatch.setattr(attempts, "search", counted)
+    space = PlanSpace.of(asked)
+    request = attempts.SearchRequest(asked, space, Budget(1000), "exact", None, PlanSpace.of)
+    bound = search(space.least.problem, max_evaluations=1000)
+    assert attempts.with_streamed_bound(request, bound).lower_bound_seconds <= bound.lower_bound_seconds
+    assert len(taken) == len(list(streamed_problems(space))) > 0
+    assert sum(taken) == pytest.approx(attempts.STREAMED_SHARE * 1000)
+
+
+def test_a_neighbour_of_a_streamed_plan_streams_if_it_can():
+    """Else the gain of the parts would count against each other placement."""
+    asked = question()
+    placed = {"actor_generate": on("n0:0", "vllm"), "reward_inference": on("n0:1", "megatron")}
+    plan = asked.plan("streamed", {**{n: replace(p, parts=4) for n, p in placed.items()}, "actor_train_step": TRAINED})
+    cut = replace(placed["reward_inference"], micro_batches=16)
+    beside = changed_plan(asked, plan, {"reward_inference": cut})
+    assert (beside["actor_generate"].parts, beside["reward_inference"]) == (4, replace(cut, parts=4))
+    together = changed_plan(asked, plan, {"reward_inference": on("n0:0", "megatron")})
+    assert {placement.parts for _, placement in together.placements} == {1}
 
 
 def test_a_call_may_stream_to_the_inferences_of_its_rows_alone():
