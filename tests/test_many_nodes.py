@@ -4,9 +4,12 @@ from pathlib import Path
 
 import pytest
 
+from prefect_rlhf.flows.ppo import ppo
+from prefect_rlhf.tasks.running.journal import read_spans
 from tests import plan_matrix
-from tests.plan_matrix import FOUR_RANKS, ONE, grpo_plan, plan
+from tests.plan_matrix import FOUR_RANKS, ONE, STEPS, grpo_plan, plan
 from tests.ray_nodes import joined, ray_nodes, why_not
+from tests.runs import Result, end, leased, plan_file
 from tests.test_plan_invariance import assert_equal
 
 TWO_BY_TWO = (
@@ -70,6 +73,18 @@ def test_ppo_on_two_machines_of_two_devices_is_the_run_on_one(parameters, alone,
 def test_nor_do_three_machines_change_it(parameters, alone, nodes, name, record_property):
     result = plan_matrix.run(parameters, THREE_BY_ONE[name], f"3x1 {name}", num_devices=3, nodes=3)
     assert_equal(alone, result, record_property)
+
+
+def test_nor_does_a_move_from_machine_to_machine(parameters, alone, nodes, tmp_path, record_property):
+    """The critic's state goes to the first machine, the actor's to both, from the memory of ranks of the second."""
+    before, after = (
+        str(plan_file(FOUR_RANKS[name], tmp_path / f"{name}.json", per_node=2)) for name in ("disjoint", "dp4")
+    )
+    with leased(4, nodes=2):
+        moved = Result.of(end(ppo, parameters | {"plan": {0: before, STEPS - 1: after}}))
+    assert_equal(alone, moved, record_property)
+    (move,) = (span for span in read_spans(moved.run_dir) if span.kind == "move")
+    assert move.title == f"move · step {STEPS - 1} · disjoint → dp4" and move.bytes_moved > 0
 
 
 @pytest.mark.parametrize("name", GRPO)

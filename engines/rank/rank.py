@@ -156,19 +156,19 @@ class Rank:
         """
         began, model = time.perf_counter(), self.models.get(command.target)
         held = self._copies[command.source].copied[1] if command.source in self._copies else ()
-        engine = cast(TrainingEngine, model.engine) if model is not None else None
-        if engine is None:
+        if model is None:  # this rank only gives
             bytes_moved = exchange_state(command.moves, self.rank, held, _write_nothing)
             return replace(self._report(began), bytes_moved=bytes_moved), ()
+        engine, digest = cast(TrainingEngine, model.engine), None
+        lacking: tuple[StateRegion, ...] = ()
         bytes_moved = exchange_state(command.moves, self.rank, held, state_writer(engine, command.is_last))
-        if not command.is_last:
+        if command.is_last:
+            digest = model.label(command.version)
+        else:
             engine.weights_written()
             engine.begin_after(command.num_updates)
             lacking = tuple(StateRegion(part.kind, part.parameter, part.region) for part in engine.state_parts())
-            return replace(self._report(began), bytes_moved=bytes_moved), lacking
-        assert model is not None
-        digest = model.label(command.version)
-        return replace(self._report(began, model), digest=digest, bytes_moved=bytes_moved), ()
+        return replace(self._report(began, model), digest=digest, bytes_moved=bytes_moved), lacking
 
     def drop_copies(self, instances: Sequence[ModelInstance]) -> RankReport:
         """Free the copies of training states in host memory."""

@@ -169,7 +169,8 @@ def run_algorithm(algorithm: Algorithm, arguments: Mapping[str, Any], options: R
         tag_run(algorithm.name, arguments, plan_in_words(options.plan), prepared.chosen.plan.name)
         limits = prepared.request.options.limits
         prediction = prepared.prediction
-        check = None if options.dry_run else price_check(prepared.request, prepared.chosen.plan, prediction)
+        is_one_plan = len(prepared.plans) == 1 and not options.dry_run
+        check = price_check(prepared.request, prepared.chosen.plan, prediction) if is_one_plan else None
         certificate, later = prepared.chosen.certificate, prepared.later
         planned = (PlanAt(each.step, each.augmented.plan) for each in later)
         moves = Moves(planned, may_ask=prepared.request.options.replan == "move")

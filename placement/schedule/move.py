@@ -38,3 +38,14 @@ def move_seconds(
         else:
             seconds += weights / DISK_BYTES_PER_SECOND
     return seconds
+
+
+def assumed_starts(
+    graph: DataflowGraph,
+    plan: ExecutionPlan,
+    other: ExecutionPlan,
+    starts: Mapping[EngineKind, float] = NOT_MEASURED,
+) -> tuple[str, ...]:
+    """Return a line for each engine that a move starts, and that has no measured start in `starts`."""
+    engines = dict.fromkeys(instance.engine for instance in closed_instances(graph, other, plan))
+    return tuple(f"{name} starts in {TRAITS[name].start_seconds:g} s" for name in engines if name not in starts)

@@ -54,13 +54,14 @@ STEPS_SHOWN = 3  # in the timeline: enough to see repetition and overlap
 class LaterPlan:
     """A plan that a run moves to: its certificate, the graph of its first steps, its prediction, and that of the move.
 
-    Predictions are None if the hardware is unknown.
+    Predictions are None if the hardware is unknown. `assumed` has a line for each assumption behind `move_seconds`.
     """
 
     certificate: Certificate
     augmented: AugmentedGraph
     prediction: Prediction | None
     move_seconds: float | None
+    assumed: tuple[str, ...] = ()
 
     @property
     def step(self) -> int:
@@ -74,7 +75,8 @@ class LaterPlan:
         if self.prediction is None or self.move_seconds is None:
             return line
         step = self.prediction.seconds_per_step
-        return f"{line}: predicted {step:.3g} s per step, after a move of {self.move_seconds:.1f} s"
+        assumed = f" (assumed: {', '.join(self.assumed)})" if self.assumed else ""
+        return f"{line}: predicted {step:.3g} s per step, after a move of {self.move_seconds:.1f} s{assumed}"
 
 
 class StepCheck(Protocol):

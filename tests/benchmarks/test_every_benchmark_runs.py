@@ -112,6 +112,11 @@ SMALLEST = {
         "--only 17 --evaluations 2000 --search-evaluations 1000 --factors 2",
         "above_10_percent above_5_percent changes constants median_worst questions seconds_lost worst",
     ),
+    "replan": (
+        "--only fixed halves --steps 6 --first 3 --last 6 --prompts 2 --samples 2 --mini-batches 1 --hidden 64 "
+        "--layers 1",
+        "gain moved_at over_halves say_share seconds steps",
+    ),
     "solve_problem": (
         f"{DATA}/grpo_7b_1x8.json --budget-seconds 1",
         "cpu_seconds evaluations gap lower_bound_seconds makespan_seconds plan",

@@ -3,7 +3,7 @@
     python -m tests.flows.stopped_run ALGORITHM PARAMETERS NUM_DEVICES [NODE FILE]
 
 When node NODE begins, a pipe that nobody reads takes the place of FILE in the run's folder: who opens it to write
-hangs. Without NODE, the play hangs.
+hangs. The move `move@STEP` hangs itself, until somebody opens that pipe to write. Without NODE, the play hangs.
 """
 
 import json
@@ -17,16 +17,25 @@ from tests.runs import end, leased
 
 
 def main(algorithm: str, parameters: str, num_devices: str, node_id: str = "", file: str = "") -> None:
-    execute = Dispatcher.execute
+    execute, move_from = Dispatcher.execute, Dispatcher.move_from
+
+    def put_pipe(run):
+        place = run.run_dir / file
+        place.parent.mkdir(parents=True, exist_ok=True)
+        os.mkfifo(place)
+        return place
 
     def hang(self, node):
         if node.id == node_id:
-            place = self.run.run_dir / file
-            place.parent.mkdir(parents=True, exist_ok=True)
-            os.mkfifo(place)
+            put_pipe(self.run)
         return execute(self, node)
 
-    Dispatcher.execute = hang
+    def hang_move(self, *arguments):
+        if f"move@{self.run.first_step}" == node_id:
+            put_pipe(self.run).read_bytes()
+        return move_from(self, *arguments)
+
+    Dispatcher.execute, Dispatcher.move_from = hang, hang_move
     with leased(int(num_devices)):
         state = end(find_flow(algorithm), json.loads(Path(parameters).read_text()))
     print(state.message)  # noqa: T201  the test reads it

@@ -3,6 +3,9 @@
 import json
 import os
 import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -19,9 +22,21 @@ from prefect_rlhf.placement.plans.plan_file import read_plan
 from prefect_rlhf.tasks.running.dispatch import Dispatcher
 from prefect_rlhf.tasks.running.journal import read_spans
 from prefect_rlhf.tasks.running.rank_calls import RankCalls
+from prefect_rlhf.tasks.running.stop_request import STOP_POLL_SECONDS
 from tests import plan_matrix
 from tests.plan_matrix import plan
-from tests.runs import Result, end, leased, loss_difference, plan_file, prepared, weight_difference, whole
+from tests.runs import (
+    Result,
+    end,
+    environment,
+    leased,
+    loss_difference,
+    plan_file,
+    prepared,
+    wait_for,
+    weight_difference,
+    whole,
+)
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("prefect")]
 
@@ -124,6 +139,33 @@ def test_a_run_that_loses_a_rank_while_it_moves_goes_on_under_the_next_plan(
     assert_equal(run(given, resume_from=str(run_dir)), stayed)
 
 
+@pytest.mark.all
+def test_sigterm_during_a_move_lets_it_end_and_the_run_goes_on_later(parameters, stayed, tmp_path):
+    """The move is of the killed run; the step after it is the last, because no checkpoint falls on its own."""
+    given, files = parameters
+    given = given | {"plan": by_step(files), "output_dir": str(tmp_path / "runs")}
+    (tmp_path / "parameters.json").write_text(
+        json.dumps(given | {"plan": {str(at): name for at, name in by_step(files).items()}})
+    )
+    file, module = str(tmp_path / "parameters.json"), "tests.flows.stopped_run"
+    line = [sys.executable, "-m", module, "ppo", file, "2", "move@2", "pipe"]
+    output = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    process = subprocess.Popen(line, env=environment(), cwd=Path(__file__).parents[2], **output)
+    try:
+        pipe = wait_for(lambda: next((tmp_path / "runs").glob("*/pipe"), None), process)
+        process.send_signal(signal.SIGTERM)
+        time.sleep(2 * STOP_POLL_SECONDS)
+        pipe.write_text("")
+        said, _ = process.communicate(timeout=240)
+    finally:
+        process.kill()
+    assert process.returncode, said
+    ended = read_spans(pipe.parent)
+    assert [span.title for span in ended if span.kind == "move"] == ["move · step 2 · replicas → split"]
+    assert max(span.step for span in ended if span.kind == "train_step") == 2
+    assert_equal(run(given, resume_from=str(pipe.parent)), stayed)
+
+
 def children(pid):
     """The processes that a fork server has started: the ranks, and no process of an engine."""
     return [int(child) for file in Path(f"/proc/{pid}/task").glob("*/children") for child in file.read_text().split()]
@@ -162,3 +204,32 @@ def test_a_run_moves_by_itself_and_its_plans_repeat_it(parameters, monkeypatch):
     assert json.loads((moved.run_dir / "replan.json").read_text())["best_seconds"] == 1000.0
     again = run(given, plan=str(moved.run_dir / "plans.yaml"))
     assert again.tokens == moved.tokens and weight_difference(again, moved) == 0
+
+
+@pytest.mark.all
+def test_a_run_that_is_killed_after_a_move_of_its_own_goes_on_with_the_plans_that_it_had(
+    parameters, monkeypatch, tmp_path
+):
+    """The resumed run is, bit for bit, the run that makes the same moves without a stop."""
+    given, files = parameters
+    given = given | {"steps": 12, "plan": "flattening", "checkpoint_every": 2, "output_dir": str(tmp_path / "runs")}
+    moving = {"replan": "move", "replan_every": 5}
+    split, execute = read_plan(files["split"], DESK.cluster), Dispatcher.execute
+    monkeypatch.setattr(plan_mover, "begun_recheck", lambda *_, **__: Found(split))
+
+    def harmed(self, node):
+        if node.id == "actor_train@9":
+            os.kill(max(children(self.gang.process_group)), signal.SIGKILL)
+        return execute(self, node)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Dispatcher, "execute", harmed)
+        with leased(2):
+            failed = end(ppo, given | moving)
+    assert failed.is_failed() and "rank" in failed.message
+    (run_dir,) = (path for path in (tmp_path / "runs").iterdir() if not path.is_symlink())
+    resumed = run(given | moving, resume_from=str(run_dir))
+    plans = [yaml.safe_load((folder / "plans.yaml").read_text()) for folder in (run_dir, resumed.run_dir)]
+    assert plans[0] == plans[1] and len(plans[0]) == 2
+    again = run(given, plan=str(run_dir / "plans.yaml"))
+    assert again.tokens == resumed.tokens and weight_difference(again, resumed) == 0

@@ -18,7 +18,6 @@ from prefect_rlhf.files.remote_path import shown
 from prefect_rlhf.flows.forms.options import RunOptions
 from prefect_rlhf.flows.training.choice.auto_plan import AUTO, EVALUATIONS
 from prefect_rlhf.flows.training.choice.measured_plan import plans_to_measure
-from prefect_rlhf.flows.training.choice.plans_by_step import plans_by_step
 from prefect_rlhf.flows.training.choice.recheck_process import RecheckProcess, RecheckRequest
 from prefect_rlhf.flows.training.log import log_info
 from prefect_rlhf.flows.training.request import RunRequest
@@ -157,11 +156,8 @@ def way_to_switch(run_dir: Path, options: RunOptions, done: int) -> str:
 
 
 def price_check(request: RunRequest, plan: ExecutionPlan, predicted: Prediction | None) -> PriceCheck | None:
-    """Return the check of a run; None if it is off, has no predictions or too few steps, or was made before.
-
-    A run with plans by step makes no check.
-    """
-    if request.options.replan != "say" or predicted is None or plans_by_step(request.options.plan) is not None:
+    """Return the check of a run with one plan; None if it is off, was made before, or lacks predictions or steps."""
+    if request.options.replan != "say" or predicted is None:
         return None
     first = request.checkpoint.step if request.checkpoint else 0
     if request.options.steps - first <= STEPS_AWAITED:

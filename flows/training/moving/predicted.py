@@ -13,7 +13,7 @@ from prefect_rlhf.placement.augmented.node import MOVE
 from prefect_rlhf.placement.augmented.preview import distant_nodes, preview
 from prefect_rlhf.placement.plan import EngineKind, ExecutionPlan
 from prefect_rlhf.placement.schedule.estimate import Prediction, predict
-from prefect_rlhf.placement.schedule.move import NOT_MEASURED, move_seconds
+from prefect_rlhf.placement.schedule.move import NOT_MEASURED, assumed_starts, move_seconds
 from prefect_rlhf.tasks.reporting.report import LaterPlan
 
 
@@ -44,7 +44,8 @@ def later_plan(
     augmented = preview(request.graph, plan, options.steps, after.step, options.checkpoint_every)
     prediction = predict_run(request, augmented)
     seconds = None if prediction is None else move_seconds(request.graph, before, plan, request.cost_sources, starts)
-    return LaterPlan(after.chosen.certificate, augmented, prediction, seconds)
+    assumed = assumed_starts(request.graph, before, plan, starts)
+    return LaterPlan(after.chosen.certificate, augmented, prediction, seconds, assumed)
 
 
 def predicted_by(first: Prediction | None, later: Sequence[LaterPlan]) -> Callable[[str], float | None]:

@@ -144,10 +144,13 @@ def test_a_gain_below_replan_gain_moves_no_run(tmp_path):
 @pytest.mark.all
 @pytest.mark.parametrize("begins", ["flattening", "best"])
 def test_each_move_of_runs_whose_constants_are_wrong_has_a_true_gain(tmp_path, begins):
-    """Four checks each. A run under a plan that is 15% slower than the best moves, and once; others stay."""
+    """Four checks each. Most runs under a plan that is 15% slower than the best move, once; others stay.
+
+    A run also stays if the constants that fit its noisy steps leave the gain in doubt.
+    """
     best = best_plan(SLOW_LINK)
     began, name = (PLAN, begins) if begins == "flattening" else (best, "auto")
-    for seed in range(RUNS):
-        run = simulated(tmp_path, seed, began, SLOW_LINK, plan=name)
-        assert len(run.moves) == (begins == "flattening")
-        assert all(after < before for before, after in run.moves)
+    runs = [simulated(tmp_path, seed, began, SLOW_LINK, plan=name, replan_gain=0.05) for seed in range(RUNS)]
+    numbers = [len(run.moves) for run in runs]
+    assert all(after < before for run in runs for before, after in run.moves)
+    assert max(numbers) <= 1 and (sum(numbers) > RUNS / 2 if begins == "flattening" else sum(numbers) == 0)

@@ -1,0 +1,179 @@
+"""Total seconds of GRPO while responses grow: with `replan: move`, under a fixed plan, and under a plan for each half.
+
+    python -m benchmarks.replan [--steps 60] [--first 6] [--last 24] [--plan hybridflow-split] [--then flattening]
+        [--only NAME ...] [--prompts 8] [--samples 8] [--mini-batches 2] [--hidden 384] [--layers 6]
+
+Real Prefect, gang, Megatron-core and vLLM on two CPU ranks; a model that counts down from the number in its prompt
+(`benchmarks/countdown.py`), so lengths grow in a straight line from `--first` to `--last` tokens. `fixed` keeps
+`--plan`, with `replan: say`; `halves` moves to `--then` after half of the steps; `move` begins with `--plan` and
+decides by itself. Total seconds are from the start of the first step to the end of the last, moves included. `gain` is
+the total of `fixed` divided by that of `move`, `over_halves` how much longer `move` takes than `halves`, `say_share`
+the share of `fixed` that its threads spent in the check of `replan: say`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from prefect.testing.utilities import prefect_test_harness
+
+from benchmarks import countdown
+from prefect_rlhf.files.yaml_text import read_yaml
+from prefect_rlhf.flows.grpo import grpo
+from prefect_rlhf.flows.training.choice.plans_by_step import PLANS_FILE
+from prefect_rlhf.flows.training.choice.price_check import PriceCheck
+from prefect_rlhf.tasks.data.row_order import row_ids
+from prefect_rlhf.tasks.reporting.comparison import step_ends
+from prefect_rlhf.tasks.running.journal import Journal, TaskRunSpan, read_spans
+from tests.runs import leased, rollouts
+
+RANKS, SEED = 2, 1
+NAMES = ("fixed", "halves", "move")
+REWARD = {"function": f"{Path(countdown.__file__).resolve()}:first_words", "signature": "trl"}
+
+
+def main() -> None:
+    """Run and print."""
+    arguments = parse_arguments()
+    steps, half = arguments.steps, arguments.steps // 2
+    options: dict[str, dict[str, Any]] = {
+        "fixed": {"plan": arguments.plan},
+        "halves": {"plan": {0: arguments.plan, half: arguments.then}},
+        "move": {"plan": arguments.plan, "replan": "move", "replan_every": arguments.every},
+    }
+    found: dict[str, dict[str, Any]] = {}
+    with prefect_test_harness(server_startup_timeout=120), tempfile.TemporaryDirectory() as folder:
+        given = flow_parameters(arguments, Path(folder))
+        for name in arguments.only:
+            found[name] = timed(given | options[name], lengths(arguments))
+            print(json.dumps({name: found[name]}), flush=True)
+    print(json.dumps(summary(steps, found)))
+
+
+def parse_arguments() -> argparse.Namespace:
+    """Parse the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    numbers = {"steps": 60, "first": 6, "last": 24, "every": 5, "prompts": 8, "samples": 8, "mini-batches": 2}
+    for name, default in (numbers | {"hidden": 384, "layers": 6}).items():
+        parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--plan", default="hybridflow-split", help="the best of the first lengths")
+    parser.add_argument("--then", default="flattening", help="the best of the second half")
+    parser.add_argument("--only", nargs="+", choices=NAMES, default=NAMES)
+    return parser.parse_args()
+
+
+def lengths(arguments: argparse.Namespace) -> list[int]:
+    """Return the tokens of each response, by step."""
+    growth = (arguments.last - arguments.first) / max(1, arguments.steps - 1)
+    return [round(arguments.first + growth * step) for step in range(arguments.steps)]
+
+
+def flow_parameters(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    """Write model and prompts, and return the flow's parameters. Prompts are where the run's order takes them."""
+    most, num_prompts = max(arguments.first, arguments.last), arguments.prompts * arguments.steps
+    model = countdown.make_countdown(folder / "model", most=most, hidden=arguments.hidden, layers=arguments.layers)
+    texts = [""] * num_prompts
+    for step, length in enumerate(lengths(arguments)):
+        for item in row_ids(step, arguments.prompts, SEED, num_prompts):
+            texts[item] = countdown.prompt(length)
+    held_out = [countdown.prompt(2)] * RANKS
+    splits = ["train"] * num_prompts + ["held_out"] * RANKS
+    pq.write_table(pa.table({"prompt": [*texts, *held_out], "split": splits}), folder / "prompts.parquet")
+    prompts = {"path": str(folder / "prompts.parquet")}
+    return {
+        "prompts": prompts,
+        "held_out": {**prompts, "split": "held_out"},
+        "actor": {"path": model, "dtype": "float32"},
+        "reward": {"functions": {"first_words": REWARD}},
+        "output_dir": str(folder / "runs"),
+        "steps": arguments.steps,
+        "seed": SEED,
+        "algo": {
+            "batch_size": arguments.prompts,
+            "samples_per_prompt": arguments.samples,
+            "sampling": {"max_new_tokens": most},
+            "update": {"mini_batches": arguments.mini_batches},
+            "kl": {"coefficient": 0},
+            "optimizer": {"lr": 1e-7},
+            "evaluate_every": arguments.steps,
+        },
+    }
+
+
+def timed(parameters: dict[str, Any], expected: Sequence[int]) -> dict[str, Any]:
+    """Run the flow; return the seconds of all steps and of moves, and the plans by step."""
+    said: list[float] = []
+    ended = PriceCheck.step_ended
+
+    def step_ended(check: PriceCheck, journal: Journal) -> str | None:
+        began = time.perf_counter()
+        line = ended(check, journal)
+        said.append(time.perf_counter() - began)
+        return line
+
+    PriceCheck.step_ended = step_ended  # type: ignore[method-assign]  # with a stopwatch
+    try:
+        with leased(RANKS):
+            state = grpo(**grpo.validate_parameters(parameters), return_state=True)
+    finally:
+        PriceCheck.step_ended = ended  # type: ignore[method-assign]
+    if not state.is_completed():
+        sys.exit(str(state.message))
+    run_dir = Path(state.result()["run_dir"])
+    made = [max(map(len, step)) for step in rollouts(run_dir, "logprobs")]
+    if made != list(expected):
+        sys.exit(f"responses have {made} tokens, expected {list(expected)}")
+    spans = read_spans(run_dir)
+    ends = [0.0, *step_ends([span for span in spans if span.step < len(expected)])]
+    each = [after - before for before, after in pairwise(ends)]
+    half = len(each) // 2
+    plans = read_yaml("plan", run_dir / PLANS_FILE) if (run_dir / PLANS_FILE).is_file() else {0: {}}
+    return {
+        "seconds": round(ends[-1], 2),
+        "move_seconds": [round(span.end - span.start, 2) for span in spans if span.kind == "move"],
+        "halves": [round(sum(each[:half]), 2), round(sum(each[half:]), 2)],
+        "each": [round(value, 2) for value in each],
+        "nodes": nodes(spans, half),
+        "plans": plans,
+        "say_seconds": round(sum(said), 4),
+    }
+
+
+def nodes(spans: Sequence[TaskRunSpan], half: int) -> dict[str, list[float]]:
+    """Return the mean seconds of each node in both halves."""
+    found: dict[str, tuple[list[float], list[float]]] = {}
+    for span in spans:
+        subject = span.node.rpartition("@")[0]
+        found.setdefault(subject, ([], []))[span.step >= half].append(span.end - span.start)
+    return {name: [round(mean(values), 3) for values in pair if values] for name, pair in found.items()}
+
+
+def summary(steps: int, found: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """Return the last line."""
+    seconds = {name: each["seconds"] for name, each in found.items()}
+    moved = [step for step in found.get("move", {}).get("plans", {}) if step]
+    return {
+        "steps": steps,
+        "seconds": seconds,
+        "gain": round(seconds["fixed"] / seconds["move"], 3) if {"fixed", "move"} <= seconds.keys() else None,
+        "over_halves": round(seconds["move"] / seconds["halves"] - 1, 3)
+        if {"halves", "move"} <= seconds.keys()
+        else None,
+        "moved_at": moved,
+        "say_share": round(found["fixed"]["say_seconds"] / seconds["fixed"], 5) if "fixed" in seconds else None,
+    }
+
+
+if __name__ == "__main__":
+    main()
