@@ -1,10 +1,10 @@
 """Total seconds of GRPO while responses grow: with `replan: move`, under a fixed plan, and under a plan for each half.
 
     python -m benchmarks.replan [--steps 60] [--first 6] [--last 24] [--plan hybridflow-split] [--then flattening]
-        [--only NAME ...] [--prompts 8] [--samples 8] [--mini-batches 2] [--hidden 384] [--layers 6]
+        [--only NAME ...] [--prompts 8] [--samples 8] [--mini-batches 2] [--hidden 320] [--layers 6]
 
 Real Prefect, gang, Megatron-core and vLLM on two CPU ranks; a model that counts down from the number in its prompt
-(`benchmarks/countdown.py`), so lengths grow in a straight line from `--first` to `--last` tokens. `fixed` keeps
+(`benchmarks/countdown_model.py`), so lengths grow in a straight line from `--first` to `--last` tokens. `fixed` keeps
 `--plan`, with `replan: say`; `halves` moves to `--then` after half of the steps; `move` begins with `--plan` and
 decides by itself. Total seconds are from the start of the first step to the end of the last, moves included. `gain` is
 the total of `fixed` divided by that of `move`, `over_halves` how much longer `move` takes than `halves`, `say_share`
@@ -29,6 +29,7 @@ import pyarrow.parquet as pq
 from prefect.testing.utilities import prefect_test_harness
 
 from benchmarks import countdown
+from benchmarks.countdown_model import make_countdown
 from prefect_rlhf.files.yaml_text import read_yaml
 from prefect_rlhf.flows.grpo import grpo
 from prefect_rlhf.flows.training.choice.plans_by_step import PLANS_FILE
@@ -65,7 +66,7 @@ def parse_arguments() -> argparse.Namespace:
     """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     numbers = {"steps": 60, "first": 6, "last": 24, "every": 5, "prompts": 8, "samples": 8, "mini-batches": 2}
-    for name, default in (numbers | {"hidden": 384, "layers": 6}).items():
+    for name, default in (numbers | {"hidden": 320, "layers": 6}).items():
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--plan", default="hybridflow-split", help="the best of the first lengths")
     parser.add_argument("--then", default="flattening", help="the best of the second half")
@@ -82,7 +83,7 @@ def lengths(arguments: argparse.Namespace) -> list[int]:
 def flow_parameters(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """Write model and prompts, and return the flow's parameters. Prompts are where the run's order takes them."""
     most, num_prompts = max(arguments.first, arguments.last), arguments.prompts * arguments.steps
-    model = countdown.make_countdown(folder / "model", most=most, hidden=arguments.hidden, layers=arguments.layers)
+    model = make_countdown(folder / "model", most=most, hidden=arguments.hidden, layers=arguments.layers)
     texts = [""] * num_prompts
     for step, length in enumerate(lengths(arguments)):
         for item in row_ids(step, arguments.prompts, SEED, num_prompts):
@@ -145,7 +146,7 @@ def timed(parameters: dict[str, Any], expected: Sequence[int]) -> dict[str, Any]
         "halves": [round(sum(each[:half]), 2), round(sum(each[half:]), 2)],
         "each": [round(value, 2) for value in each],
         "nodes": nodes(spans, half),
-        "plans": plans,
+        "plans": {step: plan.get("name") for step, plan in plans.items()},
         "say_seconds": round(sum(said), 4),
     }
 

@@ -110,16 +110,16 @@ class GraphRunner:
             on_step(self.journal.finish_step(step))
 
     def _wait_for(self, threads: Set[Future[None]]) -> None:
-        """Wait until both threads have ended or one has failed, and check for a request to stop."""
+        """Wait until both threads have ended or one has failed, and check for a request to stop, also an earlier one."""
         while not _are_over(threads):
-            try:
-                wait(threads, STOP_POLL_SECONDS, FIRST_EXCEPTION)
-            except TerminationSignal as termination:
-                self._stop.take_notice(termination)
             if self._stop and self._ledger.last_step is None:
                 self._stop_early()
             elif self._moves.asked is not None and self._ledger.last_step is None:
                 self._move_early(self._moves.asked)
+            try:
+                wait(threads, STOP_POLL_SECONDS, FIRST_EXCEPTION)
+            except TerminationSignal as termination:
+                self._stop.take_notice(termination)
 
     def _stop_early(self) -> None:
         """End the steps that have a started node; a checkpoint follows, and no node of a later step begins."""
