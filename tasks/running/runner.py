@@ -110,7 +110,7 @@ class GraphRunner:
             on_step(self.journal.finish_step(step))
 
     def _wait_for(self, threads: Set[Future[None]]) -> None:
-        """Wait until both threads have ended or one has failed, and check for a request to stop, also an earlier one."""
+        """Wait until both threads have ended or one has failed, and check for a request to stop, also before this."""
         while not _are_over(threads):
             if self._stop and self._ledger.last_step is None:
                 self._stop_early()
@@ -143,8 +143,9 @@ class GraphRunner:
     def _end_after(self, last: int) -> None:
         with self._lock:
             self._ledger.stop_after(last)
+            for group in self._in_flight:  # a group that is being submitted is submitted whole before the next group
+                group.at_last_step.set()
         self._locks.go_on_to(last)
-        self._let_go()
 
     def _start_groups(self, threads: ThreadPoolExecutor) -> None:
         in_flight: deque[GroupRun] = deque()
