@@ -273,7 +273,7 @@ PARTS = {
     "slack": _attempt("search_with_slack"),
     "divisions": _attempt("search_divisions"),
     "time sharing": _attempt("search_time_sharing"),
-    "bound of streamed parts": Part(best_plan, "streamed_bound", lambda request, enough: enough, spends=True),
+    "bound of streamed parts": Part(best_plan, "with_streamed_bound", lambda request, bound: bound, spends=True),
     "start without staleness": Part(best_plan, "_without_staleness", lambda request: []),
     "local search of calls": _pass(neighbours, "_improve_once", spends=True),
     "role moves": _pass(neighbours, "_improve_together", spends=True),

@@ -104,7 +104,7 @@ def folder(tmp_path_factory):
     make_model(folder / "runs" / "reward" / "latest" / "reward", scalar=True)
     put_database(folder / "prefect")
     (folder / "data").mkdir()
-    make_prompts(folder / "data" / "prompts.parquet")
+    make_prompts(folder / "data" / "prompts.parquet", num_train=32)
     make_pairs(folder / "data" / "preferences.parquet", num_train=32, num_held_out=32)
     for language in ("python", "yaml", "json"):
         for attributes, text in (param.values for param in blocks(language)):

@@ -50,12 +50,13 @@ def preset(
         except InvalidInput as error:
             refused.append(error)
             continue
-        plan = ExecutionPlan(name, cluster, placements)
-        plan = in_parts(graph, plan, streaming_calls(graph, plan), rule.parts)
-        plan, certificate = offload_to_fit(plan, graph, workload, backend)
-        if certificate.fits:
-            return plan
-        too_large.append((plan, certificate))
+        whole = ExecutionPlan(name, cluster, placements)
+        # Calls of parts run at the same time, so their plan may need more memory than the plan without parts.
+        for given in dict.fromkeys((in_parts(graph, whole, streaming_calls(graph, whole), rule.parts), whole)):
+            plan, certificate = offload_to_fit(given, graph, workload, backend)
+            if certificate.fits:
+                return plan
+            too_large.append((plan, certificate))
     if too_large:
         plan, certificate = too_large[0]
         raise refusal(plan, certificate, remedies(plan, certificate, graph, workload, backend))
