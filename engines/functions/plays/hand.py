@@ -86,8 +86,8 @@ class Hand:
 
     @property
     def can_try(self) -> bool:
-        """Whether a play would be alone in it: no other play's code is running or about to."""
-        return self.suspect is None and (not self.plays or (self.place is not None and not self.running))
+        """Whether it has room, and a play would be alone in it: no other play's code is running or about to."""
+        return self.room > 0 and (not self.plays or (self.place is not None and not self.running))
 
     def open(self, message: Open, *, alone: bool = False) -> None:
         """Begin a play; it is `alone` if it may have ended a worker."""

@@ -49,7 +49,7 @@ class PlayPool:
         self._start_seconds = start_seconds
         self._hands: list[Hand] = []
         self._plays: dict[int, OpenPlay] = {}
-        self._waiting: deque[int] = deque()  # numbers of plays without a worker
+        self._waiting: deque[int] = deque()  # numbers of plays without a worker; those that begin again are first
         self._alone: deque[int] = deque()  # those that must be tried alone
 
     def open(self, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -197,20 +197,18 @@ class PlayPool:
         if play.tries > self.settings.retries:
             yield self._over(failed)
         else:
-            (self._alone if alone else self._waiting).append(failed.play)
+            self._alone.append(failed.play) if alone else self._waiting.appendleft(failed.play)
 
     def _lost(self, hand: Hand, how: str) -> Iterator[Event]:
         """Begin the plays of a lost worker again: those that were running alone, unless there was a single one."""
         # Plays share a process, so its death does not show which is to blame. Each suspect begins again while no other
         # play's code runs beside it, and only the death of that process counts as its failure.
         running = hand.running
-        for number in hand.plays:
-            if number not in running:
-                self._waiting.append(number)
-            elif len(running) == 1:
-                yield from self._failed(Failed(number, at(how, hand.place or "")), alone=True)
-            else:
-                self._alone.append(number)
+        self._waiting.extendleft(number for number in reversed(hand.plays) if number not in running)
+        if len(running) == 1:
+            yield from self._failed(Failed(running[0], at(how, hand.place or "")), alone=True)
+        else:
+            self._alone.extend(running)
 
     def _over(self, failed: Failed) -> Failed:
         del self._plays[failed.play]

@@ -84,8 +84,9 @@ class Connection:
             code = _code(error)
             if code == _BAD_ARGUMENTS:
                 raise BadArguments(str(error)) from None
-            self._is_lost = self._is_lost or code is None or code in _OF_LOST
-            kind = "gave no answer" if self._is_lost else "answered with an error"
+            is_end = code is None or code in _OF_LOST
+            self._is_lost = self._is_lost or is_end
+            kind = "gave no answer" if is_end else "answered with an error"
             raise PlayFailed(f"MCP server {self.name} {kind}: {reason(error, '')}") from None
         finally:
             self._calls -= 1

@@ -1,4 +1,7 @@
-"""An MCP server of lines of JSON on standard input and output, whose argument is the case that it is for."""
+"""An MCP server of lines of JSON on standard input and output, whose argument is the case that it is for.
+
+A call with the argument `slow` is answered once the server gets the signal SIGUSR1.
+"""
 
 import json
 import os
@@ -51,10 +54,20 @@ def answer(request):
     return {"error": {"code": -32601, "message": "Method not found"}}
 
 
+def write_answer(request):
+    sys.stdout.write(json.dumps({"jsonrpc": "2.0", "id": request["id"], **answer(request)}) + "\n")
+    sys.stdout.flush()
+
+
+def is_slow(request):
+    return bool(((request.get("params") or {}).get("arguments") or {}).get("slow"))
+
+
+slow = []
+signal.signal(signal.SIGUSR1, lambda *_: [write_answer(slow.pop(0)) for _ in tuple(slow)])
 if CASE == "deaf":
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 for line in sys.stdin:
     request = json.loads(line)
     if "id" in request and "method" in request:
-        sys.stdout.write(json.dumps({"jsonrpc": "2.0", "id": request["id"], **answer(request)}) + "\n")
-        sys.stdout.flush()
+        slow.append(request) if is_slow(request) else write_answer(request)

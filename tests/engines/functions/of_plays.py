@@ -66,6 +66,23 @@ async def die_together(row, say):
     return float(said.turn)
 
 
+INSIDE: list[str] = []
+
+
+async def single_instance(row, say):
+    """Two turns, between which a row may end its process. A process has a single such play at a time."""
+    if INSIDE:
+        raise RuntimeError("this process has such a play already")
+    INSIDE.append(row["prompt"])
+    try:
+        await say()
+        die_once(row)
+        said = await say("go on")
+    finally:
+        INSIDE.clear()
+    return float(said.turn)
+
+
 def die_once(row):
     """End the process if the file that the row names is there; remove it before."""
     if row["dies"] and Path(row["dies"]).exists():

@@ -22,6 +22,7 @@ mcp = pytest.importorskip("prefect_rlhf.engines.functions.signatures.mcp")
 
 HERE = Path(__file__).parent
 TOOLS = ["pid", "error", "bad_arguments", "die", "wait"]
+LOCKED = "^MCP server lines answered with an error: MCPError: the index is locked$"
 
 
 def servers(case):
@@ -71,13 +72,32 @@ def test_an_error_of_a_call_leaves_the_server_to_other_rows():
     """A call that still waits is answered too, and the server keeps its process."""
 
     async def scenario(call):
+        waits = asyncio.create_task(call("pid", slow=True))
         first = await pid(call)
-        with pytest.raises(
-            PlayFailed, match="^MCP server lines answered with an error: MCPError: the index is locked$"
-        ):
+        with pytest.raises(PlayFailed, match=LOCKED):
             await call("error")
         assert await call("bad_arguments") == '{"error": "word is missing"}'
         assert await pid(call) == first
+        os.kill(first, signal.SIGUSR1)
+        assert (await waits).startswith(f"{first} ")
+
+    with_server(scenario)
+
+
+def test_a_call_that_is_ended_leaves_the_server_to_calls_that_wait():
+    """They hear its own answers, and the next row has another server."""
+
+    async def scenario(call):
+        waits, fails, ended = (asyncio.create_task(call(name, slow=True)) for name in ("pid", "error", "pid"))
+        first = await pid(call)  # by now the server has the calls before
+        ended.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await ended
+        os.kill(first, signal.SIGUSR1)
+        with pytest.raises(PlayFailed, match=LOCKED):
+            await fails
+        assert (await waits).startswith(f"{first} ")
+        assert await pid(call) != first
 
     with_server(scenario)
 

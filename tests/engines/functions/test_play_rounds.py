@@ -29,10 +29,10 @@ class LengthCodec:
         return [*prompt, *self.of(opening, 0)]
 
 
-def rounds(name, at_once=64, dies="", **changed):
+def rounds(name, at_once=64, dies="", workers=1):
     """The rows of plays, and the contexts of each round."""
     settings = Play(
-        function=f"{FILE}:{name}", max_tokens=64, at_once=at_once, workers=1, deadline_seconds=5.0, **changed
+        function=f"{FILE}:{name}", max_tokens=64, at_once=at_once, workers=workers, deadline_seconds=5.0
     ).settings
     rows = [{"prompt": f"good {number}", "dies": dies if number == 2 else ""} for number in range(ROWS)]
     prompts, contexts = [[1, number] for number in range(ROWS)], []
@@ -57,14 +57,22 @@ def test_rounds_go_on_without_the_plays_that_no_worker_has_room_for(at_once):
     assert [end.score for end in said.ends] == [end.score for end in whole.ends] == [5.0] * ROWS
 
 
-def test_a_worker_that_dies_changes_no_round(tmp_path):
-    """Its plays begin again in the only worker before the next round: the suspect alone, then the others."""
+@pytest.mark.parametrize(("workers", "at_once", "sizes"), [(3, 2, [6, 6, 6]), (2, 2, [6, 4, 4, 2, 2])])
+def test_the_number_of_workers_changes_no_round_if_each_row_has_room(workers, at_once, sizes):
+    """With less room it does: fewer rows go on beside each other."""
+    _, contexts, _ = rounds("three_turns", at_once, workers=workers)
+    assert list(map(len, contexts)) == sizes
+
+
+@pytest.mark.parametrize(("at_once", "sizes"), [(64, [6, 6, 6]), (4, [6, 4, 4, 2, 2])])
+def test_a_worker_that_dies_changes_no_round(tmp_path, at_once, sizes):
+    """Its plays begin again before the next round: the suspect alone, then the others, then plays that never began."""
     (tmp_path / "once").touch()
-    said, contexts, failures = rounds("dies_once", dies=str(tmp_path / "once"))
+    said, contexts, failures = rounds("dies_once", at_once, dies=str(tmp_path / "once"))
     assert not (tmp_path / "once").exists()
-    whole, together, _ = rounds("dies_once")
+    whole, together, _ = rounds("dies_once", at_once)
     assert not failures
-    assert contexts == together and len(contexts) == 3
+    assert contexts == together and list(map(len, contexts)) == sizes
     assert said.tokens == whole.tokens and said.ends == whole.ends
 
 

@@ -98,6 +98,22 @@ def test_plays_of_a_dead_worker_begin_again_without_new_turns(pool_of):
     assert len(turns) == len(set(turns)) == 11
 
 
+def test_a_play_of_a_dead_worker_is_not_tried_in_a_worker_without_room(pool_of, tmp_path):
+    """The other worker has its single play open, which waits for the model when the play of the first dies."""
+    (tmp_path / "once").touch()
+    pool, heard = pool_of("single_instance", workers=2, at_once=1, retries=1), []
+    pool.open([{"prompt": "good", "dies": ""}, {"prompt": "bad", "dies": str(tmp_path / "once")}])
+    for count, told in ((2, [(0, 0)]), (3, [(1, 0)]), (4, [(0, 1), (1, 1)]), (6, [])):
+        while len(heard) < count:
+            heard += pool.events(5.0)
+            assert Failed not in map(type, heard)
+        for play, turn in told:
+            pool.tell(Told(play, "ha", (7,), "stop", (63 - turn, 7 - turn)))
+    assert not (tmp_path / "once").exists()
+    assert heard[2:4] == [Asks(0, 1, "go on"), Asks(1, 1, "go on")]
+    assert [type(event) for event in heard[4:]] == [Over, Over]
+
+
 def test_a_play_beyond_its_turns_hears_that_at_once(pool_of):
     ends, _ = played(pool_of("without_end", max_turns=3), ROWS)
     assert [end.score for end in ends] == [2.0, 2.0, 2.0]
