@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import sys
 from collections.abc import Mapping
 from functools import partial
@@ -90,7 +91,7 @@ def measured(work: PlayWork, run_dir: Path) -> Measured:
     for step, seconds in enumerate(work.seconds_of_step):
         if step:
             by_seconds.setdefault(seconds, []).append(step)
-        if (seen := steps[step]["actor_generate.play/tool_seconds"]) != seconds:
+        if not math.isclose(seen := steps[step]["actor_generate.play/tool_seconds"], seconds):
             sys.exit(f"our_play: step {step} had a tool of {seen} s, expected {seconds}")
     last = steps[max(steps)]
     return Measured(

@@ -101,7 +101,8 @@ def columns_of(said: Conversed) -> dict[str, list[Tensor]]:
 def means_over_rows(said: Conversed) -> dict[str, tuple[float, int]]:
     """Return the mean and the number of rows of turns, tokens, failures and the plays' other numbers.
 
-    A number that a play did not return does not count in its mean. `answer_seconds` is a mean over answers.
+    A number that a play did not return does not count in its mean. `answer_seconds` is a mean over answers; it is left
+    out if there are no answers.
     """
     ends = said.ends
     own = [sum(row) for row in said.mask]
@@ -115,7 +116,9 @@ def means_over_rows(said: Conversed) -> dict[str, tuple[float, int]]:
     }
     means = {name: (sum(numbers) / max(len(numbers), 1), len(numbers)) for name, numbers in values.items()}
     answers = sum(end.answers for end in ends)
-    return means | {"answer_seconds": (sum(end.answer_seconds for end in ends) / max(answers, 1), answers)}
+    if answers:
+        means["answer_seconds"] = sum(end.answer_seconds for end in ends) / answers, answers
+    return means
 
 
 def names_of(ends: Sequence[PlayEnd]) -> list[str]:

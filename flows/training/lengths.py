@@ -77,8 +77,16 @@ def rollout_turns(path: str, field: str) -> PlayedTurns | None:
 def _answer_seconds(rollouts: Path) -> float | None:
     """Return the mean over steps of the seconds of an answer, of the generates that train."""
     folder = rollouts.parent if rollouts.suffix == ".parquet" else rollouts
-    steps = finished_lines("response_length", folder.parent / "metrics.jsonl")
-    seen = [value for step in steps for name, value in step.items() if name.endswith(".answer_seconds")]
+    steps, evaluations = (
+        finished_lines("response_length", folder.parent / f"{name}.jsonl") for name in ("metrics", "evaluation")
+    )
+    evaluated = {name for line in evaluations for name in line}
+    seen = [
+        value
+        for step in steps
+        for name, value in step.items()
+        if name.endswith(".answer_seconds") and name not in evaluated
+    ]
     return fmean(seen) if seen else None
 
 

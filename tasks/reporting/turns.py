@@ -22,4 +22,8 @@ def _rows_of(call: str, play: PlayBounds | None, steps: list[Mapping[str, float]
     }
     for metric, (what, value) in expected.items():
         seen = [step[f"{call}.{metric}"] for step in steps if f"{call}.{metric}" in step]
-        yield {"call": call, "what": what, "expected": f"{value:.3g}", "measured": f"{fmean(seen):.3g}" if seen else ""}
+        yield {"call": call, "what": what, "expected": _short(value), "measured": _short(fmean(seen)) if seen else ""}
+
+
+def _short(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"

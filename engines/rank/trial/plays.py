@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 
 from prefect_rlhf.engines.engine import Conversed, Generated, PlaySettings
 from prefect_rlhf.engines.functions.plays.messages import Failed
@@ -70,7 +71,8 @@ def _rows(
 def _played(
     pool: PlayPool, rows: Sequence[Mapping[str, object]], codec: AnswerTokens, prompts: Sequence[Sequence[int]]
 ) -> Played:
-    table = Table(pool, rows, codec, LONGEST, "a trial", prompts=prompts)
+    most = LONGEST + 1  # so that the model ends its turns itself, and tools are called
+    table = Table(pool, rows, codec, most, "a trial", prompts=prompts)
     conversed = in_rounds(prompts, range(len(rows)), table, lambda orders: orders or (), _made_up)
     return Played(conversed, tuple(table.failures))
 
@@ -95,9 +97,9 @@ def _difference(one: Conversed, other: Conversed, text: Callable[[Sequence[int]]
         if one.prompts[row] != other.prompts[row]:
             return f"row {row}, before its first turn: the environment opens with other text"
         first, second = _answers(one, row), _answers(other, row)
-        for turn in range(max(len(first), len(second)) + 1):
-            seen = [in_short(text(answers[turn])) if turn in answers else "its end" for answers in (first, second)]
-            if first.get(turn) != second.get(turn):
+        for turn, answers in enumerate(zip_longest(first, second)):
+            seen = ["its end" if answer is None else in_short(text(answer)) for answer in answers]
+            if answers[0] != answers[1]:
                 return f"row {row}, turn {turn}: {seen[0]} follows, and the second time {seen[1]}"
         ends = [(end.score, end.rewards, dict(end.numbers)) for end in (one.ends[row], other.ends[row])]
         if repr(ends[0]) != repr(ends[1]):  # NaN is equal to itself here
@@ -111,10 +113,10 @@ def _end(score: float, rewards: Sequence[float], numbers: Mapping[str, float]) -
     return f"score {score:g}, rewards of turns {in_short(list(rewards))}, numbers {in_short(dict(numbers))}"
 
 
-def _answers(said: Conversed, row: int) -> dict[int, list[int]]:
-    """Return the tokens of a row's answers by the turn that they answer."""
-    answers: dict[int, list[int]] = {}
+def _answers(said: Conversed, row: int) -> list[list[int]]:
+    """Return the tokens of a row's answers, which each turn but the last has; an answer may have no token."""
+    answers: list[list[int]] = [[] for _ in said.ends[row].rewards[1:]]
     for token, own, turn in zip(said.tokens[row], said.mask[row], said.turns[row], strict=True):
         if not own:
-            answers.setdefault(turn, []).append(token)
+            answers[turn].append(token)
     return answers

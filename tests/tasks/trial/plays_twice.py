@@ -5,12 +5,13 @@ import time
 
 
 async def same(row, say):
-    """Dice from the row's own seed."""
+    """Dice from the row's own seed, in each of four turns."""
     dice = random.Random(row["seed"])
     said = await say()
     while said.end == "stop":
         say.reward(dice.random())
         said = await say(f" {row['prompt']} the film")
+    assert (said.end, said.turn) == ("budget", 3)
     return {"score": len(said.text), "turns": said.turn}
 
 
@@ -30,6 +31,33 @@ async def other_score(row, say):
     await say()
     say.reward(time.monotonic())
     return
+
+
+async def other_last_turn(row, say):
+    """A clock after all turns that the model ended itself."""
+    said = await say()
+    while said.end == "stop":
+        said = await say("the film")
+    return time.monotonic()
+
+
+async def other_after_empty_answers(row, say):
+    """A count of all plays so far, in an answer after two answers without text."""
+    await say()
+    await say("")
+    await say("")
+    seen.append(row["prompt"])
+    await say("the best film" if len(seen) > 2 else "a bad film")
+    return 0.0
+
+
+async def more_empty_answers(row, say):
+    """The answer without text is an answer; when it is played again, the row ends."""
+    await say()
+    if len(seen) < 2:
+        await say("")
+    seen.append("")
+    return 0.0
 
 
 async def other_end(row, say):

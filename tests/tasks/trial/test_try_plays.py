@@ -51,6 +51,9 @@ def test_a_play_that_does_the_same_again_passes_in_silence(tried):
     [
         ("other_answer", {}, r"row 1, turn 1: 'a bad film' follows, and the second time 'the best film'"),
         ("other_end", {}, r"row 0, turn 0: its end follows, and the second time 'the film'"),
+        ("other_last_turn", {}, r"row 0, turn 3: score [\d.]+, .* and the second time score"),
+        ("other_after_empty_answers", {}, r"row 0, turn 2: 'a bad film' follows, and the second time 'the best film'"),
+        ("more_empty_answers", {}, r"row 0, turn 0: '' follows, and the second time its end"),
         ("other_score", {}, r"row 0, turn 0: score [\d.]+, rewards of turns \[[\d.]+\], .* and the second time score"),
         (
             "Opens",
