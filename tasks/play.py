@@ -137,7 +137,10 @@ def _in_folder(server: JsonValue) -> JsonValue:
     """Return an MCP server that is a process with the absolute folder in which it starts; another value as it is."""
     if not isinstance(server, dict) or "command" not in server:
         return server
-    return server | {"cwd": str(Path(str(server.get("cwd") or ".")).expanduser().resolve())}
+    cwd = server.get("cwd")
+    if cwd is not None and not isinstance(cwd, str):
+        return server  # refused later
+    return server | {"cwd": str(Path(cwd or ".").expanduser().resolve())}
 
 
 def _absolute(name: str) -> str:

@@ -3,23 +3,29 @@
 import json
 from collections.abc import Mapping
 from dataclasses import MISSING, asdict, fields, is_dataclass, replace
+from hashlib import blake2b
 from typing import Any
 
 from pydantic import ValidationError
 
 from prefect_rlhf.placement.graph import Call, DataflowGraph, Operation
+from prefect_rlhf.tasks.play import Play
 from prefect_rlhf.tasks.tracing.operations import Bound
 
 ORIGIN = ("path", "new_head")
 """Fields of a model that matter only to where its version 0 comes from."""
 
+_OF_EXECUTION = ("python", "workers", "at_once", "expected_turns", "expected_answer_tokens", "seconds_per_answer")
+"""Settings of a play that matter only to where it runs, to its processes, and to the planner."""
+
 
 def run_identity(graph: DataflowGraph, seed: int, checkpoint_every: int | None) -> dict[str, Any]:
     """Return the algorithm with all its settings, the models' shapes and optimizers, the datasets' sizes, and the seed.
 
-    The storage of models and the plan are not part of it. The interval of checkpoints is part of it with staleness,
-    because a checkpoint then decides which weights are read after it (`Span.drained`). The stated lengths of computed
-    rows are not part of it: a run that ended because a row was too long may resume with a larger length.
+    The storage of models, the plan, and the place and the processes of plays are not part of it. The interval of
+    checkpoints is part of it with staleness, because a checkpoint then decides which weights are read after it
+    (`Span.drained`). The stated lengths of computed rows are not part of it: a run that ended because a row was too
+    long may resume with a larger length.
     """
     models = {model.role: asdict(model) for model in graph.models}
     for model in models.values():
@@ -53,6 +59,9 @@ def with_defaults(identity: Mapping[str, Any], graph: DataflowGraph) -> dict[str
         group: {name: _filled(saved, now.get(name)) for name, saved in identity.get(group, {}).items()}
         for group, now in groups.items()
     }
+    for name, call in filled["calls"].items():
+        if isinstance(call, dict) and call.get("play"):
+            filled["calls"][name] = call | {"play": _filled_play(call["play"]["settings"])}
     plain: dict[str, Any] = json.loads(json.dumps({**identity, **filled}, default=asdict))
     return plain
 
@@ -107,10 +116,43 @@ def _filled_settings(saved: Any, now: Operation) -> Any:
         return saved
 
 
+def _filled_play(saved: Any) -> dict[str, Any]:
+    """Return a play with the defaults of settings that came later; an earlier version saved the settings as a text."""
+    default = {name: field.default for name, field in Play.model_fields.items() if not field.is_required()}
+    known = _play(json.loads(saved))["settings"] if isinstance(saved, str) else saved
+    return {"settings": {name: value for name, value in default.items() if name not in _OF_EXECUTION} | known}
+
+
 def _call(call: Call) -> dict[str, Any]:
     terms = {term.name: asdict(term) | _operation(term.operation) for term in call.terms}
-    return asdict(call) | _operation(call.operation) | {"terms": terms, "row_limit": None}
+    play = call.play and _play(json.loads(call.play.settings))
+    return asdict(call) | _operation(call.operation) | {"terms": terms, "row_limit": None, "play": play}
 
 
 def _operation(operation: Operation) -> dict[str, Any]:
     return {"operation": {"name": operation.name, "settings": json.loads(operation.settings)}}
+
+
+def _play(stated: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a play by its settings, of which its bounds follow."""
+    settings = {name: value for name, value in stated.items() if name not in _OF_EXECUTION}
+    servers = stated.get("arguments", {}).get("servers")
+    if stated.get("signature") == "mcp" and isinstance(servers, dict):
+        by_name = {name: _server(server) for name, server in servers.items()}
+        settings["arguments"] = stated["arguments"] | {"servers": by_name}
+    return {"settings": settings}
+
+
+def _server(server: Any) -> Any:
+    """Return an MCP server without its folder, and with hashes of its variables: their values may be secrets."""
+    if not isinstance(server, dict):
+        return server
+    here = {name: value for name, value in server.items() if name != "cwd"}
+    variables = here.get("env")
+    if isinstance(variables, dict):
+        return here | {"env": {name: _hash(value) for name, value in variables.items()}}
+    return here if variables is None else here | {"env": _hash(variables)}
+
+
+def _hash(value: object) -> str:
+    return blake2b(json.dumps(value, sort_keys=True).encode(), digest_size=8).hexdigest()

@@ -77,7 +77,7 @@ class PlayFunction(NamedFunction):
         for tool in self.tools:
             Named(tool)
         self._check_use("play.tools", self.tools, _TOOLS, "tools of the model")
-        self._check_use("play.arguments", self.keywords, _ARGUMENTS, "")
+        self._check_use("play.arguments", ", ".join(self.keywords), _ARGUMENTS, "")  # values may be secrets
         if self.tool_format != DEFAULT_FORMAT and self.signature not in WITH_TOOLS:
             raise NotUsed("play.tool_format", self.tool_format, self._reason, "set a signature with tools")
         if self.signature in _TOOLS and not self.tools:
@@ -115,7 +115,13 @@ class PlayFunction(NamedFunction):
     def _check_of_mcp(self) -> None:
         for key, value in self.keywords.items():
             if key not in _OF_MCP:
-                raise UnknownKey(f"play.arguments.{key}", value, f"it has {', '.join(_OF_MCP)}")
+                seen = type(value).__name__  # not the value: variables may be secrets
+                raise UnknownKey(f"play.arguments.{key}", seen, f"it has {', '.join(_OF_MCP)}")
+        servers = self.keywords["servers"]
+        for name, server in servers.items() if isinstance(servers, dict) else ():
+            cwd = server.get("cwd") if isinstance(server, dict) else None
+            if cwd is not None and not isinstance(cwd, str):
+                raise InvalidInput(f"play.arguments.servers.{name}.cwd", cwd, "the path of a folder")
         stateful = self.keywords.get("stateful", False)
         if not isinstance(stateful, bool):
             raise InvalidInput("play.arguments.stateful", stateful, "true or false")

@@ -157,6 +157,11 @@ def test_a_stateful_mcp_server_serves_a_single_row(talk):
         ),
         ({"servers": {"a": {"comand": "x"}}}, "play.arguments.servers.a: got .*expected a command .*or a url"),
         ({"servers": SERVERS, "stateless": True}, "play.arguments.stateless: unknown key .*it has servers, stateful"),
+        ({"servers": SERVERS, "env": {"TOKEN": "sekrit"}}, "play.arguments.env: unknown key .got 'dict'.; it has serv"),
+        *(
+            ({"servers": {"a": {"command": "x", "cwd": cwd}}}, "play.arguments.servers.a.cwd: got .*expected the path")
+            for cwd in (5, {"a": 1}, False, [])
+        ),
         ({"servers": SERVERS, "stateful": "no"}, "play.arguments.stateful: got 'no', expected true or false"),
     ],
 )
@@ -174,6 +179,9 @@ def test_relative_paths_in_arguments_are_those_of_the_working_folder(tmp_path, m
     arguments = Play(function="a:b", signature="mcp", max_tokens=8, arguments={"servers": servers}).absolute().arguments
     here, there = server | {"cwd": str(tmp_path)}, server | {"cwd": str(tmp_path / "tools")}
     assert arguments == {"servers": {"here": here, "there": there, "far": distant}}
+    for cwd in (5, {"a": 1}, False, []):
+        wrong = {"servers": {"a": server | {"cwd": cwd}}}
+        assert Play(function="a:b", signature="mcp", max_tokens=8, arguments=wrong).absolute().arguments == wrong
     client = {"base_url": "http://127.0.0.1", "action": "moves.py:Move"}
     arguments = Play(function="a:b", signature="openenv", max_tokens=8, arguments=client).absolute().arguments
     assert arguments == client | {"action": f"{tmp_path / 'moves.py'}:Move"}

@@ -198,7 +198,7 @@ def test_a_tool_that_cannot_be_shown_is_refused_in_one_line(play, says):
         ({"signature": "tools"}, "play.tools: missing; expected functions that the model may call"),
         ({"tools": ["a:b"]}, r"play.tools: \('a:b',\) is not used: signature play does not use it; remove it, or set "),
         ({"signature": "tools", "tools": ["a b"]}, "play.tools: got 'a b', expected module:function"),
-        ({"arguments": {"a": 1}}, "play.arguments: {'a': 1} is not used: signature play does not use it"),
+        ({"arguments": {"a": 1, "b": 2}}, "play.arguments: 'a, b' is not used: signature play does not use it"),
         ({"tool_format": "llama3"}, "play.tool_format: 'llama3' is not used: signature play does not use it"),
         ({"signature": "tools", "tools": ["a:b"], "max_turns": 1}, "play.max_turns: got 1, expected at least 2"),
     ],

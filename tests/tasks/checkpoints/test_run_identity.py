@@ -1,6 +1,7 @@
 """The identity of a run across versions: what came later is as it is by default, and nothing else is."""
 
-from dataclasses import replace
+import json
+from dataclasses import asdict, replace
 from functools import reduce
 
 import pytest
@@ -8,6 +9,7 @@ import pytest
 from prefect_rlhf.placement.models.model import OptimizerSpec
 from prefect_rlhf.placement.row_set import RowLimit
 from prefect_rlhf.tasks.checkpoints.run_identity import first_difference, run_identity, with_defaults, with_draws_of
+from prefect_rlhf.tasks.play import Play
 from prefect_rlhf.tasks.rl.losses import ppo_clip
 from prefect_rlhf.tasks.rl.settings.online import PPO
 from tests.strategies import ppo
@@ -112,3 +114,63 @@ def test_the_stated_length_of_made_rows_is_no_part_of_a_run():
         for most in (8, 9)
     )
     assert run_identity(before, 1, None) == run_identity(after, 1, None)
+
+
+def playing(env=None, cwd=None, **changed):
+    """The graph with rows that a model plays with an MCP server."""
+    server = {"command": "serve", "env": env or {"TOKEN": "sekrit"}} | ({} if cwd is None else {"cwd": cwd})
+    fields = {"function": "mine:right", "signature": "mcp", "max_tokens": 8} | changed
+    bounds = Play(**fields, arguments={"servers": {"notes": server}}).absolute().bounds
+    played = {"play": bounds, "max_new_tokens": bounds.max_tokens}
+    calls = (replace(call, **played) if call.name == "actor_generate" else call for call in graph())
+    return replace(graph(), calls=tuple(calls))
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"cwd": "elsewhere"},
+        {"workers": 3, "at_once": 5, "python": "/other/python"},
+        {"expected_turns": 2.0, "expected_answer_tokens": 7.0, "seconds_per_answer": 3.0},
+    ],
+)
+def test_where_a_play_runs_and_what_the_planner_expects_are_no_part_of_a_run(changed):
+    assert run_identity(playing(**changed), 1, None) == run_identity(playing(), 1, None)
+
+
+def test_a_play_may_resume_from_another_folder(tmp_path, monkeypatch):
+    before = run_identity(playing(), 1, None)
+    monkeypatch.chdir(tmp_path)
+    assert run_identity(playing(), 1, None) == before
+
+
+@pytest.mark.parametrize(
+    ("changed", "place"),
+    [
+        ({"max_turns": 3}, "max_turns"),
+        ({"overlong_answers": "end"}, "overlong_answers"),
+        ({"deadline_seconds": 9.0}, "deadline_seconds"),
+        ({"function": "mine:wrong"}, "function"),
+        ({"env": {"TOKEN": "hidden"}}, "arguments.servers.notes.env.TOKEN"),
+        ({"env": {"OTHER": "sekrit"}}, "arguments.servers.notes.env.TOKEN"),
+        ({"env": "hidden"}, "arguments.servers.notes.env"),
+    ],
+)
+def test_another_setting_of_a_play_is_named_by_its_path_without_values_of_variables(changed, place):
+    saved, now = run_identity(playing(), 1, None), playing(**changed)
+    difference = first_difference(with_defaults(saved, now), run_identity(now, 1, None))
+    assert difference[0] == f"calls.actor_generate.play.settings.{place}"
+    assert "sekrit" not in f"{saved}{difference}" and "hidden" not in str(difference)
+
+
+@pytest.mark.parametrize("as_text", [False, True])
+def test_a_play_of_an_earlier_version_is_compared_with_defaults(as_text):
+    """An earlier version saved the settings as a text, or lacked a setting. Variables are not shown."""
+    now = playing()
+    saved = written_without(run_identity(now, 1, None), "calls.actor_generate.play.settings.together")
+    if as_text:
+        bounds = now.call("actor_generate").play
+        settings = {name: value for name, value in json.loads(bounds.settings).items() if name != "together"}
+        saved["calls"]["actor_generate"]["play"] = asdict(bounds) | {"settings": json.dumps(settings)}
+    assert first_difference(with_defaults(saved, now), run_identity(now, 1, None)) is None
+    assert "sekrit" not in str(with_defaults(saved, graph()))
