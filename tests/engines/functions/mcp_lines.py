@@ -69,5 +69,7 @@ if CASE == "deaf":
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 for line in sys.stdin:
     request = json.loads(line)
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})  # else two answers would be written at once
     if "id" in request and "method" in request:
         slow.append(request) if is_slow(request) else write_answer(request)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1})

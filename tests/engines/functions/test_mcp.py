@@ -89,11 +89,13 @@ def test_a_call_that_is_ended_leaves_the_server_to_calls_that_wait():
 
     async def scenario(call):
         waits, fails, ended = (asyncio.create_task(call(name, slow=True)) for name in ("pid", "error", "pid"))
-        first = await pid(call)  # by now the server has the calls before
+        first = await pid(call)
         ended.cancel()
         with pytest.raises(asyncio.CancelledError):
             await ended
-        os.kill(first, signal.SIGUSR1)
+        while not (fails.done() and waits.done()):  # the server may not have read all calls when a signal comes
+            os.kill(first, signal.SIGUSR1)
+            await asyncio.sleep(0.1)
         with pytest.raises(PlayFailed, match=LOCKED):
             await fails
         assert (await waits).startswith(f"{first} ")
