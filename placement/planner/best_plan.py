@@ -128,10 +128,12 @@ def _steady(request: SearchRequest, fastest: ExecutionPlan) -> list[ExecutionPla
     """Plans that fit and are fast under a change of `UNDER`, by a short search that knows the change.
 
     A change that the fastest plan does not depend on is left out. No change is searched on many devices, which takes
-    long, or with older weights, where it found no plan that is nearly as fast.
+    long, with older weights, where it found no plan that is nearly as fast, or on hosts, whose constants are measured.
     """
     question, found = request.question, []
+    devices = [node.device for node in question.site.sources.nodes]
     is_searched = question.site.mesh.num_devices <= MOST_DEVICES and question.graph.staleness == 0
+    is_searched = is_searched and not any(device.measured or device.is_host for device in devices)
     for change in UNDER if is_searched else ():
         changed = corrected(question, change)
         if changed.seconds(fastest) != question.seconds(fastest):
