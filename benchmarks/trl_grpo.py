@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -20,34 +20,39 @@ from trl import GRPOConfig, GRPOTrainer
 from benchmarks.grpo_work import GRPOWork, vowels
 from benchmarks.trl_stopwatch import Stopwatch
 
+SHARED: Mapping[str, Any] = {
+    "output_dir": ".rlhf/benchmarks/trl",
+    "gradient_accumulation_steps": 1,
+    "temperature": 1.0,
+    "beta": 0.0,
+    "loss_type": "grpo",
+    "lr_scheduler_type": "constant",
+    "adam_beta2": 0.95,  # as of ours
+    "shuffle_dataset": False,
+    "bf16": False,  # the weights are bfloat16 themselves
+    "use_cpu": True,
+    "gradient_checkpointing": False,
+    "report_to": "none",
+    "logging_strategy": "no",
+    "save_strategy": "no",
+    "disable_tqdm": True,
+}
+"""Settings of every comparison with this trainer."""
+
 
 def make_trainer(work: GRPOWork) -> GRPOTrainer:
     """Make TRL's trainer, for which no token ends a response."""
     tokenizer = AutoTokenizer.from_pretrained(work.model, padding_side="left")
     tokenizer.pad_token = tokenizer.convert_ids_to_tokens(0)
     settings = GRPOConfig(
-        output_dir=".rlhf/benchmarks/trl",
+        **SHARED,
         max_steps=(work.steps + 1) * work.epochs * work.mini_batches,
         per_device_train_batch_size=work.rows // work.mini_batches,
-        gradient_accumulation_steps=1,
         steps_per_generation=work.mini_batches,
         num_iterations=work.epochs,
         num_generations=work.samples,
         max_completion_length=work.response_tokens,
-        temperature=1.0,
-        beta=0.0,
-        loss_type="grpo",
         learning_rate=work.learning_rate,
-        lr_scheduler_type="constant",
-        adam_beta2=0.95,  # as of ours
-        shuffle_dataset=False,
-        bf16=False,  # the weights are bfloat16 themselves
-        use_cpu=True,
-        gradient_checkpointing=False,
-        report_to="none",
-        logging_strategy="no",
-        save_strategy="no",
-        disable_tqdm=True,
     )
     trainer = GRPOTrainer(
         model=AutoModelForCausalLM.from_pretrained(work.model, dtype=torch.bfloat16),

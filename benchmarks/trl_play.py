@@ -21,6 +21,7 @@ from trl.trainer import grpo_trainer
 
 from benchmarks import play_work
 from benchmarks.play_work import PlayWork, vowels
+from benchmarks.trl_grpo import SHARED
 from benchmarks.trl_stopwatch import Stopwatch
 
 
@@ -31,27 +32,13 @@ def make_trainer(work: PlayWork, stopwatch: Stopwatch) -> GRPOTrainer:
     tokenizer.response_template = {}  # `as_call` reads turns
     seconds = work.seconds_of_step
     settings = GRPOConfig(
-        output_dir=".rlhf/benchmarks/trl",
+        **SHARED,
         max_steps=len(seconds),
         per_device_train_batch_size=work.rows,
-        gradient_accumulation_steps=1,
         num_generations=work.samples,
         max_completion_length=work.most_tokens,
         max_tool_calling_iterations=work.turns - 1,
-        temperature=1.0,
-        beta=0.0,
-        loss_type="grpo",
         learning_rate=work.learning_rate,
-        lr_scheduler_type="constant",
-        adam_beta2=0.95,  # as of ours
-        shuffle_dataset=False,
-        bf16=False,  # the weights are bfloat16 themselves
-        use_cpu=True,
-        gradient_checkpointing=False,
-        report_to="none",
-        logging_strategy="no",
-        save_strategy="no",
-        disable_tqdm=True,
     )
 
     def look_up(question: str) -> str:
