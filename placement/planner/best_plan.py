@@ -132,9 +132,10 @@ def _steady(request: SearchRequest, fastest: ExecutionPlan) -> list[ExecutionPla
     """
     question, found = request.question, []
     devices = [node.device for node in question.site.sources.nodes]
-    is_searched = question.site.mesh.num_devices <= MOST_DEVICES and question.graph.staleness == 0
-    is_searched = is_searched and not any(device.measured or device.is_host for device in devices)
-    for change in UNDER if is_searched else ():
+    is_measured = any(device.measured or device.is_host for device in devices)
+    if is_measured or question.graph.staleness > 0 or question.site.mesh.num_devices > MOST_DEVICES:
+        return []
+    for change in UNDER:
         changed = corrected(question, change)
         if changed.seconds(fastest) != question.seconds(fastest):
             space, budget = request.space_of(changed), request.budget.times(STEADY_SHARE)

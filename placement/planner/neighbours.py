@@ -18,7 +18,7 @@ from prefect_rlhf.placement.planner.solution import made_to_fit
 from prefect_rlhf.placement.planner.space.plan_problem import PlanProblem, PlanSpace
 from prefect_rlhf.placement.plans.check import check_plan
 from prefect_rlhf.placement.plans.completion import completed
-from prefect_rlhf.placement.plans.streaming import in_parts, streaming_calls
+from prefect_rlhf.placement.plans.streaming import in_parts
 from prefect_rlhf.placement.search.alternatives import Alternative, alternatives, timed_together, unlike
 from prefect_rlhf.placement.search.budget import ESTIMATE, Budget, Meter
 from prefect_rlhf.placement.search.driver import MICROSECOND
@@ -223,8 +223,8 @@ def _streamed_like(plan: ExecutionPlan, changed: ExecutionPlan, graph: DataflowG
     parts = max(placement.parts for _, placement in plan.placements)
     if parts == 1:
         return changed
-    whole = in_parts(graph, changed, [name for name, _ in changed.placements], 1)
-    return in_parts(graph, whole, streaming_calls(graph, whole), parts)
+    whole = replace(changed, placements=tuple((name, replace(old, parts=1)) for name, old in changed.placements))
+    return in_parts(graph, whole, parts)
 
 
 def _choice(problem: PlanProblem, call: str, placement: Placement) -> Choice:

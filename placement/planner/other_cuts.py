@@ -73,10 +73,9 @@ def with_fewest_cuts(question: Question, plan: ExecutionPlan, context: CostConte
 
 def with_streamed_parts(question: Question, plan: ExecutionPlan) -> ExecutionPlan:
     """Return the plan with its calls on disjoint devices in the fastest of 2 and 4 parts, if an iteration gains 2%."""
-    calls = streaming_calls(question.graph, plan)
-    if not calls:
+    if not streaming_calls(question.graph, plan):
         return plan
-    cut = [in_parts(question.graph, plan, calls, parts) for parts in PARTS]
+    cut = [in_parts(question.graph, plan, parts) for parts in PARTS]
     best = min((each for each in cut if question.fits(each)), key=question.seconds, default=plan)
     return best if question.seconds(best) <= question.seconds(plan) * (1 - STREAMED_GAIN) else plan
 

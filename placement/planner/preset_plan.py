@@ -19,7 +19,7 @@ from prefect_rlhf.placement.planner.space.candidates import Candidate, Candidate
 from prefect_rlhf.placement.planner.space.plan_problem import PlanProblem, PlanSpace, restricted_problem
 from prefect_rlhf.placement.plans.check import violations
 from prefect_rlhf.placement.plans.presets import Preset, preset_named
-from prefect_rlhf.placement.plans.streaming import in_parts, streaming_calls
+from prefect_rlhf.placement.plans.streaming import in_parts
 from prefect_rlhf.placement.search.budget import Budget
 
 MOST_CUTS = 64  # micro-batches of a preset that cuts all calls alike, unless its first number is larger
@@ -52,7 +52,7 @@ def preset(
             continue
         whole = ExecutionPlan(name, cluster, placements)
         # Calls of parts run at the same time, so their plan may need more memory than the plan without parts.
-        for given in dict.fromkeys((in_parts(graph, whole, streaming_calls(graph, whole), rule.parts), whole)):
+        for given in dict.fromkeys((in_parts(graph, whole, rule.parts), whole)):
             plan, certificate = offload_to_fit(given, graph, workload, backend)
             if certificate.fits:
                 return plan
@@ -108,7 +108,7 @@ def best_admitted(
     for problem in preset_problems(rule, question.site.mesh, space):
         plan = solve_fitting(question, problem, budget, name=name, shares=TIGHTER, repair=False)
         if plan is not None:
-            streamed = in_parts(question.graph, plan, streaming_calls(question.graph, plan), rule.parts)
+            streamed = in_parts(question.graph, plan, rule.parts)
             return streamed if question.fits(streamed) else plan
     return None
 

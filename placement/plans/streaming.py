@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 
 from prefect_rlhf.placement.graph import Call, DataflowGraph
@@ -33,10 +33,10 @@ def streaming_calls(graph: DataflowGraph, plan: ExecutionPlan) -> tuple[str, ...
     return tuple(dict.fromkeys(name for pair in apart for name in pair))
 
 
-def in_parts(graph: DataflowGraph, plan: ExecutionPlan, calls: Iterable[str], parts: int) -> ExecutionPlan:
-    """Return the plan with each of these calls in `parts` parts, or in half as many, and so on, until it is legal."""
+def in_parts(graph: DataflowGraph, plan: ExecutionPlan, parts: int) -> ExecutionPlan:
+    """Return the plan with its `streaming_calls` in `parts` parts, or in half as many, and so on, until it is legal."""
     placements = dict(plan.placements)
-    for name in calls:
+    for name in streaming_calls(graph, plan):
         call, count = graph.call(name), parts
         while count > 1 and any(violations(call, replace(placements[name], parts=count), graph)):
             count //= 2

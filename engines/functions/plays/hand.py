@@ -54,9 +54,8 @@ class Hand:
         self.place: str | None = None  # of the function; None until it is imported
         self.schemas: Sequence[Mapping[str, Any]] = ()  # of its tools
         self.plays: dict[int, float] = {}  # by number: since when its own code runs; infinity while it waits
-        self.suspect: int | None = (
-            None  # the play that is tried alone; until it asks or ends, no other play's code runs
-        )
+        # The play that is tried alone. Until it asks or ends, no other play's code runs.
+        self.suspect: int | None = None
         self._held: list[Told] = []  # to other plays, meanwhile
         self._settings, self._start_seconds, self._since = settings, start_seconds, time.monotonic()
 
