@@ -174,18 +174,18 @@ class Call:
         return -(-self.num_items // (self.mini_batches * dp))
 
     @property
-    def parts(self) -> tuple[Call, ...]:
+    def by_row_set(self) -> tuple[Call, ...]:
         """The call on each of its row sets alone: several if the terms of a train_step have several row sets."""
         row_sets = dict.fromkeys(term.rows for term in self.terms)
         if len(row_sets) < 2:
             return (self,)
-        parts = []
+        found = []
         for rows in row_sets:
             terms = tuple(term for term in self.terms if term.rows == rows)
             ports = tuple(dict.fromkeys(port for term in terms for port in term.inputs))
             width, count = math.lcm(*(term.rows_per_item for term in terms)), terms[0].num_rows
-            parts.append(replace(self, inputs=ports, rows=rows, num_rows=count, rows_per_item=width, terms=terms))
-        return tuple(parts)
+            found.append(replace(self, inputs=ports, rows=rows, num_rows=count, rows_per_item=width, terms=terms))
+        return tuple(found)
 
     def cut(self, parts: int) -> Call:
         """Return the call on a single one of so many equal parts of its rows."""
@@ -308,9 +308,9 @@ def check_graph(graph: DataflowGraph) -> None:
     for call in graph:
         _check_call(graph, call)
         _check_choices(graph, call, earlier)
-        for part in call.parts:
-            for port in part.inputs:
-                _check_port(graph, part, port, earlier)
+        for one in call.by_row_set:
+            for port in one.inputs:
+                _check_port(graph, one, port, earlier)
         earlier[call.name] = call
 
 

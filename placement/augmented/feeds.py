@@ -12,7 +12,7 @@ from prefect_rlhf.placement.devices.mesh import Device
 from prefect_rlhf.placement.graph import DataflowGraph
 from prefect_rlhf.placement.plan import ExecutionPlan
 from prefect_rlhf.placement.rows.moves import RowMove, row_moves
-from prefect_rlhf.placement.rows.shares import PlacedCall, RowShare, placed_call, placed_parts, reads
+from prefect_rlhf.placement.rows.shares import PlacedCall, RowShare, placed_by_row_set, placed_call, reads
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +102,9 @@ def _covers(graph: DataflowGraph, plan: ExecutionPlan, consumer: str, producer: 
     Only of that key; on each of the consumer's devices.
     """
     consumers, earliers = (
-        tuple(part for part in placed_parts(graph, plan, name) if key in graph.keys_read(part.call).get(producer, ()))
+        tuple(
+            part for part in placed_by_row_set(graph, plan, name) if key in graph.keys_read(part.call).get(producer, ())
+        )
         for name in (consumer, earlier)
     )
     return _all_covered(consumers, earliers, placed_call(graph, plan, producer), key)

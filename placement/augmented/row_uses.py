@@ -20,7 +20,7 @@ from prefect_rlhf.placement.augmented.work import (
 from prefect_rlhf.placement.devices.mesh import Device
 from prefect_rlhf.placement.graph import DataflowGraph
 from prefect_rlhf.placement.plan import ExecutionPlan
-from prefect_rlhf.placement.rows.shares import placed_parts, rows_held
+from prefect_rlhf.placement.rows.shares import placed_by_row_set, rows_held
 
 RowKey = tuple[str, str]
 """A call, and a key that it made."""
@@ -45,7 +45,7 @@ def row_uses(graph: DataflowGraph, plan: ExecutionPlan, node: Node) -> dict[Devi
     for producer, keys in held.items():
         for device in rows_held(graph, plan, producer):
             uses[device] |= {(producer, key) for key in keys}
-    for placed in placed_parts(graph, plan, call.name):
+    for placed in placed_by_row_set(graph, plan, call.name):
         read = [(producer, key) for producer in graph.keys_read(placed.call) for key in sources.get(producer, ())]
         for device, need in placed.needs().items():
             uses[device] |= {(producer, key) for producer, key in read if key in need.keys}

@@ -85,7 +85,7 @@ class _CallSeconds:
     def train(self) -> Seconds:
         """Take `epochs` * `mini_batches` optimizer steps, each over the micro-batches of every row set."""
         passes = Seconds()
-        for part in self.work.parts if self.work.others else (self.work,):
+        for part in self.work.by_row_set if self.work.others else (self.work,):
             passes = passes + replace(self, work=part)._there_and_back()
         uncut = replace(self.execution, micro_batches=1, recompute=0, sequence_parallel=False)
         return (passes + _update(uncut, self.times)).times(self.work.epochs * self.work.mini_batches)

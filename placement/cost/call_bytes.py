@@ -88,63 +88,53 @@ def call_bytes(
     row length that a key-value cache has room for, by default the workload's longest row. `on_cpu`: with our engines'
     kernels for CPU, which save and stage less.
     """
-    if stage is None:
-        stages = {0, execution.strategy.pp - 1}
-        by_stage = (call_bytes(work, execution, sizes, engine, end, max_length, on_cpu) for end in stages)
-        return max(by_stage, key=lambda num_bytes: num_bytes.total)
-
-    return each_call_bytes(work, execution, sizes, (execution.recompute,), engine, stage, max_length, on_cpu)[0]
-
-
-def each_call_bytes(
-    work: CallWork,
-    execution: Execution,
-    sizes: ModelSizes,
-    recomputes: Sequence[Recompute],
-    engine: EngineKind,
-    stage: int,
-    max_length: int | None = None,
-    on_cpu: bool = False,
-) -> list[CallBytes]:
-    """Return the same of a stage for each number of recomputed layers, in place of that of the execution."""
-
-    def with_load(load: float) -> list[CallBytes]:
-        longest = max_length or work.workload.longest
-        return _loaded_bytes(work, execution, sizes, recomputes, engine, stage, longest, on_cpu, load)
-
-    balanced = with_load(1.0)
-    if sizes.num_experts == 0 or execution.strategy.ep == 1:
-        return balanced
-    both = zip(balanced, with_load(EXPERT_IMBALANCE), strict=True)
-    return [replace(mean, expert_imbalance=fullest.active - mean.active) for mean, fullest in both]
+    stages = sorted({0, execution.strategy.pp - 1}) if stage is None else [stage]
+    longest = max_length or work.workload.longest
+    found = [
+        CallOnStage(work, execution, sizes, engine, each, longest, on_cpu).num_bytes((execution.recompute,))[0]
+        for each in stages
+    ]
+    return max(found, key=lambda num_bytes: num_bytes.total)
 
 
-def _loaded_bytes(
-    work: CallWork,
-    execution: Execution,
-    sizes: ModelSizes,
-    recomputes: Sequence[Recompute],
-    engine: EngineKind,
-    stage: int,
-    max_length: int,
-    on_cpu: bool,
-    load: float,
-) -> list[CallBytes]:
+@dataclass(frozen=True, slots=True)
+class CallOnStage:
+    """A call on a device of a pipeline stage. A key-value cache has room for rows of `max_length`."""
+
+    work: CallWork
+    execution: Execution
+    sizes: ModelSizes
+    engine: EngineKind
+    stage: int
+    max_length: int
+    on_cpu: bool
+
+    def num_bytes(self, recomputes: Sequence[Recompute]) -> list[CallBytes]:
+        """Return the bytes of the device for each number of recomputed layers, in place of that of the execution."""
+        balanced = _loaded_bytes(self, recomputes, 1.0)
+        if self.sizes.num_experts == 0 or self.execution.strategy.ep == 1:
+            return balanced
+        both = zip(balanced, _loaded_bytes(self, recomputes, EXPERT_IMBALANCE), strict=True)
+        return [replace(mean, expert_imbalance=fullest.active - mean.active) for mean, fullest in both]
+
+
+def _loaded_bytes(call: CallOnStage, recomputes: Sequence[Recompute], load: float) -> list[CallBytes]:
     """The bytes if the experts of the device have `load` times as many tokens as the mean."""
-    on_device = sizes.on(execution.strategy.tp)
-    static = static_bytes(execution, sizes, work.kind == "train_step", stage)
+    work, execution, stage = call.work, call.execution, call.stage
+    on_device = call.sizes.on(execution.strategy.tp)
+    static = static_bytes(execution, call.sizes, work.kind == "train_step", stage)
 
     def active(part: CallWork) -> _Active:
-        return _Active(part, execution, on_device, stage, max_length, on_cpu, load)
+        return _Active(part, execution, on_device, stage, call.max_length, call.on_cpu, load)
 
     if work.kind == "generate":
-        return [active(work).generate(static, engine)] * len(recomputes)
+        return [active(work).generate(static, call.engine)] * len(recomputes)
     if work.kind != "train_step":
         return [active(work).infer(static)] * len(recomputes)
     if not work.others:
         return active(work).train(static, recomputes)
     # a micro-batch belongs to a single row set; the rows of all row sets are on the device
-    by_part = [active(part).train(static, recomputes) for part in work.parts]
+    by_part = [active(part).train(static, recomputes) for part in work.by_row_set]
     rows = sum(each[0].rows for each in by_part)
     fullest = (max(each, key=lambda num_bytes: num_bytes.total) for each in zip(*by_part, strict=True))
     return [replace(each, rows=rows) for each in fullest]

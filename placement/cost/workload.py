@@ -156,7 +156,7 @@ class CallWork:
                 _vocabulary_passes(part),
                 play=part.play,
             )
-            for part in call.parts
+            for part in call.by_row_set
         )
         return replace(first, others=tuple(others)) if others else first
 
@@ -164,12 +164,12 @@ class CallWork:
     def expected(cls, call: Call, workload: Workload) -> CallWork:
         """Return the work of a graph's call as a rule, which seconds are of: of rows that are chosen those expected."""
         most = cls.of(call, workload)
-        counts = [part.row_count.expected for part in call.parts]
+        counts = [part.row_count.expected for part in call.by_row_set]
         others = tuple(replace(other, rows=rows) for other, rows in zip(most.others, counts[1:], strict=True))
         return replace(most, rows=counts[0], others=others)
 
     @property
-    def parts(self) -> tuple[CallWork, ...]:
+    def by_row_set(self) -> tuple[CallWork, ...]:
         """The work on each row set, the first and the others."""
         every = (replace(self, others=()), *self.others)
         return tuple(replace(part, others=every[:i] + every[i + 1 :]) for i, part in enumerate(every))

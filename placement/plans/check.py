@@ -222,15 +222,15 @@ def _rows(call: Call, placement: Placement) -> Iterator[InvalidInput]:
     """
     if call.kind == "compute":
         return
-    for part in call.parts:
-        seen = f"{part.num_rows} rows a step" + (f" of {part.rows.name}" if len(call.parts) > 1 else "")
-        item, cuts = part.rows_per_item, part.mini_batches
-        if part.num_rows % item:
+    for each in call.by_row_set:
+        seen = f"{each.num_rows} rows a step" + (f" of {each.rows.name}" if len(call.by_row_set) > 1 else "")
+        item, cuts = each.rows_per_item, each.mini_batches
+        if each.num_rows % item:
             yield InvalidInput(_field(call.name, "rows"), seen, f"a multiple of {item}, the rows of an item")
-        elif part.num_items < cuts:
+        elif each.num_items < cuts:
             right = f"at least {cuts * item}, an item for each of {cuts} mini-batches"
             yield InvalidInput(_field(call.name, "rows"), seen, right)
-    most = max(part.cut(placement.parts).most_items(placement.strategy.dp) for part in call.parts)
+    most = max(each.cut(placement.parts).most_items(placement.strategy.dp) for each in call.by_row_set)
     if placement.micro_batches > max(1, most):
         piece = "mini-batch" if placement.parts == 1 else "part"
         right = f"at most {most}, the items that a replica has of a {piece}"

@@ -14,9 +14,9 @@ from prefect_rlhf.placement.rows.shares import (
     PlacedCall,
     RowShare,
     ToldByCall,
+    placed_by_row_set,
     placed_call,
-    placed_parts,
-    reads_of_part,
+    reads_on_row_set,
 )
 
 
@@ -48,8 +48,8 @@ def row_moves(graph: DataflowGraph, plan: ExecutionPlan, consumer: str) -> tuple
     The true places of rows that are partitioned by tokens, or chosen, are known only after their calls have reported.
     """
     lacking: dict[str, tuple[str, ...]] = {}
-    for placed in placed_parts(graph, plan, consumer):
-        for producer, keys in reads_of_part(graph, placed).items():
+    for placed in placed_by_row_set(graph, plan, consumer):
+        for producer, keys in reads_on_row_set(graph, placed).items():
             found = _lacking(placed, placed_call(graph, plan, producer), keys)
             if found:
                 lacking[producer] = tuple(dict.fromkeys((*lacking.get(producer, ()), *found)))
@@ -85,21 +85,21 @@ def row_transfers(
     """
     moves = row_moves(graph, plan, consumer) if moves is None else moves
     producers = tuple((move, placed_call(graph, plan, move.producer)) for move in moves)
-    parts = placed_parts(graph, plan, consumer)
+    consumers = placed_by_row_set(graph, plan, consumer)
     if told is None:
-        return _transfers_of_equal_rows(parts, producers, part)
-    return _transfers(parts, producers, told, part)
+        return _transfers_of_equal_rows(consumers, producers, part)
+    return _transfers(consumers, producers, told, part)
 
 
 @lru_cache(maxsize=256)
 def _transfers_of_equal_rows(
-    parts: tuple[PlacedCall, ...], producers: tuple[tuple[RowMove, PlacedCall], ...], part: Part
+    consumers: tuple[PlacedCall, ...], producers: tuple[tuple[RowMove, PlacedCall], ...], part: Part
 ) -> tuple[DeviceTransfer, ...]:
-    return _transfers(parts, producers, None, part)
+    return _transfers(consumers, producers, None, part)
 
 
 def _transfers(
-    parts: Sequence[PlacedCall],
+    consumers: Sequence[PlacedCall],
     producers: Sequence[tuple[RowMove, PlacedCall]],
     told: ToldByCall | None,
     streamed: Part,
@@ -110,14 +110,14 @@ def _transfers(
     for move, producer in producers:
         by_holders = cache(partial(_by_holders, _holders(producer.rows_held(), told)))
         brought: dict[tuple[Device, str], set[int]] = defaultdict(set)
-        for consumer in (part for part in parts if any(port.source == move.producer for port in part.call.inputs)):
+        for consumer in (c for c in consumers if any(port.source == move.producer for port in c.call.inputs)):
             rows_each = consumer.call.rows.per_row(producer.call.rows)
             for need, targets in consumer.devices_by_need().items():
                 keys = tuple(key for key in move.keys if key in need.keys)
                 needed = need.share.made_of(rows_each).rows(told, streamed) if keys else ()
                 for target in targets:
                     new = needed
-                    if len(parts) > 1:
+                    if len(consumers) > 1:
                         new = tuple(row for row in needed if any(row not in brought[target, key] for key in keys))
                         for key in keys:
                             brought[target, key].update(new)

@@ -113,14 +113,14 @@ class PlacedCall:
         return _rows_held(self)
 
 
-def placed_parts(graph: DataflowGraph, plan: ExecutionPlan, name: str) -> tuple[PlacedCall, ...]:
+def placed_by_row_set(graph: DataflowGraph, plan: ExecutionPlan, name: str) -> tuple[PlacedCall, ...]:
     """Return a call on each of its row sets, as placed by a plan."""
-    return tuple(_placed(graph, plan, part) for part in graph.call(name).parts)
+    return tuple(_placed(graph, plan, part) for part in graph.call(name).by_row_set)
 
 
 def placed_call(graph: DataflowGraph, plan: ExecutionPlan, name: str) -> PlacedCall:
     """Return a call as placed by a plan, on the first of its row sets: a call that makes rows has no other."""
-    return placed_parts(graph, plan, name)[0]
+    return placed_by_row_set(graph, plan, name)[0]
 
 
 def rows_held(graph: DataflowGraph, plan: ExecutionPlan, name: str) -> Mapping[Device, RowShare]:
@@ -131,13 +131,13 @@ def rows_held(graph: DataflowGraph, plan: ExecutionPlan, name: str) -> Mapping[D
 def reads(graph: DataflowGraph, plan: ExecutionPlan, name: str) -> dict[str, tuple[str, ...]]:
     """Return the calls whose rows `name` reads, each with the keys that some device of it uses."""
     found: dict[str, tuple[str, ...]] = {}
-    for placed in placed_parts(graph, plan, name):
-        for producer, keys in reads_of_part(graph, placed).items():
+    for placed in placed_by_row_set(graph, plan, name):
+        for producer, keys in reads_on_row_set(graph, placed).items():
             found[producer] = tuple(dict.fromkeys((*found.get(producer, ()), *keys)))
     return found
 
 
-def reads_of_part(graph: DataflowGraph, placed: PlacedCall) -> dict[str, tuple[str, ...]]:
+def reads_on_row_set(graph: DataflowGraph, placed: PlacedCall) -> dict[str, tuple[str, ...]]:
     """Return the calls whose rows a call reads on a single row set, each with the keys that some device uses."""
     used = frozenset[str]().union(*(need.keys for need in placed.needs().values()))
     by_producer = graph.keys_read(placed.call).items()
@@ -157,7 +157,7 @@ def partition_of(graph: DataflowGraph, plan: ExecutionPlan, name: str) -> RowPar
     inference and train_step agree, if there are enough items. Rows of a generate are balanced by tokens for its
     readers; the generate itself, and a dataset's rows, go by count.
     """
-    return _partition(graph, plan, graph.call(name).parts[0])
+    return _partition(graph, plan, graph.call(name).by_row_set[0])
 
 
 def _partition(graph: DataflowGraph, plan: ExecutionPlan, call: Call) -> RowPartition:
@@ -191,7 +191,7 @@ def num_groups(graph: DataflowGraph, call: Call) -> int:
 
 def _on_rows_of(graph: DataflowGraph, call: Call) -> list[Call]:
     """Return the model calls on the rows of a call, each on these rows alone."""
-    return [part for other in graph if other.kind != "compute" for part in other.parts if part.rows == call.rows]
+    return [part for other in graph if other.kind != "compute" for part in other.by_row_set if part.rows == call.rows]
 
 
 def knows_lengths(graph: DataflowGraph, call: Call) -> bool:

@@ -53,7 +53,7 @@ class IterationWork:
         """Return the work of an iteration of a graph, without its evaluation."""
         calls = [call for call in graph if call.every is None and call.kind != "compute"]
         trained = [call for call in calls if call.kind == "train_step"]
-        parts = {part.rows: part for call in trained or calls for part in call.parts}
+        parts = {part.rows: part for call in trained or calls for part in call.by_row_set}
         rows = [(part.row_count.expected, workload.of(part.rows)) for part in parts.values()]
         return cls(
             sum(count for count, _ in rows),
@@ -84,7 +84,7 @@ def call_speeds(
             speeds[call.name] = CallSpeed(call.name, seconds, share)
             continue
         work, sizes = CallWork.expected(call, workload), ModelSizes.of(graph.model(call.role))
-        tokens = sum(part.rows * part.workload.mean_length for part in work.parts) * work.epochs
+        tokens = sum(part.rows * part.workload.mean_length for part in work.by_row_set) * work.epochs
         peak = peak_flops(sources, plan[call.name].mesh, sizes)
         used = model_flops(work, sizes) / seconds / peak if peak else None
         speeds[call.name] = CallSpeed(call.name, seconds, share, tokens / seconds, used)
@@ -119,7 +119,7 @@ def model_flops(work: CallWork, sizes: ModelSizes) -> float:
     count.
     """
     flops = 0.0
-    for part in work.parts:
+    for part in work.by_row_set:
         lengths, has_head = part.workload, part.vocabulary_passes > 0 and "lm" in sizes.head
         length = lengths.mean_length
         layer = 2 * (sizes.layer_products + sizes.router) + 4 * ATTENDED * sizes.queries * length

@@ -43,8 +43,8 @@ def call_commands(
         "generated_by": generated.role if generated else None,
         **operation_fields(call, placement.micro_batches, placement.recompute, placement.sequence_parallel),
     }
-    parts = step_rows.parts[call.name]
-    passes = [_passes(run, each, node, step_rows) for each in parts]
+    placed = step_rows.by_row_set[call.name]
+    passes = [_passes(run, each, node, step_rows) for each in placed]
 
     @cache  # ranks of the same replica and stage share a command, and a shared object is pickled once
     def command(needs: tuple[Need, ...], frees: tuple[RowKey, ...]) -> CallCommand:
@@ -59,7 +59,7 @@ def call_commands(
             passes=of_parts if call.kind == "train_step" else (),
         )
 
-    needs = [each.needs() for each in parts]
+    needs = [each.needs() for each in placed]
     by_rank = {run.rank(device): tuple(of_device[device] for of_device in needs) for device in needs[0]}
     return {rank: command(own, frees.get(rank, ())) for rank, own in by_rank.items()}
 

@@ -250,7 +250,7 @@ class Dispatcher:
 
     def _fullest_rows(self, call: Call) -> int:
         """Return the number of rows of the largest replica, in any part."""
-        count, needs = self._plan.parts(call.name), self.rows.parts[call.name][0].needs().values()
+        count, needs = self._plan.parts(call.name), self.rows.by_row_set[call.name][0].needs().values()
         return max(len(need.share.rows(part=Part(index, count))) for need in needs for index in range(count))
 
     def _layout(self, instance: ModelInstance) -> Layout:

@@ -286,7 +286,7 @@ def train_step(
         epochs=update.epochs,
         terms=terms,
     )
-    fewest = min(part.num_items for part in call.parts)
+    fewest = min(part.num_items for part in call.by_row_set)
     if update.mini_batches > fewest:
         items = "rows" if call.rows_per_item == 1 else f"items of {call.rows_per_item} rows"
         expected = f"at most {fewest}, since {name} trains on {fewest} {items} a step"

@@ -150,7 +150,7 @@ class Trial:
             tokenizer=self.tokenizer,
             versions={model.role: 0 for model in self.graph.models},
             generated_by=generated.role if generated else None,
-            passes=tuple(map(tried_pass, call.parts)) if call.kind == "train_step" else (),
+            passes=tuple(map(tried_pass, call.by_row_set)) if call.kind == "train_step" else (),
             **operation_fields(call),
         )
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from math import sqrt
 
 from prefect_rlhf.errors.errors import TooLittleMemory
-from prefect_rlhf.placement.cost.call_bytes import CallBytes, each_call_bytes, static_bytes
+from prefect_rlhf.placement.cost.call_bytes import CallBytes, CallOnStage, static_bytes
 from prefect_rlhf.placement.cost.datasheets.hardware import GIB
 from prefect_rlhf.placement.cost.execution import Execution
 from prefect_rlhf.placement.cost.paged_cache import expected_cache_bytes, gib_above, whole_cache_bytes
@@ -349,7 +349,9 @@ def _untimed(call: Call, placements: Sequence[Placement], mesh_class: int, conte
     site, works, first = context.site, context.works(call), placements[0]
     execution, recomputes = context.execution(first), [context.execution(each).recompute for each in placements]
     by_device = [
-        each_call_bytes(share, execution, works.sizes, recomputes, first.engine, stage, on_cpu=site.backend == "cpu")
+        CallOnStage(
+            share, execution, works.sizes, first.engine, stage, share.workload.longest, site.backend == "cpu"
+        ).num_bytes(recomputes)
         for share in works.of_replicas(first, site.cluster.node_speeds)
         for stage in sorted({0, first.strategy.pp - 1})
     ]

@@ -18,7 +18,7 @@ def surely_fed(call: Call, candidate: Candidate, graph: DataflowGraph) -> bool:
     """
     strategy = candidate.placement.strategy
     several = strategy.tp > 1 or (strategy.dp > 1 and call.num_items // call.mini_batches > 1)
-    return several and candidate.placement.offload == "none" and len(call.parts) == 1 and _reads_alone(call, graph)
+    return several and candidate.placement.offload == "none" and len(call.by_row_set) == 1 and _reads_alone(call, graph)
 
 
 def nodes_before(call: Call, graph: DataflowGraph) -> int:

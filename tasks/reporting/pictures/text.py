@@ -95,8 +95,8 @@ def _in_a_cell(value: object) -> str:
 def _rows(call: Call, plan: ExecutionPlan, graph: DataflowGraph) -> str:
     """The rows of a step; with each replica's rows if their speeds differ: `12 (8 4)`."""
     partition = partition_of(graph, plan, call.name)
-    if len(set(partition.speeds)) == 1 or len(call.parts) > 1:
-        return " + ".join(str(part.num_rows) for part in call.parts)
+    if len(set(partition.speeds)) == 1 or len(call.by_row_set) > 1:
+        return " + ".join(str(part.num_rows) for part in call.by_row_set)
     counts = (sum(map(len, mini_batches)) for mini_batches in partition.partitions())
     return f"{call.num_rows} ({' '.join(map(str, counts))})"
 

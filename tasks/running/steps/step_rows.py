@@ -21,7 +21,7 @@ from prefect_rlhf.placement.devices.mesh import Device
 from prefect_rlhf.placement.graph import Call
 from prefect_rlhf.placement.row_set import RowSet
 from prefect_rlhf.placement.rows.moves import row_transfers
-from prefect_rlhf.placement.rows.shares import PlacedCall, ToldByCall, knows_lengths, placed_parts
+from prefect_rlhf.placement.rows.shares import PlacedCall, ToldByCall, knows_lengths, placed_by_row_set
 from prefect_rlhf.tasks.data.row_order import row_ids
 from prefect_rlhf.tasks.running.training_run import TrainingRun
 
@@ -40,9 +40,9 @@ class StepRows:
         self._lock = threading.Lock()
 
     @cached_property
-    def parts(self) -> Mapping[str, tuple[PlacedCall, ...]]:
+    def by_row_set(self) -> Mapping[str, tuple[PlacedCall, ...]]:
         """Return each call's placement on each of its row sets, by the call's name."""
-        return {call.name: placed_parts(self._graph, self._plan, call.name) for call in self._graph}
+        return {call.name: placed_by_row_set(self._graph, self._plan, call.name) for call in self._graph}
 
     def row_ids(self, call: Call, step: int) -> tuple[int, ...]:
         """Return the dataset's row number of each of the call's rows at `step`.
@@ -73,7 +73,7 @@ class StepRows:
         """Record the lengths of the rows that a generate call made, or a part of it."""
         call = work.call
         lengths = list(self.told(step).get(call.name, (0,) * call.num_rows))
-        for device, need in self.parts[call.name][0].needs().items():
+        for device, need in self.by_row_set[call.name][0].needs().items():
             reported = reports[self.run.rank(device)].row_lengths
             for row, length in zip(need.share.rows(part=work.part), reported, strict=True):
                 lengths[row] = length

@@ -152,7 +152,7 @@ def test_each_row_set_of_a_train_step_is_dealt_on_its_own(gang, tmp_path, name):
     call = dispatcher.run.graph.call("actor_train_step")
     dealt = [
         sorted(row for need in set(part.needs().values()) for row in need.share.rows())
-        for part in dispatcher.rows.parts[call.name]
+        for part in dispatcher.rows.by_row_set[call.name]
     ]
     assert dealt[1][:: len(dealt[1]) // 6] == list(range(6))
     dispatcher.rows.finish(0)

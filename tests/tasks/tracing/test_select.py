@@ -161,5 +161,5 @@ def test_memory_is_for_the_most_rows_and_time_for_those_expected():
 
     train = traced(body).call("actor_train")
     most, as_a_rule = (make(train, Workload.fixed(1, 1)) for make in (CallWork.of, CallWork.expected))
-    assert [part.rows for part in most.parts] == [16, 6]
-    assert [part.rows for part in as_a_rule.parts] == [4, 6]
+    assert [part.rows for part in most.by_row_set] == [16, 6]
+    assert [part.rows for part in as_a_rule.by_row_set] == [4, 6]
