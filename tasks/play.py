@@ -75,7 +75,9 @@ class Play(Settings):
         (), strict=False, max_length=64, description="Names of further environment variables that the workers get."
     )
     together: bool = Field(
-        False, description="All rows take turns in rounds: slower, but also in bfloat16 the same tokens under one plan."
+        False,
+        description="All rows take turns in rounds: slower, but also in bfloat16 the same tokens under one plan, "
+        "if workers * at_once is at least the rows of a replica.",
     )
     expected_turns: float = Field(3.0, ge=1, le=1000, description="Expected turns of a row, for the planner.")
     expected_answer_tokens: float = Field(

@@ -26,7 +26,7 @@ class MetricNames:
         return name not in self.known and not name.startswith(self.others)
 
 
-PLAY_METRICS = ("turns", "own_tokens", "observed_tokens", "failed", "truncated")
+PLAY_METRICS = ("turns", "own_tokens", "observed_tokens", "failed", "truncated", "answer_seconds")
 
 
 def metric_names(call: Call, tried: Sequence[str] | None = None) -> MetricNames:
@@ -38,7 +38,7 @@ def metric_names(call: Call, tried: Sequence[str] | None = None) -> MetricNames:
         return MetricNames()
     if call.kind == "generate":
         own = () if call.play is None else PLAY_METRICS
-        return MetricNames((*own, "kept_mass"), ("play/", "answer_seconds") if own else ())
+        return MetricNames((*own, "kept_mass"), ("play/",) if own else ())
     if call.on_hosts:
         functions = tuple(HostRewards.model_validate_json(call.operation.settings).functions)
         return MetricNames((*functions, "failed", "seconds"), tuple(f"{function}/" for function in functions))

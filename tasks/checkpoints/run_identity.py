@@ -1,6 +1,7 @@
 """The identity of a run, as plain values: runs with equal identities differ only in how and where they run."""
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import MISSING, asdict, fields, is_dataclass, replace
 from hashlib import blake2b
@@ -15,8 +16,17 @@ from prefect_rlhf.tasks.tracing.operations import Bound
 ORIGIN = ("path", "new_head")
 """Fields of a model that matter only to where its version 0 comes from."""
 
-_OF_EXECUTION = ("python", "workers", "at_once", "expected_turns", "expected_answer_tokens", "seconds_per_answer")
-"""Settings of a play that matter only to where it runs, to its processes, and to the planner."""
+_OF_EXECUTION = (
+    *("python", "workers", "at_once", "expected_turns", "expected_answer_tokens", "seconds_per_answer"),
+    *("deadline_seconds", "play_seconds", "retries", "most_failed"),
+)
+"""Settings of a play that matter only to where it runs, to its processes, to the planner, and to which rows fail.
+
+A run that ended because too many rows failed may resume with other limits: they change no token of a row that does not
+fail.
+"""
+
+_HASH = re.compile(r"hash [0-9a-f]{16}")
 
 
 def run_identity(graph: DataflowGraph, seed: int, checkpoint_every: int | None) -> dict[str, Any]:
@@ -119,8 +129,9 @@ def _filled_settings(saved: Any, now: Operation) -> Any:
 def _filled_play(saved: Any) -> dict[str, Any]:
     """Return a play with the defaults of settings that came later; an earlier version saved the settings as a text."""
     default = {name: field.default for name, field in Play.model_fields.items() if not field.is_required()}
-    known = _play(json.loads(saved))["settings"] if isinstance(saved, str) else saved
-    return {"settings": {name: value for name, value in default.items() if name not in _OF_EXECUTION} | known}
+    known = _play(json.loads(saved))["settings"] if isinstance(saved, str) else _without_secrets(saved)
+    settings = default | known
+    return {"settings": {name: value for name, value in settings.items() if name not in _OF_EXECUTION}}
 
 
 def _call(call: Call) -> dict[str, Any]:
@@ -136,23 +147,40 @@ def _operation(operation: Operation) -> dict[str, Any]:
 def _play(stated: Mapping[str, Any]) -> dict[str, Any]:
     """Return a play by its settings, of which its bounds follow."""
     settings = {name: value for name, value in stated.items() if name not in _OF_EXECUTION}
-    servers = stated.get("arguments", {}).get("servers")
-    if stated.get("signature") == "mcp" and isinstance(servers, dict):
-        by_name = {name: _server(server) for name, server in servers.items()}
-        settings["arguments"] = stated["arguments"] | {"servers": by_name}
-    return {"settings": settings}
+    return {"settings": _without_secrets(settings)}
+
+
+def _without_secrets(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a play's settings with hashes of the values that may be secrets, and without folders of MCP servers.
+
+    Settings in this form are returned unchanged; an earlier version hashed fewer values.
+    """
+    arguments = settings.get("arguments")
+    if not isinstance(arguments, dict):
+        return dict(settings)
+    servers = arguments.get("servers")
+    if settings.get("signature") == "mcp" and isinstance(servers, dict):
+        hashed = arguments | {"servers": {name: _server(server) for name, server in servers.items()}}
+    else:
+        hashed = {name: _hashed(value) for name, value in arguments.items()}
+    return {**settings, "arguments": hashed}
 
 
 def _server(server: Any) -> Any:
-    """Return an MCP server without its folder, and with hashes of its variables: their values may be secrets."""
+    """Return an MCP server without its folder, with hashes of its variables, its arguments and its address."""
     if not isinstance(server, dict):
         return server
     here = {name: value for name, value in server.items() if name != "cwd"}
-    variables = here.get("env")
+    variables = here.pop("env", None)
+    hashed = {name: value if name == "command" else _hashed(value) for name, value in here.items()}
     if isinstance(variables, dict):
-        return here | {"env": {name: _hash(value) for name, value in variables.items()}}
-    return here if variables is None else here | {"env": _hash(variables)}
+        return hashed | {"env": {name: _hashed(value) for name, value in variables.items()}}
+    return hashed if variables is None else hashed | {"env": _hashed(variables)}
 
 
-def _hash(value: object) -> str:
-    return blake2b(json.dumps(value, sort_keys=True).encode(), digest_size=8).hexdigest()
+def _hashed(value: object) -> str:
+    """Return a hash of a value; a hash is returned unchanged."""
+    if isinstance(value, str) and _HASH.fullmatch(value):
+        return value
+    digest = blake2b(json.dumps(value, sort_keys=True).encode(), digest_size=8).hexdigest()
+    return f"hash {digest}"

@@ -78,6 +78,9 @@ class PlayPool:
     def drop(self, number: int) -> None:
         """End a play that is not over."""
         del self._plays[number]
+        for waiting in (self._waiting, self._alone):
+            if number in waiting:  # its worker ended after it asked
+                waiting.remove(number)
         for hand in self._hands:
             hand.close(number)
 

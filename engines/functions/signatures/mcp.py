@@ -189,9 +189,10 @@ def _check(servers: object) -> None:
     if not isinstance(servers, dict) or not all(isinstance(each, dict) for each in servers.values()):
         raise InvalidInput("play.arguments.servers", type(servers).__name__, SERVERS)
     for name, server in servers.items():
-        if ("command" in server) == ("url" in server) or set(server) - {"command", "args", "env", "cwd", "url"}:
+        allowed = {"command", "args", "env", "cwd"} if "command" in server else {"url"}
+        if not {"command", "url"} & set(server) or set(server) - allowed:
             keys = ", ".join(map(str, server))  # not the values: variables may be secrets
-            raise InvalidInput(f"play.arguments.servers.{name}", keys, "a command (and args, env, cwd), or a url")
+            raise InvalidInput(f"play.arguments.servers.{name}", keys, "a command (and args, env, cwd), or a url alone")
     package("mcp", "the package mcp")
 
 

@@ -27,7 +27,7 @@ _FUNCTION: Mapping[PlaySignature, str] = {
 """What `function` names, by signature."""
 _TOOLS = ("tools",)
 _ARGUMENTS = ("environment", "gymnasium", "openenv", "mcp")
-SERVERS = "servers by name, each with a command (and args, env, cwd) or a url"
+SERVERS = "servers by name, each with a command (and args, env, cwd), or a url alone"
 _NEEDED_ARGUMENTS: Mapping[str, tuple[str, str]] = {
     "openenv": ("base_url", "the address of the environment's server"),
     "mcp": ("servers", SERVERS),

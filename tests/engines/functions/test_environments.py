@@ -156,6 +156,13 @@ def test_a_stateful_mcp_server_serves_a_single_row(talk):
             "play.arguments.servers: got 'a', expected servers that answer: MCP ",
         ),
         ({"servers": {"a": {"comand": "x"}}}, "play.arguments.servers.a: got .*expected a command .*or a url"),
+        *(
+            (
+                {"servers": {"a": {"url": "http://127.0.0.1"} | more}},
+                "play.arguments.servers.a: got .*url', expected .*or a url alone",
+            )
+            for more in ({"cwd": "."}, {"env": {"TOKEN": "sekrit"}}, {"args": []})
+        ),
         ({"servers": SERVERS, "stateless": True}, "play.arguments.stateless: unknown key .*it has servers, stateful"),
         ({"servers": SERVERS, "env": {"TOKEN": "sekrit"}}, "play.arguments.env: unknown key .got 'dict'.; it has serv"),
         *(

@@ -114,6 +114,26 @@ def test_a_play_of_a_dead_worker_is_not_tried_in_a_worker_without_room(pool_of, 
     assert [type(event) for event in heard[4:]] == [Over, Over]
 
 
+def test_a_play_that_is_dropped_while_it_waits_for_a_worker_does_not_begin_again(pool_of, tmp_path):
+    """Its worker died after it asked; its answer is refused while the suspect is tried alone."""
+    (tmp_path / "once").touch()
+    pool, heard = pool_of("dies_once", workers=1, retries=1, deadline_seconds=30.0), []
+    pool.open([{"prompt": "good", "dies": ""}, {"prompt": "bad", "dies": str(tmp_path / "once")}])
+    for play, count in ((0, 2), (1, 3)):
+        while len(heard) < count:
+            heard += pool.events(5.0)
+        pool.tell(Told(play, "ha", (7,), "stop", (63, 7)))
+    while pool.has_begun(0):
+        heard += pool.events(5.0)
+    pool.drop(0)
+    for turn in (1, 2):
+        while heard[-1] != Asks(1, turn, "bad"):
+            heard += pool.events(5.0)
+        pool.tell(Told(1, "ha", (7,), "stop", (63 - turn, 7 - turn)))
+    while heard[-1] != Over(1, 2.0, {}, {}):
+        heard += pool.events(5.0)
+
+
 def test_a_play_beyond_its_turns_hears_that_at_once(pool_of):
     ends, _ = played(pool_of("without_end", max_turns=3), ROWS)
     assert [end.score for end in ends] == [2.0, 2.0, 2.0]

@@ -116,11 +116,13 @@ def test_the_stated_length_of_made_rows_is_no_part_of_a_run():
     assert run_identity(before, 1, None) == run_identity(after, 1, None)
 
 
-def playing(env=None, cwd=None, **changed):
+def playing(env=None, cwd=None, args=("--key", "sekrit"), url=None, **changed):
     """The graph with rows that a model plays with an MCP server."""
-    server = {"command": "serve", "env": env or {"TOKEN": "sekrit"}} | ({} if cwd is None else {"cwd": cwd})
-    fields = {"function": "mine:right", "signature": "mcp", "max_tokens": 8} | changed
-    bounds = Play(**fields, arguments={"servers": {"notes": server}}).absolute().bounds
+    server = {"command": "serve", "args": list(args), "env": env or {"TOKEN": "sekrit"}}
+    server |= {} if cwd is None else {"cwd": cwd}
+    arguments = {"servers": {"notes": server if url is None else {"url": url}}}
+    fields = {"function": "mine:right", "signature": "mcp", "max_tokens": 8, "arguments": arguments} | changed
+    bounds = Play(**fields).absolute().bounds
     played = {"play": bounds, "max_new_tokens": bounds.max_tokens}
     calls = (replace(call, **played) if call.name == "actor_generate" else call for call in graph())
     return replace(graph(), calls=tuple(calls))
@@ -132,9 +134,10 @@ def playing(env=None, cwd=None, **changed):
         {"cwd": "elsewhere"},
         {"workers": 3, "at_once": 5, "python": "/other/python"},
         {"expected_turns": 2.0, "expected_answer_tokens": 7.0, "seconds_per_answer": 3.0},
+        {"deadline_seconds": 9.0, "play_seconds": 99.0, "retries": 3, "most_failed": 0.5},
     ],
 )
-def test_where_a_play_runs_and_what_the_planner_expects_are_no_part_of_a_run(changed):
+def test_where_a_play_runs_what_it_expects_and_when_it_fails_are_no_part_of_a_run(changed):
     assert run_identity(playing(**changed), 1, None) == run_identity(playing(), 1, None)
 
 
@@ -149,11 +152,12 @@ def test_a_play_may_resume_from_another_folder(tmp_path, monkeypatch):
     [
         ({"max_turns": 3}, "max_turns"),
         ({"overlong_answers": "end"}, "overlong_answers"),
-        ({"deadline_seconds": 9.0}, "deadline_seconds"),
+        ({"failed_value": 0.0}, "failed_value"),
         ({"function": "mine:wrong"}, "function"),
         ({"env": {"TOKEN": "hidden"}}, "arguments.servers.notes.env.TOKEN"),
         ({"env": {"OTHER": "sekrit"}}, "arguments.servers.notes.env.TOKEN"),
         ({"env": "hidden"}, "arguments.servers.notes.env"),
+        ({"args": ["--key", "hidden"]}, "arguments.servers.notes.args"),
     ],
 )
 def test_another_setting_of_a_play_is_named_by_its_path_without_values_of_variables(changed, place):
@@ -161,6 +165,38 @@ def test_another_setting_of_a_play_is_named_by_its_path_without_values_of_variab
     difference = first_difference(with_defaults(saved, now), run_identity(now, 1, None))
     assert difference[0] == f"calls.actor_generate.play.settings.{place}"
     assert "sekrit" not in f"{saved}{difference}" and "hidden" not in str(difference)
+
+
+@pytest.mark.parametrize(
+    ("changed", "other", "place"),
+    [
+        ({"url": "https://notes.example/?key=sekrit"}, {"url": "https://notes.example/"}, "servers.notes.url"),
+        (
+            {"signature": "openenv", "arguments": {"base_url": "https://sekrit@game.example"}},
+            {"signature": "openenv", "arguments": {"base_url": "https://game.example"}},
+            "base_url",
+        ),
+        (
+            {"signature": "environment", "arguments": {"key": "sekrit", "level": 3}},
+            {"signature": "environment", "arguments": {"key": "hidden", "level": 3}},
+            "key",
+        ),
+    ],
+)
+def test_an_address_or_an_argument_of_a_play_is_compared_without_its_value(changed, other, place):
+    saved, now = run_identity(playing(**changed), 1, None), playing(**other)
+    difference = first_difference(with_defaults(saved, now), run_identity(now, 1, None))
+    assert difference[0] == f"calls.actor_generate.play.settings.arguments.{place}"
+    assert "sekrit" not in f"{saved}" and "example" not in f"{saved}{difference}" and "hidden" not in f"{difference}"
+
+
+def test_a_play_is_compared_with_a_checkpoint_that_has_values_and_limits_in_plain():
+    """An earlier version saved them so."""
+    url, now = "https://notes.example/?key=sekrit", playing(url="https://notes.example/?key=sekrit")
+    saved = run_identity(now, 1, None)
+    settings = saved["calls"]["actor_generate"]["play"]["settings"]
+    settings |= {"arguments": {"servers": {"notes": {"url": url}}}, "retries": 7, "deadline_seconds": 1.0}
+    assert first_difference(with_defaults(saved, now), run_identity(now, 1, None)) is None
 
 
 @pytest.mark.parametrize("as_text", [False, True])
