@@ -16,7 +16,7 @@ from prefect_rlhf.placement.graph import DataflowGraph, Dataset
 from prefect_rlhf.placement.models.model import ModelSpec
 from prefect_rlhf.tasks.data.chats import ChatDataset
 from prefect_rlhf.tasks.data.datasets import PreferenceDataset, PromptDataset
-from prefect_rlhf.tasks.data.tools import shown_by
+from prefect_rlhf.tasks.data.tools import check_answers, shown_by
 from prefect_rlhf.tasks.model_shape import read_model_spec
 from prefect_rlhf.tasks.play import Play
 
@@ -81,8 +81,10 @@ def read_inputs(
     named = {name: value for name, value in arguments.items() if isinstance(value, DatasetParameter)}
     there = {name: value for name, value in named.items() if not (may_be_absent and value.path == ABSENT)}
     sources = {name: open_source(name, value, tokenizer) for name, value in there.items()}
-    plays = [value for value in arguments.values() if isinstance(value, Play) and value.shows_tools]
-    tools = shown_by(plays) if prompts_among(sources) else None
+    plays = [value for value in arguments.values() if isinstance(value, Play)]
+    if prompts_among(sources):
+        check_answers(plays, tokenizer)
+    tools = shown_by(play for play in plays if play.shows_tools) if prompts_among(sources) else None
     sources |= {name: replace(source, tools=tools) for name, source in prompts_among(sources).items() if tools}
     longest = {name: sources[name].check(context, vocabulary) if name in sources else 0 for name in named}
     items = {name: sources[name].num_items if name in sources else MANY for name in named}

@@ -1,4 +1,4 @@
-"""Tools that prompts show: their schemas, and the check that a chat template shows them and has the format of calls."""
+"""What plays need of a chat template: that it shows tools and has the format of their calls, and that it is there."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from prefect_rlhf.engines.functions.plays.pool import check_play
 from prefect_rlhf.engines.functions.signatures.play_function import FORMATS, ToolFormat
 from prefect_rlhf.engines.functions.signatures.tool_calls import ToolCall, calls_in
 from prefect_rlhf.errors.errors import InvalidInput
-from prefect_rlhf.tasks.data.tokenizer import Tools, rendered
+from prefect_rlhf.tasks.data.tokenizer import Tools, load_tokenizer, rendered
 from prefect_rlhf.tasks.play import Play
 
 _ASKED = {"role": "user", "content": "?"}
@@ -61,6 +61,14 @@ def shown_by(plays: Iterable[Play]) -> ShownTools | None:
             "play.tools", f"{len(shown)} plays", "the same tools in all: the prompts of a flow show them"
         )
     return next(iter(shown), None)
+
+
+def check_answers(plays: Iterable[Play], tokenizer: str) -> None:
+    """Raise InvalidInput for a play that answers with messages if a folder's tokenizer has no chat template."""
+    for play in plays:
+        if play.answers_messages and not load_tokenizer(tokenizer).chat_template:
+            right = f"play: its answers are messages, and the tokenizer of {tokenizer} has no chat template"
+            raise InvalidInput("play.signature", play.signature, right)
 
 
 def _formats_of(tokenizer: Any, schemas: Tools) -> list[ToolFormat]:

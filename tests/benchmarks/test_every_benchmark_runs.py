@@ -64,6 +64,7 @@ SMALLEST = {
     ),
     "our_play": ("{play_work}", MEASURED),
     "play_rounds": ("{play_work}", MEASURED),
+    "drawn_turns": ("{play_work}", MEASURED),
     "papers": ("--only app", "expected holds name values"),
     "learn": (
         "ppo-shared --steps 1 --home {home}",

@@ -44,7 +44,8 @@ def converse(engine, play: PlaySettings, sampling=SAMPLING, delay=0.0, rows=slic
     prompts, seeds = PROMPTS[rows], SEEDS[rows]
     table = None
     if engine.leads:
-        plain = [{"number": number, "delay": delay} for number in range(len(PROMPTS))[rows]]
+        numbers = range(len(PROMPTS))[rows]
+        plain = [{"number": number, "rows": len(numbers), "delay": delay} for number in numbers]
         table = Table(PlayPool(play), plain, WordCodec(), sampling.max_new_tokens, "a test", prompts=prompts)
     return engine.converse(prompts, sampling, seeds, table, micro_batches, together=play.together)
 

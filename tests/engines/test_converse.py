@@ -73,6 +73,15 @@ def test_tokens_do_not_depend_on_delays_and_workers(engine, expected, delay, wor
     check(converse(engine, settings("talks", workers=workers), delay=delay), expected)
 
 
+@pytest.mark.parametrize(("together", "failed"), [(False, []), (True, [0])])
+def test_a_row_whose_tool_waits_for_the_other_rows_holds_up_none(folder, together, failed):
+    """In rounds the other rows would wait for it, so it would miss its deadline."""
+    limits = {"retries": 0, "deadline_seconds": 3.0 if together else 300.0}
+    play = settings("waits_for_the_others", workers=1, most_failed=1.0, together=together, **limits)
+    ends = converse(build_vllm(folder), play).ends
+    assert [row for row, end in enumerate(ends) if end.failed] == failed
+
+
 def test_the_batches_of_rows_that_play_together_do_not_depend_on_delays(folder, expected, monkeypatch):
     """Then rounding does not either. Without `together`, the batches differ."""
     engine, batches = build_vllm(folder), []

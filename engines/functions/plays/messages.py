@@ -83,12 +83,16 @@ class Asks:
 
 @dataclass(frozen=True, slots=True)
 class Over:
-    """A play has returned: a score (None: not applicable), rewards of turns by number, and other numbers by name."""
+    """A play has returned: a score (None: not applicable), rewards of turns by number, and other numbers by name.
+
+    `cut`: it asked for a turn beyond its tokens or turns.
+    """
 
     play: int
     score: float | None
     rewards: Mapping[int, float]
     numbers: Mapping[str, float]
+    cut: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,12 +149,13 @@ def _asks(play: int, turn: int, answer: Any) -> Asks:
     return Asks(exactly(int, play), exactly(int, turn), None if answer is None else as_answer(answer))
 
 
-def _over(play: int, score: float | None, rewards: dict[str, float], numbers: dict[str, float]) -> Over:
+def _over(play: int, score: float | None, rewards: dict[str, float], numbers: dict[str, float], cut: bool) -> Over:
     return Over(
         exactly(int, play),
         None if score is None else finite(score),
         {int(turn): finite(reward) for turn, reward in exactly(dict, rewards).items()},
         {name: finite(number) for name, number in exactly(dict, numbers).items()},
+        exactly(bool, cut),
     )
 
 

@@ -40,6 +40,7 @@ class Say:
     ) -> None:
         self.rewards: dict[int, float] = {}
         self.late = ""
+        self.is_cut = False  # whether it was called beyond the row's tokens or turns
         self._play, self._ask, self._stop = play, ask, stop
         self._deadline_seconds, self._seconds_left = limits
         self._turn, self._is_over = -1, False
@@ -67,6 +68,7 @@ class Say:
         """
         plain = self._checked(answer)
         if self._is_over:
+            self.is_cut = True
             return Said("", (), "budget", self._turn)
         self.pause()
         self._waiting = asyncio.get_running_loop().create_future()
@@ -78,7 +80,7 @@ class Say:
             self.resume()
         self._left = told.left
         if told.end == "budget" and not told.tokens:
-            self._is_over = True
+            self._is_over = self.is_cut = True
             return Said("", (), "budget", self._turn)
         self._turn += 1
         self._is_over = min(told.left) <= 0

@@ -49,7 +49,6 @@ class Seat:
     asked: bool = False  # whether the play waits for it
     has_begun: bool = False  # its first turn is ordered
     is_over: bool = False
-    is_cut: bool = False  # its play asked for more than the row may have
     told_at: float = 0.0  # when the play heard its latest turn
     answers: int = 0
     answer_seconds: float = 0.0  # from each turn to the answer
@@ -74,16 +73,13 @@ class Table:
         self._prompts, self._may_open = prompts, by.signature in WITH_OPENING
         self._orders: list[Order] = [] if self._may_open else [self._turn(row, ()) for row in range(len(rows))]
         self.failures: list[Failed] = []
-        self.seconds_waited = 0.0  # while no row could go on
         pool.open(rows)
 
     def orders(self, wait: Literal["no", "any", "all"]) -> Sequence[Order]:
         """See PlayTable. Raises PlaysFailed, and InvalidInput for a function that is no play."""
-        began = self._clock()
         self._take(0.0)
         while self._is_to_wait(wait):
             self._take(_LOOK_SECONDS)
-        self.seconds_waited += self._clock() - began
         orders, self._orders = self._orders, []
         return orders
 
@@ -133,7 +129,7 @@ class Table:
             is_scored = event.score is not None or event.rewards
             rewards = [event.rewards.get(turn, 0.0) for turn in range(seat.number + 1)]
             rewards[-1] += event.score or 0.0
-            self._end(event.play, score if is_scored else math.nan, rewards, event.numbers)
+            self._end(event, score if is_scored else math.nan, rewards)
         elif event.turn == 0 and self._may_open:
             self._open(event, seat)
         elif event.turn == 0:
@@ -173,18 +169,17 @@ class Table:
             self._fail(Failed(asks.play, one_line(f"{error}")))
             return
         if answer is None or seat.turns_left < 1 or seat.tokens_left <= len(answer):
-            seat.is_cut = True
             self._pool.tell(Told(asks.play, "", (), "budget", (0, 0)))
             return
         seat.number, seat.heard, seat.asked = asks.turn, None, True
         self._orders.append(self._turn(asks.play, answer))
 
-    def _end(self, row: int, score: float, rewards: Sequence[float], numbers: Mapping[str, float]) -> None:
-        seat = self._seats[row]
+    def _end(self, over: Over, score: float, rewards: Sequence[float]) -> None:
+        seat = self._seats[over.play]
         seat.is_over = True
-        truncated = seat.is_cut or seat.heard is None or seat.heard.end != "stop"
+        truncated = over.cut or seat.heard is None or seat.heard.end != "stop"
         answers = seat.answers, seat.answer_seconds
-        self._orders.append(PlayEnd(row, score, tuple(rewards), False, truncated, numbers, *answers))
+        self._orders.append(PlayEnd(over.play, score, tuple(rewards), False, truncated, over.numbers, *answers))
 
     def _fail(self, failed: Failed) -> None:
         self.failures.append(failed)

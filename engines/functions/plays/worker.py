@@ -128,7 +128,7 @@ def outcome(number: int, returned: object, say: Say, place: str) -> Over | Faile
             return Failed(number, at(f"returned {float(value)} as {name}, not a finite number", place))
         values[name] = float(value)
     score = values.pop("score")
-    return Over(number, score, say.rewards, values)
+    return Over(number, score, say.rewards, values, say.is_cut)
 
 
 if __name__ == "__main__":

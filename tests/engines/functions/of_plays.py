@@ -182,5 +182,18 @@ async def talks(row, say):
     return float(len(said.tokens))
 
 
+OVER: list[int] = []
+
+
+async def waits_for_the_others(row, say):
+    """Two turns, in a single process; the tool of row 0 waits until all other rows are over."""
+    await say()
+    while row["number"] == 0 and len(OVER) < row["rows"] - 1:
+        await asyncio.sleep(0.01)
+    await say(f"w20 w{100 + row['number']}")
+    OVER.append(row["number"])
+    return 1.0
+
+
 async def single_turn(row, say):
     return float(len((await say()).tokens))

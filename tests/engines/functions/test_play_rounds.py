@@ -29,11 +29,10 @@ class LengthCodec:
         return [*prompt, *self.of(opening, 0)]
 
 
-def rounds(name, at_once=64, dies="", workers=1):
+def rounds(name, at_once=64, dies="", workers=1, max_turns=8):
     """The rows of plays, and the contexts of each round."""
-    settings = Play(
-        function=f"{FILE}:{name}", max_tokens=64, at_once=at_once, workers=workers, deadline_seconds=5.0
-    ).settings
+    bounds = {"max_tokens": 64, "max_turns": max_turns, "deadline_seconds": 5.0}
+    settings = Play(function=f"{FILE}:{name}", at_once=at_once, workers=workers, **bounds).settings
     rows = [{"prompt": f"good {number}", "dies": dies if number == 2 else ""} for number in range(ROWS)]
     prompts, contexts = [[1, number] for number in range(ROWS)], []
 
@@ -83,3 +82,11 @@ def test_several_plays_that_a_worker_may_have_died_of_are_tried_one_by_one(tmp_p
     assert not failures and not (tmp_path / "once").exists()
     assert contexts == together and len(contexts) == 3
     assert said.tokens == whole.tokens and said.ends == whole.ends
+
+
+@pytest.mark.parametrize(("name", "is_cut"), [("three_turns", False), ("without_end", True)])
+def test_a_row_is_truncated_if_its_play_asks_for_more_turns_than_it_may_have(name, is_cut):
+    """Both have three turns, each of which the model ends itself."""
+    said, contexts, _ = rounds(name, max_turns=3)
+    assert len(contexts) == 3
+    assert [end.truncated for end in said.ends] == [is_cut] * ROWS

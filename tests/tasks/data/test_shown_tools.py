@@ -10,7 +10,7 @@ from transformers.utils import get_json_schema
 
 from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.tasks.data.datasets import PromptDataset
-from prefect_rlhf.tasks.data.tools import ShownTools, shown_by
+from prefect_rlhf.tasks.data.tools import ShownTools, check_answers, shown_by
 from prefect_rlhf.tasks.play import Play
 from tests.engines.functions.of_tools import add
 from tests.tasks.data.stored import parquet
@@ -106,3 +106,16 @@ def test_prompts_that_do_not_show_tools_are_refused_in_one_line(prompts, chat_te
 def test_a_template_with_calls_of_that_format_or_of_no_known_format_is_accepted(prompts, call, written_as):
     source, _ = prompts(template(call), shown(written_as))
     assert source.check(max_tokens=4096) > len("2 + 3")
+
+
+def test_messages_need_a_chat_template(prompts):
+    source, _ = prompts(None, None, is_chat=False)
+    says = "play.signature: got 'gymnasium', expected play: its answers are messages, and the tokenizer of .* has no"
+    with pytest.raises(InvalidInput, match=says):
+        check_answers([Play(function="my_envs:Guess-v0", signature="gymnasium", max_tokens=8)], source.tokenizer)
+    check_answers([Play(function="my_play.py:solve", max_tokens=8)], source.tokenizer)
+
+
+def test_messages_go_through_a_chat_template(prompts):
+    source, _ = prompts(template(HERMES), None)
+    check_answers([Play(function="my_envs:Guess-v0", signature="gymnasium", max_tokens=8)], source.tokenizer)
