@@ -6,6 +6,7 @@ as an error is an answer, and so is a refusal of a call's arguments.
 """
 
 import asyncio
+import os
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
 from functools import partial
@@ -200,7 +201,7 @@ async def _connected(stack: AsyncExitStack, server: Mapping[str, Any]) -> Any:
     """Return a client: of mcp 2 by its `Client`, of mcp 1 by a session over a transport."""
     import mcp
 
-    where = server.get("url") or mcp.StdioServerParameters(**server)
+    where = server.get("url") or mcp.StdioServerParameters(**_with_environment(server))
     if hasattr(mcp, "Client"):
         return await stack.enter_async_context(mcp.Client(where))
     if isinstance(where, str):
@@ -211,6 +212,12 @@ async def _connected(stack: AsyncExitStack, server: Mapping[str, Any]) -> Any:
     session = await stack.enter_async_context(mcp.ClientSession(reads, writes))
     await session.initialize()
     return session
+
+
+def _with_environment(server: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a server with this worker's variables besides its own; MCP's clients pass only a few on."""
+    own = server.get("env")
+    return {**server, "env": {**os.environ, **(own or {})} if own is None or isinstance(own, dict) else own}
 
 
 async def _listed(client: Any) -> list[Any]:

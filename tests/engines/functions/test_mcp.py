@@ -29,11 +29,11 @@ def servers(case):
     return {"lines": {"command": sys.executable, "args": [str(HERE / "mcp_lines.py"), case]}}
 
 
-def with_server(scenario, case=""):
+def with_server(scenario, **more):
     """Run a coroutine function of a server's tools by name, each called with arguments."""
 
     async def run():
-        connected = mcp.Servers(servers(case))
+        connected = mcp.Servers({"lines": servers("")["lines"] | more})
         tools = connected.tools(await connected.schemas())
 
         async def call(name, **arguments):
@@ -66,6 +66,16 @@ def test_a_tool_that_takes_further_arguments_gets_them():
         return await call("pid", word="gut", number=3)
 
     assert with_server(scenario).endswith(' {"word": "gut", "number": 3}')
+
+
+def test_a_server_has_the_variables_of_its_worker_and_its_own(monkeypatch):
+    """The pool gives a worker few, so `play.environment_variables` names a secret that is no parameter."""
+    monkeypatch.setenv("NOTES_TOKEN", "of the worker")
+
+    async def scenario(call):
+        return Path(f"/proc/{await pid(call)}/environ").read_text().split("\0")
+
+    assert {"NOTES_TOKEN=of the worker", "LEVEL=3"} <= set(with_server(scenario, env={"LEVEL": "3"}))
 
 
 def test_an_error_of_a_call_leaves_the_server_to_other_rows():
