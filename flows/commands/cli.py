@@ -9,7 +9,7 @@ from types import MappingProxyType
 
 from cyclopts import App, CycloptsError
 
-from prefect_rlhf.errors.errors import InvalidInput, NoClusterSuffices, PlanDoesNotFit, RlhfError
+from prefect_rlhf.errors.errors import InvalidInput, NoClusterFits, NoClusterSuffices, PlanDoesNotFit, RlhfError
 from prefect_rlhf.flows.algorithm.places import algorithm_places
 from prefect_rlhf.flows.commands.flags import PROGRAM, app_of, closest, explained, print_error
 from prefect_rlhf.flows.hardware.installed_engines import ENGINES, missing_engine
@@ -41,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return run_words(list(sys.argv[1:] if arguments is None else arguments))
     except CycloptsError as error:
         print_error(f"{PROGRAM}: {explained(error)}")
-    except (NoClusterSuffices, PlanDoesNotFit) as error:
+    except (NoClusterFits, NoClusterSuffices, PlanDoesNotFit) as error:
         print_error(f"{PROGRAM}: {error}\n{error.report}")
     except RlhfError as error:
         print_error(f"{PROGRAM}: {error}")

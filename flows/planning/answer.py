@@ -1,16 +1,17 @@
 """From a question to its answer: read it, plan, and, if requested, explain it and compare clusters."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from prefect_rlhf.errors.errors import InvalidInput, TooLittleMemory
 from prefect_rlhf.flows.algorithm.rlhf_flow import find_flow
 from prefect_rlhf.flows.forms.plan_options import PlanOptions
+from prefect_rlhf.flows.hardware.cluster_spec import Groups
 from prefect_rlhf.flows.hardware.described_device import read_device
 from prefect_rlhf.flows.hardware.prices import check_all_used, check_prices, dollars_per_hour
-from prefect_rlhf.flows.planning.clusters import named_cluster, questions_by_cluster, read_clusters
+from prefect_rlhf.flows.planning.clusters import cluster_size, named_cluster, questions_by_cluster, read_clusters
 from prefect_rlhf.flows.planning.given_plan import given_plan
-from prefect_rlhf.flows.planning.more_devices import with_enough_devices
+from prefect_rlhf.flows.planning.more_devices import enough_devices, with_enough_devices
 from prefect_rlhf.flows.planning.plan_report import PlanAnswer
 from prefect_rlhf.flows.planning.what_if import read_question
 from prefect_rlhf.placement.devices.mesh import DeviceMesh
@@ -42,7 +43,7 @@ def answer_question(options: PlanOptions, progress: ShowProgress | None = None) 
     for each in sources:
         dollars_per_hour(each.nodes, prices)  # raises if a kind lacks its price, before a search
     if questions:
-        return _answer_with_table(questions, options, prices, progress)
+        return _answer_with_table(clusters, questions, options, prices, progress)
     return _answer(question, options, prices, progress)
 
 
@@ -68,12 +69,16 @@ def _answer(
 
 
 def _answer_with_table(
+    clusters: Sequence[Groups],
     questions: Mapping[ClusterSize, Question],
     options: PlanOptions,
     prices: Mapping[str, float],
     progress: ShowProgress | None,
 ) -> PlanAnswer:
-    """The answer for the named cluster, or for the smallest that suffices, with the table of all clusters."""
+    """The answer for the named cluster, or for the smallest that suffices, with the table of all clusters.
+
+    If no cluster has a plan, the refusal states how many devices of each kind would do.
+    """
     named, plain = named_cluster(options), options.model_copy(update={"plan": "", "explain": False})
     answers: dict[ClusterSize, PlanAnswer] = {}
 
@@ -89,11 +94,14 @@ def _answer_with_table(
 
     if named is not None:
         planned_on(named)  # first: its refusal is the answer
-    table = sweep(questions, planned_on, options.at_least)
     by_name = {size.name: size for size in questions}
-    if named is None:
-        named = by_name[smallest_cluster(table).cluster]
-    answer = answers[named]
+    try:
+        table = sweep(questions, planned_on, options.at_least)
+        smallest = by_name[smallest_cluster(table).cluster] if named is None else named
+    except TooLittleMemory as error:
+        words = enough_devices({groups: questions[cluster_size(groups)] for groups in clusters}, options)
+        raise (error.also(words) if words else error) from error
+    answer = answers[smallest]
     explanations = explain(answer.question, answer.planned) if options.explain else ()
     return replace(answer, sweep=table, explanations=explanations)
 

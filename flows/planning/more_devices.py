@@ -1,6 +1,6 @@
 """How many devices would do, for a question that no plan fits: the smallest of some larger clusters."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from prefect_rlhf.errors.errors import TooLittleMemory
@@ -22,13 +22,33 @@ def with_enough_devices(error: TooLittleMemory, question: Question, options: Pla
     Nodes of several kinds, and pinned calls, are left alone.
     """
     groups = parse_cluster(options.cluster, read_device(options.device)) if options.cluster else ()
-    if len(groups) != 1 or options.pins:
-        return error
+    words = enough_devices({groups: question}, options)
+    return error.also(words) if words else error
+
+
+def enough_devices(questions: Mapping[Groups, Question], options: PlanOptions) -> str:
+    """Return in words how many devices of each kind would do, if the question fits none of the clusters.
+
+    Nodes of several kinds, and pinned calls, are left alone: the words are then empty.
+    """
+    if options.pins:
+        return ""
+    alone = [groups for groups in questions if len(groups) == 1]
+    kinds = dict.fromkeys(group.device for (group,) in alone)
+    largest = [max((each for each in alone if each[0].device == kind), key=_num_devices) for kind in kinds]
+    return "; ".join(_in_words(groups, questions[groups], options) for groups in largest)
+
+
+def _num_devices(groups: Groups) -> int:
+    return sum(group.num_nodes * group.devices_per_node for group in groups)
+
+
+def _in_words(groups: Groups, question: Question, options: PlanOptions) -> str:
     enough = enough_nodes(groups, question, options)
     if enough is None:
-        return error.also(f"even {MOST_NODES} nodes did not do in a short search")
+        return f"even {MOST_NODES} nodes of {groups[0].device} did not do in a short search"
     nodes, width = enough[0].num_nodes, enough[0].devices_per_node
-    return error.also(f"{nodes * width} devices would do, as {nodes}x{width}:{enough[0].device}")
+    return f"{_num_devices(enough)} devices would do, as {nodes}x{width}:{enough[0].device}"
 
 
 def enough_nodes(groups: Groups, question: Question, options: PlanOptions) -> Groups | None:

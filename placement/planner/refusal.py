@@ -70,6 +70,8 @@ def _too_large(question: Question, plan: ExecutionPlan, certificate: Certificate
     shown = refusal(plan, certificate, [remedy])
     missing, within = byte_size(peak.num_bytes - peak.device_bytes), byte_size(peak.device_bytes)
     by = "more or larger devices, shorter rows, or smaller models"
+    if _recomputing(question, plan) != plan or any(placement.recompute for _, placement in plan.placements):
+        by += "; no plan was found with recomputation of layers either"
     return PlanDoesNotFit(
         f"plan of {question.graph.name}",
         f"{byte_size(peak.num_bytes)} on {peak.device} at {peak.node}",

@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 
-from prefect_rlhf.errors.errors import InvalidInput, NoClusterSuffices, PlanDoesNotFit
+from prefect_rlhf.errors.errors import InvalidInput, NoClusterFits, NoClusterSuffices, TooLittleMemory
 from prefect_rlhf.errors.table import table
 from prefect_rlhf.placement.memory.certificate import NEARLY_FULL, Certificate
 from prefect_rlhf.placement.planner.planned import Planned
@@ -166,7 +166,7 @@ def sweep(
             results.append(SizeResult.of(size, planned(size)))
         except InvalidInput as error:
             errors.append(error)
-            refused = f"does not fit: {error.seen}" if isinstance(error, PlanDoesNotFit) else str(error)
+            refused = f"does not fit: {error.seen}" if isinstance(error, TooLittleMemory) else str(error)
             results.append(SizeResult(size.name, size.kind, size.num_nodes, size.num_devices, refused=refused))
     if len(errors) == len(results) and len({str(error) for error in errors}) == 1:
         raise errors[0]
@@ -174,14 +174,14 @@ def sweep(
 
 
 def smallest_cluster(table: Sweep) -> SizeResult:
-    """Return the smallest cluster that suffices. Raises NoClusterSuffices if none does."""
+    """Return the smallest cluster that suffices. Raises NoClusterFits or NoClusterSuffices if no cluster does."""
     if table.smallest is not None:
         return table.smallest
     fastest = table.fastest
     if fastest is None:
         shown = "a cluster with a plan that fits: more or larger devices, shorter rows, or smaller models"
         names = ", ".join(size.cluster for size in table.sizes)
-        raise NoClusterSuffices("cluster", names, shown, table.text())
+        raise NoClusterFits("cluster", names, shown, table.text())
     most = f"at most {fastest.tokens_per_second:,.0f} tokens/s, which {fastest.cluster} reaches, or more devices"
     raise NoClusterSuffices("at_least", table.at_least, most, table.text())
 

@@ -188,11 +188,13 @@ def fitting_candidates(call: Call, context: CostContext) -> tuple[Candidate, ...
     nearest = min(legal, key=lambda option: context.needed_bytes(option) - context.usable_bytes(option.mesh_class))
     needs, has = context.needed_bytes(nearest) / GIB, context.usable_bytes(nearest.mesh_class) / GIB
     role = context.graph.model(call.role or "").role
+    recomputes = call.kind == "train_step" and TRAITS[nearest.placement.engine].recomputes
     raise TooLittleMemory(
         field,
         f"{needs:.1f} GiB on a device at best ({nearest.placement.strategy}, {_cut_in_words(nearest.placement)})",
         f"at most the {has:.1f} GiB that a plan may fill: {needs - has:.1f} GiB less, by more devices to split "
-        f"{role} over, larger devices, shorter rows, or a smaller model",
+        f"{role} over, larger devices, shorter rows, or a smaller model"
+        + ("; recomputation of all layers would not do" if recomputes else ""),
     )
 
 

@@ -8,7 +8,8 @@ RlhfError
         SeveralMistakes                 all mistakes of a plan file
         TooLittleMemory                 devices that have too little memory for a call, or for any plan
             PlanDoesNotFit              a plan needs more memory than its devices have; carries the certificate
-        NoClusterSuffices               no cluster of a table has a plan that is fast enough; carries the table
+            NoClusterFits               no cluster of a table has a plan; carries the table
+        NoClusterSuffices               no plan for a cluster of a table is fast enough; carries the table
     GraphError (also a ValueError)      a flow function that does not describe an algorithm
     StaleWeights                        a call was about to use another weight version than its edge names
     OutputFailed                        a file of the run could not be written: disk full, quota, read-only
@@ -173,8 +174,17 @@ class PlanDoesNotFit(TooLittleMemory):
         self.report, self.details = report, details
 
 
+class NoClusterFits(TooLittleMemory):
+    """No cluster of a table has a plan. `report` is the table."""
+
+    def __init__(self, field: str, seen: object, expected: str, report: str) -> None:
+        super().__init__(field, seen, expected)
+        self.args = (field, seen, expected, report)
+        self.report = report
+
+
 class NoClusterSuffices(InvalidInput):
-    """No cluster of a table has a plan, or no cluster reaches the required throughput. `report` is the table."""
+    """No cluster of a table reaches the required throughput. `report` is the table."""
 
     def __init__(self, field: str, seen: object, expected: str, report: str) -> None:
         super().__init__(field, seen, expected)

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
-from prefect_rlhf.errors.errors import InvalidInput, PlanDoesNotFit
+from prefect_rlhf.errors.errors import InvalidInput, NoClusterFits, PlanDoesNotFit
 from prefect_rlhf.flows.algorithm.rlhf_flow import find_flow
 from prefect_rlhf.flows.commands.cli import main
 from prefect_rlhf.flows.commands.flags import read_parameters
@@ -587,10 +587,10 @@ def test_where_no_plan_fits_the_table_says_what_fills_the_devices_and_what_would
     [("1x2:l40s", "8 devices would do, as 1x8:l40s", "1x4:l40s"), ("1x8:v100-16", "24 devices would do, as 3x8:v100-16", "2x8:v100-16")],
 )  # fmt: skip
 def test_a_refusal_says_how_many_devices_would_do(cluster, enough, less):
-    """The named number has a plan that fits, and the next smaller has none."""
+    """The named number has a plan that fits, and the next smaller has none. Recomputation would not do."""
     asked = {"algorithm": "dpo", "models": {"actor": "llama-13b"}, "prompt_length": "256", "response_length": "256"}
     asked |= {"batch_size": 64, "evaluations": 2000}
-    with pytest.raises(InvalidInput, match=f"GiB less, by more devices .*; {enough}$"):
+    with pytest.raises(InvalidInput, match=f"GiB less, by .*; recomputation of all layers would not do; {enough}$"):
         answer_question(plan_options(asked | {"cluster": cluster}))
     found = answer_question(plan_options(asked | {"cluster": enough.partition("as ")[2]}))
     assert found.planned.certificate.fits
@@ -601,10 +601,23 @@ def test_a_refusal_says_how_many_devices_would_do(cluster, enough, less):
 def test_no_number_of_devices_is_said_for_pinned_calls_or_several_kinds():
     asked = {"algorithm": "dpo", "models": {"actor": "llama-13b"}, "prompt_length": "256", "response_length": "256"}
     asked |= {"cluster": "1x2:l40s", "evaluations": 2000}
-    with pytest.raises(InvalidInput, match="GiB less, by more devices .*smaller model$"):
+    with pytest.raises(InvalidInput, match="GiB less, by more devices .*recomputation of all layers would not do$"):
         answer_question(plan_options(asked | {"pins": {"ref_inference": "n0:0"}}))
-    with pytest.raises(InvalidInput, match="GiB less, by more devices .*smaller model$"):
+    with pytest.raises(InvalidInput, match="GiB less, by more devices .*recomputation of all layers would not do$"):
         answer_question(plan_options(asked | {"cluster": "1x2:l40s+1x2:a10"}))
+
+
+def test_a_list_of_clusters_without_a_plan_says_how_many_devices_of_each_kind_would_do():
+    """With different reasons in a table, or with the same reason."""
+    asked = {"algorithm": "dpo", "models": {"actor": "llama-13b"}, "prompt_length": "256", "response_length": "256"}
+    asked |= {"batch_size": 64, "evaluations": 2000}
+    with pytest.raises(NoClusterFits) as error:
+        answer_question(plan_options(asked | {"cluster": "1x2:l40s,1x4:v100-16,1x1:l40s"}))
+    assert str(error.value).endswith("; 8 devices would do, as 1x8:l40s; 24 devices would do, as 3x8:v100-16")
+    assert "1x4:v100-16" in error.value.report and error.value.report.count("does not fit: ") == 3
+    enough = "4 devices would do, as 1x4:h100; 4 devices would do, as 1x4:a100-80"
+    with pytest.raises(InvalidInput, match=f"GiB less, by .*; {enough}$"):
+        answer_question(plan_options(asked | {"cluster": "1x2:h100,1x2:a100-80"}))
 
 
 def test_the_other_commands_stay(capsys):

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from prefect_rlhf.errors.errors import InvalidInput, NoClusterSuffices, PlanDoesNotFit
+from prefect_rlhf.errors.errors import InvalidInput, NoClusterFits, NoClusterSuffices, PlanDoesNotFit
 from prefect_rlhf.placement.memory.certificate import Certificate, Peak
 from prefect_rlhf.placement.memory.needs import ByteShare
 from prefect_rlhf.placement.planner.sweep import (
@@ -130,7 +130,7 @@ def test_the_smallest_cluster_costs_least_with_prices_and_has_fewest_devices_wit
 def test_a_throughput_that_no_cluster_reaches_is_refused_with_the_fastest(swept):
     with pytest.raises(NoClusterSuffices, match="at_least: got 20000, expected at most 3,333 tokens/s, which 4x8:h100"):
         smallest_cluster(sweep(sizes("h100", 2, 4), planned, 20000))
-    with pytest.raises(NoClusterSuffices, match="expected a cluster with a plan that fits: more or larger") as error:
+    with pytest.raises(NoClusterFits, match="expected a cluster with a plan that fits: more or larger") as error:
         smallest_cluster(sweep([*sizes("h100", 1), *sizes("l40s", 1)], planned))
     assert "does not fit: 120 GiB" in error.value.report
 
