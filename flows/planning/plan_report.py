@@ -25,7 +25,7 @@ from prefect_rlhf.placement.plans.plan_file import plan_json
 from prefect_rlhf.placement.schedule.estimate import Estimate
 from prefect_rlhf.placement.schedule.throughput import CallSpeed, IterationWork, call_speeds
 from prefect_rlhf.tasks.reporting.pictures.plan import plan_svg
-from prefect_rlhf.tasks.reporting.pictures.speeds import speed_cells, speed_rows
+from prefect_rlhf.tasks.reporting.pictures.speeds import speed_rows, with_speeds
 from prefect_rlhf.tasks.reporting.pictures.sweep import sweep_svg
 from prefect_rlhf.tasks.reporting.pictures.text import plan_rows
 
@@ -82,9 +82,7 @@ class PlanAnswer:
     def plan_rows(self) -> list[dict[str, str]]:
         """The plan as rows of a table, each with the speed of its call."""
         graph = self.question.graph
-        rows = plan_rows(without_orders(self.planned.plan, graph), graph)
-        speeds = [speed_cells(self.speeds.get(row["call"])) for row in rows]
-        return [row | cells for row, cells in zip(rows, speeds, strict=True)]
+        return with_speeds(plan_rows(without_orders(self.planned.plan, graph), graph), self.speeds)
 
     def _given_text(self, given: GivenPlan) -> str:
         speeds = table(speed_rows(self._speeds(given.estimate).values()))
@@ -92,7 +90,8 @@ class PlanAnswer:
 
     def _speeds(self, estimate: Estimate) -> dict[str, CallSpeed]:
         question = self.question
-        return call_speeds(question.graph, estimate, question.workload, question.site.sources)
+        sources = question.site.sources
+        return call_speeds(question.graph, estimate.plan, estimate.schedule, question.workload, sources)
 
     def _table(self, plan: ExecutionPlan) -> str:
         graph = self.question.graph

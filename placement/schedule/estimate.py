@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from statistics import median
 
 from prefect_rlhf.placement.augmented.augment import augment
@@ -17,6 +17,7 @@ from prefect_rlhf.placement.cost.workload import Workload
 from prefect_rlhf.placement.graph import DataflowGraph
 from prefect_rlhf.placement.plan import ExecutionPlan
 from prefect_rlhf.placement.schedule.schedule import Schedule, schedule
+from prefect_rlhf.placement.schedule.throughput import CallSpeed, IterationWork, call_speeds
 
 ITERATIONS = 15  # scheduled in a row: the pipeline fills, a period is seen often enough, and the pipeline drains
 COLD_ITERATIONS = 5
@@ -84,12 +85,15 @@ class Prediction:
 
     `seconds_by_subject` is the working time of a node's ranks in any step (see `subject_of`), without the controller's
     `orchestration_seconds` per node. If other work on their hosts slows them, it is the median of the steps. Nodes
-    without a source of times are not in it; in the schedule they take orchestration alone.
+    without a source of times are not in it; in the schedule they take orchestration alone. `speeds` are those of the
+    calls of a step, and `work` is the work of a step.
     """
 
     schedule: Schedule
     seconds_by_subject: Mapping[str, float]
     orchestration_seconds: float = 0.0
+    speeds: Mapping[str, CallSpeed] = field(default_factory=dict)
+    work: IterationWork | None = None
 
     def worked_seconds(self, node: str) -> float | None:
         """Return the working seconds of the ranks of a node of any step, by its id; None without a source of times."""
@@ -117,4 +121,6 @@ def predict(
         for slot in made.slots:
             slowed[subject_of(slot.node.id)].append(slot.seconds - costs.seconds(slot.node))
         timed = {subject: seconds + median(slowed.get(subject, [0.0])) for subject, seconds in timed.items()}
-    return Prediction(made, timed, sources.orchestration_seconds)
+    graph = augmented.graph
+    speeds = call_speeds(graph, augmented.plan, made, workload, sources)
+    return Prediction(made, timed, sources.orchestration_seconds, speeds, IterationWork.of(graph, workload))

@@ -13,7 +13,8 @@ from prefect_rlhf.placement.cost.sources import CostSources
 from prefect_rlhf.placement.cost.workload import CallWork, Workload
 from prefect_rlhf.placement.devices.mesh import DeviceMesh
 from prefect_rlhf.placement.graph import DataflowGraph
-from prefect_rlhf.placement.schedule.estimate import Estimate
+from prefect_rlhf.placement.plan import ExecutionPlan
+from prefect_rlhf.placement.schedule.schedule import Schedule
 
 ATTENDED = 0.5  # of all pairs of tokens: attention is causal
 TRAINING_PASSES = 3  # a backward pass has twice the products of a forward pass
@@ -70,16 +71,15 @@ class IterationWork:
 
 
 def call_speeds(
-    graph: DataflowGraph, estimate: Estimate, workload: Workload, sources: CostSources
+    graph: DataflowGraph, plan: ExecutionPlan, schedule: Schedule, workload: Workload, sources: CostSources
 ) -> dict[str, CallSpeed]:
-    """Return the speed of each call of an iteration by its name; evaluation, which is not estimated, is left out."""
-    plan, schedule = estimate.plan, estimate.schedule
+    """Return the speed of each call of an iteration by its name; evaluation, which some steps lack, is left out."""
     speeds = {}
     for call in graph:
-        if not schedule.of_call(call.name):
+        if call.every is not None or not schedule.of_call(call.name):
             continue
         seconds = schedule.call_seconds(call.name)
-        share = seconds / estimate.seconds
+        share = seconds / schedule.seconds_per_step
         if call.kind == "compute" or call.role is None:
             speeds[call.name] = CallSpeed(call.name, seconds, share)
             continue

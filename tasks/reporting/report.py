@@ -34,6 +34,7 @@ from prefect_rlhf.tasks.reporting.memory import FILE, MeasuredMemory
 from prefect_rlhf.tasks.reporting.pictures.curves import curves_svg
 from prefect_rlhf.tasks.reporting.pictures.dataflow import dataflow_svg
 from prefect_rlhf.tasks.reporting.pictures.plan import schedule_bars
+from prefect_rlhf.tasks.reporting.pictures.speeds import iteration_text, with_speeds
 from prefect_rlhf.tasks.reporting.pictures.text import graph_text, plan_rows, plan_text
 from prefect_rlhf.tasks.reporting.pictures.timeline import Bar, timeline_svg
 from prefect_rlhf.tasks.reporting.publish import publish, update_markdown
@@ -145,7 +146,7 @@ class RunReport:
         took = f", predicted {self.predicted.seconds_per_step:.3g} s per step" if self.predicted else ""
         calls, devices = len(graph.calls), len(self.lease.devices)
         self._log.info("%s: %d calls per step on %d devices by plan %s%s", graph.name, calls, devices, plan.name, took)
-        publish(create_table_artifact, plan_rows(plan, graph), key="plan", description=f"Plan {plan.name}")
+        self._show_plan()
         drawn = picture(dataflow_svg(graph), "dataflow graph")
         publish(create_markdown_artifact, drawn, key="graph", description=f"Dataflow graph of {graph.name}")
         if self.predicted is not None:
@@ -177,8 +178,16 @@ class RunReport:
                 self._mover.moved(run, self._journal)
         said = "" if later.move_seconds is None else f", predicted {later.move_seconds:.1f} s"
         self._say(f"moved to plan {run.plan.name} before step {run.first_step} in {seconds:.1f} s{said}")
-        rows = plan_rows(run.plan, run.graph)
-        publish(create_table_artifact, rows, key="plan", description=f"Plan {run.plan.name}")
+        self._show_plan()
+
+    def _show_plan(self) -> None:
+        """Publish the table of the plan, with the predicted speeds of its calls and of a step."""
+        plan, predicted = self.augmented.plan, self.predicted
+        rows, description = plan_rows(plan, self.augmented.graph), f"Plan {plan.name}"
+        if predicted is not None and predicted.work is not None:
+            rows = with_speeds(rows, predicted.speeds)
+            description += f", predicted: {iteration_text(predicted.work, predicted.seconds_per_step)}"
+        publish(create_table_artifact, rows, key="plan", description=description)
 
     def _later_from(self, step: int) -> LaterPlan:
         return next(later for later in self.later if later.step == step)

@@ -93,6 +93,10 @@ def check_predictions(spans):
     assert rows["actor_train"]["predicted s"] and rows["actor_train"]["measured s"] and rows["actor_train"]["ratio"]
     assert rows["record_rollouts"]["predicted s"] == ""
     assert rows["step"]["predicted s"] and rows["step"]["measured s"]
+    planned = Artifact.get("plan")
+    rows = {row["call"]: row for row in json.loads(planned.data)}
+    assert float(rows["actor_train"]["seconds"]) > 0 and rows["actor_train"]["tokens/s"] and not rows["gae"]["tokens/s"]
+    assert "tokens/s" in planned.description and "samples/s" in planned.description
     assert "data:image/svg+xml" in Artifact.get("estimate").data
     assert "dataflow graph" in Artifact.get("graph").data
 

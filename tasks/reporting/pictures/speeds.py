@@ -1,6 +1,6 @@
 """The speed of calls and of an iteration for people: a table of calls, a line for the iteration."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 
 from prefect_rlhf.placement.schedule.throughput import CallSpeed, IterationWork
 
@@ -21,9 +21,20 @@ def speed_cells(speed: CallSpeed | None) -> dict[str, str]:
     }
 
 
+def with_speeds(rows: Iterable[Mapping[str, str]], speeds: Mapping[str, CallSpeed]) -> list[dict[str, str]]:
+    """Return the rows of a plan's table, each with the cells of its call's speed.
+
+    A column without any entry is left out.
+    """
+    return _without_empty([{**row, **speed_cells(speeds.get(row["call"]))} for row in rows])
+
+
 def speed_rows(speeds: Iterable[CallSpeed]) -> list[dict[str, str]]:
     """Return a row for each call; a column without any entry is left out."""
-    rows = [{"call": speed.call} | speed_cells(speed) for speed in speeds]
+    return _without_empty([{"call": speed.call, **speed_cells(speed)} for speed in speeds])
+
+
+def _without_empty(rows: Sequence[Mapping[str, str]]) -> list[dict[str, str]]:
     return [{title: row[title] for title in row if any(other[title] for other in rows)} for row in rows]
 
 

@@ -49,7 +49,7 @@ def test_of_experts_those_of_a_token_are_active():
 def test_utilisation_is_flops_over_seconds_and_peak_of_all_devices():
     graph, sources = ppo(), CostSources.equal_nodes(Hardware(DATASHEETS["h100"], 4), 1)
     made = estimate(graph, preset("flattening", graph, FOUR, FOUR.whole, 512), LENGTHS, sources)
-    speeds = call_speeds(graph, made, LENGTHS, sources)
+    speeds = call_speeds(graph, made.plan, made.schedule, LENGTHS, sources)
     trained = next(call for call in graph if call.kind == "train_step")
     sizes, speed = ModelSizes.of(graph.model(trained.role)), speeds[trained.name]
     used = model_flops(CallWork.expected(trained, LENGTHS), sizes)
@@ -72,7 +72,7 @@ def test_perfect_kernels_would_be_used_in_full():
     graph, one = ppo(), ClusterShape("one", 1, 1, 80 << 30)
     sources = CostSources.equal_nodes(hardware, 1)
     made = estimate(graph, preset("flattening", graph, one, one.whole, 512), LENGTHS, sources)
-    speeds = call_speeds(graph, made, LENGTHS, sources)
+    speeds = call_speeds(graph, made.plan, made.schedule, LENGTHS, sources)
     read = [speeds[call.name].utilisation for call in graph if call.kind == "inference" and call.every is None]
     assert read and read == pytest.approx([1.0] * len(read))
 
@@ -81,7 +81,9 @@ def test_a_processor_has_no_peak_by_a_datasheet():
     sheet = replace(DATASHEETS["h100"], is_host=True)
     graph, sources = ppo(), CostSources.equal_nodes(Hardware(sheet, 4), 1)
     made = estimate(graph, preset("flattening", graph, FOUR, FOUR.whole, 512), LENGTHS, sources)
-    assert {speed.utilisation for speed in call_speeds(graph, made, LENGTHS, sources).values()} == {None}
+    assert {speed.utilisation for speed in call_speeds(graph, made.plan, made.schedule, LENGTHS, sources).values()} == {
+        None
+    }
 
 
 def test_a_sample_is_a_row_that_is_trained():
