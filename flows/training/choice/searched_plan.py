@@ -65,11 +65,16 @@ def _causes(planned: Planned) -> Iterator[str]:
     if planned.gap <= LARGE_GAP:
         return
     searched, uncounted, _ = planned.gap_parts.values()
-    yield (
+    parts = [
         f"of this gap a longer search (--evaluations) can close {searched:.1%} at most, by a higher bound or a faster "
-        f"plan. {uncounted:.1%} are above the best solution of its own problem: they are the bound's, which does not "
-        "count all memory and moves, unless some plan loses less to these"
-    )
+        "plan"
+    ]
+    if abs(uncounted) >= SHOWN_SHARE:
+        parts.append(
+            f"{uncounted:.1%} are above the best solution of its own problem: they are the bound's, which does not "
+            "count all memory and moves, unless some plan loses less to these"
+        )
+    yield ". ".join(parts)
 
 
 def plan_file(planned: Planned, plan: ExecutionPlan, work: IterationWork | None = None) -> str:

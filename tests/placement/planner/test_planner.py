@@ -230,6 +230,9 @@ def test_a_large_gap_names_what_a_longer_search_can_close_and_what_it_cannot():
     large = replace(found, lower_bound_seconds=0.5 * found.seconds, search=solved, fastest_seconds=found.seconds)
     (line,) = [line for line in summary(large).splitlines() if line.startswith("of this gap")]
     assert "can close 20.0% at most" in line and "80.0% are above the best solution" in line
+    open_search = replace(large, search=replace(found.search, seconds=found.seconds))
+    (line,) = [line for line in summary(open_search).splitlines() if line.startswith("of this gap")]
+    assert "can close 100.0% at most" in line and "above the best solution" not in line
     assert "of this gap" not in summary(replace(found, lower_bound_seconds=found.seconds))
 
 
