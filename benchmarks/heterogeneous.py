@@ -1,6 +1,6 @@
 """Two kinds of nodes: APP's table III (33B models, 8 A100 alone, and with 8 V100 of 32 GB), planned without devices.
 
-    python -m benchmarks.heterogeneous [--batch-sizes 16 32] [--budget-seconds 10] [--model llama-33b]
+    python -m benchmarks.heterogeneous [--batch-sizes 16 32] [--evaluations N] [--model llama-33b]
 
 The paper (Xiao et al. 2023, arXiv:2312.11819, section VI-B) keeps all four models at 33B, prompts and responses at 256
 tokens, one epoch of one batch, and takes the largest batch that fits; it does not say which. Nor does it say what
@@ -51,7 +51,7 @@ def settings(calls: list[str]) -> Iterator[Setting]:
     yield Setting("both kinds", BOTH, {})
 
 
-def search_plan(setting: Setting, model: str, batch_size: int, budget_seconds: float) -> Planned:
+def search_plan(setting: Setting, model: str, batch_size: int, evaluations: float | None) -> Planned:
     """Plan PPO with four models of one size. Raises InvalidInput where no plan fits."""
     question = read_question(
         ppo,
@@ -66,7 +66,7 @@ def search_plan(setting: Setting, model: str, batch_size: int, budget_seconds: f
         ),
     )
     trained = replace(question, graph=training(question.graph))
-    return plan_graph(trained, budget_seconds, pins=setting.pins)
+    return plan_graph(trained, pins=setting.pins, evaluations=evaluations)
 
 
 def row(setting: Setting, batch_size: int, planned: Planned) -> dict[str, Any]:
@@ -106,14 +106,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="llama-33b", help="shape of all four models")
     parser.add_argument("--batch-sizes", type=int, nargs="+", default=[16, 32])
-    parser.add_argument("--budget-seconds", type=float, default=10.0, help="of search, for each plan")
+    parser.add_argument("--evaluations", type=float, help="of search, for each plan")
     options = parser.parse_args()
     calls = ["actor_generate", "critic_inference", "actor_train", "critic_train"]
     rows: list[dict[str, Any]] = []
     for setting in settings(calls):
         for batch_size in options.batch_sizes:
             try:
-                planned = search_plan(setting, options.model, batch_size, options.budget_seconds)
+                planned = search_plan(setting, options.model, batch_size, options.evaluations)
                 rows.append(row(setting, batch_size, planned))
             except InvalidInput as error:
                 print(f"{setting.name}, batch {batch_size}: {error}")

@@ -52,7 +52,7 @@ SMALLEST = {
         f"--only ours --steps 1 --batch-size 2 --samples 4 --response-tokens 4 {TINY}",
         "fingerprint_share orchestration_share ours_seconds ours_seconds_per_call",
     ),
-    "heterogeneous": ("--model llama-7b --batch-sizes 16 --budget-seconds 0.5", "gains paper rows"),
+    "heterogeneous": ("--model llama-7b --batch-sizes 16 --evaluations 20000", "gains paper rows"),
     "learn_ppo": ("--steps 1 --reward-steps 1 --home {home}", "goals means runs"),
     "many_nodes": ('{{"nodes":[],"ranks":32}}', "by_nodes controller"),
     "orchestration": ('{{"steps":2,"transfers":4,"fingerprints":1}}', "fingerprint node transfer"),
