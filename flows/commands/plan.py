@@ -33,6 +33,7 @@ NUMBERS = (
     "device_memory_gib",
     "host_memory_gib",
     "headroom",
+    "expert_imbalance",
     "call_seconds",
     "batch_size",
     "evaluations",
@@ -61,6 +62,7 @@ class PlanFlags:
     device_memory_gib: Annotated[str | None, _flag("device_memory_gib", metavar="GIB")] = None
     headroom: Annotated[str | None, _flag("headroom", metavar="SHARE")] = None
     host_memory_gib: Annotated[str | None, _flag("host_memory_gib", metavar="GIB")] = None
+    expert_imbalance: Annotated[str | None, _flag("expert_imbalance", metavar="RATIO")] = None
     call_seconds: Annotated[str | None, _flag("call_seconds", metavar="SECONDS")] = None
     prompt_length: Annotated[str | None, _flag("prompt_length", metavar="TOKENS")] = None
     response_length: Annotated[str | None, _flag("response_length", metavar="TOKENS")] = None

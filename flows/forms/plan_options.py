@@ -10,6 +10,7 @@ from prefect_rlhf.files.path_text import MOST_CHARACTERS, PathText
 from prefect_rlhf.flows.forms.check import checked_parameters
 from prefect_rlhf.flows.forms.options import Form
 from prefect_rlhf.flows.forms.share import Share
+from prefect_rlhf.placement.engine_constants import EXPERT_IMBALANCE
 from prefect_rlhf.placement.search.method import Method
 from prefect_rlhf.tasks.settings import MOST_IN_JSON, MOST_ROWS
 
@@ -17,6 +18,7 @@ MOST_NODES = 100_000
 MOST_DOLLARS = 1e6  # for a device and an hour
 MOST_EVALUATIONS = 10**12
 MOST_TOKENS = 1e15  # in a second
+MOST_IMBALANCE = 1e4  # no model has as many experts
 
 _SCALAR: list[dict[str, Any]] = [
     {"type": "number", "maximum": MOST_IN_JSON, "minimum": -MOST_IN_JSON},
@@ -66,6 +68,13 @@ class PlanOptions(Form):
         description="Host memory per node for offloading and checkpoints; empty means the usual host's of such GPUs.",
     )
     headroom: Share = Field(0.0, ge=0, lt=1, description="Share of each device that no plan may use, such as 10%.")
+    expert_imbalance: float | None = Field(
+        None,
+        ge=1,
+        le=MOST_IMBALANCE,
+        description="Tokens of the fullest device over the mean, wherever devices divide experts; empty means "
+        f"{EXPERT_IMBALANCE:g}. The memory certificate counts it.",
+    )
     call_seconds: float | None = Field(
         None, ge=0, le=1e3, description="Fixed overhead of a call, in seconds; empty means our estimate."
     )

@@ -49,10 +49,11 @@ def assumptions(question: Question) -> Iterator[str]:
                 f"{play.seconds:g} s for each answer; play.expected_turns, play.expected_answer_tokens and "
                 "play.seconds_per_answer set this, --response-length with a run's rollouts too"
             )
-    if any(model.shape.experts for model in question.graph.models):
+    if any(model.shape.experts for model in question.graph.models) and workload.expert_imbalance == EXPERT_IMBALANCE:
         yield (
             f"experts of the fullest device have {EXPERT_IMBALANCE:g} times the mean of tokens wherever devices divide "
-            "experts (ep above 1); the memory certificate counts this, and the seconds assume equal loads"
+            "experts (ep above 1); the memory certificate counts this, and the seconds assume equal loads; "
+            "--expert-imbalance changes it"
         )
     if not sources.profiles:
         calls = " and ".join(dict.fromkeys(f"{1000 * node.efficiency.call_seconds:g} ms" for node in sources.nodes))

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from prefect_rlhf.blocks.lease import given_lease
 from prefect_rlhf.blocks.model import Model
-from prefect_rlhf.errors.errors import InvalidInput
+from prefect_rlhf.errors.errors import InvalidInput, NotUsed
 from prefect_rlhf.files.installed import installed_version
 from prefect_rlhf.flows.algorithm.rlhf_flow import AlgorithmFlow
 from prefect_rlhf.flows.forms.plan_options import PlanOptions
@@ -26,6 +26,7 @@ from prefect_rlhf.flows.training.workload import run_workload
 from prefect_rlhf.placement.cost.made_rows import with_made_rows
 from prefect_rlhf.placement.cost.times.profile import Profile
 from prefect_rlhf.placement.cost.workload import LengthDistribution, Workload
+from prefect_rlhf.placement.engine_constants import EXPERT_IMBALANCE
 from prefect_rlhf.placement.graph import DataflowGraph, PlayBounds
 from prefect_rlhf.placement.memory.bytes import with_headroom
 from prefect_rlhf.placement.models.model import ModelSpec
@@ -55,7 +56,17 @@ def read_question(flow: AlgorithmFlow, options: PlanOptions) -> Question:
     if workload.longest > context:
         seen, expected = f"{workload.longest} tokens", f"at most {context}, the context of {role}"
         raise InvalidInput("prompt_length + response_length", seen, expected)
-    return Question(graph, site, replace(workload, has_checkpoints=True))
+    imbalance = read_imbalance(options, graph)
+    return Question(graph, site, replace(workload, has_checkpoints=True, expert_imbalance=imbalance))
+
+
+def read_imbalance(options: PlanOptions, graph: DataflowGraph) -> float:
+    """Return the expert imbalance of the options, or the assumed one. Raises NotUsed if no model has experts."""
+    if options.expert_imbalance is None:
+        return EXPERT_IMBALANCE
+    if not any(model.shape.experts for model in graph.models):
+        raise NotUsed("expert_imbalance", options.expert_imbalance, "no model is a mixture of experts")
+    return options.expert_imbalance
 
 
 def read_model_shape(role: str, model: Model) -> ModelSpec:

@@ -5,7 +5,7 @@ counts follow the tensors that our engines keep: in training a layer keeps the i
 outputs, attention's heads and result, the feed-forward layer's halves), as in Korthikanti et al. (2022, section 4)
 without dropout and masks, and in the compute format. In a mixture of experts, a token passes through the feed-forward
 layers of its experts, and the backward of each reads a copy of the token's hidden state. Where devices divide experts,
-the fullest device is assumed to have `EXPERT_IMBALANCE` times as many tokens as the mean; no token is dropped.
+the fullest device has `expert_imbalance` times as many tokens as the mean, by the workload; no token is dropped.
 """
 
 from collections.abc import Sequence
@@ -14,11 +14,10 @@ from dataclasses import dataclass, fields, replace
 from prefect_rlhf.placement.cost.execution import Execution
 from prefect_rlhf.placement.cost.paged_cache import pass_tokens, rows_at_once, whole_cache_bytes
 from prefect_rlhf.placement.cost.sizes import ModelSizes
-from prefect_rlhf.placement.cost.workload import CallWork
+from prefect_rlhf.placement.cost.workload import CallWork, Workload
 from prefect_rlhf.placement.engine_constants import (
     ADAM_BYTES,
     COLUMN_BYTES,
-    EXPERT_IMBALANCE,
     LOGITS_AT_ONCE_CPU,
     LOGITS_AT_ONCE_CUDA,
     LONGEST_EXPLICIT,
@@ -114,7 +113,7 @@ class CallOnStage:
         balanced = _loaded_bytes(self, recomputes, 1.0)
         if self.sizes.num_experts == 0 or self.execution.strategy.ep == 1:
             return balanced
-        both = zip(balanced, _loaded_bytes(self, recomputes, EXPERT_IMBALANCE), strict=True)
+        both = zip(balanced, _loaded_bytes(self, recomputes, self.work.workload.expert_imbalance), strict=True)
         return [replace(mean, expert_imbalance=fullest.active - mean.active) for mean, fullest in both]
 
 
@@ -140,14 +139,14 @@ def _loaded_bytes(call: CallOnStage, recomputes: Sequence[Recompute], load: floa
     return [replace(each, rows=rows) for each in fullest]
 
 
-def trial_bytes(rows: int, length: int, cache_bytes: int, sizes: ModelSizes, tp: int) -> int:
+def trial_bytes(rows: int, workload: Workload, cache_bytes: int, sizes: ModelSizes, tp: int) -> int:
     """Return the bytes on CUDA of the pass with which vLLM tries a model before it allocates the cache.
 
     It has as many tokens as a pass may have, and the logits of as many rows as may be in flight, which it samples from
     (`profile_run` in vllm/v1/worker/gpu/model_runner.py). `rows` is the largest number of rows of a generate.
     """
+    length, load = workload.longest, workload.expert_imbalance if sizes.num_experts else 1.0
     at_once = rows_at_once(rows, cache_bytes, length, sizes, tp)
-    load = EXPERT_IMBALANCE if sizes.num_experts else 1.0
     forward = pass_tokens(rows, length, at_once) * _cuda_forward_bytes(sizes.on(tp), tp, load)
     return forward + at_once * sizes.vocab * SAMPLED_COPIES * 4
 

@@ -8,6 +8,7 @@ from functools import lru_cache
 from typing import Literal
 
 from prefect_rlhf.errors.errors import InvalidInput
+from prefect_rlhf.placement.engine_constants import EXPERT_IMBALANCE
 from prefect_rlhf.placement.graph import Call, PlayBounds
 from prefect_rlhf.placement.models.model import head_of
 from prefect_rlhf.placement.row_set import RowSet
@@ -85,7 +86,7 @@ class Workload:
 
     Rows that a computation makes, and rows that are made of these, have prompts and responses of their own in `made`,
     under the computation's name. `has_checkpoints`: trained states are copied to the hosts, from where they are
-    written.
+    written. `expert_imbalance`: the tokens of the fullest device over the mean, if devices divide experts.
     """
 
     prompts: LengthDistribution
@@ -93,6 +94,7 @@ class Workload:
     cuda_graphs: bool = True
     made: tuple[tuple[str, LengthDistribution, LengthDistribution], ...] = ()
     has_checkpoints: bool = False
+    expert_imbalance: float = EXPERT_IMBALANCE
 
     @classmethod
     def fixed(cls, prompt_tokens: int, response_tokens: int, cuda_graphs: bool = True) -> Workload:

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from prefect_rlhf.placement.cost.call_bytes import trial_bytes
 from prefect_rlhf.placement.cost.sizes import ModelSizes
+from prefect_rlhf.placement.cost.workload import Workload
 from prefect_rlhf.placement.devices.mesh import Backend
 from prefect_rlhf.placement.engine_traits import TRAITS
 from prefect_rlhf.placement.graph import Call, DataflowGraph
@@ -23,8 +24,8 @@ CACHE = "key-value cache"
 class Building:
     """The builds of a plan's instances in their order; none on CPU, where no device memory limits them."""
 
-    def __init__(self, graph: DataflowGraph, plan: ExecutionPlan, max_length: int, backend: Backend) -> None:
-        self._max_length, self._graph, self._plan = max_length, graph, plan
+    def __init__(self, graph: DataflowGraph, plan: ExecutionPlan, workload: Workload, backend: Backend) -> None:
+        self._workload, self._graph, self._plan = workload, graph, plan
         self._users: Mapping[ModelInstance, tuple[Call, ...]] = instances(graph, plan) if backend == "cuda" else {}
         self._leaves = offloaded_parts(graph, plan)
 
@@ -57,7 +58,7 @@ class Building:
             sizes, tp = ModelSizes.of(self._graph.model(instance.role)).held_by(instance.engine), instance.strategy.tp
             most = tuple(call.cut(self._plan.parts(call.name)) for call in calls)  # rows in flight
             rows = max(most_rows(instance, most, self._plan.cluster.node_speeds))
-            trial = trial_bytes(rows, self._max_length, kept.get(CACHE, 0), sizes, tp)
+            trial = trial_bytes(rows, self._workload, kept.get(CACHE, 0), sizes, tp)
             before = {what: num_bytes for what, num_bytes in kept.items() if what != CACHE}
             return {**whole, "trial pass": {**before, "trial pass": trial}}
         if "gradients" in kept:

@@ -151,7 +151,7 @@ def certify(augmented: AugmentedGraph, workload: Workload, backend: Backend) -> 
     needs = node_needs(augmented, held, workload, backend)
     open_windows = OpenWindows(augmented)
     beside = overhead(augmented.graph, plan, backend)
-    building = Building(augmented.graph, plan, workload.longest, backend)
+    building = Building(augmented.graph, plan, workload, backend)
     fullest: dict[object, _FullestMoment] = {}
     peaks, most_resident, excess = [], [], 0
     for device in sorted(held.keys() | needs.keys()):

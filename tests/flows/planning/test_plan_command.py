@@ -477,6 +477,8 @@ CASES = {
     "a headroom that leaves nothing": ([*ONE, "--headroom", "0.99", *LENGTHS, *MODELS], "headroom: got 0.99, expected less than 0.987: CUDA's context"),
     "a negative headroom": ([*ONE, "--headroom=-10%", *LENGTHS, *MODELS], "headroom: got '-10%'"),
     "a headroom that is no share": ([*ONE, "--headroom", "much", *LENGTHS, *MODELS], "headroom: got 'much'"),
+    "an imbalance without experts": ([*ONE, *LENGTHS, *MODELS, "--expert-imbalance", "2"], "expert_imbalance: 2.0 is not used: no model is a mixture of experts; remove it"),
+    "an imbalance below the mean": ([*ONE, *LENGTHS, *MODELS, "--expert-imbalance", "0.5"], "expert_imbalance: got 0.5, expected "),
     "no host memory": ([*ONE, "--host-memory-gib", "0", *LENGTHS, *MODELS], "host_memory_gib"),
     "an unknown algorithm": ([*ONE, *LENGTHS, "--model", "actor=llama-7b"], "no_such"),
     "an unknown model": ([*ONE, *LENGTHS, "--model", "actor=llama-8b", "--model", "critic=llama-7b"], "llama-8b"),

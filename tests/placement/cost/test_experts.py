@@ -136,4 +136,7 @@ def test_experts_that_no_devices_divide_are_balanced_and_a_dense_model_has_none(
         work = CallWork(kind, 64, Workload.fixed(512, 512))
         assert call_bytes(work, Execution(Strategy(dp=4, tp=2)), MIXTRAL).expert_imbalance == 0
         assert call_bytes(work, Execution(Strategy(dp=8)), dense).expert_imbalance == 0
-        assert call_bytes(work, Execution(Strategy(dp=4, tp=2, ep=2)), MIXTRAL).expert_imbalance > 0
+        divided = Execution(Strategy(dp=4, tp=2, ep=2))
+        more = replace(work, workload=replace(work.workload, expert_imbalance=2.0))
+        counted, twice = (call_bytes(each, divided, MIXTRAL).expert_imbalance for each in (work, more))
+        assert 0 < counted < twice

@@ -27,7 +27,7 @@ def moments(plan, graph, kept=KEPT):
         for instance in instances(graph, plan)
         for what, size in kept[instance.role].items()
     ]
-    found = Building(graph, plan, 64, "cuda").moments(held)
+    found = Building(graph, plan, Workload.fixed(32, 32), "cuda").moments(held)
     return {
         (name.split()[1], name.rpartition(": ")[2]): sum(share.num_bytes for share in shares) for name, shares in found
     }
@@ -58,7 +58,7 @@ def test_vllm_tries_the_model_before_it_allocates_the_cache():
     held = [ResidentBytes(Device(0, 0), sampler, what, size) for what, size in kept.items()]
     found = {
         name.rpartition(": ")[2]: {share.what: share.num_bytes for share in shares}
-        for name, shares in Building(graph, plan, 64, "cuda").moments(held)
+        for name, shares in Building(graph, plan, Workload.fixed(32, 32), "cuda").moments(held)
     }
     assert found["all that it keeps"] == kept
     assert found["trial pass"].keys() == {"weights", "trial pass"}
@@ -68,7 +68,7 @@ def test_a_trial_has_as_many_tokens_as_a_pass_may_have_however_short_prompts_are
     """64 rows of 8 + 1,016 tokens: a generate's first pass has 512 tokens, the trial 8,192."""
     sizes, work = ModelSizes.of_shape(known_shape("llama-7b")), CallWork("generate", 64, Workload.fixed(8, 1016))
     run = call_bytes(work, Execution(Strategy()), sizes, "vllm")
-    trial = trial_bytes(64, 1024, run.kv_cache, sizes, 1)
+    trial = trial_bytes(64, work.workload, run.kv_cache, sizes, 1)
     logits = 64 * sizes.vocab * 3 * 4
     assert trial == run.working * 8192 // 512 + logits
 
