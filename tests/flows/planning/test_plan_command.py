@@ -270,6 +270,23 @@ def test_every_algorithm_is_traced_with_models_and_data_that_are_not_there(algor
     assert asked.site.mesh.num_devices == 16
 
 
+@pytest.mark.parametrize(
+    ("actor", "lengths", "batch_size", "cluster"),
+    [
+        ("qwen2.5-7b", ("1024", "31744"), 64, "4x8:h100"),
+        pytest.param("llama-3.1-405b", ("1024", "1024"), 256, "64x8:h100", marks=pytest.mark.all),
+    ],
+)
+def test_long_rows_and_large_models_have_a_plan_that_fits(actor, lengths, batch_size, cluster):
+    """Because sequences are divided, or layers recomputed."""
+    asked = {"algorithm": "grpo", "models": {"actor": actor}, "batch_size": batch_size, "cluster": cluster}
+    asked |= dict(zip(("prompt_length", "response_length"), lengths, strict=True))
+    found = answer_question(plan_options(asked))
+    assert found.planned.certificate.fits and found.planned.gap < 0.05
+    trained = found.planned.plan["actor_train"]
+    assert trained.sequence_parallel or trained.recompute
+
+
 def test_a_flow_of_ones_own_is_traced_too():
     assert question(algorithm="prefect_rlhf.flows.ppo:ppo").graph == question().graph
 
