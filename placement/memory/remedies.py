@@ -74,14 +74,15 @@ def refusal(plan: ExecutionPlan, certificate: Certificate, proposed: Sequence[Re
     fullest, host = certificate.fullest, fullest_host(certificate.hosts)
     assert fullest is not None  # an empty plan fits
     where, seen = f"memory of {fullest.device}", f"{byte_size(fullest.num_bytes)} at {fullest.node}"
-    room = fullest.device_bytes
+    room, without = fullest.device_bytes, "no change of this plan suffices: more or larger devices"
     if host is not None and host.excess_bytes and fullest.num_bytes <= room:
         where = f"memory of the host of n{host.node}"
         seen = f"{byte_size(host.num_bytes)} offloaded or copied for a checkpoint"
         room = host.host_bytes
+        without = "hosts with more memory (host_memory_gib), more nodes, or smaller models"
     changes = "\n".join(f"  {remedy}" for remedy in proposed) or "  no change of this plan: more devices"
     helps = next((remedy.change for remedy in proposed if remedy.certificate.fits), "")
-    hint = f"it fits with {helps}" if helps else "no change of this plan suffices: more or larger devices"
+    hint = f"it fits with {helps}" if helps else without
     as_json = [{"change": r.change, "peak_bytes": r.peak_bytes, "fits": r.certificate.fits} for r in proposed]
     return PlanDoesNotFit(
         f"plan {plan.name}: {where}",

@@ -10,8 +10,8 @@ from prefect_rlhf.placement.memory.certificate import Certificate
 from prefect_rlhf.placement.memory.remedies import Remedy, refusal, with_changes
 from prefect_rlhf.placement.plan import ExecutionPlan
 from prefect_rlhf.placement.planner.question import Question
-from prefect_rlhf.placement.planner.solution import fitting, solution, solutions
-from prefect_rlhf.placement.planner.space.plan_problem import PlanSpace
+from prefect_rlhf.placement.planner.solution import fitting, solution, solutions, with_prefetch
+from prefect_rlhf.placement.planner.space.plan_problem import PlanProblem, PlanSpace
 from prefect_rlhf.placement.planner.time_sharing import time_sharing_problem
 from prefect_rlhf.placement.search.budget import Budget
 from prefect_rlhf.placement.search.driver import search
@@ -23,6 +23,9 @@ LARGER = (1.1, 1.25, 1.5, 2.0, 3.0, 5.0, 8.0)  # shares of memory beyond what th
 def no_plan_fits(question: Question, space: PlanSpace, budget: Budget) -> TooLittleMemory:
     """State the missing memory: the need of the first plan that a search with time sharing finds in more memory."""
     problem, part = time_sharing_problem(space), budget.times(1 / len(LARGER))
+    by_hosts = _hosts_too_small(question, problem, part)
+    if by_hosts is not None:
+        return by_hosts
     for share in LARGER:
         larger = problem.with_memory(share).problem
         plan = solution(question, problem, search(larger, part.seconds, max_evaluations=part.evaluations))
@@ -46,6 +49,18 @@ def has_fitting_plan(question: Question, budget: Budget) -> bool:
         for plan in solutions(question, problem, budget, FEW_SHARES)
         for each in (plan, _recomputing(question, plan))
     )
+
+
+def _hosts_too_small(question: Question, problem: PlanProblem, budget: Budget) -> PlanDoesNotFit | None:
+    """The refusal of a plan that fits the devices and not their hosts, if a short search finds such a plan."""
+    if question.site.cluster.host_memory_bytes == 0:
+        return None
+    for found in solutions(question, problem, budget, FEW_SHARES):
+        for plan in (found, with_prefetch(question, found, prefetch=False)):
+            certificate = question.certificate(plan)
+            if all(peak.num_bytes <= peak.device_bytes for peak in certificate.peaks) and not certificate.fits:
+                return refusal(plan, certificate, [])
+    return None
 
 
 def _recomputing(question: Question, plan: ExecutionPlan) -> ExecutionPlan:

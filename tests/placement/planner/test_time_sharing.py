@@ -6,6 +6,7 @@ from functools import cache
 import pytest
 from hypothesis import HealthCheck, given, settings
 
+from prefect_rlhf.errors.errors import PlanDoesNotFit
 from prefect_rlhf.placement.cost.datasheets.hardware import DATASHEETS, Hardware
 from prefect_rlhf.placement.cost.sources import CostSources
 from prefect_rlhf.placement.cost.workload import Workload
@@ -40,6 +41,12 @@ def test_a_plan_is_found_that_offloads_trained_models():
     assert planned.certificate.fits
     trained = [planned.plan[call.name] for call in GRAPH if call.kind == "train_step"]
     assert "all" in {placement.offload for placement in trained}
+
+
+def test_hosts_without_room_for_what_leaves_the_devices_are_named_in_the_refusal():
+    """The devices are large enough: more of their memory is not what is missing."""
+    with pytest.raises(PlanDoesNotFit, match=r"memory of the host of n0: got .*; hosts with more memory"):
+        plan_graph(question(replace(TIGHT, host_memory_bytes=GIB // 2)), evaluations=20_000)
 
 
 def test_with_enough_memory_no_trained_model_leaves():
