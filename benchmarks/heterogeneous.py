@@ -4,7 +4,8 @@
 
 The paper (Xiao et al. 2023, arXiv:2312.11819, section VI-B) keeps all four models at 33B, prompts and responses at 256
 tokens, one epoch of one batch, and takes the largest batch that fits; it does not say which. Nor does it say what
-connects the two kinds; 200 Gbit/s, the least that it names, is assumed. The last line is JSON.
+connects the two kinds; 200 Gbit/s, the least that it names, is assumed. Nor does it state the memory of the hosts: none
+of the plans is limited by it. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ PAPERS = {"a100 alone": 0.69, "app": 0.79}  # samples per second, table III: Fla
 APPS_PINS = {"ref_inference": DeviceMesh.parse("n1:0-3"), "reward_inference": DeviceMesh.parse("n1:4-7")}
 """Reference and reward model on four V100s each; all else is on the A100s."""
 KINDS = ("A100", "V100")
+HOST_GIB = 4096.0  # of each node, so that it limits no plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +60,7 @@ def search_plan(setting: Setting, model: str, batch_size: int, evaluations: floa
         PlanOptions(
             cluster=setting.cluster,
             network="200",
+            host_memory_gib=HOST_GIB,
             models={"actor": model, "critic": model},
             prompt_length="256",
             response_length="256:1",
