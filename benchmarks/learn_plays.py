@@ -19,7 +19,7 @@ from benchmarks.demo.outcome import read_metrics
 
 GOALS = {"before": 0.4, "after": 0.85, "without_tool": 0.3}
 """Below the first before, at least the second after, below the third without the tool."""
-STEPS = {"calculator": 40, "guess": 20}
+STEPS = {"calculator": 30, "guess": 20}
 PLAYS: Mapping[str, Mapping[str, Any]] = {
     "calculator": {
         "function": f"{Path(calculator.__file__).resolve()}:solve",
