@@ -5,7 +5,7 @@
 
 `ratio_0ms`, `ratio_50ms` and `ratio_500ms` are TRL's seconds of a step over ours, with a tool that takes so long.
 `rounds_ratio` is the seconds of a generate in rounds over those of a loop per row, both ours, with a tool of 50 ms: all
-rows of a round wait for the longest turn.
+rows of a round wait for the longest turn. `simulate_rounds.py` has the ratio for other costs of a step.
 
 Equal on both sides: weights, chat template, prompts, turns of exactly `response_tokens` tokens, a call of the tool
 after each turn but the last whatever the model says, the tool's answer, a single optimizer step, the loss, two threads.

@@ -64,7 +64,7 @@ SMALLEST = {
     ),
     "our_play": ("{play_work}", MEASURED),
     "play_rounds": ("{play_work}", MEASURED),
-    "drawn_turns": ("{play_work}", MEASURED),
+    "simulate_rounds": ("--rows 8 --tokens 3", "ratio_10_turns ratio_4_turns"),
     "papers": ("--only app", "expected holds name values"),
     "learn": (
         "ppo-shared --steps 1 --home {home}",
