@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from prefect_rlhf.errors.errors import GraphError
+from prefect_rlhf.placement.devices.hashed_once import HashedOnce, hashed_once
 from prefect_rlhf.placement.models.model import ModelSpec
 from prefect_rlhf.placement.row_set import RowCount, RowLimit, RowSet
 
@@ -110,8 +111,9 @@ class Term:
     temperature: float = 1.0
 
 
+@hashed_once
 @dataclass(frozen=True, slots=True)
-class Call:
+class Call(HashedOnce):
     """A model function call, or a pure computation on data.
 
     `role` names the model (None for compute). `outputs` are the keys that it adds to `rows`, the rows it works on; a
@@ -207,8 +209,9 @@ class VersionEdge:
     lag: int
 
 
+@hashed_once
 @dataclass(frozen=True, slots=True)
-class DataflowGraph:
+class DataflowGraph(HashedOnce):
     """One iteration of an algorithm. Calls are in a topological order of the data edges."""
 
     name: str

@@ -1,9 +1,11 @@
 """An execution plan: which mesh, strategy and engine each call gets."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Literal
 
+from prefect_rlhf.placement.devices.hashed_once import HashedOnce, hashed_once
 from prefect_rlhf.placement.devices.mesh import ClusterShape, Device, DeviceMesh
 from prefect_rlhf.placement.devices.strategy import Coordinate, Strategy
 from prefect_rlhf.placement.graph import Call, DataflowGraph
@@ -17,8 +19,9 @@ Recompute = int | Literal["all"]
 """The number of layers of each pipeline stage, or all, that a train_step runs forward again during its backward."""
 
 
+@hashed_once
 @dataclass(frozen=True, slots=True)
-class Placement:
+class Placement(HashedOnce):
     """The mesh, strategy and engine of a call.
 
     `micro_batches` is per data-parallel replica and mini-batch; vLLM does not use it. `cache_gib` are the GiB of vLLM's
@@ -59,11 +62,12 @@ class Placement:
     @property
     def devices(self) -> tuple[Device, ...]:
         """The devices in the order of the strategy's coordinates."""
-        return ordered_devices(self.mesh, self.device_order)
+        return _devices_of(self)
 
 
+@hashed_once
 @dataclass(frozen=True, slots=True)
-class ModelInstance:
+class ModelInstance(HashedOnce):
     """One resident copy of a role's weights: calls that share role, engine, mesh and strategy share it.
 
     >>> ModelInstance("actor", "vllm", DeviceMesh(0, 1, 0, 2), Strategy(dp=2)).name
@@ -79,7 +83,7 @@ class ModelInstance:
     @property
     def devices(self) -> tuple[Device, ...]:
         """The devices in the order of the strategy's coordinates."""
-        return ordered_devices(self.mesh, self.device_order)
+        return _devices_of(self)
 
     @property
     def name(self) -> str:
@@ -117,6 +121,11 @@ def ordered_devices(mesh: DeviceMesh, order: tuple[int, ...]) -> tuple[Device, .
     return tuple(devices[position] for position in order) if order else devices
 
 
+@lru_cache(maxsize=512)  # its hash is kept, other than that of an order
+def _devices_of(placed: Placement | ModelInstance) -> tuple[Device, ...]:
+    return ordered_devices(placed.mesh, placed.device_order)
+
+
 def recomputed_layers(recompute: Recompute, num_layers: int) -> int:
     """Return the number of recomputed layers of a pipeline stage with `num_layers`; its first layers are recomputed.
 
@@ -133,16 +142,27 @@ def device_coordinates(placed: Placement | ModelInstance) -> Iterator[tuple[Devi
 
 def instance_of(call: Call, placement: Placement) -> ModelInstance | None:
     """Return the copy of weights that `call` uses with this placement; None for compute calls."""
-    if call.role is None:
-        return None
-    return ModelInstance(call.role, placement.engine, placement.mesh, placement.strategy, placement.device_order)
+    return None if call.role is None else _instance(call.role, placement)
+
+
+@lru_cache(maxsize=4096)  # a single object, whose hash is computed once, for all requests
+def _instance(role: str, placement: Placement) -> ModelInstance:
+    return ModelInstance(role, placement.engine, placement.mesh, placement.strategy, placement.device_order)
 
 
 def instances(graph: DataflowGraph, plan: ExecutionPlan) -> dict[ModelInstance, tuple[Call, ...]]:
     """Return every instance that the plan asks for with the calls that share it, in the order of the graph's calls."""
+    return dict(_instances(graph, plan.placements))
+
+
+@lru_cache(maxsize=256)  # every step of an estimate and of a certificate asks for the same
+def _instances(
+    graph: DataflowGraph, placements: tuple[tuple[str, Placement], ...]
+) -> Mapping[ModelInstance, tuple[Call, ...]]:
+    placed = dict(placements)
     users: dict[ModelInstance, tuple[Call, ...]] = {}
     for call in graph:
-        instance = instance_of(call, plan[call.name])
+        instance = instance_of(call, placed[call.name])
         if instance is not None:
             users[instance] = (*users.get(instance, ()), call)
     return users

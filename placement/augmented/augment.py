@@ -78,7 +78,8 @@ def _runs(graph: DataflowGraph, steps: StepRange, unrolled: Sequence[int]) -> It
     runs = unroll(graph, steps.num_steps, steps.first, steps.drained, unrolled)
     ids = {run.id for run in runs}
     for run in runs:
-        yield replace(run, dependencies=tuple(d for d in run.dependencies if d.node in ids))
+        known = tuple([dependency for dependency in run.dependencies if dependency.node in ids])
+        yield run if len(known) == len(run.dependencies) else replace(run, dependencies=known)
 
 
 def _call_node(graph: DataflowGraph, plan: ExecutionPlan, run: CallRun) -> Node:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from prefect_rlhf.placement.augmented.priority import CallPriorities
+from prefect_rlhf.placement.devices.blocks import covers
 from prefect_rlhf.placement.devices.mesh import Device
 from prefect_rlhf.placement.graph import DataflowGraph
 from prefect_rlhf.placement.plan import ExecutionPlan
@@ -73,8 +74,8 @@ def _transfers(
     ahead = []
     for move in moves:
         later = [other.producer for other in moves if levels[other.producer] > levels[move.producer]]
-        kept = {device for name in (*later, consumer) for device in plan[name].mesh.devices()}
-        if later and not kept.issuperset(plan[move.producer].mesh.devices()):
+        meshes = [plan[name].mesh for name in (*later, consumer)]
+        if later and not covers(meshes, plan[move.producer].mesh):
             ahead.append(move)
     rest = tuple(move for move in moves if move not in ahead)
     return (*((move,) for move in ahead), rest) if rest else ()  # the latest producer's rows are never ahead

@@ -5,7 +5,6 @@ from __future__ import annotations
 import heapq
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import replace
 
 import networkx as nx
 
@@ -37,12 +36,12 @@ class GraphBuilder:
         added = {d.node: d for d in reversed(dependencies) if d.node not in awaited}
         if added:
             merged = (*self.nodes[node].dependencies, *reversed(added.values()))
-            self.nodes[node] = replace(self.nodes[node], dependencies=merged)
+            self.nodes[node] = self.nodes[node].after(merged)
 
     def replace_dependency(self, node: str, old: str, *new: Dependency) -> None:
         """Replace each dependency on `old` by a dependency on `new`."""
         kept = tuple(d for d in self.nodes[node].dependencies if d.node != old)
-        self.nodes[node] = replace(self.nodes[node], dependencies=kept)
+        self.nodes[node] = self.nodes[node].after(kept)
         self.wait(node, *new)
 
     def replace_all(self, nodes: Iterable[tuple[Node, Priority]]) -> None:

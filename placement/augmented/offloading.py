@@ -38,7 +38,8 @@ from prefect_rlhf.placement.augmented.work import (
     TrainStep,
     Transfer,
 )
-from prefect_rlhf.placement.devices.mesh import Device, DeviceMesh
+from prefect_rlhf.placement.devices.blocks import BlocksByMesh, blocks_of
+from prefect_rlhf.placement.devices.mesh import DeviceMesh
 from prefect_rlhf.placement.engine_traits import TRAITS
 from prefect_rlhf.placement.graph import DataflowGraph
 from prefect_rlhf.placement.plan import (
@@ -74,13 +75,14 @@ def add_offloads(builder: GraphBuilder, graph: DataflowGraph, plan: ExecutionPla
     for node in ordered:
         windows.visit(node)
     windows.drop_copies({instance for instance in parts if is_overwritten(graph, plan, instance)})
-    late = {device for instance in parts if instance not in early for device in instance.devices}
-    _chain(builder, ordered, late)
+    late = [instance.mesh for instance in parts if instance not in early]
+    blocks = blocks_of([*late, *(mesh for node in ordered for mesh in node.meshes)]) if late else {}
+    _chain(builder, ordered, {block for mesh in late for block in blocks[mesh]}, blocks)
     for window in windows.all:
         stops_devices = TRAITS[window.instance.engine].sleeps_on_cuda and plan.cluster.backend == "cuda"
         reload, offload = _insert(builder, window, names, stops_devices)
         if window.instance not in early:
-            _keep_apart(builder, ordered, window, reload, offload)
+            _keep_apart(builder, ordered, window, reload, offload, blocks)
 
 
 @dataclass(slots=True, eq=False)
@@ -177,7 +179,7 @@ class _UseWindows:
         if any(other.mesh.overlaps(instance.mesh) for instance in used):
             return True
         computes = "compute" in node.resources
-        return other not in self._early and computes and not node.devices.isdisjoint(other.devices)
+        return other not in self._early and computes and any(mesh.overlaps(other.mesh) for mesh in node.meshes)
 
     def _open(self, instance: ModelInstance, step: int, first: Node) -> None:
         self._count[instance, step] += 1
@@ -267,34 +269,45 @@ def _insert(
     return reload.id, offload.id
 
 
-def _chain(builder: GraphBuilder, ordered: Iterable[Node], devices: Set[Device]) -> None:
-    """Let what computes on these devices run in the order of the graph, so that windows can lie between two of them."""
-    last: dict[Device, str] = {}
-    for node in ordered:
-        shared = devices & node.devices if "compute" in node.resources else frozenset()
-        before = dict.fromkeys(last[device] for device in sorted(shared) if device in last)
+def _chain(builder: GraphBuilder, ordered: Iterable[Node], late: Set[DeviceMesh], blocks: BlocksByMesh) -> None:
+    """Let what computes on the late blocks run in the order of the graph: windows can then lie between two of them."""
+    last: dict[DeviceMesh, str] = {}
+    for node in ordered if late else ():
+        shared = sorted(late & _blocks_of_node(node, blocks)) if "compute" in node.resources else []
+        before = dict.fromkeys(last[block] for block in shared if block in last)
         builder.wait(node.id, *(Dependency(id, "memory", "device memory") for id in before))
         last |= dict.fromkeys(shared, node.id)
 
 
-def _keep_apart(builder: GraphBuilder, ordered: Sequence[Node], window: _UseWindow, reload: str, offload: str) -> None:
+def _blocks_of_node(node: Node, blocks: BlocksByMesh) -> set[DeviceMesh]:
+    return {block for mesh in node.meshes for block in blocks[mesh]}
+
+
+def _keep_apart(
+    builder: GraphBuilder,
+    ordered: Sequence[Node],
+    window: _UseWindow,
+    reload: str,
+    offload: str,
+    blocks: BlocksByMesh,
+) -> None:
     """Make the reload wait for the preceding computation on each device, and the next computation for the offload."""
     used = set(window.uses)
     uses = [index for index, node in enumerate(ordered) if node.id in used]
-    for node in _nearest(reversed(ordered[: uses[0]]), window.instance.mesh):
+    for node in _nearest(reversed(ordered[: uses[0]]), window.instance.mesh, blocks):
         builder.wait(reload, Dependency(node.id, "memory", "device memory"))
-    for node in _nearest(ordered[uses[-1] + 1 :], window.instance.mesh):
+    for node in _nearest(ordered[uses[-1] + 1 :], window.instance.mesh, blocks):
         builder.wait(node.id, Dependency(offload, "memory", "device memory"))
 
 
-def _nearest(nodes: Iterable[Node], mesh: DeviceMesh) -> Iterator[Node]:
+def _nearest(nodes: Iterable[Node], mesh: DeviceMesh, blocks: BlocksByMesh) -> Iterator[Node]:
     """Yield the first of the nodes that computes on each device of a mesh."""
-    missing = set(mesh.devices())
+    missing = set(blocks[mesh])
     for node in nodes:
         if not missing:
             return
-        if "compute" in node.resources and not missing.isdisjoint(node.devices):
-            missing -= node.devices
+        if "compute" in node.resources and not missing.isdisjoint(there := _blocks_of_node(node, blocks)):
+            missing -= there
             yield node
 
 

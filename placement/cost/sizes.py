@@ -9,6 +9,7 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 
+from prefect_rlhf.placement.devices.hashed_once import HashedOnce, hashed_once
 from prefect_rlhf.placement.devices.mesh import Device
 from prefect_rlhf.placement.devices.strategy import Strategy
 from prefect_rlhf.placement.engine_constants import ADAM_BYTES, ITEM_BYTES, MAIN_WEIGHT_BYTES
@@ -19,8 +20,9 @@ from prefect_rlhf.placement.models.model import NO_BIASES, QUERY_BIASES, Dtype, 
 from prefect_rlhf.placement.plan import EngineKind, ExecutionPlan, ModelInstance, device_coordinates, trained_instance
 
 
+@hashed_once
 @dataclass(frozen=True, slots=True)
-class ModelSizes:
+class ModelSizes(HashedOnce):
     """The numbers that every cost formula needs, counted once. Counts are elements; `queries` and `keys` are widths.
 
     With experts, `inner` is the width of an expert; a dense model has no experts.

@@ -8,6 +8,7 @@ from functools import lru_cache
 from typing import Literal
 
 from prefect_rlhf.errors.errors import InvalidInput
+from prefect_rlhf.placement.devices.hashed_once import HashedOnce, hashed_once
 from prefect_rlhf.placement.engine_constants import EXPERT_IMBALANCE
 from prefect_rlhf.placement.graph import Call, PlayBounds
 from prefect_rlhf.placement.models.model import head_of
@@ -80,8 +81,9 @@ class LengthDistribution:
             running -= share
 
 
+@hashed_once
 @dataclass(frozen=True, slots=True)
-class Workload:
+class Workload(HashedOnce):
     """Token lengths of a run's rows, and whether generation may use CUDA graphs. The calls say how many rows.
 
     Rows that a computation makes, and rows that are made of these, have prompts and responses of their own in `made`,
@@ -118,8 +120,9 @@ class Workload:
         return self.prompts.longest + self.responses.longest
 
 
+@hashed_once
 @dataclass(frozen=True, slots=True)
-class CallWork:
+class CallWork(HashedOnce):
     """A call's work. `rows` is the whole batch; a train_step takes `epochs` * `mini_batches` optimizer steps.
 
     Rows need not divide: the fullest replica and the largest mini-batch count. Items of `rows_per_item` stay whole.

@@ -14,6 +14,7 @@ from functools import lru_cache
 from typing import Literal, NamedTuple
 
 from prefect_rlhf.errors.errors import InvalidInput
+from prefect_rlhf.placement.devices.hashed_once import HashedOnce, hashed_once
 
 Backend = Literal["cpu", "cuda"]
 MOST_NODES = 10_000  # of a cluster
@@ -22,8 +23,9 @@ MOST_DEVICES = 1024  # of a node
 _MESH_NAME = re.compile(r"n(\d+)(?:-(\d+))?:(\d+)(?:-(\d+))?")
 
 
+@hashed_once
 @dataclass(frozen=True, slots=True, order=True)
-class DeviceMesh:
+class DeviceMesh(HashedOnce):
     """A rectangle of devices.
 
     >>> DeviceMesh(0, 1, 0, 2).name
@@ -98,8 +100,9 @@ class Device(NamedTuple):
         return f"n{self.node}:{self.index}"
 
 
+@hashed_once
 @dataclass(frozen=True, slots=True)
-class ClusterShape:
+class ClusterShape(HashedOnce):
     """`num_nodes` nodes of `devices_per_node` devices with `device_memory_bytes` each.
 
     `node_speeds` are the speeds of the devices of each node, relative to each other; empty: all the same.

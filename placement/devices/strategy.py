@@ -7,9 +7,12 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
 
+from prefect_rlhf.placement.devices.hashed_once import HashedOnce, hashed_once
 
+
+@hashed_once
 @dataclass(frozen=True, slots=True, order=True)
-class Strategy:
+class Strategy(HashedOnce):
     """Degrees of data, tensor, pipeline and expert parallelism.
 
     Expert parallelism divides dp and takes no devices of its own (as in Megatron): `ep` neighbouring replicas of a

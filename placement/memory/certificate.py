@@ -11,8 +11,11 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
 
 from prefect_rlhf.errors.table import table
 from prefect_rlhf.placement.augmented.augment import augment
@@ -20,16 +23,17 @@ from prefect_rlhf.placement.augmented.augmented_graph import AugmentedGraph
 from prefect_rlhf.placement.cost.paged_cache import check_cache
 from prefect_rlhf.placement.cost.sizes import ModelSizes
 from prefect_rlhf.placement.cost.workload import Workload
-from prefect_rlhf.placement.devices.mesh import Backend, Device, DeviceMesh, lanes
+from prefect_rlhf.placement.devices.mesh import Backend, ClusterShape, Device, DeviceMesh, lanes
 from prefect_rlhf.placement.graph import DataflowGraph
+from prefect_rlhf.placement.memory.alike import Spread, classes
 from prefect_rlhf.placement.memory.building import Building
 from prefect_rlhf.placement.memory.bytes import base_bytes, byte_size
-from prefect_rlhf.placement.memory.holdings import ResidentBytes, instance_holdings
+from prefect_rlhf.placement.memory.holdings import Kept, ResidentBytes, kept_bytes
 from prefect_rlhf.placement.memory.hosts import HostLoad, fullest_host, host_loads
-from prefect_rlhf.placement.memory.needs import ByteShare, Need, node_needs
-from prefect_rlhf.placement.memory.overhead import DEVICE, overhead
+from prefect_rlhf.placement.memory.needs import ByteShare, Need, NodeNeeds, node_needs
+from prefect_rlhf.placement.memory.overhead import DEVICE, spread_overhead
 from prefect_rlhf.placement.memory.windows import OpenWindows, Window
-from prefect_rlhf.placement.plan import ExecutionPlan, instances
+from prefect_rlhf.placement.plan import ExecutionPlan, ModelInstance, instances
 
 NEARLY_FULL = 0.95  # of a device's memory: more leaves too little for a longer row or for unmodelled memory
 STEPS_CERTIFIED = 3  # beyond the staleness: the first step, a middle step, the last step
@@ -86,7 +90,10 @@ class Certificate:
     @property
     def fullest(self) -> Peak | None:
         """The device whose peak is the largest share of its memory; the first of equal devices."""
-        return max(self.peaks, key=lambda peak: peak.num_bytes / max(1, peak.device_bytes), default=None)
+        distinct: dict[tuple[int, int], Peak] = {}  # devices alike have the same shares
+        for peak in self.peaks:
+            distinct.setdefault((id(peak.shares), peak.device_bytes), peak)
+        return max(distinct.values(), key=lambda peak: peak.num_bytes / max(1, peak.device_bytes), default=None)
 
     def used_share(self, headroom: float = 0.0) -> float:
         """Return the share of the fullest device that is used; `headroom` is the share of each that no plan may use."""
@@ -146,43 +153,111 @@ def certify(augmented: AugmentedGraph, workload: Workload, backend: Backend) -> 
 
     A few steps suffice, because later steps repeat them: every kind of step occurs in these.
     """
-    plan = augmented.plan
-    held = _resident_bytes(augmented, workload.longest, backend)
+    plan, cluster = augmented.plan, augmented.plan.cluster
+    held = _kept(augmented, workload.longest, backend)
     needs = node_needs(augmented, held, workload, backend)
+    beside = spread_overhead(augmented.graph, plan, backend)
+    found = _AlikeDevices(cluster, held, needs, beside)
     open_windows = OpenWindows(augmented)
-    beside = overhead(augmented.graph, plan, backend)
     building = Building(augmented.graph, plan, workload, backend)
     fullest: dict[object, _FullestMoment] = {}
-    peaks, most_resident, excess = [], [], 0
-    for device in sorted(held.keys() | needs.keys()):
-        load = _DeviceLoad(tuple(held.get(device, ())), tuple(needs.get(device, ())))
+    counted: dict[int, tuple[Peak, int]] = {}  # of each class: its peak, and the most that instances keep
+    excess = 0
+    for number, device, count in found:
+        load = found.load(device)
         if load.signature not in fullest:
             builds = building.moments(load.held)
             fullest[load.signature] = load.fullest_moment(open_windows).or_fuller(builds)
-        moment, memory = fullest[load.signature], plan.cluster.memory_bytes(device.node)
+        moment, memory = fullest[load.signature], cluster.memory_bytes(device // cluster.devices_per_node)
         base = base_bytes(memory, backend).items()
-        always = (*(ByteShare(DEVICE, what, size, False) for what, size in base), *beside.get(device, ()))
-        peaks.append(Peak(str(device), moment.node, (*always, *moment.shares), memory))
-        most_resident.append((str(device), moment.most_resident))
+        always = (*(ByteShare(DEVICE, what, size, False) for what, size in base), *found.beside(device))
+        counted[number] = Peak("", moment.node, (*always, *moment.shares), memory), moment.most_resident
         left = memory - _total(always)
-        excess += sum(max(0, total - left) for total in moment.totals)
+        excess += count * sum(max(0, total - left) for total in moment.totals)
+    peaks, most_resident = [], []
+    for name, number in found.names():
+        peak, most = counted[number]
+        peaks.append(Peak(name, peak.node, peak.shares, peak.device_bytes))
+        most_resident.append((name, most))
     hosts = host_loads(augmented, held, has_checkpoints=workload.has_checkpoints)
     excess += sum(host.excess_bytes for host in hosts)
     return Certificate(plan.name, tuple(peaks), tuple(most_resident), excess, hosts)
 
 
-def _resident_bytes(augmented: AugmentedGraph, max_length: int, backend: Backend) -> dict[Device, list[ResidentBytes]]:
-    """Bytes that resident instances keep on each device. Raises InvalidInput for a cache smaller than a row's."""
-    resident: dict[Device, list[ResidentBytes]] = defaultdict(list)
-    graph, plan = augmented.graph, augmented.plan
+def _kept(augmented: AugmentedGraph, max_length: int, backend: Backend) -> dict[ModelInstance, Spread[Kept]]:
+    """Bytes that each instance keeps on its devices. Raises InvalidInput for a cache smaller than a row's."""
+    kept: dict[ModelInstance, Spread[Kept]] = {}
+    graph, plan, cluster = augmented.graph, augmented.plan, augmented.plan.cluster
     for instance, calls in instances(graph, plan).items():
-        model, speeds, cache = graph.model(instance.role), plan.cluster.node_speeds, plan[calls[0].name].cache_bytes
+        model, cache = graph.model(instance.role), plan[calls[0].name].cache_bytes
         field = f"plan.calls.{calls[0].name}"
         check_cache(field, cache, max_length, ModelSizes.of(model), instance.strategy.tp)
         most = tuple(call.cut(plan.parts(call.name)) for call in calls)  # rows in flight
-        for kept in instance_holdings(instance, most, model, max_length, backend, speeds, cache):
-            resident[kept.device].append(kept)
-    return resident
+        speeds, per_node = cluster.node_speeds, cluster.devices_per_node
+        kept[instance] = kept_bytes(instance, most, model, max_length, backend, per_node, speeds, cache)
+    return kept
+
+
+class _AlikeDevices:
+    """The devices of a plan in classes that hold and need the same; iterates over (class, its first device, count).
+
+    Devices are numbers, node by node.
+    """
+
+    def __init__(
+        self,
+        cluster: ClusterShape,
+        held: Mapping[ModelInstance, Spread[Kept]],
+        needs: Sequence[NodeNeeds],
+        beside: Spread[tuple[ByteShare, ...]],
+    ) -> None:
+        self._per_node, num_devices = cluster.devices_per_node, cluster.num_nodes * cluster.devices_per_node
+        self._held, self._needs, self._beside = held, needs, beside
+        used: dict[int, Spread[Any]] = {id(each): each for each in (*held.values(), *(need.terms for need in needs))}
+        self._columns = {key: spread.column(num_devices) for key, spread in used.items()}
+        self._beside_column = beside.column(num_devices)
+        memory = [cluster.memory_bytes(node) for node in range(cluster.num_nodes)] if cluster.node_memory_bytes else [0]
+        by_memory = np.unique(memory, return_inverse=True)[1].repeat(self._per_node)
+        columns = [*self._columns.values(), self._beside_column, *([by_memory] if cluster.node_memory_bytes else [])]
+        first, classes_of = classes(columns, num_devices)
+        is_used = np.any([column[first] > 0 for column in self._columns.values()], axis=0)
+        self._devices = np.flatnonzero(is_used[classes_of])
+        self._numbers = classes_of[self._devices]
+        self._first = {number: int(first[number]) for number in np.flatnonzero(is_used).tolist()}
+        self._made: dict[tuple[int, int], Need] = {}
+
+    def __iter__(self) -> Iterator[tuple[int, int, int]]:
+        counts = np.bincount(self._numbers)
+        yield from ((number, device, int(counts[number])) for number, device in self._first.items())
+
+    def names(self) -> Iterator[tuple[str, int]]:
+        """Yield each device's name, in ascending order, and its class."""
+        for number, device in zip(self._numbers.tolist(), self._devices.tolist(), strict=True):
+            yield str(self._device(device)), number
+
+    def beside(self, device: int) -> tuple[ByteShare, ...]:
+        """Return what a device holds beside tensors."""
+        kind = self._beside_column[device]
+        return self._beside.values[kind - 1] if kind else ()
+
+    def load(self, device: int) -> _DeviceLoad:
+        """Return what a device holds and needs; equal needs are a single object."""
+        held = [
+            ResidentBytes(self._device(device), instance, what, size)
+            for instance, spread in self._held.items()
+            if (kind := self._columns[id(spread)][device])
+            for what, size in spread.values[kind - 1]
+        ]
+        needs = []
+        for need in self._needs:
+            if kind := int(self._columns[id(need.terms)][device]):
+                if (need.position, kind) not in self._made:
+                    self._made[need.position, kind] = need.of_kind(kind - 1)
+                needs.append(self._made[need.position, kind])
+        return _DeviceLoad(tuple(held), tuple(needs))
+
+    def _device(self, number: int) -> Device:
+        return Device(*divmod(number, self._per_node))
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,15 +11,16 @@ from math import lcm
 
 from prefect_rlhf.placement.cost.paged_cache import whole_cache_bytes
 from prefect_rlhf.placement.cost.sizes import ModelSizes
-from prefect_rlhf.placement.devices.mesh import Backend, Device
+from prefect_rlhf.placement.devices.mesh import MOST_DEVICES, Backend, Device
 from prefect_rlhf.placement.devices.strategy import Strategy
 from prefect_rlhf.placement.engine_constants import ADAM_BYTES, GRADIENT_BYTES, MAIN_WEIGHT_BYTES
 from prefect_rlhf.placement.engine_traits import TRAITS
 from prefect_rlhf.placement.graph import Call
 from prefect_rlhf.placement.layout.layout import padded_vocabulary
+from prefect_rlhf.placement.memory.alike import Spread, spread_by_replica
 from prefect_rlhf.placement.models.families.known import FAMILIES
 from prefect_rlhf.placement.models.model import ModelSpec
-from prefect_rlhf.placement.plan import ModelInstance, OffloadPart, device_coordinates
+from prefect_rlhf.placement.plan import ModelInstance, OffloadPart
 from prefect_rlhf.placement.rows.partition import counts
 from prefect_rlhf.placement.rows.shares import replica_speeds
 
@@ -44,10 +45,18 @@ class ResidentBytes:
 
     def moves_with(self, part: OffloadPart) -> bool:
         """Return whether an offload of `part` takes them away."""
-        return part == "all" or self.what in OPTIMIZER_PART
+        return moves_with(self.what, part)
 
 
-@lru_cache(maxsize=64)  # many of the plans that a question compares have the same
+def moves_with(what: str, part: OffloadPart) -> bool:
+    """Return whether an offload of `part` takes bytes of a kind away."""
+    return part == "all" or what in OPTIMIZER_PART
+
+
+Kept = tuple[tuple[str, int], ...]
+"""The bytes that an instance keeps on a device, by kind."""
+
+
 def instance_holdings(
     instance: ModelInstance,
     calls: tuple[Call, ...],
@@ -57,22 +66,44 @@ def instance_holdings(
     node_speeds: tuple[float, ...] = (),
     cache_bytes: int | None = None,
 ) -> tuple[ResidentBytes, ...]:
-    """Count all bytes of an instance, device by device; `calls` share it, `max_length` is the longest row's tokens.
+    """Count all bytes of an instance, device by device; see `kept_bytes`."""
+    spread = kept_bytes(instance, calls, model, max_length, backend, MOST_DEVICES, node_speeds, cache_bytes)
+    return tuple(
+        ResidentBytes(device, instance, what, size)
+        for device, kind in zip(instance.devices, spread.kinds.tolist(), strict=True)
+        for what, size in spread.values[kind]
+    )
+
+
+@lru_cache(maxsize=256)  # many of the plans that a question compares have the same
+def kept_bytes(
+    instance: ModelInstance,
+    calls: tuple[Call, ...],
+    model: ModelSpec,
+    max_length: int,
+    backend: Backend,
+    per_node: int,
+    node_speeds: tuple[float, ...] = (),
+    cache_bytes: int | None = None,
+) -> Spread[Kept]:
+    """Count all bytes of an instance by kind of device; `calls` share it, `max_length` is the longest row's tokens.
 
     If nodes have speeds, replicas have rows in proportion to them. vLLM's cache takes `cache_bytes` of each device, or
-    has room for all rows at their longest.
+    has room for all rows at their longest. Nodes have `per_node` devices.
     """
     trained = any(call.kind == "train_step" for call in calls)
-    rows = most_rows(instance, calls, node_speeds)
-    held = []
-    for device, at in device_coordinates(instance):
-        if TRAITS[instance.engine].paged_cache:
-            whole = whole_cache_bytes(rows[at.dp], max_length, ModelSizes.of(model), instance.strategy.tp)
-            kept = _vllm(model, instance.strategy, whole if cache_bytes is None else cache_bytes, backend)
-        else:
-            kept = _megatron(model, instance, at.pp, trained)
-        held += [ResidentBytes(device, instance, what, size) for what, size in kept if size]
-    return tuple(held)
+
+    def of_cache(rows: int, stage: int) -> Kept:
+        whole = whole_cache_bytes(rows, max_length, ModelSizes.of(model), instance.strategy.tp)
+        kept = _vllm(model, instance.strategy, whole if cache_bytes is None else cache_bytes, backend)
+        return tuple((what, size) for what, size in kept if size)
+
+    def of_stage(_: int, stage: int) -> Kept:
+        return tuple((what, size) for what, size in _megatron(model, instance, stage, trained) if size)
+
+    if TRAITS[instance.engine].paged_cache:
+        return spread_by_replica(instance, per_node, most_rows(instance, calls, node_speeds), of_cache)
+    return spread_by_replica(instance, per_node, (0,) * instance.strategy.dp, of_stage)
 
 
 def most_rows(instance: ModelInstance, calls: tuple[Call, ...], node_speeds: tuple[float, ...]) -> list[int]:

@@ -1,15 +1,18 @@
 """Host memory of a plan: offloaded parts and a checkpoint's copies need room in the memory of a node's host, pinned."""
 
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
 
 from prefect_rlhf.placement.augmented.augmented_graph import AugmentedGraph
 from prefect_rlhf.placement.augmented.work import Reload
-from prefect_rlhf.placement.cost.sizes import copied_bytes
-from prefect_rlhf.placement.devices.mesh import Device
+from prefect_rlhf.placement.cost.sizes import ModelSizes, instance_copied_bytes
+from prefect_rlhf.placement.memory.alike import Ints, Spread, summed
 from prefect_rlhf.placement.memory.bytes import byte_size
-from prefect_rlhf.placement.memory.holdings import ResidentBytes
+from prefect_rlhf.placement.memory.holdings import Kept, moves_with
+from prefect_rlhf.placement.plan import ModelInstance, trained_instance
 
 COPIED = frozenset({"weights", "optimizer"})
 """What goes to the host: gradients come back as zeros, a key-value cache and packed weights are made again."""
@@ -39,7 +42,7 @@ class HostLoad:
 
 
 def host_loads(
-    augmented: AugmentedGraph, held: Mapping[Device, Sequence[ResidentBytes]], *, has_checkpoints: bool
+    augmented: AugmentedGraph, held: Mapping[ModelInstance, Spread[Kept]], *, has_checkpoints: bool
 ) -> tuple[HostLoad, ...]:
     """Count the bytes that each host keeps for a graph whose devices hold `held`; an empty host is left out.
 
@@ -48,17 +51,29 @@ def host_loads(
     weights and moments that a rank writes.
     """
     reloads = (node.work for node in augmented if isinstance(node.work, Reload) and node.work.copies)
-    parts, plan, kept = {reload.instance: reload.part for reload in reloads}, augmented.plan, Counter[int]()
-    for device, of_device in held.items() if parts else ():
-        for one in of_device:
-            part = parts.get(one.instance) if one.what in COPIED else None
-            if part is not None and one.moves_with(part):
-                kept[device.node] += one.num_bytes
-    copied = Counter[int]()
-    for device, num_bytes in copied_bytes(augmented.graph, plan).items() if has_checkpoints else ():
-        copied[device.node] += num_bytes
+    parts, plan = {reload.instance: reload.part for reload in reloads}, augmented.plan
+    num_nodes, per_node = plan.cluster.num_nodes, plan.cluster.devices_per_node
+    kept = np.zeros(num_nodes, dtype=np.int64)
+    for instance, part in parts.items():
+        spread = held[instance]
+        sizes = [sum(n for what, n in each if what in COPIED and moves_with(what, part)) for each in spread.values]
+        kept += summed(spread.numbers // per_node, np.array(sizes, dtype=np.int64)[spread.kinds], num_nodes)
+    copied = np.zeros(num_nodes, dtype=np.int64)
+    for model in augmented.graph.models if has_checkpoints else ():
+        trained = trained_instance(augmented.graph, plan, model.role)
+        if trained is not None:
+            copied += _copied_by_node(trained, ModelSizes.of(model), num_nodes)
     room = plan.cluster.host_memory_bytes
-    return tuple(HostLoad(node, kept[node] + copied[node], room, copied[node]) for node in sorted({*kept, *copied}))
+    by_node = enumerate(zip(kept.tolist(), copied.tolist(), strict=True))
+    return tuple(
+        HostLoad(node, offloaded + copy, room, copy) for node, (offloaded, copy) in by_node if offloaded or copy
+    )
+
+
+@lru_cache(maxsize=256)  # most of the plans that a question compares have the same
+def _copied_by_node(trained: ModelInstance, sizes: ModelSizes, num_nodes: int) -> Ints:
+    by_device = instance_copied_bytes(trained, sizes)
+    return summed(np.array([device.node for device in by_device]), list(by_device.values()), num_nodes)
 
 
 def fullest_host(loads: Iterable[HostLoad]) -> HostLoad | None:

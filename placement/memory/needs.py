@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import lru_cache
 from math import ceil
 from typing import assert_never
+
+import numpy as np
 
 from prefect_rlhf.placement.augmented.augmented_graph import AugmentedGraph
 from prefect_rlhf.placement.augmented.work import (
@@ -26,14 +28,15 @@ from prefect_rlhf.placement.cost.moves import reallocation_loads
 from prefect_rlhf.placement.cost.sizes import ModelSizes
 from prefect_rlhf.placement.cost.uneven import replica_works
 from prefect_rlhf.placement.cost.workload import CallWork, Workload
-from prefect_rlhf.placement.devices.mesh import Backend, Device
+from prefect_rlhf.placement.devices.mesh import Backend, Device, DeviceMesh
 from prefect_rlhf.placement.engine_constants import BUCKET_BYTES
 from prefect_rlhf.placement.engine_traits import TRAITS
-from prefect_rlhf.placement.memory.holdings import ResidentBytes
-from prefect_rlhf.placement.plan import ModelInstance, Placement, device_coordinates
+from prefect_rlhf.placement.memory.alike import Spread, spread_by_replica, spread_on
+from prefect_rlhf.placement.memory.holdings import Kept
+from prefect_rlhf.placement.plan import ModelInstance, Placement
 
 STATIC_TERMS = ("weights", "gradients", "optimizer")  # of a call's bytes: kept by its instance
-NOTHING: Mapping[str, int] = {}  # the terms of a device without needs
+Terms = Mapping[str, int]  # bytes of a device, by kind
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,65 +58,72 @@ class Need:
     shares: tuple[ByteShare, ...]
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class NodeNeeds:
+    """The needs of a node, by kind of device."""
+
+    position: int
+    node: str
+    terms: Spread[Terms]
+
+    def of_kind(self, kind: int) -> Need:
+        """Return the need on a device of a kind."""
+        shares = (ByteShare(self.node, what, size, True) for what, size in self.terms.values[kind].items() if size)
+        return Need(self.position, self.node, tuple(shares))
+
+
 def node_needs(
-    augmented: AugmentedGraph, held: Mapping[Device, Sequence[ResidentBytes]], workload: Workload, backend: Backend
-) -> dict[Device, list[Need]]:
-    """Count the needs of each node on each of its devices; `held` are the bytes that instances keep there."""
-    plan, needs = augmented.plan, defaultdict[Device, list[Need]](list)
+    augmented: AugmentedGraph, held: Mapping[ModelInstance, Spread[Kept]], workload: Workload, backend: Backend
+) -> list[NodeNeeds]:
+    """Count the needs of each node on its devices; `held` are the bytes that instances keep there."""
+    plan, needs = augmented.plan, list[NodeNeeds]()
+    speeds, per_node = plan.cluster.node_speeds, plan.cluster.devices_per_node
 
     def sizes_of(instance: ModelInstance) -> ModelSizes:
         return ModelSizes.of(augmented.graph.model(instance.role))
 
     for index, node in enumerate(augmented.nodes):
-        by_device: Mapping[Device, Mapping[str, int]] = {}
         match node.work:
             case Commit():  # it reads host memory alone
                 continue
             case ModelCall(call, instance, _, part):
-                work, speeds = CallWork.of(call.cut(part.of), workload), plan.cluster.node_speeds
-                by_device = _active_bytes(work, plan[call.name], sizes_of(instance), speeds, backend)
+                work = CallWork.of(call.cut(part.of), workload)
+                terms = _active_bytes(work, plan[call.name], sizes_of(instance), speeds, backend, per_node)
             case Reallocate(source, target):
-                by_device = _staged_by_move(source, target, sizes_of(source))
+                terms = _staged_by_move(source, target, sizes_of(source), per_node)
             case Export(instance):
-                by_device = _equal_as_one({d: _staged_by_export(instance, held.get(d, ())) for d in node.devices})
+                terms = _staged_by_export(held[instance])
             case Compute() | Transfer() | HostCopy() | Checkpoint():
-                pass
+                terms = _nothing(node.meshes, per_node)
             case _:
                 assert_never(node.work)
-        need_of: dict[int, Need] = {}  # by the terms; equal terms share a number
-        for device in node.devices:
-            terms = by_device.get(device, NOTHING)
-            need = need_of.get(id(terms))
-            if need is None:
-                shares = (ByteShare(node.id, what, size, True) for what, size in terms.items() if size)
-                need = need_of[id(terms)] = Need(index, node.id, tuple(shares))
-            needs[device].append(need)
+        needs.append(NodeNeeds(index, node.id, terms))
     return needs
 
 
 @lru_cache(maxsize=256)  # the same in every step, and in many of the plans that a question compares
 def _active_bytes(
-    work: CallWork, placement: Placement, sizes: ModelSizes, speeds: tuple[float, ...], backend: Backend
-) -> Mapping[Device, Mapping[str, int]]:
-    """Active bytes of a model function call, by device: equal for equal stages of replicas with equally many rows."""
+    work: CallWork,
+    placement: Placement,
+    sizes: ModelSizes,
+    speeds: tuple[float, ...],
+    backend: Backend,
+    per_node: int,
+) -> Spread[Terms]:
+    """Active bytes of a model function call: equal for equal stages of replicas with equally many rows."""
     execution, engine = Execution.of(placement), placement.engine
     in_instance = ("kv_cache",) if TRAITS[engine].paged_cache else ()  # it is allocated once, when the engine is built
     kept = (*STATIC_TERMS, *in_instance)
-    works = replica_works(work, placement, speeds)
 
-    @cache
-    def active(share: CallWork, stage: int) -> Mapping[str, int]:
+    def active(share: CallWork, stage: int) -> Terms:
         terms = call_bytes(share, execution, sizes, engine, stage, on_cpu=backend == "cpu").by_term()
         return {what.replace("_", " "): size for what, size in terms.items() if what not in kept}
 
-    of_replica = [[active(share, stage) for stage in range(placement.strategy.pp)] for share in works]
-    return {device: of_replica[at.dp][at.pp] for device, at in device_coordinates(placement)}
+    return spread_by_replica(placement, per_node, replica_works(work, placement, speeds), active)
 
 
 @lru_cache(maxsize=256)  # the same in every step, and in most of the plans that a question compares
-def _staged_by_move(
-    source: ModelInstance, target: ModelInstance, sizes: ModelSizes
-) -> Mapping[Device, Mapping[str, int]]:
+def _staged_by_move(source: ModelInstance, target: ModelInstance, sizes: ModelSizes, per_node: int) -> Spread[Terms]:
     """At most a bucket of outgoing and a bucket of incoming bytes; bytes that stay are copied in place."""
     staged: dict[Device, int] = dict.fromkeys((*source.devices, *target.devices), 0)
     for ways in reallocation_loads(source, target, sizes):
@@ -123,15 +133,18 @@ def _staged_by_move(
                 crossing[device] += num_bytes
         for device, num_bytes in crossing.items():
             staged[device] += min(BUCKET_BYTES, ceil(num_bytes))
-    return _equal_as_one(staged)
+    kinds = {num_bytes: kind for kind, num_bytes in enumerate(dict.fromkeys(staged.values()))}
+    numbers = np.array([device.node * per_node + device.index for device in staged], dtype=np.int64)
+    of_device = np.array([kinds[num_bytes] for num_bytes in staged.values()], dtype=np.int64)
+    return Spread(numbers, of_device, tuple({"staged weights": num_bytes} for num_bytes in kinds))
 
 
-def _staged_by_export(instance: ModelInstance, held: Sequence[ResidentBytes]) -> int:
+def _staged_by_export(held: Spread[Kept]) -> Spread[Terms]:
     """At most a bucket of weights, which are gathered tensor by tensor."""
-    weights = sum(kept.num_bytes for kept in held if kept.instance == instance and kept.what == "weights")
-    return min(BUCKET_BYTES, weights)
+    weights = [sum(size for what, size in kept if what == "weights") for kept in held.values]
+    return Spread(held.numbers, held.kinds, tuple({"staged weights": min(BUCKET_BYTES, size)} for size in weights))
 
 
-def _equal_as_one(staged: Mapping[Device, int]) -> dict[Device, Mapping[str, int]]:
-    terms = {num_bytes: {"staged weights": num_bytes} for num_bytes in staged.values()}
-    return {device: terms[num_bytes] for device, num_bytes in staged.items()}
+@lru_cache(maxsize=1024)
+def _nothing(meshes: tuple[DeviceMesh, ...], per_node: int) -> Spread[Terms]:
+    return spread_on(meshes, per_node, {})

@@ -9,9 +9,12 @@ from collections import defaultdict
 from collections.abc import Mapping
 from functools import lru_cache
 
+import numpy as np
+
 from prefect_rlhf.placement.devices.mesh import Backend, Device
 from prefect_rlhf.placement.engine_traits import TRAITS
 from prefect_rlhf.placement.graph import Call, CallKind, DataflowGraph
+from prefect_rlhf.placement.memory.alike import Ints, Spread, classes, device_numbers, spread_on
 from prefect_rlhf.placement.memory.bytes import CONTEXT_BYTES, MIB
 from prefect_rlhf.placement.memory.needs import ByteShare
 from prefect_rlhf.placement.models.model import ModelSpec
@@ -20,7 +23,6 @@ from prefect_rlhf.placement.plan import (
     ExecutionPlan,
     ModelInstance,
     Placement,
-    device_coordinates,
     instances,
     offloaded_parts,
 )
@@ -38,37 +40,59 @@ REDUCE_BUFFER_BYTES = (8 + 16 + 8 + 128) * MIB
 DEVICE = "device"
 """The owner of shares that no model owns."""
 
-Members = tuple[Device, ...]
-
 
 def overhead(graph: DataflowGraph, plan: ExecutionPlan, backend: Backend) -> Mapping[Device, tuple[ByteShare, ...]]:
     """Return the bytes that each device of a plan holds for collectives and graphs from the first step to the last."""
-    if backend == "cpu":
-        return {}
-    groups: dict[Device, set[int]] = defaultdict(set)  # their numbers
-    numbers: dict[tuple[str, Members], int] = {}  # equal groups of an engine share a number
-    shares: dict[Device, list[ByteShare]] = defaultdict(list)
-    users = instances(graph, plan)
-    for instance, calls in users.items():
-        model = graph.model(instance.role)
+    found, per_node = spread_overhead(graph, plan, backend), plan.cluster.devices_per_node
+    pairs = zip(found.numbers.tolist(), found.kinds.tolist(), strict=True)
+    return {Device(*divmod(number, per_node)): found.values[kind] for number, kind in pairs}
+
+
+def spread_overhead(graph: DataflowGraph, plan: ExecutionPlan, backend: Backend) -> Spread[tuple[ByteShare, ...]]:
+    """Return the same by kind of device."""
+    users = instances(graph, plan) if backend == "cuda" else {}
+    of_users = (
+        (instance, frozenset(call.kind for call in calls), graph.model(instance.role))
+        for instance, calls in users.items()
+    )
+    return _overhead(tuple(of_users), plan.cluster.devices_per_node, plan.cluster.num_nodes)
+
+
+@lru_cache(maxsize=256)  # many of the plans that a question compares have the same instances
+def _overhead(
+    users: tuple[tuple[ModelInstance, frozenset[CallKind], ModelSpec], ...], per_node: int, num_nodes: int
+) -> Spread[tuple[ByteShare, ...]]:
+    counts, num_bytes = (np.zeros(num_nodes * per_node, dtype=np.int64) for _ in range(2))
+    opened: dict[str, set[bytes]] = defaultdict(set)  # equal groups of an engine share a communicator
+
+    def open_groups(engine: str, groups: Ints) -> None:
+        names = [group.tobytes() for group in groups]
+        added = groups[[name not in opened[engine] for name in names]].ravel()
+        counts[added] += 1
+        num_bytes[added] += communicator_bytes(groups.shape[1])
+        opened[engine].update(names)
+
+    for instance, kinds, model in users:
         sums_embeddings = "lm" in model.head and model.shape.tied_embeddings
-        for members in _groups(instance, frozenset(call.kind for call in calls), sums_embeddings):
-            number = numbers.setdefault((instance.engine, members), len(numbers))
-            for device in members:
-                groups[device].add(number)
-        of_engine = [ByteShare(instance.name, what, size, False) for what, size in _of_engine(instance, model) if size]
-        for device in instance.devices:
-            shares[device] += of_engine
-    world = tuple(sorted({device for instance in users for device in instance.devices}))
+        for groups in _groups(instance, kinds, sums_embeddings, per_node):
+            open_groups(instance.engine, groups)
+    there = [spread_on((instance.mesh,), per_node, ()).column(num_nodes * per_node) for instance, _, _ in users]
+    world = np.flatnonzero(np.sum(there, axis=0)) if there else np.zeros(0, dtype=np.int64)
     if len(world) > 1:  # ranks open the communicator of all of them when they start
-        number = numbers.setdefault(("world", world), len(numbers))
-        for device in world:
-            groups[device].add(number)
-    bytes_of = [communicator_bytes(len(members)) for _, members in numbers]
-    for device, of_device in groups.items():
-        num_bytes = sum(bytes_of[number] for number in of_device)
-        shares[device].append(ByteShare(DEVICE, f"{len(of_device)} NCCL communicators", num_bytes, False))
-    return {device: tuple(held) for device, held in shares.items()}
+        open_groups("world", world[None])
+    first, kind = classes([*there, counts, num_bytes], num_nodes * per_node)
+    values = []
+    for device in first.tolist():
+        shares = [
+            ByteShare(instance.name, what, size, False)
+            for (instance, _, model), column in zip(users, there, strict=True)
+            for what, size in _of_engine(instance, model)
+            if size and column[device]
+        ]
+        if counts[device]:
+            shares.append(ByteShare(DEVICE, f"{counts[device]} NCCL communicators", int(num_bytes[device]), False))
+        values.append(tuple(shares))
+    return Spread(world, kind[world], tuple(values))
 
 
 def _of_engine(instance: ModelInstance, model: ModelSpec) -> tuple[tuple[str, int], ...]:
@@ -134,41 +158,34 @@ def communicator_bytes(size: int) -> int:
     return PAIR_BYTES if size == 2 else GROUP_BYTES
 
 
-_Axis = tuple[str, ...]
-"""Coordinates that the members of a group share; it runs over the others.
-
-`experts` is which of ep shares of them a replica has, `same` which of the groups that have all.
-"""
-_TP, _PP, _DP, _REPLICA, _MESH = ("dp", "pp"), ("dp", "tp"), ("tp", "pp"), ("dp",), ()
-_EP, _SAME_EXPERTS = ("same", "tp", "pp"), ("experts", "tp", "pp")
-
-
 @lru_cache(maxsize=256)  # many of the plans that a question compares have the same
-def _groups(instance: ModelInstance, kinds: frozenset[CallKind], sums_embeddings: bool) -> tuple[Members, ...]:
-    """Return the groups of an instance that pass tensors of a GPU, each once.
+def _groups(
+    instance: ModelInstance, kinds: frozenset[CallKind], sums_embeddings: bool, per_node: int
+) -> tuple[Ints, ...]:
+    """Return the groups of an instance that pass tensors of a GPU, as [group, member]: the numbers of devices.
 
     Layers reduce over tp, stages send over pp, tokens go to experts over ep. Training sums gradients over dp, their
     norm over the mesh, and a tied embedding's over both ends. Generation in Megatron sends between neighbours and tells
     its replica each token.
     """
-    ep = instance.strategy.ep
-    axes: list[_Axis] = [_TP, _PP] if ep == 1 else [_TP, _PP, _MESH if TRAITS[instance.engine].experts_over_tp else _EP]
+    strategy, numbers = instance.strategy, device_numbers(instance, per_node)
+    ep, dp = strategy.ep, strategy.dp
+    stages = numbers.reshape(strategy.pp, dp // ep, ep, strategy.tp)  # [stage, equal experts, share of them, tp part]
+    by_replica = numbers.reshape(strategy.pp, dp, strategy.tp)
+    pipelines = by_replica.transpose(1, 2, 0).reshape(-1, strategy.pp)
+    mesh = numbers[None]
+    found = [numbers.reshape(-1, strategy.tp), pipelines]
+    if ep > 1:
+        of_experts = stages.transpose(0, 1, 3, 2).reshape(-1, ep)
+        found.append(mesh if TRAITS[instance.engine].experts_over_tp else of_experts)
     if "train_step" in kinds:
-        axes += [_DP, _MESH] if ep == 1 else [_DP, _MESH, _SAME_EXPERTS]
+        found += [by_replica.transpose(0, 2, 1).reshape(-1, dp), mesh]
+        if ep > 1:
+            found.append(stages.transpose(0, 2, 3, 1).reshape(-1, dp // ep))
     if "generate" in kinds and TRAITS[instance.engine].pipelines:
-        axes.append(_REPLICA)
-
-    def groups(axis: _Axis) -> list[Members]:
-        by_shared: dict[tuple[int, ...], list[Device]] = defaultdict(list)
-        for device, at in device_coordinates(instance):
-            named = {"dp": at.dp, "tp": at.tp, "pp": at.pp, "experts": at.dp % ep, "same": at.dp // ep}
-            by_shared[tuple(named[name] for name in axis)].append(device)
-        return [tuple(members) for members in by_shared.values()]
-
-    found = dict.fromkeys(members for axis in axes for members in groups(axis))
-    for members in groups(_PP):
-        if "train_step" in kinds and sums_embeddings:
-            found[members[0], members[-1]] = None
-        if "generate" in kinds and TRAITS[instance.engine].pipelines:
-            found |= dict.fromkeys(zip(members, members[1:], strict=False))
-    return tuple(members for members in found if len(set(members)) > 1)
+        found.append(by_replica.transpose(1, 0, 2).reshape(dp, -1))
+    if "train_step" in kinds and sums_embeddings and strategy.pp > 1:
+        found.append(pipelines[:, [0, -1]])
+    if "generate" in kinds and TRAITS[instance.engine].pipelines:
+        found += [pipelines[:, stage : stage + 2] for stage in range(strategy.pp - 1)]
+    return tuple(np.ascontiguousarray(groups) for groups in found if groups.shape[1] > 1)

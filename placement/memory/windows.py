@@ -52,7 +52,7 @@ class Precedence:
             for name in node.depends_on:
                 mask |= self._before[position[name]]
             for needs, place, copy in copies:
-                if not needs & ~mask and not mask >> place & 1 and not copy.occupies.isdisjoint(node.occupies):
+                if not needs & ~mask and not mask >> place & 1 and copy.shares_with(node):
                     mask |= self._before[place] | 1 << place
             self._before.append(mask)
             if isinstance(node.work, HostCopy):

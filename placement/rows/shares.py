@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from types import MappingProxyType
 
+from prefect_rlhf.placement.devices.hashed_once import HashedOnce, hashed_once
 from prefect_rlhf.placement.devices.mesh import Device
 from prefect_rlhf.placement.devices.strategy import Strategy
 from prefect_rlhf.placement.graph import Call, DataflowGraph
@@ -22,8 +23,9 @@ ToldByCall = Mapping[str, tuple[int, ...]]
 """What calls of a step told of its rows: a generate the tokens of each, one that chooses rows the numbers of those."""
 
 
+@hashed_once
 @dataclass(frozen=True, slots=True)
-class RowShare:
+class RowShare(HashedOnce):
     """The rows of a replica. They are known after lengths and choices are; equal shares are equal rows in any case.
 
     With `rows_each`, they are the source rows of these rows: each source row made `rows_each` rows.
@@ -75,16 +77,18 @@ class RowShare:
         return set(self.rows()) <= {row for share in by_count for row in share.rows()}
 
 
+@hashed_once
 @dataclass(frozen=True, slots=True)
-class Need:
+class Need(HashedOnce):
     """The input of a call on a device: these keys, for its replica's rows."""
 
     share: RowShare
     keys: frozenset[str]
 
 
+@hashed_once
 @dataclass(frozen=True, slots=True)
-class PlacedCall:
+class PlacedCall(HashedOnce):
     """All parts of a call and a plan that decide which rows and keys its devices need, and hold after it.
 
     `staged`: whether its pipeline stages use different keys. Plans that differ in other calls have equal values, which

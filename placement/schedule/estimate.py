@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from statistics import median
 
 from prefect_rlhf.placement.augmented.augment import augment
@@ -74,9 +75,14 @@ def training(graph: DataflowGraph) -> DataflowGraph:
 
 def without_evaluation(graph: DataflowGraph, plan: ExecutionPlan) -> tuple[DataflowGraph, ExecutionPlan]:
     """Return graph and plan without evaluation calls."""
-    trained = training(graph)
+    trained = _trained(graph)
     names = {call.name for call in trained}
     return trained, replace(plan, placements=tuple(pair for pair in plan.placements if pair[0] in names))
+
+
+@lru_cache(maxsize=64)  # every plan of a question asks for the same
+def _trained(graph: DataflowGraph) -> DataflowGraph:
+    return training(graph)
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from prefect_rlhf.placement.augmented.augmented_graph import AugmentedGraph
 from prefect_rlhf.placement.augmented.node import BEHIND, Node
 from prefect_rlhf.placement.augmented.work import Compute, ModelCall
 from prefect_rlhf.placement.cost.contention import Demand, times_longer
+from prefect_rlhf.placement.devices.blocks import blocks_of
 from prefect_rlhf.placement.schedule.list_schedule import Job, TimesLonger, job_spans
 
 STEPS_IN_FLIGHT = 4
@@ -158,11 +159,13 @@ def _jobs(nodes: Sequence[Node], seconds: Mapping[str, float] | Callable[[Node],
     bits: dict[Hashable, int] = {}
     masks: dict[Hashable, int] = {}  # nodes of different steps occupy the same
     position = {node.id: index for index, node in enumerate(nodes)}
+    blocks = blocks_of(mesh for node in nodes for mesh in node.meshes)
     jobs = []
     for node in nodes:
         where = node.resources, node.meshes
         if where not in masks:
-            masks[where] = sum(1 << bits.setdefault(resource, len(bits)) for resource in node.occupies)
+            there = {(block, each) for mesh in node.meshes for block in blocks[mesh] for each in node.resources}
+            masks[where] = sum(1 << bits.setdefault(resource, len(bits)) for resource in there)
         node_seconds = seconds(node) if callable(seconds) else seconds.get(node.id)
         if node_seconds is None or not 0.0 <= node_seconds < float("inf"):
             expected = "a finite number of seconds, 0 or more, for every node"

@@ -96,11 +96,18 @@ def _least_seconds(call: Call, kind: Placement, context: CostContext) -> float:
     """Return the least seconds of two or more parts over all micro-batches, with room in the cache for all rows."""
     groups = num_groups(context.graph, call)
     counts = [count for count in range(2, groups + 1) if groups % count == 0]
+    ways = list(in_micro_batches(call, kind, context.graph))
+    wholes = [seconds_in_parts(call, way, 1, context) for way in ways]
     least = math.inf
-    for way in in_micro_batches(call, kind, context.graph):
-        whole = seconds_in_parts(call, way, 1, context)
-        if whole < least:  # else its parts count no less
-            least = min(least, max(whole, min(seconds_in_parts(call, way, count, context) for count in counts)))
+    for whole, way in sorted(zip(wholes, ways, strict=True), key=lambda pair: pair[0]):
+        if whole >= least:
+            break  # its parts count no less, and so do those of all that follow
+        in_parts = math.inf
+        for count in counts:
+            in_parts = min(in_parts, seconds_in_parts(call, way, count, context))
+            if in_parts <= whole:
+                break  # the whole counts
+        least = min(least, max(whole, in_parts))
     return least
 
 

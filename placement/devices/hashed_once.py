@@ -1,0 +1,39 @@
+"""Values that keep their hash: a plan of many devices has long device orders, and its parts are keys of many caches."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+Value = TypeVar("Value", bound="HashedOnce")
+
+
+class HashedOnce:
+    """A base of frozen dataclasses with a place for the hash, which is no field: no copy and no pickle has it."""
+
+    __slots__ = ("_hash",)
+    _hash: int
+
+
+def hashed_once(cls: type[Value]) -> type[Value]:
+    """Let the values of a frozen dataclass compute their hash at the first request.
+
+    >>> from dataclasses import dataclass
+    >>> @hashed_once
+    ... @dataclass(frozen=True, slots=True)
+    ... class Order(HashedOnce):
+    ...     devices: tuple[int, ...]
+    >>> hash(Order((0, 1))) == hash(Order((0, 1)))
+    True
+    """
+    compute = cls.__hash__
+
+    def __hash__(self: Value) -> int:
+        try:
+            return self._hash
+        except AttributeError:
+            found = compute(self)
+            object.__setattr__(self, "_hash", found)
+            return found
+
+    cls.__hash__ = __hash__  # type: ignore[method-assign]
+    return cls
