@@ -144,7 +144,7 @@ class _UseWindows:
             if (window := self._opened.get(instance)) is not None and (window.step != step or is_extra):
                 self._close(instance)
         used = {instance for instance, _ in uses}  # a reallocate needs both its instances at once
-        for other in self._opened.keys() - used:
+        for other in [other for other in self._opened if other not in used]:
             if self._is_in_the_way(other, node, used):
                 self._close(other)
         for instance, step in uses:

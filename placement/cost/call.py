@@ -33,10 +33,32 @@ def call_cost(work: CallWork, execution: Execution, times: LayerTimes) -> Second
     if work.kind == "train_step":
         seconds, new_weights = call.train(), times.written(parameters)
     elif work.kind == "generate":
-        seconds, new_weights = call.generate(), times.packed(parameters) if work.new_weights else 0.0
+        seconds, new_weights = _of_rows(call.of_a_replica()), times.packed(parameters) if work.new_weights else 0.0
     else:
-        seconds, new_weights = call.inference(), 0.0
+        seconds, new_weights = _of_rows(call.of_a_replica()), 0.0
     return seconds + Seconds(call=times.fixed(work.kind) + new_weights)
+
+
+@lru_cache(maxsize=1 << 15)  # meshes of many sizes give a replica the same rows
+def _of_rows(call: _CallSeconds) -> Seconds:
+    return call.generate() if call.work.kind == "generate" else call.inference()
+
+
+@lru_cache(maxsize=1 << 12)
+def _with_rows(work: CallWork, rows: int) -> CallWork:
+    return replace(work, rows=rows, new_weights=True)
+
+
+@lru_cache(maxsize=1 << 14)
+def _on_a_replica(execution: Execution) -> Execution:
+    """The execution on the fewest replicas whose stages and groups are joined by the same links."""
+    strategy, per_node = execution.strategy, execution.devices_per_node
+    if type(execution) is not Execution or strategy.ep > 1:  # other systems, and experts, may use all replicas
+        return execution
+    stage = strategy.tp * strategy.pp
+    dp = 1 if (stage <= per_node) == (stage * strategy.dp <= per_node) else per_node // stage + 1
+    alone = replace(strategy, dp=dp)
+    return replace(execution, strategy=alone, num_nodes=min(2, execution.num_nodes))
 
 
 @lru_cache(maxsize=16)  # the same for all numbers of recomputed layers
@@ -72,6 +94,12 @@ class _CallSeconds:
     work: CallWork
     execution: Execution
     times: LayerTimes
+
+    def of_a_replica(self) -> _CallSeconds:
+        """The same seconds of a generate or an inference, as a key that most meshes have in common."""
+        execution = _on_a_replica(self.execution)
+        rows = self.work.replica_rows(self.execution.strategy.dp) * execution.strategy.dp
+        return _CallSeconds(_with_rows(self.work, rows), execution, self.times)
 
     def inference(self) -> Seconds:
         rows, length = self.work.replica_rows(self.execution.strategy.dp), self.work.workload.mean_length

@@ -6,6 +6,7 @@ from typing import ClassVar, Self, TypeVar
 from prefect_rlhf.placement.cost.datasheets.collectives import CollectiveGroup
 from prefect_rlhf.placement.cost.datasheets.hardware import LinkSpan
 from prefect_rlhf.placement.cost.times.layer_times import LayerTimes
+from prefect_rlhf.placement.devices.hashed_once import HashedOnce, hashed_once
 from prefect_rlhf.placement.devices.strategy import Strategy
 from prefect_rlhf.placement.engine_constants import GRADIENT_BYTES
 from prefect_rlhf.placement.engine_traits import TRAITS
@@ -14,8 +15,9 @@ from prefect_rlhf.placement.plan import EngineKind, Placement, Recompute
 Tokens = TypeVar("Tokens", int, float)
 
 
+@hashed_once
 @dataclass(frozen=True, slots=True)
-class Execution:
+class Execution(HashedOnce):
     """A way in which our engines run a call on a mesh of `num_nodes` x `devices_per_node` devices.
 
     An estimate of another system derives from it and overrides what that system's engine does differently.

@@ -7,7 +7,7 @@ Every device sends and receives on all its links at once, so a move takes as lon
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache, lru_cache, partial
 from typing import NamedTuple
 
@@ -20,7 +20,8 @@ from prefect_rlhf.placement.engine_constants import COLUMN_BYTES, TOKEN_BYTES
 from prefect_rlhf.placement.layout.experts import experts_held
 from prefect_rlhf.placement.layout.layout import stages
 from prefect_rlhf.placement.plan import ModelInstance, device_coordinates
-from prefect_rlhf.placement.rows.moves import DeviceTransfer
+from prefect_rlhf.placement.rows.moves import DeviceTransfer, PlacedMoves, transfers_of_equal_rows
+from prefect_rlhf.placement.rows.partition import Part
 
 _UNSPLIT = -1  # in place of a tp part: what tp does not split, which every part holds
 _TABLE = -1  # in place of a stage: an embedding tied to the output, which the first stage holds and the last
@@ -82,11 +83,19 @@ def move_seconds(flows: Iterable[Flow], links: Links) -> float:
     >>> move_seconds([Flow(Device(0, 0), Device(0, 1), 1e9), Flow(Device(0, 0), Device(1, 0), 1e9)], links)
     0.1
     """
+    return _busiest_seconds(_fullest_of(flows), links)
+
+
+def _fullest_of(flows: Iterable[Flow]) -> tuple[tuple[LinkSpan, float], ...]:
     loads = Loads.none()
     for flow in flows:
         loads.sent[flow.span][flow.source] += flow.num_bytes
         loads.received[flow.span][flow.target] += flow.num_bytes
-    return max((links.seconds(num_bytes, span) for span, num_bytes in _fullest(loads)), default=0.0)
+    return _fullest(loads)
+
+
+def _busiest_seconds(fullest: Iterable[tuple[LinkSpan, float]], links: Links) -> float:
+    return max((links.seconds(num_bytes, span) for span, num_bytes in fullest), default=0.0)
 
 
 def _fullest(loads: Loads) -> tuple[tuple[LinkSpan, float], ...]:
@@ -96,8 +105,7 @@ def _fullest(loads: Loads) -> tuple[tuple[LinkSpan, float], ...]:
 
 def reallocation_seconds(source: ModelInstance, target: ModelInstance, sizes: ModelSizes, links: Links) -> float:
     """Return the seconds to bring a source's weights to the devices of a target."""
-    fullest = _fullest_of_reallocation(source, target, sizes)
-    return max((links.seconds(num_bytes, span) for span, num_bytes in fullest), default=0.0)
+    return _busiest_seconds(_fullest_of_reallocation(source, target, sizes), links)
 
 
 @lru_cache(maxsize=4096)  # the plans that a question compares share most of their moves
@@ -109,8 +117,22 @@ def _fullest_of_reallocation(
 
 def transfer_seconds(transfers: Iterable[DeviceTransfer], workload: Workload, links: Links) -> float:
     """Return the seconds to bring rows to the devices that need them."""
+    return move_seconds(_flows(transfers, workload), links)
+
+
+def placed_transfer_seconds(placed: PlacedMoves, part: Part, workload: Workload, links: Links) -> float:
+    """Return the seconds to bring rows of a part to the devices of a call, as if all rows were equally long."""
+    return _busiest_seconds(_fullest_of_transfers(placed, part, workload), links)
+
+
+@lru_cache(maxsize=4096)  # the plans that a question compares share most of their moves
+def _fullest_of_transfers(placed: PlacedMoves, part: Part, workload: Workload) -> tuple[tuple[LinkSpan, float], ...]:
+    return _fullest_of(_flows(transfers_of_equal_rows(placed, part), workload))
+
+
+def _flows(transfers: Iterable[DeviceTransfer], workload: Workload) -> Iterator[Flow]:
     of_row = cache(partial(row_bytes, workload=workload))  # most transfers have the same keys
-    return move_seconds((Flow(t.source, t.target, len(t.rows) * of_row(t.keys)) for t in transfers), links)
+    return (Flow(t.source, t.target, len(t.rows) * of_row(t.keys)) for t in transfers)
 
 
 def row_bytes(keys: Iterable[str], workload: Workload) -> float:

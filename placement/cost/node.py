@@ -24,8 +24,8 @@ from prefect_rlhf.placement.cost.execution import Execution
 from prefect_rlhf.placement.cost.moves import (
     disk_seconds,
     host_seconds,
+    placed_transfer_seconds,
     reallocation_seconds,
-    transfer_seconds,
 )
 from prefect_rlhf.placement.cost.seconds import Seconds
 from prefect_rlhf.placement.cost.sizes import ModelSizes, copied_bytes, instance_copied_bytes
@@ -34,7 +34,7 @@ from prefect_rlhf.placement.cost.uneven import placed_cost
 from prefect_rlhf.placement.cost.workload import CallWork, Workload
 from prefect_rlhf.placement.graph import Call, DataflowGraph
 from prefect_rlhf.placement.plan import ExecutionPlan, trained_instance
-from prefect_rlhf.placement.rows.moves import row_transfers
+from prefect_rlhf.placement.rows.moves import placed_moves
 from prefect_rlhf.placement.rows.partition import Part
 
 _SLOWED_MOVES = Transfer | Reallocate | HostCopy | Checkpoint
@@ -121,8 +121,8 @@ class NodeCosts:
             case Compute(call):
                 return Seconds(call=call.host_seconds or 0.0)
             case Transfer(call, moves, part):
-                transfers = row_transfers(self.graph, self.plan, call.name, moves, part=part)
-                return Seconds(transfer=transfer_seconds(transfers, self.workload, self.sources.links(node.meshes)))
+                placed, links = placed_moves(self.graph, self.plan, call.name, moves), self.sources.links(node.meshes)
+                return Seconds(transfer=placed_transfer_seconds(placed, part, self.workload, links))
             case Reallocate(source, target):
                 sizes = self._sizes(source.role)
                 moved = reallocation_seconds(source, target, sizes, self.sources.links(node.meshes))
@@ -157,9 +157,14 @@ class NodeCosts:
         return own + Seconds(call=max(0.0, share.total - without.total))
 
     def _rows_cost(self, call: Call, new_weights: bool) -> Seconds:
-        work = replace(CallWork.expected(call, self.workload), new_weights=new_weights)
-        sizes, speeds = self._sizes(call.role or ""), self.plan.cluster.node_speeds
-        return placed_cost(work, sizes, self.plan[call.name], self.sources, speeds)
+        key = call, new_weights, self.workload, self.plan[call.name], self.plan.cluster.node_speeds
+        known = self.sources.kept_costs.get(key)
+        if known is None:
+            work = replace(CallWork.expected(call, self.workload), new_weights=new_weights)
+            sizes, speeds = self._sizes(call.role or ""), self.plan.cluster.node_speeds
+            known = placed_cost(work, sizes, self.plan[call.name], self.sources, speeds)
+            self.sources.kept_costs[key] = known
+        return known
 
     def _sizes(self, role: str) -> ModelSizes:
         return ModelSizes.of(self.graph.model(role))

@@ -34,6 +34,8 @@ class CostSources:
     _times: dict[tuple[Hardware, ModelSizes, EngineKind], LayerTimes] = field(
         default_factory=dict, init=False, repr=False, compare=False, hash=False
     )
+    kept_costs: dict[object, Seconds] = field(default_factory=dict, init=False, repr=False, compare=False, hash=False)
+    """The seconds of placed calls, by all that they depend on besides these sources: plans share most of them."""
     _distinct: dict[DeviceMesh, tuple[Hardware, ...]] = field(
         default_factory=dict, init=False, repr=False, compare=False, hash=False
     )

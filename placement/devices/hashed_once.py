@@ -35,5 +35,5 @@ def hashed_once(cls: type[Value]) -> type[Value]:
             object.__setattr__(self, "_hash", found)
             return found
 
-    cls.__hash__ = __hash__  # type: ignore[method-assign]
+    cls.__hash__ = __hash__  # type: ignore[assignment]
     return cls

@@ -7,6 +7,7 @@ weights that it trains; that is a case of this assignment.
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache, lru_cache
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -54,8 +55,13 @@ def overlapping_order(instance: ModelInstance, trained: ModelInstance, model: Mo
     plain order. No tensor-parallel group spans more nodes than in the plain order: if the best order would, coordinates
     stay on their nodes and are assigned node by node.
     """
+    if not instance.mesh.overlaps(trained.mesh):
+        return ()
     devices = instance.mesh.devices()
-    gains = _gains(instance, trained, model)
+    shared, kinds = _shared_elements(instance, trained, model)
+    if (shared[kinds, range(len(devices))] == shared[np.unique(kinds)].max(axis=0)).all():
+        return ()  # no order overlaps more, and none leaves as many coordinates on their devices
+    gains = _gains(shared, kinds, devices)
     order = _assignment(gains, range(len(devices)))
     plain_spans = _nodes_of_groups(devices, instance.strategy)
     spans = _nodes_of_groups([devices[position] for position in order], instance.strategy)
@@ -66,26 +72,38 @@ def overlapping_order(instance: ModelInstance, trained: ModelInstance, model: Mo
     return tuple(order) if order != list(range(len(devices))) else ()
 
 
-def _gains(instance: ModelInstance, trained: ModelInstance, model: ModelSpec) -> NDArray[np.float64]:
+def _shared_elements(
+    instance: ModelInstance, trained: ModelInstance, model: ModelSpec
+) -> tuple[NDArray[np.float64], list[int]]:
+    """Return [kind, coordinate]: the elements that a kind of device keeps with a coordinate, and each device's kind.
+
+    Devices of a kind hold the same shard of the trained instance; those of the last kind hold none.
+    """
+    overlaps = _overlaps(trained, instance, model)
+    unit = int(np.gcd.reduce(overlaps, axis=None)) or 1  # keeps the sums exact in float64
+    shards = {device: (at.pp, _shard(at, trained.strategy)) for device, at in device_coordinates(trained)}
+    numbers = {shard: number for number, shard in enumerate(dict.fromkeys(shards.values()))}
+    coordinates = instance.strategy.coordinates()
+    stages, parts = [at.pp for at in coordinates], [_shard(at, instance.strategy) for at in coordinates]
+    shared = np.zeros((len(numbers) + 1, len(coordinates)))
+    for (stage, part), number in numbers.items():
+        shared[number] = overlaps[stage, part, stages, parts] // unit
+    devices = instance.mesh.devices()
+    return shared, [numbers[shards[device]] if device in shards else len(numbers) for device in devices]
+
+
+def _gains(shared: NDArray[np.float64], kinds: Sequence[int], devices: Sequence[Device]) -> NDArray[np.float64]:
     """Return [device, coordinate]: the gain when the device (by position in the mesh) gets the coordinate.
 
     Elements that overlap count first, the same node as in the plain order second, the same device last.
     """
-    devices, size = instance.mesh.devices(), instance.mesh.num_devices
-    overlaps = _overlaps(trained, instance, model)
-    unit = int(np.gcd.reduce(overlaps, axis=None)) or 1  # keeps the sums exact in float64
-    trained_at = dict(device_coordinates(trained))
-    coordinates = instance.strategy.coordinates()
-    stages, parts = [at.pp for at in coordinates], [_shard(at, instance.strategy) for at in coordinates]
-    gains = np.zeros((size, size))
-    for position, device in enumerate(devices):
-        if device in trained_at:
-            at = trained_at[device]
-            gains[position] = overlaps[at.pp, _shard(at, trained.strategy), stages, parts] // unit
-    gains *= (size + 1) ** 2
-    nodes = np.array([device.node for device in devices])
-    gains += (size + 1) * np.equal.outer(nodes, nodes)
-    return gains + np.eye(size)
+    size = len(devices)
+    gains: NDArray[np.float64] = (shared * (size + 1) ** 2)[kinds]
+    starts = [0, *(place for place in range(1, size) if devices[place].node != devices[place - 1].node), size]
+    for start, stop in pairwise(starts):  # a mesh lists its devices node by node
+        gains[start:stop, start:stop] += size + 1
+    np.einsum("ii->i", gains)[:] += 1
+    return gains
 
 
 def _shard(at: Coordinate, strategy: Strategy) -> int:
@@ -98,20 +116,27 @@ def _overlaps(one: ModelInstance, other: ModelInstance, model: ModelSpec) -> NDA
 
     The stage of a shard decides which parameters it has, its part (see `_shard`) how much of each.
     """
-    model = held_model(model, other.engine)
-    (a, b), (in_a, in_b) = (one.strategy, other.strategy), (_stages(one, model), _stages(other, model))
+    parts = ((each.engine, replace(each.strategy, dp=each.strategy.ep)) for each in (one, other))
+    return _overlaps_of(*parts, held_model(model, other.engine))
+
+
+@lru_cache(maxsize=256)  # the same for any number of replicas
+def _overlaps_of(
+    one: tuple[EngineKind, Strategy], other: tuple[EngineKind, Strategy], model: ModelSpec
+) -> NDArray[np.int64]:
+    (a, b), (in_a, in_b) = (one[1], other[1]), (_stages(*one, model), _stages(*other, model))
     both = (in_a[:, None] & in_b[None, :]).reshape(a.pp * b.pp, -1)
     shared_out = (Strategy(each.ep, each.tp, ep=each.ep) for each in (a, b))
-    held, wanted = (_split(of.engine, parts, model) for of, parts in zip((one, other), shared_out, strict=True))
+    held, wanted = (_split(of[0], parts, model) for of, parts in zip((one, other), shared_out, strict=True))
     num_parts = a.ep * a.tp, b.ep * b.tp
     shared = _shared_parts(held, wanted, *num_parts)
     return (both @ shared).reshape(a.pp, b.pp, *num_parts).transpose(0, 2, 1, 3)
 
 
-def _stages(instance: ModelInstance, model: ModelSpec) -> NDArray[np.int64]:
+def _stages(engine: EngineKind, strategy: Strategy, model: ModelSpec) -> NDArray[np.int64]:
     """Return [stage, parameter]: 1 if the stage has the parameter."""
-    layout = _split(instance.engine, Strategy(pp=instance.strategy.pp), model)
-    on_stage = [[stage in layout.regions[name] for name in layout.shapes] for stage in range(instance.strategy.pp)]
+    layout = _split(engine, Strategy(pp=strategy.pp), model)
+    on_stage = [[stage in layout.regions[name] for name in layout.shapes] for stage in range(strategy.pp)]
     return np.array(on_stage, dtype=np.int64)
 
 
@@ -139,7 +164,7 @@ def _split(engine: EngineKind, strategy: Strategy, model: ModelSpec) -> Layout:
 
 def _assignment(gains: NDArray[np.float64], positions: Sequence[int]) -> list[int]:
     """Return, for each coordinate at `positions`, a device at `positions`; the assignment with the most total gain."""
-    block = gains[np.ix_(positions, positions)]
+    block = gains if len(positions) == len(gains) else gains[np.ix_(positions, positions)]
     _, chosen = linear_sum_assignment(block.T, maximize=True)
     return [positions[index] for index in chosen]
 

@@ -213,7 +213,8 @@ class _AlikeDevices:
     ) -> None:
         self._per_node, num_devices = cluster.devices_per_node, cluster.num_nodes * cluster.devices_per_node
         self._held, self._needs, self._beside = held, needs, beside
-        used: dict[int, Spread[Any]] = {id(each): each for each in (*held.values(), *(need.terms for need in needs))}
+        used: dict[int, Spread[Any]] = {id(each): each for each in held.values()}
+        used |= {id(need.terms): need.terms for need in needs}
         self._columns = {key: spread.column(num_devices) for key, spread in used.items()}
         self._beside_column = beside.column(num_devices)
         memory = [cluster.memory_bytes(node) for node in range(cluster.num_nodes)] if cluster.node_memory_bytes else [0]

@@ -167,8 +167,8 @@ def _cut_alike(
     for name, mesh in meshes.items():
         call = context.graph.call(name)
         placement = Placement(mesh, strategy, rule.engines(call)[0], micro_batches)
-        index = context.space.meshes.index(mesh)
-        may_have = any(index in context.space.classes[option.mesh_class] for option in space.candidates[name])
+        of_mesh = context.space.class_of(context.space.meshes.index(mesh))
+        may_have = any(option.mesh_class == of_mesh for option in space.candidates[name])
         legal = may_have and not any(violations(call, placement, context.graph))
         candidates[name] = (candidate(call, placement, context),) if legal else ()
     return candidates

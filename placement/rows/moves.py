@@ -84,27 +84,33 @@ def row_transfers(
     are the nearest holders (same node, then other nodes), the least loaded first. `told`: see RowShare.rows.
     """
     moves = row_moves(graph, plan, consumer) if moves is None else moves
+    placed = placed_moves(graph, plan, consumer, moves)
+    return transfers_of_equal_rows(placed, part) if told is None else _transfers(placed, told, part)
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedMoves:
+    """All that decides the transfers before a call: the call on each row set, and moves, each with its producer."""
+
+    consumers: tuple[PlacedCall, ...]
+    producers: tuple[tuple[RowMove, PlacedCall], ...]
+
+
+def placed_moves(graph: DataflowGraph, plan: ExecutionPlan, consumer: str, moves: Iterable[RowMove]) -> PlacedMoves:
+    """Return moves to a call as a plan places them."""
     producers = tuple((move, placed_call(graph, plan, move.producer)) for move in moves)
-    consumers = placed_by_row_set(graph, plan, consumer)
-    if told is None:
-        return _transfers_of_equal_rows(consumers, producers, part)
-    return _transfers(consumers, producers, told, part)
+    return PlacedMoves(placed_by_row_set(graph, plan, consumer), producers)
 
 
 @lru_cache(maxsize=256)
-def _transfers_of_equal_rows(
-    consumers: tuple[PlacedCall, ...], producers: tuple[tuple[RowMove, PlacedCall], ...], part: Part
-) -> tuple[DeviceTransfer, ...]:
-    return _transfers(consumers, producers, None, part)
+def transfers_of_equal_rows(placed: PlacedMoves, part: Part) -> tuple[DeviceTransfer, ...]:
+    """Return the transfers of a part as if all rows were equally long."""
+    return _transfers(placed, None, part)
 
 
-def _transfers(
-    consumers: Sequence[PlacedCall],
-    producers: Sequence[tuple[RowMove, PlacedCall]],
-    told: ToldByCall | None,
-    streamed: Part,
-) -> tuple[DeviceTransfer, ...]:
+def _transfers(placed: PlacedMoves, told: ToldByCall | None, streamed: Part) -> tuple[DeviceTransfer, ...]:
     """Send each row set of a call the rows that it lacks, except rows that an earlier call's transfer sends anyway."""
+    consumers, producers = placed.consumers, placed.producers
     load: dict[Device, int] = defaultdict(int)
     transfers: list[DeviceTransfer] = []
     for move, producer in producers:

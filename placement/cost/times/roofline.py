@@ -18,6 +18,7 @@ from prefect_rlhf.placement.cost.datasheets.hardware import Hardware, Links
 from prefect_rlhf.placement.cost.seconds import Seconds
 from prefect_rlhf.placement.cost.sizes import ModelSizes
 from prefect_rlhf.placement.cost.workload import ModelCallKind
+from prefect_rlhf.placement.devices.hashed_once import HashedOnce, hashed_once
 
 LOGIT_PASSES = 4  # float32 logits: written, read for maximum and sum, read and written for the result
 LOGIT_BYTES = 4
@@ -32,8 +33,9 @@ ADAM_PASS_BYTES = 32  # per parameter: main weight, two moments, each read and w
 
 
 @final
+@hashed_once
 @dataclass(frozen=True, slots=True)
-class DatasheetTimes:
+class DatasheetTimes(HashedOnce):
     """Implements LayerTimes. `attended` is the share of all pairs of tokens that attention multiplies: causal, half.
 
     On CPU (`is_host`) a backward adds gradients to their sums in passes of their own, and the head makes its logits

@@ -27,6 +27,7 @@ from prefect_rlhf.placement.planner.question import Question, Site
 from prefect_rlhf.placement.planner.space.mesh_space import MeshSpace
 from prefect_rlhf.placement.plans.check import violations
 from prefect_rlhf.placement.schedule.estimate import training
+from prefect_rlhf.placement.search.problem import PairNode
 
 ENOUGH_MICRO_BATCHES = 64  # for time; more only if memory requires them
 CACHE_STEP = sqrt(2)  # ratio of the bytes of consecutive cache sizes
@@ -97,6 +98,10 @@ class CostContext:
     space: MeshSpace
     execution: Callable[[Placement], Execution] = Execution.of
     _works: dict[str, _Works] = field(default_factory=dict, init=False, repr=False, compare=False)
+    moves: dict[str, tuple[Sequence[Candidate], Sequence[Candidate], PairNode]] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
+    """By the reader of trained weights: two lists of candidates and the move between them, which problems share."""
     _usable_bytes: dict[int, int] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @classmethod
@@ -257,8 +262,7 @@ def in_micro_batches(call: Call, whole: Placement, graph: DataflowGraph) -> Iter
 def candidate(call: Call, placement: Placement, context: CostContext) -> Candidate:
     """Return the candidate of a legal placement, for any number of bytes."""
     mesh = context.space.meshes.index(placement.mesh)
-    mesh_class = next(index for index, members in enumerate(context.space.classes) if mesh in members)
-    return _candidate(call, placement, mesh_class, context)
+    return _candidate(call, placement, context.space.class_of(mesh), context)
 
 
 def _divided(call: Call, plain: Placement) -> Iterator[Placement]:

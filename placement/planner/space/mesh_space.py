@@ -57,6 +57,10 @@ class MeshSpace:
         """Return the mesh that stands for its class."""
         return self.meshes[self.classes[mesh_class][0]]
 
+    def class_of(self, mesh: int) -> int:
+        """Return the class of a mesh, by its index."""
+        return next(index for index, members in enumerate(self.classes) if mesh in members)
+
     @property
     def left_out(self) -> str:
         """The meshes that a call may have and that are not searched, in words; empty if all are searched."""

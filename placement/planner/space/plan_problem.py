@@ -140,6 +140,7 @@ def restricted_problem(
     """
     context, mesh_space = space.context, space.context.space
     index = {name: mesh_space.meshes.index(mesh) for name, mesh in meshes.items()}
+    of_mesh = {mesh: mesh_space.class_of(mesh) for mesh in index.values()}
     classes = tuple((mesh,) for mesh in dict.fromkeys(index.values()))
     admitted: dict[str, tuple[Candidate, ...]] = {}
     for name, options in space.candidates.items():
@@ -147,7 +148,7 @@ def restricted_problem(
         admitted[name] = tuple(
             replace(option, mesh_class=classes.index((mesh,)))
             for option in options
-            if mesh in mesh_space.classes[option.mesh_class] and admits(call, option.placement)
+            if option.mesh_class == of_mesh[mesh] and admits(call, option.placement)
         )
         if not admitted[name]:
             raise InvalidInput(f"calls.{name}", meshes[name].name, "a mesh that can run it and has the memory")
@@ -255,6 +256,17 @@ def _reallocation(
     Both copies are on their devices during the move: if a device would need both and has less memory, the move is
     forbidden.
     """
+    known = context.moves.get(call.name)
+    if known is not None and known[0] is trained and known[1] is readers:
+        return known[2]
+    node = _new_reallocation(call, trained, readers, trainer, context)
+    context.moves.setdefault(call.name, (trained, readers, node))
+    return node
+
+
+def _new_reallocation(
+    call: Call, trained: Sequence[Candidate], readers: Sequence[Candidate], trainer: Call, context: CostContext
+) -> PairNode:
     sizes = ModelSizes.of(context.graph.model(call.role or ""))
     sources, role = context.site.sources, call.role or ""
     written = [

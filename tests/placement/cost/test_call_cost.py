@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from benchmarks.paper_engines import HybridFlowExecution, RealExecution
 from prefect_rlhf.errors.errors import InvalidInput
-from prefect_rlhf.placement.cost.call import call_cost
+from prefect_rlhf.placement.cost.call import _CallSeconds, call_cost
 from prefect_rlhf.placement.cost.call_bytes import call_bytes
 from prefect_rlhf.placement.cost.datasheets.hardware import DATASHEETS, NETWORKS, Efficiency, Hardware, datasheet
 from prefect_rlhf.placement.cost.execution import Execution
@@ -53,6 +53,15 @@ def work(kind, rows=512, prompt=512, response=512, mini_batches=1):
 
 def cost(call, execution, sizes=LLAMA, hardware=H100):
     return call_cost(call, execution, DatasheetTimes.of(sizes, hardware))
+
+
+@given(st.sampled_from(["generate", "inference"]), executions(), models, st.integers(1, 700))
+def test_a_cost_depends_on_other_meshes_in_nothing(kind, execution, sizes, rows):
+    """A cost that meshes with equal replicas have in common is what the formulas give for this mesh alone."""
+    times = DatasheetTimes.of(sizes, H100)
+    call = _CallSeconds(work(kind, rows), execution, times)
+    alone = call.generate() if kind == "generate" else call.inference()
+    assert call_cost(call.work, execution, times) == alone + Seconds(call=times.fixed(kind))
 
 
 @given(kinds, executions(), models, devices)
