@@ -3,9 +3,10 @@
 The search's own problem ranks them. The estimate counts more: transfers of rows and copies that several calls share.
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from heapq import merge
 from itertools import chain, combinations, islice
 
 from prefect_rlhf.errors.errors import RlhfError
@@ -15,6 +16,7 @@ from prefect_rlhf.placement.layout.alignment import aligned
 from prefect_rlhf.placement.plan import ExecutionPlan, Placement
 from prefect_rlhf.placement.planner.question import Question, with_copies_agreed
 from prefect_rlhf.placement.planner.solution import made_to_fit
+from prefect_rlhf.placement.planner.space.candidates import Candidate
 from prefect_rlhf.placement.planner.space.plan_problem import PlanProblem, PlanSpace
 from prefect_rlhf.placement.plans.check import check_plan
 from prefect_rlhf.placement.plans.completion import completed
@@ -118,17 +120,18 @@ def role_moves(plan: ExecutionPlan, space: PlanSpace, most_seconds: float) -> It
     choices = {call.name: _choice(problem, call.name, plan[call.name]) for call in posed.calls}
     trainers = [call for call in posed.calls if call.kind == "train_step"]
     groups = [_on_its_copy(trainer, problem, plan) for trainer in trainers]
+    options = {name: _by_class(problem.candidates[name]) for group in groups for name in group}
     for group in groups:
         others = [choice.mesh for name, choice in choices.items() if name not in group]
         meshes = (unlike(posed, each, choices[group[0]].mesh, others) for each in posed.mesh_classes)
-        there = [option for mesh in chain(*meshes) for option in _on_mesh(problem, group, mesh)]
+        there = [option for mesh in chain(*meshes) for option in _on_mesh(problem, options, group, mesh)]
         yield from _fastest_together(problem, choices, group, there, most_seconds)
     for one, other in combinations(groups, 2):
         both = [
             (*first, *second)
             for mesh, rest in _partitions(posed)
-            for first in _on_mesh(problem, one, mesh, FASTEST)
-            for second in _on_mesh(problem, other, rest, FASTEST)
+            for first in _on_mesh(problem, options, one, mesh, FASTEST)
+            for second in _on_mesh(problem, options, other, rest, FASTEST)
         ]
         yield from _fastest_together(problem, choices, (*one, *other), both, most_seconds)
 
@@ -140,19 +143,34 @@ def _on_its_copy(trainer: PlannedCall, problem: PlanProblem, plan: ExecutionPlan
     return trainer.name, *(name for name in others if plan[name].engine == engine)
 
 
+_ByClass = Mapping[int, Sequence[tuple[float, int, Candidate]]]
+"""The options of a call on meshes of each class, with their seconds and numbers, the fastest first."""
+
+
+def _by_class(candidates: Sequence[Candidate]) -> _ByClass:
+    options: dict[int, list[tuple[float, int, Candidate]]] = defaultdict(list)
+    for index, option in enumerate(candidates):
+        options[option.mesh_class].append((option.seconds, index, option))
+    return {mesh_class: sorted(alike, key=lambda entry: entry[:2]) for mesh_class, alike in options.items()}
+
+
 def _on_mesh(
-    problem: PlanProblem, group: Sequence[str], mesh: int, count: int | None = None
+    problem: PlanProblem,
+    options: Mapping[str, _ByClass],
+    group: Sequence[str],
+    mesh: int,
+    count: int | None = None,
 ) -> Iterator[tuple[Choice, ...]]:
     """The fastest option of the train_step with each strategy and offload, with the same strategy for its group.
 
     With `count`, only so many of each offload.
     """
-    classes = {index for index, members in enumerate(problem.problem.mesh_classes) if mesh in members}
+    classes = [index for index, members in enumerate(problem.problem.mesh_classes) if mesh in members]
     fastest: list[dict[tuple[object, ...], int]] = []
     for name in group:
-        options = [(o.seconds, i, o) for i, o in enumerate(problem.candidates[name]) if o.mesh_class in classes]
+        there = merge(*(options[name].get(index, ()) for index in classes), key=lambda entry: entry[:2])
         of_call: dict[tuple[object, ...], int] = {}
-        for _, index, option in sorted(options, key=lambda entry: entry[:2]):
+        for _, index, option in there:
             placed = option.placement
             of_call.setdefault((placed.strategy, placed.engine, placed.offload if name == group[0] else None), index)
         fastest.append(of_call)
@@ -247,8 +265,9 @@ def _others(problem: PlanProblem, kept: Placement, call: str, ranked: Iterable[A
     """Other meshes and strategies, the fastest first."""
     seen = {(kept.mesh, kept.strategy)}
     for alternative in ranked:
-        placement = problem.placements({call: alternative.choice})[call]
-        if (placement.mesh, placement.strategy) not in seen:
+        option, mesh = problem.candidates[call][alternative.choice.option], problem.mesh(alternative.choice.mesh)
+        if (mesh, option.placement.strategy) not in seen:
+            placement = replace(option.placement, mesh=mesh)
             if alternative.has_room:
                 seen.add((placement.mesh, placement.strategy))
             offload = kept.offload if kept.engine == placement.engine else placement.offload

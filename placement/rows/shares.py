@@ -117,6 +117,7 @@ class PlacedCall(HashedOnce):
         return _rows_held(self)
 
 
+@lru_cache(maxsize=4096)  # every move of rows in every step of a plan asks for the same
 def placed_by_row_set(graph: DataflowGraph, plan: ExecutionPlan, name: str) -> tuple[PlacedCall, ...]:
     """Return a call on each of its row sets, as placed by a plan."""
     return tuple(_placed(graph, plan, part) for part in graph.call(name).by_row_set)

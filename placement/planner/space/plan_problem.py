@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import pairwise
 from typing import Literal
 
@@ -66,17 +66,23 @@ class PlanProblem:
     def placements(self, chosen: Plan) -> dict[str, Placement]:
         """Return the placement of each call in a plan of the problem."""
         return {
-            name: replace(
-                self.candidates[name][choice.option].placement,
-                mesh=DeviceMesh.parse(self.problem.meshes[choice.mesh].label),
-            )
+            name: replace(self.candidates[name][choice.option].placement, mesh=self.mesh(choice.mesh))
             for name, choice in chosen.items()
         }
+
+    def mesh(self, index: int) -> DeviceMesh:
+        """Return a mesh of the problem."""
+        return _parsed(self.problem.meshes[index].label)
 
     def with_memory(self, share: float) -> PlanProblem:
         """Return the problem with a share of the devices' memory."""
         device_bytes = tuple(int(size * share) for size in self.problem.device_bytes)
         return replace(self, problem=replace(self.problem, device_bytes=device_bytes))
+
+
+@lru_cache(maxsize=1 << 15)  # the meshes of a large cluster, which every ranking of neighbours asks for
+def _parsed(name: str) -> DeviceMesh:
+    return DeviceMesh.parse(name)
 
 
 @dataclass(frozen=True)  # without slots, since it keeps its problems
