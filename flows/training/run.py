@@ -51,7 +51,7 @@ from prefect_rlhf.placement.schedule.estimate import Prediction
 from prefect_rlhf.tasks.checkpoints.best import carry_over_best, export_stored
 from prefect_rlhf.tasks.checkpoints.elsewhere import publish_record, writing_to
 from prefect_rlhf.tasks.checkpoints.folders import Checkpoint, clear_unfinished, folder_of, newest_finished
-from prefect_rlhf.tasks.reporting.report import LaterPlan, RunReport, planned_timeline
+from prefect_rlhf.tasks.reporting.report import LaterPlan, PlannedSteps, RunReport, planned_timeline
 from prefect_rlhf.tasks.running.journal import Journal
 from prefect_rlhf.tasks.running.steps.moves import Moves
 from prefect_rlhf.tasks.running.training_run import TrainingRun
@@ -171,14 +171,14 @@ def run_algorithm(algorithm: Algorithm, arguments: Mapping[str, Any], options: R
         prediction = prepared.prediction
         is_one_plan = len(prepared.plans) == 1 and not options.dry_run
         check = price_check(prepared.request, prepared.chosen.plan, prediction) if is_one_plan else None
-        certificate, later = prepared.chosen.certificate, prepared.later
+        first, later = PlannedSteps(prepared.chosen.certificate, prepared.augmented, prediction), prepared.later
         planned = (PlanAt(each.step, each.augmented.plan) for each in later)
         moves = Moves(planned, may_ask=prepared.request.options.replan == "move")
         mover = None if options.dry_run else plan_mover(prepared.request, prepared.plans, prediction, moves)
         for each in (check, mover):
             if each is not None:
                 held.enter_context(closing(each))
-        report = RunReport(prepared.augmented, leased, certificate, prediction, limits, mover or check, later, mover)
+        report = RunReport(first, leased, later=later, limits=limits, check=check, mover=mover)
         report.planned(dry_run=options.dry_run)
         if options.dry_run:
             steps = prepared.request.options.steps

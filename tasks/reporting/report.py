@@ -52,15 +52,24 @@ STEPS_SHOWN = 3  # in the timeline: enough to see repetition and overlap
 
 
 @dataclass(frozen=True, slots=True)
-class LaterPlan:
-    """A plan that a run moves to: its certificate, the graph of its first steps, its prediction, and that of the move.
+class PlannedSteps:
+    """The steps of a run under a plan: the plan's certificate, the graph of the first steps, and their prediction.
 
-    Predictions are None if the hardware is unknown. `assumed` has a line for each assumption behind `move_seconds`.
+    The prediction is None if the hardware is unknown.
     """
 
     certificate: Certificate
     augmented: AugmentedGraph
     prediction: Prediction | None
+
+
+@dataclass(frozen=True, slots=True)
+class LaterPlan(PlannedSteps):
+    """The steps of a run under a plan that it moves to, and the predicted seconds of the move.
+
+    `assumed` has a line for each assumption behind `move_seconds`, which is None if the hardware is unknown.
+    """
+
     move_seconds: float | None
     assumed: tuple[str, ...] = ()
 
@@ -109,49 +118,46 @@ class RunReport:
 
     def __init__(
         self,
-        augmented: AugmentedGraph,
+        first: PlannedSteps,
         lease: Lease,
-        certificate: Certificate,
-        predicted: Prediction | None = None,
-        limits: Mapping[str, float] | None = None,
-        price_check: StepCheck | None = None,
-        later: Sequence[LaterPlan] = (),
+        *,
+        later: Sequence[LaterPlan],
+        limits: Mapping[str, float],
+        check: StepCheck | None = None,
         mover: Mover | None = None,
     ) -> None:
-        """Report a run of `augmented`, which moves to the `later` plans. `price_check` may add a line after a step."""
-        self.augmented, self.lease, self.predicted = augmented, lease, predicted
-        self.later, self._mover = list(later), mover
-        self._price_check = price_check
-        self._memory = MeasuredMemory(certificate, lease)
+        """Report a run whose `first` plan is followed by the `later` plans. `check` may add a line after a step."""
+        self.lease, self.later = lease, list(later)
+        self._now, self._check, self._mover = first, mover or check, mover
+        self._memory = MeasuredMemory(first.certificate, lease)
         self._log = run_log()
-        self._lines = StepLines(
-            augmented.num_steps, [call.name for call in augmented.graph.calls if call.every is not None]
-        )
-        self._limits = Limits(limits or {})
+        evaluations = [call.name for call in first.augmented.graph.calls if call.every is not None]
+        self._lines = StepLines(first.augmented.num_steps, evaluations)
+        self._limits = Limits(limits)
         self._metrics: deque[Mapping[str, float]] = deque(maxlen=ROWS_SHOWN)
         self._journal: Journal | None = None
         self._progress: UUID | None = None
         self._share_done = 0.0
         self._history = History()
         self._curves: UUID | None = None
-        self._plays = any(call.play is not None and call.every is not None for call in augmented.graph.calls)
+        self._plays = any(call.play is not None and call.every is not None for call in first.augmented.graph.calls)
         self._shown_evaluation: Path | None = None
 
     def planned(self, *, dry_run: bool = False) -> None:
         """Show the plan before the run starts: as artifacts and in a line; for a dry run as text, with the graph."""
-        graph, plan = self.augmented.graph, self.augmented.plan
+        graph, plan, predicted = self._now.augmented.graph, self._now.augmented.plan, self._now.prediction
         if dry_run:
             self._log.info("plan %s for %s:\n%s", plan.name, graph.name, plan_text(plan, graph))
-            self._log.info("graph of a step:\n%s", graph_text(self.augmented))
-        took = f", predicted {self.predicted.seconds_per_step:.3g} s per step" if self.predicted else ""
+            self._log.info("graph of a step:\n%s", graph_text(self._now.augmented))
+        took = f", predicted {predicted.seconds_per_step:.3g} s per step" if predicted else ""
         calls, devices = len(graph.calls), len(self.lease.devices)
         self._log.info("%s: %d calls per step on %d devices by plan %s%s", graph.name, calls, devices, plan.name, took)
         self._show_plan()
         drawn = picture(dataflow_svg(graph), "dataflow graph")
         publish(create_markdown_artifact, drawn, key="graph", description=f"Dataflow graph of {graph.name}")
-        if self.predicted is not None:
-            seconds = self.predicted.seconds_per_step
-            text = f"{seconds:.3g} s per step in steady state\n\n{picture(planned_timeline(self.predicted))}"
+        if predicted is not None:
+            drawn = picture(planned_timeline(predicted))
+            text = f"{predicted.seconds_per_step:.3g} s per step in steady state\n\n{drawn}"
             publish(create_markdown_artifact, text, key="estimate", description="Predicted timeline")
 
         for later in self.later:
@@ -169,8 +175,7 @@ class RunReport:
 
     def moved(self, run: TrainingRun, seconds: float) -> None:
         """Report a move, and show the next plan instead of the last."""
-        later = self._later_from(run.first_step)
-        self.augmented, self.predicted = later.augmented, later.prediction
+        self._now = later = self._later_from(run.first_step)
         if self._journal is not None:
             self._journal.keep("plan.yaml", plan_yaml(run.plan))
             self._journal.keep("certificate.json", later.certificate.to_json())
@@ -197,7 +202,7 @@ class RunReport:
         self._journal = journal
         journal.watch(lambda span: self._memory.add(span, span.title))
         self._log.info("files of this run: %s", shown(journal.run_dir))
-        description = f"{self.augmented.num_steps} steps of {self.augmented.graph.name}"
+        description = f"{self._now.augmented.num_steps} steps of {self._now.augmented.graph.name}"
         created = publish(create_progress_artifact, 0.0, key="progress", description=description)
         self._progress = created if isinstance(created, UUID) else None
 
@@ -205,7 +210,7 @@ class RunReport:
         """Report a resumed run's checkpoint and ignored files; `metrics` are the metrics of the steps before it."""
         if run.checkpoint is None:
             return
-        checkpoint, (before, now) = run.checkpoint, (run.checkpoint.manifest.plan, plan_yaml(self.augmented.plan))
+        checkpoint, (before, now) = run.checkpoint, (run.checkpoint.manifest.plan, plan_yaml(self._now.augmented.plan))
         under = "under the same plan" if before == now else "under another plan, so equal within rounding"
         self._log.info("resume from %s after %d steps, %s", shown(checkpoint.folder), checkpoint.step, under)
         for name in checkpoint.unfinished():
@@ -225,7 +230,8 @@ class RunReport:
 
     def step_ended(self, metrics: Mapping[str, float]) -> None:
         """Log the step's line, update the progress bar, and publish the tables every few steps."""
-        if metrics["step"] >= self.augmented.num_steps:
+        num_steps = self._now.augmented.num_steps
+        if metrics["step"] >= num_steps:
             if values := self._lines.values(metrics):  # the last evaluation, which does not belong to a step
                 self._history.add(metrics)
                 self._say(" · ".join([f"after {metrics['step']} steps", *values]))
@@ -238,9 +244,9 @@ class RunReport:
             self._log.warning("%s", line)
         if beyond := self._memory.excess():
             self._log.warning("%s", beyond)
-        if self._price_check and self._journal and (found := self._price_check.step_ended(self._journal)):
+        if self._check and self._journal and (found := self._check.step_ended(self._journal)):
             self._say(found)
-        self._share_done = min(1.0, (metrics["step"] + 1) / max(1, self.augmented.num_steps))
+        self._share_done = min(1.0, (metrics["step"] + 1) / max(1, num_steps))
         with not_waiting():  # for an unreachable server: a later step publishes them again
             self._show_progress()
             self._show_conversations()
@@ -299,10 +305,10 @@ class RunReport:
             key="timeline",
             description="Timeline",
         )
-        if self.predicted is not None:
-            rows = comparison_rows(compare(self.predicted, self._journal.last_steps(STEPS_KEPT)))
+        if self._now.prediction is not None:
+            rows = comparison_rows(compare(self._now.prediction, self._journal.last_steps(STEPS_KEPT)))
             publish(create_table_artifact, rows, key="predicted-and-measured", description="Predicted and measured")
-        if rows := turn_rows(self.augmented.graph, self._metrics):
+        if rows := turn_rows(self._now.augmented.graph, self._metrics):
             publish(create_table_artifact, rows, key="turns", description="Turns of plays, expected and measured")
 
     def _show_conversations(self) -> None:

@@ -9,7 +9,7 @@ import json
 import threading
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,8 @@ from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.files.atomic_file import write_atomically, writing
 from prefect_rlhf.files.foreign_file import finished_lines
 from prefect_rlhf.placement.augmented.node import BEHIND
+from prefect_rlhf.placement.devices.lease import Lease
+from prefect_rlhf.placement.devices.mesh import Device
 from prefect_rlhf.placement.graph import DataflowGraph
 from prefect_rlhf.tasks.checkpoints.best import EVALUATIONS
 from prefect_rlhf.tasks.data.rollouts import carry_over_rollouts, remove_rollouts_from
@@ -50,6 +52,15 @@ class TaskRunSpan(NodeOutcome):
     writes: int | None = None
     predicted_seconds: float | None = None
     depends_on: tuple[str, ...] = ()
+
+
+def measured_on(
+    lease: Lease, devices: Iterable[Device], seconds: tuple[float, float], outcome: NodeOutcome
+) -> dict[str, Any]:
+    """Return the fields of a span that were measured: its devices, start and end, and its outcome."""
+    start, end = seconds
+    where = {"pool": lease.pool, "lease": lease.id, "devices": tuple(map(str, sorted(devices)))}
+    return {**asdict(outcome), **where, "start": start, "end": end}
 
 
 class Journal:

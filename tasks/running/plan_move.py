@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextvars import copy_context
-from dataclasses import asdict
+from dataclasses import replace
 from typing import Any, Protocol
 
 from prefect import Task
@@ -19,7 +19,7 @@ from prefect_rlhf.placement.augmented.node import MOVE
 from prefect_rlhf.placement.plan import ModelInstance
 from prefect_rlhf.placement.plans.moves import PlanAt
 from prefect_rlhf.tasks.running.dispatch import Dispatcher
-from prefect_rlhf.tasks.running.journal import Journal, TaskRunSpan
+from prefect_rlhf.tasks.running.journal import Journal, TaskRunSpan, measured_on
 from prefect_rlhf.tasks.running.outcome import NodeOutcome
 from prefect_rlhf.tasks.running.stop_request import STOP_POLL_SECONDS, StopRequest
 from prefect_rlhf.tasks.running.training_run import TrainingRun
@@ -57,7 +57,11 @@ def _moved(move: PlanAt, before: Dispatcher, journal: Journal, audience: Builder
             outcome = after.move_from(before, audience.built)
         except RlhfError as error:
             return failed_task_run(error)
-        journal.record(_span(run, title, (start, time.time()), outcome))
+        end = time.time()
+        outcome = replace(outcome, seconds=end - start)
+        measured = measured_on(run.lease, run.lease.devices, (start, end), outcome)
+        node = f"{MOVE}@{run.first_step}"
+        journal.record(TaskRunSpan(node=node, title=title, kind=MOVE, call=None, step=run.first_step, **measured))
         return None
 
     task = Task(fn=work, name=MOVE, task_run_name=title, cache_policy=NO_CACHE, persist_result=False)
@@ -84,21 +88,3 @@ def _ended(move: Callable[[], Dispatcher], before: Dispatcher, stop: StopRequest
             before.gang.close()
             raise
         return ended.result()
-
-
-def _span(run: TrainingRun, title: str, seconds: tuple[float, float], outcome: NodeOutcome) -> TaskRunSpan:
-    start, end = seconds
-    values = asdict(outcome) | {"seconds": end - start}
-    return TaskRunSpan(
-        node=f"{MOVE}@{run.first_step}",
-        title=title,
-        kind=MOVE,
-        call=None,
-        step=run.first_step,
-        pool=run.lease.pool,
-        lease=run.lease.id,
-        devices=tuple(map(str, sorted(run.lease.devices))),
-        start=start,
-        end=end,
-        **values,
-    )

@@ -13,7 +13,6 @@ from collections import deque
 from collections.abc import Callable, Mapping, Set
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from contextvars import copy_context
-from dataclasses import asdict
 from typing import Any
 
 from prefect import Flow, Task, get_run_logger
@@ -30,7 +29,7 @@ from prefect_rlhf.placement.plans.moves import moving_roles
 from prefect_rlhf.tasks.run_log import run_log
 from prefect_rlhf.tasks.running.device_locks import DeviceLocks
 from prefect_rlhf.tasks.running.dispatch import Dispatcher
-from prefect_rlhf.tasks.running.journal import Journal, TaskRunSpan
+from prefect_rlhf.tasks.running.journal import Journal, TaskRunSpan, measured_on
 from prefect_rlhf.tasks.running.outcome import NodeOutcome
 from prefect_rlhf.tasks.running.steps.moves import Moves
 from prefect_rlhf.tasks.running.steps.step_ledger import StepLedger
@@ -254,12 +253,13 @@ class GraphRunner:
     def _run_node(self, node: str) -> State[Any] | None:
         """Record the work of the node with this id: the body of its task run."""
         planned = self._nodes[node]
-        lease, devices = self.run.lease, tuple(map(str, sorted(planned.devices)))
+        lease, devices = self.run.lease, sorted(planned.devices)
         try:
-            get_run_logger().info("pool %s · lease %s · devices %s", lease.pool, lease.id, " ".join(devices))
+            shown = " ".join(map(str, devices))
+            get_run_logger().info("pool %s · lease %s · devices %s", lease.pool, lease.id, shown)
             start, end, outcome = self._task_runner.result_of(node)
             # The step ends only after the journal has the span, which `finish_step` reads.
-            self.journal.record(_span(planned, self.run, devices, (start, end), outcome))
+            self.journal.record(_span(planned, measured_on(lease, devices, (start, end), outcome)))
             self._end_node(planned)
         except BaseException as error:
             self._fail(error)
@@ -327,24 +327,17 @@ def _error_of(state: State[Any], subject: str) -> BaseException:
     return error if isinstance(error, BaseException) else RlhfError(f"{subject}: {state.name}: {state.message}")
 
 
-def _span(
-    node: Node, run: TrainingRun, devices: tuple[str, ...], seconds: tuple[float, float], outcome: NodeOutcome
-) -> TaskRunSpan:
+def _span(node: Node, measured: Mapping[str, Any]) -> TaskRunSpan:
     return TaskRunSpan(
         node=node.id,
         title=node.title,
         kind=node.kind,
         call=node.call.name if node.call else None,
         step=node.step,
-        pool=run.lease.pool,
-        lease=run.lease.id,
-        devices=devices,
-        start=seconds[0],
-        end=seconds[1],
         reads=node.reads,
         writes=node.writes,
         depends_on=node.depends_on,
-        **asdict(outcome),
+        **measured,
     )
 
 
