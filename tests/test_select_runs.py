@@ -5,15 +5,20 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file
 
+from prefect_rlhf.flows.grpo import grpo
+from prefect_rlhf.tasks.running.dispatch import Dispatcher
+from tests.flows.test_plan_moves import children
 from tests.flows.test_resume import descendants
 from tests.plan_matrix import CASES
 from tests.runs import environment
+from tests.test_plan_invariance import assert_equal
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("prefect")]
 
@@ -59,3 +64,38 @@ def test_killed_and_resumed_it_keeps_the_same_rows(tmp_path):
     resumed = grpo.run(given | {"resume_from": str(found[0].parents[1])}, "replicas")
     assert (resumed.row_ids, resumed.tokens) == (whole.row_ids, whole.tokens)
     assert all((resumed.weights["actor"][name] == values).all() for name, values in whole.weights["actor"].items())
+
+
+@pytest.fixture(scope="module")
+def streamed(tmp_path_factory):
+    """Three steps of groups of which some are chosen, in 3 and 6 parts, and the same on one device without parts."""
+    case = CASES["streamed groups"]
+    given = case.parameters(tmp_path_factory.mktemp("streamed")) | {"steps": 3, "checkpoint_every": 1}
+    return given, case.run(given, "alone")
+
+
+@pytest.mark.all
+@pytest.mark.parametrize(
+    ("node", "victim"),
+    [("actor_generate.2of3@2", min), ("reward_inference.4of6@2", max), ("actor_evaluation.5of8@2", min)],
+)
+def test_killed_in_the_middle_of_a_part_it_generates_and_keeps_the_same_rows(
+    streamed, monkeypatch, tmp_path, record_property, node, victim
+):
+    """The rank of the part dies while it works. The same flow run begins the step again, with all parts."""
+    given, whole = streamed
+    execute, killed = Dispatcher.execute, []
+
+    def harmed(self, begun):
+        if begun.id == node and not killed:
+            killed.append(victim(children(self.gang.process_group)))
+            threading.Timer(0.01, os.kill, (killed[0], signal.SIGKILL)).start()
+        return execute(self, begun)
+
+    monkeypatch.setattr(Dispatcher, "execute", harmed)
+    monkeypatch.setattr(grpo, "retries", 1)
+    retried = CASES["streamed groups"].run(given | {"output_dir": str(tmp_path)}, "streamed")
+    assert len(killed) == 1
+    nodes = [span["node"] for span in retried.spans]
+    assert node in nodes and len(set(nodes)) == len(nodes)
+    assert_equal(whole, retried, record_property)

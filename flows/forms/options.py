@@ -77,6 +77,11 @@ class RunOptions(Form):
         "flattening",
         description="auto, measure(k), a preset's name, a plan file's path, or plans by step: {0: auto, 40: p.yaml}.",
     )
+    expected_response_length: PathText = Field(
+        "",
+        description="Expected tokens of a response, for the planner: 256, shares such as 256:3,1024:1, or the rollouts "
+        "of an earlier run. Empty: as many as are allowed.",
+    )
     replan: Annotated[Literal["off", "say", "move"], BeforeValidator(_off)] = Field(
         "say", description="A better plan by measured steps: off looks for none, say names it, move moves to it."
     )

@@ -39,7 +39,7 @@ def rollout_lengths(path: str, field: str) -> LengthDistribution:
     """Read lengths of prompts or responses (`field` says which) from the rollouts of a run in a file or folder."""
     stored = StoredRows(field, path)
     responses = [len(logprobs) for logprobs in stored.read("logprobs")]
-    if field.startswith("response"):
+    if "response" in field:
         return distribution(responses)
     rows = zip(stored.read("tokens"), responses, strict=True)
     return distribution([len(tokens) - response for tokens, response in rows])

@@ -113,7 +113,10 @@ def read_request(
     inputs = inputs.read_by(speaking_role(graph))
     for line in (line for source in inputs.sources.values() for line in source.remarks()):
         log_info(line)
-    workload = replace(run_workload(graph, inputs), has_checkpoints=options.checkpoint_every is not None)
+    workload = replace(
+        run_workload(graph, inputs, options.expected_response_length),
+        has_checkpoints=options.checkpoint_every is not None,
+    )
     checkpoint = None
     if options.resume_from is not None:
         checkpoint = find_checkpoint(options.resume_from, output_folder(options))

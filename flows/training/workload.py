@@ -1,19 +1,22 @@
-"""A run's rows for the cost model: prompts as long as in the data, responses as long as allowed."""
+"""A run's rows for the cost model: prompts as long as in the data, responses as long as expected or allowed."""
 
+from prefect_rlhf.errors.errors import InvalidInput, NotUsed
 from prefect_rlhf.flows.training.inputs import RunInputs, longest_sequence
-from prefect_rlhf.flows.training.lengths import distribution
+from prefect_rlhf.flows.training.lengths import distribution, parse_lengths
 from prefect_rlhf.placement.cost.made_rows import with_made_rows
 from prefect_rlhf.placement.cost.workload import LengthDistribution, Workload
 from prefect_rlhf.placement.graph import DataflowGraph
 
+EXPECTED = "expected_response_length"
 ROWS_READ = 1024  # per dataset, evenly spaced: enough to estimate its lengths
 
 
-def run_workload(graph: DataflowGraph, inputs: RunInputs) -> Workload:
+def run_workload(graph: DataflowGraph, inputs: RunInputs, expected: str = "") -> Workload:
     """Return the lengths of the rows that are trained on; the longest possible row counts for memory alone.
 
-    If no call generates, any token may be a scored token, so all of them count as responses. Raises InvalidInput if the
-    models do not accept the longest row.
+    Responses have the `expected` lengths, or the largest length if that is empty. If no call generates, any token may
+    be a scored token, so all of them count as responses. Raises InvalidInput if the models do not accept the longest
+    row, and for expected lengths that are wrong.
     """
     longest = longest_sequence(graph, inputs)
     trained = [call for call in graph if call.every is None]
@@ -23,7 +26,18 @@ def run_workload(graph: DataflowGraph, inputs: RunInputs) -> Workload:
     lengths = distribution([len(tokens) for tokens in prompts_or_pairs])
     most_new = max((call.max_new_tokens for call in trained if call.kind == "generate"), default=0)
     if most_new:
-        workload = Workload(lengths.reaching(longest - most_new), LengthDistribution.fixed(most_new))
+        responses = _expected(expected, most_new) if expected else LengthDistribution.fixed(most_new)
+        workload = Workload(lengths.reaching(longest - most_new), responses)
+    elif expected:
+        raise NotUsed(EXPECTED, expected, "no call generates")
     else:
         workload = Workload(LengthDistribution.fixed(0), lengths.reaching(longest))
     return with_made_rows(workload, graph, inputs.longest)
+
+
+def _expected(text: str, most: int) -> LengthDistribution:
+    """Return expected lengths of responses, which may have `most` tokens. Raises InvalidInput for longer lengths."""
+    lengths = parse_lengths(text, EXPECTED)
+    if lengths.longest > most:
+        raise InvalidInput(EXPECTED, lengths.longest, f"at most {most}, the tokens that a response may have")
+    return lengths.reaching(most)

@@ -1,6 +1,7 @@
 """Price the plan of a run again, after measured steps have corrected the constants, and search for a better plan.
 
-A plan counts as better only if it stays faster under every correction that the measured seconds leave likely.
+A plan counts as better only if it stays faster under every correction that the measured seconds leave likely. It gets
+the largest caches that fit, since responses may grow after these steps.
 """
 
 from __future__ import annotations
@@ -8,13 +9,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from prefect_rlhf.placement.plan import ExecutionPlan
+from prefect_rlhf.placement.cost.datasheets.hardware import GIB
+from prefect_rlhf.placement.cost.paged_cache import gib_above
+from prefect_rlhf.placement.memory.remedies import with_changes
+from prefect_rlhf.placement.plan import ExecutionPlan, instances
 from prefect_rlhf.placement.planner.best_plan import plan_graph
 from prefect_rlhf.placement.planner.fitted_constants import FittedConstants, Measured, corrected, fit_constants
 from prefect_rlhf.placement.planner.question import Question
+from prefect_rlhf.placement.planner.space.candidates import CACHE_STEP
 
 LEAST_GAIN = 0.1  # of the seconds of a step
 LEAST_SURE_GAIN = 0.03  # the same under the least favourable of the likely corrections
+LARGER_CACHES = (CACHE_STEP**4, CACHE_STEP**3, CACHE_STEP**2, CACHE_STEP)  # tried if a cache for all rows does not fit
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,11 +64,24 @@ def recheck(
     seconds = now.seconds(plan)
     if not fitted.explains or (fitted.confirms and was_searched):
         return Recheck(fitted, seconds, seconds)
-    best = plan_graph(now, evaluations=evaluations).plan
+    best = with_largest_caches(now, plan_graph(now, evaluations=evaluations).plan)
     gains = [1 - each.seconds(best) / each.seconds(plan) for each in (corrected(question, c) for c in fitted.likely)]
     found = Recheck(fitted, seconds, now.seconds(best), best)
     is_better = found.gain >= least_gain and min(gains, default=found.gain) >= LEAST_SURE_GAIN
     return found if is_better else Recheck(fitted, seconds, found.best_seconds)
+
+
+def with_largest_caches(question: Question, plan: ExecutionPlan) -> ExecutionPlan:
+    """Return the plan with each key-value cache for all rows at their longest, or else up to four times as large.
+
+    A search gives a cache the size for the expected lengths of rows. A larger cache that fits costs no time.
+    """
+    for calls in instances(question.graph, plan).values():
+        size = plan[calls[0].name].cache_gib
+        if size is not None:
+            sizes = (None, *(gib_above(size * GIB * by) for by in LARGER_CACHES))
+            plan = next(filter(question.fits, [with_changes(plan, calls, cache_gib=each) for each in sizes]), plan)
+    return plan
 
 
 def pays(found: Recheck, steps_left: int, move_seconds: float) -> bool:

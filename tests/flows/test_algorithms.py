@@ -244,6 +244,7 @@ PARAMETERS = {  # a deployment somewhere passes these by name: adding is fine, r
         *("steps", "epochs", "plan", "seed", "checkpoint_every", "keep_checkpoints", "best_metric", "best_is"),
         *("patience", "resume_from", "output_dir", "dry_run", "steps_per_group", "call_deadline_seconds"),
         *("role_deadlines", "limits", "tracking", "replan", "replan_gain", "replan_every"),
+        "expected_response_length",
     ],
 }
 

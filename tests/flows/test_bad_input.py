@@ -228,6 +228,8 @@ CASES = {
     "a move that no checkpoint can cut": (lambda g: g | {"replan": "move", "staleness": 1}, "checkpoint_every: got None, expected a number of steps: with staleness"),
     "steps between checks of none": (lambda g: g | {"replan_every": 30}, "replan_every: 30 is not used: replan is say; remove it, or set replan: move"),
     "a gain that nobody looks for": (lambda g: g | {"replan": "off", "replan_gain": 0.2}, "replan_gain: 0.2 is not used: replan is off"),
+    "responses longer than allowed": (lambda g: g | {"expected_response_length": "9999"}, "expected_response_length: got 9999, expected at most"),
+    "responses of no length": (lambda g: g | {"expected_response_length": "long"}, "expected_response_length: got 'long', expected tokens such as 1024"),
     "plans that begin late": (lambda g: at(g, "plan", {1: "flattening"}), "plan: got 'steps 1', expected plans by step that begin at step 0"),
     "plans by no step": (lambda g: at(g, "plan", {}), "plan: got 'no step'"),
     "plans in no order": (lambda g: at(g | {"steps": 9}, "plan", {0: "flattening", 5: "split", 2: "split"}), "plan: got 'steps 0, 5, 2', expected plans by step in increasing order"),

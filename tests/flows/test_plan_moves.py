@@ -44,7 +44,7 @@ TOLERANCE = 1e-5
 STEPS = 4
 PLANS = {
     "replicas": plan("0-1 dp2 engine=vllm", "0", "1", "0-1 dp2", "0-1 dp2", "0-1 dp2"),
-    "split": plan("0-1 tp2 engine=vllm", "0", "1", "0-1 dp2", "0-1 tp2", "0-1 pp2 micro_batches=2"),
+    "split": plan("0-1 tp2 engine=vllm parts=2", "0", "1", "0-1 dp2", "0-1 tp2", "0-1 pp2 micro_batches=2"),
     "turns": plan("0 engine=vllm offload=all", "0", "1 offload=all", "0-1 pp2", "0 offload=optimizer", "0-1 dp2"),
 }
 DESK = whole(ClusterShape("matrix", 1, 2, 8 << 30))

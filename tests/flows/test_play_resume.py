@@ -28,11 +28,15 @@ from tests.tiny import make_model, make_prompts
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("prefect")]
 PLAY = f"{Path(__file__).parent / 'plays.py'}:trapped"
 CALLS = ("actor_generate", "actor_train", "actor_evaluation")
+PARTS = (pytest.param(1, id="whole"), pytest.param(2, id="parts", marks=pytest.mark.all))
 
 
-@pytest.fixture(scope="module")
-def parameters(tmp_path_factory):
-    """Two steps of GRPO on plays, with a checkpoint between them; `traps` is a folder that is empty at first."""
+@pytest.fixture(scope="module", params=PARTS)
+def parameters(request, tmp_path_factory):
+    """Two steps of GRPO on plays, with a checkpoint between them; `traps` is a folder that is empty at first.
+
+    Rows are generated in so many parts.
+    """
     folder = tmp_path_factory.mktemp("played")
     (folder / "traps").mkdir()
     table = pq.read_table(make_prompts(folder / "words.parquet"))
@@ -40,7 +44,8 @@ def parameters(tmp_path_factory):
     table = table.append_column("traps", pa.array([str(folder / "traps")] * table.num_rows))
     pq.write_table(table, folder / "prompts.parquet")
     prompts = {"path": str(folder / "prompts.parquet")}
-    plan = plan_file(dict.fromkeys(CALLS, "0 engine=megatron"), folder / "plan.json", COMPUTATIONS_OF_GRPO[1:])
+    calls = dict.fromkeys(CALLS, "0 engine=megatron") | {"actor_generate": f"0 engine=megatron parts={request.param}"}
+    plan = plan_file(calls, folder / "plan.json", COMPUTATIONS_OF_GRPO[1:])
     return {
         "prompts": prompts,
         "held_out": prompts | {"split": "held_out"},
@@ -74,9 +79,12 @@ def whole(parameters):
 
 @pytest.fixture
 def trap(parameters, whole):
-    """Set a trap of a kind for a row of the second step; return the file that shows that the row was there."""
+    """Set a trap of a kind for a row of the second step; return the file that shows that the row was there.
+
+    The row is in the last group, so in the last part.
+    """
     first, second = whole.row_ids
-    number = next(number for number in second if number not in first)
+    number = [number for number in second if number not in first][-1]
     file = Path(parameters["prompts"]["path"]).parent / "traps" / str(number)
 
     def set_trap(kind):

@@ -6,6 +6,7 @@ A check is that of `replan: say`, after the first steps and then every `replan_e
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from statistics import median
@@ -38,6 +39,18 @@ LEAST_SHARE = 0.5
 """Of its predicted gain: a move that gained less is the last of the run."""
 
 
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """The seconds and the trained tokens of a step: medians of some steps."""
+
+    seconds: float
+    tokens: float
+
+    def at(self, tokens: float) -> float:
+        """Return the seconds of a step with so many trained tokens, in proportion; without a count, those of a step."""
+        return self.seconds * tokens / self.tokens if tokens and self.tokens else self.seconds
+
+
 @dataclass(slots=True)
 class PlanMover:
     """The checks of a run and its moves. `plans` are its plans so far, the last in use; `step` is the next to end."""
@@ -50,7 +63,7 @@ class PlanMover:
     _is_over: bool = field(default=False, init=False)
     _process: RecheckProcess | None = field(default=None, init=False)
     _next: ChosenPlan | None = field(default=None, init=False)
-    _expected: tuple[float, float] | None = field(default=None, init=False)  # seconds of a step before a move, and gain
+    _expected: tuple[Pace, float] | None = field(default=None, init=False)  # steps before a move, and its gain
     _starts: dict[EngineKind, float] = field(default_factory=dict, init=False)
 
     def step_ended(self, journal: Journal) -> str | None:
@@ -128,14 +141,17 @@ class PlanMover:
             check_move(self.request, self.plans[-1].chosen, ChosenAt(self.step, chosen))
         except InvalidInput as error:
             return f"{gain}; the run stays ({error})"
-        self._next, self._expected = chosen, (step_seconds(journal, self._steps), found.gain)
+        self._next, self._expected = chosen, (pace(journal, self._steps), found.gain)
         self.asks.ask(chosen.plan)
         return f"{gain}; the run moves to it, which takes about {seconds:.1f} s"
 
-    def _measured(self, journal: Journal, before: float, expected: float) -> str | None:
-        """Compare the gain of the last move with its prediction. After a poor move there is no other."""
-        self._expected = None
-        gain = 1 - step_seconds(journal, self._steps) / before
+    def _measured(self, journal: Journal, before: Pace, expected: float) -> str | None:
+        """Compare the gain of the last move with its prediction. After a poor move there is no other.
+
+        Responses may have grown since: the steps before the move count in proportion to their tokens.
+        """
+        self._expected, after = None, pace(journal, self._steps)
+        gain = 1 - after.seconds / before.at(after.tokens)
         self._is_over = gain < LEAST_SHARE * expected
         last = "; no other move follows" if self._is_over else ""
         return f"the move to {self._plan.name} gained {gain:.0%} of a step, predicted {expected:.0%}{last}"
@@ -144,10 +160,15 @@ class PlanMover:
         return move_seconds(self.request.graph, self._plan, plan, self.request.cost_sources, self._starts)
 
 
-def step_seconds(journal: Journal, steps: int) -> float:
-    """Return the median seconds of the last steps, at most `steps`, without the first of them."""
-    ends = step_ends(journal.last_steps(min(STEPS_KEPT, steps)))
-    return median(after - before for before, after in pairwise(ends))
+def pace(journal: Journal, steps: int) -> Pace:
+    """Return the pace of the last steps, at most `steps`, without the first of them."""
+    spans = journal.last_steps(min(STEPS_KEPT, steps))
+    ends, tokens = step_ends(spans), defaultdict[int, int](int)
+    for span in spans:
+        if span.kind == "train_step":
+            tokens[span.step] += span.num_tokens
+    seconds = median(after - before for before, after in pairwise(ends))
+    return Pace(seconds, median(tokens[step] for step in sorted(tokens)[1:]))
 
 
 def plan_mover(

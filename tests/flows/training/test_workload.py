@@ -2,6 +2,7 @@
 
 import pytest
 
+from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.flows.forms.options import RunOptions
 from prefect_rlhf.flows.ppo import ppo
 from prefect_rlhf.flows.reward import reward
@@ -32,6 +33,14 @@ def test_prompts_are_as_long_as_they_are_and_responses_as_long_as_they_may_becom
     assert found.longest == longest_sequence(graph, inputs)
 
 
+@pytest.mark.parametrize(("expected", "shares"), [("2", ((2, 1.0), (5, 0.0))), ("2:1,5:3", ((2, 0.25), (5, 0.75)))])
+def test_responses_are_as_long_as_expected_and_memory_counts_the_longest(tmp_path, expected, shares):
+    inputs, graph = asked(ppo, ppo_parameters(tmp_path))
+    found = run_workload(graph, inputs, expected)
+    assert found.responses.shares == shares
+    assert found.longest == longest_sequence(graph, inputs)
+
+
 def test_where_nothing_generates_every_token_may_be_scored(tmp_path):
     model, pairs = make_model(tmp_path / "model", scalar=True), make_pairs(tmp_path / "pairs.parquet")
     data = {"path": pairs, "prompt_column": "prompt"}
@@ -41,3 +50,5 @@ def test_where_nothing_generates_every_token_may_be_scored(tmp_path):
     assert found.prompts.longest == 0
     assert found.responses.mean == pytest.approx(sum(rows) / len(rows))
     assert found.longest == longest_sequence(graph, inputs)
+    with pytest.raises(InvalidInput, match="expected_response_length: '3' is not used: no call generates; remove it"):
+        run_workload(graph, inputs, "3")

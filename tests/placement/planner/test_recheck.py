@@ -16,19 +16,20 @@ from prefect_rlhf.placement.augmented.node import subject_of
 from prefect_rlhf.placement.cost.datasheets.correction import Correction
 from prefect_rlhf.placement.cost.node import NodeCosts
 from prefect_rlhf.placement.cost.sources import CostSources
-from prefect_rlhf.placement.cost.workload import Workload
+from prefect_rlhf.placement.cost.workload import LengthDistribution, Workload
 from prefect_rlhf.placement.graph import DataflowGraph
+from prefect_rlhf.placement.memory.remedies import with_changes
 from prefect_rlhf.placement.plan import ExecutionPlan
 from prefect_rlhf.placement.planner.fitted_constants import STEPS, Measured, corrected, fit_constants
 from prefect_rlhf.placement.planner.preset_plan import preset
 from prefect_rlhf.placement.planner.question import Question, Site
-from prefect_rlhf.placement.planner.recheck import LEAST_GAIN, recheck
+from prefect_rlhf.placement.planner.recheck import LEAST_GAIN, recheck, with_largest_caches
 from prefect_rlhf.placement.schedule.estimate import without_evaluation
 from prefect_rlhf.tasks.rl.settings.online import GRPO
 from tests.flows.test_algorithms import traced
 from tests.strategies import SMOLLM2, TWO_DEVICES, dpo, model, ppo, remax
 
-ROWS = 16
+ROWS, TWENTY = 16, LengthDistribution.fixed(20)
 TRUE = Correction(compute=1 / 6.7, link=2.7, eager_launch=3.75)
 """What the constants of a bare CPU were wrong by, on a machine with matrix instructions."""
 RECORDED = {
@@ -154,6 +155,33 @@ def test_calls_on_chosen_rows_say_nothing_about_constants():
     trained = seen["actor_train"]
     fitted = fit_constants(question, plan, seen | {"actor_train": replace(trained, seconds=9 * trained.seconds)})
     assert fitted is not None and fitted.confirms
+
+
+def test_rows_that_outgrow_their_cache_find_a_plan_with_room_for_the_longest():
+    """A cache for the lengths of today would be too small again as rows grow on."""
+    graph = traced(grpo, algo=GRPO(batch_size=4, samples_per_prompt=8))
+    question = replace(asked(graph), workload=Workload(TWENTY, LengthDistribution.fixed(100).reaching(400)))
+    whole = chosen(question)
+    generates = [call for call in question.graph if call.kind == "generate"]
+    small = with_changes(whole, generates, cache_gib=0.012)
+    found = recheck(question, small, measured(seconds_of(question, small)), 50_000, was_searched=False)
+    assert found is not None and found.better is not None and found.gain > LEAST_GAIN
+    assert [found.better[call.name].cache_gib for call in generates] == [None] * len(generates)
+    tight = replace(TWO_DEVICES, device_memory_bytes=fullest(question, whole) - 1)
+    asked_there = replace(question, site=replace(question.site, cluster=replace(tight, backend="cpu")))
+    larger = with_largest_caches(asked_there, replace(small, cluster=asked_there.site.cluster))
+    assert all(0.012 < (larger[call.name].cache_gib or 0) < 0.05 for call in generates)
+
+
+def fullest(question: Question, plan: ExecutionPlan) -> int:
+    """The bytes of a device with which the plan just fits."""
+    low, high = 0, TWO_DEVICES.device_memory_bytes
+    while high - low > 1:
+        middle = (low + high) // 2
+        there = replace(question.site.cluster, device_memory_bytes=middle)
+        asked_there = replace(question, site=replace(question.site, cluster=there))
+        low, high = (low, middle) if asked_there.fits(replace(plan, cluster=there)) else (middle, high)
+    return high
 
 
 def test_nothing_measured_is_no_fit():

@@ -65,12 +65,13 @@ def better(seconds=100.0):
     return Recheck(FITTED, seconds, 0.75 * seconds, SPLIT)
 
 
-def run_steps(mover, journal, steps, seconds=100.0):
-    """Let steps of so many seconds end; return the lines."""
+def run_steps(mover, journal, steps, seconds=100.0, tokens=1000):
+    """Let steps of so many seconds and trained tokens end; return the lines."""
     lines = []
     for step in steps:
         span = (f"actor_train@{step}", "", "train_step", "actor_train", step, "", "", ("n0:0",))
-        journal.record(TaskRunSpan(*span, step * seconds, (step + 1) * seconds, seconds=seconds, **MEMORY))
+        when = step * seconds, (step + 1) * seconds
+        journal.record(TaskRunSpan(*span, *when, seconds=seconds, num_tokens=tokens, **MEMORY))
         journal.finish_step(step)
         lines.append(mover.step_ended(journal))
     return [line for line in lines if line]
@@ -94,15 +95,15 @@ def test_a_plan_that_pays_is_asked_for_once_and_recorded(checks, tmp_path):
     assert list(plans_by_step(str(tmp_path / PLANS_FILE))) == [0, 9]
 
 
-def moved(checks, tmp_path, seconds):
-    """A mover after a move that was to save a quarter, and the lines of the steps after it, of these seconds."""
+def moved(checks, tmp_path, seconds, tokens=1000):
+    """A mover after a move that was to save a quarter, and the lines of the steps after it."""
     checks.found, one, journal = better(), mover(), Journal(tmp_path)
     run_steps(one, journal, range(6))
     run = SimpleNamespace(first_step=6, plan=one.asks.take(6).plan)
     one.moves(run)
     one.moved(run, journal)
     checks.steps.clear()
-    return one, run_steps(one, journal, range(6, 50), seconds)
+    return one, run_steps(one, journal, range(6, 50), seconds, tokens)
 
 
 def test_after_a_move_the_next_check_waits(checks, tmp_path):
@@ -116,6 +117,13 @@ def test_a_move_that_gained_little_is_the_last(checks, tmp_path):
     one, lines = moved(checks, tmp_path, 90.0)
     assert lines == ["the move to replanned-1 gained 10% of a step, predicted 25%; no other move follows"]
     assert checks.steps == [] and one.asks.asked is None
+
+
+def test_responses_that_grow_hide_no_gain_of_a_move(checks, tmp_path):
+    """Steps after the move have a fifth more tokens, and take a tenth less."""
+    one, lines = moved(checks, tmp_path, 90.0, tokens=1200)
+    assert lines[0] == "the move to replanned-1 gained 25% of a step, predicted 25%"
+    assert checks.steps == [25]
 
 
 @pytest.mark.parametrize(
