@@ -14,12 +14,12 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from benchmarks.countdown import END, SPECIAL, tokens, vocabulary
 
-EMBEDDED, CERTAIN = 4.0, 2.0
-"""Sizes of embeddings and of rows of the head: a word of the next number has a logit of about 45, others of about 0."""
+EMBEDDED, LOGIT = 4.0, 45.0
+"""The size of embeddings, and about the logit of each word of the next number; others have about 0."""
 
 
 def make_countdown(folder: Path, *, most: int, hidden: int, layers: int) -> str:
-    """Write a Llama in float32 that counts down from numbers up to `most`, with its tokenizer; return the folder."""
+    """Write a Llama that counts down from numbers up to `most`, with its tokenizer; return the folder."""
     torch.manual_seed(1)
     config = LlamaConfig(
         hidden_size=hidden,
@@ -41,7 +41,7 @@ def make_countdown(folder: Path, *, most: int, hidden: int, layers: int) -> str:
     for number in range(1, most + 1):
         direction = torch.randn(hidden)
         embedded[tokens(number)] += EMBEDDED * direction
-        head[tokens(number - 1) if number > 1 else END] = CERTAIN * direction / direction.norm()
+        head[tokens(number - 1) if number > 1 else END] = LOGIT / hidden**0.5 * direction / direction.norm()
     model.save_pretrained(folder)
     save_words(folder, most)
     return str(folder)

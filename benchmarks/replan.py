@@ -1,14 +1,18 @@
 """Total seconds of GRPO while responses grow: with `replan: move`, under a fixed plan, and under a plan for each half.
 
-    python -m benchmarks.replan [--steps 60] [--first 6] [--last 24] [--plan hybridflow-split] [--then flattening]
-        [--only NAME ...] [--prompts 8] [--samples 8] [--mini-batches 2] [--hidden 320] [--layers 6]
+    python -m benchmarks.replan [--steps 60] [--first 64] [--last 256] [--memory-mib 150] [--every 5] [--only NAME ...]
+        [--prompts 8] [--samples 4] [--mini-batches 2] [--hidden 128] [--layers 24]
 
 Real Prefect, gang, Megatron-core and vLLM on two CPU ranks; a model that counts down from the number in its prompt
-(`benchmarks/countdown_model.py`), so lengths grow in a straight line from `--first` to `--last` tokens. `fixed` keeps
-`--plan`, with `replan: say`; `halves` moves to `--then` after half of the steps; `move` begins with `--plan` and
-decides by itself. Total seconds are from the start of the first step to the end of the last, moves included. `gain` is
-the total of `fixed` divided by that of `move`, `over_halves` how much longer `move` takes than `halves`, `say_share`
-the share of `fixed` that its threads spent in the check of `replan: say`.
+(`benchmarks/countdown_model.py`), so lengths grow in a straight line from `--first` to `--last` tokens. The memory of a
+rank holds models and a key-value cache for the first lengths, or a larger cache and models that leave it between their
+calls. The machine is probed first, unless it is known, and each plan is the planner's answer for some lengths.
+
+`fixed` keeps the best plan for the first lengths, with `replan: say`. `move` begins with the same plan, and moves by
+itself. `halves` has the best plan for the lengths of the first half, and moves to that of the second half. Total
+seconds are from the start of the first step to the end of the last, moves included. `gain` is the total of `fixed`
+divided by that of `move`, `over_halves` how much longer `move` takes than `halves`, `say_share` the share of `fixed`
+that its threads spent in the check of `replan: say`.
 """
 
 from __future__ import annotations
@@ -18,7 +22,9 @@ import json
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from statistics import mean
@@ -30,46 +36,96 @@ from prefect.testing.utilities import prefect_test_harness
 
 from benchmarks import countdown
 from benchmarks.countdown_model import make_countdown
+from prefect_rlhf.blocks.lease import leased_devices
 from prefect_rlhf.files.yaml_text import read_yaml
 from prefect_rlhf.flows.grpo import grpo
+from prefect_rlhf.flows.hardware.probes import probed_speeds
+from prefect_rlhf.flows.training.choice.auto_plan import AUTO, EVALUATIONS
 from prefect_rlhf.flows.training.choice.plans_by_step import PLANS_FILE
 from prefect_rlhf.flows.training.choice.price_check import PriceCheck
+from prefect_rlhf.placement.cost.workload import LengthDistribution
+from prefect_rlhf.placement.devices.lease import Lease
+from prefect_rlhf.placement.plan import ExecutionPlan
+from prefect_rlhf.placement.planner.best_plan import plan_graph
+from prefect_rlhf.placement.planner.question import Question
+from prefect_rlhf.placement.plans.plan_file import plan_yaml
 from prefect_rlhf.tasks.data.row_order import row_ids
 from prefect_rlhf.tasks.reporting.comparison import step_ends
 from prefect_rlhf.tasks.running.journal import Journal, TaskRunSpan, read_spans
-from tests.runs import leased, rollouts
+from tests.runs import leased, prepared, rollouts
 
-RANKS, SEED = 2, 1
+RANKS, SEED, DTYPE = 2, 1, "bfloat16"
 NAMES = ("fixed", "halves", "move")
 REWARD = {"function": f"{Path(countdown.__file__).resolve()}:first_words", "signature": "trl"}
 
 
 def main() -> None:
-    """Run and print."""
+    """Probe, choose plans, run and print."""
     arguments = parse_arguments()
-    steps, half = arguments.steps, arguments.steps // 2
-    options: dict[str, dict[str, Any]] = {
-        "fixed": {"plan": arguments.plan},
-        "halves": {"plan": {0: arguments.plan, half: arguments.then}},
-        "move": {"plan": arguments.plan, "replan": "move", "replan_every": arguments.every},
-    }
     found: dict[str, dict[str, Any]] = {}
-    with prefect_test_harness(server_startup_timeout=120), tempfile.TemporaryDirectory() as folder:
-        given = flow_parameters(arguments, Path(folder))
+    with (
+        prefect_test_harness(server_startup_timeout=120),
+        tempfile.TemporaryDirectory() as folder,
+        leased(RANKS, memory_bytes=int(arguments.memory_mib * (1 << 20))),
+    ):
+        with leased_devices() as lease:
+            probed_speeds(lease, [DTYPE], print)
+            given = flow_parameters(arguments, Path(folder))
+            options = options_of(arguments, given, lease, Path(folder))
         for name in arguments.only:
             found[name] = timed(given | options[name], lengths(arguments))
             print(json.dumps({name: found[name]}), flush=True)
-    print(json.dumps(summary(steps, found)))
+    print(json.dumps(summary(arguments.steps, found)))
+
+
+def options_of(
+    arguments: argparse.Namespace, given: dict[str, Any], lease: Lease, folder: Path
+) -> dict[str, dict[str, Any]]:
+    """Return the options of each run, with answers of the planner, and print the seconds that it predicts."""
+    tokens, half, files = lengths(arguments), arguments.steps // 2, {}
+    first = {"plan": AUTO, "expected_response_length": str(tokens[0])}
+    fixed = prepared(grpo, given | first | {"dry_run": True}, lease)
+    question, predicted = fixed.request.question, {}
+    predicted["fixed"] = seconds(question, fixed.chosen.plan, tokens)
+    for step, part in ((0, tokens[:half]), (half, tokens[half:])):
+        best = best_plan(question, part)
+        predicted[f"from {step}"] = seconds(question, best, part)
+        files[step] = folder / f"from_{step}.yaml"
+        files[step].write_text(plan_yaml(best))
+    print(json.dumps({"predicted": predicted}), flush=True)
+    return {
+        "fixed": first,
+        "halves": {"plan": {step: str(file) for step, file in files.items()}},
+        "move": {**first, "replan": "move", "replan_every": arguments.every},
+    }
+
+
+def best_plan(question: Question, tokens: Sequence[int]) -> ExecutionPlan:
+    """Return the plan that takes the least seconds for these steps, of the answers for three of their lengths."""
+    some = dict.fromkeys((tokens[0], tokens[len(tokens) // 2], tokens[-1]))
+    plans = [plan_graph(expecting(question, length), evaluations=EVALUATIONS).plan for length in some]
+    return min(plans, key=lambda plan: seconds(question, plan, tokens))
+
+
+def seconds(question: Question, plan: ExecutionPlan, tokens: Iterable[int]) -> float:
+    """Return the predicted seconds of steps whose responses have these lengths."""
+    return round(sum(expecting(question, length).seconds(plan) for length in tokens), 1)
+
+
+@cache
+def expecting(question: Question, length: int) -> Question:
+    """Return the question for responses of this length; memory counts the longest in any case."""
+    responses = LengthDistribution.fixed(length).reaching(question.workload.responses.longest)
+    return replace(question, workload=replace(question.workload, responses=responses))
 
 
 def parse_arguments() -> argparse.Namespace:
     """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    numbers = {"steps": 60, "first": 6, "last": 24, "every": 5, "prompts": 8, "samples": 8, "mini-batches": 2}
-    for name, default in (numbers | {"hidden": 320, "layers": 6}).items():
+    numbers = {"steps": 60, "first": 64, "last": 256, "every": 5, "prompts": 8, "samples": 4, "mini-batches": 2}
+    for name, default in (numbers | {"hidden": 128, "layers": 24}).items():
         parser.add_argument(f"--{name}", type=int, default=default)
-    parser.add_argument("--plan", default="hybridflow-split", help="the best of the first lengths")
-    parser.add_argument("--then", default="flattening", help="the best of the second half")
+    parser.add_argument("--memory-mib", type=float, default=150, help="memory of a rank")
     parser.add_argument("--only", nargs="+", choices=NAMES, default=NAMES)
     return parser.parse_args()
 
@@ -95,7 +151,7 @@ def flow_parameters(arguments: argparse.Namespace, folder: Path) -> dict[str, An
     return {
         "prompts": prompts,
         "held_out": {**prompts, "split": "held_out"},
-        "actor": {"path": model, "dtype": "float32"},
+        "actor": {"path": model, "dtype": DTYPE},
         "reward": {"functions": {"first_words": REWARD}},
         "output_dir": str(folder / "runs"),
         "steps": arguments.steps,
@@ -125,8 +181,7 @@ def timed(parameters: dict[str, Any], expected: Sequence[int]) -> dict[str, Any]
 
     PriceCheck.step_ended = step_ended  # type: ignore[method-assign]  # with a stopwatch
     try:
-        with leased(RANKS):
-            state = grpo(**grpo.validate_parameters(parameters), return_state=True)
+        state = grpo(**grpo.validate_parameters(parameters), return_state=True)
     finally:
         PriceCheck.step_ended = ended  # type: ignore[method-assign]
     if not state.is_completed():
@@ -162,17 +217,15 @@ def nodes(spans: Sequence[TaskRunSpan], half: int) -> dict[str, list[float]]:
 
 def summary(steps: int, found: dict[str, dict[str, Any]]) -> dict[str, Any]:
     """Return the last line."""
-    seconds = {name: each["seconds"] for name, each in found.items()}
+    took = {name: each["seconds"] for name, each in found.items()}
     moved = [step for step in found.get("move", {}).get("plans", {}) if step]
     return {
         "steps": steps,
-        "seconds": seconds,
-        "gain": round(seconds["fixed"] / seconds["move"], 3) if {"fixed", "move"} <= seconds.keys() else None,
-        "over_halves": round(seconds["move"] / seconds["halves"] - 1, 3)
-        if {"halves", "move"} <= seconds.keys()
-        else None,
+        "seconds": took,
+        "gain": round(took["fixed"] / took["move"], 3) if {"fixed", "move"} <= took.keys() else None,
+        "over_halves": round(took["move"] / took["halves"] - 1, 3) if {"halves", "move"} <= took.keys() else None,
         "moved_at": moved,
-        "say_share": round(found["fixed"]["say_seconds"] / seconds["fixed"], 5) if "fixed" in seconds else None,
+        "say_share": round(found["fixed"]["say_seconds"] / took["fixed"], 5) if "fixed" in took else None,
     }
 
 

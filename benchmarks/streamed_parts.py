@@ -3,7 +3,7 @@
     python -m benchmarks.streamed_parts [--parts 4] [--rounds 1] [--steps 4] [--batch-size 16] [--response-tokens 32]
         [--model FOLDER] [--prompts FILE]
 
-RAFT (`benchmarks/raft.py`) of three models of SmolLM2's shape on two CPU ranks of a thread each, with four responses
+RAFT (`benchmarks/raft.py`) of three models of SmolLM2's shape on two CPU ranks of a thread each, with eight responses
 to each of the demo's prompts. A rank generates, the other has the inferences of reward and reference model, and both
 train on the best responses. Two plans differ only in the parts of generation and inferences: a single part, or
 `--parts`. They run in turn, `--rounds` times each, so that a change of the machine's load affects both. The machine is
@@ -34,7 +34,7 @@ from prefect_rlhf.flows.hardware.probes import probed_speeds
 from tests.runs import Compact, leased, plan_file
 
 RANKS = 2
-SAMPLES = 4  # responses to a prompt, of which a step trains on the best
+SAMPLES = 8  # responses to a prompt, of which a step trains on the best
 
 
 def main() -> None:

@@ -8,7 +8,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -183,10 +183,17 @@ def num_devices(compact: Compact) -> int:
 
 
 @contextmanager
-def leased(count: int, nodes: int = 1, kinds: Sequence[Mapping[str, Any]] = ()) -> Iterator[None]:
-    """As the worker does: the environment says which devices this process may use, of which kinds of nodes."""
+def leased(
+    count: int, nodes: int = 1, kinds: Sequence[Mapping[str, Any]] = (), memory_bytes: int | None = None
+) -> Iterator[None]:
+    """As the worker does: the environment says which devices this process may use, of which kinds of nodes.
+
+    Each device has the memory of a `Cluster`, or `memory_bytes`.
+    """
     of_kinds = {"node_kinds": kinds} if kinds else {"num_nodes": nodes}
     cluster = Cluster(cluster="matrix", devices_per_node=count // nodes, **of_kinds).shape
+    if memory_bytes is not None:
+        cluster = replace(cluster, device_memory_bytes=memory_bytes)
     lease = Lease("matrix", "test", cluster, cluster.whole, cluster.whole.devices())
     before = os.environ.get(ENVIRONMENT_VARIABLE)
     os.environ[ENVIRONMENT_VARIABLE] = lease.to_json()
