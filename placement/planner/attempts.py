@@ -22,14 +22,16 @@ from prefect_rlhf.placement.planner.space.streamed_problem import streamed_probl
 from prefect_rlhf.placement.planner.time_sharing import time_sharing_problem
 from prefect_rlhf.placement.plans.presets import PRESETS
 from prefect_rlhf.placement.search.budget import EVALUATIONS, Budget, Meter
-from prefect_rlhf.placement.search.driver import Progress, SearchResult, search
+from prefect_rlhf.placement.search.driver import Progress, Proof, SearchResult, prove, search
 from prefect_rlhf.placement.search.method import Method
-from prefect_rlhf.placement.search.problem import LinkNode, PlannedCall, ProblemNode
+from prefect_rlhf.placement.search.problem import LinkNode, PlannedCall, Problem, ProblemNode
 
 WHOLE_SHARE = 0.5  # of the budget, for the search of the whole space, and for searches with models in alternation
 COPIES_SHARE = 0.3  # for searches that decide which calls share a copy of weights
 CAUTIOUS_SHARE = 0.2  # for each other way to count memory
-STREAMED_SHARE = 0.2  # for all bounds on plans with streamed parts
+PROOF_EVALUATIONS = 10.0  # times the evaluations, for a proof: bounds alone take half a microsecond each
+PROOF_SECONDS = 0.1  # of the seconds
+PROVED = 0.01  # of the bound: a plan that is no further above it ends a proof
 SMALL_SHARE = 0.03  # for each preset and each division: little is left to choose
 SHORT = Budget(EVALUATIONS, 2.0)  # of the first round of attempts, if the budget is longer
 CLOSE = 0.03  # of the bound: a plan that is no further above it is as good as known, since no estimate tells more
@@ -123,19 +125,30 @@ def _make_attempts(request: SearchRequest) -> list[Finding]:
     return findings
 
 
-def with_streamed_bound(request: SearchRequest, bound: SearchResult) -> SearchResult:
-    """Return the search with the least bound: `bound`, or that of plans in which some call streams parts.
+def prove_bound(request: SearchRequest, bound: SearchResult, known_seconds: float) -> Proof:
+    """Return the best bound on all plans, of a search or of a proof, if a plan takes `known_seconds`.
 
-    The budget is divided over the calls that may stream.
+    Plans in which some call streams parts may be below it: then their bound counts. They are divided over problems that
+    share a budget.
     """
-    problems, least = list(streamed_problems(request.space)), bound
-    budget = request.budget.times(STREAMED_SHARE / max(1, len(problems)))
+    space, budget = request.space, request.budget
+    share = Budget(budget.evaluations * PROOF_EVALUATIONS, budget.seconds * PROOF_SECONDS)
+    enough = known_seconds / (1 + PROVED)
+    proof = _proof((space.with_copies or space.least).problem, known_seconds, share, enough)
+    known = min(bound.lower_bound_seconds, known_seconds)
+    best = replace(proof, lower_bound_seconds=max(proof.lower_bound_seconds, known), binding=bound.binding)
+    problems = list(streamed_problems(space))
     for problem in problems:
-        enough = least.lower_bound_seconds
-        found = search(problem, budget.seconds, max_evaluations=budget.evaluations, enough_seconds=enough)
-        if found.lower_bound_seconds < enough:
-            least = replace(found, binding=f"{found.binding}, in plans with streamed parts")
-    return least
+        found = _proof(problem, known_seconds, share.times(1 / len(problems)), best.lower_bound_seconds)
+        provable = min(best.provable_seconds, found.provable_seconds)
+        lower = found if found.lower_bound_seconds < best.lower_bound_seconds else best
+        binding = best.binding if lower is best else f"{found.binding}, in plans with streamed parts"
+        best = Proof(lower.lower_bound_seconds, provable, binding)
+    return best
+
+
+def _proof(problem: Problem, known_seconds: float, budget: Budget, enough_seconds: float) -> Proof:
+    return prove(problem, known_seconds, budget.seconds, budget.evaluations, enough_seconds)
 
 
 def search_whole_space(request: SearchRequest) -> Finding:

@@ -19,8 +19,8 @@ from prefect_rlhf.placement.planner.attempts import (
     highest_bound,
     is_close,
     make_attempts,
+    prove_bound,
     search_whole_space,
-    with_streamed_bound,
 )
 from prefect_rlhf.placement.planner.fitted_constants import corrected
 from prefect_rlhf.placement.planner.neighbours import improve_locally
@@ -92,7 +92,6 @@ def _planned(request: SearchRequest, known: Sequence[ExecutionPlan]) -> Planned:
     timed = [(plan, question.seconds(plan)) for finding in findings for plan in finding.plans] + compared
     if not timed:
         raise no_plan_fits(question, space, request.budget.times(1 / 4))
-    bound = with_streamed_bound(request, highest_bound(findings))
     meter.spend(request.budget.evaluations)
     left = meter.left.at_least(request.budget.times(IMPROVING_SHARE))
     best = _improved(question, space, _starts(question, timed, 1 if is_close(question, findings) else STARTS), left)
@@ -110,16 +109,19 @@ def _planned(request: SearchRequest, known: Sequence[ExecutionPlan]) -> Planned:
     plan = with_streamed_parts(question, plan)
     certificate = question.certificate(plan)
     estimate = question.estimate(plan)
+    fastest_seconds, bound = min(question.seconds(fastest), estimate.seconds), highest_bound(findings)
+    proof = prove_bound(request, bound, fastest_seconds)
     return Planned(
         plan,
         estimate,
         certificate,
-        bound.lower_bound_seconds,
-        bound.binding,
+        proof.lower_bound_seconds,
+        proof.binding,
+        proof.provable_seconds,
         bound,
         presets,
         space,
-        min(question.seconds(fastest), estimate.seconds),
+        fastest_seconds,
         tuple(differently_placed([(plan, estimate.seconds), (fastest, question.seconds(fastest)), *timed])),
     )
 

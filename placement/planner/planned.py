@@ -30,9 +30,9 @@ class Planned:
     """The best plan found in `space`, and all results about it.
 
     `lower_bound_seconds`: in a long run no plan of the whole space takes less per iteration, for any order of its
-    nodes. `binding` is the reason, in words, and `search` that of the problem with this bound. `fastest_seconds` belong
-    to the fastest plan found; the plan may take a little more and be simpler. `finalists` are all different plans that
-    were compared at the end, the fastest first.
+    nodes. `binding` is the reason, in words. More evaluations raise it to `provable_seconds` at most. `search` is the
+    search of the whole space with the best bound. `fastest_seconds` belong to the fastest plan found; the plan may take
+    a little more and be simpler. `finalists` are all different plans that were compared at the end, the fastest first.
     """
 
     plan: ExecutionPlan
@@ -40,6 +40,7 @@ class Planned:
     certificate: Certificate
     lower_bound_seconds: float
     binding: str
+    provable_seconds: float
     search: SearchResult
     presets: tuple[PresetResult, ...]
     space: PlanSpace
@@ -71,11 +72,11 @@ class Planned:
     def gap_parts(self) -> dict[str, float]:
         """The gap by cause, each a share of the bound; together they are the gap.
 
-        The search, of its own problem; effects that the problem does not count, such as the fullest device's bytes and
-        moves of rows; and the choice of a simpler plan.
+        What more evaluations may prove; effects that the problem does not count, such as the fullest device's bytes,
+        moves of rows and the order of a run's locks; and the choice of a simpler plan.
         """
         bound = self.lower_bound_seconds
-        searched = min(max(bound, self.search.seconds), self.fastest_seconds)
+        searched = min(max(bound, self.provable_seconds), self.fastest_seconds)
         return {
             "left open by the search": searched / bound - 1,
             "by memory and moves that the bound does not count": (self.fastest_seconds - searched) / bound,

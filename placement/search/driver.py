@@ -105,6 +105,18 @@ class SearchResult:
         return self.outcome is SearchOutcome.OPTIMAL
 
 
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """No plan takes less than `lower_bound_seconds`, and more evaluations prove at most `provable_seconds`.
+
+    `binding` describes the term of the bound that binds.
+    """
+
+    lower_bound_seconds: float
+    provable_seconds: float
+    binding: str
+
+
 def search(
     problem: Problem,
     budget_seconds: float = math.inf,
@@ -129,6 +141,29 @@ def search(
     warm_up(method)
     outcome, state, cpu_seconds = _run(solver, tables, budget_seconds, max_evaluations, progress, enough_seconds)
     return _result(problem, tables, state, outcome, cpu_seconds)
+
+
+def prove(
+    problem: Problem,
+    known_seconds: float,
+    budget_seconds: float = math.inf,
+    max_evaluations: float = math.inf,
+    enough_seconds: float = math.inf,
+) -> Proof:
+    """Prove a bound on every plan, for any order of its nodes, if a plan takes `known_seconds`.
+
+    It looks for no plan: a plan takes its bound. So it ends at the least bound of all plans, and no further evaluation
+    raises it. The other parameters are as of `search`. Raises InvalidInput for a budget that is not positive.
+    """
+    if not budget_seconds > 0:
+        raise InvalidInput("budget_seconds", budget_seconds, "more than 0 seconds")
+    warm_up()
+    tables, known_us = build_tables(problem), math.floor(known_seconds / MICROSECOND)
+    solver = IterativeDeepening(improving_share=0.0, bounds_only=True, known_us=known_us)
+    _, state, _ = _run(solver, tables, budget_seconds, max_evaluations, None, enough_seconds)
+    least_us = known_us if state.incumbent is None else state.incumbent.makespan_us
+    binding = binding_term(problem, tables, state.incumbent)
+    return Proof(min(known_us, state.lower_bound_us) * MICROSECOND, least_us * MICROSECOND, binding)
 
 
 @cache

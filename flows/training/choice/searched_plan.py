@@ -58,21 +58,15 @@ def _against_bound(planned: Planned) -> str:
 
 
 def _causes(planned: Planned) -> Iterator[str]:
-    """Yield a line on a large gap: what is the search's, and what is the bound's, as far as that is known.
-
-    No bound from the search's problem exceeds a solution of it, so a longer search closes only the gap below that.
-    """
+    """Yield a line on a large gap: what is the search's, and what is the bound's, as far as that is known."""
     if planned.gap <= LARGE_GAP:
         return
     searched, uncounted, _ = planned.gap_parts.values()
-    parts = [
-        f"of this gap a longer search (--evaluations) can close {searched:.1%} at most, by a higher bound or a faster "
-        "plan"
-    ]
+    parts = [f"of this gap a longer search (--evaluations) can close {searched:.1%} at most by a higher bound"]
     if abs(uncounted) >= SHOWN_SHARE:
         parts.append(
-            f"{uncounted:.1%} are above the best solution of its own problem: they are the bound's, which does not "
-            "count all memory and moves, unless some plan loses less to these"
+            f"{uncounted:.1%} are above the bound of a single plan: they are the bound's, which does not count all "
+            "memory, moves and waits, unless a faster plan exists"
         )
     yield ". ".join(parts)
 

@@ -19,6 +19,7 @@ from prefect_rlhf.placement.search.exact.decisions import next_alternative, rela
 from prefect_rlhf.placement.search.exact.domains import deeper, narrow
 from prefect_rlhf.placement.search.exact.search_state import (
     BEST,
+    BOUNDS_ONLY,
     CURRENT,
     EVALUATIONS,
     FIRST,
@@ -258,9 +259,12 @@ def schedule_all_alike(t: Tables, s: SearchState) -> None:
     # Decisions visit a single plan of each symmetry class, because all have the same bound. Their times differ, since
     # the order of nodes breaks ties, so here all of them are scheduled and the best is kept.
     bound = 0
-    if t.rule == GRAPH_ORDER:
+    if t.rule == GRAPH_ORDER or s.scalars[BOUNDS_ONLY] != 0:
         bound = bound_partial(t, p, INFINITE)
         s.tally[LEAST_BOUND] = min(s.tally[LEAST_BOUND], bound)
+    if s.scalars[BOUNDS_ONLY] != 0:
+        take_if_better(t, s, p.option, p.mesh, bound)
+        return
     for number in range(len(s.symmetry)):
         schedule_moved(t, s, s.symmetry[number], bound)
 
@@ -277,10 +281,15 @@ def schedule_moved(t: Tables, s: SearchState, goes: Ints, bound: int) -> None:
             if call == other or p.relation[call, other] > DISJOINT:
                 moved.overlap[goes[call]] |= 1 << goes[other]
     fill_durations(t, moved.option, moved.relation, t.least_size, moved.us)  # all calls are decided
-    makespan = max(bound, time_by_rule(t, moved))
-    s.tally[LEAST_LEFT] = min(s.tally[LEAST_LEFT], makespan)
-    if makespan < s.scalars[BEST]:
-        s.scalars[BEST] = makespan
-        s.scalars[THRESHOLD] = min(s.scalars[THRESHOLD], makespan)
+    take_if_better(t, s, moved.option, moved.mesh, max(bound, time_by_rule(t, moved)))
+
+
+@inner
+def take_if_better(t: Tables, s: SearchState, option: Ints, mesh: Ints, us: int) -> None:
+    """Keep a plan that takes `us` if it is the best so far."""
+    s.tally[LEAST_LEFT] = min(s.tally[LEAST_LEFT], us)
+    if us < s.scalars[BEST]:
+        s.scalars[BEST] = us
+        s.scalars[THRESHOLD] = min(s.scalars[THRESHOLD], us)
         for call in range(t.num_calls):
-            s.best_option[call], s.best_mesh[call] = moved.option[call], moved.mesh[call]
+            s.best_option[call], s.best_mesh[call] = option[call], mesh[call]

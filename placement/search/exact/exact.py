@@ -13,6 +13,7 @@ from prefect_rlhf.placement.search.exact.deepening import advance, begin, best_p
 from prefect_rlhf.placement.search.exact.neighbourhood import Neighbourhoods, step_neighbourhood
 from prefect_rlhf.placement.search.exact.search_state import (
     BEST,
+    BOUNDS_ONLY,
     EVALUATIONS,
     LEAST_BOUND,
     LEAST_LEFT,
@@ -81,17 +82,22 @@ class IterativeDeepening:
 
     `growth` is the first increase of the threshold, as a share; later increases aim at rounds that cost twice the last.
     `improving_share` is the ratio of evaluations of the search for plans to evaluations of deepening, until it is
-    stale.
+    stale. With `bounds_only` a plan takes its bound: the search ends at the least bound of all plans, which no more
+    evaluations can raise. A plan of `known_us` is known.
     """
 
     seed: int = 0
     max_gap: float = 0.0
     growth: float = 0.0015
     improving_share: float = 0.5
+    bounds_only: bool = False
+    known_us: int = INFINITE
 
     def init(self, t: Tables) -> ExactState:
         lower_bound = int(bound_partial(t, empty_partial(t), INFINITE))
         search = empty_search_state(t, decision_order(t))
+        search.scalars[BOUNDS_ONLY] = self.bounds_only
+        lower(search, self.known_us)
         return _next_round(t, ExactState(search, begin_annealing(t, self.seed), lower_bound, lower_bound, self.growth))
 
     def step(self, t: Tables, state: ExactState) -> ExactState:

@@ -16,7 +16,7 @@ from prefect_rlhf.placement.search.tables.tables import UNDECIDED, Tables, calls
 
 LARGE = 0.5  # of a device's memory
 GROUP, OPTION = -1, -2  # decisions about a call alone
-CURRENT, FIRST, THRESHOLD, BEST = range(4)  # places in `SearchState.scalars`
+CURRENT, FIRST, THRESHOLD, BEST, BOUNDS_ONLY = range(5)  # places in `SearchState.scalars`
 LEAST_LEFT, EVALUATIONS, LEAST_BOUND = range(3)  # places in `SearchState.tally`
 
 
@@ -44,7 +44,7 @@ class SearchState(Record):
     trial: Ints  # [C]: meshes that it tries
     best_option: Ints  # [C]
     best_mesh: Ints  # [C]
-    scalars: Ints  # [4]: the present decision, the first free decision, the threshold, the time of the best plan
+    scalars: Ints  # [5]: present and first free decision, threshold, best time, whether plans take their bounds
     tally: Ints  # [3]: see above
 
 
@@ -68,7 +68,7 @@ def empty_search_state(t: Tables, order: Sequence[int], num_kept: int = 0) -> Se
         trial=np.zeros(t.num_calls, dtype=np.int64),
         best_option=np.full(t.num_calls, UNDECIDED, dtype=np.int64),
         best_mesh=np.full(t.num_calls, UNDECIDED, dtype=np.int64),
-        scalars=np.array([0, 0, 0, INFINITE], dtype=np.int64),
+        scalars=np.array([0, 0, 0, INFINITE, 0], dtype=np.int64),
         tally=np.array([INFINITE, 0, INFINITE], dtype=np.int64),
     )
 

@@ -41,7 +41,7 @@ def question(graph, cluster=ROOMY, sources=H100S) -> Question:
 def planned(asked: Question, plan: ExecutionPlan) -> Planned:
     """A plan that no search found, as if one had."""
     space, result = PlanSpace.of(asked), search(two_calls(), 60)
-    return Planned(plan, asked.estimate(plan), asked.certificate(plan), 1.0, "", result, (), space, 1.0)
+    return Planned(plan, asked.estimate(plan), asked.certificate(plan), 1.0, "", 1.0, result, (), space, 1.0)
 
 
 @cache

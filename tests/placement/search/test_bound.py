@@ -9,7 +9,7 @@ from random import Random
 import pytest
 
 from benchmarks.closed_problem import read_closed_problem
-from prefect_rlhf.placement.search.driver import search
+from prefect_rlhf.placement.search.driver import prove, search
 from prefect_rlhf.placement.search.exact.binding import binding_term
 from prefect_rlhf.placement.search.partial.complete import INFINITE, OVERFLOW_FACTOR, CompletePlan, evaluate, fits
 from prefect_rlhf.placement.search.partial.incumbent import Incumbent, SearchOutcome
@@ -104,6 +104,26 @@ def test_the_exact_search_finds_the_best_of_all_plans(seeds):
         assert [best] * 2 == [time_of_any(problem, tables, result.plan), round(result.seconds * 1e6)], problem.name
         least = best if problem.rule == "ready_first" else min(own_bound(problem, tables, plan) for plan in fitting)
         assert least <= round(result.lower_bound_seconds * 1e6) <= best, problem.name
+
+
+@pytest.mark.parametrize("seeds", first(4, blocks()), ids=str)
+def test_a_proof_ends_at_the_least_bound_of_all_plans_that_fit(seeds):
+    """No plan is below it, and no further evaluation would raise it; a known plan limits it."""
+    below = 0
+    for seed in seeds:
+        problem = random_problem(seed, "graph_order")
+        tables = build_tables(problem)
+        fitting = [plan for plan in plain.every_plan(problem) if plain.fits(problem, plan)]
+        if not fitting:
+            continue
+        least = min(own_bound(problem, tables, plan) for plan in fitting)
+        best = min(time_of_any(problem, tables, plan) for plan in fitting)
+        for known in (best, least - 1):
+            proof = prove(problem, (known + 0.5) * 1e-6)
+            expected = min(known, least)
+            assert [round(proof.lower_bound_seconds * 1e6), round(proof.provable_seconds * 1e6)] == [expected] * 2
+        below += least < best
+    assert below, "of some problem the best plan is above the bound"
 
 
 def test_calls_that_can_change_places_do_not_hide_the_best_plan():

@@ -23,7 +23,7 @@ from prefect_rlhf.placement.planner.space.plan_problem import MICROSECONDS, Plan
 from prefect_rlhf.placement.planner.space.streamed_problem import seconds_in_parts, streamed_problems
 from prefect_rlhf.placement.plans.streaming import streamable_pairs
 from prefect_rlhf.placement.search.budget import Budget
-from prefect_rlhf.placement.search.driver import search
+from prefect_rlhf.placement.search.driver import prove, search
 from tests.placement.planner.test_planner import GRAPHS
 from tests.placement.planner.test_planner import question as question_of
 from tests.strategies import GIB, ROLLOUT, call, dpo, grouped, model, on, ppo, remax
@@ -90,7 +90,7 @@ def test_no_plan_with_parts_is_below_the_bound_and_some_are_below_the_bound_with
     least = min(seconds for seconds, _ in timed)
     without_parts = search(found.space.least.problem, max_evaluations=50_000).lower_bound_seconds
     assert found.lower_bound_seconds <= least < without_parts <= whole
-    assert found.search.lower_bound_seconds == found.lower_bound_seconds
+    assert found.lower_bound_seconds <= found.provable_seconds <= found.seconds
     assert found.binding.endswith(", in plans with streamed parts")
     assert sum(found.gap_parts.values()) == pytest.approx(found.gap)
 
@@ -139,21 +139,22 @@ def test_a_small_gain_is_no_reason_for_parts():
     assert "streamed parts" not in found.binding
 
 
-def test_all_streamed_bounds_together_take_a_fifth_of_the_evaluations(monkeypatch):
+def test_all_streamed_bounds_together_take_the_evaluations_of_one_proof(monkeypatch):
     """Both inferences of PPO and the generation may stream."""
     asked, taken = question_of(GRAPHS["ppo"]), []
 
-    def counted(problem, seconds, max_evaluations, enough_seconds):
-        taken.append(max_evaluations)
-        return search(problem, seconds, max_evaluations=max_evaluations, enough_seconds=enough_seconds)
+    def counted(problem, known_seconds, seconds, evaluations, enough_seconds):
+        taken.append(evaluations)
+        return prove(problem, known_seconds, seconds, evaluations, enough_seconds)
 
-    monkeypatch.setattr(attempts, "search", counted)
+    monkeypatch.setattr(attempts, "prove", counted)
     space = PlanSpace.of(asked)
     request = attempts.SearchRequest(asked, space, Budget(1000), "exact", None, PlanSpace.of)
     bound = search(space.least.problem, max_evaluations=1000)
-    assert attempts.with_streamed_bound(request, bound).lower_bound_seconds <= bound.lower_bound_seconds
-    assert len(taken) == len(list(streamed_problems(space))) > 0
-    assert sum(taken) == pytest.approx(attempts.STREAMED_SHARE * 1000)
+    assert attempts.prove_bound(request, bound, 1000.0).lower_bound_seconds <= 1000.0
+    whole, *streamed = taken
+    assert len(streamed) == len(list(streamed_problems(space))) > 0
+    assert sum(streamed) == pytest.approx(whole) == attempts.PROOF_EVALUATIONS * 1000
 
 
 def test_a_neighbour_of_a_streamed_plan_streams_if_it_can():
