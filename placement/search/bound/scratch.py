@@ -12,7 +12,7 @@ from prefect_rlhf.placement.search.compiled import Ints
 from prefect_rlhf.placement.search.record import Record
 from prefect_rlhf.placement.search.tables.tables import Tables
 
-ALL_ITERATIONS, CYCLE = 0, 1  # terms of the bound, in `Scratch.binding`
+LOOP, ALL_ITERATIONS, CYCLE = -1, 0, 1  # terms of the bound, in `Scratch.binding`
 
 
 @dataclass(frozen=True, slots=True, eq=False)

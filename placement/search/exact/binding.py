@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from prefect_rlhf.placement.search.bound.scratch import ALL_ITERATIONS
+from prefect_rlhf.placement.search.bound.scratch import ALL_ITERATIONS, LOOP
 from prefect_rlhf.placement.search.compiled import Ints
 from prefect_rlhf.placement.search.partial.complete import INFINITE
 from prefect_rlhf.placement.search.partial.incumbent import Incumbent
@@ -22,6 +22,9 @@ def binding_term(problem: Problem, t: Tables, incumbent: Incumbent | None) -> st
                 relate(partial, first, second, int(plan.relation[first, second]))
     bound_partial(t, partial, INFINITE)
     term, kept, fitting, last_kept, last_fitting = (int(word) for word in partial.scratch.binding)
+    if term == LOOP:
+        words = _describe(problem, kept, fitting, t.ordered_once)
+        return words if last_kept == 1 else f"{words}, in {last_kept} iterations"
     if term == ALL_ITERATIONS:
         return _describe(problem, kept, fitting, t.ordered_always)
     cycle = _describe(problem, kept, fitting, t.ordered_once)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import islice, pairwise
+
 import networkx as nx
 import numpy as np
 
@@ -10,6 +13,8 @@ from prefect_rlhf.placement.search.problem import Problem
 
 NEVER = 1 << 40  # a lag that no path has, microseconds that no call takes
 LAGS = 3  # 0, 1, and all larger lags together
+MOST_LOOPS = 32  # that a bound counts
+MOST_LISTED = 2_000  # of which these are chosen
 
 
 def direct_dependencies(problem: Problem) -> list[set[tuple[int, int]]]:
@@ -71,3 +76,25 @@ def least_lags(problem: Problem, own_lag: int = NEVER) -> Ints:
         own = [edge["lag"] for _, target, edge in graph.out_edges(source, data=True) if target == source]
         lags[source, source] = min([NEVER, *around, *own])
     return lags
+
+
+def loops(problem: Problem, covered: Sequence[int] = ()) -> Ints:
+    """The loops of dependencies, [loops, 2]: the set of nodes, and the iterations until a run of a node needs the last.
+
+    Those of few iterations and many nodes come first. Left out are loops whose nodes are in a loop of no more
+    iterations, and loops of an iteration inside a set of `covered`.
+    """
+    graph: nx.DiGraph[int] = nx.DiGraph()
+    for target, pairs in enumerate(direct_dependencies(problem)):
+        for source, lag in sorted(pairs, key=lambda pair: -pair[1]):  # of parallel edges the smallest lag stays
+            graph.add_edge(source, target, lag=lag)
+    found: dict[int, int] = {}
+    for nodes in islice(nx.simple_cycles(graph), MOST_LISTED):
+        lag = sum(graph[source][target]["lag"] for source, target in pairwise([*nodes, nodes[0]]))
+        members = sum(1 << node for node in nodes)
+        found[members] = min(lag, found.get(members, NEVER))
+    kept = [(members, 1) for members in covered]
+    for members, lag in sorted(found.items(), key=lambda loop: (loop[1], -loop[0].bit_count(), loop)):
+        if len(kept) < len(covered) + MOST_LOOPS and not any(members & ~other == 0 for other, _ in kept):
+            kept.append((members, lag))
+    return np.array(kept[len(covered) :], dtype=np.int64).reshape(-1, 2)

@@ -20,6 +20,7 @@ from prefect_rlhf.placement.search.tables.dependencies import (
     NEVER,
     dependency_arrays,
     least_lags,
+    loops,
     num_dependencies,
 )
 from prefect_rlhf.placement.search.tables.groups import groups_of, option_arrays
@@ -104,6 +105,7 @@ class Tables(Record):
     anchor_cycle: Ints  # [A]: the anchor and all between it and its next run that must wait for it
     anchor_followers: Ints  # [A]: the anchor and all that waits for it in its iteration
     cycle_ordered: Ints  # [A, V]: nodes of the cycle that are ordered against it
+    loops: Ints  # [loops, 2]: nodes and iterations of each, see `loops`
     depends_on: Ints  # [3, V]: its direct dependencies, by lag: 0, 1, more
     ready_last: Ints  # [V]: the nodes whose last run has ended when it is ready
 
@@ -131,7 +133,7 @@ def build_tables(problem: Problem) -> Tables:
         tells_equal=_tells_equal(problem, calls),
         **_symmetry_arrays(problem),
         **_edge_arrays(problem),
-        **_order_arrays(least_lags(problem), problem.iterations),
+        **_order_arrays(problem),
         **dependency_arrays(problem),
     )
 
@@ -292,12 +294,14 @@ def _edge_arrays(problem: Problem) -> dict[str, Ints]:
     }
 
 
-def _order_arrays(lags: Ints, iterations: int) -> dict[str, Ints]:
+def _order_arrays(problem: Problem) -> dict[str, Ints]:
+    lags, iterations = least_lags(problem), problem.iterations
     nodes = range(len(lags))
     once = [[min(lags[u, v], lags[v, u]) == 0 and u != v for v in nodes] for u in nodes]
     always = [[lags[u, v] + lags[v, u] <= 1 and u != v for v in nodes] for u in nodes]
     anchors = _anchors(lags, iterations)
     cycles = [_cycle(lags, anchor) for anchor in anchors]
+    counted = [word([v in cycle for v in nodes]) for a, cycle in zip(anchors, cycles, strict=True) if lags[a, a] == 1]
     return {
         "ordered_once": _ints([word(row) for row in once]),
         "ordered_always": _ints([word(row) for row in always]),
@@ -307,6 +311,7 @@ def _order_arrays(lags: Ints, iterations: int) -> dict[str, Ints]:
         "anchor_followers": _ints([word(_followers(lags, anchor)) for anchor in anchors]),
         "cycle_ordered": _ints([[word([_ordered_in(cycle, lags, u, v) for v in nodes]) for u in nodes]
                                 for cycle in cycles]),
+        "loops": loops(problem, counted),
     }  # fmt: skip
 
 

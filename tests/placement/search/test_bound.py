@@ -9,12 +9,22 @@ from random import Random
 import pytest
 
 from benchmarks.closed_problem import read_closed_problem
+from prefect_rlhf.placement.devices.strategy import Strategy
 from prefect_rlhf.placement.search.driver import prove, search
 from prefect_rlhf.placement.search.exact.binding import binding_term
 from prefect_rlhf.placement.search.partial.complete import INFINITE, OVERFLOW_FACTOR, CompletePlan, evaluate, fits
 from prefect_rlhf.placement.search.partial.incumbent import Incumbent, SearchOutcome
 from prefect_rlhf.placement.search.partial.partial import Partial, bound_partial, empty_partial, relate
-from prefect_rlhf.placement.search.problem import Choice, LinkNode, PairNode, PlannedCall, Problem
+from prefect_rlhf.placement.search.problem import (
+    Choice,
+    Edge,
+    Interval,
+    LinkNode,
+    Option,
+    PairNode,
+    PlannedCall,
+    Problem,
+)
 from prefect_rlhf.placement.search.tables.symmetry import MOST_PERMUTATIONS, symmetries
 from prefect_rlhf.placement.search.tables.tables import Tables, build_tables
 from tests.cases import first
@@ -193,6 +203,23 @@ def test_no_order_of_the_nodes_beats_the_bound_of_a_long_run(seeds):
             for _ in range(6):
                 found = plain.makespan_in_random_order(lasting, plan, many, random)
                 assert (many - 2) * (period - 1) <= found, (lasting.name, plan)
+
+
+@pytest.mark.parametrize(("num_devices", "lag", "period"), [(3, 2, 15), (3, 1, 30), (3, 3, 10), (1, 2, 30)])
+def test_a_loop_of_calls_takes_its_duration_once_in_its_iterations(num_devices, lag, period):
+    """Three calls in a loop, each on a device of its own or all on one: a run of weights that are `lag` steps old."""
+    option = Option(Strategy(), 0, 10, 0, 0)
+    problem = Problem(
+        name="loop",
+        device_bytes=(1,) * num_devices,
+        meshes=tuple(Interval(device, device + 1, str(device)) for device in range(num_devices)),
+        mesh_classes=(tuple(range(num_devices)),),
+        nodes=tuple(PlannedCall(name, None, "inference", (option,)) for name in "abc"),
+        edges=(Edge("a", "b"), Edge("b", "c"), Edge("c", "a", lag)),
+        iterations=12,
+    )
+    plan = {name: Choice(0, number % num_devices) for number, name in enumerate("abc")}
+    assert own_bound(problem, build_tables(problem), plan) == period == plain.period(problem, plan)
 
 
 def test_by_reals_rule_a_move_that_takes_no_time_passes_its_dependencies_on():
