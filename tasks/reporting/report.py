@@ -187,8 +187,8 @@ class RunReport:
 
     def _show_plan(self) -> None:
         """Publish the table of the plan, with the predicted speeds of its calls and of a step."""
-        plan, predicted = self.augmented.plan, self.predicted
-        rows, description = plan_rows(plan, self.augmented.graph), f"Plan {plan.name}"
+        plan, predicted = self._now.augmented.plan, self._now.prediction
+        rows, description = plan_rows(plan, self._now.augmented.graph), f"Plan {plan.name}"
         if predicted is not None and predicted.work is not None:
             rows = with_speeds(rows, predicted.speeds)
             description += f", predicted: {iteration_text(predicted.work, predicted.seconds_per_step)}"
