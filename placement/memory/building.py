@@ -6,7 +6,7 @@ An offloaded part leaves the device as soon as its instance is built, so instanc
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from prefect_rlhf.placement.cost.call_bytes import trial_bytes
 from prefect_rlhf.placement.cost.sizes import ModelSizes
@@ -22,11 +22,23 @@ CACHE = "key-value cache"
 
 
 class Building:
-    """The builds of a plan's instances in their order; none on CPU, where no device memory limits them."""
+    """The builds of a plan's instances in their order; none on CPU, where no device memory limits them.
 
-    def __init__(self, graph: DataflowGraph, plan: ExecutionPlan, workload: Workload, backend: Backend) -> None:
+    Instances that were `kept` from another plan of the run are on the devices before all others.
+    """
+
+    def __init__(
+        self,
+        graph: DataflowGraph,
+        plan: ExecutionPlan,
+        workload: Workload,
+        backend: Backend,
+        kept: Collection[ModelInstance] = (),
+    ) -> None:
         self._workload, self._graph, self._plan = workload, graph, plan
-        self._users: Mapping[ModelInstance, tuple[Call, ...]] = instances(graph, plan) if backend == "cuda" else {}
+        users = instances(graph, plan) if backend == "cuda" else {}
+        in_order = sorted(users, key=lambda instance: instance not in kept)
+        self._users: Mapping[ModelInstance, tuple[Call, ...]] = {instance: users[instance] for instance in in_order}
         self._leaves = offloaded_parts(graph, plan)
 
     def moments(self, held: Sequence[ResidentBytes]) -> Iterator[tuple[str, tuple[ByteShare, ...]]]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -140,16 +140,24 @@ class Certificate:
         return json.dumps({**whole, "peaks": peaks, "hosts": [asdict(host) for host in self.hosts]})
 
 
-def certify_plan(plan: ExecutionPlan, graph: DataflowGraph, workload: Workload, backend: Backend) -> Certificate:
+def certify_plan(
+    plan: ExecutionPlan,
+    graph: DataflowGraph,
+    workload: Workload,
+    backend: Backend,
+    kept: Collection[ModelInstance] = (),
+) -> Certificate:
     """Certify a plan; three steps beyond the staleness stand for a run of any number.
 
     Raises InvalidInput for a key-value cache that does not hold the longest row.
     """
-    return certify(augment(graph, plan, graph.staleness + STEPS_CERTIFIED), workload, backend)
+    return certify(augment(graph, plan, graph.staleness + STEPS_CERTIFIED), workload, backend, kept)
 
 
-def certify(augmented: AugmentedGraph, workload: Workload, backend: Backend) -> Certificate:
-    """Count every device of the plan.
+def certify(
+    augmented: AugmentedGraph, workload: Workload, backend: Backend, kept: Collection[ModelInstance] = ()
+) -> Certificate:
+    """Count every device of the plan. Instances that were `kept` from an earlier plan are there before all others.
 
     A few steps suffice, because later steps repeat them: every kind of step occurs in these.
     """
@@ -159,7 +167,7 @@ def certify(augmented: AugmentedGraph, workload: Workload, backend: Backend) -> 
     beside = spread_overhead(augmented.graph, plan, backend)
     found = _AlikeDevices(cluster, held, needs, beside)
     open_windows = OpenWindows(augmented)
-    building = Building(augmented.graph, plan, workload, backend)
+    building = Building(augmented.graph, plan, workload, backend, kept)
     fullest: dict[object, _FullestMoment] = {}
     counted: dict[int, tuple[Peak, int]] = {}  # of each class: its peak, and the most that instances keep
     excess = 0

@@ -18,7 +18,10 @@ from prefect_rlhf.flows.training.choice.measured_plan import plans_to_measure
 from prefect_rlhf.flows.training.request import RunRequest
 from prefect_rlhf.placement.augmented.checkpointing import StepRange
 from prefect_rlhf.placement.memory.bytes import byte_size
+from prefect_rlhf.placement.memory.certificate import certify_plan
 from prefect_rlhf.placement.memory.move_memory import move_loads
+from prefect_rlhf.placement.plan import instances
+from prefect_rlhf.placement.plans.moves import closed_instances
 from prefect_rlhf.placement.plans.plan_file import parse_plan, plan_yaml
 from prefect_rlhf.placement.plans.presets import is_preset
 from prefect_rlhf.tasks.checkpoints.folders import Checkpoint
@@ -104,13 +107,20 @@ def check_steps(by_step: PlansByStep, request: RunRequest) -> None:
 
 
 def check_move(request: RunRequest, before: ChosenPlan, after: ChosenAt) -> None:
-    """Raise InvalidInput for a move whose training states do not fit in host memory."""
-    certificates = before.certificate, after.chosen.certificate
-    for load in move_loads(request.graph, before.plan, after.chosen.plan, certificates):
+    """Raise InvalidInput for a move that does not fit in host memory, or on a device beside the copies that stay."""
+    certificates, graph = (before.certificate, after.chosen.certificate), request.graph
+    seen = f"a move from {before.plan.name} to {after.chosen.plan.name}"
+    built = closed_instances(graph, after.chosen.plan, before.plan)
+    kept = [instance for instance in instances(graph, after.chosen.plan) if instance not in built]
+    fullest = certify_plan(after.chosen.plan, graph, request.workload, request.lease.kind, kept).fullest
+    if fullest is not None and fullest.num_bytes > fullest.device_bytes:
+        taken = f"{seen} that takes {byte_size(fullest.num_bytes)} of {fullest.device} at {fullest.node}"
+        raise InvalidInput(f"plan.{after.step}", taken, f"at most {byte_size(fullest.device_bytes)}")
+    for load in move_loads(graph, before.plan, after.chosen.plan, certificates):
         if load.excess_bytes:
-            seen = f"a move from {before.plan.name} to {after.chosen.plan.name} that keeps {byte_size(load.num_bytes)}"
+            taken = f"{seen} that keeps {byte_size(load.num_bytes)}"
             right = f"at most the {byte_size(load.host_bytes)} of the host of n{load.node} (host_memory_gib)"
-            raise InvalidInput(f"plan.{after.step}", seen, right)
+            raise InvalidInput(f"plan.{after.step}", taken, right)
 
 
 def plans_yaml(plans: Sequence[ChosenAt]) -> str:

@@ -20,14 +20,14 @@ EIGHT = ClusterShape("eight", 1, 8, 80 * GIB)
 KEPT = {"actor": {"weights": 10, "gradients": 20, "optimizer": 5}, "ref": {"weights": 7}}
 
 
-def moments(plan, graph, kept=KEPT):
+def moments(plan, graph, kept=KEPT, stays=()):
     """The bytes at each moment of the builds on the first device, by its name without the instance's mesh."""
     held = [
         ResidentBytes(Device(0, 0), instance, what, size)
         for instance in instances(graph, plan)
         for what, size in kept[instance.role].items()
     ]
-    found = Building(graph, plan, Workload.fixed(32, 32), "cuda").moments(held)
+    found = Building(graph, plan, Workload.fixed(32, 32), "cuda", stays).moments(held)
     return {
         (name.split()[1], name.rpartition(": ")[2]): sum(share.num_bytes for share in shares) for name, shares in found
     }
@@ -42,6 +42,16 @@ def test_weights_exist_twice_while_they_move_into_their_buffer():
         ("actor.megatron", "all that it keeps"): 7 + 35,
         ("actor.megatron", "weights twice"): 7 + 2 * 10 + 20,
     }
+
+
+def test_a_move_builds_beside_the_copies_that_stay():
+    """The actor stays, so the reference is built beside all of it."""
+    graph = dpo()
+    plan = preset("flattening", graph, EIGHT, EIGHT.whole)
+    stays = [instance for instance in instances(graph, plan) if instance.role == "actor"]
+    found = moments(plan, graph, stays=stays)
+    assert found["actor.megatron", "weights twice"] == 2 * 10 + 20
+    assert found["ref.megatron", "all that it keeps"] == 35 + 7
 
 
 def test_an_offloaded_part_leaves_before_the_next_build():
