@@ -311,9 +311,9 @@ def check_graph(graph: DataflowGraph) -> None:
     for call in graph:
         _check_call(graph, call)
         _check_choices(graph, call, earlier)
-        for one in call.by_row_set:
-            for port in one.inputs:
-                _check_port(graph, one, port, earlier)
+        for part in call.by_row_set:
+            for port in part.inputs:
+                _check_port(graph, part, port, earlier)
         earlier[call.name] = call
 
 

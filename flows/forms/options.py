@@ -10,6 +10,7 @@ from pydantic import BeforeValidator, Discriminator, Field, Tag, WithJsonSchema
 
 from prefect_rlhf.files.path_text import MOST_CHARACTERS, PathText
 from prefect_rlhf.flows.forms.share import Share
+from prefect_rlhf.tasks.profiling.limits import MOST_TOKENS
 from prefect_rlhf.tasks.settings import MOST_STEPS, Settings
 from prefect_rlhf.tasks.trackers.tracking import Tracking
 
@@ -41,6 +42,19 @@ Plan = Annotated[
 def _off(value: object) -> object:
     """Return `off` for false: YAML reads the word as a truth value."""
     return "off" if value is False else value
+
+
+def _in_words(value: object) -> object:
+    """Return the text of a whole number: YAML reads `256` as a number."""
+    return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
+
+
+Lengths = Annotated[
+    PathText,
+    BeforeValidator(_in_words),
+    WithJsonSchema({"anyOf": [_TEXT_SCHEMA, {"type": "integer", "minimum": 1, "maximum": MOST_TOKENS}]}),
+]
+"""Tokens of a row: a number, shares, or the path of rollouts."""
 
 
 class Form(Settings):
@@ -77,7 +91,7 @@ class RunOptions(Form):
         "flattening",
         description="auto, measure(k), a preset's name, a plan file's path, or plans by step: {0: auto, 40: p.yaml}.",
     )
-    expected_response_length: PathText = Field(
+    expected_response_length: Lengths = Field(
         "",
         description="Expected tokens of a response, for the planner: 256, shares such as 256:3,1024:1, or the rollouts "
         "of an earlier run. Empty: as many as are allowed.",

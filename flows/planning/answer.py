@@ -54,7 +54,7 @@ def _answer(
     progress: ShowProgress | None,
     in_table: bool = False,
 ) -> PlanAnswer:
-    """The answer for the question's own cluster. A refusal states how many devices would do, unless a table does."""
+    """The answer for the question's own cluster. A refusal states how many devices are enough, unless a table does."""
     given = given_plan(options.plan, question)
     try:
         planned = _planned(question, options, progress, None if given is None else given.plan)
@@ -62,10 +62,15 @@ def _answer(
         refused = error
         if isinstance(error, TooLittleMemory) and not in_table:
             refused = with_enough_devices(error, question, options)
-        raise (refused if given is None else given.beside(refused)) from error
+        if given is not None:
+            refused = given.beside(refused)
+        if refused is error:
+            raise
+        raise refused from error
     explanations = explain(question, planned) if options.explain else ()
     price = dollars_per_hour(question.site.sources.nodes, prices)
-    return PlanAnswer(question, planned, explanations, None, given, price)
+    states_imbalance = options.expert_imbalance is not None
+    return PlanAnswer(question, planned, explanations, None, given, price, states_imbalance)
 
 
 def _answer_with_table(
@@ -77,7 +82,7 @@ def _answer_with_table(
 ) -> PlanAnswer:
     """The answer for the named cluster, or for the smallest that suffices, with the table of all clusters.
 
-    If no cluster has a plan, the refusal states how many devices of each kind would do.
+    If no cluster has enough memory, the refusal states how many devices of each kind are enough.
     """
     named, plain = named_cluster(options), options.model_copy(update={"plan": "", "explain": False})
     answers: dict[ClusterSize, PlanAnswer] = {}
@@ -100,7 +105,9 @@ def _answer_with_table(
         smallest = by_name[smallest_cluster(table).cluster] if named is None else named
     except TooLittleMemory as error:
         words = enough_devices({groups: questions[cluster_size(groups)] for groups in clusters}, options)
-        raise (error.also(words) if words else error) from error
+        if not words:
+            raise
+        raise error.also(words) from error
     answer = answers[smallest]
     explanations = explain(answer.question, answer.planned) if options.explain else ()
     return replace(answer, sweep=table, explanations=explanations)

@@ -33,8 +33,11 @@ def tail(limit: int) -> LengthDistribution:
     return LengthDistribution.of(shares)
 
 
-def assumptions(question: Question) -> Iterator[str]:
-    """Yield a line for each assumption behind the answer's seconds."""
+def assumptions(question: Question, states_imbalance: bool = False) -> Iterator[str]:
+    """Yield a line for each assumption behind the answer's seconds.
+
+    `states_imbalance`: the question states its expert imbalance.
+    """
     workload, sources, site = question.workload, question.site.sources, question.site
     longest = workload.responses.longest
     if workload.responses == tail(longest) and longest > 1:
@@ -49,7 +52,8 @@ def assumptions(question: Question) -> Iterator[str]:
                 f"{play.seconds:g} s for each answer; play.expected_turns, play.expected_answer_tokens and "
                 "play.seconds_per_answer set this, --response-length with a run's rollouts too"
             )
-    if any(model.shape.experts for model in question.graph.models) and workload.expert_imbalance == EXPERT_IMBALANCE:
+    has_experts = any(model.shape.experts for model in question.graph.models)
+    if has_experts and not states_imbalance and workload.expert_imbalance == EXPERT_IMBALANCE:
         yield (
             f"experts of the fullest device have {EXPERT_IMBALANCE:g} times the mean of tokens wherever devices divide "
             "experts (ep above 1); the memory certificate counts this, and the seconds assume equal loads; "

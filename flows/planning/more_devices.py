@@ -1,4 +1,4 @@
-"""How many devices would do, for a question that no plan fits: the smallest of some larger clusters."""
+"""How many devices are enough, for a question that no plan fits: the smallest of some larger clusters."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -17,7 +17,7 @@ MOST_NODES = 64  # of the largest cluster that is tried; each doubling takes a s
 
 
 def with_enough_devices(error: TooLittleMemory, question: Question, options: PlanOptions) -> TooLittleMemory:
-    """Return the error with the number of devices of the same kind that would do, if a larger cluster has a plan.
+    """Return the error with the number of devices of the same kind that are enough, if a larger cluster has a plan.
 
     Nodes of several kinds, and pinned calls, are left alone.
     """
@@ -27,7 +27,7 @@ def with_enough_devices(error: TooLittleMemory, question: Question, options: Pla
 
 
 def enough_devices(questions: Mapping[Groups, Question], options: PlanOptions) -> str:
-    """Return in words how many devices of each kind would do, if the question fits none of the clusters.
+    """Return in words how many devices of each kind are enough, if the question fits none of the clusters.
 
     Nodes of several kinds, and pinned calls, are left alone: the words are then empty.
     """
@@ -46,9 +46,9 @@ def _num_devices(groups: Groups) -> int:
 def _in_words(groups: Groups, question: Question, options: PlanOptions) -> str:
     enough = enough_nodes(groups, question, options)
     if enough is None:
-        return f"even {MOST_NODES} nodes of {groups[0].device} did not do in a short search"
+        return f"even {MOST_NODES} nodes of {groups[0].device} were not enough in a short search"
     nodes, width = enough[0].num_nodes, enough[0].devices_per_node
-    return f"{_num_devices(enough)} devices would do, as {nodes}x{width}:{enough[0].device}"
+    return f"{_num_devices(enough)} devices are enough, as {nodes}x{width}:{enough[0].device}"
 
 
 def enough_nodes(groups: Groups, question: Question, options: PlanOptions) -> Groups | None:

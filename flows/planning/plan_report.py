@@ -48,6 +48,7 @@ class PlanAnswer:
     sweep: Sweep | None = None
     given: GivenPlan | None = None
     dollars_per_hour: float | None = None
+    states_imbalance: bool = False  # of experts: the options state it, so it is not assumed
 
     @cached_property
     def work(self) -> IterationWork:
@@ -62,10 +63,10 @@ class PlanAnswer:
     @cached_property
     def sections(self) -> Sequence[Section]:
         """The whole answer for a person, most important sections first."""
-        given = self.given
+        given, assumed = self.given, assumptions(self.question, self.states_imbalance)
         sections = [
             Section("Question", question_text(self.question)),
-            Section("Assumed", "\n".join(f"assumed: {line}" for line in assumptions(self.question))),
+            Section("Assumed", "\n".join(f"assumed: {line}" for line in assumed)),
             *([Section("Your plan", self._given_text(given))] if given else []),
             Section("Answer", summary(self.planned, *([given.row] if given else []), work=self.work)),
             Section("Calls", table(speed_rows(self.speeds.values()))),

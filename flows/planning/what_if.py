@@ -39,8 +39,9 @@ def read_question(flow: AlgorithmFlow, options: PlanOptions) -> Question:
 
     Raises InvalidInput or GraphError with a single-line message if no plan is possible.
     """
-    prompts = parse_lengths(options.prompt_length, "prompt_length") if options.prompt_length else None
-    responses = parse_lengths(options.response_length, "response_length") if options.response_length else None
+    prompts = parse_lengths(options.prompt_length, "prompt_length", "prompt") if options.prompt_length else None
+    stated = options.response_length
+    responses = parse_lengths(stated, "response_length", "response") if stated else None
     limit = responses.longest if responses and options.response_length.strip().isdecimal() else None
     arguments = read_arguments(flow, options, responses)
     inputs = read_inputs(arguments, read_model_shape, may_be_absent=True)

@@ -37,7 +37,7 @@ def run_workload(graph: DataflowGraph, inputs: RunInputs, expected: str = "") ->
 
 def _expected(text: str, most: int) -> LengthDistribution:
     """Return expected lengths of responses, which may have `most` tokens. Raises InvalidInput for longer lengths."""
-    lengths = parse_lengths(text, EXPECTED)
+    lengths = parse_lengths(text, EXPECTED, "response")
     if lengths.longest > most:
         raise InvalidInput(EXPECTED, lengths.longest, f"at most {most}, the tokens that a response may have")
     return lengths.reaching(most)

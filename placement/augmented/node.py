@@ -103,7 +103,7 @@ class Node:
 
     def shares_with(self, other: Node) -> bool:
         """Return whether some resource of a device is in what both occupy."""
-        overlap = any(one.overlaps(another) for one in self.meshes for another in other.meshes)
+        overlap = any(mine.overlaps(theirs) for mine in self.meshes for theirs in other.meshes)
         return overlap and not set(self.resources).isdisjoint(other.resources)
 
     @property

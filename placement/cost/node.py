@@ -157,14 +157,14 @@ class NodeCosts:
         return own + Seconds(call=max(0.0, share.total - without.total))
 
     def _rows_cost(self, call: Call, new_weights: bool) -> Seconds:
-        key = call, new_weights, self.workload, self.plan[call.name], self.plan.cluster.node_speeds
-        known = self.sources.kept_costs.get(key)
-        if known is None:
+        sizes, placement = self._sizes(call.role or ""), self.plan[call.name]
+        speeds = self.plan.cluster.node_speeds
+
+        def cost() -> Seconds:
             work = replace(CallWork.expected(call, self.workload), new_weights=new_weights)
-            sizes, speeds = self._sizes(call.role or ""), self.plan.cluster.node_speeds
-            known = placed_cost(work, sizes, self.plan[call.name], self.sources, speeds)
-            self.sources.kept_costs[key] = known
-        return known
+            return placed_cost(work, sizes, placement, self.sources, speeds)
+
+        return self.sources.kept((call, sizes, new_weights, self.workload, placement, speeds), cost)
 
     def _sizes(self, role: str) -> ModelSizes:
         return ModelSizes.of(self.graph.model(role))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
 from prefect_rlhf.errors.errors import InvalidInput
@@ -19,6 +19,8 @@ from prefect_rlhf.placement.cost.workload import CallWork
 from prefect_rlhf.placement.devices.mesh import DeviceMesh
 from prefect_rlhf.placement.plan import EngineKind, ModelInstance
 
+MOST_KEPT = 50_000  # costs; plans of a search share most of them, and memory has to end somewhere
+
 
 @dataclass(frozen=True, slots=True)
 class CostSources:
@@ -34,8 +36,7 @@ class CostSources:
     _times: dict[tuple[Hardware, ModelSizes, EngineKind], LayerTimes] = field(
         default_factory=dict, init=False, repr=False, compare=False, hash=False
     )
-    kept_costs: dict[object, Seconds] = field(default_factory=dict, init=False, repr=False, compare=False, hash=False)
-    """The seconds of placed calls, by all that they depend on besides these sources: plans share most of them."""
+    _kept: dict[object, Seconds] = field(default_factory=dict, init=False, repr=False, compare=False, hash=False)
     _distinct: dict[DeviceMesh, tuple[Hardware, ...]] = field(
         default_factory=dict, init=False, repr=False, compare=False, hash=False
     )
@@ -60,6 +61,16 @@ class CostSources:
         """Return the seconds of a call whose shares run side by side, each on a single kind of node."""
         costs = (self._on_its_host(work, execution, sizes, node) for work, node in shares)
         return max(costs, key=lambda cost: cost.total) + Seconds(orchestration=self.orchestration_seconds)
+
+    def kept(self, key: object, cost: Callable[[], Seconds]) -> Seconds:
+        """Return `cost()`, computed once for each key. The key holds all that it depends on besides these sources."""
+        known = self._kept.get(key)
+        if known is None:
+            known = cost()
+            if len(self._kept) >= MOST_KEPT:
+                self._kept.clear()
+            self._kept[key] = known
+        return known
 
     def slow_down(
         self, work: SharedWork, engine: EngineKind, hardware: Hardware, sizes: ModelSizes | None = None

@@ -80,7 +80,7 @@ def refusal(plan: ExecutionPlan, certificate: Certificate, proposed: Sequence[Re
         seen = f"{byte_size(host.num_bytes)} offloaded or copied for a checkpoint"
         room = host.host_bytes
         without = "hosts with more memory (host_memory_gib), more nodes, or smaller models"
-    changes = "\n".join(f"  {remedy}" for remedy in proposed) or "  no change of this plan: more devices"
+    changes = "\n".join(f"  {remedy}" for remedy in proposed) or f"  {without}"
     helps = next((remedy.change for remedy in proposed if remedy.certificate.fits), "")
     hint = f"it fits with {helps}" if helps else without
     as_json = [{"change": r.change, "peak_bytes": r.peak_bytes, "fits": r.certificate.fits} for r in proposed]

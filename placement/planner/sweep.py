@@ -47,8 +47,9 @@ class SizedPlan:
 class SizeResult:
     """The times of a plan on a cluster. If `refused` gives a reason, there is no plan: the figures are None.
 
-    `static_share` is the share of gradients and optimizer states in the memory of the device that has most of them;
-    `fullest_share` is the share of all bytes on the fullest device. `tokens_per_second` counts prompts and responses.
+    `lacks_memory`: the reason is too little memory. `static_share` is the share of gradients and optimizer states in
+    the memory of the device that has most of them; `fullest_share` is the share of all bytes on the fullest device.
+    `tokens_per_second` counts prompts and responses.
     """
 
     cluster: str
@@ -64,6 +65,7 @@ class SizeResult:
     dollars_per_hour: float | None = None
     dollars_per_million_response_tokens: float | None = None
     refused: str = ""
+    lacks_memory: bool = False
 
     @classmethod
     def of(cls, size: ClusterSize, sized: SizedPlan) -> "SizeResult":
@@ -166,21 +168,29 @@ def sweep(
             results.append(SizeResult.of(size, planned(size)))
         except InvalidInput as error:
             errors.append(error)
-            refused = f"does not fit: {error.seen}" if isinstance(error, TooLittleMemory) else str(error)
-            results.append(SizeResult(size.name, size.kind, size.num_nodes, size.num_devices, refused=refused))
+            lacks_memory = isinstance(error, TooLittleMemory)
+            refused = f"does not fit: {error.seen}" if lacks_memory else str(error)
+            shape = size.name, size.kind, size.num_nodes, size.num_devices
+            results.append(SizeResult(*shape, refused=refused, lacks_memory=lacks_memory))
     if len(errors) == len(results) and len({str(error) for error in errors}) == 1:
         raise errors[0]
     return Sweep(tuple(results), at_least)
 
 
 def smallest_cluster(table: Sweep) -> SizeResult:
-    """Return the smallest cluster that suffices. Raises NoClusterFits or NoClusterSuffices if no cluster does."""
+    """Return the smallest cluster that suffices.
+
+    Raises NoClusterFits if every cluster has too little memory, and NoClusterSuffices if none suffices for another
+    reason.
+    """
     if table.smallest is not None:
         return table.smallest
     fastest = table.fastest
     if fastest is None:
-        shown = "a cluster with a plan that fits: more or larger devices, shorter rows, or smaller models"
         names = ", ".join(size.cluster for size in table.sizes)
+        if not all(size.lacks_memory for size in table.sizes):
+            raise NoClusterSuffices("cluster", names, "a cluster with a plan: change what a row notes", table.text())
+        shown = "a cluster with a plan that fits: more or larger devices, shorter rows, or smaller models"
         raise NoClusterFits("cluster", names, shown, table.text())
     most = f"at most {fastest.tokens_per_second:,.0f} tokens/s, which {fastest.cluster} reaches, or more devices"
     raise NoClusterSuffices("at_least", table.at_least, most, table.text())

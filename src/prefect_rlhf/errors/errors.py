@@ -8,8 +8,8 @@ RlhfError
         SeveralMistakes                 all mistakes of a plan file
         TooLittleMemory                 devices that have too little memory for a call, or for any plan
             PlanDoesNotFit              a plan needs more memory than its devices have; carries the certificate
-            NoClusterFits               no cluster of a table has a plan; carries the table
-        NoClusterSuffices               no plan for a cluster of a table is fast enough; carries the table
+            NoClusterFits               no cluster of a table has enough memory; carries the table
+        NoClusterSuffices               no cluster of a table has a plan, or a fast one; carries the table
     GraphError (also a ValueError)      a flow function that does not describe an algorithm
     StaleWeights                        a call was about to use another weight version than its edge names
     OutputFailed                        a file of the run could not be written: disk full, quota, read-only
@@ -175,7 +175,7 @@ class PlanDoesNotFit(TooLittleMemory):
 
 
 class NoClusterFits(TooLittleMemory):
-    """No cluster of a table has a plan. `report` is the table."""
+    """No cluster of a table has enough memory for a plan. `report` is the table."""
 
     def __init__(self, field: str, seen: object, expected: str, report: str) -> None:
         super().__init__(field, seen, expected)
@@ -184,7 +184,7 @@ class NoClusterFits(TooLittleMemory):
 
 
 class NoClusterSuffices(InvalidInput):
-    """No cluster of a table reaches the required throughput. `report` is the table."""
+    """No cluster of a table has a plan, or reaches the required throughput. `report` is the table."""
 
     def __init__(self, field: str, seen: object, expected: str, report: str) -> None:
         super().__init__(field, seen, expected)

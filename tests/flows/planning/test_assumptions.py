@@ -77,6 +77,7 @@ def test_the_constant_of_vllms_steps_is_named_if_vllm_generates_on_gpus():
 def test_the_load_of_experts_is_named_for_a_mixture_alone():
     mixture = asked("--response-length", "64", algorithm="dpo", models=["--model", "actor=mixtral-8x7b"])
     assert any("1.5 times the mean of tokens" in line for line in assumptions(mixture))
+    assert not any("experts" in line for line in assumptions(mixture, states_imbalance=True))
     more = ["--response-length", "64", "--expert-imbalance", "2"]
     worse = asked(*more, algorithm="dpo", models=["--model", "actor=mixtral-8x7b"])
     assert worse.workload.expert_imbalance == 2 and not any("experts" in line for line in assumptions(worse))

@@ -391,8 +391,8 @@ def test_evaluation_on_data_that_is_not_there_has_as_many_rows_as_a_step():
 def test_lengths_may_come_from_what_a_run_wrote(tmp_path):
     file = tmp_path / "step-000000.parquet"
     pq.write_table(pa.table({"tokens": [[1] * 5, [1] * 7], "logprobs": [[0.0] * 2, [0.0] * 3]}), file)
-    assert parse_lengths(str(file), "response_length").shares == ((2, 0.5), (3, 0.5))
-    assert parse_lengths(str(tmp_path), "prompt_length").shares == ((3, 0.5), (4, 0.5))
+    assert parse_lengths(str(file), "response_length", "response").shares == ((2, 0.5), (3, 0.5))
+    assert parse_lengths(str(tmp_path), "prompt_length", "prompt").shares == ((3, 0.5), (4, 0.5))
 
 
 PLAY = {"function": "my_play.py:solve", "max_tokens": 512, "max_turns": 6, "expected_turns": 2}
@@ -603,13 +603,13 @@ def test_where_no_plan_fits_the_table_says_what_fills_the_devices_and_what_would
 
 @pytest.mark.parametrize(
     ("cluster", "enough", "less"),
-    [("1x2:l40s", "8 devices would do, as 1x8:l40s", "1x4:l40s"), ("1x8:v100-16", "24 devices would do, as 3x8:v100-16", "2x8:v100-16")],
+    [("1x2:l40s", "8 devices are enough, as 1x8:l40s", "1x4:l40s"), ("1x8:v100-16", "24 devices are enough, as 3x8:v100-16", "2x8:v100-16")],
 )  # fmt: skip
-def test_a_refusal_says_how_many_devices_would_do(cluster, enough, less):
-    """The named number has a plan that fits, and the next smaller has none. Recomputation would not do."""
+def test_a_refusal_says_how_many_devices_are_enough(cluster, enough, less):
+    """The named number has a plan that fits, and the next smaller has none. Recomputation is not enough."""
     asked = {"algorithm": "dpo", "models": {"actor": "llama-13b"}, "prompt_length": "256", "response_length": "256"}
     asked |= {"batch_size": 64, "evaluations": 2000}
-    with pytest.raises(InvalidInput, match=f"GiB less, by .*; recomputation of all layers would not do; {enough}$"):
+    with pytest.raises(InvalidInput, match=f"GiB less, by .*; recomputation of all layers is not enough; {enough}$"):
         answer_question(plan_options(asked | {"cluster": cluster}))
     found = answer_question(plan_options(asked | {"cluster": enough.partition("as ")[2]}))
     assert found.planned.certificate.fits
@@ -620,21 +620,21 @@ def test_a_refusal_says_how_many_devices_would_do(cluster, enough, less):
 def test_no_number_of_devices_is_said_for_pinned_calls_or_several_kinds():
     asked = {"algorithm": "dpo", "models": {"actor": "llama-13b"}, "prompt_length": "256", "response_length": "256"}
     asked |= {"cluster": "1x2:l40s", "evaluations": 2000}
-    with pytest.raises(InvalidInput, match="GiB less, by more devices .*recomputation of all layers would not do$"):
+    with pytest.raises(InvalidInput, match="GiB less, by more devices .*recomputation of all layers is not enough$"):
         answer_question(plan_options(asked | {"pins": {"ref_inference": "n0:0"}}))
-    with pytest.raises(InvalidInput, match="GiB less, by more devices .*recomputation of all layers would not do$"):
+    with pytest.raises(InvalidInput, match="GiB less, by more devices .*recomputation of all layers is not enough$"):
         answer_question(plan_options(asked | {"cluster": "1x2:l40s+1x2:a10"}))
 
 
-def test_a_list_of_clusters_without_a_plan_says_how_many_devices_of_each_kind_would_do():
+def test_a_list_of_clusters_without_a_plan_says_how_many_devices_of_each_kind_are_enough():
     """With different reasons in a table, or with the same reason."""
     asked = {"algorithm": "dpo", "models": {"actor": "llama-13b"}, "prompt_length": "256", "response_length": "256"}
     asked |= {"batch_size": 64, "evaluations": 2000}
     with pytest.raises(NoClusterFits) as error:
         answer_question(plan_options(asked | {"cluster": "1x2:l40s,1x4:v100-16,1x1:l40s"}))
-    assert str(error.value).endswith("; 8 devices would do, as 1x8:l40s; 24 devices would do, as 3x8:v100-16")
+    assert str(error.value).endswith("; 8 devices are enough, as 1x8:l40s; 24 devices are enough, as 3x8:v100-16")
     assert "1x4:v100-16" in error.value.report and error.value.report.count("does not fit: ") == 3
-    enough = "4 devices would do, as 1x4:h100; 4 devices would do, as 1x4:a100-80"
+    enough = "4 devices are enough, as 1x4:h100; 4 devices are enough, as 1x4:a100-80"
     with pytest.raises(InvalidInput, match=f"GiB less, by .*; {enough}$"):
         answer_question(plan_options(asked | {"cluster": "1x2:h100,1x2:a100-80"}))
 

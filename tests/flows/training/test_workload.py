@@ -1,6 +1,7 @@
 """What the cost model is told of a run's rows: lengths as the data has them, the longest possible row for memory."""
 
 import pytest
+from pydantic import ValidationError
 
 from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.flows.forms.options import RunOptions
@@ -39,6 +40,13 @@ def test_responses_are_as_long_as_expected_and_memory_counts_the_longest(tmp_pat
     found = run_workload(graph, inputs, expected)
     assert found.responses.shares == shares
     assert found.longest == longest_sequence(graph, inputs)
+
+
+def test_expected_lengths_may_be_a_number_of_yaml(tmp_path):
+    options, _ = RunOptions.split(ppo.validate_parameters(ppo_parameters(tmp_path) | {"expected_response_length": 2}))
+    assert options.expected_response_length == "2"
+    with pytest.raises(ValidationError, match="expected_response_length"):
+        RunOptions(expected_response_length=True)
 
 
 def test_where_nothing_generates_every_token_may_be_scored(tmp_path):

@@ -7,6 +7,7 @@ import pytest
 from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.placement.augmented.augment import augment
 from prefect_rlhf.placement.augmented.work import HostCopy
+from prefect_rlhf.placement.cost import sources
 from prefect_rlhf.placement.cost.call import call_cost
 from prefect_rlhf.placement.cost.datasheets.hardware import DATASHEETS, Hardware
 from prefect_rlhf.placement.cost.execution import Execution
@@ -79,6 +80,23 @@ def test_the_copy_that_the_next_weights_overwrite_moves_nothing(costs, plan):
     assert moved["actor", "vllm", "reload"] == moved["actor", "vllm", "offload"] == 0
     assert moved["actor", "megatron", "reload"] == moved["actor", "megatron", "offload"]
     assert moved["actor", "megatron", "reload"] == pytest.approx(weights * (1 + 6 / 2))  # states are shared over dp
+
+
+def test_models_of_other_sizes_share_sources_and_no_seconds(costs, nodes):
+    """The calls of both graphs are equal, since a call has only the name of its role."""
+    models = (replace(m, shape=replace(m.shape, num_layers=2 * m.shape.num_layers)) for m in GRAPH.models)
+    larger = replace(costs, graph=replace(GRAPH, models=tuple(models)))
+    alone = replace(larger, sources=CostSources.equal_nodes(HARDWARE, 1))
+    for node in nodes:
+        if node.kind in ("generate", "inference", "train_step"):
+            assert larger.cost(node) == alone.cost(node)
+            assert larger.cost(node).total > costs.cost(node).total
+
+
+def test_costs_that_are_no_longer_kept_are_computed_again(costs, nodes, monkeypatch):
+    monkeypatch.setattr(sources, "MOST_KEPT", 1)
+    few = replace(costs, sources=CostSources.equal_nodes(HARDWARE, 1))
+    assert [few.cost(node) for node in nodes] == [costs.cost(node) for node in nodes]
 
 
 def test_a_plan_beyond_the_known_nodes_is_refused(plan, nodes):

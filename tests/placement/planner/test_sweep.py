@@ -135,6 +135,19 @@ def test_a_throughput_that_no_cluster_reaches_is_refused_with_the_fastest(swept)
     assert "does not fit: 120 GiB" in error.value.report
 
 
+def test_other_reasons_than_memory_are_no_lack_of_memory():
+    """No number of devices helps if a row of the table has another reason."""
+
+    def mixed(size):
+        if size.num_nodes == 1:
+            return planned(size)
+        raise InvalidInput("algo.batch_size", 3, "a multiple of 2")
+
+    with pytest.raises(NoClusterSuffices, match="cluster: got '1x8:h100, 2x8:h100', expected a cluster with") as error:
+        smallest_cluster(sweep(sizes("h100", 1, 2), mixed))
+    assert "does not fit: 120 GiB" in error.value.report and "a multiple of 2" in error.value.report
+
+
 def test_a_mistake_in_the_question_itself_is_not_hidden_in_rows():
     def mistaken(size):
         raise InvalidInput("pins.judge", "n0:0", "a call")
