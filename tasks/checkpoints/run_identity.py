@@ -27,6 +27,8 @@ fail.
 """
 
 _HASH = re.compile(r"hash [0-9a-f]{16}")
+_EARLIER_HASH = re.compile(r"[0-9a-f]{16}")
+"""A hash of an MCP server's variable, as an earlier version saved it."""
 
 
 def run_identity(graph: DataflowGraph, seed: int, checkpoint_every: int | None) -> dict[str, Any]:
@@ -129,9 +131,29 @@ def _filled_settings(saved: Any, now: Operation) -> Any:
 def _filled_play(saved: Any) -> dict[str, Any]:
     """Return a play with the defaults of settings that came later; an earlier version saved the settings as a text."""
     default = {name: field.default for name, field in Play.model_fields.items() if not field.is_required()}
-    known = _play(json.loads(saved))["settings"] if isinstance(saved, str) else _without_secrets(saved)
+    known = _play(json.loads(saved))["settings"] if isinstance(saved, str) else _without_secrets(_with_hashes(saved))
     settings = default | known
     return {"settings": {name: value for name, value in settings.items() if name not in _OF_EXECUTION}}
+
+
+def _with_hashes(saved: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a saved play with its variables' hashes in the present form, whichever version saved it."""
+    arguments = saved.get("arguments")
+    servers = arguments.get("servers") if isinstance(arguments, dict) and saved.get("signature") == "mcp" else None
+    if not isinstance(arguments, dict) or not isinstance(servers, dict):
+        return dict(saved)
+
+    def hashes(server: Any) -> Any:
+        if not isinstance(server, dict) or "env" not in server:
+            return server
+        env = server["env"]
+        return server | {"env": {k: _renamed(v) for k, v in env.items()} if isinstance(env, dict) else _renamed(env)}
+
+    return {**saved, "arguments": arguments | {"servers": {name: hashes(each) for name, each in servers.items()}}}
+
+
+def _renamed(value: object) -> object:
+    return f"hash {value}" if isinstance(value, str) and _EARLIER_HASH.fullmatch(value) else value
 
 
 def _call(call: Call) -> dict[str, Any]:

@@ -141,7 +141,8 @@ class PlanMover:
             check_move(self.request, self.plans[-1].chosen, ChosenAt(self.step, chosen))
         except InvalidInput as error:
             return f"{gain}; the run stays ({error})"
-        self._next, self._expected = chosen, (pace(journal, self._steps), found.gain)
+        before = pace(journal, self._steps)
+        self._next, self._expected = chosen, None if before is None else (before, found.gain)
         self.asks.ask(chosen.plan)
         return f"{gain}; the run moves to it, which takes about {seconds:.1f} s"
 
@@ -151,6 +152,8 @@ class PlanMover:
         Responses may have grown since: the steps before the move count in proportion to their tokens.
         """
         self._expected, after = None, pace(journal, self._steps)
+        if after is None:
+            return None
         gain = 1 - after.seconds / before.at(after.tokens)
         self._is_over = gain < LEAST_SHARE * expected
         last = "; no other move follows" if self._is_over else ""
@@ -160,13 +163,15 @@ class PlanMover:
         return move_seconds(self.request.graph, self._plan, plan, self.request.cost_sources, self._starts)
 
 
-def pace(journal: Journal, steps: int) -> Pace:
-    """Return the pace of the last steps, at most `steps`, without the first of them."""
+def pace(journal: Journal, steps: int) -> Pace | None:
+    """Return the pace of the last steps, at most `steps`, without the first; None if fewer than two of them trained."""
     spans = journal.last_steps(min(STEPS_KEPT, steps))
     ends, tokens = step_ends(spans), defaultdict[int, int](int)
     for span in spans:
         if span.kind == "train_step":
             tokens[span.step] += span.num_tokens
+    if len(ends) < 2:
+        return None
     seconds = median(after - before for before, after in pairwise(ends))
     return Pace(seconds, median(tokens[step] for step in sorted(tokens)[1:]))
 

@@ -3,6 +3,7 @@
 import json
 from dataclasses import asdict, replace
 from functools import reduce
+from hashlib import blake2b
 
 import pytest
 
@@ -197,6 +198,23 @@ def test_a_play_is_compared_with_a_checkpoint_that_has_values_and_limits_in_plai
     settings = saved["calls"]["actor_generate"]["play"]["settings"]
     settings |= {"arguments": {"servers": {"notes": {"url": url}}}, "retries": 7, "deadline_seconds": 1.0}
     assert first_difference(with_defaults(saved, now), run_identity(now, 1, None)) is None
+
+
+@pytest.mark.parametrize("env", [{"TOKEN": "sekrit"}, "sekrit"])
+def test_a_play_is_compared_with_a_checkpoint_that_has_hashes_of_variables_alone(env):
+    """An earlier version saved the digests of variables without a word, and everything else in plain."""
+
+    def digest(value):
+        return blake2b(json.dumps(value, sort_keys=True).encode(), digest_size=8).hexdigest()
+
+    now = playing(env=env)
+    saved = run_identity(now, 1, None)
+    hashes = {name: digest(value) for name, value in env.items()} if isinstance(env, dict) else digest(env)
+    server = {"command": "serve", "args": ["--key", "sekrit"], "env": hashes}
+    saved["calls"]["actor_generate"]["play"]["settings"]["arguments"] = {"servers": {"notes": server}}
+    assert first_difference(with_defaults(saved, now), run_identity(now, 1, None)) is None
+    other = playing(env={"TOKEN": "hidden"} if isinstance(env, dict) else "hidden")
+    assert "servers.notes.env" in first_difference(with_defaults(saved, other), run_identity(other, 1, None))[0]
 
 
 @pytest.mark.parametrize("as_text", [False, True])

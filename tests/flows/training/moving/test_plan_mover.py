@@ -10,7 +10,7 @@ from prefect_rlhf.flows.training.choice.choose_plan import chosen_file
 from prefect_rlhf.flows.training.choice.plans_by_step import PLANS_FILE, ChosenAt, check_move, plans_by_step
 from prefect_rlhf.flows.training.choice.price_check import STEPS_AWAITED
 from prefect_rlhf.flows.training.moving import plan_mover as movers
-from prefect_rlhf.flows.training.moving.plan_mover import PlanMover, plan_mover
+from prefect_rlhf.flows.training.moving.plan_mover import PlanMover, pace, plan_mover
 from prefect_rlhf.placement.cost.datasheets.correction import Correction
 from prefect_rlhf.placement.planner.fitted_constants import FittedConstants
 from prefect_rlhf.placement.planner.preset_plan import preset
@@ -124,6 +124,12 @@ def test_responses_that_grow_hide_no_gain_of_a_move(checks, tmp_path):
     one, lines = moved(checks, tmp_path, 90.0, tokens=1200)
     assert lines[0] == "the move to replanned-1 gained 25% of a step, predicted 25%"
     assert checks.steps == [25]
+
+
+def test_steps_that_train_nothing_have_no_pace(tmp_path):
+    journal = Journal(tmp_path)
+    run_steps(mover(), journal, range(1))
+    assert pace(journal, 1) is None
 
 
 @pytest.mark.parametrize(
