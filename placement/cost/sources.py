@@ -63,7 +63,7 @@ class CostSources:
         return max(costs, key=lambda cost: cost.total) + Seconds(orchestration=self.orchestration_seconds)
 
     def kept(self, key: object, cost: Callable[[], Seconds]) -> Seconds:
-        """Return `cost()`, computed once for each key. The key holds all that it depends on besides these sources."""
+        """Return `cost()`, computed once for each key. These sources and the key determine the cost."""
         known = self._kept.get(key)
         if known is None:
             known = cost()

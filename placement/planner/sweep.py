@@ -180,8 +180,8 @@ def sweep(
 def smallest_cluster(table: Sweep) -> SizeResult:
     """Return the smallest cluster that suffices.
 
-    Raises NoClusterFits if every cluster has too little memory, and NoClusterSuffices if none suffices for another
-    reason.
+    Raises NoClusterFits if every cluster has too little memory, and NoClusterSuffices if the clusters have other
+    reasons.
     """
     if table.smallest is not None:
         return table.smallest
