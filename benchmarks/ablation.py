@@ -35,6 +35,7 @@ from benchmarks.referee import asked, questions
 from prefect_rlhf.errors.errors import TooLittleMemory
 from prefect_rlhf.placement.planner import attempts, best_plan, neighbours, question, solution
 from prefect_rlhf.placement.planner.space import candidates, plan_problem
+from prefect_rlhf.placement.search.budget import Budget
 from prefect_rlhf.placement.search.driver import Proof, SearchResult, warm_up
 from prefect_rlhf.placement.search.exact import exact, neighbourhood
 from prefect_rlhf.placement.search.sampling.annealing import AnnealingState
@@ -264,8 +265,8 @@ def _idle_neighbourhood(
     return None if state.number >= sets else replace(state, number=state.number + 1, evaluations=spent)
 
 
-def _unproved(request: attempts.SearchRequest, bound: SearchResult, known_seconds: float) -> Proof:
-    return Proof(min(bound.lower_bound_seconds, known_seconds), known_seconds, bound.binding)
+def _unproved(request: attempts.SearchRequest, budget: Budget, bound: SearchResult, fastest_seconds: float) -> Proof:
+    return Proof(bound.lower_bound_seconds, bound.seconds, bound.binding)
 
 
 PARTS = {

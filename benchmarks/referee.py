@@ -135,7 +135,7 @@ def judge(
     of_presets = [question.seconds(plan) for plan in presets]
     annealing = [question.seconds(plan) for plan in annealed(question, planned, drawn, anneal_seconds, draw)]
     rivals = [*of_presets, *others, *annealing]
-    below = [s for s in (planned.seconds, *rivals) if s < planned.lower_bound_seconds * (1 - ROUNDING)]
+    below = [s for s in (planned.fastest_seconds, *rivals) if s < planned.lower_bound_seconds * (1 - ROUNDING)]
     return Verdict(
         line,
         planned.seconds,

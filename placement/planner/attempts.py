@@ -24,14 +24,15 @@ from prefect_rlhf.placement.plans.presets import PRESETS
 from prefect_rlhf.placement.search.budget import EVALUATIONS, Budget, Meter
 from prefect_rlhf.placement.search.driver import Progress, Proof, SearchResult, prove, search
 from prefect_rlhf.placement.search.method import Method
+from prefect_rlhf.placement.search.partial.incumbent import SearchOutcome
 from prefect_rlhf.placement.search.problem import LinkNode, PlannedCall, Problem, ProblemNode
 
 WHOLE_SHARE = 0.5  # of the budget, for the search of the whole space, and for searches with models in alternation
 COPIES_SHARE = 0.3  # for searches that decide which calls share a copy of weights
 CAUTIOUS_SHARE = 0.2  # for each other way to count memory
 PROOF_EVALUATIONS = 10.0  # times the evaluations, for a proof: bounds alone take half a microsecond each
-PROOF_SECONDS = 0.1  # of the seconds
-PROVED = 0.01  # of the bound: a plan that is no further above it ends a proof
+PROOF_SECONDS = 0.1  # of the seconds, for a proof, and for all proofs about plans with streamed parts
+PROVED = 0.01  # of a plan's seconds: a proof ends so close below them, or as far above, if the bound is wrong
 SMALL_SHARE = 0.03  # for each preset and each division: little is left to choose
 SHORT = Budget(EVALUATIONS, 2.0)  # of the first round of attempts, if the budget is longer
 CLOSE = 0.03  # of the bound: a plan that is no further above it is as good as known, since no estimate tells more
@@ -125,21 +126,22 @@ def _make_attempts(request: SearchRequest) -> list[Finding]:
     return findings
 
 
-def prove_bound(request: SearchRequest, bound: SearchResult, known_seconds: float) -> Proof:
-    """Return the best bound on all plans, of a search or of a proof, if a plan takes `known_seconds`.
+def prove_bound(request: SearchRequest, budget: Budget, bound: SearchResult, fastest_seconds: float) -> Proof:
+    """Return the best bound on all plans, that of a search or of a proof, if the fastest plan takes `fastest_seconds`.
 
-    Plans in which some call streams parts may be below it: then their bound counts. They are divided over problems that
-    share a budget.
+    Plans in which some call streams parts may be below it: then their bound counts. Their problems share another budget
+    of this size. An interrupted search is followed by no proof.
     """
-    space, budget = request.space, request.budget
-    share = Budget(budget.evaluations * PROOF_EVALUATIONS, budget.seconds * PROOF_SECONDS)
-    enough = known_seconds / (1 + PROVED)
-    proof = _proof((space.with_copies or space.least).problem, known_seconds, share, enough)
-    known = min(bound.lower_bound_seconds, known_seconds)
-    best = replace(proof, lower_bound_seconds=max(proof.lower_bound_seconds, known), binding=bound.binding)
+    if bound.outcome is SearchOutcome.INTERRUPTED:
+        return Proof(bound.lower_bound_seconds, bound.seconds, bound.binding)
+    space, most = request.space, fastest_seconds * (1 + PROVED)
+    best = _proof((space.with_copies or space.least).problem, most, budget, fastest_seconds / (1 + PROVED))
+    if best.lower_bound_seconds <= bound.lower_bound_seconds:
+        provable = max(best.provable_seconds, bound.lower_bound_seconds)
+        best = Proof(bound.lower_bound_seconds, provable, bound.binding)
     problems = list(streamed_problems(space))
     for problem in problems:
-        found = _proof(problem, known_seconds, share.times(1 / len(problems)), best.lower_bound_seconds)
+        found = _proof(problem, most, budget.times(1 / len(problems)), best.lower_bound_seconds)
         provable = min(best.provable_seconds, found.provable_seconds)
         lower = found if found.lower_bound_seconds < best.lower_bound_seconds else best
         binding = best.binding if lower is best else f"{found.binding}, in plans with streamed parts"
@@ -147,8 +149,8 @@ def prove_bound(request: SearchRequest, bound: SearchResult, known_seconds: floa
     return best
 
 
-def _proof(problem: Problem, known_seconds: float, budget: Budget, enough_seconds: float) -> Proof:
-    return prove(problem, known_seconds, budget.seconds, budget.evaluations, enough_seconds)
+def _proof(problem: Problem, most_seconds: float, budget: Budget, enough_seconds: float) -> Proof:
+    return prove(problem, most_seconds, budget.seconds, budget.evaluations, enough_seconds)
 
 
 def search_whole_space(request: SearchRequest) -> Finding:

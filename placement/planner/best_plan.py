@@ -14,6 +14,8 @@ from prefect_rlhf.placement.devices.mesh import DeviceMesh
 from prefect_rlhf.placement.engine_traits import TRAITS
 from prefect_rlhf.placement.plan import ExecutionPlan
 from prefect_rlhf.placement.planner.attempts import (
+    PROOF_EVALUATIONS,
+    PROOF_SECONDS,
     Finding,
     SearchRequest,
     highest_bound,
@@ -60,15 +62,19 @@ def plan_graph(
     pins: Mapping[str, DeviceMesh] | None = None,
     evaluations: float | None = None,
     start: ExecutionPlan | None = None,
+    proves: bool = True,
 ) -> Planned:
     """Return the best plan of a question that a search finds within a budget (`Budget.of`).
 
     By default, and with `evaluations`, the answer depends on the question alone. With `budget_seconds` of processor
     time it also depends on the machine. `pins` are calls that must be on these meshes. `start` is a legal plan: the
-    answer is never slower, if it fits and keeps to the pins. Raises InvalidInput for a budget that is not positive, a
+    answer is never slower, if it fits and keeps to the pins. Unless it `proves`, the bound is the search's, of plans
+    without streamed parts, and takes no more time. Raises InvalidInput for a budget that is not positive, a
     mesh outside the cluster, and when no plan fits.
     """
-    budget = Budget.of(evaluations, budget_seconds)
+    whole = Budget.of(evaluations, budget_seconds)
+    proof = Budget(whole.evaluations * PROOF_EVALUATIONS, whole.seconds * PROOF_SECONDS)
+    budget = replace(whole, seconds=whole.seconds * (1 - 2 * PROOF_SECONDS)) if proves else whole
     question.site.cluster.check_mesh(question.site.mesh)
     for each in dict.fromkeys(("exact", method)):
         warm_up(each)  # before the budget begins: the answer is the same on a machine that must compile first
@@ -79,11 +85,21 @@ def plan_graph(
         half = replace(budget, seconds=budget.seconds / 2)
         known += _without_staleness(SearchRequest(question, space, half, method, None, space_of))
         budget = half
-    return _planned(SearchRequest(question, space, budget, method, progress, space_of), known)
+    request = SearchRequest(question, space, budget, method, progress, space_of)
+    found = _planned(request, known)
+    if not proves:
+        return found
+    proven = prove_bound(request, proof, found.search, found.fastest_seconds)
+    return replace(
+        found,
+        lower_bound_seconds=proven.lower_bound_seconds,
+        provable_seconds=proven.provable_seconds,
+        binding=proven.binding,
+    )
 
 
 def _planned(request: SearchRequest, known: Sequence[ExecutionPlan]) -> Planned:
-    """The answer of a search, never slower than a plan of `known`; these plans fit."""
+    """The answer of a search with the bound of this search, never slower than a plan of `known`; these plans fit."""
     question, space, meter = request.question, request.space, Meter(request.budget)
     findings = make_attempts(request)
     presets = _of_each_preset(findings)
@@ -110,14 +126,13 @@ def _planned(request: SearchRequest, known: Sequence[ExecutionPlan]) -> Planned:
     certificate = question.certificate(plan)
     estimate = question.estimate(plan)
     fastest_seconds, bound = min(question.seconds(fastest), estimate.seconds), highest_bound(findings)
-    proof = prove_bound(request, bound, fastest_seconds)
     return Planned(
         plan,
         estimate,
         certificate,
-        proof.lower_bound_seconds,
-        proof.binding,
-        proof.provable_seconds,
+        bound.lower_bound_seconds,
+        bound.binding,
+        bound.seconds,
         bound,
         presets,
         space,

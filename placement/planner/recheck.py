@@ -64,7 +64,7 @@ def recheck(
     seconds = now.seconds(plan)
     if not fitted.explains or (fitted.confirms and was_searched):
         return Recheck(fitted, seconds, seconds)
-    best = with_largest_caches(now, plan_graph(now, evaluations=evaluations).plan)
+    best = with_largest_caches(now, plan_graph(now, evaluations=evaluations, proves=False).plan)
     gains = [1 - each.seconds(best) / each.seconds(plan) for each in (corrected(question, c) for c in fitted.likely)]
     found = Recheck(fitted, seconds, now.seconds(best), best)
     is_better = found.gain >= least_gain and min(gains, default=found.gain) >= LEAST_SURE_GAIN

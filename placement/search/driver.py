@@ -145,25 +145,26 @@ def search(
 
 def prove(
     problem: Problem,
-    known_seconds: float,
+    most_seconds: float,
     budget_seconds: float = math.inf,
     max_evaluations: float = math.inf,
     enough_seconds: float = math.inf,
 ) -> Proof:
-    """Prove a bound on every plan, for any order of its nodes, if a plan takes `known_seconds`.
+    """Prove a bound of at most `most_seconds` on every plan, for any order of its nodes.
 
-    It looks for no plan: a plan takes its bound. So it ends at the least bound of all plans, and no further evaluation
-    raises it. The other parameters are as of `search`. Raises InvalidInput for a budget that is not positive.
+    It looks for no plan: a plan takes its bound. So it ends when no plan is below the least bound of a visited plan,
+    and no further evaluation raises it. The other parameters are as of `search`. Raises InvalidInput for a budget that
+    is not positive.
     """
     if not budget_seconds > 0:
         raise InvalidInput("budget_seconds", budget_seconds, "more than 0 seconds")
     warm_up()
-    tables, known_us = build_tables(problem), math.floor(known_seconds / MICROSECOND)
-    solver = IterativeDeepening(improving_share=0.0, bounds_only=True, known_us=known_us)
+    tables, most_us = build_tables(problem), math.floor(most_seconds / MICROSECOND)
+    solver = IterativeDeepening(improving_share=0.0, bounds_only=True, most_us=most_us)
     _, state, _ = _run(solver, tables, budget_seconds, max_evaluations, None, enough_seconds)
-    least_us = known_us if state.incumbent is None else state.incumbent.makespan_us
+    least_us = most_us if state.incumbent is None else state.incumbent.makespan_us
     binding = binding_term(problem, tables, state.incumbent)
-    return Proof(min(known_us, state.lower_bound_us) * MICROSECOND, least_us * MICROSECOND, binding)
+    return Proof(min(most_us, state.lower_bound_us) * MICROSECOND, least_us * MICROSECOND, binding)
 
 
 @cache

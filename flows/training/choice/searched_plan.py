@@ -37,11 +37,11 @@ def summary(planned: Planned, *others: PresetResult, work: IterationWork | None 
 
 
 def _proof(planned: Planned) -> str:
-    """Return the search's proof about the printed plan; about the relaxed problem it may have proved more."""
-    if not planned.search.proved_optimal:
-        return planned.search.outcome.value
+    """Return what is proved about the printed plan; about the relaxed problem more may be proved."""
     if planned.gap < PROVED_GAP:
         return f"proved: no searched plan is more than {max(0.0, planned.gap):.2%} faster than this plan"
+    if planned.lower_bound_seconds < planned.provable_seconds and not planned.search.proved_optimal:
+        return planned.search.outcome.value
     return (
         "the relaxed problem is solved, with free row transfers and least memory: no plan is below the bound, but "
         "plans between it and this plan are not ruled out"
@@ -51,7 +51,8 @@ def _proof(planned: Planned) -> str:
 def _against_bound(planned: Planned) -> str:
     bound = f"the bound ({planned.lower_bound_seconds:.4g} s)"
     if planned.beats_bound:
-        return f"{-planned.gap:.1%} BELOW {bound}: the estimate or the bound is wrong, please report it"
+        below = 1 - planned.fastest_seconds / planned.lower_bound_seconds
+        return f"{below:.1%} BELOW {bound}: the estimate or the bound is wrong, please report it"
     parts = (f"{share:+.1%} {words}" for words, share in planned.gap_parts.items() if abs(share) >= SHOWN_SHARE)
     why = "; ".join(parts)
     return f"{max(0.0, planned.gap):.1%} above {bound}, which no plan can beat{f': {why}' if why else ''}"
@@ -65,8 +66,8 @@ def _causes(planned: Planned) -> Iterator[str]:
     parts = [f"of this gap a longer search (--evaluations) can close {searched:.1%} at most by a higher bound"]
     if abs(uncounted) >= SHOWN_SHARE:
         parts.append(
-            f"{uncounted:.1%} are above the bound of a single plan: they are the bound's, which does not count all "
-            "memory, moves and waits, unless a faster plan exists"
+            f"{uncounted:.1%} are above the bound of a single plan: the bound leaves out some memory, moves and "
+            "waits, or a faster plan exists"
         )
     yield ". ".join(parts)
 

@@ -108,7 +108,8 @@ def bound_of(t: Tables, us: Ints, absent: int, overlap: Ints, s: Scratch, enough
 
     `absent` are nodes that surely take no time (`surely_absent`); `s.area` is filled by `fill_areas`, `s.crowded` by
     `fill_crowded`. Writes the binding term into `s.binding`: ALL_ITERATIONS, or CYCLE + number of the anchor; K and A
-    of all iterations or of the cycle; K and A of the last iteration after the cycle.
+    of all iterations or of the cycle; K and A of the last iteration after the cycle. For LOOP: the loop, the nodes that
+    exclude it in every iteration, and its iterations.
     """
     fill_conflicts(t, us, overlap, s.crowded, s.by_resource, s.conflict)
     nodes = present(us)

@@ -62,7 +62,7 @@ def loop_bound(t: Tables, us: Ints, s: Scratch, nodes: int, number: int, best: i
             work += (lag - (members >> node & 1)) * us[node]
     value = rounded_up(work, lag)
     if value > best:
-        s.binding[0], s.binding[1], s.binding[2] = LOOP, members | alone, 0
+        s.binding[0], s.binding[1], s.binding[2] = LOOP, members, alone & ~members
         s.binding[3], s.binding[4] = lag, 0
     return value
 

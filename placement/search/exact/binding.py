@@ -23,8 +23,9 @@ def binding_term(problem: Problem, t: Tables, incumbent: Incumbent | None) -> st
     bound_partial(t, partial, INFINITE)
     term, kept, fitting, last_kept, last_fitting = (int(word) for word in partial.scratch.binding)
     if term == LOOP:
-        words = _describe(problem, kept, fitting, t.ordered_once)
-        return words if last_kept == 1 else f"{words}, in {last_kept} iterations"
+        loop, every = _names(problem, kept, " -> "), _names(problem, fitting, " + ")
+        words = f"loop: {loop}" if last_kept == 1 else f"loop: {loop}, in {last_kept} iterations"
+        return f"{words}, beside {every} in each" if every else words
     if term == ALL_ITERATIONS:
         return _describe(problem, kept, fitting, t.ordered_always)
     cycle = _describe(problem, kept, fitting, t.ordered_once)

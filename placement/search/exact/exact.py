@@ -82,8 +82,8 @@ class IterativeDeepening:
 
     `growth` is the first increase of the threshold, as a share; later increases aim at rounds that cost twice the last.
     `improving_share` is the ratio of evaluations of the search for plans to evaluations of deepening, until it is
-    stale. With `bounds_only` a plan takes its bound: the search ends at the least bound of all plans, which no more
-    evaluations can raise. A plan of `known_us` is known.
+    stale. With `bounds_only` a plan takes its bound: the search ends when no plan is below the least bound of a
+    visited plan, which no more evaluations can raise. Plans of `most_us` and more are left out.
     """
 
     seed: int = 0
@@ -91,13 +91,13 @@ class IterativeDeepening:
     growth: float = 0.0015
     improving_share: float = 0.5
     bounds_only: bool = False
-    known_us: int = INFINITE
+    most_us: int = INFINITE
 
     def init(self, t: Tables) -> ExactState:
         lower_bound = int(bound_partial(t, empty_partial(t), INFINITE))
         search = empty_search_state(t, decision_order(t))
         search.scalars[BOUNDS_ONLY] = self.bounds_only
-        lower(search, self.known_us)
+        lower(search, self.most_us)
         return _next_round(t, ExactState(search, begin_annealing(t, self.seed), lower_bound, lower_bound, self.growth))
 
     def step(self, t: Tables, state: ExactState) -> ExactState:

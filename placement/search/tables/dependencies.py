@@ -82,7 +82,7 @@ def loops(problem: Problem, covered: Sequence[int] = ()) -> Ints:
     """The loops of dependencies, [loops, 2]: the set of nodes, and the iterations until a run of a node needs the last.
 
     Those of few iterations and many nodes come first. Left out are loops whose nodes are in a loop of no more
-    iterations, and loops of an iteration inside a set of `covered`.
+    iterations, or in a set of `covered`, which are loops of an iteration.
     """
     graph: nx.DiGraph[int] = nx.DiGraph()
     for target, pairs in enumerate(direct_dependencies(problem)):

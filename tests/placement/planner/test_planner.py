@@ -20,6 +20,7 @@ from prefect_rlhf.placement.devices.strategy import Strategy
 from prefect_rlhf.placement.graph import DataflowGraph
 from prefect_rlhf.placement.memory.bytes import usable_bytes
 from prefect_rlhf.placement.models.known_models import known_shape
+from prefect_rlhf.placement.planner import attempts
 from prefect_rlhf.placement.planner.best_plan import plan_graph
 from prefect_rlhf.placement.planner.planned import ROUNDING, Planned
 from prefect_rlhf.placement.planner.preset_plan import preset_result
@@ -33,7 +34,8 @@ from prefect_rlhf.placement.plans.presets import PRESETS, cut
 from prefect_rlhf.placement.schedule.estimate import estimate
 from prefect_rlhf.placement.schedule.schedule import schedule
 from prefect_rlhf.placement.search.budget import Budget
-from prefect_rlhf.placement.search.problem import Problem
+from prefect_rlhf.placement.search.driver import prove
+from prefect_rlhf.placement.search.problem import PlannedCall, Problem
 from tests.cases import examples, first
 from tests.strategies import GIB, SMOLLM2, TWO_DEVICES, dpo, model, plans, ppo, remax, uneven
 
@@ -223,8 +225,34 @@ def test_a_plan_below_its_bound_is_said_to_be():
     assert "BELOW the bound" in summary(found) and "BELOW" not in summary(planned("dpo"))
 
 
+def test_a_proof_of_a_bound_that_is_too_high_shows(monkeypatch):
+    """All calls of the proof take three times as long, so the plan that was found is below the bound."""
+
+    def too_slow(problem, *limits):
+        def slow(option):
+            return replace(option, microseconds=3 * option.microseconds)
+
+        nodes = [
+            replace(node, options=tuple(map(slow, node.options))) if isinstance(node, PlannedCall) else node
+            for node in problem.nodes
+        ]
+        return prove(replace(problem, nodes=tuple(nodes)), *limits)
+
+    monkeypatch.setattr(attempts, "prove", too_slow)
+    found = plan_graph(question(GRAPHS["dpo"]), evaluations=1000)
+    assert found.beats_bound
+    assert "BELOW the bound" in summary(found)
+
+
+def test_a_search_that_proves_nothing_has_the_same_plan():
+    """Of a plan that only replaces another, nobody reads the bound."""
+    proven, found = (plan_graph(question(GRAPHS["remax"]), evaluations=2000, proves=each) for each in (True, False))
+    assert found.plan == proven.plan
+    assert found.lower_bound_seconds == found.search.lower_bound_seconds
+
+
 def test_a_large_gap_names_what_a_longer_search_can_close_and_what_it_cannot():
-    """No search raises a bound beyond the bound of a plan, so the rest is the bound's."""
+    """No search raises a bound beyond the bound of a plan, so the bound leaves out the rest."""
     found = planned("dpo")
     least = {"lower_bound_seconds": 0.5 * found.seconds, "provable_seconds": 0.6 * found.seconds}
     large = replace(found, **least, fastest_seconds=found.seconds)
