@@ -120,6 +120,7 @@ def test_a_run_killed_in_the_middle_of_a_play_and_resumed_has_the_same_weights(p
     process = subprocess.Popen(line, env=environment(), cwd=Path(__file__).parents[2], **output)
     try:
         wait_for(sprung.exists, process)
+        wait_for(lambda: list(tmp_path.glob("*/checkpoints/step-000001")), process)  # written behind the second step
     finally:
         process.kill()
         process.communicate(timeout=60)

@@ -5,7 +5,7 @@ from pathlib import Path
 from prefect_rlhf.engines.functions.function import HostFunction, HostSettings
 
 FOLDER = Path(__file__).parent
-QUICK = HostSettings(workers=2, deadline_seconds=0.5, retries=1, most_failed=1.0)
+QUICK = HostSettings(workers=2, deadline_seconds=1.0, retries=1, most_failed=1.0)
 
 
 def function(name, signature="row", module=None):
