@@ -30,8 +30,8 @@ def parse_lengths(text: str, field: str, part: Part) -> LengthDistribution:
     if names_rollouts(text):
         return rollout_lengths(text, field, part)
     shares: dict[int, float] = {}
-    for part in text.split(","):
-        length, _, share = part.partition(":")
+    for entry in text.split(","):
+        length, _, share = entry.partition(":")
         with refusing(ValueError, field, text, LENGTHS_FORM, most=0):
             shares[int(length)] = float(share or 1)
     if min(shares) < 1 or not 0 <= min(shares.values()) <= sum(shares.values()) < float("inf"):
