@@ -46,8 +46,9 @@ def _off(value: object) -> object:
 
 def _in_words(value: object) -> object:
     """Return the text of a number of tokens: YAML reads `256` as a number. The form refuses any other value."""
-    is_whole = isinstance(value, int) and not isinstance(value, bool)
-    return str(value) if is_whole and 1 <= value <= MOST_TOKENS else value
+    if isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= MOST_TOKENS:
+        return str(value)
+    return value
 
 
 Lengths = Annotated[
