@@ -15,7 +15,7 @@ import heapq
 import json
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from statistics import median
 
 from prefect_rlhf.flows.planning.assumptions import DEVIATION
@@ -36,9 +36,13 @@ def main() -> None:
     given = parser.parse_args()
     step, row, tool = (value / 1000 for value in (given.step_ms, given.row_ms, given.tool_ms))
     ratios = {}
+
+    def step_seconds(rows: int) -> float:
+        return step + row * rows
+
     for turns in TURNS:
         draws = [drawn(given.rows, turns, given.tokens, seed) for seed in range(DRAWS)]
-        of_each = [in_rounds(each, step, row, tool) / by_row(each, step, row, tool) for each in draws]
+        of_each = [in_rounds(each, step, row, tool) / by_row(each, step_seconds, tool) for each in draws]
         ratios[f"ratio_{turns}_turns"] = round(median(of_each), 2)
     print(json.dumps(ratios))
 
@@ -49,15 +53,18 @@ def drawn(rows: int, turns: int, tokens: float, seed: int) -> Lengths:
     return [[max(1, round(draw.lognormvariate(centre, DEVIATION))) for _ in range(turns)] for _ in range(rows)]
 
 
-def by_row(lengths: Lengths, step: float, row: float, tool: float) -> float:
-    """Return the seconds until all rows are over, if each row goes on once it has its answer."""
+def by_row(lengths: Lengths, step_seconds: Callable[[int], float], tool: float) -> float:
+    """Return the seconds until all rows are over, if each row goes on once it has its answer.
+
+    `step_seconds` are those of a step by its number of rows.
+    """
     turn, left = [0] * len(lengths), [each[0] for each in lengths]
     running, waiting, now = set(range(len(lengths))), list[tuple[float, int]](), 0.0
     while running or waiting:
         now = now if running else max(now, waiting[0][0])
         while waiting and waiting[0][0] <= now:
             running.add(heapq.heappop(waiting)[1])
-        now += step + row * len(running)
+        now += step_seconds(len(running))
         for each in tuple(running):
             left[each] -= 1
             if not left[each]:

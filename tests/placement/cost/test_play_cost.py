@@ -1,12 +1,12 @@
 """Seconds of a generate whose rows are plays: turns, what the environment writes, and how long it takes."""
 
-import heapq
 import random
 from collections import Counter
 from dataclasses import replace
 
 import pytest
 
+from benchmarks.simulate_rounds import by_row
 from prefect_rlhf.placement.cost.call import Execution
 from prefect_rlhf.placement.cost.workload import CallWork, LengthDistribution, Workload
 from prefect_rlhf.placement.devices.strategy import Strategy
@@ -46,26 +46,6 @@ def test_a_play_of_a_turn_costs_what_a_generate_costs():
     assert once.total == pytest.approx(cost(WORK, execution).total, rel=0.02)
 
 
-def simulated(turns, step_seconds, wait):
-    """Seconds of decoding rows of such turns, each of which waits `wait` seconds between two turns, step by step."""
-    said, left = [0] * len(turns), [row[0] for row in turns]
-    running, waiting, now = set(range(len(turns))), [], 0.0
-    while running or waiting:
-        now = now if running else max(now, waiting[0][0])
-        while waiting and waiting[0][0] <= now:
-            running.add(heapq.heappop(waiting)[1])
-        now += step_seconds[len(running)]
-        for row in tuple(running):
-            left[row] -= 1
-            if not left[row]:
-                running.remove(row)
-                said[row] += 1
-                if said[row] < len(turns[row]):
-                    left[row] = turns[row][said[row]]
-                    heapq.heappush(waiting, (now + wait, row))
-    return now
-
-
 @pytest.mark.parametrize("wait", [0.05, 0.5, 3.0])
 @pytest.mark.parametrize("deviation", [0.0, 0.745])
 def test_the_estimate_is_at_most_a_tenth_above_a_simulation_of_each_row(wait, deviation):
@@ -83,6 +63,6 @@ def test_the_estimate_is_at_most_a_tenth_above_a_simulation_of_each_row(wait, de
     work = CallWork("generate", rows, workload)
     play = replace(PLAY, turns=turns, observed=0, seconds=wait)
     without, estimate = (cost(replace(work, play=each), execution).total for each in (None, play))
-    decoding = simulated(drawn, step_seconds, 0.0)
-    truth = without - decoding + simulated(drawn, step_seconds, wait)
+    decoding = by_row(drawn, step_seconds.__getitem__, 0.0)
+    truth = without - decoding + by_row(drawn, step_seconds.__getitem__, wait)
     assert 0.99 < estimate / truth < 1.1
