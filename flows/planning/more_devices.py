@@ -7,6 +7,7 @@ from prefect_rlhf.errors.errors import TooLittleMemory
 from prefect_rlhf.flows.forms.plan_options import PlanOptions
 from prefect_rlhf.flows.hardware.cluster_spec import NODE, Groups, parse_cluster
 from prefect_rlhf.flows.hardware.described_device import read_device
+from prefect_rlhf.flows.planning.clusters import cluster_size
 from prefect_rlhf.flows.planning.what_if import named_site
 from prefect_rlhf.placement.planner.question import Question
 from prefect_rlhf.placement.planner.refusal import has_fitting_plan
@@ -35,20 +36,19 @@ def enough_devices(questions: Mapping[Groups, Question], options: PlanOptions) -
         return ""
     alone = [groups for groups in questions if len(groups) == 1]
     kinds = dict.fromkeys(group.device for (group,) in alone)
-    largest = [max((each for each in alone if each[0].device == kind), key=_num_devices) for kind in kinds]
+    largest = [
+        max((each for each in alone if each[0].device == kind), key=lambda each: cluster_size(each).num_devices)
+        for kind in kinds
+    ]
     return "; ".join(_in_words(groups, questions[groups], options) for groups in largest)
-
-
-def _num_devices(groups: Groups) -> int:
-    return sum(group.num_nodes * group.devices_per_node for group in groups)
 
 
 def _in_words(groups: Groups, question: Question, options: PlanOptions) -> str:
     enough = enough_nodes(groups, question, options)
     if enough is None:
         return f"even {MOST_NODES} nodes of {groups[0].device} were not enough in a short search"
-    nodes, width = enough[0].num_nodes, enough[0].devices_per_node
-    return f"{_num_devices(enough)} devices are enough, as {nodes}x{width}:{enough[0].device}"
+    size = cluster_size(enough)
+    return f"{size.num_devices} devices are enough, as {size.name}"
 
 
 def enough_nodes(groups: Groups, question: Question, options: PlanOptions) -> Groups | None:
