@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import MISSING, asdict, fields, is_dataclass, replace
 from hashlib import blake2b
 from typing import Any
@@ -131,29 +131,9 @@ def _filled_settings(saved: Any, now: Operation) -> Any:
 def _filled_play(saved: Any) -> dict[str, Any]:
     """Return a play with the defaults of settings that came later; an earlier version saved the settings as a text."""
     default = {name: field.default for name, field in Play.model_fields.items() if not field.is_required()}
-    known = _play(json.loads(saved))["settings"] if isinstance(saved, str) else _without_secrets(_with_hashes(saved))
+    known = _play(json.loads(saved))["settings"] if isinstance(saved, str) else _without_secrets(saved, _hashed_before)
     settings = default | known
     return {"settings": {name: value for name, value in settings.items() if name not in _OF_EXECUTION}}
-
-
-def _with_hashes(saved: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a saved play with its variables' hashes in the present form, whichever version saved it."""
-    arguments = saved.get("arguments")
-    servers = arguments.get("servers") if isinstance(arguments, dict) and saved.get("signature") == "mcp" else None
-    if not isinstance(arguments, dict) or not isinstance(servers, dict):
-        return dict(saved)
-
-    def hashes(server: Any) -> Any:
-        if not isinstance(server, dict) or "env" not in server:
-            return server
-        env = server["env"]
-        return server | {"env": {k: _renamed(v) for k, v in env.items()} if isinstance(env, dict) else _renamed(env)}
-
-    return {**saved, "arguments": arguments | {"servers": {name: hashes(each) for name, each in servers.items()}}}
-
-
-def _renamed(value: object) -> object:
-    return f"hash {value}" if isinstance(value, str) and _EARLIER_HASH.fullmatch(value) else value
 
 
 def _call(call: Call) -> dict[str, Any]:
@@ -172,23 +152,37 @@ def _play(stated: Mapping[str, Any]) -> dict[str, Any]:
     return {"settings": _without_secrets(settings)}
 
 
-def _without_secrets(settings: Mapping[str, Any]) -> dict[str, Any]:
+def _hashed(value: object) -> str:
+    """Return a hash of a value; a hash is returned unchanged."""
+    if isinstance(value, str) and _HASH.fullmatch(value):
+        return value
+    digest = blake2b(json.dumps(value, sort_keys=True).encode(), digest_size=8).hexdigest()
+    return f"hash {digest}"
+
+
+def _hashed_before(value: object) -> str:
+    """Return the hash of a variable that a checkpoint saved: an earlier version saved its digits alone."""
+    return f"hash {value}" if isinstance(value, str) and _EARLIER_HASH.fullmatch(value) else _hashed(value)
+
+
+def _without_secrets(settings: Mapping[str, Any], of_variable: Callable[[object], str] = _hashed) -> dict[str, Any]:
     """Return a play's settings with hashes of the values that may be secrets, and without folders of MCP servers.
 
-    Settings in this form are returned unchanged; an earlier version hashed fewer values.
+    `of_variable` returns the hash of a server's variable. Settings in this form are returned unchanged; an earlier
+    version hashed fewer values.
     """
     arguments = settings.get("arguments")
     if not isinstance(arguments, dict):
         return dict(settings)
     servers = arguments.get("servers")
     if settings.get("signature") == "mcp" and isinstance(servers, dict):
-        hashed = arguments | {"servers": {name: _server(server) for name, server in servers.items()}}
+        hashed = arguments | {"servers": {name: _server(server, of_variable) for name, server in servers.items()}}
     else:
         hashed = {name: _hashed(value) for name, value in arguments.items()}
     return {**settings, "arguments": hashed}
 
 
-def _server(server: Any) -> Any:
+def _server(server: Any, of_variable: Callable[[object], str]) -> Any:
     """Return an MCP server without its folder, with hashes of its variables, its arguments and its address."""
     if not isinstance(server, dict):
         return server
@@ -196,13 +190,5 @@ def _server(server: Any) -> Any:
     variables = here.pop("env", None)
     hashed = {name: value if name == "command" else _hashed(value) for name, value in here.items()}
     if isinstance(variables, dict):
-        return hashed | {"env": {name: _hashed(value) for name, value in variables.items()}}
-    return hashed if variables is None else hashed | {"env": _hashed(variables)}
-
-
-def _hashed(value: object) -> str:
-    """Return a hash of a value; a hash is returned unchanged."""
-    if isinstance(value, str) and _HASH.fullmatch(value):
-        return value
-    digest = blake2b(json.dumps(value, sort_keys=True).encode(), digest_size=8).hexdigest()
-    return f"hash {digest}"
+        return hashed | {"env": {name: of_variable(value) for name, value in variables.items()}}
+    return hashed if variables is None else hashed | {"env": of_variable(variables)}
