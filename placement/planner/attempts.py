@@ -30,8 +30,6 @@ from prefect_rlhf.placement.search.problem import LinkNode, PlannedCall, Problem
 WHOLE_SHARE = 0.5  # of the budget, for the search of the whole space, and for searches with models in alternation
 COPIES_SHARE = 0.3  # for searches that decide which calls share a copy of weights
 CAUTIOUS_SHARE = 0.2  # for each other way to count memory
-PROOF_EVALUATIONS = 10.0  # times the evaluations, for a proof: bounds alone take half a microsecond each
-PROOF_SECONDS = 0.1  # of the seconds, for a proof, and for all proofs about plans with streamed parts
 PROVED = 0.01  # of a plan's seconds: a proof ends so close below them, or as far above, if the bound is wrong
 SMALL_SHARE = 0.03  # for each preset and each division: little is left to choose
 SHORT = Budget(EVALUATIONS, 2.0)  # of the first round of attempts, if the budget is longer

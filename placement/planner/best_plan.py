@@ -14,8 +14,6 @@ from prefect_rlhf.placement.devices.mesh import DeviceMesh
 from prefect_rlhf.placement.engine_traits import TRAITS
 from prefect_rlhf.placement.plan import ExecutionPlan
 from prefect_rlhf.placement.planner.attempts import (
-    PROOF_EVALUATIONS,
-    PROOF_SECONDS,
     Finding,
     SearchRequest,
     highest_bound,
@@ -45,6 +43,8 @@ from prefect_rlhf.placement.search.budget import Budget, Meter
 from prefect_rlhf.placement.search.driver import Progress, warm_up
 from prefect_rlhf.placement.search.method import Method
 
+PROOF_EVALUATIONS = 10.0  # times the evaluations, for a proof: bounds alone take half a microsecond each
+PROOF_SECONDS = 0.1  # of the seconds, for a proof, and for all proofs about plans with streamed parts
 STARTS = 3  # plans that are improved if no plan is close to the bound
 UNDER = (TWICE["eager_launch"],)
 """Changes of constants under which further plans are searched: by these the plans of the other searches lose most."""
