@@ -82,10 +82,10 @@ def read_inputs(
     there = {name: value for name, value in named.items() if not (may_be_absent and value.path == ABSENT)}
     sources = {name: open_source(name, value, tokenizer) for name, value in there.items()}
     plays = [value for value in arguments.values() if isinstance(value, Play)]
-    if prompts_among(sources):
+    if prompts := prompts_among(sources):
         check_answers(plays, tokenizer)
-    tools = shown_by(play for play in plays if play.shows_tools) if prompts_among(sources) else None
-    sources |= {name: replace(source, tools=tools) for name, source in prompts_among(sources).items() if tools}
+        tools = shown_by(play for play in plays if play.shows_tools)
+        sources |= {name: replace(source, tools=tools) for name, source in prompts.items() if tools}
     longest = {name: sources[name].check(context, vocabulary) if name in sources else 0 for name in named}
     items = {name: sources[name].num_items if name in sources else MANY for name in named}
     columns = {name: sources[name].columns if name in sources else tuple(named[name].columns) for name in named}
