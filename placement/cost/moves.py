@@ -115,22 +115,18 @@ def _fullest_of_reallocation(
     return _fullest(reallocation_loads(source, target, sizes))
 
 
-def transfer_seconds(transfers: Iterable[DeviceTransfer], workload: Workload, links: Links) -> float:
-    """Return the seconds to bring rows to the devices that need them."""
-    return move_seconds(_flows(transfers, workload), links)
-
-
-def placed_transfer_seconds(placed: PlacedMoves, part: Part, workload: Workload, links: Links) -> float:
+def transfer_seconds(placed: PlacedMoves, part: Part, workload: Workload, links: Links) -> float:
     """Return the seconds to bring rows of a part to the devices of a call, as if all rows were equally long."""
     return _busiest_seconds(_fullest_of_transfers(placed, part, workload), links)
 
 
 @lru_cache(maxsize=4096)  # the plans that a question compares share most of their moves
 def _fullest_of_transfers(placed: PlacedMoves, part: Part, workload: Workload) -> tuple[tuple[LinkSpan, float], ...]:
-    return _fullest_of(_flows(transfers_of_equal_rows(placed, part), workload))
+    return _fullest_of(row_flows(transfers_of_equal_rows(placed, part), workload))
 
 
-def _flows(transfers: Iterable[DeviceTransfer], workload: Workload) -> Iterator[Flow]:
+def row_flows(transfers: Iterable[DeviceTransfer], workload: Workload) -> Iterator[Flow]:
+    """Yield the bytes that each transfer of rows sends from device to device."""
     of_row = cache(partial(row_bytes, workload=workload))  # most transfers have the same keys
     return (Flow(t.source, t.target, len(t.rows) * of_row(t.keys)) for t in transfers)
 

@@ -24,8 +24,8 @@ from prefect_rlhf.placement.cost.execution import Execution
 from prefect_rlhf.placement.cost.moves import (
     disk_seconds,
     host_seconds,
-    placed_transfer_seconds,
     reallocation_seconds,
+    transfer_seconds,
 )
 from prefect_rlhf.placement.cost.seconds import Seconds
 from prefect_rlhf.placement.cost.sizes import ModelSizes, copied_bytes, instance_copied_bytes
@@ -122,7 +122,7 @@ class NodeCosts:
                 return Seconds(call=call.host_seconds or 0.0)
             case Transfer(call, moves, part):
                 placed, links = placed_moves(self.graph, self.plan, call.name, moves), self.sources.links(node.meshes)
-                return Seconds(transfer=placed_transfer_seconds(placed, part, self.workload, links))
+                return Seconds(transfer=transfer_seconds(placed, part, self.workload, links))
             case Reallocate(source, target):
                 sizes = self._sizes(source.role)
                 moved = reallocation_seconds(source, target, sizes, self.sources.links(node.meshes))
