@@ -11,7 +11,7 @@ from math import lcm
 
 from prefect_rlhf.placement.cost.paged_cache import whole_cache_bytes
 from prefect_rlhf.placement.cost.sizes import ModelSizes
-from prefect_rlhf.placement.devices.mesh import MOST_DEVICES, Backend, Device
+from prefect_rlhf.placement.devices.mesh import Backend, Device
 from prefect_rlhf.placement.devices.strategy import Strategy
 from prefect_rlhf.placement.engine_constants import ADAM_BYTES, GRADIENT_BYTES, MAIN_WEIGHT_BYTES
 from prefect_rlhf.placement.engine_traits import TRAITS
@@ -55,24 +55,6 @@ def moves_with(what: str, part: OffloadPart) -> bool:
 
 Kept = tuple[tuple[str, int], ...]
 """The bytes that an instance keeps on a device, by kind."""
-
-
-def instance_holdings(
-    instance: ModelInstance,
-    calls: tuple[Call, ...],
-    model: ModelSpec,
-    max_length: int,
-    backend: Backend,
-    node_speeds: tuple[float, ...] = (),
-    cache_bytes: int | None = None,
-) -> tuple[ResidentBytes, ...]:
-    """Count all bytes of an instance, device by device; see `kept_bytes`."""
-    spread = kept_bytes(instance, calls, model, max_length, backend, MOST_DEVICES, node_speeds, cache_bytes)
-    return tuple(
-        ResidentBytes(device, instance, what, size)
-        for device, kind in zip(instance.devices, spread.kinds.tolist(), strict=True)
-        for what, size in spread.values[kind]
-    )
 
 
 @lru_cache(maxsize=256)  # many of the plans that a question compares have the same

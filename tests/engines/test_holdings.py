@@ -11,7 +11,7 @@ from megatron_cases import OPTIMIZER, Case
 from prefect_rlhf.engines.engine import SamplingSettings
 from prefect_rlhf.engines.vllm.engine import VllmEngine
 from prefect_rlhf.placement.devices.mesh import DeviceMesh
-from prefect_rlhf.placement.memory.holdings import instance_holdings
+from tests.by_device import instance_holdings
 from tests.strategies import call
 
 TOLERANCE = 1.001

@@ -13,8 +13,8 @@ from megatron_world import World
 from prefect_rlhf.placement.devices.mesh import DeviceMesh
 from prefect_rlhf.placement.devices.strategy import Strategy
 from prefect_rlhf.placement.layout.parameters import parameters
-from prefect_rlhf.placement.memory.holdings import instance_holdings
 from prefect_rlhf.placement.plan import ModelInstance
+from tests.by_device import instance_holdings
 from tests.layouts import megatron_layout
 from tests.strategies import call
 

@@ -11,9 +11,9 @@ import pytest
 from benchmarks.gpu.models import OPTIMIZER, SHAPES
 from prefect_rlhf.placement.devices.mesh import DeviceMesh
 from prefect_rlhf.placement.devices.strategy import Strategy
-from prefect_rlhf.placement.memory.holdings import instance_holdings
 from prefect_rlhf.placement.models.model import ModelSpec
 from prefect_rlhf.placement.plan import ModelInstance
+from tests.by_device import instance_holdings
 from tests.strategies import call
 
 pytestmark = pytest.mark.slow

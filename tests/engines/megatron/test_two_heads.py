@@ -10,8 +10,8 @@ from megatron_cases import Case
 from prefect_rlhf.placement.devices.mesh import DeviceMesh
 from prefect_rlhf.placement.devices.strategy import Strategy
 from prefect_rlhf.placement.layout.parameters import parameters
-from prefect_rlhf.placement.memory.holdings import instance_holdings
 from prefect_rlhf.placement.plan import ModelInstance
+from tests.by_device import instance_holdings
 from tests.cases import combinations
 from tests.layouts import megatron_layout
 from tests.strategies import call

@@ -15,8 +15,8 @@ from prefect_rlhf.engines.files.huggingface import read_model_spec
 from prefect_rlhf.engines.vllm.engine import VllmEngine
 from prefect_rlhf.placement.devices.mesh import DeviceMesh
 from prefect_rlhf.placement.devices.strategy import Strategy
-from prefect_rlhf.placement.memory.holdings import instance_holdings
 from prefect_rlhf.placement.plan import ModelInstance
+from tests.by_device import instance_holdings
 from tests.layouts import vllm_layout
 from tests.strategies import call
 

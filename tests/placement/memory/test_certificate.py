@@ -17,9 +17,9 @@ from prefect_rlhf.placement.devices.mesh import ClusterShape, Device
 from prefect_rlhf.placement.layout.layout import layout_of
 from prefect_rlhf.placement.layout.regions import num_elements
 from prefect_rlhf.placement.memory.certificate import certify
-from prefect_rlhf.placement.memory.holdings import instance_holdings
 from prefect_rlhf.placement.plan import instances, offloaded_parts
 from prefect_rlhf.placement.planner.preset_plan import preset
+from tests.by_device import instance_holdings
 from tests.cases import examples
 from tests.strategies import GEMMA3, GIB, MIXTURE, QWEN2, QWEN3, SMALL, TWO_DEVICES, dpo, graphs, placed, plans, ppo
 
