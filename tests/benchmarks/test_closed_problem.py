@@ -187,3 +187,21 @@ def test_larger_graphs_come_within_a_small_gap(graph, num_nodes, max_gap):
     plain = Closed(data, closed.plan_in_file(result.plan))
     assert plain.fits()
     assert plain.makespan_us() == pytest.approx(result.seconds * 1e6, abs=0.5)
+
+
+@pytest.mark.parametrize(
+    ("graph", "num_nodes", "batch", "seconds", "enough"),
+    [
+        (safe_ppo(34, 7), 4, 64, 48.184, 12_000),  # it needs 8,901
+        (safe_ppo(7, 7), 2, 256, 73.898, 33_000),  # 25,411
+        (safe_ppo(13, 7), 1, 64, 64.99032, 107_000),  # 82,371
+        (safe_ppo(7, 7), 4, 512, 74.798, 198_000),  # 151,880
+    ],
+)
+def test_nine_calls_are_proved_with_few_evaluations(graph, num_nodes, batch, seconds, enough):
+    """With 30% more evaluations than the proof needed on 2026-11-26."""
+    data = closed_file(graph, num_nodes, batch)
+    closed = read_closed_problem(data)
+    result = search(closed.problem, 600, max_evaluations=enough)
+    assert (result.proved_optimal, result.seconds) == (True, pytest.approx(seconds))
+    assert Closed(data, closed.plan_in_file(result.plan)).makespan_us() == pytest.approx(seconds * 1e6, abs=0.5)
