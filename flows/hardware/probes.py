@@ -6,6 +6,7 @@ import hashlib
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import fields
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -36,10 +37,14 @@ def is_uniform(leased: Lease) -> bool:
 
 
 def machine_key(leased: Lease) -> str:
-    """Return a name for everything that speeds depend on: devices, processor, driver, and installed software."""
+    """Return a name for everything that speeds depend on: devices, processor, driver, and installed software.
+
+    A version that measures other numbers has other names, so that it probes again.
+    """
     machine = Machine.read(leased.kind, *dict.fromkeys(leased.node_devices))
     driver = gpu_driver() if leased.kind == "cuda" else ""
-    values = (machine, driver, leased.mesh.devices_per_node)
+    measured = tuple(field.name for field in fields(Speeds))
+    values = (machine, driver, leased.mesh.devices_per_node, measured)
     digest = hashlib.sha256(repr(values).encode()).hexdigest()[:16]
     return f"{machine.device}-{leased.mesh.devices_per_node}-{digest}"
 

@@ -19,9 +19,10 @@ PROBED = "a probe of this machine"
 class Speeds:
     """Speeds that a device reached while all leased devices of its node did the same work.
 
-    `product_flops` is the FLOP/s of matrix products in `dtype`, `decoding_flops` of those in a decoding step; None
-    if it was not measured. Bytes per second are of memory (reads and writes), of copies between device and
-    host, and of a link between two devices in each direction.
+    `product_flops` is the FLOP/s of matrix products in `dtype`, `decoding_flops` of those in a decoding step of
+    FEW_ROWS rows, `further_rows_flops` of what further rows add to them, at least as many; both None if they were not
+    measured. Bytes per second are of memory (reads and writes), of copies between device and host, and of a link
+    between two devices in each direction.
     `elementwise_bytes_per_second` is of the bytes that the cost model counts for a layer outside of its products; None
     if it was not measured. `link_latency_seconds` is the time of a small message. Both link values are None for a
     single device. `megatron_layer_seconds` and `vllm_layer_seconds` are the part of a layer's decoding step that does
@@ -32,6 +33,7 @@ class Speeds:
     dtype: Dtype
     product_flops: PositiveFloat
     decoding_flops: PositiveFloat | None = None
+    further_rows_flops: PositiveFloat | None = None
     memory_bytes_per_second: PositiveFloat
     host_bytes_per_second: PositiveFloat
     elementwise_bytes_per_second: PositiveFloat | None = None
@@ -46,12 +48,14 @@ class Speeds:
         reached, sheet, link = hardware.efficiency, hardware.device, self.link_bytes_per_second
         elementwise, memory = self.elementwise_bytes_per_second, self.memory_bytes_per_second
         decoding = self.decoding_flops
+        further = max(decoding, self.further_rows_flops or decoding) if decoding else None
         peak: dict[str, Any] = {f"{self.dtype}_flops": self.product_flops / reached.matmul}
         device = replace(
             sheet,
             memory_bytes_per_second=memory / reached.memory,
             elementwise_share=min(1.0, elementwise / memory) if elementwise else sheet.elementwise_share,
             decoding_share=min(1.0, decoding / self.product_flops) if decoding else sheet.decoding_share,
+            further_rows_share=min(1.0, further / self.product_flops) if further else sheet.further_rows_share,
             host_bytes_per_second=self.host_bytes_per_second / reached.link,
             link_bytes_per_second=link / reached.link if link else sheet.link_bytes_per_second,
             source=PROBED,

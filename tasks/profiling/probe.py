@@ -13,7 +13,7 @@ from math import ceil, inf, log2
 
 from prefect_rlhf.engines.gang.open import open_gang
 from prefect_rlhf.engines.rank.profiling.profiling_rank import ProfilingRank
-from prefect_rlhf.placement.cost.datasheets.hardware import Hardware
+from prefect_rlhf.placement.cost.datasheets.hardware import FEW_ROWS, Hardware
 from prefect_rlhf.placement.cost.sizes import ModelSizes
 from prefect_rlhf.placement.cost.speeds import Speeds
 from prefect_rlhf.placement.cost.times.roofline import DatasheetTimes
@@ -27,7 +27,7 @@ from prefect_rlhf.tasks.profiling.bench import Bench, Sizes, bench_of
 
 REPEATS = 15
 TOKENS = (256, 1024)  # of the two products
-DECODED_TOKENS = 32  # of a product as in a decoding step
+MANY_ROWS = 64  # of a decoding step; Megatron's products of more may be computed in another format, vLLM's are not
 COLUMNS = 1024
 COPIED_BYTES = 32 << 20
 SHARED_PARAMETERS = 1 << 21  # sums of gradients and their gathered weights
@@ -87,7 +87,7 @@ def probe(
     with closing(gang), bench_of(gang, MODEL_SHAPE, dtype, lambda _: None, kind) as bench:
         speeds = _device_speeds(bench, dtype)
         if kind == "cpu":  # a GPU's decoding is limited by its memory
-            speeds = replace(speeds, decoding_flops=_product_flops(bench, (DECODED_TOKENS,), dtype)[0])
+            speeds = _decoding_speeds(bench, speeds)
         reached = speeds.on(hardware)
         seconds = {engine: _layer_seconds(bench, engine, reached) for engine in engines}
         speeds = replace(speeds, megatron_layer_seconds=seconds.get("megatron"), vllm_layer_seconds=seconds.get("vllm"))
@@ -122,6 +122,17 @@ def _device_speeds(bench: Bench, dtype: Dtype) -> Speeds:
     small = max(bench.all(ProfilingRank.all_reduce, SMALL_MESSAGE_BYTES, size, REPEATS))
     sent = (size - 1) / size * SHARED_PARAMETERS * (GRADIENT_BYTES + ITEM_BYTES["bfloat16"])
     return replace(speeds, link_bytes_per_second=sent / shared, link_latency_seconds=small / ceil(log2(size)))
+
+
+def _decoding_speeds(bench: Bench, speeds: Speeds) -> Speeds:
+    """Add the FLOP/s of products of FEW_ROWS tokens, and of the tokens beyond these.
+
+    A product has a part that does not grow with its tokens, as the packing of its weights.
+    """
+    few, many = (tokens / _product_flops(bench, (tokens,), speeds.dtype)[0] for tokens in (FEW_ROWS, MANY_ROWS))
+    flops = FEW_ROWS / few
+    further = (MANY_ROWS - FEW_ROWS) / (many - few) if many > few else speeds.product_flops
+    return replace(speeds, decoding_flops=flops, further_rows_flops=max(flops, further))
 
 
 def _product_flops(bench: Bench, sizes: Sequence[int], dtype: Dtype) -> tuple[float, float]:

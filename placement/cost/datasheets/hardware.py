@@ -16,6 +16,8 @@ from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.placement.models.model import Dtype
 
 GIB = 1 << 30
+FEW_ROWS = 32
+"""Rows of a decoding step whose products have a speed of their own on a processor: `Datasheet.decoding_share`."""
 LinkSpan = Literal["device", "node", "network", "host"]
 """The way of a transfer: within a device, within a node, between nodes, or between a device and its host."""
 
@@ -49,7 +51,8 @@ class Datasheet:
     A `measured` kind has no datasheet: its times come from a profile only. A device that `is_host` has no host that
     runs ahead of it, so launches never hide behind its work. `elementwise_share` is the part of the memory bandwidth
     that element-wise work reaches: a GPU waits for its memory, a processor core for its arithmetic. `decoding_share` is
-    the part of the FLOP/s of large products that products of a decoding step reach if arithmetic limits them.
+    the part of the FLOP/s of large products that products of a decoding step reach for its first FEW_ROWS rows if
+    arithmetic limits them, `further_rows_share` the part that they reach for all further rows.
     `host_bytes` is the memory of a usual host of such devices, for each of them; 0: not known.
     """
 
@@ -65,6 +68,7 @@ class Datasheet:
     is_host: bool = False
     elementwise_share: float = 1.0
     decoding_share: float = 1.0
+    further_rows_share: float = 1.0
     host_bytes: int = 0
 
     def flops_per_second(self, dtype: Dtype) -> float:

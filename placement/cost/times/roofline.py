@@ -14,7 +14,7 @@ from typing import final
 
 from prefect_rlhf.errors.errors import Missing
 from prefect_rlhf.placement.cost.datasheets.collectives import CollectiveGroup, all_reduce_seconds, replicas_seconds
-from prefect_rlhf.placement.cost.datasheets.hardware import Hardware, Links
+from prefect_rlhf.placement.cost.datasheets.hardware import FEW_ROWS, Hardware, Links
 from prefect_rlhf.placement.cost.seconds import Seconds
 from prefect_rlhf.placement.cost.sizes import ModelSizes
 from prefect_rlhf.placement.cost.workload import ModelCallKind
@@ -53,6 +53,7 @@ class DatasheetTimes(HashedOnce):
     is_host: bool = False
     elementwise_share: float = 1.0
     decoding_share: float = 1.0
+    further_rows_share: float = 1.0
     attended: float = 0.5
 
     @classmethod
@@ -72,6 +73,7 @@ class DatasheetTimes(HashedOnce):
             device.is_host,
             device.elementwise_share,
             device.decoding_share,
+            device.further_rows_share,
         )
 
     def fixed(self, kind: ModelCallKind) -> float:
@@ -102,7 +104,7 @@ class DatasheetTimes(HashedOnce):
         weights = (sizes.layer_matrices / tp + self._experts_read(rows, tp, ep)) * sizes.item / bandwidth
         cache = rows * context * sizes.cache_bytes_per_token(tp) / bandwidth
         moved = self._moved_passes * rows * sizes.hidden * sizes.item / self.elementwise
-        products = rows * 2 * (sizes.layer_products / tp + sizes.router) / (self.flops * self.decoding_share)
+        products = rows * 2 * (sizes.layer_products / tp + sizes.router) / self.flops * self._slower(rows)
         launches = self.graph_layer_seconds if cuda_graphs else self.eager_layer_seconds
         launches *= MIXTURE_LAUNCHES if sizes.num_experts else 1
         return Seconds(compute=max(0.0, products - weights), memory_traffic=weights + cache + moved, launch=launches)
@@ -110,7 +112,7 @@ class DatasheetTimes(HashedOnce):
     def sample(self, rows: float, tp: int) -> Seconds:
         weights = self.sizes.table / tp * self.sizes.item / self.links.device
         head = self._head(rows, tp, passes=1)
-        return Seconds(head.compute / self.decoding_share, max(weights, head.memory_traffic))
+        return Seconds(head.compute * self._slower(rows), max(weights, head.memory_traffic))
 
     def exchange(self) -> float:
         """See LayerTimes: EXCHANGE_LAUNCHES kernel launches; a stage continues when its device has reported the end."""
@@ -135,6 +137,12 @@ class DatasheetTimes(HashedOnce):
     def elementwise(self) -> float:
         """Return the bytes per second of element-wise work."""
         return self.links.device * self.elementwise_share
+
+    def _slower(self, rows: float) -> float:
+        """Return how much longer products of a decoding step take than as a part of large products."""
+        if rows <= FEW_ROWS:
+            return 1 / self.decoding_share
+        return (FEW_ROWS / self.decoding_share + (rows - FEW_ROWS) / self.further_rows_share) / rows
 
     @property
     def _moved_passes(self) -> float:

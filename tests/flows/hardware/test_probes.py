@@ -1,7 +1,7 @@
 """Where probed speeds are kept, when a machine is probed again, and what a run does without a probe."""
 
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import fields, make_dataclass, replace
 from threading import Event
 
 import pytest
@@ -103,6 +103,13 @@ def test_other_software_or_another_number_of_devices_is_another_machine(monkeypa
     alone = ClusterShape("desk", 1, 1, 8 << 30)
     assert probes.machine_key(Lease("local", "a", alone, alone.whole, alone.whole.devices())) != key
     monkeypatch.setattr("prefect_rlhf.flows.hardware.profiles.installed_version", lambda name: "0.0")
+    assert probes.machine_key(HELD) != key
+
+
+def test_a_version_that_measures_more_probes_again(monkeypatch):
+    key = probes.machine_key(HELD)
+    more = make_dataclass("Speeds", ["humidity", *(field.name for field in fields(Speeds))])
+    monkeypatch.setattr(probes, "Speeds", more)
     assert probes.machine_key(HELD) != key
 
 

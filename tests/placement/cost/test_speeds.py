@@ -115,6 +115,30 @@ def test_products_of_a_decoding_step_have_a_speed_of_their_own():
     assert layers[1].compute - layers[0].compute == pytest.approx(products)
 
 
+def test_further_rows_of_a_decoding_step_may_be_faster():
+    """Priced like the first 32, a generation of 128 rows seemed to take half as long again as it does."""
+    sizes = ModelSizes.of_shape(KNOWN_SHAPES["llama-7b"])
+    probed = replace(SPEEDS, decoding_flops=SPEEDS.product_flops / 2, further_rows_flops=SPEEDS.product_flops / 1.25)
+    times = DatasheetTimes.of(sizes, probed.on(CPU))
+    of_a_row = times.sample(1, 1).compute
+    for rows, as_many in ((8, 8), (32, 32), (64, 32 + 32 / 1.6), (128, 32 + 96 / 1.6)):
+        assert times.sample(rows, 1).compute == pytest.approx(as_many * of_a_row)
+    added = times.decode(8192, 0, 1, cuda_graphs=False).compute - times.decode(4096, 0, 1, cuda_graphs=False).compute
+    assert added == pytest.approx(4096 * 2 * sizes.layer_products / probed.further_rows_flops)
+
+
+def test_further_rows_are_never_slower_than_the_first():
+    """Otherwise a step would seem to gain by parts, which only repeat the constant part of its products."""
+    probed = replace(SPEEDS, decoding_flops=2e11, further_rows_flops=1e11)
+    assert probed.on(CPU).device.further_rows_share == probed.on(CPU).device.decoding_share
+
+
+@pytest.mark.parametrize("rows", [0.4, 7, 32, 33.7, 100.3, 4096])
+def test_on_gpus_every_row_of_a_decoding_step_takes_as_long(rows):
+    times = DatasheetTimes.of(ModelSizes.of_shape(KNOWN_SHAPES["llama-7b"]), node_hardware("h100", 1, None))
+    assert times.sample(rows, 1).compute == times.head_forward(rows, 1).compute
+
+
 def test_on_cpu_each_micro_batch_adds_its_gradients_and_makes_its_logits_again():
     sizes = ModelSizes.of_shape(KNOWN_SHAPES["llama-7b"])
     cpu, gpu = (DatasheetTimes.of(sizes, SPEEDS.on(node_hardware(device, 2, None))) for device in ("cpu", "h100"))
