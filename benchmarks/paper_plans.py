@@ -91,9 +91,10 @@ def _with_known_move(node: PairNode, problem: PlanProblem, placements: Placement
     slots = (slot for slot in estimate.schedule.slots if _feeds(slot.node, target, role))
     seconds = max((slot.seconds for slot in slots), default=0.0)
     alike = np.ix_(*(_with_layout(problem.candidates[name], placements[name]) for name in (node.first, node.second)))
-    microseconds = node.microseconds.copy()
+    microseconds = node.by_option.copy()
     microseconds[relation][alike] = np.maximum(microseconds[relation][alike], int(seconds * MICROSECONDS))
-    return node if np.array_equal(microseconds, node.microseconds) else replace(node, microseconds=microseconds)
+    unchanged = np.array_equal(microseconds, node.by_option)
+    return node if unchanged else replace(node, microseconds=microseconds, kinds=None)
 
 
 def _feeds(node: Node, target: Placement, role: str | None) -> bool:

@@ -7,8 +7,10 @@ take t on the slowest stage, a portion takes m * t plus a pass through the other
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, reduce
+from operator import add
 
 from prefect_rlhf.placement.cost.datasheets.collectives import CollectiveGroup, all_to_all_seconds
 from prefect_rlhf.placement.cost.execution import Execution
@@ -19,7 +21,9 @@ from prefect_rlhf.placement.cost.workload import CallWork
 from prefect_rlhf.placement.engine_constants import CACHE_BLOCK
 from prefect_rlhf.placement.engine_traits import TRAITS
 from prefect_rlhf.placement.graph import PlayBounds
-from prefect_rlhf.placement.plan import recomputed_layers
+from prefect_rlhf.placement.plan import Recompute, recomputed_layers
+
+_NOTHING = Seconds()
 
 
 def call_cost(work: CallWork, execution: Execution, times: LayerTimes) -> Seconds:
@@ -29,14 +33,21 @@ def call_cost(work: CallWork, execution: Execution, times: LayerTimes) -> Second
     packing; a move of weights to a generate includes their fingerprint there. Raises InvalidInput if the execution
     spans nodes without a network between them.
     """
-    call, parameters = _CallSeconds(work, execution, times), times.sizes.fullest_stage_parameters(execution.strategy)
     if work.kind == "train_step":
-        seconds, new_weights = call.train(), times.written(parameters)
-    elif work.kind == "generate":
-        seconds, new_weights = _of_rows(call.of_a_replica()), times.packed(parameters) if work.new_weights else 0.0
-    else:
-        seconds, new_weights = _of_rows(call.of_a_replica()), 0.0
+        return train_step_costs(work, execution, times, (execution.recompute,))[0]
+    seconds, new_weights = _of_rows(_CallSeconds(work, execution, times).of_a_replica()), 0.0
+    if work.kind == "generate" and work.new_weights:
+        new_weights = times.packed(times.sizes.fullest_stage_parameters(execution.strategy))
     return seconds + Seconds(call=times.fixed(work.kind) + new_weights)
+
+
+def train_step_costs(
+    work: CallWork, execution: Execution, times: LayerTimes, recomputes: Sequence[Recompute]
+) -> list[Seconds]:
+    """Return `call_cost` of a train_step for each number of recomputed layers, not for the execution's own."""
+    parameters = times.sizes.fullest_stage_parameters(execution.strategy)
+    once = Seconds(call=times.fixed(work.kind) + times.written(parameters))
+    return [seconds + once for seconds in _CallSeconds(work, execution, times).train(recomputes)]
 
 
 @lru_cache(maxsize=1 << 15)  # meshes of many sizes give a replica the same rows
@@ -59,11 +70,6 @@ def _on_a_replica(execution: Execution) -> Execution:
     dp = 1 if (stage <= per_node) == (stage * strategy.dp <= per_node) else per_node // stage + 1
     alone = replace(strategy, dp=dp)
     return replace(execution, strategy=alone, num_nodes=min(2, execution.num_nodes))
-
-
-@lru_cache(maxsize=16)  # the same for all numbers of recomputed layers
-def _micro_batch(call: _CallSeconds, rows: float) -> tuple[Seconds, Seconds, Seconds, Seconds]:
-    return call.micro_batch(rows)
 
 
 @lru_cache(maxsize=1024)  # the same for all micro-batches
@@ -110,23 +116,29 @@ class _CallSeconds:
         once = self._pipelined(self._forward(each, length), self._to_next_stage(each * length), head, pieces)
         return once.times(portions)
 
-    def train(self) -> Seconds:
-        """Take `epochs` * `mini_batches` optimizer steps, each over the micro-batches of every row set."""
-        passes = Seconds()
-        for part in self.work.by_row_set if self.work.others else (self.work,):
-            passes = passes + replace(self, work=part)._there_and_back()
-        uncut = replace(self.execution, micro_batches=1, recompute=0, sequence_parallel=False)
-        return (passes + _update(uncut, self.times)).times(self.work.epochs * self.work.mini_batches)
+    def train(self, recomputes: Sequence[Recompute]) -> list[Seconds]:
+        """Take `epochs` * `mini_batches` optimizer steps, each over the micro-batches of every row set.
 
-    def _there_and_back(self) -> Seconds:
-        """Go forward and backward over the micro-batches of a mini-batch."""
+        Returns the seconds for each number of recomputed layers.
+        """
+        by_part = [
+            (self if part is self.work else replace(self, work=part))._there_and_back(recomputes)
+            for part in (self.work.by_row_set if self.work.others else (self.work,))
+        ]
+        uncut = replace(self.execution, micro_batches=1, recompute=0, sequence_parallel=False)
+        update, steps = _update(uncut, self.times), self.work.epochs * self.work.mini_batches
+        return [(reduce(add, passes, Seconds()) + update).times(steps) for passes in zip(*by_part, strict=True)]
+
+    def _there_and_back(self, recomputes: Sequence[Recompute]) -> list[Seconds]:
+        """Go forward and backward over the micro-batches of a mini-batch, for each number of recomputed layers."""
         work = self.work
         rows = work.mini_batch_rows(self.execution.strategy.dp)
         portions, pieces = self.execution.pieces(rows // work.rows_per_item, train=True)
         each = rows / portions / pieces
-        keeping = replace(self, execution=replace(self.execution, recompute=0))
-        layer, hops, heads, again = _micro_batch(keeping, each)
-        return self._pipelined(layer, hops, heads, pieces, again).times(portions)
+        layer, hops, heads, again = self.micro_batch(each)
+        return [
+            self._pipelined(layer, hops, heads, pieces, again, recompute).times(portions) for recompute in recomputes
+        ]
 
     def micro_batch(self, rows: float) -> tuple[Seconds, Seconds, Seconds, Seconds]:
         """Return the seconds of a micro-batch in training: a layer, hops, heads, and the forward of a layer alone."""
@@ -209,33 +221,37 @@ class _CallSeconds:
         return slowest.times(pieces) + Seconds(launch=host, pipeline_bubble=idle)
 
     def _pipelined(
-        self, layer: Seconds, hop: Seconds, head: Seconds, pieces: int, again: Seconds | None = None
+        self,
+        layer: Seconds,
+        hop: Seconds,
+        head: Seconds,
+        pieces: int,
+        again: Seconds = _NOTHING,
+        recompute: Recompute = 0,
     ) -> Seconds:
-        """Run `pieces` micro-batches through all stages; the other arguments are seconds per micro-batch.
+        """Run `pieces` micro-batches through all stages; the seconds are per micro-batch.
 
         A recomputed layer takes `again` more (Chen et al. 2016).
         """
-        slowest, around = self._stages(layer, hop, head, again)
+        slowest, around = self._stages(layer, hop, head, again, recompute)
         return slowest.times(pieces) + Seconds(pipeline_bubble=around - slowest.total)
 
     def _stages(
-        self, layer: Seconds, hop: Seconds, head: Seconds, again: Seconds | None = None
+        self, layer: Seconds, hop: Seconds, head: Seconds, again: Seconds = _NOTHING, recompute: Recompute = 0
     ) -> tuple[Seconds, float]:
         """Return (time of the slowest stage, seconds of a micro-batch through all stages)."""
         pp = self.execution.strategy.pp
-        last = self._layers(pp - 1, layer, again) + head
+        last = self._layers(pp - 1, layer, again, recompute) + head
         if pp == 1:
             return last, last.total
-        first, last = self._layers(0, layer, again) + hop, last + hop
+        first, last = self._layers(0, layer, again, recompute) + hop, last + hop
         return max(first, last, key=lambda stage: stage.total), (pp - 1) * first.total + last.total
 
-    def _layers(self, stage: int, layer: Seconds, again: Seconds | None) -> Seconds:
+    def _layers(self, stage: int, layer: Seconds, again: Seconds, recompute: Recompute) -> Seconds:
         """Run the layers of a stage, those that are recomputed once more forward."""
         num_layers = self.times.sizes.stage_layers(self.execution.strategy.pp, stage)
         once = layer.times(num_layers)
-        if again is None or self.execution.recompute == 0:
-            return once
-        return once + again.times(recomputed_layers(self.execution.recompute, num_layers))
+        return once if recompute == 0 else once + again.times(recomputed_layers(recompute, num_layers))
 
     def _forward(self, rows: float, length: float) -> Seconds:
         """Run a layer forward, with its two all-reduces, and the exchange of tokens with experts."""

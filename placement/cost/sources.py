@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from prefect_rlhf.errors.errors import InvalidInput
-from prefect_rlhf.placement.cost.call import call_cost
+from prefect_rlhf.placement.cost.call import call_cost, train_step_costs
 from prefect_rlhf.placement.cost.contention import SharedWork, SlowDown, working_share
 from prefect_rlhf.placement.cost.datasheets.hardware import Hardware, Links
 from prefect_rlhf.placement.cost.execution import Execution
@@ -17,7 +17,7 @@ from prefect_rlhf.placement.cost.times.profile import Profile, ProfiledTimes
 from prefect_rlhf.placement.cost.times.roofline import DatasheetTimes
 from prefect_rlhf.placement.cost.workload import CallWork
 from prefect_rlhf.placement.devices.mesh import DeviceMesh
-from prefect_rlhf.placement.plan import EngineKind, ModelInstance
+from prefect_rlhf.placement.plan import EngineKind, ModelInstance, Recompute
 
 MOST_KEPT = 50_000  # costs; plans of a search share most of them, and memory has to end somewhere
 
@@ -59,8 +59,26 @@ class CostSources:
 
     def slowest(self, shares: Iterable[tuple[CallWork, Hardware]], execution: Execution, sizes: ModelSizes) -> Seconds:
         """Return the seconds of a call whose shares run side by side, each on a single kind of node."""
-        costs = (self._on_its_host(work, execution, sizes, node) for work, node in shares)
+        costs = (
+            self._on_its_host(cost, work, execution, sizes, node)
+            for work, node in shares
+            for cost in (call_cost(work, execution, self.times(sizes, node, execution.engine)),)
+        )
         return max(costs, key=lambda cost: cost.total) + Seconds(orchestration=self.orchestration_seconds)
+
+    def train_step_costs(
+        self, work: CallWork, execution: Execution, sizes: ModelSizes, mesh: DeviceMesh, recomputes: Sequence[Recompute]
+    ) -> list[Seconds]:
+        """Return `call_cost` of a train_step for each number of recomputed layers, not for the execution's own."""
+        by_node = [
+            [
+                self._on_its_host(cost, work, execution, sizes, node)
+                for cost in train_step_costs(work, execution, self.times(sizes, node, execution.engine), recomputes)
+            ]
+            for node in self.distinct_hardware(mesh)
+        ]
+        started = Seconds(orchestration=self.orchestration_seconds)
+        return [max(costs, key=lambda cost: cost.total) + started for costs in zip(*by_node, strict=True)]
 
     def kept(self, key: object, cost: Callable[[], Seconds]) -> Seconds:
         """Return `cost()`, computed once for each key. These sources and the key determine the cost."""
@@ -84,9 +102,10 @@ class CostSources:
         """Whether it is known that devices of a host slow each other."""
         return any(profile.slow_downs for profile in self.profiles)
 
-    def _on_its_host(self, work: CallWork, execution: Execution, sizes: ModelSizes, node: Hardware) -> Seconds:
+    def _on_its_host(
+        self, cost: Seconds, work: CallWork, execution: Execution, sizes: ModelSizes, node: Hardware
+    ) -> Seconds:
         """The seconds of a call on an otherwise idle host. A profile's times are measured with all devices busy."""
-        cost = call_cost(work, execution, self.times(sizes, node, execution.engine))
         slow_down = self.slow_down(work.kind, execution.engine, node, sizes)
         if slow_down is None:
             return cost

@@ -3,6 +3,7 @@
 The search's own problem ranks them. The estimate counts more: transfers of rows and copies that several calls share.
 """
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -24,6 +25,7 @@ from prefect_rlhf.placement.plans.streaming import in_parts
 from prefect_rlhf.placement.search.alternatives import Alternative, alternatives, timed_together, unlike
 from prefect_rlhf.placement.search.budget import ESTIMATE, Budget, Meter
 from prefect_rlhf.placement.search.driver import MICROSECOND
+from prefect_rlhf.placement.search.partial.complete import INFINITE
 from prefect_rlhf.placement.search.problem import Choice, PlannedCall, Problem
 
 NEGLIGIBLE = 1e-3  # of an iteration: a difference that no estimate means
@@ -58,7 +60,7 @@ def improve_locally(
 
 def _improve_once(question: Question, plan: ExecutionPlan, space: PlanSpace, meter: Meter) -> ExecutionPlan:
     seconds = question.seconds(plan)
-    for call, others in neighbours(plan, space).items():
+    for call, others in neighbours(plan, space, seconds).items():
         for other in islice((other for other in others if other.has_room), TRIED):
             if meter.left.is_spent:
                 return plan
@@ -99,14 +101,17 @@ class Neighbour:
     has_room: bool
 
 
-def neighbours(plan: ExecutionPlan, space: PlanSpace) -> dict[str, Iterator[Neighbour]]:
+def neighbours(
+    plan: ExecutionPlan, space: PlanSpace, most_seconds: float | None = None
+) -> dict[str, Iterator[Neighbour]]:
     """Rank the other meshes and strategies of each call with a model, the fastest first; other calls are unchanged.
 
-    The problem counts the bytes of the fullest device.
+    With `most_seconds`, slower placements are left out. The problem counts the bytes of the fullest device.
     """
     problem = space.most
     choices = {call.name: _choice(problem, call.name, plan[call.name]) for call in problem.problem.calls}
-    ranked = alternatives(problem.problem, choices)
+    most_us = INFINITE if most_seconds is None else math.ceil(most_seconds / MICROSECOND)
+    ranked = alternatives(problem.problem, choices, most_us)
     return {name: _others(problem, plan[name], name, options) for name, options in ranked.items()}
 
 

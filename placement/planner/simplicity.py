@@ -100,7 +100,7 @@ def _with_calls_moved(
     """
     meshes = {placement.mesh for _, placement in plan.placements if TRAITS[placement.engine].holds_weights}
     users = instances(question.graph, plan)
-    for call, ranked in neighbours(plan, space).items():
+    for call, ranked in neighbours(plan, space, most_seconds).items():
         fast = takewhile(lambda other: other.seconds <= most_seconds, ranked)
         there = (other.placement for other in fast if other.has_room and other.placement.mesh in meshes)
         for placement in islice(there, TRIED):

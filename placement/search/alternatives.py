@@ -9,11 +9,15 @@ import numpy as np
 
 from prefect_rlhf.placement.search.compiled import Ints, compiled
 from prefect_rlhf.placement.search.partial.complete import (
+    INFINITE,
     OVERFLOW_FACTOR,
     CompletePlan,
     empty_complete_plan,
     evaluate,
+    fill_relations,
     fits,
+    own_bound,
+    time_of,
 )
 from prefect_rlhf.placement.search.problem import Choice, Plan, Problem
 from prefect_rlhf.placement.search.tables.tables import Tables, build_tables
@@ -28,8 +32,10 @@ class Alternative:
     has_room: bool
 
 
-def alternatives(problem: Problem, plan: Plan) -> Mapping[str, Iterator[Alternative]]:
+def alternatives(problem: Problem, plan: Plan, most_us: int = INFINITE) -> Mapping[str, Iterator[Alternative]]:
     """Rank for each call every option on every mesh, the fastest first; of equivalent meshes only the first.
+
+    Choices that take longer than `most_us` are left out; a bound tells most of them, without a schedule.
 
     Meshes are equivalent if they have the same relations to the other calls' meshes. The plan's choice is in the
     ranking.
@@ -38,7 +44,10 @@ def alternatives(problem: Problem, plan: Plan) -> Mapping[str, Iterator[Alternat
     complete = empty_complete_plan(tables)
     complete.option[:] = [plan[call.name].option for call in problem.calls]
     complete.mesh[:] = [plan[call.name].mesh for call in problem.calls]
-    return {call.name: _of_call(problem, tables, complete, plan, index) for index, call in enumerate(problem.calls)}
+    return {
+        call.name: _of_call(problem, tables, complete, plan, index, most_us)
+        for index, call in enumerate(problem.calls)
+    }
 
 
 def timed_together(
@@ -56,7 +65,9 @@ def timed_together(
     return [(us, bool(has_room)) for us, has_room in zip(makespans.tolist(), room.tolist(), strict=True)]
 
 
-def _of_call(problem: Problem, t: Tables, complete: CompletePlan, plan: Plan, index: int) -> Iterator[Alternative]:
+def _of_call(
+    problem: Problem, t: Tables, complete: CompletePlan, plan: Plan, index: int, most_us: int
+) -> Iterator[Alternative]:
     call = problem.calls[index]
     planned = plan[call.name]
     others = [choice.mesh for name, choice in plan.items() if name != call.name]
@@ -65,9 +76,9 @@ def _of_call(problem: Problem, t: Tables, complete: CompletePlan, plan: Plan, in
     options = np.repeat(np.arange(len(counts)), counts)
     meshes = np.array([mesh for option in call.options for mesh in meshes_of[option.mesh_class]], dtype=np.int64)
     makespans, room = np.zeros(len(options), dtype=np.int64), np.zeros(len(options), dtype=np.int64)
-    fill_makespans(t, complete, index, options, meshes, makespans, room)
+    fill_makespans(t, complete, index, options, meshes, most_us, makespans, room)
     complete.option[index], complete.mesh[index] = planned.option, planned.mesh
-    fastest_first = np.argsort(makespans, kind="stable")
+    fastest_first = np.argsort(makespans, kind="stable")[: np.count_nonzero(makespans <= most_us)]
     ranked = (column[fastest_first].tolist() for column in (options, meshes, makespans, room))
     return (
         Alternative(Choice(option, mesh), us, bool(has_room))
@@ -77,14 +88,19 @@ def _of_call(problem: Problem, t: Tables, complete: CompletePlan, plan: Plan, in
 
 @compiled
 def fill_makespans(
-    t: Tables, p: CompletePlan, call: int, options: Ints, meshes: Ints, makespans: Ints, room: Ints
+    t: Tables, p: CompletePlan, call: int, options: Ints, meshes: Ints, most_us: int, makespans: Ints, room: Ints
 ) -> None:
-    """Fill `makespans`, and `room` with 1 if no device overflows; leaves the last choice in `p`."""
+    """Fill `makespans`, and `room` with 1 if no device overflows; leaves the last choice in `p`.
+
+    Beyond `most_us` a makespan may be too small, and has no room.
+    """
     for index in range(len(options)):
         p.option[call], p.mesh[call] = options[index], meshes[index]
-        cost = evaluate(t, p)
-        room[index] = 1 if fits(t, p) else 0
-        makespans[index] = cost if room[index] else cost // OVERFLOW_FACTOR
+        fill_relations(t, p)
+        makespans[index] = own_bound(t, p, most_us + 1)
+        if makespans[index] <= most_us:
+            makespans[index] = time_of(t, p)
+            room[index] = 1 if fits(t, p) else 0
 
 
 @compiled

@@ -88,6 +88,9 @@ class PairNode:
 
     `microseconds[option of first, option of second]`; if the relation of the meshes matters, with a leading axis of
     three: disjoint, overlapping but not equal, equal. The node is absent if its entry is 0.
+
+    With `kinds`, the kind of each option of the first call and of the second, the axes are kinds in place of options: a
+    call has many options with the same moves. Every kind has an option.
     """
 
     name: str
@@ -95,6 +98,15 @@ class PairNode:
     second: str
     occupies: Occupies
     microseconds: Ints
+    kinds: tuple[Ints, Ints] | None = None
+
+    @property
+    def by_option(self) -> Ints:
+        """`microseconds` with an entry for each option of the first call and of the second."""
+        if self.kinds is None:
+            return self.microseconds
+        first, second = self.kinds
+        return self.microseconds.take(first, axis=-2).take(second, axis=-1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,6 +236,10 @@ def _check_durations(node: PairNode | LinkNode, num_options: Mapping[str, int]) 
         if name not in num_options:
             raise InvalidInput(f"node {node.name}", name, f"a call: {', '.join(num_options)}")
     shape = tuple(num_options[name] for name in names)
+    if isinstance(node, PairNode) and node.kinds is not None:
+        if tuple(map(len, node.kinds)) != shape:
+            raise InvalidInput(f"node {node.name}", tuple(map(len, node.kinds)), f"kinds of {shape} options")
+        shape = tuple(len(np.unique(kinds)) for kinds in node.kinds)
     durations = np.asarray(node.microseconds)
     if durations.shape not in (shape, (3, *shape)) or durations.min() < 0:
         raise InvalidInput(f"node {node.name}", durations.shape, f"durations of 0 or more with shape {shape}")

@@ -296,18 +296,18 @@ def _with_recomputation(call: Call, plain: Placement, mesh_class: int, context: 
     counts = sorted({-(-num_layers * rung // RUNGS) for rung in range(1, RUNGS)} - {num_layers})
     words: list[Recompute] = [0, *counts, "all"]
     kept, *others = _untimed(call, [replace(plain, recompute=word) for word in words], mesh_class, context)
-    kept, most, usable = _timed(call, kept, context), others[-1], context.usable_bytes(mesh_class)
+    most, usable = others[-1], context.usable_bytes(mesh_class)
     if kept.most.peak <= min(usable, most.most.peak + usable * NOTHING):
         least = MemoryBounds(kept.least.static, most.least.peak)
-        return [replace(kept, least=least, fullest_bytes=most.fullest_bytes)]
-    options = [kept]
-    for option, before in zip(others, [0, *counts], strict=True):
-        if context.fits(option):
-            seconds = _seconds(call, option.placement, context)
-            fewest_seconds = _seconds(call, replace(plain, recompute=before + 1), context)
-            option = replace(option, seconds=seconds, spared_seconds=max(0.0, seconds - fewest_seconds))  # noqa: PLW2901
-        options.append(option)
-    return options
+        return [replace(_timed(call, kept, context), least=least, fullest_bytes=most.fullest_bytes)]
+    fewest: list[Recompute] = [0, *(before + 1 for before in (0, *counts))]  # of the plans that each stands for
+    fitting = [context.fits(option) for option in (kept, *others)]
+    pairs = [pair for pair, fits in zip(zip(words, fewest, strict=True), fitting, strict=True) if fits]
+    seconds = _train_step_seconds(call, plain, {word: None for pair in pairs for word in pair}, context)
+    return [
+        replace(option, seconds=seconds[word], spared_seconds=max(0.0, seconds[word] - seconds[least])) if fits else option
+        for option, word, least, fits in zip((kept, *others), words, fewest, fitting, strict=True)
+    ]
 
 
 def _caches(call: Call, whole: Placement, mesh_class: int, context: CostContext) -> Iterator[Candidate]:
@@ -374,6 +374,19 @@ def _seconds(call: Call, placement: Placement, context: CostContext) -> float:
     """The seconds of a call with rows as long as is expected, in the best order of its devices."""
     works = context.works(call)
     return seconds_of(works.expected, works.sizes, placement, context)
+
+
+def _train_step_seconds(
+    call: Call, plain: Placement, recomputes: Iterable[Recompute], context: CostContext
+) -> dict[Recompute, float]:
+    """The seconds of a train_step for each number of recomputed layers."""
+    works, site, placements = context.works(call), context.site, [replace(plain, recompute=r) for r in recomputes]
+    if site.cluster.node_speeds or not placements:
+        return {placement.recompute: _seconds(call, placement, context) for placement in placements}
+    first, *others = [context.execution(placement) for placement in placements]
+    layers = [first.recompute, *(other.recompute for other in others)]
+    costs = site.sources.train_step_costs(works.expected, first, works.sizes, plain.mesh, layers)
+    return {placement.recompute: cost.total for placement, cost in zip(placements, costs, strict=True)}
 
 
 def seconds_of(work: CallWork, sizes: ModelSizes, placement: Placement, context: CostContext) -> float:

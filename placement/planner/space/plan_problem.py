@@ -14,6 +14,7 @@ from itertools import pairwise
 from typing import Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.placement.cost.sizes import ModelSizes
@@ -33,7 +34,7 @@ from prefect_rlhf.placement.planner.space.candidates import (
 )
 from prefect_rlhf.placement.planner.space.feed_nodes import nodes_before, surely_fed
 from prefect_rlhf.placement.planner.space.least_moves import least_move_seconds
-from prefect_rlhf.placement.planner.space.weight_copies import FORBIDDEN, readers_of, second_reader, use_of_copy
+from prefect_rlhf.placement.planner.space.weight_copies import FORBIDDEN, readers_of, second_reader, use_of_copy, with_unmoved
 from prefect_rlhf.placement.schedule.schedule import STEPS_IN_FLIGHT
 from prefect_rlhf.placement.search.problem import (
     Edge,
@@ -238,7 +239,7 @@ def _moves(call: Call, candidates: Candidates, context: CostContext, copies: boo
     elif copies and second_reader(graph, call.name):
         own = options[: len(options) // 2]
         move = _reallocation(call, candidates[trainer.name], own, trainer, context)
-        yield replace(move, microseconds=np.concatenate([move.microseconds, np.zeros_like(move.microseconds)], axis=2))
+        yield with_unmoved(move)
         yield use_of_copy(first, candidates[first.name], call, own)
 
 
@@ -273,6 +274,7 @@ def _reallocation(
 def _new_reallocation(
     call: Call, trained: Sequence[Candidate], readers: Sequence[Candidate], trainer: Call, context: CostContext
 ) -> PairNode:
+    (trained, trained_kinds), (readers, reader_kinds) = _moved_alike(trained), _moved_alike(readers)
     sizes = ModelSizes.of(context.graph.model(call.role or ""))
     sources, role = context.site.sources, call.role or ""
     written = [
@@ -294,7 +296,16 @@ def _new_reallocation(
     full = copies > np.array([_room_for_copies(option.placement.mesh, context) for option in readers])
     microseconds[1][full] = FORBIDDEN
     microseconds[2][full & (microseconds[2] > 0)] = FORBIDDEN
-    return PairNode(_move(call.name), trainer.name, call.name, "both", microseconds)
+    return PairNode(_move(call.name), trainer.name, call.name, "both", microseconds, (trained_kinds, reader_kinds))
+
+
+def _moved_alike(options: Sequence[Candidate]) -> tuple[list[Candidate], NDArray[np.int64]]:
+    """An option of each kind that moves alike, and the kind of each option: cuts, for example, change no move."""
+    numbers: dict[object, int] = {}
+    keys = [(o.mesh_class, o.placement.engine, o.placement.strategy, o.copy_bytes) for o in options]
+    kinds = np.array([numbers.setdefault(key, len(numbers)) for key in keys], dtype=np.int64)
+    _, first = np.unique(kinds, return_index=True)
+    return [options[index] for index in first], kinds
 
 
 def _room_for_copies(mesh: DeviceMesh, context: CostContext) -> int:

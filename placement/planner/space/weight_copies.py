@@ -1,6 +1,7 @@
 """Sharing of trained weights: a second reader uses its own copy or the first reader's."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -29,9 +30,21 @@ def use_of_copy(first: Call, holders: Sequence[Candidate], second: Call, own: Se
     The options of `second` are `own`, each with its own copy, and then the same options with the copy of `first`.
     """
     held, used = ([(o.placement.engine, o.placement.strategy) for o in options] for options in (holders, own))
-    numbers = {copy: number for number, copy in enumerate(dict.fromkeys((*held, *used)))}
-    alike = np.equal.outer([numbers[copy] for copy in held], [numbers[copy] for copy in used])
-    microseconds = np.full((3, len(held), 2 * len(used)), FORBIDDEN, dtype=np.int64)
-    microseconds[:, :, : len(used)] = 0
-    microseconds[2, :, len(used) :][alike] = 0
-    return PairNode(f"copy of {first.name}", first.name, second.name, "second", microseconds)
+    held_kinds, used_kinds = ({copy: kind for kind, copy in enumerate(dict.fromkeys(each))} for each in (held, used))
+    alike = np.array([[one == other for other in used_kinds] for one in held_kinds])
+    microseconds = np.full((3, len(held_kinds), 2 * len(used_kinds)), FORBIDDEN, dtype=np.int64)
+    microseconds[:, :, : len(used_kinds)] = 0
+    microseconds[2, :, len(used_kinds) :][alike] = 0
+    of_second = np.array([used_kinds[copy] for copy in used])
+    kinds = np.array([held_kinds[copy] for copy in held]), np.concatenate([of_second, of_second + len(used_kinds)])
+    return PairNode(f"copy of {first.name}", first.name, second.name, "second", microseconds, kinds)
+
+
+def with_unmoved(move: PairNode) -> PairNode:
+    """Return a move whose second call has each option twice, the second time without the move."""
+    microseconds = np.concatenate([move.microseconds, np.zeros_like(move.microseconds)], axis=-1)
+    assert move.kinds is not None  # weight moves have them
+    first, second = move.kinds
+    return replace(
+        move, microseconds=microseconds, kinds=(first, np.concatenate([second, second + move.microseconds.shape[-1]]))
+    )

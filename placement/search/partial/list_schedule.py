@@ -69,7 +69,8 @@ def fill_durations(t: Tables, option: Ints, relation: Ints, least_us: Ints, us: 
 @inner
 def pair_duration(t: Tables, node: int, a: int, b: int, relation: int) -> int:
     """Microseconds of a pair node whose calls have options a and b."""
-    at = t.cost_start[node] + a * t.cost_columns[node] + b
+    row, column = t.row[t.row_start[node] + a], t.column[t.column_start[node] + b]
+    at = t.cost_start[node] + row * t.cost_columns[node] + column
     if t.cost_layers[node] == 1:
         return t.cost[at]
     layer = (t.cost_start[node + 1] - t.cost_start[node]) // 3

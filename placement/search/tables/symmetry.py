@@ -119,7 +119,7 @@ def _moved(edge: Edge, moved: Mapping[str, str]) -> Edge:
 
 def _same(first: ProblemNode, second: ProblemNode) -> bool:
     if isinstance(first, PairNode) and isinstance(second, PairNode):
-        return first.occupies == second.occupies and np.array_equal(first.microseconds, second.microseconds)
+        return first.occupies == second.occupies and np.array_equal(first.by_option, second.by_option)
     if isinstance(first, LinkNode) and isinstance(second, LinkNode):
         return (first.occupies, first.microseconds) == (second.occupies, second.microseconds)
     return True  # calls that change places are alike

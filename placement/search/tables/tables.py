@@ -52,12 +52,14 @@ class Tables(Record):
     visit_nodes: Ints  # [C]: set of the call and its link nodes
     strangers: Ints  # [C]: set of calls of other roles, whose visits to a device exclude its own; empty by ReaL's rule
     cost_start: Ints  # [V + 1]: the start of its durations in `cost`
-    cost_columns: Ints  # options of the second call, for a pair
+    cost_columns: Ints  # kinds of options of the second call, for a pair
     cost_layers: Ints  # 3 when durations of a pair depend on the relation, else 1
     cost: Ints
     least_cost: Ints  # over everything, [V]
     least_by_first: Ints  # over options of the second call and relations, at the pair's row_start
     least_by_second: Ints  # over options of the first call and relations, at the pair's column_start
+    row: Ints  # of each option of the first call in the pair's costs, at its row_start
+    column: Ints  # of each option of the second call, at the pair's column_start
     row_start: Ints
     column_start: Ints
     # the options of all calls consecutively; after a call's own options its groups, see `groups`
@@ -151,7 +153,8 @@ def _node_arrays(problem: Problem, calls: dict[str, int], groups: dict[str, list
     kinds = {PlannedCall: CALL, PairNode: PAIR, LinkNode: LINK}
     ends = [calls_of(node) for node in problem.nodes]
     resources = [_resources(node, calls) for node in problem.nodes]
-    costs = [_with_groups(_cost(node), node, groups) for node in problem.nodes]  # [layers, rows, columns]
+    costs = [_with_groups(_cost(node), node, groups) for node in problem.nodes]
+    tables, rows, columns = zip(*costs, strict=True)
     return {
         "node_kind": _ints([kinds[type(node)] for node in problem.nodes]),
         "first": _ints([calls[names[0]] for names in ends]),
@@ -163,15 +166,17 @@ def _node_arrays(problem: Problem, calls: dict[str, int], groups: dict[str, list
                                     for node in problem.nodes]) for name in calls]),
         "strangers": _ints([word([other.role != call.role and problem.rule == "graph_order"
                                   for other in problem.calls]) for call in problem.calls]),
-        "cost_start": starts([cost.size for cost in costs]),
-        "cost_columns": _ints([cost.shape[2] for cost in costs]),
-        "cost_layers": _ints([cost.shape[0] for cost in costs]),
-        "cost": np.concatenate([cost.ravel() for cost in costs]),
-        "least_cost": _ints([cost.min() for cost in costs]),
-        "least_by_first": np.concatenate([cost.min(axis=(0, 2)) for cost in costs]),
-        "least_by_second": np.concatenate([cost.min(axis=(0, 1)) for cost in costs]),
-        "row_start": starts([cost.shape[1] for cost in costs])[:-1],
-        "column_start": starts([cost.shape[2] for cost in costs])[:-1],
+        "cost_start": starts([cost.size for cost in tables]),
+        "cost_columns": _ints([cost.shape[2] for cost in tables]),
+        "cost_layers": _ints([cost.shape[0] for cost in tables]),
+        "cost": np.concatenate([cost.ravel() for cost in tables]),
+        "least_cost": _ints([cost.min() for cost in tables]),
+        "least_by_first": np.concatenate([cost.min(axis=(0, 2))[row] for cost, row, _ in costs]),
+        "least_by_second": np.concatenate([cost.min(axis=(0, 1))[column] for cost, _, column in costs]),
+        "row": np.concatenate(rows),
+        "column": np.concatenate(columns),
+        "row_start": starts(list(map(len, rows)))[:-1],
+        "column_start": starts(list(map(len, columns)))[:-1],
     }  # fmt: skip
 
 
@@ -194,16 +199,24 @@ def _resources(node: ProblemNode, calls: dict[str, int]) -> int:
     return {"first": first, "second": second, "both": first | second}[node.occupies]
 
 
-def _with_groups(cost: Ints, node: ProblemNode, groups: dict[str, list[Ints]]) -> Ints:
-    """Add a row (and for a pair a column) for each group of options: the least of their durations."""
+def _with_groups(cost: Ints, node: ProblemNode, groups: dict[str, list[Ints]]) -> tuple[Ints, Ints, Ints]:
+    """Add a row (and for a pair a column) for each group of options: the least of their durations.
+
+    Returns the table, [layers, rows, columns], and the row and the column of each option and group.
+    """
     # A group behaves like a further option of the call with the least of each cost, so the search needs no second
     # set of tables, and the bound with a group is at most the bound with any of its members.
+    places = [np.arange(length, dtype=np.int64) for length in cost.shape[1:]]
+    if isinstance(node, PairNode) and node.kinds is not None:
+        places = list(node.kinds)
     for axis, name in enumerate(calls_of(node), start=1):
-        members = np.concatenate([np.sort(group) for group in groups[name]])  # group by group
-        by_group = cost if (members[:-1] < members[1:]).all() else cost.take(members, axis)
-        least = np.minimum.reduceat(by_group, starts([len(group) for group in groups[name]])[:-1], axis)
+        members = [np.unique(places[axis - 1][group]) for group in groups[name]]
+        by_group = cost.take(np.concatenate(members), axis)
+        least = np.minimum.reduceat(by_group, starts(list(map(len, members)))[:-1], axis)
+        places[axis - 1] = np.concatenate([places[axis - 1], np.arange(len(members)) + cost.shape[axis]])
         cost = np.concatenate([cost, least], axis)
-    return cost
+    row, column = places
+    return cost, row, column
 
 
 def _least_arrays(problem: Problem) -> dict[str, Ints]:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from benchmarks.paper_engines import HybridFlowExecution, RealExecution
 from prefect_rlhf.errors.errors import InvalidInput
-from prefect_rlhf.placement.cost.call import _CallSeconds, call_cost
+from prefect_rlhf.placement.cost.call import _CallSeconds, call_cost, train_step_costs
 from prefect_rlhf.placement.cost.call_bytes import call_bytes
 from prefect_rlhf.placement.cost.datasheets.hardware import DATASHEETS, NETWORKS, Efficiency, Hardware, datasheet
 from prefect_rlhf.placement.cost.execution import Execution
@@ -62,6 +62,13 @@ def test_a_cost_depends_on_other_meshes_in_nothing(kind, execution, sizes, rows)
     call = _CallSeconds(work(kind, rows), execution, times)
     alone = call.generate() if kind == "generate" else call.inference()
     assert call_cost(call.work, execution, times) == alone + Seconds(call=times.fixed(kind))
+
+
+@given(executions(), models, st.integers(1, 700), st.lists(st.sampled_from([0, 1, 3, "all"]), max_size=4))
+def test_the_costs_of_several_numbers_of_recomputed_layers_are_those_of_each(execution, sizes, rows, recomputes):
+    times, call = DatasheetTimes.of(sizes, H100), work("train_step", rows)
+    each = [call_cost(call, replace(execution, recompute=recompute), times) for recompute in recomputes]
+    assert train_step_costs(call, execution, times, recomputes) == each
 
 
 @given(kinds, executions(), models, devices)

@@ -118,7 +118,7 @@ def duration(problem: Problem, plan: Mapping[str, Choice], node: PlannedCall | P
         return node.options[plan[node.name].option].microseconds
     if isinstance(node, LinkNode):
         return int(node.microseconds[plan[node.call].option])
-    table = node.microseconds
+    table = node.by_option
     if table.ndim == 3:
         first, second = devices(problem, plan, node.first), devices(problem, plan, node.second)
         table = table[2 if first == second else 1 if first & second else 0]

@@ -6,6 +6,7 @@ from dataclasses import replace
 from itertools import combinations
 from random import Random
 
+import numpy as np
 import pytest
 
 from benchmarks.closed_problem import read_closed_problem
@@ -285,6 +286,35 @@ def test_the_random_problems_hold_every_case():
     assert any(len(set(problem.device_bytes)) == 2 for problem in problems)
     outcomes = {search(problem, budget_seconds=60).outcome for problem in problems[:60]}
     assert {SearchOutcome.OPTIMAL, SearchOutcome.INFEASIBLE} == outcomes
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_kinds_of_options_change_nothing(seed):
+    """Options of a kind move alike, so a table by options, which repeats rows and columns, has the same bounds."""
+    problem = random_problem(seed)
+    by_kind = replace(problem, nodes=tuple(map(_twice, problem.nodes)))
+    by_option = replace(by_kind, nodes=tuple(_without_kinds(node) for node in by_kind.nodes))
+    found = [search(each, 60, max_evaluations=400) for each in (by_kind, by_option)]
+    assert replace(found[0], cpu_seconds=0.0) == replace(found[1], cpu_seconds=0.0)
+    random = Random(seed)
+    for _ in range(10):
+        plan = {call.name: random_choice(by_kind, call, random) for call in by_kind.calls}
+        times = [time_of_any(each, build_tables(each), plan) for each in (by_kind, by_option)]
+        assert times[0] == times[1]
+
+
+def _twice(node):
+    """Each option of a call twice, and a move for both with the kinds of the first."""
+    if isinstance(node, PlannedCall):
+        return replace(node, options=node.options * 2)
+    if isinstance(node, LinkNode):
+        return replace(node, microseconds=node.microseconds * 2)
+    first, second = node.microseconds.shape[-2:]
+    return replace(node, kinds=(np.tile(np.arange(first), 2), np.tile(np.arange(second), 2)))
+
+
+def _without_kinds(node):
+    return replace(node, microseconds=node.by_option, kinds=None) if isinstance(node, PairNode) else node
 
 
 def test_the_binding_term_names_what_binds():
