@@ -45,8 +45,7 @@ def alternatives(problem: Problem, plan: Plan, most_us: int = INFINITE) -> Mappi
     complete.option[:] = [plan[call.name].option for call in problem.calls]
     complete.mesh[:] = [plan[call.name].mesh for call in problem.calls]
     return {
-        call.name: _of_call(problem, tables, complete, plan, index, most_us)
-        for index, call in enumerate(problem.calls)
+        call.name: _of_call(problem, tables, complete, plan, index, most_us) for index, call in enumerate(problem.calls)
     }
 
 

@@ -305,7 +305,9 @@ def _with_recomputation(call: Call, plain: Placement, mesh_class: int, context: 
     pairs = [pair for pair, fits in zip(zip(words, fewest, strict=True), fitting, strict=True) if fits]
     seconds = _train_step_seconds(call, plain, {word: None for pair in pairs for word in pair}, context)
     return [
-        replace(option, seconds=seconds[word], spared_seconds=max(0.0, seconds[word] - seconds[least])) if fits else option
+        replace(option, seconds=seconds[word], spared_seconds=max(0.0, seconds[word] - seconds[least]))
+        if fits
+        else option
         for option, word, least, fits in zip((kept, *others), words, fewest, fitting, strict=True)
     ]
 
