@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
 from prefect_rlhf.errors.errors import InvalidInput
@@ -189,7 +189,7 @@ def _as_submitted(nodes: Sequence[Node], jobs: Sequence[Job]) -> list[Job]:
     later = range(min(steps, default=0) + STEPS_IN_FLIGHT, max(steps, default=0) + 1)
     position = {step: len(jobs) + number for number, step in enumerate(later)}
     waiting = [
-        replace(job, after=(*job.after, position[step])) if step in position else job
+        Job(job.resources, job.seconds, (*job.after, position[step])) if step in position else job
         for job, step in zip(jobs, steps, strict=True)
     ]
     before = ((position[step - 1],) if step - 1 in position else () for step in later)

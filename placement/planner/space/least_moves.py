@@ -165,7 +165,8 @@ def _ways(options: Sequence[Candidate], sources: CostSources) -> Numbers:
         mesh = option.placement.mesh
         if mesh not in by_mesh:
             nodes = range(mesh.first_node, mesh.first_node + mesh.num_nodes)
-            links = [sources.links((replace(mesh, first_node=node, num_nodes=1),)) for node in nodes]
+            of_each_kind = {sources.nodes[node]: node for node in nodes}.values()
+            links = [sources.links((replace(mesh, first_node=node, num_nodes=1),)) for node in of_each_kind]
             received = max(max(of_node.node, of_node.network) for of_node in links)
             copied, network = max(of_node.device for of_node in links), max(of_node.network for of_node in links)
             by_mesh[mesh] = received, copied, network

@@ -34,7 +34,13 @@ from prefect_rlhf.placement.planner.space.candidates import (
 )
 from prefect_rlhf.placement.planner.space.feed_nodes import nodes_before, surely_fed
 from prefect_rlhf.placement.planner.space.least_moves import least_move_seconds
-from prefect_rlhf.placement.planner.space.weight_copies import FORBIDDEN, readers_of, second_reader, use_of_copy, with_unmoved
+from prefect_rlhf.placement.planner.space.weight_copies import (
+    FORBIDDEN,
+    readers_of,
+    second_reader,
+    use_of_copy,
+    with_unmoved,
+)
 from prefect_rlhf.placement.schedule.schedule import STEPS_IN_FLIGHT
 from prefect_rlhf.placement.search.problem import (
     Edge,
@@ -293,7 +299,8 @@ def _new_reallocation(
     model, backend = context.graph.model(call.role or ""), context.site.backend
     sent = [o.copy_bytes + call_overhead(trainer, o.placement, model, backend)[1] for o in trained]
     copies = np.add.outer(sent, [option.copy_bytes for option in readers])
-    full = copies > np.array([_room_for_copies(option.placement.mesh, context) for option in readers])
+    rooms = {mesh: _room_for_copies(mesh, context) for mesh in {option.placement.mesh for option in readers}}
+    full = copies > np.array([rooms[option.placement.mesh] for option in readers])
     microseconds[1][full] = FORBIDDEN
     microseconds[2][full & (microseconds[2] > 0)] = FORBIDDEN
     return PairNode(_move(call.name), trainer.name, call.name, "both", microseconds, (trained_kinds, reader_kinds))

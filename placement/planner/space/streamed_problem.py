@@ -12,8 +12,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import lru_cache
 
-from prefect_rlhf.placement.cost.workload import CallWork
+from prefect_rlhf.placement.cost.workload import CallWork, Workload
 from prefect_rlhf.placement.graph import Call, DataflowGraph
 from prefect_rlhf.placement.plan import Placement
 from prefect_rlhf.placement.planner.space.candidates import CostContext, in_micro_batches, seconds_of, uncut
@@ -113,5 +114,10 @@ def _least_seconds(call: Call, kind: Placement, context: CostContext) -> float:
 
 def seconds_in_parts(call: Call, placement: Placement, parts: int, context: CostContext) -> float:
     """Return the seconds of all parts of a call, each a call of its own, without the cost of new weights."""
-    work = replace(CallWork.expected(call.cut(parts), context.question.workload), new_weights=False)
+    work = _work_of_part(call, parts, context.question.workload)
     return parts * seconds_of(work, context.works(call).sizes, placement, context)
+
+
+@lru_cache(maxsize=256)  # the same for all placements
+def _work_of_part(call: Call, parts: int, workload: Workload) -> CallWork:
+    return replace(CallWork.expected(call.cut(parts), workload), new_weights=False)
