@@ -286,7 +286,6 @@ PARTS = {
     "resident copies": _pass(best_plan, "keep_resident_where_free"),
     "places of computations": _pass(best_plan, "_place_computations"),
     "fewest cuts": _pass(best_plan, "with_fewest_cuts"),
-    "other cuts": _pass(best_plan, "with_other_cuts"),
     "least recomputation": _pass(best_plan, "with_least_recomputation"),
     "streamed parts": _pass(best_plan, "with_streamed_parts"),
     "simplest plan": Part(best_plan, "simplest", lambda asked, space, fastest, *others: fastest),

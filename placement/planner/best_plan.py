@@ -24,14 +24,13 @@ from prefect_rlhf.placement.planner.attempts import (
 )
 from prefect_rlhf.placement.planner.fitted_constants import corrected
 from prefect_rlhf.placement.planner.neighbours import improve_locally
-from prefect_rlhf.placement.planner.other_cuts import (
-    with_fewest_cuts,
-    with_least_recomputation,
-    with_other_cuts,
-    with_streamed_parts,
-)
 from prefect_rlhf.placement.planner.planned import Planned, PresetResult, differently_placed
 from prefect_rlhf.placement.planner.question import Question
+from prefect_rlhf.placement.planner.refinements import (
+    with_fewest_cuts,
+    with_least_recomputation,
+    with_streamed_parts,
+)
 from prefect_rlhf.placement.planner.refusal import no_plan_fits
 from prefect_rlhf.placement.planner.simplicity import STEADY, simplest
 from prefect_rlhf.placement.planner.solution import is_legal, made_to_fit
@@ -242,10 +241,9 @@ def _starts(question: Question, timed: Sequence[tuple[ExecutionPlan, float]], co
 
 
 def _finished(question: Question, plan: ExecutionPlan, space: PlanSpace) -> ExecutionPlan:
-    """Apply the final passes: place computations, drop needless offloads, choose cuts and recomputed layers."""
+    """Apply the final passes: place computations, drop needless offloads, choose recomputed layers and cuts."""
     placed = keep_resident_where_free(question, _place_computations(question, plan))
-    cut = with_fewest_cuts(question, with_least_recomputation(question, placed, space.context), space.context)
-    return with_least_recomputation(question, with_other_cuts(question, cut, space.context), space.context)
+    return with_fewest_cuts(question, with_least_recomputation(question, placed, space.context), space.context)
 
 
 def _place_computations(question: Question, plan: ExecutionPlan) -> ExecutionPlan:

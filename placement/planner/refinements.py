@@ -1,4 +1,4 @@
-"""Micro-batches and recomputed layers of a plan: fewer than the search chose, and numbers between those it tried.
+"""Refinements of a plan that a search chose: its micro-batches, recomputed layers and streamed parts.
 
 Of equally fast plans the search takes a plan with the least bytes, so with the most micro-batches, although memory may
 be free. It tries few numbers of recomputed layers, and no streamed parts.
@@ -19,23 +19,8 @@ from prefect_rlhf.placement.planner.space.candidates import CostContext, candida
 from prefect_rlhf.placement.plans.check import violations
 from prefect_rlhf.placement.plans.streaming import in_parts, streaming_calls
 
-NEGLIGIBLE = 1e-3  # of a call's time: less is no reason for an odd number
-TRIED = 3  # of each call, the fastest first
 PARTS = (2, 4)  # numbers of streamed parts that are tried
 STREAMED_GAIN = 0.02  # of an iteration: streamed parts that gain less are only more task runs
-
-
-def with_other_cuts(question: Question, plan: ExecutionPlan, context: CostContext) -> ExecutionPlan:
-    """Return the plan with each call in its fastest number of micro-batches, if an iteration gains.
-
-    The numbers are more than half and less than twice the plan's. Of numbers with the same size of a micro-batch, only
-    the least is tried.
-    """
-    for call in context.graph:
-        placed = plan[call.name]
-        if TRAITS[placed.engine].micro_batches and placed.mesh in context.space.meshes:
-            plan = _in_other_cuts(question, plan, call, context)
-    return plan
 
 
 def with_least_recomputation(question: Question, plan: ExecutionPlan, context: CostContext) -> ExecutionPlan:
@@ -88,26 +73,3 @@ def _in_fewer(call: Call, placed: Placement, context: CostContext) -> Iterator[P
         if not any(violations(call, other, context.graph)) and candidate(call, other, context).seconds <= seconds:
             yield other
         count *= 2
-
-
-def _in_other_cuts(question: Question, plan: ExecutionPlan, call: Call, context: CostContext) -> ExecutionPlan:
-    placed = plan[call.name]
-    least_seconds = candidate(call, placed, context).seconds * (1 - NEGLIGIBLE)
-    timed = [(candidate(call, other, context).seconds, other.micro_batches) for other in _others(call, placed, context)]
-    for seconds, count in sorted(timed)[:TRIED]:
-        if seconds < least_seconds:
-            changed = with_changes(plan, (call,), micro_batches=count)
-            if question.seconds(changed) < question.seconds(plan) and question.fits(changed):
-                return changed
-    return plan
-
-
-def _others(call: Call, placed: Placement, context: CostContext) -> Iterator[Placement]:
-    """Other numbers of micro-batches, a single number for each size of a micro-batch."""
-    items, now = call.most_items(placed.strategy.dp), placed.micro_batches
-    sizes = range(-(-items // (2 * now)), -(-2 * items // now) + 1)
-    counts = {-(-items // size) for size in sizes if size > 0}
-    for count in sorted(count for count in counts if now < 2 * count < 4 * now and count != now):
-        other = replace(placed, micro_batches=count)
-        if not any(violations(call, other, context.graph)):
-            yield other
