@@ -274,8 +274,6 @@ PARTS = {
     "copies": _attempt("search_copies"),
     "presets": _attempt("search_presets"),
     "fullest devices": _attempt("search_fullest_devices"),
-    "less memory": _attempt("search_less_memory"),
-    "slack": _attempt("search_with_slack"),
     "divisions": _attempt("search_divisions"),
     "time sharing": _attempt("search_time_sharing"),
     "proof of the bound": Part(best_plan, "prove_bound", _unproved),

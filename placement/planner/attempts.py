@@ -1,15 +1,13 @@
 """The searches for plans that fit: the aim of each, their order, and when a search is needless.
 
 A search's problem leaves out effects that depend on more than two calls, so the best plan of the whole space may not
-fit, or may take longer than predicted. Further searches then count memory with more caution, and the last searches let
+fit, or may take longer than predicted. A further search then counts memory with more caution, and the last searches let
 models take turns on their devices.
 """
 
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-
-import numpy as np
 
 from prefect_rlhf.placement.plan import ExecutionPlan
 from prefect_rlhf.placement.planner.planned import PresetResult
@@ -25,19 +23,15 @@ from prefect_rlhf.placement.search.budget import EVALUATIONS, Budget, Meter
 from prefect_rlhf.placement.search.driver import Progress, Proof, SearchResult, prove, search
 from prefect_rlhf.placement.search.method import Method
 from prefect_rlhf.placement.search.partial.incumbent import SearchOutcome
-from prefect_rlhf.placement.search.problem import LinkNode, PlannedCall, Problem, ProblemNode
+from prefect_rlhf.placement.search.problem import Problem
 
 WHOLE_SHARE = 0.5  # of the budget, for the search of the whole space, and for searches with models in alternation
 COPIES_SHARE = 0.3  # for searches that decide which calls share a copy of weights
-CAUTIOUS_SHARE = 0.2  # for each other way to count memory
+CAUTIOUS_SHARE = 0.2  # for a search that counts memory with more caution
 PROVED = 0.01  # of a plan's seconds: a proof ends so close below them, or as far above, if the bound is wrong
 SMALL_SHARE = 0.03  # for each preset and each division: little is left to choose
 SHORT = Budget(EVALUATIONS, 2.0)  # of the first round of attempts, if the budget is longer
 CLOSE = 0.03  # of the bound: a plan that is no further above it is as good as known, since no estimate tells more
-SMALLER = (0.97, 0.9, 0.8, 0.7, 0.6, 0.5)  # shares of memory, for plans that offload
-SLACK = (0.3, 0.2, 0.1)  # of a call's time: the slack that calls except generation should have
-SLACK_BY_KIND = (("train_step", 0.15), ("inference", 0.3), ("moves", 0.15), ("moves", 0.3))
-"""The same without stale weights, for nodes of a kind."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,38 +167,6 @@ def search_copies(request: SearchRequest) -> Finding:
     return _finding(None if plan is None else made_to_fit(question, plan), bound=result)
 
 
-def search_with_slack(request: SearchRequest) -> Finding:
-    """Search with some nodes slowed by 10-30%: other plans then win, with slack for costs that the problem ignores.
-
-    If calls read older weights, generation often sets the period and many plans tie: all calls except generation are
-    slowed. Otherwise calls of a kind are, or the moves of weights.
-    """
-    problem, stale = request.space.most, request.space.context.graph.staleness > 0
-    slower = [_slowed(problem, (kind,), slack) for kind, slack in SLACK_BY_KIND]
-    if stale:
-        slower = [_slowed(problem, ("inference", "train_step"), slack) for slack in SLACK]
-    budget = request.budget.times(CAUTIOUS_SHARE / len(slower))
-    return _finding(
-        *(solve_fitting(request.question, each, budget, request.method, shares=(1.0, 0.95)) for each in slower)
-    )
-
-
-def _slowed(problem: PlanProblem, kinds: tuple[str, ...], slack: float) -> PlanProblem:
-    """The problem with calls of some kinds slowed by a share of their time; `moves` are all other nodes."""
-
-    def slow(node: ProblemNode) -> ProblemNode:
-        if (node.kind if isinstance(node, PlannedCall) else "moves") not in kinds:
-            return node
-        if isinstance(node, PlannedCall):
-            options = (replace(option, microseconds=int(option.microseconds * (1 + slack))) for option in node.options)
-            return replace(node, options=tuple(options))
-        if isinstance(node, LinkNode):
-            return replace(node, microseconds=tuple(int(each * (1 + slack)) for each in node.microseconds))
-        return replace(node, microseconds=(node.microseconds * (1 + slack)).astype(np.int64))
-
-    return replace(problem, problem=replace(problem.problem, nodes=tuple(map(slow, problem.problem.nodes))))
-
-
 def search_presets(request: SearchRequest) -> Finding:
     """Search the strategies of each preset on its own meshes."""
     budget = request.budget.times(SMALL_SHARE)
@@ -215,15 +177,7 @@ def search_presets(request: SearchRequest) -> Finding:
 def search_fullest_devices(request: SearchRequest) -> Finding:
     """Search all plans again, counting the fullest device of each mesh."""
     budget = request.budget.times(CAUTIOUS_SHARE)
-    question, problem = request.question, request.space.most
-    return _finding(solve_fitting(question, problem, budget, request.method, shares=TIGHTER))
-
-
-def search_less_memory(request: SearchRequest) -> Finding:
-    """Search all plans again with less and less memory, which leaves room for bytes that the problem does not count."""
-    budget = request.budget.times(CAUTIOUS_SHARE)
-    question, problem = request.question, request.space.least
-    return _finding(solve_fitting(question, problem, budget, request.method, shares=SMALLER))
+    return _finding(solve_fitting(request.question, request.space.most, budget, request.method, shares=TIGHTER))
 
 
 def search_divisions(request: SearchRequest) -> Finding:
@@ -250,8 +204,6 @@ ATTEMPTS = (
     Attempt(search_copies),
     Attempt(search_presets, always=True),
     Attempt(search_fullest_devices),
-    Attempt(search_less_memory),
-    Attempt(search_with_slack),
     Attempt(search_divisions, always=True),
     Attempt(search_time_sharing),
 )
