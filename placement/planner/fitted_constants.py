@@ -21,7 +21,7 @@ from prefect_rlhf.placement.cost.datasheets.correction import CONSTANTS, Correct
 from prefect_rlhf.placement.cost.node import NodeCosts
 from prefect_rlhf.placement.plan import ExecutionPlan
 from prefect_rlhf.placement.planner.question import Question
-from prefect_rlhf.placement.schedule.estimate import without_evaluation
+from prefect_rlhf.placement.schedule.estimate import estimate_with, without_evaluation
 
 MODEL_ERROR = 0.1
 """Standard deviation of the logarithm of measured over predicted seconds, with the right constants."""
@@ -36,6 +36,9 @@ CONFIRMED = 1.5
 """Up to this root mean square of the deviations, in standard deviations, measured seconds confirm the constants."""
 EXPLAINED = 2.0
 """Up to this root mean square the corrected constants explain the measured seconds."""
+MOST_TIMES = 2.0
+"""Corrected constants that price a step at more than this many times its seconds, or less than their inverse, explain
+nothing: calls on chosen rows are no part of the fit, but of the step."""
 STEPS = 4  # unrolled: enough that every kind of node occurs
 STEP = 0.02  # of a logarithm, for differences
 
@@ -61,13 +64,15 @@ class FittedConstants:
 
     `before` and `after` are root mean squares of the nodes' deviations without and with the correction, in standard
     deviations. If measured seconds confirm the constants, no factor differs from 1. `likely` are corrections that the
-    measured seconds do not rule out: at a standard deviation from the fit, two in each principal direction.
+    measured seconds do not rule out: at a standard deviation from the fit, two in each principal direction. `of_step`
+    is the corrected price of a step over the seconds of a step whose nodes take their measured seconds.
     """
 
     correction: Correction
     before: float
     after: float
     likely: tuple[Correction, ...] = ()
+    of_step: float = 1.0
 
     @property
     def confirms(self) -> bool:
@@ -77,7 +82,7 @@ class FittedConstants:
     @property
     def explains(self) -> bool:
         """Whether the measured seconds agree with the corrected constants."""
-        return self.after <= EXPLAINED
+        return self.after <= EXPLAINED and 1 / MOST_TIMES <= self.of_step <= MOST_TIMES
 
 
 def corrected(question: Question, correction: Correction) -> Question:
@@ -108,7 +113,20 @@ def fit_constants(question: Question, plan: ExecutionPlan, measured: Mapping[str
         found: Numbers = np.log(np.divide(predicted, seconds)) / errors
         return found
 
-    return _fitted(deviations)
+    fitted = _fitted(deviations)
+    costs = NodeCosts(graph, alone, question.workload, corrected(question, fitted.correction).site.sources)
+    return replace(fitted, of_step=_price_over_measured(costs, measured))
+
+
+def _price_over_measured(costs: NodeCosts, measured: Mapping[str, Measured]) -> float:
+    """Return the price of a step over the seconds of a step whose measured nodes take as long as they did."""
+
+    def seconds(node: Node) -> float:
+        cost, found = costs.cost(node), measured.get(subject_of(node.id))
+        return cost.total if found is None else cost.total - cost.worked + found.seconds
+
+    priced, taken = (estimate_with(costs.graph, costs.plan, each).seconds for each in (costs.seconds, seconds))
+    return priced / taken
 
 
 def _depends_on_constants(node: Node) -> bool:

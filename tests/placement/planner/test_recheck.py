@@ -157,6 +157,23 @@ def test_calls_on_chosen_rows_say_nothing_about_constants():
     assert fitted is not None and fitted.confirms
 
 
+def test_constants_that_price_a_step_far_from_its_seconds_explain_nothing():
+    """The fit leaves out training on chosen rows, but a step has it.
+
+    A run of 7 s a step was told that its plan takes 42.7 s, by links whose fit had only a short move of weights.
+    """
+    question = asked(traced(grpo, algo=GRPO(batch_size=4, samples_per_prompt=4, over_sampling=2)))
+    plan = chosen(question)
+    seen = measured(seconds_of(question, plan))
+    right = fit_constants(question, plan, seen)
+    assert right is not None and right.explains and right.of_step == pytest.approx(1)
+    longer = seen | {"actor_train": replace(seen["actor_train"], seconds=9 * seen["actor_train"].seconds)}
+    found = recheck(question, plan, longer, 50_000, was_searched=False)
+    assert found is not None and found.better is None
+    assert found.fitted.of_step < 0.5 and not found.fitted.explains
+    assert not replace(right, of_step=42.7 / 6.9).explains
+
+
 def test_rows_that_outgrow_their_cache_find_a_plan_with_room_for_the_longest():
     """A cache for the lengths of today would be too small again as rows grow on."""
     graph = traced(grpo, algo=GRPO(batch_size=4, samples_per_prompt=8))
