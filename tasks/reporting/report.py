@@ -301,12 +301,14 @@ class RunReport:
         self._show_curves()
         publish(
             create_markdown_artifact,
-            timeline_markdown(self._journal.last_steps(STEPS_SHOWN)),
+            timeline_markdown(self._journal.last_steps(STEPS_SHOWN, with_moves=True)),
             key="timeline",
             description="Timeline",
         )
         if self._now.prediction is not None:
-            rows = comparison_rows(compare(self._now.prediction, self._journal.last_steps(STEPS_KEPT)))
+            first = self._now.augmented.first_step  # the steps before a move had another plan
+            spans = [span for span in self._journal.last_steps(STEPS_KEPT) if span.step >= first]
+            rows = comparison_rows(compare(self._now.prediction, spans))
             publish(create_table_artifact, rows, key="predicted-and-measured", description="Predicted and measured")
         if rows := turn_rows(self._now.augmented.graph, self._metrics):
             publish(create_table_artifact, rows, key="turns", description="Turns of plays, expected and measured")

@@ -120,6 +120,17 @@ def test_a_long_run_keeps_the_newest_steps_in_memory(tmp_path):
     assert [run.step for run in read_spans(tmp_path)] == list(range(30))
 
 
+def test_a_move_stands_in_the_timeline_of_the_step_after_it_and_in_no_time_of_a_step(tmp_path):
+    journal = Journal(tmp_path)
+    journal.record(span("generate", 0.0, 1.0))
+    journal.finish_step(0)
+    journal.record(span("move", 1.0, 5.0, step=1))
+    journal.record(span("generate", 5.0, 7.0, step=1))
+    assert journal.finish_step(1)["seconds"] == 2.0
+    assert [run.kind for run in journal.last_steps(1, with_moves=True)] == ["move", "generate"]
+    assert [run.kind for run in journal.last_steps(1)] == ["generate"]
+
+
 def test_lines_of_task_runs_are_flat(tmp_path):
     """Benchmarks read them by these keys."""
     Journal(tmp_path).record(span("generate", 0.0, 1.0, metrics={"loss": 0.5}, device_bytes={"0": 7}))

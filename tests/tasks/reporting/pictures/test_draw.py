@@ -8,8 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from prefect_rlhf.placement.augmented.augment import augment
+from prefect_rlhf.placement.augmented.node import MOVE
 from prefect_rlhf.placement.devices.mesh import ClusterShape
 from prefect_rlhf.placement.planner.preset_plan import preset
+from prefect_rlhf.placement.schedule.schedule import schedule
+from prefect_rlhf.tasks.reporting.pictures.plan import schedule_bars
 from prefect_rlhf.tasks.reporting.pictures.text import graph_text, plan_rows, plan_text
 from prefect_rlhf.tasks.reporting.pictures.timeline import COLOURS, Bar, timeline_svg
 from tests.strategies import TWO_DEVICES, ppo
@@ -50,6 +53,16 @@ def test_whatever_a_plan_decides_has_a_column_and_what_it_does_not_has_none():
     assert {row["call"]: row["ep"] for row in rows if row["ep"]} == {"actor_train_step": "2"}
     assert list(rows[0])[5:9] == ["dp", "tp", "pp", "ep"]
     assert not {"ep", "offload", "prefetch", "order"} & plan_rows(PLAN, ppo())[0].keys()
+
+
+def test_the_table_and_the_picture_show_parts():
+    placements = dict(PLAN.placements)
+    placements["actor_generate"] = replace(placements["actor_generate"], parts=4)
+    plan = replace(PLAN, placements=tuple(placements.items()))
+    assert {row["call"]: row["parts"] for row in plan_rows(plan, ppo()) if row["parts"]} == {"actor_generate": "4"}
+    bars = schedule_bars(schedule(augment(ppo(), plan, 1), lambda node: 1.0))
+    drawn = timeline_svg(bars)
+    assert all(f"<title>actor.generate · part {part} of 4 · step 0 · " in drawn for part in (1, 2, 3, 4))
 
 
 def test_replicas_of_different_speeds_are_shown_with_the_rows_they_get():
@@ -130,5 +143,6 @@ def test_no_two_bars_cover_each_other(bars):
 
 
 def test_the_legend_names_the_kinds_that_ran():
-    text = timeline_svg([Bar("a", "generate", ("n0:0",), 0, 1), Bar("b", "offload", ("n0:0",), 1, 2)])
-    assert {kind for kind in COLOURS if f">{kind}</text>" in text} == {"generate", "offload"}
+    kinds = ("generate", "offload", MOVE)
+    text = timeline_svg([Bar(kind, kind, ("n0:0",), start, start + 1) for start, kind in enumerate(kinds)])
+    assert {kind for kind in COLOURS if f">{kind}</text>" in text} == set(kinds)
