@@ -14,21 +14,21 @@ from prefect_rlhf.files.remote_path import is_remote
 from prefect_rlhf.placement.cost.workload import LengthDistribution
 from prefect_rlhf.tasks.data.stored.stored_rows import StoredRows
 
-Part = Literal["prompt", "response"]
-"""A part of a row."""
+Segment = Literal["prompt", "response"]
+"""A segment of a row."""
 
 MOST_LENGTHS = 16  # per distribution: the cost model evaluates each
 LENGTHS_FORM = "tokens such as 1024, shares such as 512:3,1024:1, or the Parquet files of a run's rollouts"
 
 
-def parse_lengths(text: str, field: str, part: Part) -> LengthDistribution:
-    """Return the length distribution that `text` states for a part of a row. Raises InvalidInput for any other text.
+def parse_lengths(text: str, field: str, segment: Segment) -> LengthDistribution:
+    """Return the length distribution that `text` states for a segment of a row. Raises InvalidInput for any other text.
 
     >>> [parse_lengths(text, "prompt_length", "prompt").mean for text in ("1024", "512:3,1024:1")]
     [1024.0, 640.0]
     """
     if names_rollouts(text):
-        return rollout_lengths(text, field, part)
+        return rollout_lengths(text, field, segment)
     shares: dict[int, float] = {}
     for entry in text.split(","):
         length, _, share = entry.partition(":")
@@ -39,11 +39,11 @@ def parse_lengths(text: str, field: str, part: Part) -> LengthDistribution:
     return LengthDistribution.of(shares)
 
 
-def rollout_lengths(path: str, field: str, part: Part) -> LengthDistribution:
+def rollout_lengths(path: str, field: str, segment: Segment) -> LengthDistribution:
     """Read lengths of prompts or responses from the rollouts of a run in a file or folder, which `field` names."""
     stored = StoredRows(field, path)
     responses = [len(logprobs) for logprobs in stored.read("logprobs")]
-    if part == "response":
+    if segment == "response":
         return distribution(responses)
     rows = zip(stored.read("tokens"), responses, strict=True)
     return distribution([len(tokens) - response for tokens, response in rows])
