@@ -1,11 +1,15 @@
 """A flow's form: parameters are checked once, in one line, whoever passes them."""
 
+import json
+
 import pytest
+from prefect.utilities.schema_tools.validation import is_valid
 
 from prefect_rlhf.blocks.dataset import PreferencesBlock, Prompts
 from prefect_rlhf.blocks.model import Model, ModelBlock
 from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.flows.algorithm.rlhf_flow import rlhf_flow
+from prefect_rlhf.flows.commands.flags import read_parameters
 from prefect_rlhf.flows.dpo import dpo
 from prefect_rlhf.flows.plan import plan
 from prefect_rlhf.tasks.rl.settings.online import GRPO
@@ -47,6 +51,18 @@ def test_a_parameter_that_a_flow_has_not_is_refused_with_those_that_it_has(flow)
     says = r"xyz: unknown key \(got 'red'\); the parameters are .*, output_dir, .*dry_run"
     with pytest.raises(InvalidInput, match=says):
         flow.validate_parameters({"xyz": "red"})
+
+
+@pytest.mark.parametrize("said", ["plan={0: auto, 40: plans/long.yaml}", '{"0": "auto", "40": "plans/long.yaml"}'])
+def test_plans_by_step_are_accepted_from_the_form_and_the_command_line(said):
+    """A form sends JSON, whose keys are texts; the deployment's schema lets them pass."""
+    plans = read_parameters(None, [said])["plan"] if said.startswith("plan=") else json.loads(said)
+    schema = dpo.parameters.model_dump()
+    of_plan = {"type": "object", "properties": {"plan": schema["properties"]["plan"]}}
+    assert is_valid({"plan": json.loads(json.dumps(plans))}, of_plan)
+    assert not is_valid({"plan": {"0": 3}}, of_plan) and not is_valid({"plan": ["auto"]}, of_plan)
+    given = PARAMETERS | {"actor": {"path": "models/big"}, "plan": plans}
+    assert dpo.validate_parameters(given)["plan"] == {0: "auto", 40: "plans/long.yaml"}
 
 
 @rlhf_flow("small")
