@@ -111,7 +111,9 @@ def test_the_file_of_its_plans_repeats_a_run(parameters, moved):
 
 
 @pytest.mark.all
-@pytest.mark.parametrize("doing", ["close models", "build actor.vllm", "list the state", "restore actor", "offload", "free copies"])
+@pytest.mark.parametrize(
+    "doing", ["close models", "build actor.vllm", "list the state", "restore actor", "offload", "free copies"]
+)
 def test_a_run_that_loses_a_rank_while_it_moves_goes_on_under_the_next_plan(
     parameters, stayed, monkeypatch, doing, tmp_path
 ):
