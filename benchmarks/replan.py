@@ -1,12 +1,13 @@
 """Total seconds of GRPO while responses grow: with `replan: move`, under a fixed plan, and under a plan for each half.
 
-    python -m benchmarks.replan [--steps 60] [--first 64] [--last 256] [--memory-mib 150] [--every 5] [--only NAME ...]
-        [--prompts 8] [--samples 4] [--mini-batches 2] [--hidden 128] [--layers 24]
+    python -m benchmarks.replan [--steps 60] [--growing 40] [--first 64] [--last 256] [--memory-mib 150] [--every 20]
+        [--only NAME ...] [--prompts 8] [--samples 2] [--mini-batches 2] [--hidden 128] [--layers 24]
 
 Real Prefect, gang, Megatron-core and vLLM on two CPU ranks; a model that counts down from the number in its prompt
-(`benchmarks/countdown_model.py`), so lengths grow in a straight line from `--first` to `--last` tokens. The memory of a
-rank holds models and a key-value cache for the first lengths, or a larger cache and models that leave it between their
-calls. The machine is probed first, unless it is known, and each plan is the planner's answer for some lengths.
+(`benchmarks/countdown_model.py`), so lengths grow in a straight line from `--first` to `--last` tokens over the first
+`--growing` steps, and stay there. The memory of a rank holds models and a key-value cache for the first lengths, or a
+larger cache and models that leave it between their calls. The machine is probed first, unless it is known, and each
+plan is the planner's answer for some lengths.
 
 `fixed` keeps the best plan for the first lengths, with `replan: say`. `move` begins with the same plan, and moves by
 itself. `halves` has the best plan for the lengths of the first half, and moves to that of the second half. Total
@@ -122,7 +123,8 @@ def expecting(question: Question, length: int) -> Question:
 def parse_arguments() -> argparse.Namespace:
     """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    numbers = {"steps": 60, "first": 64, "last": 256, "every": 5, "prompts": 8, "samples": 4, "mini-batches": 2}
+    numbers = {"steps": 60, "growing": 40, "first": 64, "last": 256, "every": 20}
+    numbers |= {"prompts": 8, "samples": 2, "mini-batches": 2}
     for name, default in (numbers | {"hidden": 128, "layers": 24}).items():
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--memory-mib", type=float, default=150, help="memory of a rank")
@@ -132,8 +134,9 @@ def parse_arguments() -> argparse.Namespace:
 
 def lengths(arguments: argparse.Namespace) -> list[int]:
     """Return the tokens of each response, by step."""
-    growth = (arguments.last - arguments.first) / max(1, arguments.steps - 1)
-    return [round(arguments.first + growth * step) for step in range(arguments.steps)]
+    grown = max(1, min(arguments.growing, arguments.steps) - 1)  # the first step whose responses have the last length
+    growth = (arguments.last - arguments.first) / grown
+    return [round(arguments.first + growth * min(step, grown)) for step in range(arguments.steps)]
 
 
 def flow_parameters(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:

@@ -1,7 +1,6 @@
 """What planning adds to a run: real Prefect and gangs, tiny models; plans measured, predictions, and a refusal."""
 
 import json
-import sys
 from dataclasses import replace
 
 import pytest
@@ -48,7 +47,7 @@ def test_plans_run_two_steps_and_the_fastest_that_ran_is_kept(parameters, monkey
         return real(run, journal, report, steps, *moves)
 
     monkeypatch.setattr(session, "train", train_but_the_first)
-    monkeypatch.setattr(recheck_process, "_COMMAND", (sys.executable, "-P", "-c", recheck_process._PROGRAM))
+    monkeypatch.setattr(recheck_process, "_YIELD", "")
     monkeypatch.setattr(RecheckProcess, "ended", property(lambda self: self._process.wait(300) is not None))
     run_dir = folder_of(run(parameters, monkeypatch, plan="measure(2)", steps=6))
 

@@ -105,11 +105,16 @@ class PriceCheck:
 
 
 def begun_recheck(
-    request: RunRequest, plan: ExecutionPlan, spans: Sequence[TaskRunSpan], journal: Journal, searched: bool = False
+    request: RunRequest,
+    plan: ExecutionPlan,
+    spans: Sequence[TaskRunSpan],
+    journal: Journal,
+    searched: bool = False,
+    yields: bool = True,
 ) -> RecheckProcess:
     """Start the process that prices a plan by the measured `spans` of its steps. Raises OSError if it cannot start.
 
-    `searched`: the plan is the answer of an earlier check.
+    `searched`: the plan is the answer of an earlier check. `yields`: the process yields to all other programs.
     """
     name, rollouts = str(request.options.plan), sorted((journal.run_dir / ROLLOUTS).glob("*.parquet"))
     question = RecheckRequest(
@@ -122,7 +127,7 @@ def begun_recheck(
         rollouts=tuple(rollouts[-STEPS_AWAITED:]),
         least_gain=request.options.replan_gain,
     )
-    return RecheckProcess(question)
+    return RecheckProcess(question, yields)
 
 
 def record_of(plan: ExecutionPlan, found: Recheck) -> dict[str, object]:

@@ -1,6 +1,7 @@
-"""A process that prices a run's plan again while the run trains, with the processor time that no other program wants.
+"""A process that prices a run's plan again while the run trains.
 
-`RecheckProcess` starts it. It reads a request from its standard input and writes its answer to its standard output. A
+It may yield: it then has only the processor time that no other program wants, and two busy cores can starve it for
+minutes. `RecheckProcess` starts it. It reads a request from its standard input and writes its answer to its standard output. A
 pipe without writes ends with the run's process, and the process then ends at once.
 """
 
@@ -38,7 +39,7 @@ with suppress(OSError), open("/proc/self/autogroup", "w") as file:
 """It yields to all other programs before its first import. A container may forbid the policy, which only Linux has.
 Linux may share cores equally among sessions (autogroups): then the session needs a priority of its own."""
 _PROGRAM = f"from {__name__} import main\nmain()"
-_COMMAND = (sys.executable, "-P", "-c", _YIELD + _PROGRAM)
+_COMMAND = (sys.executable, "-P", "-c")
 _ENVIRONMENT = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
 
 
@@ -65,9 +66,9 @@ class RecheckRequest:
 
 
 class RecheckProcess:
-    """A running recheck. Raises OSError if it cannot start."""
+    """A running recheck, which `yields` to all other programs or not. Raises OSError if it cannot start."""
 
-    def __init__(self, request: RecheckRequest) -> None:
+    def __init__(self, request: RecheckRequest, yields: bool = True) -> None:
         self._output = TemporaryFile()  # noqa: SIM115  closed by `close`
         self._errors = TemporaryFile()  # noqa: SIM115  closed by `close`
         lifeline, self._life = os.pipe()
@@ -75,7 +76,7 @@ class RecheckProcess:
             pickle.dump(request, file)
             file.seek(0)
             self._process = subprocess.Popen(
-                (*_COMMAND, str(lifeline)),
+                (*_COMMAND, (_YIELD if yields else "") + _PROGRAM, str(lifeline)),
                 stdin=file,
                 stdout=self._output,
                 stderr=self._errors,

@@ -110,9 +110,11 @@ class PlanMover:
         return (is_first or self._steps % every == 0) and self.step < self.request.options.steps
 
     def _begin(self, journal: Journal) -> str | None:
-        spans = journal.last_steps(min(STEPS_KEPT, self._steps))
-        try:
-            self._process = begun_recheck(self.request, self._plan, spans, journal, searched=len(self.plans) > 1)
+        spans, was_moved = journal.last_steps(min(STEPS_KEPT, self._steps)), len(self.plans) > 1
+        try:  # the run waits for a better plan: a check that yields to busy ranks may take longer than the plan gains
+            self._process = begun_recheck(
+                self.request, self._plan, spans, journal, searched=was_moved, yields=False
+            )
         except OSError as error:
             self._is_over = True
             return f"the plan was not compared with others by measured seconds ({error})"

@@ -2,7 +2,6 @@
 
 import json
 import os
-import sys
 import time
 from dataclasses import replace
 from types import SimpleNamespace
@@ -49,7 +48,7 @@ DEADLINE_SECONDS = 300.0
 def short_search(own_home, monkeypatch):
     """With the priority of other tests: else it would wait for them."""
     monkeypatch.setattr(checks, "EVALUATIONS", 50_000)
-    monkeypatch.setattr(recheck_process, "_COMMAND", (sys.executable, "-P", "-c", recheck_process._PROGRAM))
+    monkeypatch.setattr(recheck_process, "_YIELD", "")
 
 
 def request(checkpoint=None, **options):
@@ -171,7 +170,7 @@ def test_a_damaged_result_of_an_earlier_check_is_ignored(tmp_path):
 
 
 def test_a_process_that_fails_is_a_line_and_the_run_continues(tmp_path, monkeypatch):
-    monkeypatch.setattr(recheck_process, "_COMMAND", (sys.executable, "-c", "raise SystemExit('no memory')"))
+    monkeypatch.setattr(recheck_process, "_PROGRAM", "raise SystemExit('no memory')")
     asked = request()
     line, _ = checked(asked, ran(asked, tmp_path))
     assert line == "the plan was not compared with others by measured seconds (no memory)"

@@ -50,7 +50,7 @@ class Answered:
 
     ended = True
 
-    def __init__(self, asked):
+    def __init__(self, asked, yields):
         self.asked = asked
 
     def answer(self):

@@ -47,7 +47,8 @@ def checks(own_home, monkeypatch):
     """The steps at which checks began, and what the next check answers."""
     seen = SimpleNamespace(steps=[], found=None)
 
-    def begun(request, plan, spans, journal, searched):
+    def begun(request, plan, spans, journal, searched, yields):
+        assert not yields, "a run that moves does not wait until its cores are free"
         seen.steps.append(max(span.step for span in spans))
         return Process(seen.found)
 
