@@ -1,8 +1,8 @@
 """A process that prices a run's plan again while the run trains.
 
 It may yield: it then has only the processor time that no other program wants, and two busy cores can starve it for
-minutes. `RecheckProcess` starts it. It reads a request from its standard input and writes its answer to its standard output. A
-pipe without writes ends with the run's process, and the process then ends at once.
+minutes. `RecheckProcess` starts it. It reads a request from its standard input and writes its answer to its standard
+output. A pipe without writes ends with the run's process, and the process then ends at once.
 """
 
 from __future__ import annotations

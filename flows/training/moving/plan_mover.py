@@ -112,9 +112,7 @@ class PlanMover:
     def _begin(self, journal: Journal) -> str | None:
         spans, was_moved = journal.last_steps(min(STEPS_KEPT, self._steps)), len(self.plans) > 1
         try:  # the run waits for a better plan: a check that yields to busy ranks may take longer than the plan gains
-            self._process = begun_recheck(
-                self.request, self._plan, spans, journal, searched=was_moved, yields=False
-            )
+            self._process = begun_recheck(self.request, self._plan, spans, journal, searched=was_moved, yields=False)
         except OSError as error:
             self._is_over = True
             return f"the plan was not compared with others by measured seconds ({error})"
