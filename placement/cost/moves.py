@@ -7,7 +7,7 @@ Every device sends and receives on all its links at once, so a move takes as lon
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache, lru_cache, partial
 from typing import NamedTuple
 
@@ -89,8 +89,9 @@ def move_seconds(flows: Iterable[Flow], links: Links) -> float:
 def _fullest_of(flows: Iterable[Flow]) -> tuple[tuple[LinkSpan, float], ...]:
     loads = Loads.none()
     for flow in flows:
-        loads.sent[flow.span][flow.source] += flow.num_bytes
-        loads.received[flow.span][flow.target] += flow.num_bytes
+        span = flow.span
+        loads.sent[span][flow.source] += flow.num_bytes
+        loads.received[span][flow.target] += flow.num_bytes
     return _fullest(loads)
 
 
@@ -164,18 +165,16 @@ def reallocation_loads(source: ModelInstance, target: ModelInstance, sizes: Mode
     other nodes if its own node has no holder.
     """
     holders: dict[_Part, list[Device]] = defaultdict(list)
+    on_node: dict[tuple[_Part, int], list[Device]] = defaultdict(list)
     parts = {device: _parts_held(at, source, sizes) for device, at in device_coordinates(source)}
     for device, held in parts.items():
         for part in held:
             holders[part].append(device)
+            on_node[part, device.node].append(device)
 
     @cache
     def needed(stage: int, part: int, experts: int) -> Mapping[_Part, float]:
         return _needed(Coordinate(experts, part, stage), source, target, sizes)
-
-    @cache
-    def on_node(part: _Part, node: int) -> Sequence[Device]:
-        return [holder for holder in holders[part] if holder.node == node]
 
     loads, item, sizes = Loads.none(), sizes.item, sizes.held_by(target.engine)
     asked: dict[tuple[_Part, int | None], float] = defaultdict(float)  # of a node's holders; None: of all
@@ -185,11 +184,11 @@ def reallocation_loads(source: ModelInstance, target: ModelInstance, sizes: Mode
                 loads.sent["device"][device] += elements * item
                 loads.received["device"][device] += elements * item
             else:
-                is_near = bool(on_node(part, device.node))
+                is_near = (part, device.node) in on_node
                 asked[part, device.node if is_near else None] += elements * item
                 loads.received["node" if is_near else "network"][device] += elements * item
     for (part, near), num_bytes in asked.items():
-        givers = holders[part] if near is None else on_node(part, near)
+        givers = holders[part] if near is None else on_node[part, near]
         for giver in givers:
             loads.sent["network" if near is None else "node"][giver] += num_bytes / len(givers)
     return loads

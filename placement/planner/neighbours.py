@@ -128,7 +128,8 @@ def _choice(problem: PlanProblem, call: str, placement: Placement) -> Choice:
         offloads = (other.offload != placement.offload) + (other.recompute != placement.recompute)
         return other.strategy != placement.strategy, other.engine != placement.engine, offloads, cuts + caches
 
-    on_mesh = [i for i, option in enumerate(options) if mesh in problem.problem.mesh_classes[option.mesh_class]]
+    classes = {index for index, members in enumerate(problem.problem.mesh_classes) if mesh in members}
+    on_mesh = [i for i, option in enumerate(options) if option.mesh_class in classes]
     return Choice(min(on_mesh, key=unlikeness), mesh)
 
 

@@ -1,5 +1,7 @@
 """Rows that must go from device to device before a node runs, and the holder that each comes from."""
 
+from __future__ import annotations
+
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -144,19 +146,33 @@ def _holders(held: Mapping[Device, RowShare], told: ToldByCall | None) -> dict[i
     return holders
 
 
-def _by_holders(
-    holders: Mapping[int, Sequence[Device]], rows: RowIndices
-) -> tuple[tuple[Sequence[Device], RowIndices], ...]:
-    """Return the rows that the same devices hold together, in ascending order, each with the list of those devices."""
+@dataclass(frozen=True, slots=True)
+class _Holders:
+    """The devices that hold the same rows, in ascending order; all, as a set, and those on each node."""
+
+    devices: Sequence[Device]
+    every: frozenset[Device]
+    by_node: Mapping[int, Sequence[Device]]
+
+    @classmethod
+    def of(cls, devices: Sequence[Device]) -> _Holders:
+        by_node: dict[int, list[Device]] = defaultdict(list)
+        for device in devices:
+            by_node[device.node].append(device)
+        return cls(devices, frozenset(devices), dict(by_node))
+
+
+def _by_holders(holders: Mapping[int, Sequence[Device]], rows: RowIndices) -> tuple[tuple[_Holders, RowIndices], ...]:
+    """Return the rows that the same devices hold together, in ascending order, each with those devices."""
     together: dict[int, list[int]] = defaultdict(list)  # by the identity of a list of holders
     for row in sorted(rows):
         together[id(holders[row])].append(row)
-    return tuple((holders[same[0]], tuple(same)) for same in together.values())
+    return tuple((_Holders.of(holders[same[0]]), tuple(same)) for same in together.values())
 
 
 def _from_nearest(
     target: Device,
-    by_holders: Iterable[tuple[Sequence[Device], RowIndices]],
+    by_holders: Iterable[tuple[_Holders, RowIndices]],
     load: dict[Device, int],
     weight: int,
     num_targets: int,
@@ -166,9 +182,9 @@ def _from_nearest(
     `num_targets` devices need the same rows. They divide the nearest holders, so that each target has few sources.
     """
     for holders, rows in by_holders:
-        if target in holders:
+        if target in holders.every:
             continue
-        nearest = [holder for holder in holders if holder.node == target.node] or holders
+        nearest = holders.by_node.get(target.node, holders.devices)
         size = -(-len(rows) // max(1, len(nearest) // num_targets))
         for start in range(0, len(rows), size):
             source, part = min(nearest, key=load.__getitem__), rows[start : start + size]
