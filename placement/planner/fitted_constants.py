@@ -119,11 +119,14 @@ def fit_constants(question: Question, plan: ExecutionPlan, measured: Mapping[str
 
 
 def _price_over_measured(costs: NodeCosts, measured: Mapping[str, Measured]) -> float:
-    """Return the price of a step over the seconds of a step whose measured nodes take as long as they did."""
+    """Return the price of a step over the seconds of a step whose measured nodes take as long as they did.
+
+    Computations have their price in both, since no constant is about them.
+    """
 
     def seconds(node: Node) -> float:
-        cost, found = costs.cost(node), measured.get(subject_of(node.id))
-        return cost.total if found is None else cost.total - cost.worked + found.seconds
+        cost, worked, found = costs.cost(node), costs.worked_seconds(node), measured.get(subject_of(node.id))
+        return cost.total if found is None or worked is None else cost.total - worked + found.seconds
 
     priced, taken = (estimate_with(costs.graph, costs.plan, each).seconds for each in (costs.seconds, seconds))
     return priced / taken

@@ -167,6 +167,8 @@ def test_constants_that_price_a_step_far_from_its_seconds_explain_nothing():
     seen = measured(seconds_of(question, plan))
     right = fit_constants(question, plan, seen)
     assert right is not None and right.explains and right.of_step == pytest.approx(1)
+    rewarded = fit_constants(question, plan, seen | {"informative": Measured(100.0)})
+    assert rewarded is not None and rewarded.of_step == right.of_step
     longer = seen | {"actor_train": replace(seen["actor_train"], seconds=9 * seen["actor_train"].seconds)}
     found = recheck(question, plan, longer, 50_000, was_searched=False)
     assert found is not None and found.better is None
