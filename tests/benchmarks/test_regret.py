@@ -29,6 +29,7 @@ def test_the_best_known_plan_is_at_least_as_fast_as_the_answer_and_as_a_search_t
     assert len(CHANGES) == len(CONSTANTS) * len(FACTORS) == 32
     assert found.seconds >= found.best > 0
     assert all(inf > each.seconds >= each.best > 0 for each in found.changes)
+    assert 0 <= found.steadiest <= found.worst or found.seconds > found.best * (1 + NEARLY)
     answer = plan_graph(corrected(asked(DPO), change), evaluations=2000).plan
     (alone,) = seconds_under(asked(DPO), answer, [change])
     (doubled,) = (each for each in found.changes if (each.constant, each.factor) == ("eager_launch", 2.0))
@@ -37,11 +38,10 @@ def test_the_best_known_plan_is_at_least_as_fast_as_the_answer_and_as_a_search_t
 
 def test_the_sums_count_the_changes_above_each_limit():
     changes = (Change("compute", 0.5, 1.2, 1.0), Change("compute", 2.0, 2.0, 2.0), Change("call", 2.0, 1.07, 1.0))
-    sums = summary(
-        [Regrets("ppo", 1.1, 1.0, 3, changes), Regrets("dpo", 1.0, 1.0, 2, (Change("link", 2.0, 1.0, 1.0),))]
-    )
+    dpo = Regrets("dpo", 1.0, 1.0, 2, (Change("link", 2.0, 1.0, 1.0),), 0.0)
+    sums = summary([Regrets("ppo", 1.1, 1.0, 3, changes, 0.15), dpo])
     assert (sums["questions"], sums["changes"], sums["above_5_percent"], sums["above_10_percent"]) == (2, 4, 2, 1)
-    assert (sums["worst"], sums["median_worst"]) == pytest.approx((0.2, 0.1))
+    assert (sums["worst"], sums["median_worst"], sums["worst_of_steadiest"]) == pytest.approx((0.2, 0.1, 0.15))
     assert sums["seconds_lost"] == pytest.approx(0.05)
     assert sums["constants"]["call"] == pytest.approx(0.07)
     assert sums["constants"]["host"] == 0
