@@ -280,7 +280,7 @@ PARTS = {
     "start without staleness": Part(best_plan, "_without_staleness", lambda request: []),
     "local search of calls": _pass(neighbours, "_improve_once", spends=True),
     "several starts": Part(best_plan, "_starts", _first_start(best_plan._starts)),
-    "searches for steady plans": Part(best_plan, "_steady", lambda request, fastest: []),
+    "searches for steady plans": Part(best_plan, "_steady", lambda *arguments: []),
     "resident copies": _pass(best_plan, "keep_resident_where_free"),
     "places of computations": _pass(best_plan, "_place_computations"),
     "fewest cuts": _pass(best_plan, "with_fewest_cuts"),

@@ -10,6 +10,7 @@ from dataclasses import replace
 from functools import partial
 
 from prefect_rlhf.errors.errors import InvalidInput
+from prefect_rlhf.placement.cost.datasheets.correction import Correction
 from prefect_rlhf.placement.devices.mesh import DeviceMesh
 from prefect_rlhf.placement.engine_traits import TRAITS
 from prefect_rlhf.placement.plan import ExecutionPlan
@@ -45,10 +46,11 @@ from prefect_rlhf.placement.search.method import Method
 PROOF_EVALUATIONS = 10.0  # times the evaluations, for a proof: bounds alone take half a microsecond each
 PROOF_SECONDS = 0.1  # of the seconds, for a proof, and for all proofs about plans with streamed parts
 STARTS = 3  # plans that are improved if no plan is close to the bound
-UNDER = (TWICE["eager_launch"],)
-"""Changes of constants under which further plans are searched: by these the plans of the other searches lose most."""
-STEADY_SHARE = 0.05  # of the budget, for the search under each change
-MOST_DEVICES = 64  # with more, no change is searched
+UNDER = Correction(compute=0.85, eager_launch=1.4)
+"""The change of constants under which further plans are searched. The plans of other searches lose most by slower
+launches and by faster compute. A plan that is fast halfway is nearly as fast at either end."""
+STEADY_SHARE = 0.05  # of the budget, for the search under the change; each local search may use all evaluations
+MOST_DEVICES = 64  # with more, nothing is searched under a change
 RIVALS = 8  # plans, the fastest, that a plan is compared with under each change
 IMPROVING_SHARE = 0.9  # of the budget, at least, to improve them; they also get the unused time of the searches
 
@@ -112,7 +114,7 @@ def _planned(request: SearchRequest, known: Sequence[ExecutionPlan]) -> Planned:
     best = _improved(question, space, _starts(question, timed, 1 if is_close(question, findings) else STARTS), left)
     fastest = _finished(question, best, space)
     at_most = min((seconds for _, seconds in compared), default=math.inf)
-    steady = _steady(request, fastest)
+    steady = _steady(request, fastest, [plan for plan, _ in timed])
     fastest = min([fastest, *steady], key=question.seconds)
     timed += [(each, question.seconds(each)) for each in steady]
     rivals = [fastest, *steady, *differently_placed(timed)[:RIVALS]] if steady else []
@@ -140,25 +142,26 @@ def _planned(request: SearchRequest, known: Sequence[ExecutionPlan]) -> Planned:
     )
 
 
-def _steady(request: SearchRequest, fastest: ExecutionPlan) -> list[ExecutionPlan]:
-    """Plans that fit and are fast under a change of `UNDER`, by a short search that knows the change.
+def _steady(request: SearchRequest, fastest: ExecutionPlan, known: Iterable[ExecutionPlan]) -> list[ExecutionPlan]:
+    """Plans that fit and are fast under the change `UNDER`, or no plan.
 
-    A change that the fastest plan does not depend on is left out. No change is searched on many devices, which takes
-    long, with older weights, where it found no plan that is nearly as fast, or on hosts, whose constants are measured.
+    They are the fastest few of a short search that knows the change, of `known` and of `fastest`, improved under the
+    change. Nothing is searched if the fastest plan does not depend on it; on many devices, which takes long; with older
+    weights, where no plan found by it is steadier and nearly as fast; and on hosts, whose constants are measured.
     """
-    question, found = request.question, []
+    question = request.question
     devices = [node.device for node in question.site.sources.nodes]
     is_measured = any(device.measured or device.is_host for device in devices)
     if is_measured or question.graph.staleness > 0 or question.site.mesh.num_devices > MOST_DEVICES:
         return []
-    for change in UNDER:
-        changed = corrected(question, change)
-        if changed.seconds(fastest) != question.seconds(fastest):
-            space, budget = request.space_of(changed), request.budget.times(STEADY_SHARE)
-            short = replace(request, question=changed, space=space, budget=budget, progress=None)
-            plans = search_whole_space(short).plans
-            found += [_finished(changed, plan, space) for plan in plans]
-    return found
+    changed = corrected(question, UNDER)
+    if changed.seconds(fastest) == question.seconds(fastest):
+        return []
+    space, budget = request.space_of(changed), request.budget.times(STEADY_SHARE)
+    found = search_whole_space(replace(request, question=changed, space=space, budget=budget, progress=None)).plans
+    starts = differently_placed((plan, changed.seconds(plan)) for plan in (*known, fastest, *found))[:STARTS]
+    improving = replace(budget, evaluations=request.budget.evaluations)
+    return [_finished(changed, _improved(changed, space, [start], improving), space) for start in starts]
 
 
 def _regret(question: Question, rivals: Sequence[ExecutionPlan]) -> Callable[[ExecutionPlan], float]:
