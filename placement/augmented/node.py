@@ -42,7 +42,7 @@ class Dependency:
     `data`: it made or brought rows; `version`: it made, brought or copied the weights; `state`: it left the state
     of a stateful computation; `overwrite`: it still reads weights, or a state, to be overwritten in place; `memory`:
     it makes room on the device, or in the host memory that a checkpoint is copied to; `order`: it is the previous part
-    of the same call. `label` says what flows: keys, or a weight version.
+    of the same call, or goes first on common devices. `label` says what flows: keys, or a weight version.
     """
 
     node: str

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterator
 
 from prefect_rlhf.placement.augmented.graph_builder import GraphBuilder, Priority
 from prefect_rlhf.placement.augmented.node import Dependency, Node
 from prefect_rlhf.placement.augmented.offloading import is_overwritten
 from prefect_rlhf.placement.augmented.priority import CallPriorities, just_after, just_before
-from prefect_rlhf.placement.augmented.unroll import train_run_id
+from prefect_rlhf.placement.augmented.unroll import run_id, train_run_id
 from prefect_rlhf.placement.augmented.work import ModelCall, Reallocate
 from prefect_rlhf.placement.devices.mesh import union
 from prefect_rlhf.placement.graph import Call, DataflowGraph
@@ -43,6 +44,40 @@ def add_reallocations(
                     builder.replace_dependency(reader.id, trained, Dependency(node.id, "version", label))
                 before = [node.id]
             before += [reader.id for reader, _ in readers]
+    _let_fresh_weights_pass(builder, graph, plan, priorities)
+
+
+def trained_behind(graph: DataflowGraph, priorities: CallPriorities) -> Iterator[tuple[Call, Call]]:
+    """Yield pairs of train_steps: the next step begins with the weights of the first, not with those of the second.
+
+    The second follows the first in the order of a step. With older weights there are no such pairs.
+    """
+    begins = {call.role for call in graph if call.every is None and priorities.levels[call.name] == 0}
+    trainers = [call for call in graph if call.kind == "train_step"]
+    for first in trainers:
+        for second in trainers:
+            in_order = priorities.call(first, 0) < priorities.call(second, 0)
+            if in_order and graph.staleness == 0 and first.role in begins and second.role not in begins:
+                yield first, second
+
+
+def _let_fresh_weights_pass(
+    builder: GraphBuilder, graph: DataflowGraph, plan: ExecutionPlan, priorities: CallPriorities
+) -> None:
+    """Let a train_step wait until the weights that the next step begins with have left its devices.
+
+    The train_step then runs while the next step generates on other devices. Without the wait it would go first, and
+    the next step would begin after it.
+    """
+    pairs = tuple(trained_behind(graph, priorities))
+    for node in [node for node in builder.nodes.values() if pairs and isinstance(node.work, Reallocate)]:
+        assert isinstance(node.work, Reallocate)
+        source, target, version = node.work.source, node.work.target, node.work.reads
+        for first, second in pairs:
+            mesh, run = plan[second.name].mesh, run_id(second.name, version - 1)
+            may_run_beside = mesh.overlaps(source.mesh) and not mesh.overlaps(target.mesh)
+            if source.role == first.role and node.step == version and may_run_beside and run in builder.nodes:
+                builder.wait(run, Dependency(node.id, "order", f"{source.role} v{version}"))
 
 
 def _readers(builder: GraphBuilder) -> dict[ModelInstance, dict[int, list[tuple[Node, Call]]]]:

@@ -27,6 +27,8 @@ from prefect_rlhf.placement.search.problem import Problem
 
 WHOLE_SHARE = 0.5  # of the budget, for the search of the whole space, and for searches with models in alternation
 COPIES_SHARE = 0.3  # for searches that decide which calls share a copy of weights
+LEAST_BOUND_SHARE = 0.05  # for the plan of the least bound
+LEAST_BOUND_EVALUATIONS = 2.0  # times the evaluations, for the same: a bound alone takes half a microsecond
 CAUTIOUS_SHARE = 0.2  # for a search that counts memory with more caution
 PROVED = 0.01  # of a plan's seconds: a proof ends so close below them, or as far above, if the bound is wrong
 SMALL_SHARE = 0.03  # for each preset and each division: little is left to choose
@@ -167,6 +169,15 @@ def search_copies(request: SearchRequest) -> Finding:
     return _finding(None if plan is None else made_to_fit(question, plan), bound=result)
 
 
+def search_least_bound(request: SearchRequest) -> Finding:
+    """Find the plan of the least bound, which may be fast although it is slow in the problem's order of nodes."""
+    problem, budget = request.space.with_copies or request.space.least, request.budget
+    evaluations = budget.evaluations * LEAST_BOUND_EVALUATIONS
+    found = prove(problem.problem, math.inf, budget.seconds * LEAST_BOUND_SHARE, evaluations)
+    plan = solution(request.question, problem, found)
+    return _finding(None if plan is None else made_to_fit(request.question, plan))
+
+
 def search_presets(request: SearchRequest) -> Finding:
     """Search the strategies of each preset on its own meshes."""
     budget = request.budget.times(SMALL_SHARE)
@@ -203,6 +214,7 @@ ATTEMPTS = (
     Attempt(search_whole_space, always=True),
     Attempt(search_copies),
     Attempt(search_presets, always=True),
+    Attempt(search_least_bound),
     Attempt(search_fullest_devices),
     Attempt(search_divisions, always=True),
     Attempt(search_time_sharing),

@@ -13,7 +13,7 @@ from prefect_rlhf.placement.planner.question import Question
 from prefect_rlhf.placement.planner.space.plan_problem import PlanProblem
 from prefect_rlhf.placement.plans.check import check_plan
 from prefect_rlhf.placement.search.budget import Budget
-from prefect_rlhf.placement.search.driver import SearchResult, search
+from prefect_rlhf.placement.search.driver import Proof, SearchResult, search
 from prefect_rlhf.placement.search.method import Method
 from prefect_rlhf.placement.search.partial.incumbent import SearchOutcome
 
@@ -90,7 +90,7 @@ def with_prefetch(question: Question, plan: ExecutionPlan, prefetch: bool) -> Ex
 
 
 def solution(
-    question: Question, problem: PlanProblem, result: SearchResult, name: str = "auto"
+    question: Question, problem: PlanProblem, result: SearchResult | Proof, name: str = "auto"
 ) -> ExecutionPlan | None:
     """Return the plan that a search found, in the form that would run; None if it found no plan."""
     return None if result.plan is None else question.plan(name, problem.placements(result.plan))

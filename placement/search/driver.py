@@ -15,7 +15,7 @@ from prefect_rlhf.placement.search.compiled import announce_compilation
 from prefect_rlhf.placement.search.exact.binding import binding_term
 from prefect_rlhf.placement.search.exact.exact import IterativeDeepening
 from prefect_rlhf.placement.search.method import Method
-from prefect_rlhf.placement.search.partial.complete import evaluate
+from prefect_rlhf.placement.search.partial.complete import INFINITE, evaluate
 from prefect_rlhf.placement.search.partial.incumbent import Incumbent, SearchOutcome
 from prefect_rlhf.placement.search.problem import LEAST_ITERATIONS, Choice, Interval, Option, PlannedCall, Problem
 from prefect_rlhf.placement.search.sampling.metropolis import MetropolisHastings
@@ -109,12 +109,14 @@ class SearchResult:
 class Proof:
     """No plan takes less than `lower_bound_seconds`, and more evaluations prove at most `provable_seconds`.
 
-    `binding` describes the term of the bound that binds.
+    `binding` describes the term of the bound that binds. `plan` has the least bound of the visited plans; None if all
+    are left out.
     """
 
     lower_bound_seconds: float
     provable_seconds: float
     binding: str
+    plan: dict[str, Choice] | None = None
 
 
 def search(
@@ -159,12 +161,14 @@ def prove(
     if not budget_seconds > 0:
         raise InvalidInput("budget_seconds", budget_seconds, "more than 0 seconds")
     warm_up()
-    tables, most_us = build_tables(problem), math.floor(most_seconds / MICROSECOND)
+    tables = build_tables(problem)
+    most_us = INFINITE if most_seconds == math.inf else math.floor(most_seconds / MICROSECOND)
     solver = IterativeDeepening(improving_share=0.0, bounds_only=True, most_us=most_us)
     _, state, _ = _run(solver, tables, budget_seconds, max_evaluations, None, enough_seconds)
     least_us = most_us if state.incumbent is None else state.incumbent.makespan_us
     binding = binding_term(problem, tables, state.incumbent)
-    return Proof(min(most_us, state.lower_bound_us) * MICROSECOND, least_us * MICROSECOND, binding)
+    lower_us, plan = min(most_us, state.lower_bound_us), _plan(problem, state.incumbent)
+    return Proof(lower_us * MICROSECOND, least_us * MICROSECOND, binding, plan)
 
 
 @cache
@@ -217,14 +221,12 @@ def _run(
 
 def _result(problem: Problem, tables: Tables, state: State, outcome: SearchOutcome, cpu_seconds: float) -> SearchResult:
     best = state.incumbent
-    plan, makespan_us, period = None, math.inf, math.inf
+    makespan_us, period = math.inf, math.inf
     if best is not None:
-        chosen = zip(problem.calls, best.options, best.meshes, strict=True)
-        plan = {call.name: Choice(option, mesh) for call, option, mesh in chosen}
         makespan_us, period = best.makespan_us, _period_seconds(problem, tables, best)
     return SearchResult(
         outcome=outcome,
-        plan=plan,
+        plan=_plan(problem, best),
         seconds=makespan_us * MICROSECOND,
         period_seconds=period,
         lower_bound_seconds=min(makespan_us, state.lower_bound_us) * MICROSECOND,
@@ -232,6 +234,13 @@ def _result(problem: Problem, tables: Tables, state: State, outcome: SearchOutco
         evaluations=state.evaluations,
         cpu_seconds=cpu_seconds,
     )
+
+
+def _plan(problem: Problem, best: Incumbent | None) -> dict[str, Choice] | None:
+    if best is None:
+        return None
+    chosen = zip(problem.calls, best.options, best.meshes, strict=True)
+    return {call.name: Choice(option, mesh) for call, option, mesh in chosen}
 
 
 def _period_seconds(problem: Problem, t: Tables, best: Incumbent) -> float:

@@ -7,7 +7,7 @@ augmented graph. The problem `most` proves nothing: it looks for plans that fit,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from itertools import pairwise
@@ -17,6 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prefect_rlhf.errors.errors import InvalidInput
+from prefect_rlhf.placement.augmented.priority import CallPriorities
+from prefect_rlhf.placement.augmented.reallocations import trained_behind
 from prefect_rlhf.placement.cost.sizes import ModelSizes
 from prefect_rlhf.placement.devices.mesh import DeviceMesh
 from prefect_rlhf.placement.engine_constants import BUCKET_BYTES
@@ -183,8 +185,11 @@ def plan_problem(
     reserve = 0
     if counted == "most":  # staged weights, and collectives of other calls, which a call's own count leaves out
         reserve = 2 * BUCKET_BYTES + (OTHER_GROUPS * GROUP_BYTES if context.site.backend == "cuda" else 0)
+    behind = _behind(graph, list(candidates))
     nodes = tuple(
-        node for name in candidates for node in _nodes(graph.call(name), candidates, context, counted, copies)
+        node
+        for name in _in_order(list(candidates), behind)
+        for node in _nodes(graph.call(name), candidates, context, counted, copies)
     )
     problem = Problem(
         name=graph.name,
@@ -195,7 +200,7 @@ def plan_problem(
         meshes=space.intervals,
         mesh_classes=space.classes if classes is None else classes,
         nodes=nodes,
-        edges=tuple(_edges(graph, {node.name for node in nodes})),
+        edges=tuple(_with_later_runs(_edges(graph, {node.name for node in nodes}), set(behind))),
         iterations=ITERATIONS,
         in_flight=STEPS_IN_FLIGHT,
     )
@@ -342,6 +347,38 @@ def _edges(graph: DataflowGraph, names: set[str]) -> Iterator[Edge]:
             yield from _around_move(edge, _move(edge.target))
         else:
             yield Edge(edge.source, edge.target, edge.lag)
+
+
+def _behind(graph: DataflowGraph, names: Sequence[str]) -> dict[str, str]:
+    """The train_steps that let the first weights of the next step pass, each with the call that these are for.
+
+    In the problem such a train_step belongs to the next iteration, behind that call.
+    """
+    priorities, behind = CallPriorities.of(graph), dict[str, str]()
+    for first, second in trained_behind(graph, priorities):
+        reader = next(
+            name for name in names if graph.call(name).role == first.role and priorities.levels[name] == 0
+        )
+        users = [name for name in names if graph.call(name).role == second.role]
+        reads = any(second.name in _producers(graph, graph.call(name)) for name in names)
+        if names.index(reader) < names.index(users[0]) and not reads:
+            behind.setdefault(second.name, reader)
+    return behind
+
+
+def _in_order(names: Sequence[str], behind: Mapping[str, str]) -> Iterator[str]:
+    """The calls in the order of their nodes."""
+    for name in names:
+        if name not in behind:
+            yield name
+            yield from (other for other, reader in behind.items() if reader == name)
+
+
+def _with_later_runs(edges: Iterable[Edge], later: Set[str]) -> Iterator[Edge]:
+    """The edges if the runs of some calls, with their offloads and reloads, belong to the next iteration."""
+    moved = {node for call in later for node in (_reload(call), call, _offload(call))}
+    for edge in edges:
+        yield replace(edge, lag=edge.lag + (edge.target in moved) - (edge.source in moved))
 
 
 def _around_move(edge: VersionEdge, move: str) -> Iterator[Edge]:

@@ -25,6 +25,7 @@ from prefect_rlhf.placement.plan import ExecutionPlan, ModelInstance
 from prefect_rlhf.placement.planner.preset_plan import preset
 from prefect_rlhf.placement.rows.moves import row_transfers
 from prefect_rlhf.placement.rows.shares import placed_call, rows_held
+from prefect_rlhf.placement.schedule.schedule import schedule
 from tests.cases import examples
 from tests.groups_of_steps import in_groups
 from tests.strategies import GIB, TWO_DEVICES, dependency_graph, dpo, graphs, placed, plans, ppo, remax
@@ -314,6 +315,33 @@ def test_rows_are_brought_to_disjoint_calls_before_either_of_them_runs():
     ancestors = nx.ancestors(dependency_graph(augmented), "ref_inference@1")
     assert "reward_inference@1" not in ancestors
     assert place["critic_inference@1"] < place["transfer.advantages@1"]
+
+
+def beside_generation(graph: DataflowGraph, train: str = "n0:0") -> ExecutionPlan:
+    """The actor trains on both devices and generates on the second, the critic trains elsewhere."""
+    plan = placed(preset("flattening", graph, TWO_DEVICES, WHOLE), "actor_generate", mesh="n0:1", tp=1, dp=1)
+    return placed(plan, "critic_train_step", mesh=train, dp=1, tp=1)
+
+
+def test_a_critic_trains_while_the_next_step_generates_on_other_devices():
+    """The actor's weights leave first; after the last step there are none to wait for."""
+    augmented = augment(ppo(), beside_generation(ppo()), 3)
+    waits = {step: set(augmented.node(f"critic_train_step@{step}").depends_on) for step in range(3)}
+    moves = {step: f"reallocate.actor.vllm@{step + 1}" for step in range(2)}
+    assert all(moves[step] in waits[step] for step in range(2))
+    assert not any(name.startswith("reallocate.actor") for name in waits[2])
+    spans = {
+        slot.node.id: slot for slot in schedule(augmented, lambda node: 1.0 if node.kind != "transfer" else 0.0).slots
+    }
+    assert spans["critic_train_step@0"].start == spans["actor_generate@1"].start == spans[moves[0]].end
+    assert spans[moves[0]].start == spans["actor_train_step@0"].end
+
+
+def test_no_critic_waits_for_weights_that_would_not_pass_it():
+    """If it trains where the next step generates, or with older weights, the earlier step goes first."""
+    for graph, train in ((ppo(), "n0:1"), (ppo(staleness=1), "n0:0")):
+        augmented = augment(graph, beside_generation(graph, train), 3)
+        assert "order" not in {d.kind for d in augmented.node("critic_train_step@0").dependencies}
 
 
 def test_evaluation_comes_first_in_its_step():
