@@ -98,7 +98,7 @@ SUB_ROOMS: Mapping[str, Mapping[str, str]] = {
             "planner.space memory plans schedule cost cost.datasheets cost.times augmented layout search "
             "search.partial devices ."
         ),
-        "planner.space": "planner memory plans schedule cost cost.datasheets layout search rows devices .",
+        "planner.space": "planner augmented memory plans schedule cost cost.datasheets layout search rows devices .",
         "memory": "plans cost cost.datasheets augmented layout models models.families rows devices .",
         "plans": "layout models rows devices .",
         "schedule": "cost cost.datasheets plans augmented devices .",
