@@ -113,6 +113,15 @@ def test_both_train_steps_of_split_run_at_once_in_every_step(run):
     assert all(overlap(spans[f"actor_train@{step}"], spans[f"critic_train@{step}"]) for step in range(2))
 
 
+def test_a_critic_trains_while_the_next_responses_are_made_with_fresh_weights(run):
+    """The actor's new weights leave the devices of both train_steps before the critic trains there."""
+    pairs = [(f"train_step.critic_train@{step}", f"generate.actor_generate@{step + 1}") for step in range(2)]
+    spans = run(2, *pairs, plan="separation", steps=3)
+    for step in range(2):
+        assert overlap(spans[f"critic_train@{step}"], spans[f"actor_generate@{step + 1}"])
+    assert [spans[f"actor_generate@{step}"]["reads"] for step in range(3)] == [0, 1, 2]
+
+
 def test_with_staleness_the_next_responses_are_made_while_this_step_trains(run):
     """Each generate but the first overlaps a train_step, on weights one step older; evaluation has the newest."""
     pairs = [(f"train_step.actor_train@{step}", f"generate.actor_generate@{step + 1}") for step in range(2)]
