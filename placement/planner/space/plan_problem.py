@@ -356,9 +356,7 @@ def _behind(graph: DataflowGraph, names: Sequence[str]) -> dict[str, str]:
     """
     priorities, behind = CallPriorities.of(graph), dict[str, str]()
     for first, second in trained_behind(graph, priorities):
-        reader = next(
-            name for name in names if graph.call(name).role == first.role and priorities.levels[name] == 0
-        )
+        reader = next(name for name in names if graph.call(name).role == first.role and priorities.levels[name] == 0)
         users = [name for name in names if graph.call(name).role == second.role]
         reads = any(second.name in _producers(graph, graph.call(name)) for name in names)
         if names.index(reader) < names.index(users[0]) and not reads:
