@@ -53,9 +53,9 @@ class MeetingRank(Rank):
         self._note_visitors()
         return report
 
-    def offload(self, instance, part="all"):
+    def offload(self, instance, part="all", copies=True):
         (self._folder / f"comes_and_goes.{instance.role}.{part}").touch()
-        return super().offload(instance, part)
+        return super().offload(instance, part, copies)
 
     def _meet(self, name):
         (self._folder / name).touch()
