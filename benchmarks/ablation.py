@@ -1,6 +1,6 @@
 """What each search and pass of the planner gains: answers with one of them off, beside the answers with all.
 
-    python -m benchmarks.ablation [--only 1,11,...] [--evaluations N] [--parts 'presets,role moves']
+    python -m benchmarks.ablation [--only 1,11,...] [--evaluations N] [--parts 'presets,fewest cuts']
 
 Every answer has the same evaluations, and those of a part that is off go to no other part. The answer without a part
 comes from a fork of the process that answers with all parts, at the moment when the part first does something. So both
@@ -273,6 +273,7 @@ PARTS = {
     "plans of the whole space": _without_plans(attempts.search_whole_space),
     "copies": _attempt("search_copies"),
     "presets": _attempt("search_presets"),
+    "plan of the least bound": _attempt("search_least_bound"),
     "fullest devices": _attempt("search_fullest_devices"),
     "divisions": _attempt("search_divisions"),
     "time sharing": _attempt("search_time_sharing"),

@@ -109,6 +109,26 @@ def ppo(staleness: int = 0, evaluate_every: int | None = None, mini_batches: int
     return DataflowGraph("ppo", models, datasets, tuple(calls), staleness)
 
 
+def critic_first() -> DataflowGraph:
+    """PPO whose advantages are of values by the critic that the same step trained."""
+    of_values = {"actor_generate": ROLLOUT, **SCORES, "critic_inference": ("values",)}
+    fresh = {"actor_generate": ROLLOUT, **SCORES, "fresh_values": ("values",)}
+    of_critic = {"actor_generate": ROLLOUT[:2], "scaled_returns": ("returns",)}
+    calls = (
+        call("actor_generate", "generate", "actor", {"prompts": ("prompt_tokens",)}, ROLLOUT),
+        call("reward_inference", "inference", "reward", {"actor_generate": ROLLOUT[:2]}, ("scores",)),
+        call("critic_inference", "inference", "critic", {"actor_generate": ROLLOUT[:2]}, ("values",)),
+        call("returns", "compute", None, of_values, ("returns",)),
+        call("scaled_returns", "compute", None, {"returns": ("returns",)}, ("returns",)),
+        call("critic_train_step", "train_step", "critic", of_critic),
+        call("fresh_values", "inference", "critic", {"actor_generate": ROLLOUT[:2]}, ("values",)),
+        call("advantages", "compute", None, fresh, ("advantages",)),
+        call("actor_train_step", "train_step", "actor", {"actor_generate": ROLLOUT, "advantages": ("advantages",)}),
+    )
+    models = (model("actor"), model("critic", "scalar"), model("reward", "scalar"))
+    return DataflowGraph("critic_first", models, (Dataset("prompts", ("prompt_tokens",), 8),), calls)
+
+
 def remax() -> DataflowGraph:
     """ReMax: a sampled and a greedy generation, one reward for each, no critic."""
     greedy = {"actor_generate_baseline": ROLLOUT[:2]}

@@ -1,8 +1,9 @@
 """Augment a graph under a plan: insert every move of weights and rows that the plan needs.
 
-The order is: the runs of all calls; `reallocate`, if an instance lacks the version that it reads; `checkpoint` and
-`commit`; each train_step's waits for the readers of the version that it overwrites; `transfer`, if a call's devices
-lack rows; `export` of trained models; the cut of calls and their transfers into parts; `reload` and `offload`.
+The order is: the runs of all calls; `reallocate`, if an instance lacks the version that it reads, and the waits of
+train_steps that let it pass; `checkpoint` and `commit`; each train_step's waits for the readers of the version that it
+overwrites; `transfer`, if a call's devices lack rows; `export` of trained models; the cut of calls and their transfers
+into parts; `reload` and `offload`.
 """
 
 from __future__ import annotations

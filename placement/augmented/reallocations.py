@@ -1,9 +1,12 @@
-"""Insert the moves of weights, from the instance that trained a version to the instances that use it."""
+"""Insert the moves of weights, from the instance that trained a version to the instances that use it.
+
+A train_step lets the weights pass that the next step begins with, if it then runs beside that step.
+"""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from prefect_rlhf.placement.augmented.graph_builder import GraphBuilder, Priority
 from prefect_rlhf.placement.augmented.node import Dependency, Node
@@ -25,7 +28,7 @@ def add_reallocations(
     """
     names = labels(graph, plan)
     offloaded = {instance for instance, part in offloaded_parts(graph, plan).items() if part == "all"}
-    readers_of = _readers(builder)
+    readers_of, arrives_early = _readers(builder), list[str]()
     for instance in names:  # the same order for any unrolled steps
         by_version, source = readers_of[instance], trained_instance(graph, plan, instance.role)
         if source is None or source == instance:
@@ -39,38 +42,47 @@ def add_reallocations(
                 move = Reallocate(source, instance, version)
                 node = _reallocation(move, readers[0][0], names[instance], waits)
                 builder.add(node, _when_to_move(builder, priorities, move, waits, readers[0], offloaded))
+                if instance not in offloaded or priorities.levels[readers[0][1].name] == 0:
+                    arrives_early.append(node.id)
                 builder.wait(node.id, *(Dependency(id, "overwrite", instance.name) for id in before))
                 for reader, _ in readers:
                     builder.replace_dependency(reader.id, trained, Dependency(node.id, "version", label))
                 before = [node.id]
             before += [reader.id for reader, _ in readers]
-    _let_fresh_weights_pass(builder, graph, plan, priorities)
+    _let_fresh_weights_pass(builder, graph, plan, priorities, arrives_early)
 
 
 def trained_behind(graph: DataflowGraph, priorities: CallPriorities) -> Iterator[tuple[Call, Call]]:
     """Yield pairs of train_steps: the next step begins with the weights of the first, not with those of the second.
 
-    The second follows the first in the order of a step. With older weights there are no such pairs.
+    The second follows the first in the order of a step, and no call of its step reads the weights that it makes. With
+    older weights there are no such pairs.
     """
     begins = {call.role for call in graph if call.every is None and priorities.levels[call.name] == 0}
+    read_at_once = {edge.source for edge in graph.version_edges() if edge.lag == 0}
     trainers = [call for call in graph if call.kind == "train_step"]
     for first in trainers:
         for second in trainers:
-            in_order = priorities.call(first, 0) < priorities.call(second, 0)
+            in_order = priorities.call(first, 0) < priorities.call(second, 0) and second.name not in read_at_once
             if in_order and graph.staleness == 0 and first.role in begins and second.role not in begins:
                 yield first, second
 
 
 def _let_fresh_weights_pass(
-    builder: GraphBuilder, graph: DataflowGraph, plan: ExecutionPlan, priorities: CallPriorities
+    builder: GraphBuilder,
+    graph: DataflowGraph,
+    plan: ExecutionPlan,
+    priorities: CallPriorities,
+    arrives_early: Iterable[str],
 ) -> None:
     """Let a train_step wait until the weights that the next step begins with have left its devices.
 
     The train_step then runs while the next step generates on other devices. Without the wait it would go first, and
-    the next step would begin after it.
+    the next step would begin after it. The wait is for the reallocations in `arrives_early`. The others come directly
+    before a later call of the next step, so the train_step would wait for the generation.
     """
     pairs = tuple(trained_behind(graph, priorities))
-    for node in [node for node in builder.nodes.values() if pairs and isinstance(node.work, Reallocate)]:
+    for node in [builder.nodes[name] for name in arrives_early]:
         assert isinstance(node.work, Reallocate)
         source, target, version = node.work.source, node.work.target, node.work.reads
         for first, second in pairs:

@@ -48,8 +48,9 @@ PROOF_SECONDS = 0.1  # of the seconds, for a proof, and for all proofs about pla
 STARTS = 3  # plans that are improved if no plan is close to the bound
 UNDER = Correction(compute=0.85, eager_launch=1.4)
 """The change of constants under which further plans are searched. The plans of other searches lose most by slower
-launches and by faster compute. A plan that is fast halfway is nearly as fast at either end."""
-STEADY_SHARE = 0.05  # of the budget, for the search under the change; each local search may use all evaluations
+launches and by faster compute (ADR 22)."""
+STEADY_SHARE = 0.05  # of the budget, for the search under the change
+"""The local searches after it have the same seconds together; each may use all evaluations."""
 MOST_DEVICES = 64  # with more, nothing is searched under a change
 RIVALS = 8  # plans, the fastest, that a plan is compared with under each change
 IMPROVING_SHARE = 0.9  # of the budget, at least, to improve them; they also get the unused time of the searches
@@ -160,7 +161,7 @@ def _steady(request: SearchRequest, fastest: ExecutionPlan, known: Iterable[Exec
     space, budget = request.space_of(changed), request.budget.times(STEADY_SHARE)
     found = search_whole_space(replace(request, question=changed, space=space, budget=budget, progress=None)).plans
     starts = differently_placed((plan, changed.seconds(plan)) for plan in (*known, fastest, *found))[:STARTS]
-    improving = replace(budget, evaluations=request.budget.evaluations)
+    improving = Budget(request.budget.evaluations, budget.seconds / STARTS)
     return [_finished(changed, _improved(changed, space, [start], improving), space) for start in starts]
 
 

@@ -33,10 +33,8 @@ class Alternative:
 def alternatives(problem: Problem, plan: Plan, most_us: int = INFINITE) -> Mapping[str, Iterator[Alternative]]:
     """Rank for each call every option on every mesh, the fastest first; of equivalent meshes only the first.
 
-    Choices that take longer than `most_us` are left out; a bound tells most of them, without a schedule.
-
-    Meshes are equivalent if they have the same relations to the other calls' meshes. The plan's choice is in the
-    ranking.
+    Choices that take longer than `most_us` are left out; a bound tells most of them, without a schedule. The plan's own
+    choice is ranked like the others. Meshes are equivalent if they have the same relations to the other calls' meshes.
     """
     tables = build_tables(problem)
     complete = empty_complete_plan(tables)

@@ -130,8 +130,8 @@ def _decoding_speeds(bench: Bench, speeds: Speeds) -> Speeds:
     A product has a part that does not grow with its tokens, as the packing of its weights.
     """
     few, many = (tokens / _product_flops(bench, (tokens,), speeds.dtype)[0] for tokens in (FEW_ROWS, MANY_ROWS))
-    flops = FEW_ROWS / few
-    further = (MANY_ROWS - FEW_ROWS) / (many - few) if many > few else speeds.product_flops
+    flops, most = FEW_ROWS / few, speeds.product_flops
+    further = min(most, (MANY_ROWS - FEW_ROWS) / (many - few)) if many > few else most
     return replace(speeds, decoding_flops=flops, further_rows_flops=max(flops, further))
 
 

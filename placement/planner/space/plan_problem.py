@@ -352,7 +352,7 @@ def _edges(graph: DataflowGraph, names: set[str]) -> Iterator[Edge]:
 def _behind(graph: DataflowGraph, names: Sequence[str]) -> dict[str, str]:
     """The train_steps that let the first weights of the next step pass, each with the call that these are for.
 
-    In the problem such a train_step belongs to the next iteration, behind that call.
+    In the problem such a train_step belongs to the next iteration, behind that call. `names` are all model calls.
     """
     priorities, behind = CallPriorities.of(graph), dict[str, str]()
     for first, second in trained_behind(graph, priorities):

@@ -28,7 +28,20 @@ from prefect_rlhf.placement.rows.shares import placed_call, rows_held
 from prefect_rlhf.placement.schedule.schedule import schedule
 from tests.cases import examples
 from tests.groups_of_steps import in_groups
-from tests.strategies import GIB, TWO_DEVICES, dependency_graph, dpo, graphs, placed, plans, ppo, remax
+from tests.strategies import (
+    GIB,
+    ROLLOUT,
+    TWO_DEVICES,
+    call,
+    critic_first,
+    dependency_graph,
+    dpo,
+    graphs,
+    placed,
+    plans,
+    ppo,
+    remax,
+)
 
 pytestmark = pytest.mark.quick
 
@@ -342,6 +355,28 @@ def test_no_critic_waits_for_weights_that_would_not_pass_it():
     for graph, train in ((ppo(), "n0:1"), (ppo(staleness=1), "n0:0")):
         augmented = augment(graph, beside_generation(graph, train), 3)
         assert "order" not in {d.kind for d in augmented.node("critic_train_step@0").dependencies}
+
+
+def test_no_critic_waits_if_a_call_of_its_step_reads_the_trained_critic():
+    """The actor's train_step follows that call, and its weights arrive after it."""
+    augmented = augment(critic_first(), beside_generation(critic_first()), 3)
+    assert "fresh_values@1" in nx.ancestors(dependency_graph(augmented), "actor_train_step@1")
+    assert not any(d.kind == "order" for node in augmented for d in node.dependencies)
+
+
+def test_no_critic_waits_for_weights_that_come_directly_before_a_later_call():
+    """Of two copies of the actor, an inference behind the generation reads the second, which is offloaded or stays."""
+    of_actor = call("actor_inference", "inference", "actor", {"actor_generate": ROLLOUT[:2]}, ("logprobs",))
+    graph = replace(ppo(), calls=(*ppo().calls[:1], of_actor, *ppo().calls[1:]))
+    plan = placed(
+        preset("flattening", graph, FOUR_DEVICES, FOUR_DEVICES.whole), "actor_generate", mesh="n0:2", tp=1, dp=1
+    )
+    plan = placed(plan, "critic_train_step", mesh="n0:0-1", dp=2, tp=1)
+    for offload, also in (("all", set()), ("none", {"reallocate.actor.megatron.n0:3.dp1@1"})):
+        later = placed(plan, "actor_inference", mesh="n0:3", dp=1, tp=1, offload=offload)
+        critic = augment(graph, later, 3).node("critic_train_step@0")
+        awaited = {d.node for d in critic.dependencies if d.kind == "order"}
+        assert awaited == {"reallocate.actor.vllm@1"} | also
 
 
 def test_evaluation_comes_first_in_its_step():

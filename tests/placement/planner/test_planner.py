@@ -37,7 +37,7 @@ from prefect_rlhf.placement.search.budget import Budget
 from prefect_rlhf.placement.search.driver import prove
 from prefect_rlhf.placement.search.problem import PlannedCall, Problem
 from tests.cases import examples, first
-from tests.strategies import GIB, SMOLLM2, TWO_DEVICES, dpo, model, plans, ppo, remax, uneven
+from tests.strategies import GIB, SMOLLM2, TWO_DEVICES, critic_first, dpo, model, plans, ppo, remax, uneven
 
 WORKLOAD = Workload.fixed(128, 128)
 SOURCES = CostSources.equal_nodes(Hardware(DATASHEETS["h100"], 2, efficiency=Efficiency(call_seconds=0.05)), 1)
@@ -69,6 +69,7 @@ GRAPHS = {
     "ppo one step off": larger(ppo(staleness=1)),
     "remax": larger(remax()),
     "dpo": larger(dpo()),
+    "critic first": larger(critic_first()),
     "ppo of seven rows": larger(uneven(ppo(mini_batches=2))),
 }
 
