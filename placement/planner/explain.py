@@ -72,9 +72,9 @@ def explain(question: Question, planned: Planned) -> tuple[Explanation, ...]:
     """Explain the placement of each call with a model that runs in every iteration."""
     schedule = planned.estimate.schedule
     slack = slack_seconds(schedule)
-    explanations = []
-    for call, others in neighbours(planned.plan, planned.space).items():
-        too_large, runner_up = _best_two(question, planned, call, others)
+    ranked, explanations = neighbours(planned.plan, planned.space), []
+    for call in (call.name for call in question.graph if call.name in ranked):  # the problem has another order
+        too_large, runner_up = _best_two(question, planned, call, ranked[call])
         explanations.append(
             Explanation(
                 call,

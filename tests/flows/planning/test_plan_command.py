@@ -223,7 +223,7 @@ def test_no_plan_uses_the_headroom_of_a_device():
 
 
 def test_a_plan_that_fills_a_device_nearly_is_marked():
-    answer = answer_question(plan_options(ONE_NODE | {"evaluations": 3000}))
+    answer = answer_question(plan_options(ONE_NODE | {"evaluations": 3000, "device_memory_gib": 64}))
     plans = {"auto": answer.planned.plan} | {one.name: one.plan for one in answer.planned.presets}
     full = {name for name, plan in plans.items() if plan and answer.question.certificate(plan).used_share() > 0.95}
     marked = {row["plan"]: row["note"] for row in answer.planned.rows()}
