@@ -280,6 +280,7 @@ PARTS = {
     "proof of the bound": Part(best_plan, "prove_bound", _unproved),
     "start without staleness": Part(best_plan, "_without_staleness", lambda request: []),
     "local search of calls": _pass(neighbours, "_improve_once", spends=True),
+    "role moves": _pass(neighbours, "_improve_together", spends=True),
     "several starts": Part(best_plan, "_starts", _first_start(best_plan._starts)),
     "searches for steady plans": Part(best_plan, "_steady", lambda *arguments: []),
     "resident copies": _pass(best_plan, "keep_resident_where_free"),

@@ -1,12 +1,14 @@
-"""Plans that differ from a given plan in a single call, and local search among them.
+"""Plans that differ from a given plan in a call, or in all calls of a role or two, and local search among them.
 
 The search's own problem ranks them. The estimate counts more: transfers of rows and copies that several calls share.
 """
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
+from heapq import merge
+from itertools import chain, combinations, islice
 
 from prefect_rlhf.errors.errors import RlhfError
 from prefect_rlhf.placement.engine_traits import TRAITS
@@ -14,20 +16,25 @@ from prefect_rlhf.placement.graph import DataflowGraph
 from prefect_rlhf.placement.layout.alignment import aligned
 from prefect_rlhf.placement.plan import ExecutionPlan, Placement
 from prefect_rlhf.placement.planner.question import Question, with_copies_agreed
+from prefect_rlhf.placement.planner.solution import made_to_fit
+from prefect_rlhf.placement.planner.space.candidates import Candidate
 from prefect_rlhf.placement.planner.space.plan_problem import PlanProblem, PlanSpace
 from prefect_rlhf.placement.plans.check import check_plan
 from prefect_rlhf.placement.plans.completion import completed
 from prefect_rlhf.placement.plans.streaming import in_parts
-from prefect_rlhf.placement.search.alternatives import Alternative, alternatives
+from prefect_rlhf.placement.search.alternatives import Alternative, alternatives, timed_together, unlike
 from prefect_rlhf.placement.search.budget import ESTIMATE, Budget, Meter
 from prefect_rlhf.placement.search.driver import MICROSECOND
 from prefect_rlhf.placement.search.partial.complete import INFINITE
-from prefect_rlhf.placement.search.problem import Choice
+from prefect_rlhf.placement.search.problem import Choice, PlannedCall, Problem
 
 NEGLIGIBLE = 1e-3  # of an iteration: a difference that no estimate means
 WHOLE_CACHE = 1e6  # GiB that stand for a cache of all rows
 TRIED = 6  # placements of a call, by the local search
-ROUNDS = 9
+TRIED_TOGETHER = 8  # the same for a role or two roles, with room; and half as many without
+PARTITIONS = 3  # of the devices in two meshes, the most even, for two roles
+FASTEST = 4  # options on each of these meshes, by the time of the train_step
+ROUNDS = 3
 
 
 def improve_locally(
@@ -35,11 +42,17 @@ def improve_locally(
 ) -> ExecutionPlan:
     """Move calls while an iteration gets shorter and the plan fits, until the meter's budget is spent.
 
-    Each call is examined again after another call moved.
+    Each call is examined again after another call moved. If no single call improves the plan, whole roles move.
     """
     meter = meter or Meter(Budget())
     for _ in range(ROUNDS):
-        before, plan = plan, _improve_once(question, plan, space, meter)
+        before = plan
+        for _ in range(ROUNDS):
+            improved = _improve_once(question, plan, space, meter)
+            if improved == plan:
+                break
+            plan = improved
+        plan = _improve_together(question, plan, space, meter)
         if plan == before:
             break
     return plan
@@ -64,6 +77,21 @@ def _improve_once(question: Question, plan: ExecutionPlan, space: PlanSpace, met
     return plan
 
 
+def _improve_together(question: Question, plan: ExecutionPlan, space: PlanSpace, meter: Meter) -> ExecutionPlan:
+    """The fastest of the plan and its `role_moves`; a faster plan that does not fit is made to fit."""
+    seconds = question.seconds(plan)
+    for placements in role_moves(plan, space, seconds):
+        changed = None if meter.left.is_spent else changed_plan(question, plan, placements)
+        if changed is None:
+            continue
+        meter.spend(ESTIMATE)
+        if question.seconds(changed) < seconds * (1 - NEGLIGIBLE):
+            fitted = made_to_fit(question, changed)
+            if fitted is not None and question.seconds(fitted) < seconds * (1 - NEGLIGIBLE):
+                plan, seconds = fitted, question.seconds(fitted)
+    return plan
+
+
 @dataclass(frozen=True, slots=True)
 class Neighbour:
     """Another placement of a call: the seconds of an iteration, and whether there is room, by the problem."""
@@ -85,6 +113,112 @@ def neighbours(
     most_us = INFINITE if most_seconds is None else math.ceil(most_seconds / MICROSECOND)
     ranked = alternatives(problem.problem, choices, most_us)
     return {name: _others(problem, plan[name], name, options) for name, options in ranked.items()}
+
+
+def role_moves(plan: ExecutionPlan, space: PlanSpace, most_seconds: float) -> Iterator[dict[str, Placement]]:
+    """Yield placements that move all calls on the trained copy of a role together, and those of two roles.
+
+    They are the fastest by the problem, below `most_seconds`: some with room, and some without, which may fit if copies
+    of weights leave.
+    """
+    problem, posed = space.most, space.most.problem
+    choices = {call.name: _choice(problem, call.name, plan[call.name]) for call in posed.calls}
+    trainers = [call for call in posed.calls if call.kind == "train_step"]
+    groups = [_on_its_copy(trainer, problem, plan) for trainer in trainers]
+    options = {name: _by_class(problem.candidates[name]) for group in groups for name in group}
+    for group in groups:
+        others = [choice.mesh for name, choice in choices.items() if name not in group]
+        meshes = (unlike(posed, each, choices[group[0]].mesh, others) for each in posed.mesh_classes)
+        there = [option for mesh in chain(*meshes) for option in _on_mesh(problem, options, group, mesh)]
+        yield from _fastest_together(problem, choices, group, there, most_seconds)
+    for one, other in combinations(groups, 2):
+        both = [
+            (*first, *second)
+            for mesh, rest in _partitions(posed)
+            for first in _on_mesh(problem, options, one, mesh, FASTEST)
+            for second in _on_mesh(problem, options, other, rest, FASTEST)
+        ]
+        yield from _fastest_together(problem, choices, (*one, *other), both, most_seconds)
+
+
+def _on_its_copy(trainer: PlannedCall, problem: PlanProblem, plan: ExecutionPlan) -> tuple[str, ...]:
+    """The train_step and the other calls that use its role's weights in its engine."""
+    engine = plan[trainer.name].engine
+    others = (call.name for call in problem.problem.calls if call.role == trainer.role and call != trainer)
+    return trainer.name, *(name for name in others if plan[name].engine == engine)
+
+
+_ByClass = Mapping[int, Sequence[tuple[float, int, Candidate]]]
+"""The options of a call on meshes of each class, with their seconds and numbers, the fastest first."""
+
+
+def _by_class(candidates: Sequence[Candidate]) -> _ByClass:
+    options: dict[int, list[tuple[float, int, Candidate]]] = defaultdict(list)
+    for index, option in enumerate(candidates):
+        options[option.mesh_class].append((option.seconds, index, option))
+    return {mesh_class: sorted(alike, key=lambda entry: entry[:2]) for mesh_class, alike in options.items()}
+
+
+def _on_mesh(
+    problem: PlanProblem,
+    options: Mapping[str, _ByClass],
+    group: Sequence[str],
+    mesh: int,
+    count: int | None = None,
+) -> Iterator[tuple[Choice, ...]]:
+    """The fastest option of the train_step with each strategy and offload, with the same strategy for its group.
+
+    With `count`, only so many of each offload.
+    """
+    classes = [index for index, members in enumerate(problem.problem.mesh_classes) if mesh in members]
+    fastest: list[dict[tuple[object, ...], int]] = []
+    for name in group:
+        there = merge(*(options[name].get(index, ()) for index in classes), key=lambda entry: entry[:2])
+        of_call: dict[tuple[object, ...], int] = {}
+        for _, index, option in there:
+            placed = option.placement
+            of_call.setdefault((placed.strategy, placed.engine, placed.offload if name == group[0] else None), index)
+        fastest.append(of_call)
+    counts: Counter[object] = Counter()
+    for (strategy, engine, offload), index in fastest[0].items():
+        others = [of_call.get((strategy, engine, None)) for of_call in fastest[1:]]
+        if counts[offload] != count and None not in others:
+            counts[offload] += 1
+            yield tuple(Choice(option, mesh) for option in (index, *others) if option is not None)
+
+
+def _partitions(problem: Problem) -> list[tuple[int, int]]:
+    """Pairs of meshes for two roles: both on all devices, one on all and the other on a part, or each on its part."""
+    by_ends = {(mesh.start, mesh.stop): index for index, mesh in enumerate(problem.meshes)}
+    whole = by_ends.get((0, problem.num_devices))
+    ends = sorted((abs(2 * stop - problem.num_devices), stop) for start, stop in by_ends if start == 0)
+    parts = [(by_ends[0, stop], by_ends.get((stop, problem.num_devices))) for _, stop in ends]
+    halves = [(first, second) for first, second in parts if second is not None][:PARTITIONS]
+    pairs = [pair for first, second in halves for pair in ((first, second), (second, first))]
+    if whole is None:
+        return pairs
+    beside = [pair for part in chain(*halves[:1]) for pair in ((whole, part), (part, whole))]
+    return [*pairs, *beside, (whole, whole)]
+
+
+def _fastest_together(
+    problem: PlanProblem,
+    choices: Mapping[str, Choice],
+    calls: Sequence[str],
+    changes: Sequence[Sequence[Choice]],
+    most_seconds: float,
+) -> Iterator[dict[str, Placement]]:
+    """The fastest of `changes` of the calls on different meshes and strategies, with room and without."""
+    timed = timed_together(problem.problem, choices, calls, changes)
+    left = {True: TRIED_TOGETHER, False: TRIED_TOGETHER // 2}
+    seen: set[object] = set()
+    for (us, has_room), change in sorted(zip(timed, changes, strict=True), key=lambda pair: pair[0][0]):
+        placements = problem.placements(dict(zip(calls, change, strict=True)))
+        key = has_room, *((placed.mesh, placed.strategy) for placed in placements.values())
+        if us * MICROSECOND < most_seconds and left[has_room] and key not in seen:
+            seen.add(key)
+            left[has_room] -= 1
+            yield placements
 
 
 def changed_plan(

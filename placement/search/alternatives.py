@@ -1,8 +1,8 @@
-"""A ranking by makespan of other choices for a call, with all other calls as planned."""
+"""A ranking by makespan of other choices for a call, or for several together, with all other calls as planned."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,8 +10,10 @@ import numpy as np
 from prefect_rlhf.placement.search.compiled import Ints, compiled
 from prefect_rlhf.placement.search.partial.complete import (
     INFINITE,
+    OVERFLOW_FACTOR,
     CompletePlan,
     empty_complete_plan,
+    evaluate,
     fill_relations,
     fits,
     own_bound,
@@ -45,13 +47,28 @@ def alternatives(problem: Problem, plan: Plan, most_us: int = INFINITE) -> Mappi
     }
 
 
+def timed_together(
+    problem: Problem, plan: Plan, calls: Sequence[str], changes: Sequence[Sequence[Choice]]
+) -> list[tuple[int, bool]]:
+    """Return the makespan with each change of the `calls`, and whether every device then has memory enough."""
+    tables, index = build_tables(problem), {call.name: number for number, call in enumerate(problem.calls)}
+    complete = empty_complete_plan(tables)
+    planned = [(plan[call.name].option, plan[call.name].mesh) for call in problem.calls]
+    choices = np.repeat(np.array(planned, dtype=np.int64)[None], len(changes), axis=0)
+    changed = [[(choice.option, choice.mesh) for choice in change] for change in changes]
+    choices[:, [index[name] for name in calls]] = np.array(changed, dtype=np.int64).reshape(-1, len(calls), 2)
+    makespans, room = np.zeros(len(changes), dtype=np.int64), np.zeros(len(changes), dtype=np.int64)
+    fill_together(tables, complete, choices, makespans, room)
+    return [(us, bool(has_room)) for us, has_room in zip(makespans.tolist(), room.tolist(), strict=True)]
+
+
 def _of_call(
     problem: Problem, t: Tables, complete: CompletePlan, plan: Plan, index: int, most_us: int
 ) -> Iterator[Alternative]:
     call = problem.calls[index]
     planned = plan[call.name]
     others = [choice.mesh for name, choice in plan.items() if name != call.name]
-    meshes_of = [_unlike(problem, members, planned.mesh, others) for members in problem.mesh_classes]
+    meshes_of = [unlike(problem, members, planned.mesh, others) for members in problem.mesh_classes]
     counts = [len(meshes_of[option.mesh_class]) for option in call.options]
     options = np.repeat(np.arange(len(counts)), counts)
     meshes = np.array([mesh for option in call.options for mesh in meshes_of[option.mesh_class]], dtype=np.int64)
@@ -83,8 +100,19 @@ def fill_makespans(
             room[index] = 1 if fits(t, p) else 0
 
 
-def _unlike(problem: Problem, members: tuple[int, ...], planned: int, others: list[int]) -> list[int]:
-    """A mesh of a class for each combination of relations to the `others`; the planned mesh is preferred."""
+@compiled
+def fill_together(t: Tables, p: CompletePlan, choices: Ints, makespans: Ints, room: Ints) -> None:
+    """The same for whole plans: `choices` are option and mesh, [plans, calls, 2]."""
+    for index in range(len(choices)):
+        for call in range(t.num_calls):
+            p.option[call], p.mesh[call] = choices[index, call, 0], choices[index, call, 1]
+        cost = evaluate(t, p)
+        room[index] = 1 if fits(t, p) else 0
+        makespans[index] = cost if room[index] else cost // OVERFLOW_FACTOR
+
+
+def unlike(problem: Problem, members: tuple[int, ...], planned: int, others: list[int]) -> list[int]:
+    """Return a mesh of a class for each combination of relations to the `others`; the planned mesh is preferred."""
     by_relations: dict[tuple[int, ...], int] = {}
     for number in sorted(members, key=lambda number: number != planned):
         mesh = problem.meshes[number]

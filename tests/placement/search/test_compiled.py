@@ -15,7 +15,7 @@ import pytest
 from numba.core.dispatcher import Dispatcher
 
 from prefect_rlhf.placement import search as folder
-from prefect_rlhf.placement.search.alternatives import alternatives
+from prefect_rlhf.placement.search.alternatives import alternatives, timed_together
 from prefect_rlhf.placement.search.compiled import Ints
 from prefect_rlhf.placement.search.driver import search
 from prefect_rlhf.placement.search.record import Record
@@ -33,7 +33,7 @@ after = {name: len(each.signatures) for name, each in functions().items()}
 print(json.dumps([before, after]))
 """
 METHODS = ("exact", "metropolis-hastings")
-BY_ALTERNATIVES = {"alternatives.fill_makespans"}
+BY_ALTERNATIVES = {"alternatives.fill_makespans", "alternatives.fill_together"}
 """Ranked after the search, so not in its budget."""
 
 
@@ -57,6 +57,7 @@ def searches():
             plan = search(problem, 60, method, max_evaluations=20_000).plan
             if plan is not None:
                 alternatives(problem, plan)
+                timed_together(problem, plan, list(plan), [list(plan.values())])
 
 
 @pytest.fixture(scope="module", params=["kept", pytest.param("fresh", marks=pytest.mark.all)])
