@@ -1,6 +1,6 @@
 """Insert the moves of weights, from the instance that trained a version to the instances that use it.
 
-A train_step lets the weights pass that the next step begins with, if it then runs beside that step.
+A train_step lets the weights pass that the next step begins with, if it can run during that step.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def add_reallocations(
 
 
 def trained_behind(graph: DataflowGraph, priorities: CallPriorities) -> Iterator[tuple[Call, Call]]:
-    """Yield pairs of train_steps: the next step begins with the weights of the first, not with those of the second.
+    """Yield pairs of train_steps: the next step begins with the weights of the first, not of the second.
 
     The second follows the first in the order of a step, and no call of its step reads the weights that it makes. With
     older weights there are no such pairs.
