@@ -45,17 +45,17 @@ class MeetingRank(Rank):
         self._meet(f"train_step.{order.call.name}@{order.step}")
         return super().train_step(order)
 
-    def reload(self, instance, part="all"):
+    def reload(self, instance, *arguments):
         count = len(list(self._folder.glob(f"count.{instance.role}.*")))
         (self._folder / f"count.{instance.role}.{count}").touch()
         self._meet(f"reload.{instance.role}@{count}")
-        report = super().reload(instance, part)
+        report = super().reload(instance, *arguments)
         self._note_visitors()
         return report
 
-    def offload(self, instance, part="all", copies=True):
+    def offload(self, instance, part="all", *arguments):
         (self._folder / f"comes_and_goes.{instance.role}.{part}").touch()
-        return super().offload(instance, part, copies)
+        return super().offload(instance, part, *arguments)
 
     def _meet(self, name):
         (self._folder / name).touch()
