@@ -60,9 +60,10 @@ class CostSources:
     def slowest(self, shares: Iterable[tuple[CallWork, Hardware]], execution: Execution, sizes: ModelSizes) -> Seconds:
         """Return the seconds of a call whose shares run side by side, each on a single kind of node."""
         costs = (
-            self._on_its_host(cost, work, execution, sizes, node)
+            self._on_its_host(
+                call_cost(work, execution, self.times(sizes, node, execution.engine)), work, execution, sizes, node
+            )
             for work, node in shares
-            for cost in (call_cost(work, execution, self.times(sizes, node, execution.engine)),)
         )
         return max(costs, key=lambda cost: cost.total) + Seconds(orchestration=self.orchestration_seconds)
 

@@ -24,8 +24,7 @@ from prefect_rlhf.placement.plans.completion import completed
 from prefect_rlhf.placement.plans.streaming import in_parts
 from prefect_rlhf.placement.search.alternatives import Alternative, alternatives, timed_together, unlike
 from prefect_rlhf.placement.search.budget import ESTIMATE, Budget, Meter
-from prefect_rlhf.placement.search.driver import MICROSECOND
-from prefect_rlhf.placement.search.partial.complete import INFINITE
+from prefect_rlhf.placement.search.driver import MICROSECOND, whole_microseconds
 from prefect_rlhf.placement.search.problem import Choice, PlannedCall, Problem
 
 NEGLIGIBLE = 1e-3  # of an iteration: a difference that no estimate means
@@ -101,17 +100,14 @@ class Neighbour:
     has_room: bool
 
 
-def neighbours(
-    plan: ExecutionPlan, space: PlanSpace, most_seconds: float | None = None
-) -> dict[str, Iterator[Neighbour]]:
+def neighbours(plan: ExecutionPlan, space: PlanSpace, most_seconds: float = math.inf) -> dict[str, Iterator[Neighbour]]:
     """Rank the other meshes and strategies of each call with a model, the fastest first; other calls are unchanged.
 
-    With `most_seconds`, slower placements are left out. The problem counts the bytes of the fullest device.
+    Placements that take longer than `most_seconds` are left out. The problem counts the bytes of the fullest device.
     """
     problem = space.most
     choices = {call.name: _choice(problem, call.name, plan[call.name]) for call in problem.problem.calls}
-    most_us = INFINITE if most_seconds is None else math.ceil(most_seconds / MICROSECOND)
-    ranked = alternatives(problem.problem, choices, most_us)
+    ranked = alternatives(problem.problem, choices, whole_microseconds(most_seconds))
     return {name: _others(problem, plan[name], name, options) for name, options in ranked.items()}
 
 

@@ -5,7 +5,7 @@ A plan is as complex as its description for a person.
 
 import math
 from collections.abc import Callable, Iterable, Iterator
-from itertools import islice, takewhile
+from itertools import islice
 
 from prefect_rlhf.placement.engine_traits import TRAITS
 from prefect_rlhf.placement.memory.certificate import NEARLY_FULL, Certificate
@@ -101,8 +101,7 @@ def _with_calls_moved(
     meshes = {placement.mesh for _, placement in plan.placements if TRAITS[placement.engine].holds_weights}
     users = instances(question.graph, plan)
     for call, ranked in neighbours(plan, space, most_seconds).items():
-        fast = takewhile(lambda other: other.seconds <= most_seconds, ranked)
-        there = (other.placement for other in fast if other.has_room and other.placement.mesh in meshes)
+        there = (other.placement for other in ranked if other.has_room and other.placement.mesh in meshes)
         for placement in islice(there, TRIED):
             changed = changed_plan(question, plan, {call: placement})
             if changed is not None and len(instances(question.graph, changed)) <= len(users):

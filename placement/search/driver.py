@@ -161,14 +161,18 @@ def prove(
     if not budget_seconds > 0:
         raise InvalidInput("budget_seconds", budget_seconds, "more than 0 seconds")
     warm_up()
-    tables = build_tables(problem)
-    most_us = INFINITE if most_seconds == math.inf else math.floor(most_seconds / MICROSECOND)
+    tables, most_us = build_tables(problem), whole_microseconds(most_seconds)
     solver = IterativeDeepening(improving_share=0.0, bounds_only=True, most_us=most_us)
     _, state, _ = _run(solver, tables, budget_seconds, max_evaluations, None, enough_seconds)
     least_us = most_us if state.incumbent is None else state.incumbent.makespan_us
     binding = binding_term(problem, tables, state.incumbent)
     lower_us, plan = min(most_us, state.lower_bound_us), _plan(problem, state.incumbent)
     return Proof(lower_us * MICROSECOND, least_us * MICROSECOND, binding, plan)
+
+
+def whole_microseconds(seconds: float) -> int:
+    """Return whole microseconds, at most `seconds`; `INFINITE` for infinite seconds."""
+    return INFINITE if seconds == math.inf else math.floor(seconds / MICROSECOND)
 
 
 @cache

@@ -300,16 +300,15 @@ def _with_recomputation(call: Call, plain: Placement, mesh_class: int, context: 
     if kept.most.peak <= min(usable, most.most.peak + usable * NOTHING):
         least = MemoryBounds(kept.least.static, most.least.peak)
         return [replace(_timed(call, kept, context), least=least, fullest_bytes=most.fullest_bytes)]
-    fewest: list[Recompute] = [0, *(before + 1 for before in (0, *counts))]  # of the plans that each stands for
-    fitting = [context.fits(option) for option in (kept, *others)]
-    pairs = [pair for pair, fits in zip(zip(words, fewest, strict=True), fitting, strict=True) if fits]
-    seconds = _train_step_seconds(call, plain, {word: None for pair in pairs for word in pair}, context)
-    return [
-        replace(option, seconds=seconds[word], spared_seconds=max(0.0, seconds[word] - seconds[least]))
-        if fits
-        else option
-        for option, word, least, fits in zip((kept, *others), words, fewest, fitting, strict=True)
-    ]
+    options = dict(zip(words, (kept, *others), strict=True))
+    stands_for = dict(zip(words, [0, *(before + 1 for before in (0, *counts))], strict=True))  # this number, and more
+    fitting = [word for word in words if context.fits(options[word])]
+    timed = dict.fromkeys([*fitting, *(stands_for[word] for word in fitting)])
+    seconds = _train_step_seconds(call, plain, timed, context)
+    for word in fitting:
+        spared = max(0.0, seconds[word] - seconds[stands_for[word]])
+        options[word] = replace(options[word], seconds=seconds[word], spared_seconds=spared)
+    return list(options.values())
 
 
 def _caches(call: Call, whole: Placement, mesh_class: int, context: CostContext) -> Iterator[Candidate]:
@@ -382,13 +381,12 @@ def _train_step_seconds(
     call: Call, plain: Placement, recomputes: Iterable[Recompute], context: CostContext
 ) -> dict[Recompute, float]:
     """The seconds of a train_step for each number of recomputed layers."""
-    works, site, placements = context.works(call), context.site, [replace(plain, recompute=r) for r in recomputes]
+    works, site, placements = context.works(call), context.site, {r: replace(plain, recompute=r) for r in recomputes}
     if site.cluster.node_speeds or not placements:
-        return {placement.recompute: _seconds(call, placement, context) for placement in placements}
-    first, *others = [context.execution(placement) for placement in placements]
-    layers = [first.recompute, *(other.recompute for other in others)]
-    costs = site.sources.train_step_costs(works.expected, first, works.sizes, plain.mesh, layers)
-    return {placement.recompute: cost.total for placement, cost in zip(placements, costs, strict=True)}
+        return {recompute: _seconds(call, placement, context) for recompute, placement in placements.items()}
+    layers = [context.execution(placement).recompute for placement in placements.values()]
+    costs = site.sources.train_step_costs(works.expected, context.execution(plain), works.sizes, plain.mesh, layers)
+    return {recompute: cost.total for recompute, cost in zip(placements, costs, strict=True)}
 
 
 def seconds_of(work: CallWork, sizes: ModelSizes, placement: Placement, context: CostContext) -> float:
