@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag, WithJsonSchema
+from pydantic_core import PydanticCustomError
 
 from prefect_rlhf.files.path_text import MOST_CHARACTERS, PathText
 from prefect_rlhf.flows.forms.share import Share
@@ -29,10 +31,27 @@ def _branch(plan: object) -> str:
     return "<by step>" if isinstance(plan, Mapping) else "<single>"
 
 
+def _numbered(plans: object) -> object:
+    """Return the plans with numbers for steps in digits, as JSON states them.
+
+    Another text of a number is refused: the plan of `00` would replace the plan of `0`.
+    """
+    if not isinstance(plans, Mapping):
+        return plans
+    texts = [step for step in plans if isinstance(step, str)]
+    if not all(re.fullmatch("-?(0|[1-9][0-9]{0,8})", step) for step in texts):
+        raise PydanticCustomError("plan", "steps in plain digits, such as 0 and 40")
+    numbered = {int(step) if isinstance(step, str) else step: plan for step, plan in plans.items()}
+    if len(numbered) < len(plans):
+        raise PydanticCustomError("plan", "each step once")
+    return numbered
+
+
 _Step = Annotated[int, Field(ge=0, le=MOST_STEPS)]
+_PlansByStep = Annotated[dict[_Step, PathText], BeforeValidator(_numbered), Tag("<by step>")]
 _TEXT_SCHEMA: dict[str, Any] = {"type": "string", "maxLength": MOST_CHARACTERS}
 Plan = Annotated[
-    Annotated[PathText, Tag("<single>")] | Annotated[dict[_Step, PathText], Tag("<by step>")],
+    Annotated[PathText, Tag("<single>")] | _PlansByStep,
     Discriminator(_branch),
     WithJsonSchema({"anyOf": [_TEXT_SCHEMA, {"type": "object", "additionalProperties": _TEXT_SCHEMA}]}),
 ]
