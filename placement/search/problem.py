@@ -124,11 +124,24 @@ class LinkNode:
     occupies: Literal["host_link", "compute"] = "host_link"
 
 
-ProblemNode = PlannedCall | PairNode | LinkNode
+@dataclass(frozen=True, slots=True)
+class ComputeNode:
+    """A computation on rows. It may run on any device, so it occupies no device of the problem.
+
+    Its runs of several iterations go in sequence.
+    """
+
+    name: str
+    microseconds: int
+
+
+ProblemNode = PlannedCall | PairNode | LinkNode | ComputeNode
 
 
 def calls_of(node: ProblemNode) -> tuple[str, ...]:
-    """The names of a node's calls: two for a pair node, else a single name."""
+    """The names of a node's calls: two for a pair node, no name for a computation, else a single name."""
+    if isinstance(node, ComputeNode):
+        return ()
     if isinstance(node, PairNode):
         return node.first, node.second
     return (node.name,) if isinstance(node, PlannedCall) else (node.call,)
@@ -230,7 +243,7 @@ def _check_meshes(problem: Problem) -> None:
             raise InvalidInput(f"mesh_classes[{index}]", sorted(sizes), "at least 1 mesh, all of the same size")
 
 
-def _check_durations(node: PairNode | LinkNode, num_options: Mapping[str, int]) -> None:
+def _check_durations(node: PairNode | LinkNode | ComputeNode, num_options: Mapping[str, int]) -> None:
     names = calls_of(node)
     for name in names:
         if name not in num_options:

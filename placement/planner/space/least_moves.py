@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache, lru_cache
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -25,6 +26,7 @@ from prefect_rlhf.placement.plan import Placement
 from prefect_rlhf.placement.planner.space.candidates import Candidate
 
 Numbers = NDArray[np.float64]
+Ints = NDArray[np.int64]
 
 
 def least_move_seconds(
@@ -45,10 +47,9 @@ def least_move_seconds(
     received = np.maximum(need[None, :] - held[:, None], 0) / receives
     sent = np.maximum(total - common * held[:, None], 0) / have[:, None] / sends
     over = np.maximum(np.maximum(received, sent), need[None, :] / (receives + copies))
-    crossing = _network_seconds(trained, readers, sizes, sources, apart=False)
+    all_crossing, overlapping, crossing = _network_seconds(trained, readers, sizes, sources)
     on_whole_nodes = np.logical_or.outer(_have_whole_nodes(trained, sources), _have_whole_nodes(readers, sources))
-    all_crossing = _network_seconds(trained, readers, sizes, sources, apart=True)
-    over_network = np.stack([np.where(on_whole_nodes, all_crossing, crossing), crossing, crossing])
+    over_network = np.stack([np.where(on_whole_nodes, all_crossing, crossing), overlapping, crossing])
     least: Numbers = np.maximum(np.stack([apart, over, over]), over_network)
     return least
 
@@ -60,18 +61,41 @@ def _have_whole_nodes(options: Sequence[Candidate], sources: CostSources) -> NDA
 
 
 def _network_seconds(
-    trained: Sequence[Candidate], readers: Sequence[Candidate], sizes: ModelSizes, sources: CostSources, apart: bool
+    trained: Sequence[Candidate], readers: Sequence[Candidate], sizes: ModelSizes, sources: CostSources
 ) -> Numbers:
-    """[trained, readers]: the least time for bytes that must cross the network; `apart`: the meshes share no node."""
-    (trained_spreads, source), (reader_spreads, target) = _alike(trained), _alike(readers)
-    layers = _network_table(trained_spreads, reader_spreads, sizes.num_layers, apart)
-    parts, experts = np.array([(s.tp, s.tp * s.ep) for s in (reader.placement.strategy for reader in readers)]).T
-    crossing = layers[source][:, target]
-    num_bytes = crossing / parts * sizes.layer_matrices * sizes.item
-    num_bytes = num_bytes + crossing / experts * sizes.layer_experts * sizes.item
+    """[3, trained, readers]: the least time for bytes that must cross the network, as `network_layers`."""
     rates = np.minimum.outer(_ways(trained, sources)[2], _ways(readers, sources)[2])
-    seconds: Numbers = np.divide(num_bytes, rates, out=np.zeros_like(num_bytes), where=rates > 0)
+    seconds = np.zeros((3, *rates.shape))
+    by_chain: dict[tuple[Chain, float], list[int]] = defaultdict(list)
+    for index, reader in enumerate(readers):
+        by_chain[Chain.of(sizes.held_by(reader.placement.engine), reader.placement.strategy.ep)].append(index)
+    for (chain, layer_bytes), columns in by_chain.items():
+        alike = [readers[column] for column in columns]
+        (trained_spreads, source), (reader_spreads, target) = _alike(trained), _alike(alike)
+        layers = _network_table(trained_spreads, reader_spreads, chain)[:, source][:, :, target]
+        num_bytes = layers * layer_bytes / np.array([reader.placement.strategy.tp for reader in alike])
+        there = np.broadcast_to(rates[:, columns], num_bytes.shape)
+        seconds[:, :, columns] = np.divide(num_bytes, there, out=np.zeros_like(num_bytes), where=there > 0)
     return seconds
+
+
+class Chain(NamedTuple):
+    """What a pipeline divides, in layers: the layers, and the tables before the first and after the last."""
+
+    num_layers: int
+    embedding: float = 0.0
+    head: float = 0.0
+
+    @classmethod
+    def of(cls, sizes: ModelSizes, ep: int) -> tuple[Chain, float]:
+        """Return the chain of a copy, and the bytes of a layer that tp splits, of its experts the ep-th part.
+
+        A table that both ends share is left out.
+        """
+        layer = sizes.layer_matrices + sizes.layer_experts / ep
+        has_head, table = "lm" in sizes.head, sizes.table / layer
+        embedding, head = table * (not (has_head and sizes.tied)), table * (has_head and not sizes.tied)
+        return cls(sizes.num_layers, embedding, head), layer * sizes.item
 
 
 class Spread(NamedTuple):
@@ -94,66 +118,91 @@ def _alike(options: Sequence[Candidate]) -> tuple[list[Spread], NDArray[np.int64
     return list(numbers), np.array(index)
 
 
-def _network_table(sources: Sequence[Spread], targets: Sequence[Spread], num_layers: int, apart: bool) -> Numbers:
-    """[sources, targets]: `network_layers` of each with each."""
+def _network_table(sources: Sequence[Spread], targets: Sequence[Spread], chain: Chain) -> Numbers:
+    """[3, sources, targets]: `network_layers` of each with each."""
     by_stages: dict[int, list[int]] = defaultdict(list)
     for index, target in enumerate(targets):
         by_stages[target.pp].append(index)
-    table = np.zeros((len(sources), len(targets)))
+    table = np.zeros((3, len(sources), len(targets)))
     for columns in by_stages.values():
         alike = tuple(targets[column] for column in columns)
         for row, source in enumerate(sources):
-            table[row, columns] = network_layers(source, alike, num_layers, apart)
+            table[:, row, columns] = network_layers(source, alike, chain)
     return table
 
 
 @lru_cache(maxsize=1 << 16)  # a question poses several problems, of the same options
-def network_layers(source: Spread, targets: tuple[Spread, ...], num_layers: int, apart: bool = False) -> Numbers:
+def network_layers(source: Spread, targets: tuple[Spread, ...], chain: Chain) -> Numbers:
     """Return the least that a device of each target receives, or sends, over the network: layers, of its tp part.
 
-    The targets have equally many pipeline stages, all of them. The source's devices are in the plain order, which gives
-    a node successive stages; the targets' devices are in any order. A node that has a part of a stage is assumed to
-    have all of it. Of a stage's layers, only devices on its nodes need nothing over the network, and its holders share
-    the rest. If source and targets are `apart`, without a common node, all layers cross the network.
+    [3, targets]: without a common node, so that all layers cross the network; on meshes that overlap and are not equal;
+    and with any common nodes. The targets have equally many pipeline stages, all of them. The source's devices are in
+    the plain order, which gives a node successive stages; the targets' devices are in any order. A node that has a part
+    of a stage is assumed to have all of it. Of a stage's layers, only devices on its nodes need nothing over the
+    network, and its holders share the rest. A target's stage that fills several nodes has a device on the last of them,
+    by what they have of it. Of the positions of the target's nodes the least counts.
     """
     (target_pp,) = {target.pp for target in targets}
-    held, wanted = _layers(source.pp, num_layers), _layers(target_pp, num_layers)
-    nodes = np.arange(max(1, source.pp * source.group // source.per_node)) * source.per_node
-    first, last = nodes // source.group, (nodes + source.per_node - 1) // source.group
-    on_node = _common(wanted, np.stack([held[first, 0], held[last, 1]], axis=1)).max(axis=1)
-    on_node = np.zeros_like(on_node) if apart else on_node
-    received = (wanted[:, 1] - wanted[:, 0] - on_node).max()
+    held, wanted = _layers(source.pp, chain), _layers(target_pp, chain)
+    group, per_node = np.array([target[1:] for target in targets]).T
     begin = np.arange(source.pp) * source.group
-    num_nodes = (begin + source.group - 1) // source.per_node - begin // source.per_node + 1
-    group, per_node = (
-        np.array(sizes)[:, None, None] for sizes in zip(*(target[1:] for target in targets), strict=True)
-    )
-    near = num_nodes * per_node - np.arange(target_pp)[:, None] * group
-    far = group - np.minimum(np.maximum(0 if apart else near, 0), group)
-    sent = (_needed(source.pp, target_pp, num_layers) * far).sum(axis=1).max(axis=1) / source.group
-    layers: Numbers = np.maximum(received, sent)
-    return layers
+    first, stop = begin // source.per_node, (begin + source.group - 1) // source.per_node + 1  # nodes of each stage
+    near = np.arange((stop - first).max() + 1) * per_node[:, None, None]
+    near = near - np.multiply.outer(group, np.arange(target_pp))[:, :, None]
+    far = group[:, None, None] - np.clip(near, 0, group[:, None, None])
+    sends = _needed(source.pp, target_pp, chain).T @ far / source.group  # [target, stage, common nodes]
+    nodes, num_nodes = np.arange(stop[-1]) * source.per_node, np.maximum(target_pp * group // per_node, 1)
+    ends = np.stack([held[nodes // source.group, 0], held[(nodes + source.per_node - 1) // source.group, 1]], axis=1)
+    held_there, whole = _common(wanted, ends), wanted[:, 1] - wanted[:, 0]
+
+    def sent(begin: Ints) -> Numbers:
+        """For [target, position] of its first node, in nodes behind the source's: of the least position."""
+        behind = begin[..., None]
+        common = np.minimum(stop, behind + num_nodes[:, None, None]) - np.maximum(first, behind)
+        at = np.arange(len(targets))[:, None, None], np.arange(source.pp), np.maximum(common, 0)
+        least: Numbers = sends[at].max(axis=2).min(axis=1)
+        return least
+
+    def received(held_there: Numbers) -> Numbers:
+        most_first = np.pad(-np.sort(-held_there, axis=1), ((0, 0), (0, 1)))
+        covered = most_first[:, np.minimum(-(-group // per_node) - 1, held_there.shape[1])]
+        most: Numbers = (whole[:, None] - covered).max(axis=0)
+        return most
+
+    all_layers = np.maximum(whole.max(), sends[:, :, 0].max(axis=1))
+    common = np.maximum(received(held_there), sent(_inside(len(nodes), num_nodes)))
+    aside = np.minimum(received(held_there[:, 1:]), received(held_there[:, :-1]))
+    aside = np.maximum(aside, sent(np.array([[-1, 1]] * len(targets))))
+    return np.stack([all_layers, np.where((num_nodes == len(nodes)) & (num_nodes > 1), aside, common), common])
+
+
+def _inside(num_nodes: int, wanted: Ints) -> Ints:
+    """[target, position]: the first nodes of targets of so many nodes inside a source, or from its first node on.
+
+    No other position shares more nodes.
+    """
+    most: Ints = np.maximum(num_nodes - wanted, 0)
+    return np.minimum(np.arange(most.max() + 1), most[:, None])
 
 
 @cache
-def _needed(source_pp: int, target_pp: int, num_layers: int) -> NDArray[np.int64]:
+def _needed(source_pp: int, target_pp: int, chain: Chain) -> Numbers:
     """[target stage, stage]: the layers of a stage that each of the target's stages needs, the most first."""
-    needed: NDArray[np.int64] = -np.sort(
-        -_common(_layers(target_pp, num_layers), _layers(source_pp, num_layers)), axis=0
-    )
-    return needed
+    return -np.sort(-_common(_layers(target_pp, chain), _layers(source_pp, chain)), axis=0)
 
 
 @cache
-def _layers(pp: int, num_layers: int) -> NDArray[np.int64]:
-    """[stage, 2]: its first layer, and the layer after its last."""
-    return np.array([(layers.start, layers.stop) for layers in stages(num_layers, pp)])
+def _layers(pp: int, chain: Chain) -> Numbers:
+    """[stage, 2]: what lies before its first layer, and before what follows its last."""
+    bounds = [0.0, *(chain.embedding + layers.stop for layers in stages(chain.num_layers, pp))]
+    bounds[-1] += chain.head
+    return np.array(list(pairwise(bounds)))
 
 
-def _common(one: NDArray[np.int64], other: NDArray[np.int64]) -> NDArray[np.int64]:
+def _common(one: Numbers, other: Numbers) -> Numbers:
     """Numbers of layers that each range of the first list shares with each range of the second."""
     stop, start = np.minimum.outer(one[:, 1], other[:, 1]), np.maximum.outer(one[:, 0], other[:, 0])
-    shared: NDArray[np.int64] = np.maximum(stop - start, 0)
+    shared: Numbers = np.maximum(stop - start, 0.0)
     return shared
 
 

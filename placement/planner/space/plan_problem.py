@@ -1,8 +1,8 @@
 """The planning problem of a graph: the choices of the search, and the least time of each choice.
 
-It leaves out effects that depend on more than two calls (most transfers of rows, shared copies, computations) and
-counts the rest at its least. So the bound of the problem, which holds for any order of nodes, bounds every plan's
-augmented graph. The problem `most` proves nothing: it looks for plans that fit, and counts typical times.
+It leaves out effects that depend on more than two calls (most transfers of rows, shared copies, the devices of
+computations) and counts the rest at its least. So the bound of the problem, which holds for any order of nodes, bounds
+every plan's augmented graph. The problem `most` proves nothing: it looks for plans that fit, and counts typical times.
 """
 
 from __future__ import annotations
@@ -45,6 +45,8 @@ from prefect_rlhf.placement.planner.space.weight_copies import (
 )
 from prefect_rlhf.placement.schedule.schedule import STEPS_IN_FLIGHT
 from prefect_rlhf.placement.search.problem import (
+    MAX_NODES,
+    ComputeNode,
     Edge,
     LinkNode,
     Option,
@@ -188,9 +190,11 @@ def plan_problem(
     behind = _behind(graph, list(candidates))
     nodes = tuple(
         node
-        for name in _in_order(list(candidates), behind)
+        for name in _in_order([call.name for call in graph], behind)
         for node in _nodes(graph.call(name), candidates, context, counted, copies)
     )
+    if len(nodes) > MAX_NODES:  # a bound holds without computations, too
+        nodes = tuple(node for node in nodes if not isinstance(node, ComputeNode))
     problem = Problem(
         name=graph.name,
         device_bytes=tuple(
@@ -210,8 +214,13 @@ def plan_problem(
 def _nodes(
     call: Call, candidates: Candidates, context: CostContext, counted: MemoryCount, copies: bool
 ) -> Iterator[ProblemNode]:
-    """The call, and the moves around it."""
-    graph, options = context.graph, candidates[call.name]
+    """The call, and the moves around it; a computation only if a call waits for it."""
+    graph, started = context.graph, context.site.sources.orchestration_seconds
+    if call.kind == "compute":
+        compute = ComputeNode(call.name, _microseconds(started + (call.host_seconds or 0.0)))
+        yield from (compute,) if compute.microseconds and _feeds_calls(graph, call) else ()
+        return
+    options = candidates[call.name]
     visits = [option.surely_comes or counted == "most" for option in options]
     stopping = [
         visit and option.placement.offload == "all" and stops_devices(option.placement, context)
@@ -331,13 +340,14 @@ def _edges(graph: DataflowGraph, names: set[str]) -> Iterator[Edge]:
     """Waits between calls, through computations and the moves around calls."""
     for call in graph:
         if call.kind == "compute":
+            if call.name in names:
+                yield from (Edge(producer, call.name) for producer in sorted(_producers(graph, call, names)))
             continue
         early = _move(call.name) in names and _lag(graph, call) >= STALE
         move = [] if early else [_move(call.name)]
         around = [_reload(call.name), *move, call.name, _offload(call.name)]  # in their order
         yield from (Edge(first, second) for first, second in pairwise(name for name in around if name in names))
-        for producer in sorted(_producers(graph, call)):
-            yield Edge(producer, call.name)
+        yield from (Edge(producer, call.name) for producer in sorted(_producers(graph, call, names)))
         if {_offload(call.name), _reload(call.name)} <= names:
             yield Edge(_offload(call.name), _reload(call.name), 1)
     for edge in graph.version_edges():
@@ -400,13 +410,19 @@ def _lag(graph: DataflowGraph, call: Call) -> int:
     return next(edge.lag for edge in graph.version_edges() if edge.target == call.name)
 
 
-def _producers(graph: DataflowGraph, call: Call) -> set[str]:
-    """The calls with models whose rows it waits for, through computations."""
+def _producers(graph: DataflowGraph, call: Call, computations: Set[str] = frozenset()) -> set[str]:
+    """The calls with models whose rows it waits for, and `computations`, through other computations."""
     producers: set[str] = set()
     for name in graph.reads_of(call.name):
-        producer = graph.call(name)
-        producers |= _producers(graph, producer) if producer.kind == "compute" else {name}
+        producer, counts = graph.call(name), name in computations
+        producers |= {name} if counts or producer.kind != "compute" else _producers(graph, producer, computations)
     return producers
+
+
+def _feeds_calls(graph: DataflowGraph, compute: Call) -> bool:
+    """Whether a call with a model waits for a computation, directly or through others."""
+    readers = (call for call in graph if compute.name in graph.reads_of(call.name))
+    return any(call.kind != "compute" or _feeds_calls(graph, call) for call in readers)
 
 
 def _move(call: str) -> str:

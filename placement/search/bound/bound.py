@@ -23,7 +23,7 @@ from prefect_rlhf.placement.search.bound.period import period_bound
 from prefect_rlhf.placement.search.bound.precedence import exclude_always_in_order, fill_order
 from prefect_rlhf.placement.search.bound.scratch import ALL_ITERATIONS, Scratch
 from prefect_rlhf.placement.search.compiled import Ints, inner, lowest
-from prefect_rlhf.placement.search.tables.tables import GRAPH_ORDER, LINK, PAIR, Tables
+from prefect_rlhf.placement.search.tables.tables import COMPUTE, GRAPH_ORDER, LINK, PAIR, Tables
 
 
 @inner
@@ -34,7 +34,7 @@ def fill_areas(t: Tables, option: Ints, least_area: Ints, least_size: Ints, us: 
     """
     for node in range(t.num_nodes):
         first = t.first[node]
-        if t.node_kind[node] == LINK:
+        if t.node_kind[node] == LINK or t.node_kind[node] == COMPUTE:
             area[node] = 0
         elif t.node_kind[node] == PAIR:
             area[node] = us[node] * pair_size(t, option, least_size, node)

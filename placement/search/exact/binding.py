@@ -7,7 +7,7 @@ from prefect_rlhf.placement.search.compiled import Ints
 from prefect_rlhf.placement.search.partial.complete import INFINITE
 from prefect_rlhf.placement.search.partial.incumbent import Incumbent
 from prefect_rlhf.placement.search.partial.partial import bound_partial, empty_partial, relate
-from prefect_rlhf.placement.search.problem import PlannedCall, Problem
+from prefect_rlhf.placement.search.problem import ComputeNode, PlannedCall, Problem
 from prefect_rlhf.placement.search.tables.tables import Tables
 
 
@@ -50,8 +50,8 @@ def _describe(problem: Problem, kept: int, fitting: int, ordered: Ints) -> str:
 
 
 def _names(problem: Problem, members: int, separator: str) -> str:
-    """The names of the calls among the members, and the number of moves."""
+    """The names of the calls and computations among the members, and the number of moves."""
     nodes = [node for index, node in enumerate(problem.nodes) if members >> index & 1]
-    calls = [node.name for node in nodes if isinstance(node, PlannedCall)]
+    calls = [node.name for node in nodes if isinstance(node, PlannedCall | ComputeNode)]
     moves = len(nodes) - len(calls)
     return separator.join(calls) + (f" with {moves} move{'s' if moves > 1 else ''}" if moves else "")

@@ -13,7 +13,7 @@ import numpy as np
 
 from prefect_rlhf.placement.search.compiled import Ints, inner, lowest
 from prefect_rlhf.placement.search.record import Record
-from prefect_rlhf.placement.search.tables.tables import CALL, GRAPH_ORDER, LINK, UNDECIDED, Tables
+from prefect_rlhf.placement.search.tables.tables import CALL, COMPUTE, GRAPH_ORDER, LINK, UNDECIDED, Tables
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -56,6 +56,8 @@ def fill_durations(t: Tables, option: Ints, relation: Ints, least_us: Ints, us: 
             us[node] = t.cost[t.cost_start[node] + a] if a >= 0 else least_us[t.first[node]]
         elif t.node_kind[node] == LINK:
             us[node] = t.cost[t.cost_start[node] + a] if a >= 0 else t.least_cost[node]
+        elif t.node_kind[node] == COMPUTE:
+            us[node] = t.least_cost[node]
         elif a >= 0 and b >= 0:
             us[node] = pair_duration(t, node, a, b, relation[t.first[node], t.second[node]])
         elif a >= 0:

@@ -14,7 +14,15 @@ from functools import lru_cache
 import numpy as np
 
 from prefect_rlhf.placement.search.compiled import Ints, starts, word
-from prefect_rlhf.placement.search.problem import LinkNode, PairNode, PlannedCall, Problem, ProblemNode, calls_of
+from prefect_rlhf.placement.search.problem import (
+    ComputeNode,
+    LinkNode,
+    PairNode,
+    PlannedCall,
+    Problem,
+    ProblemNode,
+    calls_of,
+)
 from prefect_rlhf.placement.search.record import Record
 from prefect_rlhf.placement.search.tables.dependencies import (
     NEVER,
@@ -27,7 +35,7 @@ from prefect_rlhf.placement.search.tables.groups import groups_of, option_arrays
 from prefect_rlhf.placement.search.tables.symmetry import node_permutation, symmetries, wins_ties
 
 UNDECIDED, DISJOINT, OVERLAP, EQUAL = -1, 0, 1, 2
-CALL, PAIR, LINK = 0, 1, 2
+CALL, PAIR, LINK, COMPUTE = 0, 1, 2, 3
 GRAPH_ORDER, READY_FIRST = 0, 1
 
 
@@ -43,8 +51,8 @@ class Tables(Record):
     in_flight: int  # iterations
     most_bytes: int  # of the largest device
     # nodes [V]
-    node_kind: Ints  # CALL, PAIR or LINK
-    first: Ints  # the call itself; the first call of a pair; the call of a link node
+    node_kind: Ints  # CALL, PAIR, LINK or COMPUTE
+    first: Ints  # the call itself; the first call of a pair; the call of a link node; 0 of a computation
     second: Ints  # the second call of a pair, else equal to `first`
     resources: Ints
     node_of: Ints  # [C]: the node that is the call
@@ -150,8 +158,8 @@ def _ints(values: Sequence[int] | Sequence[Sequence[int]]) -> Ints:
 
 
 def _node_arrays(problem: Problem, calls: dict[str, int], groups: dict[str, list[Ints]]) -> dict[str, Ints]:
-    kinds = {PlannedCall: CALL, PairNode: PAIR, LinkNode: LINK}
-    ends = [calls_of(node) for node in problem.nodes]
+    kinds = {PlannedCall: CALL, PairNode: PAIR, LinkNode: LINK, ComputeNode: COMPUTE}
+    ends = [calls_of(node) or (problem.calls[0].name,) for node in problem.nodes]
     resources = [_resources(node, calls) for node in problem.nodes]
     costs = [_with_groups(_cost(node), node, groups) for node in problem.nodes]
     tables, rows, columns = zip(*costs, strict=True)
@@ -181,7 +189,12 @@ def _node_arrays(problem: Problem, calls: dict[str, int], groups: dict[str, list
 
 
 def _cost(node: ProblemNode) -> Ints:
-    """Durations as [layers, options of first, options of second]; a single column for a call or a link node."""
+    """Durations as [layers, options of first, options of second].
+
+    A single column for a call or a link node, a single duration for a computation.
+    """
+    if isinstance(node, ComputeNode):
+        return np.full((1, 1, 1), node.microseconds, dtype=np.int64)
     if isinstance(node, PlannedCall):
         return _ints([option.microseconds for option in node.options])[None, :, None]
     durations = np.asarray(node.microseconds, dtype=np.int64)
@@ -193,6 +206,8 @@ def _cost(node: ProblemNode) -> Ints:
 def _resources(node: ProblemNode, calls: dict[str, int]) -> int:
     if isinstance(node, PlannedCall):
         return 1 << calls[node.name]
+    if isinstance(node, ComputeNode):
+        return 0
     if isinstance(node, LinkNode):
         return 1 << calls[node.call] + (0 if node.occupies == "compute" else len(calls))
     first, second = 1 << calls[node.first], 1 << calls[node.second]

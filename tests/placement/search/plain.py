@@ -7,7 +7,15 @@ from random import Random
 
 from prefect_rlhf.placement.schedule.list_schedule import Job, job_spans
 from prefect_rlhf.placement.schedule.schedule import steady_seconds
-from prefect_rlhf.placement.search.problem import Choice, LinkNode, PairNode, PlannedCall, Problem
+from prefect_rlhf.placement.search.problem import (
+    Choice,
+    ComputeNode,
+    LinkNode,
+    PairNode,
+    PlannedCall,
+    Problem,
+    ProblemNode,
+)
 
 
 def every_plan(problem: Problem) -> Iterator[dict[str, Choice]]:
@@ -113,7 +121,9 @@ def legal(problem: Problem, plan: Mapping[str, Choice]) -> bool:
     return all(choice.mesh in problem.mesh_classes[option.mesh_class] for choice, option in options)
 
 
-def duration(problem: Problem, plan: Mapping[str, Choice], node: PlannedCall | PairNode | LinkNode) -> int:
+def duration(problem: Problem, plan: Mapping[str, Choice], node: ProblemNode) -> int:
+    if isinstance(node, ComputeNode):
+        return node.microseconds
     if isinstance(node, PlannedCall):
         return node.options[plan[node.name].option].microseconds
     if isinstance(node, LinkNode):
@@ -125,8 +135,10 @@ def duration(problem: Problem, plan: Mapping[str, Choice], node: PlannedCall | P
     return int(table[plan[node.first].option, plan[node.second].option])
 
 
-def occupied(problem: Problem, plan: Mapping[str, Choice], node: PlannedCall | PairNode | LinkNode) -> set[object]:
+def occupied(problem: Problem, plan: Mapping[str, Choice], node: ProblemNode) -> set[object]:
     """Devices by number; a host link as ("link", device)."""
+    if isinstance(node, ComputeNode):
+        return set()
     if isinstance(node, PlannedCall):
         return set(devices(problem, plan, node.name))
     if isinstance(node, LinkNode):
@@ -136,7 +148,7 @@ def occupied(problem: Problem, plan: Mapping[str, Choice], node: PlannedCall | P
     return set().union(*(devices(problem, plan, end) for end in ends))
 
 
-def visits(problem: Problem, plan: Mapping[str, Choice], node: PlannedCall | PairNode | LinkNode) -> set[object]:
+def visits(problem: Problem, plan: Mapping[str, Choice], node: ProblemNode) -> set[object]:
     """A thing for each pair of nodes that may not run at once since something comes and goes for the calls of both.
 
     So it is for calls of different roles, of which each has a link node that takes time, on meshes that overlap. And
@@ -145,8 +157,8 @@ def visits(problem: Problem, plan: Mapping[str, Choice], node: PlannedCall | Pai
     visitors = {n.call for n in problem.nodes if isinstance(n, LinkNode) and not is_absent(problem, plan, n)}
     roles = {call.name: call.role for call in problem.calls}
 
-    def visitor(of: PlannedCall | PairNode | LinkNode) -> str | None:
-        call = None if isinstance(of, PairNode) else of.name if isinstance(of, PlannedCall) else of.call
+    def visitor(of: ProblemNode) -> str | None:
+        call = of.name if isinstance(of, PlannedCall) else of.call if isinstance(of, LinkNode) else None
         return call if call in visitors else None
 
     pairs = set()
@@ -183,7 +195,7 @@ def waits_of(problem: Problem, plan: Mapping[str, Choice], iterations: int) -> d
     return {run: resolved(run) for run in direct if problem.nodes[run[1]].name not in absent}
 
 
-def is_absent(problem: Problem, plan: Mapping[str, Choice], node: PlannedCall | PairNode | LinkNode) -> bool:
+def is_absent(problem: Problem, plan: Mapping[str, Choice], node: ProblemNode) -> bool:
     return duration(problem, plan, node) == 0 and not isinstance(node, PlannedCall)
 
 

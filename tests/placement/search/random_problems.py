@@ -1,4 +1,7 @@
-"""Small random problems of every shape that a problem can have: moves, links, lags, shared copies, unequal devices."""
+"""Small random problems of every shape that a problem can have.
+
+Moves, links, computations, lags, shared copies, unequal devices.
+"""
 
 from dataclasses import fields, replace
 from random import Random
@@ -7,6 +10,7 @@ import numpy as np
 
 from prefect_rlhf.placement.devices.strategy import Strategy
 from prefect_rlhf.placement.search.problem import (
+    ComputeNode,
     Edge,
     Interval,
     LinkNode,
@@ -48,7 +52,21 @@ def random_problem(seed: int, rule: Rule = "ready_first") -> Problem:
     if rule == "ready_first":
         return problem
     overwrites = _overwrites(random, problem)
-    return replace(problem, rule=rule, edges=(*edges, *overwrites), iterations=PERIOD_ITERATIONS)
+    lasting = replace(problem, rule=rule, edges=(*edges, *overwrites), iterations=PERIOD_ITERATIONS)
+    return _with_computations(lasting, Random(seed)) if seed % 2 else lasting
+
+
+def _with_computations(problem: Problem, random: Random) -> Problem:
+    """The same with a computation or two, each on an edge: after its source, and before its target."""
+    nodes, edges = list(problem.nodes), list(problem.edges)
+    for index, edge in enumerate(random.sample(edges, min(len(edges), random.choice([1, 2])))):
+        if edge.without is None:
+            compute = ComputeNode(f"compute{index}", random.randrange(1, 15))
+            nodes.insert([node.name for node in nodes].index(edge.source) + 1, compute)
+            edges.remove(edge)
+            edges += [Edge(edge.source, compute.name), Edge(compute.name, edge.target, edge.lag)]
+            edges.append(Edge(compute.name, compute.name, 1))  # of two iterations, as on any device
+    return replace(problem, nodes=tuple(nodes), edges=tuple(edges))
 
 
 def _classes(uneven: bool) -> tuple[tuple[int, ...], ...]:

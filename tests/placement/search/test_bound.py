@@ -18,6 +18,7 @@ from prefect_rlhf.placement.search.partial.incumbent import Incumbent, SearchOut
 from prefect_rlhf.placement.search.partial.partial import Partial, bound_partial, empty_partial, relate
 from prefect_rlhf.placement.search.problem import (
     Choice,
+    ComputeNode,
     Edge,
     Interval,
     LinkNode,
@@ -267,6 +268,7 @@ def test_the_random_problems_hold_every_case():
     assert {"first", "second", "both"} == {node.occupies for node in pairs}
     assert {2, 3} == {node.microseconds.ndim for node in pairs}
     assert any(isinstance(node, LinkNode) for node in nodes)
+    assert any(isinstance(node, ComputeNode) for problem in lasting for node in problem.nodes)
     roles = [
         {(call.role, call.name) for call in p.calls if any(getattr(n, "call", "") == call.name for n in p.nodes)}
         for p in lasting

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from hypothesis import assume, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prefect_rlhf.placement.cost.datasheets.hardware import Links
@@ -12,7 +12,7 @@ from prefect_rlhf.placement.devices.mesh import DeviceMesh
 from prefect_rlhf.placement.devices.strategy import Strategy
 from prefect_rlhf.placement.models.model import Experts, TransformerShape
 from prefect_rlhf.placement.plan import ModelInstance
-from prefect_rlhf.placement.planner.space.least_moves import Spread, network_layers
+from prefect_rlhf.placement.planner.space.least_moves import Chain, Spread, network_layers
 from tests.cases import examples
 
 SHAPE = TransformerShape(64, 128, 7, 4, 4, 16, 32, 128, 1e4, 1e-5, tied_embeddings=False)
@@ -36,33 +36,44 @@ def instances(draw, order):
     return ModelInstance("actor", "megatron", mesh, strategy, places)
 
 
-def layer_bytes(strategy):
-    """Of what tp splits of a layer, on one device: of experts also what ep leaves it."""
-    return (SIZES.layer_matrices + SIZES.layer_experts / strategy.ep) / strategy.tp * SIZES.item
+def least_seconds(source, target):
+    """[3]: without a common node, on meshes that overlap and are not equal, and with any common nodes."""
+    chain, layer_bytes = Chain.of(SIZES.held_by(target.engine), target.strategy.ep)
+    layers = network_layers(Spread.of(source), (Spread.of(target),), chain)[:, 0]
+    return layers * layer_bytes / target.strategy.tp / LINKS.network
 
 
 @settings(max_examples=examples(500))
 @given(instances(order=False), instances(order=True))
 def test_no_move_takes_less_than_its_least_over_the_network(source, target):
-    layers = network_layers(Spread.of(source), (Spread.of(target),), SIZES.num_layers)[0]
-    least = layers * layer_bytes(target.strategy) / LINKS.network
-    assert least <= reallocation_seconds(source, target, SIZES, LINKS) * (1 + 1e-9)
-
-
-@settings(max_examples=examples(500))
-@given(instances(order=True), instances(order=True))
-def test_between_nodes_that_have_nothing_in_common_all_layers_cross_the_network(source, target):
+    """Without a common node, all layers and both tables cross the network."""
     nodes = [set(range(one.mesh.first_node, one.mesh.first_node + one.mesh.num_nodes)) for one in (source, target)]
-    assume(nodes[0].isdisjoint(nodes[1]))
-    apart = network_layers(Spread.of(source), (Spread.of(target),), SIZES.num_layers, apart=True)[0]
-    least = apart * layer_bytes(target.strategy) / LINKS.network
-    assert apart >= network_layers(Spread.of(source), (Spread.of(target),), SIZES.num_layers)[0]
+    apart, overlapping, common = least_seconds(source, target)
+    overlap = source.mesh.overlaps(target.mesh) and source.mesh != target.mesh
+    least = apart if nodes[0].isdisjoint(nodes[1]) else overlapping if overlap else common
+    assert common <= overlapping <= apart * (1 + 1e-9)
     assert least <= reallocation_seconds(source, target, SIZES, LINKS) * (1 + 1e-9)
 
 
 def test_a_copy_on_every_node_of_a_pipeline_over_nodes():
-    """16 nodes of 8 want all of 16 layers, each in eighths on a node; each node of 16 has one. A device lacks an eighth
-    of 15 layers, and a layer's 8 holders send 15 nodes an eighth of it for each of 8 devices."""
+    """16 nodes of 8 want all of 16 layers, each in eighths on a node; each node of 16 has a layer. A device lacks an
+    eighth of 15 layers, and a layer's 8 holders send 15 nodes an eighth of it for each of 8 devices. Of a table before
+    the first layer and a table after the last, a device on 14 of the nodes lacks both."""
     one_node, all_nodes = Spread(pp=1, group=8, per_node=8), Spread(pp=1, group=128, per_node=8)
-    assert list(network_layers(Spread(pp=16, group=8, per_node=8), (one_node, all_nodes), 16))[1] == 15
-    assert network_layers(one_node, (one_node,), 16) == [0]
+    pipeline, layers, with_tables = Spread(pp=16, group=8, per_node=8), Chain(16), Chain(16, 2.0, 3.0)
+    assert network_layers(pipeline, (one_node, all_nodes), layers)[2].tolist() == [15, 15]
+    assert network_layers(pipeline, (one_node, all_nodes), with_tables)[2].tolist() == [17, 60]
+    assert network_layers(one_node, (one_node,), layers).tolist() == [[16], [0], [0]]
+
+
+def test_two_of_the_three_nodes_of_a_pipeline_lack_the_rest_of_it():
+    """Four stages of 12 layers lie on nodes 0, 0 and 1, 1 and 2, 2. Wherever two nodes of 8 lie there, 6 holders of a
+    stage send it to both: an eighth of 12 layers for each of 16 devices."""
+    (near,) = network_layers(Spread(pp=4, group=6, per_node=8), (Spread(pp=1, group=16, per_node=8),), Chain(48))[1]
+    assert near == 12 * 16 / 6
+
+
+def test_a_copy_on_a_node_beside_all_but_one_of_the_source_gets_all_there():
+    """Nodes 1 and 2 have all of a model, nodes 0 and 1 want it: devices on node 0 get all of it, others nothing."""
+    on_two = Spread(pp=1, group=16, per_node=8)
+    assert network_layers(on_two, (on_two,), Chain(48)).tolist() == [[48], [48], [0]]
