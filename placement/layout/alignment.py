@@ -7,7 +7,7 @@ weights that it trains; that is a case of this assignment.
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache, lru_cache
-from itertools import pairwise
+from itertools import groupby
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,22 +53,26 @@ def overlapping_order(instance: ModelInstance, trained: ModelInstance, model: Mo
 
     Of equally good orders, take the order that leaves most coordinates on their node, then on their device, as in the
     plain order. No tensor-parallel group spans more nodes than in the plain order: if the best order would, coordinates
-    stay on their nodes and are assigned node by node.
+    stay on their nodes and are assigned node by node. So they are, too, if no order of all devices overlaps more: that
+    is much faster.
     """
     if not instance.mesh.overlaps(trained.mesh):
         return ()
     devices = instance.mesh.devices()
     shared, kinds = _shared_elements(instance, trained, model)
-    if (shared[kinds, range(len(devices))] == shared[np.unique(kinds)].max(axis=0)).all():
+    most = shared[np.unique(kinds)].max(axis=0)  # that any device shares with each coordinate
+    if (shared[kinds, range(len(devices))] == most).all():
         return ()  # no order overlaps more, and none leaves as many coordinates on their devices
-    gains = _gains(shared, kinds, devices)
-    order = _assignment(gains, range(len(devices)))
-    plain_spans = _nodes_of_groups(devices, instance.strategy)
-    spans = _nodes_of_groups([devices[position] for position in order], instance.strategy)
-    if any(span > plain for span, plain in zip(spans, plain_spans, strict=True)):
-        nodes = dict.fromkeys(device.node for device in devices)  # a mesh lists its devices node by node
-        positions = [[p for p, device in enumerate(devices) if device.node == node] for node in nodes]
-        order = [position for of_node in positions for position in _assignment(gains, of_node)]
+    positions = [list(of_node) for _, of_node in groupby(range(len(devices)), lambda place: devices[place].node)]
+    order = on_nodes = [position for of_node in positions for position in _assignment(shared, kinds, [of_node])]
+    if shared[[kinds[position] for position in order], range(len(order))].sum() < min(
+        most.sum(), shared.max(axis=1)[kinds].sum()
+    ):
+        order = _assignment(shared, kinds, positions)
+        plain_spans = _nodes_of_groups(devices, instance.strategy)
+        spans = _nodes_of_groups([devices[position] for position in order], instance.strategy)
+        if any(span > plain for span, plain in zip(spans, plain_spans, strict=True)):
+            order = on_nodes
     return tuple(order) if order != list(range(len(devices))) else ()
 
 
@@ -90,20 +94,6 @@ def _shared_elements(
         shared[number] = overlaps[stage, part, stages, parts] // unit
     devices = instance.mesh.devices()
     return shared, [numbers[shards[device]] if device in shards else len(numbers) for device in devices]
-
-
-def _gains(shared: NDArray[np.float64], kinds: Sequence[int], devices: Sequence[Device]) -> NDArray[np.float64]:
-    """Return [device, coordinate]: the gain when the device (by position in the mesh) gets the coordinate.
-
-    Elements that overlap count first, the same node as in the plain order second, the same device last.
-    """
-    size = len(devices)
-    gains: NDArray[np.float64] = (shared * (size + 1) ** 2)[kinds]
-    starts = [0, *(place for place in range(1, size) if devices[place].node != devices[place - 1].node), size]
-    for start, stop in pairwise(starts):  # a mesh lists its devices node by node
-        gains[start:stop, start:stop] += size + 1
-    np.einsum("ii->i", gains)[:] += 1
-    return gains
 
 
 def _shard(at: Coordinate, strategy: Strategy) -> int:
@@ -162,11 +152,22 @@ def _split(engine: EngineKind, strategy: Strategy, model: ModelSpec) -> Layout:
     return layout_of(ModelInstance(model.role, engine, mesh, strategy), model, mesh)
 
 
-def _assignment(gains: NDArray[np.float64], positions: Sequence[int]) -> list[int]:
-    """Return, for each coordinate at `positions`, a device at `positions`; the assignment with the most total gain."""
-    block = gains if len(positions) == len(gains) else gains[np.ix_(positions, positions)]
-    _, chosen = linear_sum_assignment(block.T, maximize=True)
-    return [positions[index] for index in chosen]
+def _assignment(shared: NDArray[np.float64], kinds: Sequence[int], positions: Sequence[Sequence[int]]) -> list[int]:
+    """Return, for each coordinate at the `positions` of some nodes, the device that it gets there for the most gain.
+
+    Elements that overlap count first, the same node as in the plain order second, the same device last.
+    """
+    places = [position for of_node in positions for position in of_node]
+    size = len(kinds)
+    gains = np.ascontiguousarray(shared[np.ix_([kinds[place] for place in places], places)].T) * (size + 1) ** 2
+    start = 0
+    for of_node in positions:
+        stop = start + len(of_node)
+        gains[start:stop, start:stop] += size + 1
+        start = stop
+    np.einsum("ii->i", gains)[:] += 1
+    _, chosen = linear_sum_assignment(gains, maximize=True)  # [coordinate, device], in rows: twice as fast
+    return [places[index] for index in chosen]
 
 
 def _nodes_of_groups(devices: Sequence[Device], strategy: Strategy) -> list[int]:

@@ -133,7 +133,7 @@ def prove_bound(request: SearchRequest, budget: Budget, bound: SearchResult, fas
     if best.lower_bound_seconds <= bound.lower_bound_seconds:
         provable = max(best.provable_seconds, bound.lower_bound_seconds)
         best = Proof(bound.lower_bound_seconds, provable, bound.binding)
-    problems = list(streamed_problems(space))
+    problems = list(streamed_problems(space, most))
     for problem in problems:
         found = _proof(problem, most, budget.times(1 / len(problems)), best.lower_bound_seconds)
         provable = min(best.provable_seconds, found.provable_seconds)

@@ -4,8 +4,10 @@ Several searches look for plans that fit (see `attempts`). The fastest plan, imp
 answer; if it is not close to the bound, the fastest few are improved. The bound holds for the whole space.
 """
 
+import gc
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 
@@ -56,6 +58,19 @@ RIVALS = 8  # plans, the fastest, that a plan is compared with under each change
 IMPROVING_SHARE = 0.9  # of the budget, at least, to improve them; they also get the unused time of the searches
 
 
+@contextmanager
+def _without_collections() -> Iterator[None]:
+    """Keep Python from a search for cyclic garbage: a planner has millions of live values, and hardly any cycle."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+@_without_collections()
 def plan_graph(
     question: Question,
     budget_seconds: float | None = None,

@@ -123,13 +123,14 @@ def _transfers(placed: PlacedMoves, told: ToldByCall | None, streamed: Part) -> 
             for need, targets in consumer.devices_by_need().items():
                 keys = tuple(key for key in move.keys if key in need.keys)
                 needed = need.share.made_of(rows_each).rows(told, streamed) if keys else ()
+                held = by_holders(needed)
                 for target in targets:
-                    new = needed
                     if len(consumers) > 1:
                         new = tuple(row for row in needed if any(row not in brought[target, key] for key in keys))
+                        held = by_holders(new)
                         for key in keys:
                             brought[target, key].update(new)
-                    for source, rows in _from_nearest(target, by_holders(new), load, len(keys), len(targets)):
+                    for source, rows in _from_nearest(target, held, load, len(keys), len(targets)):
                         transfers.append(DeviceTransfer(source, target, move.producer, keys, rows))
     return tuple(transfers)
 

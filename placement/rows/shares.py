@@ -208,11 +208,17 @@ def knows_lengths(graph: DataflowGraph, call: Call) -> bool:
 def replica_speeds(placement: Placement | ModelInstance, node_speeds: Sequence[float]) -> tuple[float, ...]:
     """Return the speed of each replica, that is of its slowest device, relative to the fastest replica."""
     if not node_speeds:
-        return (1.0,) * placement.strategy.dp
+        return _equal_speeds(placement.strategy.dp)
     slowest = [math.inf] * placement.strategy.dp
     for device, at in device_coordinates(placement):
         slowest[at.dp] = min(slowest[at.dp], node_speeds[device.node])
     return tuple(speed / max(slowest) for speed in slowest)
+
+
+@cache
+def _equal_speeds(dp: int) -> tuple[float, ...]:
+    """A single object for each dp, so that equal partitions are compared at once."""
+    return (1.0,) * dp
 
 
 @lru_cache(maxsize=256)

@@ -24,19 +24,20 @@ from prefect_rlhf.placement.rows.shares import num_groups
 from prefect_rlhf.placement.search.problem import Edge, PlannedCall, Problem
 
 
-def streamed_problems(space: PlanSpace) -> Iterator[Problem]:
-    """Yield a problem for each call that may stream; together they bound all plans in which some call streams."""
+def streamed_problems(space: PlanSpace, most_seconds: float = math.inf) -> Iterator[Problem]:
+    """Yield a problem for each call that may stream; together they bound all plans in which some call streams.
+
+    Plans of `most_seconds` and more need no bound: options that alone take as long keep their seconds without parts.
+    """
     graph, whole = space.context.graph, space.least.problem
     pairs = {(one.name, other.name) for one, other in _free_pairs(graph)}
     relaxed = replace(whole, edges=tuple(_without_waits(whole.edges, pairs)))
     for producer in dict.fromkeys(first for first, _ in sorted(pairs)):
-        yield replace(
-            relaxed,
-            nodes=tuple(
-                _in_parts(node, space) if isinstance(node, PlannedCall) and node.name == producer else node
-                for node in relaxed.nodes
-            ),
+        nodes = (
+            _in_parts(node, space, most_seconds) if isinstance(node, PlannedCall) and node.name == producer else node
+            for node in relaxed.nodes
         )
+        yield replace(relaxed, nodes=tuple(nodes))
 
 
 def _free_pairs(graph: DataflowGraph) -> Iterator[tuple[Call, Call]]:
@@ -75,7 +76,7 @@ def _without_waits(edges: tuple[Edge, ...], pairs: set[tuple[str, str]]) -> Iter
             yield behind
 
 
-def _in_parts(planned: PlannedCall, space: PlanSpace) -> PlannedCall:
+def _in_parts(planned: PlannedCall, space: PlanSpace, most_seconds: float) -> PlannedCall:
     """The call, each option with its least seconds in two or more parts.
 
     An option stands for the options that it dominates, and such an option may be the faster of both in parts. So the
@@ -85,6 +86,9 @@ def _in_parts(planned: PlannedCall, space: PlanSpace) -> PlannedCall:
     least: dict[Placement, float] = {}
     options = []
     for option, each in zip(planned.options, space.candidates[call.name], strict=True):
+        if option.microseconds >= most_seconds * MICROSECONDS:
+            options.append(option)
+            continue
         kind = replace(uncut(each.placement), offload="none")  # which changes no seconds of the call
         if kind not in least:
             least[kind] = _least_seconds(call, kind, context)

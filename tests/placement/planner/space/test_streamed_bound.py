@@ -24,6 +24,7 @@ from prefect_rlhf.placement.planner.space.streamed_problem import seconds_in_par
 from prefect_rlhf.placement.plans.streaming import streamable_pairs
 from prefect_rlhf.placement.search.budget import Budget
 from prefect_rlhf.placement.search.driver import prove, search
+from prefect_rlhf.placement.search.problem import Problem
 from tests.placement.planner.test_planner import GRAPHS
 from tests.placement.planner.test_planner import question as question_of
 from tests.strategies import GIB, ROLLOUT, call, dpo, grouped, model, on, ppo, remax
@@ -65,6 +66,11 @@ def question(rows: int = ROWS, gib: int = 400) -> Question:
 
 def planned(asked: Question):
     return plan_graph(asked, evaluations=100_000, pins={name: DeviceMesh.parse(mesh) for name, mesh in PINS.items()})
+
+
+def microseconds(problem: Problem, call: str) -> list[int]:
+    """Of each option of a call."""
+    return next([option.microseconds for option in node.options] for node in problem.nodes if node.name == call)
 
 
 def plans_with_parts(asked: Question, trained: Placement):
@@ -120,6 +126,16 @@ def test_an_option_stands_for_the_parts_of_every_option_that_it_dominates():
                 seconds_in_parts(graph_call, each.placement, count, space.context) for count in (2, 4, 8, 16, 32)
             ]
             assert min(bounds[uncut(each.placement)]) <= min(seconds) + 2 / MICROSECONDS
+
+
+def test_an_option_that_takes_too_long_as_a_whole_keeps_its_seconds():
+    space = PlanSpace.of(question())
+    (every,) = streamed_problems(space)
+    whole, cut = (microseconds(problem, "actor_generate") for problem in (space.least.problem, every))
+    most = sorted(whole)[len(whole) // 2]
+    (some,) = streamed_problems(space, most / MICROSECONDS)
+    expected = [before if before >= most else after for before, after in zip(whole, cut, strict=True)]
+    assert microseconds(some, "actor_generate") == expected != cut
 
 
 def test_parts_that_gain_two_percent_are_the_answer():
