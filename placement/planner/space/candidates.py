@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import sqrt
@@ -288,14 +289,20 @@ def _with_recomputation(call: Call, plain: Placement, mesh_class: int, context: 
 
     More layers take longer and need fewer bytes of every device. So a plan whose number of layers lies above that of a
     candidate, and not above the next, takes at least as long as with a layer more than the former, and needs at least
-    the bytes of the latter. If recomputation saves nearly nothing, a single candidate stands for all numbers.
+    the bytes of the latter. Before the first that fits, a plan has at least as many as fit an empty device. If
+    recomputation saves nearly nothing, a single candidate stands for all numbers.
     """
     if call.kind != "train_step" or not TRAITS[plain.engine].recomputes:
         return [_if_it_fits(call, plain, mesh_class, context)]
     num_layers = ModelSizes.of(context.graph.model(call.role or "")).stage_layers(plain.strategy.pp)
     counts = sorted({-(-num_layers * rung // RUNGS) for rung in range(1, RUNGS)} - {num_layers})
     words: list[Recompute] = [0, *counts, "all"]
-    kept, *others = _untimed(call, [replace(plain, recompute=word) for word in words], mesh_class, context)
+
+    def untimed(recomputes: Iterable[Recompute]) -> list[Candidate]:
+        placements = [replace(plain, recompute=recompute) for recompute in recomputes]
+        return list(_untimed(call, placements, mesh_class, context))
+
+    kept, *others = untimed(words)
     most, usable = others[-1], context.usable_bytes(mesh_class)
     if kept.most.peak <= min(usable, most.most.peak + usable * NOTHING):
         least = MemoryBounds(kept.least.static, most.least.peak)
@@ -303,6 +310,10 @@ def _with_recomputation(call: Call, plain: Placement, mesh_class: int, context: 
     options = dict(zip(words, (kept, *others), strict=True))
     stands_for = dict(zip(words, [0, *(before + 1 for before in (0, *counts))], strict=True))  # this number, and more
     fitting = [word for word in words if context.fits(options[word])]
+    if fitting and fitting[0]:
+        fewer = range(stands_for[fitting[0]], num_layers if fitting[0] == "all" else fitting[0])
+        fewest = bisect_left(fewer, True, key=lambda count: context.fits(untimed([count])[0]))
+        stands_for[fitting[0]] = fewer.start + fewest
     timed = dict.fromkeys([*fitting, *(stands_for[word] for word in fitting)])
     seconds = _train_step_seconds(call, plain, timed, context)
     for word in fitting:

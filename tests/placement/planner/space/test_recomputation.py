@@ -70,6 +70,24 @@ def test_every_number_of_layers_is_bounded_by_a_candidate():
                 ), plain
 
 
+def test_the_first_candidate_that_fits_stands_for_no_fewer_layers_than_fit_an_empty_device():
+    """So it spares the time of all layers down to these, and none that no plan spares."""
+    context = larger_question()
+    call = context.graph.call(TRAIN)
+    checked = 0
+    for option in fitting_candidates(call, context)[::5]:
+        plain, layers = option.placement, -(-40 // option.placement.strategy.pp)
+        count = recomputed_layers(plain.recompute, layers)
+        if plain.offload == "none" and count:
+            fewer = [candidate(call, replace(plain, recompute=number), context) for number in range(count)]
+            fitting = {number: other.seconds for number, other in enumerate(fewer) if context.fits(other)}
+            if not any(-(-layers * rung // 4) in fitting for rung in range(4)):
+                least = min(fitting.values(), default=option.seconds)
+                assert option.seconds - option.spared_seconds == pytest.approx(least, rel=1e-9)
+                checked += bool(fitting)
+    assert checked
+
+
 def every_plan(asked: Question):
     """All pairs of placements that stay in memory, the train_step with several numbers of recomputed layers."""
     context = CostContext.of(asked)
