@@ -35,16 +35,19 @@ def least_move_seconds(
     """Return the least time of a weight move, [3, trained, readers]: on disjoint, overlapping and equal meshes.
 
     It holds for any order of the readers' devices. A device that holds a part of at most s bytes receives the bytes
-    that its own part of t bytes has in addition, and copies the rest. The devices of the trained copy share the sending
-    of all bytes that the readers receive.
+    that its own part of t bytes has in addition (and of matrices `_received_elements`), and copies the rest. The
+    devices of the trained copy share the sending of all bytes that the readers receive. A device receives from its own
+    node and from others at once only if the trained copy is on several nodes, and sends likewise.
     """
     held, _, have = _parts(trained, sizes)
     need, mean, want = _parts(readers, sizes)
-    sends, (receives, copies) = _ways(trained, sources)[0][:, None], _ways(readers, sources)[:2][:, None, :]
+    sends, receives = _rates(trained, readers, sources), _rates(readers, trained, sources).T
+    copies = _ways(readers, sources)[1]
     common = np.minimum(have[:, None], want[None, :])
     total = (want * mean)[None, :]
     apart = np.maximum(need[None, :] / receives, total / have[:, None] / sends)
-    received = np.maximum(need[None, :] - held[:, None], 0) / receives
+    matrices = _received_elements(trained, readers, sizes) * sizes.item
+    received = np.maximum(need[None, :] - held[:, None], matrices) / receives
     sent = np.maximum(total - common * held[:, None], 0) / have[:, None] / sends
     over = np.maximum(np.maximum(received, sent), need[None, :] / (receives + copies))
     all_crossing, overlapping, crossing = _network_seconds(trained, readers, sizes, sources)
@@ -206,8 +209,47 @@ def _common(one: Numbers, other: Numbers) -> Numbers:
     return shared
 
 
+def _rates(ours: Sequence[Candidate], theirs: Sequence[Candidate], sources: CostSources) -> Numbers:
+    """[ours, theirs]: the most bytes per second between a device of ours and all devices of theirs."""
+    node, _, network = _ways(ours, sources)[:, :, None]
+    several = np.array([option.placement.mesh.num_nodes > 1 for option in theirs])
+    rates: Numbers = np.where(several, node + network, np.maximum(node, network))
+    return rates
+
+
+def _received_elements(trained: Sequence[Candidate], readers: Sequence[Candidate], sizes: ModelSizes) -> Numbers:
+    """[trained, readers]: elements of layers' matrices that some device of the readers gets from others, at least.
+
+    It keeps what its stage shares with the stage that it holds: of some layers, and of each the narrower of both parts.
+    Keys and values count unless devices have copies of them.
+    """
+    (pp, tp, ep), (to_pp, to_tp, to_ep) = (
+        np.array([(s.pp, s.tp, s.ep) for s in (option.placement.strategy for option in options)]).T
+        for options in (trained, readers)
+    )
+    (pps, source), (to_pps, target) = (np.unique(each, return_inverse=True) for each in (pp, to_pp))
+    layers = np.array(
+        [[_most_lacking(one, other, sizes.num_layers) for other in to_pps.tolist()] for one in pps.tolist()]
+    )
+    wanted, kept = np.moveaxis(layers[source][:, target], -1, 0)
+    narrower, of_experts = np.maximum.outer(tp, to_tp), np.maximum.outer(tp * ep, to_tp * to_ep)
+    matrices = sizes.layer_matrices - np.where(narrower > sizes.kv_heads, sizes.keys_and_values, 0)
+    experts = sizes.layer_experts * (wanted / (to_tp * to_ep) - kept / of_experts)
+    elements: Numbers = matrices * (wanted / to_tp - kept / narrower) + experts
+    return elements
+
+
+@cache
+def _most_lacking(source_pp: int, target_pp: int, num_layers: int) -> tuple[float, float]:
+    """The layers of a stage of the target that shares few with any stage of the source, and the most that it shares."""
+    wanted, held = (_layers(pp, Chain(num_layers)) for pp in (target_pp, source_pp))
+    layers, shared = wanted[:, 1] - wanted[:, 0], _common(wanted, held).max(axis=1)
+    stage = int(np.argmax(layers - shared))
+    return float(layers[stage]), float(shared[stage])
+
+
 def _ways(options: Sequence[Candidate], sources: CostSources) -> Numbers:
-    """[3, options]: the most bytes per second that a device of each mesh gets from others, copies in its memory, and
+    """[3, options]: the most bytes per second that a device of each mesh gets from its node, copies in its memory, and
     gets over the network."""
     by_mesh: dict[DeviceMesh, tuple[float, float, float]] = {}
     for option in options:
@@ -216,9 +258,11 @@ def _ways(options: Sequence[Candidate], sources: CostSources) -> Numbers:
             nodes = range(mesh.first_node, mesh.first_node + mesh.num_nodes)
             of_each_kind = {sources.nodes[node]: node for node in nodes}.values()
             links = [sources.links((replace(mesh, first_node=node, num_nodes=1),)) for node in of_each_kind]
-            received = max(max(of_node.node, of_node.network) for of_node in links)
-            copied, network = max(of_node.device for of_node in links), max(of_node.network for of_node in links)
-            by_mesh[mesh] = received, copied, network
+            by_mesh[mesh] = (
+                max(of_node.node for of_node in links),
+                max(of_node.device for of_node in links),
+                max(of_node.network for of_node in links),
+            )
     return np.array([by_mesh[option.placement.mesh] for option in options]).T
 
 

@@ -5,18 +5,21 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from prefect_rlhf.placement.cost.datasheets.hardware import Links
+from prefect_rlhf.placement.cost.datasheets.hardware import DATASHEETS, NETWORKS, Hardware, Links, Network
 from prefect_rlhf.placement.cost.moves import reallocation_seconds
 from prefect_rlhf.placement.cost.sizes import ModelSizes
+from prefect_rlhf.placement.cost.sources import CostSources
 from prefect_rlhf.placement.devices.mesh import DeviceMesh
 from prefect_rlhf.placement.devices.strategy import Strategy
 from prefect_rlhf.placement.models.model import Experts, TransformerShape
-from prefect_rlhf.placement.plan import ModelInstance
-from prefect_rlhf.placement.planner.space.least_moves import Chain, Spread, network_layers
+from prefect_rlhf.placement.plan import ModelInstance, Placement
+from prefect_rlhf.placement.planner.space.candidates import Candidate, MemoryBounds
+from prefect_rlhf.placement.planner.space.least_moves import Chain, Spread, least_move_seconds, network_layers
 from tests.cases import examples
 
 SHAPE = TransformerShape(64, 128, 7, 4, 4, 16, 32, 128, 1e4, 1e-5, tied_embeddings=False)
 SIZES = ModelSizes.of_shape(replace(SHAPE, family="mixtral", experts=Experts(8, 2)))
+FAST_AND_SLOW = (Network("as fast as links within a node", 1.6e12, "a test"), NETWORKS["roce-3200"])
 LINKS = Links(device=1e15, node=1e15, network=1e9, host=1e9)
 MESHES = [
     *(DeviceMesh(first, count, 0, 4) for count in (1, 2, 3, 4) for first in range(5 - count)),
@@ -53,6 +56,23 @@ def test_no_move_takes_less_than_its_least_over_the_network(source, target):
     least = apart if nodes[0].isdisjoint(nodes[1]) else overlapping if overlap else common
     assert common <= overlapping <= apart * (1 + 1e-9)
     assert least <= reallocation_seconds(source, target, SIZES, LINKS) * (1 + 1e-9)
+
+
+@settings(max_examples=examples(500))
+@given(instances(order=False), instances(order=True), st.sampled_from(FAST_AND_SLOW), st.sampled_from((2, 4)))
+def test_no_move_takes_less_than_its_least(source, target, network, kv_heads):
+    """Also within a node, where a device keeps a part of what it needs, of models whose devices have copies of keys."""
+    sources = CostSources.equal_nodes(Hardware(DATASHEETS["h100"], 4, network), 4)
+    for sizes in (replace(SIZES, kv_heads=kv_heads), ModelSizes.of_shape(replace(SHAPE, num_kv_heads=kv_heads))):
+        least = least_move_seconds([as_candidate(source)], [as_candidate(target)], sizes, sources)[:, 0, 0]
+        relation = 2 if source.mesh == target.mesh else int(source.mesh.overlaps(target.mesh))
+        seconds = reallocation_seconds(source, target, sizes, sources.links((source.mesh, target.mesh)))
+        assert least[relation] <= seconds * (1 + 1e-9)
+
+
+def as_candidate(instance):
+    placement = Placement(instance.mesh, instance.strategy, instance.engine)
+    return Candidate(placement, 0, 0.0, 0.0, 0.0, MemoryBounds(0, 0), MemoryBounds(0, 0), 0)
 
 
 def test_a_copy_on_every_node_of_a_pipeline_over_nodes():
