@@ -22,8 +22,8 @@ def surely_fed(call: Call, candidate: Candidate, graph: DataflowGraph) -> bool:
 
 
 def nodes_before(call: Call, graph: DataflowGraph) -> int:
-    """Return how many transfers mostly run before a call, and after the calls that it waits for."""
-    return int(bool(graph.reads_of(call.name))) + len(set(_computations(call, graph)))
+    """Return how many transfers and computations mostly run before a call, and after the calls that it waits for."""
+    return int(bool(graph.reads_of(call.name))) + 2 * len(set(_computations(call, graph)))
 
 
 def _reads_alone(call: Call, graph: DataflowGraph) -> bool:

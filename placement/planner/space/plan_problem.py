@@ -214,11 +214,11 @@ def plan_problem(
 def _nodes(
     call: Call, candidates: Candidates, context: CostContext, counted: MemoryCount, copies: bool
 ) -> Iterator[ProblemNode]:
-    """The call, and the moves around it; a computation only if a call waits for it."""
+    """The call, and the moves around it; a computation only if a call waits for it, whose time else counts it."""
     graph, started = context.graph, context.site.sources.orchestration_seconds
     if call.kind == "compute":
         compute = ComputeNode(call.name, _microseconds(started + (call.host_seconds or 0.0)))
-        yield from (compute,) if compute.microseconds and _feeds_calls(graph, call) else ()
+        yield from (compute,) if counted == "least" and compute.microseconds and _feeds_calls(graph, call) else ()
         return
     options = candidates[call.name]
     visits = [option.surely_comes or counted == "most" for option in options]
