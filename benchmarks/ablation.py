@@ -35,8 +35,7 @@ from benchmarks.referee import asked, questions
 from prefect_rlhf.errors.errors import TooLittleMemory
 from prefect_rlhf.placement.planner import attempts, best_plan, neighbours, question, solution
 from prefect_rlhf.placement.planner.space import candidates, plan_problem
-from prefect_rlhf.placement.search.budget import Budget
-from prefect_rlhf.placement.search.driver import Proof, SearchResult, warm_up
+from prefect_rlhf.placement.search.driver import Proof, warm_up
 from prefect_rlhf.placement.search.exact import exact, neighbourhood
 from prefect_rlhf.placement.search.sampling.annealing import AnnealingState
 from prefect_rlhf.placement.search.sampling.random_moves import PROPOSALS_A_STEP
@@ -233,6 +232,10 @@ def _without_plans(whole: Callable[[attempts.SearchRequest], attempts.Finding]) 
     return Part(attempts, whole.__name__, lambda request: replace(whole(request), plans=()), spends=True)
 
 
+def _without_proof(prove: Callable[..., Proof]) -> Callable[..., Proof]:
+    return lambda request, budget, *others: prove(request, None, *others)
+
+
 def _first_start(starts: Callable[..., Any]) -> Callable[..., Any]:
     return lambda *arguments: starts(*arguments)[:1]
 
@@ -265,10 +268,6 @@ def _idle_neighbourhood(
     return None if state.number >= sets else replace(state, number=state.number + 1, evaluations=spent)
 
 
-def _unproved(request: attempts.SearchRequest, budget: Budget, bound: SearchResult, fastest_seconds: float) -> Proof:
-    return Proof(bound.lower_bound_seconds, bound.seconds, bound.binding)
-
-
 PARTS = {
     "plans of the whole space": _without_plans(attempts.search_whole_space),
     "copies": _attempt("search_copies"),
@@ -277,7 +276,7 @@ PARTS = {
     "fullest devices": _attempt("search_fullest_devices"),
     "divisions": _attempt("search_divisions"),
     "time sharing": _attempt("search_time_sharing"),
-    "proof of the bound": Part(best_plan, "prove_bound", _unproved),
+    "proof of the bound": Part(best_plan, "prove_bound", _without_proof(best_plan.prove_bound)),
     "start without staleness": Part(best_plan, "_without_staleness", lambda request: []),
     "local search of calls": _pass(neighbours, "_improve_once", spends=True),
     "role moves": _pass(neighbours, "_improve_together", spends=True),

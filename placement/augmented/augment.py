@@ -126,8 +126,6 @@ def _add_transfers(
         feed, consumer = by_call[call.name], call.name
         for moves in feed.transfers:
             transfer = _transfer(plan, node, call, moves, transfer_id(consumer, moves[0].producer, node.step))
-            choices = tuple(Dependency(run_id(name, node.step), "data") for name in call.waits_for_choices)
-            transfer = replace(transfer, dependencies=(*transfer.dependencies, *choices))
             builder.add(transfer, priorities.transfer_to(call, node.step, [move.producer for move in moves]))
             builder.wait(node.id, Dependency(transfer.id, "data", _keys(moves)))
         for shared in feed.shared:

@@ -128,6 +128,7 @@ def _all_covered(
     )
 
 
+@lru_cache(maxsize=64)  # of a plan: each of its calls is compared with several others
 def _needed_of(parts: tuple[PlacedCall, ...], producer: PlacedCall, key: str) -> dict[Device, tuple[RowShare, ...]]:
     """Return the producer's rows that each device of the parts of a call needs for a key: a share for each row set."""
     needed: dict[Device, tuple[RowShare, ...]] = {}

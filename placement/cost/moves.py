@@ -7,7 +7,7 @@ Every device sends and receives on all its links at once, so a move takes as lon
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from functools import cache, lru_cache, partial
 from typing import NamedTuple
 
@@ -123,13 +123,18 @@ def transfer_seconds(placed: PlacedMoves, part: Part, workload: Workload, links:
 
 @lru_cache(maxsize=4096)  # the plans that a question compares share most of their moves
 def _fullest_of_transfers(placed: PlacedMoves, part: Part, workload: Workload) -> tuple[tuple[LinkSpan, float], ...]:
-    return _fullest_of(row_flows(transfers_of_equal_rows(placed, part), workload))
+    return _fullest(transfer_loads(transfers_of_equal_rows(placed, part), workload))
 
 
-def row_flows(transfers: Iterable[DeviceTransfer], workload: Workload) -> Iterator[Flow]:
-    """Yield the bytes that each transfer of rows sends from device to device."""
-    of_row = cache(partial(row_bytes, workload=workload))  # most transfers have the same keys
-    return (Flow(t.source, t.target, len(t.rows) * of_row(t.keys)) for t in transfers)
+def transfer_loads(transfers: Iterable[DeviceTransfer], workload: Workload) -> Loads:
+    """Return the bytes of rows that devices send each other. Without a flow for each of many thousand transfers."""
+    loads, of_row = Loads.none(), cache(partial(row_bytes, workload=workload))  # most transfers have the same keys
+    for source, target, _, keys, rows in transfers:
+        span: LinkSpan = "node" if source.node == target.node else "network"
+        num_bytes = len(rows) * of_row(keys)
+        loads.sent[span][source] += num_bytes
+        loads.received[span][target] += num_bytes
+    return loads
 
 
 def row_bytes(keys: Iterable[str], workload: Workload) -> float:

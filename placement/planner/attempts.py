@@ -23,7 +23,6 @@ from prefect_rlhf.placement.search.budget import EVALUATIONS, Budget, Meter
 from prefect_rlhf.placement.search.driver import Progress, Proof, SearchResult, prove, search
 from prefect_rlhf.placement.search.method import Method
 from prefect_rlhf.placement.search.partial.incumbent import SearchOutcome
-from prefect_rlhf.placement.search.problem import Problem
 
 WHOLE_SHARE = 0.5  # of the budget, for the search of the whole space, and for searches with models in alternation
 COPIES_SHARE = 0.3  # for searches that decide which calls share a copy of weights
@@ -60,11 +59,15 @@ class SearchRequest:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The plans that fit, apart from presets; `bound` is the search if it bounds all plans of the question."""
+    """The plans that fit, apart from presets; `bound` is the search if it bounds all plans of the question.
+
+    A longer proof begins with `proof`, a short proof.
+    """
 
     plans: tuple[ExecutionPlan, ...] = ()
     presets: tuple[PresetResult, ...] = ()
     bound: SearchResult | None = None
+    proof: Proof | None = None
 
     def seconds(self, question: Question) -> Iterator[float]:
         """Yield the seconds of an iteration of each of its plans."""
@@ -120,31 +123,33 @@ def _make_attempts(request: SearchRequest) -> list[Finding]:
     return findings
 
 
-def prove_bound(request: SearchRequest, budget: Budget, bound: SearchResult, fastest_seconds: float) -> Proof:
+def prove_bound(
+    request: SearchRequest, budget: Budget | None, findings: Sequence[Finding], fastest_seconds: float
+) -> Proof:
     """Return the best bound on all plans, that of a search or of a proof, if the fastest plan takes `fastest_seconds`.
 
     Plans in which some call streams parts may be below it: then their bound counts. Their problems share another budget
-    of this size. An interrupted search is followed by no proof.
+    of this size. Without a budget, and if a search was interrupted, the bound is the search's.
     """
-    if bound.outcome is SearchOutcome.INTERRUPTED:
+    bound = highest_bound(findings)
+    if budget is None or bound.outcome is SearchOutcome.INTERRUPTED:
         return Proof(bound.lower_bound_seconds, bound.seconds, bound.binding)
-    space, most = request.space, fastest_seconds * (1 + PROVED)
-    best = _proof((space.with_copies or space.least).problem, most, budget, fastest_seconds / (1 + PROVED))
+    space, most, enough = request.space, fastest_seconds * (1 + PROVED), fastest_seconds / (1 + PROVED)
+    earlier = next((finding.proof for finding in reversed(findings) if finding.proof), None)
+    whole = (space.with_copies or space.least).problem
+    best = prove(whole, most, budget.seconds, budget.evaluations, enough, earlier)
     if best.lower_bound_seconds <= bound.lower_bound_seconds:
         provable = max(best.provable_seconds, bound.lower_bound_seconds)
         best = Proof(bound.lower_bound_seconds, provable, bound.binding)
     problems = list(streamed_problems(space, most))
     for problem in problems:
-        found = _proof(problem, most, budget.times(1 / len(problems)), best.lower_bound_seconds)
+        part = budget.times(1 / len(problems))
+        found = prove(problem, most, part.seconds, part.evaluations, best.lower_bound_seconds)
         provable = min(best.provable_seconds, found.provable_seconds)
         lower = found if found.lower_bound_seconds < best.lower_bound_seconds else best
         binding = best.binding if lower is best else f"{found.binding}, in plans with streamed parts"
         best = Proof(lower.lower_bound_seconds, provable, binding)
     return best
-
-
-def _proof(problem: Problem, most_seconds: float, budget: Budget, enough_seconds: float) -> Proof:
-    return prove(problem, most_seconds, budget.seconds, budget.evaluations, enough_seconds)
 
 
 def search_whole_space(request: SearchRequest) -> Finding:
@@ -175,7 +180,7 @@ def search_least_bound(request: SearchRequest) -> Finding:
     evaluations = budget.evaluations * LEAST_BOUND_EVALUATIONS
     found = prove(problem.problem, math.inf, budget.seconds * LEAST_BOUND_SHARE, evaluations)
     plan = solution(request.question, problem, found)
-    return _finding(None if plan is None else made_to_fit(request.question, plan))
+    return replace(_finding(None if plan is None else made_to_fit(request.question, plan)), proof=found)
 
 
 def search_presets(request: SearchRequest) -> Finding:

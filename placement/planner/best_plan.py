@@ -103,20 +103,11 @@ def plan_graph(
         known += _without_staleness(SearchRequest(question, space, half, method, None, space_of))
         budget = half
     request = SearchRequest(question, space, budget, method, progress, space_of)
-    found = _planned(request, known)
-    if not proves:
-        return found
-    proven = prove_bound(request, proof, found.search, found.fastest_seconds)
-    return replace(
-        found,
-        lower_bound_seconds=proven.lower_bound_seconds,
-        provable_seconds=proven.provable_seconds,
-        binding=proven.binding,
-    )
+    return _planned(request, known, proof if proves else None)
 
 
-def _planned(request: SearchRequest, known: Sequence[ExecutionPlan]) -> Planned:
-    """The answer of a search with the bound of this search, never slower than a plan of `known`; these plans fit."""
+def _planned(request: SearchRequest, known: Sequence[ExecutionPlan], proof: Budget | None = None) -> Planned:
+    """The answer of a search, never slower than a plan of `known`, which fit; with a `proof` of this budget."""
     question, space, meter = request.question, request.space, Meter(request.budget)
     findings = make_attempts(request)
     presets = _of_each_preset(findings)
@@ -142,15 +133,16 @@ def _planned(request: SearchRequest, known: Sequence[ExecutionPlan]) -> Planned:
     plan = with_streamed_parts(question, plan)
     certificate = question.certificate(plan)
     estimate = question.estimate(plan)
-    fastest_seconds, bound = min(question.seconds(fastest), estimate.seconds), highest_bound(findings)
+    fastest_seconds = min(question.seconds(fastest), estimate.seconds)
+    proven = prove_bound(request, proof, findings, fastest_seconds)
     return Planned(
         plan,
         estimate,
         certificate,
-        bound.lower_bound_seconds,
-        bound.binding,
-        bound.seconds,
-        bound,
+        proven.lower_bound_seconds,
+        proven.binding,
+        proven.provable_seconds,
+        highest_bound(findings),
         presets,
         space,
         fastest_seconds,

@@ -5,15 +5,15 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.placement.devices.strategy import Strategy
 from prefect_rlhf.placement.search.compiled import announce_compilation
 from prefect_rlhf.placement.search.exact.binding import binding_term
-from prefect_rlhf.placement.search.exact.exact import IterativeDeepening
+from prefect_rlhf.placement.search.exact.exact import ExactState, IterativeDeepening
 from prefect_rlhf.placement.search.method import Method
 from prefect_rlhf.placement.search.partial.complete import INFINITE, evaluate
 from prefect_rlhf.placement.search.partial.incumbent import Incumbent, SearchOutcome
@@ -47,6 +47,9 @@ class State(Protocol):
     def lower_bound_us(self) -> int: ...
     @property
     def evaluations(self) -> int: ...
+
+
+_State = TypeVar("_State", bound=State)
 
 
 class Search(Protocol):
@@ -110,13 +113,14 @@ class Proof:
     """No plan takes less than `lower_bound_seconds`, and more evaluations prove at most `provable_seconds`.
 
     `binding` describes the term of the bound that binds. `plan` has the least bound of the visited plans; None if all
-    are left out.
+    are left out. A further proof may go on from `reached`.
     """
 
     lower_bound_seconds: float
     provable_seconds: float
     binding: str
     plan: dict[str, Choice] | None = None
+    reached: tuple[Tables, ExactState] | None = field(default=None, repr=False, compare=False)
 
 
 def search(
@@ -141,7 +145,8 @@ def search(
     tables = build_tables(problem)
     solver = _solver(method, seed, max_gap)
     warm_up(method)
-    outcome, state, cpu_seconds = _run(solver, tables, budget_seconds, max_evaluations, progress, enough_seconds)
+    begun = solver.init(tables)
+    outcome, state, cpu_seconds = _run(solver, tables, begun, budget_seconds, max_evaluations, progress, enough_seconds)
     return _result(problem, tables, state, outcome, cpu_seconds)
 
 
@@ -151,23 +156,29 @@ def prove(
     budget_seconds: float = math.inf,
     max_evaluations: float = math.inf,
     enough_seconds: float = math.inf,
+    earlier: Proof | None = None,
 ) -> Proof:
     """Prove a bound of at most `most_seconds` on every plan, for any order of its nodes.
 
     It looks for no plan: a plan takes its bound. So it ends when no plan is below the least bound of a visited plan,
-    and no further evaluation raises it. The other parameters are as of `search`. Raises InvalidInput for a budget that
-    is not positive.
+    and no further evaluation raises it. The other parameters are as of `search`. It goes on from an `earlier` proof of
+    the problem with more seconds, whose evaluations count. Raises InvalidInput for a budget that is not positive.
     """
     if not budget_seconds > 0:
         raise InvalidInput("budget_seconds", budget_seconds, "more than 0 seconds")
     warm_up()
-    tables, most_us = build_tables(problem), whole_microseconds(most_seconds)
+    most_us = whole_microseconds(most_seconds)
     solver = IterativeDeepening(improving_share=0.0, bounds_only=True, most_us=most_us)
-    _, state, _ = _run(solver, tables, budget_seconds, max_evaluations, None, enough_seconds)
+    if earlier is None or earlier.reached is None:
+        tables = build_tables(problem)
+        begun = solver.init(tables)
+    else:
+        tables, begun = earlier.reached[0], solver.again(earlier.reached[1])
+    _, state, _ = _run(solver, tables, begun, budget_seconds, max_evaluations, None, enough_seconds)
     least_us = most_us if state.incumbent is None else state.incumbent.makespan_us
     binding = binding_term(problem, tables, state.incumbent)
     lower_us, plan = min(most_us, state.lower_bound_us), _plan(problem, state.incumbent)
-    return Proof(lower_us * MICROSECOND, least_us * MICROSECOND, binding, plan)
+    return Proof(lower_us * MICROSECOND, least_us * MICROSECOND, binding, plan, (tables, state))
 
 
 def whole_microseconds(seconds: float) -> int:
@@ -196,15 +207,15 @@ def _solver(method: Method, seed: int, max_gap: float) -> Search:
 def _run(
     solver: Search,
     tables: Tables,
+    state: _State,
     budget_seconds: float,
     max_evaluations: float,
     progress: Callable[[Progress], None] | None,
     enough_seconds: float,
-) -> tuple[SearchOutcome, State, float]:
+) -> tuple[SearchOutcome, _State, float]:
     began = time.process_time()
-    state: State = solver.init(tables)
     next_report = 0.0
-    outcome = None
+    outcome = solver.terminate(tables, state)
     try:
         while outcome is None:
             state = solver.step(tables, state)

@@ -167,7 +167,7 @@ def network_layers(source: Spread, targets: tuple[Spread, ...], chain: Chain) ->
         return least
 
     def received(held_there: Numbers) -> Numbers:
-        most_first = np.pad(-np.sort(-held_there, axis=1), ((0, 0), (0, 1)))
+        most_first = np.hstack([-np.sort(-held_there, axis=1), np.zeros((len(whole), 1))])
         covered = most_first[:, np.minimum(-(-group // per_node) - 1, held_there.shape[1])]
         most: Numbers = (whole[:, None] - covered).max(axis=0)
         return most

@@ -100,6 +100,12 @@ class IterativeDeepening:
         lower(search, self.most_us)
         return _next_round(t, ExactState(search, begin_annealing(t, self.seed), lower_bound, lower_bound, self.growth))
 
+    def again(self, state: ExactState) -> ExactState:
+        """Return the state of a search with a larger `most_us`, to be continued by this search."""
+        lower(state.search, self.most_us)
+        kept = state.incumbent is not None and state.incumbent.makespan_us < self.most_us
+        return state if kept else replace(state, incumbent=None)
+
     def step(self, t: Tables, state: ExactState) -> ExactState:
         stale_after = max(STALE_AFTER_LEAST, STALE_AFTER * state.improved_at)
         share = self.improving_share * (1 if state.improving_evaluations < stale_after else STALE_SHARE)

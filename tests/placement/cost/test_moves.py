@@ -16,7 +16,7 @@ from prefect_rlhf.placement.cost.moves import (
     reallocation_loads,
     reallocation_seconds,
     row_bytes,
-    row_flows,
+    transfer_loads,
 )
 from prefect_rlhf.placement.cost.sizes import ModelSizes
 from prefect_rlhf.placement.cost.workload import Workload
@@ -127,7 +127,9 @@ def test_rows_take_their_keys_bytes():
     transfers = [DeviceTransfer(Device(0, 0), Device(1, 0), "generate", ("tokens", "logprobs"), tuple(range(100)))]
     workload = Workload.fixed(30, 10)
     assert row_bytes(("tokens", "logprobs"), workload) == 40 * 8 + 10 * 4
-    assert move_seconds(row_flows(transfers, workload), LINKS) == pytest.approx(100 * 360 / 1e10)
+    loads = transfer_loads(transfers, workload)
+    assert loads.sent == {"network": {Device(0, 0): 100 * 360}}
+    assert loads.received == {"network": {Device(1, 0): 100 * 360}}
 
 
 def test_offloading_takes_the_host_link():

@@ -159,15 +159,15 @@ def test_all_streamed_bounds_together_take_the_evaluations_of_one_proof(monkeypa
     """Both inferences of PPO and the generation may stream."""
     asked, taken = question_of(GRAPHS["ppo"]), []
 
-    def counted(problem, most_seconds, seconds, evaluations, enough_seconds):
+    def counted(problem, most_seconds, seconds, evaluations, *others):
         taken.append(evaluations)
-        return prove(problem, most_seconds, seconds, evaluations, enough_seconds)
+        return prove(problem, most_seconds, seconds, evaluations, *others)
 
     monkeypatch.setattr(attempts, "prove", counted)
     space = PlanSpace.of(asked)
     request = attempts.SearchRequest(asked, space, Budget(1000), "exact", None, PlanSpace.of)
-    bound = search(space.least.problem, max_evaluations=1000)
-    assert attempts.prove_bound(request, Budget(10_000), bound, 1000.0).lower_bound_seconds <= 1000.0
+    found = [attempts.Finding(bound=search(space.least.problem, max_evaluations=1000))]
+    assert attempts.prove_bound(request, Budget(10_000), found, 1000.0).lower_bound_seconds <= 1000.0
     whole, *streamed = taken
     assert len(streamed) == len(list(streamed_problems(space))) > 0
     assert sum(streamed) == pytest.approx(whole) == 10_000
