@@ -14,6 +14,8 @@ import threading
 from collections import defaultdict
 from dataclasses import dataclass, replace
 
+import networkx as nx
+
 from prefect_rlhf.placement.augmented.augment import unrolled_nodes
 from prefect_rlhf.placement.augmented.checkpointing import StepRange
 from prefect_rlhf.placement.augmented.node import BEHIND, Node
@@ -108,14 +110,15 @@ class StepGroups:
     def stop(self, begun: int) -> int:
         """End the run early, and return its last step; `begun` is the latest step with a node that has begun.
 
-        Nodes of later steps that were handed out are void: the caller ensures that they never begin, and that no node
-        waits for them. The next groups hold the rest of the steps up to the last step and a checkpoint after it,
-        without exports. The last step is `begun`, or the next possible step. With staleness, a checkpoint between two
-        regular checkpoints would change the weights that later steps read. So if `checkpoint_every` is set, the last
-        step precedes a regular checkpoint. The nodes handed out must also be right for a shorter run: if weights
-        leave the devices only after a later step has read them, that step runs too. If no other step is left, or
-        `next_group` has reported the end, the run continues to its end, with exports, and `num_steps` is returned; if
-        it ends its plan with a move, it continues to that, and the step of the move is returned.
+        Nodes of later steps that were handed out are void: the caller ensures that they never begin, and that a node
+        waits for their predecessors instead. The next groups hold the rest of the steps up to the last step and a
+        checkpoint after it, without exports. The last step is `begun`, or the next possible step. With staleness, a
+        checkpoint between two regular checkpoints would change the weights that later steps read. So if
+        `checkpoint_every` is set, the last step precedes a regular checkpoint. The nodes handed out must also be right
+        for a shorter run: if weights leave the devices only after a later step has read them, that step runs too. If
+        no other step is left, or `next_group` has reported the end, the run continues to its end, with exports, and
+        `num_steps` is returned; if it ends its plan with a move, it continues to that, and the step of the move is
+        returned.
         """
         with self._lock:
             if self._stopped_after is not None:
@@ -139,15 +142,20 @@ class StepGroups:
         return steps.num_steps if steps.moving is None or steps.stopped is None else steps.stopped
 
     def _is_part_of(self, shorter: StepRange) -> bool:
-        """Whether the nodes handed out are part of the shorter run's graph, with the same dependencies."""
+        """Whether the nodes handed out are part of the shorter run's graph, and wait for all that they wait for there.
+
+        They may wait for it through other nodes, also through nodes of later steps (see `DeviceLocks.go_on_to`).
+        """
         end, begin = shorter.all().stop, min(self._handed_out, default=self._next)
         window = unrolled_nodes(self.graph, self.plan, shorter, self._window(range(begin, end), shorter))
         awaited = {node.id: set(node.depends_on) for node in window}
         old = {node.id for node in window if node.step < begin}  # they ended, so later nodes need not wait for them
         handed_out = [node for nodes in self._handed_out.values() for node in nodes.values()]
-        void = {node.id for node in handed_out if node.step >= end}  # no node waits for them any more
+        void = {node.id for node in handed_out if node.step >= end}  # an offload among them may be handed out again
+        waits = nx.DiGraph((before, node.id) for node in handed_out for before in node.depends_on)
+        waits.add_nodes_from(node.id for node in handed_out)
         return all(
-            node.id in awaited and awaited[node.id] - old <= set(node.depends_on) - void
+            node.id in awaited and awaited[node.id] - old <= nx.ancestors(waits, node.id) - void
             for node in handed_out
             if node.step < end
         )

@@ -7,7 +7,7 @@ concurrently with calls.
 from __future__ import annotations
 
 import threading
-from collections.abc import Set
+from collections.abc import Iterable, Set
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from itertools import count
@@ -42,6 +42,7 @@ class DeviceLocks:
         self._places = count()
         self._waiting: dict[str, _Claim] = {}
         self._running: dict[str, _Claim] = {}
+        self._void: dict[str, Set[str]] = {}  # nodes that never begin, with the nodes that they waited for
         self._highest_begun = -1  # of the steps
         self._last_step: int | None = None  # nodes of later steps never begin
         self._is_held = False
@@ -59,12 +60,13 @@ class DeviceLocks:
             leased = ",".join(map(str, sorted(self.leased)))
             raise DeviceOutsideLease(f"device {outside[0]} is not in this run's lease ({leased})")
         with self._lock:
-            unended = {name for name in node.depends_on if name in self._waiting or name in self._running}
-            claim = _Claim(next(self._places), node.step, node.occupies, unended)
+            claim = _Claim(next(self._places), node.step, node.occupies, self._unended(node.depends_on))
             if self._stopped or self._is_too_late(claim):
+                self._void[node.id] = claim.after
                 claim.turn.cancel()
             else:
                 self._waiting[node.id] = claim
+                self._void.pop(node.id, None)  # an offload may move to an earlier step, and be announced again
         self._begin_those_that_may()
         return claim.turn
 
@@ -97,17 +99,23 @@ class DeviceLocks:
     def go_on_to(self, last_step: int) -> None:
         """Start nodes again, up to `last_step`; turns of later steps are cancelled, including nodes announced later.
 
-        Nodes that wait for a node of a later step no longer wait, because that node never begins.
+        A node that waits for a node of a later step then waits for the predecessors of that node, which never begins.
         """
         with self._lock:
             self._is_held, self._last_step = False, last_step
             dropped = {name: claim for name, claim in self._waiting.items() if self._is_too_late(claim)}
+            self._void |= {name: claim.after for name, claim in dropped.items()}
             self._waiting = {name: claim for name, claim in self._waiting.items() if name not in dropped}
             for claim in self._waiting.values():
-                claim.after -= dropped.keys()
+                claim.after = self._unended(claim.after)
         for claim in dropped.values():
             claim.turn.cancel()
         self._begin_those_that_may()
+
+    def _unended(self, names: Iterable[str]) -> set[str]:
+        """Return the nodes that have not ended; in place of a node that never begins, its own predecessors."""
+        waiting = {name for name in names if name in self._waiting or name in self._running}
+        return waiting.union(*(self._unended(self._void[name]) for name in names if name in self._void))
 
     def _is_too_late(self, claim: _Claim) -> bool:
         return self._last_step is not None and claim.step > self._last_step

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import networkx as nx
@@ -113,7 +113,7 @@ def bare(node: Node) -> Node:
 def test_a_stopped_run_ends_with_a_checkpoint(data, graph, num_steps, per_group, every, chance):
     """Whenever it is stopped: what was handed out of its steps and what follows is the graph of a run of so many steps.
 
-    In any order that what they wait for allows, with that of later steps left out, they find the weights they need.
+    In any order that their waits allow, also those through nodes of later steps, they find the weights they need.
     """
     plan = data.draw(plans(graph, FOUR_DEVICES))
     first = data.draw(st.integers(0, num_steps - 1))
@@ -136,23 +136,30 @@ def test_a_stopped_run_ends_with_a_checkpoint(data, graph, num_steps, per_group,
     assert {bare(node) for node in nodes} == {bare(node) for node in expected} and len(nodes) == len(expected)
     assert not any(node.kind == "export" for node in nodes)
     devices = DevicesAndDisk(graph, plan, first)
-    for node in in_any_order(kept, chance):
+    for node in in_any_order(kept, before, chance):
         devices.run(node)
     assert devices.away == devices.comes_and_goes
     assert devices.committed[-1] == groups.stopped_after
 
 
-def in_any_order(groups: Groups, chance: random.Random) -> list[Node]:
-    """An order that what the nodes wait for allows, when two groups are in flight."""
+def in_any_order(groups: Groups, before: Sequence[Node], chance: random.Random) -> list[Node]:
+    """An order that what the nodes wait for allows, when two groups are in flight.
+
+    `before` are the nodes handed out before the stop. The void nodes among them only pass waits on.
+    """
     nodes = {node.id: node for group in groups for node in group}
+    names = {node.id: node.id if nodes.get(node.id) is node else f"void {node.id}" for node in before}
+    rest = [node for node in nodes.values() if names.get(node.id) != node.id]
     waits: nx.DiGraph[str] = nx.DiGraph()
     waits.add_nodes_from(nodes)
-    waits.add_edges_from((before, node.id) for node in nodes.values() for before in node.depends_on if before in nodes)
+    waits.add_edges_from((names.get(name, name), names[node.id]) for node in before for name in node.depends_on)
+    waits.add_edges_from((name, node.id) for node in rest for name in node.depends_on)
     for number, group in enumerate(groups):
         ended = [node for earlier in groups[: max(0, number - 1)] for node in earlier if node.kind not in BEHIND]
         waits.add_edges_from((before.id, node.id) for before in ended for node in group)
-    keys = {id: chance.random() for id in nodes}
-    return [nodes[id] for id in nx.lexicographical_topological_sort(waits, key=keys.__getitem__)]
+    keys = {id: chance.random() for id in waits}
+    order = nx.lexicographical_topological_sort(waits, key=keys.__getitem__)
+    return [nodes[id] for id in order if id in nodes]
 
 
 @settings(max_examples=examples(50))

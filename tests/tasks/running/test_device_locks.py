@@ -111,16 +111,20 @@ def test_a_run_that_stops_begins_nothing_more():
 
 
 def test_a_held_run_goes_on_to_the_end_of_a_step_and_no_later_step_begins():
-    """Whoever waits for a node of a later step no longer does: that node never begins, announced now or later."""
-    reader = node("reader@2", B, step=2, after=["running@1"])
-    run = Run(
-        node("running@1", A, step=1), node("other@1", A, step=1), reader, node("train@1", B, step=1, after=["reader@2"])
-    )
+    """A node that waits for a node of a later step waits for its predecessors instead, announced now or later."""
+    reader, saved = node("reader@2", B, step=2, after=["running@1"]), node("saved@2", A, step=2, after=["reader@2"])
+    train = node("train@1", B, step=1, after=["saved@2"])
+    run = Run(node("running@1", A, step=1), node("other@1", A, step=1), reader, saved, train)
     assert run.locks.hold() == 1
-    run.end("running@1")
-    assert run.begun == ["running@1"]
     run.locks.go_on_to(1)
-    assert run.begun == ["running@1", "other@1", "train@1"]
+    assert run.begun == ["running@1"] and run.turns["saved@2"].cancelled()
+    late = run.locks.announce(node("late@2", A, step=2, after=["running@1"]))
+    offload = run.locks.announce(node("offload@1", A, step=1, after=["late@2"]))
+    assert late.cancelled() and not offload.done()
+    run.end("running@1")
+    assert run.begun == ["running@1", "other@1", "train@1"] and not offload.done()
+    run.end("other@1")
+    assert offload.done()
     assert run.turns["reader@2"].cancelled() and run.locks.announce(node("next@2", A, step=2)).cancelled()
 
 
