@@ -53,7 +53,7 @@ UNDER = Correction(compute=0.85, eager_launch=1.4)
 launches and by faster compute (ADR 22)."""
 STEADY_SHARE = 0.05  # of the budget, for the search under the change
 """The local searches after it have the same seconds together; each may use all evaluations."""
-MOST_DEVICES = 64  # with more, nothing is searched under a change
+MOST_DEVICES = 64  # with more, nothing is searched under a change, and fewer plans are improved
 RIVALS = 8  # plans, the fastest, that a plan is compared with under each change
 IMPROVING_SHARE = 0.9  # of the budget, at least, to improve them; they also get the unused time of the searches
 
@@ -118,7 +118,11 @@ def _planned(request: SearchRequest, known: Sequence[ExecutionPlan], proof: Budg
         raise no_plan_fits(question, space, request.budget.times(1 / 4))
     meter.spend(request.budget.evaluations)
     left = meter.left.at_least(request.budget.times(IMPROVING_SHARE))
-    best = _improved(question, space, _starts(question, timed, 1 if is_close(question, findings) else STARTS), left)
+    if is_close(question, findings):
+        starts = _starts(question, timed, 1)
+    else:  # the last attempt is at plans whose models take turns
+        starts = _starts(question, timed, STARTS, findings[-1].plans)
+    best = _improved(question, space, starts, left)
     fastest = _finished(question, best, space)
     at_most = min((seconds for _, seconds in compared), default=math.inf)
     steady = _steady(request, fastest, [plan for plan, _ in timed])
@@ -245,10 +249,23 @@ def _improved(question: Question, space: PlanSpace, starts: Sequence[ExecutionPl
     return min(improved, key=question.seconds)
 
 
-def _starts(question: Question, timed: Sequence[tuple[ExecutionPlan, float]], count: int) -> list[ExecutionPlan]:
-    """Make the fastest `2 * count` plans resident if possible, then return the fastest `count`."""
-    staying = [keep_resident_where_free(question, plan) for plan in differently_placed(timed)[: 2 * count]]
-    return differently_placed((plan, question.seconds(plan)) for plan in staying)[:count]
+def _starts(
+    question: Question,
+    timed: Sequence[tuple[ExecutionPlan, float]],
+    count: int,
+    taking_turns: Sequence[ExecutionPlan] = (),
+) -> list[ExecutionPlan]:
+    """Make the fastest `2 * count` plans resident if possible, then return the fastest `count`.
+
+    The fastest of `taking_turns` made resident is a further start on up to `MOST_DEVICES`: its offloads hide how fast
+    its meshes and strategies are.
+    """
+    near = differently_placed(timed)[: 2 * count]
+    turns = taking_turns if question.site.mesh.num_devices <= MOST_DEVICES else ()
+    staying = [(plan, question.seconds(plan)) for plan in (keep_resident_where_free(question, plan) for plan in near)]
+    rested = [(plan, question.seconds(plan)) for plan in (keep_resident_where_free(question, plan) for plan in turns)]
+    fastest, further = differently_placed(staying + rested)[:count], differently_placed(rested)[:1]
+    return [*fastest, *(plan for plan in further if plan not in fastest)]
 
 
 def _finished(question: Question, plan: ExecutionPlan, space: PlanSpace) -> ExecutionPlan:

@@ -214,7 +214,7 @@ def plan_problem(
 def _nodes(
     call: Call, candidates: Candidates, context: CostContext, counted: MemoryCount, copies: bool
 ) -> Iterator[ProblemNode]:
-    """The call, and the moves around it; a computation only if a call waits for it, whose time else counts it."""
+    """The call, and the moves around it. A computation is a node for bounds only, if a call waits for it."""
     graph, started = context.graph, context.site.sources.orchestration_seconds
     if call.kind == "compute":
         compute = ComputeNode(call.name, _microseconds(started + (call.host_seconds or 0.0)))
