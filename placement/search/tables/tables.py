@@ -148,9 +148,19 @@ def build_tables(problem: Problem) -> Tables:
     )
 
 
+def ends_of_moves(t: Tables) -> list[set[int]]:
+    """The calls at the other ends of each call's moves, whose durations depend on the options of both."""
+    others: list[set[int]] = [set() for _ in range(t.num_calls)]
+    for node in np.flatnonzero(t.node_kind == PAIR):
+        first, second = int(t.first[node]), int(t.second[node])
+        others[first].add(second)
+        others[second].add(first)
+    return others
+
+
 def calls_with_moves(t: Tables) -> set[int]:
-    """The calls at the ends of moves, whose durations depend on these calls' options."""
-    return {int(call) for ends in (t.first, t.second) for call in ends[t.node_kind == PAIR]}
+    """The calls at the ends of moves."""
+    return {call for call, others in enumerate(ends_of_moves(t)) if others}
 
 
 def _ints(values: Sequence[int] | Sequence[Sequence[int]]) -> Ints:
