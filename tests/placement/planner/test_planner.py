@@ -1,5 +1,6 @@
 """From a graph to a plan: it is legal, fits, is as fast as its augmented graph says, and no plan beats the bound."""
 
+import gc
 import json
 from dataclasses import replace
 from functools import cache
@@ -243,6 +244,12 @@ def test_a_proof_of_a_bound_that_is_too_high_shows(monkeypatch):
     found = plan_graph(question(GRAPHS["dpo"]), evaluations=1000)
     assert found.beats_bound
     assert "BELOW the bound" in summary(found)
+
+
+def test_no_garbage_is_collected_during_a_search_and_again_after_it():
+    enabled = []
+    plan_graph(question(GRAPHS["dpo"]), evaluations=1000, progress=lambda _: enabled.append(gc.isenabled()))
+    assert gc.isenabled() and set(enabled) == {False}
 
 
 def test_a_search_that_proves_nothing_has_the_same_plan():
