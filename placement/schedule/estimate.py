@@ -92,7 +92,7 @@ class Prediction:
     `seconds_by_subject` is the working time of a node's ranks in any step (see `subject_of`), without the controller's
     `orchestration_seconds` per node. If other work on their hosts slows them, it is the median of the steps. Nodes
     without a source of times are not in it; in the schedule they take orchestration alone. `speeds` are those of the
-    calls of a step, and `work` is the work of a step.
+    calls of a step, and `work` is the work of a step; it is None if only the end of a run is left.
     """
 
     schedule: Schedule
@@ -129,4 +129,5 @@ def predict(
         timed = {subject: seconds + median(slowed.get(subject, [0.0])) for subject, seconds in timed.items()}
     graph = augmented.graph
     speeds = call_speeds(graph, augmented.plan, made, workload, sources)
-    return Prediction(made, timed, sources.orchestration_seconds, speeds, IterationWork.of(graph, workload))
+    work = IterationWork.of(graph, workload) if made.step_ends() else None
+    return Prediction(made, timed, sources.orchestration_seconds, speeds, work)

@@ -31,6 +31,11 @@ def test_every_node_of_the_run_is_scheduled_evaluation_checkpoints_and_exports_t
     assert [slot.node for slot in PREDICTED.schedule.slots] == list(AUGMENTED)
 
 
+def test_a_run_that_only_its_end_is_left_of_has_no_speed():
+    rest = predict(augment(GRAPH, PLAN, 6, first_step=6, checkpoint_every=3), WORKLOAD, SOURCES)
+    assert rest.schedule.slots and rest.work is None and not rest.speeds
+
+
 def test_what_no_source_of_times_knows_is_not_predicted():
     """Of all else the seconds are more than none."""
     unknown = {node.kind for node in AUGMENTED if PREDICTED.worked_seconds(node.id) is None}
