@@ -59,10 +59,10 @@ NOWHERE = -1  # the mesh of a call whose packing took too long
 FEW = 2  # undecided calls for which it does not pay to narrow their domains
 
 
-def decision_order(t: Tables) -> list[int]:
+def decision_order(t: Tables, bounds_only: bool = False) -> list[int]:
     """Return the calls in the order of decisions: first calls that occupy the most devices for the longest time.
 
-    The area of a call with moves counts twice, and four times if the other end of a move precedes it.
+    The area of a call with moves counts twice; with `bounds_only` four times if the other end of a move precedes it.
     """
     # A move takes no certain time until both ends are decided, so all decisions between them multiply. On 128 devices
     # most options of a generate call are left out only by the time of its move.
@@ -70,7 +70,7 @@ def decision_order(t: Tables) -> list[int]:
     ends = ends_of_moves(t)
 
     def weight(call: int) -> int:
-        factor = 1 if not ends[call] else 4 if ends[call] & set(order) else 2
+        factor = 1 if not ends[call] else 4 if bounds_only and ends[call] & set(order) else 2
         return int(t.least_area[call]) * factor
 
     while len(order) < t.num_calls:

@@ -95,7 +95,7 @@ class IterativeDeepening:
 
     def init(self, t: Tables) -> ExactState:
         lower_bound = int(bound_partial(t, empty_partial(t), INFINITE))
-        search = empty_search_state(t, decision_order(t))
+        search = empty_search_state(t, decision_order(t, self.bounds_only))
         search.scalars[BOUNDS_ONLY] = self.bounds_only
         lower(search, self.most_us)
         return _next_round(t, ExactState(search, begin_annealing(t, self.seed), lower_bound, lower_bound, self.growth))
