@@ -61,13 +61,14 @@ class SearchRequest:
 class Finding:
     """The plans that fit, apart from presets; `bound` is the search if it bounds all plans of the question.
 
-    A longer proof begins with `proof`, a short proof.
+    A longer proof begins with `proof`, a short proof. In plans that `take_turns`, models alternate on devices.
     """
 
     plans: tuple[ExecutionPlan, ...] = ()
     presets: tuple[PresetResult, ...] = ()
     bound: SearchResult | None = None
     proof: Proof | None = None
+    take_turns: bool = False
 
     def seconds(self, question: Question) -> Iterator[float]:
         """Yield the seconds of an iteration of each of its plans."""
@@ -208,7 +209,7 @@ def search_time_sharing(request: SearchRequest) -> Finding:
     parts = (request.space, *divisions(request.space))
     budget = request.budget.times(WHOLE_SHARE / len(parts))
     plans = [solve_fitting(request.question, time_sharing_problem(part), budget, shares=TIGHTER) for part in parts]
-    return _finding(*plans)
+    return replace(_finding(*plans), take_turns=True)
 
 
 def _finding(*plans: ExecutionPlan | None, bound: SearchResult | None = None) -> Finding:

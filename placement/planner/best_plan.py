@@ -120,8 +120,9 @@ def _planned(request: SearchRequest, known: Sequence[ExecutionPlan], proof: Budg
     left = meter.left.at_least(request.budget.times(IMPROVING_SHARE))
     if is_close(question, findings):
         starts = _starts(question, timed, 1)
-    else:  # the last attempt is at plans whose models take turns
-        starts = _starts(question, timed, STARTS, findings[-1].plans)
+    else:
+        turns = [plan for finding in findings if finding.take_turns for plan in finding.plans]
+        starts = _starts(question, timed, STARTS, turns)
     best = _improved(question, space, starts, left)
     fastest = _finished(question, best, space)
     at_most = min((seconds for _, seconds in compared), default=math.inf)
@@ -265,7 +266,7 @@ def _starts(
     staying = [(plan, question.seconds(plan)) for plan in (keep_resident_where_free(question, plan) for plan in near)]
     rested = [(plan, question.seconds(plan)) for plan in (keep_resident_where_free(question, plan) for plan in turns)]
     fastest, further = differently_placed(staying + rested)[:count], differently_placed(rested)[:1]
-    return [*fastest, *(plan for plan in further if plan not in fastest)]
+    return [*fastest, *(plan for plan in further if plan.placements not in [each.placements for each in fastest])]
 
 
 def _finished(question: Question, plan: ExecutionPlan, space: PlanSpace) -> ExecutionPlan:

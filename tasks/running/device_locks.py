@@ -61,12 +61,16 @@ class DeviceLocks:
             raise DeviceOutsideLease(f"device {outside[0]} is not in this run's lease ({leased})")
         with self._lock:
             claim = _Claim(next(self._places), node.step, node.occupies, self._unended(node.depends_on))
+            replaced = None
             if self._stopped or self._is_too_late(claim):
                 self._void[node.id] = claim.after
                 claim.turn.cancel()
-            else:
+            else:  # an offload may move to an earlier step, and be announced again
+                replaced = self._waiting.pop(node.id, None)
                 self._waiting[node.id] = claim
-                self._void.pop(node.id, None)  # an offload may move to an earlier step, and be announced again
+                self._void.pop(node.id, None)
+        if replaced is not None:
+            replaced.turn.cancel()
         self._begin_those_that_may()
         return claim.turn
 
@@ -114,8 +118,15 @@ class DeviceLocks:
 
     def _unended(self, names: Iterable[str]) -> set[str]:
         """Return the nodes that have not ended; in place of a node that never begins, its own predecessors."""
-        waiting = {name for name in names if name in self._waiting or name in self._running}
-        return waiting.union(*(self._unended(self._void[name]) for name in names if name in self._void))
+        unended, seen, left = set[str](), set[str](), list(names)
+        while left:  # void nodes have many common predecessors, so each is looked at once
+            name = left.pop()
+            if name not in seen:
+                seen.add(name)
+                if name in self._waiting or name in self._running:
+                    unended.add(name)
+                left += self._void.get(name, ())
+        return unended
 
     def _is_too_late(self, claim: _Claim) -> bool:
         return self._last_step is not None and claim.step > self._last_step

@@ -119,6 +119,7 @@ class PlanSpace:
         several_nodes = self.context.site.mesh.num_nodes > 1
         parts = (
             "numbers of micro-batches between powers of two, and sizes of vLLM's cache between those tried",
+            "orders of a trained model's devices",
             "parts of a plan that would not fit without them",
             "tensor parallelism across nodes" if several_nodes else "",
             self.context.space.left_out,

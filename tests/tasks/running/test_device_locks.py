@@ -128,6 +128,31 @@ def test_a_held_run_goes_on_to_the_end_of_a_step_and_no_later_step_begins():
     assert run.turns["reader@2"].cancelled() and run.locks.announce(node("next@2", A, step=2)).cancelled()
 
 
+def test_a_node_waits_through_many_void_nodes():
+    """They have a number of paths between them that no program could follow."""
+    run = Run(node("first@0", A))
+    run.locks.hold()
+    run.locks.go_on_to(0)
+    before = ["first@0"]
+    for layer in range(60):
+        names = [f"{place}@{layer + 1}" for place in ("left", "right")]
+        assert all(run.locks.announce(node(name, A, step=layer + 1, after=before)).cancelled() for name in names)
+        before = names
+    last = run.locks.announce(node("last@0", B, after=before))
+    assert not last.done()
+    run.end("first@0")
+    assert last.done()
+
+
+def test_a_node_announced_again_replaces_the_first_announcement():
+    run = Run(node("running@0", A), node("offload@0", A, step=1))
+    first = run.turns["offload@0"]
+    again = run.locks.announce(node("offload@0", A))
+    assert first.cancelled() and not again.done()
+    run.end("running@0")
+    assert again.done() and not again.cancelled()
+
+
 def test_a_device_outside_the_lease_is_refused_by_name():
     both = node("both", A, B)
     with pytest.raises(DeviceOutsideLease, match=r"device n0:1 is not in this run's lease \(n0:0\)"):
