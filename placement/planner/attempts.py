@@ -137,8 +137,7 @@ def prove_bound(
         return Proof(bound.lower_bound_seconds, bound.seconds, bound.binding)
     space, most, enough = request.space, fastest_seconds * (1 + PROVED), fastest_seconds / (1 + PROVED)
     earlier = next((finding.proof for finding in reversed(findings) if finding.proof), None)
-    whole = (space.with_copies or space.least).problem
-    best = prove(whole, most, budget.seconds, budget.evaluations, enough, earlier)
+    best = prove(space.computed_with_copies.problem, most, budget.seconds, budget.evaluations, enough, earlier)
     if best.lower_bound_seconds <= bound.lower_bound_seconds:
         provable = max(best.provable_seconds, bound.lower_bound_seconds)
         best = Proof(bound.lower_bound_seconds, provable, bound.binding)
@@ -177,7 +176,7 @@ def search_copies(request: SearchRequest) -> Finding:
 
 def search_least_bound(request: SearchRequest) -> Finding:
     """Find the plan of the least bound, which may be fast although it is slow in the problem's order of nodes."""
-    problem, budget = request.space.with_copies or request.space.least, request.budget
+    problem, budget = request.space.computed_with_copies, request.budget
     evaluations = budget.evaluations * LEAST_BOUND_EVALUATIONS
     found = prove(problem.problem, math.inf, budget.seconds * LEAST_BOUND_SHARE, evaluations)
     plan = solution(request.question, problem, found)

@@ -137,11 +137,27 @@ class PlanSpace:
 
         With the first option it has its own copy, with the second it uses the first reader's.
         """
+        return self._with_copies(computations=False)
+
+    @cached_property
+    def computed(self) -> PlanProblem:
+        """`least` with a node for each computation: for bounds.
+
+        As nodes they lead a search for plans to slower plans (`docs/measured_log.md`).
+        """
+        return plan_problem(self.context, self.candidates, computations=True)
+
+    @cached_property
+    def computed_with_copies(self) -> PlanProblem:
+        """`with_copies`, or `least` without a second reader, with a node for each computation: for bounds."""
+        return self._with_copies(computations=True) or self.computed
+
+    def _with_copies(self, computations: bool) -> PlanProblem | None:
         chooses = [name for name in self.candidates if second_reader(self.context.graph, name)]
         if not chooses:
             return None
         twice = {name: options * 2 if name in chooses else options for name, options in self.candidates.items()}
-        return plan_problem(self.context, twice, copies=True)
+        return plan_problem(self.context, twice, copies=True, computations=computations)
 
     @cached_property
     def most(self) -> PlanProblem:
@@ -179,10 +195,12 @@ def plan_problem(
     counted: MemoryCount = "least",
     classes: tuple[tuple[int, ...], ...] | None = None,
     copies: bool = False,
+    computations: bool = False,
 ) -> PlanProblem:
     """Pose the problem of the context's graph; `classes` of meshes replace those of its space.
 
-    With `copies` the second half of a second reader's options uses the first reader's copy.
+    With `copies` the second half of a second reader's options uses the first reader's copy. With `computations` each
+    computation that a call waits for is a node.
     """
     graph, space = context.graph, context.space
     reserve = 0
@@ -193,6 +211,7 @@ def plan_problem(
         node
         for name in _in_order([call.name for call in graph], behind)
         for node in _nodes(graph.call(name), candidates, context, counted, copies)
+        if computations or not isinstance(node, ComputeNode)
     )
     if len(nodes) > MAX_NODES:  # a bound holds without computations, too
         nodes = tuple(node for node in nodes if not isinstance(node, ComputeNode))
@@ -215,11 +234,11 @@ def plan_problem(
 def _nodes(
     call: Call, candidates: Candidates, context: CostContext, counted: MemoryCount, copies: bool
 ) -> Iterator[ProblemNode]:
-    """The call, and the moves around it. A computation is a node for bounds only, if a call waits for it."""
+    """The call, and the moves around it; a computation only if a call waits for it."""
     graph, started = context.graph, context.site.sources.orchestration_seconds
     if call.kind == "compute":
         compute = ComputeNode(call.name, _microseconds(started + (call.host_seconds or 0.0)))
-        yield from (compute,) if counted == "least" and compute.microseconds and _feeds_calls(graph, call) else ()
+        yield from (compute,) if compute.microseconds and _feeds_calls(graph, call) else ()
         return
     options = candidates[call.name]
     visits = [option.surely_comes or counted == "most" for option in options]

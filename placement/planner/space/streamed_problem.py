@@ -29,7 +29,7 @@ def streamed_problems(space: PlanSpace, most_seconds: float = math.inf) -> Itera
 
     Plans of `most_seconds` and more need no bound: options that alone take as long keep their seconds without parts.
     """
-    graph, whole = space.context.graph, space.least.problem
+    graph, whole = space.context.graph, space.computed.problem
     pairs = {(one.name, other.name) for one, other in _free_pairs(graph)}
     relaxed = replace(whole, edges=tuple(_without_waits(whole.edges, pairs)))
     for producer in dict.fromkeys(first for first, _ in sorted(pairs)):

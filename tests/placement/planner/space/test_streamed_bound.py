@@ -94,7 +94,7 @@ def test_no_plan_with_parts_is_below_the_bound_and_some_are_below_the_bound_with
         seconds for seconds, plan in timed if plan["actor_generate"].parts == plan["reward_inference"].parts == 1
     )
     least = min(seconds for seconds, _ in timed)
-    without_parts = search(found.space.least.problem, max_evaluations=50_000).lower_bound_seconds
+    without_parts = search(found.space.computed.problem, max_evaluations=50_000).lower_bound_seconds
     assert found.lower_bound_seconds <= least < without_parts <= whole
     assert found.lower_bound_seconds <= found.provable_seconds <= found.seconds
     assert found.binding.endswith(", in plans with streamed parts")
@@ -110,7 +110,7 @@ def test_an_option_stands_for_the_parts_of_every_option_that_it_dominates():
     name, graph_call = "actor_generate", asked.graph.call("actor_generate")
     kept = space.candidates[name]
     whole, cut = (
-        next(node for node in problem.nodes if node.name == name) for problem in (space.least.problem, streamed)
+        next(node for node in problem.nodes if node.name == name) for problem in (space.computed.problem, streamed)
     )
     bounds = defaultdict(list)
     for option, in_parts, candidate in zip(whole.options, cut.options, kept, strict=True):
@@ -131,7 +131,7 @@ def test_an_option_stands_for_the_parts_of_every_option_that_it_dominates():
 def test_an_option_that_takes_too_long_as_a_whole_keeps_its_seconds():
     space = PlanSpace.of(question())
     (every,) = streamed_problems(space)
-    whole, cut = (microseconds(problem, "actor_generate") for problem in (space.least.problem, every))
+    whole, cut = (microseconds(problem, "actor_generate") for problem in (space.computed.problem, every))
     most = sorted(whole)[len(whole) // 2]
     (some,) = streamed_problems(space, most / MICROSECONDS)
     expected = [before if before >= most else after for before, after in zip(whole, cut, strict=True)]
@@ -166,7 +166,7 @@ def test_all_streamed_bounds_together_take_the_evaluations_of_one_proof(monkeypa
     monkeypatch.setattr(attempts, "prove", counted)
     space = PlanSpace.of(asked)
     request = attempts.SearchRequest(asked, space, Budget(1000), "exact", None, PlanSpace.of)
-    found = [attempts.Finding(bound=search(space.least.problem, max_evaluations=1000))]
+    found = [attempts.Finding(bound=search(space.computed.problem, max_evaluations=1000))]
     assert attempts.prove_bound(request, Budget(10_000), found, 1000.0).lower_bound_seconds <= 1000.0
     whole, *streamed = taken
     assert len(streamed) == len(list(streamed_problems(space))) > 0
@@ -204,7 +204,7 @@ def test_the_streamed_problem_drops_a_wait_and_keeps_what_follows_from_it():
     assert {("actor_generate", "actor_train_step"), ("reward_inference", "actor_train_step")} <= edges
     whole, cut = (
         next(node for node in problem.nodes if node.name == "actor_generate")
-        for problem in (space.least.problem, streamed)
+        for problem in (space.computed.problem, streamed)
     )
     assert all(a.microseconds <= b.microseconds for a, b in zip(whole.options, cut.options, strict=True))
     fastest = min(range(len(whole.options)), key=lambda number: whole.options[number].microseconds)
