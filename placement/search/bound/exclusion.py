@@ -22,10 +22,10 @@ def visitors(t: Tables, us: Ints) -> int:
 
 @inner
 def fill_conflicts(t: Tables, us: Ints, overlap: Ints, crowded: Ints, by_resource: Ints, conflict: Ints) -> None:
-    """Write for each node the set of nodes that never run concurrently with it, itself included.
+    """Write for each node the set of nodes that never run concurrently with it.
 
     They occupy a common resource, or are visits of other roles to a common device, or a call and the visits of
-    `crowded`.
+    `crowded`. A node that occupies a resource is in its own set.
     """
     for call in range(t.num_calls):
         by_resource[call] = by_resource[call + t.num_calls] = 0
