@@ -174,7 +174,9 @@ def prove(
         begun = solver.init(tables)
     else:
         tables, begun = earlier.reached[0], solver.again(earlier.reached[1])
-    _, state, _ = _run(solver, tables, begun, budget_seconds, max_evaluations, None, enough_seconds)
+    state = begun
+    if earlier is None or solver.terminate(tables, begun) is None:
+        _, state, _ = _run(solver, tables, begun, budget_seconds, max_evaluations, None, enough_seconds)
     least_us = most_us if state.incumbent is None else state.incumbent.makespan_us
     binding = binding_term(problem, tables, state.incumbent)
     lower_us, plan = min(most_us, state.lower_bound_us), _plan(problem, state.incumbent)
@@ -215,7 +217,7 @@ def _run(
 ) -> tuple[SearchOutcome, _State, float]:
     began = time.process_time()
     next_report = 0.0
-    outcome = solver.terminate(tables, state)
+    outcome = None
     try:
         while outcome is None:
             state = solver.step(tables, state)
