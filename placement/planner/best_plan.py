@@ -261,11 +261,14 @@ def _starts(
     The fastest of `taking_turns` made resident is a further start on up to `MOST_DEVICES`: its offloads hide how fast
     its meshes and strategies are.
     """
-    near = differently_placed(timed)[: 2 * count]
-    turns = taking_turns if question.site.mesh.num_devices <= MOST_DEVICES else ()
-    staying = [(plan, question.seconds(plan)) for plan in (keep_resident_where_free(question, plan) for plan in near)]
-    rested = [(plan, question.seconds(plan)) for plan in (keep_resident_where_free(question, plan) for plan in turns)]
-    fastest, further = differently_placed(staying + rested)[:count], differently_placed(rested)[:1]
+
+    def resident(plans: Iterable[ExecutionPlan]) -> list[tuple[ExecutionPlan, float]]:
+        staying = (keep_resident_where_free(question, plan) for plan in plans)
+        return [(plan, question.seconds(plan)) for plan in staying]
+
+    near = resident(differently_placed(timed)[: 2 * count])
+    turns = resident(taking_turns if question.site.mesh.num_devices <= MOST_DEVICES else ())
+    fastest, further = differently_placed(near + turns)[:count], differently_placed(turns)[:1]
     return [*fastest, *(plan for plan in further if plan.placements not in [each.placements for each in fastest])]
 
 

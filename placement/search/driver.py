@@ -171,12 +171,11 @@ def prove(
     solver = IterativeDeepening(improving_share=0.0, bounds_only=True, most_us=most_us)
     if earlier is None or earlier.reached is None:
         tables = build_tables(problem)
-        begun = solver.init(tables)
+        state = solver.init(tables)
     else:
-        tables, begun = earlier.reached[0], solver.again(earlier.reached[1])
-    state = begun
-    if earlier is None or solver.terminate(tables, begun) is None:
-        _, state, _ = _run(solver, tables, begun, budget_seconds, max_evaluations, None, enough_seconds)
+        tables, state = earlier.reached[0], solver.again(earlier.reached[1])
+    if earlier is None or solver.terminate(tables, state) is None:
+        _, state, _ = _run(solver, tables, state, budget_seconds, max_evaluations, None, enough_seconds)
     least_us = most_us if state.incumbent is None else state.incumbent.makespan_us
     binding = binding_term(problem, tables, state.incumbent)
     lower_us, plan = min(most_us, state.lower_bound_us), _plan(problem, state.incumbent)

@@ -1,4 +1,4 @@
-"""What of the transfers that bring rows to a call is certain, and how many there mostly are.
+"""What of the transfers and computations that bring rows to a call is certain, and how many there mostly are.
 
 Each takes the devices that it occupies for as long as the controller needs to start it, at least.
 """

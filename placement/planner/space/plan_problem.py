@@ -207,11 +207,11 @@ def plan_problem(
     if counted == "most":  # staged weights, and collectives of other calls, which a call's own count leaves out
         reserve = 2 * BUCKET_BYTES + (OTHER_GROUPS * GROUP_BYTES if context.site.backend == "cuda" else 0)
     behind = _behind(graph, list(candidates))
+    names = [call.name for call in graph if computations or call.name in candidates]
     nodes = tuple(
         node
-        for name in _in_order([call.name for call in graph], behind)
+        for name in _in_order(names, behind)
         for node in _nodes(graph.call(name), candidates, context, counted, copies)
-        if computations or not isinstance(node, ComputeNode)
     )
     if len(nodes) > MAX_NODES:  # a bound holds without computations, too
         nodes = tuple(node for node in nodes if not isinstance(node, ComputeNode))
@@ -304,7 +304,7 @@ def _reallocation(
     forbidden.
     """
     known = context.moves.get(call.name)
-    if known is not None and known[0] is trained and known[1] is readers:
+    if known is not None and known[0] == trained and known[1] == readers:
         return known[2]
     node = _new_reallocation(call, trained, readers, trainer, context)
     context.moves.setdefault(call.name, (trained, readers, node))
