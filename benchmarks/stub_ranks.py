@@ -10,7 +10,7 @@ from multiprocessing.connection import Connection, wait
 from typing import Any
 
 from prefect_rlhf.engines.commands import BuildCommand, CallCommand, Digest, MoveWeightsCommand, RankReport
-from prefect_rlhf.engines.gang.processes.messages import Reply, Request, Start
+from prefect_rlhf.engines.gang.processes.messages import Reply, Request
 from prefect_rlhf.placement.augmented.resources import RESOURCES, Resource
 from prefect_rlhf.placement.layout.layout import Layout
 
@@ -59,10 +59,11 @@ def serve(pipes: Sequence[Sequence[Connection[Any, Any]]]) -> None:
         for connection in wait(list(ranks)):
             assert isinstance(connection, Connection)
             try:
-                message = connection.recv()
+                said = connection.recv_bytes()
             except EOFError:
                 return
-            value = None if isinstance(message, Start) else answer(message, ranks[connection], layouts)
+            message = pickle.loads(said) if said else None  # empty: all ranks have started
+            value = answer(message, ranks[connection], layouts) if isinstance(message, Request) else None
             connection.send_bytes(pickle.dumps(Reply(value)))
 
 
