@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import grpo_step, ppo_step
+from benchmarks import grpo_step, ppo_step, referee, regret
 from benchmarks.grpo_work import GRPOWork
 from benchmarks.play_work import PlayWork
 from benchmarks.ppo_work import PPOWork
@@ -105,13 +105,13 @@ SMALLEST = {
     ),
     "referee": (
         "--only 17 --plans 3 --budget 0.5",
-        "beaten beaten_by_at_most fastest_beaten_by_at_most median_gap plans questions "
-        "seconds_median seconds_worst violations worst_gap",
+        "beaten beaten_by_at_most fastest_beaten_by_at_most median_gap questions violations worst_gap",
     ),
     "reallocation": ("--rounds 1 --pairs 2", "pairs parameters"),
     "regret": (
         "--only 17 --evaluations 2000 --search-evaluations 1000 --factors 2",
-        "above_10_percent above_5_percent changes constants median_worst questions seconds_lost worst",
+        "above_10_percent above_5_percent changes constants median_worst questions seconds_lost worst "
+        "worst_of_steadiest",
     ),
     "replan": (
         "--only fixed halves --steps 6 --first 3 --last 6 --prompts 2 --samples 2 --mini-batches 1 --hidden 64 "
@@ -176,6 +176,13 @@ def scripts() -> set[str]:
 
 def test_every_benchmark_has_a_smallest_size():
     assert {name.split()[0] for name in SMALLEST} == scripts()
+
+
+def test_the_sums_over_questions_have_the_keys_of_the_last_line():
+    verdict = referee.Verdict("dpo", 1.0, 1.0, 1.0, {}, None, None, None, plans=1, violations=0, took=1.0)
+    change = regret.Change("link", 2.0, 1.0, 1.0)
+    assert sorted(referee.summary([verdict])) == SMALLEST["referee"][1].split()
+    assert sorted(regret.summary([regret.Regrets("dpo", 1.0, 1.0, 1, (change,), 0.0)])) == SMALLEST["regret"][1].split()
 
 
 @pytest.mark.all
