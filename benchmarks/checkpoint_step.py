@@ -36,7 +36,8 @@ def main() -> None:
     asked = parse_arguments()
     with tempfile.TemporaryDirectory(dir=asked.folder) as temporary, prefect_test_harness(server_startup_timeout=120):
         folder = Path(temporary)
-        files = {"actor": {"path": make_model(folder / "model", asked)}, "pairs": {"path": make_pairs(folder, asked)}}
+        actor, pairs = make_model(folder / "model", asked), make_pairs(folder, asked)
+        files = {"actor": {"path": actor}, "pairs": {"path": pairs}, "held_out": {"path": pairs, "split": "held_out"}}
         without = [spans_of(asked, files, folder / f"without-{turn}", None) for turn in range(asked.rounds)]
         with_them = [spans_of(asked, files, folder / f"with-{turn}", asked.every) for turn in range(asked.rounds)]
     print(json.dumps(summary(asked, without, with_them)))
@@ -80,25 +81,25 @@ def make_model(folder: Path, asked: argparse.Namespace) -> str:
 
 
 def make_pairs(folder: Path, asked: argparse.Namespace) -> str:
-    """Write pairs of random answers that are `tokens` words long."""
-    words, number = random.Random(0), 4 * asked.batch_size
+    """Write pairs of random answers that are `tokens` words long, the last few held out."""
+    words, number = random.Random(0), 5 * asked.batch_size
     answers = [" ".join(words.choices(WORDS[3:], k=asked.tokens)) for _ in range(2 * number)]
     columns = {
         "prompt": ["what is it"] * number,
         "chosen": answers[:number],
         "rejected": answers[number:],
-        "split": ["train"] * number,
+        "split": ["train"] * (4 * asked.batch_size) + ["held_out"] * asked.batch_size,
     }
     pq.write_table(pa.table(columns), folder / "pairs.parquet")
     return str(folder / "pairs.parquet")
 
 
 def spans_of(asked: argparse.Namespace, files: dict[str, Any], folder: Path, every: int | None) -> list[TaskRunSpan]:
-    """Run DPO; return its task runs."""
+    """Run DPO; return its task runs. Evaluations are at step 0 and after the last step, outside of what is measured."""
     given = {
         **files,
         "ref": files["actor"],
-        "algo": {"batch_size": asked.batch_size},
+        "algo": {"batch_size": asked.batch_size, "evaluate_every": asked.steps},
         "steps": asked.steps,
         "plan": asked.plan,
         "checkpoint_every": every,
