@@ -67,10 +67,11 @@ test-gpu:
 docs: setup
 	$(RUN)/python -m sphinx $(SITE) docs build/site
 
-# In an environment of its own, since nobody else needs these two. The wheel is built from the source archive.
+# In an environment of its own, since nobody else needs these two. The wheel is built from the source archive, by the
+# pinned setuptools: without the pins, the newest one makes another wheel.
 dist: .venv-dist/.ready
 	rm -rf dist
-	.venv-dist/bin/python -m build --outdir dist .
+	PIP_CONSTRAINT=$(CURDIR)/constraints.txt .venv-dist/bin/python -m build --outdir dist .
 	.venv-dist/bin/twine check --strict dist/*
 
 .venv-dist/.ready: Makefile
