@@ -129,6 +129,7 @@ def solve_fitting(
     With `repair` the fastest of that plan and those before it, made to fit.
     """
     found: list[ExecutionPlan] = []
+    shares = shares[:1] if problem.num_plans == 1 else shares  # in less memory it is the same plan
     for plan in solutions(question, problem, budget, shares, method, name):
         fitted = fitting(question, plan)
         changed = made_to_fit(question, plan) if repair else fitted

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from itertools import pairwise
+from math import prod
 from typing import Literal
 
 import numpy as np
@@ -84,6 +85,12 @@ class PlanProblem:
     def mesh(self, index: int) -> DeviceMesh:
         """Return a mesh of the problem."""
         return _parsed(self.problem.meshes[index].label)
+
+    @property
+    def num_plans(self) -> int:
+        """The number of plans, whatever their memory."""
+        sizes = [len(members) for members in self.problem.mesh_classes]
+        return prod(sum(sizes[option.mesh_class] for option in call.options) for call in self.problem.calls)
 
     def with_memory(self, share: float) -> PlanProblem:
         """Return the problem with a share of the devices' memory."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from itertools import islice, pairwise
 
 import networkx as nx
@@ -17,19 +18,23 @@ MOST_LOOPS = 32  # that a bound counts
 MOST_LISTED = 2_000  # of which these are chosen
 
 
-def direct_dependencies(problem: Problem) -> list[set[tuple[int, int]]]:
-    """The direct dependencies of each node: pairs of a node that it waits for and a lag."""
+Direct = tuple[frozenset[tuple[int, int]], ...]
+"""The direct dependencies of each node: pairs of a node that it waits for and a lag."""
+
+
+def direct_dependencies(problem: Problem) -> Direct:
+    """Return the dependencies that hold in every plan."""
     position = {node.name: index for index, node in enumerate(problem.nodes)}
     direct: list[set[tuple[int, int]]] = [set() for _ in position]
     for edge in (edge for edge in problem.edges if edge.without is None):
         direct[position[edge.target]].add((position[edge.source], edge.lag))
-    return direct
+    return tuple(map(frozenset, direct))
 
 
-def dependency_arrays(problem: Problem) -> dict[str, Ints]:
+@lru_cache(maxsize=64)  # most problems of a question have the same dependencies
+def dependency_arrays(direct: Direct) -> Mapping[str, Ints]:
     """The arrays `depends_on` and `ready_last` of `Tables`."""
-    direct = direct_dependencies(problem)
-    lags = least_lags(problem, own_lag=1)
+    lags = least_lags(direct, own_lag=1)
     nodes = range(len(direct))
 
     def ended(node: int, source: int) -> bool:
@@ -54,17 +59,17 @@ def num_dependencies(problem: Problem, iterations: int) -> Ints:
     return counts.ravel()
 
 
-def least_lags(problem: Problem, own_lag: int = NEVER) -> Ints:
+def least_lags(direct: Direct, own_lag: int = NEVER) -> Ints:
     """The smallest number of iterations, as [u, v], by which v can be ahead of u and still must wait for it.
 
     With `own_lag` every node waits for its own run so many iterations before.
     """
     graph: nx.DiGraph[int] = nx.DiGraph()
-    nodes = range(len(problem.nodes))
+    nodes = range(len(direct))
     graph.add_nodes_from(nodes)
     if own_lag < NEVER:
         graph.add_edges_from(((node, node) for node in nodes), lag=own_lag)
-    for target, pairs in enumerate(direct_dependencies(problem)):
+    for target, pairs in enumerate(direct):
         for source, lag in sorted(pairs, key=lambda pair: -pair[1]):  # of parallel edges the smallest lag stays
             graph.add_edge(source, target, lag=lag)
     lags = np.full((len(nodes), len(nodes)), NEVER, dtype=np.int64)
@@ -78,14 +83,14 @@ def least_lags(problem: Problem, own_lag: int = NEVER) -> Ints:
     return lags
 
 
-def loops(problem: Problem, covered: Sequence[int] = ()) -> Ints:
+def loops(direct: Direct, covered: Sequence[int] = ()) -> Ints:
     """The loops of dependencies, [loops, 2]: the set of nodes, and the iterations until a run of a node needs the last.
 
     Those of few iterations and many nodes come first. Left out are loops whose nodes are in a loop of no more
     iterations, or in a set of `covered`, which are loops of an iteration.
     """
     graph: nx.DiGraph[int] = nx.DiGraph()
-    for target, pairs in enumerate(direct_dependencies(problem)):
+    for target, pairs in enumerate(direct):
         for source, lag in sorted(pairs, key=lambda pair: -pair[1]):  # of parallel edges the smallest lag stays
             graph.add_edge(source, target, lag=lag)
     found: dict[int, int] = {}

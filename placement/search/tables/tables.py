@@ -7,7 +7,7 @@ UNDECIDED in a partial plan. Equal meshes have the relation OVERLAP if equality 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -26,7 +26,9 @@ from prefect_rlhf.placement.search.problem import (
 from prefect_rlhf.placement.search.record import Record
 from prefect_rlhf.placement.search.tables.dependencies import (
     NEVER,
+    Direct,
     dependency_arrays,
+    direct_dependencies,
     least_lags,
     loops,
     num_dependencies,
@@ -128,6 +130,7 @@ def build_tables(problem: Problem) -> Tables:
     # starts, and sets of at most 62 nodes are bits of a word, which makes union and membership single instructions.
     calls = {call.name: index for index, call in enumerate(problem.calls)}
     groups = {call.name: groups_of(call) for call in problem.calls}
+    direct = direct_dependencies(problem)
     return Tables(
         num_calls=len(calls),
         num_nodes=len(problem.nodes),
@@ -143,8 +146,8 @@ def build_tables(problem: Problem) -> Tables:
         tells_equal=_tells_equal(problem, calls),
         **_symmetry_arrays(problem),
         **_edge_arrays(problem),
-        **_order_arrays(problem),
-        **dependency_arrays(problem),
+        **_order_arrays(direct, problem.iterations),
+        **dependency_arrays(direct),
     )
 
 
@@ -332,8 +335,9 @@ def _edge_arrays(problem: Problem) -> dict[str, Ints]:
     }
 
 
-def _order_arrays(problem: Problem) -> dict[str, Ints]:
-    lags, iterations = least_lags(problem), problem.iterations
+@lru_cache(maxsize=64)  # most problems of a question have the same dependencies
+def _order_arrays(direct: Direct, iterations: int) -> Mapping[str, Ints]:
+    lags = least_lags(direct)
     nodes = range(len(lags))
     once = [[min(lags[u, v], lags[v, u]) == 0 and u != v for v in nodes] for u in nodes]
     always = [[lags[u, v] + lags[v, u] <= 1 and u != v for v in nodes] for u in nodes]
@@ -349,7 +353,7 @@ def _order_arrays(problem: Problem) -> dict[str, Ints]:
         "anchor_followers": _ints([word(_followers(lags, anchor)) for anchor in anchors]),
         "cycle_ordered": _ints([[word([_ordered_in(cycle, lags, u, v) for v in nodes]) for u in nodes]
                                 for cycle in cycles]),
-        "loops": loops(problem, counted),
+        "loops": loops(direct, counted),
     }  # fmt: skip
 
 

@@ -22,7 +22,7 @@ from prefect_rlhf.placement.search.problem import (
     Rule,
     calls_of,
 )
-from prefect_rlhf.placement.search.tables.dependencies import least_lags
+from prefect_rlhf.placement.search.tables.dependencies import direct_dependencies, least_lags
 
 LINE = 4
 PERIOD_ITERATIONS = 16
@@ -127,7 +127,7 @@ def _overwrites(random: Random, problem: Problem) -> list[Edge]:
     moves = [node.name for node in problem.nodes if not isinstance(node, PlannedCall)]
     first, second = sorted(random.sample(range(len(problem.calls)), 2))
     source, target, lag = problem.calls[first].name, problem.calls[second].name, random.choice([-1, 0, 1])
-    in_circle = lag + least_lags(problem)[position[target], position[source]] <= 0
+    in_circle = lag + least_lags(direct_dependencies(problem))[position[target], position[source]] <= 0
     return [Edge(source, target, lag, random.choice(moves))] if moves and not in_circle else []
 
 
