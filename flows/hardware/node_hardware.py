@@ -52,8 +52,8 @@ CPU = Hardware(
 
 ORCHESTRATION_SECONDS = 0.015
 """Seconds that the controller adds to every task run (docs/plans.md). They depend on its machine, not on devices."""
-CORE_SECONDS = 0.06
-"""Processor time of controller and server per task run. If every core has a rank, the ranks lose this time."""
+CORE_SECONDS = 0.04
+"""Processor time of controller and server per task run (docs/plans.md). If every core has a rank, ranks lose it."""
 
 
 def cost_sources(

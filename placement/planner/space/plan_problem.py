@@ -88,7 +88,7 @@ class PlanProblem:
 
     @property
     def num_plans(self) -> int:
-        """The number of plans, whatever their memory."""
+        """The number of plans, with room in memory or without."""
         sizes = [len(members) for members in self.problem.mesh_classes]
         return prod(sum(sizes[option.mesh_class] for option in call.options) for call in self.problem.calls)
 
