@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.all]  # tests/tasks/server/ loses en
 COMMAND = Path(sys.executable).with_name("prefect-rlhf")
 STEPS = 6
 CLOCKS = ("seconds", "orchestration_share", "fingerprint_share")
+APART = timedelta(seconds=5)
+"""More than a node's work begins before its task run, less than the server is away."""
 
 
 @pytest.fixture(scope="module")
@@ -103,7 +106,8 @@ def assert_nothing_is_lost(site, run_dir, said, undisturbed, steps_per_group=2):
     for run in task_runs:
         span = spans[run["name"]]
         assert run["state_type"] == "COMPLETED", run["name"]
-        assert parse_datetime(run["start_time"]) <= from_timestamp(span["start"]), run["name"]
+        late = parse_datetime(run["start_time"]) - from_timestamp(span["start"])
+        assert abs(late) < APART, run["name"]
         assert from_timestamp(span["end"]) <= parse_datetime(run["end_time"]), run["name"]
     logs = site.ask("/logs/filter", {"limit": 200, "logs": {"level": {"ge_": 20}}, "sort": "TIMESTAMP_DESC"})
     assert sum(log["message"].startswith(f"step {STEPS} of {STEPS} ·") for log in logs) == 1
