@@ -1,5 +1,6 @@
 """The command `prefect-rlhf run`: run or dry-run an algorithm on devices of this machine, from a terminal."""
 
+import logging
 import shlex
 import signal
 from contextlib import nullcontext
@@ -83,6 +84,7 @@ def run(flags: Annotated[RunFlags, ALL_AT_ONCE]) -> int:
     from prefect_rlhf.flows.algorithm.local_run import plan_locally, run_locally
     from prefect_rlhf.flows.commands.terminal import new_log, quiet_terminal
     from prefect_rlhf.flows.training.run_folder import output_folder
+    from prefect_rlhf.tasks.server.patience import ServerAway
 
     if checked["dry_run"]:
         print(plan_locally(flow, checked, flags.devices, flags.kind))
@@ -90,7 +92,11 @@ def run(flags: Annotated[RunFlags, ALL_AT_ONCE]) -> int:
     log = new_log(output_folder(RunOptions.split(checked)[0]))
     with nullcontext() if flags.verbose else quiet_terminal(log) as terminal:
         say = terminal.say if terminal else print_error
-        state = run_locally(flow, checked, flags.devices, flags.max_restarts, kind=flags.kind, say=say)
+        try:
+            state = run_locally(flow, checked, flags.devices, flags.max_restarts, kind=flags.kind, say=say)
+        except ServerAway:
+            logging.raiseExceptions = False  # otherwise Prefect adds to the error that it cannot send its logs either
+            raise
     found = state.result(raise_on_failure=False, _sync=True)  # type: ignore[call-overload]  # its stubs lack _sync
     if isinstance(found, RunStopped):
         resume = ("-p", f"resume_from={found.resume_from}")
