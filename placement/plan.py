@@ -34,7 +34,8 @@ class Placement(HashedOnce):
     `sequence_parallel` a train_step divides tokens over tp wherever it does not divide products. `python` is the engine
     of compute calls, which use the host CPU of a single device. The rows of a generate or an inference are cut into
     `parts` equal parts, by whole groups. Each part is a task run, and a part of a reader may begin when the parts of
-    its input with its rows have ended.
+    its input with its rows have ended. With `rows_first` the rows of the call move to their readers directly after it,
+    ahead of other calls that could begin then.
     """
 
     mesh: DeviceMesh
@@ -48,6 +49,7 @@ class Placement(HashedOnce):
     recompute: Recompute = 0
     sequence_parallel: bool = False
     parts: int = 1
+    rows_first: bool = False
 
     @property
     def cache_bytes(self) -> int | None:

@@ -130,7 +130,7 @@ FOUR_RANKS: Mapping[str, Compact] = MappingProxyType(
         ),
         "pipeline generates": plan(
             "0-3 tp2 pp2 engine=megatron",
-            "2-3 dp2",
+            "2-3 dp2 rows_first=true",
             "0-1 tp2",
             "0-3 dp4",
             "0-3 dp2 tp2 recompute=all sequence_parallel=true",

@@ -14,7 +14,7 @@ from prefect_rlhf.placement.engine_traits import engines_of
 from prefect_rlhf.placement.graph import Call, DataflowGraph, Dataset, Operation, Port
 from prefect_rlhf.placement.models.model import QUERY_BIASES, Experts, ModelSpec, SlidingWindow, TransformerShape
 from prefect_rlhf.placement.plan import ExecutionPlan, Placement, instances
-from prefect_rlhf.placement.plans.check import violations
+from prefect_rlhf.placement.plans.check import sends_rows, violations
 from prefect_rlhf.placement.row_set import RowSet
 from prefect_rlhf.placement.rows.shares import num_groups
 
@@ -234,7 +234,7 @@ def divisors(number: int) -> list[int]:
 @st.composite
 def plans(draw, graph: DataflowGraph, cluster: ClusterShape, offload: bool = True) -> ExecutionPlan:
     """A legal plan: any mesh and strategy for each call, rows in parts, any of the instances offloaded or in an
-    order of its own."""
+    order of its own, rows first or not."""
     placements = []
     for each in graph:
         if each.kind == "compute":
@@ -266,6 +266,14 @@ def plans(draw, graph: DataflowGraph, cluster: ClusterShape, offload: bool = Tru
         prefetch = part == "none" or draw(st.booleans())
         for each in calls:
             plan = placed(plan, each.name, offload=part, prefetch=prefetch)
+    return draw(_with_rows_first(plan, graph))
+
+
+@st.composite
+def _with_rows_first(draw, plan: ExecutionPlan, graph: DataflowGraph) -> ExecutionPlan:
+    for each in graph:
+        if sends_rows(each, graph) and draw(st.booleans()):
+            plan = placed(plan, each.name, rows_first=True)
     return plan
 
 

@@ -126,7 +126,8 @@ def _add_transfers(
         feed, consumer = by_call[call.name], call.name
         for moves in feed.transfers:
             transfer = _transfer(plan, node, call, moves, transfer_id(consumer, moves[0].producer, node.step))
-            builder.add(transfer, priorities.transfer_to(call, node.step, [move.producer for move in moves]))
+            producers = [move.producer for move in moves]
+            builder.add(transfer, priorities.transfer_to(call, node.step, producers, plan))
             builder.wait(node.id, Dependency(transfer.id, "data", _keys(moves)))
         for shared in feed.shared:
             id = transfer_id(shared.consumer, shared.move.producer, node.step)

@@ -3,7 +3,8 @@
 Within a step the order is: the weights that it needs; evaluation, so that its weights and rows leave the devices before
 training; calls, by the number of calls that their rows went through; checkpoints. All transfers of rows of a level
 precede the first call of the next level, whichever call they are for. A transfer occupies several meshes; behind a long
-call on a single mesh it would block the others.
+call on a single mesh it would block the others. If the plan says `rows_first` of its last producer, a transfer also
+precedes later calls of the producer's level.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 
 from prefect_rlhf.placement.augmented.graph_builder import Priority
 from prefect_rlhf.placement.graph import Call, DataflowGraph
+from prefect_rlhf.placement.plan import ExecutionPlan
 
 _WEIGHTS, _EVALUATION, _TRAINING, _CHECKPOINT, _EXPORT = range(5)  # the parts of a step
 
@@ -35,10 +37,12 @@ class CallPriorities:
     def call(self, call: Call, step: int) -> Priority:
         return step, _part(call), self.levels[call.name], self.positions[call.name], 0
 
-    def transfer_to(self, call: Call, step: int, producers: Iterable[str]) -> Priority:
-        """Run as soon as the last of its producers has run, although other calls precede its consumer."""
-        level = 1 + max(self.levels[name] for name in producers)
-        return step, _part(call), level, -1, self.positions[call.name]
+    def transfer_to(self, call: Call, step: int, producers: Iterable[str], plan: ExecutionPlan) -> Priority:
+        """Run after the level of the last of its producers, or with `rows_first` directly after that producer."""
+        last = max(producers, key=lambda name: (self.levels[name], self.positions[name]))
+        if plan[last].rows_first:
+            return step, _part(call), self.levels[last], self.positions[last], 1 + self.positions[call.name]
+        return step, _part(call), 1 + self.levels[last], -1, self.positions[call.name]
 
     def weights_of(self, call: Call, step: int) -> Priority:
         return step, _WEIGHTS, self.levels[call.name], self.positions[call.name], 0

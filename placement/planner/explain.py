@@ -101,6 +101,8 @@ def in_words(placement: Placement) -> str:
         cuts += f", recompute {placement.recompute}"
     if placement.parts > 1:
         cuts += f", {placement.parts} parts"
+    if placement.rows_first:
+        cuts += ", rows first"
     return f"{placement.name} {placement.engine}{cuts}"
 
 

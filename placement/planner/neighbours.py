@@ -12,14 +12,15 @@ from itertools import chain, combinations, islice
 
 from prefect_rlhf.errors.errors import RlhfError
 from prefect_rlhf.placement.engine_traits import TRAITS
-from prefect_rlhf.placement.graph import DataflowGraph
+from prefect_rlhf.placement.graph import Call, DataflowGraph
 from prefect_rlhf.placement.layout.alignment import aligned
+from prefect_rlhf.placement.memory.remedies import with_changes
 from prefect_rlhf.placement.plan import ExecutionPlan, Placement
 from prefect_rlhf.placement.planner.question import Question, with_copies_agreed
 from prefect_rlhf.placement.planner.solution import made_to_fit
 from prefect_rlhf.placement.planner.space.candidates import Candidate
 from prefect_rlhf.placement.planner.space.plan_problem import PlanProblem, PlanSpace
-from prefect_rlhf.placement.plans.check import check_plan
+from prefect_rlhf.placement.plans.check import check_plan, sends_rows
 from prefect_rlhf.placement.plans.completion import completed
 from prefect_rlhf.placement.plans.streaming import in_parts
 from prefect_rlhf.placement.search.alternatives import Alternative, alternatives, timed_together, unlike
@@ -34,6 +35,7 @@ TRIED_TOGETHER = 8  # the same for a role or two roles, with room; and half as m
 PARTITIONS = 3  # of the devices in two meshes, the most even, for two roles
 FASTEST = 4  # options on each of these meshes, by the time of the train_step
 ROUNDS = 3
+MOST_DEVICES = 64  # with more, frozen roles do not move together, and fewer plans are searched and improved
 
 
 def improve_locally(
@@ -54,7 +56,27 @@ def improve_locally(
         plan = _improve_together(question, plan, space, meter)
         if plan == before:
             break
+    return _with_needed_words(question, plan, meter)
+
+
+def rows_first(question: Question, plan: ExecutionPlan) -> ExecutionPlan:
+    """Return the plan with the rows of all calls moving first."""
+    return with_changes(plan, _senders(question.graph), rows_first=True)
+
+
+def _with_needed_words(question: Question, plan: ExecutionPlan, meter: Meter) -> ExecutionPlan:
+    """The plan without `rows_first` of the calls for which it saves nothing."""
+    for call in _senders(question.graph):
+        if plan[call.name].rows_first:
+            meter.spend(ESTIMATE)
+            without = with_changes(plan, (call,), rows_first=False)
+            if question.seconds(without) <= question.seconds(plan) * (1 + NEGLIGIBLE) and question.fits(without):
+                plan = without
     return plan
+
+
+def _senders(graph: DataflowGraph) -> list[Call]:
+    return [call for call in graph if call.kind != "compute" and call.every is None and sends_rows(call, graph)]
 
 
 def _improve_once(question: Question, plan: ExecutionPlan, space: PlanSpace, meter: Meter) -> ExecutionPlan:
@@ -79,7 +101,7 @@ def _improve_once(question: Question, plan: ExecutionPlan, space: PlanSpace, met
 def _improve_together(question: Question, plan: ExecutionPlan, space: PlanSpace, meter: Meter) -> ExecutionPlan:
     """The fastest of the plan and its `role_moves`; a faster plan that does not fit is made to fit."""
     seconds = question.seconds(plan)
-    for placements in role_moves(plan, space, seconds):
+    for placements in role_moves(plan, space, seconds, question.site.mesh.num_devices <= MOST_DEVICES):
         changed = None if meter.left.is_spent else changed_plan(question, plan, placements)
         if changed is None:
             continue
@@ -111,23 +133,28 @@ def neighbours(plan: ExecutionPlan, space: PlanSpace, most_seconds: float = math
     return {name: _others(problem, plan[name], name, options) for name, options in ranked.items()}
 
 
-def role_moves(plan: ExecutionPlan, space: PlanSpace, most_seconds: float) -> Iterator[dict[str, Placement]]:
+def role_moves(
+    plan: ExecutionPlan, space: PlanSpace, most_seconds: float, moves_frozen: bool = True
+) -> Iterator[dict[str, Placement]]:
     """Yield placements that move all calls on the trained copy of a role together, and those of two roles.
+
+    The two roles are both trained, or with `moves_frozen` both frozen.
 
     They are the fastest by the problem, below `most_seconds`: some with room, and some without, which may fit if copies
     of weights leave.
     """
     problem, posed = space.most, space.most.problem
     choices = {call.name: _choice(problem, call.name, plan[call.name]) for call in posed.calls}
-    trainers = [call for call in posed.calls if call.kind == "train_step"]
-    groups = [_on_its_copy(trainer, problem, plan) for trainer in trainers]
-    options = {name: _by_class(problem.candidates[name]) for group in groups for name in group}
+    trainers = {call.role: call for call in posed.calls if call.kind == "train_step"}
+    frozen = {call.role: call for call in reversed(posed.calls) if moves_frozen and call.role not in trainers}
+    groups, fixed = ([_on_its_copy(c, problem, plan) for c in calls.values()] for calls in (trainers, frozen))
+    options = {name: _by_class(problem.candidates[name]) for group in (*groups, *fixed) for name in group}
     for group in groups:
         others = [choice.mesh for name, choice in choices.items() if name not in group]
         meshes = (unlike(posed, each, choices[group[0]].mesh, others) for each in posed.mesh_classes)
         there = [option for mesh in chain(*meshes) for option in _on_mesh(problem, options, group, mesh)]
         yield from _fastest_together(problem, choices, group, there, most_seconds)
-    for one, other in combinations(groups, 2):
+    for one, other in (*combinations(groups, 2), *combinations(fixed, 2)):
         both = [
             (*first, *second)
             for mesh, rest in _partitions(posed)
@@ -137,11 +164,11 @@ def role_moves(plan: ExecutionPlan, space: PlanSpace, most_seconds: float) -> It
         yield from _fastest_together(problem, choices, (*one, *other), both, most_seconds)
 
 
-def _on_its_copy(trainer: PlannedCall, problem: PlanProblem, plan: ExecutionPlan) -> tuple[str, ...]:
-    """The train_step and the other calls that use its role's weights in its engine."""
-    engine = plan[trainer.name].engine
-    others = (call.name for call in problem.problem.calls if call.role == trainer.role and call != trainer)
-    return trainer.name, *(name for name in others if plan[name].engine == engine)
+def _on_its_copy(first: PlannedCall, problem: PlanProblem, plan: ExecutionPlan) -> tuple[str, ...]:
+    """A call, such as a train_step, and the other calls that use its role's weights in its engine."""
+    engine = plan[first.name].engine
+    others = (call.name for call in problem.problem.calls if call.role == first.role and call != first)
+    return first.name, *(name for name in others if plan[name].engine == engine)
 
 
 _ByClass = Mapping[int, Sequence[tuple[float, int, Candidate]]]
@@ -228,7 +255,7 @@ def changed_plan(
     placements = {name: replace(old, device_order=()) for name, old in plan.placements}
     computes = [old.mesh.devices()[0] for old in placements.values() if not TRAITS[old.engine].holds_weights]
     chosen = {other.name: placements[other.name] for other in graph if other.kind != "compute" and other.every is None}
-    chosen |= placements_of
+    chosen |= {name: replace(new, rows_first=placements[name].rows_first) for name, new in placements_of.items()}
     device = (computes or [next(iter(chosen.values())).mesh.devices()[0]])[0]
     try:
         changed = replace(plan, placements=completed(graph, chosen, mesh, device))

@@ -43,8 +43,15 @@ def violations(call: Call, placement: Placement, graph: DataflowGraph) -> Iterat
     yield from _plays(call, placement)
     if call.role is not None:
         yield from _shape(call, placement, graph.model(call.role))
+    if placement.rows_first and not sends_rows(call, graph):
+        yield NotUsed(_field(call.name, "rows_first"), True, "no call reads its rows")
     wrong_parts = list(_parts(call, placement, graph))
     yield from wrong_parts or _rows(call, placement)
+
+
+def sends_rows(call: Call, graph: DataflowGraph) -> bool:
+    """Return whether some call reads rows that this call makes."""
+    return any(call.name in graph.reads_of(other.name) for other in graph)
 
 
 def sleepless(plan: ExecutionPlan, graph: DataflowGraph) -> Iterator[tuple[Call, ...]]:

@@ -50,7 +50,8 @@ def _proposals(
     for placement in placements:
         if placement.engine in engines_of(call.kind):
             cuts = placement.micro_batches
-            placement = replace(placement, recompute=0, sequence_parallel=False, parts=1)  # it has no backward pass
+            # It has no backward pass.
+            placement = replace(placement, recompute=0, sequence_parallel=False, parts=1, rows_first=False)
             while cuts > 1:
                 yield replace(placement, micro_batches=cuts)
                 cuts //= 2

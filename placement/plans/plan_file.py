@@ -61,6 +61,7 @@ class CallEntry(BaseModel):
     recompute: Annotated[Literal["all"] | Layers, PlainValidator(_all_or_layers)] = 0
     sequence_parallel: bool = False
     parts: int = Field(1, ge=1, le=MOST_DEVICES)
+    rows_first: bool = False
     order: list[Annotated[int, Field(ge=0, lt=MOST_DEVICES)]] = Field(default_factory=list)
 
     def placement(self, field: str, cluster: ClusterShape) -> Placement:
@@ -79,6 +80,7 @@ class CallEntry(BaseModel):
             self.recompute,
             self.sequence_parallel,
             self.parts,
+            self.rows_first,
         )
 
     @classmethod
@@ -98,6 +100,7 @@ class CallEntry(BaseModel):
             recompute=placement.recompute,
             sequence_parallel=placement.sequence_parallel,
             parts=placement.parts,
+            rows_first=placement.rows_first,
             order=list(placement.device_order),
         )
 
@@ -111,6 +114,7 @@ class CallEntry(BaseModel):
             "recompute": self.recompute == 0,
             "sequence_parallel": not self.sequence_parallel,
             "parts": self.parts == 1,
+            "rows_first": not self.rows_first,
             "micro_batches": TRAITS[self.engine].paged_cache and self.micro_batches == 1,
         }
         plain = {name for name, applies in is_plain.items() if applies}
@@ -128,8 +132,9 @@ class PlanFile(BaseModel):
     without it all rows have room at their longest. `recompute`, `all` or a number of layers of each pipeline stage,
     saves memory of a train_step: these layers keep only their input, and run forward again. `sequence_parallel: true`
     divides the tokens of a train_step over tp between products. `parts` cuts the rows of a generate or an inference
-    into equal parts by whole groups, a task run each. `node_speeds` are the
-    relative speeds of each node's devices: replicas get rows in proportion. Without them all devices are equally fast.
+    into equal parts by whole groups, a task run each. With `rows_first: true` the rows of a call move to their readers
+    directly after it, ahead of other calls that could begin then. `node_speeds` are the relative speeds of each node's
+    devices: replicas get rows in proportion. Without them all devices are equally fast.
 
     `figures` are what `prefect-rlhf plan` estimated for the plan (`plan.json`); a reader of the plan skips them.
 

@@ -292,8 +292,10 @@ def test_a_run_leaves_its_plan_as_early_as_it_could_stop(data, graph, num_steps,
     """With staleness only before a regular checkpoint, and with no move in its last step; else it goes on as before."""
     plan = data.draw(plans(graph, FOUR_DEVICES))
     groups = StepGroups(graph, plan, num_steps, per_group, 0, every)
-    before = [node for _ in range(data.draw(st.integers(1, 4))) for node in groups.next_group()]
-    begun = data.draw(st.integers(0, max(node.step for node in before)))
+    begins = [groups.next_group() for _ in range(data.draw(st.integers(1, 4)))]
+    before = [node for group in begins for node in group]
+    ended = max((node.step for group in begins[:-2] for node in group), default=0)  # since two groups are in flight
+    begun = data.draw(st.integers(ended, max(node.step for node in before)))
     last = groups.move(begun, ACTOR)
     rest = [node for group in handed_out(groups) for node in group]
     if last is None:

@@ -8,6 +8,7 @@ from prefect_rlhf.placement.search.budget import Budget, Meter
 from tests.placement.planner.test_planner import GRAPHS, planned, question
 
 TRAINED = {"actor_train_step"}, {"critic_train_step", "critic_inference"}
+FROZEN = {"ref_inference", "reward_inference"}
 
 
 def slowest_preset(name: str) -> ExecutionPlan:
@@ -19,7 +20,8 @@ def slowest_preset(name: str) -> ExecutionPlan:
 def test_the_calls_of_a_copy_move_together_and_two_roles_do_as_well():
     start, asked = slowest_preset("ppo"), question(GRAPHS["ppo"])
     moves = list(role_moves(start, planned("ppo").space, most_seconds=1e9))
-    assert {frozenset(move) for move in moves} == {frozenset(calls) for calls in (*TRAINED, set().union(*TRAINED))}
+    together = (*TRAINED, set().union(*TRAINED), FROZEN)
+    assert {frozenset(move) for move in moves} == {frozenset(calls) for calls in together}
     for move in moves:
         assert len({(move[call].mesh, move[call].strategy) for call in TRAINED[1] & move.keys()}) <= 1
         assert changed_plan(asked, start, move) is not None

@@ -167,6 +167,10 @@ BAD = {
         placed(GOOD, "actor_train_step", recompute=-1),
         "actor_train_step.recompute: got -1, expected all, or a number of layers of 0 or more",
     ),
+    "rows that move first to no call": (
+        placed(GOOD, "actor_train_step", rows_first=True),
+        "plan.calls.actor_train_step.rows_first: True is not used: no call reads its rows",
+    ),
     "less than a part": (ref(parts=0), "plan.calls.ref_inference.parts: got 0, expected 1 or more"),
     "parts of a train_step": (
         placed(GOOD, "actor_train_step", parts=2),

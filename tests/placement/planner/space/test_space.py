@@ -28,7 +28,7 @@ from prefect_rlhf.placement.plan import ExecutionPlan, Placement, instances
 from prefect_rlhf.placement.planner.best_plan import plan_graph
 from prefect_rlhf.placement.planner.question import Question
 from prefect_rlhf.placement.planner.space.mesh_space import meshes_of
-from prefect_rlhf.placement.plans.check import check_plan, violations
+from prefect_rlhf.placement.plans.check import check_plan, sends_rows, violations
 from prefect_rlhf.placement.plans.plan_file import plan_yaml, read_plan
 from prefect_rlhf.placement.rows.shares import num_groups
 from tests.strategies import divisors
@@ -106,6 +106,7 @@ DRAWN: Mapping[str, Callable[[random.Random, Call, Placement, Question], object]
         call.kind == "train_step" and placed.strategy.tp > 1 and draw.random() < 0.5
     ),
     "parts": drawn_parts,
+    "rows_first": lambda draw, call, placed, asked: sends_rows(call, asked.graph) and draw.random() < 0.5,
 }
 """How each field of a placement is drawn, of a call whose earlier fields are drawn already."""
 
