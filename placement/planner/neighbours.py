@@ -43,9 +43,10 @@ def improve_locally(
 ) -> ExecutionPlan:
     """Move calls while an iteration gets shorter and the plan fits, until the meter's budget is spent.
 
-    Each call is examined again after another call moved. If no single call improves the plan, whole roles move.
+    Each call is examined again after another call moved. If no single call improves the plan, whole roles move. At the
+    end needless words are dropped.
     """
-    meter = meter or Meter(Budget())
+    meter, begin = meter or Meter(Budget()), question.seconds(plan)
     for _ in range(ROUNDS):
         before = plan
         for _ in range(ROUNDS):
@@ -56,7 +57,7 @@ def improve_locally(
         plan = _improve_together(question, plan, space, meter)
         if plan == before:
             break
-    return _with_needed_words(question, plan, meter)
+    return _with_needed_words(question, plan, begin, meter)
 
 
 def rows_first(question: Question, plan: ExecutionPlan) -> ExecutionPlan:
@@ -64,13 +65,14 @@ def rows_first(question: Question, plan: ExecutionPlan) -> ExecutionPlan:
     return with_changes(plan, _senders(question.graph), rows_first=True)
 
 
-def _with_needed_words(question: Question, plan: ExecutionPlan, meter: Meter) -> ExecutionPlan:
-    """The plan without `rows_first` of the calls for which it saves nothing."""
+def _with_needed_words(question: Question, plan: ExecutionPlan, most_seconds: float, meter: Meter) -> ExecutionPlan:
+    """The plan without `rows_first` of calls for which it saves hardly anything, in at most so many seconds."""
+    most_seconds = min(most_seconds, question.seconds(plan) * (1 + NEGLIGIBLE))
     for call in _senders(question.graph):
         if plan[call.name].rows_first:
             meter.spend(ESTIMATE)
             without = with_changes(plan, (call,), rows_first=False)
-            if question.seconds(without) <= question.seconds(plan) * (1 + NEGLIGIBLE) and question.fits(without):
+            if question.seconds(without) <= most_seconds and question.fits(without):
                 plan = without
     return plan
 

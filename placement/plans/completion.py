@@ -50,7 +50,7 @@ def _proposals(
     for placement in placements:
         if placement.engine in engines_of(call.kind):
             cuts = placement.micro_batches
-            # It has no backward pass.
+            # An evaluation has no backward pass, and readers of its own.
             placement = replace(placement, recompute=0, sequence_parallel=False, parts=1, rows_first=False)
             while cuts > 1:
                 yield replace(placement, micro_batches=cuts)
