@@ -134,7 +134,8 @@ def demo_work(work: PPOWork, folder: Path) -> PPOWork:
 
 def small_work(work: PPOWork, folder: Path) -> PPOWork:
     """A random model of 70 million parameters, so that four ranks fit in memory, and prompts of a few tokens."""
-    model = make_model(folder / "model", layers=12, hidden=768, heads=24)
+    # A shard of the profile has a fourth of the vocabulary, and the tokens of a profile are below 32.
+    model = make_model(folder / "model", layers=12, hidden=768, heads=24, vocab=128)
     prompts = make_prompts(folder / "prompts.parquet", work.batch_size * (work.steps + 1), HELD_OUT)
     return replace(work, model=model, prompts=prompts)
 
