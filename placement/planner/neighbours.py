@@ -140,10 +140,8 @@ def role_moves(
 ) -> Iterator[dict[str, Placement]]:
     """Yield placements that move all calls on the trained copy of a role together, and those of two roles.
 
-    The two roles are both trained, or with `moves_frozen` both frozen.
-
-    They are the fastest by the problem, below `most_seconds`: some with room, and some without, which may fit if copies
-    of weights leave.
+    The two roles are both trained, or with `moves_frozen` both frozen. The moves are the fastest by the problem, below
+    `most_seconds`: some with room, and some without, which may fit if copies of weights leave.
     """
     problem, posed = space.most, space.most.problem
     choices = {call.name: _choice(problem, call.name, plan[call.name]) for call in posed.calls}
