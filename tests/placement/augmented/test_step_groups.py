@@ -106,6 +106,13 @@ def bare(node: Node) -> Node:
     return replace(node, dependencies=(), reason="", work=work)
 
 
+def some_submitted(data: st.DataObject, groups: StepGroups, first: int = 0) -> tuple[Groups, int]:
+    """The first few groups, and the latest step that has begun. Two groups are in flight, so the others have ended."""
+    submitted = [group for _ in range(data.draw(st.integers(1, 4))) if (group := groups.next_group())]
+    ended = max((node.step for group in submitted[:-2] for node in group), default=first)
+    return submitted, data.draw(st.integers(ended, max(node.step for group in submitted for node in group)))
+
+
 @settings(max_examples=examples(100))
 @given(
     st.data(), long_graphs(), st.integers(2, 10), st.integers(1, 3), st.sampled_from([None, 1, 2, 3, 5]), st.randoms()
@@ -118,12 +125,10 @@ def test_a_stopped_run_ends_with_a_checkpoint(data, graph, num_steps, per_group,
     plan = data.draw(plans(graph, FOUR_DEVICES))
     first = data.draw(st.integers(0, num_steps - 1))
     groups = StepGroups(graph, plan, num_steps, per_group, first, every)
-    calls = [group for _ in range(data.draw(st.integers(1, 4))) if (group := groups.next_group())]
-    before = [node for group in calls for node in group]
-    ended = max((node.step for group in calls[:-2] for node in group), default=first)
-    begun = data.draw(st.integers(ended, max(node.step for node in before)))
+    submitted, begun = some_submitted(data, groups, first)
+    before = [node for group in submitted for node in group]
     last = groups.stop(begun)
-    kept = [tuple(node for node in group if node.step <= last) for group in (*calls, *handed_out(groups))]
+    kept = [tuple(node for node in group if node.step <= last) for group in (*submitted, *handed_out(groups))]
     nodes = [node for group in kept for node in group]
     if groups.stopped_after is None:
         assert last == num_steps
@@ -292,10 +297,8 @@ def test_a_run_leaves_its_plan_as_early_as_it_could_stop(data, graph, num_steps,
     """With staleness only before a regular checkpoint, and with no move in its last step; else it goes on as before."""
     plan = data.draw(plans(graph, FOUR_DEVICES))
     groups = StepGroups(graph, plan, num_steps, per_group, 0, every)
-    begins = [groups.next_group() for _ in range(data.draw(st.integers(1, 4)))]
-    before = [node for group in begins for node in group]
-    ended = max((node.step for group in begins[:-2] for node in group), default=0)  # since two groups are in flight
-    begun = data.draw(st.integers(ended, max(node.step for node in before)))
+    submitted, begun = some_submitted(data, groups)
+    before = [node for group in submitted for node in group]
     last = groups.move(begun, ACTOR)
     rest = [node for group in handed_out(groups) for node in group]
     if last is None:
