@@ -300,11 +300,14 @@ class TrainingEngine(Engine, Protocol):
 
         The gradient belongs to the sum over all terms of weight * mean, for any split of the rows over replicas and
         micro-batches. A replica without rows in a set takes part in the collective operations and adds no gradient. If
-        all means are over no values, no step is taken. Returns the means over all rows and steps of the loss, its
-        metrics and `grad_norm`, and the last step's `learning_rate`; they are equal on every rank. With several terms,
-        each term's values are prefixed by its name and a dot, and `loss` is the weighted sum. Values prefixed by
-        `initial_` are of the first mini-batch, before any update. New and old policy then have the same weights, so a
-        difference in the loss is a difference between the two engines.
+        all means are over no values, no step is taken; `skipped_updates` counts these. `empty_updates` counts the steps
+        whose gradient is 0 in every element. A count of 0 is left out.
+
+        Returns the means over all rows and steps of the loss, its metrics and `grad_norm`, and the last step's
+        `learning_rate`; they are equal on every rank. With several terms, each term's values are prefixed by its name
+        and a dot, and `loss` is the weighted sum. Values prefixed by `initial_` are of the first mini-batch, before any
+        update. New and old policy then have the same weights, so a difference in the loss is a difference between the
+        two engines.
         """
         ...
 

@@ -215,7 +215,8 @@ class MegatronEngine:
         initial = losses.means(steps[:1], terms, "initial_{}".format)
         metrics = initial | losses.means(steps, terms) | {"grad_norm": sum(norms) / (len(norms) - skipped)}
         metrics["learning_rate"] = self._optimizer.learning_rate
-        return metrics | ({"skipped_updates": float(skipped)} if skipped else {})
+        counts = {"skipped_updates": skipped, "empty_updates": norms.count(0.0) - skipped}
+        return metrics | {name: float(count) for name, count in counts.items() if count}
 
     def device_bytes(self) -> int:
         """Bytes of weights, gradient buffers, optimizer state and key-value caches that are on the device."""

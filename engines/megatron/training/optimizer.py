@@ -52,7 +52,7 @@ class MainOptimizer:
             group["fused"] = True  # a single pass over memory instead of about ten
 
     def step(self) -> float:
-        """Clip the gradient, update; return its norm before clipping.
+        """Clip the gradient, update; return its norm before clipping, which is 0 only if every element is 0.
 
         Raises NotFinite, on every rank, when the gradient is not finite; the weights are then still those before.
         """
@@ -121,10 +121,17 @@ class MainOptimizer:
         gradients = [gradient for part in parts for gradient in part.get_main_grads_for_grad_norm()]
         nothing = torch.zeros((), device=next(self._model.parameters()).device)
         norms = torch._foreach_norm(gradients) if gradients else (nothing,)
-        squared = torch.linalg.vector_norm(torch.stack(norms)) ** 2
-        dist.all_reduce(squared, group=self._chain.get_grad_stats_parallel_group())
-        norm: float = float(squared) ** 0.5
+        norm = self._root_of_sum(torch.linalg.vector_norm(torch.stack(norms)) ** 2)
+        if norm == 0:  # squares below 1e-45 are 0 in float32; every rank has the same norm, so all take this branch
+            squares = [torch.linalg.vector_norm(gradient, dtype=torch.double) ** 2 for gradient in gradients]
+            norm = self._root_of_sum(sum(squares, nothing.double()))
         return norm
+
+    def _root_of_sum(self, squared: Tensor) -> float:
+        """Return the root of a sum of squares over all shards and replicas. Collective."""
+        dist.all_reduce(squared, group=self._chain.get_grad_stats_parallel_group())
+        root: float = float(squared) ** 0.5
+        return root
 
     def _set_rates(self) -> None:
         """Set the rates of the next step; one-dimensional weights (norms and biases) do not decay."""
