@@ -38,8 +38,7 @@ class Choice:
 
     It keeps the first `at_most` groups, with `per_group` rows of each, or any number (None). A group is the rows made
     of the same row, or the rows of the same item of a dataset. The choice is made among `num_rows` rows in groups of at
-    most `group_size`. Time estimates expect that `expected` groups are kept. A run ends if `most_empty_steps`
-    consecutive steps keep no row.
+    most `group_size`. Time estimates expect that `expected` groups are kept.
     """
 
     num_rows: int
@@ -47,7 +46,6 @@ class Choice:
     at_most: int
     expected: int
     per_group: int | None = None
-    most_empty_steps: int = 10
 
     @property
     def count(self) -> RowCount:

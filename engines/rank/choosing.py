@@ -8,23 +8,22 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from prefect_rlhf.engines.commands import CallCommand
-from prefect_rlhf.errors.errors import InvalidInput, NothingKept
+from prefect_rlhf.errors.errors import InvalidInput
 
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """The numbers of the kept rows; `empty_steps` of this call in a row, including this step, kept no row."""
+    """The numbers of the kept rows."""
 
     rows: tuple[int, ...]
     metrics: dict[str, float]
-    empty_steps: int
 
 
-def choose(command: CallCommand, places: Tensor | Sequence[Tensor], empty_before: int) -> Chosen:
+def choose(command: CallCommand, places: Tensor | Sequence[Tensor]) -> Chosen:
     """Return the rows that a call keeps, given [B] truth values or places; see Choice.kept.
 
-    Metrics: `kept_rows`, `kept_groups`, and `kept_share`, the kept part of the call's rows. Raises NothingKept, and
-    InvalidInput for more than a number per row.
+    Metrics: `kept_rows`, `kept_groups`, and `kept_share`, the kept part of the call's rows. Raises InvalidInput for
+    more than a number per row.
     """
     call, rows = command.call, command.rows
     assert call.chooses is not None and call.chooses.choice is not None  # the caller has checked
@@ -33,15 +32,9 @@ def choose(command: CallCommand, places: Tensor | Sequence[Tensor], empty_before
         expected = f"[{len(rows)}]: a truth value or a number for each row"
         raise InvalidInput(f"{command.doing}: shape of keep", list(places.shape), expected)
     kept = choice.kept([float(place) for place in places], rows, groups)
-    empty_steps = 0 if kept else empty_before + 1
-    if empty_steps >= choice.most_empty_steps:
-        raise NothingKept(
-            f"{command.doing}: kept 0 of {len(rows)} rows, and no row in the last {empty_steps} steps; let "
-            f"{call.operation.name} keep more, or allow more such steps by most_empty_steps"
-        )
     metrics = {
         "kept_rows": float(len(kept)),
         "kept_groups": float(len(set(call.rows.groups(kept)))),
         "kept_share": len(kept) / len(rows) if rows else 0.0,
     }
-    return Chosen(kept, metrics, empty_steps)
+    return Chosen(kept, metrics)

@@ -36,6 +36,7 @@ from prefect_rlhf.engines.rank.loaded_model import LoadedModel
 from prefect_rlhf.engines.rank.playing import play_rows
 from prefect_rlhf.engines.rank.store import RowStore
 from prefect_rlhf.engines.rows import unpad
+from prefect_rlhf.engines.sampling.response_end import cut_share
 from prefect_rlhf.engines.sampling.seeds import row_seeds
 from prefect_rlhf.engines.weights.memory import (
     device_holders,
@@ -196,7 +197,7 @@ class Rank:
     def generate(self, command: CallCommand) -> RankReport:
         """Continue this replica's prompts. Keeps `tokens`, `prompt_length` and `logprobs` of its rows.
 
-        Metric `kept_mass`: see Generated. With a play, see `play_rows`.
+        Metrics: `kept_mass`, see Generated, and `truncated`, see `cut_share`. With a play, see `play_rows`.
         """
         began, model = time.perf_counter(), self._model_of(command)
         assert command.sampling is not None  # a generate command has it
@@ -210,8 +211,14 @@ class Rank:
         self._keep(command, "prompt_length", [torch.tensor(len(prompt)) for prompt in prompts])
         self._keep(command, "logprobs", [torch.tensor(row, dtype=torch.float32) for row in generated.logprobs])
         report = self._report(began, model, command=command)
-        num_tokens = sum(map(len, generated.tokens))
+        num_tokens, cut = (
+            sum(map(len, generated.tokens)),
+            cut_share(generated.tokens, command.sampling, model.command.model.path),
+        )
         metrics = {} if generated.kept_mass is None else {"kept_mass": generated.kept_mass}
+        if cut is not None:
+            report = replace(report, metric_rows={"truncated": len(tokens)})
+            metrics |= {"truncated": cut}
         return replace(report, num_tokens=num_tokens, row_lengths=tuple(map(len, tokens)), metrics=metrics)
 
     def _play(
@@ -270,8 +277,8 @@ class Rank:
                 computed = command.function(*inputs.batches, context=context, state=self._states.get(name))
         chosen = None
         if command.call.chooses is not None:
-            chosen = choose(command, computed.columns.get("keep", ()), self._states.get(name, 0))
-            computed = Computed({}, {**computed.metrics, **chosen.metrics}, chosen.empty_steps)
+            chosen = choose(command, computed.columns.get("keep", ()))
+            computed = Computed({}, {**computed.metrics, **chosen.metrics})
         state = None
         if command.call.stateful:
             self._states[name] = computed.state

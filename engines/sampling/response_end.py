@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from prefect_rlhf.engines.engine import SamplingSettings
-from prefect_rlhf.engines.sampling.stop_strings import StopStrings
+from prefect_rlhf.engines.sampling.stop_strings import StopStrings, stop_strings
 from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.files.foreign_file import read_json_object
 
@@ -40,6 +40,18 @@ def stopped_turns(
         found or len(turn) < most or (sampling.stop_at_eos and turn[-1] in ends)
         for turn, most, found in zip(turns, at_most, by_string, strict=True)
     ]
+
+
+def cut_share(responses: Sequence[Sequence[int]], sampling: SamplingSettings, path: str) -> float | None:
+    """Return the share of responses that were cut at their most tokens, before an end token or a stop string.
+
+    Returns None without responses, or if nothing but its length ends a response. `path` is the model's folder.
+    """
+    if not responses or not (sampling.stop_at_eos or sampling.stop):
+        return None
+    at_most = [sampling.max_new_tokens] * len(responses)
+    ended = stopped_turns(responses, at_most, sampling, end_tokens(path), stop_strings(sampling.stop, path))
+    return ended.count(False) / len(responses)
 
 
 def check_lengths(prompts: Sequence[Sequence[int]], sampling: SamplingSettings, max_length: int) -> None:

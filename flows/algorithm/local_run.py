@@ -91,7 +91,7 @@ def run(
         raise found.with_traceback(None) from None  # its place in Prefect and in this library does not matter
     if isinstance(found, BaseException):
         raise found
-    return RunResult(**found)
+    return RunResult.of(found)
 
 
 def _check_whole(field: str, value: int | None, least: int, most: int) -> None:

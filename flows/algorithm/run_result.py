@@ -23,13 +23,20 @@ class RunResult:
 
     `run_dir` is its folder. `models` has the Hugging Face folder of each trained model by role, each usable as the
     `path` of the next run's model. With `best_metric`, they are the best models, and `best` has `metric`, `value` and
-    `step`. `ended_early` is the reason why a run ended before its last step, None if it did not.
+    `step`. `ended_early` is the reason why a run ended before its last step, None if it did not. `warnings` has a line
+    for each sign that the run learnt badly, such as steps without a gradient, also before a resume.
     """
 
     run_dir: str
     models: Mapping[str, str]
     best: Mapping[str, Any] | None = None
     ended_early: str | None = None
+    warnings: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, found: Mapping[str, Any]) -> RunResult:
+        """Return the result of a flow run, whose lists may be those of JSON."""
+        return cls(**{**found, "warnings": tuple(found.get("warnings", ()))})
 
     @classmethod
     def read(cls, run_dir: str | Path) -> RunResult:
@@ -40,7 +47,7 @@ class RunResult:
         result = read_result(local_path(str(run_dir), "run_dir").expanduser())
         if result is None:
             raise InvalidInput("run_dir", str(run_dir), "the folder of a run that reached its end (it has result.json)")
-        return cls(**result)
+        return cls.of(result)
 
     @property
     def _folder(self) -> Path:

@@ -145,6 +145,12 @@ class RunOptions(Form):
     patience: int | None = Field(
         None, ge=1, le=MOST_STEPS, description="Stop after this many evaluations without improvement."
     )
+    most_empty_steps: int | None = Field(
+        10,
+        ge=1,
+        le=MOST_STEPS,
+        description="The run ends after this many steps in a row without any gradient; empty: it never does.",
+    )
     resume_from: PathText | None = Field(
         None, description="A run's or a checkpoint's folder, or latest for the newest checkpoint in output_dir."
     )

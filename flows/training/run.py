@@ -53,6 +53,7 @@ from prefect_rlhf.tasks.checkpoints.elsewhere import publish_record, writing_to
 from prefect_rlhf.tasks.checkpoints.folders import Checkpoint, clear_unfinished, folder_of, newest_finished
 from prefect_rlhf.tasks.reporting.report import LaterPlan, PlannedSteps, RunReport, planned_timeline
 from prefect_rlhf.tasks.running.journal import Journal
+from prefect_rlhf.tasks.running.steps.learning import Learning
 from prefect_rlhf.tasks.running.steps.moves import Moves
 from prefect_rlhf.tasks.running.training_run import TrainingRun
 from prefect_rlhf.tasks.server.failures import is_by_hand
@@ -256,11 +257,13 @@ def train_in(run_dir: Path, prepared: PreparedRun, report: RunReport, moves: Mov
     before = journal.go_on_from(*_begin(request.checkpoint, run_dir))
     if run.best is not None:
         carry_over_best(run.best, _begin(request.checkpoint, run_dir)[1], run_dir)
-    report.resumed(run, before)
+    learning = Learning(run.graph, options.most_empty_steps, options.limits)
+    learning.go_on(before)
+    report.resumed(run, before, learning.warnings)
     parameters = to_jsonable_python(flow_run.parameters, fallback=str)
     try:
         with followed(journal, before, options.tracking, parameters, log_warning):
-            stop = train(run, journal, report, options.steps_per_group, moves)
+            stop = train(run, journal, report, options.steps_per_group, moves, learning)
         if stop is not None and not stop.is_end:
             stop.leave()
     except BaseException as error:  # also a cancellation
@@ -273,7 +276,8 @@ def train_in(run_dir: Path, prepared: PreparedRun, report: RunReport, moves: Mov
         raise
     report.finished()
     write_atomically(run_dir.parent / "latest", lambda part: part.symlink_to(run_dir.name))
-    result = {"run_dir": shown(run_dir), **outcome(run, str(stop) if stop else None)}
+    found = {**outcome(run, str(stop) if stop else None), "warnings": learning.warnings}
+    result = {"run_dir": shown(run_dir), **found}
     journal.keep(RESULT, json.dumps(result))
     publish_record(run_dir)
     return result

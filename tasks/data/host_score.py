@@ -25,7 +25,8 @@ class HostScore:
 
     Makes `scores` [B], the weighted sum over the functions. A score is NaN for a row that failed and for a row to which
     no function applies. With several functions, each function's values also form a key. Metrics: the mean of
-    each function and the further metrics it returned, the share of failed rows, and the total seconds.
+    each function and the further metrics it returned, the shares of failed rows and of rows without a score, and the
+    total seconds.
     """
 
     settings: str
@@ -43,6 +44,7 @@ class HostScore:
         without = failed if pool.settings.failed_value is None else frozenset()
         sums = weighted_sums(values, weights)
         columns = {"scores": _column([math.nan if row in without else total for row, total in enumerate(sums)])}
+        metrics |= {"unscored": float(columns["scores"].isnan().float().mean())}
         if len(values) > 1:
             columns |= {name: _column(column) for name, column in values.items()}
         metrics |= made.metrics

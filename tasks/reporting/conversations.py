@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping
+from math import isnan
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,9 @@ def conversations_markdown(evaluation: Path, number: int = CONVERSATIONS_SHOWN) 
 
 def conversation_markdown(row: Mapping[str, Any]) -> str:
     """Return a row's conversation under a heading with its number, score and turns."""
-    parts = [f"## Row {row['row_id']} · score {row['reward']:.4g} · {row['turns']} turns"]
+    reward = row["reward"]
+    score = "no score" if reward is None or isnan(reward) else f"score {reward:.4g}"
+    parts = [f"## Row {row['row_id']} · {score} · {row['turns']} turns"]
     turn = 0
     for message in row["messages"]:
         role, heading = message["role"], HEADINGS.get(message["role"], "")

@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from typing import final
 
+from prefect_rlhf.tasks.reporting.step_line import with_reward
+
 WATCHED = ("score", "reward", "accuracy", "margin", "kl", "loss", "response_tokens", "entropy", "explained_variance")
 """The shown metrics, by their last word or their call's name, in this order."""
 MOST_CURVES = 12
@@ -20,7 +22,8 @@ class History:
 
     def add(self, metrics: Mapping[str, float]) -> None:
         """Add a step's metrics, including `step`; the metrics are in the order of the graph."""
-        self._last = {name: value for name, value in metrics.items() if name == "step" or rank(name) is not None}
+        scored = with_reward(metrics)
+        self._last = {name: value for name, value in scored.items() if name == "step" or rank(name) is not None}
         if metrics["step"] % self._stride == 0:
             self._steps.append(self._last)
         if len(self._steps) > MOST_STEPS:
@@ -46,6 +49,6 @@ def rank(name: str) -> int | None:
     (5, 0, None)
     """
     call, _, word = name.partition(".")
-    if word == "seconds":  # seconds of a score are in the timeline
+    if word in ("seconds", "unscored"):  # of a score: its seconds are in the timeline, warnings count its rows
         return None
     return next((place for place, watched in enumerate(WATCHED) if watched in (word, call)), None)

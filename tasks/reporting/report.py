@@ -1,5 +1,6 @@
 """The report of a run: plan, progress, metrics and timeline as artifacts of Prefect, and a log line for each step."""
 
+import logging
 from base64 import b64encode
 from collections import deque
 from collections.abc import Mapping, Reversible, Sequence
@@ -43,6 +44,7 @@ from prefect_rlhf.tasks.reporting.turns import turn_rows
 from prefect_rlhf.tasks.run_log import run_log
 from prefect_rlhf.tasks.running.journal import STEPS_KEPT, Journal, TaskRunSpan
 from prefect_rlhf.tasks.running.outcome import NodeOutcome
+from prefect_rlhf.tasks.running.steps.learning import Findings
 from prefect_rlhf.tasks.running.training_run import TrainingRun
 from prefect_rlhf.tasks.server.patience import not_waiting
 
@@ -140,6 +142,8 @@ class RunReport:
         self._share_done = 0.0
         self._history = History()
         self._curves: UUID | None = None
+        self._warnings: list[str] = []
+        self._warned: UUID | None = None
         self._plays = any(call.play is not None and call.every is not None for call in first.augmented.graph.calls)
         self._shown_evaluation: Path | None = None
 
@@ -206,8 +210,8 @@ class RunReport:
         created = publish(create_progress_artifact, 0.0, key="progress", description=description)
         self._progress = created if isinstance(created, UUID) else None
 
-    def resumed(self, run: TrainingRun, metrics: Sequence[Mapping[str, float]]) -> None:
-        """Report a resumed run's checkpoint and ignored files; `metrics` are the metrics of the steps before it."""
+    def resumed(self, run: TrainingRun, metrics: Sequence[Mapping[str, float]], warnings: Sequence[str] = ()) -> None:
+        """Report a resumed run's checkpoint and ignored files, and the metrics and warnings of the steps before it."""
         if run.checkpoint is None:
             return
         checkpoint, (before, now) = run.checkpoint, (run.checkpoint.manifest.plan, plan_yaml(self._now.augmented.plan))
@@ -219,6 +223,7 @@ class RunReport:
         for step in metrics:
             self._history.add(step)
         self._log.info("carried over the metrics of %d steps", len(metrics))
+        self._warn(warnings)
 
     def built(self, instance: ModelInstance, outcome: NodeOutcome) -> None:
         """Report that a model is built on its devices."""
@@ -228,8 +233,8 @@ class RunReport:
         gib = max(outcome.device_bytes.values()) / (1 << 30)
         self._log.info("built %s in %.1f s; its devices hold up to %.2f GiB", instance.name, outcome.seconds, gib)
 
-    def step_ended(self, metrics: Mapping[str, float]) -> None:
-        """Log the step's line, update the progress bar, and publish the tables every few steps."""
+    def step_ended(self, metrics: Mapping[str, float], findings: Findings) -> None:
+        """Log the step's line and warnings, update the progress bar, and publish the tables every few steps."""
         num_steps = self._now.augmented.num_steps
         if metrics["step"] >= num_steps:
             if values := self._lines.values(metrics):  # the last evaluation, which does not belong to a step
@@ -238,8 +243,9 @@ class RunReport:
             return
         self._metrics.append(metrics)
         self._history.add(metrics)
-        self._say(self._lines.line(metrics))
+        self._say(self._lines.line(metrics, findings.phrase))
         self._log.debug("all metrics of step %d: %s", metrics["step"], " · ".join(values_by_call(metrics)))
+        self._warn(findings.warnings)
         for line in self._limits.look(metrics):
             self._log.warning("%s", line)
         if beyond := self._memory.excess():
@@ -254,6 +260,16 @@ class RunReport:
                 self._publish()
             elif metrics["step"] < PUBLISH_EVERY:
                 self._show_curves()
+
+    def _warn(self, warnings: Sequence[str]) -> None:
+        """Log warnings about learning, and publish them with those so far."""
+        for line in warnings:
+            self._say(line, logging.WARNING)
+        if warnings:
+            self._warnings += warnings
+            told = "\n".join(f"- {line}" for line in self._warnings)
+            with not_waiting():
+                self._warned = self._update(self._warned, told, key="warnings", description="Warnings of this run")
 
     def _show_progress(self) -> None:
         if self._progress is not None:
@@ -278,11 +294,11 @@ class RunReport:
         for line in before_after_lines(self._journal.run_dir):
             self._say(line)
 
-    def _say(self, line: str) -> None:
+    def _say(self, line: str, level: int = logging.INFO) -> None:
         """Write a line of progress to the run's log, and to the file that `make demo` follows."""
         assert self._journal is not None  # started before any step
         self._journal.say(line)
-        self._log.info("%s", line)
+        self._log.log(level, "%s", line)
 
     def _keep_memory(self) -> None:
         """Write the measured memory into the run's folder, where its certificate is."""
@@ -325,11 +341,15 @@ class RunReport:
     def _show_curves(self) -> None:
         """Replace the published curves with the curves so far."""
         drawn = picture(curves_svg(self._history.curves()), "curves")
-        if self._curves is not None:
-            publish(update_markdown, self._curves, drawn)
-            return
-        created = publish(create_markdown_artifact, drawn, key="curves", description="Curves of metrics by step")
-        self._curves = created if isinstance(created, UUID) else None
+        self._curves = self._update(self._curves, drawn, key="curves", description="Curves of metrics by step")
+
+    def _update(self, artifact: UUID | None, markdown: str, *, key: str, description: str) -> UUID | None:
+        """Replace the text of an artifact, or create it; return the artifact, None if the server refused it."""
+        if artifact is not None:
+            publish(update_markdown, artifact, markdown)
+            return artifact
+        created = publish(create_markdown_artifact, markdown, key=key, description=description)
+        return created if isinstance(created, UUID) else None
 
 
 def values_by_call(metrics: Mapping[str, float]) -> list[str]:
@@ -339,11 +359,17 @@ def values_by_call(metrics: Mapping[str, float]) -> list[str]:
 
 
 def metric_rows(steps: Reversible[Mapping[str, float]]) -> list[dict[str, str]]:
-    """Return steps as rows of a table, newest first."""
-    return [
-        {name: str(value) if isinstance(value, int) else f"{value:.4g}" for name, value in step.items()}
-        for step in reversed(steps)
-    ]
+    """Return steps as rows of a table, newest first, each with the columns of all: a page takes those of the first.
+
+    >>> metric_rows([{"step": 0, "score": 0.25}, {"step": 1}])
+    [{'step': '1', 'score': ''}, {'step': '0', 'score': '0.25'}]
+    """
+    names = dict.fromkeys(name for step in reversed(steps) for name in step)
+    return [{name: _value_text(step.get(name, "")) for name in names} for step in reversed(steps)]
+
+
+def _value_text(value: float | str) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def timeline_markdown(spans: tuple[TaskRunSpan, ...]) -> str:

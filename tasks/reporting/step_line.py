@@ -6,6 +6,7 @@ from statistics import median
 from typing import final
 
 LONGEST_LINE = 100  # characters
+NOT_OF_REWARDS = (".seconds", ".failed", ".unscored")  # metrics of a score that are no rewards
 STEPS_TIMED = 5  # latest steps, whose median seconds give the remaining time
 SHOWN: Mapping[str, tuple[str, ...]] = {
     "reward": ("score", "reward"),
@@ -25,12 +26,16 @@ class StepLines:
         self._num_steps, self._evaluations = num_steps, frozenset(evaluations)
         self._seconds: deque[float] = deque(maxlen=STEPS_TIMED)
 
-    def line(self, metrics: Mapping[str, float]) -> str:
+    def line(self, metrics: Mapping[str, float], phrase: str = "") -> str:
         """Return the line of the next step, at most 100 characters; steps are counted from 1.
+
+        `phrase` says what is wrong with the step; it has its place before all values but the first.
 
         >>> metrics = {"step": 2, "seconds": 9.81, "score.exact": 0.5, "rewards.score": 0.41, "rewards.kl": 0.02}
         >>> StepLines(20).line(metrics)
         'step 3 of 20 · 9.8 s · reward 0.41 · kl 0.02 · 3 min left'
+        >>> StepLines(3).line(metrics, "no group differs: nothing learnt")
+        'step 3 of 3 · 9.8 s · reward 0.41 · no group differs: nothing learnt · kl 0.02'
         """
         self._seconds.append(metrics["seconds"])
         done = int(metrics["step"]) + 1
@@ -38,7 +43,8 @@ class StepLines:
         begin = [f"step {done} of {self._num_steps}", f"{metrics['seconds']:.1f} s"]
         end = [f"{duration(left)} left"] if done < self._num_steps else []
         values = self.values(metrics)
-        while values and len(" · ".join([*begin, *values, *end])) > LONGEST_LINE:
+        values = [*values[:1], phrase, *values[1:]] if phrase else values
+        while len(values) > (2 if phrase else 0) and len(" · ".join([*begin, *values, *end])) > LONGEST_LINE:
             values.pop()
         return " · ".join([*begin, *values, *end])
 
@@ -50,17 +56,36 @@ class StepLines:
 
 
 def _values(metrics: Mapping[str, float]) -> list[str]:
-    found = {label: name for label, words in SHOWN.items() if (name := _first(metrics, words))}
-    if "reward" in found:
+    scored = with_reward(metrics)
+    found = {label: name for label, words in SHOWN.items() if (name := _first(scored, words))}
+    has_no_reward = "reward" not in found and any(is_unscored(name, metrics) for name in metrics)
+    if "reward" in found or has_no_reward:
         found.pop("loss", None)  # the size of a policy's loss is not informative
-    return [f"{label} {metrics[name]:.3g}" for label, name in found.items()]
+    values = [f"{label} {metrics[name]:.3g}" for label, name in found.items()]
+    return ["no reward", *values] if has_no_reward else values
+
+
+def with_reward(metrics: Mapping[str, float]) -> dict[str, float]:
+    """Return the metrics without the scores of a call whose rows all lack one: no score is not a score of 0.
+
+    >>> with_reward({"a.score": 0.0, "a.unscored": 1.0, "a.kl": 0.5, "b.score": 0.0, "b.unscored": 0.5})
+    {'a.unscored': 1.0, 'a.kl': 0.5, 'b.score': 0.0, 'b.unscored': 0.5}
+    """
+    without = {name.rpartition(".")[0] for name in metrics if is_unscored(name, metrics)}
+    is_score = {name for name in metrics if name.rpartition(".")[2] in SHOWN["reward"]}
+    return {
+        name: value for name, value in metrics.items() if name not in is_score or name.rpartition(".")[0] not in without
+    }
+
+
+def is_unscored(name: str, metrics: Mapping[str, float]) -> bool:
+    """Whether a metric says that no row of its call has a score."""
+    return name.endswith(".unscored") and metrics[name] == 1
 
 
 def _first(metrics: Mapping[str, float], words: Collection[str]) -> str | None:
     last = [name for name in metrics if name.rpartition(".")[2] in words and "." in name]
-    of_call = [
-        name for name in metrics if name.partition(".")[0] in words and not name.endswith((".seconds", ".failed"))
-    ]
+    of_call = [name for name in metrics if name.partition(".")[0] in words and not name.endswith(NOT_OF_REWARDS)]
     return next(iter([*last, *of_call]), None)
 
 

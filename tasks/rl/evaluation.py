@@ -18,7 +18,8 @@ from prefect_rlhf.tasks.tracing.operations import computation
 def record_evaluation(rollout: Batch, scores: Batch, settings: Settings, context: Context) -> Computed:
     """Write `evaluation/step-000010.parquet`: responses to held-out prompts; metrics are means over them.
 
-    If there are several named rewards, each also has a metric. Responses whose score failed are left out of the means.
+    If there are several named rewards, each also has a metric. Responses without a score are left out of the means of
+    scores; `unscored` is their share.
     """
     scores_B = scores["scores"].float()
     columns = text_columns(rollout, context.tokenizer) | {
@@ -27,7 +28,8 @@ def record_evaluation(rollout: Batch, scores: Batch, settings: Settings, context
         **play_columns(rollout, context.tokenizer),
     }
     write_rows(columns, EVALUATION, context)
-    metrics = {"score": mean_of(scores_B), "response_tokens": float(response_mask(rollout).sum(1).mean())}
+    unscored, tokens = float((~scores_B.isfinite()).float().mean()), float(response_mask(rollout).sum(1).mean())
+    metrics = {"score": mean_of(scores_B), "unscored": unscored, "response_tokens": tokens}
     named = {f"score_{name}": mean_of(rewards_B) for name, rewards_B in named_rewards(scores).items()}
     return Computed(metrics=metrics | named)
 

@@ -115,11 +115,13 @@ def gdpo(rewards_KB: Tensor, weights: Sequence[float], groups_B: Tensor, eps: fl
 def informative(rollout: Batch, scores: Batch, settings: Settings) -> Computed:
     """Keep the groups whose scores differ; all other groups have advantage 0 (Yu et al. 2025, equation 11).
 
-    A group is kept or dropped as a whole. A score that is not finite does not count.
+    A group is kept or dropped as a whole. A score that is not finite does not count. Metrics are of all groups.
     """
     scores_B = scores["scores"].float()
-    stats = group_scores(scores_B.where(scores_B.isfinite(), float("nan")), rollout.groups)
-    return Computed({"keep": stats.deviation_B > 0})
+    scores_B = scores_B.where(scores_B.isfinite(), float("nan"))
+    metrics = group_metrics(scores_B, {}, rollout.groups)
+    of_all = {name: metrics[name] for name in ("unscored", "zero_deviation")}
+    return Computed({"keep": group_scores(scores_B, rollout.groups).deviation_B > 0}, of_all)
 
 
 @computation("advantages", "row_weights", "group_tokens", "group_rows")
@@ -157,8 +159,10 @@ def grpo_advantages(
     else:
         advantages_BT = _advantages(shaped_B, penalties_BT, scores, rollout.groups, trained_BT, settings)
     groups, tokens_B = groups_of(rollout.groups), trained_BT.sum(1)
+    advantages_BT = advantages_BT * trained_BT
+    metrics |= {"zero_advantage": float((advantages_BT == 0).all(1).float().mean())}
     columns = {
-        "advantages": advantages_BT * trained_BT,
+        "advantages": advantages_BT,
         "row_weights": weights_B,
         "group_tokens": groups.totals(tokens_B),
         "group_rows": groups.totals((tokens_B > 0).float()),

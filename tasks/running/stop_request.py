@@ -1,4 +1,4 @@
-"""Requests to end a run early and cleanly: suspension of the flow run, SIGTERM, or early stopping.
+"""Requests to end a run early and cleanly: suspension of the flow run, SIGTERM, early stopping, or a failure to learn.
 
 In each case the steps in flight end, a checkpoint is written, and the process ends as Prefect expects it. After early
 stopping the run is Completed.
@@ -15,6 +15,8 @@ from prefect._internal.control_listener import get_intent
 from prefect.context import FlowRunContext
 from prefect.exceptions import Pause, TerminationSignal
 
+from prefect_rlhf.errors.errors import RlhfError
+
 STOP_POLL_SECONDS = 1.0  # longest delay until a request to stop is noticed
 
 
@@ -30,6 +32,7 @@ class StopRequest:
         self._suspension = None if context is None else context.flow_run_suspension_request
         self._terminated = False
         self._enough: str | None = None
+        self._error: RlhfError | None = None
 
     def __bool__(self) -> bool:
         return self._terminated or self._is_suspended or self._enough is not None
@@ -42,9 +45,15 @@ class StopRequest:
         """Whether the run ended by early stopping, without an earlier request to suspend or terminate."""
         return self._enough is not None and not self._terminated and not self._is_suspended
 
-    def end(self, reason: str) -> None:
-        """Request the final end of the run, from any thread; the first reason counts."""
-        self._enough = self._enough or reason
+    def end(self, reason: str, error: RlhfError | None = None) -> None:
+        """Request the final end of the run, from any thread, with an error if it failed; the first reason counts."""
+        if self._enough is None:
+            self._enough, self._error = reason, error
+
+    def check(self) -> None:
+        """Raise the error of a request that ended the run, unless it was suspended or terminated too."""
+        if self.is_end and self._error is not None:
+            raise self._error
 
     @property
     def _is_suspended(self) -> bool:

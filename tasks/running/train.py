@@ -18,6 +18,7 @@ from prefect_rlhf.tasks.running.dispatch import Dispatcher
 from prefect_rlhf.tasks.running.journal import Journal
 from prefect_rlhf.tasks.running.plan_move import Builder, move_to
 from prefect_rlhf.tasks.running.runner import GraphRunner
+from prefect_rlhf.tasks.running.steps.learning import Findings, Learning
 from prefect_rlhf.tasks.running.steps.moves import Moves
 from prefect_rlhf.tasks.running.stop_request import StopRequest
 from prefect_rlhf.tasks.running.training_run import TrainingRun
@@ -26,18 +27,24 @@ from prefect_rlhf.tasks.running.training_run import TrainingRun
 class Audience(Builder, Protocol):
     """The receiver of a run's progress."""
 
-    def step_ended(self, metrics: Mapping[str, float]) -> None: ...
+    def step_ended(self, metrics: Mapping[str, float], findings: Findings) -> None: ...
 
 
 def train(
-    run: TrainingRun, journal: Journal, audience: Audience, steps_per_group: int, moves: Moves | None = None
+    run: TrainingRun,
+    journal: Journal,
+    audience: Audience,
+    steps_per_group: int,
+    moves: Moves | None = None,
+    learning: Learning | None = None,
 ) -> StopRequest | None:
     """Build the models and run the whole graph, under the run's plan and then under those of `moves`.
 
     The gang is closed on return. Returns the request that ended the run early, after a checkpoint of the steps until
-    then; None after a full run.
+    then; None after a full run. Raises NothingLearnt, after such a checkpoint, once `learning` finds too many empty
+    steps.
     """
-    moves = moves or Moves()
+    moves, learning = moves or Moves(), learning or Learning(run.graph)
     engines = {placement.engine for _, placement in run.plan.placements} | moves.engines
     lease = run.lease
     opened = open_gang(
@@ -61,14 +68,14 @@ def train(
         dispatcher.build(audience.built)
         stop = StopRequest()
         with imports_frozen():
-            on_step = partial(_step_ended, run, audience, stop)
+            on_step = partial(_step_ended, run, audience, stop, learning)
             while True:
                 groups = _groups(dispatcher.run, steps_per_group, moves.planned)
                 runner = GraphRunner(dispatcher.run, dispatcher, journal, groups, stop, moves)
-                if runner.run_all(on_step) is not None:
-                    return stop
-                if not groups.moves:
-                    return None
+                stopped_after = runner.run_all(on_step)
+                if stopped_after is not None or not groups.moves:
+                    stop.check()
+                    return None if stopped_after is None else stop
                 dispatcher = move_to(moves.take(groups.end), dispatcher, journal, audience, stop)
 
 
@@ -81,9 +88,14 @@ def _groups(run: TrainingRun, steps_per_group: int, move: PlanAt | None) -> Step
     return StepGroups(run.graph, run.plan, *steps, ends=ends, is_saved=is_saved)
 
 
-def _step_ended(run: TrainingRun, audience: Audience, stop: StopRequest, metrics: Mapping[str, float]) -> None:
-    """Report a step, and end the run if its evaluations have not improved for long enough."""
-    audience.step_ended(metrics)
+def _step_ended(
+    run: TrainingRun, audience: Audience, stop: StopRequest, learning: Learning, metrics: Mapping[str, float]
+) -> None:
+    """Report a step, and end the run if it learns nothing, or its evaluations have not improved for long enough."""
+    findings = learning.step_ended(metrics)
+    audience.step_ended(metrics, findings)
+    if findings.error is not None:
+        stop.end("nothing is learnt", findings.error)
     if run.best is not None and (reason := run.best.enough(run.run_dir)):
         stop.end(reason)
 

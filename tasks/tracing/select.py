@@ -7,7 +7,7 @@ from typing import Any
 from prefect_rlhf.errors.errors import GraphError
 from prefect_rlhf.placement.graph import Call
 from prefect_rlhf.placement.row_set import Choice, RowSet
-from prefect_rlhf.tasks.settings import MOST_STEPS, Settings
+from prefect_rlhf.tasks.settings import Settings
 from prefect_rlhf.tasks.tracing.calls import check_computation
 from prefect_rlhf.tasks.tracing.operations import Operator
 from prefect_rlhf.tasks.tracing.trace import RowsHandle, current_trace
@@ -20,7 +20,6 @@ def select(
     per_group: int | None = None,
     expected: int | None = None,
     settings: Settings,
-    most_empty_steps: int = 10,
     every: int | None = None,
     name: str | None = None,
 ) -> RowsHandle:
@@ -33,8 +32,8 @@ def select(
     2 as the second of a pair. Without `per_group`, any number of rows of a group is kept.
 
     Rows keep their numbers: calls on kept rows can read everything that was made of the rows before. Means are over the
-    kept rows. Without kept rows, a computation is not run and an optimizer step is skipped; the run ends with an error
-    after `most_empty_steps` such steps in a row. Memory is planned for `at_most` groups, time for `expected` groups
+    kept rows. Without kept rows, a computation is not run and an optimizer step is skipped: nothing is learnt, and the
+    run's `most_empty_steps` bounds such steps. Memory is planned for `at_most` groups, time for `expected` groups
     (None: `at_most`).
     """
     trace = current_trace("select")
@@ -51,7 +50,7 @@ def select(
     if not handles:
         raise GraphError(f"{where} has no input; it needs rows of a call or dataset")
     own = trace.common_rows(handles, f"select {name}")
-    choice = _choice(where, own, at_most, per_group, expected, most_empty_steps)
+    choice = _choice(where, own, at_most, per_group, expected)
     kept = RowSet(name, own.rows.dataset, 1, own.rows, choice)
     trace.add(
         Call(
@@ -64,7 +63,6 @@ def select(
             rows=own.rows,
             num_rows=own.num_rows,
             every=every,
-            stateful=True,
             rows_per_item=own.rows_per_item,
             chooses=kept,
         )
@@ -73,9 +71,7 @@ def select(
     return RowsHandle(source.source, source.keys, kept, choice.count.at_most, per_group or 1)
 
 
-def _choice(
-    where: str, own: RowsHandle, at_most: int | None, per_group: int | None, expected: int | None, most_empty_steps: int
-) -> Choice:
+def _choice(where: str, own: RowsHandle, at_most: int | None, per_group: int | None, expected: int | None) -> Choice:
     """Return the limits of a selection. Raises GraphError for an impossible number."""
     size, chosen = own.rows.group_size, own.rows.choice
     num_groups = chosen.at_most if chosen else own.num_rows // size
@@ -84,10 +80,9 @@ def _choice(
         "at_most": (most, num_groups, f"the groups of {own.rows.name}"),
         "per_group": (1 if per_group is None else per_group, size, f"the rows of a group of {own.rows.name}"),
         "expected": (most if expected is None else expected, most, "at_most"),
-        "most_empty_steps": (most_empty_steps, MOST_STEPS, "the most steps of a run"),
     }
     for field, (seen, highest, what) in numbers.items():
         if isinstance(seen, bool) or not isinstance(seen, int) or not 1 <= seen <= highest:
             raise GraphError(f"{where}: got {field} {seen!r:.40}, expected 1 to {highest}, {what}")
     num_rows = chosen.num_rows if chosen else own.num_rows
-    return Choice(num_rows, size, most, most if expected is None else expected, per_group, most_empty_steps)
+    return Choice(num_rows, size, most, most if expected is None else expected, per_group)

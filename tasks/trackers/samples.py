@@ -47,6 +47,6 @@ def _first_rows(file: Path, number: int) -> Table | None:
 
 
 def _text(value: str | float | None) -> str:
-    if value is None:
+    if value is None or value != value:  # NaN: a row without a reward
         return ""
     return value if isinstance(value, str) else f"{value:.4g}"

@@ -27,6 +27,7 @@ from prefect_rlhf.tasks.reporting.comparison import format_seconds, ranking, ste
 from prefect_rlhf.tasks.reporting.publish import publish
 from prefect_rlhf.tasks.running.journal import Journal
 from prefect_rlhf.tasks.running.outcome import NodeOutcome
+from prefect_rlhf.tasks.running.steps.learning import Findings
 from prefect_rlhf.tasks.running.training_run import TrainingRun
 
 WORD = "measure"
@@ -63,7 +64,7 @@ class _Silence:
 
     def built(self, instance: ModelInstance, outcome: NodeOutcome) -> None: ...
 
-    def step_ended(self, metrics: Mapping[str, float]) -> None: ...
+    def step_ended(self, metrics: Mapping[str, float], findings: Findings) -> None: ...
 
     def moves(self, run: TrainingRun) -> None: ...
 

@@ -200,11 +200,11 @@ class NotFinite(RlhfError):
     """A loss or its gradient is not a finite number; the weights are those before."""
 
 
-class NothingKept(RlhfError):
-    """A choice of rows has kept no row for its permitted number of consecutive steps."""
+class NothingLearnt(RlhfError):
+    """A run had no gradient for its permitted number of consecutive steps."""
 
 
-MISTAKES = (InvalidInput, GraphError, NotFinite, NothingKept)
+MISTAKES = (InvalidInput, GraphError, NotFinite, NothingLearnt)
 """What a person has to mend: to try again is in vain."""
 
 
