@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("prefect")]
 
 @pytest.mark.all
 def test_a_step_that_keeps_nothing_trains_nothing_and_a_run_of_them_ends(tmp_path):
-    """A step is skipped and counted; the bound on such steps names call and step."""
+    """A step is skipped and counted; the bound on such steps names the call that kept nothing."""
     pairs = CASES["pairs"]
     given = pairs.parameters(tmp_path)
     nothing = given | {"reward": {"functions": {"nothing": {"function": f"{tmp_path / 'some_rewards.py'}:nothing"}}}}
@@ -38,7 +38,7 @@ def test_a_step_that_keeps_nothing_trains_nothing_and_a_run_of_them_ends(tmp_pat
     assert all((weights[name] == values).all() for name, values in before.items() if name in weights)
     state = pairs.end(nothing | {"steps": 12}, "alone")
     assert state.is_failed()
-    assert "best_and_worst · step 9: kept 0 of 12 rows, and no row in the last 10 steps" in state.message
+    assert "10 steps in a row without a gradient (best_and_worst kept no row)" in state.message
     assert "\n" not in state.message
 
 

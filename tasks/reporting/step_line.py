@@ -42,17 +42,25 @@ class StepLines:
         left = (self._num_steps - done) * median(self._seconds)
         begin = [f"step {done} of {self._num_steps}", f"{metrics['seconds']:.1f} s"]
         end = [f"{duration(left)} left"] if done < self._num_steps else []
-        values = self.values(metrics)
-        values = [*values[:1], phrase, *values[1:]] if phrase else values
-        while len(values) > (2 if phrase else 0) and len(" · ".join([*begin, *values, *end])) > LONGEST_LINE:
-            values.pop()
-        return " · ".join([*begin, *values, *end])
+        first, *others = self.values(metrics) or [""]
+        said = [phrase] if phrase else []
+        for kept in range(len(others), -1, -1):
+            if len(line := _joined(*begin, first, *said, *others[:kept], *end)) <= LONGEST_LINE:
+                return line
+        for line in (_joined(*begin, first, *said), _joined(*begin, *said, *end)):
+            if len(line) <= LONGEST_LINE:
+                return line
+        return _joined(*begin, *said)
 
     def values(self, metrics: Mapping[str, float]) -> list[str]:
         """Return the few metrics of the line: first the step's, then its evaluation's."""
         evaluated = {name: value for name, value in metrics.items() if name.partition(".")[0] in self._evaluations}
         trained = {name: value for name, value in metrics.items() if name not in evaluated}
         return [*_values(trained), *(f"held-out {value}" for value in _values(evaluated))]
+
+
+def _joined(*parts: str) -> str:
+    return " · ".join(part for part in parts if part)
 
 
 def _values(metrics: Mapping[str, float]) -> list[str]:

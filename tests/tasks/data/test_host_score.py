@@ -62,6 +62,7 @@ def test_a_score_is_the_weighted_sum_of_those_that_apply(score):
     assert made.columns["scores"].tolist() == [0, 202, 4, 206]
     assert made.columns["for_odd_ones"].isnan().tolist() == [True, False, True, False]
     assert made.metrics["number"] == 1.5 and made.metrics["for_odd_ones"] == 100.0 and made.metrics["failed"] == 0
+    assert made.metrics["unscored"] == 0 and score("for_odd_ones").metrics["unscored"] == 0.5
 
 
 def test_a_row_on_which_one_function_failed_has_no_score_unless_it_has_a_value_for_that(score):

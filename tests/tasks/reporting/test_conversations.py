@@ -43,7 +43,7 @@ def test_each_turn_and_answer_is_a_message_with_its_special_tokens(tmp_path):
     order += ["**Model, turn 1 · reward 1**", "bad"]
     places = [whole.index(part) for part in order]
     assert places == sorted(places)
-    assert failed.startswith("Row 7 · score nan · 1 turns") and "**Failed play**" in failed
+    assert failed.startswith("Row 7 · no score · 1 turns") and "**Failed play**" in failed
 
 
 def test_an_evaluation_without_plays_has_no_conversations(tmp_path):

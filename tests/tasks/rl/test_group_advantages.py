@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from prefect_rlhf.engines.rows import Batch
 from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.tasks.rl import group_advantages as ours
-from prefect_rlhf.tasks.rl.group_advantages import grpo_advantages
+from prefect_rlhf.tasks.rl.group_advantages import grpo_advantages, informative
 from prefect_rlhf.tasks.rl.groups import group_metrics, group_scores
 from prefect_rlhf.tasks.rl.settings.online import GRPO
 from prefect_rlhf.tasks.rl.settings.policy import KLTerm, Overlong
@@ -217,8 +217,27 @@ def test_every_token_of_a_response_has_its_advantage():
     assert made.columns["row_weights"].tolist() == [1, 1]
     assert made.metrics == pytest.approx(
         {"score": 2.0, "unscored": 0.0, "group_deviation": math.sqrt(2), "zero_deviation": 0.0}
-        | {"response_tokens": 1.5, "truncated": 0.0, "trained_tokens": 3.0}
+        | {"response_tokens": 1.5, "truncated": 0.0, "trained_tokens": 3.0, "zero_advantage": 0.0}
     )
+
+
+def test_the_share_of_rows_without_an_advantage_is_a_metric():
+    """Equal scores give none, nor does a score that failed; a penalty for length gives one in spite of equal scores."""
+    rollout = rollout_of([1, 2, 1, 1], [4, 4, 5, 5])
+    made = grpo_advantages.function(rollout, scores_of(2.0, 2.0, 1.0, 3.0), settings=GRPO())
+    assert made.metrics["zero_advantage"] == 0.5
+    assert grpo_advantages.function(rollout, scores_of(2, 2, NAN, 3), settings=GRPO()).metrics["zero_advantage"] == 1
+    algo = GRPO(sampling={"max_new_tokens": 2}, overlong=Overlong(buffer=2))
+    shaped = grpo_advantages.function(rollout, scores_of(2, 2, 1, 3), settings=algo).metrics
+    assert shaped["zero_deviation"] == 0.5 and shaped["zero_advantage"] == 0
+
+
+def test_the_choice_of_groups_counts_those_that_do_not_differ():
+    """Metrics of all groups: after the choice, no group with equal scores is left to count."""
+    rollout = rollout_of([1] * 6, [4, 4, 5, 5, 6, 6])
+    made = informative.function(rollout, scores_of(2, 2, 1, 3, NAN, NAN), settings=GRPO())
+    assert made.columns["keep"].tolist() == [False, False, True, True, False, False]
+    assert made.metrics == pytest.approx({"unscored": 1 / 3, "zero_deviation": 0.5})
 
 
 @pytest.mark.parametrize("failed", [NAN, float("inf")])
