@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import threading
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from prefect_rlhf.tasks.checkpoints.best import EVALUATIONS
 from prefect_rlhf.tasks.data.rollouts import carry_over_rollouts, remove_rollouts_from
 from prefect_rlhf.tasks.running.outcome import NodeOutcome, mean_metrics
 
+TASK_RUNS = "task_runs.jsonl"  # a line for each task run
 PROGRESS = "progress.log"  # a line for each step, and responses before and after
 STEPS_KEPT = 10  # number of finished steps whose task runs stay in memory
 MODEL_FUNCTION_CALLS = frozenset({"generate", "inference", "train_step"})
@@ -99,16 +100,21 @@ class Journal:
         """Copy an earlier run's records of the steps before `step`, if its folder still exists.
 
         `earlier` may be this run's own folder: its records of later steps are deleted, because the run repeats these
-        steps. Returns the metrics of the steps before `step`.
+        steps. Returns the metrics of the steps before `step`. Steps are written behind their task runs, so a kill may
+        lose the last: they are made again of their task runs.
         """
         metrics = _of_steps_under(step, earlier / "metrics.jsonl")
+        evaluations = _of_steps_under(step, earlier / EVALUATIONS)
+        for evaluation, lost in self._lost(range(_end(metrics), step), earlier):
+            metrics.append(lost)
+            evaluations += [evaluation] if evaluation and evaluation["step"] >= _end(evaluations) else []
         self.keep("metrics.jsonl", _lines(metrics))
-        if evaluations := _of_steps_under(step, earlier / EVALUATIONS):
+        if evaluations:
             self.keep(EVALUATIONS, _lines(evaluations))
         elif earlier == self.run_dir:
             (earlier / EVALUATIONS).unlink(missing_ok=True)
         if earlier == self.run_dir:
-            self.keep("task_runs.jsonl", _lines(_of_steps_under(step, earlier / "task_runs.jsonl")))
+            self.keep(TASK_RUNS, _lines(_of_steps_under(step, earlier / TASK_RUNS)))
             remove_rollouts_from(earlier, step)
         else:
             carry_over_rollouts(earlier, self.run_dir, step)
@@ -148,7 +154,7 @@ class Journal:
             if not is_late:  # a commit may end after its step was dropped
                 self._by_step[span.step].append(span)
             values = {field.name: getattr(span, field.name) for field in fields(span)}  # asdict would copy all of them
-            _append(self.run_dir / "task_runs.jsonl", values)
+            _append(self.run_dir / TASK_RUNS, values)
             for watcher in self._watchers:
                 watcher(span)
 
@@ -159,11 +165,8 @@ class Journal:
         written.
         """
         with self._lock:
-            spans = sorted(self._by_step[step], key=lambda span: self._position.get(span.call or "", -1))
-            metrics: dict[str, float] = {"step": step, **step_metrics(spans)}
-            line: dict[str, float] = {}
-            if evaluated := call_metrics(span for span in spans if span.call in self._evaluations):
-                line = {"step": step, **evaluated}
+            line, metrics = self._lines_of(step, self._by_step[step])
+            if line:
                 _append(self.run_dir / EVALUATIONS, line)
             if self._num_steps is None or step < self._num_steps:
                 line = metrics
@@ -175,6 +178,20 @@ class Journal:
             follower(line)
         return metrics
 
+    def _lines_of(self, step: int, spans: Iterable[TaskRunSpan]) -> tuple[dict[str, float], dict[str, float]]:
+        """Return the evaluation of a step, empty without any, and all metrics of the step."""
+        spans = sorted(spans, key=lambda span: self._position.get(span.call or "", -1))
+        evaluated = call_metrics(span for span in spans if span.call in self._evaluations)
+        return {"step": step, **evaluated} if evaluated else {}, {"step": step, **step_metrics(spans)}
+
+    def _lost(self, steps: range, earlier: Path) -> Iterator[tuple[dict[str, float], dict[str, float]]]:
+        """Yield evaluation and metrics of steps whose task runs an earlier run has recorded."""
+        lines = _of_steps_under(steps.stop, earlier / TASK_RUNS) if steps else []
+        spans = [_span_of(line) for line in lines if line["step"] in steps]
+        for step in steps:
+            if of_step := [span for span in spans if span.step == step]:
+                yield self._lines_of(step, of_step)
+
 
 def _of_steps_under(step: int, path: Path) -> list[Mapping[str, Any]]:
     """Read the lines of steps before `step`, without a last line that is incomplete because its writer was killed."""
@@ -184,18 +201,24 @@ def _of_steps_under(step: int, path: Path) -> list[Mapping[str, Any]]:
     return [value for value in values if value["step"] < step]
 
 
+def _end(lines: Iterable[Mapping[str, Any]]) -> int:
+    """Return the step after those of lines."""
+    return max((line["step"] + 1 for line in lines), default=0)
+
+
 def _lines(rows: Iterable[Mapping[str, object]]) -> str:
     return "".join(json.dumps(values) + "\n" for values in rows)
 
 
 def read_spans(run_dir: Path) -> tuple[TaskRunSpan, ...]:
     """Read the task runs that `record` wrote into a run's folder."""
-    lines = (run_dir / "task_runs.jsonl").read_text(encoding="utf-8").splitlines()
-    values = (json.loads(line) for line in lines)
-    return tuple(
-        TaskRunSpan(**{**value, **{name: tuple(value.get(name, ())) for name in ("devices", "depends_on")}})
-        for value in values
-    )
+    lines = (run_dir / TASK_RUNS).read_text(encoding="utf-8").splitlines()
+    return tuple(_span_of(json.loads(line)) for line in lines)
+
+
+def _span_of(value: Mapping[str, Any]) -> TaskRunSpan:
+    """Return the task run of a line of the record."""
+    return TaskRunSpan(**{**value, **{name: tuple(value.get(name, ())) for name in ("devices", "depends_on")}})
 
 
 def step_metrics(spans: Sequence[TaskRunSpan]) -> dict[str, float]:

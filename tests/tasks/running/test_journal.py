@@ -17,6 +17,7 @@ from prefect_rlhf.tasks.running.journal import (
     read_spans,
     time_shares,
 )
+from tests.runs import read_lines
 
 pytestmark = pytest.mark.quick
 
@@ -101,6 +102,25 @@ def test_a_run_that_goes_on_has_a_line_for_each_step_before(tmp_path, own):
     assert [line["step"] for line in Journal(folder).go_on_from(2, tmp_path / "run")] == [0, 1]
     for name in ("metrics.jsonl", "evaluation.jsonl"):
         assert [json.loads(line)["step"] for line in (folder / name).read_text().splitlines()] == [0, 1]
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_steps_that_a_kill_left_without_a_line_are_made_again_of_their_task_runs(tmp_path, own):
+    """Their metrics and evaluations are those that the run would have written."""
+    whole, killed = (Journal(tmp_path / name, graph=GRAPH) for name in ("whole", "killed"))
+    for step in range(4):
+        for journal in (whole, killed):
+            journal.record(span("train_step", 2.0 * step, 2.0 * step + 1, step=step, metrics={"loss": float(step)}))
+            if step % 2 == 0:
+                evaluated = replace(span("compute", 0.0, 1.0, step=step, metrics={"score": 1.0}), call="held_out")
+                journal.record(evaluated)
+        whole.finish_step(step)
+    killed.finish_step(0)
+    folder = tmp_path / ("killed" if own else "next")
+    Journal(folder, graph=GRAPH).go_on_from(3, tmp_path / "killed")
+    for name in ("metrics.jsonl", "evaluation.jsonl"):
+        expected = [line for line in read_lines(tmp_path / "whole" / name) if line["step"] < 3]
+        assert read_lines(folder / name) == expected
 
 
 def test_a_step_is_shown_with_each_value_under_its_calls_name():
