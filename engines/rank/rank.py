@@ -211,10 +211,8 @@ class Rank:
         self._keep(command, "prompt_length", [torch.tensor(len(prompt)) for prompt in prompts])
         self._keep(command, "logprobs", [torch.tensor(row, dtype=torch.float32) for row in generated.logprobs])
         report = self._report(began, model, command=command)
-        num_tokens, cut = (
-            sum(map(len, generated.tokens)),
-            cut_share(generated.tokens, command.sampling, model.command.model.path),
-        )
+        num_tokens = sum(map(len, generated.tokens))
+        cut = cut_share(generated.tokens, command.sampling, model.command.model.path)
         metrics = {} if generated.kept_mass is None else {"kept_mass": generated.kept_mass}
         if cut is not None:
             report = replace(report, metric_rows={"truncated": len(tokens)})

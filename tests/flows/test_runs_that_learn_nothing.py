@@ -44,7 +44,7 @@ def logged():
 
 def test_a_run_without_a_gradient_ends_with_a_checkpoint_and_resumes_as_if_it_had_not_been_killed(parameters, logged):
     """Line, log, UI and error have the cause. From an earlier checkpoint, a run ends at the same step with the same
-    words; from the last, it goes on for as many steps again."""
+    words; from the last, it goes on for as many steps again, and fails even if these are the last steps of all."""
     state = end(learns_some, parameters)
     assert state.is_failed() and state.message.startswith(FOURTH) and "\n" not in state.message
     assert "most_empty_steps" in state.message
@@ -58,7 +58,8 @@ def test_a_run_without_a_gradient_ends_with_a_checkpoint_and_resumes_as_if_it_ha
 
     killed = end(learns_some, parameters | {"resume_from": str(run_dir / "checkpoints" / "step-000002")})
     assert killed.message == state.message
-    later = end(learns_some, parameters | {"resume_from": str(run_dir / "checkpoints" / "step-000004")})
+    last = {"resume_from": str(run_dir / "checkpoints" / "step-000004"), "steps": 8}
+    later = end(learns_some, parameters | last)
     assert later.is_failed() and "step 8: 8 steps in a row without a gradient" in later.message
 
 
