@@ -11,7 +11,7 @@ from prefect_rlhf.engines.functions.function import HostFunction, HostSettings
 from prefect_rlhf.engines.functions.scores import MOST_SCORE
 from prefect_rlhf.engines.rows import KEYS_OF_CALLS
 from prefect_rlhf.errors.errors import InvalidInput
-from prefect_rlhf.errors.wrong_setting import not_used
+from prefect_rlhf.errors.wrong_setting import not_used, wrong
 from prefect_rlhf.tasks.settings import Settings
 
 _COMPUTATIONS = (
@@ -71,6 +71,14 @@ class HostRewards(Settings):
         if isinstance(given, dict) and "path" in given:
             raise not_used("path", "reward.functions score the responses", "remove functions for a reward model")
         return given
+
+    @model_validator(mode="after")
+    def _value_of_failed_is_a_score(self) -> HostRewards:
+        """Refuse a value of failed rows that the weights carry beyond the bound of scores."""
+        heaviest = max(abs(function.weight) for function in self.functions.values())
+        if abs(self.failed_value or 0.0) * heaviest > MOST_SCORE:
+            raise wrong("failed_value", f"at most {MOST_SCORE / heaviest:g} in size, since a weight is {heaviest:g}")
+        return self
 
     @property
     def host_functions(self) -> tuple[HostFunction, ...]:

@@ -78,7 +78,7 @@ SUB_ROOMS: Mapping[str, Mapping[str, str]] = {
         "gang": "gang.processes gang.ray",
         "gang.processes": "gang .",
         "gang.ray": "gang gang.processes weights",
-        "rank": "functions.plays files sampling weights .",
+        "rank": "functions functions.plays files sampling weights .",
         "rank.profiling": "rank megatron.cpu files weights .",
         "rank.trial": "functions.plays rank sampling .",
         "megatron": "megatron.cpu megatron.sampling megatron.training megatron.vocabulary files sampling weights .",

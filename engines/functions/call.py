@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 
 from prefect_rlhf.engines.functions.arguments import Row, arguments
 from prefect_rlhf.engines.functions.load import LoadedFunction, at, reason
-from prefect_rlhf.engines.functions.scores import Verdict, mean
+from prefect_rlhf.engines.functions.scores import MOST_NUMBER, MOST_SCORE, SCORES, Verdict, mean
 from prefect_rlhf.errors.in_short import in_short, one_line
 
 Verdicts = tuple[Verdict, ...]
@@ -74,7 +74,8 @@ def late(seconds: float, place: str) -> str:
 
 def _called(function: LoadedFunction, rows: Sequence[Row], logged: dict[str, list[float]]) -> Any:
     def log_metric(name: str, value: float) -> None:
-        logged.setdefault(str(name), []).append(float(value))
+        if abs(number := _float(value)) <= MOST_NUMBER:
+            logged.setdefault(str(name), []).append(number)
 
     args, kwargs = arguments(function.call, function.of.signature, rows, log_metric)
     _seed(f"{function.of.name}\n{rows[0]['prompt']!r}\n{rows[0]['response']}")
@@ -115,14 +116,16 @@ def _judged(
 
 
 def _verdict(value: Any, place: str, *, none: bool, metrics: Mapping[str, float] | None = None) -> Verdict:
-    """Return the verdict on a value: a finite number, or None if `none` allows it."""
+    """Return the verdict on a value: a number within the bound of scores, or None if `none` allows it."""
     if value is None and none:
         return Verdict(metrics=metrics or {})
     if isinstance(value, str | bytes) or not has_float(value):
         return Verdict(failed=at(f"returned {_seen(value)}, not a number", place))
-    number = float(value)
+    number = _float(value)
     if not math.isfinite(number):
         return Verdict(failed=at(f"returned {number}, not a finite number", place))
+    if abs(number) > MOST_SCORE:
+        return Verdict(failed=at(f"returned {number:g}, not {SCORES}", place))
     return Verdict(number, metrics=metrics or {})
 
 
@@ -132,13 +135,21 @@ def has_float(value: Any) -> bool:
 
 
 def _numbers(values: Mapping[Any, Any]) -> dict[str, float]:
-    """Return the finite numbers of a mapping except its score."""
+    """Return the numbers of a mapping except its score, without those of which a sum may overflow."""
     numbers = {
-        name: float(value)
+        name: _float(value)
         for name, value in values.items()
         if isinstance(name, str) and name != "score" and has_float(value) and not isinstance(value, str | bytes)
     }
-    return {name: value for name, value in numbers.items() if math.isfinite(value)}
+    return {name: value for name, value in numbers.items() if abs(value) <= MOST_NUMBER}
+
+
+def _float(value: Any) -> float:
+    """Return a number as a float; infinity for an integer that no float holds."""
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf
 
 
 def _seen(value: Any) -> str:

@@ -200,11 +200,15 @@ class NotFinite(RlhfError):
     """A loss or its gradient is not a finite number; the weights are those before."""
 
 
+class BeyondBound(RlhfError):
+    """A model's scores are not numbers within the bound of scores."""
+
+
 class NothingKept(RlhfError):
     """A choice of rows has kept no row for its permitted number of consecutive steps."""
 
 
-MISTAKES = (InvalidInput, GraphError, NotFinite, NothingKept)
+MISTAKES = (InvalidInput, GraphError, NotFinite, BeyondBound, NothingKept)
 """What a person has to mend: to try again is in vain."""
 
 

@@ -26,5 +26,9 @@ async def asynchronous(data_source, solution_str, ground_truth, extra_info, **kw
     return gsm8k(solution_str, ground_truth)
 
 
+def with_huge_numbers(data_source, solution_str, ground_truth, extra_info):
+    return {"score": 1.0, "a": 1.7e308, "b": 10**400, "c": -1e29}
+
+
 def without_score(data_source, solution_str, ground_truth, extra_info):
     return {"acc": 1.0}

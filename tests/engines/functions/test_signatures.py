@@ -73,6 +73,11 @@ def test_a_verl_function_gets_its_four_arguments(truth):
     assert scores.metrics == {"compute_score/acc": 0.5, "compute_score/turns": 2.0}
 
 
+def test_other_numbers_whose_sum_may_overflow_are_left_out():
+    rows = [row("it", data_source="x", ground_truth="72")] * 3
+    assert score(function("with_huge_numbers", "verl"), rows).metrics == {"with_huge_numbers/c": -1e29}
+
+
 def test_an_async_verl_function_is_awaited():
     rows = [row("#### 72", data_source="x", ground_truth="72"), row("#### 7", data_source="x", ground_truth="72")]
     assert score(function("asynchronous", "verl"), rows).values["asynchronous"] == (1.0, 0.0)
