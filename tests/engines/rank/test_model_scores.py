@@ -1,4 +1,4 @@
-"""A reward model's score is a number within the bound of scores, or the row has none; too many such rows end the run."""
+"""A reward model's score is within the bound of scores, or the row has none; too many such rows end the run."""
 
 import math
 from pathlib import Path

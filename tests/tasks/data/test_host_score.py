@@ -90,8 +90,8 @@ def test_too_many_sums_beyond_the_bound_end_the_run_with_the_terms_of_a_row(scor
         score("number", "huge", weight=1e6, call="reward_evaluation")
     said = str(caught.value)
     assert said.startswith(
-        "reward_evaluation · step 0: the weighted sum of rewards is beyond its bound on 3 of 4 rows; row 1: 1e+06 * 1 of"
-        " number + 1e+06 * 3e+08 of huge, expected a number from -1e+09 to 1e+09; lower the weight of huge (/"
+        "reward_evaluation · step 0: the weighted sum of rewards is beyond its bound on 3 of 4 rows; row 1: 1e+06 * 1"
+        " of number + 1e+06 * 3e+08 of huge, expected a number from -1e+09 to 1e+09; lower the weight of huge (/"
     )
     assert said.endswith("functions_of_a_person.py:huge)")
 
