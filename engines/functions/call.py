@@ -9,8 +9,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 from prefect_rlhf.engines.functions.arguments import Row, arguments
+from prefect_rlhf.engines.functions.blame import blame_of
 from prefect_rlhf.engines.functions.load import LoadedFunction, at, reason
-from prefect_rlhf.engines.functions.scores import MOST_NUMBER, MOST_SCORE, SCORES, Verdict, mean
+from prefect_rlhf.engines.functions.scores import MOST_NUMBER, MOST_SCORE, SCORES, Blame, Verdict, mean
 from prefect_rlhf.errors.in_short import in_short, one_line
 
 Verdicts = tuple[Verdict, ...]
@@ -38,26 +39,28 @@ class LoopDelay:
 def call(function: LoadedFunction, rows: Sequence[Row], runner: asyncio.Runner) -> Verdicts:
     """Call a function that is not declared async; if it returns an awaitable nevertheless, `runner` awaits it."""
     logged: dict[str, list[float]] = {}
+    given: list[object] = [*rows]
     try:
-        returned = _called(function, rows, logged)
+        returned = _called(function, rows, logged, given)
         if inspect.isawaitable(returned):
             returned = runner.run(_awaited(returned))
         return _judged(function, rows, returned, logged)
     except BaseException as error:  # noqa: BLE001  a user's function may raise anything, SystemExit too
-        return _all_failed(rows, reason(error, function.place))
+        return _all_failed(rows, reason(error, function.place), blame=blame_of(error, given))
 
 
 async def call_async(function: LoadedFunction, rows: Sequence[Row], seconds: float, delay: LoopDelay) -> Verdicts:
     """Call an async function with a limit of `seconds`; `delay` measures how many of them other calls blocked."""
     logged: dict[str, list[float]] = {}
+    given: list[object] = [*rows]
     limit, before = asyncio.timeout(seconds), delay.seconds
     try:
         async with limit:
-            returned = await _called(function, rows, logged)
+            returned = await _called(function, rows, logged, given)
         return _judged(function, rows, returned, logged)
     except BaseException as error:  # noqa: BLE001  as above
         if not limit.expired():
-            return _all_failed(rows, reason(error, function.place))
+            return _all_failed(rows, reason(error, function.place), blame=blame_of(error, given))
         overdue = asyncio.get_running_loop().time() - (limit.when() or 0.0)
         held_up = delay.seconds - before + overdue > _FAIR * seconds
         return _all_failed(rows, late(seconds, function.place), held_up)
@@ -72,12 +75,15 @@ def late(seconds: float, place: str) -> str:
     return at(f"no value after {seconds:g} s", place)
 
 
-def _called(function: LoadedFunction, rows: Sequence[Row], logged: dict[str, list[float]]) -> Any:
+def _called(function: LoadedFunction, rows: Sequence[Row], logged: dict[str, list[float]], given: list[object]) -> Any:
+    """Call the function; its numbers are added to `logged`, its arguments to `given`."""
+
     def log_metric(name: str, value: float) -> None:
         if abs(number := _float(value)) <= MOST_NUMBER:
             logged.setdefault(str(name), []).append(number)
 
     args, kwargs = arguments(function.call, function.of.signature, rows, log_metric)
+    given += [*args, kwargs]
     _seed(f"{function.of.name}\n{rows[0]['prompt']!r}\n{rows[0]['response']}")
     return function.call(*args, **kwargs)
 
@@ -156,5 +162,5 @@ def _seen(value: Any) -> str:
     return f"{in_short(value)} of type {type(value).__name__}" if value is not None else "None"
 
 
-def _all_failed(rows: Sequence[Row], why: str, held_up: bool = False) -> Verdicts:
-    return tuple(Verdict(failed=one_line(why), held_up=held_up) for _ in rows)
+def _all_failed(rows: Sequence[Row], why: str, held_up: bool = False, blame: Blame = "response") -> Verdicts:
+    return tuple(Verdict(failed=one_line(why), held_up=held_up, blame=blame) for _ in rows)

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
 MOST_SCORE = 1e9
 """Largest size of a score, of a turn's reward, of their sums, and of `failed_value`.
@@ -14,14 +15,21 @@ MOST_NUMBER = 1e30
 SCORES = f"a number from {-MOST_SCORE:g} to {MOST_SCORE:g}"
 """What a score may be, in messages."""
 
+Blame = Literal["response", "code", "row"]
+"""What a failure is due to: another response may do; or the code is wrong, or rows lack a key that the code reads."""
+
 
 @dataclass(frozen=True, slots=True)
 class RowFailure:
-    """A function that failed on a row: the row's index among the scored rows, and the reason of the last failure."""
+    """A function that failed on a row: the row's index among the scored rows, and the reason of the last failure.
+
+    `blame`: see `blame_of`.
+    """
 
     row: int
     function: str
     reason: str
+    blame: Blame = "response"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,13 +50,14 @@ class HostScores:
 class Verdict:
     """The result of a call for one row: a value or the reason of its failure, and other numbers by name.
 
-    `held_up`: it missed its deadline because another call blocked its event loop.
+    `held_up`: it missed its deadline because another call blocked its event loop. `blame` is that of a failure.
     """
 
     value: float | None = None
     failed: str = ""
     held_up: bool = False
     metrics: Mapping[str, float] = field(default_factory=dict)
+    blame: Blame = "response"
 
 
 def mean(numbers: list[float]) -> float:

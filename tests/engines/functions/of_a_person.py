@@ -195,7 +195,7 @@ NONSENSE = {
     "a call that nobody made": b'["Done", {"call": 1000000, "verdicts": []}]\n',
     "verdicts of no row": b'["Done", {"call": 0, "verdicts": []}]\n',
     "a value that is text": b'["Done", {"call": 0, "verdicts": '
-    b'[{"value": "1", "failed": "", "held_up": false, "metrics": {}}]}]\n',
+    b'[{"value": "1", "failed": "", "held_up": false, "metrics": {}, "blame": "response"}]}]\n',
     "a refusal": b'["Refused", {"function": 0, "seen": "a", "expected": "b"}]\n',
     "bytes": bytes(range(256)) + b"\n",
 }
