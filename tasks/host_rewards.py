@@ -39,6 +39,9 @@ class RewardFunction(Settings):
     signature: Literal["row", "trl", "verl", "reasoning_gym"] = Field(
         "row", description="Arguments of the function: a row, or as in TRL, verl or reasoning-gym."
     )
+    try_first: bool = Field(
+        True, description="Call it on a few rows before the run, with made-up responses; false if a call costs money."
+    )
 
 
 class HostRewards(Settings):

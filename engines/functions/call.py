@@ -6,9 +6,10 @@ import math
 import random
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NoReturn
 
-from prefect_rlhf.engines.functions.arguments import Row, arguments
+from prefect_rlhf.engines.functions.arguments import Row, arguments, fitting_signature
 from prefect_rlhf.engines.functions.blame import blame_of
 from prefect_rlhf.engines.functions.load import LoadedFunction, at, reason
 from prefect_rlhf.engines.functions.scores import MOST_NUMBER, MOST_SCORE, SCORES, Blame, Verdict, mean
@@ -46,7 +47,7 @@ def call(function: LoadedFunction, rows: Sequence[Row], runner: asyncio.Runner) 
             returned = runner.run(_awaited(returned))
         return _judged(function, rows, returned, logged)
     except BaseException as error:  # noqa: BLE001  a user's function may raise anything, SystemExit too
-        return _all_failed(rows, reason(error, function.place), blame=blame_of(error, given))
+        return _all_failed(rows, _why(error, function), blame=blame_of(error, given))
 
 
 async def call_async(function: LoadedFunction, rows: Sequence[Row], seconds: float, delay: LoopDelay) -> Verdicts:
@@ -60,7 +61,7 @@ async def call_async(function: LoadedFunction, rows: Sequence[Row], seconds: flo
         return _judged(function, rows, returned, logged)
     except BaseException as error:  # noqa: BLE001  as above
         if not limit.expired():
-            return _all_failed(rows, reason(error, function.place), blame=blame_of(error, given))
+            return _all_failed(rows, _why(error, function), blame=blame_of(error, given))
         overdue = asyncio.get_running_loop().time() - (limit.when() or 0.0)
         held_up = delay.seconds - before + overdue > _FAIR * seconds
         return _all_failed(rows, late(seconds, function.place), held_up)
@@ -108,7 +109,8 @@ def _judged(
             return _all_failed(rows, at(f"returned a dict without score: {in_short(returned)}", place))
         return (_verdict(returned["score"], place, none=False, metrics=_numbers(returned)),)
     if signature != "trl":
-        return (_verdict(returned, place, none=signature == "row"),)
+        verdict = _verdict(returned, place, none=signature == "row")
+        return (replace(verdict, failed=_with_signature(verdict.failed, function)) if verdict.failed else verdict,)
     if isinstance(returned, str | bytes | Mapping) or not hasattr(returned, "__len__"):
         return _all_failed(rows, at(f"returned {_seen(returned)}, not a list of {len(rows)} numbers", place))
     values = list(returned)
@@ -156,6 +158,16 @@ def _float(value: Any) -> float:
         return float(value)
     except OverflowError:
         return math.inf
+
+
+def _why(error: BaseException, function: LoadedFunction) -> str:
+    return _with_signature(reason(error, function.place), function)
+
+
+def _with_signature(why: str, function: LoadedFunction) -> str:
+    """Return the reason of a failure; of a function that takes a row as completions, with the signature to set."""
+    fitting = fitting_signature(function.call) if function.of.signature == "row" else None
+    return f"{why}; set signature: {fitting}" if fitting else why
 
 
 def _seen(value: Any) -> str:

@@ -128,7 +128,7 @@ def read_request(
         check_resumable(checkpoint, graph, identity, options.steps, has_ended, optimizer_parameters(graph, arguments))
     check_output_folder(options, graph, checkpoint.folder if checkpoint and is_restart else None)
     if any(call.on_hosts or call.play is not None for call in graph):
-        check_reward_functions(graph, inputs)
+        check_functions(graph, inputs, options.seed, calls=not is_restart)
     if options.dry_run and any(call.play is not None for call in graph):
         check_plays(graph, inputs)
     check_operators(graph, inputs, best, is_own=not algorithm.is_shipped)
@@ -197,11 +197,18 @@ def best_model(options: RunOptions) -> BestModel | None:
     return BestModel(options.best_metric, options.best_is == "highest", options.patience)
 
 
-def check_reward_functions(graph: DataflowGraph, inputs: RunInputs) -> None:
-    """Import each reward function in a process of its own. Raises InvalidInput for an invalid function."""
-    from prefect_rlhf.tasks.trial.check_rewards import check_rewards  # imported here: planning starts no process
+def check_functions(graph: DataflowGraph, inputs: RunInputs, seed: int, *, calls: bool) -> None:
+    """Import each play and each reward function in a process of its own, and call the rewards on a few rows.
 
-    check_rewards(graph, inputs.sources)
+    Raises InvalidInput for an invalid function; warns of a reward that fails on a made-up response. Without `calls`,
+    rewards are only imported: the run that starts again has tried them.
+    """
+    from prefect_rlhf.tasks.trial.check_plays import check_play_functions  # imported here: planning starts no process
+    from prefect_rlhf.tasks.trial.try_rewards import try_rewards
+
+    check_play_functions(graph)
+    for warning in try_rewards(graph, inputs.sources, inputs.tokenizer, seed, calls=calls):
+        log_warning(warning)
 
 
 def check_plays(graph: DataflowGraph, inputs: RunInputs) -> None:
@@ -226,7 +233,7 @@ def check_operators(graph: DataflowGraph, inputs: RunInputs, best: BestModel | N
         from prefect_rlhf.tasks.trial.try_operators import evaluation_of, try_operators
 
         part = graph if is_own else evaluation_of(graph)
-        tried = try_operators(part, inputs.sources, inputs.tokenizer, calls_functions=is_own)
+        tried = try_operators(part, inputs.sources, inputs.tokenizer)
         for warning in tried.warnings:
             log_warning(warning)
         metrics = tried.metrics

@@ -39,7 +39,7 @@ def test_a_trl_function_gets_only_the_columns_that_it_names():
 
 
 def test_a_trl_function_gets_token_ids():
-    rows = [row("a", completion_ids=[1, 2, 3]), row("b", completion_ids=[])]
+    rows = [row("a", response_ids=[1, 2, 3]), row("b", response_ids=[])]
     assert score(function("ids", "trl"), rows).values["ids"] == (6.0, 0.0)
 
 
