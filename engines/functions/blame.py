@@ -1,4 +1,4 @@
-"""What a function's error is due to: the response, or what no response can cure in the code or in the rows."""
+"""The cause of a function's error: the response, or a mistake in the code or the rows, which no response can cure."""
 
 import ast
 import inspect
@@ -19,11 +19,11 @@ _HERE = str(Path(__file__).parent)
 
 
 def blame_of(error: BaseException, given: Iterable[object]) -> Blame:
-    """Return what an error is due to; `given` are the rows and the arguments of the call.
+    """Return the cause of an error: the response, the code or the row; `given` are the rows and arguments of the call.
 
     A response may be code that a function runs, a key that it looks up, or text that it reads into a dict. So a name,
-    an attribute, a key and a call count only where they are written in a file. A key must be missing in what was given;
-    an attribute in a module or in what was given.
+    an attribute, a key and a call count only if they are written in a file. In addition, the object without the key
+    must be given; the object without the attribute must be given, or a module.
     """
     try:
         frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
@@ -86,7 +86,7 @@ def _passed_on(code: CodeType) -> tuple[str, ...]:
 
 
 def _lacks_key(error: BaseException, written: ast.Subscript, frame: FrameType, given: Iterable[object]) -> bool:
-    """Whether a key that is written in the code is missing in what was given."""
+    """Whether a key that is written in the code is missing in a dict that was given."""
     key = written.slice
     is_global = isinstance(key, ast.Name) and key.id not in frame.f_locals
     if not is_global and not isinstance(key, ast.Constant):
@@ -103,13 +103,14 @@ def _value(expression: ast.expr, frame: FrameType) -> Any:
     if isinstance(expression, ast.Subscript) and isinstance(expression.slice, ast.Constant):
         whole = _value(expression.value, frame)
         if isinstance(whole, dict | list | tuple):
-            return whole[expression.slice.value]
+            item: Any = expression.slice.value
+            return whole[item]
     raise LookupError(ast.dump(expression))
 
 
 def _is_given(value: object, given: Iterable[object]) -> bool:
-    """Whether a value was given, or is a dict of some columns that were given, such as those that a function takes."""
-    if value is None:  # of a key that is there, without a value; or of a search in the response
+    """Whether a value was given, or is a dict of some given columns, as a function takes them by `**columns`."""
+    if value is None:  # of a column without a value, or of a search in the response
         return False
     for one in islice(_within(given), _MOST_VALUES):
         if one is value:

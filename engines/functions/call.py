@@ -143,7 +143,7 @@ def has_float(value: Any) -> bool:
 
 
 def _numbers(values: Mapping[Any, Any]) -> dict[str, float]:
-    """Return the numbers of a mapping except its score, without those of which a sum may overflow."""
+    """Return the numbers of a mapping except its score, and except numbers whose sum may overflow."""
     numbers = {
         name: _float(value)
         for name, value in values.items()

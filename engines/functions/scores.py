@@ -16,7 +16,7 @@ SCORES = f"a number from {-MOST_SCORE:g} to {MOST_SCORE:g}"
 """What a score may be, in messages."""
 
 Blame = Literal["response", "code", "row"]
-"""What a failure is due to: another response may do; or the code is wrong, or rows lack a key that the code reads."""
+"""The cause of a failure: the response; or a mistake in the code, or a key that rows lack, with every response."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class HostScores:
 class Verdict:
     """The result of a call for one row: a value or the reason of its failure, and other numbers by name.
 
-    `held_up`: it missed its deadline because another call blocked its event loop. `blame` is that of a failure.
+    `held_up`: it missed its deadline because another call blocked its event loop. `blame`: see `blame_of`.
     """
 
     value: float | None = None

@@ -1,4 +1,4 @@
-"""The scores that a model gives rows, within the bound of scores; a row beyond it has none."""
+"""The scores that a model gives rows, within the bound of scores: a row beyond the bound has no score."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ class BestModel:
         return f"best_metric: only the first evaluation shows whether {self.metric} exists; if not, {likely}"
 
     def evaluations(self, run_dir: Path) -> list[Evaluation]:
-        """Read the evaluations so far, oldest first; the value is NaN where no row had one.
+        """Read the evaluations so far, oldest first; the value is NaN if no row had a value.
 
         Raises InvalidInput if no evaluation has the metric, unless all rows of the last were without a score.
         """

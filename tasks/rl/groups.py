@@ -78,7 +78,7 @@ def group_metrics(scores_B: Tensor, named: Mapping[str, Tensor], groups_B: Tenso
     """Return metrics of a step's scores; means are over the rows with a score, and over the groups with such rows.
 
     `zero_deviation` is the share of groups whose scores are all equal. `unscored` is the share of rows without a score.
-    A mean over nothing is left out: in a step without any score, all except `unscored`.
+    In a step without any score, `unscored` is the only metric.
     """
     scores = group_scores(scores_B, groups_B)
     deviation_P = scores.deviation_P[scores.count_P > 0]

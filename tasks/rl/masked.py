@@ -41,7 +41,7 @@ def mean_of(values_B: Tensor) -> float:
 
 
 def means(values_B: Mapping[str, Tensor]) -> dict[str, float]:
-    """Return metrics: the mean of the finite values of each, without those that have none, since no score is not 0.
+    """Return metrics: the mean of the finite values of each. Without such values a metric is absent: no score is not 0.
 
     >>> import torch
     >>> means({"score": torch.tensor([1.0, float("nan"), 2.0]), "cost": torch.tensor([float("nan")])})

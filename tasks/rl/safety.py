@@ -103,8 +103,8 @@ def record_safe_evaluation(
 ) -> Computed:
     """Write `evaluation/step-000010.parquet`: responses to held-out prompts, `reward` and `cost`; means are metrics.
 
-    Unknown rewards are left out of the mean reward, and unknown costs out of the mean cost. A mean over nothing is left
-    out. `unscored` is the share of responses without a reward.
+    Unknown rewards are left out of the mean reward, and unknown costs out of the mean cost. Without known values
+    a mean is left out. `unscored` is the share of responses without a reward.
     """
     scores_B, costs_B = scores["scores"].float(), costs["scores"].float()
     columns = text_columns(rollout, context.tokenizer) | {

@@ -194,7 +194,7 @@ def check_columns(computed: Computed, inputs: Sequence[Batch], operator: Operato
 
 
 def check_scores(computed: Computed, operator: Operator[..., Any]) -> None:
-    """Raise WrongOperator for a score beyond the bound of scores; NaN is a row without a score."""
+    """Raise WrongOperator for a score beyond the bound of scores; a row without a score has NaN."""
     for row, score in enumerate(computed.columns.get("scores", ())):
         if score.numel() and float(score.double().abs().max()) > MOST_SCORE:
             expected = f"{SCORES}, or NaN for a row without a score ({operator.place})"

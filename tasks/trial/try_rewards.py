@@ -36,7 +36,7 @@ def try_rewards(
     """Import each reward function, and call it on rows of the datasets that it scores; return a line per warning.
 
     Functions with `try_first: false` are only imported; without `calls`, all are. Raises InvalidInput for a function
-    that cannot be imported, takes other arguments, needs a column that rows lack, or fails whatever the response.
+    that cannot be imported, takes other arguments, needs a column that rows lack, or fails with every response.
     """
     scored: dict[str, dict[str, None]] = {}  # names of datasets, by the settings of rewards
     for call in graph:
@@ -95,7 +95,7 @@ class Tried:
     pool: HostPool
 
     def remark(self, place: str) -> str:
-        """Call the function on the rows; return a warning in a line, empty if there is none.
+        """Call the function on the rows; return a warning in a line, or an empty text.
 
         `place` is the function's. Raises InvalidInput for a failure that no response can cure.
         """
