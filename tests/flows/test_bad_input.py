@@ -373,18 +373,6 @@ def test_the_parameters_that_the_cases_break_are_right(good):
     assert len(check(plan(good)).augmented) > 20
 
 
-def test_a_reward_that_fails_on_a_made_up_response_is_a_warning_before_the_run(good, monkeypatch):
-    warnings = []
-    monkeypatch.setattr("prefect_rlhf.flows.training.request.log_warning", warnings.append)
-    check(rewarded(good, "of_numbers", "return float(row['response'])"))
-    assert [line for line in warnings if "of_numbers" in line][0].startswith("reward exact (")
-    assert "failed on 4 of 4 rows of prompts with a made-up response, and may fail on real responses" in warnings[-1]
-
-
-def test_a_reward_that_must_not_be_tried_is_not(good):
-    check(rewarded(good, "costs_money", "raise NotImplementedError if row else reponse", try_first=False))
-
-
 def test_a_plan_that_does_not_fit_in_memory_says_what_holds_the_bytes(good):
     small = whole(ClusterShape("phone", num_nodes=1, devices_per_node=2, device_memory_bytes=1 << 20))
     says = r"^plan mine: memory of n0:0: got '.* MiB at .*', expected at most .*$"

@@ -71,8 +71,7 @@ def test_the_trial_of_a_reward_before_a_run_is_not_part_of_it():
         rewards = HostRewards(functions={"exact": RewardFunction(function="mine:exact", **function)})
         made = graph()
         calls = (
-            replace(call, operation=operation("score", rewards)) if call.name == "advantages" else call
-            for call in made
+            replace(call, operation=operation("score", rewards)) if call.name == "advantages" else call for call in made
         )
         return replace(made, calls=tuple(calls))
 
