@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 from prefect_rlhf.engines.functions.arguments import Row, arguments, fitting_signature
 from prefect_rlhf.engines.functions.blame import blame_of
 from prefect_rlhf.engines.functions.load import LoadedFunction, at, reason
-from prefect_rlhf.engines.functions.scores import MOST_NUMBER, MOST_SCORE, SCORES, Blame, Verdict, mean
+from prefect_rlhf.engines.functions.scores import MOST_NUMBER, MOST_SCORE, SCORES, Blame, Verdict, mean, wrong_names
 from prefect_rlhf.errors.in_short import in_short, one_line
 
 Verdicts = tuple[Verdict, ...]
@@ -82,6 +82,8 @@ def _called(function: LoadedFunction, rows: Sequence[Row], logged: dict[str, lis
     def log_metric(name: str, value: float) -> None:
         if abs(number := _float(value)) <= MOST_NUMBER:
             logged.setdefault(str(name), []).append(number)
+        if wrong := wrong_names(logged):
+            raise ValueError(f"log_metric got {wrong}")
 
     args, kwargs = arguments(function.call, function.of.signature, rows, log_metric)
     given += [*args, kwargs]
@@ -107,7 +109,10 @@ def _judged(
     if signature == "verl" and isinstance(returned, Mapping):
         if "score" not in returned:
             return _all_failed(rows, at(f"returned a dict without score: {in_short(returned)}", place))
-        return (_verdict(returned["score"], place, none=False, metrics=_numbers(returned)),)
+        numbers = _numbers(returned)
+        if wrong := wrong_names(numbers):
+            return _all_failed(rows, at(f"returned {wrong}", place))
+        return (_verdict(returned["score"], place, none=False, metrics=numbers),)
     if signature != "trl":
         verdict = _verdict(returned, place, none=signature == "row")
         return (replace(verdict, failed=_with_signature(verdict.failed, function)) if verdict.failed else verdict,)
