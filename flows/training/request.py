@@ -217,7 +217,7 @@ def check_functions(graph: DataflowGraph, inputs: RunInputs, seed: int, *, calls
     from prefect_rlhf.tasks.trial.try_rewards import try_rewards
 
     check_play_functions(graph)
-    return tuple(try_rewards(graph, inputs.sources, inputs.tokenizer, seed, calls=calls))
+    return tuple(try_rewards(graph, inputs.sources, seed, calls=calls))
 
 
 def check_plays(graph: DataflowGraph, inputs: RunInputs) -> None:

@@ -10,7 +10,7 @@ import random
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from prefect_rlhf.engines.commands import RowSource
 from prefect_rlhf.engines.functions.function import HostFunction, HostSettings
@@ -30,8 +30,15 @@ ROW_SECONDS = 20.0  # limit of a row's call
 QUICK_SECONDS = 5.0  # after a first row that takes longer, no other is tried
 
 
+class TokenizedSource(RowSource, Protocol):
+    """A dataset with the folder of the tokenizer that makes its tokens."""
+
+    @property
+    def tokenizer(self) -> str: ...
+
+
 def try_rewards(
-    graph: DataflowGraph, sources: Mapping[str, RowSource], tokenizer: str, seed: int = 0, *, calls: bool = True
+    graph: DataflowGraph, sources: Mapping[str, TokenizedSource], seed: int = 0, *, calls: bool = True
 ) -> list[str]:
     """Import each reward function, and call it on rows of the datasets that it scores; return a line per warning.
 
@@ -54,14 +61,13 @@ def try_rewards(
                     check_columns(function, loaded, tuple(sources[name].column_kinds))
                 if not calls or not rewards.functions[function.name].try_first:
                     continue
-                for name in names:
-                    rows.setdefault(name, made_up_rows(sources[name], tokenizer, seed))
+                rows |= {name: made_up_rows(sources[name], seed) for name in names if name not in rows}
                 found = [Tried(function, name, rows[name], pool).remark(loaded.place) for name in names]
                 warnings += list(filter(None, found))[:1]  # of held-out rows it says the same again
     return warnings
 
 
-def made_up_rows(source: RowSource, tokenizer: str, seed: int) -> Rows:
+def made_up_rows(source: TokenizedSource, seed: int) -> Rows:
     """Return a few rows of a dataset by their number, as a function gets them: the first, the last, others by `seed`.
 
     The response repeats tokens of the prompt, so that every token exists; rows that have an answer keep it.
@@ -77,7 +83,7 @@ def made_up_rows(source: RowSource, tokenizer: str, seed: int) -> Rows:
         lengths = read["prompt_length"]
         prompts = [tokens[:length] for tokens, length in zip(read["tokens"], lengths, strict=True)]
         responses = [list(tokens[length:]) for tokens, length in zip(read["tokens"], lengths, strict=True)]
-    text = load_tokenizer(tokenizer).batch_decode
+    text = load_tokenizer(source.tokenizer).batch_decode
     columns: dict[str, Sequence[Any]] = {"prompt": text(prompts, skip_special_tokens=True)}
     columns |= {name: source.read_column(name, chosen) for name in source.column_kinds}
     columns |= {"response_ids": responses, "response": text(responses, skip_special_tokens=True)}

@@ -14,7 +14,7 @@ from prefect_rlhf.engines.rows import Batch
 from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.placement.graph import Dataset
 from prefect_rlhf.placement.models.model import ModelSpec, TransformerShape
-from prefect_rlhf.tasks.data.datasets import PromptDataset
+from prefect_rlhf.tasks.data.datasets import PreferenceDataset, PromptDataset
 from prefect_rlhf.tasks.data.host_score import plain_rows
 from prefect_rlhf.tasks.host_rewards import HostRewards
 from prefect_rlhf.tasks.settings import Sampling
@@ -22,6 +22,7 @@ from prefect_rlhf.tasks.tracing.calls import generate, score
 from prefect_rlhf.tasks.tracing.trace import trace_body
 from prefect_rlhf.tasks.trial.try_rewards import made_up_rows, try_rewards
 from tests.tasks.small_tokenizer import save_small_tokenizer
+from tests.tiny import make_pairs
 
 FILE = Path(__file__).parent / "rewards_tried.py"
 SHAPE = TransformerShape(64, 128, 2, 4, 2, 16, 100, 64, 1e4, 1e-5, True)
@@ -49,7 +50,7 @@ def tokenizer(tmp_path_factory):
     return save_small_tokenizer(tmp_path_factory.mktemp("tokenizer"))
 
 
-def warnings_of(sources, tokenizer, name, signature="row", seed=0, calls=True, try_first=True, **settings):
+def warnings_of(sources, name, signature="row", seed=0, calls=True, try_first=True, **settings):
     """Try a function of rewards_tried.py on rows of each source; returns the warnings."""
     function = {"function": f"{FILE}:{name}", "signature": signature, "try_first": try_first}
     rewards = HostRewards.model_validate({"functions": {"mine": function}} | settings)
@@ -61,7 +62,7 @@ def warnings_of(sources, tokenizer, name, signature="row", seed=0, calls=True, t
 
     stands = {name: type("Stand", (), {})() for name in (*sources, "actor")}
     datasets = {name: Dataset(name, ("prompt_tokens",), len(source)) for name, source in sources.items()}
-    return try_rewards(trace_body("some", body, stands, MODEL, datasets), sources, tokenizer, seed, calls=calls)
+    return try_rewards(trace_body("some", body, stands, MODEL, datasets), sources, seed, calls=calls)
 
 
 @pytest.fixture
@@ -69,7 +70,7 @@ def tried(tmp_path, tokenizer):
     """Try a function on six training rows and two held-out rows."""
     training = dataset(tmp_path, "prompts", tokenizer, number_in_training=["1"] * 6)
     sources = {"prompts": training, "held_out": dataset(tmp_path, "held_out", tokenizer, 2)}
-    return partial(warnings_of, sources, tokenizer)
+    return partial(warnings_of, sources)
 
 
 @pytest.mark.parametrize(
@@ -147,6 +148,9 @@ class Facts:
 
     name, column_kinds = "prompts", {"facts": "other"}
 
+    def __init__(self, tokenizer):
+        self.tokenizer = tokenizer
+
     def __len__(self):
         return 3
 
@@ -159,7 +163,7 @@ class Facts:
 
 def test_a_key_that_only_some_rows_lack_is_a_warning(tokenizer):
     """These rows fail, as the share most_failed of a step's rows may."""
-    (warning,) = warnings_of(dict.fromkeys(("prompts", "held_out"), Facts()), tokenizer, "in_some_rows")
+    (warning,) = warnings_of(dict.fromkeys(("prompts", "held_out"), Facts(tokenizer)), "in_some_rows")
     assert "failed on 1 of 3 rows of prompts" in warning
     assert "; row 0: KeyError: 'year' (" in warning
 
@@ -187,12 +191,24 @@ def test_the_rows_are_the_first_the_last_and_some_between_by_the_seed(tried, tmp
 
 @pytest.mark.parametrize("size", [1, 2, 3])
 def test_few_rows_are_tried_once_each(tmp_path, tokenizer, size):
-    assert sorted(made_up_rows(dataset(tmp_path, "few", tokenizer, size), tokenizer, 0)) == list(range(size))
+    assert sorted(made_up_rows(dataset(tmp_path, "few", tokenizer, size), 0)) == list(range(size))
+
+
+def test_rows_that_have_an_answer_keep_it(tmp_path, tokenizer):
+    """The chosen and the rejected answer of a pair are rows of their own."""
+    pairs = PreferenceDataset("pairs", make_pairs(tmp_path / "pairs.parquet", 2), tokenizer)
+    rows = made_up_rows(pairs, 0)
+    assert {row: values["response"] for row, values in sorted(rows.items())} == {
+        0: "the best film",
+        1: "a bad film",
+        2: "the best film",
+        3: "a bad film",
+    }
 
 
 def test_a_made_up_row_has_the_columns_and_types_of_a_rows_in_the_run(tmp_path, tokenizer):
     source = dataset(tmp_path, "prompts", tokenizer)
-    tried = made_up_rows(source, tokenizer, 0)[0]
+    tried = made_up_rows(source, 0)[0]
     (prompt,) = source.read([0])["prompt_tokens"]
 
     class Columns:
