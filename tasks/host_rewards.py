@@ -8,9 +8,10 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, StringConstraints, model_validator
 
 from prefect_rlhf.engines.functions.function import HostFunction, HostSettings
+from prefect_rlhf.engines.functions.scores import MOST_SCORE
 from prefect_rlhf.engines.rows import KEYS_OF_CALLS
 from prefect_rlhf.errors.errors import InvalidInput
-from prefect_rlhf.errors.wrong_setting import not_used
+from prefect_rlhf.errors.wrong_setting import not_used, wrong
 from prefect_rlhf.tasks.settings import Settings
 
 _COMPUTATIONS = (
@@ -38,6 +39,9 @@ class RewardFunction(Settings):
     signature: Literal["row", "trl", "verl", "reasoning_gym"] = Field(
         "row", description="Arguments of the function: a row, or as in TRL, verl or reasoning-gym."
     )
+    try_first: bool = Field(
+        True, description="Call it on a few rows before the run, with made-up responses; false if a call costs money."
+    )
 
 
 class HostRewards(Settings):
@@ -54,7 +58,7 @@ class HostRewards(Settings):
     deadline_seconds: float = Field(30.0, gt=0, le=86400, description="Longest time for a row, in seconds.")
     retries: int = Field(1, ge=0, le=100, description="Further tries of a row that failed.")
     failed_value: float | None = Field(
-        None, ge=-1e9, le=1e9, description="Score of a row that failed; empty: the row is left out."
+        None, ge=-MOST_SCORE, le=MOST_SCORE, description="Score of a row that failed; empty: the row is left out."
     )
     most_failed: float = Field(
         0.1, ge=0, le=1, description="Share of a step's rows that may fail; a larger share ends the run."
@@ -70,6 +74,14 @@ class HostRewards(Settings):
         if isinstance(given, dict) and "path" in given:
             raise not_used("path", "reward.functions score the responses", "remove functions for a reward model")
         return given
+
+    @model_validator(mode="after")
+    def _value_of_failed_is_a_score(self) -> HostRewards:
+        """Refuse a value of failed rows that the weights carry beyond the bound of scores."""
+        heaviest = max(abs(function.weight) for function in self.functions.values())
+        if abs(self.failed_value or 0.0) * heaviest > MOST_SCORE:
+            raise wrong("failed_value", f"at most {MOST_SCORE / heaviest:g} in size, since a weight is {heaviest:g}")
+        return self
 
     @property
     def host_functions(self) -> tuple[HostFunction, ...]:

@@ -18,6 +18,13 @@ _FORMS: Mapping[Signature, Arguments] = {
     "verl": ((), dict.fromkeys(("data_source", "solution_str", "ground_truth", "extra_info"))),
     "reasoning_gym": ((None, None), {}),
 }
+_SHOWS: Mapping[str, Signature] = {
+    "completions": "trl",
+    "completion_ids": "trl",
+    "solution_str": "verl",
+    "entry": "reasoning_gym",
+}
+"""Arguments that show for which trainer a function was written."""
 AS_WRITTEN: Mapping[Signature, str] = {
     "row": "(row)",
     "trl": "(completions, **columns)",
@@ -50,6 +57,22 @@ def columns_named(function: Callable[..., Any], signature: Signature) -> tuple[s
     return tuple(name for name in needed if name == "completion_ids" or name not in _TRL_GIVES)
 
 
+def fitting_signature(function: Callable[..., Any]) -> Signature | None:
+    """Return the signature, other than row, that the names of a function's arguments show, if any."""
+    try:
+        names = inspect.signature(function).parameters
+    except (TypeError, ValueError):
+        return None
+    for own, signature in _SHOWS.items():
+        if own in names:
+            try:
+                columns_named(function, signature)
+            except TypeError:
+                continue
+            return signature
+    return None
+
+
 def arguments(
     function: Callable[..., Any], signature: Signature, rows: Sequence[Row], log_metric: Callable[[str, float], None]
 ) -> Arguments:
@@ -76,8 +99,8 @@ def _trl(function: Callable[..., Any], rows: Sequence[Row], log_metric: Callable
         row["response"] if isinstance(row["prompt"], str) else [{"role": "assistant", "content": row["response"]}]
         for row in rows
     ]
-    if all("completion_ids" in row for row in rows):
-        given["completion_ids"] = [row["completion_ids"] for row in rows]
+    if all("response_ids" in row for row in rows):
+        given["completion_ids"] = [row["response_ids"] for row in rows]
     given |= {"log_extra": _log_nothing, "log_metric": log_metric}
     try:
         parameters = inspect.signature(function)

@@ -6,11 +6,13 @@ import math
 import random
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NoReturn
 
-from prefect_rlhf.engines.functions.arguments import Row, arguments
+from prefect_rlhf.engines.functions.arguments import Row, arguments, fitting_signature
+from prefect_rlhf.engines.functions.blame import blame_of
 from prefect_rlhf.engines.functions.load import LoadedFunction, at, reason
-from prefect_rlhf.engines.functions.scores import Verdict, mean
+from prefect_rlhf.engines.functions.scores import MOST_NUMBER, MOST_SCORE, SCORES, Blame, Verdict, mean, wrong_names
 from prefect_rlhf.errors.in_short import in_short, one_line
 
 Verdicts = tuple[Verdict, ...]
@@ -38,26 +40,28 @@ class LoopDelay:
 def call(function: LoadedFunction, rows: Sequence[Row], runner: asyncio.Runner) -> Verdicts:
     """Call a function that is not declared async; if it returns an awaitable nevertheless, `runner` awaits it."""
     logged: dict[str, list[float]] = {}
+    given: list[object] = [*rows]
     try:
-        returned = _called(function, rows, logged)
+        returned = _called(function, rows, logged, given)
         if inspect.isawaitable(returned):
             returned = runner.run(_awaited(returned))
         return _judged(function, rows, returned, logged)
     except BaseException as error:  # noqa: BLE001  a user's function may raise anything, SystemExit too
-        return _all_failed(rows, reason(error, function.place))
+        return _all_failed(rows, _why(error, function), blame=blame_of(error, given))
 
 
 async def call_async(function: LoadedFunction, rows: Sequence[Row], seconds: float, delay: LoopDelay) -> Verdicts:
     """Call an async function with a limit of `seconds`; `delay` measures how many of them other calls blocked."""
     logged: dict[str, list[float]] = {}
+    given: list[object] = [*rows]
     limit, before = asyncio.timeout(seconds), delay.seconds
     try:
         async with limit:
-            returned = await _called(function, rows, logged)
+            returned = await _called(function, rows, logged, given)
         return _judged(function, rows, returned, logged)
     except BaseException as error:  # noqa: BLE001  as above
         if not limit.expired():
-            return _all_failed(rows, reason(error, function.place))
+            return _all_failed(rows, _why(error, function), blame=blame_of(error, given))
         overdue = asyncio.get_running_loop().time() - (limit.when() or 0.0)
         held_up = delay.seconds - before + overdue > _FAIR * seconds
         return _all_failed(rows, late(seconds, function.place), held_up)
@@ -72,11 +76,17 @@ def late(seconds: float, place: str) -> str:
     return at(f"no value after {seconds:g} s", place)
 
 
-def _called(function: LoadedFunction, rows: Sequence[Row], logged: dict[str, list[float]]) -> Any:
+def _called(function: LoadedFunction, rows: Sequence[Row], logged: dict[str, list[float]], given: list[object]) -> Any:
+    """Call the function; its numbers are added to `logged`, its arguments to `given`."""
+
     def log_metric(name: str, value: float) -> None:
-        logged.setdefault(str(name), []).append(float(value))
+        if abs(number := _float(value)) <= MOST_NUMBER:
+            logged.setdefault(str(name), []).append(number)
+        if wrong := wrong_names(logged):
+            raise ValueError(f"log_metric got {wrong}")
 
     args, kwargs = arguments(function.call, function.of.signature, rows, log_metric)
+    given += [*args, kwargs]
     _seed(f"{function.of.name}\n{rows[0]['prompt']!r}\n{rows[0]['response']}")
     return function.call(*args, **kwargs)
 
@@ -99,9 +109,13 @@ def _judged(
     if signature == "verl" and isinstance(returned, Mapping):
         if "score" not in returned:
             return _all_failed(rows, at(f"returned a dict without score: {in_short(returned)}", place))
-        return (_verdict(returned["score"], place, none=False, metrics=_numbers(returned)),)
+        numbers = _numbers(returned)
+        if wrong := wrong_names(numbers):
+            return _all_failed(rows, at(f"returned {wrong}", place))
+        return (_verdict(returned["score"], place, none=False, metrics=numbers),)
     if signature != "trl":
-        return (_verdict(returned, place, none=signature == "row"),)
+        verdict = _verdict(returned, place, none=signature == "row")
+        return (replace(verdict, failed=_with_signature(verdict.failed, function)) if verdict.failed else verdict,)
     if isinstance(returned, str | bytes | Mapping) or not hasattr(returned, "__len__"):
         return _all_failed(rows, at(f"returned {_seen(returned)}, not a list of {len(rows)} numbers", place))
     values = list(returned)
@@ -115,14 +129,16 @@ def _judged(
 
 
 def _verdict(value: Any, place: str, *, none: bool, metrics: Mapping[str, float] | None = None) -> Verdict:
-    """Return the verdict on a value: a finite number, or None if `none` allows it."""
+    """Return the verdict on a value: a number within the bound of scores, or None if `none` allows it."""
     if value is None and none:
         return Verdict(metrics=metrics or {})
     if isinstance(value, str | bytes) or not has_float(value):
         return Verdict(failed=at(f"returned {_seen(value)}, not a number", place))
-    number = float(value)
+    number = _float(value)
     if not math.isfinite(number):
         return Verdict(failed=at(f"returned {number}, not a finite number", place))
+    if abs(number) > MOST_SCORE:
+        return Verdict(failed=at(f"returned {number:g}, not {SCORES}", place))
     return Verdict(number, metrics=metrics or {})
 
 
@@ -132,18 +148,36 @@ def has_float(value: Any) -> bool:
 
 
 def _numbers(values: Mapping[Any, Any]) -> dict[str, float]:
-    """Return the finite numbers of a mapping except its score."""
+    """Return the numbers of a mapping except its score, and except numbers whose sum may overflow."""
     numbers = {
-        name: float(value)
+        name: _float(value)
         for name, value in values.items()
         if isinstance(name, str) and name != "score" and has_float(value) and not isinstance(value, str | bytes)
     }
-    return {name: value for name, value in numbers.items() if math.isfinite(value)}
+    return {name: value for name, value in numbers.items() if abs(value) <= MOST_NUMBER}
+
+
+def _float(value: Any) -> float:
+    """Return a number as a float; infinity for an integer that no float holds."""
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf
+
+
+def _why(error: BaseException, function: LoadedFunction) -> str:
+    return _with_signature(reason(error, function.place), function)
+
+
+def _with_signature(why: str, function: LoadedFunction) -> str:
+    """Return the reason of a failure; of a function that takes a row as completions, with the signature to set."""
+    fitting = fitting_signature(function.call) if function.of.signature == "row" else None
+    return f"{why}; set signature: {fitting}" if fitting else why
 
 
 def _seen(value: Any) -> str:
     return f"{in_short(value)} of type {type(value).__name__}" if value is not None else "None"
 
 
-def _all_failed(rows: Sequence[Row], why: str, held_up: bool = False) -> Verdicts:
-    return tuple(Verdict(failed=one_line(why), held_up=held_up) for _ in rows)
+def _all_failed(rows: Sequence[Row], why: str, held_up: bool = False, blame: Blame = "response") -> Verdicts:
+    return tuple(Verdict(failed=one_line(why), held_up=held_up, blame=blame) for _ in rows)

@@ -9,7 +9,7 @@ from importlib import import_module
 from types import ModuleType
 from typing import Any
 
-from prefect_rlhf.engines.functions.arguments import AS_WRITTEN, columns_named
+from prefect_rlhf.engines.functions.arguments import AS_WRITTEN, columns_named, fitting_signature
 from prefect_rlhf.engines.functions.function import HostFunction, NamedFunction
 from prefect_rlhf.errors.blame import described, own_place
 from prefect_rlhf.errors.errors import InvalidInput
@@ -36,8 +36,9 @@ def load(function: HostFunction) -> LoadedFunction:
     try:
         named = columns_named(found, function.signature)
     except TypeError as error:
-        at = f" ({place})" if place else ""
-        expected = f"a function that takes {AS_WRITTEN[function.signature]}: {error}{at}"
+        fitting = fitting_signature(found)
+        takes = f"a function that takes {AS_WRITTEN[function.signature]}: {error}"
+        expected = at(takes, place) + (f"; set signature: {fitting}" if fitting else "")
         raise InvalidInput(function.field, function.function, expected) from error
     plain = _whole(found)
     is_async = inspect.iscoroutinefunction(plain) or inspect.iscoroutinefunction(type(plain).__call__)

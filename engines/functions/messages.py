@@ -10,10 +10,10 @@ import struct
 from asyncio import StreamReader
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
-from typing import IO, Any, TypeVar
+from typing import IO, Any, TypeVar, get_args
 
 from prefect_rlhf.engines.functions.function import HostFunction
-from prefect_rlhf.engines.functions.scores import Verdict
+from prefect_rlhf.engines.functions.scores import Blame, Verdict
 from prefect_rlhf.files.foreign_file import parse_json
 
 _LENGTH = struct.Struct(">Q")
@@ -150,9 +150,12 @@ def _done(call: int, verdicts: list[dict[str, Any]]) -> Done:
     return Done(exactly(int, call), tuple(_verdict(**verdict) for verdict in exactly(list, verdicts)))
 
 
-def _verdict(value: float | None, failed: str, held_up: bool, metrics: dict[str, float]) -> Verdict:
+def _verdict(value: float | None, failed: str, held_up: bool, metrics: dict[str, float], blame: Blame) -> Verdict:
     numbers = {name: finite(number) for name, number in exactly(dict, metrics).items()}
-    return Verdict(None if value is None else finite(value), exactly(str, failed), exactly(bool, held_up), numbers)
+    if blame not in get_args(Blame):
+        raise ValueError(f"{blame!r:.80} is no blame")
+    number = None if value is None else finite(value)
+    return Verdict(number, exactly(str, failed), exactly(bool, held_up), numbers, blame)
 
 
 _READ: Mapping[str, Callable[..., Said]] = {

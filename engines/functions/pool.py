@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
-from prefect_rlhf.engines.functions.function import HostFunction, HostSettings
+from prefect_rlhf.engines.functions.function import OF_ROWS, HostFunction, HostSettings
 from prefect_rlhf.engines.functions.messages import Loaded, Start
 from prefect_rlhf.engines.functions.process import WorkerProcess, search_path
 from prefect_rlhf.engines.functions.scores import HostScores, RowFailure
@@ -167,7 +167,7 @@ def exchange(processes: Iterable[WorkerProcess[Any]], seconds: float) -> None:
 def _require_columns(function: HostFunction, loaded: Loaded, rows: Rows) -> None:
     """Raise InvalidInput for a column that a function needs and a row lacks."""
     for number, row in enumerate(rows):
-        lacking = function.lacking(loaded.named, row)
+        lacking = function.lacking(loaded.named, {*row, *(("completion_ids",) if "response_ids" in row else ())})
         if lacking:
             expected = f"a column {lacking[0]}, which {function.function} needs"
             raise InvalidInput(f"{function.field}: row {number}", sorted(map(str, row)), expected)
@@ -182,9 +182,13 @@ def check_function(
     """
     with HostPool((function,), HostSettings(workers=1), seconds) as pool:
         (loaded,) = pool.load()
-    if columns is None:
-        return
-    lacking = function.lacking(loaded.named, {*columns, "prompt", "response", "completion_ids"})
+    if columns is not None:
+        check_columns(function, loaded, columns)
+
+
+def check_columns(function: HostFunction, loaded: Loaded, columns: Collection[str]) -> None:
+    """Raise InvalidInput if an imported function needs a column that a dataset with these `columns` lacks."""
+    lacking = function.lacking(loaded.named, {*columns, *OF_ROWS, "completion_ids"})
     if lacking:
         expected = f"a dataset with a column {lacking[0]}, which {function.function} needs"
         raise InvalidInput(function.field, sorted(columns), expected)

@@ -1,17 +1,41 @@
 """The results of host functions on rows: values by function, and the rows that failed."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from typing import Literal
+
+from prefect_rlhf.errors.in_short import in_short
+
+MOST_SCORE = 1e9
+"""Largest size of a score, of a turn's reward, of their sums, and of `failed_value`.
+
+float32 holds the squares of such numbers and their sums over a step, so statistics of groups cannot overflow.
+"""
+MOST_NUMBER = 1e30
+"""Largest size of another number that a function returns; a larger one is left out, as infinity is."""
+MOST_NUMBERS = 64
+"""Other numbers of a row."""
+LONGEST_NAME = 100
+"""Characters of the name of another number."""
+SCORES = f"a number from {-MOST_SCORE:g} to {MOST_SCORE:g}"
+"""What a score may be, in messages."""
+
+Blame = Literal["response", "code", "row"]
+"""The cause of a failure: the response; or a mistake in the code, or a key that rows lack, with every response."""
 
 
 @dataclass(frozen=True, slots=True)
 class RowFailure:
-    """A function that failed on a row: the row's index among the scored rows, and the reason of the last failure."""
+    """A function that failed on a row: the row's index among the scored rows, and the reason of the last failure.
+
+    `blame`: see `blame_of`.
+    """
 
     row: int
     function: str
     reason: str
+    blame: Blame = "response"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,13 +56,27 @@ class HostScores:
 class Verdict:
     """The result of a call for one row: a value or the reason of its failure, and other numbers by name.
 
-    `held_up`: it missed its deadline because another call blocked its event loop.
+    `held_up`: it missed its deadline because another call blocked its event loop. `blame`: see `blame_of`.
     """
 
     value: float | None = None
     failed: str = ""
     held_up: bool = False
     metrics: Mapping[str, float] = field(default_factory=dict)
+    blame: Blame = "response"
+
+
+def wrong_names(names: Collection[str]) -> str:
+    """Return what is wrong with the names of a row's other numbers, or an empty text.
+
+    >>> wrong_names(["words"]), wrong_names(["two\\nlines"])
+    ('', "a number named 'two\\\\nlines', expected a name of 1 to 100 printable characters")
+    """
+    if len(names) > MOST_NUMBERS:
+        return f"{len(names)} numbers besides the score, expected at most {MOST_NUMBERS}"
+    wrong = [name for name in names if not 1 <= len(name) <= LONGEST_NAME or not name.isprintable()]
+    expected = f"a name of 1 to {LONGEST_NAME} printable characters"
+    return f"a number named {in_short(wrong[0])}, expected {expected}" if wrong else ""
 
 
 def mean(numbers: list[float]) -> float:

@@ -104,7 +104,7 @@ class Work:
     def failures(self) -> tuple[RowFailure, ...]:
         """Return the failures so far, by function, then by row."""
         return tuple(
-            RowFailure(row, name, verdict.failed)
+            RowFailure(row, name, verdict.failed, verdict.blame)
             for name, verdicts in zip(self._names, self._verdicts, strict=True)
             for row, verdict in enumerate(verdicts)
             if verdict is not None and verdict.failed

@@ -33,6 +33,7 @@ from prefect_rlhf.engines.rank.choosing import choose
 from prefect_rlhf.engines.rank.exchange_rows import exchange_rows
 from prefect_rlhf.engines.rank.inputs import CallInputs, read_call_inputs, read_prompts, training_rows
 from prefect_rlhf.engines.rank.loaded_model import LoadedModel
+from prefect_rlhf.engines.rank.model_scores import within_bound
 from prefect_rlhf.engines.rank.playing import play_rows
 from prefect_rlhf.engines.rank.store import RowStore
 from prefect_rlhf.engines.rows import unpad
@@ -234,15 +235,24 @@ class Rank:
         )
 
     def inference(self, command: CallCommand) -> RankReport:
-        """Run the model over this replica's rows. Keeps `command.output` on the ranks whose engine returns it."""
+        """Run the model over this replica's rows. Keeps `command.output` on the ranks whose engine returns it.
+
+        Metric `failed`, of scores: the share of rows without a score; see `within_bound`.
+        """
         began, model = time.perf_counter(), self._model_of(command)
         sequences = self._inputs(command).sequences(command.doing)
         engine = cast(TrainingEngine, model.engine)
         output = engine.infer(sequences, command.output, command.micro_batches, command.temperature)
+        metrics, metric_rows = {}, {}
         if output is not None:
             lengths = (sequences.lengths_B - sequences.prompt_lengths_B).tolist()
-            self._keep(command, command.output, unpad(output.float().cpu(), lengths))
-        return replace(self._report(began, model, command=command), num_tokens=int(sequences.lengths_B.sum()))
+            rows = unpad(output.float().cpu(), lengths)
+            if command.output == "scores":
+                rows, failed = within_bound(command, rows)
+                metrics, metric_rows = {"failed": failed}, {"failed": len(rows)}
+            self._keep(command, command.output, rows)
+        report, num_tokens = self._report(began, model, command=command), int(sequences.lengths_B.sum())
+        return replace(report, num_tokens=num_tokens, metrics=metrics, metric_rows=metric_rows)
 
     def train_step(self, command: CallCommand) -> RankReport:
         """Take the optimizer steps of a train_step; afterwards the weights are version `command.writes`."""

@@ -38,8 +38,8 @@ NO_BEST_METRIC = "best_metric is not set"
 class RunRequest:
     """A checked request for a run. It continues from `checkpoint`, or starts from step 0 if that is None.
 
-    `speeds` are those of the lease's devices, if they were probed. The lease's cluster has the headroom of the options;
-    raises InvalidInput if it leaves nothing.
+    `speeds` are those of the lease's devices, if they were probed. `reward_warnings` are of the rewards' trial. The
+    lease's cluster has the headroom of the options; raises InvalidInput if it leaves nothing.
     """
 
     options: RunOptions
@@ -49,6 +49,7 @@ class RunRequest:
     workload: Workload
     checkpoint: Checkpoint | None
     speeds: KnownSpeeds | None = None
+    reward_warnings: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         cluster = with_headroom(self.lease.cluster, self.options.headroom, self.lease.kind)
@@ -92,12 +93,18 @@ class RunRequest:
 
 
 def read_request(
-    algorithm: Algorithm, arguments: Mapping[str, Any], options: RunOptions, lease: Lease, *, is_restart: bool = False
+    algorithm: Algorithm,
+    arguments: Mapping[str, Any],
+    options: RunOptions,
+    lease: Lease,
+    *,
+    is_restart: bool = False,
+    reward_warnings: tuple[str, ...] | None = None,
 ) -> RunRequest:
     """Read inputs and graph, and try an author's own operators. Raises InvalidInput or GraphError if they cannot run.
 
     A run that did not reach its end may continue from a checkpoint of its last step: the work after that step is still
-    to be done.
+    to be done. Rewards are tried, unless their warnings are given, or the run starts again.
     """
     inputs = read_run_inputs(arguments)
     graph = algorithm.trace(arguments, inputs.models, inputs.datasets)
@@ -128,11 +135,14 @@ def read_request(
         check_resumable(checkpoint, graph, identity, options.steps, has_ended, optimizer_parameters(graph, arguments))
     check_output_folder(options, graph, checkpoint.folder if checkpoint and is_restart else None)
     if any(call.on_hosts or call.play is not None for call in graph):
-        check_reward_functions(graph, inputs)
+        found = check_functions(graph, inputs, options.seed, calls=not is_restart and reward_warnings is None)
+        reward_warnings = found if reward_warnings is None else reward_warnings
+    for line in reward_warnings or ():
+        log_warning(line)
     if options.dry_run and any(call.play is not None for call in graph):
         check_plays(graph, inputs)
     check_operators(graph, inputs, best, is_own=not algorithm.is_shipped)
-    return RunRequest(options, lease, inputs, graph, workload, checkpoint)
+    return RunRequest(options, lease, inputs, graph, workload, checkpoint, reward_warnings=reward_warnings or ())
 
 
 def optimizer_parameters(graph: DataflowGraph, arguments: Mapping[str, Any]) -> dict[str, str]:
@@ -197,11 +207,17 @@ def best_model(options: RunOptions) -> BestModel | None:
     return BestModel(options.best_metric, options.best_is == "highest", options.patience)
 
 
-def check_reward_functions(graph: DataflowGraph, inputs: RunInputs) -> None:
-    """Import each reward function in a process of its own. Raises InvalidInput for an invalid function."""
-    from prefect_rlhf.tasks.trial.check_rewards import check_rewards  # imported here: planning starts no process
+def check_functions(graph: DataflowGraph, inputs: RunInputs, seed: int, *, calls: bool) -> tuple[str, ...]:
+    """Import each play and each reward function in a process of its own, and call the rewards on a few rows.
 
-    check_rewards(graph, inputs.sources)
+    Returns a line for each reward that fails on a made-up response; without `calls`, rewards are only imported. Raises
+    InvalidInput for an invalid function.
+    """
+    from prefect_rlhf.tasks.trial.check_plays import check_play_functions  # imported here: planning starts no process
+    from prefect_rlhf.tasks.trial.try_rewards import try_rewards
+
+    check_play_functions(graph)
+    return tuple(try_rewards(graph, inputs.sources, seed, calls=calls))
 
 
 def check_plays(graph: DataflowGraph, inputs: RunInputs) -> None:
@@ -226,7 +242,7 @@ def check_operators(graph: DataflowGraph, inputs: RunInputs, best: BestModel | N
         from prefect_rlhf.tasks.trial.try_operators import evaluation_of, try_operators
 
         part = graph if is_own else evaluation_of(graph)
-        tried = try_operators(part, inputs.sources, inputs.tokenizer, calls_functions=is_own)
+        tried = try_operators(part, inputs.sources, inputs.tokenizer)
         for warning in tried.warnings:
             log_warning(warning)
         metrics = tried.metrics

@@ -195,28 +195,37 @@ def prepare_leased(
     `measure(k)` measures plans on the devices, so such a run is always prepared again; so is a run whose devices are to
     be probed.
     """
-    checked = _checked.get()
-    if checked is not None and not (isinstance(options.plan, str) and plans_to_measure(options.plan)):
-        same_run = (checked.algorithm, checked.arguments, checked.options) == (algorithm, arguments, options)
-        was_for = checked.prepared.request.lease
-        is_same = same_run and (was_for.cluster, was_for.mesh, was_for.kind) == (lease.cluster, lease.mesh, lease.kind)
-        if is_same and not awaits_probe((prepared := checked.on(lease)).request):
-            write_kept(checked.lines)
-            return prepared
-    return prepare(algorithm, arguments, options, lease, is_restart=is_restart)
+    checked, asked = _checked.get(), (algorithm, arguments, options)
+    if checked is None or (checked.algorithm, checked.arguments, checked.options) != asked:
+        return prepare(algorithm, arguments, options, lease, is_restart=is_restart)
+    was_for = checked.prepared.request.lease
+    is_measured = isinstance(options.plan, str) and plans_to_measure(options.plan)
+    is_same = (was_for.cluster, was_for.mesh, was_for.kind) == (lease.cluster, lease.mesh, lease.kind)
+    if is_same and not is_measured and not awaits_probe((prepared := checked.on(lease)).request):
+        write_kept(checked.lines)
+        return prepared
+    warnings = checked.prepared.request.reward_warnings
+    return prepare(algorithm, arguments, options, lease, is_restart=is_restart, reward_warnings=warnings)
 
 
 def prepare(
-    algorithm: Algorithm, arguments: Mapping[str, Any], options: RunOptions, lease: Lease, *, is_restart: bool = False
+    algorithm: Algorithm,
+    arguments: Mapping[str, Any],
+    options: RunOptions,
+    lease: Lease,
+    *,
+    is_restart: bool = False,
+    reward_warnings: tuple[str, ...] | None = None,
 ) -> PreparedRun:
     """Make all decisions before the first step. Raises InvalidInput or GraphError for a run that is not possible.
 
     Inputs are read, the graph is traced, a plan is chosen and proven to fit by the memory model, the task runs of the
     first steps are made and their time predicted. A device is used only by a probe before a search and by the plans of
-    `measure(k)`, and never in a dry run.
+    `measure(k)`, and never in a dry run. With `reward_warnings`, rewards were tried before.
     """
     check_trackers(options.tracking)
-    request = with_speeds(read_request(algorithm, arguments, options, lease, is_restart=is_restart))
+    request = read_request(algorithm, arguments, options, lease, is_restart=is_restart, reward_warnings=reward_warnings)
+    request = with_speeds(request)
     plans = choose_plans(request)
     first_step = request.checkpoint.step if request.checkpoint else 0
     chosen, later = in_effect(plans, first_step)

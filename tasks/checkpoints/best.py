@@ -80,26 +80,16 @@ class BestModel:
         return f"best_metric: only the first evaluation shows whether {self.metric} exists; if not, {likely}"
 
     def evaluations(self, run_dir: Path) -> list[Evaluation]:
-        """Read the evaluations so far, oldest first. Raises InvalidInput if they lack the metric.
+        """Read the evaluations so far, oldest first; the value is NaN if no row had a value.
 
-        An evaluation whose rows all lack a score does not count for a metric of scores, and may lack it.
+        Raises InvalidInput if no evaluation has the metric, unless all rows of the last were without a score.
         """
         found = list(finished_lines("resume_from", run_dir / EVALUATIONS))
-        if found and self.metric not in found[-1] and not self._is_unscored(found[-1]):
+        if found and not any(self.metric in one for one in found) and found[-1].get(f"{self.call}.unscored") != 1:
             known = ", ".join(name for name in found[-1] if name != "step")
             raise InvalidInput("best_metric", self.metric, f"an evaluated metric: {known}")
-        return [
-            Evaluation(one["step"], one[self.metric])
-            for one in found
-            if one["step"] > 0 and self.metric in one and not (self._is_of_scores and self._is_unscored(one))
-        ]
-
-    @property
-    def _is_of_scores(self) -> bool:
-        return self.metric.rpartition(".")[2].startswith("score")
-
-    def _is_unscored(self, evaluation: Mapping[str, float]) -> bool:
-        return evaluation.get(f"{self.call}.unscored") == 1
+        own = [one for one in found if any(name.startswith(f"{self.call}.") for name in one)]
+        return [Evaluation(one["step"], one.get(self.metric, math.nan)) for one in own if one["step"] > 0]
 
     def best(self, run_dir: Path) -> Evaluation | None:
         """Return the best evaluation so far; None before the first evaluation whose value is a number."""

@@ -35,7 +35,7 @@ def metric_names(call: Call, tried: Sequence[str] | None = None) -> MetricNames:
     A computation of this package has the same names on any rows. A user's computation may derive names from its rows.
     """
     if call.kind == "inference":
-        return MetricNames()
+        return MetricNames(("failed",) if "scores" in call.outputs else ())
     if call.kind == "generate":
         own = () if call.play is None else PLAY_METRICS
         return MetricNames((*own, "kept_mass"), ("play/",) if own else ())

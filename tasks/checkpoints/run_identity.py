@@ -26,6 +26,9 @@ A run that ended because too many rows failed may resume with other limits: they
 fail.
 """
 
+_OF_TRIAL = ("try_first",)
+"""Settings of a reward function that matter only to its trial before a run."""
+
 _HASH = re.compile(r"hash [0-9a-f]{16}")
 _EARLIER_HASH = re.compile(r"[0-9a-f]{16}")
 """A hash of an MCP server's variable, as an earlier version saved it."""
@@ -123,7 +126,7 @@ def _filled_settings(saved: Any, now: Operation) -> Any:
     if not now.settings_type:
         return saved
     try:
-        return type(Bound(now).settings).model_validate_json(json.dumps(saved)).model_dump(mode="json")
+        return _untried(type(Bound(now).settings).model_validate_json(json.dumps(saved)).model_dump(mode="json"))
     except ValidationError:
         return saved
 
@@ -143,7 +146,18 @@ def _call(call: Call) -> dict[str, Any]:
 
 
 def _operation(operation: Operation) -> dict[str, Any]:
-    return {"operation": {"name": operation.name, "settings": json.loads(operation.settings)}}
+    return {"operation": {"name": operation.name, "settings": _untried(json.loads(operation.settings))}}
+
+
+def _untried(settings: Any) -> Any:
+    """Return settings of rewards without what matters only to their trial before a run; other settings unchanged."""
+    functions = settings.get("functions") if isinstance(settings, dict) else None
+    if not isinstance(functions, dict) or not all(isinstance(each, dict) for each in functions.values()):
+        return settings
+    kept = {
+        name: {key: value for key, value in each.items() if key not in _OF_TRIAL} for name, each in functions.items()
+    }
+    return settings | {"functions": kept}
 
 
 def _play(stated: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,9 +9,11 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from prefect_rlhf.engines.compute import Computed, Context
-from prefect_rlhf.engines.functions.pool import HostPool
-from prefect_rlhf.engines.functions.scores import mean
+from prefect_rlhf.engines.functions.function import HostFunction
+from prefect_rlhf.engines.functions.pool import HostFunctionFailed, HostPool
+from prefect_rlhf.engines.functions.scores import MOST_SCORE, SCORES, mean
 from prefect_rlhf.engines.rows import Batch
+from prefect_rlhf.errors.in_short import one_line
 from prefect_rlhf.tasks.data.rollouts import text_columns
 from prefect_rlhf.tasks.host_rewards import HostRewards
 
@@ -21,30 +23,34 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class HostScore:
-    """The computation of a call on hosts; `settings` is a HostRewards as JSON.
+    """The computation of a call on hosts; `settings` is a HostRewards as JSON, `call` the name of the call.
 
     Makes `scores` [B], the weighted sum over the functions. A score is NaN for a row that failed and for a row to which
-    no function applies. With several functions, each function's values also form a key. Metrics: the mean of
-    each function and the further metrics it returned, the shares of failed rows and of rows without a score, and the
-    total seconds.
+    no function applies. A row fails too if its sum is beyond the bound of scores. With several functions, each
+    function's values also form a key. Metrics: the mean of each function and the further metrics it returned, the shares
+    of failed rows and of rows without a score, and the total seconds.
     """
 
     settings: str
+    call: str = "score"
 
     def __call__(self, rollout: Batch, context: Context, state: object = None) -> Computed:
-        """Score all rows. Raises what HostPool.score raises."""
+        """Score all rows. Raises what HostPool.score raises, also for too many sums beyond the bound."""
         del state  # a reward has no state
         rows, pool = plain_rows(rollout, context), pool_of(self.settings)
-        made = pool.score(rows, f"score · step {context.step}")
+        doing = f"{self.call} · step {context.step}"
+        made = pool.score(rows, doing)
         values = {name: [_number(value) for value in column] for name, column in made.values.items()}
-        weights = {function.name: function.weight for function in pool.functions}
-        failed = {failure.row for failure in made.failures}
+        sums = weighted_sums(values, {function.name: function.weight for function in pool.functions})
+        beyond = [row for row, total in enumerate(sums) if abs(total) > MOST_SCORE]
+        failed, of_failed = {*beyond, *(failure.row for failure in made.failures)}, pool.settings.value_of_failed
+        if beyond and len(failed) > pool.settings.most_failed * len(rows):
+            raise _beyond_bound(doing, pool.functions, values, beyond)
         known = {name: [value for value in column if not math.isnan(value)] for name, column in values.items()}
         metrics = {name: mean(column) for name, column in known.items() if column}
-        without = failed if pool.settings.failed_value is None else frozenset()
-        sums = weighted_sums(values, weights)
-        columns = {"scores": _column([math.nan if row in without else total for row, total in enumerate(sums)])}
-        metrics |= {"unscored": float(columns["scores"].isnan().float().mean())}
+        without = failed if math.isnan(of_failed) else frozenset(beyond)
+        columns = {"scores": _column([of_failed if row in without else total for row, total in enumerate(sums)])}
+        metrics["unscored"] = float(columns["scores"].isnan().float().mean())
         if len(values) > 1:
             columns |= {name: _column(column) for name, column in values.items()}
         metrics |= made.metrics
@@ -83,6 +89,23 @@ def weighted_sums(values: Mapping[str, Sequence[float]], weights: Mapping[str, f
         terms = [weights[name] * value for name, value in zip(values, row, strict=True) if not math.isnan(value)]
         sums.append(math.fsum(terms) if terms else math.nan)
     return sums
+
+
+def _beyond_bound(
+    doing: str, functions: Sequence[HostFunction], values: Mapping[str, Sequence[float]], rows: Sequence[int]
+) -> HostFunctionFailed:
+    """Return the error of rows whose weighted sums are beyond the bound; it shows the terms of the first row."""
+    of_row = [(function, values[function.name][rows[0]]) for function in functions]
+    terms = [(function, value) for function, value in of_row if not math.isnan(value)]
+    shown = " + ".join(f"{function.weight:g} * {value:g} of {function.name}" for function, value in terms)
+    largest, _ = max(terms, key=lambda term: abs(term[0].weight * term[1]))
+    return HostFunctionFailed(
+        one_line(
+            f"{doing}: the weighted sum of rewards is beyond its bound on {len(rows)} of"
+            f" {len(values[largest.name])} rows; row {rows[0]}: {shown}, expected {SCORES}; lower the weight of"
+            f" {largest.name} ({largest.function})"
+        )
+    )
 
 
 def _number(value: float | None) -> float:

@@ -42,7 +42,8 @@ class Limits:
     def _once_unknown(self, name: str, metrics: Mapping[str, float]) -> list[str]:
         call = name.rpartition(".")[0]
         known = [metric for metric in metrics if metric.rpartition(".")[0] == call]
-        if not known or name in self._unknown:
+        has_no_scores = metrics.get(f"{call}.unscored") == 1  # a mean over no score is left out in such a step
+        if not known or has_no_scores or name in self._unknown:
             return []
         self._unknown.add(name)
         return [

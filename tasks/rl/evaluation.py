@@ -8,7 +8,7 @@ from __future__ import annotations
 from prefect_rlhf.engines.compute import Computed, Context
 from prefect_rlhf.engines.rows import Batch
 from prefect_rlhf.tasks.data.rollouts import EVALUATION, lists, play_columns, text_columns, write_rows
-from prefect_rlhf.tasks.rl.masked import masked_mean, mean_of, response_mask, share_ahead
+from prefect_rlhf.tasks.rl.masked import masked_mean, means, response_mask, share_ahead, unscored
 from prefect_rlhf.tasks.rl.score_shaping import named_rewards
 from prefect_rlhf.tasks.settings import Settings
 from prefect_rlhf.tasks.tracing.operations import computation
@@ -18,8 +18,8 @@ from prefect_rlhf.tasks.tracing.operations import computation
 def record_evaluation(rollout: Batch, scores: Batch, settings: Settings, context: Context) -> Computed:
     """Write `evaluation/step-000010.parquet`: responses to held-out prompts; metrics are means over them.
 
-    If there are several named rewards, each also has a metric. Responses without a score are left out of the means of
-    scores; `unscored` is their share.
+    If there are several named rewards, each also has a metric. Responses without a score are left out of the means;
+    `unscored` is their share. A mean over no response is left out.
     """
     scores_B = scores["scores"].float()
     columns = text_columns(rollout, context.tokenizer) | {
@@ -28,24 +28,22 @@ def record_evaluation(rollout: Batch, scores: Batch, settings: Settings, context
         **play_columns(rollout, context.tokenizer),
     }
     write_rows(columns, EVALUATION, context)
-    unscored, tokens = float((~scores_B.isfinite()).float().mean()), float(response_mask(rollout).sum(1).mean())
-    metrics = {"score": mean_of(scores_B), "unscored": unscored, "response_tokens": tokens}
-    named = {f"score_{name}": mean_of(rewards_B) for name, rewards_B in named_rewards(scores).items()}
-    return Computed(metrics=metrics | named)
+    metrics = {"unscored": unscored(scores_B), "response_tokens": float(response_mask(rollout).sum(1).mean())}
+    named = {f"score_{name}": rewards_B for name, rewards_B in named_rewards(scores).items()}
+    return Computed(metrics=means({"score": scores_B, **named}) | metrics)
 
 
 @computation()
 def pair_accuracy(scores: Batch, settings: Settings) -> Computed:
-    """Measure the share of pairs whose chosen answer scores higher (a tie is a half), and by how much on average."""
+    """Measure the share of pairs whose chosen answer scores higher (a tie is a half), and by how much on average.
+
+    A pair counts if both answers have a score.
+    """
     scores_B = scores["scores"].float()
     margins_P = scores_B[0::2] - scores_B[1::2]
-    return Computed(
-        metrics={
-            "accuracy": share_ahead(margins_P),
-            "margin": float(margins_P.mean()),
-            "score": float(scores_B.mean()),
-        }
-    )
+    known_P = margins_P[margins_P.isfinite()]
+    accuracy = {"accuracy": share_ahead(known_P)} if len(known_P) else {}
+    return Computed(metrics=accuracy | means({"margin": known_P, "score": scores_B}))
 
 
 @computation()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from prefect_rlhf.engines.compute import Computed
 from prefect_rlhf.engines.rows import Batch
-from prefect_rlhf.tasks.rl.masked import masked_mean, masked_variance, mean_of, own_tokens, row_weights, whiten
+from prefect_rlhf.tasks.rl.masked import masked_mean, masked_variance, means, own_tokens, row_weights, whiten
 from prefect_rlhf.tasks.rl.settings.online import PPO, ReMax
 from prefect_rlhf.tasks.tracing.operations import computation
 
@@ -84,5 +84,5 @@ def remax_advantages(rewards: Batch, baselines: Batch, rollout: Batch | None = N
     mask_BT = own_tokens("rewards", rewards, rollout) * weights_B[:, None]
     to_come_BT = (rewards["rewards"] * mask_BT).flip(1).cumsum(1).flip(1)
     advantages_BT = (to_come_BT - baselines_B.nan_to_num(0.0, 0.0, 0.0)[:, None]) * mask_BT
-    metrics = {"baseline": mean_of(baselines_B), "advantage_mean": float(masked_mean(advantages_BT, mask_BT))}
+    metrics = means({"baseline": baselines_B}) | {"advantage_mean": float(masked_mean(advantages_BT, mask_BT))}
     return Computed({"advantages": advantages_BT, "row_weights": weights_B}, metrics)

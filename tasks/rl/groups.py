@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from prefect_rlhf.tasks.rl.masked import mean_of
+from prefect_rlhf.tasks.rl.masked import means, unscored
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -78,14 +78,10 @@ def group_metrics(scores_B: Tensor, named: Mapping[str, Tensor], groups_B: Tenso
     """Return metrics of a step's scores; means are over the rows with a score, and over the groups with such rows.
 
     `zero_deviation` is the share of groups whose scores are all equal. `unscored` is the share of rows without a score.
+    In a step without any score, `unscored` is the only metric.
     """
     scores = group_scores(scores_B, groups_B)
     deviation_P = scores.deviation_P[scores.count_P > 0]
-    num_groups = max(len(deviation_P), 1)
-    return {
-        "score": mean_of(scores_B),
-        "unscored": float(scores_B.isnan().float().mean()),
-        "group_deviation": float(deviation_P.sum()) / num_groups,
-        "zero_deviation": float((deviation_P == 0).sum()) / num_groups,
-        **{f"score_{name}": mean_of(rewards_B) for name, rewards_B in named.items()},
-    }
+    of_groups = {"group_deviation": deviation_P, "zero_deviation": (deviation_P == 0).float()}
+    of_rows = {f"score_{name}": rewards_B for name, rewards_B in named.items()}
+    return {"unscored": unscored(scores_B), **means({"score": scores_B, **of_groups, **of_rows})}

@@ -5,6 +5,7 @@ Shapes: B rows, T response tokens. A mask is 1.0 at a token, 0.0 at padding.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from prefect_rlhf.engines.rows import Batch
@@ -37,6 +38,26 @@ def mean_of(values_B: Tensor) -> float:
     """Return the mean of the finite values; 0 without any."""
     left_B = values_B[values_B.isfinite()]
     return float(left_B.mean()) if len(left_B) else 0.0
+
+
+def means(values_B: Mapping[str, Tensor]) -> dict[str, float]:
+    """Return metrics: the mean of the finite values of each. Without such values a metric is absent: no score is not 0.
+
+    >>> import torch
+    >>> means({"score": torch.tensor([1.0, float("nan"), 2.0]), "cost": torch.tensor([float("nan")])})
+    {'score': 1.5}
+    """
+    return {name: mean_of(each_B) for name, each_B in values_B.items() if each_B.isfinite().any()}
+
+
+def unscored(scores_B: Tensor) -> float:
+    """Return the share of rows without a score.
+
+    >>> import torch
+    >>> unscored(torch.tensor([1.0, float("nan")]))
+    0.5
+    """
+    return 1 - float(scores_B.isfinite().float().mean())
 
 
 def masked_mean(values_BT: Tensor, mask_BT: Tensor) -> Tensor:

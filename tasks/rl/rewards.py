@@ -12,7 +12,15 @@ from typing import TYPE_CHECKING
 from prefect_rlhf.engines.compute import Computed, saved_state
 from prefect_rlhf.engines.rows import Batch
 from prefect_rlhf.tasks.rl.kl import kl_estimate, next_coefficient
-from prefect_rlhf.tasks.rl.masked import last_token, masked_mean, mean_of, own_tokens, response_mask, row_sums
+from prefect_rlhf.tasks.rl.masked import (
+    last_token,
+    masked_mean,
+    means,
+    own_tokens,
+    response_mask,
+    row_sums,
+    unscored,
+)
 from prefect_rlhf.tasks.rl.settings.online import PPO, ReMax
 from prefect_rlhf.tasks.settings import Settings
 from prefect_rlhf.tasks.tracing.operations import computation
@@ -83,7 +91,7 @@ def kl_penalised_rewards(
     rewards_BT = placed_scores(shaped_B, scores, mask_BT) - state.coefficient * kl_BT
     metrics = {
         "kl_coefficient": state.coefficient,
-        "reward": mean_of(row_sums(rewards_BT, mask_BT)[scored_B]),
+        **means({"reward": row_sums(rewards_BT, mask_BT)[scored_B]}),
         **rollout_metrics(logprobs_BT, kl_BT, scores_B, mask_BT),
     }
     coefficient = next_coefficient(state.coefficient, metrics["kl"], len(scores_B), settings.kl)
@@ -115,15 +123,16 @@ def shape_scores(scores_B: Tensor, running: RunningScores, settings: PPO | ReMax
 def rollout_metrics(logprobs_BT: Tensor, kl_BT: Tensor, scores_B: Tensor, mask_BT: Tensor) -> dict[str, float]:
     """Return metrics of a step's responses; `entropy` is estimated as minus the mean log-probability of their tokens.
 
-    Metrics of scores are over the finite scores; `unscored` is the share of the other scores.
+    Metrics of scores are over the finite scores, and left out without any; `unscored` is the share of the others.
     """
     left_B = scores_B[scores_B.isfinite()]
+    deviation = {"score_deviation": float(left_B.std(correction=0))} if len(left_B) else {}
     return {
         "kl": float(row_sums(kl_BT, mask_BT).mean()),
         "kl_per_token": float(masked_mean(kl_BT, mask_BT)),
-        "score": mean_of(left_B),
-        "score_deviation": float(left_B.std(correction=0)) if len(left_B) else 0.0,
-        "unscored": 1 - len(left_B) / len(scores_B),
+        **means({"score": left_B}),
+        **deviation,
+        "unscored": unscored(scores_B),
         "entropy": -float(masked_mean(logprobs_BT, mask_BT)),
         "response_tokens": float(mask_BT.sum(1).mean()),
     }

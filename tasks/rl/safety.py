@@ -11,7 +11,16 @@ from dataclasses import dataclass
 from prefect_rlhf.engines.compute import Computed, Context, saved_state
 from prefect_rlhf.engines.rows import Batch
 from prefect_rlhf.tasks.data.rollouts import EVALUATION, lists, text_columns, write_rows
-from prefect_rlhf.tasks.rl.masked import masked_mean, mean_of, own_tokens, response_mask, row_weights, whiten
+from prefect_rlhf.tasks.rl.masked import (
+    masked_mean,
+    mean_of,
+    means,
+    own_tokens,
+    response_mask,
+    row_weights,
+    unscored,
+    whiten,
+)
 from prefect_rlhf.tasks.rl.rewards import RewardState, kl_penalised_rewards
 from prefect_rlhf.tasks.rl.settings.safety import SafeRLHF
 from prefect_rlhf.tasks.settings import Settings
@@ -44,7 +53,7 @@ def lagrange_multiplier(costs: Batch, settings: SafeRLHF, state: LagrangeState |
     moved = state.log_multiplier + by.lr * math.exp(state.log_multiplier) * (cost - settings.limit)
     state = LagrangeState(min(moved, math.log(by.most)), cost)
     multiplier = math.exp(state.log_multiplier)
-    metrics = {"multiplier": multiplier, "cost": mean_of(found_B), "smoothed_cost": cost}
+    metrics = {"multiplier": multiplier, **means({"cost": found_B}), "smoothed_cost": cost}
     return Computed({"multiplier": found_B.new_full((len(found_B),), multiplier).float()}, metrics, state)
 
 
@@ -66,7 +75,8 @@ def kl_penalised_costs(
     turned = Batch({"scores": list(-costs["scores"])})
     made = kl_penalised_rewards.function(policy, reference, turned, rollout, settings=settings, state=state)
     columns = {"rewards": -made.columns["rewards"], "row_weights": made.columns["row_weights"]}  # type: ignore[operator]  # a tensor
-    return Computed(columns, {"cost": -made.metrics["reward"]}, made.state)
+    metrics = {"cost": -made.metrics["reward"]} if "reward" in made.metrics else {}
+    return Computed(columns, metrics, made.state)
 
 
 @computation("advantages", "row_weights")
@@ -93,7 +103,8 @@ def record_safe_evaluation(
 ) -> Computed:
     """Write `evaluation/step-000010.parquet`: responses to held-out prompts, `reward` and `cost`; means are metrics.
 
-    Unknown rewards are left out of the mean reward, and unknown costs out of the mean cost.
+    Unknown rewards are left out of the mean reward, and unknown costs out of the mean cost. Without known values
+    a mean is left out. `unscored` is the share of responses without a reward.
     """
     scores_B, costs_B = scores["scores"].float(), costs["scores"].float()
     columns = text_columns(rollout, context.tokenizer) | {
@@ -103,5 +114,5 @@ def record_safe_evaluation(
     }
     write_rows(columns, EVALUATION, context)
     response_tokens = float(response_mask(rollout).sum(1).mean())
-    metrics = {"score": mean_of(scores_B), "cost": mean_of(costs_B), "response_tokens": response_tokens}
-    return Computed(metrics=metrics)
+    metrics = {"unscored": unscored(scores_B), "response_tokens": response_tokens}
+    return Computed(metrics=means({"score": scores_B, "cost": costs_B}) | metrics)

@@ -101,7 +101,7 @@ def operation_fields(
     if call.kind == "inference":
         return {"output": call.operation.name, "temperature": call.temperature}
     if call.on_hosts:
-        return {"function": HostScore(call.operation.settings)}
+        return {"function": HostScore(call.operation.settings, call.name)}
     if call.kind == "compute":
         return {"function": Bound(call.operation, call.row_limit)}
     return {"train": TrainSettings(call.mini_batches, micro_batches, call.epochs, recompute, sequence_parallel)}

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, Literal, NoReturn, ParamSpec, TypeVar, get_args
 
 from prefect_rlhf.engines.compute import Computed
+from prefect_rlhf.engines.functions.scores import MOST_SCORE, SCORES
 from prefect_rlhf.engines.loss_protocol import LossValues, Output
 from prefect_rlhf.engines.registry import Registry
 from prefect_rlhf.engines.rows import Batch, Columns, NoSuchColumn
@@ -158,6 +159,7 @@ class Bound:
         else:
             check_type(result, Computed, operator)
             check_columns(result, arguments, operator)
+            check_scores(result, operator)
             if self.row_limit is not None:
                 check_row_lengths(result, arguments, self.row_limit, operator)
         return result
@@ -189,6 +191,14 @@ def check_columns(computed: Computed, inputs: Sequence[Batch], operator: Operato
         if num_rows is not None and len(column) != num_rows:
             expected = f"{num_rows}, as its inputs have ({operator.place})"
             raise WrongOperator(f"rows of {key!r} that {operator.name} returns", len(column), expected)
+
+
+def check_scores(computed: Computed, operator: Operator[..., Any]) -> None:
+    """Raise WrongOperator for a score beyond the bound of scores; a row without a score has NaN."""
+    for row, score in enumerate(computed.columns.get("scores", ())):
+        if score.numel() and float(score.double().abs().max()) > MOST_SCORE:
+            expected = f"{SCORES}, or NaN for a row without a score ({operator.place})"
+            raise WrongOperator(f"score of row {row} that {operator.name} returns", score.tolist(), expected)
 
 
 def check_row_lengths(

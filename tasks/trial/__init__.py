@@ -1,1 +1,1 @@
-"""The trial of an author's own code before a run: imported as ranks import it, and run on a few made-up rows."""
+"""The trial of a person's own code before a run: operators as ranks run them, plays and rewards, on a few rows."""

@@ -13,7 +13,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from prefect_rlhf.engines.commands import CallCommand, PassCommand, RowSource
-from prefect_rlhf.engines.functions.pool import HostFunctionFailed
 from prefect_rlhf.engines.gang.local import LocalGang
 from prefect_rlhf.engines.gang.open import FORK_ENVIRONMENT, NO_GPU, RANK_ENVIRONMENT
 from prefect_rlhf.engines.gang.processes.messages import GangSettings
@@ -39,15 +38,13 @@ class Tried:
     metrics: Mapping[str, tuple[str, ...]]
 
 
-def try_operators(
-    graph: DataflowGraph, sources: Mapping[str, RowSource], tokenizer: str, *, calls_functions: bool = True
-) -> Tried:
+def try_operators(graph: DataflowGraph, sources: Mapping[str, RowSource], tokenizer: str) -> Tried:
     """Import and run every computation and loss of `graph`, in a separate process.
 
-    A user's reward functions run too, unless `calls_functions` is False: their scores are then made up. Raises
-    InvalidInput for an operator that cannot be imported, reads a key that its inputs lack, or returns other keys or
-    another number of rows than it declares, and for a loss without a gradient. Raises GraphError for an operator that
-    fails for a reason that does not depend on values.
+    Scores of reward functions are made up, because `try_rewards` tries these. Raises InvalidInput for an operator that
+    cannot be imported, reads a key that its inputs lack, or returns other keys or another number of rows than it
+    declares, and for a loss without a gradient. Raises GraphError for an operator that fails for a reason that does not
+    depend on values.
     """
     with closing(LocalGang(GANG)) as gang, TemporaryDirectory(prefix="rlhf-trial-") as folder:
         load(gang, graph)
@@ -55,7 +52,7 @@ def try_operators(
             gang.call(
                 TrialRank.open_dataset, {0: (source,)}, doing=f"open {source.name}", deadline_seconds=IMPORT_SECONDS
             )
-        trial = Trial(graph, gang, Path(folder), tokenizer, calls_functions)
+        trial = Trial(graph, gang, Path(folder), tokenizer)
         return Tried(tuple(trial.run()), trial.metrics)
 
 
@@ -104,7 +101,6 @@ class Trial:
     gang: LocalGang[TrialRank]
     run_dir: Path
     tokenizer: str
-    calls_functions: bool = True
     metrics: dict[str, tuple[str, ...]] = field(default_factory=dict)  # of computations that ran, by call
 
     def run(self) -> Iterator[str]:
@@ -114,7 +110,7 @@ class Trial:
             if unknown & {port.source for port in call.inputs}:
                 unknown.add(call.name)
                 continue
-            method = TrialRank.score if call.on_hosts and not self.calls_functions else TrialRank.run_call
+            method = TrialRank.score if call.on_hosts else TrialRank.run_call
             try:
                 told = self.gang.call(
                     method, {0: (self.command(call),)}, doing=call.name, deadline_seconds=CALL_SECONDS
@@ -124,7 +120,7 @@ class Trial:
             except Mistake as error:
                 said = f"{named(call)} failed on made-up rows, and would fail on any rows"
                 raise GraphError(f"{call.name}: {said}: {error}") from error
-            except (RankFailed, HostFunctionFailed) as error:
+            except RankFailed as error:
                 unknown.add(call.name)
                 yield f"{named(call)} failed on made-up rows, and may fail on real rows: {error}"
             except (RankLost, RankSilent) as error:

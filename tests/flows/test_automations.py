@@ -95,6 +95,17 @@ def test_a_limit_of_a_metric_that_its_call_does_not_have_is_said_once():
     ]
 
 
+def test_a_limit_of_a_metric_that_is_left_out_of_a_step_without_scores_goes_on(monkeypatch):
+    """The mean over no score is above no limit, and is no mistake of the limit."""
+    monkeypatch.setattr("prefect_rlhf.tasks.reporting.limits._tell", lambda *_: None)
+    limits = Limits({"grpo_advantages.score": 2.0})
+    empty = {"grpo_advantages.unscored": 1.0, "grpo_advantages.truncated": 0.0}
+    lines = [
+        limits.look({"step": step, **metrics}) for step, metrics in enumerate([empty, {"grpo_advantages.score": 3}])
+    ]
+    assert lines == [[], ["grpo_advantages.score is 3 in step 1, above its limit of 2"]]
+
+
 def told():
     """The events above a limit that the server knows, once both are there."""
     wanted = EventFilter(event=EventNameFilter(name=[ABOVE_LIMIT]))

@@ -94,6 +94,13 @@ def prompts(good, name, table, damage=None, **more):
     return at(good, "prompts", {"path": str(file), **more})
 
 
+def rewarded(good, name, body, **function):
+    """Parameters with a reward function of this body, instead of the reward model."""
+    file = good["folder"] / f"{name}.py"
+    file.write_text(f"def {name}(row):\n    {body}\n")
+    return at(good, "reward", {"functions": {"exact": {"function": f"{file}:{name}", **function}}})
+
+
 def chat(good, name, *turns, **more):
     """Parameters with prompts that are one chat, eight times."""
     messages = [{"role": role, "content": content} for role, content in turns]
@@ -199,6 +206,10 @@ CASES = {
     "a misspelt group whose key another trainer has": (lambda g: at(g, "aglo.temperature", 1.0), "aglo: unknown key (got {'temperature': 1.0}); closest: algo"),
     "a misspelt key of a reward model": (lambda g: at(g, "reward.pth", "x"), "reward.pth: unknown key (got 'x'); closest: path"),
     "a misspelt key of a reward function": (lambda g: at(g, "reward", {"functions": {"exact": {"function": "m:f", "wait": 1}}}), "reward.functions.exact.wait: unknown key (got 1); closest: weight"),
+    "a reward that reads a key that no row has": (lambda g: rewarded(g, "misspelt", "return float(row['answr'])"), "row 0 of prompts: KeyError: 'answr' ("),
+    "a reward that reads a name that does not exist": (lambda g: rewarded(g, "unnamed", "return reponse"), "unnamed.py:2 in unnamed)"),
+    "a reward that imports a package that is not there": (lambda g: rewarded(g, "unpacked", "import no_such_package"), "ModuleNotFoundError: No module named 'no_such_package' ("),
+    "a misspelt setting of the trial of a reward": (lambda g: rewarded(g, "right", "return 1.0", try_frst=False), "reward.functions.exact.try_frst: unknown key (got False); closest: try_first"),
     "a reward that is a model and functions": (lambda g: at(g, "reward.functions", {"exact": {"function": "m:f"}}), "is not used: reward.functions score the responses; remove it, or remove functions"),
     "mini-batches beyond the rows, under a preset": (lambda g: at(at(g, "algo.update.mini_batches", 64), "plan", "real-heuristic"), "algo.update.mini_batches: got 64, expected at most 8, since actor_train trains on 8 rows a step"),
     "mini-batches beyond the rows, under a searched plan": (lambda g: at(at(g, "algo.update.mini_batches", 64), "plan", "auto"), "algo.update.mini_batches: got 64, expected at most 8"),

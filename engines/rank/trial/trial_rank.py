@@ -96,9 +96,8 @@ class TrialRank(Rank):
         return self._report(began, command=command)
 
     def compute(self, command: CallCommand) -> RankReport:
-        """Run a computation on the call's rows, as a rank does; also functions on hosts."""
-        if command.call.on_hosts or command.function is None:
-            return super().compute(command)
+        """Run a computation on the call's rows, as a rank does."""
+        assert command.function is not None  # a compute command has it
         return super().compute(replace(command, function=TriedFunction(command.function)))
 
     def train_step(self, command: CallCommand) -> RankReport:

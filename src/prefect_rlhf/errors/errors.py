@@ -204,7 +204,11 @@ class NothingLearnt(RlhfError):
     """A run had no gradient for its permitted number of consecutive steps."""
 
 
-MISTAKES = (InvalidInput, GraphError, NotFinite, NothingLearnt)
+class BeyondBound(RlhfError):
+    """A model's scores are not numbers within the bound of scores."""
+
+
+MISTAKES = (InvalidInput, GraphError, NotFinite, BeyondBound, NothingLearnt)
 """What a person has to mend: to try again is in vain."""
 
 

@@ -127,6 +127,9 @@ BEHAVIOURS = {
     "interrupt": lambda row: signal.raise_signal(signal.SIGINT),
     "NaN": lambda row: float("nan"),
     "inf": lambda row: float("inf"),
+    "beyond the bound": lambda row: -1e39,
+    "beyond floats": lambda row: 10**400,
+    "at the bound": lambda row: 1e9,
     "text": lambda row: "1.0",
     "list": lambda row: [1.0],
     "no pickle": lambda row: lambda: 1.0,
@@ -192,7 +195,7 @@ NONSENSE = {
     "a call that nobody made": b'["Done", {"call": 1000000, "verdicts": []}]\n',
     "verdicts of no row": b'["Done", {"call": 0, "verdicts": []}]\n',
     "a value that is text": b'["Done", {"call": 0, "verdicts": '
-    b'[{"value": "1", "failed": "", "held_up": false, "metrics": {}}]}]\n',
+    b'[{"value": "1", "failed": "", "held_up": false, "metrics": {}, "blame": "response"}]}]\n',
     "a refusal": b'["Refused", {"function": 0, "seen": "a", "expected": "b"}]\n',
     "bytes": bytes(range(256)) + b"\n",
 }

@@ -30,6 +30,11 @@ def columns(completions, **kwargs):
     return [0.0 for _ in completions]
 
 
+def logs_a_long_name(completions, log_metric, **kwargs):
+    log_metric("n" * 1_000_000, 1.0)
+    return [0.0 for _ in completions]
+
+
 async def asynchronous(completions, **kwargs):
     async def one(completion):
         await asyncio.sleep(0.01)

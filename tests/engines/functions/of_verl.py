@@ -26,5 +26,17 @@ async def asynchronous(data_source, solution_str, ground_truth, extra_info, **kw
     return gsm8k(solution_str, ground_truth)
 
 
+def with_huge_numbers(data_source, solution_str, ground_truth, extra_info):
+    return {"score": 1.0, "a": 1.7e308, "b": 10**400, "c": -1e29}
+
+
+def with_many_numbers(data_source, solution_str, ground_truth, extra_info):
+    return {"score": 1.0, **{f"number {place}": 1.0 for place in range(65)}}
+
+
+def with_a_long_name(data_source, solution_str, ground_truth, extra_info):
+    return {"score": 1.0, "n" * 101: 1.0}
+
+
 def without_score(data_source, solution_str, ground_truth, extra_info):
     return {"acc": 1.0}

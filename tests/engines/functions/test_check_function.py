@@ -23,6 +23,15 @@ PERSON = FOLDER / "of_a_person.py"
             "row",
             f"a function that takes (row): missing a required argument: 'other' ({line_of('two')})",
         ),
+        (
+            f"{FOLDER / 'of_trl.py'}:named_only",
+            "row",
+            "a function that takes (row): missing a required argument: 'completions' ("
+            f"{line_of('named_only', 'of_trl.py')}); set signature: trl",
+        ),
+        (f"{FOLDER / 'of_verl.py'}:compute_score", "trl", "it takes no completions ("),
+        (f"{FOLDER / 'of_verl.py'}:compute_score", "trl", "; set signature: verl"),
+        (f"{FOLDER / 'of_reasoning_gym.py'}:score_answer", "row", "; set signature: reasoning_gym"),
         (f"{PERSON}:length", "verl", "a function that takes (data_source, solution_str, ground_truth, extra_info): "),
         (f"{PERSON}:length", "reasoning_gym", "a function that takes (answer, entry): too many positional"),
         (f"{PERSON}:length", "trl", "a function that takes (completions, **columns): it takes no completions"),

@@ -1,5 +1,7 @@
 """Functions that were written for TRL, verl and reasoning-gym run as they are, with what they would get there."""
 
+from dataclasses import replace
+
 import of_reasoning_gym
 import of_trl
 import of_verl
@@ -39,7 +41,7 @@ def test_a_trl_function_gets_only_the_columns_that_it_names():
 
 
 def test_a_trl_function_gets_token_ids():
-    rows = [row("a", completion_ids=[1, 2, 3]), row("b", completion_ids=[])]
+    rows = [row("a", response_ids=[1, 2, 3]), row("b", response_ids=[])]
     assert score(function("ids", "trl"), rows).values["ids"] == (6.0, 0.0)
 
 
@@ -71,6 +73,27 @@ def test_a_verl_function_gets_its_four_arguments(truth):
     ]
     assert scores.values["compute_score"] == tuple(map(float, expected)) == (0.0, 1.0, 0.0, 3.0)
     assert scores.metrics == {"compute_score/acc": 0.5, "compute_score/turns": 2.0}
+
+
+def test_other_numbers_whose_sum_may_overflow_are_left_out():
+    rows = [row("it", data_source="x", ground_truth="72")] * 3
+    assert score(function("with_huge_numbers", "verl"), rows).metrics == {"with_huge_numbers/c": -1e29}
+
+
+@pytest.mark.parametrize(
+    ("name", "signature", "says"),
+    [
+        ("with_many_numbers", "verl", "returned 65 numbers besides the score, expected at most 64 ("),
+        ("with_a_long_name", "verl", "returned a number named 'nnn"),
+        ("logs_a_long_name", "trl", "ValueError: log_metric got a number named 'nnn"),
+    ],
+)
+def test_a_row_with_too_many_numbers_or_too_long_a_name_fails(name, signature, says):
+    """They would stand in each line of a run's metrics."""
+    rows = [row("it", data_source="x", ground_truth="72")]
+    with HostPool([function(name, signature)], replace(STRICT, most_failed=1.0)) as pool:
+        (failure,) = pool.score(rows, "a test").failures
+    assert failure.reason.startswith(says) and len(failure.reason) < 600
 
 
 def test_an_async_verl_function_is_awaited():

@@ -58,6 +58,39 @@ def test_a_line_that_is_being_written_is_not_read(tmp_path):
     assert BestModel(METRIC).evaluations(run_dir) == [Evaluation(2, 3.0)]
 
 
+def without_score(run_dir, *places):
+    """Record that no response of these evaluations had a score: they have no mean."""
+    lines = [json.loads(line) for line in (run_dir / EVALUATIONS).read_text().splitlines()]
+    for place in places:
+        lines[place] = {"step": lines[place]["step"], "record_evaluation.unscored": 1.0}
+    (run_dir / EVALUATIONS).write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return run_dir
+
+
+def test_an_evaluation_without_a_score_is_not_the_best_and_counts_for_patience(tmp_path):
+    best = BestModel(METRIC, patience=2)
+    run_dir = without_score(recorded(tmp_path / "run", 0.0, 3.0, 5.0, 5.0), 2, 3)
+    assert best.best(run_dir).step == 2
+    assert best.enough(run_dir) == "no better record_evaluation.score than 3 after 2 steps in 2 evaluations"
+    assert best.enough(without_score(recorded(tmp_path / "run", 0.0, 3.0, 5.0, 4.0), 2)) is None
+
+
+@pytest.mark.parametrize("places", [(0,), (0, 1)])
+def test_evaluations_without_a_score_at_first_stop_no_run(tmp_path, places):
+    best = BestModel(METRIC, patience=1)
+    run_dir = without_score(recorded(tmp_path / "run", 0.0, 3.0), *places)
+    assert best.best(run_dir) == (Evaluation(2, 3.0) if places == (0,) else None)
+    assert best.enough(run_dir) is None
+
+
+def test_evaluations_of_other_calls_do_not_count(tmp_path):
+    """Calls may evaluate at intervals of their own."""
+    run_dir = recorded(tmp_path / "run", 0.0, 3.0)
+    with (run_dir / EVALUATIONS).open("a") as file:
+        file.write('{"step": 3, "other.score": 1.0}\n')
+    assert BestModel(METRIC, patience=1).enough(run_dir) is None
+
+
 def test_a_metric_that_is_not_evaluated_is_refused_with_those_that_are(tmp_path):
     run_dir = recorded(tmp_path / "run", 0.0, name="record_evaluation.response_tokens")
     with pytest.raises(InvalidInput, match="expected an evaluated metric: record_evaluation.response_tokens"):

@@ -10,9 +10,11 @@ import pytest
 from prefect_rlhf.placement.models.model import OptimizerSpec
 from prefect_rlhf.placement.row_set import RowLimit
 from prefect_rlhf.tasks.checkpoints.run_identity import first_difference, run_identity, with_defaults, with_draws_of
+from prefect_rlhf.tasks.host_rewards import HostRewards, RewardFunction
 from prefect_rlhf.tasks.play import Play
 from prefect_rlhf.tasks.rl.losses import ppo_clip
 from prefect_rlhf.tasks.rl.settings.online import PPO
+from prefect_rlhf.tasks.tracing.operations import operation
 from tests.strategies import ppo
 from tests.tasks import row_world
 
@@ -60,6 +62,23 @@ def test_a_field_that_came_later_changes_nothing_at_its_default(path):
     now = graph()
     saved = written_without(run_identity(now, 1, None), path)
     assert first_difference(with_defaults(saved, now), run_identity(now, 1, None)) is None
+
+
+def test_the_trial_of_a_reward_before_a_run_is_not_part_of_it():
+    """A run may resume with another `try_first`, and one that an earlier version saved without it."""
+
+    def scored(**function):
+        rewards = HostRewards(functions={"exact": RewardFunction(function="mine:exact", **function)})
+        made = graph()
+        calls = (
+            replace(call, operation=operation("score", rewards)) if call.name == "advantages" else call for call in made
+        )
+        return replace(made, calls=tuple(calls))
+
+    saved, now = run_identity(scored(), 1, None), scored(try_first=False)
+    assert saved == run_identity(now, 1, None) == with_defaults(saved, now)
+    heavier = run_identity(scored(weight=2.0), 1, None)
+    assert first_difference(saved, heavier)[0].endswith("operation.settings.functions.exact.weight")
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from pydantic import ValidationError
 
 from prefect_rlhf.engines.compute import Context
+from prefect_rlhf.engines.functions.pool import HostFunctionFailed
 from prefect_rlhf.engines.rows import Batch
 from prefect_rlhf.tasks.data.host_score import HostScore, pool_of
 from prefect_rlhf.tasks.host_rewards import HostRewards, RewardFunction
@@ -20,6 +22,9 @@ def fails_on_two(row):
     if row["number"] == 2:
         raise ValueError("two")
     return 10.0
+
+def huge(row):
+    return row["number"] * 3e8
 
 def for_odd_ones(row):
     return 100.0 if row["number"] % 2 else None
@@ -46,11 +51,11 @@ def score(rollout, tmp_path):
     file = tmp_path / "functions_of_a_person.py"
     file.write_text(FUNCTIONS)
 
-    def run(*names, **settings):
-        functions = {name: RewardFunction(function=f"{file}:{name}", weight=2.0) for name in names}
+    def run(*names, weight=2.0, call="score", **settings):
+        functions = {name: RewardFunction(function=f"{file}:{name}", weight=weight) for name in names}
         rewards = HostRewards(functions=functions, retries=0, **settings).model_dump_json()
         try:
-            return HostScore(rewards)(rollout, Context(0, Path(), save_small_tokenizer(tmp_path), (0, 1, 2, 3)))
+            return HostScore(rewards, call)(rollout, Context(0, Path(), save_small_tokenizer(tmp_path), (0, 1, 2, 3)))
         finally:
             pool_of(rewards).close()
 
@@ -71,3 +76,35 @@ def test_a_row_on_which_one_function_failed_has_no_score_unless_it_has_a_value_f
     assert made.metrics["failed"] == 0.25
     made = score("number", "fails_on_two", most_failed=0.5, failed_value=-1.0)
     assert made.columns["scores"].tolist() == [20, 22, 2, 26]
+
+
+@pytest.mark.parametrize(("failed_value", "expected"), [(None, math.nan), (-1.0, -1.0)])
+def test_a_row_whose_weighted_sum_is_beyond_the_bound_of_scores_fails(score, failed_value, expected):
+    """Each reward is within it, and 2 * 6e8 is not, though float32 holds it."""
+    made = score("number", "huge", most_failed=0.5, failed_value=failed_value)
+    assert made.columns["scores"].tolist() == pytest.approx([0, 6e8 + 2, expected, expected], nan_ok=True)
+    assert made.metrics["failed"] == 0.5
+
+
+def test_too_many_sums_beyond_the_bound_end_the_run_with_the_terms_of_a_row(score):
+    with pytest.raises(HostFunctionFailed) as caught:
+        score("number", "huge", weight=1e6, call="reward_evaluation")
+    said = str(caught.value)
+    assert said.startswith(
+        "reward_evaluation · step 0: the weighted sum of rewards is beyond its bound on 3 of 4 rows; row 1: 1e+06 * 1"
+        " of number + 1e+06 * 3e+08 of huge, expected a number from -1e+09 to 1e+09; lower the weight of huge (/"
+    )
+    assert said.endswith("functions_of_a_person.py:huge)")
+
+
+def test_a_failure_names_its_own_call(score):
+    """A run scores rows of training and held-out rows, with the same functions."""
+    with pytest.raises(HostFunctionFailed, match="^reward_evaluation · step 0: fails_on_two "):
+        score("fails_on_two", call="reward_evaluation")
+
+
+def test_a_value_of_failed_rows_that_weights_carry_beyond_the_bound_is_refused():
+    heavy = {"exact": RewardFunction(function="mine:exact", weight=-1e6)}
+    assert HostRewards(functions=heavy, failed_value=-1000).failed_value == -1000
+    with pytest.raises(ValidationError, match="failed_value: at most 1000 in size, since a weight is 1e[+]06"):
+        HostRewards(functions=heavy, failed_value=1001)

@@ -221,6 +221,18 @@ def test_a_failed_score_leaves_its_row_out_of_ppo_and_remax():
         assert rewards.metrics["unscored"] == pytest.approx(1 / 3)
 
 
+def test_a_step_without_any_score_has_no_mean_of_scores():
+    """No reward is not a reward of 0: a metric over nothing is left out of PPO's and ReMax's steps."""
+    policy = Batch({"logprobs": [torch.tensor([-1.0, -2.0]), torch.tensor([-0.5])]})
+    scores = Batch({"scores": [torch.tensor(math.nan), torch.tensor(math.nan)]})
+    rewards = kl_penalised_rewards.function(policy, policy, scores, settings=PPO())
+    assert {"score", "score_deviation", "reward"}.isdisjoint(rewards.metrics)
+    assert rewards.metrics["unscored"] == 1.0
+    assert all(math.isfinite(value) for value in rewards.metrics.values())
+    made = remax_advantages.function(Batch({"rewards": policy.columns["logprobs"]}), scores, settings=ReMax())
+    assert made.metrics == {"advantage_mean": 0.0}
+
+
 def test_a_baseline_that_failed_leaves_its_row_out_of_remax():
     rewards = Batch({"rewards": [torch.tensor([-0.5, 2.0]), torch.tensor([1.0])]})
     baselines = Batch({"scores": [torch.tensor(1.0), torch.tensor(math.nan)]})

@@ -7,6 +7,7 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from prefect_rlhf.engines.functions.scores import MOST_SCORE
 from prefect_rlhf.engines.rows import Batch
 from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.tasks.rl import group_advantages as ours
@@ -183,6 +184,19 @@ def test_the_order_of_rows_does_not_matter(seed, order):
         assert torch.allclose(function(scores, groups)[order], function(scores[order], groups[order])), name
 
 
+@given(st.lists(st.sampled_from([MOST_SCORE, -MOST_SCORE, 0.0, 1.0, NAN]), min_size=8, max_size=8))
+def test_scores_up_to_their_bound_overflow_no_statistic_of_a_group(scores):
+    """Their squares and the sums of these are within float32."""
+    rollout, groups = rollout_of([1, 2] * 4, [4, 5] * 4), torch.tensor([4, 5] * 4)
+    stats = group_scores(torch.tensor(scores), groups)
+    assert stats.deviation_P.isfinite().all() and stats.centred_B.isfinite().all()
+    for advantage in ("grpo", "dr_grpo", "rloo", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "gdpo"):
+        named = {"a": scores, "b": scores}
+        made = grpo_advantages.function(rollout, scores_of(*scores, **named), settings=GRPO(advantage=advantage))
+        assert made.columns["advantages"].isfinite().all(), advantage
+        assert all(math.isfinite(value) for value in made.metrics.values()), advantage
+
+
 @given(value=st.floats(-1e6, 1e6), size=st.integers(1, 7))
 def test_a_group_of_equal_scores_or_of_one_has_advantage_zero_exactly(value, size):
     """Also where rounding would leave a deviation: 3 * 0.1 / 3 is not 0.1."""
@@ -264,6 +278,8 @@ def test_a_step_in_which_every_score_failed_has_finite_advantages(advantage):
     made = grpo_advantages.function(rollout, scores, settings=GRPO(advantage=advantage))
     assert made.columns["advantages"].eq(0).all()
     assert all(math.isfinite(value) for value in made.metrics.values())
+    lengths = {"response_tokens": 1.5, "truncated": 0.0, "trained_tokens": 0.0}
+    assert made.metrics == {"unscored": 1.0} | lengths, "no score is not a score of 0, and no group has equal scores"
 
 
 def test_a_response_that_was_cut_off_and_masked_counts_in_its_groups_mean_alone():

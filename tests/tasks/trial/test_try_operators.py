@@ -170,7 +170,7 @@ def test_a_computation_that_ends_its_process_stops_no_run(tried_afresh):
 def evaluated(gang, tmp_path_factory, tokenizer):
     """A graph that evaluates, and the metrics of its evaluation on made-up rows."""
     graph = graph_of(author.evaluates)
-    trial = Trial(evaluation_of(graph), gang, tmp_path_factory.mktemp("trial"), tokenizer, calls_functions=False)
+    trial = Trial(evaluation_of(graph), gang, tmp_path_factory.mktemp("trial"), tokenizer)
     assert list(trial.run()) == [], "neither a reward function was called nor what only training runs"
     return graph, trial.metrics
 
