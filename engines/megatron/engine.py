@@ -360,7 +360,7 @@ class MegatronEngine:
         """Name the segments that a part moves; each is offloaded and reloaded separately."""
         if part == "optimizer" and self._optimizer is None:
             raise InvalidInput(f"{self.instance.name}: offload", part, "all: it is not trained, so has no optimizer")
-        return ("weights", "optimizer") if part == "all" else ("optimizer",)
+        return ("weights", "optimizer") if part == "all" else (part,)
 
     def _segment(self, name: str) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
         """Return a segment's tensors as OffloadedTensors takes them; gradients are scratch, zeroed before each step."""
