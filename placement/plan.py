@@ -14,8 +14,8 @@ EngineKind = Literal["megatron", "vllm", "python"]
 Offload = Literal["none", "optimizer", "all"]
 """The part that leaves device memory between uses: none, the optimizer's state and gradients, or the whole instance."""
 OffloadPart = Literal["all", "weights", "optimizer"]
-"""The part of an instance that an offload moves: the whole; or of a trained one its compute weights, or its main weights,
-moments and gradients."""
+"""The part of an instance that an offload moves: the whole; of a trained one its compute weights alone, or its main
+weights, moments and gradients."""
 Recompute = int | Literal["all"]
 """The number of layers of each pipeline stage, or all, that a train_step runs forward again during its backward."""
 

@@ -1,4 +1,4 @@
-"""A rank may report while a call runs: of its commit, a reload or a function on the host. Then only what stays counts."""
+"""A rank may report while a call runs: of a commit, a reload or a function on the host. Only what stays counts."""
 
 from contextlib import contextmanager
 from types import SimpleNamespace
