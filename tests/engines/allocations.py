@@ -14,7 +14,6 @@ from torch.utils._pytree import tree_leaves
 
 from prefect_rlhf.engines.engine import Sequences
 
-
 SECONDS = 30
 
 

@@ -95,9 +95,9 @@ def test_recomputed_layers_hold_what_is_predicted(deep_folder, tmp_path, dtype, 
 def test_a_shard_of_a_train_step_holds_what_is_predicted(world, deep_folder, tmp_path, recompute, sequence_parallel):
     """Of two shards; sequence parallelism divides the norms' inputs and outputs, which both hold otherwise.
 
-    Collectives are prompt here. Beside that there is room for what gloo's two threads may still have of collectives that
-    have ended: the gathered tokens. The profiler loses a free now and then, which only adds; so the least of three runs
-    is the true one.
+    Collectives are prompt here. Beside that there is room for what gloo's two threads may still have of collectives
+    that have ended: the gathered tokens. The profiler loses a free now and then, which only adds; so the least of three
+    runs is the true one.
     """
     case = Case(deep_folder, ranks=(0, 1), tp=2, optimizer=OPTIMIZER)
     settings = cases.Walk("logprobs", recompute=recompute, sequence_parallel=sequence_parallel)
