@@ -275,10 +275,10 @@ class Measurements(Generic[Bytes]):
     `seconds` is measured by the rank's own clock. `bytes_moved` came from other ranks (for offload and reload: to or
     from the host). `peak_extra_bytes` is the largest amount of memory staged for it.
 
-    `device_bytes` is the size of the storages of all tensors that engines have on the device. `resident_bytes` is the
-    process's memory as the operating system reports it; on a CPU device it confirms `device_bytes`. `store_bytes` is
-    the size of the rows that are still kept. `metric_rows` has the number of rows of each metric that is a mean over
-    rows; other metrics are means over tokens.
+    `device_bytes` is the size of the storages of all tensors that engines keep on the device between calls, also if a
+    call runs now. `resident_bytes` is the process's memory as the operating system reports it; on a CPU device it
+    confirms `device_bytes`. `store_bytes` is the size of the rows that are still kept. `metric_rows` has the number of
+    rows of each metric that is a mean over rows; other metrics are means over tokens.
     """
 
     seconds: float

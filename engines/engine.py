@@ -258,7 +258,11 @@ class Engine(Protocol):
         ...
 
     def device_bytes(self) -> int:
-        """Storage bytes of every tensor registered with this engine that is on the device now."""
+        """Storage bytes of the tensors on the device that this engine keeps between calls.
+
+        Another thread may ask while a call runs, so what only a running call needs does not count: a certificate has it
+        beside what engines keep.
+        """
         ...
 
     def offload(self, part: OffloadPart = "all", copies: bool = True) -> int:

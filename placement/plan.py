@@ -13,8 +13,9 @@ from prefect_rlhf.placement.graph import Call, DataflowGraph
 EngineKind = Literal["megatron", "vllm", "python"]
 Offload = Literal["none", "optimizer", "all"]
 """The part that leaves device memory between uses: none, the optimizer's state and gradients, or the whole instance."""
-OffloadPart = Literal["all", "optimizer"]
-"""The part of an instance that an offload moves: the whole, or main weights, moments and gradients of a trained one."""
+OffloadPart = Literal["all", "weights", "optimizer"]
+"""The part of an instance that an offload moves: the whole; of a trained one its compute weights alone, or its main
+weights, moments and gradients."""
 Recompute = int | Literal["all"]
 """The number of layers of each pipeline stage, or all, that a train_step runs forward again during its backward."""
 
@@ -195,6 +196,22 @@ def offloaded_parts(graph: DataflowGraph, plan: ExecutionPlan) -> dict[ModelInst
         for call in calls
         if (part := plan[call.name].offload) != "none"
     }
+
+
+def moved_parts(graph: DataflowGraph, plan: ExecutionPlan) -> dict[ModelInstance, tuple[OffloadPart, ...]]:
+    """Return the parts of each offloaded instance, each of which comes and goes by itself.
+
+    The whole of a trained instance goes in two parts, because its train_step needs both and other calls need only its
+    weights. Gradients go with the optimizer: they are zeroed before each step.
+    """
+    return {
+        instance: ("weights", "optimizer") if _goes_in_two(graph, plan, instance, part) else (part,)
+        for instance, part in offloaded_parts(graph, plan).items()
+    }
+
+
+def _goes_in_two(graph: DataflowGraph, plan: ExecutionPlan, instance: ModelInstance, part: OffloadPart) -> bool:
+    return part == "all" and instance == trained_instance(graph, plan, instance.role)
 
 
 def prefetched(graph: DataflowGraph, plan: ExecutionPlan) -> frozenset[ModelInstance]:

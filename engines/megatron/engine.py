@@ -77,7 +77,6 @@ class MegatronEngine:
         self._optimizer: MainOptimizer | None = None
         self._offloaded = {name: OffloadedTensors(self._device) for name in ("weights", "optimizer")}
         self._max_length, self._end_tokens = command.max_sequence_length, end_tokens(self._spec.path)
-        self._caches: list[Tensor] = []  # of running generates: each adds its own and frees it
         if self._spec.optimizer is None:
             self._model.requires_grad_(False)
         else:
@@ -180,14 +179,10 @@ class MegatronEngine:
         at_most: Sequence[int] | None = None,
     ) -> Generated:
         self._model.eval()
-        try:
-            with torch.no_grad():
-                stops, layers = stop_strings(sampling.stop, self._spec.path), self._model.decoder.layers
-                groups = row_groups(prompts, sampling, self._end_tokens, layers, micro_batches, stops, at_most)
-                self._caches = [group.cache.tensor for group in groups]
-                return Generation(self._model, self._spec.shape.vocab_size, self._groups, sampling, seeds).run(groups)
-        finally:
-            self._caches = []
+        with torch.no_grad():
+            stops, layers = stop_strings(sampling.stop, self._spec.path), self._model.decoder.layers
+            groups = row_groups(prompts, sampling, self._end_tokens, layers, micro_batches, stops, at_most)
+            return Generation(self._model, self._spec.shape.vocab_size, self._groups, sampling, seeds).run(groups)
 
     def train(self, rows: Sequence[TrainingRows], settings: TrainSettings) -> dict[str, float]:
         assert self._optimizer is not None, f"{self._spec.role} has no optimizer"
@@ -219,8 +214,8 @@ class MegatronEngine:
         return metrics | {name: float(count) for name, count in counts.items() if count}
 
     def device_bytes(self) -> int:
-        """Bytes of weights, gradient buffers, optimizer state and key-value caches that are on the device."""
-        return storage_bytes([*self._compute_weights(), *chain(*self._segment("optimizer")), *self._caches])
+        """Bytes of weights, gradient buffers and optimizer state on the device; a generate's caches are its own."""
+        return storage_bytes([*self._compute_weights(), *chain(*self._segment("optimizer"))])
 
     def offload(self, part: OffloadPart = "all", copies: bool = True) -> int:
         """Empty a part's storages; return the bytes copied to host memory. Gradients are not copied."""
@@ -233,7 +228,7 @@ class MegatronEngine:
 
     def close(self) -> None:
         """Empty all storages. Other engines of the process share its process groups, which stay."""
-        empty([*self._compute_weights(), *chain(*self._segment("optimizer")), *self._caches])
+        empty([*self._compute_weights(), *chain(*self._segment("optimizer"))])
         for tensors in self._offloaded.values():
             tensors.close()
 
@@ -366,7 +361,7 @@ class MegatronEngine:
         """Name the segments that a part moves; each is offloaded and reloaded separately."""
         if part == "optimizer" and self._optimizer is None:
             raise InvalidInput(f"{self.instance.name}: offload", part, "all: it is not trained, so has no optimizer")
-        return ("weights", "optimizer") if part == "all" else ("optimizer",)
+        return ("weights", "optimizer") if part == "all" else (part,)
 
     def _segment(self, name: str) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
         """Return a segment's tensors as OffloadedTensors takes them; gradients are scratch, zeroed before each step."""

@@ -47,7 +47,7 @@ class LoadedModel:
         """Restore an offloaded part, or allocate its memory only; return the bytes copied."""
         bytes_copied = self.engine.reload(part) if copies else self.engine.reload(part, copies=False)
         self.offloaded.discard(part)
-        self.is_empty = part == "all" and not copies
+        self.is_empty = not copies if part != "optimizer" else self.is_empty
         return bytes_copied
 
     def require(self, version: int | None, doing: str, part: OffloadPart | None = None) -> None:
@@ -56,7 +56,7 @@ class LoadedModel:
         A call that needs the optimizer too states it by `part`.
         """
         name = self.command.instance.name
-        if "all" in self.offloaded:
+        if self._weights_are_away:
             raise StaleWeights(f"{doing}: {name} is offloaded; its edge names weights v{version}")
         if part in self.offloaded:
             raise StaleWeights(f"{doing}: the {part} of {name} is offloaded")
@@ -74,8 +74,12 @@ class LoadedModel:
 
     def require_on_device(self, doing: str) -> None:
         """Raise StaleWeights if the instance is in host memory: the memory that its weights had may be another's."""
-        if "all" in self.offloaded:
+        if self._weights_are_away:
             raise StaleWeights(f"{doing}: {self.command.instance.name} is offloaded; reload it before it is written")
+
+    @property
+    def _weights_are_away(self) -> bool:
+        return not self.offloaded.isdisjoint(("all", "weights"))
 
     def take_fingerprint_seconds(self) -> float:
         """Return the seconds spent on fingerprints since the last call of this."""

@@ -321,7 +321,7 @@ class Rank:
         return replace(report, digest=digest, bytes_moved=moved.bytes_moved, peak_extra_bytes=extra_bytes)
 
     def offload(self, instance: ModelInstance, part: OffloadPart = "all", copies: bool = True) -> RankReport:
-        """Move an instance, or its optimizer alone, to host memory, or drop it.
+        """Move an instance, or its weights or optimizer alone, to host memory, or drop it.
 
         Runs concurrently with other instances' calls.
         """
@@ -336,7 +336,7 @@ class Rank:
         """
         began, model = time.perf_counter(), self._model(instance, "reload")
         bytes_moved = model.reload(part, copies)
-        if part != "all" or not copies:  # the weights were not offloaded, and may be in use; or do not exist yet
+        if part == "optimizer" or not copies:  # the weights were not offloaded, and may be in use; or do not exist yet
             return replace(self._report(began), bytes_moved=bytes_moved)
         digest = model.label(model.version)
         return replace(self._report(began, model), digest=digest, bytes_moved=bytes_moved)

@@ -31,6 +31,7 @@ from prefect_rlhf.flows.training.choice.plans_by_step import (
     plans_yaml,
 )
 from prefect_rlhf.flows.training.choice.price_check import RECHECKED, earlier_check, price_check
+from prefect_rlhf.flows.training.host_fit import check_host
 from prefect_rlhf.flows.training.log import LogLine, engines_in_log, kept_lines, log_info, log_warning, write_kept
 from prefect_rlhf.flows.training.moving.plan_mover import plan_mover
 from prefect_rlhf.flows.training.moving.predicted import later_plan, predict_run, predicted_by
@@ -229,6 +230,7 @@ def prepare(
     plans = choose_plans(request)
     first_step = request.checkpoint.step if request.checkpoint else 0
     chosen, later = in_effect(plans, first_step)
+    check_host((chosen.certificate, *(each.chosen.certificate for each in later)), lease)
     augmented = preview(request.graph, chosen.plan, request.options.steps, first_step, options.checkpoint_every)
     if options.checkpoint_every is not None:
         log_info(checkpoint_memory(augmented))

@@ -1,8 +1,10 @@
-"""Insert reload before and offload after each stretch of use of an offloaded instance or optimizer.
+"""Insert reload before and offload after each stretch of use of an offloaded instance, or of a part of one.
 
 Along a topological order, each use of an offloaded part opens a window: `reload` before its first use, `offload` after
-its last use. A window ends with its step, or when another offloaded part needs one of the same devices. So at any time
-a device holds at most one offloaded part, and windows cut from a single order can never wait for each other. The
+its last use. A window ends with its step, or when another offloaded instance needs one of the same devices. So at any
+time a device holds at most one of them, and windows cut from a single order can never wait for each other. A trained
+instance that leaves as a whole has two parts with windows of their own: its optimizer comes for its train_step alone,
+and its weights for every use. The
 checkpoint of a run that was asked to stop has a window to itself, because the windows of its step may already be
 submitted.
 
@@ -48,7 +50,7 @@ from prefect_rlhf.placement.plan import (
     OffloadPart,
     built_version,
     labels,
-    offloaded_parts,
+    moved_parts,
     prefetched,
     trained_instance,
 )
@@ -65,7 +67,7 @@ def is_overwritten(graph: DataflowGraph, plan: ExecutionPlan, instance: ModelIns
 
 def add_offloads(builder: GraphBuilder, graph: DataflowGraph, plan: ExecutionPlan, steps: StepRange) -> None:
     """Insert `reload` and `offload` around the uses of everything that the plan offloads."""
-    parts = offloaded_parts(graph, plan)
+    parts = moved_parts(graph, plan)
     if not parts:
         return
     versions = {instance: built_version(graph, plan, instance, steps.first) for instance in parts}
@@ -85,9 +87,12 @@ def add_offloads(builder: GraphBuilder, graph: DataflowGraph, plan: ExecutionPla
             _keep_apart(builder, ordered, window, reload, offload, blocks)
 
 
+_Part = tuple[ModelInstance, OffloadPart]
+
+
 @dataclass(slots=True, eq=False)
 class _UseWindow:
-    """Consecutive uses of an instance, or of its optimizer, in a step.
+    """Consecutive uses of an instance, or of a part of it, in a step.
 
     `version` is the weight version at its reload, `newest` at its offload; `after` are windows on a common device that
     ended before. `overwrites`: its first use is a reallocation to the instance, so its reload makes no copy.
@@ -107,7 +112,7 @@ class _UseWindow:
     uses: list[str] = field(default_factory=list)
 
     def node_id(self, copy: type[HostCopy], name: str) -> str:
-        """Return the id of its reload or offload; numbered when the instance comes and goes again in a step."""
+        """Return the id of its reload or offload; numbered when the part comes and goes again in a step."""
         part = "" if self.part == "all" else f".{self.part}"
         return f"{copy.kind}.{name}{part}{f'.{self.number}' if self.number > 1 else ''}@{self.step}"
 
@@ -122,7 +127,7 @@ class _UseWindows:
 
     def __init__(
         self,
-        parts: Mapping[ModelInstance, OffloadPart],
+        parts: Mapping[ModelInstance, tuple[OffloadPart, ...]],
         versions: Mapping[ModelInstance, int],
         steps: StepRange,
         early: Set[ModelInstance],
@@ -132,29 +137,30 @@ class _UseWindows:
         self._early = early
         self.all: list[_UseWindow] = []
         self._versions = dict(versions)
-        self._opened: dict[ModelInstance, _UseWindow] = {}
-        self._closed: dict[ModelInstance, _UseWindow] = {}  # the latest of each instance
-        self._count: Counter[tuple[ModelInstance, int]] = Counter()
+        self._opened: dict[_Part, _UseWindow] = {}
+        self._closed: dict[_Part, _UseWindow] = {}  # the latest of each part
+        self._count: Counter[tuple[_Part, int]] = Counter()
 
     def visit(self, node: Node) -> None:
         """Open the windows that a node needs, and close conflicting windows."""
-        uses = [(instance, max(step, self._steps.first)) for instance, step in _uses(node, self._parts)]
+        uses = {part: max(step, self._steps.first) for part, step in _uses(node, self._parts)}
         is_extra = isinstance(node.work, Checkpoint) and self._steps.is_extra(node.step)
-        for instance, step in uses:
-            if (window := self._opened.get(instance)) is not None and (window.step != step or is_extra):
-                self._close(instance)
-        used = {instance for instance, _ in uses}  # a reallocate needs both its instances at once
-        for other in [other for other in self._opened if other not in used]:
-            if self._is_in_the_way(other, node, used):
+        steps = {instance: step for (instance, _), step in uses.items()}
+        for part, window in list(self._opened.items()):
+            if window.instance in steps and (window.step != steps[window.instance] or is_extra):
+                self._close(part)
+        for other in [other for other in self._opened if other not in uses]:
+            if self._is_in_the_way(other, node, steps.keys()):  # a reallocate needs both its instances at once
                 self._close(other)
-        for instance, step in uses:
-            if instance not in self._opened:
-                self._open(instance, step, node)
-            window = self._opened[instance]
+        for part, step in uses.items():
+            if part not in self._opened:
+                self._open(part, step, node)
+        for part in uses:
+            window = self._opened[part]
             window.uses.append(node.id)
-            if (version := _written_version(node, instance)) is not None:
+            if (version := _written_version(node, window.instance)) is not None:
                 window.written, window.newest = True, max(window.newest, version)
-                self._versions[instance] = version
+                self._versions[window.instance] = version
 
     def drop_copies(self, overwritten: Set[ModelInstance]) -> None:
         """Decide which offloads copy to the host.
@@ -162,7 +168,7 @@ class _UseWindows:
         Reallocations bring each version to the `overwritten` instances. A later step that is not unrolled uses a later
         version, so its window begins with a reallocation.
         """
-        following: dict[ModelInstance, _UseWindow] = {}
+        following: dict[ModelInstance, _UseWindow] = {}  # an overwritten instance comes and goes as a whole
         for window in reversed(self.all):
             instance = window.instance
             if instance in overwritten:
@@ -172,37 +178,40 @@ class _UseWindows:
                 window.saves = window.written
             following[instance] = window
 
-    def _is_in_the_way(self, other: ModelInstance, node: Node, used: Set[ModelInstance]) -> bool:
-        """Whether an instance's window must end before a node: a node of another instance, or any call if the window is
+    def _is_in_the_way(self, other: _Part, node: Node, used: Set[ModelInstance]) -> bool:
+        """Whether a part's window must end before a node: a node of another instance, or any call if the window is
         late.
         """
-        if any(other.mesh.overlaps(instance.mesh) for instance in used):
+        mesh = other[0].mesh
+        if any(mesh.overlaps(instance.mesh) for instance in used if instance != other[0]):
             return True
         computes = "compute" in node.resources
-        return other not in self._early and computes and any(mesh.overlaps(other.mesh) for mesh in node.meshes)
+        return other[0] not in self._early and computes and any(mesh.overlaps(each) for each in node.meshes)
 
-    def _open(self, instance: ModelInstance, step: int, first: Node) -> None:
-        self._count[instance, step] += 1
-        after = tuple(window for other, window in self._closed.items() if other.mesh.overlaps(instance.mesh))
-        number, version, overwrites = self._count[instance, step], self._versions[instance], False
+    def _open(self, part: _Part, step: int, first: Node) -> None:
+        instance, what = part
+        self._count[part, step] += 1
+        after = tuple(window for window in self._closed.values() if window.instance.mesh.overlaps(instance.mesh))
+        number, version, overwrites = self._count[part, step], self._versions[instance], False
         if TRAITS[instance.engine].drops_weights and isinstance(first.work, Reallocate):
             overwrites = first.work.target == instance
             version = first.work.reads if overwrites else version
-        window = _UseWindow(instance, self._parts[instance], step, number, version, after, version, overwrites)
-        self._opened[instance] = window
+        window = _UseWindow(instance, what, step, number, version, after, version, overwrites)
+        self._opened[part] = window
         self.all.append(window)
 
-    def _close(self, instance: ModelInstance) -> None:
-        window = self._opened.pop(instance)
+    def _close(self, part: _Part) -> None:
+        window = self._opened.pop(part)
         for earlier in window.after:  # a later window waits for this window, which waited for the earlier window
-            if instance.mesh.contains(earlier.instance.mesh) and self._closed.get(earlier.instance) is earlier:
-                del self._closed[earlier.instance]
-        self._closed.pop(instance, None)  # reinsert at the end: the order is the order of the windows' ends
-        self._closed[instance] = window
+            key = earlier.instance, earlier.part
+            if part[0].mesh.contains(earlier.instance.mesh) and self._closed.get(key) is earlier:
+                del self._closed[key]
+        self._closed.pop(part, None)  # reinsert at the end: the order is the order of the windows' ends
+        self._closed[part] = window
 
 
-def _uses(node: Node, parts: Mapping[ModelInstance, OffloadPart]) -> Iterator[tuple[ModelInstance, int]]:
-    """Yield the instances whose offloaded part a node uses, each with the step that counts the use.
+def _uses(node: Node, parts: Mapping[ModelInstance, tuple[OffloadPart, ...]]) -> Iterator[tuple[_Part, int]]:
+    """Yield the offloaded parts that a node uses, each with the step that counts the use.
 
     A version is read from the instance that trained it while that instance is still on its devices: in the step of
     training.
@@ -217,9 +226,9 @@ def _uses(node: Node, parts: Mapping[ModelInstance, OffloadPart]) -> Iterator[tu
         case _:
             assert_never(node.work)
     for instance, step in used:
-        part = parts.get(instance)
-        if part == "all" or (part == "optimizer" and isinstance(node.work, TrainStep | Checkpoint)):
-            yield instance, step
+        for part in parts.get(instance, ()):
+            if part != "optimizer" or isinstance(node.work, TrainStep | Checkpoint):
+                yield (instance, part), step
 
 
 def _written_version(node: Node, instance: ModelInstance) -> int | None:

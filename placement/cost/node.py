@@ -75,8 +75,7 @@ class NodeCosts:
     def host_bytes(self, copy: HostCopy) -> int:
         """Return the bytes that the fullest device copies to its host or back; 0 without `copies`.
 
-        They are optimizer states if the instance is trained, and weights if all of it moves. Gradients are restored as
-        zeros.
+        They are the weights, the optimizer states of a trained instance, or both. Gradients are restored as zeros.
         """
         if not copy.copies:
             return 0
@@ -87,7 +86,10 @@ class NodeCosts:
             static_bytes(execution, self._sizes(instance.role), trained, stage)
             for stage in {0, instance.strategy.pp - 1}
         )
-        return max(static.optimizer + (static.weights if copy.part == "all" else 0) for static in by_stage)
+        return max(
+            (static.optimizer if copy.part != "weights" else 0) + (static.weights if copy.part != "optimizer" else 0)
+            for static in by_stage
+        )
 
     def demand(self, node: Node) -> Demand:
         """Return the load of a node on its hosts; for data moves and work behind the steps it is unknown and 0."""

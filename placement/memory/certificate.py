@@ -304,9 +304,9 @@ class _DeviceLoad:
         """Find the moment with most bytes, and the most that instances keep at any moment."""
         of_device = {kept.instance for kept in self.held}
         visits = [number for number, window in enumerate(every.windows) if window.instance in of_device]
-        parts = {every.windows[number].instance: every.windows[number].part for number in visits}
-        staying = [k for k in self.held if k.instance not in parts or not k.moves_with(parts[k.instance])]
         comes = {number: self._brought_by(every.windows[number]) for number in visits}
+        visiting = {id(kept) for brought in comes.values() for kept in brought}
+        staying = [kept for kept in self.held if id(kept) not in visiting]
         weights = {number: sum(kept.num_bytes for kept in held) for number, held in comes.items()}
         shares, mask = _shares(staying), sum(1 << number for number in visits)
         least = most = fullest = _total(shares)

@@ -25,7 +25,7 @@ from prefect_rlhf.placement.rows.partition import counts
 from prefect_rlhf.placement.rows.shares import replica_speeds
 
 OPTIMIZER_PART = frozenset({"gradients", "optimizer"})
-"""The bytes that `offload: optimizer` moves."""
+"""The bytes that `offload: optimizer` moves, and that the offload of weights leaves."""
 
 _START = 64  # elements: Megatron aligns each weight in its flat buffer to this
 _BUCKET = 128  # and the buffer's end to a multiple of this and of dp
@@ -50,7 +50,7 @@ class ResidentBytes:
 
 def moves_with(what: str, part: OffloadPart) -> bool:
     """Return whether an offload of `part` takes bytes of a kind away."""
-    return part == "all" or what in OPTIMIZER_PART
+    return part == "all" or (part == "optimizer") == (what in OPTIMIZER_PART)
 
 
 Kept = tuple[tuple[str, int], ...]

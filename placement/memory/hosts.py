@@ -51,10 +51,10 @@ def host_loads(
     weights and moments that a rank writes.
     """
     reloads = (node.work for node in augmented if isinstance(node.work, Reload) and node.work.copies)
-    parts, plan = {reload.instance: reload.part for reload in reloads}, augmented.plan
+    parts, plan = dict.fromkeys((reload.instance, reload.part) for reload in reloads), augmented.plan
     num_nodes, per_node = plan.cluster.num_nodes, plan.cluster.devices_per_node
     kept = np.zeros(num_nodes, dtype=np.int64)
-    for instance, part in parts.items():
+    for instance, part in parts:
         spread = held[instance]
         sizes = [sum(n for what, n in each if what in COPIED and moves_with(what, part)) for each in spread.values]
         kept += summed(spread.numbers // per_node, np.array(sizes, dtype=np.int64)[spread.kinds], num_nodes)

@@ -68,9 +68,9 @@ class Precedence:
         return not gone and not self.precedes(node, window.opened)
 
     def may_overlap(self, one: Window, other: Window) -> bool:
-        """Return whether both may be open at once; the windows of a single instance never overlap."""
+        """Return whether both may be open at once; the windows of the same part of an instance never are."""
         apart = (a.closed is not None and self.precedes(a.closed, b.opened) for a, b in ((one, other), (other, one)))
-        return one.instance != other.instance and not any(apart)
+        return (one.instance, one.part) != (other.instance, other.part) and not any(apart)
 
 
 class OpenWindows:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from typing import Any
 
 from prefect_rlhf.placement.devices.lease import Lease
 from prefect_rlhf.placement.memory.bytes import byte_size
@@ -53,9 +54,13 @@ class DeviceMemory:
 
 
 class MeasuredMemory:
-    """The devices of a run. It keeps the most of all reports, and names each device beyond its certificate once."""
+    """The devices of a run under a plan, and under the plans before it, oldest first.
 
-    def __init__(self, certificate: Certificate, lease: Lease) -> None:
+    It keeps the most of all reports, and names each device beyond its certificate once.
+    """
+
+    def __init__(self, certificate: Certificate, lease: Lease, before: MeasuredMemory | None = None) -> None:
+        self._plan, self._before = certificate.plan, before
         resident = dict(certificate.most_resident)
         whole = {peak.device: peak.num_bytes for peak in certificate.peaks}
         certified = whole if lease.kind == "cuda" else resident
@@ -97,5 +102,11 @@ class MeasuredMemory:
         return [device.row() for device in self.devices[:ROWS_SHOWN]]
 
     def to_json(self) -> str:
-        """Return the devices for a machine."""
-        return json.dumps({"devices": [asdict(device) for device in self.devices]})
+        """Return the devices for a machine, with those of each earlier plan: a warning of that time names this file."""
+        return json.dumps({**self._of_plan(), "earlier_plans": self._earlier()})
+
+    def _of_plan(self) -> dict[str, Any]:
+        return {"plan": self._plan, "devices": [asdict(device) for device in self.devices]}
+
+    def _earlier(self) -> list[dict[str, Any]]:
+        return [] if self._before is None else [*self._before._earlier(), self._before._of_plan()]

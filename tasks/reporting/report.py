@@ -175,7 +175,8 @@ class RunReport:
         """Note that a move begins: from now on the devices may hold what the next plan keeps."""
         if self._mover is not None:
             self.later.append(self._mover.moves(run))
-        self._memory = MeasuredMemory(self._later_from(run.first_step).certificate, self.lease)
+        self._warn_of_memory()  # what the last step reported belongs to the plan that ends
+        self._memory = MeasuredMemory(self._later_from(run.first_step).certificate, self.lease, self._memory)
 
     def moved(self, run: TrainingRun, seconds: float) -> None:
         """Report a move, and show the next plan instead of the last."""
@@ -248,8 +249,7 @@ class RunReport:
         self._warn(findings.warnings)
         for line in self._limits.look(metrics):
             self._log.warning("%s", line)
-        if beyond := self._memory.excess():
-            self._log.warning("%s", beyond)
+        self._warn_of_memory()
         if self._check and self._journal and (found := self._check.step_ended(self._journal)):
             self._say(found)
         self._share_done = min(1.0, (metrics["step"] + 1) / max(1, num_steps))
@@ -299,6 +299,12 @@ class RunReport:
         assert self._journal is not None  # started before any step
         self._journal.say(line)
         self._log.log(level, "%s", line)
+
+    def _warn_of_memory(self) -> None:
+        """Name devices beyond their certificate, once; the file that the line names then has their numbers."""
+        if beyond := self._memory.excess():
+            self._keep_memory()
+            self._log.warning("%s", beyond)
 
     def _keep_memory(self) -> None:
         """Write the measured memory into the run's folder, where its certificate is."""

@@ -38,7 +38,7 @@ from prefect_rlhf.placement.augmented.work import (
 )
 from prefect_rlhf.placement.graph import Call
 from prefect_rlhf.placement.layout.layout import Layout, held_model, layout_of
-from prefect_rlhf.placement.plan import ModelInstance, instances, offloaded_parts, trained_instance
+from prefect_rlhf.placement.plan import ModelInstance, instances, moved_parts, offloaded_parts, trained_instance
 from prefect_rlhf.placement.plans.moves import closed_instances
 from prefect_rlhf.placement.rows.partition import Part
 from prefect_rlhf.tasks.running.checkpoint_nodes import Checkpointing
@@ -132,8 +132,7 @@ class Dispatcher:
 
     def _offload_built(self, instance: ModelInstance) -> None:
         """Move a new instance to host memory if the plan keeps it there."""
-        part = offloaded_parts(self._graph, self._plan).get(instance)
-        if part is not None:
+        for part in moved_parts(self._graph, self._plan).get(instance, ()):
             arguments = (instance, part, not is_overwritten(self._graph, self._plan, instance))
             self._call(Rank.offload, dict.fromkeys(self.run.ranks(instance), arguments), f"offload {instance.name}")
 
@@ -214,7 +213,7 @@ class Dispatcher:
         arguments = dict.fromkeys(self.run.ranks(work.instance), (work.instance, work.part, work.copies))
         method = Rank.offload if isinstance(work, Offload) else Rank.reload
         reports = self._call(method, arguments, node.title, node.resources[0])
-        if isinstance(work, Reload) and work.part == "all" and work.copies:
+        if isinstance(work, Reload) and work.part != "optimizer" and work.copies:
             self._settle(work.instance, work.reads, reports)
         return reports
 

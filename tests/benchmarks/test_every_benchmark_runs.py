@@ -26,7 +26,10 @@ SMALLEST = {
         "--only 17 --evaluations 4000 --parts presets,divisions,annealing",
         "evaluations parts processor_seconds questions",
     ),
-    "certify_memory": ("--plans 1", "max_ratio min_ratio never_under num_plans num_ranks within_tolerance"),
+    "certify_memory": (
+        "--plans 0 --families 1",
+        "beyond_tolerance max_ratio min_ratio never_under num_plans num_ranks",
+    ),
     "checkpoint_step": (
         "--steps 4 --every 2 --ranks 1 --batch-size 4 --tokens 8 --layers 1 --hidden 192 --vocabulary 64",
         "checkpoint_seconds commit_seconds extra_seconds_per_checkpoint mean_seconds_with mean_seconds_without "

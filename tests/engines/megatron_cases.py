@@ -1,5 +1,6 @@
 """Tiny random Llamas, rows, a loss and what ranks do with them; transformers and plain PyTorch as the oracle."""
 
+import gc
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from prefect_rlhf.engines.megatron.groups import build_groups
 from prefect_rlhf.engines.megatron.packing import Packing
 from prefect_rlhf.engines.megatron.vocabulary.entropy import token_entropy
 from prefect_rlhf.engines.megatron.vocabulary.head import token_logprobs
+from prefect_rlhf.engines.weights.memory import storage_bytes
 from prefect_rlhf.placement.devices.mesh import DeviceMesh
 from prefect_rlhf.placement.devices.strategy import Strategy
 from prefect_rlhf.placement.layout.layout import Layout
@@ -189,6 +191,37 @@ def train(rank: int, case: Case, settings: Walk, offload: Offload = "none"):
         engine.reload(offload)
     metrics = train_on(engine, *part(sequences, batch, rows), loss, settings)
     return metrics, held(engine)
+
+
+def train_by_parts(rank: int, case: Case, settings: Walk):
+    """`train` twice with all of the model in host memory between its uses, as the nodes of a plan have it.
+
+    The optimizer comes for each train_step alone, and goes first. The weights come once more between, unchanged, for an
+    inference. Also returns, by part, the bytes that the engine says have left, and those that have left the process:
+    the storages of all tensors, copies on the host apart.
+    """
+    engine = case.build(rank)
+    sequences, batch = make_rows(24)
+    rows = part(sequences, batch, replica_rows(24, case.dp, settings.mini_batches)[case.replica(rank)])
+    train_on(engine, *rows, loss, settings)
+    left = {}
+    for what in ("optimizer", "weights"):
+        before = engine.device_bytes(), _living_bytes()
+        copied = engine.offload(what)
+        left[what] = before[0] - engine.device_bytes(), before[1] - _living_bytes() + copied
+    assert engine.device_bytes() == 0
+    engine.reload("weights")
+    engine.infer(rows[0], "logprobs", 1, 1.0)
+    engine.offload("weights", copies=False)
+    engine.reload("weights")
+    engine.reload("optimizer")
+    return train_on(engine, *rows, loss, settings), held(engine), left
+
+
+def _living_bytes() -> int:
+    """Bytes of the storages of all tensors of this process."""
+    gc.collect()
+    return storage_bytes(each for each in gc.get_objects() if type(each) in (torch.Tensor, torch.nn.Parameter))
 
 
 def split_logprobs(rank: int, vocab: int, ranks: tuple[int, ...]):

@@ -29,7 +29,7 @@ BFLOAT16 = pytest.param(
 SHORT, LONG = 48, 128
 DEPTH = 12
 TOLERANCE = 1.15
-GLOO_SLACK = 1.15
+GLOO_THREADS = 2
 
 
 @pytest.fixture(autouse=True)
@@ -95,16 +95,17 @@ def test_recomputed_layers_hold_what_is_predicted(deep_folder, tmp_path, dtype, 
 def test_a_shard_of_a_train_step_holds_what_is_predicted(world, deep_folder, tmp_path, recompute, sequence_parallel):
     """Of two shards; sequence parallelism divides the norms' inputs and outputs, which both hold otherwise.
 
-    Gloo's threads keep tensors of ended collectives for a moment, longer on a busy machine, and free others before the
-    walk does. The same run allocates up to a tenth more or less, and once it allocated half as much again. So what is
-    predicted lies between the least and the most of three runs, give or take the tolerance.
+    Collectives are prompt here. Beside that there is room for what gloo's two threads may still have of collectives
+    that have ended: the gathered tokens. The profiler loses a free now and then, which only adds; so the least of three
+    runs is the true one.
     """
     case = Case(deep_folder, ranks=(0, 1), tp=2, optimizer=OPTIMIZER)
     settings = cases.Walk("logprobs", recompute=recompute, sequence_parallel=sequence_parallel)
     peaks = [world.run(case.ranks, allocations.train_peak, case, settings, 16, LONG, str(tmp_path)) for _ in range(3)]
-    measured = sorted(max(of_ranks) for of_ranks in peaks)
+    measured = min(max(of_ranks) for of_ranks in peaks)
     expected = predicted(case, "train_step", 16, LONG, recompute=recompute, sequence_parallel=sequence_parallel)
-    assert measured[0] / GLOO_SLACK <= expected <= TOLERANCE * measured[-1], (expected, measured)
+    late = GLOO_THREADS * 16 * LONG * case.spec().shape.hidden_size * 4
+    assert measured <= expected <= TOLERANCE * (measured + late), (expected, peaks)
 
 
 @pytest.mark.parametrize("dtype", ["float32", BFLOAT16])

@@ -424,7 +424,8 @@ def _offloaded(
     stages, started = _ends(call, placement, context), context.site.sources.orchestration_seconds
     reload_seconds, offload_seconds = host_seconds(call, placement, context)
     graphs, _ = call_overhead(call, placement, context.graph.model(call.role or ""), context.site.backend)
-    staying = [graphs + (stage.weights if part == "optimizer" else 0) for stage in stages]
+    weights = [graphs + stage.weights for stage in stages]
+    staying = weights if part == "optimizer" else [graphs for _ in stages]
     comes = _comes_for(call, placement, context)
     for option in resident:
         yield replace(
@@ -434,7 +435,7 @@ def _offloaded(
             offload_seconds=offload_seconds + started,
             least=MemoryBounds(min(staying), option.least.peak),
             most=MemoryBounds(max(staying), option.most.peak),
-            copy_bytes=min(staying) if part == "optimizer" else option.copy_bytes,
+            copy_bytes=min(weights) if call.kind == "train_step" else option.copy_bytes,
             surely_comes=comes,
             loaded_bytes=option.least.static,
         )

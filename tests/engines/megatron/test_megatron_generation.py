@@ -1,5 +1,7 @@
 """Generation on Megatron's own weights: vLLM, transformers and the engine's own inference as independent oracles."""
 
+import gc
+import weakref
 from dataclasses import replace
 
 import pytest
@@ -166,20 +168,23 @@ def test_nothing_is_computed_for_rows_that_have_ended(engine):
 
 @pytest.mark.gpu
 def test_the_cache_is_the_calls_own(engine, monkeypatch):
-    """While it runs device bytes grow by keys and values of all rows at their longest, and afterwards not at all."""
-    from prefect_rlhf.engines.megatron.sampling import generation
+    """While it runs it has the keys and values of all rows at their longest, which no report counts, and then ends."""
+    from prefect_rlhf.engines.megatron.sampling import row_group
 
-    before, seen, choose = engine.device_bytes(), [], generation.choose
+    before, made, sizes = engine.device_bytes(), [], []
+
+    class Watched(row_group.KeyValueCache):
+        def __init__(self, *arguments):
+            super().__init__(*arguments)
+            made.append(weakref.ref(self.tensor))
+            sizes.append((storage_bytes([self.tensor]), engine.device_bytes()))
+
+    monkeypatch.setattr(row_group, "KeyValueCache", Watched)
     weights = storage_bytes(shard.view for shard in engine.weights().values())
-
-    def watch(*arguments):
-        seen.append(engine.device_bytes())
-        return choose(*arguments)
-
-    monkeypatch.setattr(generation, "choose", watch)
     engine.generate(PROMPTS, SAMPLED, SEEDS)
-    cache = 4 * 2 * len(PROMPTS) * 2 * (max(map(len, PROMPTS)) + 16) * 32 * 4
-    assert set(seen) == {before + cache}
+    assert sizes == [(4 * 2 * len(PROMPTS) * 2 * (max(map(len, PROMPTS)) + 16) * 32 * 4, before)]
+    gc.collect()
+    assert [cache() for cache in made] == [None]
     assert engine.device_bytes() == before
     assert storage_bytes(shard.view for shard in engine.weights().values()) == weights
 

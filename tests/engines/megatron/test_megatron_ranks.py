@@ -9,10 +9,14 @@ import torch
 from megatron_cases import OPTIMIZER, VOCAB, Case
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
+from prefect_rlhf.placement.devices.mesh import DeviceMesh
 from prefect_rlhf.placement.devices.strategy import Strategy
 from prefect_rlhf.placement.layout.parameters import parameters
+from prefect_rlhf.placement.plan import ModelInstance
+from tests.by_device import instance_holdings
 from tests.cases import combinations, first
 from tests.layouts import megatron_layout
+from tests.strategies import call
 
 pytestmark = pytest.mark.slow
 
@@ -245,6 +249,27 @@ def test_offloading_changes_nothing(world, folders, layout, dtype, part):
     for (_, expected), (_, found) in zip(world.run(case.ranks, cases.train, case, twice), offloaded, strict=True):
         for name in expected:
             np.testing.assert_array_equal(expected[name][1], found[name][1], err_msg=name)
+
+
+@pytest.mark.parametrize(
+    ("layout", "dtype"),
+    combinations(("dp2", "tp2", "pp2"), ("float32", "bfloat16"), briefly=[("dp2", "bfloat16"), ("pp2", "bfloat16")]),
+)
+def test_all_of_a_trained_model_leaves_by_parts_and_changes_nothing(world, folders, layout, dtype):
+    """Weights, main weights, moments and gradients: the very bytes that a certificate has under them, on every rank."""
+    case = Case(folders["tied"], dtype=dtype, optimizer=OPTIMIZER, **LAYOUTS[layout])
+    walk, strategy = cases.Walk("logprobs", mini_batches=3), Strategy(case.dp, case.tp, case.pp)
+    instance = ModelInstance("actor", "megatron", DeviceMesh(0, 1, 0, 2), strategy)
+    by_rank = world.run(case.ranks, cases.train_by_parts, case, walk)
+    twice = world.run(case.ranks, cases.train, case, replace(walk, epochs=2))
+    for rank, (_, found, left), (_, expected) in zip(case.ranks, by_rank, twice, strict=True):
+        for name in expected:
+            np.testing.assert_array_equal(expected[name][1], found[name][1], err_msg=name)
+        holdings = instance_holdings(instance, (call("a_call", "train_step", "actor", {}),), case.spec(), 128, "cpu")
+        there = [kept for kept in holdings if kept.device == instance.devices[case.ranks.index(rank)]]
+        for part, (said, gone) in left.items():
+            certified = sum(kept.num_bytes for kept in there if kept.moves_with(part))
+            assert said == gone and said <= certified <= 1.01 * said, part
 
 
 @pytest.mark.parametrize(

@@ -70,7 +70,7 @@ class Devices:
         self.optimizers_away = {
             ModelInstance(c.role, p.engine, p.mesh, p.strategy, p.device_order)
             for c in graph
-            if (p := plan[c.name]).offload == "optimizer"
+            if (p := plan[c.name]).offload != "none" and c.kind == "train_step"
         }
         self.optimizers_come_and_go = frozenset(self.optimizers_away)
         self.late = {
@@ -95,10 +95,12 @@ class Devices:
         """What comes back late is on no device on which something else computes."""
         if "compute" not in node.resources or node.kind in ("reload", "offload"):
             return  # a copy that stops its devices computes nothing: a reallocate needs two of them there
-        whole, optimizers = self.comes_and_goes - self.away, self.optimizers_come_and_go - self.optimizers_away
-        for visitor in self.late & (whole | optimizers):
-            used = any(getattr(node.work, name, None) == visitor for name in ("instance", "source", "target"))
-            assert used or node.devices.isdisjoint(visitor.devices), f"{visitor.name} is there during {node.id}"
+        weights, optimizers = self.comes_and_goes - self.away, self.optimizers_come_and_go - self.optimizers_away
+        names = "instance", "source", "target"
+        used = {getattr(node.work, name, None) for name in names}
+        trained = used if node.kind in ("train_step", "checkpoint") else set()
+        for visitor in self.late & ((weights - used) | (optimizers - trained)):
+            assert node.devices.isdisjoint(visitor.devices), f"{visitor.name} is there during {node.id}"
 
     def run_all(self, augmented: AugmentedGraph, order: Iterable[Node]) -> None:
         """Every node in this order, rows freed after their last use."""
@@ -164,14 +166,19 @@ class Devices:
 
     def _offload(self, node: Node) -> None:
         instance, part = node.work.instance, node.work.part
-        away = self.away if part == "all" else self.optimizers_away
+        away = self._away(instance, part)
         assert instance not in away
         assert self.version[instance] == node.reads
         away.add(instance)
 
+    def _away(self, instance: ModelInstance, part: str) -> set[ModelInstance]:
+        """What is away, of the kind of a part. The whole of a trained instance goes in two parts."""
+        assert part != ("weights" if instance not in self.optimizers_come_and_go else "all")
+        return self.optimizers_away if part == "optimizer" else self.away
+
     def _reload(self, node: Node) -> None:
         returning, part = node.work.instance, node.work.part
-        (self.away if part == "all" else self.optimizers_away).remove(returning)
+        self._away(returning, part).remove(returning)
         if not node.work.copies:
             self.version[returning] = -1  # no weights, older than v0
         assert self.version[returning] == (node.reads if node.work.copies else -1)

@@ -31,9 +31,11 @@ class DevicesAndDisk:
         self.graph, self.first = graph, first_step
         self.trained = {m.role: i for m in graph.models if (i := trained_instance(graph, plan, m.role)) is not None}
         self.version = defaultdict(int, dict.fromkeys(self.trained.values(), first_step))
-        self.comes_and_goes = offloaded_parts(graph, plan)
-        self.away = dict(self.comes_and_goes)
-        self.on_host = {i: self.version[i] for i in self.away if not is_overwritten(graph, plan, i)}
+        whole = {instance for instance, part in offloaded_parts(graph, plan).items() if part == "all"}
+        optimizers = offloaded_parts(graph, plan).keys() & set(self.trained.values())
+        self.comes_and_goes = {(i, "weights") for i in whole} | {(i, "optimizer") for i in optimizers}
+        self.away = set(self.comes_and_goes)
+        self.on_host = {(i, p): self.version[i] for i, p in self.away if not is_overwritten(graph, plan, i)}
         self.optimizer = dict(self.version)  # the version that an optimizer belongs to
         self.state_of = defaultdict(list)  # stateful computation -> the steps that left its state, as reported
         self.copies: dict[int, dict[str, int]] = defaultdict(dict)  # step -> the version of each role's copy
@@ -43,7 +45,7 @@ class DevicesAndDisk:
     def run(self, node):
         self._check(node)
         if node.kind == "reallocate":
-            assert self.away.get(node.work.target) != "all"
+            assert (node.work.target, "weights") not in self.away
             self.version[node.work.target] = node.reads
         elif node.kind == "train_step":
             self.version[node.work.instance] = self.optimizer[node.work.instance] = node.writes
@@ -65,28 +67,28 @@ class DevicesAndDisk:
     def _check(self, node):
         """What a node uses is on the devices, in the version that it reads."""
         for instance in {getattr(node.work, name, None) for name in ("instance", "source")} - {None}:
+            held = self.optimizer if getattr(node.work, "part", None) == "optimizer" else self.version
             if node.kind != "reload":
-                assert self.version[instance] == node.reads, f"{node.id} found v{self.version[instance]}"
-            needs = {"all", "optimizer"} if node.kind in ("train_step", "checkpoint") else {"all"}
-            there = node.kind in ("reload", "offload") or self.away.get(instance) not in needs
+                assert held[instance] == node.reads, f"{node.id} found v{held[instance]}"
+            needs = {"weights", "optimizer"} if node.kind in ("train_step", "checkpoint") else {"weights"}
+            there = node.kind in ("reload", "offload") or self.away.isdisjoint((instance, part) for part in needs)
             assert there, f"{node.id} uses what is in host memory"
             if "optimizer" in needs:
                 assert self.optimizer[instance] == node.reads, f"{node.id} found v{self.optimizer[instance]}"
 
     def _copy(self, node):
         """Offload or reload a part. A reload without copies brings nothing, and an offload leaves the host as it is."""
-        instance, part = node.work.instance, node.work.part
+        instance, part = node.work.instance, "optimizer" if node.work.part == "optimizer" else "weights"
         found = None
         if node.kind == "offload":
-            assert self.away.setdefault(instance, part) == part
-            self.on_host |= {instance: node.reads} if node.work.copies else {}
+            assert (instance, part) not in self.away
+            self.away.add((instance, part))
+            self.on_host |= {(instance, part): node.reads} if node.work.copies else {}
         else:
-            assert self.away.pop(instance) == part
-            found = self.on_host[instance] if node.work.copies else None
+            self.away.remove((instance, part))
+            found = self.on_host[instance, part] if node.work.copies else None
             assert found in (node.reads, None), f"{node.id} finds v{found} on the host"
-        self.optimizer[instance] = found
-        if part == "all":
-            self.version[instance] = found
+        (self.optimizer if part == "optimizer" else self.version)[instance] = found
 
 
 def calls_of(augmented: AugmentedGraph, first_step=0):

@@ -151,11 +151,28 @@ def test_a_version_that_is_used_again_goes_to_the_host():
 
 
 def test_of_trained_weights_only_what_training_changed_goes_to_the_host():
-    """They come twice a step, for the move to vLLM and for the train_step, since the critic's optimizer is between."""
+    """They come twice a step, for the move to vLLM and for the train_step, since the critic's optimizer is between.
+
+    The optimizer comes for the train_step alone.
+    """
     critic = {"critic_inference": "optimizer", "critic_train_step": "optimizer"}
     augmented = on_one_device(ppo(), 3, actor_generate="all", actor_train_step="all", **critic)
-    of_step = [node for node in augmented.of_step(1) if node.id.startswith("offload.actor.megatron")]
+    of_step = [node for node in augmented.of_step(1) if node.id.startswith("offload.actor.megatron.weights")]
     assert [node.work.copies for node in of_step] == [False, True]
+    assert copies(augmented, "actor.megatron.optimizer")[2:4] == [("reload@1", True), ("offload@1", True)]
+
+
+def test_of_a_trained_model_that_leaves_as_a_whole_the_optimizer_is_there_for_its_train_step_alone():
+    """The move to vLLM needs the weights, so their offload may run beside the generate; the rest went before both."""
+    augmented = on_one_device(ppo(), 2, actor_generate="all", actor_train_step="all")
+    order = dependency_graph(augmented)
+    assert "offload.actor.megatron.optimizer@0" in nx.ancestors(order, "reallocate.actor.vllm@1")
+    assert "actor_generate@1" not in nx.descendants(order, "offload.actor.megatron.weights.2@0")
+    assert "reallocate.actor.vllm@1" in nx.ancestors(order, "offload.actor.megatron.weights.2@0")
+    reload = augmented.node("reload.actor.megatron.weights@1")
+    assert reload.title == "actor.megatron.reload (weights) · step 1 · n0:0 dp1 · v1"
+    for part in ("weights", "optimizer"):
+        assert f"reload.actor.megatron.{part}@1" in augmented.node("actor_train_step@1").depends_on
 
 
 def test_an_engine_that_cannot_drop_copies_each_time():

@@ -71,15 +71,16 @@ def test_offloading_a_frozen_model_moves_its_weights_over_the_host_link(costs, n
 
 
 def test_the_copy_that_the_next_weights_overwrite_moves_nothing(costs, plan):
-    """Trained weights, in contrast, come and go with their optimizer."""
+    """Trained weights, in contrast, come and go, and so does their optimizer."""
     changed = placed(placed(plan, "actor_generate", offload="all"), "actor_train_step", offload="all")
     of_nodes = replace(costs, plan=changed)
     copies = [node.work for node in augment(GRAPH, changed, 3).of_step(1) if isinstance(node.work, HostCopy)]
-    moved = {(work.instance.role, work.instance.engine, work.kind): of_nodes.host_bytes(work) for work in copies}
+    moved = {(work.instance.engine, work.part, work.kind): of_nodes.host_bytes(work) for work in copies}
     weights = 2 * num_parameters(GRAPH.model("actor"))
-    assert moved["actor", "vllm", "reload"] == moved["actor", "vllm", "offload"] == 0
-    assert moved["actor", "megatron", "reload"] == moved["actor", "megatron", "offload"]
-    assert moved["actor", "megatron", "reload"] == pytest.approx(weights * (1 + 6 / 2))  # states are shared over dp
+    assert moved["vllm", "all", "reload"] == moved["vllm", "all", "offload"] == 0
+    for part, expected in {"weights": weights, "optimizer": weights * 6 / 2}.items():  # states are shared over dp
+        assert moved["megatron", part, "reload"] == pytest.approx(expected)
+        assert moved["megatron", part, "offload"] == pytest.approx(expected)
 
 
 def test_models_of_other_sizes_share_sources_and_no_seconds(costs, nodes):

@@ -1,6 +1,7 @@
 """Measured memory beside the certificate: the most of all reports, and a line for devices beyond their certificate."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -72,6 +73,22 @@ def test_a_device_beyond_its_certificate_is_named_once():
     assert memory.excess() is None
     kept = json.loads(memory.to_json())["devices"]
     assert kept[0]["measured_bytes"] == peak + GIB and kept[0]["certified_bytes"] == peak
+
+
+def test_after_a_move_the_numbers_of_earlier_plans_stay_in_the_file():
+    """So that the file which a warning names has its numbers, however many plans follow."""
+    first = measured("cuda")
+    first.add(reports(1, gpu=gpu(70 * GIB)), "actor.train_step · step 0")
+    memory, lease = first, Lease("p", "1", TWO, TWO.whole, TWO.whole.devices(), "cuda")
+    for name in ("second", "third"):
+        memory = MeasuredMemory(replace(certificate("cuda"), plan=name), lease, memory)
+    memory.add(reports(1, gpu=gpu(3 * GIB)), "actor.train_step · step 9")
+    kept = json.loads(memory.to_json())
+    assert (kept["plan"], kept["devices"][0]["measured_bytes"]) == ("third", 3 * GIB)
+    assert [(of["plan"], [d["at"] for d in of["devices"]]) for of in kept["earlier_plans"]] == [
+        (PLAN.name, ["actor.train_step · step 0"]),
+        ("second", []),
+    ]
 
 
 def test_a_device_without_a_model_has_no_certificate_and_is_left_out():

@@ -1,0 +1,38 @@
+"""Whether the host has memory for a run on CPU: its processes take more than the tensors of a certificate."""
+
+import socket
+from collections.abc import Iterable
+
+from prefect_rlhf.errors.errors import InvalidInput
+from prefect_rlhf.files.host_memory import FreeMemory, free_memory
+from prefect_rlhf.flows.training.log import log_info
+from prefect_rlhf.placement.devices.lease import Lease
+from prefect_rlhf.placement.memory.bytes import byte_size
+from prefect_rlhf.placement.memory.certificate import Certificate
+from prefect_rlhf.placement.memory.processes import HostNeed, host_needs
+
+
+def check_host(certificates: Iterable[Certificate], lease: Lease) -> None:
+    """Log what the processes of a run on CPU take of this host, under the plan that takes most.
+
+    Raises InvalidInput if the host has less than they take at the least. Ranks of other machines are not checked.
+    """
+    if lease.kind != "cpu" or lease.cluster.num_nodes > 1:
+        return
+    needs = [need for certificate in certificates for need in host_needs(certificate).values()]
+    free = free_memory()
+    if not needs or free is None:
+        return
+    refuse_what_does_not_fit(max(needs, key=lambda need: need.least_bytes), free)
+    log_info(f"memory of the run's processes: {max(needs, key=lambda need: need.num_bytes)}; {_room(free)}")
+
+
+def refuse_what_does_not_fit(need: HostNeed, free: FreeMemory) -> None:
+    """Raise InvalidInput for a need that at its least is more than what is free."""
+    if need.least_bytes > free.num_bytes:
+        right = f"at most {_room(free)}: fewer devices, bfloat16, smaller models, or a host with more memory"
+        raise InvalidInput("memory of the host", f"at least {byte_size(need.least_bytes)}", right)
+
+
+def _room(free: FreeMemory) -> str:
+    return f"{byte_size(free.num_bytes)} that {socket.gethostname()} has left ({free.limit})"

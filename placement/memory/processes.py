@@ -1,0 +1,70 @@
+"""The memory of a CPU host that a run's processes take: beside the tensors of a certificate, their programs and copies.
+
+On CPU a certificate counts tensors, and the host ends a process for all of its memory.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+
+from prefect_rlhf.placement.devices.mesh import DeviceMesh
+from prefect_rlhf.placement.memory.bytes import MIB, byte_size
+from prefect_rlhf.placement.memory.certificate import Certificate, Peak
+from prefect_rlhf.placement.memory.overhead import DEVICE
+
+SERVER_BYTES, RUN_BYTES, FORK_SERVER_BYTES, RANK_BYTES = 181 * MIB, 540 * MIB, 400 * MIB, 400 * MIB
+"""Of Prefect's temporary server, of the flow run's process, of a node's fork server and of each of its ranks: Python,
+torch, Megatron-core and vLLM, each page divided among the processes that share it (Pss of /proc/PID/smaps_rollup)."""
+ALONE_BYTES = 766 * MIB
+"""Of the flow run's process with the only rank in it."""
+MEASURED = "2026-11-27, two cores of an Intel Xeon, `prefect-rlhf run grpo --devices 1` and `2`, a model of 0.1 MB"
+"""When, where and by which command these were measured, with torch 2.13.0, vLLM 0.32.0 and Prefect's server."""
+LEAST_SHARE = 0.5
+"""Of those programs that a refusal counts: a run may do without vLLM, or have a server elsewhere."""
+UNTOUCHED = "key-value cache"
+"""Memory that is allocated, and takes pages of the host only where rows write it."""
+
+
+@dataclass(frozen=True, slots=True)
+class HostNeed:
+    """What a run takes of its host: the tensors of all ranks at their peaks, copies on the host, and programs.
+
+    `least_bytes` is what it takes at the least: no activations, no part of a cache, half of the programs.
+    """
+
+    tensor_bytes: int
+    copied_bytes: int
+    program_bytes: int
+    least_bytes: int
+
+    @property
+    def num_bytes(self) -> int:
+        return self.tensor_bytes + self.copied_bytes + self.program_bytes
+
+    def __str__(self) -> str:
+        copies = f", {byte_size(self.copied_bytes)} of copies in host memory" if self.copied_bytes else ""
+        return (
+            f"about {byte_size(self.num_bytes)}: {byte_size(self.tensor_bytes)} of tensors by the certificate{copies} "
+            f"and {byte_size(self.program_bytes)} of programs (Python, torch, engines, Prefect; measured {MEASURED})"
+        )
+
+
+def host_needs(certificate: Certificate) -> dict[int, HostNeed]:
+    """Return what a run on CPU takes of the host of each node; the first also has the flow run's process."""
+    of_node: dict[int, list[Peak]] = defaultdict(list)
+    for peak in certificate.peaks:
+        of_node[DeviceMesh.parse(peak.device).first_node].append(peak)
+    copies = {host.node: host.num_bytes for host in certificate.hosts}
+    is_alone = len(certificate.peaks) == 1
+    needs = {}
+    for node, peaks in sorted(of_node.items()):
+        shares = [share for peak in peaks for share in peak.shares if share.owner != DEVICE]
+        ranks = FORK_SERVER_BYTES + RANK_BYTES * len(peaks)
+        first = node == min(of_node)
+        programs = SERVER_BYTES + ALONE_BYTES if is_alone else ranks + first * (SERVER_BYTES + RUN_BYTES)
+        copied = copies.get(node, 0)
+        stays = sum(share.num_bytes for share in shares if not share.passing and share.what != UNTOUCHED)
+        least = stays + copied + int(LEAST_SHARE * programs)
+        needs[node] = HostNeed(sum(share.num_bytes for share in shares), copied, programs, least)
+    return needs
