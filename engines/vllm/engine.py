@@ -41,7 +41,7 @@ class VllmEngine:
     On CUDA vLLM captures its graphs (unless the command forbids it) and computes from the weights that `weights()`
     returns. On CPU it runs eagerly, and its matrix products read packed copies that the first generate after
     `weights_written()` makes: a fingerprint of `weights()` proves the source of the packed copies, not the packed
-    copies themselves.
+    copies themselves. A call refuses any other tensor that vLLM made of weights and kept.
     """
 
     def __init__(self, command: BuildCommand, rank: int) -> None:

@@ -13,6 +13,8 @@ from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 
 from prefect_rlhf.engines.vllm.sampler import RowSampler
 
+NORM_MULTIPLE = 8  # widths that vLLM's kernel for norms takes: it computes eight numbers at once
+
 
 class CpuKernels:
     """Packed linear layers, fused norms and a lean sampler in the model of an engine.
@@ -29,7 +31,7 @@ class CpuKernels:
         self._packed = False
         self._stale = True  # the weights were written since they were packed
         for module in model.modules():
-            if isinstance(module, RMSNorm):
+            if isinstance(module, RMSNorm) and module.hidden_size % NORM_MULTIPLE == 0:
                 module._forward_method = partial(_rms_norm, module)
         runner.sampler = RowSampler(runner.sampler.logprobs_mode)
 
@@ -58,12 +60,12 @@ class CpuKernels:
 
 def _pack(layer: Any) -> None:
     """Let a layer compute from a packed copy of its weight, and from the bias that is written."""
-    bias = getattr(layer, "bias", None)
+    bias: nn.Parameter | None = getattr(layer, "bias", None)
     own = None if bias is None else bias.data
     dispatch_cpu_unquantized_gemm(layer, remove_weight=False)
     # On CPUs with AMX, small matrices of bfloat16 have a kernel that reads its bias in float32. For it vLLM puts a copy
     # in the place of the bias, which no later write to the bias would reach.
-    if own is not None and bias.data_ptr() != own.data_ptr():
+    if bias is not None and own is not None and bias.data_ptr() != own.data_ptr():
         layer.cpu_linear = partial(_with_bias_in, bias.dtype, layer.cpu_linear)
         bias.data = own
 
