@@ -6,8 +6,36 @@ from types import MappingProxyType
 from typing import cast
 
 from prefect_rlhf.errors.errors import InvalidInput
+from prefect_rlhf.placement.devices.mesh import Backend
 from prefect_rlhf.placement.graph import CallKind
+from prefect_rlhf.placement.models.model import Dtype
 from prefect_rlhf.placement.plan import EngineKind
+
+
+@dataclass(frozen=True, slots=True)
+class HeadWidths:
+    """The widths of heads that an engine's attention computes on a kind of device, in some number formats.
+
+    They are the `listed` widths and, if there is a `least`, every even width from it on.
+
+    >>> widths = HeadWidths("cuda", ("bfloat16",), (8, 16), least=32)
+    >>> str(widths), [width in widths for width in (8, 24, 40)]
+    ('8, 16, or 32 and more', [True, False, True])
+    """
+
+    backend: Backend
+    dtypes: tuple[Dtype, ...]
+    listed: tuple[int, ...] = ()
+    least: int | None = None
+
+    def __contains__(self, width: int) -> bool:
+        return width in self.listed or (self.least is not None and width >= self.least)
+
+    def __str__(self) -> str:
+        numbers = [str(width) for width in self.listed]
+        if self.least is not None:
+            return ", or ".join((*filter(None, [", ".join(numbers)]), f"{self.least} and more"))
+        return " or ".join((", ".join(numbers[:-1]), numbers[-1]))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +85,8 @@ class EngineTraits:
     """Whether it leaves out the scalar head of a language model."""
     vocabulary_multiple: int | None = None
     """The vocabulary is padded to a multiple of this before tp splits it; None: to a multiple of tp."""
+    head_widths: tuple[HeadWidths, ...] = ()
+    """The widths of heads that it computes; every even width where none are stated."""
     start_seconds: float = 1.0
     """Seconds from the command to build an instance to an engine without weights. With a model of 20 million
     parameters on two busy CPU cores vLLM took 2.3 to 5.3 s and Megatron 0.2 to 0.5 s, six starts of each. Nothing was
@@ -91,6 +121,12 @@ _TRAITS: dict[EngineKind, EngineTraits] = {
         packs_weights=True,
         drops_scalar_head=True,
         vocabulary_multiple=64,
+        head_widths=(
+            HeadWidths("cpu", ("float32", "bfloat16"), (32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)),
+            # FlashAttention takes bfloat16 and multiples of 8, Triton's attention what has 32 columns or more.
+            HeadWidths("cuda", ("bfloat16",), (8, 16, 24), least=32),
+            HeadWidths("cuda", ("float32",), least=32),
+        ),
         start_seconds=3.0,
         experts_over_tp=True,
     ),
@@ -125,6 +161,18 @@ def register(name: str, traits: EngineTraits) -> None:
     if TRAITS.get(cast(EngineKind, name), traits) != traits:
         raise InvalidInput("engine", name, f"a name besides {', '.join(TRAITS)}")
     _TRAITS[cast(EngineKind, name)] = traits
+
+
+def refused_heads(engine: EngineKind, width: int, dtype: Dtype, backend: Backend) -> str:
+    """Return why an engine cannot compute heads of a width on a kind of device; empty: it can.
+
+    >>> refused_heads("vllm", 16, "float32", "cuda"), refused_heads("megatron", 16, "float32", "cuda")
+    ('a head is 16 wide, and vllm on cuda in float32 takes 32 and more', '')
+    """
+    for widths in TRAITS[engine].head_widths:
+        if widths.backend == backend and dtype in widths.dtypes and width not in widths:
+            return f"a head is {width} wide, and {engine} on {backend} in {dtype} takes {widths}"
+    return ""
 
 
 def engines_of(kind: CallKind) -> tuple[EngineKind, ...]:

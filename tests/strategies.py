@@ -245,14 +245,16 @@ def plans(draw, graph: DataflowGraph, cluster: ClusterShape, offload: bool = Tru
         experts = graph.model(each.role or "").shape.experts is not None
         engine, *_ = engines_of(each.kind)
         options = degrees(mesh.num_devices, experts).map(lambda s, m=mesh, e=engine: Placement(m, s, e))
-        legal = options.filter(lambda placement, e=each: not list(violations(e, placement, graph)))
+        legal = options.filter(lambda placement, e=each: not list(violations(e, placement, graph, cluster.backend)))
         drawn = draw(legal)
         if each.kind == "train_step":
             divides = drawn.strategy.tp > 1 and draw(st.booleans())
             drawn = replace(drawn, recompute=draw(st.sampled_from([0, 1, "all"])), sequence_parallel=divides)
         else:
             cuts = (replace(drawn, parts=parts) for parts in divisors(num_groups(graph, each)))
-            drawn = draw(st.sampled_from([cut for cut in cuts if not list(violations(each, cut, graph))]))
+            drawn = draw(
+                st.sampled_from([cut for cut in cuts if not list(violations(each, cut, graph, cluster.backend))])
+            )
         placements.append((each.name, drawn))
     plan = ExecutionPlan("drawn", cluster, tuple(placements))
     for instance, calls in instances(graph, plan).items():

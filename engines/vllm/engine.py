@@ -28,7 +28,7 @@ from prefect_rlhf.engines.vllm.cpu.kernels import CpuKernels
 from prefect_rlhf.engines.vllm.environment import survive_scan
 from prefect_rlhf.engines.vllm.group import RankGroup
 from prefect_rlhf.engines.vllm.settings import check_command, engine_arguments, sampling_parameters
-from prefect_rlhf.engines.vllm.weights import shards
+from prefect_rlhf.engines.vllm.weights import shards, unwritten
 from prefect_rlhf.engines.weights.memory import storage_bytes
 from prefect_rlhf.engines.weights.offload import HostCopies, HostLink, OffloadedTensors, empty
 from prefect_rlhf.errors.errors import EngineFailed, InvalidInput
@@ -41,7 +41,7 @@ class VllmEngine:
     On CUDA vLLM captures its graphs (unless the command forbids it) and computes from the weights that `weights()`
     returns. On CPU it runs eagerly, and its matrix products read packed copies that the first generate after
     `weights_written()` makes: a fingerprint of `weights()` proves the source of the packed copies, not the packed
-    copies themselves.
+    copies themselves. A call refuses any other tensor that vLLM made of weights and kept.
     """
 
     def __init__(self, command: BuildCommand, rank: int) -> None:
@@ -195,9 +195,16 @@ class VllmEngine:
         return _generated([finished[name] for name in names], sampling)
 
     def _begin_call(self) -> None:
-        """Pack the newest weights, and drop the keys and values of earlier calls. Raises EngineFailed if some stay."""
+        """Pack the newest weights, and drop the keys and values of earlier calls.
+
+        Raises EngineFailed if some stay, and for a tensor that the model computes from and that was not written with
+        the weights: neither a reallocation nor a fingerprint would reach it.
+        """
         if self._cpu is not None:
             self._cpu.pack()
+        if name := unwritten(self._runner.get_model(), self._shards):
+            expected = "expected the weights that are written"
+            raise EngineFailed(f"{self.instance.name}: vLLM computes from {name}, a copy of its own, {expected}")
         if not self._llm.reset_prefix_cache():
             raise EngineFailed(f"{self.instance.name}: vLLM kept keys and values of an earlier call, expected none")
 

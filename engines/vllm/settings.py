@@ -12,7 +12,9 @@ from prefect_rlhf.engines.sampling.sampler import stream_seed
 from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.placement.cost.paged_cache import check_cache, pass_tokens, rows_at_once, whole_cache_bytes
 from prefect_rlhf.placement.cost.sizes import ModelSizes
+from prefect_rlhf.placement.devices.mesh import Backend
 from prefect_rlhf.placement.engine_constants import CACHE_BLOCK
+from prefect_rlhf.placement.engine_traits import refused_heads
 
 
 def engine_arguments(command: BuildCommand, ranks: Sequence[int], executor: type) -> EngineArgs:
@@ -83,6 +85,10 @@ def check_command(command: BuildCommand) -> None:
         raise InvalidInput(f"{command.model.role}.head", command.model.head, "lm, to generate with vllm")
     if command.instance.strategy.pp != 1:
         raise InvalidInput(f"{command.instance.name}: pp", command.instance.strategy.pp, "1 with engine vllm")
+    backend: Backend = "cuda" if torch.cuda.is_available() else "cpu"
+    engine, model = command.instance.engine, command.model
+    if reason := refused_heads(engine, model.shape.head_dim, model.dtype, backend):
+        raise InvalidInput(f"{command.instance.name}: engine", engine, f"another for {model.path}: {reason}")
     sizes, tp = ModelSizes.of(command.model), command.instance.strategy.tp
     check_cache(command.instance.name, command.cache_bytes, command.max_sequence_length, sizes, tp)
 

@@ -1,6 +1,6 @@
 """Weights of a vLLM model under their Hugging Face names."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from torch import Tensor, nn
@@ -10,6 +10,22 @@ from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmb
 
 from prefect_rlhf.engines.engine import Shard
 from prefect_rlhf.errors.errors import InvalidInput
+
+MADE_OF_NO_WEIGHTS = frozenset(
+    (
+        "cos_sin_cache",  # of positions
+        "cos_sin_cache_bf16",
+        "normalizer",  # Gemma's embedding scale, the root of the hidden size
+        "_q_scale",  # scales of attention are 1, since nothing is quantised
+        "_k_scale",
+        "_v_scale",
+        "_k_scale_cpu",
+        "_v_scale_cpu",
+        "_prob_scale",
+        "kv_cache",  # emptied before each call
+    )
+)
+"""The tensors, besides parameters, that vLLM keeps in modules without parameters for the families that run."""
 
 
 def shards(model: Any) -> dict[str, Shard]:
@@ -22,7 +38,8 @@ def shards(model: Any) -> dict[str, Shard]:
         if name == "lm_head" and module.weight is model.model.embed_tokens.weight:
             continue
         by_name.update(_shards_of(name, module))
-    _check_complete(model, by_name)
+    if name := unwritten(model, by_name):
+        raise InvalidInput("model", name, "the parameters of a family that runs")
     return by_name
 
 
@@ -65,9 +82,32 @@ def _rows(start: int, part: Tensor) -> Shard:
     return Shard(((start, start + len(part)), *((0, size) for size in part.shape[1:])), part)
 
 
-def _check_complete(model: nn.Module, by_name: dict[str, Shard]) -> None:
-    """Raise InvalidInput for a parameter that no shard views: it would never be updated."""
-    viewed = {shard.view.untyped_storage().data_ptr() for shard in by_name.values()}
-    for name, parameter in model.named_parameters():
-        if parameter.untyped_storage().data_ptr() not in viewed:
-            raise InvalidInput("model", name, "the parameters of a family that runs")
+def unwritten(model: nn.Module, written: Mapping[str, Shard]) -> str | None:
+    """Return the name of a tensor that the model may compute from and that no write to the shards reaches, or None.
+
+    It is a parameter with memory of its own, or a tensor that is kept beside parameters and may be made of them:
+    packed, converted or cached. Copies inside of functions are not seen: `cpu.kernels` makes these anew.
+    """
+    storages = {shard.view.untyped_storage()._cdata for shard in written.values()}
+    for name, module in model.named_modules():
+        parameters = module._parameters
+        for of_module, parameter in parameters.items():
+            if parameter is not None and parameter.untyped_storage()._cdata not in storages:
+                return f"{name}.{of_module}"
+        for kept in _kept_tensors(module):
+            if parameters or kept not in MADE_OF_NO_WEIGHTS:
+                return f"{name}.{kept}"
+    return None
+
+
+def _kept_tensors(module: nn.Module) -> Iterator[str]:
+    """Yield the names of a module's tensors that are no parameters, also those of its attention and its method."""
+    yield from (name for name, buffer in module._buffers.items() if buffer is not None)
+    for owner in (module, *(vars(module)[name] for name in ("impl", "quant_method") if name in vars(module))):
+        yield from (name for name, value in vars(owner).items() if _is_made_of_tensors(value))
+
+
+def _is_made_of_tensors(value: object) -> bool:
+    if isinstance(value, list | tuple):
+        return any(isinstance(each, Tensor) for each in value)
+    return isinstance(value, Tensor)

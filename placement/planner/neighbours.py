@@ -258,7 +258,7 @@ def changed_plan(
     chosen |= {name: replace(new, rows_first=placements[name].rows_first) for name, new in placements_of.items()}
     device = (computes or [next(iter(chosen.values())).mesh.devices()[0]])[0]
     try:
-        changed = replace(plan, placements=completed(graph, chosen, mesh, device))
+        changed = replace(plan, placements=completed(graph, chosen, mesh, device, plan.cluster.backend))
         streamed = _streamed_like(plan, with_copies_agreed(changed, graph), graph)
         return aligned(check_plan(streamed, graph, mesh), graph)
     except RlhfError:

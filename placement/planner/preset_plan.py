@@ -17,7 +17,7 @@ from prefect_rlhf.placement.planner.question import Question
 from prefect_rlhf.placement.planner.solution import TIGHTER, solve_fitting
 from prefect_rlhf.placement.planner.space.candidates import Candidate, Candidates, CostContext, candidate
 from prefect_rlhf.placement.planner.space.plan_problem import PlanProblem, PlanSpace, restricted_problem
-from prefect_rlhf.placement.plans.check import violations
+from prefect_rlhf.placement.plans.check import able_engines, violations
 from prefect_rlhf.placement.plans.presets import Preset, preset_named
 from prefect_rlhf.placement.plans.streaming import in_parts
 from prefect_rlhf.placement.search.budget import Budget
@@ -41,12 +41,13 @@ def preset(
     """
     rule = preset_named(name)
     cluster.check_mesh(mesh)
+    cluster = replace(cluster, backend=backend)
     workload = longest_rows(graph, max_sequence_length)
     refused: list[InvalidInput] = []
     too_large: list[tuple[ExecutionPlan, Certificate]] = []
     for least in (n for n in range(1, mesh.num_devices + 1) if mesh.num_devices % n == 0):
         try:
-            placements = tuple((call.name, _place(call, rule, mesh, graph, least)) for call in graph)
+            placements = tuple((call.name, _place(call, rule, mesh, graph, least, backend)) for call in graph)
         except InvalidInput as error:
             refused.append(error)
             continue
@@ -65,7 +66,9 @@ def preset(
     raise InvalidInput(first.field, first.seen, f"{first.expected}{other}")
 
 
-def _place(call: Call, rule: Preset, lease: DeviceMesh, graph: DataflowGraph, least: int) -> Placement:
+def _place(
+    call: Call, rule: Preset, lease: DeviceMesh, graph: DataflowGraph, least: int, backend: Backend
+) -> Placement:
     """The first legal strategy that splits the call's model over at least `least` devices, or over all of its mesh.
 
     A strategy that gives each replica an item of each mini-batch precedes a strategy that leaves some replicas idle.
@@ -73,13 +76,14 @@ def _place(call: Call, rule: Preset, lease: DeviceMesh, graph: DataflowGraph, le
     mesh = rule.mesh(call, lease, graph)
     if call.kind == "compute":
         return Placement(DeviceMesh(mesh.first_node, 1, mesh.first_device, 1), Strategy(), "python")
+    engine = able_engines(call, graph, backend, rule.engines(call))[0]
     refused: list[InvalidInput] = []
     by_idle = sorted(rule.strategies(mesh), key=lambda strategy: strategy.dp * call.mini_batches > call.num_items)
     for strategy in by_idle:
         if strategy.tp * strategy.pp < min(least, mesh.num_devices):
             continue
-        placement = Placement(mesh, strategy, rule.engines(call)[0])
-        violation = next(violations(call, placement, graph), None)
+        placement = Placement(mesh, strategy, engine)
+        violation = next(violations(call, placement, graph, backend), None)
         if violation is None:
             return placement
         refused.append(violation)
@@ -164,11 +168,13 @@ def _cut_alike(
 ) -> Candidates:
     """The candidate of every call with this strategy, if it is legal, and its mesh is allowed for the call."""
     context, candidates = space.context, dict[str, tuple[Candidate, ...]]()
+    graph, backend = context.graph, context.site.backend
     for name, mesh in meshes.items():
-        call = context.graph.call(name)
-        placement = Placement(mesh, strategy, rule.engines(call)[0], micro_batches)
+        call = graph.call(name)
+        engine = able_engines(call, graph, backend, rule.engines(call))[0]
+        placement = Placement(mesh, strategy, engine, micro_batches)
         of_mesh = context.space.class_of(context.space.meshes.index(mesh))
         may_have = any(option.mesh_class == of_mesh for option in space.candidates[name])
-        legal = may_have and not any(violations(call, placement, context.graph))
+        legal = may_have and not any(violations(call, placement, graph, backend))
         candidates[name] = (candidate(call, placement, context),) if legal else ()
     return candidates

@@ -63,7 +63,7 @@ class Question:
         """
         trained = [chosen[call.name] for call in self.graph if call.kind == "train_step" and call.name in chosen]
         first = next(iter((*trained, *chosen.values()))).mesh.devices()[0]
-        placements = completed(self.graph, chosen, self.site.mesh, first)
+        placements = completed(self.graph, chosen, self.site.mesh, first, self.site.backend)
         plan = with_copies_agreed(ExecutionPlan(name, self.site.cluster, placements), self.graph)
         return aligned(check_plan(plan, self.graph, self.site.mesh), self.graph)
 

@@ -70,6 +70,7 @@ def _in_fewer(call: Call, placed: Placement, context: CostContext) -> Iterator[P
     seconds, count = candidate(call, placed, context).seconds, 1
     while count < placed.micro_batches:
         other = replace(placed, micro_batches=count)
-        if not any(violations(call, other, context.graph)) and candidate(call, other, context).seconds <= seconds:
+        is_legal = not any(violations(call, other, context.graph, context.site.backend))
+        if is_legal and candidate(call, other, context).seconds <= seconds:
             yield other
         count *= 2

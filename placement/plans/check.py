@@ -1,16 +1,16 @@
 """Refuse a plan that cannot run, before any device is taken: a line with field, value and what would be right."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from prefect_rlhf.errors.errors import InvalidInput, Missing, NotUsed, SeveralMistakes
-from prefect_rlhf.placement.devices.mesh import DeviceMesh
-from prefect_rlhf.placement.engine_traits import TRAITS, engines_of
+from prefect_rlhf.placement.devices.mesh import Backend, DeviceMesh
+from prefect_rlhf.placement.engine_traits import TRAITS, engines_of, refused_heads
 from prefect_rlhf.placement.graph import Call, DataflowGraph
 from prefect_rlhf.placement.layout.experts import wrong_ep
 from prefect_rlhf.placement.layout.layout import stages, wrong_tp
 from prefect_rlhf.placement.models.model import ModelSpec
-from prefect_rlhf.placement.plan import ExecutionPlan, ModelInstance, Placement, instances
+from prefect_rlhf.placement.plan import EngineKind, ExecutionPlan, ModelInstance, Placement, instances
 from prefect_rlhf.placement.rows.shares import num_groups
 
 
@@ -32,8 +32,8 @@ def check_plan(plan: ExecutionPlan, graph: DataflowGraph, mesh: DeviceMesh) -> E
     return plan
 
 
-def violations(call: Call, placement: Placement, graph: DataflowGraph) -> Iterator[InvalidInput]:
-    """Yield everything wrong with running `call` so, wherever its mesh lies. Empty: legal."""
+def violations(call: Call, placement: Placement, graph: DataflowGraph, backend: Backend) -> Iterator[InvalidInput]:
+    """Yield everything wrong with running `call` so, wherever its mesh of `backend` lies. Empty: legal."""
     yield from _degrees(call, placement)
     if min(placement.strategy.dp, placement.strategy.tp, placement.strategy.pp, placement.strategy.ep) < 1:
         return  # what follows divides by them
@@ -43,10 +43,25 @@ def violations(call: Call, placement: Placement, graph: DataflowGraph) -> Iterat
     yield from _plays(call, placement)
     if call.role is not None:
         yield from _shape(call, placement, graph.model(call.role))
+        yield from _heads(call, placement.engine, graph.model(call.role), backend)
     if placement.rows_first and not sends_rows(call, graph):
         yield NotUsed(_field(call.name, "rows_first"), True, "no call reads its rows")
     wrong_parts = list(_parts(call, placement, graph))
     yield from wrong_parts or _rows(call, placement)
+
+
+def able_engines(
+    call: Call, graph: DataflowGraph, backend: Backend, among: Sequence[EngineKind] = ()
+) -> Sequence[EngineKind]:
+    """Return the engines (of `among`, if given) that can run the call's model, the usual engine first.
+
+    If none can, returns all of them: `violations` then says why.
+    """
+    among = among or engines_of(call.kind)
+    if call.role is None:
+        return among
+    model = graph.model(call.role)
+    return [engine for engine in among if not _refused_heads(engine, model, backend)] or among
 
 
 def sends_rows(call: Call, graph: DataflowGraph) -> bool:
@@ -102,7 +117,7 @@ def _wrong_calls(plan: ExecutionPlan, graph: DataflowGraph, mesh: DeviceMesh) ->
             continue
         if not mesh.contains(placement.mesh):
             yield InvalidInput(field, placement.mesh.name, f"devices of the leased mesh {mesh.name}")
-        yield from violations(call, placement, graph)
+        yield from violations(call, placement, graph, plan.cluster.backend)
 
 
 def _degrees(call: Call, placement: Placement) -> Iterator[InvalidInput]:
@@ -195,6 +210,18 @@ def _shape(call: Call, placement: Placement, model: ModelSpec) -> Iterator[Inval
         yield InvalidInput(_field(call.name, "recompute"), placement.recompute, right)
     if call.kind == "generate" and "lm" not in model.head:
         yield InvalidInput(f"models.{model.role}.head", model.head, f"lm, since {call.name} generates with it")
+
+
+def _heads(call: Call, engine: EngineKind, model: ModelSpec, backend: Backend) -> Iterator[InvalidInput]:
+    """Check that the engine computes heads of the model's width."""
+    if reason := _refused_heads(engine, model, backend):
+        able = [other for other in engines_of(call.kind) if not _refused_heads(other, model, backend)]
+        right = f"{' or '.join(able) or 'another model'} for {model.role} ({model.path}): {reason}"
+        yield InvalidInput(_field(call.name, "engine"), engine, right)
+
+
+def _refused_heads(engine: EngineKind, model: ModelSpec, backend: Backend) -> str:
+    return refused_heads(engine, model.shape.head_dim, model.dtype, backend)
 
 
 def _parts(call: Call, placement: Placement, graph: DataflowGraph) -> Iterator[InvalidInput]:

@@ -4,16 +4,16 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from prefect_rlhf.errors.errors import InvalidInput
-from prefect_rlhf.placement.devices.mesh import Device, DeviceMesh
+from prefect_rlhf.placement.devices.mesh import Backend, Device, DeviceMesh
 from prefect_rlhf.placement.devices.strategy import Strategy, strategies
 from prefect_rlhf.placement.engine_traits import engines_of
 from prefect_rlhf.placement.graph import Call, DataflowGraph
 from prefect_rlhf.placement.plan import Placement
-from prefect_rlhf.placement.plans.check import violations
+from prefect_rlhf.placement.plans.check import able_engines, violations
 
 
 def completed(
-    graph: DataflowGraph, chosen: Mapping[str, Placement], lease: DeviceMesh, device: Device
+    graph: DataflowGraph, chosen: Mapping[str, Placement], lease: DeviceMesh, device: Device, backend: Backend
 ) -> tuple[tuple[str, Placement], ...]:
     """Return a placement for every call: those `chosen`, computations on `device`, evaluation like its siblings.
 
@@ -25,8 +25,8 @@ def completed(
             placements[call.name] = Placement(DeviceMesh(device.node, 1, device.index, 1), Strategy(), "python")
         elif call.name not in placements:
             refused: list[InvalidInput] = []
-            for placement in _proposals(call, graph, chosen, lease):
-                error = next(violations(call, placement, graph), None)
+            for placement in _proposals(call, graph, chosen, lease, backend):
+                error = next(violations(call, placement, graph, backend), None)
                 if error is None:
                     placements[call.name] = placement
                     break
@@ -37,13 +37,14 @@ def completed(
 
 
 def _proposals(
-    call: Call, graph: DataflowGraph, chosen: Mapping[str, Placement], lease: DeviceMesh
+    call: Call, graph: DataflowGraph, chosen: Mapping[str, Placement], lease: DeviceMesh, backend: Backend
 ) -> Iterator[Placement]:
     """Yield the copy of weights that a sibling uses, else copies of its own on a sibling's mesh, on all, on a device.
 
     A sibling's copy comes in as many micro-batches as the sibling needs to fit in memory, then in fewer, since each has
     rows.
     """
+    engine = able_engines(call, graph, backend)[0]
     siblings = [other for other in graph if other.role == call.role and other.name in chosen]
     siblings.sort(key=lambda other: other.kind != call.kind)
     placements = [chosen[other.name] for other in siblings]
@@ -58,7 +59,7 @@ def _proposals(
             yield replace(placement, micro_batches=1)
     for mesh in (*(placement.mesh for placement in placements), lease):
         for strategy in strategies(mesh.num_devices):
-            yield Placement(mesh, strategy, engines_of(call.kind)[0])
+            yield Placement(mesh, strategy, engine)
     for mesh in dict.fromkeys(placement.mesh for placement in placements):
         first = DeviceMesh(mesh.first_node, 1, mesh.first_device, 1)
-        yield Placement(first, Strategy(), engines_of(call.kind)[0])
+        yield Placement(first, Strategy(), engine)

@@ -38,7 +38,8 @@ def in_parts(graph: DataflowGraph, plan: ExecutionPlan, parts: int) -> Execution
     placements = dict(plan.placements)
     for name in streaming_calls(graph, plan):
         call, count = graph.call(name), parts
-        while count > 1 and any(violations(call, replace(placements[name], parts=count), graph)):
+        backend = plan.cluster.backend
+        while count > 1 and any(violations(call, replace(placements[name], parts=count), graph, backend)):
             count //= 2
         placements[name] = replace(placements[name], parts=max(1, count))
     return replace(plan, placements=tuple(placements.items()))

@@ -14,7 +14,7 @@ from prefect_rlhf.placement.cost.datasheets.hardware import Links
 from prefect_rlhf.placement.cost.sizes import ModelSizes
 from prefect_rlhf.placement.cost.times.profile import Measurement, ModelPiece, Profile, Subject
 from prefect_rlhf.placement.cost.workload import ModelCallKind
-from prefect_rlhf.placement.engine_traits import TRAITS
+from prefect_rlhf.placement.engine_traits import TRAITS, refused_heads
 from prefect_rlhf.placement.layout.parameters import num_parameters
 from prefect_rlhf.placement.plan import EngineKind
 from prefect_rlhf.tasks.profiling.bench import ENGINES, Bench, PassMethod, Sizes, open_bench, part_of
@@ -51,6 +51,10 @@ def check_sizes(subject: Subject, sizes: Sizes) -> None:
     if sizes.lengths[-1] + STEPS > subject.shape.max_position_embeddings:
         most = subject.shape.max_position_embeddings - STEPS
         raise InvalidInput("longest", sizes.longest, f"at most {most}, which the model's context leaves")
+    width = subject.shape.head_dim
+    for engine in ENGINES:  # all are timed
+        if reason := refused_heads(engine, width, subject.dtype, subject.kind):
+            raise InvalidInput("model", f"heads {width} wide", f"another model: {reason}")
     for tp in sizes.tensor_parallel:
         part_of(subject.shape, tp, subject.dtype)
 

@@ -49,9 +49,9 @@ OPTIONS: MappingProxyType[str, dict[str, Any]] = MappingProxyType(
 LAYERS = 3  # over two stages: two and one
 
 
-def make_family(path: Path, name: str, kv_heads: int, *, scalar: bool = False, **changes: Any) -> str:
+def make_family(path: Path, name: str, kv_heads: int, *, scalar: bool = False, seed: int = 0, **changes: Any) -> str:
     """Write a random model: weights of deviation 0.15, norms and biases that are not what they begin with."""
-    torch.manual_seed(kv_heads)
+    torch.manual_seed(kv_heads + seed)
     options = {"model_type": name, **OPTIONS[name], **changes}
     sizes = {
         "hidden_size": 192, "intermediate_size": 192, "num_hidden_layers": LAYERS, "num_attention_heads": 6,

@@ -13,6 +13,8 @@ from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 
 from prefect_rlhf.engines.vllm.sampler import RowSampler
 
+NORM_MULTIPLE = 8  # widths that vLLM's kernel for norms takes: it computes eight numbers at once
+
 
 class CpuKernels:
     """Packed linear layers, fused norms and a lean sampler in the model of an engine.
@@ -29,7 +31,7 @@ class CpuKernels:
         self._packed = False
         self._stale = True  # the weights were written since they were packed
         for module in model.modules():
-            if isinstance(module, RMSNorm):
+            if isinstance(module, RMSNorm) and module.hidden_size % NORM_MULTIPLE == 0:
                 module._forward_method = partial(_rms_norm, module)
         runner.sampler = RowSampler(runner.sampler.logprobs_mode)
 
@@ -42,7 +44,7 @@ class CpuKernels:
         if not self._stale:
             return
         for layer in self._layers:
-            dispatch_cpu_unquantized_gemm(layer, remove_weight=False)
+            _pack(layer)
         self._packed, self._stale = True, False
 
     def drop(self) -> None:
@@ -54,6 +56,24 @@ class CpuKernels:
     def num_bytes(self) -> int:
         """Bytes of the packed copies, which no tensor shows: as many as the weights they copy."""
         return sum(layer.weight.nbytes for layer in self._layers) if self._packed else 0
+
+
+def _pack(layer: Any) -> None:
+    """Let a layer compute from a packed copy of its weight, and from the bias that is written."""
+    bias: nn.Parameter | None = getattr(layer, "bias", None)
+    own = None if bias is None else bias.data
+    dispatch_cpu_unquantized_gemm(layer, remove_weight=False)
+    # On CPUs with AMX, small matrices of bfloat16 have a kernel that reads its bias in float32. For it vLLM puts a copy
+    # in the place of the bias, which no later write to the bias would reach.
+    if bias is not None and own is not None and bias.data_ptr() != own.data_ptr():
+        layer.cpu_linear = partial(_with_bias_in, bias.dtype, layer.cpu_linear)
+        bias.data = own
+
+
+def _with_bias_in(dtype: torch.dtype, product: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Call a kernel that reads its bias in another format. The conversion takes microseconds."""
+    made: Tensor = product(x, weight, None if bias is None else bias.to(dtype))
+    return made
 
 
 def _rms_norm(norm: RMSNorm, x: Tensor, residual: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:

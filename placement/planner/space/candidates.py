@@ -26,7 +26,7 @@ from prefect_rlhf.placement.memory.overhead import call_overhead
 from prefect_rlhf.placement.plan import OffloadPart, Placement, Recompute
 from prefect_rlhf.placement.planner.question import Question, Site
 from prefect_rlhf.placement.planner.space.mesh_space import MeshSpace
-from prefect_rlhf.placement.plans.check import violations
+from prefect_rlhf.placement.plans.check import able_engines, violations
 from prefect_rlhf.placement.schedule.estimate import training
 from prefect_rlhf.placement.search.problem import PairNode
 
@@ -188,9 +188,9 @@ def fitting_candidates(call: Call, context: CostContext) -> tuple[Candidate, ...
     field = f"calls.{call.name}"
     if not legal:
         mesh = context.space.first_of(0)
-        raise next(
-            violations(call, Placement(mesh, Strategy(mesh.num_devices), engines_of(call.kind)[0]), context.graph)
-        )
+        graph, backend = context.graph, context.site.backend
+        engine = able_engines(call, graph, backend)[0]
+        raise next(violations(call, Placement(mesh, Strategy(mesh.num_devices), engine), graph, backend))
     nearest = min(legal, key=lambda option: context.needed_bytes(option) - context.usable_bytes(option.mesh_class))
     needs, has = context.needed_bytes(nearest) / GIB, context.usable_bytes(nearest.mesh_class) / GIB
     role = context.graph.model(call.role or "").role
@@ -251,11 +251,11 @@ def uncut(placement: Placement) -> Placement:
     return replace(placement, micro_batches=1, cache_gib=None, recompute=0, sequence_parallel=False)
 
 
-def in_micro_batches(call: Call, whole: Placement, graph: DataflowGraph) -> Iterator[Placement]:
+def in_micro_batches(call: Call, whole: Placement, context: CostContext) -> Iterator[Placement]:
     """Yield the placement in 1, 2, 4, ... micro-batches, up to the number of a replica's items."""
     for power in range(call.num_rows.bit_length()):
         placement = replace(whole, micro_batches=1 << power)
-        if any(violations(call, placement, graph)):
+        if any(violations(call, placement, context.graph, context.site.backend)):
             return  # nor into more
         yield placement
 
@@ -276,7 +276,7 @@ def _divided(call: Call, plain: Placement) -> Iterator[Placement]:
 def _cuts(call: Call, whole: Placement, mesh_class: int, context: CostContext) -> Iterator[Candidate]:
     """The candidates in micro-batches: in enough of them, or until they fit."""
     fits = False
-    for placement in in_micro_batches(call, whole, context.graph):
+    for placement in in_micro_batches(call, whole, context):
         if fits and placement.micro_batches > ENOUGH_MICRO_BATCHES:
             return
         options = _with_recomputation(call, placement, mesh_class, context)
@@ -327,7 +327,7 @@ def _caches(call: Call, whole: Placement, mesh_class: int, context: CostContext)
 
     The smallest holds a single row, or is too small to matter.
     """
-    if any(violations(call, whole, context.graph)):
+    if any(violations(call, whole, context.graph, context.site.backend)):
         return
     workload, tp = context.question.workload.of(call.rows), whole.strategy.tp
     sizes, usable = ModelSizes.of(context.graph.model(call.role or "")), context.usable_bytes(mesh_class)

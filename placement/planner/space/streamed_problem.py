@@ -101,7 +101,7 @@ def _least_seconds(call: Call, kind: Placement, context: CostContext) -> float:
     """Return the least seconds of two or more parts over all micro-batches, with room in the cache for all rows."""
     groups = num_groups(context.graph, call)
     counts = [count for count in range(2, groups + 1) if groups % count == 0]
-    ways = list(in_micro_batches(call, kind, context.graph))
+    ways = list(in_micro_batches(call, kind, context))
     wholes = [seconds_in_parts(call, way, 1, context) for way in ways]
     least = math.inf
     for whole, way in sorted(zip(wholes, ways, strict=True), key=lambda pair: pair[0]):

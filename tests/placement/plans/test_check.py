@@ -316,7 +316,7 @@ def test_parts_of_chosen_rows_are_refused():
     rows = GRAPH.call("ref_inference").rows
     kept = replace(rows, name="informative", samples=1, parent=rows, choice=Choice(32, 1, at_most=16, expected=16))
     call = replace(GRAPH.call("ref_inference"), rows=kept)
-    (wrong,) = violations(call, ref(parts=4)["ref_inference"], GRAPH)
+    (wrong,) = violations(call, ref(parts=4)["ref_inference"], GRAPH, "cuda")
     reason = "its rows are chosen, by informative, which needs all rows at once"
     assert str(wrong).startswith(f"plan.calls.ref_inference.parts: 4 is not used: {reason}")
 

@@ -58,7 +58,7 @@ def test_every_number_of_layers_is_bounded_by_a_candidate():
         stage = -(-40 // kind.strategy.pp)
         for cuts, count in product((1, 2, 8, 64), (0, 1, stage // 3, stage // 2 + 1, stage - 1, stage)):
             plain = replace(kind, micro_batches=cuts, recompute=count, offload="none")
-            if any(violations(call, plain, context.graph)):
+            if any(violations(call, plain, context.graph, context.site.backend)):
                 continue
             stated = candidate(call, plain, context)
             if context.needed_bytes(stated) <= context.usable_bytes(group[0].mesh_class):
@@ -102,7 +102,7 @@ def every_plan(asked: Question):
             for cuts in (1, 2)
         )
         each = (replace(way, recompute=count) for way, count in product(plain, counts))
-        return [way for way in each if not any(violations(call, way, context.graph))]
+        return [way for way in each if not any(violations(call, way, context.graph, context.site.backend))]
 
     for where, trains in product(ways(ref, (0,)), ways(train, (0, 1, 11, 14, 15, 29, "all"))):
         yield asked.plan("stated", {"ref_inference": where, TRAIN: trains})

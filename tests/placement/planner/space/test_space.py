@@ -116,7 +116,7 @@ def drawn_placement(draw: random.Random, call: Call, question: Question) -> Plac
         placed = Placement(question.site.mesh, next(iter(strategies(question.site.mesh.num_devices))), "megatron")
         for name in DRAWN:
             placed = replace(placed, **{name: DRAWN[name](draw, call, placed, question)})
-        if not any(violations(call, placed, question.graph)):
+        if not any(violations(call, placed, question.graph, question.site.backend)):
             return placed
     raise AssertionError(f"no legal placement of {call.name} in {TRIES * TRIES} tries")
 
