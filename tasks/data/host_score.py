@@ -27,7 +27,7 @@ class HostScore:
 
     Makes `scores` [B], the weighted sum over the functions. A score is NaN for a row that failed and for a row to which
     no function applies. A row fails too if its sum is beyond the bound of scores. With several functions, each
-    function's values also form a key. Metrics: the mean of each function and the further metrics it returned, the shares
+    function's values also form a key. Metrics: the mean of each function and its further metrics, the shares
     of failed rows and of rows without a score, and the total seconds.
     """
 
