@@ -1,8 +1,8 @@
 """What planning adds to a run: real Prefect and gangs, tiny models; plans measured, predictions, and a refusal."""
 
 import json
-from pathlib import Path
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from prefect.artifacts import Artifact
