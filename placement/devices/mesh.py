@@ -20,7 +20,7 @@ Backend = Literal["cpu", "cuda"]
 MOST_NODES = 10_000  # of a cluster
 MOST_DEVICES = 1024  # of a node
 
-_MESH_NAME = re.compile(r"n(\d+)(?:-(\d+))?:(\d+)(?:-(\d+))?")
+_MESH_NAME = re.compile(r"n(\d+)(?:-(\d+))?:(\d+)(?:-(\d+))?", re.ASCII)
 
 
 @hashed_once
