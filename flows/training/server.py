@@ -42,11 +42,9 @@ def processes_beside() -> Iterator[None]:
     Otherwise a run's temporary server would end before the run, which still has to report its end there. Tools of plays
     cannot read the server's variables in `/proc`.
     """
-    popen = subprocess.Popen
+    popen: Any = subprocess.Popen
 
-    def beside(
-        args: Sequence[str], *more: Any, env: Mapping[str, str] | None = None, **words: Any
-    ) -> subprocess.Popen[Any]:
+    def beside(args: Sequence[str], *more: Any, env: Mapping[str, str] | None = None, **words: Any) -> Any:
         if env is None or not starts_module(args):
             return popen(args, *more, env=env, process_group=0, **words)
         with handed_over(args, env) as (command, at_start, hidden):

@@ -68,7 +68,7 @@ def _start_without_credentials() -> None:
     """
     passed = {name: value for name, value in os.environ.items() if name.startswith(_PASSED) or is_shown(name)}
     passed.pop(KEY, None)
-    service_process.os = SimpleNamespace(environ=passed, getpid=os.getpid)  # type: ignore[attr-defined]
+    service_process.os = SimpleNamespace(environ=passed, getpid=os.getpid)
 
 
 def mode() -> Literal["online", "offline", "disabled", "shared"]:
