@@ -11,6 +11,8 @@ import pytest
 
 from tests import secrets_tree
 from tests.secrets_tree import CANARY, NAMES
+from tests.tasks.data.stored import json_lines
+from tests.tiny import make_model
 
 pytestmark = pytest.mark.slow
 NOBODY = (
@@ -58,3 +60,20 @@ def test_a_tool_finds_no_secret_in_the_processes_of_its_run(prefix, shown, tmp_p
     assert seen["read"] == {"0": [0, True], "1": [0, True]}
     for rank in range(2):
         assert list(json.loads((tmp_path / f"found-{rank}.json").read_text())) == [str(shown)]
+
+
+def test_a_tool_finds_no_secret_in_a_dry_run_at_a_terminal(tmp_path):
+    """Whose plays are tried in processes below it. It wipes its own variables before."""
+    rows = [{"prompt": f"what is it {number}", "out": str(tmp_path / f"{number}.json")} for number in range(4)]
+    prompts = {"path": json_lines(tmp_path / "prompts.jsonl", *rows), "split_column": None}
+    play = {"function": f"{secrets_tree.__file__}:looks_for_secrets", "max_tokens": 16}
+    algo = {"batch_size": 4, "samples_per_prompt": 2, "kl": {"coefficient": 0.0}}
+    given = {"prompts": prompts, "held_out": prompts, "actor": {"path": make_model(tmp_path / "actor")}}
+    file = tmp_path / "parameters.json"
+    file.write_text(json.dumps(given | {"play": play, "algo": algo, "output_dir": str(tmp_path / "runs")}))
+    command = [Path(sys.executable).with_name("prefect-rlhf"), "grpo", "--parameters", file, "--dry-run"]
+    secrets = os.environ | dict.fromkeys(NAMES, CANARY) | {"HOME": str(tmp_path)}
+    done = subprocess.run(command, env=secrets, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = [json.loads(path.read_text()) for path in tmp_path.glob("[0-9].json")]
+    assert found and found == [{}] * len(found)

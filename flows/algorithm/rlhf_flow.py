@@ -17,7 +17,6 @@ from typing import Any
 
 from prefect_rlhf.errors.blame import described
 from prefect_rlhf.errors.errors import GraphError, InvalidInput
-from prefect_rlhf.files.environment import hide
 from prefect_rlhf.files.modules import IN_RANK, import_from
 from prefect_rlhf.files.path_text import resolved
 from prefect_rlhf.flows.algorithm.places import expected_flow, find_place, no_module
@@ -62,7 +61,6 @@ def rlhf_flow(name: str) -> Callable[[Callable[..., None]], AlgorithmFlow]:
             # Imported here: tracing and planning need no engine.
             from prefect_rlhf.flows.training.run import run_algorithm
 
-            hide()  # before the first play, which could read this process's variables
             options, arguments = RunOptions.split(parameters)
             return run_algorithm(algorithm, arguments, options)
 

@@ -15,6 +15,7 @@ from pydantic_core import to_jsonable_python
 from prefect_rlhf.blocks.lease import dry_lease, given_lease, lease
 from prefect_rlhf.errors.errors import InvalidInput, OutputFailed
 from prefect_rlhf.files.atomic_file import write_atomically, writing
+from prefect_rlhf.files.environment import hide
 from prefect_rlhf.files.remote_path import shown
 from prefect_rlhf.flows.forms.options import RunOptions
 from prefect_rlhf.flows.hardware.device_kind import check_leased_gpus, device_line, unheld_devices
@@ -224,6 +225,7 @@ def prepare(
     first steps are made and their time predicted. A device is used only by a probe before a search and by the plans of
     `measure(k)`, and never in a dry run.
     """
+    hide()  # before the first play, which could read the variables of this process
     check_trackers(options.tracking)
     request = with_speeds(read_request(algorithm, arguments, options, lease, is_restart=is_restart))
     plans = choose_plans(request)

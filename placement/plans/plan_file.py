@@ -126,7 +126,7 @@ class CallEntry(BaseModel):
 class PlanFile(BaseModel):
     """A plan file: its name and a placement for each call.
 
-    `mesh` counts devices from the first device of the lease: `n0:0` is the first leased device, whichever it is.
+    `mesh` counts devices from the first device of the lease: `n0:0` is `n0:1` if that device was leased.
     `order` lists the mesh's devices, by position, in the order of coordinates: tp varies fastest, then dp, then pp.
     Without it a run chooses the order that moves the fewest weights. `ep` divides dp: `ep` neighbouring replicas divide
     the experts of a mixture. With `prefetch: false` an offloaded part is reloaded only when its devices are idle:

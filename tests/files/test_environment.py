@@ -4,9 +4,11 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+from prefect_rlhf.files import environment
 from prefect_rlhf.files.environment import handed_over, is_shown, starts_module
 
 LOOK = "open('/proc/self/environ').read().split(chr(0))"
@@ -40,12 +42,12 @@ def test_a_module_gets_all_variables_and_starts_with_the_harmless(flags, tmp_pat
         f"import os, sys\nprint(__name__, sys.argv[1:], os.environ['TOKEN'] == 'a\\udc80\\n' * 90_000)\n"
         f"print('TOKEN' in ''.join({LOOK}), sys.path[0] == os.getcwd(), sys.modules['__main__'].__file__)\n"
     )
-    environment = {
+    variables = {
         "TOKEN": "a\udc80\n" * 90_000,
         "PATH": os.environ["PATH"],
         "PYTHONPATH": os.pathsep.join(["/", str(tmp_path)]),  # for -P, which leaves the working folder out
     }
-    with handed_over([sys.executable, *flags, "-m", "told", "-m", "x"], environment) as (command, shown, descriptor):
+    with handed_over([sys.executable, *flags, "-m", "told", "-m", "x"], variables) as (command, shown, descriptor):
         done = subprocess.run(
             command,
             env=shown,
@@ -65,5 +67,14 @@ def test_a_module_gets_all_variables_and_starts_with_the_harmless(flags, tmp_pat
 
 def test_only_modules_of_this_interpreter_read_their_variables_themselves():
     assert starts_module([sys.executable, "-u", "-m", "told"])
+    assert starts_module([sys.executable, "-X", "faulthandler", "-m", "told", "-c"])
+    assert not starts_module([sys.executable, "told.py", "-m", "x"])
+    assert not starts_module([sys.executable, "-c", "-m", "-m", "x"])
     for command in ([sys.executable, "told.py"], ["bash", "-m", "told"], [sys.executable, "-m"], [sys.executable]):
         assert not starts_module(command)
+
+
+def test_no_file_beside_the_script_hides_a_module_of_python():
+    """It starts in this folder, so its imports would find such a file."""
+    beside = {path.stem for path in Path(environment.__file__).parent.glob("*")}
+    assert beside & sys.stdlib_module_names == set()

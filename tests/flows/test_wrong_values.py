@@ -36,6 +36,7 @@ from prefect_rlhf.flows.algorithm.places import ALGORITHMS
 from prefect_rlhf.flows.algorithm.rlhf_flow import find_flow, rlhf_flow
 from prefect_rlhf.flows.commands.cli import main
 from prefect_rlhf.flows.plan import plan
+from prefect_rlhf.flows.profile import profile
 from prefect_rlhf.tasks.settings import Settings
 from tests.cases import examples
 from tests.tiny import ppo_parameters
@@ -118,7 +119,7 @@ def own(prompts: Prompts, actor: Model, own: Own = OWN, note: str = "") -> None:
     """Never run."""
 
 
-@pytest.mark.parametrize("flow", [*FLOWS.values(), own], ids=lambda flow: flow.fn.__name__)
+@pytest.mark.parametrize("flow", [*FLOWS.values(), profile, own], ids=lambda flow: flow.fn.__name__)
 def test_no_value_of_a_form_breaks_a_server(flow):
     """In no field, list, group or key of a group: the server refuses it by the deployment's schema."""
     schema = flow.parameters.model_dump()

@@ -44,8 +44,16 @@ def shown(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def starts_module(command: Sequence[str]) -> bool:
-    """Whether a command is `python ... -m MODULE ...` of this interpreter, which can read its variables itself."""
-    return command[0] == sys.executable and "-m" in command[1:-1]
+    """Whether a command is `python ... -m MODULE ...` of this interpreter, which can read its variables itself.
+
+    >>> starts_module([sys.executable, "-P", "-m", "mine"]), starts_module([sys.executable, "mine.py", "-m", "x"])
+    (True, False)
+    """
+    if command[0] != sys.executable or "-m" not in command[1:-1]:
+        return False
+    flags = command[1 : command.index("-m")]
+    with_word = [place for place, flag in enumerate(flags) if flag in ("-X", "-W")]
+    return all(flag.startswith("-") and flag != "-c" or place - 1 in with_word for place, flag in enumerate(flags))
 
 
 @contextmanager

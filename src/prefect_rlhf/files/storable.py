@@ -75,7 +75,7 @@ def _limit(schema: dict[str, Any]) -> None:
 
 
 def any_value(levels: int = LEVELS) -> dict[str, Any]:
-    """Return a schema of any JSON value with at most so many levels of groups. Each word applies to its own type."""
+    """Return a schema of any JSON value with at most `levels` levels of groups. Each word applies to its own type."""
     if levels == 0:
         return {"type": ["string", "number", "boolean", "null"], **_SCALAR}
     below = any_value(levels - 1)
