@@ -63,8 +63,8 @@ class WorkerProcess(Generic[Said]):
 
     It runs `module` of this folder, and receives `first`. `read` reads a line of its messages, or raises ValueError.
     `environment` are its variables, besides those of every worker. Without it, it has this process's, which others
-    cannot read in `/proc`. `python` is another interpreter than this process's;
-    what it imports of this package needs the standard library alone.
+    cannot read in `/proc`. `python` is another interpreter than this process's; what it imports of this package needs
+    the standard library alone.
     """
 
     def __init__(

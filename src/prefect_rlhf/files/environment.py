@@ -15,27 +15,31 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import re
 import runpy
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 HARMLESS = ("PATH", "HOME", "USER", "LANG", "LC_ALL", "TZ", "TMPDIR", "VIRTUAL_ENV", "LD_LIBRARY_PATH")
 """Variables that every process may see; a play gets no others."""
 _READ_AT_START = ("PREFECT__FLOW_RUN_ID", "CUDA_VISIBLE_DEVICES", "GLIBC_TUNABLES")
 """Variables that a process must start with: the mark of its run, and what the loader and libraries read."""
-_FAMILIES = ("LC_", "LD_", "PYTHON", "MALLOC_", "OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_")
+_FAMILIES = re.compile("(LC|LD|MALLOC|OMP|GOMP|KMP|MKL|OPENBLAS)_[A-Z0-9_]+|PYTHON[A-Z]+")
+_OF_A_SECRET = re.compile("KEY|TOKEN|SECRET|PASS|CREDENTIAL")  # such as LD_SDK_KEY, which is not of the loader
+_STAT = Path("/proc/self/stat")
 _START_OF_ENVIRONMENT = 47  # of /proc/self/stat after the name: fields 50 and 51 of proc(5)
 
 
 def is_shown(name: str) -> bool:
     """Whether a process may be started with this variable, so that others can read it.
 
-    >>> [name for name in ("HOME", "PYTHONPATH", "HF_TOKEN", "HTTPS_PROXY") if is_shown(name)]
+    >>> [name for name in ("HOME", "PYTHONPATH", "HF_TOKEN", "HTTPS_PROXY", "LD_SDK_KEY") if is_shown(name)]
     ['HOME', 'PYTHONPATH']
     """
-    return name in HARMLESS or name in _READ_AT_START or name.startswith(_FAMILIES)
+    is_of_family = _FAMILIES.fullmatch(name) is not None and _OF_A_SECRET.search(name) is None
+    return name in HARMLESS or name in _READ_AT_START or is_of_family
 
 
 def shown(environment: Mapping[str, str]) -> dict[str, str]:
@@ -94,14 +98,18 @@ def hide() -> None:
 
     A thread that reads the environment in C at this moment may see an empty value, so call it early.
     """
-    os.environ.update(os.environ)  # setenv(3) copies each variable to memory of its own
+    if not _STAT.exists():  # not Linux
+        return
+    for name, value in list(os.environ.items()):
+        with suppress(OSError, ValueError):  # a name that setenv refuses, such as an empty name
+            os.environ[name] = value  # setenv(3) copies it to memory of its own
     for address, length in _hidden_entries():
         ctypes.memset(address, 0, length)
 
 
 def _hidden_entries() -> Iterable[tuple[int, int]]:
     """Return address and length of each variable in the memory of `/proc/self/environ` that is not shown."""
-    fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    fields = _STAT.read_text().rpartition(")")[2].split()
     begin, end = map(int, fields[_START_OF_ENVIRONMENT : _START_OF_ENVIRONMENT + 2])
     for entry in ctypes.string_at(begin, end - begin).split(b"\0"):
         name, is_variable, _ = entry.partition(b"=")
