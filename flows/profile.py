@@ -12,6 +12,7 @@ from pydantic import Field
 
 from prefect_rlhf.blocks.lease import leased_devices
 from prefect_rlhf.errors.errors import InvalidInput, RlhfError
+from prefect_rlhf.files.storable import Storable
 from prefect_rlhf.flows.hardware.device_kind import check_leased_gpus, device_line
 from prefect_rlhf.flows.hardware.installed_engines import check_engines
 from prefect_rlhf.flows.hardware.probes import TOO_BUSY
@@ -43,7 +44,7 @@ DEGREES = Field(
 
 @flow(name="rlhf")
 def profile(
-    model: Annotated[str, MODEL],
+    model: Annotated[str, MODEL, Storable()],
     dtype: Dtype = "bfloat16",
     most_rows: Annotated[int, ROWS] = 32,
     longest: Annotated[int, LONGEST] = 128,

@@ -12,6 +12,7 @@ from prefect_rlhf.engines.functions.scores import MOST_SCORE
 from prefect_rlhf.engines.rows import KEYS_OF_CALLS
 from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.errors.wrong_setting import not_used, wrong
+from prefect_rlhf.files.path_text import PathText, resolved
 from prefect_rlhf.tasks.settings import Settings
 
 _COMPUTATIONS = (
@@ -32,9 +33,7 @@ Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_]\w*$", max_length=20
 class RewardFunction(Settings):
     """A function that scores a row; HostFunction documents the arguments of each signature."""
 
-    function: str = Field(
-        max_length=4096, description="`module:function` or `file.py:function`, such as `my_rewards:exact`."
-    )
+    function: PathText = Field(description="`module:function` or `file.py:function`, such as `my_rewards:exact`.")
     weight: float = Field(1.0, ge=-1e6, le=1e6, description="Weight of its result in the sum.")
     signature: Literal["row", "trl", "verl", "reasoning_gym"] = Field(
         "row", description="Arguments of the function: a row, or as in TRL, verl or reasoning-gym."
@@ -100,7 +99,7 @@ class HostRewards(Settings):
         for name, stated in self.functions.items():
             file, colon, function = stated.function.rpartition(":")
             if file.endswith(".py"):
-                file = str(Path(file).expanduser().resolve())
+                file = str(resolved(Path(file)))
             functions[name] = stated.model_copy(update={"function": f"{file}{colon}{function}"})
         return self.model_copy(update={"functions": functions})
 

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import Field, JsonValue, StringConstraints
+from pydantic import Field, JsonValue, StringConstraints, field_validator
 
 from prefect_rlhf.engines.engine import OverlongAnswers, PlaySettings
 from prefect_rlhf.engines.functions.scores import MOST_SCORE
@@ -19,10 +19,10 @@ from prefect_rlhf.engines.functions.signatures.play_function import (
     ToolFormat,
 )
 from prefect_rlhf.errors.errors import InvalidInput
+from prefect_rlhf.files.path_text import PathText, resolved
 from prefect_rlhf.placement.graph import PlayBounds
 from prefect_rlhf.tasks.settings import Settings
 
-FunctionName = Annotated[str, StringConstraints(max_length=4096)]
 VariableName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_]\w*$", max_length=200)]
 
 
@@ -41,18 +41,14 @@ class Play(Settings):
     8
     """
 
-    function: str = Field(
-        "", max_length=4096, description="`module:function` or `file.py:function`, such as `my_play.py:solve`."
-    )
+    function: PathText = Field("", description="`module:function` or `file.py:function`, such as `my_play.py:solve`.")
     signature: PlaySignature = Field("play", description="How the function is called, and who answers the model.")
-    tools: tuple[FunctionName, ...] = Field(
+    tools: tuple[PathText, ...] = Field(
         (), strict=False, max_length=128, description="Functions that the model may call, for signature tools."
     )
     tool_format: ToolFormat = Field(DEFAULT_FORMAT, description="How the model writes calls of tools.")
     arguments: dict[str, JsonValue] = Field({}, description="Arguments of an environment or a server.")
-    python: str = Field(
-        "", max_length=4096, description="Python interpreter of the worker processes; empty: that of the run."
-    )
+    python: PathText = Field("", description="Python interpreter of the worker processes; empty: that of the run.")
     max_tokens: int = Field(ge=1, le=1 << 20, description="Most tokens after the prompt, including those of answers.")
     max_turns: int = Field(8, ge=1, le=1000, description="Most turns of the model in a row.")
     max_answer_tokens: int = Field(1024, ge=1, le=1 << 20, description="Most tokens of an answer of the environment.")
@@ -61,9 +57,9 @@ class Play(Settings):
     )
     workers: int = Field(2, ge=1, le=1024, description="Worker processes for each replica that generates.")
     at_once: int = Field(64, ge=1, le=4096, description="Plays that a worker has open.")
-    deadline_seconds: float = Field(30.0, gt=0, le=86400, description="Longest time of an answer, in seconds.")
+    deadline_seconds: float = Field(30.0, ge=0.001, le=86400, description="Longest time of an answer, in seconds.")
     play_seconds: float = Field(
-        3600.0, gt=0, le=86400, description="Longest time of all answers of a row together, in seconds."
+        3600.0, ge=0.001, le=86400, description="Longest time of all answers of a row together, in seconds."
     )
     retries: int = Field(1, ge=0, le=100, description="Further tries of a play that failed.")
     failed_value: float | None = Field(
@@ -87,6 +83,13 @@ class Play(Settings):
     seconds_per_answer: float = Field(
         0.05, ge=0, le=86400, description="Expected seconds that a row waits for an answer, for the planner."
     )
+
+    @field_validator("environment_variables")
+    @classmethod
+    def _each_once(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        if len(set(names)) < len(names):
+            raise InvalidInput("play.environment_variables", list(names), "each variable once")
+        return names
 
     def absolute(self) -> Play:
         """Return the same settings with absolute paths, because ranks and workers may run in other folders."""
@@ -143,10 +146,10 @@ def _in_folder(server: JsonValue) -> JsonValue:
     cwd = server.get("cwd")
     if cwd is not None and not isinstance(cwd, str):
         return server  # refused later
-    return server | {"cwd": str(Path(cwd or ".").expanduser().resolve())}
+    return server | {"cwd": str(resolved(Path(cwd or ".")))}
 
 
 def _absolute(name: str) -> str:
     """Return a function's name with an absolute path, if a file is named."""
     file, colon, function = name.rpartition(":")
-    return f"{Path(file).expanduser().resolve()}{colon}{function}" if file.endswith(".py") else name
+    return f"{resolved(Path(file))}{colon}{function}" if file.endswith(".py") else name

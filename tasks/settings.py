@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, GetJsonSchemaHandler, field_validator, model_validator
-from pydantic.json_schema import JsonSchemaValue
-from pydantic_core import CoreSchema, PydanticCustomError
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic_core import PydanticCustomError
 
 from prefect_rlhf.errors.wrong_setting import not_used, wrong
 from prefect_rlhf.placement.models.model import Schedule
@@ -14,7 +13,6 @@ from prefect_rlhf.placement.models.model import Schedule
 MOST_STEPS = 1_000_000
 MOST_UPDATES = 1 << 40  # optimizer steps of a run
 MOST_ROWS = 1 << 20  # of a step; its tokens and log-probabilities are in memory together
-MOST_IN_JSON = 2**63 - 1
 LOWEST_TEMPERATURE = 0.01  # above 0; vLLM's own bound
 
 Staleness = Annotated[
@@ -28,17 +26,6 @@ Decay = Annotated[float, Field(ge=0, lt=1)]
 """The share of the old value in a moving average."""
 
 
-def add_bounds(schema: dict[str, Any]) -> None:
-    """Add bounds to the unbounded numbers of a JSON schema: 2^64 would break a server's lists for all users."""
-    if schema.get("type") in ("integer", "number"):
-        for bound, other, most in (("maximum", "exclusiveMaximum", 1), ("minimum", "exclusiveMinimum", -1)):
-            if other not in schema:
-                schema.setdefault(bound, most * MOST_IN_JSON)
-    for part in (*schema.get("anyOf", ()), *schema.get("prefixItems", ()), schema.get("items")):
-        if isinstance(part, dict):
-            add_bounds(part)
-
-
 class Settings(BaseModel):
     """Base of every group of settings: frozen; no key is ignored; each value has its exact type and is finite.
 
@@ -47,14 +34,6 @@ class Settings(BaseModel):
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
-
-    @classmethod
-    def __get_pydantic_json_schema__(cls, core: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
-        """Return the schema of a form, with bounds for numbers whose author stated no bounds."""
-        schema = handler(core)
-        for field in handler.resolve_ref_schema(schema).get("properties", {}).values():
-            add_bounds(field)
-        return schema
 
 
 class Sampling(Settings):

@@ -5,12 +5,13 @@ import contextlib
 import os
 import socket
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
 from prefect_rlhf.blocks.worker import keeper
+from prefect_rlhf.files.environment import handed_over, starts_module
 
 KEEPER_SECONDS = 2 * keeper.REAP_SECONDS  # a keeper that has not ended this long after the grace is killed
 
@@ -39,25 +40,29 @@ class FlowProcess:
     ) -> Self:
         """Start `command`. It and its keeper inherit the descriptors, so they hold devices and lock without the worker.
 
-        `folder` is a temporary folder; the keeper removes it if the worker is dead.
+        `folder` is a temporary folder; the keeper removes it if the worker is dead. Other processes of this user cannot
+        read the variables of `python -m MODULE` and of its keeper in `/proc`. Another command starts with all of them.
         """
         output = None if stream_output else asyncio.subprocess.DEVNULL
         locks = (*devices, lock) if lock is not None else tuple(devices)
         held = "" if lock is None else str(lock)
-        words = (flow_run_id, str(grace_seconds), held, ",".join(map(str, devices)), folder, *command)
-        process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-I",  # the flow's folder and variables must not affect the keeper
-            str(Path(keeper.__file__).resolve()),
-            *words,
-            stdin=asyncio.subprocess.PIPE,
-            stdout=output,
-            stderr=output,
-            env=dict(environment),
-            cwd=working_dir,
-            pass_fds=locks,
-            start_new_session=True,  # Ctrl-C at the worker's terminal reaches the worker alone
-        )
+        passing = handed_over if starts_module(command) else _shown_to_all
+        with passing(command, environment) as (started, variables, descriptor):
+            hidden = () if descriptor is None else (descriptor,)
+            numbers = held, ",".join(map(str, devices)), folder, "".join(map(str, hidden))
+            process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-I",  # the flow's folder and variables must not affect the keeper
+                str(Path(keeper.__file__).resolve()),
+                *(flow_run_id, str(grace_seconds), *numbers, *started),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=output,
+                stderr=output,
+                env=variables,
+                cwd=working_dir,
+                pass_fds=(*locks, *hidden),
+                start_new_session=True,  # Ctrl-C at the worker's terminal reaches the worker alone
+            )
         return cls(flow_run_id, grace_seconds, process)
 
     @property
@@ -91,6 +96,13 @@ class FlowProcess:
         status = self._keeper.returncode
         assert status is not None  # read after the end
         return 128 - status if status > 128 else status
+
+
+@contextlib.contextmanager
+def _shown_to_all(
+    command: Sequence[str], environment: Mapping[str, str]
+) -> Iterator[tuple[Sequence[str], dict[str, str], None]]:
+    yield command, dict(environment), None
 
 
 def signal_keeper(identifier: str, flow_run_id: str, signal_number: int) -> None:

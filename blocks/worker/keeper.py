@@ -1,19 +1,21 @@
 """Run one command and end after the last of its processes: a script between the worker and the flow run's process.
 
-    python keeper.py FLOW_RUN_ID GRACE_SECONDS LOCK DEVICES FOLDER COMMAND...
+    python keeper.py FLOW_RUN_ID GRACE_SECONDS LOCK DEVICES FOLDER ENVIRONMENT COMMAND...
 
 The keeper sends SIGTERM to the command when it reads `stop` from standard input, when standard input ends (the worker
 is dead), or when it receives SIGTERM itself. It sends SIGKILL after the grace. However the command ends, the keeper
 kills every process that descends from it or carries its flow run id. The exit status is the command's, or 128 + n for
 signal n. If the worker is dead, the keeper removes the temporary `FOLDER` and becomes `close_run`, which reports the
 end to the server. `DEVICES` are descriptors that hold the devices; `LOCK` is a descriptor that delays the run's next
-attempt. The keeper imports the standard library only, so that it starts in milliseconds.
+attempt. `ENVIRONMENT` is a descriptor of the variables that no other process may read in `/proc`; the command reads
+them from it too. The keeper imports the standard library only, so that it starts in milliseconds.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import json
 import os
 import select
 import shutil
@@ -32,8 +34,13 @@ REASON_FILE = "reason"  # in the temporary folder; the command may write the rea
 REAP_SECONDS = 5.0  # a killed process is gone in milliseconds unless the kernel itself is stuck
 
 
-def keep(flow_run_id: str, grace_seconds: float, descriptors: tuple[int, ...], command: list[str]) -> int:
-    """Run `command` with `descriptors` inherited; return its exit status after its last process has ended."""
+def keep(
+    flow_run_id: str, grace_seconds: float, descriptors: tuple[int, ...], environment: int | None, command: list[str]
+) -> int:
+    """Run `command` with `descriptors` inherited; return its exit status after its last process has ended.
+
+    It inherits `environment` too, which is closed here.
+    """
     # A process of the command may drop its environment and its session, but then it is still a child of this process
     # once its own parent has ended. So `reap` finds every process by the run's id or by its parent.
     _prctl(SET_CHILD_SUBREAPER, 1)
@@ -42,9 +49,11 @@ def keep(flow_run_id: str, grace_seconds: float, descriptors: tuple[int, ...], c
         command,
         stdin=subprocess.DEVNULL,
         start_new_session=True,
-        pass_fds=descriptors,
+        pass_fds=descriptors if environment is None else (*descriptors, environment),
         preexec_fn=lambda: _prctl(SET_PARENT_DEATH_SIGNAL, signal.SIGTERM),  # in case this process is killed
     )
+    if environment is not None:
+        os.close(environment)  # while it is open, others can read it in /proc/PID/fd
     # With a pidfd a single select waits for the command's end, the worker's end (of standard input) and SIGTERM.
     ended = os.pidfd_open(child.pid)
     try:
@@ -113,6 +122,20 @@ def _prctl(option: int, value: int) -> None:
     ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
 
 
+def _variables(descriptor: int) -> dict[str, str]:
+    variables: dict[str, str] = json.loads(os.pread(descriptor, os.fstat(descriptor).st_size, 0))
+    return variables
+
+
+def _reader(command: list[str], variables: dict[str, str]) -> list[str]:
+    """Return the script of `command` that reads variables from a descriptor, with a descriptor of `variables`."""
+    if not variables:
+        return []
+    descriptor = os.memfd_create("environment", 0)  # inherited
+    os.write(descriptor, json.dumps(variables).encode())
+    return [command[command.index("-m") - 2], str(descriptor)]
+
+
 def _worker_is_dead() -> bool:
     ready, _, _ = select.select([STDIN], [], [], 0)
     return bool(ready) and os.read(STDIN, len(STOP)) == b""
@@ -120,10 +143,12 @@ def _worker_is_dead() -> bool:
 
 def main() -> int:
     """Read the arguments, run the command and return the exit status."""
-    flow_run_id, grace_seconds, lock, devices, folder, *command = sys.argv[1:]
+    flow_run_id, grace_seconds, lock, devices, folder, hidden, *command = sys.argv[1:]
     inherited = tuple(int(word) for word in devices.split(",") if word)
     locks = (*inherited, int(lock)) if lock else inherited
-    status = keep(flow_run_id, float(grace_seconds), locks, command)
+    environment = int(hidden) if hidden else None
+    everything = {} if environment is None else _variables(environment)
+    status = keep(flow_run_id, float(grace_seconds), locks, environment, command)
     if _worker_is_dead():
         # The devices are freed before the report, which may wait for the server for minutes. `LOCK` is passed on, so
         # that no worker starts the next attempt before the server has this attempt's end. The process image is
@@ -136,8 +161,9 @@ def main() -> int:
         if folder:
             shutil.rmtree(folder, ignore_errors=True)
         del os.environ["PREFECT__FLOW_RUN_ID"]  # this process is no longer one of the run's
-        close_run = [sys.executable, "-m", "prefect_rlhf.blocks.worker.close_run"]
-        os.execv(sys.executable, [*close_run, flow_run_id, str(status), lock, words])
+        everything.pop("PREFECT__FLOW_RUN_ID", None)
+        close_run = [*_reader(command, everything), "-m", "prefect_rlhf.blocks.worker.close_run"]
+        os.execv(sys.executable, [sys.executable, *close_run, flow_run_id, str(status), lock, words])
     return status if status >= 0 else 128 - status
 
 

@@ -1,9 +1,12 @@
 """The form of a gpu-mesh work pool, which a deployment's or a run's job variables may override."""
 
 from prefect.workers.base import BaseVariables
-from pydantic import Field
+from pydantic import Field, GetJsonSchemaHandler
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema
 
 from prefect_rlhf.blocks.cluster import ClusterFields
+from prefect_rlhf.files.storable import TEXT, any_value, storable
 from prefect_rlhf.placement.devices.mesh import MOST_DEVICES, MOST_NODES
 
 
@@ -72,3 +75,12 @@ class GpuMeshVariables(MeshFields, BaseVariables):
     labels: dict[str, str] = Field(
         default_factory=dict, title="Labels", description="Kept with the configuration; the worker does not use them."
     )
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        """Return the schema of the form, which refuses values that would break the server's lists of runs."""
+        schema = storable(handler(core), handler.resolve_ref_schema)
+        # Others are names such as env.NAME. Prefect's own schema would drop `additionalProperties`.
+        others = {"propertyNames": {"pattern": TEXT}, "unevaluatedProperties": any_value()}
+        handler.resolve_ref_schema(schema).update(others)
+        return schema

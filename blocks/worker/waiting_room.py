@@ -27,6 +27,13 @@ if TYPE_CHECKING:
     from prefect_rlhf.blocks.worker.configuration import GpuMeshConfiguration
 
 
+CANNOT_LIST = 500
+BROKEN_LIST = (
+    "The Prefect server cannot list the runs of this pool, so no run starts. A run with half a surrogate pair in its "
+    "name, tags or parameters, or with a number of 2^64, is a cause: delete that run"
+)
+
+
 class WaitingRoom:
     """Runs that were offered to a worker and cannot start yet, and the time to check them again."""
 
@@ -70,7 +77,9 @@ class WaitingRoom:
                 raise
             if not self._server_away:
                 reason = f"{type(error).__name__}: {error}"
-                get_logger("workers").warning(f"The Prefect server is unreachable; started runs continue ({reason}).")
+                is_broken = isinstance(error, httpx.HTTPStatusError) and error.response.status_code == CANNOT_LIST
+                what = BROKEN_LIST if is_broken else "The Prefect server is unreachable; started runs continue"
+                get_logger("workers").warning(f"{what} ({reason}).")
             self._server_away = True
             return []
         self._server_away = False

@@ -33,6 +33,7 @@ from prefect_rlhf.blocks.worker.run_records import TAKEN, RunRecords
 from prefect_rlhf.blocks.worker.variables import GpuMeshVariables
 from prefect_rlhf.blocks.worker.waiting_room import WaitingRoom
 from prefect_rlhf.errors.errors import RlhfError
+from prefect_rlhf.files.environment import hide
 
 if TYPE_CHECKING:
     from uuid import UUID
@@ -68,6 +69,7 @@ class GpuMeshWorker(BaseWorker[GpuMeshConfiguration, GpuMeshVariables, GpuMeshRe
     async def setup(self) -> None:
         """Also open the channel that marks a SIGTERM to a flow run's process as a person's cancellation."""
         _restore_interrupt()
+        hide()  # plays are below this process, and could read its variables
         self._control = await self._exit_stack.enter_async_context(ControlChannel())  # first in, so last to close
         await super().setup()
         assert self._runs_task_group is not None  # made by the base's setup

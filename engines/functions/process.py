@@ -11,12 +11,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Generic, TypeVar
 
 from prefect_rlhf.engines.functions.messages import packed
 from prefect_rlhf.errors.in_short import in_short, one_line
+from prefect_rlhf.files.environment import handed_over
 from prefect_rlhf.files.modules import IN_RANK
 
 KEPT_OUTPUT = 4096
@@ -61,8 +62,9 @@ class WorkerProcess(Generic[Said]):
     """A fresh interpreter in a session of its own, that ends when this process does. Raises OSError.
 
     It runs `module` of this folder, and receives `first`. `read` reads a line of its messages, or raises ValueError.
-    `environment` are its variables, besides those of every worker. `python` is another interpreter than this process's;
-    what it imports of this package needs the standard library alone.
+    `environment` are its variables, besides those of every worker. Without it, it has this process's, which others
+    cannot read in `/proc`. `python` is another interpreter than this process's; what it imports of this package needs
+    the standard library alone.
     """
 
     def __init__(
@@ -70,7 +72,7 @@ class WorkerProcess(Generic[Said]):
         first: object,
         read: Callable[[bytes], Said],
         module: str = "worker",
-        environment: Mapping[str, str] = os.environ,
+        environment: Mapping[str, str] | None = None,
         python: str = "",
     ) -> None:
         self._read = read
@@ -79,16 +81,19 @@ class WorkerProcess(Generic[Said]):
         lifeline, self._life = os.pipe()  # a pipe per worker: the kernel stores the group to kill with the read end
         start = (python, *_OPTIONS, "-c", _START, str(_PACKAGE)) if python else _COMMAND
         command = [*start, f"{__package__}.{module}", str(theirs.fileno()), str(lifeline)]
+        given = {**(os.environ if environment is None else environment), **_ENVIRONMENT}
+        passing = handed_over(command, given) if environment is None else nullcontext((command, given, None))
         try:
-            self._process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=printed,
-                stderr=printed,
-                pass_fds=(theirs.fileno(), lifeline),
-                start_new_session=True,
-                env={**environment, **_ENVIRONMENT},
-            )
+            with passing as (started, at_start, hidden):
+                self._process = subprocess.Popen(
+                    started,
+                    stdin=subprocess.DEVNULL,
+                    stdout=printed,
+                    stderr=printed,
+                    pass_fds=(theirs.fileno(), lifeline, *(() if hidden is None else (hidden,))),
+                    start_new_session=True,
+                    env=at_start,
+                )
         except BaseException:
             self._close()
             raise

@@ -21,6 +21,7 @@ from prefect_rlhf.flows.algorithm.run_result import PlannedRun, RunResult
 from prefect_rlhf.flows.forms.options import MOST_RESTARTS, RunOptions
 from prefect_rlhf.flows.hardware.device_kind import local_cluster, unheld_devices
 from prefect_rlhf.flows.hardware.installed_engines import check_builds
+from prefect_rlhf.flows.hardware.surroundings import check_surroundings
 from prefect_rlhf.flows.training.run import check_run, leased_after, prepare
 from prefect_rlhf.flows.training.run_name import new_name
 from prefect_rlhf.flows.training.server import check_server
@@ -105,6 +106,7 @@ def plan_locally(
     """Return the plan of a run with checked parameters. Raises InvalidInput or GraphError if it cannot run."""
     options, arguments = RunOptions.split(checked)
     leased = _given_lease(devices, kind) or unheld_devices(devices, kind)
+    check_surroundings(leased.mesh.num_devices, own_leases=given_lease() is None)
     return PlannedRun.of(prepare(flow.algorithm, arguments, options, leased))
 
 
@@ -127,6 +129,7 @@ def run_locally(
     if _given_lease(devices, kind) is not None:
         return _final_state(restarting, checked)
     cluster = local_cluster(devices, kind)
+    check_surroundings(cluster.whole.num_devices, own_leases=True)
     with stopped_at("stopped before the run began"):
         found = check_run(flow.algorithm, arguments, options, cluster)
         check_server()

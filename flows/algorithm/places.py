@@ -9,6 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from prefect_rlhf.errors.errors import InvalidInput
+from prefect_rlhf.files.path_text import resolved
 
 ALGORITHMS = ("ppo", "reward", "sft", "dpo", "kto", "grpo", "remax", "safe-rlhf")
 ENTRY_POINTS = "prefect_rlhf.algorithms"  # the group for the algorithms of other packages
@@ -40,7 +41,7 @@ def find_place(name: str) -> tuple[str, str]:
         raise InvalidInput("algorithm", name, f"one of {known}, module:function or file.py:function")
     if place.endswith(".py"):
         try:
-            file = Path(place).expanduser().resolve()
+            file = resolved(Path(place))
         except (RuntimeError, ValueError, OSError):  # the home of an unknown user, a NUL, a loop of links
             file = Path(place)
         if not file.is_file():

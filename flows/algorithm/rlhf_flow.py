@@ -18,6 +18,7 @@ from typing import Any
 from prefect_rlhf.errors.blame import described
 from prefect_rlhf.errors.errors import GraphError, InvalidInput
 from prefect_rlhf.files.modules import IN_RANK, import_from
+from prefect_rlhf.files.path_text import resolved
 from prefect_rlhf.flows.algorithm.places import expected_flow, find_place, no_module
 from prefect_rlhf.flows.forms.form_flow import FormFlow, form_entry
 from prefect_rlhf.flows.forms.options import RunOptions
@@ -104,7 +105,7 @@ def find_flow(name: str) -> AlgorithmFlow:
 
 def _import_place(name: str, place: str) -> ModuleType:
     """Import the module or file before the colon of `name`. Raises InvalidInput."""
-    file = Path(place).expanduser().resolve() if place.endswith(".py") else None
+    file = resolved(Path(place)) if place.endswith(".py") else None
     if file is None and str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
     try:

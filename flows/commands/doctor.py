@@ -37,7 +37,10 @@ def doctor(flags: Annotated[DoctorFlags, ALL_AT_ONCE] = DoctorFlags()) -> int:
     from prefect_rlhf.flows.commands.terminal import quiet_terminal
     from prefect_rlhf.flows.hardware.checkup import findings
 
-    log = Path(tempfile.gettempdir(), f"prefect-rlhf-doctor-{os.getpid()}.log")
+    # A name that nobody could guess: other users may make links in the temporary folder.
+    descriptor, name = tempfile.mkstemp(".log", "prefect-rlhf-doctor-")
+    os.close(descriptor)
+    log = Path(name)
     faults = 0
     with os.fdopen(os.dup(1), "w") as terminal, quiet_terminal(log):  # libraries warn of much that is no fault
         for finding in findings(flags.kind, flags.devices):

@@ -155,12 +155,18 @@ def _set(parameters: dict[str, Any], path: Sequence[str], value: object) -> None
 
 
 def read_pairs(flag: str, assignments: Sequence[str]) -> dict[str, str]:
-    """Return the texts left and right of each `=`. Raises InvalidInput for a text without `=`."""
-    pairs = {}
+    """Return the texts left and right of each `=`.
+
+    Raises InvalidInput for a text without `=`, and for a name that would replace an earlier name or a part of it.
+    """
+    pairs: dict[str, str] = {}
     for text in assignments:
         name, equals, value = text.partition("=")
         if not equals or not name:
             raise InvalidInput(flag, text, "NAME=VALUE")
+        if (earlier := next((each for each in pairs if f"{each}.".startswith(f"{name}.")), None)) is not None:
+            first = f"{earlier}={pairs[earlier]}"
+            raise InvalidInput(flag, text, f"a single value of {name}; {first} is repeated by it")
         pairs[name] = value
     return pairs
 

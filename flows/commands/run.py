@@ -3,6 +3,7 @@
 import logging
 import shlex
 import signal
+import warnings
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Annotated
@@ -70,6 +71,7 @@ def run(flags: Annotated[RunFlags, ALL_AT_ONCE]) -> int:
     """
     find_place(flags.algorithm)
     parameters = read_parameters(flags.parameters, flags.param)
+    warnings.filterwarnings("ignore", "Failed to create the Prefect home")  # `check_surroundings` names the variable
     from prefect_rlhf.flows.algorithm.rlhf_flow import (
         find_flow,  # imported here: an error about a flag or name needs no Prefect
     )

@@ -71,7 +71,22 @@ def _validated(name: str, annotation: Any, value: Any) -> Any:
         raise InvalidInput(name, "endlessly nested groups", "fewer levels") from error
     except (TypeError, ValueError):  # it contains typed values, or a number that JSON lacks
         return adapter.validate_python(value)
+    if b"\\u0000" in text and (field := _with_nul(name, value)):
+        raise InvalidInput(field, "a text with NUL", "text without NUL characters")
     return adapter.validate_json(text)
+
+
+def _with_nul(field: str, value: Any) -> str | None:
+    """Return the field of the first text or key with a NUL character: no path, variable or database can have it."""
+    if isinstance(value, str):
+        return field if "\0" in value else None
+    if isinstance(value, Mapping):
+        if any("\0" in str(key) for key in value):
+            return field
+        return next((found for key, one in value.items() if (found := _with_nul(f"{field}.{key}", one))), None)
+    if isinstance(value, list | tuple):
+        return next((found for number, one in enumerate(value) if (found := _with_nul(f"{field}.{number}", one))), None)
+    return None
 
 
 def invalid_input(name: str, error: ValidationError, value: Any, annotation: Any) -> InvalidInput:

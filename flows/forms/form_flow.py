@@ -2,11 +2,12 @@
 
 import inspect
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 from prefect import Flow
 
 from prefect_rlhf.errors.errors import PlanDoesNotFit, RlhfError
+from prefect_rlhf.files.storable import Storable
 from prefect_rlhf.flows.forms.check import checked_parameters
 from prefect_rlhf.flows.forms.options import Form
 from prefect_rlhf.flows.forms.retry import may_retry
@@ -50,7 +51,10 @@ def form_entry(
                 raise
             return stopped(error)
 
-    parameters = [*own, *form.signature()]
+    parameters = [
+        parameter.replace(annotation=Annotated[parameter.annotation, Storable()])
+        for parameter in (*own, *form.signature())
+    ]
     entry.__name__, entry.__qualname__, entry.__module__ = body.__name__, body.__qualname__, body.__module__
     entry.__doc__ = form.described(inspect.getdoc(body) or body.__name__)
     entry.__signature__ = inspect.Signature(parameters, return_annotation=dict)  # type: ignore[attr-defined]  # read by inspect

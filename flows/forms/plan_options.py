@@ -4,7 +4,7 @@ import inspect
 from collections.abc import Mapping
 from typing import Annotated, Any
 
-from pydantic import Field, WithJsonSchema
+from pydantic import Field
 
 from prefect_rlhf.files.path_text import MOST_CHARACTERS, PathText
 from prefect_rlhf.flows.forms.check import checked_parameters
@@ -12,23 +12,13 @@ from prefect_rlhf.flows.forms.options import Form
 from prefect_rlhf.flows.forms.share import Share
 from prefect_rlhf.placement.engine_constants import EXPERT_IMBALANCE
 from prefect_rlhf.placement.search.method import Method
-from prefect_rlhf.tasks.settings import MOST_IN_JSON, MOST_ROWS
+from prefect_rlhf.tasks.settings import MOST_ROWS
 
 MOST_NODES = 100_000
 MOST_DOLLARS = 1e6  # for a device and an hour
 MOST_EVALUATIONS = 10**12
 MOST_TOKENS = 1e15  # in a second
 MOST_IMBALANCE = 1e4  # no model has as many experts
-
-_SCALAR: list[dict[str, Any]] = [
-    {"type": "number", "maximum": MOST_IN_JSON, "minimum": -MOST_IN_JSON},
-    *({"type": kind} for kind in ("string", "boolean", "null")),
-]
-_GROUP = {"anyOf": [*_SCALAR, {"type": "array", "items": {"anyOf": _SCALAR}}]}
-for _ in range(3):  # levels of nested groups, as many as an algorithm's settings have
-    _GROUP = {"anyOf": [*_GROUP["anyOf"][:5], {"type": "object", "additionalProperties": _GROUP}]}
-Plain = Annotated[Any, WithJsonSchema(_GROUP)]
-"""A JSON value. Its type is checked once the algorithm is known; the schema only keeps numbers safe for a server."""
 
 
 class PlanOptions(Form):
@@ -41,7 +31,7 @@ class PlanOptions(Form):
         {},
         description="Model by role: a known model such as llama-70b or Qwen/Qwen2.5-7B, or a Hugging Face folder.",
     )
-    parameters: dict[str, Plain] = Field({}, description="The algorithm's own parameters, as in its deployment.")
+    parameters: dict[str, Any] = Field({}, description="The algorithm's own parameters, as in its deployment.")
     cluster: str = Field(
         "",
         max_length=MOST_CHARACTERS,

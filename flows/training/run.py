@@ -13,13 +13,15 @@ from prefect.runtime import flow_run
 from pydantic_core import to_jsonable_python
 
 from prefect_rlhf.blocks.lease import dry_lease, given_lease, lease
-from prefect_rlhf.errors.errors import OutputFailed
+from prefect_rlhf.errors.errors import InvalidInput, OutputFailed
 from prefect_rlhf.files.atomic_file import write_atomically, writing
+from prefect_rlhf.files.environment import hide
 from prefect_rlhf.files.remote_path import shown
 from prefect_rlhf.flows.forms.options import RunOptions
 from prefect_rlhf.flows.hardware.device_kind import check_leased_gpus, device_line, unheld_devices
 from prefect_rlhf.flows.hardware.installed_engines import check_builds, check_engines
 from prefect_rlhf.flows.hardware.living_nodes import on_living_nodes
+from prefect_rlhf.flows.hardware.surroundings import check_surroundings
 from prefect_rlhf.flows.training.choice.choose_plan import ChosenPlan
 from prefect_rlhf.flows.training.choice.measured_plan import plans_to_measure, trials_json
 from prefect_rlhf.flows.training.choice.plans_by_step import (
@@ -37,7 +39,15 @@ from prefect_rlhf.flows.training.moving.plan_mover import plan_mover
 from prefect_rlhf.flows.training.moving.predicted import later_plan, predict_run, predicted_by
 from prefect_rlhf.flows.training.probed import SPEEDS, awaits_probe, with_speeds
 from prefect_rlhf.flows.training.request import RunRequest, read_request
-from prefect_rlhf.flows.training.run_folder import RESULT, earlier_folder, new_folder, output_folder, read_result
+from prefect_rlhf.flows.training.run_folder import (
+    LATEST,
+    RESULT,
+    check_latest,
+    earlier_folder,
+    new_folder,
+    output_folder,
+    read_result,
+)
 from prefect_rlhf.flows.training.run_name import tag_run
 from prefect_rlhf.flows.training.stopped import stopped_run
 from prefect_rlhf.placement.augmented.augmented_graph import AugmentedGraph
@@ -150,6 +160,7 @@ def run_algorithm(algorithm: Algorithm, arguments: Mapping[str, Any], options: R
     """
     check_builds()
     leased = given_lease() or unheld_devices()
+    check_surroundings(leased.mesh.num_devices, own_leases=given_lease() is None)
     if not options.dry_run:
         check_engines(leased.kind)
         check_leased_gpus(leased)
@@ -224,6 +235,7 @@ def prepare(
     first steps are made and their time predicted. A device is used only by a probe before a search and by the plans of
     `measure(k)`, and never in a dry run. With `reward_warnings`, rewards were tried before.
     """
+    hide()  # before the first play, which could read the variables of this process
     check_trackers(options.tracking)
     request = read_request(algorithm, arguments, options, lease, is_restart=is_restart, reward_warnings=reward_warnings)
     request = with_speeds(request)
@@ -286,12 +298,21 @@ def train_in(run_dir: Path, prepared: PreparedRun, report: RunReport, moves: Mov
         report.stopped(run, error)
         raise
     report.finished()
-    write_atomically(run_dir.parent / "latest", lambda part: part.symlink_to(run_dir.name))
+    link_latest(run_dir)
     found = {**outcome(run, str(stop) if stop else None), "warnings": learning.warnings}
     result = {"run_dir": shown(run_dir), **found}
     journal.keep(RESULT, json.dumps(result))
     publish_record(run_dir)
     return result
+
+
+def link_latest(run_dir: Path) -> None:
+    """Make `latest` a link to the folder of a run that has ended; a file or folder that came meanwhile stays."""
+    try:
+        check_latest(run_dir.parent)
+        write_atomically(run_dir.parent / LATEST, lambda part: part.symlink_to(run_dir.name))
+    except InvalidInput as error:
+        log_warning(str(error))
 
 
 def _begin(checkpoint: Checkpoint | None, run_dir: Path) -> tuple[int, Path]:

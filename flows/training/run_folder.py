@@ -14,7 +14,7 @@ from typing import Any
 from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.files.atomic_file import writing
 from prefect_rlhf.files.foreign_file import read_json_object
-from prefect_rlhf.files.path_text import checked_path
+from prefect_rlhf.files.path_text import checked_path, resolved
 from prefect_rlhf.files.remote_path import is_remote, remote_path, writable_path
 from prefect_rlhf.flows.forms.options import RunOptions
 from prefect_rlhf.placement.cost.sizes import ModelSizes
@@ -23,6 +23,7 @@ from prefect_rlhf.placement.memory.bytes import byte_size
 from prefect_rlhf.tasks.checkpoints.elsewhere import check_writable, publish, recall_folder, recall_owners
 
 OWNER = "flow_run_id"  # this file names the flow run that owns the folder
+LATEST = "latest"  # a link to the folder of the run that ended last
 RESULT = "result.json"  # the result of the flow run; written last
 
 
@@ -81,6 +82,7 @@ def check_output_folder(options: RunOptions, graph: DataflowGraph, kept: Path | 
     if is_remote(options.output_dir):
         check_writable(options.output_dir)
     there = _writable_part(folder)
+    check_latest(folder)
     written = len(list(kept.parent.glob("step-*[0-9]"))) if kept else 0
     needed = needed_bytes(graph, options, written)
     free = shutil.disk_usage(there).free
@@ -89,11 +91,20 @@ def check_output_folder(options: RunOptions, graph: DataflowGraph, kept: Path | 
         raise InvalidInput(FIELD, f"{byte_size(free)} free in {there}", expected)
 
 
+def check_latest(folder: Path) -> None:
+    """Raise InvalidInput if `latest` is a file or folder: a run that ends makes it a link to its own folder."""
+    latest = folder / LATEST
+    if latest.exists() and not latest.is_symlink():
+        kind = "folder" if latest.is_dir() else "file"
+        right = f"a folder without a {kind} of that name: a run makes {LATEST} a link to its own folder"
+        raise InvalidInput(FIELD, str(latest), right)
+
+
 def output_folder(options: RunOptions) -> Path:
     """Return the folder that contains the run's folder; for a remote folder, its local mirror."""
     if is_remote(options.output_dir):
         return writable_path(options.output_dir, FIELD)
-    return checked_path(FIELD, options.output_dir).expanduser().resolve()
+    return resolved(checked_path(FIELD, options.output_dir))
 
 
 def needed_bytes(graph: DataflowGraph, options: RunOptions, written: int = 0) -> int:

@@ -2,15 +2,16 @@
 
 import os
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from functools import partial
+from typing import Any
 
 from prefect import get_client
 from prefect.settings import PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS as START_LIMIT
 from prefect.settings import get_current_settings, temporary_settings
 
 from prefect_rlhf.errors.errors import InvalidInput
+from prefect_rlhf.files.environment import handed_over, starts_module
 
 NO_TELEMETRY = "PREFECT_SERVER_ANALYTICS_ENABLED"
 START_SECONDS = 120
@@ -25,7 +26,7 @@ def check_server() -> None:
     limit = temporary_settings(set_defaults={START_LIMIT: START_SECONDS})
     error: Exception | None
     try:
-        with limit, nullcontext() if url else _processes_beside(), get_client(sync_client=True) as client:
+        with limit, nullcontext() if url else processes_beside(), get_client(sync_client=True) as client:
             error = client.api_healthcheck()
     except RuntimeError as raised:  # Prefect's temporary server did not start in time
         error = raised
@@ -35,13 +36,21 @@ def check_server() -> None:
 
 
 @contextmanager
-def _processes_beside() -> Iterator[None]:
+def processes_beside() -> Iterator[None]:
     """Start processes in process groups of their own, so that Ctrl-C at a terminal does not end them.
 
-    Otherwise a run's temporary server would end before the run, which still has to report its end there.
+    Otherwise a run's temporary server would end before the run, which still has to report its end there. Tools of plays
+    cannot read the server's variables in `/proc`.
     """
-    popen = subprocess.Popen
-    subprocess.Popen = partial(popen, process_group=0)  # type: ignore[misc,assignment]  # Prefect has no setting for it
+    popen: Any = subprocess.Popen
+
+    def beside(args: Sequence[str], *more: Any, env: Mapping[str, str] | None = None, **words: Any) -> Any:
+        if env is None or not starts_module(args):
+            return popen(args, *more, env=env, process_group=0, **words)
+        with handed_over(args, env) as (command, at_start, hidden):
+            return popen(command, *more, env=at_start, pass_fds=(hidden,), process_group=0, **words)
+
+    subprocess.Popen = beside  # type: ignore[misc,assignment]  # Prefect has no setting for it
     try:
         yield
     finally:

@@ -40,7 +40,7 @@ class Lease:
     min_devices: int = 0
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "cluster", replace(self.cluster, backend=self.kind))
+        object.__setattr__(self, "cluster", replace(self.cluster, backend=self.kind, leased=self.mesh))
 
     @property
     def devices_of_nodes(self) -> tuple[int, ...]:
@@ -75,8 +75,8 @@ class Lease:
         """Read what `to_json` wrote. Raises InvalidInput for anything else."""
         try:
             values = json.loads(text)
-            written = values["cluster"].items()
-            shape: dict[str, Any] = {key: tuple(x) if isinstance(x, list) else x for key, x in written}
+            written = {key: x for key, x in values["cluster"].items() if key != "leased"}  # it is `mesh`
+            shape: dict[str, Any] = {key: tuple(x) if isinstance(x, list) else x for key, x in written.items()}
             values["cluster"] = ClusterShape(**shape)
             values["mesh"] = DeviceMesh(**values["mesh"])
             values["devices"] = tuple(Device(**device) for device in values["devices"])

@@ -20,7 +20,7 @@ Backend = Literal["cpu", "cuda"]
 MOST_NODES = 10_000  # of a cluster
 MOST_DEVICES = 1024  # of a node
 
-_MESH_NAME = re.compile(r"n(\d+)(?:-(\d+))?:(\d+)(?:-(\d+))?")
+_MESH_NAME = re.compile(r"n(\d+)(?:-(\d+))?:(\d+)(?:-(\d+))?", re.ASCII)
 
 
 @hashed_once
@@ -109,8 +109,8 @@ class ClusterShape(HashedOnce):
     `node_memory_bytes` is the memory of a device of each node; empty: all have `device_memory_bytes`. `node_devices`
     names the kind of device of each node, such as a100-80; empty: all the same, of an unknown kind. `host_memory_bytes`
     is the host memory of each node for offloaded models; 0: unknown. `backend` is the kind of code that the devices
-    run, as a lease or site of the cluster states it. `headroom` is the share of each device that no plan may use, as a
-    run or a question states it.
+    run, as a lease or site of the cluster states it. `leased` is the part that the lease or site has; None: all of it.
+    `headroom` is the share of each device that no plan may use, as a run or a question states it.
     """
 
     name: str
@@ -123,10 +123,16 @@ class ClusterShape(HashedOnce):
     node_devices: tuple[str, ...] = ()
     backend: Backend = field(default="cuda", compare=False)  # of a lease or site, not of the shape
     headroom: float = field(default=0.0, compare=False)
+    leased: DeviceMesh | None = field(default=None, compare=False, repr=False)  # of a lease or site
 
     @property
     def whole(self) -> DeviceMesh:
         return DeviceMesh(0, self.num_nodes, 0, self.devices_per_node)
+
+    @property
+    def usable(self) -> DeviceMesh:
+        """The devices of the lease or site; without one, all of them. Plan files count devices from its first."""
+        return self.leased or self.whole
 
     @property
     def through_ray(self) -> bool:

@@ -33,7 +33,7 @@ class Site:
     backend: Backend = "cuda"
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "cluster", replace(self.cluster, backend=self.backend))
+        object.__setattr__(self, "cluster", replace(self.cluster, backend=self.backend, leased=self.mesh))
 
     @classmethod
     def of_lease(cls, lease: Lease, sources: CostSources) -> Site:

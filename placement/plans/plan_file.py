@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -65,8 +66,8 @@ class CallEntry(BaseModel):
     order: list[Annotated[int, Field(ge=0, lt=MOST_DEVICES)]] = Field(default_factory=list)
 
     def placement(self, field: str, cluster: ClusterShape) -> Placement:
-        """Return the placement it describes; its mesh must lie in `cluster`."""
-        mesh = cluster.check_mesh(DeviceMesh.parse(self.mesh, f"{field}.mesh"), f"{field}.mesh")
+        """Return the placement it describes; its mesh must lie in the usable part of `cluster`."""
+        mesh = leased_mesh(self.mesh, cluster, f"{field}.mesh")
         strategy = Strategy(self.dp, self.tp, self.pp, self.ep)
         return Placement(
             mesh,
@@ -84,10 +85,10 @@ class CallEntry(BaseModel):
         )
 
     @classmethod
-    def of(cls, placement: Placement) -> CallEntry:
+    def of(cls, placement: Placement, cluster: ClusterShape) -> CallEntry:
         strategy = placement.strategy
         return cls(
-            mesh=placement.mesh.name,
+            mesh=name_in_lease(placement.mesh, cluster),
             engine=placement.engine,
             dp=strategy.dp,
             tp=strategy.tp,
@@ -125,6 +126,7 @@ class CallEntry(BaseModel):
 class PlanFile(BaseModel):
     """A plan file: its name and a placement for each call.
 
+    `mesh` counts devices from the first device of the lease: `n0:0` is `n0:1` if that device was leased.
     `order` lists the mesh's devices, by position, in the order of coordinates: tp varies fastest, then dp, then pp.
     Without it a run chooses the order that moves the fewest weights. `ep` divides dp: `ep` neighbouring replicas divide
     the experts of a mixture. With `prefetch: false` an offloaded part is reloaded only when its devices are idle:
@@ -134,7 +136,7 @@ class PlanFile(BaseModel):
     divides the tokens of a train_step over tp between products. `parts` cuts the rows of a generate or an inference
     into equal parts by whole groups, a task run each. With `rows_first: true` the rows of a call move to their readers
     directly after it, ahead of other calls that could begin then. `node_speeds` are the relative speeds of each node's
-    devices: replicas get rows in proportion. Without them all devices are equally fast.
+    leased devices: replicas get rows in proportion. Without them all devices are equally fast.
 
     `figures` are what `prefect-rlhf plan` estimated for the plan (`plan.json`); a reader of the plan skips them.
 
@@ -154,8 +156,55 @@ class PlanFile(BaseModel):
     figures: dict[str, Any] = Field(default_factory=dict)
 
 
+def leased_mesh(name: str, cluster: ClusterShape, field: str = "mesh") -> DeviceMesh:
+    """Return the devices that a plan file names so. Raises InvalidInput unless they are an aligned part of the lease.
+
+    >>> cluster = ClusterShape("desk", 1, 4, 8 << 30, leased=DeviceMesh(0, 1, 2, 2))
+    >>> leased_mesh("n0:0", cluster).name, name_in_lease(DeviceMesh(0, 1, 2, 1), cluster)
+    ('n0:2', 'n0:0')
+    >>> leased_mesh("n0:2", cluster)
+    Traceback (most recent call last):
+        ...
+    prefect_rlhf.errors.errors.InvalidInput: mesh: got 'n0:2', expected devices of the lease n0:2-3, counted from \
+its first: n0:0-1
+    """
+    named, leased = DeviceMesh.parse(name, field), cluster.usable
+    counted = _moved(leased, -leased.first_node, -leased.first_device)
+    if leased != cluster.whole and not counted.contains(named):
+        right = f"devices of the lease {leased.name}, counted from its first: {counted.name}"
+        raise InvalidInput(field, name, right)
+    part = replace(cluster, num_nodes=leased.num_nodes, devices_per_node=leased.devices_per_node)
+    return _moved(part.check_mesh(named, field), leased.first_node, leased.first_device)
+
+
+def name_in_lease(mesh: DeviceMesh, cluster: ClusterShape) -> str:
+    """Return the name of a mesh in a plan file of the usable part of `cluster`."""
+    return _moved(mesh, -cluster.usable.first_node, -cluster.usable.first_device).name
+
+
+def _moved(mesh: DeviceMesh, nodes: int, devices: int) -> DeviceMesh:
+    return replace(mesh, first_node=mesh.first_node + nodes, first_device=mesh.first_device + devices)
+
+
+def _with_speeds(cluster: ClusterShape, speeds: Sequence[float]) -> ClusterShape:
+    """Return the cluster with these speeds of the leased nodes; nodes outside of the lease run no call."""
+    leased = cluster.usable
+    part = replace(cluster, num_nodes=leased.num_nodes).with_speeds(speeds, "plan.node_speeds")
+    after = cluster.num_nodes - leased.first_node - leased.num_nodes
+    return replace(cluster, node_speeds=(1.0,) * leased.first_node + part.node_speeds + (1.0,) * after)
+
+
+def _speeds(cluster: ClusterShape) -> tuple[float, ...]:
+    """Return the speeds of the leased nodes; empty if all nodes are equally fast."""
+    leased = cluster.usable
+    return cluster.node_speeds[leased.first_node : leased.first_node + leased.num_nodes]
+
+
 def read_plan(path: Path | str, cluster: ClusterShape) -> ExecutionPlan:
-    """Read a plan for `cluster` from a YAML or JSON file. Raises InvalidInput, which names every wrong key."""
+    """Read a plan for the usable part of `cluster` from a YAML or JSON file.
+
+    Raises InvalidInput, which names every wrong key.
+    """
     return parse_plan(read_yaml("plan", Path(path)), cluster)
 
 
@@ -170,7 +219,7 @@ def parse_plan(content: Any, cluster: ClusterShape) -> ExecutionPlan:
         mistakes = mistakes_of(error, keys, list(CallEntry.model_fields))
         raise SeveralMistakes.of(mistakes) from error
     if file.node_speeds:
-        cluster = cluster.with_speeds(file.node_speeds, "plan.node_speeds")
+        cluster = _with_speeds(cluster, file.node_speeds)
     placements, refused = [], []
     for name, entry in file.calls.items():
         try:
@@ -184,17 +233,17 @@ def parse_plan(content: Any, cluster: ClusterShape) -> ExecutionPlan:
 
 def plan_json(plan: ExecutionPlan, figures: Mapping[str, Any]) -> str:
     """Return the plan as JSON with `figures`; `read_plan` gives an equal plan for the same cluster."""
-    calls = {name: CallEntry.of(placement).model_dump(mode="json") for name, placement in plan.placements}
-    speeds = list(plan.cluster.node_speeds)
+    cluster, speeds = plan.cluster, list(_speeds(plan.cluster))
+    calls = {name: CallEntry.of(placement, cluster).model_dump(mode="json") for name, placement in plan.placements}
     content = {"name": plan.name} | ({"node_speeds": speeds} if speeds else {}) | {"calls": calls, "figures": figures}
     return json.dumps(content, indent=1)
 
 
 def plan_yaml(plan: ExecutionPlan) -> str:
     """Return the plan as YAML, a line per call; `read_plan` gives an equal plan for the same cluster."""
-    speeds = plan.cluster.node_speeds
+    speeds = _speeds(plan.cluster)
     lines = [f"name: {yaml.safe_dump(plan.name, default_flow_style=True).splitlines()[0]}"]
     lines += [f"node_speeds: {list(speeds)}"] if speeds else []
     lines.append("calls:")
-    lines += [f"  {name}: {CallEntry.of(placement).line()}" for name, placement in plan.placements]
+    lines += [f"  {name}: {CallEntry.of(placement, plan.cluster).line()}" for name, placement in plan.placements]
     return "\n".join(lines) + "\n"

@@ -85,11 +85,11 @@ def preset_named(name: str) -> Preset:
     >>> preset_named("separation:0.25").ratio
     0.25
     """
-    plain, _, ratio = name.partition(":")
+    plain, colon, ratio = name.partition(":")
     preset = PRESETS.get(ALIASES.get(plain, plain))
     if preset is None:
         raise InvalidInput("plan", name, f"auto, measure(k), a plan file, or a preset ({', '.join(PRESETS)})")
-    if not ratio:
+    if not colon:
         return preset
     try:
         share = float(ratio)

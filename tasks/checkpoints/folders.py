@@ -32,6 +32,7 @@ from prefect_rlhf.engines.weights.versions import Fingerprint
 from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.files.atomic_file import flush_to_disk
 from prefect_rlhf.files.foreign_file import read_json
+from prefect_rlhf.files.path_text import resolved
 from prefect_rlhf.files.remote_path import local_path, shown
 from prefect_rlhf.placement.graph import DataflowGraph
 from prefect_rlhf.placement.layout.parameters import parameters
@@ -177,7 +178,7 @@ def find_checkpoint(resume_from: str, output_dir: Path) -> Checkpoint:
         if not newest:
             raise InvalidInput(PARAMETER, resume_from, f"a run in {shown(output_dir)} that finished a checkpoint")
         return _read(max(newest, key=lambda folder: (folder / MANIFEST).stat().st_mtime).resolve())
-    path = local_path(resume_from, PARAMETER).expanduser().resolve()
+    path = resolved(local_path(resume_from, PARAMETER))
     recall_folder(path, PARAMETER)
     if not path.is_dir():
         raise InvalidInput(PARAMETER, resume_from, f"the folder of a run or of a checkpoint, or {LATEST!r}")

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from importlib.util import find_spec
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.errors.install_command import install_command
 from prefect_rlhf.errors.wrong_setting import not_used
+from prefect_rlhf.files.path_text import printable
 from prefect_rlhf.tasks.settings import MOST_STEPS, Settings
 from prefect_rlhf.tasks.trackers.names import Names
 
@@ -23,7 +24,7 @@ class Tracking(Settings):
     names: Names = Field(
         "verl", description="Names of metrics: verl's, trl's, or own. Metrics without such a name keep their own."
     )
-    project: str = Field(
+    project: Annotated[str, AfterValidator(printable)] = Field(
         "prefect-rlhf", min_length=1, max_length=200, description="Project that groups runs for comparison."
     )
     samples: int = Field(4, ge=0, le=100, description="Rows of a step shown with prompt, response and reward.")

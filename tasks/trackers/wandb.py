@@ -4,13 +4,19 @@ import netrc
 import os
 import shutil
 from hashlib import blake2b
+from types import SimpleNamespace
 from typing import Literal, final
 
 import wandb
+from wandb.sdk.lib.service import service_process
 
+from prefect_rlhf.files.environment import is_shown
 from prefect_rlhf.tasks.trackers.tracker import TrackedRun, TrackedStep
 
 FOLDER = "wandb"
+KEY = "WANDB_API_KEY"
+_PASSED = ("WANDB_", "XDG_", "SSL_", "REQUESTS_CA", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_", "https_", "no_")
+"""Beginnings of the names of variables that W&B's own process gets."""
 HOST = "api.wandb.ai"
 FINISH_SECONDS = 15.0  # for unsent data at the end; less than a run waits for its trackers
 INIT_SECONDS = 30.0  # for W&B's answer at the start; a process that ends earlier waits for the rest of this time
@@ -30,6 +36,7 @@ class WandB:
             init_timeout=INIT_SECONDS,
             finish_timeout=FINISH_SECONDS,
         )
+        _start_without_credentials()
         self._run = wandb.init(
             project=run.project,
             name=run.name,
@@ -54,12 +61,22 @@ class WandB:
         self._run.finish(exit_code=int(has_failed))
 
 
+def _start_without_credentials() -> None:
+    """Let W&B's own process start with few variables, since tools of plays can read them.
+
+    The key reaches it through the settings of the run.
+    """
+    passed = {name: value for name, value in os.environ.items() if name.startswith(_PASSED) or is_shown(name)}
+    passed.pop(KEY, None)
+    service_process.os = SimpleNamespace(environ=passed, getpid=os.getpid)
+
+
 def mode() -> Literal["online", "offline", "disabled", "shared"]:
     """Return the value of WANDB_MODE; by default online if a key exists, else offline (W&B would prompt for a key)."""
     match os.environ.get("WANDB_MODE"):
         case "online" | "offline" | "disabled" | "shared" as said:
             return said
-    return "online" if os.environ.get("WANDB_API_KEY") or _has_login() else "offline"
+    return "online" if os.environ.get(KEY) or _has_login() else "offline"
 
 
 def _has_login() -> bool:

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -172,3 +173,33 @@ time.sleep(600)
     (teller,) = _left(run_id)  # it waits for the server for minutes, and holds nothing of the run meanwhile
     assert _tells_the_server(teller)
     os.kill(teller, signal.SIGKILL)
+
+
+def test_what_reports_for_a_dead_worker_has_its_variables_and_shows_none(tmp_path, run_id):
+    """Tools can read what a process started with, so the report gets the key of the server in another way."""
+    (tmp_path / "sleeps.py").write_text("import time\ntime.sleep(600)\n")
+    worker = f"""
+import asyncio, os, sys, time
+from prefect_rlhf.blocks.worker.flow_process import FlowProcess
+environment = os.environ | {{"PREFECT__FLOW_RUN_ID": {run_id!r}}}
+started = {{"environment": environment, "working_dir": {str(tmp_path)!r}, "grace_seconds": 0.5}}
+asyncio.run(FlowProcess.start({run_id!r}, [sys.executable, "-m", "sleeps"], **started))
+open({str(tmp_path / "ready")!r}, "w").close()
+time.sleep(600)
+"""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(120)
+        address = f"http://127.0.0.1:{server.getsockname()[1]}/api"
+        secrets = {"PREFECT_API_URL": address, "PREFECT_API_KEY": "canary"}
+        process = subprocess.Popen([sys.executable, "-c", worker], env=os.environ | secrets)
+        deadline = time.monotonic() + 60
+        while not (tmp_path / "ready").exists() and time.monotonic() < deadline:
+            time.sleep(0.1)
+        process.kill()
+        process.wait()
+        connection, _ = server.accept()  # it knows where the server is
+        (teller,) = _left(run_id)
+        assert _tells_the_server(teller)
+        assert b"canary" not in Path(f"/proc/{teller}/environ").read_bytes()
+        os.kill(teller, signal.SIGKILL)
+        connection.close()

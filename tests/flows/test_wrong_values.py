@@ -28,11 +28,15 @@ from prefect.utilities.schema_tools.validation import is_valid
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 import prefect_rlhf
+from prefect_rlhf.blocks.dataset import Prompts
+from prefect_rlhf.blocks.model import Model
+from prefect_rlhf.blocks.worker.worker import GpuMeshWorker
 from prefect_rlhf.errors.errors import InvalidInput, RlhfError
 from prefect_rlhf.flows.algorithm.places import ALGORITHMS
-from prefect_rlhf.flows.algorithm.rlhf_flow import find_flow
+from prefect_rlhf.flows.algorithm.rlhf_flow import find_flow, rlhf_flow
 from prefect_rlhf.flows.commands.cli import main
 from prefect_rlhf.flows.plan import plan
+from prefect_rlhf.flows.profile import profile
 from prefect_rlhf.tasks.settings import Settings
 from tests.cases import examples
 from tests.tiny import ppo_parameters
@@ -89,21 +93,61 @@ def test_every_number_has_bounds(name, field):
                 adapter.validate_python(value)
 
 
-def test_no_number_of_a_form_breaks_a_server():
-    """Not where a form takes any parameters, nor in settings of an author who thought of no bounds."""
+BREAKING = ("\ud800", "a\0b", 2**64, -(2**64))
+"""Values that a server stores, and then fails at every list with them; PostgreSQL does not even store NUL."""
 
-    class Own(Settings):
-        times: int = 3
-        weights: list[float] | None = None
 
-    schema = Own.model_json_schema()
-    for value in ({"times": 2**64}, {"weights": [2**64]}, {"times": -(2**64)}):
-        assert not is_valid(value, schema)
-    assert is_valid({"times": 5, "weights": [0.5]}, schema)
+def wrapped(value):
+    """A value itself, and in lists and groups."""
+    return [value, [value], {"a": value}, {"a": [{"b": value}]}, *([{value: 1}] if isinstance(value, str) else [])]
+
+
+class Own(Settings):
+    """Settings of an author who thought of no bounds."""
+
+    times: int = 3
+    weights: list[float] | None = None
+    names: dict[str, tuple[str, ...]] = {}
+    anything: Any = None
+
+
+OWN = Own()
+
+
+@rlhf_flow("own")
+def own(prompts: Prompts, actor: Model, own: Own = OWN, note: str = "") -> None:
+    """Never run."""
+
+
+@pytest.mark.parametrize("flow", [*FLOWS.values(), profile, own], ids=lambda flow: flow.fn.__name__)
+def test_no_value_of_a_form_breaks_a_server(flow):
+    """In no field, list, group or key of a group: the server refuses it by the deployment's schema."""
+    schema = flow.parameters.model_dump()
+    groups = {"": schema["properties"]} | {
+        k: v["properties"] for k, v in schema["definitions"].items() if "properties" in v
+    }
+    for field in (field for properties in groups.values() for field in properties.values()):
+        alone = {"type": "object", "properties": {"x": field}, "definitions": schema["definitions"]}
+        assert [value for bad in BREAKING for value in wrapped(bad) if is_valid({"x": value}, alone)] == [], field
+
+
+def test_a_form_takes_ordinary_texts_and_numbers():
+    """Emoji, line ends and groups within groups."""
+    schema = own.parameters.model_dump()
+    given = {"prompts": {"path": "p"}, "actor": {"path": "m"}, "note": "a 🎬\n b"}
+    anything = {"a": [1, {"b": {"c": [0.5, None, True, "é"]}}]}
+    assert is_valid(given | {"own": {"times": 2**62, "names": {"🎬": ["x"]}, "anything": anything}}, schema)
     form = plan.parameters.model_dump()
-    assert not is_valid({"parameters": {"seed": 2**64}}, form)
-    assert not is_valid({"parameters": {"algo": {"update": {"epochs": 2**64}}}}, form)
     assert is_valid({"parameters": {"algo": {"update": {"epochs": 2}, "x": [0.9, 0.5]}, "plan": "auto"}}, form)
+
+
+def test_no_job_variable_breaks_a_server():
+    """Nor a name that the form lacks: the server keeps it too."""
+    schema = GpuMeshWorker.get_default_base_job_template()["variables"]
+    for name in (*schema["properties"], "env.NAME"):
+        assert [value for bad in BREAKING for value in wrapped(bad) if is_valid({name: value}, schema)] == [], name
+    assert not is_valid({"\ud800": 1}, schema)
+    assert is_valid({"num_devices": 2, "env": {"NAME": "x", "GONE": None}, "env.NAME": "y"}, schema)
 
 
 @dataclass(frozen=True)

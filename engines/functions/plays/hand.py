@@ -27,19 +27,18 @@ from prefect_rlhf.engines.functions.process import WorkerProcess, search_path
 from prefect_rlhf.engines.functions.signatures.play_function import PlayFunction
 from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.errors.in_short import in_short
+from prefect_rlhf.files.environment import HARMLESS
 
 START_SECONDS = 60.0
 """Seconds for a worker to import a play function."""
 _GRACE = 1.0  # seconds for a late play to be ended by its own event loop first
-_PASSED_ON = ("PATH", "HOME", "USER", "LANG", "LC_ALL", "TZ", "TMPDIR", "VIRTUAL_ENV", "LD_LIBRARY_PATH")
-"""Environment variables that a worker has of this process; tools do not see its other variables."""
 
 
 class Hand:
     """A worker process and its open plays; times are of the monotonic clock, in seconds."""
 
     def __init__(self, settings: PlaySettings, start_seconds: float = START_SECONDS) -> None:
-        names = (*_PASSED_ON, *settings.environment_variables)
+        names = (*HARMLESS, *settings.environment_variables)
         passed = {name: os.environ[name] for name in names if name in os.environ}
         self._function = function = PlayFunction.of(settings)
         path = (str(Path.cwd()),) if function.python else search_path()

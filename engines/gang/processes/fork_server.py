@@ -19,6 +19,7 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from prefect_rlhf.engines.gang.processes.lifeline import exiting_with
+from prefect_rlhf.files.environment import handed_over
 
 if TYPE_CHECKING:
     from prefect_rlhf.engines.gang.processes.messages import StartMethod
@@ -80,7 +81,9 @@ def _start(settings: ForkServerSettings, rank: int) -> int:
             os.set_inheritable(descriptor, descriptor in inherited)
         arguments = [",".join(map(str, pipes)), str(settings.lifeline), "" if listener is None else str(listener)]
         command = [sys.executable, "-P", "-m", "prefect_rlhf.engines.gang.processes.rank_process", *arguments]
-        return os.posix_spawn(sys.executable, command, os.environ)
+        with handed_over(command, os.environ) as (started, at_start, hidden):
+            os.set_inheritable(hidden, True)
+            return os.posix_spawn(sys.executable, started, at_start)
     pid = os.fork()
     if pid:
         return pid

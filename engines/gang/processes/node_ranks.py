@@ -16,6 +16,7 @@ from pathlib import Path
 from prefect_rlhf.engines.gang.processes.fork_server import ForkServerSettings
 from prefect_rlhf.engines.gang.processes.messages import ProcessSettings
 from prefect_rlhf.engines.gang.processes.own_folder import make_own_folder
+from prefect_rlhf.files.environment import handed_over
 from prefect_rlhf.files.remote_path import cache_folder
 
 CLOSE_SECONDS = 5.0
@@ -60,19 +61,21 @@ class NodeRanks:
             held,
         )
         paths = dict.fromkeys(str(Path(path).absolute()) for path in (*sys.path, *python_path))
-        fork_server = subprocess.Popen(
-            server.command(),
-            env={
-                "TORCHINDUCTOR_CACHE_DIR": str(cache_folder() / "torchinductor"),  # runs share it, so not in `folder`
-                **environment,
-                **settings.environment,
-                "PYTHONPATH": os.pathsep.join(paths),
-                "TMPDIR": str(folder),
-            },
-            pass_fds=server.descriptors,
-            stdin=subprocess.DEVNULL,
-            process_group=0,  # a terminal's Ctrl-C must only reach the controller
-        )
+        variables = {
+            "TORCHINDUCTOR_CACHE_DIR": str(cache_folder() / "torchinductor"),  # runs share it, so not in `folder`
+            **environment,
+            **settings.environment,
+            "PYTHONPATH": os.pathsep.join(paths),
+            "TMPDIR": str(folder),
+        }
+        with handed_over(server.command(), variables) as (command, at_start, hidden):
+            fork_server = subprocess.Popen(
+                command,
+                env=at_start,
+                pass_fds=(*server.descriptors, hidden),
+                stdin=subprocess.DEVNULL,
+                process_group=0,  # a terminal's Ctrl-C must only reach the controller
+            )
         os.close(lifeline_end)
         os.close(held)
         return cls(fork_server, lifeline, folder)

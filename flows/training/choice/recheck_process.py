@@ -18,6 +18,7 @@ from pathlib import Path
 from tempfile import TemporaryFile
 
 from prefect_rlhf.errors.errors import RlhfError
+from prefect_rlhf.files.environment import shown, take, written
 from prefect_rlhf.flows.training.lengths import distribution
 from prefect_rlhf.placement.cost.workload import Workload
 from prefect_rlhf.placement.engine_traits import EngineTraits, register
@@ -38,7 +39,8 @@ with suppress(OSError), open("/proc/self/autogroup", "w") as file:
 """
 """It yields to all other programs before its first import. A container may forbid the policy, which only Linux has.
 Linux may share cores equally among sessions (autogroups): then the session needs a priority of its own."""
-_PROGRAM = f"from {__name__} import main\nmain()"
+_TAKE = f"import sys\nfrom {take.__module__} import take\ntake(int(sys.argv[2]))\n"
+_PROGRAM = f"{_TAKE}from {__name__} import main\nmain()"
 _COMMAND = (sys.executable, "-P", "-c")
 _ENVIRONMENT = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
 
@@ -72,16 +74,17 @@ class RecheckProcess:
         self._output = TemporaryFile()  # noqa: SIM115  closed by `close`
         self._errors = TemporaryFile()  # noqa: SIM115  closed by `close`
         lifeline, self._life = os.pipe()
-        with TemporaryFile() as file:  # not a pipe: the run would wait until the process reads it
-            pickle.dump(request, file)
+        variables = os.environ | _ENVIRONMENT
+        with TemporaryFile() as file, written(variables) as hidden:
+            pickle.dump(request, file)  # not through a pipe: the run would wait until the process reads it
             file.seek(0)
             self._process = subprocess.Popen(
-                (*_COMMAND, (_YIELD if yields else "") + _PROGRAM, str(lifeline)),
+                (*_COMMAND, (_YIELD if yields else "") + _PROGRAM, str(lifeline), str(hidden)),
                 stdin=file,
                 stdout=self._output,
                 stderr=self._errors,
-                pass_fds=(lifeline,),
-                env=os.environ | _ENVIRONMENT,
+                pass_fds=(lifeline, hidden),
+                env=shown(variables),
                 start_new_session=True,  # Ctrl-C at a terminal is for the run
             )
         os.close(lifeline)
@@ -113,7 +116,7 @@ class RecheckProcess:
 
 
 def main() -> None:
-    """Answer the request on standard input. The only argument is the pipe of the run's process."""
+    """Answer the request on standard input. The arguments are the pipe of the run's process, and its variables."""
     threading.Thread(target=_end_with_run, args=(int(sys.argv[1]),), daemon=True).start()
     request: RecheckRequest = pickle.load(sys.stdin.buffer)
     for name, traits in request.traits.items():

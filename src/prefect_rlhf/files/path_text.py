@@ -1,5 +1,6 @@
 """Paths as a person gives them: text that can name a file, before anybody looks for it."""
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -10,6 +11,17 @@ from prefect_rlhf.errors.errors import InvalidInput
 
 MOST_CHARACTERS = 4096  # bytes of a whole path on Linux
 MOST_OF_A_NAME = 255
+
+
+def printable(name: str) -> str:
+    """Return a name unchanged. Raises the error that pydantic shows for a NUL, a line end or another control character.
+
+    >>> printable("my project")
+    'my project'
+    """
+    if not name.isprintable():
+        raise PydanticCustomError("name", "a name without control characters")
+    return name
 
 
 def check_path(text: str) -> str:
@@ -35,6 +47,15 @@ def checked_path(field: str, text: str) -> Path:
         return Path(check_path(text))
     except (PydanticCustomError, UnicodeEncodeError) as error:
         raise InvalidInput(field, text, str(error)) from error
+
+
+def resolved(path: Path) -> Path:
+    """Return the absolute path without links and `~`. A link that leads to itself stays, and names no file.
+
+    >>> resolved(Path("/proc/self/../version"))
+    PosixPath('/proc/version')
+    """
+    return Path(os.path.realpath(path.expanduser()))
 
 
 PathText = Annotated[str, Field(max_length=MOST_CHARACTERS), AfterValidator(check_path)]

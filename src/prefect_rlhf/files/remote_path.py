@@ -8,6 +8,7 @@ import re
 from pathlib import Path
 
 from prefect_rlhf.errors.errors import InvalidInput
+from prefect_rlhf.files.path_text import resolved
 
 CACHE_VARIABLE = "PREFECT_RLHF_CACHE"
 CACHE = "~/.cache/prefect-rlhf"
@@ -94,4 +95,4 @@ def shown(path: Path) -> str:
 
 def cache_folder() -> Path:
     """Return the folder of this machine for copies of remote files."""
-    return Path(os.environ.get(CACHE_VARIABLE) or CACHE).expanduser().resolve()
+    return resolved(Path(os.environ.get(CACHE_VARIABLE) or CACHE))

@@ -127,7 +127,7 @@ def call(gang, method, *arguments, ranks=None, seconds=30.0, resource="compute")
     return gang.call(method, arguments, doing="a test", deadline_seconds=seconds, resource=resource)
 
 
-MARK = "GANG_OF_A_TEST"
+MARK = "PREFECT__FLOW_RUN_ID"
 NODE = r"(?: on node [\d.]+)?"
 OVER_NODES = pytest.mark.skipif(bool(why_not()), reason=why_not())
 
@@ -159,12 +159,12 @@ def gang(request):
 @pytest.fixture(scope="module", params=["local", pytest.param("ray", marks=OVER_NODES)])
 def shared(request):
     """A gang for tests that leave it as they found it."""
-    environment = {"OMP_NUM_THREADS": "1", "PREFECT__FLOW_RUN_ID": "run-7", MARK: "shared"}
+    environment = {"OMP_NUM_THREADS": "1", MARK: "run-7"}
     settings = GangSettings(4, Probe, environment=environment, preload=("torch.distributed",), collective_seconds=777.0)
     gang = open_gang(request, settings)
     yield gang
     gang.close()
-    assert_gone(gang, "shared")
+    assert_gone(gang, "run-7")
 
 
 def processes_of(group):

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prefect_rlhf.errors.errors import InvalidInput
-from prefect_rlhf.placement.devices.mesh import ClusterShape
+from prefect_rlhf.placement.devices.mesh import ClusterShape, DeviceMesh
 from prefect_rlhf.placement.plans.plan_file import plan_json, plan_yaml, read_plan
 from tests.cases import examples
 from tests.strategies import GIB, plans, ppo
@@ -25,6 +25,21 @@ def test_a_written_plan_reads_back_equal(tmp_path, data):
     plan = data.draw(plans(ppo(), CLUSTER))
     (tmp_path / "plan.yaml").write_text(plan_yaml(plan))
     assert read_plan(tmp_path / "plan.yaml", CLUSTER) == plan
+
+
+@settings(max_examples=examples(30))
+@given(data=st.data())
+def test_a_plan_file_counts_from_the_first_leased_device(tmp_path, data):
+    """Its text is the same for every lease of that shape, and its plan lies in the lease at the same place."""
+    plan = data.draw(plans(ppo(), CLUSTER))
+    leased = DeviceMesh(data.draw(st.integers(0, 3)), 2, 0, 4)
+    site = ClusterShape("site", 5, 4, 8 * GIB, leased=leased)
+    (tmp_path / "plan.yaml").write_text(plan_yaml(plan))
+    there = read_plan(tmp_path / "plan.yaml", site)
+    assert plan_yaml(there) == plan_yaml(plan)
+    for (name, here), (other, moved) in zip(plan.placements, there.placements, strict=True):
+        mesh = replace(here.mesh, first_node=here.mesh.first_node + leased.first_node)
+        assert (other, moved) == (name, replace(here, mesh=mesh))
 
 
 def test_json_is_read_too(tmp_path):
@@ -52,6 +67,9 @@ def test_speeds_of_nodes_are_part_of_a_plan(tmp_path):
     assert plan.cluster.node_speeds == (1.0, 0.5)
     (tmp_path / "again.yaml").write_text(plan_yaml(plan))
     assert read_plan(tmp_path / "again.yaml", CLUSTER) == plan
+    site = ClusterShape("site", 4, 4, 8 * GIB, leased=DeviceMesh(1, 2, 0, 4))
+    assert read_plan(tmp_path / "plan.json", site).cluster.node_speeds == (1.0, 1.0, 0.5, 1.0)
+    assert plan_yaml(read_plan(tmp_path / "plan.json", site)) == plan_yaml(plan)
     for speeds, says in (([1.0], "a speed for each of the 2 nodes of desk"), ([1.0, 0.0], "numbers above 0")):
         (tmp_path / "plan.json").write_text(json.dumps(content | {"node_speeds": speeds}))
         with pytest.raises(InvalidInput, match=rf"plan.node_speeds: got \[.*\], expected {says}"):

@@ -141,6 +141,7 @@ def test_a_ratio_says_how_much_the_first_part_is():
     [
         ("separation:1.5", "a share of the devices, between 0 and 1, for generation and inference"),
         ("flattening:0.5", "flattening: it has no ratio"),
+        ("separation:", "a number after separation:, the share of the devices"),
         ("separation:half", "a number after separation:"),
     ],
 )

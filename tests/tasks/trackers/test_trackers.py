@@ -1,6 +1,9 @@
 """Trackers show what metrics.jsonl has, each step once, and never hold a run up."""
 
+import os
 import re
+import subprocess
+import sys
 import threading
 from collections import defaultdict
 from functools import partial
@@ -78,6 +81,30 @@ def test_what_is_read_back_is_what_was_told_each_step_once_and_so_when_a_run_goe
     again = {**LINES[2], "actor_train.loss": 7.0}
     show(run_dir, before=LINES[:2], lines=[again], report_to=[tracker], names="verl")
     assert sorted(READ_BACK[tracker](run_dir)[0]) == expected(tracker, [*LINES[:2], again], "verl")
+
+
+PROCESS_OF_WANDB = """
+import os
+import sys
+from pathlib import Path
+from prefect_rlhf.tasks.trackers.tracker import TrackedRun
+from prefect_rlhf.tasks.trackers.wandb import WandB
+
+tracker = WandB(TrackedRun(Path(sys.argv[1]), "fox", "p"))
+children = [path for path in Path("/proc").glob("[0-9]*/stat") if f") S {os.getpid()} " in path.read_text()]
+names = [path.with_name("comm").read_text().strip() for path in children]
+print(names, [b"canary" in path.with_name("environ").read_bytes() for path in children], tracker._run.settings.api_key)
+tracker.close(has_failed=False)
+"""
+
+
+def test_the_process_of_wandb_starts_without_credentials(tmp_path):
+    """Tools of plays can read the variables that it starts with. The key reaches it through its settings."""
+    pytest.importorskip("wandb")
+    secrets = {"WANDB_API_KEY": "canary" * 7, "HF_TOKEN": "canary", "WANDB_MODE": "offline"}
+    command = [sys.executable, "-c", PROCESS_OF_WANDB, str(tmp_path)]
+    done = subprocess.run(command, env=os.environ | secrets, capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout.splitlines()[-1] == f"['wandb-core'] [False] {'canary' * 7}"
 
 
 def test_all_evaluations_have_samples_and_rollouts_those_that_are_due(tmp_path):

@@ -1,0 +1,119 @@
+"""The processes of a deployed run with a play that looks for credentials in all of them.
+
+    python -m tests.secrets_tree FOLDER
+
+It stands for the worker: it starts the run's process under its keeper, which opens a gang of two ranks, and each rank
+calls a reward and a play. The play writes down each process whose variables or command line had a secret in them. The
+last line of output is JSON: what the plays found, and what the ranks saw.
+"""
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+from contextlib import closing
+from pathlib import Path
+
+import torch
+
+from prefect_rlhf.blocks.worker.flow_process import FlowProcess
+from prefect_rlhf.engines.functions.function import HostFunction, HostSettings
+from prefect_rlhf.engines.functions.plays.pool import PlayPool
+from prefect_rlhf.engines.functions.pool import HostPool
+from prefect_rlhf.engines.gang.local import LocalGang
+from prefect_rlhf.engines.gang.processes.messages import GangSettings
+from prefect_rlhf.engines.weights.rank_transfers import RankTransfers, WeightMessage
+from prefect_rlhf.engines.weights.read_peer_memory import read_peer_memory
+from prefect_rlhf.files.environment import hide
+from prefect_rlhf.flows.training.server import processes_beside
+from prefect_rlhf.tasks.play import Play
+
+NAMES = ("AWS_SECRET_ACCESS_KEY", "HF_TOKEN", "SECRET_TOKEN", "PREFECT_API_KEY", "WANDB_API_KEY")
+CANARY = "canary-of-a-test"
+RUN = "5ec7e7a1-0000-0000-0000-000000000000"
+SECONDS = 120.0
+
+
+async def looks_for_secrets(row, say):
+    """Read as a tool does that opens whatever file the model names."""
+    found = {}
+    for process in Path("/proc").glob("[0-9]*"):
+        for name in ("environ", "cmdline"):
+            try:
+                is_there = CANARY.encode() in (process / name).read_bytes()
+            except OSError:  # it has ended, or belongs to another user
+                continue
+            if is_there:
+                found[process.name] = f"{name} of {(process / 'cmdline').read_bytes()[:300]!r}"
+    Path(row["out"]).write_text(json.dumps(found))
+    await say()
+
+
+def has_secrets(row):
+    """A reward may ask a service, with the key of its author."""
+    return float(all(os.environ.get(name) == CANARY for name in NAMES))
+
+
+class Rank:
+    """A rank that calls a reward and a play, and reads the other rank's weights."""
+
+    def __init__(self, rank, size):
+        self.rank = rank
+
+    def play(self, folder):
+        """Return the scores of the reward, whose worker stays beside the play, and what the play said first."""
+        reward = HostFunction("reward", f"{__file__}:has_secrets")
+        with HostPool([reward], HostSettings(workers=1)) as rewards:
+            scores = rewards.score([{"prompt": "", "response": ""}], "a test").values["reward"]
+            settings = Play(function=f"{__file__}:looks_for_secrets", max_tokens=64).settings
+            with closing(PlayPool(settings)) as plays:
+                plays.open([{"prompt": "", "out": f"{folder}/found-{self.rank}.json"}])
+                while not (said := plays.events(5.0)):
+                    pass
+        return scores, type(said[0]).__name__
+
+    def read(self):
+        """Return the messages that are left after reading memory, and whether the other rank's weights arrived."""
+        own, others = torch.full((4096,), float(self.rank)), torch.empty(4096)
+        sent, received = (WeightMessage(([tensor],), tensor.numel()) for tensor in (own, others))
+        other = 1 - self.rank
+        left = read_peer_memory(RankTransfers((), {other: [sent]}, {other: [received]}, 1 << 20))
+        return len(left.outgoing[other]) + len(left.incoming[other]), bool((others == other).all())
+
+
+def control(folder: str) -> None:
+    """Do what the run's process does: start a server and a gang."""
+    with processes_beside():
+        server = subprocess.Popen([sys.executable, "-m", "http.server", "0", "--bind", "127.0.0.1"], env=os.environ)
+    try:
+        gang = LocalGang(GangSettings(2, Rank, environment={"OMP_NUM_THREADS": "1"}, preload=("torch.distributed",)))
+        with closing(gang):
+            played = gang.call(Rank.play, dict.fromkeys(range(2), (folder,)), doing="a test", deadline_seconds=SECONDS)
+            read = gang.call(Rank.read, dict.fromkeys(range(2), ()), doing="a test", deadline_seconds=SECONDS)
+    finally:
+        server.kill()
+        server.wait()
+    Path(folder, "seen.json").write_text(json.dumps({"played": played, "read": read}))
+
+
+async def work(folder: str) -> int:
+    """Do what a worker does: hide its own variables, and start the run's process."""
+    hide()
+    variables = os.environ | {"PREFECT__FLOW_RUN_ID": RUN}
+    command = [sys.executable, "-m", "tests.secrets_tree", folder, "control"]
+    process = await FlowProcess.start(
+        RUN, command, environment=variables, working_dir=str(Path(__file__).parents[1]), grace_seconds=1.0
+    )
+    await process.ended(SECONDS)
+    await process.stop()
+    return process.status
+
+
+if __name__ == "__main__":
+    if sys.argv[2:] == ["control"]:
+        from tests import secrets_tree  # not this module's classes: ranks have another main module
+
+        secrets_tree.control(sys.argv[1])
+    else:
+        sys.exit(asyncio.run(work(sys.argv[1])))
