@@ -65,10 +65,13 @@ async def serve(connection: socket.socket) -> None:
     while True:
         message: Open | Told | Close = await received_from(reader)
         if isinstance(message, Open):
-            plays[message.play] = Opened(message, loaded, begin, send)
+            plays[message.play] = opened = Opened(message, loaded, begin, send)
+            opened.task.add_done_callback(lambda _, number=message.play: plays.pop(number, None))
+        elif message.play not in plays:  # it ended before it could read this
+            continue
         elif isinstance(message, Close):
             plays.pop(message.play).close()
-        elif message.play in plays:
+        else:
             plays[message.play].say.tell(message)
 
 
@@ -87,6 +90,7 @@ class Opened:
         """End the play; nothing more is sent of it."""
         self._is_closed = True
         self.task.cancel()
+        self.say.end()
 
     def _tell_pool(self, said: Said) -> None:
         if not self._is_closed:
@@ -97,11 +101,13 @@ class Opened:
         try:
             say.resume()
             returned = await self._play(dict(self._message.row), say)
-            self._tell_pool(outcome(number, returned, say, self._place))
+            say.pause()
+            late = Failed(number, at(say.late, self._place))
+            self._tell_pool(late if say.late else outcome(number, returned, say, self._place))
         except BaseException as error:  # noqa: BLE001  a person's code may raise anything, SystemExit too
             self._tell_pool(Failed(number, one_line(why_failed(error, say.late, self._place))))
         finally:
-            say.pause()
+            say.end()
 
 
 def why_failed(error: BaseException, late: str, place: str) -> str:
@@ -115,6 +121,8 @@ def outcome(number: int, returned: object, say: Say, place: str) -> Over | Faile
     """Return the end of a play that returned None, a number, or a mapping of a `score` and other numbers."""
     if say.turn < 0:
         return Failed(number, at("it returned before its first say", place))
+    if say.is_asking:
+        return Failed(number, at("it returned while a call of say waited for the model; await each call", place))
     values: dict[Any, Any] = dict(returned) if isinstance(returned, Mapping) else {"score": returned}
     if "score" not in values:
         return Failed(number, at(f"returned a mapping without score: {in_short(returned)}", place))
