@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, StringConstraints, model_validator
 
 from prefect_rlhf.engines.functions.function import HostFunction, HostSettings
+from prefect_rlhf.engines.functions.scores import MOST_SCORE
 from prefect_rlhf.engines.rows import KEYS_OF_CALLS
 from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.errors.wrong_setting import not_used
@@ -54,7 +55,7 @@ class HostRewards(Settings):
     deadline_seconds: float = Field(30.0, gt=0, le=86400, description="Longest time for a row, in seconds.")
     retries: int = Field(1, ge=0, le=100, description="Further tries of a row that failed.")
     failed_value: float | None = Field(
-        None, ge=-1e9, le=1e9, description="Score of a row that failed; empty: the row is left out."
+        None, ge=-MOST_SCORE, le=MOST_SCORE, description="Score of a row that failed; empty: the row is left out."
     )
     most_failed: float = Field(
         0.1, ge=0, le=1, description="Share of a step's rows that may fail; a larger share ends the run."

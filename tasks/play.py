@@ -9,6 +9,7 @@ from typing import Annotated
 from pydantic import Field, JsonValue, StringConstraints
 
 from prefect_rlhf.engines.engine import OverlongAnswers, PlaySettings
+from prefect_rlhf.engines.functions.scores import MOST_SCORE
 from prefect_rlhf.engines.functions.signatures.play_function import (
     DEFAULT_FORMAT,
     WITH_MESSAGES,
@@ -66,7 +67,7 @@ class Play(Settings):
     )
     retries: int = Field(1, ge=0, le=100, description="Further tries of a play that failed.")
     failed_value: float | None = Field(
-        None, ge=-1e9, le=1e9, description="Score of a row whose play failed; empty: the row is left out."
+        None, ge=-MOST_SCORE, le=MOST_SCORE, description="Score of a row whose play failed; empty: the row is left out."
     )
     most_failed: float = Field(
         0.1, ge=0, le=1, description="Share of a replica's plays that may fail; a larger share ends the run."

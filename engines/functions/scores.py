@@ -4,6 +4,14 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+MOST_SCORE = 1e9
+"""Largest size of a score, of a turn's reward, of their sums, and of `failed_value`.
+
+float32 holds the squares of such numbers and their sums over a step, so statistics of groups cannot overflow.
+"""
+SCORES = f"a number from {-MOST_SCORE:g} to {MOST_SCORE:g}"
+"""What a score may be, in messages."""
+
 
 @dataclass(frozen=True, slots=True)
 class RowFailure:
