@@ -9,6 +9,8 @@ MOST_SCORE = 1e9
 
 float32 holds the squares of such numbers and their sums over a step, so statistics of groups cannot overflow.
 """
+MOST_NUMBER = 1e30
+"""Largest size of another number that a function returns; a larger one is left out, as infinity is."""
 SCORES = f"a number from {-MOST_SCORE:g} to {MOST_SCORE:g}"
 """What a score may be, in messages."""
 

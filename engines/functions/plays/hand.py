@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from prefect_rlhf.engines.engine import PlaySettings
+from prefect_rlhf.engines.functions.plays.bounds import AnswerBounds
 from prefect_rlhf.engines.functions.plays.messages import (
     Asks,
     Begin,
@@ -44,7 +45,8 @@ class Hand:
         passed = {name: os.environ[name] for name in names if name in os.environ}
         self._function = function = PlayFunction.of(settings)
         path = (str(Path.cwd()),) if function.python else search_path()
-        begin = Begin(function, path, settings.deadline_seconds, settings.play_seconds)
+        answers = AnswerBounds(settings.max_answer_tokens, settings.overlong_answers)
+        begin = Begin(function, path, settings.deadline_seconds, settings.play_seconds, answers)
         try:
             self.process = WorkerProcess(begin, said_in, "plays.worker", passed, function.python)
         except OSError as error:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from prefect_rlhf.engines.functions.plays.messages import Answer, Asks, End, Told, as_answer
-from prefect_rlhf.engines.functions.signatures.loaded import MOST_CHARACTERS
+from prefect_rlhf.engines.functions.plays.messages import Asks, Begin, End, Told, as_answer
+from prefect_rlhf.engines.functions.scores import MOST_SCORE, SCORES
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +32,7 @@ class Say:
         self,
         play: int,
         left: tuple[int, int],
-        limits: tuple[float, float],
+        begin: Begin,
         ask: Callable[[Asks], None],
         stop: Callable[[], object],
         may_open: bool = False,
@@ -42,7 +41,8 @@ class Say:
         self.late = ""
         self.is_cut = False  # whether it was called beyond the row's tokens or turns
         self._play, self._ask, self._stop = play, ask, stop
-        self._deadline_seconds, self._seconds_left = limits
+        self._deadline_seconds, self._seconds_left = begin.deadline_seconds, begin.play_seconds
+        self._shortened = begin.answers.shortened
         self._turn, self._is_over = -1, False
         self._left, self._budget, self._may_open = left, left, may_open
         self._has_ended = False  # the play is over
@@ -70,11 +70,13 @@ class Say:
         and after the play's end.
         """
         try:
-            plain = self._checked(answer)
+            self._check(answer)
+            plain = None if answer is None else self._shortened(as_answer(answer), may_end=self._turn >= 0)
         except (TypeError, ValueError, RuntimeError):
             await asyncio.sleep(0)  # else a play that tries again for ever would block its event loop
             raise
-        if self._is_over:
+        if self._is_over or (plain is None and answer is not None):
+            self._is_over = True
             return await self._beyond()
         self.pause()
         if self.late:
@@ -109,12 +111,13 @@ class Say:
     def reward(self, value: float) -> None:
         """Add to the reward of the latest turn.
 
-        Raises ValueError for a value that is not finite, and before a turn, and RuntimeError after the play's end.
+        Raises ValueError for a value beyond the bound of scores and before a turn, and RuntimeError after the play's
+        end. The sums of a row's rewards have the same bound, which the end of the play is checked for.
         """
         self._check_end("say.reward")
         number = float(value)
-        if not math.isfinite(number):
-            raise ValueError(f"say.reward got {number}, expected a finite number")
+        if not abs(number) <= MOST_SCORE:
+            raise ValueError(f"say.reward got {number:g}, expected {SCORES}")
         if self._turn < 0:
             raise ValueError("say.reward was called before the first turn")
         self.rewards[self._turn] = self.rewards.get(self._turn, 0.0) + number
@@ -173,7 +176,7 @@ class Say:
         if self._has_ended:
             raise RuntimeError(f"{what} was called after the end of its play, perhaps by a task that the play left")
 
-    def _checked(self, answer: object) -> Answer | None:
+    def _check(self, answer: object) -> None:
         self._check_end("say")
         if self._waiting is not None:
             raise RuntimeError("say was called while another call of it waits for the model; await each in turn")
@@ -182,11 +185,5 @@ class Say:
         if answer is None:
             if self._turn >= 0:
                 raise ValueError("say() continues the prompt, so only the first call is without an answer")
-            return None
-        if self._turn < 0 and not (self._may_open and isinstance(answer, str)):
+        elif self._turn < 0 and not (self._may_open and isinstance(answer, str)):
             raise ValueError("say was called with an answer before the first turn; write say() first")
-        plain = as_answer(answer)
-        length = len(plain) if isinstance(plain, str) else sum(len(each["content"]) for each in plain)
-        if length > MOST_CHARACTERS:
-            raise ValueError(f"say got an answer of {length} characters, expected at most {MOST_CHARACTERS}")
-        return plain

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -346,4 +347,70 @@ async def writes_for_others(row, say):
     for number in range(say._play):
         say._ask(Asks(number, 1, "more"))
     await say("go on")
+    return 1.0
+
+
+BEYOND = {
+    "score": lambda say: 1.0000001e9,
+    "far score": lambda say: 1e39,
+    "reward": lambda say: say.reward(-1e39),
+    "rewards": lambda say: [say.reward(1e9) for _ in range(2)] and 0.0,
+    "score and reward": lambda say: say.reward(1e9) or 1.0,
+    "integer": lambda say: 10**400,
+    "number": lambda say: {"score": 1.0, "bytes": 1e39},
+    "numbers": lambda say: {"score": 1.0} | {f"n{number}": 1.0 for number in range(65)},
+    "long name": lambda say: {"score": 1.0, "n" * 101: 1.0},
+    "odd name": lambda say: {"score": 1.0, "a\ud800": 1.0},
+}
+
+
+async def goes_beyond(row, say):
+    """End at most at a bound, or beyond the one that the row names; earn in two turns."""
+    await say()
+    say.reward(0.0)
+    if row["prompt"] in BEYOND:
+        return BEYOND[row["prompt"]](say)
+    return {"score": 1e9, "bytes": 1e30} | {f"{'n' * 98}{number:02}": 1.0 for number in range(63)}
+
+
+async def earns_in_turns(row, say):
+    """Earn what the row says, a turn each."""
+    for reward in row["rewards"]:
+        await say(*["go on"] * (reward is not row["rewards"][0]))
+        say.reward(reward)
+    return row["score"]
+
+
+async def says_much(row, say):
+    await say()
+    await say(MUCH[row["prompt"]])
+    return 1.0
+
+
+def message(content="", role="user"):
+    return {"role": role, "content": content}
+
+
+MUCH = {
+    "messages": [message("word")] * 1025,
+    "role": [message(role="u" * 101)],
+    "characters": [message("x" * ((1 << 22) + 1))],
+    "fine": [message("x" * 200), message("y" * 100), *[message("z" * (1 << 20))] * 1022],
+}
+
+
+async def without_end_and_long(row, say):
+    """Answer each turn with more text than tokens of an answer may hold."""
+    said = await say()
+    while said.end != "budget":
+        said = await say("x" * 1000)
+    return float(said.turn)
+
+
+async def stops_its_parent(row, say):
+    """Stop the process that ends what this one starts."""
+    await say()
+    if row["prompt"] == "bad":
+        os.kill(os.getppid(), signal.SIGSTOP)
+        time.sleep(60)  # noqa: ASYNC251  as above
     return 1.0
