@@ -181,3 +181,10 @@ def test_a_function_that_is_no_play_is_refused_in_one_line(pool_of, name, says):
     with pytest.raises(InvalidInput, match=f"play.function: {says}") as refused:
         pool_of(name).load()
     assert "\n" not in str(refused.value)
+
+
+def test_a_worker_whose_parent_was_stopped_ends_without_a_wait(pool_of, caplog):
+    """The pool would wait ten seconds, and then say that the process did not end."""
+    ends, _ = played(pool_of("stops_its_parent", retries=0), ROWS)
+    assert [type(end) for end in ends] == [Over, Failed, Over]
+    assert not caplog.records
