@@ -143,7 +143,7 @@ class Generated:
 class PlaySettings:
     """Settings of plays in a call. `Play` states their bounds and defaults.
 
-    function, signature, tools, tool_format, arguments, python: as in PlayFunction.
+    function, signature, tools, tool_format, tool_errors, arguments, python: as in PlayFunction.
     max_turns: the most turns of the model in a row.
     max_tokens: the most tokens after a prompt, including those of answers.
     max_answer_tokens: the most tokens of an answer of the environment; `overlong_answers` is the treatment of others.
@@ -158,6 +158,7 @@ class PlaySettings:
     signature: str
     tools: tuple[str, ...]
     tool_format: str
+    tool_errors: str
     arguments: str
     python: str
     max_tokens: int

@@ -11,11 +11,13 @@ from pydantic import Field, JsonValue, StringConstraints, field_validator
 from prefect_rlhf.engines.engine import OverlongAnswers, PlaySettings
 from prefect_rlhf.engines.functions.scores import MOST_SCORE
 from prefect_rlhf.engines.functions.signatures.play_function import (
+    DEFAULT_ERRORS,
     DEFAULT_FORMAT,
     WITH_MESSAGES,
     WITH_TOOLS,
     PlayFunction,
     PlaySignature,
+    ToolErrors,
     ToolFormat,
 )
 from prefect_rlhf.errors.errors import InvalidInput
@@ -47,6 +49,10 @@ class Play(Settings):
         (), strict=False, max_length=128, description="Functions that the model may call, for signature tools."
     )
     tool_format: ToolFormat = Field(DEFAULT_FORMAT, description="How the model writes calls of tools.")
+    tool_errors: ToolErrors = Field(
+        DEFAULT_ERRORS,
+        description="An error of a tool or a step: the model reads it as an answer, or the row fails.",
+    )
     arguments: dict[str, JsonValue] = Field({}, description="Arguments of an environment or a server.")
     python: PathText = Field("", description="Python interpreter of the worker processes; empty: that of the run.")
     max_tokens: int = Field(ge=1, le=1 << 20, description="Most tokens after the prompt, including those of answers.")

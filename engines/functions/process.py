@@ -184,6 +184,8 @@ class WorkerProcess(Generic[Said]):
         """Make the reaper kill the worker and every process that it started; call `reap` afterwards."""
         with suppress(BrokenPipeError):  # it has ended
             os.write(self._life, b".")
+        with suppress(ProcessLookupError):
+            os.kill(self._process.pid, signal.SIGCONT)  # a function may have stopped it
 
     def reap(self) -> None:
         """Wait for the killed process, close its channels, and log the end of its output."""

@@ -17,6 +17,9 @@ from prefect_rlhf.engines.functions.plays.table import Table
 from prefect_rlhf.engines.sampling.answer_tokens import AnswerTokens
 from prefect_rlhf.engines.sampling.seeds import group_seeds, row_seeds
 
+MOST_NAMES = 256
+"""Names of the numbers that the plays of a call return; a row has fewer, but names may differ by row."""
+
 
 @lru_cache(maxsize=8)
 def pool_of(settings: PlaySettings) -> PlayPool:
@@ -102,9 +105,11 @@ def means_over_rows(said: Conversed) -> dict[str, tuple[float, int]]:
     """Return the mean and the number of rows of turns, tokens, failures and the plays' other numbers.
 
     A number that a play did not return does not count in its mean. `answer_seconds` is a mean over answers; it is left
-    out if there are no answers.
+    out if there are no answers. Rows may have different numbers: of more than MOST_NAMES names the first are kept, and
+    `play/names_left_out` is how many are not.
     """
     ends = said.ends
+    names = names_of(ends)
     own = [sum(row) for row in said.mask]
     values: dict[str, Sequence[float]] = {
         "turns": [len(end.rewards) for end in ends],
@@ -112,8 +117,10 @@ def means_over_rows(said: Conversed) -> dict[str, tuple[float, int]]:
         "observed_tokens": [len(row) - num_own for row, num_own in zip(said.tokens, own, strict=True)],
         "failed": [end.failed for end in ends],
         "truncated": [end.truncated for end in ends],
-        **{f"play/{name}": [end.numbers[name] for end in ends if name in end.numbers] for name in names_of(ends)},
+        **{f"play/{name}": [end.numbers[name] for end in ends if name in end.numbers] for name in names[:MOST_NAMES]},
     }
+    if len(names) > MOST_NAMES:
+        values["play/names_left_out"] = [len(names) - MOST_NAMES] * len(ends)
     means = {name: (sum(numbers) / max(len(numbers), 1), len(numbers)) for name, numbers in values.items()}
     answers = sum(end.answers for end in ends)
     if answers:

@@ -6,10 +6,12 @@ import math
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from prefect_rlhf.engines.engine import PlaySettings
+from prefect_rlhf.engines.functions.plays.bounds import AnswerBounds
 from prefect_rlhf.engines.functions.plays.messages import (
     Asks,
     Begin,
@@ -42,7 +44,8 @@ class Hand:
         passed = {name: os.environ[name] for name in names if name in os.environ}
         self._function = function = PlayFunction.of(settings)
         path = (str(Path.cwd()),) if function.python else search_path()
-        begin = Begin(function, path, settings.deadline_seconds, settings.play_seconds)
+        answers = AnswerBounds(settings.max_answer_tokens, settings.overlong_answers)
+        begin = Begin(function, path, settings.deadline_seconds, settings.play_seconds, answers)
         try:
             self.process = WorkerProcess(begin, said_in, "plays.worker", passed, function.python)
         except OSError as error:
@@ -52,7 +55,12 @@ class Hand:
             raise InvalidInput("play.python", function.python, right) from error
         self.place: str | None = None  # of the function; None until it is imported
         self.schemas: Sequence[Mapping[str, Any]] = ()  # of its tools
-        self.plays: dict[int, float] = {}  # by number: since when its own code runs; infinity while it waits
+        self.plays: dict[int, float] = {}  # since when the code of each play runs; infinity while it waits
+        # The worker knows plays by other numbers. Each play has a new one there, and so has its second try: else a task
+        # that a play left behind could speak into another row.
+        self._numbers: dict[int, int] = {}  # of open plays, there
+        self._of_number: dict[int, int] = {}  # the other way round
+        self._opened = 0
         # The play that is tried alone. Until it asks or ends, no other play's code runs.
         self.suspect: int | None = None
         self._held: list[Told] = []  # to other plays, meanwhile
@@ -92,7 +100,9 @@ class Hand:
         if alone:
             self.suspect = message.play
         self.plays[message.play] = max(time.monotonic(), self._since) if self.place is not None else math.inf
-        self.process.give(message)
+        self._numbers[message.play], self._of_number[self._opened] = self._opened, message.play
+        self._opened += 1
+        self._give(message)
 
     def tell(self, told: Told) -> None:
         """Tell an open play what the model said."""
@@ -102,7 +112,7 @@ class Hand:
             self._held.append(told)
             return
         self.plays[told.play] = time.monotonic()
-        self.process.give(told)
+        self._give(told)
 
     def acquit(self, play: int) -> None:
         """Let other plays go on: this play has passed the place at the end of a worker, or is over."""
@@ -114,7 +124,8 @@ class Hand:
     def close(self, play: int) -> None:
         """End an open play, which says nothing more."""
         if self.plays.pop(play, None) is not None:
-            self.process.give(Close(play))
+            self._give(Close(play))
+            self._forget(play)
         self.acquit(play)
 
     def hear(self) -> Iterator[Asks | Over | Failed]:
@@ -128,12 +139,15 @@ class Hand:
             if isinstance(said, Ready):
                 self.place, self.schemas = said.place, said.schemas
                 self.plays = dict.fromkeys(self.plays, time.monotonic())
+            elif (play := self._of_number.get(said.play)) is None:
+                continue  # the worker sent it before it read that the play is closed
             elif isinstance(said, Asks):
-                self.plays[said.play] = math.inf
-                yield said
+                self.plays[play] = math.inf
+                yield replace(said, play=play)
             else:
-                del self.plays[said.play]
-                yield said
+                del self.plays[play]
+                self._forget(play)
+                yield replace(said, play=play)
 
     def last_words(self, how: str) -> str:
         """Return how it ended, with the end of its output. Raises InvalidInput if it was importing the function."""
@@ -150,4 +164,10 @@ class Hand:
         """Whether a worker may send this now; a person's code may write such a line too."""
         if isinstance(said, Ready | Refused):
             return self.place is None
-        return self.place is not None and said.play in self.plays
+        return self.place is not None and 0 <= said.play < self._opened
+
+    def _give(self, message: Open | Told | Close) -> None:
+        self.process.give(replace(message, play=self._numbers[message.play]))
+
+    def _forget(self, play: int) -> None:
+        del self._of_number[self._numbers.pop(play)]

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from prefect_rlhf.engines.functions.messages import exactly, finite, parsed
+from prefect_rlhf.engines.functions.plays.bounds import AnswerBounds, check_numbers, check_rewards
 from prefect_rlhf.engines.functions.signatures.play_function import PlayFunction
 
 Answer = str | list[dict[str, str]]
@@ -26,6 +27,7 @@ class Begin:
     path: tuple[str, ...]
     deadline_seconds: float
     play_seconds: float
+    answers: AnswerBounds
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,13 +152,16 @@ def _asks(play: int, turn: int, answer: Any) -> Asks:
 
 
 def _over(play: int, score: float | None, rewards: dict[str, float], numbers: dict[str, float], cut: bool) -> Over:
-    return Over(
+    over = Over(
         exactly(int, play),
         None if score is None else finite(score),
         {int(turn): finite(reward) for turn, reward in exactly(dict, rewards).items()},
         {name: finite(number) for name, number in exactly(dict, numbers).items()},
         exactly(bool, cut),
     )
+    check_rewards(over.score, over.rewards)
+    check_numbers(over.numbers)
+    return over
 
 
 def _failed(play: int, reason: str) -> Failed:

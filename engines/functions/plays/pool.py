@@ -17,6 +17,7 @@ from prefect_rlhf.engines.functions.load import at
 from prefect_rlhf.engines.functions.plays.hand import START_SECONDS, Hand
 from prefect_rlhf.engines.functions.plays.messages import Asks, Failed, Open, Over, Told
 from prefect_rlhf.engines.functions.pool import exchange
+from prefect_rlhf.engines.functions.signatures.play_function import WITH_OPENING
 
 Event = Asks | Over | Failed
 
@@ -166,6 +167,9 @@ class PlayPool:
             play = self._plays.get(event.play)
             if play is None:  # it was dropped meanwhile
                 continue
+            if not isinstance(event, Failed) and self._is_disorder(play, event):
+                hand.close(event.play)
+                event = Failed(event.play, at("its process said something out of order", hand.place or ""))
             if isinstance(event, Asks):
                 yield from self._asked(hand, play, event)
                 continue
@@ -176,6 +180,17 @@ class PlayPool:
             else:
                 del self._plays[event.play]
                 yield event
+
+    def _is_disorder(self, play: OpenPlay, said: Asks | Over) -> bool:
+        """Whether a play cannot have said this now; a person's code may write such a line to the socket."""
+        if play.again > len(play.told):  # it waits for the model
+            return True
+        if isinstance(said, Over):
+            return play.again == 0 or not all(0 <= turn < play.again for turn in said.rewards)
+        if said.turn == 0:
+            may_open = self.settings.signature in WITH_OPENING and isinstance(said.answer, str)
+            return play.again != 0 or not (said.answer is None or may_open)
+        return said.turn != play.again or said.answer is None
 
     def _asked(self, hand: Hand, play: OpenPlay, asks: Asks) -> Iterator[Event]:
         """Pass a question on, or answer it from the list if the play has begun again."""

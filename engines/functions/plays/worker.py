@@ -14,6 +14,7 @@ from typing import Any
 from prefect_rlhf.engines.functions.call import has_float
 from prefect_rlhf.engines.functions.load import at, reason
 from prefect_rlhf.engines.functions.messages import line_of, received_from
+from prefect_rlhf.engines.functions.plays.bounds import check_numbers, check_rewards
 from prefect_rlhf.engines.functions.plays.messages import (
     Begin,
     Close,
@@ -65,28 +66,39 @@ async def serve(connection: socket.socket) -> None:
     while True:
         message: Open | Told | Close = await received_from(reader)
         if isinstance(message, Open):
-            plays[message.play] = Opened(message, loaded, begin, send)
+            plays[message.play] = Opened(message, loaded, begin, send, plays.pop)
+        elif message.play not in plays:  # it ended before it could read this
+            continue
         elif isinstance(message, Close):
             plays.pop(message.play).close()
-        elif message.play in plays:
+        else:
             plays[message.play].say.tell(message)
 
 
 class Opened:
     """A play in progress: its task, and the model as it sees it."""
 
-    def __init__(self, message: Open, loaded: LoadedPlay, begin: Begin, send: Callable[[Said], None]) -> None:
+    def __init__(
+        self,
+        message: Open,
+        loaded: LoadedPlay,
+        begin: Begin,
+        send: Callable[[Said], None],
+        forget: Callable[[int, None], object],
+    ) -> None:
+        """`forget` gets its number, and None, once it is over."""
         self._message, self._play, self._place, self._send = message, loaded.play, loaded.place, send
+        self._forget = forget
         self._is_closed = False
-        limits = begin.deadline_seconds, begin.play_seconds
         may_open = begin.function.signature in WITH_OPENING
-        self.say = Say(message.play, message.left, limits, self._tell_pool, lambda: self.task.cancel(), may_open)
+        self.say = Say(message.play, message.left, begin, self._tell_pool, lambda: self.task.cancel(), may_open)
         self.task = asyncio.create_task(self._run())
 
     def close(self) -> None:
         """End the play; nothing more is sent of it."""
         self._is_closed = True
         self.task.cancel()
+        self.say.end()
 
     def _tell_pool(self, said: Said) -> None:
         if not self._is_closed:
@@ -97,11 +109,14 @@ class Opened:
         try:
             say.resume()
             returned = await self._play(dict(self._message.row), say)
-            self._tell_pool(outcome(number, returned, say, self._place))
+            say.pause()
+            late = Failed(number, at(say.late, self._place))
+            self._tell_pool(late if say.late else outcome(number, returned, say, self._place))
         except BaseException as error:  # noqa: BLE001  a person's code may raise anything, SystemExit too
             self._tell_pool(Failed(number, one_line(why_failed(error, say.late, self._place))))
         finally:
-            say.pause()
+            say.end()
+            self._forget(number, None)
 
 
 def why_failed(error: BaseException, late: str, place: str) -> str:
@@ -115,6 +130,8 @@ def outcome(number: int, returned: object, say: Say, place: str) -> Over | Faile
     """Return the end of a play that returned None, a number, or a mapping of a `score` and other numbers."""
     if say.turn < 0:
         return Failed(number, at("it returned before its first say", place))
+    if say.is_asking:
+        return Failed(number, at("it returned while a call of say waited for the model; await each call", place))
     values: dict[Any, Any] = dict(returned) if isinstance(returned, Mapping) else {"score": returned}
     if "score" not in values:
         return Failed(number, at(f"returned a mapping without score: {in_short(returned)}", place))
@@ -125,9 +142,14 @@ def outcome(number: int, returned: object, say: Say, place: str) -> Over | Faile
             seen = f"{in_short(value)} of type {type(value).__name__}"
             return Failed(number, at(f"returned {seen} as {in_short(name)}, not a number", place))
         if not math.isfinite(float(value)):
-            return Failed(number, at(f"returned {float(value)} as {name}, not a finite number", place))
+            return Failed(number, at(f"returned {float(value)} as {in_short(name, str)}, not a finite number", place))
         values[name] = float(value)
     score = values.pop("score")
+    try:
+        check_rewards(score, say.rewards)
+        check_numbers(values)
+    except ValueError as error:
+        return Failed(number, at(str(error), place))
     return Over(number, score, say.rewards, values, say.is_cut)
 
 

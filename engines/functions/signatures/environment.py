@@ -1,7 +1,8 @@
 """Signature `environment`: a class as TRL's `environment_factory` takes it, whose public methods are the tools.
 
 An instance serves a single row. `reset` gets the row's columns; its text stands at the end of the prompt. A ValueError
-of a tool is an answer for the model; any other error fails the row (an answer too in TRL). `get_reward` scores the row.
+of a tool refuses the call. Any other error is an answer too, as in TRL, unless `tool_errors` is `fail`. `get_reward`
+scores the row.
 """
 
 import inspect
@@ -11,6 +12,7 @@ from typing import Any
 
 from prefect_rlhf.engines.functions.load import at, imported, place_of
 from prefect_rlhf.engines.functions.signatures.called import called
+from prefect_rlhf.engines.functions.signatures.error_texts import for_the_model
 from prefect_rlhf.engines.functions.signatures.first_use import made
 from prefect_rlhf.engines.functions.signatures.loaded import LoadedPlay, Model, PlayFailed
 from prefect_rlhf.engines.functions.signatures.play_function import PlayFunction
@@ -33,7 +35,8 @@ async def load_environment(function: PlayFunction) -> LoadedPlay:
             raise InvalidInput(function.field, function.function, right)
     place = place_of(first.reset)
     found = (named_tool(method, function.field, f"{function.function}.{name}") for name, method in _methods(first))
-    tools = by_name(replace(tool, refusals=(ValueError,)) for tool in found)
+    tell = for_the_model(function)
+    tools = by_name(replace(tool, tell=tell, refusals=(ValueError,)) for tool in found)
     if not tools:
         raise InvalidInput(function.field, function.function, at("a class with public methods, the tools", place))
 

@@ -1,7 +1,7 @@
 """Signature `gymnasium`: an environment whose actions and observations are texts; a turn is an action.
 
 `reset` gets a seed that is the same for all rows of a prompt; its observation stands at the end of the prompt. The
-reward of a step is its turn's.
+reward of a step is its turn's. An error of a step is an observation, unless `tool_errors` is `fail`.
 """
 
 from collections.abc import Callable, Mapping
@@ -10,6 +10,7 @@ from typing import Any
 
 from prefect_rlhf.engines.functions.load import at, imported, place_of
 from prefect_rlhf.engines.functions.signatures.called import called
+from prefect_rlhf.engines.functions.signatures.error_texts import for_the_model
 from prefect_rlhf.engines.functions.signatures.first_use import made, package
 from prefect_rlhf.engines.functions.signatures.loaded import LoadedPlay, Model
 from prefect_rlhf.engines.functions.signatures.play_function import PlayFunction
@@ -32,7 +33,9 @@ async def load_gymnasium(function: PlayFunction) -> LoadedPlay:
             raise InvalidInput(function.field, function.function, right)
     first.close()
 
-    async def play(row: Mapping[str, Any], say: Model) -> None:
+    tell = for_the_model(function)
+
+    async def play(row: Mapping[str, Any], say: Model) -> object:
         environment = await called(make, place)
 
         async def step(action: str) -> Step:
@@ -41,7 +44,7 @@ async def load_gymnasium(function: PlayFunction) -> LoadedPlay:
 
         try:
             opening, _ = await called(environment.reset, place, seed=seed_of(row))
-            await steps(say, opening, step, place)
+            return await steps(say, opening, step, place, tell)
         finally:
             await called(environment.close, place)
 

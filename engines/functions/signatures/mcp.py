@@ -2,7 +2,8 @@
 
 A worker has a connection to each server, or each row has its own if the servers are stateful. A server that ends, or
 does not answer in time, fails the rows that call it then; the next row starts it again. A result that the server marks
-as an error is an answer, and so is a refusal of a call's arguments.
+as an error is an answer, and so is a refusal of a call's arguments. An error with which it answers a call is one too,
+unless `tool_errors` is `fail`.
 """
 
 import asyncio
@@ -12,11 +13,18 @@ from contextlib import AsyncExitStack
 from functools import partial
 from typing import Any
 
-from prefect_rlhf.engines.functions.load import reason
+from prefect_rlhf.engines.functions.signatures.error_texts import for_the_model, hiding, in_a_line
 from prefect_rlhf.engines.functions.signatures.first_use import package
 from prefect_rlhf.engines.functions.signatures.loaded import LoadedPlay, Model, PlayFailed
 from prefect_rlhf.engines.functions.signatures.play_function import SERVERS, PlayFunction
-from prefect_rlhf.engines.functions.signatures.tools import NamedTool, by_name, converse, scored, scoring
+from prefect_rlhf.engines.functions.signatures.tools import (
+    BadResult,
+    NamedTool,
+    by_name,
+    converse,
+    scored,
+    scoring,
+)
 from prefect_rlhf.errors.errors import InvalidInput
 
 _START_SECONDS = 30.0
@@ -34,8 +42,9 @@ class BadArguments(Exception):  # noqa: N818  an answer for the model, not an er
 class Connection:
     """A client of a server. A task of its own holds it, since MCP's clients end in the task that began them."""
 
-    def __init__(self, name: str, server: Mapping[str, Any]) -> None:
-        self.name, self._server = name, server
+    def __init__(self, name: str, server: Mapping[str, Any], write: Callable[[BaseException], str]) -> None:
+        """`write` describes an error without secrets."""
+        self.name, self._server, self._write = name, server, write
         self._end, self._calls, self._is_lost = asyncio.Event(), 0, False
         loop = asyncio.get_running_loop()
         self._client: asyncio.Future[Any] = loop.create_future()
@@ -46,19 +55,22 @@ class Connection:
         """Return the schemas of the server's tools. Raises PlayFailed if the server does not answer in time."""
         try:
             async with asyncio.timeout(_LIST_SECONDS):
-                return [_schema(tool) for tool in await self._answer(_listed)]
+                return [_schema(tool) for tool in await self._answer(f"MCP server {self.name}", _listed)]
         except TimeoutError:
             raise PlayFailed(f"MCP server {self.name} did not list its tools within {_LIST_SECONDS:g} s") from None
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> str:
         """Return the text of a tool's result.
 
-        Raises PlayFailed if the server gives no result, or a result without text, and BadArguments.
+        Raises PlayFailed if the server gives no result, or a result without text, and BadArguments. The error has a
+        cause if the server is not lost.
         """
-        result = await self._answer(lambda client: client.call_tool(name, dict(arguments)))
+        of = named(name, self.name)
+        result = await self._answer(of, lambda client: client.call_tool(name, dict(arguments)))
         texts = [each.text for each in result.content if getattr(each, "type", "") == "text"]
         if len(texts) < len(result.content):
-            raise PlayFailed(f"tool {name} of MCP server {self.name} returned content that is no text")
+            why = f"{of} returned content that is no text"
+            raise PlayFailed(why) from BadResult(why)
         return "\n".join(texts)
 
     @property
@@ -73,7 +85,7 @@ class Connection:
         self._end.set()
         asyncio.get_running_loop().call_later(_END_SECONDS, self._task.cancel)
 
-    async def _answer(self, ask: Callable[[Any], Awaitable[Any]]) -> Any:
+    async def _answer(self, of: str, ask: Callable[[Any], Awaitable[Any]]) -> Any:
         client = await asyncio.shield(self._client)
         self._calls += 1
         try:
@@ -88,7 +100,7 @@ class Connection:
             is_end = code is None or code in _OF_LOST
             self._is_lost = self._is_lost or is_end
             kind = "gave no answer" if is_end else "answered with an error"
-            raise PlayFailed(f"MCP server {self.name} {kind}: {reason(error, '')}") from None
+            raise PlayFailed(f"{of} {kind}: {self._write(error)}") from (None if is_end else error)
         finally:
             self._calls -= 1
             if self._is_lost and not self._calls:  # the calls of other rows may still get their answers
@@ -113,7 +125,7 @@ class Connection:
                     self._client.set_result(client)
                     await self._end.wait()
         except BaseException as error:  # noqa: BLE001  as above
-            self._give_up(f"did not start: {reason(error, '')}")
+            self._give_up(f"did not start: {self._write(error)}")
 
     def _give_up(self, why: str) -> None:
         """Fail a start that is not done."""
@@ -127,8 +139,13 @@ class Connection:
 class Servers:
     """The connections of a worker, or of a row."""
 
-    def __init__(self, servers: Mapping[str, Mapping[str, Any]]) -> None:
-        self._servers = servers
+    def __init__(
+        self,
+        servers: Mapping[str, Mapping[str, Any]],
+        write: Callable[[BaseException], str] = in_a_line,
+        tell: Callable[[BaseException], str] | None = None,
+    ) -> None:
+        self._servers, self._write, self._tell = servers, write, tell
         self._open: dict[str, Connection] = {}
 
     async def schemas(self) -> Mapping[str, list[Mapping[str, Any]]]:
@@ -139,7 +156,13 @@ class Servers:
     def tools(self, schemas: Mapping[str, list[Mapping[str, Any]]]) -> Mapping[str, NamedTool]:
         """Return the tools of all servers, called by these connections. Raises InvalidInput for two of one name."""
         return by_name(
-            NamedTool(partial(self._call, name, schema["function"]["name"]), schema, "", (BadArguments,))
+            NamedTool(
+                call=partial(self._call, name, tool := schema["function"]["name"]),
+                schema=schema,
+                place=named(tool, name),
+                tell=self._tell,
+                refusals=(BadArguments,),
+            )
             for name, those in schemas.items()
             for schema in those
         )
@@ -154,7 +177,7 @@ class Servers:
 
     def _of(self, name: str) -> Connection:
         if name not in self._open or self._open[name].has_ended:
-            self._open[name] = Connection(name, self._servers[name])
+            self._open[name] = Connection(name, self._servers[name], self._write)
         return self._open[name]
 
 
@@ -164,7 +187,8 @@ async def load_mcp(function: PlayFunction) -> LoadedPlay:
     keywords = function.keywords
     servers: Mapping[str, Mapping[str, Any]] = keywords["servers"]
     _check(servers)
-    shared = Servers(servers)
+    write, tell = hiding(function), for_the_model(function)
+    shared = Servers(servers, write, tell)
     try:
         schemas = await shared.schemas()
     except PlayFailed as failed:
@@ -174,7 +198,7 @@ async def load_mcp(function: PlayFunction) -> LoadedPlay:
             raise InvalidInput(f"play.arguments.servers.{name}", "a server without tools", "a server with tools")
 
     async def play(row: Mapping[str, Any], say: Model) -> object:
-        used = Servers(servers) if keywords.get("stateful") else shared
+        used = Servers(servers, write, tell) if keywords.get("stateful") else shared
         try:
             said = await converse(say, used.tools(schemas), function.tool_format)
         finally:
@@ -183,6 +207,11 @@ async def load_mcp(function: PlayFunction) -> LoadedPlay:
         return await scored(score, place, row, said)
 
     return LoadedPlay(play, place, [tool.schema for tool in shared.tools(schemas).values()])
+
+
+def named(tool: str, server: str) -> str:
+    """Return how errors name a tool of a server."""
+    return f"tool {tool} of MCP server {server}"
 
 
 def _check(servers: object) -> None:

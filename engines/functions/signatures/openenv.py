@@ -1,7 +1,8 @@
 """Signature `openenv`: a client of an OpenEnv server; a turn is an action, and each row has a session of its own.
 
 `reset` gets a seed that is the same for all rows of a prompt; its observation stands at the end of the prompt. The
-reward of a step is its turn's.
+reward of a step is its turn's. An error with which the server answers a step is an observation, unless `tool_errors`
+is `fail`. A server that is lost fails the row.
 """
 
 import inspect
@@ -10,7 +11,8 @@ from typing import Any
 
 from prefect_rlhf.engines.functions.load import at, imported, place_of
 from prefect_rlhf.engines.functions.signatures.called import called
-from prefect_rlhf.engines.functions.signatures.loaded import LoadedPlay, Model
+from prefect_rlhf.engines.functions.signatures.error_texts import for_the_model
+from prefect_rlhf.engines.functions.signatures.loaded import LoadedPlay, Model, PlayFailed
 from prefect_rlhf.engines.functions.signatures.play_function import Named, PlayFunction
 from prefect_rlhf.engines.functions.signatures.texts import Step, seed_of, steps
 from prefect_rlhf.errors.errors import InvalidInput
@@ -34,21 +36,36 @@ async def load_openenv(function: PlayFunction) -> LoadedPlay:
     action = _action(keywords.pop("action", ""), keywords.pop("action_field", "message"))
     field = keywords.pop("observation_field", "message")
     _check(make, keywords)
+    tell = for_the_model(function)
 
-    async def play(row: Mapping[str, Any], say: Model) -> None:
+    async def acted(client: Any, text: str) -> Any:
+        return await called(client.step, place, action(text))
+
+    async def play(row: Mapping[str, Any], say: Model) -> object:
         client = await called(make, place, **keywords)
 
         async def step(text: str) -> Step:
-            result = await called(client.step, place, action(text))
+            try:
+                result = await called(acted, place, client, text)
+            except PlayFailed as failed:
+                if _is_lost(failed.__cause__):
+                    raise PlayFailed(str(failed)) from None
+                raise
             return Step(_read(result.observation, field), result.reward, bool(result.done))
 
         try:
             opened = await called(client.reset, place, seed=seed_of(row))
-            await steps(say, _read(opened.observation, field), step, place)
+            return await steps(say, _read(opened.observation, field), step, place, tell)
         finally:
             await called(client.close, place)
 
     return LoadedPlay(play, place)
+
+
+def _is_lost(error: BaseException | None) -> bool:
+    """Whether an error is about the connection to the server; websockets has classes of its own for that."""
+    names = (each.__name__ for each in type(error).__mro__)
+    return isinstance(error, OSError) or "ConnectionClosed" in names
 
 
 def _check(make: Callable[..., Any], keywords: Mapping[str, Any]) -> None:

@@ -13,7 +13,9 @@ from prefect_rlhf.errors.errors import InvalidInput, Missing, NotUsed, UnknownKe
 
 PlaySignature = Literal["play", "tools", "environment", "gymnasium", "openenv", "mcp"]
 ToolFormat = Literal["hermes", "llama3"]
+ToolErrors = Literal["answer", "fail"]
 DEFAULT_FORMAT: ToolFormat = "hermes"
+DEFAULT_ERRORS: ToolErrors = "answer"
 FORMATS: tuple[ToolFormat, ...] = ("hermes", "llama3")
 
 _FUNCTION: Mapping[PlaySignature, str] = {
@@ -65,8 +67,10 @@ class PlayFunction(NamedFunction):
     signature: PlaySignature
     tools: tuple[str, ...]
     tool_format: ToolFormat
+    tool_errors: ToolErrors
     arguments: str
     python: str
+    environment_variables: tuple[str, ...]
 
     def __post_init__(self) -> None:
         """Raise InvalidInput for a field that the signature lacks or does not use."""
@@ -80,6 +84,8 @@ class PlayFunction(NamedFunction):
         self._check_use("play.arguments", ", ".join(self.keywords), _ARGUMENTS, "")  # values may be secrets
         if self.tool_format != DEFAULT_FORMAT and self.signature not in WITH_TOOLS:
             raise NotUsed("play.tool_format", self.tool_format, self._reason, "set a signature with tools")
+        if self.tool_errors != DEFAULT_ERRORS and self.signature not in WITH_MESSAGES:
+            raise NotUsed("play.tool_errors", self.tool_errors, self._reason, "set a signature with tools")
         if self.signature in _TOOLS and not self.tools:
             raise Missing("play.tools", "functions that the model may call, such as my_tools.py:search")
         name, right = _NEEDED_ARGUMENTS.get(self.signature, ("", ""))

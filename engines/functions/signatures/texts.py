@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from prefect_rlhf.engines.functions.load import at
+from prefect_rlhf.engines.functions.signatures.error_texts import error_answer
 from prefect_rlhf.engines.functions.signatures.loaded import Model, PlayFailed
 from prefect_rlhf.errors.in_short import in_short
 
@@ -27,16 +28,33 @@ def seed_of(row: Mapping[str, Any]) -> int:
     return int(row["group_seed"]) % 2**32
 
 
-async def steps(say: Model, opening: object, step: Callable[[str], Awaitable[Step]], place: str) -> None:
-    """Pass each turn of the model to `step`, and its observation to the model as a user's message, until it is over."""
-    said = await say(as_observation(opening, place))
+async def steps(
+    say: Model,
+    opening: object,
+    step: Callable[[str], Awaitable[Step]],
+    place: str,
+    tell: Callable[[BaseException], str] | None,
+) -> Mapping[str, float | None]:
+    """Pass each turn of the model to `step`, and its observation to the model as a user's message, until it is over.
+
+    `tell` writes an error of a step for the model, which goes on then; None: the play fails. Returns numbers of a row
+    without a score besides its rewards.
+    """
+    said, errors = await say(as_observation(opening, place)), 0
     while said.end != "budget" or said.text:
-        took = await step(said.text)
+        try:
+            took = await step(said.text)
+        except PlayFailed as failed:
+            if failed.__cause__ is None or tell is None:
+                raise
+            took = Step(error_answer(tell(failed.__cause__)), None, is_over=False)
+            errors += 1
         if took.reward is not None:
             say.reward(took.reward)
         if took.is_over or said.end == "budget":
-            return
+            break
         said = await say({"role": "user", "content": as_observation(took.observation, place)})
+    return {"score": None, "tool_errors": float(errors)}
 
 
 def as_observation(value: object, place: str) -> str:

@@ -1,16 +1,17 @@
 """Signature `tools`: the model calls Python functions until a turn has no call; a function of yours scores the row.
 
-A bad call is answered, so that the model can correct it. An error of a tool fails the play.
+A bad call is answered, so that the model can correct it. So is an error of a tool, unless `tool_errors` is `fail`.
 """
 
 import asyncio
 import json
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
 
 from prefect_rlhf.engines.functions.load import at, imported, place_of
 from prefect_rlhf.engines.functions.signatures.called import called
+from prefect_rlhf.engines.functions.signatures.error_texts import error_answer, for_the_model, written
 from prefect_rlhf.engines.functions.signatures.loaded import MOST_CHARACTERS, LoadedPlay, Model, PlayFailed
 from prefect_rlhf.engines.functions.signatures.play_function import Named, PlayFunction, ToolFormat
 from prefect_rlhf.engines.functions.signatures.schemas import misfit, schema_of
@@ -18,17 +19,23 @@ from prefect_rlhf.engines.functions.signatures.tool_calls import BadCall, ToolCa
 from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.errors.in_short import in_short
 
+MOST_CALLS = 64
+"""Calls of a turn that run, each in a thread of its own. The model may write more."""
+Kind = Literal["result", "bad call", "error"]
+
 
 @dataclass(frozen=True, slots=True)
 class NamedTool:
     """A function that the model may call: its schema as `get_json_schema` writes it, and its file and line.
 
-    Errors of the types `refusals` are answers for the model.
+    `tell` writes an error for the model; None: an error fails the play. Errors of the types `refusals` are always
+    answers: the tool refused the call.
     """
 
     call: Callable[..., Any]
     schema: Mapping[str, Any]
     place: str
+    tell: Callable[[BaseException], str] | None = None
     refusals: tuple[type[Exception], ...] = ()
 
     @property
@@ -44,12 +51,16 @@ class Conversation:
     messages: list[dict[str, str]] = field(default_factory=list)
     calls: int = 0
     bad_calls: int = 0
+    tool_errors: int = 0
 
 
 async def load_tools(function: PlayFunction) -> LoadedPlay:
     """Import tools and the scoring function. Raises InvalidInput for a function that cannot be used."""
     score, place = scoring(function)
-    tools = by_name(named_tool(imported(Named(name)), "play.tools", name) for name in function.tools)
+    tell = for_the_model(function)
+    tools = by_name(
+        replace(named_tool(imported(Named(name)), "play.tools", name), tell=tell) for name in function.tools
+    )
 
     async def play(row: Mapping[str, Any], say: Model) -> object:
         said = await converse(say, tools, function.tool_format)
@@ -102,28 +113,39 @@ async def converse(
         calls = calls_in(said.text, written_as) if said.end == "stop" else ()
         if not calls:
             return so_far
-        texts = await asyncio.gather(*(answered(call, tools) for call in calls))
+        answers = await asyncio.gather(*(answered(call, tools) for call in calls[:MOST_CALLS]))
+        left = max(0, len(calls) - MOST_CALLS)
         so_far.calls += len(calls)
-        so_far.bad_calls += sum(is_bad for _, is_bad in texts)
-        answer = [{"role": "tool", "content": text} for text, _ in texts]
+        so_far.bad_calls += left + sum(kind == "bad call" for _, kind in answers)
+        so_far.tool_errors += sum(kind == "error" for _, kind in answers)
+        texts = [text for text, _ in answers]
+        if left:
+            texts.append(error_answer(f"{left} more calls of this turn did not run; {MOST_CALLS} may"))
+        answer = [{"role": "tool", "content": text} for text in texts]
 
 
-async def answered(call: ToolCall | BadCall, tools: Mapping[str, NamedTool]) -> tuple[str, bool]:
-    """Return the answer to a call, and whether the call was bad. Raises PlayFailed for an error of the tool."""
+async def answered(call: ToolCall | BadCall, tools: Mapping[str, NamedTool]) -> tuple[str, Kind]:
+    """Return the answer to a call, and its kind. Raises PlayFailed for an error that is no answer for the model."""
     if isinstance(call, BadCall):
-        return _error(call.why), True
+        return error_answer(call.why), "bad call"
     tool = tools.get(call.name)
     if tool is None:
-        return _error(f"there is no tool {in_short(call.name)}; there is {', '.join(tools)}"), True
+        return error_answer(f"there is no tool {in_short(call.name)}; there is {', '.join(tools)}"), "bad call"
     if why := misfit(call.arguments, tool.schema["function"].get("parameters") or {}):
-        return _error(f"{tool.name}: {why}"), True
+        return error_answer(f"{tool.name}: {why}"), "bad call"
     try:
-        returned = await called(tool.call, tool.place, **call.arguments)
+        return as_text(await called(tool.call, tool.place, **call.arguments), tool.name, tool.place), "result"
     except PlayFailed as failed:
-        if isinstance(failed.__cause__, tool.refusals):
-            return _error(str(failed.__cause__)), True
-        raise
-    return as_text(returned, tool.name, tool.place), False
+        error = failed.__cause__
+        if isinstance(error, tool.refusals):
+            return error_answer(str(error)), "bad call"
+        if error is None or tool.tell is None:
+            raise
+        return error_answer(tool.tell(error)), "error"
+
+
+class BadResult(Exception):  # noqa: N818  an answer for the model, not an error of ours
+    """A tool returned what cannot be an answer."""
 
 
 def as_text(value: object, name: str, place: str) -> str:
@@ -132,10 +154,12 @@ def as_text(value: object, name: str, place: str) -> str:
         text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     except (TypeError, ValueError, RecursionError):
         seen = f"{in_short(value)} of type {type(value).__name__}"
-        raise PlayFailed(at(f"tool {name} returned {seen}, not text or a JSON value", place)) from None
-    if len(text) > MOST_CHARACTERS:
-        raise PlayFailed(at(f"tool {name} returned {len(text)} characters, more than {MOST_CHARACTERS}", place))
-    return text
+        why = f"tool {name} returned {seen}, not text or a JSON value"
+    else:
+        if len(text) <= MOST_CHARACTERS:
+            return written(text)
+        why = f"tool {name} returned {len(text)} characters, more than {MOST_CHARACTERS}"
+    raise PlayFailed(at(why, place)) from BadResult(why)
 
 
 async def scored(score: Callable[..., Any], place: str, row: Mapping[str, Any], said: Conversation) -> object:
@@ -156,9 +180,9 @@ async def scored(score: Callable[..., Any], place: str, row: Mapping[str, Any], 
 
 def with_counts(returned: object, said: Conversation) -> object:
     """Return a score, a number or a mapping, with the numbers of calls."""
-    numbers = {"tool_calls": float(said.calls), "bad_calls": float(said.bad_calls)}
+    numbers = {
+        "tool_calls": float(said.calls),
+        "bad_calls": float(said.bad_calls),
+        "tool_errors": float(said.tool_errors),
+    }
     return numbers | (dict(returned) if isinstance(returned, Mapping) else {"score": returned})
-
-
-def _error(why: str) -> str:
-    return json.dumps({"error": why}, ensure_ascii=False)

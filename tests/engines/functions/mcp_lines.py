@@ -11,7 +11,8 @@ import time
 
 CASE = sys.argv[1]
 ANY = {"type": "object", "properties": {}, "additionalProperties": True}
-TOOLS = [{"name": name, "inputSchema": ANY} for name in ("pid", "error", "bad_arguments", "die", "wait")]
+NAMES = ("pid", "error", "bad_arguments", "die", "wait", "odd", "stranger", "garble")
+TOOLS = [{"name": name, "inputSchema": ANY} for name in NAMES]
 
 
 def tools(params):
@@ -31,6 +32,10 @@ def call(name, arguments):
         return {"error": {"code": -32602, "message": "word is missing"}}
     if name == "wait":
         time.sleep(60)
+    if name == "odd":
+        return {"result": {"content": 3}}
+    if name == "stranger":
+        return {"result": {"content": [{"type": "text", "text": "for nobody"}]}}
     text = f"{os.getpid()} {json.dumps(arguments)}"
     return {"result": {"content": [{"type": "text", "text": text}]}}
 
@@ -40,6 +45,12 @@ def answer(request):
     if method == "initialize":
         if CASE == "deaf":
             time.sleep(600)
+        if CASE == "dies":
+            sys.exit(3)
+        if CASE == "errs":
+            return {"error": {"code": -32603, "message": f"{os.environ['NOTES_TOKEN']} is no key"}}
+        if CASE == "odd":
+            return {"result": {"capabilities": 3}}
         about = {"name": "lines", "version": "1"}
         version = params["protocolVersion"]
         return {"result": {"protocolVersion": version, "capabilities": {"tools": {}}, "serverInfo": about}}
@@ -55,7 +66,11 @@ def answer(request):
 
 
 def write_answer(request):
-    sys.stdout.write(json.dumps({"jsonrpc": "2.0", "id": request["id"], **answer(request)}) + "\n")
+    made = {"jsonrpc": "2.0", "id": request["id"], **answer(request)}
+    tool = (request.get("params") or {}).get("name")
+    if tool == "stranger":
+        made["id"] = 10**6
+    sys.stdout.write("{" * (tool == "garble") + json.dumps(made) + "\n")
     sys.stdout.flush()
 
 

@@ -17,3 +17,14 @@ class Echo:
 
     def close(self):
         pass
+
+
+class Brittle(Echo):
+    """A server that refuses moves, or is lost."""
+
+    def step(self, action):
+        if action["message"] == "break":
+            raise RuntimeError("Server error: no such move")
+        if action["message"] == "lose":
+            raise ConnectionResetError("lost")
+        return super().step(action)

@@ -2,9 +2,12 @@
 
 import asyncio
 import os
+import signal
 import sys
 import time
 from pathlib import Path
+
+from prefect_rlhf.engines.functions.plays.messages import Asks, Over
 
 
 async def three_turns(row, say):
@@ -153,11 +156,68 @@ async def ends_before_a_turn(row, say):
 
 
 async def without_end(row, say):
+    """Ask for turns until the row may have no more."""
     said = await say()
     while said.end != "budget":
         said = await say("more")
-    assert (await say("more")).end == "budget"
     return float(said.turn)
+
+
+async def loops(row, say):
+    """Ask for turns, and forget that the row may have no more."""
+    said = await say()
+    while row["prompt"] == "bad":
+        said = await say("more")
+    return float(said.turn)
+
+
+async def loops_stubbornly(row, say):
+    """The same, whatever `say` raises."""
+    said = await say()
+    while row["prompt"] == "bad":
+        try:
+            said = await say("more")
+        except RuntimeError:
+            continue
+    return float(said.turn)
+
+
+async def asks_wrongly(row, say):
+    """Ask again and again in a way that is refused."""
+    await say()
+    while row["prompt"] == "bad":
+        try:
+            await say(b"more")
+        except TypeError:
+            continue
+    return 1.0
+
+
+async def blocks_a_little(row, say):
+    """Block the event loop for longer than the deadline, but not for long enough to lose the process."""
+    await say()
+    if row["prompt"] == "bad":
+        time.sleep(1.3)  # noqa: ASYNC251  as above
+        await say("late")
+    return 1.0
+
+
+async def returns_late(row, say):
+    await say()
+    if row["prompt"] == "bad":
+        time.sleep(1.3)  # noqa: ASYNC251  as above
+    return 1.0
+
+
+async def goes_on_after_its_deadline(row, say):
+    """Catch what ends it."""
+    await say()
+    if row["prompt"] == "bad":
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            await say("late")
+    return 1.0
 
 
 async def sees_environment(row, say):
@@ -197,3 +257,160 @@ async def waits_for_the_others(row, say):
 
 async def single_turn(row, say):
     return float(len((await say()).tokens))
+
+
+KEPT: list[asyncio.Task] = []
+LATER, REFUSED = asyncio.Event(), []
+
+
+async def speak(say, words, *, after=None):
+    """Speak and reward after a play has ended; note what is refused."""
+    if after is not None:
+        await after.wait()
+    for late in (lambda: say(words), lambda: say.reward(5.0)):
+        try:
+            made = late()
+            if made is not None:
+                await made
+        except RuntimeError as error:
+            REFUSED.append(str(error))
+
+
+async def leaves_a_task(row, say):
+    """Rows that leave have a task that speaks while rows of the next call are between their turns."""
+    await say()
+    if row["prompt"] == "leaves":
+        KEPT.append(asyncio.ensure_future(speak(say, "late", after=LATER)))
+        return 1.0
+    LATER.set()
+    await asyncio.wait(KEPT)
+    said = await say("own")
+    return {"score": float(said.turn), "refused": float(len(REFUSED))}
+
+
+async def leaves_a_task_and_fails(row, say):
+    """The first try fails; its task speaks while the second is between its turns."""
+    await say()
+    if not KEPT:
+        KEPT.append(asyncio.ensure_future(speak(say, "late", after=LATER)))
+        raise LookupError("the first time")
+    LATER.set()
+    await asyncio.wait(KEPT)
+    said = await say("own")
+    return {"score": float(said.turn), "refused": float(len(REFUSED))}
+
+
+async def returns_while_it_asks(row, say):
+    """Return while a task still waits for the model."""
+    await say()
+    if row["prompt"] == "bad":
+        KEPT.append(asyncio.ensure_future(say("more")))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+    return 1.0
+
+
+async def gives_up_on_the_model(row, say):
+    """Cancel a question that the model has, and ask another."""
+    await say()
+    if row["prompt"] == "bad":
+        asked = asyncio.ensure_future(say("more"))
+        await asyncio.sleep(0)
+        asked.cancel()
+        await asyncio.wait({asked})
+        await say("something else")
+    return 1.0
+
+
+async def writes_lines(row, say):
+    """Ask twice for one turn, by lines of its own to the pool."""
+    await say()
+    if row["prompt"] == "bad":
+        for _ in range(2):
+            say._ask(Asks(say._play, 1, "more"))
+        await asyncio.sleep(60)
+    return 1.0
+
+
+async def writes_an_end(row, say):
+    """End by a line of its own, with a reward of a turn that was never had."""
+    await say()
+    if row["prompt"] == "bad":
+        say._ask(Over(say._play, 1.0, {7: 1.0}, {}))
+        await asyncio.sleep(60)
+    return 1.0
+
+
+async def writes_for_others(row, say):
+    """Speak for the plays of all earlier calls."""
+    await say()
+    for number in range(say._play):
+        say._ask(Asks(number, 1, "more"))
+    await say("go on")
+    return 1.0
+
+
+BEYOND = {
+    "score": lambda say: 1.0000001e9,
+    "far score": lambda say: 1e39,
+    "reward": lambda say: say.reward(-1e39),
+    "rewards": lambda say: [say.reward(1e9) for _ in range(2)] and 0.0,
+    "score and reward": lambda say: say.reward(1e9) or 1.0,
+    "integer": lambda say: 10**400,
+    "number": lambda say: {"score": 1.0, "bytes": 1e39},
+    "numbers": lambda say: {"score": 1.0} | {f"n{number}": 1.0 for number in range(65)},
+    "long name": lambda say: {"score": 1.0, "n" * 101: 1.0},
+    "odd name": lambda say: {"score": 1.0, "a\ud800": 1.0},
+}
+
+
+async def goes_beyond(row, say):
+    """End at most at a bound, or beyond the one that the row names; earn in two turns."""
+    await say()
+    say.reward(0.0)
+    if row["prompt"] in BEYOND:
+        return BEYOND[row["prompt"]](say)
+    return {"score": 1e9, "bytes": 1e30} | {f"{'n' * 98}{number:02}": 1.0 for number in range(63)}
+
+
+async def earns_in_turns(row, say):
+    """Earn what the row says, a turn each."""
+    for reward in row["rewards"]:
+        await say(*["go on"] * (reward is not row["rewards"][0]))
+        say.reward(reward)
+    return row["score"]
+
+
+async def says_much(row, say):
+    await say()
+    await say(MUCH[row["prompt"]])
+    return 1.0
+
+
+def message(content="", role="user"):
+    return {"role": role, "content": content}
+
+
+MUCH = {
+    "messages": [message("word")] * 1025,
+    "role": [message(role="u" * 101)],
+    "characters": [message("x" * ((1 << 22) + 1))],
+    "fine": [message("x" * 200), message("y" * 100), *[message("z" * (1 << 20))] * 1022],
+}
+
+
+async def without_end_and_long(row, say):
+    """Answer each turn with more text than tokens of an answer may hold."""
+    said = await say()
+    while said.end != "budget":
+        said = await say("x" * 1000)
+    return float(said.turn)
+
+
+async def stops_its_parent(row, say):
+    """Stop the process that ends what this one starts."""
+    await say()
+    if row["prompt"] == "bad":
+        os.kill(os.getppid(), signal.SIGSTOP)
+        time.sleep(60)  # noqa: ASYNC251  as above
+    return 1.0

@@ -74,6 +74,11 @@ def give_much() -> str:
     return "x" * 10_485_760
 
 
+def lose_file() -> str:
+    """Raise an error about a file."""
+    raise FileNotFoundError(2, "No such file or directory", "/srv/shop/stock.db")
+
+
 def give_environment() -> list:
     """Return the names of environment variables."""
     return sorted(os.environ)

@@ -78,19 +78,27 @@ def test_an_environment_of_trl_plays_as_in_trl(talk):
     tool = {"role": "tool", "content": "the counter is 2"}
     refused = {"role": "tool", "content": '{"error": "by is negative"}'}
     assert answers == [" Count to 3.", [tool], [refused, tool | {"content": "the counter is 3"}]]
-    assert end == Over(0, 1.0, {}, {"tool_calls": 3.0, "bad_calls": 1.0})
+    assert end == Over(0, 1.0, {}, {"tool_calls": 3.0, "bad_calls": 1.0, "tool_errors": 0.0})
     end, answers = talk(settings("environment", f"{TRL}:Silent", arguments={"start": 3}), ["done"])
     assert (end.score, answers) == (1.0, [None])
+
+
+def test_an_error_of_an_environments_tool_is_an_answer_unless_it_is_to_fail_the_row(talk):
+    """A ValueError refuses a call either way."""
+    turns = [call("break_down") + call("increment", by=-1), "done"]
+    end, (_, answer) = talk(settings("environment", f"{TRL}:Counter"), turns)
+    refused = {"role": "tool", "content": '{"error": "by is negative"}'}
+    assert answer == [refused | {"content": '{"error": "LookupError: the counter is gone"}'}, refused]
+    assert end == Over(0, 0.0, {}, {"tool_calls": 2.0, "bad_calls": 1.0, "tool_errors": 1.0})
+    strict = settings("environment", f"{TRL}:Counter", tool_errors="fail")
+    end, (_, answer) = talk(strict, [call("increment", by=-1), call("break_down")])
+    assert answer == [refused]
+    assert re.search(r"LookupError: the counter is gone \(.*of_trl_environment.py:\d+ in break_down", end.reason)
 
 
 @pytest.mark.parametrize(
     ("name", "turn", "reason"),
     [
-        (
-            "Counter",
-            call("break_down"),
-            r"LookupError: the counter is gone \(.*of_trl_environment.py:\d+ in break_down",
-        ),
         ("Odd", "", r"reset returned 3 of type int, not text \(.*of_trl_environment.py:\d+ in reset\)"),
     ],
 )
@@ -133,7 +141,7 @@ def test_tools_of_an_mcp_server_and_a_server_that_dies(talk):
     assert counted == "2"  # the rows of a worker share its server
     assert end.numbers["tool_calls"] == 4
     end, _ = talk(play, [call("die")])
-    assert re.fullmatch("MCP server numbers gave no answer: .*", end.reason)
+    assert re.fullmatch("tool die of MCP server numbers gave no answer: .*", end.reason)
     end, answers = talk(settings("mcp", play.function, arguments={"servers": SERVERS}, retries=1), [call("die")])
     assert isinstance(end, Failed)  # its second try has a server again, which dies too
 
@@ -209,6 +217,20 @@ def test_an_environment_starts_from_the_seed_of_its_group(talk):
         assert (answers, end.rewards) == (["seed 7"], {0: 1.0})
 
 
+def test_an_error_of_a_step_is_an_observation_unless_it_is_to_fail_the_row(talk):
+    """The row goes on, and the turn has no reward. A server that is lost fails the row either way."""
+    client, arguments = f"{HERE / 'of_clients.py'}:Brittle", {"base_url": "http://127.0.0.1"}
+    play = settings("openenv", client, arguments=arguments)
+    end, answers = talk(play, ["break", "ha"])
+    error = '{"error": "RuntimeError: Server error: no such move"}'
+    assert answers[1] == {"role": "user", "content": error} or answers[1] == [{"role": "user", "content": error}]
+    assert end == Over(0, None, {1: 1.0}, {"tool_errors": 1.0})
+    end, _ = talk(play, ["lose", "ha"])
+    assert re.fullmatch(r"ConnectionResetError: lost \(.*of_clients.py:\d+ in step\)", end.reason)
+    end, _ = talk(settings("openenv", client, arguments=arguments, tool_errors="fail"), ["break", "ha"])
+    assert re.fullmatch(r"RuntimeError: Server error: no such move \(.*of_clients.py:\d+ in step\)", end.reason)
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
@@ -260,9 +282,12 @@ def test_a_gymnasium_environment_plays_in_another_interpreter(talk, tmp_path):
         with pytest.MonkeyPatch.context() as patch:
             patch.chdir(HERE)
             end, answers = talk(play, [wrong, str(secret)])
+            answered, _ = talk(play, ["a number", str(secret)])
         said = {"role": "user", "content": "higher" if secret else "lower"}
-        assert (answers, end) == (["below 8", [said]], Over(0, None, {0: 0.0, 1: 1.0}, {}))
-    end, _ = talk(settings("gymnasium", f"{GYMNASIUM}:make", python=python), ["a number"])
+        assert (answers, end) == (["below 8", [said]], Over(0, None, {0: 0.0, 1: 1.0}, {"tool_errors": 0.0}))
+        assert answered == Over(0, None, {1: 1.0}, {"tool_errors": 1.0})
+    strict = settings("gymnasium", f"{GYMNASIUM}:make", python=python, tool_errors="fail")
+    end, _ = talk(strict, ["a number"])
     assert re.search(r"ValueError: no number: a number \(.*of_environments.py:\d+ in step\)", end.reason)
     with pytest.raises(
         InvalidInput, match=r"expected an environment whose actions and observations are Text spaces, not "
@@ -289,7 +314,7 @@ def test_an_openenv_client_plays_in_another_interpreter(talk, tmp_path):
         server.kill()
         server.wait()
     assert answers == [" seed 7", [{"role": "user", "content": "you said ha"}]]
-    assert end == Over(0, None, {0: 2.0, 1: 6.0}, {})
+    assert end == Over(0, None, {0: 2.0, 1: 6.0}, {"tool_errors": 0.0})
     end, _ = talk(settings("openenv", client, python=python, arguments=arguments), ["ha"])
     assert isinstance(end, Failed)  # the server is dead
 
@@ -302,4 +327,4 @@ def test_mcp_1_serves_in_another_interpreter(talk, tmp_path):
     _, answers = talk(play, [call("add", a=2, b=3), "5"])
     assert answers[1] == [{"role": "tool", "content": "5"}]
     end, _ = talk(play, [call("die")])
-    assert re.fullmatch("MCP server numbers gave no answer: .*", end.reason)
+    assert re.fullmatch("tool die of MCP server numbers gave no answer: .*", end.reason)

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import re
 import signal
 import sys
 from pathlib import Path
@@ -21,8 +22,8 @@ pytest.importorskip("mcp")
 mcp = pytest.importorskip("prefect_rlhf.engines.functions.signatures.mcp")
 
 HERE = Path(__file__).parent
-TOOLS = ["pid", "error", "bad_arguments", "die", "wait"]
-LOCKED = "^MCP server lines answered with an error: MCPError: the index is locked$"
+TOOLS = ["pid", "error", "bad_arguments", "die", "wait", "odd", "stranger", "garble"]
+LOCKED = "^tool error of MCP server lines answered with an error: MCPError: the index is locked$"
 
 
 def servers(case):
@@ -118,7 +119,7 @@ def test_a_server_that_died_between_two_calls_is_started_again():
     async def scenario(call):
         first = await pid(call)
         os.kill(first, signal.SIGKILL)
-        with pytest.raises(PlayFailed, match="^MCP server lines gave no answer: "):
+        with pytest.raises(PlayFailed, match="^tool pid of MCP server lines gave no answer: "):
             await call("pid")
         assert await pid(call) != first
 
@@ -146,46 +147,86 @@ def test_a_call_that_is_ended_costs_a_server_that_hangs():
     [
         ("deaf", "play.arguments.servers: got 'lines', expected servers that .* lines did not start within 1 s"),
         ("no listing", "play.arguments.servers: got 'lines', expected .* lines did not list its tools within 2 s"),
+        ("dies", "play.arguments.servers: got 'lines', expected .* lines did not start: MCPError: Connection closed"),
+        ("errs", "play.arguments.servers: got 'lines', expected .* lines did not start: MCPError: ... is no key"),
+        ("odd", "play.arguments.servers: got 'lines', expected .* lines did not start: ValidationError: Initialize"),
         ("empty", "play.arguments.servers.lines: got 'a server without tools', expected a server with tools"),
         ("no method", "play.arguments.servers.lines: got 'a server without tools', expected a server with tools"),
     ],
 )
 def test_a_server_that_does_not_show_tools_is_refused(monkeypatch, case, says):
-    """One that hangs at its start, and does not end when asked, delays nobody."""
+    """The line names the server and the cause, without secrets. One that hangs at its start, and does not end when
+    asked, delays nobody.
+    """
+    monkeypatch.setenv("NOTES_TOKEN", "sekrit-token")
     monkeypatch.setattr(mcp, "_START_SECONDS", 1.0)
     monkeypatch.setattr(mcp, "_LIST_SECONDS", 2.0)
     play = Play(
-        function=f"{HERE / 'of_tools.py'}:length", signature="mcp", max_tokens=8, arguments={"servers": servers(case)}
+        function=f"{HERE / 'of_tools.py'}:length",
+        signature="mcp",
+        max_tokens=8,
+        arguments={"servers": servers(case)},
+        environment_variables=("NOTES_TOKEN",),
     )
     with pytest.raises(InvalidInput, match=says) as refused:
         asyncio.run(load_play(PlayFunction.of(play.settings)))
     assert "\n" not in str(refused.value)
 
 
-def test_a_server_that_dies_in_the_middle_fails_the_row_that_called_it():
-    """Rows before and after it end well: the next has another server."""
-    play = Play(
-        function=f"{HERE / 'of_tools.py'}:length",
-        signature="mcp",
-        max_tokens=64,
-        retries=0,
-        workers=1,
-        arguments={"servers": servers("")},
-    )
-    pool, ends = PlayPool(play.settings), []
-    try:
-        for name in ("pid", "die", "pid"):
-            pool.open([{"prompt": "which server?"}])
-            turns = [f'<tool_call>{{"name": "{name}", "arguments": {{}}}}</tool_call>', "done"]
-            end = None
-            while end is None:
-                for event in pool.events(5.0):
-                    if isinstance(event, Asks):
-                        pool.tell(Told(0, turns[event.turn], (7,), "stop", (64, 7 - event.turn)))
-                    else:
-                        end = event
-            ends.append(end)
-    finally:
+@pytest.fixture
+def ends_of():
+    """Play a row for each tool, whose model calls it; return the rows' ends. A server that is lost is started again."""
+    pools = []
+
+    def play(tools, **changed):
+        play = Play(
+            function=f"{HERE / 'of_tools.py'}:length",
+            signature="mcp",
+            max_tokens=64,
+            retries=0,
+            workers=1,
+            arguments={"servers": servers("")},
+            **changed,
+        )
+        pools.append(PlayPool(play.settings))
+        return [end_of(pools[-1], tool) for tool in tools]
+
+    yield play
+    for pool in pools:
         pool.close()
+
+
+def end_of(pool, tool):
+    pool.open([{"prompt": "which server?"}])
+    turns = [f'<tool_call>{{"name": "{tool}", "arguments": {{}}}}</tool_call>', "done"]
+    while True:
+        for event in pool.events(5.0):
+            if not isinstance(event, Asks):
+                return event
+            pool.tell(Told(0, turns[event.turn], (7,), "stop", (64, 7 - event.turn)))
+
+
+def test_a_server_that_dies_in_the_middle_fails_the_row_that_called_it(ends_of):
+    """Rows before and after it end well: the next has another server."""
+    ends = ends_of(("pid", "die", "pid"))
     assert [type(end) for end in ends] == [Over, Failed, Over]
-    assert ends[1].reason == "MCP server lines gave no answer: MCPError: Connection closed"
+    assert ends[1].reason == "tool die of MCP server lines gave no answer: MCPError: Connection closed"
+
+
+def test_a_call_that_is_not_answered_or_answered_wrongly_fails_its_row_with_server_tool_and_cause(ends_of):
+    """Never with the place of the function that scores: it was not called."""
+    late = "no answer after 2 s (tool {} of MCP server lines)"
+    wrong = "tool odd of MCP server lines gave no answer: ValidationError: CallToolResult.content: Input should be a "
+    ends = ends_of(("wait", "stranger", "garble", "odd", "pid"), deadline_seconds=2.0)
+    assert [end.reason for end in ends[:3]] == [late.format(tool) for tool in ("wait", "stranger", "garble")]
+    assert ends[3].reason.startswith(wrong)
+    assert isinstance(ends[4], Over)
+
+
+def test_an_error_with_which_a_server_answers_a_call_is_an_answer_unless_it_is_to_fail_the_row(ends_of):
+    (end,) = ends_of(("error",))
+    counts = {"tool_calls": 1.0, "bad_calls": 0.0, "tool_errors": 1.0}
+    text = '{"error": "MCPError: the index is locked"}'
+    assert end == Over(0, 4.0, {}, counts | {"characters": float(len(text))})
+    (end,) = ends_of(("error",), tool_errors="fail")
+    assert re.search(LOCKED, end.reason)

@@ -78,6 +78,11 @@ def test_a_play_hears_the_turns_it_asks_for(pool_of):
         ("silent", "it returned before its first say (FILE:n in silent)"),
         ("never_speaks", "no answer after 1 s (FILE:n in never_speaks)"),
         ("ends_before_a_turn", "LookupError: no such level (FILE:n in ends_before_a_turn)"),
+        ("loops_stubbornly", "no answer after 1 s (FILE:n in loops_stubbornly)"),
+        ("asks_wrongly", "no answer after 1 s (FILE:n in asks_wrongly)"),
+        ("blocks_a_little", "no answer after 1 s"),
+        ("returns_late", "no answer after 1 s"),
+        ("goes_on_after_its_deadline", "no answer after 1 s (FILE:n in goes_on_after_its_deadline)"),
     ],
 )
 def test_a_play_that_fails_is_reported_and_others_end(pool_of, name, reason):
@@ -139,6 +144,21 @@ def test_a_play_beyond_its_turns_hears_that_at_once(pool_of):
     assert [end.score for end in ends] == [2.0, 2.0, 2.0]
 
 
+def test_a_play_that_loops_beyond_its_budget_fails_at_its_second_call_and_no_worker_ends(pool_of):
+    pool = pool_of("loops", workers=1, max_turns=3, retries=0)
+    pool.load()
+    (process,) = (hand.process for hand in pool._hands)
+    for bad in range(3):
+        rows = [{"prompt": "bad" if row == bad else "good"} for row in range(3)]
+        ends, _ = played(pool, rows)
+        assert [isinstance(end, Failed) for end in ends] == [row == bad for row in range(3)]
+        assert re.sub(rf"{FILE}:\d+", "FILE:n", ends[bad].reason) == (
+            "RuntimeError: say was called again beyond the row's budget, 64 tokens (play.max_tokens) and 3 turns"
+            ' (play.max_turns); return when said.end is "budget" (FILE:n in loops)'
+        )
+    assert [hand.process for hand in pool._hands] == [process] and not process.ended()
+
+
 def test_a_play_sees_only_the_environment_variables_that_it_is_given(pool_of, monkeypatch):
     monkeypatch.setenv("SECRET", "1")
     monkeypatch.setenv("ALLOWED", "1")
@@ -161,3 +181,10 @@ def test_a_function_that_is_no_play_is_refused_in_one_line(pool_of, name, says):
     with pytest.raises(InvalidInput, match=f"play.function: {says}") as refused:
         pool_of(name).load()
     assert "\n" not in str(refused.value)
+
+
+def test_a_worker_whose_parent_was_stopped_ends_without_a_wait(pool_of, caplog):
+    """The pool would wait ten seconds, and then say that the process did not end."""
+    ends, _ = played(pool_of("stops_its_parent", retries=0), ROWS)
+    assert [type(end) for end in ends] == [Over, Failed, Over]
+    assert not caplog.records

@@ -23,7 +23,7 @@ ROW = {"prompt": "what is 2 + 3", "answer": "5"}
 
 ALL = (
     *("add", "look_up", "meet", "crash", "leave", "raise_unpicklable", "hang"),
-    *("give_bytes", "give_much", "give_environment"),
+    *("give_bytes", "give_much", "give_environment", "lose_file"),
 )
 
 
@@ -74,6 +74,14 @@ def pool():
     pool.close()
 
 
+@pytest.fixture(scope="module")
+def strict_pool():
+    """A pool whose rows fail at an error of a tool."""
+    pool = PlayPool(settings(*ALL, workers=1, tool_errors="fail"))
+    yield pool
+    pool.close()
+
+
 def load(play):
     return asyncio.run(load_play(PlayFunction.of(play)))
 
@@ -91,7 +99,7 @@ def test_calls_are_answered_and_the_last_turn_is_scored(pool):
     ]
     end, answers = talk(pool, turns)
     assert [contents(answer) for answer in answers] == [["5"], ['{"word": "gut", "language": "de"}', "5"]]
-    assert end == Over(0, 1.0, {}, {"tool_calls": 3.0, "bad_calls": 0.0})
+    assert end == Over(0, 1.0, {}, {"tool_calls": 3.0, "bad_calls": 0.0, "tool_errors": 0.0})
 
 
 def test_calls_of_a_turn_run_concurrently(pool):
@@ -119,27 +127,64 @@ def test_a_bad_call_is_an_answer_for_the_model(pool, turn, says):
     end, (answer,) = talk(pool, [turn, "5"])
     (content,) = contents(answer)
     assert re.search(says, json.loads(content)["error"])
-    assert end == Over(0, 1.0, {}, {"tool_calls": 1.0, "bad_calls": 1.0})
+    assert end == Over(0, 1.0, {}, {"tool_calls": 1.0, "bad_calls": 1.0, "tool_errors": 0.0})
 
 
 @pytest.mark.parametrize(
-    ("tool", "reason"),
+    ("tool", "error", "reason"),
     [
-        ("crash", "LookupError: the index is gone (FILE:n in crash)"),
-        ("leave", "SystemExit: 3 (FILE:n in leave)"),
-        ("raise_unpicklable", "Unpicklable: not to be pickled (FILE:n in raise_unpicklable)"),
-        ("hang", "no answer after 2 s (FILE:n in hang)"),
+        ("crash", "LookupError: the index is gone", "LookupError: the index is gone (FILE:n in crash)"),
+        ("leave", "SystemExit: 3", "SystemExit: 3 (FILE:n in leave)"),
+        (
+            "raise_unpicklable",
+            "Unpicklable: not to be pickled",
+            "Unpicklable: not to be pickled (FILE:n in raise_unpicklable)",
+        ),
         (
             "give_bytes",
+            r"BadResult: tool give_bytes returned b'\x00' of type bytes, not text or a JSON value",
             r"tool give_bytes returned b'\x00' of type bytes, not text or a JSON value (FILE:n in give_bytes)",
         ),
-        ("give_much", "tool give_much returned 10485760 characters, more than 4194304 (FILE:n in give_much)"),
+        (
+            "give_much",
+            "BadResult: tool give_much returned 10485760 characters, more than 4194304",
+            "tool give_much returned 10485760 characters, more than 4194304 (FILE:n in give_much)",
+        ),
+        (
+            "lose_file",
+            "FileNotFoundError: [Errno 2] No such file or directory: 'stock.db'",
+            "FileNotFoundError: [Errno 2] No such file or directory: '/srv/shop/stock.db' (FILE:n in lose_file)",
+        ),
     ],
 )
-def test_a_tool_that_fails_fails_its_row_with_file_and_line(pool, tool, reason):
-    end, _ = talk(pool, [call(tool), "5"])
+def test_an_error_of_a_tool_is_an_answer_unless_it_is_to_fail_the_row(pool, strict_pool, tool, error, reason):
+    """The model reads no path. A row that fails has the tool's file and line."""
+    end, (answer,) = talk(pool, [call(tool) + call("add", a=2), "5"])
+    assert [json.loads(content) for content in contents(answer)] == [{"error": error}, 3]
+    assert end == Over(0, 1.0, {}, {"tool_calls": 2.0, "bad_calls": 0.0, "tool_errors": 1.0})
+    end, _ = talk(strict_pool, [call(tool), "5"])
     assert isinstance(end, Failed)
     assert re.sub(rf"{FILE}:\d+", "FILE:n", end.reason) == reason
+
+
+def test_a_tool_that_hangs_fails_its_row(pool):
+    end, _ = talk(pool, [call("hang"), "5"])
+    assert re.sub(rf"{FILE}:\d+", "FILE:n", end.reason) == "no answer after 2 s (FILE:n in hang)"
+
+
+def test_of_a_turn_with_very_many_calls_some_run(pool):
+    """Each would have a thread of its own. The rest has one answer, and the row goes on."""
+    end, (answer,) = talk(pool, [call("add", a=1) * 1500, "5"])
+    *results, left = contents(answer)
+    assert results == ["2"] * 64
+    assert json.loads(left) == {"error": "1436 more calls of this turn did not run; 64 may"}
+    assert end == Over(0, 1.0, {}, {"tool_calls": 1500.0, "bad_calls": 1436.0, "tool_errors": 0.0})
+
+
+def test_half_a_character_in_a_result_is_a_question_mark(pool):
+    turn = '<tool_call>{"name": "look_up", "arguments": {"word": "a\\ud800", "language": "en"}}</tool_call>'
+    _, (answer,) = talk(pool, [turn, "5"])
+    assert contents(answer) == ['{"word": "a?", "language": "en"}']
 
 
 def test_tools_see_few_environment_variables(pool):
@@ -153,7 +198,8 @@ def test_calls_in_the_format_of_llama_3_and_a_score_with_a_metric(pool_of):
     turn = '{"name": "add", "parameters": {"a": 2, "b": 3}}'
     end, answers = talk(pool_of(settings("add", score="length", tool_format="llama3")), [turn, "5"])
     assert contents(answers[0]) == ["5"]
-    assert end == Over(0, 4.0, {}, {"tool_calls": 1.0, "bad_calls": 0.0, "characters": 1.0})
+    counts = {"tool_calls": 1.0, "bad_calls": 0.0, "tool_errors": 0.0}
+    assert end == Over(0, 4.0, {}, counts | {"characters": 1.0})
 
 
 def test_a_score_does_not_see_the_answer_of_a_dataset(pool_of):
@@ -199,6 +245,7 @@ def test_a_tool_that_cannot_be_shown_is_refused_in_one_line(play, says):
         ({"tools": ["a:b"]}, r"play.tools: \('a:b',\) is not used: signature play does not use it; remove it, or set "),
         ({"signature": "tools", "tools": ["a b"]}, "play.tools: got 'a b', expected module:function"),
         ({"arguments": {"a": 1, "b": 2}}, "play.arguments: 'a, b' is not used: signature play does not use it"),
+        ({"tool_errors": "fail"}, "play.tool_errors: 'fail' is not used: signature play does not use it; .*or set a "),
         ({"tool_format": "llama3"}, "play.tool_format: 'llama3' is not used: signature play does not use it"),
         ({"signature": "tools", "tools": ["a:b"], "max_turns": 1}, "play.max_turns: got 1, expected at least 2"),
     ],
