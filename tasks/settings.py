@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
@@ -34,6 +37,29 @@ class Settings(BaseModel):
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class Product(int):
+    """A whole number that is the product of settings, rounded up. An error about it shows the settings.
+
+    >>> size = Product(batch_size=30, over_sampling=2.0)
+    >>> size, size.written, size + 1
+    (60, '30 x 2 = 60', 61)
+    """
+
+    factors: Mapping[str, float]
+
+    def __new__(cls, **factors: float) -> Product:
+        """Multiply settings, which are given by name."""
+        made = super().__new__(cls, math.ceil(math.prod(factors.values())))
+        made.factors = MappingProxyType(factors)
+        return made
+
+    @property
+    def written(self) -> str:
+        """The product as a person writes it."""
+        rounded = "" if math.prod(self.factors.values()) == self else ", rounded up"
+        return f"{' x '.join(f'{factor:g}' for factor in self.factors.values())} = {int(self)}{rounded}"
 
 
 class Sampling(Settings):

@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from types import MappingProxyType
 
+from prefect_rlhf.flows.forms.foreign_units import UNITS
+
 _ROWS = {
     "algo.optimizer.lr": "learning_rate optim.lr actor_learning_rate critic_learning_rate",
     "algo.optimizer.schedule": "lr_scheduler_type optim.lr_scheduler_type optim.lr_decay_style lr_scheduler",
@@ -12,9 +14,10 @@ _ROWS = {
     "algo.optimizer.max_grad_norm": "max_grad_norm optim.clip_grad max_norm",
     "algo.optimizer.weight_decay": "weight_decay optim.weight_decay l2",
     "algo.optimizer.betas algo.optimizer.eps": "adam_beta1 adam_beta2 adam_epsilon optim.betas adam_betas",
-    "algo.update.mini_batches algo.update.epochs": (
-        "steps_per_generation num_iterations ppo_mini_batch_size ppo_epochs train_batch_size max_epochs"
+    "algo.update.mini_batches": (
+        "steps_per_generation gradient_accumulation_steps ppo_mini_batch_size train_batch_size"
     ),
+    "algo.update.epochs": "num_iterations ppo_epochs max_epochs",
     "micro_batches=4": (
         "gradient_accumulation_steps per_device_train_batch_size ppo_micro_batch_size_per_gpu "
         "micro_train_batch_size micro_rollout_batch_size"
@@ -41,7 +44,10 @@ _ROWS = {
     "staleness": "trainer.v1.separate_async async_train",
     "prompts.path held_out.path": "train_dataset eval_dataset data.train_files data.val_files prompt_data",
     "prompts.prompt_column": "prompt data.prompt_key input_key",
-    "algo.batch_size": "generation_batch_size data.train_batch_size rollout_batch_size",
+    "algo.batch_size": (
+        "generation_batch_size per_device_train_batch_size gradient_accumulation_steps data.train_batch_size "
+        "rollout_batch_size"
+    ),
     "epochs steps": "num_train_epochs trainer.total_epochs num_episodes",
     "prompts.max_prompt_length": "data.max_prompt_length prompt_max_len",
     "prompts.overlong_prompts": "data.truncation data.filter_overlong_prompts",
@@ -123,8 +129,16 @@ def answer(option: str) -> str:
     'algo.samples_per_prompt'
     >>> answer("lora_rank")
     'adapters are not supported yet; all weights are trained'
+    >>> answer("generation_batch_size")
+    'algo.batch_size; algo.batch_size = generation_batch_size / num_generations: TRL counts responses'
     """
     word = option.lstrip("-").replace("-", "_")
+    conversions = [text for theirs, text in UNITS.items() if word in (theirs, _last_part(theirs))]
+    return "; ".join(text for text in (_named(word), *conversions) if text)
+
+
+def _named(word: str) -> str:
+    """Return our names for an option, or the reason why there are none."""
     for reason, theirs in REFUSED.items():
         if word in theirs:
             return reason

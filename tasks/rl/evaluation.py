@@ -22,10 +22,10 @@ def record_evaluation(rollout: Batch, scores: Batch, settings: Settings, context
     `unscored` is their share. A mean over no response is left out.
     """
     scores_B = scores["scores"].float()
-    columns = text_columns(rollout, context.tokenizer) | {
+    columns = text_columns(rollout) | {
         "tokens": lists(rollout, "tokens"),
         "reward": scores_B.tolist(),
-        **play_columns(rollout, context.tokenizer),
+        **play_columns(rollout),
     }
     write_rows(columns, EVALUATION, context)
     metrics = {"unscored": unscored(scores_B), "response_tokens": float(response_mask(rollout).sum(1).mean())}

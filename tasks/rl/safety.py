@@ -107,7 +107,7 @@ def record_safe_evaluation(
     a mean is left out. `unscored` is the share of responses without a reward.
     """
     scores_B, costs_B = scores["scores"].float(), costs["scores"].float()
-    columns = text_columns(rollout, context.tokenizer) | {
+    columns = text_columns(rollout) | {
         "tokens": lists(rollout, "tokens"),
         "reward": scores_B.tolist(),
         "cost": costs_B.tolist(),

@@ -290,7 +290,8 @@ def train_step(
     if update.mini_batches > fewest:
         items = "rows" if call.rows_per_item == 1 else f"items of {call.rows_per_item} rows"
         expected = f"at most {fewest}, since {name} trains on {fewest} {items} a step"
-        raise InvalidInput("algo.update.mini_batches", update.mini_batches, expected)
+        setting = trace.settings_of("mini_batches", update.mini_batches) or f"update.mini_batches of {name}"
+        raise InvalidInput(setting, update.mini_batches, expected)
     trace.add(call)
 
 
@@ -321,6 +322,7 @@ def _term(trace: Trace, role: str, where: str, given: LossOn) -> Term:
     if not handles:
         raise GraphError(f"flow {trace.flow}: {where} has no input; it trains on rows: .on(rows)")
     own = trace.common_rows(handles, where)
+    _check_not_of_parents(trace, where, own, handles)
     trace.require(TOKEN_KEYS, [handle for handle in handles if own.rows.per_row(handle.rows) == 1], where)
     if given.mean_over == "groups":
         trace.require(GROUP_KEYS, handles, where)
@@ -341,6 +343,18 @@ def _term(trace: Trace, role: str, where: str, given: LossOn) -> Term:
         mean_over=given.mean_over,
         temperature=given.temperature,
     )
+
+
+def _check_not_of_parents(trace: Trace, where: str, own: RowsHandle, handles: Sequence[RowsHandle]) -> None:
+    """Raise GraphError for a loss on the tokens of rows, if another input has several rows for each of these rows."""
+    rows_each = {handle: own.rows.per_row(handle.rows) for handle in handles if "tokens" in handle.keys}
+    if rows_each and 1 not in rows_each.values():
+        parents, count = next(iter(rows_each.items()))
+        raise GraphError(
+            f"flow {trace.flow}: {where} trains on the tokens of {parents.source}, and {own.source} has {count} rows "
+            f"for each row of {parents.source}, expected 1. A body may loop: {count} calls of generate without samples "
+            "and with a name make a row each, and a computation may take all of them (*rows)"
+        )
 
 
 def check_computation(trace: Trace, operator: object) -> None:

@@ -14,6 +14,7 @@ from prefect_rlhf.errors.errors import GraphError, InvalidInput, RlhfError
 from prefect_rlhf.placement.graph import Call, DataflowGraph, Dataset, Port
 from prefect_rlhf.placement.models.model import ModelSpec, OptimizerSpec
 from prefect_rlhf.placement.row_set import RowSet
+from prefect_rlhf.tasks.settings import Product, Settings
 from prefect_rlhf.tasks.tracing.heads import check_new_heads, check_no_idle_head
 
 MAKERS = {
@@ -75,6 +76,12 @@ class Trace:
     used: set[str] = field(default_factory=set)
     batches: dict[tuple[str, int, int | None], RowSet] = field(default_factory=dict)  # by dataset, size and `every`
     staleness: int | None = None  # None until a generate call sets it
+    settings: Mapping[str, Settings] = field(default_factory=dict)  # the body's settings, by parameter name
+
+    def settings_of(self, ending: str, value: object) -> str:
+        """Return the settings whose names end so and that have this value; empty for a value of no setting."""
+        numbers = [one for name, settings in self.settings.items() for one in _numbers(name, settings)]
+        return " or ".join(name for name, set_value in numbers if name.endswith(ending) and set_value == value)
 
     def role(self, argument: object, call: str) -> str:
         """Return the role that `argument` represents. Raises GraphError unless it is a model parameter."""
@@ -100,7 +107,10 @@ class Trace:
         dataset = self.datasets[name]
         size = dataset.num_items if batch_size is None else batch_size
         if not 1 <= size <= dataset.num_items:
-            raise InvalidInput("algo.batch_size", size, f"1 to {dataset.num_items}, the items of {name}")
+            expected = f"1 to {dataset.num_items}, the items of {name}"
+            if isinstance(size, Product):
+                raise InvalidInput(" x ".join(f"algo.{factor}" for factor in size.factors), size.written, expected)
+            raise InvalidInput(self.settings_of("batch_size", size) or f"batch_size of {call}", size, expected)
         batch = name, size, every
         if batch not in self.batches:
             steps = "" if every is None else f", every {every} steps"
@@ -168,6 +178,15 @@ class Trace:
         return graph
 
 
+def _numbers(name: str, settings: Settings) -> Iterator[tuple[str, object]]:
+    """Yield the dotted name and value of each setting, also of nested settings."""
+    for field_name, value in settings:
+        if isinstance(value, Settings):
+            yield from _numbers(f"{name}.{field_name}", value)
+        else:
+            yield f"{name}.{field_name}", value
+
+
 def check_not_chosen(trace: Trace, rows: RowSet, call: str) -> None:
     """Raise GraphError if a call would make new rows from rows that a select keeps."""
     if rows.choices:
@@ -225,7 +244,8 @@ def trace_body(
     parameters = {id(arguments[name]): name for name in (*models, *datasets)}
     if len(parameters) != len(models) + len(datasets):
         raise GraphError(f"flow {flow}: two parameters hold the same object; pass a copy to one of them")
-    with tracing(Trace(flow, models, datasets, parameters)) as trace:
+    settings = {name: value for name, value in arguments.items() if isinstance(value, Settings)}
+    with tracing(Trace(flow, models, datasets, parameters, settings=settings)) as trace:
         try:
             body(**arguments)
         except RlhfError:

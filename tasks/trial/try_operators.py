@@ -20,7 +20,8 @@ from prefect_rlhf.engines.rank.trial.mistake import Mistake
 from prefect_rlhf.engines.rank.trial.trial_rank import TrialRank
 from prefect_rlhf.errors.errors import GraphError, InvalidInput, RankFailed, RankLost, RankSilent
 from prefect_rlhf.placement.graph import Call, DataflowGraph
-from prefect_rlhf.tasks.running.commands import loss_terms, operation_fields
+from prefect_rlhf.placement.rows.tokenizers import Tokenizers
+from prefect_rlhf.tasks.running.commands import host_fields, loss_terms, operation_fields
 from prefect_rlhf.tasks.tracing.operations import Bound
 
 ITEMS = 2  # of each dataset
@@ -38,7 +39,7 @@ class Tried:
     metrics: Mapping[str, tuple[str, ...]]
 
 
-def try_operators(graph: DataflowGraph, sources: Mapping[str, RowSource], tokenizer: str) -> Tried:
+def try_operators(graph: DataflowGraph, sources: Mapping[str, RowSource], tokenizers: Tokenizers) -> Tried:
     """Import and run every computation and loss of `graph`, in a separate process.
 
     Scores of reward functions are made up, because `try_rewards` tries these. Raises InvalidInput for an operator that
@@ -52,7 +53,7 @@ def try_operators(graph: DataflowGraph, sources: Mapping[str, RowSource], tokeni
             gang.call(
                 TrialRank.open_dataset, {0: (source,)}, doing=f"open {source.name}", deadline_seconds=IMPORT_SECONDS
             )
-        trial = Trial(graph, gang, Path(folder), tokenizer)
+        trial = Trial(graph, gang, Path(folder), tokenizers)
         return Tried(tuple(trial.run()), trial.metrics)
 
 
@@ -100,7 +101,7 @@ class Trial:
     graph: DataflowGraph
     gang: LocalGang[TrialRank]
     run_dir: Path
-    tokenizer: str
+    tokenizers: Tokenizers
     metrics: dict[str, tuple[str, ...]] = field(default_factory=dict)  # of computations that ran, by call
 
     def run(self) -> Iterator[str]:
@@ -143,11 +144,12 @@ class Trial:
             row_ids=row_ids,
             seed=0,
             run_dir=self.run_dir,
-            tokenizer=self.tokenizer,
+            tokenizers=self.tokenizers,
             versions={model.role: 0 for model in self.graph.models},
             generated_by=generated.role if generated else None,
             passes=tuple(map(tried_pass, call.by_row_set)) if call.kind == "train_step" else (),
             **operation_fields(call),
+            **host_fields(self.graph, call),
         )
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
 from prefect_rlhf.errors.wrong_setting import not_used, wrong
 from prefect_rlhf.tasks.rl.settings.policy import CLIPS, Advantage, Importance, KLTerm, MeanOver, Overlong, PolicyLoss
-from prefect_rlhf.tasks.settings import MOST_ROWS, MOST_STEPS, Optimizer, Sampling, Settings, Update
+from prefect_rlhf.tasks.settings import MOST_ROWS, MOST_STEPS, Optimizer, Product, Sampling, Settings, Update
 
 
 class KLControl(Settings):
@@ -134,7 +133,7 @@ class GRPO(PolicyGradient):
         >>> GRPO(batch_size=8, over_sampling=1.5).prompts_per_step
         12
         """
-        return math.ceil(self.over_sampling * self.batch_size)
+        return Product(batch_size=self.batch_size, over_sampling=self.over_sampling)
 
     @property
     def ratio_bounds(self) -> tuple[float, float]:

@@ -11,7 +11,7 @@ from prefect_rlhf.engines.loss_protocol import LossValues
 from prefect_rlhf.errors.errors import GraphError, InvalidInput
 from prefect_rlhf.placement.graph import Dataset, Operation
 from prefect_rlhf.placement.models.model import ModelSpec, TransformerShape
-from prefect_rlhf.tasks.settings import Sampling, Settings
+from prefect_rlhf.tasks.settings import Product, Sampling, Settings, Update
 from prefect_rlhf.tasks.tracing.calls import compute, generate, inference, train_step
 from prefect_rlhf.tasks.tracing.operations import Bound, computation, loss
 from prefect_rlhf.tasks.tracing.trace import trace_body
@@ -418,7 +418,7 @@ def test_a_body_that_describes_no_algorithm_is_refused_with_its_reason(body, say
 
 
 def test_a_batch_larger_than_its_dataset_is_refused():
-    with pytest.raises(InvalidInput, match=r"algo.batch_size: got 11, expected 1 to 10"):
+    with pytest.raises(InvalidInput, match=r"^batch_size of generate: got 11, expected 1 to 10"):
         traced(lambda prompts, actor, reward: generate(actor, prompts, batch_size=11))
 
 
@@ -500,3 +500,86 @@ def test_a_new_head_that_no_loss_trains_is_refused(head, losses, is_refused):
         return
     with pytest.raises(InvalidInput, match="^reward.new_head: got True, expected false: no train_step trains the head"):
         traced(body, models)
+
+
+@computation("values")
+def mean_value(*values, settings):
+    return Computed({"values": sum(each["logprobs"].sum(1) for each in values) / len(values)})
+
+
+def test_values_of_several_samples_of_a_row_are_refused_with_their_number_and_the_way_round():
+    """A loss on the parents has no value for each row, and the tokens are not what is missing."""
+
+    def body(prompts, actor):
+        rollout = generate(actor, prompts)
+        again = compute(new_prompts, rollout, settings=Settings(), longest=20)
+        samples = generate(actor, again, samples=3, name="samples")
+        advantages = compute(mean_value, rollout, samples, settings=Settings(), name="vine_advantages")
+        train_step(actor, some_loss(Gain()).on(rollout, advantages))
+
+    with pytest.raises(GraphError) as error:
+        traced(body, {"actor": MODELS["actor"]})
+    assert str(error.value) == (
+        "flow some: train_step actor_train trains on the tokens of actor_generate, and vine_advantages has 3 rows for "
+        "each row of actor_generate, expected 1. A body may loop: 3 calls of generate without samples and with a name "
+        "make a row each, and a computation may take all of them (*rows)"
+    )
+
+
+def test_a_body_may_loop_and_a_computation_may_take_what_all_calls_made():
+    def body(prompts, actor):
+        rollout = generate(actor, prompts)
+        again = compute(new_prompts, rollout, settings=Settings(), longest=20)
+        values = [generate(actor, again, name=f"sample_{number}") for number in range(3)]
+        train_step(actor, some_loss(Gain()).on(rollout, compute(mean_value, *values, settings=Settings())))
+
+    graph = traced(body, {"actor": MODELS["actor"]})
+    assert [port.source for port in graph.call("mean_value").inputs] == ["sample_0", "sample_1", "sample_2"]
+
+
+@computation("prompt_tokens")
+def new_prompts(rollout, settings):
+    return Computed({"prompt_tokens": rollout.columns["tokens"]})
+
+
+class Sizes(Settings):
+    batch_size: int = 4
+    ptx_batch_size: int = 5
+    update: Update = Update()
+    critic_update: Update = Update()
+
+
+@pytest.mark.parametrize(
+    ("algo", "size", "says"),
+    [
+        ({"batch_size": 11}, "batch_size", "algo.batch_size: got 11, expected 1 to 10, the items of prompts"),
+        ({"ptx_batch_size": 12}, "ptx_batch_size", "algo.ptx_batch_size: got 12, expected 1 to 10"),
+        ({"batch_size": 8}, lambda algo: 2 * algo.batch_size, "batch_size of generate: got 16, expected 1 to 10"),
+        (
+            {"batch_size": 8},
+            lambda algo: Product(batch_size=algo.batch_size, over_sampling=1.3),
+            "algo.batch_size x algo.over_sampling: got '8 x 1.3 = 11, rounded up', expected 1 to 10, the items of",
+        ),
+    ],
+)
+def test_a_batch_that_is_too_large_is_refused_with_the_settings_that_made_it(algo, size, says):
+    def body(prompts, actor, algo):
+        number = size(algo) if callable(size) else getattr(algo, size)
+        generate(actor, prompts, batch_size=number)
+
+    with pytest.raises(InvalidInput) as error:
+        traced_with(body, Sizes(**algo))
+    assert str(error.value).startswith(says)
+
+
+def test_too_many_mini_batches_are_refused_with_the_setting_that_was_set():
+    def body(prompts, actor, algo):
+        train_step(actor, some_loss(Gain()).on(generate(actor, prompts, batch_size=4)), update=algo.critic_update)
+
+    with pytest.raises(InvalidInput, match="^algo.critic_update.mini_batches: got 7, expected at most 4, since"):
+        traced_with(body, Sizes(critic_update=Update(mini_batches=7)))
+
+
+def traced_with(body, algo):
+    models = {"actor": MODELS["actor"]}
+    return trace_body("some", body, {name: Stand() for name in (*models, *DATASETS)} | {"algo": algo}, models, DATASETS)
