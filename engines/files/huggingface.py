@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from prefect_rlhf.engines.chats.answer_end import end_tokens, listed_ends
 from prefect_rlhf.engines.files.model_config import LOCAL, WHOLE, planned_shape, read_config, runnable_shape
 from prefect_rlhf.engines.files.tensor_files import (
     MAX_FILE_BYTES,
@@ -52,6 +53,7 @@ def read_model_spec(
     dtype: Dtype = "bfloat16",
     new_head: bool = False,
     optimizer: OptimizerSpec | None = None,
+    eos_token: str | None = None,
 ) -> ModelSpec:
     """Describe the checkpoint in folder `path`, which may be remote, as `role`'s model.
 
@@ -60,7 +62,8 @@ def read_model_spec(
     folder = readable(str(path), f"{role}.path")
     config, field = read_config(folder, role), f"{role}.config.json"
     shape = runnable_shape(config, field)
-    spec = ModelSpec(role, str(path) if is_remote(str(path)) else str(folder), head, shape, dtype, new_head, optimizer)
+    place = str(path) if is_remote(str(path)) else str(folder)
+    spec = ModelSpec(role, place, head, shape, dtype, new_head, optimizer, eos_token)
     _check_tensors(spec, stored_tensors(folder, f"{role}.path"))
     return spec
 
@@ -100,8 +103,26 @@ def write_folder(
         for name in TOKENIZER_FILES:
             if (tokenizer_folder / name).is_file():
                 shutil.copyfile(tokenizer_folder / name, part / name)
+        if "lm" in spec.head:
+            _name_ends(part, spec.eos_token)
 
     write_atomically(Path(path), write)
+
+
+def _name_ends(folder: Path, eos_token: str | None) -> None:
+    """Let generation_config.json name every token that ends a response here, so that other libraries end there too.
+
+    A file that names them is not changed.
+    """
+    named, ends = listed_ends(folder), end_tokens(str(folder), eos_token)
+    if set(ends) <= set(named):
+        return
+    file = folder / "generation_config.json"
+    if file.is_file():
+        content = read_json_object(file.name, file)
+    else:  # without the file, transformers takes these from config.json
+        content = {key: value for key, value in _stored_config(folder).items() if key in TOKEN_IDS}
+    file.write_text(json.dumps(content | {"eos_token_id": list(ends)}, indent=2) + "\n")
 
 
 def _check_tensors(spec: ModelSpec, stored: dict[str, StoredTensor]) -> None:

@@ -5,7 +5,7 @@ response tokens of a micro-batch.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from functools import cached_property, partial
 from itertools import chain
 from typing import Any
 
@@ -76,7 +76,7 @@ class MegatronEngine:
         self._wrapped: Any = self._model
         self._optimizer: MainOptimizer | None = None
         self._offloaded = {name: OffloadedTensors(self._device) for name in ("weights", "optimizer")}
-        self._max_length, self._end_tokens = command.max_sequence_length, end_tokens(self._spec.path)
+        self._max_length = command.max_sequence_length
         self._caches: list[Tensor] = []  # of running generates: each adds its own and frees it
         if self._spec.optimizer is None:
             self._model.requires_grad_(False)
@@ -149,6 +149,10 @@ class MegatronEngine:
     def leads(self) -> bool:
         """See PlayingEngine."""
         return dist.get_rank(self._groups.replica) == 0
+
+    @cached_property  # a model that only trains needs no tokenizer
+    def _end_tokens(self) -> tuple[int, ...]:
+        return end_tokens(self._spec.path, self._spec.eos_token)
 
     def converse(
         self,

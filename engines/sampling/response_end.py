@@ -1,30 +1,11 @@
 """The end of a response: its end tokens and its longest length, the same for every engine that generates."""
 
 from collections.abc import Sequence
-from pathlib import Path
 
+from prefect_rlhf.engines.chats.answer_end import end_tokens as end_tokens
 from prefect_rlhf.engines.engine import SamplingSettings
 from prefect_rlhf.engines.sampling.stop_strings import StopStrings
 from prefect_rlhf.errors.errors import InvalidInput
-from prefect_rlhf.files.foreign_file import read_json_object
-
-
-def end_tokens(path: str) -> tuple[int, ...]:
-    """Read a folder's end-of-sequence tokens from generation_config.json, or else from config.json.
-
-    Returns no tokens if neither file names them. Raises InvalidInput for a file that is not a JSON object and for
-    tokens that are not whole numbers.
-    """
-    for name in ("generation_config.json", "config.json"):
-        file = Path(path, name)
-        ids = read_json_object(name, file).get("eos_token_id") if file.is_file() else None
-        if ids is None:
-            continue
-        tokens = ids if isinstance(ids, list) else [ids]
-        if not all(type(token) is int for token in tokens):
-            raise InvalidInput(f"{file}: eos_token_id", ids, "a token id, or a list of token ids")
-        return tuple(tokens)
-    return ()
 
 
 def stopped_turns(

@@ -48,7 +48,8 @@ class VllmEngine:
         check_command(command)
         self.instance = command.instance
         self._max_length = command.max_sequence_length
-        self._folder, self._end_tokens = command.model.path, end_tokens(command.model.path)
+        self._folder = command.model.path
+        self._end_tokens = end_tokens(command.model.path, command.model.eos_token)
         self._request_ids = itertools.count()
         self._sleeps = command.is_offloaded  # on CUDA
         self._group = RankGroup(_tensor_parallel_ranks(command, rank), rank)

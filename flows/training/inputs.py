@@ -61,7 +61,9 @@ def read_run_inputs(arguments: Mapping[str, Any]) -> RunInputs:
     """Read the model configs and datasets that `arguments` name. Raises InvalidInput for any that cannot be used."""
 
     def read_model(role: str, model: Model) -> ModelSpec:
-        return read_model_spec(role, model.path, model.head, dtype=model.dtype, new_head=model.new_head)
+        return read_model_spec(
+            role, model.path, model.head, dtype=model.dtype, new_head=model.new_head, eos_token=model.eos_token
+        )
 
     return read_inputs(arguments, read_model)
 
