@@ -67,6 +67,16 @@ class RowSource(Protocol):
     @property
     def column_kinds(self) -> Mapping[str, ColumnKind]: ...
 
+    @property
+    def variables(self) -> Mapping[str, Any]:
+        """The variables of the chat template."""
+        ...
+
+    @property
+    def eos_token(self) -> str | None:
+        """The text of the token that ends an answer, if a setting states it."""
+        ...
+
     def read(self, row_ids: Sequence[int]) -> Mapping[str, Sequence[Any]]:
         """Return rows in the requested order: `prompt_tokens` (lists of ids), or tokens and their further keys."""
         ...

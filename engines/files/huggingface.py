@@ -11,7 +11,6 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from prefect_rlhf.engines.chats.answer_end import end_tokens, listed_ends
 from prefect_rlhf.engines.files.model_config import LOCAL, WHOLE, planned_shape, read_config, runnable_shape
 from prefect_rlhf.engines.files.tensor_files import (
     MAX_FILE_BYTES,
@@ -20,6 +19,7 @@ from prefect_rlhf.engines.files.tensor_files import (
     stored_tensors,
     write_folder_of_tensors,
 )
+from prefect_rlhf.engines.sampling.chats.answer_end import end_tokens, listed_ends
 from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.files.atomic_file import write_atomically
 from prefect_rlhf.files.foreign_file import read_json_object
@@ -114,7 +114,10 @@ def _name_ends(folder: Path, eos_token: str | None) -> None:
 
     A file that names them is not changed.
     """
-    named, ends = listed_ends(folder), end_tokens(str(folder), eos_token)
+    try:
+        named, ends = listed_ends(folder), end_tokens(str(folder), eos_token)
+    except InvalidInput:  # no file that transformers reads: the trained weights are worth more than this line
+        return
     if set(ends) <= set(named):
         return
     file = folder / "generation_config.json"
@@ -122,6 +125,7 @@ def _name_ends(folder: Path, eos_token: str | None) -> None:
         content = read_json_object(file.name, file)
     else:  # without the file, transformers takes these from config.json
         content = {key: value for key, value in _stored_config(folder).items() if key in TOKEN_IDS}
+    content.pop("_from_model_config", None)  # with it, transformers takes the ends of config.json instead
     file.write_text(json.dumps(content | {"eos_token_id": list(ends)}, indent=2) + "\n")
 
 

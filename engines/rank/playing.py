@@ -40,7 +40,8 @@ def play_rows(
     assert command.play is not None and command.sampling is not None  # a generate with a play has both
     seeds, table = row_seeds(command), None
     if engine.leads:
-        pool, codec = pool_of(command.play), answer_tokens(command)
+        source = datasets.get(command.call.rows.dataset)
+        pool, codec = pool_of(command.play), answer_tokens(command, source)
         rows = plain_rows(command, prompts, seeds, datasets, codec)
         table = Table(pool, rows, codec, command.sampling.max_new_tokens, command.doing, prompts=prompts)
     try:
@@ -59,10 +60,12 @@ def play_rows(
     )
 
 
-def answer_tokens(command: CallCommand) -> AnswerTokens:
-    """Return the text and tokens of the call's plays."""
-    assert command.play is not None
-    return AnswerTokens(command.tokenizer, command.play.max_answer_tokens, command.play.overlong_answers)
+def answer_tokens(command: CallCommand, source: RowSource | None) -> AnswerTokens:
+    """Return the text and tokens of the call's plays, with the settings by which their prompts were read."""
+    play = command.play
+    assert play is not None
+    settings = () if source is None else (source.variables, source.eos_token)
+    return AnswerTokens(command.tokenizer, play.max_answer_tokens, play.overlong_answers, *settings)
 
 
 def plain_rows(

@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from prefect_rlhf.engines.chats.answer_end import end_tokens as end_tokens
 from prefect_rlhf.engines.engine import SamplingSettings
+from prefect_rlhf.engines.sampling.chats.answer_end import end_tokens as end_tokens
 from prefect_rlhf.engines.sampling.stop_strings import StopStrings
 from prefect_rlhf.errors.errors import InvalidInput
 

@@ -111,7 +111,9 @@ def read_request(
     for line in check_tokenizers(graph):
         log_warning(line)
     inputs = inputs.read_by(speaking_role(graph))
-    for line in (line for source in inputs.sources.values() for line in source.remarks()):
+    for line in inputs.warnings():
+        log_warning(line)
+    for line in inputs.remarks():
         log_info(line)
     workload = replace(
         run_workload(graph, inputs, options.expected_response_length),

@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
 
-from prefect_rlhf.engines.chats.answer_end import AnswerEnd, answer_end
-from prefect_rlhf.engines.chats.control_tokens import control_tokens
-from prefect_rlhf.engines.chats.template import Tools, Variables, rendered
+from prefect_rlhf.engines.sampling.chats.answer_end import AnswerEnd, answer_end
+from prefect_rlhf.engines.sampling.chats.control_tokens import control_tokens
+from prefect_rlhf.engines.sampling.chats.template import Tools, Variables, rendered
 from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.tasks.data.tokenizer import ChatMessage
 

@@ -102,7 +102,7 @@ class PromptDataset(DatasetSource):
 
     def remarks(self) -> tuple[str, ...]:
         """Return lines for the log: the chat template's rendering, and the number of prompts above the limit."""
-        lines = [*self.unshown]
+        lines = []
         if self.goes_through_template:
             tokenizer = load_tokenizer(self.tokenizer)
             lines.append(template_remark(self.name, tokenizer, self.system_prompt, self._schemas, self.variables))

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
-from prefect_rlhf.engines.chats.template import Tools, written
+from prefect_rlhf.engines.sampling.chats.template import Tools, written
 from prefect_rlhf.errors.errors import InvalidInput
 
 _MARKER = "the text of a part"

@@ -71,9 +71,12 @@ class DatasetSource:
     def remarks(self) -> tuple[str, ...]:
         """Return lines for the log: changes to rows beyond reading them."""
         if not self.goes_through_template:
-            return self.unshown
-        tokenizer = load_tokenizer(self.tokenizer)
-        return (template_remark(self.name, tokenizer, variables=self.variables), *self.unshown)
+            return ()
+        return (template_remark(self.name, load_tokenizer(self.tokenizer), variables=self.variables),)
+
+    def warnings(self) -> tuple[str, ...]:
+        """Return lines for the log about tools and calls in the rows that their tokens do not show."""
+        return unshown(self)
 
     @property
     def variables(self) -> Mapping[str, Any]:
@@ -84,11 +87,6 @@ class DatasetSource:
     def message_columns(self) -> tuple[str, ...]:
         """The columns that may hold messages."""
         return ()
-
-    @property
-    def unshown(self) -> tuple[str, ...]:
-        """Lines about tools and calls in the rows that the tokens do not show."""
-        return unshown(self)
 
     def messages(self, column: str, items: Sequence[int]) -> list[Any]:
         """Return a column's values; chats are as the template takes them. Raises InvalidInput for parts of images."""

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from prefect_rlhf.engines.chats.template import Tools, written
+from prefect_rlhf.engines.sampling.chats.template import Tools, written
 from prefect_rlhf.errors.errors import InvalidInput, NotUsed
 from prefect_rlhf.tasks.data.messages import ignores_calls
 from prefect_rlhf.tasks.data.stored.stored_rows import StoredRows
@@ -90,10 +90,8 @@ def unshown(source: Templated) -> tuple[str, ...]:
             (chat,) = source.messages(column, [item])
             if isinstance(chat, list) and any(turn.get("tool_calls") for turn in chat):
                 if ignores_calls(load_tokenizer(source.tokenizer), chat):
-                    lines.append(
-                        f"{source.name}: the chat template of {source.tokenizer} does not write tool_calls: the calls of "
-                        f"row {item} are not in its tokens"
-                    )
+                    ignored = f"the chat template of {source.tokenizer} does not write tool_calls"
+                    lines.append(f"{source.name}: {ignored}: the calls of row {item} are not in its tokens")
                 break
     return tuple(lines)
 

@@ -4,12 +4,13 @@ import re
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-from prefect_rlhf.engines.chats.answer_end import answer_end
-from prefect_rlhf.engines.chats.control_tokens import control_tokens
-from prefect_rlhf.engines.chats.template import Tools as Tools
-from prefect_rlhf.engines.chats.template import Variables, rendered, written
+from prefect_rlhf.engines.sampling.chats.answer_end import answer_end, check_eos_token, end_tokens
+from prefect_rlhf.engines.sampling.chats.control_tokens import control_tokens
+from prefect_rlhf.engines.sampling.chats.template import Tools as Tools
+from prefect_rlhf.engines.sampling.chats.template import Variables, rendered, written
+from prefect_rlhf.engines.sampling.chats.tokenizers import loaded
 from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.files.foreign_file import read_json_object
 from prefect_rlhf.files.storage.mirror import readable
@@ -22,18 +23,32 @@ Prompt = str | Sequence[ChatMessage]
 def load_tokenizer(folder: str) -> Any:
     """Return the tokenizer of a folder, which may be remote. Raises InvalidInput if the folder has no tokenizer."""
     from huggingface_hub.errors import StrictDataclassError
-    from transformers import AutoTokenizer  # takes seconds to import; the controller first checks much else
 
     local = readable(folder, "tokenizer")
     files = [local / name for name in ("tokenizer.json", "tokenizer.model")]
     if not any(file.is_file() for file in files):
         raise InvalidInput("tokenizer", folder, "a folder with tokenizer.json or tokenizer.model")
     try:
-        return AutoTokenizer.from_pretrained(local, local_files_only=True, trust_remote_code=False)
+        return loaded(str(local))
     except StrictDataclassError as error:  # it reads config.json too
         raise refused_config(local, f"{folder}/config.json", error) from error
     except Exception as error:  # noqa: BLE001  for any error, the user must change the file
         raise InvalidInput("tokenizer", folder, f"a tokenizer that transformers can load ({error!s:.120})") from error
+
+
+def check_end(folder: str, eos_token: str | None, field: str) -> None:
+    """Raise InvalidInput, at `field`, for a token that the tokenizer of a folder lacks."""
+    if eos_token is not None:
+        check_eos_token(load_tokenizer(folder), eos_token, field)
+
+
+def end_remark(folder: str, eos_token: str | None = None) -> str:
+    """Return a line that names the token that ends an answer, and the others that end a response."""
+    tokenizer = load_tokenizer(folder)
+    end = answer_end(tokenizer, eos_token)
+    others = [token for token in end_tokens(str(readable(folder, "tokenizer")), eos_token) if token != end.token]
+    also = ", ".join(f"{tokenizer.convert_ids_to_tokens(token)} ({token})" for token in others)
+    return f"{end}; a response also ends with {also}" if also else str(end)
 
 
 def refused_config(folder: Path, name: str, error: Exception) -> InvalidInput:
@@ -120,7 +135,7 @@ def answered_tokens(
     closed = control.tokens(text + answers_end.closing, guarded.mark, "answer")
     if answers_end.written is not None:
         del closed[-1]
-    return [*before, *closed, answers_end.token], length  # type: ignore[list-item]  None is refused later
+    return [*before, *closed, cast(int, answers_end.token)], length  # a check of rows refuses None
 
 
 def _is_chat(prompt: Prompt, chat_template: bool) -> bool:

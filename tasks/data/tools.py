@@ -7,10 +7,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from prefect_rlhf.engines.chats.template import written
 from prefect_rlhf.engines.functions.plays.pool import check_play
 from prefect_rlhf.engines.functions.signatures.play_function import FORMATS, ToolFormat
 from prefect_rlhf.engines.functions.signatures.tool_calls import ToolCall, calls_in
+from prefect_rlhf.engines.sampling.chats.template import written
 from prefect_rlhf.errors.errors import InvalidInput, refusing
 from prefect_rlhf.tasks.data.tokenizer import Tools, load_tokenizer
 from prefect_rlhf.tasks.play import Play

@@ -30,5 +30,6 @@ def try_plays(graph: DataflowGraph, sources: Mapping[str, RowSource], tokenizer:
         rows = range(min(ROWS, len(source)))
         columns = {name: source.read_column(name, rows) for name in source.column_kinds}
         settings = Play.model_validate_json(call.play.settings).settings
-        warnings += Trial(settings, columns, source.read(rows)["prompt_tokens"], tokenizer).remarks()
+        prompts, of_source = source.read(rows)["prompt_tokens"], (source.variables, source.eos_token)
+        warnings += Trial(settings, columns, prompts, tokenizer, *of_source).remarks()
     return warnings

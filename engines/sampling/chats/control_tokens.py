@@ -19,12 +19,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from pathlib import Path
 from typing import Any
 
-from prefect_rlhf.engines.chats.turn_tokens import added_texts, named_special_tokens, pattern, turn_tokens
+from prefect_rlhf.engines.sampling.chats.listed_ends import listed_ends
+from prefect_rlhf.engines.sampling.chats.turn_tokens import added_texts, named_special_tokens, pattern, turn_tokens
 from prefect_rlhf.errors.errors import InvalidInput
 
-NEW_NAME = "\U00010600"  # the first character of a control token's other name; a letter of Linear A, which nobody writes
+NEW_NAME = "\U00010600"
+"""The first character of a control token's other name: a letter of Linear A, which nobody writes."""
 MARKS = "\U00010601\U00010602\U00010603"
 """Marks. They are printable letters, so that a template neither trims nor escapes them."""
 
@@ -55,7 +58,8 @@ class ControlTokens:
         special = {text for text, is_special in added.items() if is_special} | set(tokenizer.all_special_tokens)
         self.texts = frozenset(filter(_is_text, special | turns))
         template = _source(tokenizer)
-        said = {text for text in special - turns - named_special_tokens(tokenizer) if text in template}
+        others = special - turns - named_special_tokens(tokenizer) - _ends(tokenizer)
+        said = {text for text in others if text in template}
         self._known = pattern({*added, *self.texts})  # of any added token: the longest one counts
         self._found, self._found_in_answers = pattern(self.texts), pattern(self.texts - said)
 
@@ -145,6 +149,13 @@ def control_tokens(tokenizer: Any) -> ControlTokens:
 def _is_text(text: str) -> bool:
     """Whether a special token can be told from ordinary text: a single character or a space is itself."""
     return len(text) > 1 and not text.isspace()
+
+
+def _ends(tokenizer: Any) -> set[str]:
+    """Return the tokens that the tokenizer's folder lists as ends of a response."""
+    folder = str(tokenizer.name_or_path)
+    tokens = listed_ends(folder) if folder and Path(folder).is_dir() else ()
+    return {str(tokenizer.convert_ids_to_tokens(token)) for token in tokens}
 
 
 def _source(tokenizer: Any) -> str:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from prefect_rlhf.engines.chats.control_tokens import Guarded, Message
+from prefect_rlhf.engines.sampling.chats.control_tokens import Guarded, Message
 from prefect_rlhf.errors.errors import InvalidInput, refusing
 
 Variables = Mapping[str, Any]
@@ -65,7 +65,7 @@ def rendered(
             return text
         marked = written(tokenizer, guarded.marked_messages, tools=guarded.marked_tools, **settings)
     if marked.replace(guarded.mark, "") != text:
-        expected = f"no special tokens in a message: the chat template of {tokenizer.name_or_path} changes what has them"
+        expected = f"no special tokens in messages: the chat template of {tokenizer.name_or_path} changes what has them"
         raise InvalidInput(where, turns, expected)
     return marked
 

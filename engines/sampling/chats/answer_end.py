@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from prefect_rlhf.engines.chats.control_tokens import control_tokens
-from prefect_rlhf.engines.chats.template import written
-from prefect_rlhf.engines.chats.tokenizers import tokenizer_of
+from prefect_rlhf.engines.sampling.chats.control_tokens import control_tokens
+from prefect_rlhf.engines.sampling.chats.listed_ends import listed_ends as listed_ends
+from prefect_rlhf.engines.sampling.chats.template import written
+from prefect_rlhf.engines.sampling.chats.tokenizers import tokenizer_of
 from prefect_rlhf.errors.errors import InvalidInput
-from prefect_rlhf.files.foreign_file import read_json_object
 
 _ASKED = {"role": "user", "content": "?"}
 _MARKER = "the words of an answer"
@@ -54,7 +53,8 @@ def answer_end(tokenizer: Any, eos_token: str | None = None) -> AnswerEnd:
     closing = closing[: closing.find(text) + len(text)] if text else ""
     in_chats = tokenizer.convert_tokens_to_ids(text) if text else None
     if eos_token is not None:
-        return AnswerEnd(_token(tokenizer, eos_token), eos_token, "the setting eos_token", closing, in_chats, is_set=True)
+        token = _token(tokenizer, eos_token)
+        return AnswerEnd(token, eos_token, "the setting eos_token", closing, in_chats, is_set=True)
     if in_chats is not None:
         return AnswerEnd(in_chats, text, "the chat template", closing, in_chats)
     origin = "the tokenizer: its chat template writes no end" if tokenizer.chat_template else "the tokenizer"
@@ -82,20 +82,6 @@ def end_tokens(path: str, eos_token: str | None = None) -> tuple[int, ...]:
     tokenizer = tokenizer_of(path, "tokenizer", "the end of an answer")
     found = (answer_end(tokenizer, eos_token).token, *listed, tokenizer.eos_token_id)
     return tuple(dict.fromkeys(token for token in found if token is not None))
-
-
-def listed_ends(path: str | Path) -> tuple[int, ...]:
-    """Return the end-of-sequence tokens of generation_config.json, or else of config.json. Raises as `end_tokens`."""
-    for name in ("generation_config.json", "config.json"):
-        file = Path(path, name)
-        ids = read_json_object(name, file).get("eos_token_id") if file.is_file() else None
-        if ids is None:
-            continue
-        tokens: Sequence[Any] = ids if isinstance(ids, list) else [ids]
-        if not all(type(token) is int for token in tokens):
-            raise InvalidInput(f"{file}: eos_token_id", ids, "a token id, or a list of token ids")
-        return tuple(tokens)
-    return ()
 
 
 def _token(tokenizer: Any, eos_token: str) -> int:
