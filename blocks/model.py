@@ -21,7 +21,7 @@ class ModelFields(BaseModel):
         None,
         min_length=1,
         max_length=256,
-        description="Token that ends an answer, such as <|im_end|>; if empty, the chat template decides.",
+        description="Text of the token that ends an answer; if empty, the chat template decides.",
     )
 
 

@@ -70,10 +70,11 @@ class ControlTokens:
 
         Raises InvalidInput, at `where`, for texts with all marks.
         """
-        if not self._found.search("".join(_texts([messages, tools]))):
+        whole = "".join(_texts([[list(each.values()) for each in messages], tools]))
+        if not self._found.search(whole):
             return Guarded(messages, tools)
-        mark = _unused("".join(_texts([messages, tools])), where)
-        marked = [_marked(each, mark, self._pattern_for(each)) for each in messages]
+        mark = _unused(whole, where)
+        marked = [self._marked_message(each, mark) for each in messages]
         marked_tools = [_marked(each, mark, self._found) for each in tools]
         if marked == list(messages) and marked_tools == list(tools):
             return Guarded(messages, tools)
@@ -87,10 +88,9 @@ class ControlTokens:
         if not mark or mark not in text:
             return self._encoded(self._tokenizer, text)
         renamed = self._known.sub(lambda found: self._name(found[0]), text)
-        copy = self._copy
-        if copy is not None and self._encoded(copy, renamed) != self._encoded(self._tokenizer, text):
-            copy = None
-        return self._checked(renamed.replace(mark, ""), copy, renamed.count(NEW_NAME), where)
+        is_copy = self._read_by_copy(renamed) == self._encoded(self._tokenizer, text)
+        tokens = self._read_by_copy(renamed.replace(mark, "")) if is_copy else None
+        return self._checked(text.replace(mark, ""), tokens, renamed.count(NEW_NAME), where)
 
     def plain(self, text: str, where: str = "text") -> list[int]:
         """Return the tokens of a text that is all words.
@@ -99,28 +99,35 @@ class ControlTokens:
         """
         if not self._found.search(text):
             return self._encoded(self._tokenizer, text)
-        return self._checked(text, self._copy, 0, where)
+        return self._checked(text, None if NEW_NAME in text else self._read_by_copy(text), 0, where)
 
     def first_in(self, text: str) -> str:
         """Return the first control token of a text, and empty text if it has none."""
         found = next((found[0] for found in self._known.finditer(text) if found[0] in self.texts), "")
         return str(found)
 
-    def _pattern_for(self, message: Message) -> re.Pattern[str]:
-        return self._found_in_answers if message.get("role") == "assistant" else self._found
+    def _marked_message(self, message: Message, mark: str) -> Message:
+        """Return a message with marks in its values; a template writes no keys of it."""
+        found = self._found_in_answers if message.get("role") == "assistant" else self._found
+        return dict(zip(message, _marked(list(message.values()), mark, found), strict=True))
 
     def _name(self, text: str) -> str:
         return NEW_NAME + text if text in self.texts else text
 
-    def _checked(self, text: str, copy: Any, num_control_tokens: int, where: str) -> list[int]:
-        """Return a text's tokens by the copy, if the control tokens among them are those with other names."""
-        tokens = [] if copy is None else self._encoded(copy, text)
-        found = sum(token in self._ids for token in tokens)
-        if copy is None or found != num_control_tokens or text.count(NEW_NAME) != num_control_tokens:
+    def _checked(self, text: str, tokens: list[int] | None, num_control_tokens: int, where: str) -> list[int]:
+        """Return a text's tokens, if the copy could read it and found only the template's control tokens."""
+        if tokens is None or sum(token in self._ids for token in tokens) != num_control_tokens:
             spelled = ", ".join(sorted(set(self._found.findall(text))))
             expected = f"no special token in a message, such as one of {spelled}: the tokenizer of"
             raise InvalidInput(where, text, f"{expected} {self._tokenizer.name_or_path} cannot read it as plain text")
         return tokens
+
+    def _read_by_copy(self, text: str) -> list[int] | None:
+        """Return a text's tokens by the copy with other names; None if there is no copy, or it cannot read the text."""
+        try:
+            return self._encoded(self._copy, text)
+        except Exception:  # noqa: BLE001  a tokenizer of another form
+            return None
 
     @staticmethod
     def _encoded(tokenizer: Any, text: str) -> list[int]:
@@ -132,12 +139,9 @@ class ControlTokens:
 
     @cached_property
     def _copy(self) -> Any:
-        """The tokenizer with other names of its control tokens; None if there can be no such copy."""
+        """The tokenizer with other names of its control tokens. Raises an error if there can be no such copy."""
         backend = getattr(self._tokenizer, "backend_tokenizer", None)
-        try:
-            return _renamed_slow(self._tokenizer, self._name) if backend is None else _renamed(backend, self._name)
-        except Exception:  # noqa: BLE001  a tokenizer of another form; its texts are refused
-            return None
+        return _renamed_slow(self._tokenizer, self._name) if backend is None else _renamed(backend, self._name)
 
 
 @lru_cache(maxsize=4)

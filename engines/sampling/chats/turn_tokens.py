@@ -10,9 +10,12 @@ NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_t
 _SYSTEM = {"role": "system", "content": "the first text"}
 _ASKED = {"role": "user", "content": "the second text"}
 _SAID = {"role": "assistant", "content": "the third text"}
-_CALLS = [{"id": "123456789", "type": "function", "function": {"name": "a_tool", "arguments": {}}}]
-_CALLED = {"role": "assistant", "content": "", "tool_calls": _CALLS}
-_TOOL = {"role": "tool", "name": "a_tool", "tool_call_id": "123456789", "content": "the fourth text"}
+_IDS = ("123456789", "123456780")  # Mistral's have nine characters
+_CALLS = [{"id": each, "type": "function", "function": {"name": "a_tool", "arguments": {}}} for each in _IDS]
+_TOOLS = [
+    {"role": "tool", "name": "a_tool", "tool_call_id": each, "content": f"the text {number} of a tool"}
+    for number, each in enumerate(_IDS)
+]
 
 
 def added_texts(tokenizer: Any) -> dict[str, bool]:
@@ -55,9 +58,10 @@ def _around(tokenizer: Any) -> Iterator[str]:
     yield _written(tokenizer, [_SYSTEM, _ASKED])
     for more in ([], [_ASKED]):  # the end of an answer, with a message after it and without
         yield _written(tokenizer, [_ASKED, _SAID, *more]).rpartition(_SAID["content"])[2]
-    before, after = (_written(tokenizer, [_ASKED, _CALLED, *more]) for more in ([], [_TOOL]))
-    if before and after.startswith(before):
-        yield after[len(before) :]
+    for calls in _CALLS, _CALLS[:1]:  # between two answers of tools; some templates take a single call
+        called = {"role": "assistant", "content": "", "tool_calls": calls}
+        answered = _written(tokenizer, [_ASKED, called, *_TOOLS])
+        yield answered.rpartition(_TOOLS[0]["content"])[2].partition(_TOOLS[1]["content"])[0]
 
 
 def _heading(tokenizer: Any) -> str:
