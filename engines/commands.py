@@ -102,7 +102,8 @@ class BuildCommand:
     """Build a model instance on `ranks` (in the mesh's order) and load its weights, from `restore` if it is given.
 
     `max_rows` is the largest number of rows of a generate. vLLM's cache has `cache_bytes`, or room for all these rows
-    at their longest. `is_offloaded`: the plan moves the whole instance between device and host.
+    at their longest. `is_offloaded`: the plan moves the whole instance between device and host. `end_tokens` end a
+    response; None: they are found in the model's folder.
     """
 
     model: ModelSpec
@@ -115,6 +116,7 @@ class BuildCommand:
     cuda_graphs: bool = True
     is_offloaded: bool = False
     restore: Restore | None = None
+    end_tokens: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -85,12 +85,14 @@ def write_folder(
     tensors: Iterable[tuple[str, Tensor]],
     tokenizer: str | Path,
     max_file_bytes: int = MAX_FILE_BYTES,
+    ends: Sequence[int] | None = None,
 ) -> None:
     """Write a folder that plain `transformers` loads: config.json, safetensors files, the tokenizer's files.
 
     `tensors` are whole, with Hugging Face names, in any order; they are written as `spec.dtype`. A scalar head next to
     a language model's head has a file of its own, which only `stored_tensors` reads, so that other libraries load the
-    language model. The folder appears under its name only when it is complete.
+    language model. The tokenizer's files are copies, but generation_config.json lists all `ends` of a response; None:
+    those of the folder and its tokenizer. The folder appears under its name only when it is complete.
     """
     shapes = {p.name: p.shape for p in parameters(spec)}
     tokenizer_folder = readable(str(tokenizer), "tokenizer")
@@ -104,18 +106,19 @@ def write_folder(
             if (tokenizer_folder / name).is_file():
                 shutil.copyfile(tokenizer_folder / name, part / name)
         if "lm" in spec.head:
-            _name_ends(part, spec.eos_token)
+            _name_ends(part, spec.eos_token, ends)
 
     write_atomically(Path(path), write)
 
 
-def _name_ends(folder: Path, eos_token: str | None) -> None:
+def _name_ends(folder: Path, eos_token: str | None, ends: Sequence[int] | None) -> None:
     """Let generation_config.json name every token that ends a response here, so that other libraries end there too.
 
     A file that names them is not changed.
     """
     try:
-        named, ends = listed_ends(folder), end_tokens(str(folder), eos_token)
+        named = listed_ends(folder)
+        ends = end_tokens(str(folder), eos_token) if ends is None else ends
     except InvalidInput:  # no file that transformers reads: the trained weights are worth more than this line
         return
     if set(ends) <= set(named):

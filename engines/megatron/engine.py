@@ -50,7 +50,7 @@ from prefect_rlhf.engines.megatron.vocabulary.entropy import token_entropy
 from prefect_rlhf.engines.megatron.vocabulary.head import token_logprobs, token_values
 from prefect_rlhf.engines.process_groups import shared
 from prefect_rlhf.engines.sampling.conversation import in_rounds
-from prefect_rlhf.engines.sampling.response_end import check_lengths, end_tokens, stopped_turns
+from prefect_rlhf.engines.sampling.response_end import check_lengths, ends_of, stopped_turns
 from prefect_rlhf.engines.sampling.stop_strings import stop_strings
 from prefect_rlhf.engines.weights.memory import storage_bytes
 from prefect_rlhf.engines.weights.offload import OffloadedTensors, empty
@@ -69,7 +69,7 @@ class MegatronEngine:
     def __init__(self, command: BuildCommand, rank: int) -> None:
         cpu_shim.install()
         self.instance = command.instance
-        self._spec = command.model
+        self._command, self._spec = command, command.model
         self._groups = build_groups(command.ranks, command.instance.strategy, rank)
         self._model = build_model(self._spec, self._groups)
         self._num_rows = num_vocabulary_rows(self._spec, self._groups)
@@ -152,7 +152,7 @@ class MegatronEngine:
 
     @cached_property  # a model that only trains needs no tokenizer
     def _end_tokens(self) -> tuple[int, ...]:
-        return end_tokens(self._spec.path, self._spec.eos_token)
+        return ends_of(self._command)
 
     def converse(
         self,

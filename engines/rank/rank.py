@@ -330,7 +330,8 @@ class Rank:
         """Write a Hugging Face folder. Collective over the ranks of `layout`; its first rank writes."""
         began, model = time.perf_counter(), self._model(instance, "export")
         model.require(model.version, f"export {path.name}")
-        bytes_moved = export(model.engine, model.command.model, layout, path, tokenizer, self.rank)
+        ends = model.command.end_tokens
+        bytes_moved = export(model.engine, model.command.model, layout, path, tokenizer, self.rank, ends)
         return replace(self._report(began, model), bytes_moved=bytes_moved)
 
     def checkpoint(self, instance: ModelInstance, version: int) -> RankReport:

@@ -2,10 +2,17 @@
 
 from collections.abc import Sequence
 
+from prefect_rlhf.engines.commands import BuildCommand
 from prefect_rlhf.engines.engine import SamplingSettings
 from prefect_rlhf.engines.sampling.chats.answer_end import end_tokens as end_tokens
 from prefect_rlhf.engines.sampling.stop_strings import StopStrings
 from prefect_rlhf.errors.errors import InvalidInput
+
+
+def ends_of(command: BuildCommand) -> tuple[int, ...]:
+    """Return the tokens that end a response of a command's model. In a folder they are found by its tokenizer."""
+    model, told = command.model, command.end_tokens
+    return end_tokens(model.path, model.eos_token) if told is None else told
 
 
 def stopped_turns(

@@ -46,9 +46,14 @@ def end_remark(folder: str, eos_token: str | None = None) -> str:
     """Return a line that names the token that ends an answer, and the others that end a response."""
     tokenizer = load_tokenizer(folder)
     end = answer_end(tokenizer, eos_token)
-    others = [token for token in end_tokens(str(readable(folder, "tokenizer")), eos_token) if token != end.token]
+    others = [token for token in response_ends(folder, eos_token) if token != end.token]
     also = ", ".join(f"{tokenizer.convert_ids_to_tokens(token)} ({token})" for token in others)
     return f"{end}; a response also ends with {also}" if also else str(end)
+
+
+def response_ends(folder: str, eos_token: str | None = None) -> tuple[int, ...]:
+    """Return the tokens that end a response of the model in a folder, which may be remote. Raises as `end_tokens`."""
+    return end_tokens(str(readable(folder, "tokenizer")), eos_token)
 
 
 def refused_config(folder: Path, name: str, error: Exception) -> InvalidInput:

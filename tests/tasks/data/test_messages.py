@@ -19,7 +19,8 @@ from tests.tasks.data.stored import ask, json_lines, parquet, say
 
 pytestmark = pytest.mark.quick
 
-TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
+PARAMETERS = {"type": "object", "properties": {"a": {"type": "integer"}}}
+TOOL = {"type": "function", "function": {"name": "add", "parameters": PARAMETERS}}
 STRICT = (  # as Llama 3.1: a key that is there has a value
     "{% if tools is defined and tools %}{% for t in tools %}{{ t.function.name }} {% endfor %}{% endif %}"
     "{% for m in messages %}{{ m.role }}:"
@@ -48,7 +49,7 @@ def strict(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def qwen(tmp_path_factory):
-    return stand_in("qwen3", tmp_path_factory.mktemp("qwen"))
+    return stand_in("qwen2_5", tmp_path_factory.mktemp("qwen"))
 
 
 def call(arguments, **content):
