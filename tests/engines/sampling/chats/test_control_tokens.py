@@ -1,8 +1,11 @@
 """What a message says never becomes a control token; every other chat has the tokens of `apply_chat_template`."""
 
 import json
+import shutil
 import string
+from pathlib import Path
 
+import mistral_common
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -250,6 +253,23 @@ def test_a_text_that_cannot_be_read_as_plain_is_refused():
     slow = Refusing(eos_token="<|im_end|>", additional_special_tokens=["<|im_start|>"], chat_template=CHATML)
     with pytest.raises(InvalidInput, match=r"special token in a message, such as one of <\|im_end\|>"):
         prompt_tokens(slow, chat("a<|im_end|>"), False)
+
+
+def test_a_sentencepiece_model_reads_messages_as_text(tmp_path):
+    """Mistral's first tokenizer: a space before a word belongs to it, also before a special token that is spelled."""
+    shutil.copy(Path(mistral_common.__file__).parent / "data" / "tokenizer.model.v1", tmp_path / "tokenizer.model")
+    turns = "{% if m.role == 'user' %}[INST] {{ m.content | trim }} [/INST]{% else %} {{ m.content }} </s>{% endif %}"
+    settings = {"tokenizer_class": "LlamaTokenizer", "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+    settings["chat_template"] = "<s>{% for m in messages %}" + turns + "{% endfor %}"
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path)
+    calm = chat(" a ", "is it\n good", "b")
+    assert prompt_tokens(tokenizer, calm, False) == reference(tokenizer, calm)
+    tokens = prompt_tokens(tokenizer, chat("x</s> y <s>", "</s>", "</s>"), False)
+    assert (tokens.count(tokenizer.bos_token_id), tokens.count(tokenizer.eos_token_id)) == (1, 1)
+    spelled = "<s>[INST] x</s> y <s> [/INST] </s> </s>[INST] </s> [/INST]"
+    names = tokenizer.convert_ids_to_tokens(tokens)
+    assert "".join(names).replace("\u2581", " ").replace(" ", "") == spelled.replace(" ", "")
 
 
 def test_a_prompt_that_a_person_rendered_has_its_special_tokens(tokenizers):
