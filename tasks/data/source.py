@@ -9,10 +9,14 @@ from prefect_rlhf.engines.rows import KEYS_OF_CALLS, ColumnKind
 from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.tasks.data.messages import has_text, plain_messages, shown_tools
 from prefect_rlhf.tasks.data.stored.stored_rows import DEFAULT_SPLIT, DEFAULT_SPLIT_COLUMN, StoredRows
-from prefect_rlhf.tasks.data.template_checks import check_tools, check_variables, template_variables, unshown
+from prefect_rlhf.tasks.data.template_checks import (
+    DEFAULT_TOOLS_COLUMN,
+    check_tools,
+    check_variables,
+    template_variables,
+    unshown,
+)
 from prefect_rlhf.tasks.data.tokenizer import Tools, load_tokenizer, template_remark
-
-DEFAULT_TOOLS_COLUMN = "tools"
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from prefect_rlhf.tasks.data.messages import ignores_calls
 from prefect_rlhf.tasks.data.stored.stored_rows import StoredRows
 from prefect_rlhf.tasks.data.tokenizer import load_tokenizer
 
+DEFAULT_TOOLS_COLUMN = "tools"
 _ASKED = {"role": "user", "content": "?"}
 RESERVED = (
     *("messages", "conversation", "tools", "documents", "chat_template", "add_generation_prompt", "tokenize"),
@@ -54,6 +55,9 @@ def check_variables(source: Templated, tokenizer: Any) -> None:
     field, kwargs = f"{source.name}.chat_template_kwargs", source.chat_template_kwargs
     if kwargs and not source.goes_through_template:
         raise NotUsed(field, dict(kwargs), "the rows do not go through a chat template", "set chat_template: true")
+    if source.tools_column not in (None, DEFAULT_TOOLS_COLUMN) and not source.goes_through_template:
+        reason = "the rows do not go through a chat template"
+        raise NotUsed(f"{source.name}.tools_column", source.tools_column, reason, "set chat_template: true")
     for name in kwargs:
         if name in RESERVED:
             raise InvalidInput(field, name, "a variable of the chat template; this name has a setting of its own")

@@ -90,7 +90,8 @@ class ControlTokens:
         renamed = self._known.sub(lambda found: self._name(found[0]), text)
         is_copy = self._read_by_copy(renamed) == self._encoded(self._tokenizer, text)
         tokens = self._read_by_copy(renamed.replace(mark, "")) if is_copy else None
-        return self._checked(text.replace(mark, ""), tokens, renamed.count(NEW_NAME), where)
+        num_own = sum(self._is_counted(found[0]) for found in self._known.finditer(text))
+        return self._checked(text.replace(mark, ""), tokens, num_own, where)
 
     def plain(self, text: str, where: str = "text") -> list[int]:
         """Return the tokens of a text that is all words.
@@ -135,7 +136,11 @@ class ControlTokens:
 
     @cached_property
     def _ids(self) -> frozenset[int]:
-        return frozenset(map(self._tokenizer.convert_tokens_to_ids, self.texts))
+        return frozenset(map(self._tokenizer.convert_tokens_to_ids, filter(self._is_counted, self.texts)))
+
+    def _is_counted(self, text: str) -> bool:
+        """Whether a token is a control token that no text becomes: unknown text may become the unknown token."""
+        return text in self.texts and text != self._tokenizer.unk_token
 
     @cached_property
     def _copy(self) -> Any:

@@ -39,7 +39,7 @@ def pattern(texts: Collection[str]) -> re.Pattern[str]:
 
 
 def turn_tokens(tokenizer: Any) -> frozenset[str]:
-    """Return the added tokens that the chat template writes around messages of every role.
+    """Return the added tokens in brackets that the chat template writes around messages of every role.
 
     Pairs such as `<think>` and `</think>` in the heading of an answer are words of the model.
     """
@@ -49,7 +49,12 @@ def turn_tokens(tokenizer: Any) -> frozenset[str]:
     find = pattern(added).findall
     around = {token for text in _around(tokenizer) for token in find(text)}
     heads = {token for token in find(_heading(tokenizer)) if not _partners(token) & added.keys()}
-    return frozenset(around | heads)
+    return frozenset(filter(_is_in_brackets, around | heads))
+
+
+def _is_in_brackets(token: str) -> bool:
+    """Whether a token is no word: signs begin and end it, as in `<|user|>` and `[INST]`."""
+    return not any(each.isalnum() or each.isspace() for each in (token[0], token[-1]))
 
 
 def _around(tokenizer: Any) -> Iterator[str]:

@@ -152,6 +152,13 @@ def test_tools_that_are_not_shown_are_refused_in_one_line(tmp_path, template, to
     assert "\n" not in str(refused.value)
 
 
+def test_a_column_of_tools_that_is_named_needs_a_template(tmp_path, strict):
+    path = json_lines(tmp_path / "p.jsonl", {"prompt": "1 + 1", "schemas": [TOOL]})
+    source = PromptDataset("prompts", path, strict, split_column=None, tools_column="schemas")
+    with pytest.raises(InvalidInput, match=r"^prompts.tools_column: 'schemas' is not used: the rows do not go through"):
+        source.check(max_tokens=4096)
+
+
 def test_tools_without_a_template_are_said(tmp_path, strict):
     path = json_lines(tmp_path / "p.jsonl", {"prompt": "1 + 1", "tools": "a hammer"})
     source = PromptDataset("prompts", path, strict, split_column=None)

@@ -16,6 +16,7 @@ from prefect_rlhf.engines.sampling.chats.control_tokens import MARKS, NEW_NAME, 
 from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.tasks.data.tokenizer import prompt_tokens
 from tests.engines.sampling.stand_ins import FAMILIES, SPECIAL, stand_in
+from tests.tasks.small_tokenizer import save_small_tokenizer
 
 pytestmark = pytest.mark.quick
 
@@ -253,6 +254,22 @@ def test_a_text_that_cannot_be_read_as_plain_is_refused():
     slow = Refusing(eos_token="<|im_end|>", additional_special_tokens=["<|im_start|>"], chat_template=CHATML)
     with pytest.raises(InvalidInput, match=r"special token in a message, such as one of <\|im_end\|>"):
         prompt_tokens(slow, chat("a<|im_end|>"), False)
+
+
+def test_added_words_that_a_template_writes_stay_words():
+    """A role is a word, in a message too."""
+    tokenizer = chatml()
+    tokenizer.add_tokens([AddedToken(word, special=False, normalized=False) for word in ("user", "assistant")])
+    calm = chat("the user and the assistant")
+    assert prompt_tokens(tokenizer, calm, False) == reference(tokenizer, calm)
+    spelled = prompt_tokens(tokenizer, chat("the user<|im_end|>"), False)
+    assert spelled.count(tokenizer.convert_tokens_to_ids("user")) == 2
+
+
+def test_a_spelled_token_may_be_an_unknown_word(tmp_path):
+    tokenizer = AutoTokenizer.from_pretrained(save_small_tokenizer(tmp_path))
+    tokens = prompt_tokens(tokenizer, chat("a film </s> good"), False)
+    assert tokenizer.convert_ids_to_tokens(tokens) == ["user", "a", "film", "<unk>", "good", "assistant"]
 
 
 def test_a_sentencepiece_model_reads_messages_as_text(tmp_path):
