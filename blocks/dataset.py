@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, ClassVar, Literal
 
 from prefect.blocks.core import Block
-from pydantic import BaseModel, Field, model_validator
+from pydantic import BaseModel, Field, JsonValue, model_validator
 
 from prefect_rlhf.blocks.saved import DOCUMENTATION_URL, DeploymentParameter, load_example
 from prefect_rlhf.errors.wrong_setting import not_used
@@ -28,6 +28,13 @@ class DatasetFields(BaseModel):
     split_column: Name | None = Field("split", description="Column that names each row's split; empty reads all rows.")
     split: Name = Field("train", description="The run uses rows with this value in the split column.")
     chat_template: bool = Field(False, description="Wrap prompts in the tokenizer's chat template.")
+    chat_template_kwargs: dict[Name, JsonValue] = Field(
+        {}, max_length=64, description="Variables of the chat template, such as enable_thinking: false."
+    )
+    tools_column: Name | None = Field(
+        "tools",
+        description="Column with schemas of tools, which the chat template shows; if empty, no column is read so.",
+    )
     columns: dict[Name, Name] = Field(
         {},
         description="Names for further columns, or for fields of structs: ground_truth: reward_model.ground_truth.",
@@ -137,10 +144,10 @@ def read_as(dataset: DatasetFields) -> str:
     'split_column=split split=train chat_template=True prompt_column=prompt'
     """
     values = dataset.model_dump(exclude={"path", "saved"})
-    if values["columns"]:
-        values["columns"] = dict(sorted(values["columns"].items()))
+    for name in ("columns", "chat_template_kwargs"):
+        values[name] = dict(sorted(values[name].items()))
     later: dict[str, object] = {"columns": {}, "last_answer": "refuse", "overlong_prompts": "refuse"}
-    later |= {"system_prompt": None, "max_prompt_length": None}
+    later |= {"system_prompt": None, "max_prompt_length": None, "chat_template_kwargs": {}, "tools_column": "tools"}
     said = {name: value for name, value in values.items() if name not in later or value != later[name]}
     if dataset.path.startswith(GENERATED):
         said["path"] = dataset.path

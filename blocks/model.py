@@ -17,6 +17,12 @@ class ModelFields(BaseModel):
     head: Head = Field("lm", description="lm predicts tokens, scalar a number per token, lm+scalar both.")
     dtype: Dtype = Field("bfloat16", description="Compute format; with bfloat16 main weights are float32.")
     new_head: bool = Field(False, description="Start with an untrained scalar head if the folder lacks a head.")
+    eos_token: str | None = Field(
+        None,
+        min_length=1,
+        max_length=256,
+        description="Text of the token that ends an answer; if empty, the chat template decides.",
+    )
 
 
 class ModelBlock(Block, ModelFields):
@@ -41,4 +47,4 @@ class Model(DeploymentParameter, ModelFields):
 
     def to_spec(self, role: str, shape: TransformerShape, optimizer: OptimizerSpec | None = None) -> ModelSpec:
         """Return the specification of this model in `role`; `shape` is read from the folder's config.json."""
-        return ModelSpec(role, self.path, self.head, shape, self.dtype, self.new_head, optimizer)
+        return ModelSpec(role, self.path, self.head, shape, self.dtype, self.new_head, optimizer, self.eos_token)

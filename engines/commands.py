@@ -68,6 +68,16 @@ class RowSource(Protocol):
     @property
     def column_kinds(self) -> Mapping[str, ColumnKind]: ...
 
+    @property
+    def variables(self) -> Mapping[str, Any]:
+        """The variables of the chat template."""
+        ...
+
+    @property
+    def eos_token(self) -> str | None:
+        """The text of the token that ends an answer, if a setting states it."""
+        ...
+
     def read(self, row_ids: Sequence[int]) -> Mapping[str, Sequence[Any]]:
         """Return rows in the requested order: `prompt_tokens` (lists of ids), or tokens and their further keys."""
         ...
@@ -93,7 +103,8 @@ class BuildCommand:
     """Build a model instance on `ranks` (in the mesh's order) and load its weights, from `restore` if it is given.
 
     `max_rows` is the largest number of rows of a generate. vLLM's cache has `cache_bytes`, or room for all these rows
-    at their longest. `is_offloaded`: the plan moves the whole instance between device and host.
+    at their longest. `is_offloaded`: the plan moves the whole instance between device and host. `end_tokens` end a
+    response; None: they are found in the model's folder.
     """
 
     model: ModelSpec
@@ -106,6 +117,7 @@ class BuildCommand:
     cuda_graphs: bool = True
     is_offloaded: bool = False
     restore: Restore | None = None
+    end_tokens: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True)

@@ -88,8 +88,9 @@ SUB_ROOMS: Mapping[str, Mapping[str, str]] = {
         "megatron.vocabulary": "megatron megatron.cpu",
         "vllm": "vllm.cpu files sampling weights .",
         "vllm.cpu": "vllm",
-        "files": "weights .",
-        "sampling": ".",
+        "files": "sampling.chats weights .",
+        "sampling": "sampling.chats .",
+        "sampling.chats": "",
         "weights": ".",
         ".": "",
     },
@@ -130,6 +131,7 @@ SUB_ROOMS: Mapping[str, Mapping[str, str]] = {
 """Sub-rooms: what each imports of its room, upper floors first; `.` is the room's root."""
 SEAM = {
     "",
+    "sampling.chats",
     "gang",
     "gang.processes",
     "gang.ray",
@@ -144,7 +146,7 @@ SEAM = {
 }
 """Sub-rooms of engines that tasks may import, besides the root (values and protocols). The controller opens a gang,
 calls methods of its ranks (also of ranks that profile or try operators), compares fingerprints, reads configs and
-indexes, and calls functions on hosts."""
+indexes, calls functions on hosts, and reads chats as engines do."""
 HEAVY = {"torch", "megatron", "vllm", "prefect", "transformers", "ray"}
 MAX_BODY_LINES = 60
 MAX_FILE_LINES = 500

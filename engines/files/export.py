@@ -1,6 +1,6 @@
 """A Hugging Face folder from the ranks' shards, parameter by parameter, so that no rank holds the whole model twice."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -16,12 +16,23 @@ from prefect_rlhf.placement.layout.regions import Region, shape_of
 from prefect_rlhf.placement.models.model import ModelSpec
 
 
-def export(engine: Engine, spec: ModelSpec, layout: Layout, path: Path, tokenizer: str | Path, rank: int) -> int:
-    """Write folder `path` on the first rank of `layout`; the others send its missing regions. Return the bytes sent."""
+def export(
+    engine: Engine,
+    spec: ModelSpec,
+    layout: Layout,
+    path: Path,
+    tokenizer: str | Path,
+    rank: int,
+    ends: Sequence[int] | None = None,
+) -> int:
+    """Write folder `path` on the first rank of `layout`; the others send its missing regions. Return the bytes sent.
+
+    `ends` are the tokens that end a response; None: see `write_folder`.
+    """
     shards = engine.weights()
     writer = min(rank for regions in layout.regions.values() for rank in regions)
     if rank == writer:
-        write_folder(path, spec, _gathered(shards, layout, writer), tokenizer)
+        write_folder(path, spec, _gathered(shards, layout, writer), tokenizer, ends=ends)
         publish(path, last="config.json")
         return 0
     return _send(shards, layout, writer, rank)

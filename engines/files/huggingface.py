@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +19,7 @@ from prefect_rlhf.engines.files.tensor_files import (
     stored_tensors,
     write_folder_of_tensors,
 )
+from prefect_rlhf.engines.sampling.chats.answer_end import end_tokens, listed_ends
 from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.files.atomic_file import write_atomically
 from prefect_rlhf.files.foreign_file import read_json_object
@@ -52,6 +53,7 @@ def read_model_spec(
     dtype: Dtype = "bfloat16",
     new_head: bool = False,
     optimizer: OptimizerSpec | None = None,
+    eos_token: str | None = None,
 ) -> ModelSpec:
     """Describe the checkpoint in folder `path`, which may be remote, as `role`'s model.
 
@@ -60,7 +62,8 @@ def read_model_spec(
     folder = readable(str(path), f"{role}.path")
     config, field = read_config(folder, role), f"{role}.config.json"
     shape = runnable_shape(config, field)
-    spec = ModelSpec(role, str(path) if is_remote(str(path)) else str(folder), head, shape, dtype, new_head, optimizer)
+    place = str(path) if is_remote(str(path)) else str(folder)
+    spec = ModelSpec(role, place, head, shape, dtype, new_head, optimizer, eos_token)
     _check_tensors(spec, stored_tensors(folder, f"{role}.path"))
     return spec
 
@@ -82,12 +85,14 @@ def write_folder(
     tensors: Iterable[tuple[str, Tensor]],
     tokenizer: str | Path,
     max_file_bytes: int = MAX_FILE_BYTES,
+    ends: Sequence[int] | None = None,
 ) -> None:
     """Write a folder that plain `transformers` loads: config.json, safetensors files, the tokenizer's files.
 
     `tensors` are whole, with Hugging Face names, in any order; they are written as `spec.dtype`. A scalar head next to
     a language model's head has a file of its own, which only `stored_tensors` reads, so that other libraries load the
-    language model. The folder appears under its name only when it is complete.
+    language model. The tokenizer's files are copies, but generation_config.json lists all `ends` of a response; None:
+    those of the folder and its tokenizer. The folder appears under its name only when it is complete.
     """
     shapes = {p.name: p.shape for p in parameters(spec)}
     tokenizer_folder = readable(str(tokenizer), "tokenizer")
@@ -100,8 +105,31 @@ def write_folder(
         for name in TOKENIZER_FILES:
             if (tokenizer_folder / name).is_file():
                 shutil.copyfile(tokenizer_folder / name, part / name)
+        if "lm" in spec.head:
+            _name_ends(part, spec.eos_token, ends)
 
     write_atomically(Path(path), write)
+
+
+def _name_ends(folder: Path, eos_token: str | None, ends: Sequence[int] | None) -> None:
+    """Let generation_config.json name every token that ends a response here, so that other libraries end there too.
+
+    A file that names them is not changed.
+    """
+    try:
+        named = listed_ends(folder)
+        ends = end_tokens(str(folder), eos_token) if ends is None else ends
+    except InvalidInput:  # no file that transformers reads: the trained weights are worth more than this line
+        return
+    if set(ends) <= set(named):
+        return
+    file = folder / "generation_config.json"
+    if file.is_file():
+        content = read_json_object(file.name, file)
+    else:  # without the file, transformers takes these from config.json
+        content = {key: value for key, value in _stored_config(folder).items() if key in TOKEN_IDS}
+    content.pop("_from_model_config", None)  # with it, transformers takes the ends of config.json instead
+    file.write_text(json.dumps(content | {"eos_token_id": list(ends)}, indent=2) + "\n")
 
 
 def _check_tensors(spec: ModelSpec, stored: dict[str, StoredTensor]) -> None:

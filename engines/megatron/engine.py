@@ -5,7 +5,7 @@ response tokens of a micro-batch.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from functools import cached_property, partial
 from itertools import chain
 from typing import Any
 
@@ -50,7 +50,7 @@ from prefect_rlhf.engines.megatron.vocabulary.entropy import token_entropy
 from prefect_rlhf.engines.megatron.vocabulary.head import token_logprobs, token_values
 from prefect_rlhf.engines.process_groups import shared
 from prefect_rlhf.engines.sampling.conversation import in_rounds
-from prefect_rlhf.engines.sampling.response_end import check_lengths, end_tokens, stopped_turns
+from prefect_rlhf.engines.sampling.response_end import check_lengths, ends_of, stopped_turns
 from prefect_rlhf.engines.sampling.stop_strings import stop_strings
 from prefect_rlhf.engines.weights.memory import storage_bytes
 from prefect_rlhf.engines.weights.offload import OffloadedTensors, empty
@@ -69,14 +69,14 @@ class MegatronEngine:
     def __init__(self, command: BuildCommand, rank: int) -> None:
         cpu_shim.install()
         self.instance = command.instance
-        self._spec = command.model
+        self._command, self._spec = command, command.model
         self._groups = build_groups(command.ranks, command.instance.strategy, rank)
         self._model = build_model(self._spec, self._groups)
         self._num_rows = num_vocabulary_rows(self._spec, self._groups)
         self._wrapped: Any = self._model
         self._optimizer: MainOptimizer | None = None
         self._offloaded = {name: OffloadedTensors(self._device) for name in ("weights", "optimizer")}
-        self._max_length, self._end_tokens = command.max_sequence_length, end_tokens(self._spec.path)
+        self._max_length = command.max_sequence_length
         if self._spec.optimizer is None:
             self._model.requires_grad_(False)
         else:
@@ -148,6 +148,10 @@ class MegatronEngine:
     def leads(self) -> bool:
         """See PlayingEngine."""
         return dist.get_rank(self._groups.replica) == 0
+
+    @cached_property  # a model that only trains needs no tokenizer
+    def _end_tokens(self) -> tuple[int, ...]:
+        return ends_of(self._command)
 
     def converse(
         self,

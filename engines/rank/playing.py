@@ -43,7 +43,8 @@ def play_rows(
     assert command.play is not None and command.sampling is not None  # a generate with a play has both
     seeds, table = row_seeds(command), None
     if engine.leads:
-        pool, codec = pool_of(command.play), answer_tokens(command)
+        source = datasets.get(command.call.rows.dataset)
+        pool, codec = pool_of(command.play), answer_tokens(command, source)
         rows = plain_rows(command, prompts, seeds, datasets, codec)
         table = Table(pool, rows, codec, command.sampling.max_new_tokens, command.doing, prompts=prompts)
     try:
@@ -62,12 +63,18 @@ def play_rows(
     )
 
 
-def answer_tokens(command: CallCommand) -> AnswerTokens:
-    """Return the text and tokens of the call's plays, in the tokenizer of the role that plays."""
-    assert command.play is not None and command.call.role is not None
-    return AnswerTokens(
-        command.tokenizers.folders[command.call.role], command.play.max_answer_tokens, command.play.overlong_answers
-    )
+def answer_tokens(command: CallCommand, source: RowSource | None) -> AnswerTokens:
+    """Return the text and tokens of the call's plays, in the tokenizer of the role that plays.
+
+    If that role reads the dataset, the settings are those by which its prompts were read.
+    """
+    play, role, tokenizers = command.play, command.call.role, command.tokenizers
+    assert play is not None and role is not None
+    if source is not None and tokenizers.alike.get(role, role) == tokenizers.speaks:
+        settings = (source.variables, source.eos_token)
+    else:
+        settings = ()
+    return AnswerTokens(tokenizers.folders[role], play.max_answer_tokens, play.overlong_answers, *settings)
 
 
 def plain_rows(

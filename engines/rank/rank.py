@@ -37,7 +37,7 @@ from prefect_rlhf.engines.rank.model_scores import within_bound
 from prefect_rlhf.engines.rank.playing import play_rows
 from prefect_rlhf.engines.rank.store import RowStore
 from prefect_rlhf.engines.rows import unpad
-from prefect_rlhf.engines.sampling.response_end import cut_share
+from prefect_rlhf.engines.sampling.response_end import cut_share, ends_of
 from prefect_rlhf.engines.sampling.seeds import row_seeds
 from prefect_rlhf.engines.weights.memory import (
     device_holders,
@@ -213,7 +213,7 @@ class Rank:
         self._keep(command, "logprobs", [torch.tensor(row, dtype=torch.float32) for row in generated.logprobs])
         report = self._report(began, model, command=command)
         num_tokens = sum(map(len, generated.tokens))
-        cut = cut_share(generated.tokens, command.sampling, model.command.model.path)
+        cut = cut_share(generated.tokens, command.sampling, ends_of(model.command), model.command.model.path)
         metrics = {} if generated.kept_mass is None else {"kept_mass": generated.kept_mass}
         if cut is not None:
             report = replace(report, metric_rows={"truncated": len(tokens)})
@@ -346,7 +346,8 @@ class Rank:
         """Write a Hugging Face folder. Collective over the ranks of `layout`; its first rank writes."""
         began, model = time.perf_counter(), self._model(instance, "export")
         model.require(model.version, f"export {path.name}")
-        bytes_moved = export(model.engine, model.command.model, layout, path, tokenizer, self.rank)
+        ends = model.command.end_tokens
+        bytes_moved = export(model.engine, model.command.model, layout, path, tokenizer, self.rank, ends)
         return replace(self._report(began, model), bytes_moved=bytes_moved)
 
     def checkpoint(self, instance: ModelInstance, version: int) -> RankReport:

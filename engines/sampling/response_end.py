@@ -1,30 +1,18 @@
 """The end of a response: its end tokens and its longest length, the same for every engine that generates."""
 
 from collections.abc import Sequence
-from pathlib import Path
 
+from prefect_rlhf.engines.commands import BuildCommand
 from prefect_rlhf.engines.engine import SamplingSettings
+from prefect_rlhf.engines.sampling.chats.answer_end import end_tokens as end_tokens
 from prefect_rlhf.engines.sampling.stop_strings import StopStrings, stop_strings
 from prefect_rlhf.errors.errors import InvalidInput
-from prefect_rlhf.files.foreign_file import read_json_object
 
 
-def end_tokens(path: str) -> tuple[int, ...]:
-    """Read a folder's end-of-sequence tokens from generation_config.json, or else from config.json.
-
-    Returns no tokens if neither file names them. Raises InvalidInput for a file that is not a JSON object and for
-    tokens that are not whole numbers.
-    """
-    for name in ("generation_config.json", "config.json"):
-        file = Path(path, name)
-        ids = read_json_object(name, file).get("eos_token_id") if file.is_file() else None
-        if ids is None:
-            continue
-        tokens = ids if isinstance(ids, list) else [ids]
-        if not all(type(token) is int for token in tokens):
-            raise InvalidInput(f"{file}: eos_token_id", ids, "a token id, or a list of token ids")
-        return tuple(tokens)
-    return ()
+def ends_of(command: BuildCommand) -> tuple[int, ...]:
+    """Return the tokens that end a response of a command's model. In a folder they are found by its tokenizer."""
+    model, told = command.model, command.end_tokens
+    return end_tokens(model.path, model.eos_token) if told is None else told
 
 
 def stopped_turns(
@@ -42,15 +30,18 @@ def stopped_turns(
     ]
 
 
-def cut_share(responses: Sequence[Sequence[int]], sampling: SamplingSettings, path: str) -> float | None:
+def cut_share(
+    responses: Sequence[Sequence[int]], sampling: SamplingSettings, ends: Sequence[int], path: str
+) -> float | None:
     """Return the share of responses that were cut at their most tokens, before an end token or a stop string.
 
-    Returns None without responses, or if nothing but its length ends a response. `path` is the model's folder.
+    Returns None without responses, or if nothing but its length ends a response. `ends` are the model's end tokens,
+    `path` its folder.
     """
     if not responses or not (sampling.stop_at_eos or sampling.stop):
         return None
     at_most = [sampling.max_new_tokens] * len(responses)
-    ended = stopped_turns(responses, at_most, sampling, end_tokens(path), stop_strings(sampling.stop, path))
+    ended = stopped_turns(responses, at_most, sampling, ends, stop_strings(sampling.stop, path))
     return ended.count(False) / len(responses)
 
 

@@ -1,10 +1,8 @@
 """Strings that end a response, searched in the text of its newest tokens; the same for every engine that generates."""
 
 from collections.abc import Sequence
-from functools import lru_cache
-from typing import Any
 
-from prefect_rlhf.errors.errors import refusing
+from prefect_rlhf.engines.sampling.chats.tokenizers import tokenizer_of as tokenizer_of
 
 MARGIN = 8  # further tokens: the first may hold a part of a character, or lose the space before a word
 
@@ -30,13 +28,3 @@ class StopStrings:
 def stop_strings(strings: Sequence[str], folder: str) -> StopStrings | None:
     """Return a finder of the strings, or None without strings. Raises InvalidInput for a folder without a tokenizer."""
     return StopStrings(strings, folder) if strings else None
-
-
-@lru_cache(maxsize=4)
-def tokenizer_of(folder: str, field: str = "play", seen: str = "a play") -> Any:
-    """Return the tokenizer of a model folder. Raises InvalidInput, about `field`, for a folder without a tokenizer."""
-    from transformers import AutoTokenizer  # only here: most runs have neither stop strings nor plays
-
-    expected = f"a tokenizer in the model folder {folder}, to decode its tokens"
-    with refusing(Exception, field, seen, expected):  # for any error, a person must change the file
-        return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)

@@ -22,7 +22,7 @@ from prefect_rlhf.engines.engine import (
 )
 from prefect_rlhf.engines.files.tensor_files import OpenTensors
 from prefect_rlhf.engines.sampling.conversation import PlayRow, conversed, in_rounds
-from prefect_rlhf.engines.sampling.response_end import check_lengths, end_tokens, stopped_turns
+from prefect_rlhf.engines.sampling.response_end import check_lengths, ends_of, stopped_turns
 from prefect_rlhf.engines.sampling.stop_strings import StopStrings, stop_strings
 from prefect_rlhf.engines.vllm.cpu.kernels import CpuKernels
 from prefect_rlhf.engines.vllm.environment import survive_scan
@@ -48,7 +48,7 @@ class VllmEngine:
         check_command(command)
         self.instance = command.instance
         self._max_length = command.max_sequence_length
-        self._folder, self._end_tokens = command.model.path, end_tokens(command.model.path)
+        self._folder, self._end_tokens = command.model.path, ends_of(command)
         self._request_ids = itertools.count()
         self._sleeps = command.is_offloaded  # on CUDA
         self._group = RankGroup(_tensor_parallel_ranks(command, rank), rank)

@@ -51,9 +51,9 @@ _ROWS = {
     "epochs steps": "num_train_epochs trainer.total_epochs num_episodes",
     "prompts.max_prompt_length": "data.max_prompt_length prompt_max_len",
     "prompts.overlong_prompts": "data.truncation data.filter_overlong_prompts",
-    "prompts.chat_template": (
-        "chat_template_path chat_template_kwargs data.apply_chat_template_kwargs apply_chat_template"
-    ),
+    "prompts.chat_template": "chat_template_path apply_chat_template",
+    "prompts.chat_template_kwargs": "chat_template_kwargs data.apply_chat_template_kwargs",
+    "actor.eos_token": "eos_token",
     "seed": "seed shuffle_dataset data.seed data.shuffle",
     "algo.kl.coefficient algo.kl.estimator algo.kl.place": (
         "beta use_kl_loss kl_loss_coef kl_loss_type init_kl_coef kl_estimator"

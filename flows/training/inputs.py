@@ -16,6 +16,7 @@ from prefect_rlhf.placement.graph import DataflowGraph, Dataset
 from prefect_rlhf.placement.models.model import ModelSpec
 from prefect_rlhf.tasks.data.chats import ChatDataset
 from prefect_rlhf.tasks.data.datasets import PreferenceDataset, PromptDataset
+from prefect_rlhf.tasks.data.tokenizer import check_end, end_remark
 from prefect_rlhf.tasks.data.tools import shown_by
 from prefect_rlhf.tasks.model_shape import read_model_spec
 from prefect_rlhf.tasks.play import Play
@@ -39,17 +40,30 @@ class RunInputs:
 
     def read_by(self, role: str) -> RunInputs:
         """Return these inputs, read with the tokenizer of a role. Raises InvalidInput for rows that it cannot serve."""
-        tokenizer = self.models[role].path
-        if tokenizer == self.tokenizer:
+        tokenizer, eos_token = self.models[role].path, self.models[role].eos_token
+        read_with = {(source.tokenizer, source.eos_token) for source in self.sources.values()}
+        if tokenizer == self.tokenizer and read_with <= {(tokenizer, eos_token)}:
             return self
         vocabulary = self.models[role].shape.vocab_size
-        sources = {name: replace(source, tokenizer=tokenizer) for name, source in self.sources.items()}
+        sources = {
+            name: replace(source, tokenizer=tokenizer, eos_token=eos_token) for name, source in self.sources.items()
+        }
         longest = {name: source.check(self.context, vocabulary) for name, source in sources.items()}
         for name, source in sources.items():
             if source.num_items != self.sources[name].num_items:
                 expected = f"as many as the tokenizer of {role} keeps, which is {source.num_items}"
                 raise InvalidInput(f"{name}.overlong_prompts", f"{self.sources[name].num_items} prompts", expected)
         return replace(self, sources=sources, longest={**self.longest, **longest}, tokenizer=tokenizer)
+
+    def remarks(self) -> tuple[str, ...]:
+        """Return lines for the log: how rows are read, and the token that ends an answer."""
+        lines = [line for source in self.sources.values() for line in source.remarks()]
+        eos_tokens = {source.eos_token for source in self.sources.values()}  # one: they are read by the same role
+        return (*lines, *(end_remark(self.tokenizer, eos_token) for eos_token in eos_tokens))
+
+    def warnings(self) -> tuple[str, ...]:
+        """Return lines for the log about what the tokens of the rows do not show."""
+        return tuple(line for source in self.sources.values() for line in source.warnings())
 
     @property
     def context(self) -> int:
@@ -61,7 +75,10 @@ def read_run_inputs(arguments: Mapping[str, Any]) -> RunInputs:
     """Read the model configs and datasets that `arguments` name. Raises InvalidInput for any that cannot be used."""
 
     def read_model(role: str, model: Model) -> ModelSpec:
-        return read_model_spec(role, model.path, model.head, dtype=model.dtype, new_head=model.new_head)
+        check_end(model.path, model.eos_token, f"{role}.eos_token")
+        return read_model_spec(
+            role, model.path, model.head, dtype=model.dtype, new_head=model.new_head, eos_token=model.eos_token
+        )
 
     return read_inputs(arguments, read_model)
 
@@ -76,11 +93,11 @@ def read_inputs(
     models = {role: read_model(role, value) for role, value in arguments.items() if isinstance(value, Model)}
     if not models:
         raise InvalidInput("models", (), "at least one Model parameter")
-    tokenizer = next(iter(models.values())).path
+    tokenizer, eos_token = next(iter(models.values())).path, next(iter(models.values())).eos_token
     context, vocabulary = shortest_context(models), next(iter(models.values())).shape.vocab_size
     named = {name: value for name, value in arguments.items() if isinstance(value, DatasetParameter)}
     there = {name: value for name, value in named.items() if not (may_be_absent and value.path == ABSENT)}
-    sources = {name: open_source(name, value, tokenizer) for name, value in there.items()}
+    sources = {name: replace(open_source(name, value, tokenizer), eos_token=eos_token) for name, value in there.items()}
     plays = [value for value in arguments.values() if isinstance(value, Play)]
     if prompts := prompts_among(sources):
         tools = shown_by(play for play in plays if play.shows_tools)

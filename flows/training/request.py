@@ -127,7 +127,9 @@ def read_request(
     tokenizers = tokenizers_of(graph)
     check_play_templates(graph, tokenizers)
     inputs = inputs.read_by(tokenizers.speaks)
-    for line in (line for source in inputs.sources.values() for line in source.remarks()):
+    for line in inputs.warnings():
+        log_warning(line)
+    for line in inputs.remarks():
         log_info(line)
     workload = replace(
         run_workload(graph, inputs, options.expected_response_length),

@@ -111,7 +111,8 @@ class ModelSpec:
     """A role's model: the Hugging Face folder `path`, its head, and its formats.
 
     `dtype` is the compute format; with bfloat16 the optimizer keeps float32 main weights. If a role has a scalar head
-    and its checkpoint does not, it starts with a head of zeros, but only if `new_head` is true.
+    and its checkpoint does not, it starts with a head of zeros, but only if `new_head` is true. `eos_token` is the text
+    of the token that ends an answer; None: the chat template or the tokenizer says so.
     """
 
     role: str
@@ -121,3 +122,4 @@ class ModelSpec:
     dtype: Dtype = "bfloat16"
     new_head: bool = False
     optimizer: OptimizerSpec | None = None
+    eos_token: str | None = None

@@ -6,22 +6,26 @@ its response do during sampling.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
 
+from prefect_rlhf.engines.sampling.chats.answer_end import AnswerEnd, answer_end
+from prefect_rlhf.engines.sampling.chats.control_tokens import control_tokens
+from prefect_rlhf.engines.sampling.chats.template import Tools, Variables, rendered
 from prefect_rlhf.errors.errors import InvalidInput
-from prefect_rlhf.tasks.data.tokenizer import ChatMessage, rendered
+from prefect_rlhf.tasks.data.tokenizer import ChatMessage
 
 ASSISTANT, SYSTEM = "assistant", "system"
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A part of a text; every token of an answer is trained on."""
+    """A part of a text; every token of an answer is trained on. `mark`: see ControlTokens."""
 
     text: str
     is_answer: bool
+    mark: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,25 +37,39 @@ class MaskedTokens:
     mask: list[int]
 
 
-def chat_pieces(tokenizer: Any, messages: Sequence[ChatMessage], where: str, first: int = 0) -> list[Piece]:
+def chat_pieces(
+    tokenizer: Any,
+    messages: Sequence[ChatMessage],
+    where: str,
+    first: int = 0,
+    tools: Tools = (),
+    variables: Variables | None = None,
+) -> list[Piece]:
     """Cut a chat into pieces; the assistant's messages from number `first` on are answers, without their heading.
 
     The heading is the text that the template adds before an answer (its generation prompt). Raises InvalidInput, at
     `where`, for a template that removes or changes earlier text, and for messages that the template refuses.
     """
+    whole = control_tokens(tokenizer).guard(messages, tools, where)
+
+    def written(number: int, prompts: bool = False) -> str:
+        some = replace(whole, messages=messages[:number], marked_messages=whole.marked_messages[:number])
+        return rendered(tokenizer, some, where, variables=variables, add_generation_prompt=prompts)
+
     pieces: list[Piece] = []
     before = ""
     opening = next((number for number, turn in enumerate(messages) if turn["role"] != SYSTEM), len(messages) - 1)
     for number in range(opening, len(messages)):
-        after = rendered(tokenizer, messages[: number + 1], where)
+        after = written(number + 1)
         _check_prefix(before, after, f"{where} message {number}", "when this message follows")
         if messages[number]["role"] == ASSISTANT and number >= first:
-            heading = rendered(tokenizer, messages[:number], where, add_generation_prompt=True)
+            heading = written(number, prompts=True)
             _check_prefix(before, heading, f"{where} message {number}", "when it prompts for an answer")
             _check_prefix(heading, after, f"{where} message {number}", "when the answer follows")
-            pieces += [Piece(heading[len(before) :], False), Piece(after[len(heading) :], True)]
+            pieces.append(Piece(heading[len(before) :], False, whole.mark))
+            pieces.append(Piece(after[len(heading) :], True, whole.mark))
         else:
-            pieces.append(Piece(after[len(before) :], False))
+            pieces.append(Piece(after[len(before) :], False, whole.mark))
         before = after
     return pieces
 
@@ -66,20 +84,39 @@ def _check_prefix(before: str, after: str, where: str, when: str) -> None:
     raise InvalidInput(where, seen, expected)
 
 
-def masked_tokens(tokenizer: Any, pieces: Sequence[Piece]) -> MaskedTokens:
+def masked_tokens(tokenizer: Any, pieces: Sequence[Piece], eos_token: str | None = None) -> MaskedTokens:
     """Return the tokens of pieces, without the text after the last answer.
 
-    An answer ends with its end-of-sequence token, if it has such a token: a model never samples the text after it.
+    An answer ends with its end (see `answer_end`), if it has one: a model never samples the text after it. An
+    `eos_token` stands in the place of the template's end.
     """
     tokens: list[int] = []
     trained: list[bool] = []
+    control, end = control_tokens(tokenizer), answer_end(tokenizer, eos_token)
     for is_answer, run in groupby(pieces, key=lambda piece: piece.is_answer):
-        new = list(tokenizer("".join(piece.text for piece in run), add_special_tokens=False)["input_ids"])
-        ends = [place for place, token in enumerate(new) if token == tokenizer.eos_token_id]
-        length = ends[-1] + 1 if ends else len(new)
+        parts = list(run)
+        new, length = control.tokens("".join(part.text for part in parts), parts[0].mark), 0
+        if is_answer:
+            new, length = _ended(new, end, tokenizer.eos_token_id)
         tokens += new
-        trained += [is_answer and place < length for place in range(len(new))]
+        trained += [place < length for place in range(len(new))]
     return masked(tokens, trained)
+
+
+def _ended(tokens: list[int], end: AnswerEnd, eos: int | None) -> tuple[list[int], int]:
+    """Return the tokens of an answer, and the number of those up to its end."""
+    if (length := _up_to_last(tokens, end.token)) or end.token is None:
+        return tokens, length or len(tokens)
+    if not end.is_set:
+        return tokens, _up_to_last(tokens, eos) or len(tokens)
+    if length := _up_to_last(tokens, end.written):
+        return [*tokens[: length - 1], end.token, *tokens[length:]], length
+    return [*tokens, end.token], len(tokens) + 1
+
+
+def _up_to_last(tokens: Sequence[int], token: int | None) -> int:
+    """Return the number of tokens up to the last such token; 0 if there is none."""
+    return max((place + 1 for place, each in enumerate(tokens) if each == token), default=0)
 
 
 def masked(tokens: Sequence[int], trained: Sequence[bool]) -> MaskedTokens:

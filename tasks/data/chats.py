@@ -6,10 +6,10 @@ from functools import cached_property
 from typing import Any, Literal, final
 
 from prefect_rlhf.errors.errors import InvalidInput, Missing
-from prefect_rlhf.tasks.data.answer_pieces import ASSISTANT, MaskedTokens, chat_pieces, masked, masked_tokens
+from prefect_rlhf.tasks.data.answer_pieces import ASSISTANT, MaskedTokens, Piece, chat_pieces, masked, masked_tokens
 from prefect_rlhf.tasks.data.source import DatasetSource
 from prefect_rlhf.tasks.data.stored.stored_rows import require_text
-from prefect_rlhf.tasks.data.tokenizer import answered_tokens, load_tokenizer
+from prefect_rlhf.tasks.data.tokenizer import Tools, answered_tokens, load_tokenizer
 
 Form = Literal["messages", "completion", "text"]
 MASKED_KEYS = ("tokens", "prompt_length", "mask")
@@ -132,27 +132,35 @@ class ChatDataset(DatasetSource):
             expected = f"both good and bad answers, in {self.path}"
             raise InvalidInput(f"{self.name}.{self.label_column}", f"{bool(labels[0])} in all rows", expected)
 
+    @property
+    def message_columns(self) -> tuple[str, ...]:
+        """The columns that may hold messages."""
+        return self._columns
+
     def _values(self, row_ids: Sequence[int]) -> list[tuple[Any, ...]]:
-        return list(zip(*(self.rows.read(column, row_ids) for column in self._columns), strict=True))
+        return list(zip(*(self.messages(column, row_ids) for column in self._columns), strict=True))
 
     def _masked(self, row_ids: Sequence[int]) -> list[MaskedTokens]:
-        return [self._masked_row(row, values) for row, values in zip(row_ids, self._values(row_ids), strict=True)]
+        rows = zip(row_ids, self._values(row_ids), self.tools_of(row_ids), strict=True)
+        return [self._masked_row(*row) for row in rows]
 
-    def _masked_row(self, row: int, values: tuple[Any, ...]) -> MaskedTokens:
+    def _masked_row(self, row: int, values: tuple[Any, ...], tools: Tools) -> MaskedTokens:
         tokenizer, where = load_tokenizer(self.tokenizer), f"{self.name} row {row} {self._columns[-1]}"
         *prompt, said = values
         if self._form == "messages":
-            return masked_tokens(tokenizer, chat_pieces(tokenizer, said, where))
+            return self._learnt(chat_pieces(tokenizer, said, where, 0, tools, self.variables))
         before = prompt[0] if prompt else ""
         if self._form == "completion" and (
             self.chat_template or not (isinstance(before, str) and isinstance(said, str))
         ):
             asked = _messages(before, "user")
-            return masked_tokens(
-                tokenizer, chat_pieces(tokenizer, asked + _messages(said, ASSISTANT), where, len(asked))
-            )
-        tokens, length = answered_tokens(tokenizer, before, said, chat_template=False, end=True)
+            chat = asked + _messages(said, ASSISTANT)
+            return self._learnt(chat_pieces(tokenizer, chat, where, len(asked), tools, self.variables))
+        tokens, length = answered_tokens(tokenizer, before, said, False, True, eos_token=self.eos_token)
         return masked(tokens, [place >= length for place in range(len(tokens))])
+
+    def _learnt(self, pieces: Sequence[Piece]) -> MaskedTokens:
+        return masked_tokens(load_tokenizer(self.tokenizer), pieces, self.eos_token)
 
 
 def _messages(value: Any, role: str) -> list[Any]:

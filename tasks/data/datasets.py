@@ -13,7 +13,9 @@ from itertools import takewhile
 from typing import Any, Literal, final
 
 from prefect_rlhf.errors.errors import InvalidInput
-from prefect_rlhf.tasks.data.pairs import pair_of_chats
+from prefect_rlhf.tasks.data.answer_pieces import chat_pieces, masked_tokens
+from prefect_rlhf.tasks.data.messages import has_text
+from prefect_rlhf.tasks.data.pairs import Answer, pair_of_chats
 from prefect_rlhf.tasks.data.prompt_lengths import OverlongPrompts, PromptLimit
 from prefect_rlhf.tasks.data.source import DatasetSource
 from prefect_rlhf.tasks.data.stored.stored_rows import require_text
@@ -21,6 +23,7 @@ from prefect_rlhf.tasks.data.tokenizer import (
     Prompt,
     Tools,
     answered_tokens,
+    asked,
     load_tokenizer,
     prompt_tokens,
     template_remark,
@@ -84,6 +87,9 @@ class PromptDataset(DatasetSource):
         self.check_tokenizer(has_chats=not isinstance(prompts[0], str))
         if self.tools is not None:
             self.tools.check(self.name, load_tokenizer(self.tokenizer), self.goes_through_template)
+            if self.shown_column is not None:
+                expected = "null: the prompts show the tools of play"
+                raise InvalidInput(f"{self.name}.tools_column", self.tools_column, expected)
         tokens, limit = self._tokens(range(len(self.rows))), self._limit
         if limit is None:
             return self.check_tokens(tokens, max_tokens, vocabulary)
@@ -98,7 +104,8 @@ class PromptDataset(DatasetSource):
         """Return lines for the log: the chat template's rendering, and the number of prompts above the limit."""
         lines = []
         if self.goes_through_template:
-            lines.append(template_remark(self.name, load_tokenizer(self.tokenizer), self.system_prompt, self._schemas))
+            tokenizer = load_tokenizer(self.tokenizer)
+            lines.append(template_remark(self.name, tokenizer, self.system_prompt, self._schemas, self.variables))
         if self._limit and self.overlong_prompts != "refuse":
             lines.append(self._limit.remark(self.name, self._lengths))
         return tuple(lines)
@@ -107,6 +114,11 @@ class PromptDataset(DatasetSource):
     def goes_through_template(self) -> bool:
         """Whether the tokenizer's chat template writes the rows."""
         return self.chat_template or self.rows.column(self.prompt_column).holds_messages
+
+    @property
+    def message_columns(self) -> tuple[str, ...]:
+        """The column of prompts."""
+        return (self.prompt_column,)
 
     @property
     def _paths(self) -> dict[str, str]:
@@ -133,10 +145,10 @@ class PromptDataset(DatasetSource):
         return self._limit.kept(self._lengths) if self._limit else tuple(range(len(self.rows)))
 
     def _tokens(self, items: Sequence[int]) -> list[list[int]]:
-        tokenizer = load_tokenizer(self.tokenizer)
+        tokenizer, variables, own = load_tokenizer(self.tokenizer), self.variables, self._schemas
         return [
-            prompt_tokens(tokenizer, prompt, self.chat_template, self.system_prompt, self._schemas)
-            for prompt in self._prompts(items)
+            prompt_tokens(tokenizer, prompt, self.chat_template, self.system_prompt, own or tools, variables)
+            for prompt, tools in zip(self._prompts(items), self.tools_of(items), strict=True)
         ]
 
     def _check_system_turn(self, row: int, prompt: Prompt) -> None:
@@ -152,7 +164,7 @@ class PromptDataset(DatasetSource):
             raise InvalidInput(f"{self.name} row {row}", "a system message", expected)
 
     def _prompts(self, items: Sequence[int]) -> list[Prompt]:
-        prompts: list[Prompt] = self.rows.read(self.prompt_column, items)
+        prompts: list[Prompt] = self.messages(self.prompt_column, items)
         return prompts if self.last_answer == "refuse" else [_unanswered(prompt) for prompt in prompts]
 
 
@@ -161,8 +173,8 @@ class PromptDataset(DatasetSource):
 class PreferenceDataset(DatasetSource):
     """Pairs of rows, 2i the chosen and 2i + 1 the rejected answer of pair i: keys `tokens` and `prompt_length`.
 
-    Both rows begin with the prompt. The end-of-sequence token closes an answer in a chat; with `end_of_text` it closes
-    other answers too.
+    Both rows begin with the prompt. The end of an answer closes an answer in a chat; with `end_of_text` the
+    end-of-sequence token closes other answers too.
     """
 
     prompt_column: str | None = DEFAULT_PROMPT_COLUMN
@@ -181,10 +193,10 @@ class PreferenceDataset(DatasetSource):
 
     def read(self, row_ids: Sequence[int]) -> Mapping[str, Sequence[Any]]:
         """Return the tokens of some rows and the length of each prompt."""
-        tokenizer = load_tokenizer(self.tokenizer)
+        items = self.items_of(row_ids)
         rows = [
-            answered_tokens(tokenizer, prompt, answers[row % 2], self.chat_template, self.end_of_text)
-            for row, (prompt, *answers) in zip(row_ids, self._pairs(self.items_of(row_ids)), strict=True)
+            self._answered(row, prompt, answers[row % 2], tools)
+            for row, (prompt, *answers), tools in zip(row_ids, self._pairs(items), self.tools_of(items), strict=True)
         ]
         return {"tokens": [tokens for tokens, _ in rows], "prompt_length": [length for _, length in rows]}
 
@@ -210,12 +222,23 @@ class PreferenceDataset(DatasetSource):
             expected = f"{'messages' if self._has_chats else 'strings'}, as in {self.chosen_column}"
             raise InvalidInput(f"{self.name}.{self.rejected_column}", rejected.described, expected)
 
-    def _check_pair(self, pair: int, prompt: Prompt | None, chosen: str | None, rejected: str | None) -> None:
+    def _answered(self, row: int, prompt: Prompt, answer: Answer, tools: Tools) -> tuple[list[int], int]:
+        """Return the tokens of prompt and answer, and the number of the prompt's tokens."""
+        tokenizer, variables, eos = load_tokenizer(self.tokenizer), self.variables, self.eos_token
+        if isinstance(answer, str):
+            is_chat = self.chat_template
+            return answered_tokens(tokenizer, prompt, answer, is_chat, self.end_of_text, tools, variables, eos)
+        before, where = asked(prompt), f"{self.name} row {row // 2}"
+        pieces = chat_pieces(tokenizer, [*before, answer], where, len(before), tools, variables)
+        whole = masked_tokens(tokenizer, pieces, eos)
+        return whole.tokens, whole.prompt_length
+
+    def _check_pair(self, pair: int, prompt: Prompt | None, chosen: Answer | None, rejected: Answer | None) -> None:
         where = f"{self.name} row {pair}"
         if prompt is None or not isinstance(prompt, str):
             self.check_prompt(pair, prompt)
         for column, answer in ((self.chosen_column, chosen), (self.rejected_column, rejected)):
-            if answer is None or not answer.strip():
+            if not (has_text(answer) if isinstance(answer, Mapping) else answer and answer.strip()):
                 raise InvalidInput(f"{where} {column}", answer, f"an answer that is not empty, in {self.path}")
         if chosen == rejected:
             raise InvalidInput(where, chosen, f"two answers that differ, in {self.path}")
@@ -237,12 +260,17 @@ class PreferenceDataset(DatasetSource):
         is_implicit = self.prompt_column == DEFAULT_PROMPT_COLUMN not in self.rows.names and self._has_chats
         return None if is_implicit else self.prompt_column
 
-    def _pairs(self, items: Sequence[int]) -> list[tuple[Prompt, str, str]]:
+    @property
+    def message_columns(self) -> tuple[str, ...]:
+        """The columns of prompts and answers."""
+        return tuple(filter(None, (self._prompt_column, self.chosen_column, self.rejected_column)))
+
+    def _pairs(self, items: Sequence[int]) -> list[tuple[Prompt, Answer, Answer]]:
         """Return pairs as (prompt, chosen, rejected); without a prompt column, the prompt of strings is empty."""
         none = None if self._has_chats else ""
         column = self._prompt_column
-        prompts = self.rows.read(column, items) if column else [none] * len(items)
-        answers = (self.rows.read(name, items) for name in (self.chosen_column, self.rejected_column))
+        prompts = self.messages(column, items) if column else [none] * len(items)
+        answers = (self.messages(name, items) for name in (self.chosen_column, self.rejected_column))
         pairs = list(zip(prompts, *answers, strict=True))
         if not self._has_chats:
             return pairs

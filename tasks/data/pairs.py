@@ -11,8 +11,12 @@ Pair = tuple[Any, Any, Any]
 """A row's prompt (None without a column of prompts) and two answers."""
 
 
-def pair_of_chats(where: str, pair: Pair) -> tuple[Prompt, str, str]:
-    """Return the prompt and both answers' text of chosen and rejected messages, as TRL reads them.
+Answer = str | ChatMessage
+"""The text of an answer, or its message if that has more, such as calls of tools."""
+
+
+def pair_of_chats(where: str, pair: Pair) -> tuple[Prompt, Answer, Answer]:
+    """Return the prompt and both answers of chosen and rejected messages, as TRL reads them.
 
     The messages that both sides begin with are the prompt. An explicit prompt precedes them, or equals their beginning,
     as messages or as the text of a message. The rest of each side is a single message of the assistant. Raises
@@ -33,7 +37,8 @@ def pair_of_chats(where: str, pair: Pair) -> tuple[Prompt, str, str]:
             raise InvalidInput(
                 where, roles, "a single message of the assistant after the messages that both sides begin with"
             )
-        answers.append(rest[0]["content"])
+        is_text = set(rest[0]) == {"role", "content"} and not isinstance(rest[0]["content"], list)
+        answers.append(rest[0]["content"] if is_text else rest[0])
     return _whole_prompt(where, prompt, shared), answers[0], answers[1]
 
 
@@ -45,7 +50,7 @@ def _whole_prompt(where: str, prompt: Any, shared: Sequence[ChatMessage]) -> Pro
         whole: Prompt = prompt
         return whole
     if isinstance(prompt, str):
-        if prompt.strip() not in {str(turn["content"]).strip() for turn in shared} | {""}:
+        if prompt.strip() not in {str(turn.get("content")).strip() for turn in shared} | {""}:
             expected = (
                 "a message that both sides begin with; with an empty prompt_column, these messages are the prompt"
             )
@@ -56,5 +61,5 @@ def _whole_prompt(where: str, prompt: Any, shared: Sequence[ChatMessage]) -> Pro
     return shared if begins_with else [*turns, *shared]
 
 
-def _said(turn: ChatMessage) -> tuple[str, str]:
-    return turn["role"], turn["content"]
+def _said(turn: ChatMessage) -> tuple[Any, ...]:
+    return turn["role"], turn.get("content"), turn.get("tool_calls")

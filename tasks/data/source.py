@@ -7,8 +7,16 @@ from typing import Any
 
 from prefect_rlhf.engines.rows import KEYS_OF_CALLS, ColumnKind
 from prefect_rlhf.errors.errors import InvalidInput
+from prefect_rlhf.tasks.data.messages import has_text, plain_messages, shown_tools
 from prefect_rlhf.tasks.data.stored.stored_rows import DEFAULT_SPLIT, DEFAULT_SPLIT_COLUMN, StoredRows
-from prefect_rlhf.tasks.data.tokenizer import load_tokenizer, template_remark
+from prefect_rlhf.tasks.data.template_checks import (
+    DEFAULT_TOOLS_COLUMN,
+    check_tools,
+    check_variables,
+    template_variables,
+    unshown,
+)
+from prefect_rlhf.tasks.data.tokenizer import Tools, load_tokenizer, template_remark
 
 
 @dataclass(frozen=True)
@@ -16,6 +24,7 @@ class DatasetSource:
     """A name (the flow's parameter), the path of the rows, a split and a tokenizer's folder.
 
     `column_paths` gives columns other names: key -> column, or field of a struct such as `reward_model.ground_truth`.
+    The chat template gets `chat_template_kwargs`, and a row's schemas of tools. `eos_token` is the model's setting.
     """
 
     name: str
@@ -25,6 +34,9 @@ class DatasetSource:
     split: str = DEFAULT_SPLIT
     chat_template: bool = False
     column_paths: Mapping[str, str] = field(default_factory=dict, hash=False)
+    chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    tools_column: str | None = DEFAULT_TOOLS_COLUMN
+    eos_token: str | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the settings only: rows that were read are not pickled."""
@@ -64,7 +76,50 @@ class DatasetSource:
         """Return lines for the log: changes to rows beyond reading them."""
         if not self.goes_through_template:
             return ()
-        return (template_remark(self.name, load_tokenizer(self.tokenizer)),)
+        return (template_remark(self.name, load_tokenizer(self.tokenizer), variables=self.variables),)
+
+    def warnings(self) -> tuple[str, ...]:
+        """Return lines for the log about tools and calls in the rows that their tokens do not show."""
+        return unshown(self)
+
+    @property
+    def variables(self) -> Mapping[str, Any]:
+        """The variables of the chat template."""
+        return template_variables(self.chat_template_kwargs, self.eos_token)
+
+    @property
+    def message_columns(self) -> tuple[str, ...]:
+        """The columns that may hold messages."""
+        return ()
+
+    def messages(self, column: str, items: Sequence[int]) -> list[Any]:
+        """Return a column's values; chats are as the template takes them. Raises InvalidInput for parts of images."""
+        values, found = self.rows.read(column, items), self.rows.column(column)
+        if not found.holds_messages:
+            return values
+        tokenizer, has_all_keys = load_tokenizer(self.tokenizer), found.has_all_keys
+        return [
+            plain_messages(tokenizer, value, has_all_keys, f"{self.name} row {item}")
+            for item, value in zip(items, values, strict=True)
+        ]
+
+    def tools_of(self, items: Sequence[int]) -> list[Tools]:
+        """Return the schemas of tools that the chat template shows, by row. Raises InvalidInput for other values."""
+        column = self.shown_column
+        if column is None:
+            return [()] * len(items)
+        has_all_keys = self.rows.column(column).has_all_keys
+        return [
+            shown_tools(value, has_all_keys, f"{self.name} row {item} {column}")
+            for item, value in zip(items, self.rows.read(column, items), strict=True)
+        ]
+
+    @property
+    def shown_column(self) -> str | None:
+        """The column of tools, if the rows have it and a template to show it; a column that is named must exist."""
+        column = self.tools_column
+        is_there = column is not None and (column in self.rows.names or column != DEFAULT_TOOLS_COLUMN)
+        return column if is_there and self.goes_through_template else None
 
     @property
     def goes_through_template(self) -> bool:
@@ -93,6 +148,8 @@ class DatasetSource:
         tokenizer = load_tokenizer(self.tokenizer)
         if (self.chat_template or has_chats) and not tokenizer.chat_template:
             raise InvalidInput(f"{self.name}.chat_template", self.tokenizer, "a tokenizer that has a chat template")
+        check_variables(self, tokenizer)
+        check_tools(self, tokenizer)
 
     def check_prompt(self, row: int, prompt: Any, remedy: str = "") -> None:
         """Raise InvalidInput for a prompt that is missing or empty, also within a chat, or that ends with an answer.
@@ -110,11 +167,10 @@ class DatasetSource:
 
         `what` names the value in the error, such as "a prompt".
         """
-        texts = [value] if isinstance(value, str) or not value else [turn["content"] for turn in value]
-        for text in texts:
-            if not isinstance(text, str) or not text.strip():
-                raise InvalidInput(where, value, f"{what} that is not empty, in {self.path}")
-        if not isinstance(value, str) and not all(turn["role"] for turn in value):
+        is_text = isinstance(value, str) or not value
+        if not (value and value.strip() if is_text else all(map(has_text, value))):
+            raise InvalidInput(where, value, f"{what} that is not empty, in {self.path}")
+        if not is_text and not all(turn["role"] for turn in value):
             raise InvalidInput(where, value, f"messages that all have a role, in {self.path}")
 
     def check_tokens(

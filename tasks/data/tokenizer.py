@@ -4,33 +4,56 @@ import re
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-from prefect_rlhf.errors.errors import InvalidInput, refusing
+from prefect_rlhf.engines.sampling.chats.answer_end import answer_end, check_eos_token, end_tokens
+from prefect_rlhf.engines.sampling.chats.control_tokens import control_tokens
+from prefect_rlhf.engines.sampling.chats.template import Tools as Tools
+from prefect_rlhf.engines.sampling.chats.template import Variables, rendered, written
+from prefect_rlhf.engines.sampling.chats.tokenizers import loaded
+from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.files.foreign_file import read_json_object
 from prefect_rlhf.files.storage.mirror import readable
 
-ChatMessage = Mapping[str, str]  # role and content
+ChatMessage = Mapping[str, Any]  # role, content, and perhaps calls of tools
 Prompt = str | Sequence[ChatMessage]
-Tools = Sequence[Mapping[str, Any]]  # JSON schemas
 
 
 @lru_cache(maxsize=4)  # loading takes longer than all tokenization of a step
 def load_tokenizer(folder: str) -> Any:
     """Return the tokenizer of a folder, which may be remote. Raises InvalidInput if the folder has no tokenizer."""
     from huggingface_hub.errors import StrictDataclassError
-    from transformers import AutoTokenizer  # takes seconds to import; the controller first checks much else
 
     local = readable(folder, "tokenizer")
     files = [local / name for name in ("tokenizer.json", "tokenizer.model")]
     if not any(file.is_file() for file in files):
         raise InvalidInput("tokenizer", folder, "a folder with tokenizer.json or tokenizer.model")
     try:
-        return AutoTokenizer.from_pretrained(local, local_files_only=True, trust_remote_code=False)
+        return loaded(str(local))
     except StrictDataclassError as error:  # it reads config.json too
         raise refused_config(local, f"{folder}/config.json", error) from error
     except Exception as error:  # noqa: BLE001  for any error, the user must change the file
         raise InvalidInput("tokenizer", folder, f"a tokenizer that transformers can load ({error!s:.120})") from error
+
+
+def check_end(folder: str, eos_token: str | None, field: str) -> None:
+    """Raise InvalidInput, at `field`, for a token that the tokenizer of a folder lacks."""
+    if eos_token is not None:
+        check_eos_token(load_tokenizer(folder), eos_token, field)
+
+
+def end_remark(folder: str, eos_token: str | None = None) -> str:
+    """Return a line that names the token that ends an answer, and the others that end a response."""
+    tokenizer = load_tokenizer(folder)
+    end = answer_end(tokenizer, eos_token)
+    others = [token for token in response_ends(folder, eos_token) if token != end.token]
+    also = ", ".join(f"{tokenizer.convert_ids_to_tokens(token)} ({token})" for token in others)
+    return f"{end}; a response also ends with {also}" if also else str(end)
+
+
+def response_ends(folder: str, eos_token: str | None = None) -> tuple[int, ...]:
+    """Return the tokens that end a response of the model in a folder, which may be remote. Raises as `end_tokens`."""
+    return end_tokens(str(readable(folder, "tokenizer")), eos_token)
 
 
 def refused_config(folder: Path, name: str, error: Exception) -> InvalidInput:
@@ -42,19 +65,30 @@ def refused_config(folder: Path, name: str, error: Exception) -> InvalidInput:
 
 
 def prompt_tokens(
-    tokenizer: Any, prompt: Prompt, chat_template: bool, system_prompt: str | None = None, tools: Tools = ()
+    tokenizer: Any,
+    prompt: Prompt,
+    chat_template: bool,
+    system_prompt: str | None = None,
+    tools: Tools = (),
+    variables: Variables | None = None,
 ) -> list[int]:
     """Return the tokens of a prompt: text as it is or as a user's turn, messages through the template.
 
-    A `system_prompt` precedes the messages; the template shows the schemas of `tools`. Raises InvalidInput for messages
-    that the template refuses, and for a broken template.
+    A `system_prompt` precedes the messages; the template shows the schemas of `tools`, and has further `variables`. No
+    text of a message becomes a control token. Raises InvalidInput for messages that the template refuses, and for a
+    broken template.
     """
     if not _is_chat(prompt, chat_template):
         return [] if not prompt else list(tokenizer(prompt)["input_ids"])
-    asked = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
-    messages = [*system_turn(system_prompt), *asked]
-    text = rendered(tokenizer, messages, "chat_template", add_generation_prompt=True, tools=tools)
-    return list(tokenizer(text, add_special_tokens=False)["input_ids"])
+    control = control_tokens(tokenizer)
+    guarded = control.guard([*system_turn(system_prompt), *asked(prompt)], tools, "chat_template")
+    text = rendered(tokenizer, guarded, "chat_template", variables=variables, add_generation_prompt=True)
+    return control.tokens(text, guarded.mark, "chat_template")
+
+
+def asked(prompt: Prompt) -> Sequence[ChatMessage]:
+    """Return a prompt as messages."""
+    return [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
 
 
 def system_turn(system_prompt: str | None) -> list[ChatMessage]:
@@ -62,49 +96,51 @@ def system_turn(system_prompt: str | None) -> list[ChatMessage]:
     return [] if system_prompt is None else [{"role": "system", "content": system_prompt}]
 
 
-def template_remark(name: str, tokenizer: Any, system_prompt: str | None = None, tools: Tools = ()) -> str:
+def template_remark(
+    name: str,
+    tokenizer: Any,
+    system_prompt: str | None = None,
+    tools: Tools = (),
+    variables: Variables | None = None,
+) -> str:
     """Return a line that shows the chat template's rendering of a prompt and of the system prompt."""
     chat = [*system_turn(system_prompt), {"role": "user", "content": "{prompt}"}]
     try:
-        text = rendered(tokenizer, chat, "chat_template", add_generation_prompt=True, tools=tools)
-    except InvalidInput:  # it refuses this chat; the dataset's own chats were rendered before
+        text = written(tokenizer, chat, add_generation_prompt=True, tools=tools, variables=variables)
+    except Exception:  # noqa: BLE001  it refuses this chat; the dataset's own chats were rendered before
         return f"{name}: chats go through the template of {tokenizer.name_or_path}"
     return f"{name}: the chat template of {tokenizer.name_or_path} renders a prompt as {text!r:.600}"
 
 
-def rendered(
-    tokenizer: Any,
-    messages: Sequence[ChatMessage],
-    where: str,
-    *,
-    add_generation_prompt: bool = False,
-    tools: Tools = (),
-) -> str:
-    """Return messages as the tokenizer's chat template writes them, with the schemas of tools if it shows them.
-
-    Raises InvalidInput, at `where`, for messages that the template refuses, and for a broken template.
-    """
-    turns = [dict(turn) for turn in messages]
-    expected = f"messages that the chat template of {tokenizer.name_or_path} accepts"
-    with refusing(Exception, where, turns, expected, most=200):  # a template is a program of the model's author
-        shown = {"tools": list(tools)} if tools else {}
-        added = add_generation_prompt
-        return str(tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=added, **shown))
-
-
 def answered_tokens(
-    tokenizer: Any, prompt: Prompt, answer: str, chat_template: bool, end: bool
+    tokenizer: Any,
+    prompt: Prompt,
+    answer: str,
+    chat_template: bool,
+    end: bool,
+    tools: Tools = (),
+    variables: Variables | None = None,
+    eos_token: str | None = None,
 ) -> tuple[list[int], int]:
     """Return the tokens of prompt and answer, and the number of the prompt's tokens.
 
-    That number is at least 1, because no model predicts the first token. With `end`, or in a chat, the end-of-sequence
-    token closes the answer.
+    That number is at least 1, because no model predicts the first token. In a chat the end of an answer closes it (see
+    `answer_end`), and no text of the answer becomes a control token. With `end`, the tokenizer's end-of-sequence token
+    or `eos_token` closes another answer.
     """
-    before = prompt_tokens(tokenizer, prompt, chat_template)
-    after = list(tokenizer(answer, add_special_tokens=not before)["input_ids"])
-    if end or _is_chat(prompt, chat_template):
-        after.append(tokenizer.eos_token_id)
-    return before + after, max(len(before), 1)
+    before = prompt_tokens(tokenizer, prompt, chat_template, None, tools, variables)
+    length = max(len(before), 1)
+    if not _is_chat(prompt, chat_template):
+        after = list(tokenizer(answer, add_special_tokens=not before)["input_ids"])
+        last = answer_end(tokenizer, eos_token).token if eos_token else tokenizer.eos_token_id
+        return before + after + ([last] if end else []), length
+    control, answers_end = control_tokens(tokenizer), answer_end(tokenizer, eos_token)
+    guarded = control.guard([{"role": "assistant", "content": answer}])
+    text = str((guarded.marked_messages or guarded.messages)[0]["content"])
+    closed = control.tokens(text + answers_end.closing, guarded.mark, "answer")
+    if answers_end.written is not None:
+        del closed[-1]
+    return [*before, *closed, cast(int, answers_end.token)], length  # a check of rows refuses None
 
 
 def _is_chat(prompt: Prompt, chat_template: bool) -> bool:

@@ -10,8 +10,9 @@ from typing import Any
 from prefect_rlhf.engines.functions.plays.pool import check_play
 from prefect_rlhf.engines.functions.signatures.play_function import FORMATS, ToolFormat
 from prefect_rlhf.engines.functions.signatures.tool_calls import ToolCall, calls_in
-from prefect_rlhf.errors.errors import InvalidInput
-from prefect_rlhf.tasks.data.tokenizer import Tools, load_tokenizer, rendered
+from prefect_rlhf.engines.sampling.chats.template import written
+from prefect_rlhf.errors.errors import InvalidInput, refusing
+from prefect_rlhf.tasks.data.tokenizer import Tools, load_tokenizer
 from prefect_rlhf.tasks.play import Play
 
 _ASKED = {"role": "user", "content": "?"}
@@ -36,8 +37,11 @@ class ShownTools:
         if not goes_through_template:
             right = "true, or prompts that are chats: the chat template shows the tools of play"
             raise InvalidInput(f"{name}.chat_template", False, right)
-        with_tools = rendered(tokenizer, [_ASKED], "play.tools", add_generation_prompt=True, tools=self.schemas)
-        if with_tools == rendered(tokenizer, [_ASKED], "play.tools", add_generation_prompt=True):
+        with refusing(Exception, "play.tools", _ASKED, "a chat template that accepts this message", most=200):
+            with_tools, without = (
+                written(tokenizer, [_ASKED], add_generation_prompt=True, tools=tools) for tools in (self.schemas, ())
+            )
+        if with_tools == without:
             names = ", ".join(str(schema["function"]["name"]) for schema in self.schemas)
             right = (
                 f"a chat template that shows tools; that of {tokenizer.name_or_path} ignores them: use signature play"

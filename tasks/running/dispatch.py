@@ -41,6 +41,7 @@ from prefect_rlhf.placement.layout.layout import Layout, held_model, layout_of
 from prefect_rlhf.placement.plan import ModelInstance, instances, moved_parts, offloaded_parts, trained_instance
 from prefect_rlhf.placement.plans.moves import closed_instances
 from prefect_rlhf.placement.rows.partition import Part
+from prefect_rlhf.tasks.data.tokenizer import response_ends
 from prefect_rlhf.tasks.running.checkpoint_nodes import Checkpointing
 from prefect_rlhf.tasks.running.commands import call_commands
 from prefect_rlhf.tasks.running.outcome import NodeOutcome, outcome_of
@@ -235,6 +236,7 @@ class Dispatcher:
     def _build_command(self, instance: ModelInstance, calls: Sequence[Call]) -> BuildCommand:
         model = self._graph.model(instance.role)
         is_trained = instance == trained_instance(self._graph, self._plan, instance.role)
+        needs_ends = "lm" in model.head and (is_trained or any(call.kind == "generate" for call in calls))
         return BuildCommand(
             model=model if is_trained else replace(model, optimizer=None),  # a read-only copy needs no optimizer
             instance=instance,
@@ -245,6 +247,7 @@ class Dispatcher:
             max_rows=max(map(self._fullest_rows, calls)),
             cache_bytes=self._plan[calls[0].name].cache_bytes,
             is_offloaded=offloaded_parts(self._graph, self._plan).get(instance) == "all",
+            end_tokens=response_ends(model.path, model.eos_token) if needs_ends else None,
         )
 
     def _fullest_rows(self, call: Call) -> int:

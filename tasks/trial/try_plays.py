@@ -34,7 +34,9 @@ def try_plays(graph: DataflowGraph, sources: Mapping[str, RowSource], tokenizers
         columns = {name: source.read_column(name, rows) for name in source.column_kinds}
         settings = Play.model_validate_json(call.play.settings).settings
         prompts = in_tokens_of(call.role, source.read(rows)["prompt_tokens"], tokenizers)
-        warnings += Trial(settings, columns, prompts, tokenizers.folders[call.role]).remarks()
+        reads = tokenizers.alike.get(call.role, call.role) == tokenizers.speaks
+        of_source = (source.variables, source.eos_token) if reads else ()
+        warnings += Trial(settings, columns, prompts, tokenizers.folders[call.role], *of_source).remarks()
     return warnings
 
 

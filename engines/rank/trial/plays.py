@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 
 from prefect_rlhf.engines.engine import Conversed, Generated, PlaySettings
@@ -24,13 +24,15 @@ LONGEST = 8
 class Trial:
     """Rows to play: their settings, their prompts, and the folder of a tokenizer.
 
-    `columns` are the rows of a dataset as plain values, by name.
+    `columns` are the rows of a dataset as plain values, by name; `variables` and `eos_token` are its settings too.
     """
 
     settings: PlaySettings
     columns: Mapping[str, Sequence[object]]
     prompts: Sequence[Sequence[int]]
     tokenizer: str
+    variables: Mapping[str, object] = field(default_factory=dict)
+    eos_token: str | None = None
 
     def remarks(self) -> list[str]:
         """Play the rows twice; return a line if a play fails or differs from itself. At most 4 turns are played.
@@ -39,7 +41,8 @@ class Trial:
         """
         turns = min(self.settings.max_turns, TURNS)
         settings = replace(self.settings, most_failed=1.0, retries=0, workers=1, max_turns=turns)
-        codec = AnswerTokens(self.tokenizer, settings.max_answer_tokens, settings.overlong_answers)
+        bounds = settings.max_answer_tokens, settings.overlong_answers
+        codec = AnswerTokens(self.tokenizer, *bounds, self.variables, self.eos_token)
         rows = _rows(self.columns, self.prompts, codec)
         with closing(PlayPool(settings)) as pool:
             first, second = (_played(pool, rows, codec, self.prompts) for _ in range(2))

@@ -30,6 +30,16 @@ class Column(Protocol):
         ...
 
     @property
+    def message_keys(self) -> frozenset[str]:
+        """The keys of the messages, if the values are chats."""
+        ...
+
+    @property
+    def has_all_keys(self) -> bool:
+        """Whether each object has every key of its type, with None for those that it lacks."""
+        ...
+
+    @property
     def described(self) -> str:
         """The type as text, for errors."""
         ...
@@ -74,6 +84,16 @@ class ArrowColumn:
         return is_messages(self.type)
 
     @property
+    def message_keys(self) -> frozenset[str]:
+        """The fields of a message."""
+        return frozenset(field.name for field in self.type.value_type) if self.holds_messages else frozenset()
+
+    @property
+    def has_all_keys(self) -> bool:
+        """Arrow's structs have all fields."""
+        return True
+
+    @property
     def described(self) -> str:
         """The Arrow type."""
         return str(decoded(self.type))
@@ -109,9 +129,20 @@ class PlainColumn:
 
     @cached_property
     def holds_messages(self) -> bool:
-        """Whether all values are lists of objects with role and content, text or null."""
+        """Whether all values are lists of objects with role and content: text, parts or null."""
         chats = [value for value in self.values if value is not None]
         return bool(chats) and all(_is_chat(chat) for chat in chats)
+
+    @cached_property
+    def message_keys(self) -> frozenset[str]:
+        """The keys of all messages."""
+        chats = self.values if self.holds_messages else ()
+        return frozenset(key for chat in chats if chat is not None for turn in chat for key in turn)
+
+    @property
+    def has_all_keys(self) -> bool:
+        """An object has the keys that it was written with."""
+        return False
 
     @property
     def described(self) -> str:
@@ -144,11 +175,19 @@ def decoded(type_: Any) -> Any:
 
 
 def is_messages(type_: Any) -> bool:
-    """Return whether an Arrow type is list<struct<role: string, content: string>>."""
+    """Return whether an Arrow type is list<struct<role: string, content: ...>>.
+
+    Content is a string, a list of parts, JSON, or null.
+    """
     if not _is_list(type_) or not pa.types.is_struct(type_.value_type):
         return False
     fields = {field.name: field.type for field in type_.value_type}
-    return {"role", "content"} <= set(fields) and all(is_text(fields[name]) for name in ("role", "content"))
+    return {"role", "content"} <= set(fields) and is_text(fields["role"]) and _is_content(fields["content"])
+
+
+def _is_content(type_: Any) -> bool:
+    has_parts = _is_list(type_) and pa.types.is_struct(type_.value_type)
+    return is_text(type_) or has_parts or pa.types.is_null(type_) or isinstance(type_, pa.JsonType)
 
 
 def _is_list(type_: Any) -> bool:
@@ -159,8 +198,8 @@ def _is_chat(value: Any) -> bool:
     turns = value if isinstance(value, list) else [None]
     return all(
         isinstance(turn, Mapping)
-        and {"role", "content"} <= turn.keys()
-        and all(isinstance(turn[key], str | None) for key in ("role", "content"))
+        and isinstance(turn.get("role", 0), str | None)
+        and isinstance(turn.get("content", None if turn.get("tool_calls") else 0), str | list | None)
         for turn in turns
     )
 

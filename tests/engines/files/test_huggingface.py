@@ -1,10 +1,12 @@
 """Hugging Face folders in and out: every refusal names field, value and remedy; what is written, transformers loads."""
 
+import filecmp
 import json
 import shutil
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import megatron_cases as cases
 import pytest
@@ -12,11 +14,13 @@ import torch
 import two_heads
 from megatron_cases import Case
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
 from prefect_rlhf.engines.files.huggingface import read_model_spec, write_folder
 from prefect_rlhf.engines.files.tensor_files import OpenTensors
+from prefect_rlhf.engines.sampling.chats.answer_end import end_tokens
 from prefect_rlhf.errors.errors import InvalidInput
+from tests.engines.sampling.stand_ins import stand_in
 
 
 @pytest.fixture(scope="module")
@@ -211,3 +215,27 @@ def test_weights_that_are_no_numbers_are_refused_where_they_are_read(folder, val
     says = "actor.path: got 'model.norm.weight with NaN or infinite values in .*', expected weights that are finite"
     with OpenTensors(str(folder), "actor.path") as tensors, pytest.raises(InvalidInput, match=says):
         tensors.read("model.norm.weight", ((0, 64),))
+
+
+@pytest.mark.parametrize("has_file", [True, False])
+def test_a_written_folder_ends_responses_where_its_chat_template_does(tmp_path, has_file):
+    """After training on chats, other libraries stop there too. The other files of the tokenizer are copies."""
+    source = Path(cases.make_folder(tmp_path / "source", layers=2, hidden=64))
+    tokenizer = AutoTokenizer.from_pretrained(stand_in("qwen2_5", source), eos_token="<|endoftext|>")
+    tokenizer.save_pretrained(source)
+    (source / "generation_config.json").unlink(missing_ok=True)
+    if has_file:
+        (source / "generation_config.json").write_text(json.dumps({"eos_token_id": 1, "temperature": 0.5}))
+    case = Case(str(source), head="lm", dtype="float32")
+    tensors = [(name, shard.view.reshape(shard.shape)) for name, shard in case.build(0).weights().items()]
+    write_folder(tmp_path / "written", case.spec(), tensors, source)
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "written")
+    assert model.generation_config.eos_token_id[0] == tokenizer.convert_tokens_to_ids("<|im_end|>")
+    assert model.generation_config.eos_token_id == list(end_tokens(str(source)))
+    assert (model.generation_config.temperature == 0.5) is has_file
+    differ = filecmp.dircmp(source, tmp_path / "written")
+    changed = {"generation_config.json"} if has_file else set()
+    assert set(differ.diff_files) - {"model.safetensors", "config.json"} == changed
+    write_folder(tmp_path / "again", case.spec(), tensors, tmp_path / "written")
+    again = [(tmp_path / name / "generation_config.json").read_bytes() for name in ("written", "again")]
+    assert again[0] == again[1]

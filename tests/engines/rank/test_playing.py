@@ -64,7 +64,7 @@ def test_a_play_reads_and_writes_the_tokens_of_its_own_role(tmp_path):
     own = save_bpe_tokenizer(tmp_path / "judge", ["what is it"])
     command = played_by("judge", "case", {"actor": save_small_tokenizer(tmp_path / "actor"), "judge": own})
     prompt = load_tokenizer(own).encode("is it good")
-    codec = answer_tokens(command)
+    codec = answer_tokens(command, None)
     (row,) = plain_rows(command, [prompt], [7], {"prompts": Questions()}, codec)
     assert row["prompt"] == codec.text(prompt) == "is it good"
     (row,) = plain_rows(played_by("judge", "prompts", {"judge": own}), [prompt], [7], {"prompts": Questions()}, codec)

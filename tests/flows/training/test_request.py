@@ -53,6 +53,29 @@ def test_prompts_are_read_by_the_tokenizer_of_the_role_that_speaks(tmp_path):
     assert read.read_by("student") is read
 
 
+def test_the_end_of_an_answer_is_that_of_the_role_that_speaks(tmp_path):
+    """The log names it; a setting of the model overrides it, and is part of what its rows are read with."""
+    prompts = Prompts(path=make_prompts(tmp_path / "prompts.parquet"))
+    paths = {role: make_model(tmp_path / role) for role in ("teacher", "student")}
+    models = {"teacher": Model(path=paths["teacher"]), "student": Model(path=paths["student"], eos_token="best")}
+    inputs = read_run_inputs({"prompts": prompts, **models})
+    assert inputs.remarks()[-1].startswith("an answer ends with </s> (2), from the tokenizer")
+    read = inputs.read_by("student")
+    assert read.sources["prompts"].eos_token == "best"
+    assert read.remarks()[-1] == (
+        "an answer ends with best (13), from the setting eos_token; a response also ends with </s> (2)"
+    )
+    assert read.models["student"].eos_token == "best"
+
+
+def test_an_end_that_the_tokenizer_lacks_is_refused(tmp_path):
+    prompts = Prompts(path=make_prompts(tmp_path / "prompts.parquet"))
+    actor = Model(path=make_model(tmp_path / "actor"), eos_token="<|im_end|>")
+    says = r"^actor.eos_token: got '<\|im_end\|>', expected a token of the tokenizer of .*, such as </s>, which ends"
+    with pytest.raises(InvalidInput, match=says):
+        read_run_inputs({"prompts": prompts, "actor": actor})
+
+
 def test_a_rate_falls_over_all_of_a_run_where_nobody_says_when():
     """So its end is part of the run's identity: another number of steps would have other rates."""
     falls = Optimizer(schedule="cosine", warmup_steps=2)

@@ -1,0 +1,136 @@
+"""Messages as a chat template takes them, from the forms in which files have them.
+
+Parquet gives every message all keys of its type: those that are None are left out. Content in parts is joined, unless
+the template takes parts. Arguments of calls and schemas of tools may be JSON text.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+from prefect_rlhf.engines.sampling.chats.template import Tools, written
+from prefect_rlhf.errors.errors import InvalidInput
+
+_MARKER = "the text of a part"
+
+
+def plain_messages(tokenizer: Any, messages: Any, has_all_keys: bool, where: str) -> Any:
+    """Return messages as the template of a tokenizer takes them; a value that is no list as it is.
+
+    `has_all_keys`: the file gives each message every key, with None for those that it lacks. Raises InvalidInput, at
+    `where`, for a part that is not text.
+    """
+    if not isinstance(messages, list):
+        return messages
+    return [
+        turn if _is_plain(turn) else _plain(tokenizer, turn, has_all_keys, f"{where} message {number}")
+        for number, turn in enumerate(messages)
+    ]
+
+
+def shown_tools(value: Any, has_all_keys: bool, where: str) -> Tools:
+    """Return the schemas of tools in a row's column: a list of objects, or JSON text of it or of each.
+
+    Raises InvalidInput, at `where`, for any other value.
+    """
+    expected = "schemas of tools: a list of objects, or JSON text of it; without tools in the column, set tools_column"
+    found = _decoded(value)
+    schemas = [_decoded(each) for each in (found if isinstance(found, list) else [found])] if found else []
+    if not all(isinstance(schema, Mapping) for schema in schemas):
+        raise InvalidInput(where, value, f"{expected} to null")
+    return [_without_none(schema) if has_all_keys else schema for schema in schemas]
+
+
+def has_text(turn: Mapping[str, Any]) -> bool:
+    """Whether a message says something: text that is not blank, or a call; a tool may return an empty text."""
+    content = turn.get("content")
+    if isinstance(content, list):
+        content = "".join(str(part.get("text") or "") for part in content)
+    if turn.get("tool_calls") or (turn["role"] == "tool" and content is not None):
+        return content is None or isinstance(content, str)
+    return isinstance(content, str) and bool(content.strip())
+
+
+def _is_plain(turn: Any) -> bool:
+    return isinstance(turn, dict) and len(turn) == 2 and "role" in turn and isinstance(turn.get("content"), str)
+
+
+def _plain(tokenizer: Any, turn: Any, has_all_keys: bool, where: str) -> Any:
+    if not isinstance(turn, Mapping):
+        return turn
+    content = turn.get("content")
+    kept = {key: value for key, value in turn.items() if value is not None and value != [] or key == "content"}
+    plain: dict[str, Any] = _without_none(kept) if has_all_keys else kept
+    if "content" in turn or "tool_calls" in plain:
+        plain["content"] = _content(tokenizer, content, where)
+    if "tool_calls" in plain:
+        calls = _decoded(plain["tool_calls"])
+        plain["tool_calls"] = [_with_arguments(call) for call in calls] if isinstance(calls, list) else calls
+    return plain
+
+
+def _content(tokenizer: Any, content: Any, where: str) -> Any:
+    """Return content as it is, or its parts as one text or, if the template takes parts, as parts."""
+    if not isinstance(content, list):
+        return content
+    parts = [_without_none(part) for part in content]
+    for part in parts:
+        kind = part.get("type", "text") if isinstance(part, Mapping) else type(part).__name__
+        if kind != "text" or not isinstance(part.get("text"), str):
+            raise InvalidInput(where, f"a part of type {kind}", "content in parts of type text: images are not read")
+    return parts if _takes_parts(tokenizer) else "".join(part["text"] for part in parts)
+
+
+@lru_cache(maxsize=4)
+def _takes_parts(tokenizer: Any) -> bool:
+    """Whether the template writes text in parts as it writes the text alone."""
+    if not tokenizer.chat_template:
+        return False
+    try:
+        in_parts, alone = (
+            written(tokenizer, [{"role": "user", "content": content}])
+            for content in ([{"type": "text", "text": _MARKER}], _MARKER)
+        )
+    except Exception:  # noqa: BLE001  a template is a program of the model's author
+        return False
+    return in_parts == alone
+
+
+def _with_arguments(call: Any) -> Any:
+    """Return a call with its arguments as an object, if they are JSON text of an object."""
+    call = _decoded(call)
+    if not isinstance(call, Mapping):
+        return call
+    if isinstance(call.get("function"), Mapping):
+        return {**call, "function": _with_arguments(call["function"])}
+    arguments = _decoded(call.get("arguments"))
+    return {**call, "arguments": arguments} if isinstance(arguments, Mapping) else call
+
+
+def _decoded(value: Any) -> Any:
+    """Return the value of a JSON text of an object or a list; any other value as it is."""
+    if not isinstance(value, str) or value.lstrip()[:1] not in ("{", "["):
+        return value
+    try:
+        return json.loads(value)
+    except (ValueError, RecursionError):
+        return value
+
+
+def _without_none(value: Any) -> Any:
+    """Return a value without the keys inside it that are None; `content` stays."""
+    if isinstance(value, Mapping):
+        return {key: _without_none(each) for key, each in value.items() if each is not None or key == "content"}
+    return [_without_none(each) for each in value] if isinstance(value, list) else value
+
+
+def ignores_calls(tokenizer: Any, messages: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether the template writes nothing of the calls in messages."""
+    without = [{key: value for key, value in turn.items() if key != "tool_calls"} for turn in messages]
+    try:
+        return written(tokenizer, messages) == written(tokenizer, without)
+    except Exception:  # noqa: BLE001  it refuses a message without calls, so it reads them
+        return False

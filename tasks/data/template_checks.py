@@ -1,0 +1,105 @@
+"""Checks that the chat template shows what a dataset gives it: its variables, tools and calls."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from prefect_rlhf.engines.sampling.chats.template import Tools, written
+from prefect_rlhf.errors.errors import InvalidInput, NotUsed
+from prefect_rlhf.tasks.data.messages import ignores_calls
+from prefect_rlhf.tasks.data.stored.stored_rows import StoredRows
+from prefect_rlhf.tasks.data.tokenizer import load_tokenizer
+
+DEFAULT_TOOLS_COLUMN = "tools"
+_ASKED = {"role": "user", "content": "?"}
+RESERVED = (
+    *("messages", "conversation", "tools", "documents", "chat_template", "add_generation_prompt", "tokenize"),
+    *("continue_final_message", "padding", "truncation", "max_length", "return_tensors", "return_dict"),
+    *("return_assistant_tokens_mask", "tokenizer_kwargs"),
+)
+"""Names of `apply_chat_template` that are no variables of a dataset."""
+
+
+class Templated(Protocol):
+    """A dataset, as these checks see it."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def tokenizer(self) -> str: ...
+    @property
+    def tools_column(self) -> str | None: ...
+    @property
+    def shown_column(self) -> str | None: ...
+    @property
+    def chat_template_kwargs(self) -> Mapping[str, Any]: ...
+    @property
+    def goes_through_template(self) -> bool: ...
+    @property
+    def message_columns(self) -> tuple[str, ...]: ...
+    @property
+    def rows(self) -> StoredRows: ...
+    def tools_of(self, items: Sequence[int]) -> list[Tools]: ...
+    def messages(self, column: str, items: Sequence[int]) -> list[Any]: ...
+
+
+def template_variables(kwargs: Mapping[str, Any], eos_token: str | None) -> Mapping[str, Any]:
+    """Return a template's variables: those of a dataset, and the model's end of an answer if a setting states it."""
+    return kwargs if eos_token is None else {"eos_token": eos_token, **kwargs}
+
+
+def check_variables(source: Templated, tokenizer: Any) -> None:
+    """Raise InvalidInput for variables without a template, and for a name that the template does not have."""
+    field, kwargs = f"{source.name}.chat_template_kwargs", source.chat_template_kwargs
+    if kwargs and not source.goes_through_template:
+        raise NotUsed(field, dict(kwargs), "the rows do not go through a chat template", "set chat_template: true")
+    if source.tools_column not in (None, DEFAULT_TOOLS_COLUMN) and not source.goes_through_template:
+        reason = "the rows do not go through a chat template"
+        raise NotUsed(f"{source.name}.tools_column", source.tools_column, reason, "set chat_template: true")
+    for name in kwargs:
+        if name in RESERVED:
+            raise InvalidInput(field, name, "a variable of the chat template; this name has a setting of its own")
+        if not re.search(rf"\b{re.escape(name)}\b", _source(tokenizer)):
+            raise InvalidInput(field, name, f"a variable that the chat template of {tokenizer.name_or_path} reads")
+
+
+def check_tools(source: Templated, tokenizer: Any) -> None:
+    """Raise InvalidInput for a column of tools that the template does not show, and for values that are no tools."""
+    if source.shown_column is None:
+        return
+    for tools in source.tools_of(range(len(source.rows))):
+        if not tools:
+            continue
+        try:
+            texts = {written(tokenizer, [_ASKED], tools=shown) for shown in (tools, ())}
+        except Exception:  # noqa: BLE001  it refuses this chat; the rows' own chats are rendered later
+            return
+        if len(texts) == 1:
+            expected = f"null, or a chat template that shows tools: that of {tokenizer.name_or_path} ignores them"
+            raise InvalidInput(f"{source.name}.tools_column", source.tools_column, expected)
+        return
+
+
+def unshown(source: Templated) -> tuple[str, ...]:
+    """Return lines about a column of tools without a template, and about calls that the template does not write."""
+    lines = []
+    if source.tools_column in source.rows.names and not source.goes_through_template:
+        lines.append(f"{source.name}: the column {source.tools_column} is not shown: the rows are not chats")
+    for column in source.message_columns:
+        if "tool_calls" not in source.rows.column(column).message_keys:
+            continue
+        for item in range(len(source.rows)):
+            (chat,) = source.messages(column, [item])
+            if isinstance(chat, list) and any(turn.get("tool_calls") for turn in chat):
+                if ignores_calls(load_tokenizer(source.tokenizer), chat):
+                    ignored = f"the chat template of {source.tokenizer} does not write tool_calls"
+                    lines.append(f"{source.name}: {ignored}: the calls of row {item} are not in its tokens")
+                break
+    return tuple(lines)
+
+
+def _source(tokenizer: Any) -> str:
+    template = tokenizer.chat_template
+    return "\n".join(template.values()) if isinstance(template, Mapping) else template or ""
