@@ -1,7 +1,5 @@
 """How many responses were cut: those that came to their most tokens before anything ended them."""
 
-import json
-
 import pytest
 
 from prefect_rlhf.engines.engine import SamplingSettings
@@ -15,7 +13,6 @@ SHORT, LAST, CUT = [4, 5], [4, 5, END], [4, 5, 6]
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("model")
-    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [END, 7]}))
     return save_small_tokenizer(folder)
 
 
