@@ -27,6 +27,7 @@ from prefect_rlhf.placement.planner.question import Question, Site
 from prefect_rlhf.tasks.checkpoints.best import BestModel
 from prefect_rlhf.tasks.checkpoints.folders import Checkpoint, check_resumable, find_checkpoint
 from prefect_rlhf.tasks.checkpoints.run_identity import run_identity, with_draws_of
+from prefect_rlhf.tasks.data.row_order import items_read
 from prefect_rlhf.tasks.running.training_run import TrainingRun
 from prefect_rlhf.tasks.settings import Optimizer
 from prefect_rlhf.tasks.tracing.trace import Algorithm
@@ -110,8 +111,8 @@ def read_request(
         best.check(graph, options.checkpoint_every, options.keep_checkpoints)
     for line in check_tokenizers(graph):
         log_warning(line)
-    inputs = inputs.read_by(speaking_role(graph))
-    for line in (line for source in inputs.sources.values() for line in source.remarks()):
+    inputs = inputs.read_by(speaking_role(graph)).checked(items_read(graph, options.steps, options.seed))
+    for line in inputs.remarks:
         log_info(line)
     workload = replace(
         run_workload(graph, inputs, options.expected_response_length),

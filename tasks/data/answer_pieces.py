@@ -5,13 +5,13 @@ previous rendering; the text after that prefix is the message's own. Pieces beco
 its response do during sampling.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
 from prefect_rlhf.errors.errors import InvalidInput
-from prefect_rlhf.tasks.data.tokenizer import ChatMessage, rendered
+from prefect_rlhf.tasks.data.tokenizer import ChatMessage, encoded, rendered
 
 ASSISTANT, SYSTEM = "assistant", "system"
 
@@ -66,20 +66,27 @@ def _check_prefix(before: str, after: str, where: str, when: str) -> None:
     raise InvalidInput(where, seen, expected)
 
 
-def masked_tokens(tokenizer: Any, pieces: Sequence[Piece]) -> MaskedTokens:
-    """Return the tokens of pieces, without the text after the last answer.
+def masked_rows(tokenizer: Any, rows: Sequence[Sequence[Piece]]) -> list[MaskedTokens]:
+    """Return the tokens of each row's pieces, without the text after the last answer.
 
     An answer ends with its end-of-sequence token, if it has such a token: a model never samples the text after it.
     """
-    tokens: list[int] = []
-    trained: list[bool] = []
-    for is_answer, run in groupby(pieces, key=lambda piece: piece.is_answer):
-        new = list(tokenizer("".join(piece.text for piece in run), add_special_tokens=False)["input_ids"])
+    runs = [(row, *run) for row, pieces in enumerate(rows) for run in _runs(pieces)]
+    found = encoded(tokenizer, [text for *_, text in runs], [False] * len(runs))
+    tokens: list[list[int]] = [[] for _ in rows]
+    trained: list[list[bool]] = [[] for _ in rows]
+    for (row, is_answer, _), new in zip(runs, found, strict=True):
         ends = [place for place, token in enumerate(new) if token == tokenizer.eos_token_id]
         length = ends[-1] + 1 if ends else len(new)
-        tokens += new
-        trained += [is_answer and place < length for place in range(len(new))]
-    return masked(tokens, trained)
+        tokens[row] += new
+        trained[row] += [is_answer and place < length for place in range(len(new))]
+    return [masked(*row) for row in zip(tokens, trained, strict=True)]
+
+
+def _runs(pieces: Sequence[Piece]) -> Iterator[tuple[bool, str]]:
+    """Yield the text of neighbouring pieces that are all answers, or all not."""
+    for is_answer, run in groupby(pieces, key=lambda piece: piece.is_answer):
+        yield is_answer, "".join(piece.text for piece in run)
 
 
 def masked(tokens: Sequence[int], trained: Sequence[bool]) -> MaskedTokens:

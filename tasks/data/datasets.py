@@ -6,7 +6,7 @@ A split column of strings, if present, gives the split of each row. Rows are num
 of the files.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import takewhile
@@ -15,14 +15,15 @@ from typing import Any, Literal, final
 from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.tasks.data.pairs import pair_of_chats
 from prefect_rlhf.tasks.data.prompt_lengths import OverlongPrompts, PromptLimit
+from prefect_rlhf.tasks.data.row_checks import CheckedRows, MeasuredRows
 from prefect_rlhf.tasks.data.source import DatasetSource
 from prefect_rlhf.tasks.data.stored.stored_rows import require_text
 from prefect_rlhf.tasks.data.tokenizer import (
     Prompt,
     Tools,
-    answered_tokens,
+    answered_rows,
     load_tokenizer,
-    prompt_tokens,
+    prompts_tokens,
     template_remark,
 )
 from prefect_rlhf.tasks.data.tools import ShownTools
@@ -67,41 +68,39 @@ class PromptDataset(DatasetSource):
 
     def read(self, row_ids: Sequence[int]) -> Mapping[str, Sequence[list[int]]]:
         """Return the tokens of some prompts."""
-        tokens, limit = self._tokens(self.items_of(row_ids)), self._limit
+        tokens, limit = self._tokens(self._prompts(self.items_of(row_ids))), self._limit
         return {"prompt_tokens": [limit.cut(each) for each in tokens] if limit else tokens}
 
-    def check(self, max_tokens: int, vocabulary: int | None = None) -> int:
-        """Raise InvalidInput for data that would fail in some step; return the longest prompt's number of tokens.
+    def check(self, max_tokens: int, vocabulary: int | None = None, items: Sequence[int] | None = None) -> CheckedRows:
+        """Raise InvalidInput for data that would fail in some step.
 
-        `max_tokens` is the longest prompt that fits. `vocabulary` is the vocabulary size of the models.
+        `max_tokens` is the longest prompt that fits. `vocabulary` is the vocabulary size of the models. `items` are
+        those that a run reads, by default all.
         """
         require_text(self.rows, self.prompt_column, allow_messages=True)
         self.check_columns()
-        prompts = self._prompts(range(len(self.rows)))
-        for row, prompt in enumerate(prompts):
-            self.check_prompt(row, prompt, remedy=", or set last_answer to strip")
-            self._check_system_turn(row, prompt)
-        self.check_tokenizer(has_chats=not isinstance(prompts[0], str))
+        self.check_tokenizer(has_chats=self.rows.column(self.prompt_column).holds_messages)
         if self.tools is not None:
             self.tools.check(self.name, load_tokenizer(self.tokenizer), self.goes_through_template)
-        tokens, limit = self._tokens(range(len(self.rows))), self._limit
-        if limit is None:
-            return self.check_tokens(tokens, max_tokens, vocabulary)
-        if limit.most > max_tokens:
+        limit = self._limit
+        if limit is not None and limit.most > max_tokens:
             expected = f"at most {max_tokens}, which the context leaves"
             raise InvalidInput(f"{self.name}.max_prompt_length", limit.most, expected)
-        longest = self.check_tokens(tokens, max(map(len, tokens)), vocabulary)
-        limit.check(self.name, [len(each) for each in tokens])
-        return min(longest, limit.most)
+        is_whole = items is None or self.overlong_prompts == "drop"  # to leave out a prompt, all must be counted
+        rows = self._all_rows if is_whole else self.measured(items or ())
+        self.check_measured(rows, None if limit else max_tokens, vocabulary)
+        if limit is None:
+            return CheckedRows(rows.lengths, self.remarks())
+        limit.check(self.name, rows)
+        said = () if self.overlong_prompts == "refuse" else (limit.remark(self.name, rows.lengths),)
+        lengths = [min(rows.lengths[row], limit.most) for row in limit.kept(rows.lengths)]
+        return CheckedRows(lengths, (*self.remarks(), *said))
 
     def remarks(self) -> tuple[str, ...]:
-        """Return lines for the log: the chat template's rendering, and the number of prompts above the limit."""
-        lines = []
-        if self.goes_through_template:
-            lines.append(template_remark(self.name, load_tokenizer(self.tokenizer), self.system_prompt, self._schemas))
-        if self._limit and self.overlong_prompts != "refuse":
-            lines.append(self._limit.remark(self.name, self._lengths))
-        return tuple(lines)
+        """Return a line for the log with the chat template's rendering, if the template writes the rows."""
+        if not self.goes_through_template:
+            return ()
+        return (template_remark(self.name, load_tokenizer(self.tokenizer), self.system_prompt, self._schemas),)
 
     @property
     def goes_through_template(self) -> bool:
@@ -123,21 +122,26 @@ class PromptDataset(DatasetSource):
         return None if self.max_prompt_length is None else PromptLimit(self.max_prompt_length, self.overlong_prompts)
 
     @cached_property
-    def _lengths(self) -> tuple[int, ...]:
-        """The tokens of every stored prompt."""
-        return tuple(map(len, self._tokens(range(len(self.rows)))))
+    def _all_rows(self) -> MeasuredRows:
+        """The lengths of all stored prompts."""
+        return self.measured(range(len(self.rows)))
 
     @cached_property
     def _kept(self) -> tuple[int, ...]:
         """The numbers of the stored rows that are kept."""
-        return self._limit.kept(self._lengths) if self._limit else tuple(range(len(self.rows)))
+        return self._limit.kept(self._all_rows.lengths) if self._limit else tuple(range(len(self.rows)))
 
-    def _tokens(self, items: Sequence[int]) -> list[list[int]]:
+    def checked_tokens(self, items: Sequence[int]) -> list[list[int]]:
+        """Return the tokens of stored prompts. Raises InvalidInput for one that is no prompt."""
+        prompts = self._prompts(items)
+        for row, prompt in zip(items, prompts, strict=True):
+            self.check_prompt(row, prompt, remedy=", or set last_answer to strip")
+            self._check_system_turn(row, prompt)
+        return self._tokens(prompts)
+
+    def _tokens(self, prompts: Sequence[Prompt]) -> list[list[int]]:
         tokenizer = load_tokenizer(self.tokenizer)
-        return [
-            prompt_tokens(tokenizer, prompt, self.chat_template, self.system_prompt, self._schemas)
-            for prompt in self._prompts(items)
-        ]
+        return prompts_tokens(tokenizer, prompts, self.chat_template, self.system_prompt, self._schemas)
 
     def _check_system_turn(self, row: int, prompt: Prompt) -> None:
         """Raise InvalidInput if a system prompt has no effect or is the second system message of a chat."""
@@ -181,27 +185,31 @@ class PreferenceDataset(DatasetSource):
 
     def read(self, row_ids: Sequence[int]) -> Mapping[str, Sequence[Any]]:
         """Return the tokens of some rows and the length of each prompt."""
-        tokenizer = load_tokenizer(self.tokenizer)
-        rows = [
-            answered_tokens(tokenizer, prompt, answers[row % 2], self.chat_template, self.end_of_text)
-            for row, (prompt, *answers) in zip(row_ids, self._pairs(self.items_of(row_ids)), strict=True)
-        ]
+        pairs = zip(row_ids, self._pairs(self.items_of(row_ids)), strict=True)
+        rows = self._rows((prompt, answers[row % 2]) for row, (prompt, *answers) in pairs)
         return {"tokens": [tokens for tokens, _ in rows], "prompt_length": [length for _, length in rows]}
 
-    def check(self, max_tokens: int, vocabulary: int | None = None) -> int:
-        """Raise InvalidInput for data that would fail in some step; return the longest row's number of tokens.
+    def check(self, max_tokens: int, vocabulary: int | None = None, items: Sequence[int] | None = None) -> CheckedRows:
+        """Raise InvalidInput for data that would fail in some step.
 
-        `max_tokens` is the longest row that fits. `vocabulary` is the vocabulary size of the models.
+        `max_tokens` is the longest row that fits. `vocabulary` is the vocabulary size of the models. `items` are
+        those that a run reads, by default all.
         """
         for column in filter(None, (self._prompt_column, self.chosen_column, self.rejected_column)):
             require_text(self.rows, column, allow_messages=column == self._prompt_column or self._has_chats)
         self._check_sides()
         self.check_columns()
-        pairs = self._pairs(range(self.num_items))
-        for pair, values in enumerate(pairs):
+        self.check_tokenizer(has_chats=self._has_chat_prompts)
+        rows = self.measured(range(self.num_items) if items is None else items)
+        self.check_measured(rows, max_tokens, vocabulary)
+        return CheckedRows(rows.lengths, self.remarks())
+
+    def checked_tokens(self, items: Sequence[int]) -> list[list[int]]:
+        """Return the tokens of both rows of each pair. Raises InvalidInput for a pair that cannot be used."""
+        pairs = self._pairs(items)
+        for pair, values in zip(items, pairs, strict=True):
             self._check_pair(pair, *values)
-        self.check_tokenizer(has_chats=not isinstance(pairs[0][0], str))
-        return self.check_tokens(self.read(range(len(self)))["tokens"], max_tokens, vocabulary, rows_per_item=2)
+        return [tokens for tokens, _ in self._rows((prompt, each) for prompt, *both in pairs for each in both)]
 
     def _check_sides(self) -> None:
         """Raise InvalidInput unless both answers are strings or both are messages."""
@@ -223,8 +231,12 @@ class PreferenceDataset(DatasetSource):
     @property
     def goes_through_template(self) -> bool:
         """Whether the tokenizer's chat template writes the rows."""
+        return self.chat_template or self._has_chat_prompts
+
+    @property
+    def _has_chat_prompts(self) -> bool:
         column = self._prompt_column
-        return self.chat_template or self._has_chats or bool(column and self.rows.column(column).holds_messages)
+        return self._has_chats or bool(column and self.rows.column(column).holds_messages)
 
     @property
     def _has_chats(self) -> bool:
@@ -236,6 +248,10 @@ class PreferenceDataset(DatasetSource):
         """The column of prompts, if any: for messages only if it is named, or exists under the default name."""
         is_implicit = self.prompt_column == DEFAULT_PROMPT_COLUMN not in self.rows.names and self._has_chats
         return None if is_implicit else self.prompt_column
+
+    def _rows(self, answered: Iterable[tuple[Prompt, str]]) -> list[tuple[list[int], int]]:
+        """Return the tokens of prompts with answers, and the number of each prompt's tokens."""
+        return answered_rows(load_tokenizer(self.tokenizer), list(answered), self.chat_template, self.end_of_text)
 
     def _pairs(self, items: Sequence[int]) -> list[tuple[Prompt, str, str]]:
         """Return pairs as (prompt, chosen, rejected); without a prompt column, the prompt of strings is empty."""

@@ -41,20 +41,37 @@ def refused_config(folder: Path, name: str, error: Exception) -> InvalidInput:
     return InvalidInput(field, seen, f"a config that transformers accepts ({str(error).splitlines()[-1].strip():.200})")
 
 
-def prompt_tokens(
-    tokenizer: Any, prompt: Prompt, chat_template: bool, system_prompt: str | None = None, tools: Tools = ()
-) -> list[int]:
-    """Return the tokens of a prompt: text as it is or as a user's turn, messages through the template.
+def prompts_tokens(
+    tokenizer: Any, prompts: Sequence[Prompt], chat_template: bool, system_prompt: str | None = None, tools: Tools = ()
+) -> list[list[int]]:
+    """Return the tokens of prompts: text as it is or as a user's turn, messages through the template.
 
     A `system_prompt` precedes the messages; the template shows the schemas of `tools`. Raises InvalidInput for messages
     that the template refuses, and for a broken template.
     """
-    if not _is_chat(prompt, chat_template):
-        return [] if not prompt else list(tokenizer(prompt)["input_ids"])
-    asked = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
-    messages = [*system_turn(system_prompt), *asked]
-    text = rendered(tokenizer, messages, "chat_template", add_generation_prompt=True, tools=tools)
-    return list(tokenizer(text, add_special_tokens=False)["input_ids"])
+    system, texts, begins = system_turn(system_prompt), [], []
+    for prompt in prompts:
+        is_chat = _is_chat(prompt, chat_template)
+        if is_chat:
+            asked = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+            prompt = rendered(tokenizer, [*system, *asked], "chat_template", add_generation_prompt=True, tools=tools)
+        texts.append(str(prompt))
+        begins.append(bool(prompt) and not is_chat)  # a template writes what begins a row, and no text has no tokens
+    return encoded(tokenizer, texts, begins)
+
+
+def encoded(tokenizer: Any, texts: Sequence[str], begins: Sequence[bool]) -> list[list[int]]:
+    """Return the tokens of texts; one that `begins` a row has the special tokens that the tokenizer adds to a text.
+
+    A fast tokenizer works on many texts with all cores.
+    """
+    tokens: dict[int, list[int]] = {}
+    for special in (True, False):
+        rows = [row for row, begin in enumerate(begins) if begin is special]
+        if rows:
+            found = tokenizer([texts[row] for row in rows], add_special_tokens=special, return_attention_mask=False)
+            tokens.update(zip(rows, found["input_ids"], strict=True))
+    return [tokens[row] for row in range(len(texts))]
 
 
 def system_turn(system_prompt: str | None) -> list[ChatMessage]:
@@ -92,19 +109,19 @@ def rendered(
         return str(tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=added, **shown))
 
 
-def answered_tokens(
-    tokenizer: Any, prompt: Prompt, answer: str, chat_template: bool, end: bool
-) -> tuple[list[int], int]:
-    """Return the tokens of prompt and answer, and the number of the prompt's tokens.
+def answered_rows(
+    tokenizer: Any, rows: Sequence[tuple[Prompt, str]], chat_template: bool, end: bool
+) -> list[tuple[list[int], int]]:
+    """Return the tokens of each prompt with its answer, and the number of the prompt's tokens.
 
     That number is at least 1, because no model predicts the first token. With `end`, or in a chat, the end-of-sequence
     token closes the answer.
     """
-    before = prompt_tokens(tokenizer, prompt, chat_template)
-    after = list(tokenizer(answer, add_special_tokens=not before)["input_ids"])
-    if end or _is_chat(prompt, chat_template):
-        after.append(tokenizer.eos_token_id)
-    return before + after, max(len(before), 1)
+    before = prompts_tokens(tokenizer, [prompt for prompt, _ in rows], chat_template)
+    after = encoded(tokenizer, [answer for _, answer in rows], [not prompt for prompt in before])
+    closed = [[tokenizer.eos_token_id] if end or _is_chat(prompt, chat_template) else [] for prompt, _ in rows]
+    parts = zip(before, after, closed, strict=True)
+    return [([*prompt, *answer, *close], max(len(prompt), 1)) for prompt, answer, close in parts]
 
 
 def _is_chat(prompt: Prompt, chat_template: bool) -> bool:

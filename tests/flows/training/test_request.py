@@ -49,7 +49,7 @@ def test_prompts_are_read_by_the_tokenizer_of_the_role_that_speaks(tmp_path):
     inputs = read_run_inputs(arguments)
     read = inputs.read_by("student")
     assert (read.tokenizer, read.sources["prompts"].tokenizer) == (str(tmp_path / "student"),) * 2
-    assert read.longest == inputs.longest
+    assert read.checked().longest == inputs.checked().longest
     assert read.read_by("student") is read
 
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from prefect_rlhf.errors.errors import InvalidInput
-from prefect_rlhf.tasks.data.answer_pieces import chat_pieces, masked_tokens
+from prefect_rlhf.tasks.data.answer_pieces import chat_pieces, masked_rows
 from prefect_rlhf.tasks.data.chats import ChatDataset
 from prefect_rlhf.tasks.data.tokenizer import load_tokenizer
 from tests.tasks.data.stored import ask, json_lines, parquet, saved, say
@@ -77,7 +77,7 @@ def test_what_is_learnt_of_a_row(tmp_path, tokenizer, case, stored):
         "saved": lambda: saved(tmp_path / "c", pa.table(columns)),
     }[stored]()
     source = ChatDataset("chats", path, tokenizer, split_column=None)
-    assert source.check(max_tokens=40) == len(whole.split())
+    assert source.check(max_tokens=40).longest == len(whole.split())
     assert tuple(learnt(source)) == (whole, trained)
 
 
@@ -107,7 +107,7 @@ turns = st.lists(st.tuples(st.sampled_from(["user", "assistant"]), words), min_s
 @given(turns)
 def test_whatever_the_chat_the_words_of_its_answers_are_learnt_and_no_others(tokenizer, chat):
     messages = [{"role": "user", "content": "what"}, *({"role": role, "content": text} for role, text in chat)]
-    row = masked_tokens(load_tokenizer(tokenizer), chat_pieces(load_tokenizer(tokenizer), messages, "here"))
+    (row,) = masked_rows(load_tokenizer(tokenizer), [chat_pieces(load_tokenizer(tokenizer), messages, "here")])
     answers = [word for role, text in chat if role == "assistant" for word in text.split()]
     trained = [token for token, counts in zip(row.tokens[row.prompt_length :], row.mask, strict=True) if counts]
     assert [WORDS[token] for token in trained] == answers
