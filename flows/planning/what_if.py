@@ -44,7 +44,7 @@ def read_question(flow: AlgorithmFlow, options: PlanOptions) -> Question:
     responses = parse_lengths(stated, "response_length", "response") if stated else None
     limit = responses.longest if responses and options.response_length.strip().isdecimal() else None
     arguments = read_arguments(flow, options, responses)
-    inputs = read_inputs(arguments, read_model_shape, may_be_absent=True)
+    inputs = read_inputs(arguments, read_model_shape, may_be_absent=True).checked()
     site = read_site(options, inputs.models)
     graph = resize_evaluation(flow.algorithm.trace(arguments, inputs.models, inputs.datasets), inputs)
     if options.response_length and names_rollouts(options.response_length):

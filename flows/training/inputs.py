@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any
 
 from prefect_rlhf.blocks.chats import Chats
@@ -11,17 +13,20 @@ from prefect_rlhf.blocks.dataset import Preferences, Prompts
 from prefect_rlhf.blocks.model import Model
 from prefect_rlhf.blocks.rated_answers import RatedAnswers
 from prefect_rlhf.errors.errors import InvalidInput
+from prefect_rlhf.flows.training.log import log_now
 from prefect_rlhf.placement.cost.made_rows import row_lengths
 from prefect_rlhf.placement.graph import DataflowGraph, Dataset
 from prefect_rlhf.placement.models.model import ModelSpec
 from prefect_rlhf.tasks.data.chats import ChatDataset
 from prefect_rlhf.tasks.data.datasets import PreferenceDataset, PromptDataset
+from prefect_rlhf.tasks.data.row_checks import CheckedRows, Say, silent
 from prefect_rlhf.tasks.data.tokenizer import check_end, end_remark
 from prefect_rlhf.tasks.data.tools import shown_by
 from prefect_rlhf.tasks.model_shape import read_model_spec
 from prefect_rlhf.tasks.play import Play
 
 ABSENT = "(not there)"  # path of a dataset that was not named, in a what-if
+CHECKED_WHOLE = 100_000  # items: so many are checked in seconds, and all their mistakes are found
 MANY = 1 << 30  # items of such a dataset
 
 DatasetParameter = Prompts | Preferences | Chats | RatedAnswers
@@ -30,13 +35,29 @@ Source = PromptDataset | PreferenceDataset | ChatDataset
 
 @dataclass(frozen=True, slots=True)
 class RunInputs:
-    """The models and datasets among a run's parameters, by parameter name."""
+    """The models and datasets among a run's parameters, by parameter name.
+
+    `checked_rows` are the rows of each dataset that were checked, `checked_items` their items.
+    """
 
     models: Mapping[str, ModelSpec]
     sources: Mapping[str, Source]
     datasets: Mapping[str, Dataset]
-    longest: Mapping[str, int]  # tokens of each dataset's longest row
     tokenizer: str
+    checked_rows: Mapping[str, CheckedRows] = field(default_factory=dict)
+    checked_items: Mapping[str, Sequence[int]] = field(default_factory=dict)
+
+    @property
+    def longest(self) -> dict[str, int]:
+        """The tokens of the longest checked row of each dataset; 0 for a dataset without rows, in a what-if."""
+        return {name: self.checked_rows[name].longest if name in self.sources else 0 for name in self.datasets}
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """Lines for the log: how rows are read, and the token that ends an answer."""
+        lines = [remark for rows in self.checked_rows.values() for remark in rows.remarks]
+        eos_tokens = {source.eos_token for source in self.sources.values()}  # one: they are read by the same role
+        return (*lines, *(end_remark(self.tokenizer, eos_token) for eos_token in eos_tokens))
 
     def read_by(self, role: str) -> RunInputs:
         """Return these inputs, read with the tokenizer of a role. Raises InvalidInput for rows that it cannot serve."""
@@ -44,22 +65,29 @@ class RunInputs:
         read_with = {(source.tokenizer, source.eos_token) for source in self.sources.values()}
         if tokenizer == self.tokenizer and read_with <= {(tokenizer, eos_token)}:
             return self
-        vocabulary = self.models[role].shape.vocab_size
         sources = {
             name: replace(source, tokenizer=tokenizer, eos_token=eos_token) for name, source in self.sources.items()
         }
-        longest = {name: source.check(self.context, vocabulary) for name, source in sources.items()}
         for name, source in sources.items():
             if source.num_items != self.sources[name].num_items:
                 expected = f"as many as the tokenizer of {role} keeps, which is {source.num_items}"
                 raise InvalidInput(f"{name}.overlong_prompts", f"{self.sources[name].num_items} prompts", expected)
-        return replace(self, sources=sources, longest={**self.longest, **longest}, tokenizer=tokenizer)
+        return replace(self, sources=sources, tokenizer=tokenizer)
 
-    def remarks(self) -> tuple[str, ...]:
-        """Return lines for the log: how rows are read, and the token that ends an answer."""
-        lines = [line for source in self.sources.values() for line in source.remarks()]
-        eos_tokens = {source.eos_token for source in self.sources.values()}  # one: they are read by the same role
-        return (*lines, *(end_remark(self.tokenizer, eos_token) for eos_token in eos_tokens))
+    def checked(self, read: Mapping[str, Sequence[int]] = MappingProxyType({})) -> RunInputs:
+        """Check the items of each large dataset that a run reads, or all items if the dataset is not in `read`.
+
+        Smaller datasets are checked whole. Raises InvalidInput for rows that would fail in some step.
+        """
+        vocabulary = next(model.shape.vocab_size for model in self.models.values() if model.path == self.tokenizer)
+        checked, items_of = {}, {}
+        for name, source in self.sources.items():
+            begin, is_large = time.monotonic(), source.num_items > CHECKED_WHOLE
+            items = read.get(name, range(source.num_items)) if is_large else range(source.num_items)
+            rows = source.check(self.context, vocabulary, items if is_large else None)
+            said = (_on_check(source, len(items), time.monotonic() - begin),) if is_large else ()
+            checked[name], items_of[name] = replace(rows, remarks=(*said, *rows.remarks)), items
+        return replace(self, checked_rows=checked, checked_items=items_of)
 
     def warnings(self) -> tuple[str, ...]:
         """Return lines for the log about what the tokens of the rows do not show."""
@@ -84,29 +112,33 @@ def read_run_inputs(arguments: Mapping[str, Any]) -> RunInputs:
 
 
 def read_inputs(
-    arguments: Mapping[str, Any], read_model: Callable[[str, Model], ModelSpec], may_be_absent: bool = False
+    arguments: Mapping[str, Any],
+    read_model: Callable[[str, Model], ModelSpec],
+    may_be_absent: bool = False,
 ) -> RunInputs:
-    """Read the models and datasets among `arguments`. Raises InvalidInput for any that cannot be used.
+    """Read the models and open the datasets among `arguments`. Raises InvalidInput for any that cannot be used.
 
     With `may_be_absent`, a dataset may be ABSENT: then only its name and columns are known.
     """
     models = {role: read_model(role, value) for role, value in arguments.items() if isinstance(value, Model)}
     if not models:
         raise InvalidInput("models", (), "at least one Model parameter")
-    tokenizer, eos_token = next(iter(models.values())).path, next(iter(models.values())).eos_token
-    context, vocabulary = shortest_context(models), next(iter(models.values())).shape.vocab_size
+    first = next(iter(models.values()))
+    tokenizer, eos_token = first.path, first.eos_token
     named = {name: value for name, value in arguments.items() if isinstance(value, DatasetParameter)}
     there = {name: value for name, value in named.items() if not (may_be_absent and value.path == ABSENT)}
-    sources = {name: replace(open_source(name, value, tokenizer), eos_token=eos_token) for name, value in there.items()}
+    sources = {
+        name: replace(open_source(name, value, tokenizer, log_now), eos_token=eos_token)
+        for name, value in there.items()
+    }
     plays = [value for value in arguments.values() if isinstance(value, Play)]
     if prompts := prompts_among(sources):
         tools = shown_by(play for play in plays if play.shows_tools)
         sources |= {name: replace(source, tools=tools) for name, source in prompts.items() if tools}
-    longest = {name: sources[name].check(context, vocabulary) if name in sources else 0 for name in named}
     items = {name: sources[name].num_items if name in sources else MANY for name in named}
     columns = {name: sources[name].columns if name in sources else tuple(named[name].columns) for name in named}
     datasets = {name: value.to_spec(name, items[name], columns[name]) for name, value in named.items()}
-    return RunInputs(models, sources, datasets, longest, tokenizer)
+    return RunInputs(models, sources, datasets, tokenizer)
 
 
 def prompts_among(sources: Mapping[str, Source]) -> dict[str, PromptDataset]:
@@ -119,16 +151,24 @@ def shortest_context(models: Mapping[str, ModelSpec]) -> int:
     return min(model.shape.max_position_embeddings for model in models.values())
 
 
-def open_source(name: str, value: DatasetParameter, tokenizer: str) -> Source:
-    """Return the dataset as ranks read it."""
-    settings = value.model_dump(exclude={"saved", "columns"})
+def open_source(name: str, value: DatasetParameter, tokenizer: str, say: Say = silent) -> Source:
+    """Return the dataset as ranks read it; `say` gets a line now and then during a long check of its rows."""
+    settings = value.model_dump(exclude={"saved", "columns"}) | {"column_paths": value.columns, "say": say}
     if isinstance(value, Prompts):
-        return PromptDataset(name, tokenizer=tokenizer, column_paths=value.columns, **settings)
+        return PromptDataset(name, tokenizer=tokenizer, **settings)
     if isinstance(value, Chats):
-        return ChatDataset(name, tokenizer=tokenizer, column_paths=value.columns, **settings)
+        return ChatDataset(name, tokenizer=tokenizer, **settings)
     if isinstance(value, RatedAnswers):
-        return ChatDataset(name, tokenizer=tokenizer, column_paths=value.columns, form="completion", **settings)
-    return PreferenceDataset(name, tokenizer=tokenizer, column_paths=value.columns, **settings)
+        return ChatDataset(name, tokenizer=tokenizer, form="completion", **settings)
+    return PreferenceDataset(name, tokenizer=tokenizer, **settings)
+
+
+def _on_check(source: Source, checked: int, seconds: float) -> str:
+    """Return a line for the log on the check of so many items of a large dataset."""
+    if checked == source.num_items:
+        return f"{source.name}: all {checked:,} items checked in {seconds:.0f} s"
+    of_all = f"{checked:,} of {source.num_items:,} items checked in {seconds:.0f} s"
+    return f"{source.name}: {of_all}, as this run reads no others"
 
 
 def longest_sequence(graph: DataflowGraph, inputs: RunInputs) -> int:

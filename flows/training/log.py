@@ -27,6 +27,11 @@ def log_warning(line: str) -> None:
     _write(WARNING, line)
 
 
+def log_now(line: str) -> None:
+    """Write a line at once, also where lines are kept: it says how far long work is."""
+    _log().log(INFO, "%s", line)
+
+
 @contextmanager
 def kept_lines() -> Iterator[list[tuple[int, str]]]:
     """Keep the lines that the body logs, with their levels, for the log of a run that starts later."""

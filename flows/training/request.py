@@ -29,6 +29,7 @@ from prefect_rlhf.tasks.checkpoints.best import BestModel
 from prefect_rlhf.tasks.checkpoints.folders import Checkpoint, check_resumable, find_checkpoint
 from prefect_rlhf.tasks.checkpoints.run_identity import run_identity, with_draws_of
 from prefect_rlhf.tasks.data.role_tokenizers import tokenizers_of
+from prefect_rlhf.tasks.data.row_order import items_read
 from prefect_rlhf.tasks.running.training_run import TrainingRun
 from prefect_rlhf.tasks.settings import Optimizer
 from prefect_rlhf.tasks.tracing.trace import Algorithm
@@ -126,10 +127,10 @@ def read_request(
         log_warning(line)
     tokenizers = tokenizers_of(graph)
     check_play_templates(graph, tokenizers)
-    inputs = inputs.read_by(tokenizers.speaks)
+    inputs = inputs.read_by(tokenizers.speaks).checked(items_read(graph, options.steps, options.seed))
     for line in inputs.warnings():
         log_warning(line)
-    for line in inputs.remarks():
+    for line in inputs.remarks:
         log_info(line)
     workload = replace(
         run_workload(graph, inputs, options.expected_response_length),
@@ -228,7 +229,7 @@ def check_functions(graph: DataflowGraph, inputs: RunInputs, seed: int, *, calls
     from prefect_rlhf.tasks.trial.try_rewards import try_rewards
 
     check_play_functions(graph)
-    return tuple(try_rewards(graph, inputs.sources, seed, calls=calls))
+    return tuple(try_rewards(graph, inputs.sources, seed, items=inputs.checked_items, calls=calls))
 
 
 def check_plays(graph: DataflowGraph, inputs: RunInputs, tokenizers: Tokenizers) -> None:

@@ -8,7 +8,7 @@ from prefect_rlhf.placement.cost.workload import LengthDistribution, Workload
 from prefect_rlhf.placement.graph import DataflowGraph
 
 EXPECTED = "expected_response_length"
-ROWS_READ = 1024  # per dataset, evenly spaced: enough to estimate its lengths
+ROWS_COUNTED = 1024  # at most, evenly spaced: enough to estimate the lengths of a dataset
 
 
 def run_workload(graph: DataflowGraph, inputs: RunInputs, expected: str = "") -> Workload:
@@ -20,10 +20,8 @@ def run_workload(graph: DataflowGraph, inputs: RunInputs, expected: str = "") ->
     """
     longest = longest_sequence(graph, inputs)
     trained = [call for call in graph if call.every is None]
-    source = inputs.sources[trained[0].rows.dataset]
-    rows = source.read(range(0, len(source), -(-len(source) // ROWS_READ)))
-    prompts_or_pairs = rows["prompt_tokens" if "prompt_tokens" in rows else "tokens"]
-    lengths = distribution([len(tokens) for tokens in prompts_or_pairs])
+    rows = inputs.checked_rows[trained[0].rows.dataset].lengths
+    lengths = distribution(rows[:: -(-len(rows) // ROWS_COUNTED)])
     most_new = max((call.max_new_tokens for call in trained if call.kind == "generate"), default=0)
     if most_new:
         responses = _expected(expected, most_new) if expected else LengthDistribution.fixed(most_new)

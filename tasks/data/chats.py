@@ -7,6 +7,7 @@ from typing import Any, Literal, final
 
 from prefect_rlhf.errors.errors import InvalidInput, Missing
 from prefect_rlhf.tasks.data.answer_pieces import ASSISTANT, MaskedTokens, Piece, chat_pieces, masked, masked_tokens
+from prefect_rlhf.tasks.data.row_checks import CheckedRows
 from prefect_rlhf.tasks.data.source import DatasetSource
 from prefect_rlhf.tasks.data.stored.stored_rows import require_text
 from prefect_rlhf.tasks.data.tokenizer import Tools, answered_tokens, load_tokenizer
@@ -52,10 +53,11 @@ class ChatDataset(DatasetSource):
             read["label"] = [float(label) for label in self._labels(row_ids)]
         return read
 
-    def check(self, max_tokens: int, vocabulary: int | None = None) -> int:
-        """Raise InvalidInput for data that would fail in some step; return the longest row's number of tokens.
+    def check(self, max_tokens: int, vocabulary: int | None = None, items: Sequence[int] | None = None) -> CheckedRows:
+        """Raise InvalidInput for data that would fail in some step.
 
-        `max_tokens` is the longest row that fits. `vocabulary` is the vocabulary size of the models.
+        `max_tokens` is the longest row that fits. `vocabulary` is the vocabulary size of the models. `items` are
+        those that a run reads, by default all.
         """
         columns = self._columns
         for column in columns:
@@ -69,16 +71,23 @@ class ChatDataset(DatasetSource):
         self.check_columns()
         self._check_labels()
         self.check_tokenizer(has_chats=any(map(self._holds_messages, columns)))
-        for row, values in enumerate(self._values(range(len(self)))):
+        rows = self.measured(range(len(self)) if items is None else items)
+        self.check_measured(rows, max_tokens, vocabulary)
+        return CheckedRows(rows.lengths, self.remarks())
+
+    def checked_tokens(self, items: Sequence[int]) -> list[list[int]]:
+        """Return the tokens of some rows. Raises InvalidInput for a row that has no text, or nothing to learn."""
+        columns = self._columns
+        for row, values in zip(items, self._values(items), strict=True):
             for column, value in zip(columns, values, strict=True):
                 if value != "" or column == columns[-1]:  # the context of the trained column may be an empty text
                     self.check_text(f"{self.name} row {row} {column}", value, "text")
-        rows = self._masked(range(len(self)))
-        for number, each in enumerate(rows):
+        rows = self._masked(items)
+        for row, each in zip(items, rows, strict=True):
             if not any(each.mask):
                 expected = f"a message of the assistant, or two tokens of text, in {self.path}"
-                raise InvalidInput(f"{self.name} row {number} {columns[-1]}", "nothing to learn", expected)
-        return self.check_tokens([each.tokens for each in rows], max_tokens, vocabulary)
+                raise InvalidInput(f"{self.name} row {row} {columns[-1]}", "nothing to learn", expected)
+        return [each.tokens for each in rows]
 
     @cached_property
     def _form(self) -> Form:

@@ -17,6 +17,7 @@ from prefect_rlhf.tasks.data.answer_pieces import chat_pieces, masked_tokens
 from prefect_rlhf.tasks.data.messages import has_text
 from prefect_rlhf.tasks.data.pairs import Answer, pair_of_chats
 from prefect_rlhf.tasks.data.prompt_lengths import OverlongPrompts, PromptLimit
+from prefect_rlhf.tasks.data.row_checks import CheckedRows, MeasuredRows
 from prefect_rlhf.tasks.data.source import DatasetSource
 from prefect_rlhf.tasks.data.stored.stored_rows import require_text
 from prefect_rlhf.tasks.data.tokenizer import (
@@ -25,7 +26,7 @@ from prefect_rlhf.tasks.data.tokenizer import (
     answered_tokens,
     asked,
     load_tokenizer,
-    prompt_tokens,
+    prompts_tokens,
     template_remark,
 )
 from prefect_rlhf.tasks.data.tools import ShownTools
@@ -70,45 +71,44 @@ class PromptDataset(DatasetSource):
 
     def read(self, row_ids: Sequence[int]) -> Mapping[str, Sequence[list[int]]]:
         """Return the tokens of some prompts."""
-        tokens, limit = self._tokens(self.items_of(row_ids)), self._limit
+        items, limit = self.items_of(row_ids), self._limit
+        tokens = self._tokens(items, self._prompts(items))
         return {"prompt_tokens": [limit.cut(each) for each in tokens] if limit else tokens}
 
-    def check(self, max_tokens: int, vocabulary: int | None = None) -> int:
-        """Raise InvalidInput for data that would fail in some step; return the longest prompt's number of tokens.
+    def check(self, max_tokens: int, vocabulary: int | None = None, items: Sequence[int] | None = None) -> CheckedRows:
+        """Raise InvalidInput for data that would fail in some step.
 
-        `max_tokens` is the longest prompt that fits. `vocabulary` is the vocabulary size of the models.
+        `max_tokens` is the longest prompt that fits. `vocabulary` is the vocabulary size of the models. `items` are
+        those that a run reads, by default all.
         """
         require_text(self.rows, self.prompt_column, allow_messages=True)
         self.check_columns()
-        prompts = self._prompts(range(len(self.rows)))
-        for row, prompt in enumerate(prompts):
-            self.check_prompt(row, prompt, remedy=", or set last_answer to strip")
-            self._check_system_turn(row, prompt)
-        self.check_tokenizer(has_chats=not isinstance(prompts[0], str))
+        self.check_tokenizer(has_chats=self.rows.column(self.prompt_column).holds_messages)
         if self.tools is not None:
             self.tools.check(self.name, load_tokenizer(self.tokenizer), self.goes_through_template)
             if self.shown_column is not None:
                 expected = "null: the prompts show the tools of play"
                 raise InvalidInput(f"{self.name}.tools_column", self.tools_column, expected)
-        tokens, limit = self._tokens(range(len(self.rows))), self._limit
-        if limit is None:
-            return self.check_tokens(tokens, max_tokens, vocabulary)
-        if limit.most > max_tokens:
+        limit = self._limit
+        if limit is not None and limit.most > max_tokens:
             expected = f"at most {max_tokens}, which the context leaves"
             raise InvalidInput(f"{self.name}.max_prompt_length", limit.most, expected)
-        longest = self.check_tokens(tokens, max(map(len, tokens)), vocabulary)
-        limit.check(self.name, [len(each) for each in tokens])
-        return min(longest, limit.most)
+        is_whole = items is None or self.overlong_prompts == "drop"  # to leave out a prompt, all must be counted
+        rows = self._all_rows if is_whole else self.measured(items or ())
+        self.check_measured(rows, None if limit else max_tokens, vocabulary)
+        if limit is None:
+            return CheckedRows(rows.lengths, self.remarks())
+        limit.check(self.name, rows)
+        said = () if self.overlong_prompts == "refuse" else (limit.remark(self.name, rows.lengths),)
+        lengths = [min(rows.lengths[row], limit.most) for row in limit.kept(rows.lengths)]
+        return CheckedRows(lengths, (*self.remarks(), *said))
 
     def remarks(self) -> tuple[str, ...]:
-        """Return lines for the log: the chat template's rendering, and the number of prompts above the limit."""
-        lines = []
-        if self.goes_through_template:
-            tokenizer = load_tokenizer(self.tokenizer)
-            lines.append(template_remark(self.name, tokenizer, self.system_prompt, self._schemas, self.variables))
-        if self._limit and self.overlong_prompts != "refuse":
-            lines.append(self._limit.remark(self.name, self._lengths))
-        return tuple(lines)
+        """Return a line for the log with the chat template's rendering, if the template writes the rows."""
+        if not self.goes_through_template:
+            return ()
+        tokenizer = load_tokenizer(self.tokenizer)
+        return (template_remark(self.name, tokenizer, self.system_prompt, self._schemas, self.variables),)
 
     @property
     def goes_through_template(self) -> bool:
@@ -135,21 +135,27 @@ class PromptDataset(DatasetSource):
         return None if self.max_prompt_length is None else PromptLimit(self.max_prompt_length, self.overlong_prompts)
 
     @cached_property
-    def _lengths(self) -> tuple[int, ...]:
-        """The tokens of every stored prompt."""
-        return tuple(map(len, self._tokens(range(len(self.rows)))))
+    def _all_rows(self) -> MeasuredRows:
+        """The lengths of all stored prompts."""
+        return self.measured(range(len(self.rows)))
 
     @cached_property
     def _kept(self) -> tuple[int, ...]:
         """The numbers of the stored rows that are kept."""
-        return self._limit.kept(self._lengths) if self._limit else tuple(range(len(self.rows)))
+        return self._limit.kept(self._all_rows.lengths) if self._limit else tuple(range(len(self.rows)))
 
-    def _tokens(self, items: Sequence[int]) -> list[list[int]]:
-        tokenizer, variables, own = load_tokenizer(self.tokenizer), self.variables, self._schemas
-        return [
-            prompt_tokens(tokenizer, prompt, self.chat_template, self.system_prompt, own or tools, variables)
-            for prompt, tools in zip(self._prompts(items), self.tools_of(items), strict=True)
-        ]
+    def checked_tokens(self, items: Sequence[int]) -> list[list[int]]:
+        """Return the tokens of stored prompts. Raises InvalidInput for one that is no prompt."""
+        prompts = self._prompts(items)
+        for row, prompt in zip(items, prompts, strict=True):
+            self.check_prompt(row, prompt, remedy=", or set last_answer to strip")
+            self._check_system_turn(row, prompt)
+        return self._tokens(items, prompts)
+
+    def _tokens(self, items: Sequence[int], prompts: Sequence[Prompt]) -> list[list[int]]:
+        tokenizer, own = load_tokenizer(self.tokenizer), self._schemas
+        shown = [(prompt, own or tools) for prompt, tools in zip(prompts, self.tools_of(items), strict=True)]
+        return prompts_tokens(tokenizer, shown, self.chat_template, self.system_prompt, self.variables)
 
     def _check_system_turn(self, row: int, prompt: Prompt) -> None:
         """Raise InvalidInput if a system prompt has no effect or is the second system message of a chat."""
@@ -200,20 +206,31 @@ class PreferenceDataset(DatasetSource):
         ]
         return {"tokens": [tokens for tokens, _ in rows], "prompt_length": [length for _, length in rows]}
 
-    def check(self, max_tokens: int, vocabulary: int | None = None) -> int:
-        """Raise InvalidInput for data that would fail in some step; return the longest row's number of tokens.
+    def check(self, max_tokens: int, vocabulary: int | None = None, items: Sequence[int] | None = None) -> CheckedRows:
+        """Raise InvalidInput for data that would fail in some step.
 
-        `max_tokens` is the longest row that fits. `vocabulary` is the vocabulary size of the models.
+        `max_tokens` is the longest row that fits. `vocabulary` is the vocabulary size of the models. `items` are
+        those that a run reads, by default all.
         """
         for column in filter(None, (self._prompt_column, self.chosen_column, self.rejected_column)):
             require_text(self.rows, column, allow_messages=column == self._prompt_column or self._has_chats)
         self._check_sides()
         self.check_columns()
-        pairs = self._pairs(range(self.num_items))
-        for pair, values in enumerate(pairs):
+        self.check_tokenizer(has_chats=self._has_chat_prompts)
+        rows = self.measured(range(self.num_items) if items is None else items)
+        self.check_measured(rows, max_tokens, vocabulary)
+        return CheckedRows(rows.lengths, self.remarks())
+
+    def checked_tokens(self, items: Sequence[int]) -> list[list[int]]:
+        """Return the tokens of both rows of each pair. Raises InvalidInput for a pair that cannot be used."""
+        pairs = self._pairs(items)
+        for pair, values in zip(items, pairs, strict=True):
             self._check_pair(pair, *values)
-        self.check_tokenizer(has_chats=not isinstance(pairs[0][0], str))
-        return self.check_tokens(self.read(range(len(self)))["tokens"], max_tokens, vocabulary, rows_per_item=2)
+        read = zip(items, pairs, self.tools_of(items), strict=True)
+        sides = (
+            (2 * item + side, values[0], values[1 + side], tools) for item, values, tools in read for side in (0, 1)
+        )
+        return [self._answered(*side)[0] for side in sides]
 
     def _check_sides(self) -> None:
         """Raise InvalidInput unless both answers are strings or both are messages."""
@@ -246,8 +263,12 @@ class PreferenceDataset(DatasetSource):
     @property
     def goes_through_template(self) -> bool:
         """Whether the tokenizer's chat template writes the rows."""
+        return self.chat_template or self._has_chat_prompts
+
+    @property
+    def _has_chat_prompts(self) -> bool:
         column = self._prompt_column
-        return self.chat_template or self._has_chats or bool(column and self.rows.column(column).holds_messages)
+        return self._has_chats or bool(column and self.rows.column(column).holds_messages)
 
     @property
     def _has_chats(self) -> bool:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from prefect_rlhf.errors.errors import InvalidInput
+from prefect_rlhf.tasks.data.row_checks import MeasuredRows
 
 OverlongPrompts = Literal["refuse", "drop", "keep_end", "keep_start"]
 
@@ -34,14 +35,16 @@ class PromptLimit:
             return tokens[-self.most :]
         return tokens[: self.most] if self.overlong == "keep_start" else tokens
 
-    def check(self, name: str, lengths: Sequence[int]) -> None:
+    def check(self, name: str, rows: MeasuredRows) -> None:
         """Raise InvalidInput for a prompt above the limit if these are refused, and if all prompts would be dropped."""
-        longer = [row for row, length in enumerate(lengths) if length > self.most]
+        longer = [row for row, length in enumerate(rows.lengths) if length > self.most]
         if longer and self.overlong == "refuse":
             expected = f"at most {self.most}, its max_prompt_length; overlong_prompts can drop or cut longer prompts"
-            raise InvalidInput(f"{name} row {longer[0]}", f"{lengths[longer[0]]} tokens", expected)
-        if self.overlong == "drop" and len(longer) == len(lengths):
-            expected = f"at least {min(lengths)}, the shortest prompt: all {len(lengths)} would be dropped"
+            seen = f"{rows.lengths[longer[0]]} tokens"
+            raise InvalidInput(f"{name} row {rows.item_of(longer[0])}", seen, expected)
+        if self.overlong == "drop" and len(longer) == len(rows.lengths):
+            shortest = min(rows.lengths)
+            expected = f"at least {shortest}, the shortest prompt: all {len(longer)} would be dropped"
             raise InvalidInput(f"{name}.max_prompt_length", self.most, expected)
 
     def remark(self, name: str, lengths: Sequence[int]) -> str:

@@ -1,7 +1,12 @@
 """The items of a dataset that enter each step: seeded permutations, one after another, a pure function of the step."""
 
 import random
+from collections.abc import Sequence
 from functools import lru_cache
+
+from prefect_rlhf.placement.graph import Call, DataflowGraph
+
+FIRST = 16  # items: trials of functions read some of these
 
 
 def row_ids(step: int, batch_size: int, seed: int, num_items: int) -> tuple[int, ...]:
@@ -13,6 +18,28 @@ def row_ids(step: int, batch_size: int, seed: int, num_items: int) -> tuple[int,
     """
     positions = range(step * batch_size, (step + 1) * batch_size)
     return tuple(_permutation(seed, at // num_items, num_items)[at % num_items] for at in positions)
+
+
+def items_read(graph: DataflowGraph, steps: int, seed: int) -> dict[str, Sequence[int]]:
+    """Return the items of each dataset that some step reads, in the dataset's order.
+
+    Evaluations read the first items, and so do trials of a user's functions.
+    """
+    read: dict[str, Sequence[int]] = {}
+    for dataset in graph.datasets:
+        calls = [part for call in graph for part in call.by_row_set if part.rows.dataset == dataset.name]
+        in_all_steps = steps * max([_items(call) for call in calls if call.every is None], default=0)
+        first = max([FIRST, *(_items(call) for call in calls if call.every is not None)])
+        if max(first, in_all_steps) >= dataset.num_items:
+            read[dataset.name] = range(dataset.num_items)
+        else:
+            read[dataset.name] = sorted({*range(first), *_permutation(seed, 0, dataset.num_items)[:in_all_steps]})
+    return read
+
+
+def _items(call: Call) -> int:
+    """Return the items behind the call's rows of a step."""
+    return call.span // call.rows.rows_per_item
 
 
 @lru_cache(maxsize=4)

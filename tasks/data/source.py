@@ -8,6 +8,7 @@ from typing import Any
 from prefect_rlhf.engines.rows import KEYS_OF_CALLS, ColumnKind
 from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.tasks.data.messages import has_text, plain_messages, shown_tools
+from prefect_rlhf.tasks.data.row_checks import MeasuredRows, Say, measure, silent
 from prefect_rlhf.tasks.data.stored.stored_rows import DEFAULT_SPLIT, DEFAULT_SPLIT_COLUMN, StoredRows
 from prefect_rlhf.tasks.data.template_checks import (
     DEFAULT_TOOLS_COLUMN,
@@ -25,6 +26,7 @@ class DatasetSource:
 
     `column_paths` gives columns other names: key -> column, or field of a struct such as `reward_model.ground_truth`.
     The chat template gets `chat_template_kwargs`, and a row's schemas of tools. `eos_token` is the model's setting.
+    `say` gets a line now and then during a long check.
     """
 
     name: str
@@ -37,10 +39,11 @@ class DatasetSource:
     chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict, hash=False)
     tools_column: str | None = DEFAULT_TOOLS_COLUMN
     eos_token: str | None = None
+    say: Say = field(default=silent, kw_only=True, repr=False, compare=False)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the settings only: rows that were read are not pickled."""
-        return {field.name: getattr(self, field.name) for field in fields(self)}
+        """Return the settings only: rows that were read are not pickled, and a rank says nothing."""
+        return {field.name: getattr(self, field.name) for field in fields(self)} | {"say": silent}
 
     @cached_property
     def rows(self) -> StoredRows:
@@ -173,31 +176,37 @@ class DatasetSource:
         if not is_text and not all(turn["role"] for turn in value):
             raise InvalidInput(where, value, f"messages that all have a role, in {self.path}")
 
-    def check_tokens(
-        self, rows: Sequence[Sequence[int]], max_tokens: int, vocabulary: int | None, rows_per_item: int = 1
-    ) -> int:
-        """Return the longest row's number of tokens.
-
-        Raises InvalidInput for a row that does not fit, has only special tokens, or has a token outside the
-        `vocabulary`.
-        """
+    def measured(self, items: Sequence[int]) -> MeasuredRows:
+        """Measure the rows of some items. Raises InvalidInput for a row that can never be used."""
         tokenizer = load_tokenizer(self.tokenizer)
         meaningless = {*tokenizer.all_special_ids}
-        for row, tokens in enumerate(rows):
-            if meaningless.issuperset(tokens):
-                seen = "no token" if not tokens else f"only {tokenizer.decode(sorted(set(tokens)))}"
-                expected = f"text that the tokenizer of {self.tokenizer} knows, in {self.path}"
-                raise InvalidInput(f"{self.name} row {row // rows_per_item}", seen, expected)
-            if None in tokens:
-                raise InvalidInput(
-                    f"{self.name}.tokenizer", self.tokenizer, "a tokenizer with an end-of-sequence token"
-                )
-            if vocabulary is not None and max(tokens) >= vocabulary:
-                expected = f"tokens below {vocabulary}, the models' vocab_size; use the models' own tokenizer"
-                raise InvalidInput(f"{self.name} row {row // rows_per_item}", f"token {max(tokens)}", expected)
-            if len(tokens) > max_tokens:
-                drop = f", or set max_prompt_length: {max_tokens} and overlong_prompts: drop"
-                remedy = f"shorten or remove the row of {self.path}{drop if hasattr(self, 'overlong_prompts') else ''}"
-                expected = f"at most {max_tokens} to fit the context; {remedy}"
-                raise InvalidInput(f"{self.name} row {row // rows_per_item}", f"{len(tokens)} tokens", expected)
-        return max(map(len, rows))
+
+        def tokens_of(chunk: Sequence[int]) -> list[list[int]]:
+            rows = self.checked_tokens(chunk)
+            for row, tokens in enumerate(rows):
+                if None in tokens:
+                    expected = "a tokenizer with an end-of-sequence token"
+                    raise InvalidInput(f"{self.name}.tokenizer", self.tokenizer, expected)
+                if meaningless.issuperset(tokens):
+                    seen = "no token" if not tokens else f"only {tokenizer.decode(sorted(set(tokens)))}"
+                    expected = f"text that the tokenizer of {self.tokenizer} knows, in {self.path}"
+                    raise InvalidInput(f"{self.name} row {chunk[row * len(chunk) // len(rows)]}", seen, expected)
+            return rows
+
+        return measure(self.name, items, tokens_of, self.say)
+
+    def checked_tokens(self, items: Sequence[int]) -> list[list[int]]:
+        """Return the tokens of the items' rows. Raises InvalidInput for an item that cannot be a row."""
+        raise NotImplementedError
+
+    def check_measured(self, rows: MeasuredRows, max_tokens: int | None, vocabulary: int | None) -> None:
+        """Raise InvalidInput for a row of more than `max_tokens`, and for a token outside the `vocabulary`."""
+        if vocabulary is not None and rows.highest_token >= vocabulary:
+            expected = f"tokens below {vocabulary}, the models' vocab_size; use the models' own tokenizer"
+            raise InvalidInput(f"{self.name} row {rows.highest_item}", f"token {rows.highest_token}", expected)
+        if max_tokens is not None and max(rows.lengths) > max_tokens:
+            row = next(row for row, length in enumerate(rows.lengths) if length > max_tokens)
+            drop = f", or set max_prompt_length: {max_tokens} and overlong_prompts: drop"
+            remedy = f"shorten or remove the row of {self.path}{drop if hasattr(self, 'overlong_prompts') else ''}"
+            expected = f"at most {max_tokens} to fit the context; {remedy}"
+            raise InvalidInput(f"{self.name} row {rows.item_of(row)}", f"{rows.lengths[row]} tokens", expected)

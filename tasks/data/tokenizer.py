@@ -78,12 +78,36 @@ def prompt_tokens(
     text of a message becomes a control token. Raises InvalidInput for messages that the template refuses, and for a
     broken template.
     """
-    if not _is_chat(prompt, chat_template):
-        return [] if not prompt else list(tokenizer(prompt)["input_ids"])
-    control = control_tokens(tokenizer)
-    guarded = control.guard([*system_turn(system_prompt), *asked(prompt)], tools, "chat_template")
-    text = rendered(tokenizer, guarded, "chat_template", variables=variables, add_generation_prompt=True)
-    return control.tokens(text, guarded.mark, "chat_template")
+    (tokens,) = prompts_tokens(tokenizer, [(prompt, tools)], chat_template, system_prompt, variables)
+    return tokens
+
+
+def prompts_tokens(
+    tokenizer: Any,
+    prompts: Sequence[tuple[Prompt, Tools]],
+    chat_template: bool,
+    system_prompt: str | None = None,
+    variables: Variables | None = None,
+) -> list[list[int]]:
+    """Return what `prompt_tokens` returns for each prompt with its tools; the tokenizer uses all cores for many."""
+    control, system = control_tokens(tokenizer), system_turn(system_prompt)
+    tokens: dict[int, list[int]] = {}
+    texts: dict[bool, dict[int, str]] = {True: {}, False: {}}  # by whether the text begins as the tokenizer begins one
+    for row, (prompt, tools) in enumerate(prompts):
+        if not _is_chat(prompt, chat_template):
+            texts[bool(prompt)][row] = str(prompt)
+            continue
+        guarded = control.guard([*system, *asked(prompt)], tools, "chat_template")
+        text = rendered(tokenizer, guarded, "chat_template", variables=variables, add_generation_prompt=True)
+        if guarded.mark:
+            tokens[row] = control.tokens(text, guarded.mark, "chat_template")
+        else:
+            texts[False][row] = text
+    for begins, rows in texts.items():
+        if rows:
+            found = tokenizer(list(rows.values()), add_special_tokens=begins, return_attention_mask=False)
+            tokens.update(zip(rows, map(list, found["input_ids"]), strict=True))
+    return [tokens[row] for row in range(len(prompts))]
 
 
 def asked(prompt: Prompt) -> Sequence[ChatMessage]:

@@ -10,6 +10,7 @@ import random
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Protocol
 
 from prefect_rlhf.engines.commands import RowSource
@@ -31,18 +32,27 @@ QUICK_SECONDS = 5.0  # after a first row that takes longer, no other is tried
 
 
 class TokenizedSource(RowSource, Protocol):
-    """A dataset with the folder of the tokenizer that makes its tokens."""
+    """A dataset of items, with the folder of the tokenizer that makes its tokens."""
 
     @property
     def tokenizer(self) -> str: ...
 
+    @property
+    def num_items(self) -> int: ...
+
 
 def try_rewards(
-    graph: DataflowGraph, sources: Mapping[str, TokenizedSource], seed: int = 0, *, calls: bool = True
+    graph: DataflowGraph,
+    sources: Mapping[str, TokenizedSource],
+    seed: int = 0,
+    *,
+    items: Mapping[str, Sequence[int]] = MappingProxyType({}),
+    calls: bool = True,
 ) -> list[str]:
     """Import each reward function, and call it on rows of the datasets that it scores; return a line per warning.
 
-    Functions with `try_first: false` are only imported; without `calls`, all are. Raises InvalidInput for a function
+    `items` are those of each dataset that may be read, by default all. Functions with `try_first: false` are only
+    imported; without `calls`, all are. Raises InvalidInput for a function
     that cannot be imported, takes other arguments, needs a column that rows lack, or fails with every response.
     """
     scored: dict[str, dict[str, None]] = {}  # names of datasets, by the settings of rewards
@@ -61,20 +71,20 @@ def try_rewards(
                     check_columns(function, loaded, tuple(sources[name].column_kinds))
                 if not calls or not rewards.functions[function.name].try_first:
                     continue
-                rows |= {name: made_up_rows(sources[name], seed) for name in names if name not in rows}
+                rows |= {name: made_up_rows(sources[name], seed, items.get(name)) for name in names if name not in rows}
                 found = [Tried(function, name, rows[name], pool).remark(loaded.place) for name in names]
                 warnings += list(filter(None, found))[:1]  # of held-out rows it says the same again
     return warnings
 
 
-def made_up_rows(source: TokenizedSource, seed: int) -> Rows:
-    """Return a few rows of a dataset by their number, as a function gets them: the first, the last, others by `seed`.
+def made_up_rows(source: TokenizedSource, seed: int, items: Sequence[int] | None = None) -> Rows:
+    """Return rows of a few items by their number, as a function gets them: of the first, the last, others by `seed`.
 
     The response repeats tokens of the prompt, so that every token exists; rows that have an answer keep it.
     """
-    numbers = range(len(source))
-    between = random.Random(seed).sample(numbers[1:-1], min(ROWS - 2, max(len(source) - 2, 0)))
-    chosen = list(dict.fromkeys((0, len(source) - 1, *between)))
+    numbers, per_item = range(source.num_items) if items is None else items, len(source) // source.num_items
+    between = random.Random(seed).sample(numbers[1:-1], min(ROWS - 2, max(len(numbers) - 2, 0)))
+    chosen = [item * per_item for item in dict.fromkeys((numbers[0], numbers[-1], *between))]
     read = source.read(chosen)
     if "prompt_tokens" in read:
         prompts = read["prompt_tokens"]

@@ -30,6 +30,10 @@ SMALLEST = {
         "--plans 0 --families 1",
         "beyond_tolerance max_ratio min_ratio never_under num_plans num_ranks",
     ),
+    "check_rows": (
+        "--rows 200 --model {home}/models/smollm2",
+        "chat_ratio chat_rows_per_second rows text_ratio text_rows_per_second",
+    ),
     "checkpoint_step": (
         "--steps 4 --every 2 --ranks 1 --batch-size 4 --tokens 8 --layers 1 --hidden 192 --vocabulary 64",
         "checkpoint_seconds commit_seconds extra_seconds_per_checkpoint mean_seconds_with mean_seconds_without "

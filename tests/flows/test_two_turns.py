@@ -41,7 +41,7 @@ def given(parameters):
 def traced(flow, given, **algo):
     """The graph and the inputs of the flow."""
     _, arguments = RunOptions.split(flow.validate_parameters(given | {"algo": ALGO | algo}))
-    inputs = read_run_inputs(arguments)
+    inputs = read_run_inputs(arguments).checked()
     return flow.algorithm.trace(arguments, inputs.models, inputs.datasets), inputs
 
 

@@ -57,6 +57,10 @@ class Column(Protocol):
         """Return the values of rows; the caller may change them."""
         ...
 
+    def rows_with(self, text: str) -> Sequence[int]:
+        """Return the numbers of the rows whose value is a text."""
+        ...
+
 
 @dataclass(frozen=True)
 class ArrowColumn:
@@ -108,9 +112,19 @@ class ArrowColumn:
         return ArrowColumn(self.type.field(name).type, lambda: pc.struct_field(self.values, name))
 
     def read(self, rows: Sequence[int]) -> list[Any]:
-        """Return the values of rows, each looked up separately: `take` would merge the chunks, up to 2 GB at most."""
-        values = [self.values[row].as_py(maps_as_pydicts="lossy") for row in rows]
+        """Return the values of rows. Neighbours are read together; others one by one, since `take` merges chunks."""
+        if isinstance(rows, range) and rows.step == 1:
+            values = self.values.slice(rows.start, len(rows)).to_pylist(maps_as_pydicts="lossy")
+        else:
+            values = [self.values[row].as_py(maps_as_pydicts="lossy") for row in rows]
         return [_from_json(self.type, value) for value in values] if "json" in str(self.type) else values
+
+    def rows_with(self, text: str) -> Sequence[int]:
+        """Return the numbers of the rows whose value is a text, compared by Arrow: millions of rows have splits."""
+        if not is_text(self.type):
+            return [row for row, value in enumerate(self.read(range(len(self.values)))) if value == text]
+        rows: list[int] = pc.indices_nonzero(pc.equal(self.values.cast(pa.large_string()), text)).to_pylist()
+        return rows
 
 
 @dataclass(frozen=True)
@@ -161,6 +175,10 @@ class PlainColumn:
     def read(self, rows: Sequence[int]) -> list[Any]:
         """Return copies of the values of rows."""
         return [deepcopy(self.values[row]) for row in rows]
+
+    def rows_with(self, text: str) -> Sequence[int]:
+        """Return the numbers of the rows whose value is a text."""
+        return [row for row, value in enumerate(self.values) if value == text]
 
 
 def is_text(type_: Any) -> bool:

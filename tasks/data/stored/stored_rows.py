@@ -56,7 +56,10 @@ class StoredRows:
     def read(self, path: str, rows: Sequence[int] | None = None) -> list[Any]:
         """Return plain values of `rows`, by default of all rows."""
         numbers = self._rows
-        return self.column(path).read([numbers[row] for row in (range(len(numbers)) if rows is None else rows)])
+        rows = range(len(numbers)) if rows is None else rows
+        if isinstance(numbers, range) and isinstance(rows, range):  # neighbours, which are read faster
+            return self.column(path).read(numbers[rows.start : rows.stop : rows.step])
+        return self.column(path).read([numbers[row] for row in rows])
 
     def _find(self, path: str, field: str) -> Column:
         columns = self._opened[0].columns
@@ -120,10 +123,10 @@ class StoredRows:
         table, split_column = self._opened
         if split_column is None:
             return range(table.num_rows)
-        splits = table.columns[split_column].read(range(table.num_rows))
-        rows = [row for row, split in enumerate(splits) if split == self.split]
+        splits = table.columns[split_column]
+        rows = splits.rows_with(self.split)
         if not rows:
-            names = ", ".join(sorted({str(split) for split in splits})[:8])
+            names = ", ".join(sorted({str(split) for split in splits.read(range(table.num_rows))})[:8])
             raise InvalidInput(f"{self.field}.split", self.split, f"a split of {self.path}: {names}")
         return rows
 

@@ -49,7 +49,7 @@ def test_prompts_are_read_by_the_tokenizer_of_the_role_that_speaks(tmp_path):
     inputs = read_run_inputs(arguments)
     read = inputs.read_by("student")
     assert (read.tokenizer, read.sources["prompts"].tokenizer) == (str(tmp_path / "student"),) * 2
-    assert read.longest == inputs.longest
+    assert read.checked().longest == inputs.checked().longest
     assert read.read_by("student") is read
 
 
@@ -59,10 +59,10 @@ def test_the_end_of_an_answer_is_that_of_the_role_that_speaks(tmp_path):
     paths = {role: make_model(tmp_path / role) for role in ("teacher", "student")}
     models = {"teacher": Model(path=paths["teacher"]), "student": Model(path=paths["student"], eos_token="best")}
     inputs = read_run_inputs({"prompts": prompts, **models})
-    assert inputs.remarks()[-1].startswith("an answer ends with </s> (2), from the tokenizer")
+    assert inputs.checked().remarks[-1].startswith("an answer ends with </s> (2), from the tokenizer")
     read = inputs.read_by("student")
     assert read.sources["prompts"].eos_token == "best"
-    assert read.remarks()[-1] == (
+    assert read.checked().remarks[-1] == (
         "an answer ends with best (13), from the setting eos_token; a response also ends with </s> (2)"
     )
     assert read.models["student"].eos_token == "best"

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.quick
 def asked(flow, parameters):
     """Inputs and graph of a flow."""
     _, arguments = RunOptions.split(flow.validate_parameters(parameters))
-    inputs = read_run_inputs(arguments)
+    inputs = read_run_inputs(arguments).checked()
     return inputs, flow.algorithm.trace(arguments, inputs.models, inputs.datasets)
 
 

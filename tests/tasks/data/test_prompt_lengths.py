@@ -31,21 +31,23 @@ def test_a_prompt_that_is_too_long_is_refused_unless_something_else_is_asked_for
 
 def test_prompts_that_are_left_out_are_said_and_leave_columns_where_they_belong(prompts):
     source = prompts(max_prompt_length=4, overlong_prompts="drop")
-    assert source.check(max_tokens=64) == 4
+    checked = source.check(max_tokens=64)
+    assert checked.longest == 3  # of those that are read
     there = pickle.loads(pickle.dumps(source))  # as ranks get it
     for one in (source, there):
         assert (len(one), one.num_items) == (2, 2)
         assert one.read([1, 0])["prompt_tokens"] == [ids("<s> good"), ids("<s> a film")]
         assert one.read_column("number", [1, 0]) == [2, 0]
-    assert source.remarks() == ("prompts: 2 of 4 prompts are longer than 4 tokens and left out",)
+    assert checked.remarks == ("prompts: 2 of 4 prompts are longer than 4 tokens and left out",)
 
 
 @pytest.mark.parametrize(("keep", "text"), [("keep_end", "is the best film"), ("keep_start", "<s> what is the")])
 def test_prompts_are_cut_at_the_end_that_is_asked_for(prompts, keep, text):
     source = prompts(max_prompt_length=4, overlong_prompts=keep)
-    assert source.check(max_tokens=64) == 4
+    checked = source.check(max_tokens=64)
+    assert checked.longest == 4
     assert source.read([1, 2])["prompt_tokens"] == [ids(text), ids("<s> good")]
-    assert source.remarks() == (f"prompts: 2 of 4 prompts are longer than 4 tokens and cut to their {keep[5:]}",)
+    assert checked.remarks == (f"prompts: 2 of 4 prompts are longer than 4 tokens and cut to their {keep[5:]}",)
 
 
 @pytest.mark.parametrize(

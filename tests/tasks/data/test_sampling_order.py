@@ -1,9 +1,14 @@
 """The order of rows: every item once per epoch, and a step's rows depend on nothing but its number."""
 
+from dataclasses import replace
+
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prefect_rlhf.tasks.data.row_order import row_ids
+from prefect_rlhf import PPO
+from prefect_rlhf.flows.ppo import ppo
+from prefect_rlhf.tasks.data.row_order import FIRST, items_read, row_ids
+from tests.flows.test_algorithms import traced
 
 
 @given(seed=st.integers(0, 5), num_items=st.integers(1, 30), batch_size=st.integers(1, 9), epochs=st.integers(1, 3))
@@ -18,6 +23,17 @@ def test_each_epoch_has_every_item_once(seed, num_items, batch_size, epochs):
 def test_epochs_and_seeds_have_orders_of_their_own():
     orders = {row_ids(epoch, 50, seed, 50) for epoch in range(3) for seed in range(3)}
     assert len(orders) == 9
+
+
+@given(num_items=st.integers(8, 60), steps=st.integers(0, 9), seed=st.integers(0, 3))
+def test_the_items_that_a_run_reads_are_those_of_its_steps_and_the_first(num_items, steps, seed):
+    """Each row that some step or evaluation gets is among the rows that are checked, and hardly any other."""
+    graph = traced(ppo, algo=PPO(batch_size=8))
+    dataset, *others = graph.datasets
+    graph = replace(graph, datasets=(replace(dataset, num_items=num_items), *others))
+    in_steps = {item for step in range(steps) for item in row_ids(step, 8, seed, num_items)}
+    expected = sorted(in_steps | set(range(min(FIRST, num_items))))
+    assert list(items_read(graph, steps, seed)[dataset.name]) == expected
 
 
 def test_the_order_is_the_same_in_every_release():
