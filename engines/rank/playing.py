@@ -70,11 +70,9 @@ def answer_tokens(command: CallCommand, source: RowSource | None) -> AnswerToken
     """
     play, role, tokenizers = command.play, command.call.role, command.tokenizers
     assert play is not None and role is not None
-    if source is not None and tokenizers.alike.get(role, role) == tokenizers.speaks:
-        settings = (source.variables, source.eos_token)
-    else:
-        settings = ()
-    return AnswerTokens(tokenizers.folders[role], play.max_answer_tokens, play.overlong_answers, *settings)
+    reads = tokenizers.alike.get(role, role) == tokenizers.speaks
+    of_prompts = (source.variables, source.eos_token) if source is not None and reads else (None, None)
+    return AnswerTokens(tokenizers.folders[role], play.max_answer_tokens, play.overlong_answers, *of_prompts)
 
 
 def plain_rows(

@@ -226,11 +226,11 @@ class PreferenceDataset(DatasetSource):
         pairs = self._pairs(items)
         for pair, values in zip(items, pairs, strict=True):
             self._check_pair(pair, *values)
-        read = zip(items, pairs, self.tools_of(items), strict=True)
-        sides = (
-            (2 * item + side, values[0], values[1 + side], tools) for item, values, tools in read for side in (0, 1)
-        )
-        return [self._answered(*side)[0] for side in sides]
+        return [
+            self._answered(2 * item + side, prompt, answer, tools)[0]
+            for item, (prompt, *answers), tools in zip(items, pairs, self.tools_of(items), strict=True)
+            for side, answer in enumerate(answers)
+        ]
 
     def _check_sides(self) -> None:
         """Raise InvalidInput unless both answers are strings or both are messages."""
