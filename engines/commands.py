@@ -22,6 +22,7 @@ from prefect_rlhf.placement.layout.layout import Layout
 from prefect_rlhf.placement.layout.regions import Region, intersection
 from prefect_rlhf.placement.models.model import ModelSpec
 from prefect_rlhf.placement.plan import ModelInstance
+from prefect_rlhf.placement.rows.tokenizers import Tokenizers
 
 FINGERPRINT_MODULUS = 2**64
 Bytes = TypeVar("Bytes", int, Mapping[str, int])
@@ -143,7 +144,7 @@ class CallCommand:
     row_ids: tuple[int, ...]
     seed: int
     run_dir: Path
-    tokenizer: str
+    tokenizers: Tokenizers
     micro_batches: int = 1
     reads: int | None = None
     writes: int | None = None

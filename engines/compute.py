@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from prefect_rlhf.engines.registry import Registry
+from prefect_rlhf.errors.errors import InvalidInput
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -25,7 +26,9 @@ def saved_state(kind: type[State]) -> type[State]:
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """The step, folder and tokenizer of a computation, and the origin of its rows.
+    """The step and folder of a computation, the origin of its rows, and the tokenizers of the roles.
+
+    Rows that a role generated have its tokenizer; tokens of a computation have that of the role that reads them.
 
     Before a run, every computation is tried on a few rows in a process of its own, with a `run_dir` that no other
     computation uses.
@@ -33,10 +36,18 @@ class Context:
 
     step: int
     run_dir: Path  # the run's folder
-    tokenizer: str  # folder of the generating role's tokenizer
+    only_tokenizer: str | InvalidInput  # as `tokenizer`, or why there is no such folder
     row_ids: tuple[int, ...]  # the rows' numbers in the dataset
     versions: Mapping[str, int] = field(default_factory=dict)  # role -> weight version that contributed to the rows
     generated_by: str | None = None  # the role that generated the rows; None for a dataset's rows
+    tokenizers: Mapping[str, str] = field(default_factory=dict)  # role -> folder of its tokenizer
+
+    @property
+    def tokenizer(self) -> str:
+        """The folder of the tokenizer of all tokens that it reads and makes; raises InvalidInput for several."""
+        if isinstance(self.only_tokenizer, InvalidInput):
+            raise self.only_tokenizer
+        return self.only_tokenizer
 
     @property
     def weight_version(self) -> int:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
+from prefect_rlhf.errors.errors import InvalidInput
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -53,7 +55,8 @@ class Batch(Mapping[str, "Tensor"]):
 
     `columns` are the rows without padding. `groups` [B] are the numbers of the rows' source rows: equal for all
     responses to the same prompt. A dataset's column of numbers is a key as well (float64, NaN for null), and
-    `values_of` reads any of its columns. Raises NoSuchColumn for an unknown key.
+    `values_of` reads any of its columns. `written_by` is the folder of the tokenizer that wrote their tokens, or why it
+    is unknown. Raises NoSuchColumn for an unknown key.
 
     >>> import torch
     >>> batch = Batch({"logprobs": [torch.tensor([-1.0, -2.0]), torch.tensor([-3.0])]})
@@ -62,9 +65,14 @@ class Batch(Mapping[str, "Tensor"]):
     """
 
     def __init__(
-        self, columns: Mapping[str, Column], groups: Tensor | None = None, dataset: DatasetColumns | None = None
+        self,
+        columns: Mapping[str, Column],
+        groups: Tensor | None = None,
+        dataset: DatasetColumns | None = None,
+        written_by: str | InvalidInput | None = None,
     ) -> None:
         self.columns = dict(columns)
+        self.written_by = written_by
         self._groups, self._dataset = groups, dataset
 
     def __getitem__(self, key: str) -> Tensor:
@@ -80,6 +88,15 @@ class Batch(Mapping[str, "Tensor"]):
         if self._groups is None:
             raise NoSuchColumn("groups", self.there)
         return self._groups
+
+    @property
+    def tokenizer(self) -> str:
+        """The folder of the tokenizer that wrote the tokens. Raises InvalidInput if it may be one of several."""
+        if isinstance(self.written_by, InvalidInput):
+            raise self.written_by
+        if self.written_by is None:
+            raise NoSuchColumn("tokenizer", self.there)
+        return self.written_by
 
     @property
     def there(self) -> tuple[str, ...]:

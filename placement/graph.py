@@ -252,6 +252,13 @@ class DataflowGraph(HashedOnce):
         sources = (self.generated_by(self.call(port.source)) for port in call.inputs if port.source in self._by_name)
         return next((source for source in sources if source), None)
 
+    def makes_prompts_of(self, rows: RowSet) -> bool:
+        """Whether a call made the prompts of these rows; else they are the dataset's."""
+        made = rows.numbered
+        if made.parent is None:
+            return False
+        return self.call(made.name).kind != "generate" or made.parent.numbered.parent is not None
+
     def reads_of(self, consumer: str) -> Mapping[str, tuple[str, ...]]:
         """Return the calls whose rows `consumer` reads, each with all keys that it reads, over all ports.
 

@@ -57,7 +57,7 @@ SUB_ROOMS: Mapping[str, Mapping[str, str]] = {
         "rl": "rl.settings data tracing .",
         "rl.settings": ".",
         "trackers": "running data .",
-        "trial": "running tracing .",
+        "trial": "running data tracing .",
         "running": "running.steps checkpoints data server tracing .",
         "running.steps": "running data",
         "checkpoints": "tracing .",

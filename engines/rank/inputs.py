@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from prefect_rlhf.engines.commands import CallCommand, PassCommand, RowSource
 from prefect_rlhf.engines.engine import Sequences, TrainingRows
 from prefect_rlhf.engines.rank.store import RowsMissing, RowStore
 from prefect_rlhf.engines.rows import Batch, Column, ColumnKind, DatasetColumns, numbers, pad
+from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.placement.graph import Port
 
 
@@ -21,7 +23,8 @@ class CallInputs:
     """The columns of a call's rows that this rank's stage uses, port by port in the order of `ports`.
 
     `groups` are the numbers of the rows' source rows, `dataset` the columns of the dataset behind them. `lengths` are
-    the tokens of each row if the controller knows them; else they are counted.
+    the tokens of each row if the controller knows them; else they are counted. `tokenizers` are the folders of the
+    tokenizers that wrote each port's tokens.
     """
 
     ports: tuple[Port, ...]
@@ -30,11 +33,14 @@ class CallInputs:
     dataset: DatasetColumns | None = None
     lengths: tuple[int, ...] = ()
     keys: frozenset[str] | None = None  # the keys that the stage uses; None: all
+    tokenizers: tuple[str | InvalidInput | None, ...] = ()
 
     @property
     def batches(self) -> list[Batch]:
         """A Batch per port: a computation's positional arguments."""
-        return [Batch(columns, torch.tensor(self.groups), self.dataset) for columns in self.columns]
+        groups = torch.tensor(self.groups)
+        ports = zip_longest(self.columns, self.tokenizers)
+        return [Batch(columns, groups, self.dataset, tokenizer) for columns, tokenizer in ports]
 
     def first(self, key: str) -> Column | None:
         """Return the column of the first port that has it."""
@@ -121,7 +127,9 @@ def read_call_inputs(command: CallCommand, store: RowStore, datasets: Mapping[st
     source = datasets.get(rows.dataset)
     dataset = RowsOfDataset(source, command.row_ids) if source is not None else None
     groups = rows.groups(command.rows)
-    return CallInputs(command.call.inputs, tuple(columns), groups, dataset, command.lengths, command.keys)
+    ports = command.call.inputs
+    tokenizers = tuple(command.tokenizers.of_rows(port.source) for port in ports)
+    return CallInputs(ports, tuple(columns), groups, dataset, command.lengths, command.keys, tokenizers)
 
 
 def training_rows(

@@ -60,9 +60,11 @@ def play_rows(
 
 
 def answer_tokens(command: CallCommand) -> AnswerTokens:
-    """Return the text and tokens of the call's plays."""
-    assert command.play is not None
-    return AnswerTokens(command.tokenizer, command.play.max_answer_tokens, command.play.overlong_answers)
+    """Return the text and tokens of the call's plays, in the tokenizer of the role that plays."""
+    assert command.play is not None and command.call.role is not None
+    return AnswerTokens(
+        command.tokenizers.folders[command.call.role], command.play.max_answer_tokens, command.play.overlong_answers
+    )
 
 
 def plain_rows(
@@ -76,10 +78,13 @@ def plain_rows(
 
     `prompt` is the dataset's. A prompt that an earlier call made is its text, as the model reads it.
     """
-    columns: dict[str, Sequence[Any]] = {"prompt": [codec.text(prompt) for prompt in prompts]}
+    texts = {"prompt": [codec.text(prompt) for prompt in prompts]}
+    columns: dict[str, Sequence[Any]] = {**texts}
     source = datasets.get(command.call.rows.dataset)
     if source is not None:
         columns |= {name: source.read_column(name, command.row_ids) for name in source.column_kinds}
+    if not any(port.source in datasets for port in command.call.inputs):
+        columns |= texts
     columns |= {"seed": seeds, "group_seed": group_seeds(command)}
     return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
 

@@ -262,8 +262,9 @@ class Rank:
         began, name = time.perf_counter(), command.call.name
         assert command.function is not None
         inputs = self._inputs(command)
-        origin = command.versions, command.generated_by
-        context = Context(command.step, command.run_dir, command.tokenizer, command.row_ids, *origin)
+        tokenizer = command.tokenizers.of_call(command.call, command.generated_by)
+        origin = command.versions, command.generated_by, command.tokenizers.folders
+        context = Context(command.step, command.run_dir, tokenizer, command.row_ids, *origin)
         computed = Computed(state=self._states.get(name))
         if command.rows or not command.call.rows.choices:
             with torch.no_grad():

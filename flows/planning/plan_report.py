@@ -13,7 +13,6 @@ from prefect_rlhf.flows.planning.assumptions import assumptions
 from prefect_rlhf.flows.planning.given_plan import GivenPlan
 from prefect_rlhf.flows.planning.hints import uneven_batch
 from prefect_rlhf.flows.training.choice.searched_plan import plan_file, summary
-from prefect_rlhf.flows.training.tokenizers import shared_rows
 from prefect_rlhf.placement.graph import DataflowGraph
 from prefect_rlhf.placement.layout.alignment import aligned
 from prefect_rlhf.placement.plan import ExecutionPlan
@@ -22,6 +21,7 @@ from prefect_rlhf.placement.planner.planned import Planned
 from prefect_rlhf.placement.planner.question import Question
 from prefect_rlhf.placement.planner.sweep import Sweep
 from prefect_rlhf.placement.plans.plan_file import plan_json
+from prefect_rlhf.placement.rows.token_writers import shared_rows
 from prefect_rlhf.placement.schedule.estimate import Estimate
 from prefect_rlhf.placement.schedule.throughput import CallSpeed, IterationWork, call_speeds
 from prefect_rlhf.tasks.reporting.pictures.plan import plan_svg

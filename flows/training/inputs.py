@@ -16,7 +16,7 @@ from prefect_rlhf.placement.graph import DataflowGraph, Dataset
 from prefect_rlhf.placement.models.model import ModelSpec
 from prefect_rlhf.tasks.data.chats import ChatDataset
 from prefect_rlhf.tasks.data.datasets import PreferenceDataset, PromptDataset
-from prefect_rlhf.tasks.data.tools import check_answers, shown_by
+from prefect_rlhf.tasks.data.tools import shown_by
 from prefect_rlhf.tasks.model_shape import read_model_spec
 from prefect_rlhf.tasks.play import Play
 
@@ -83,7 +83,6 @@ def read_inputs(
     sources = {name: open_source(name, value, tokenizer) for name, value in there.items()}
     plays = [value for value in arguments.values() if isinstance(value, Play)]
     if prompts := prompts_among(sources):
-        check_answers(plays, tokenizer)
         tools = shown_by(play for play in plays if play.shows_tools)
         sources |= {name: replace(source, tools=tools) for name, source in prompts.items() if tools}
     longest = {name: sources[name].check(context, vocabulary) if name in sources else 0 for name in named}

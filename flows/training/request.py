@@ -14,7 +14,7 @@ from prefect_rlhf.flows.training.inputs import RunInputs, read_run_inputs
 from prefect_rlhf.flows.training.log import log_info, log_warning
 from prefect_rlhf.flows.training.run_folder import check_output_folder, output_folder, read_result
 from prefect_rlhf.flows.training.steps import falling_over, with_steps
-from prefect_rlhf.flows.training.tokenizers import check_tokenizers, speaking_role
+from prefect_rlhf.flows.training.tokenizers import check_play_templates, check_tokenizers
 from prefect_rlhf.flows.training.workload import run_workload
 from prefect_rlhf.placement.cost.sources import CostSources
 from prefect_rlhf.placement.cost.speeds import KnownSpeeds
@@ -24,9 +24,11 @@ from prefect_rlhf.placement.graph import DataflowGraph
 from prefect_rlhf.placement.memory.bytes import with_headroom
 from prefect_rlhf.placement.plan import ExecutionPlan
 from prefect_rlhf.placement.planner.question import Question, Site
+from prefect_rlhf.placement.rows.tokenizers import Tokenizers
 from prefect_rlhf.tasks.checkpoints.best import BestModel
 from prefect_rlhf.tasks.checkpoints.folders import Checkpoint, check_resumable, find_checkpoint
 from prefect_rlhf.tasks.checkpoints.run_identity import run_identity, with_draws_of
+from prefect_rlhf.tasks.data.role_tokenizers import tokenizers_of
 from prefect_rlhf.tasks.running.training_run import TrainingRun
 from prefect_rlhf.tasks.settings import Optimizer
 from prefect_rlhf.tasks.tracing.trace import Algorithm
@@ -59,6 +61,11 @@ class RunRequest:
         """Times of the lease's devices, read once on first use. Raises InvalidInput for unknown hardware."""
         return measured_sources(self.graph.models, self.lease, self.speeds)
 
+    @cached_property
+    def tokenizers(self) -> Tokenizers:
+        """The tokenizers of the roles. Raises InvalidInput for a tokenizer that cannot be read."""
+        return tokenizers_of(self.graph)
+
     @property
     def question(self) -> Question:
         """The planner's question: the best plan for this run. Raises InvalidInput for unknown hardware."""
@@ -72,7 +79,7 @@ class RunRequest:
             num_steps=self.options.steps,
             lease=self.lease,
             sources=self.inputs.sources,
-            tokenizer=self.inputs.tokenizer,
+            tokenizers=self.tokenizers,
             run_dir=run_dir,
             seed=self.options.seed,
             max_sequence_length=self.workload.longest,
@@ -110,7 +117,9 @@ def read_request(
         best.check(graph, options.checkpoint_every, options.keep_checkpoints)
     for line in check_tokenizers(graph):
         log_warning(line)
-    inputs = inputs.read_by(speaking_role(graph))
+    tokenizers = tokenizers_of(graph)
+    check_play_templates(graph, tokenizers)
+    inputs = inputs.read_by(tokenizers.speaks)
     for line in (line for source in inputs.sources.values() for line in source.remarks()):
         log_info(line)
     workload = replace(
@@ -130,8 +139,8 @@ def read_request(
     if any(call.on_hosts or call.play is not None for call in graph):
         check_reward_functions(graph, inputs)
     if options.dry_run and any(call.play is not None for call in graph):
-        check_plays(graph, inputs)
-    check_operators(graph, inputs, best, is_own=not algorithm.is_shipped)
+        check_plays(graph, inputs, tokenizers)
+    check_operators(graph, inputs, tokenizers, best, is_own=not algorithm.is_shipped)
     return RunRequest(options, lease, inputs, graph, workload, checkpoint)
 
 
@@ -204,15 +213,17 @@ def check_reward_functions(graph: DataflowGraph, inputs: RunInputs) -> None:
     check_rewards(graph, inputs.sources)
 
 
-def check_plays(graph: DataflowGraph, inputs: RunInputs) -> None:
+def check_plays(graph: DataflowGraph, inputs: RunInputs, tokenizers: Tokenizers) -> None:
     """Play two rows of each play twice; warn of a play that fails or differs from itself."""
     from prefect_rlhf.tasks.trial.try_plays import try_plays  # imported here: planning starts no process
 
-    for warning in try_plays(graph, inputs.sources, inputs.tokenizer):
+    for warning in try_plays(graph, inputs.sources, tokenizers):
         log_warning(warning)
 
 
-def check_operators(graph: DataflowGraph, inputs: RunInputs, best: BestModel | None, *, is_own: bool) -> None:
+def check_operators(
+    graph: DataflowGraph, inputs: RunInputs, tokenizers: Tokenizers, best: BestModel | None, *, is_own: bool
+) -> None:
     """Try an author's own operators in a separate process; for a best model, also shipped operators that evaluate.
 
     Raises InvalidInput for an invalid operator, and for a `best_metric` that does not exist.
@@ -226,7 +237,7 @@ def check_operators(graph: DataflowGraph, inputs: RunInputs, best: BestModel | N
         from prefect_rlhf.tasks.trial.try_operators import evaluation_of, try_operators
 
         part = graph if is_own else evaluation_of(graph)
-        tried = try_operators(part, inputs.sources, inputs.tokenizer, calls_functions=is_own)
+        tried = try_operators(part, inputs.sources, tokenizers, calls_functions=is_own)
         for warning in tried.warnings:
             log_warning(warning)
         metrics = tried.metrics

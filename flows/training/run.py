@@ -326,7 +326,7 @@ def best_models(run: TrainingRun, checkpoint: Path) -> dict[str, str]:
     for spec in specs:
         with writing(run.run_dir / "best" / spec.role):
             (run.run_dir / "best").mkdir(exist_ok=True)
-            export_stored(checkpoint, spec, run.run_dir / "best" / spec.role, run.tokenizer)
+            export_stored(checkpoint, spec, run.run_dir / "best" / spec.role)
     return {spec.role: shown(run.run_dir / "best" / spec.role) for spec in specs}
 
 

@@ -1,62 +1,18 @@
 """Checks that roles reading the same rows have tokenizers that give every token id of those rows the same text."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import cache
 
 from prefect_rlhf.errors.errors import InvalidInput
-from prefect_rlhf.placement.graph import Call, DataflowGraph, Port
+from prefect_rlhf.placement.graph import DataflowGraph
 from prefect_rlhf.placement.models.model import ModelSpec
+from prefect_rlhf.placement.rows.token_writers import shared_rows
+from prefect_rlhf.placement.rows.tokenizers import Tokenizers
+from prefect_rlhf.tasks.data.tools import check_answers
 from prefect_rlhf.tasks.data.vocabulary import Vocabulary, have_same_files, read_vocabulary, tokenizer_folder
+from prefect_rlhf.tasks.play import Play
 
 PADDING = 0.002
 """Share of a vocabulary by which models with the same tokens may differ, as Qwen2.5 1.5B and 7B do."""
-
-
-@dataclass(frozen=True, slots=True)
-class SharedRows:
-    """Rows of a dataset or a call with the writer's token ids, which the reader also reads."""
-
-    writer: str
-    reader: str
-    source: str
-    is_sampled: bool  # they may contain any id below the writer's vocab_size
-
-
-def speaking_role(graph: DataflowGraph) -> str:
-    """Return the role whose tokenizer reads prompts and writes responses: the first that generates, else is trained."""
-    kinds = {
-        kind: call.role for kind in ("train_step", "generate") for call in reversed(graph.calls) if call.kind == kind
-    }
-    return kinds.get("generate") or kinds.get("train_step") or graph.models[0].role
-
-
-def shared_rows(graph: DataflowGraph) -> tuple[SharedRows, ...]:
-    """Return each pair of roles that read the same rows, once.
-
-    Datasets are read by the tokenizer of the role that speaks. The writer of token ids made by a computation is
-    unknown, so the first role that reads them counts as their writer: a judge may read rows tokenised for it alone.
-    """
-    speaks, writers = speaking_role(graph), {call.name: call.role for call in graph if call.kind == "generate"}
-    pairs: dict[tuple[str, str], SharedRows] = {}
-    for call in graph:
-        for source in _token_sources(call) if call.role else ():
-            is_dataset = any(source == data.name for data in graph.datasets)
-            writer = speaks if is_dataset else writers.setdefault(source, call.role)
-            assert writer is not None and call.role is not None  # calls on models have roles
-            is_sampled = not is_dataset and graph.call(source).kind == "generate"
-            known = pairs.get((writer, call.role))
-            if writer != call.role and (known is None or is_sampled and not known.is_sampled):
-                pairs[writer, call.role] = SharedRows(writer, call.role, source, is_sampled)
-    return tuple(pairs.values())
-
-
-def _token_sources(call: Call) -> Iterator[str]:
-    """Yield the datasets and calls whose token ids a model reads in a call; the first of several inputs counts."""
-    key = "prompt_tokens" if call.kind == "generate" else "tokens"
-    inputs: list[tuple[Port, ...]] = [term.inputs for term in call.terms] or [call.inputs]
-    for ports in inputs:
-        yield from [port.source for port in ports if key in port.keys][:1]
 
 
 def check_vocabulary_sizes(graph: DataflowGraph) -> None:
@@ -119,3 +75,10 @@ def _check_texts(writer: ModelSpec, reader: ModelSpec, written: Vocabulary, read
     shown = "no token" if seen is None else seen.decode(errors="replace")
     expected = f"{right.decode(errors='replace')!r}, as in the tokenizer of {writer.role}: both read the rows of "
     raise InvalidInput(f"{reader.role}.path: token {token}", shown, f"{expected}{source}")
+
+
+def check_play_templates(graph: DataflowGraph, tokenizers: Tokenizers) -> None:
+    """Raise InvalidInput for a play that answers with messages if the role that plays has no chat template."""
+    for call in graph:
+        if call.play is not None and call.role is not None:
+            check_answers([Play.model_validate_json(call.play.settings)], tokenizers.folders[call.role])

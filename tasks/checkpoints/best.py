@@ -121,8 +121,11 @@ def carry_over_best(best: BestModel, earlier: Path, run_dir: Path) -> None:
         publish(source, last=MANIFEST)
 
 
-def export_stored(checkpoint: Path, spec: ModelSpec, path: Path, tokenizer: str) -> None:
-    """Export a role's weights from a checkpoint as a Hugging Face folder, rounded to the dtype of its training."""
+def export_stored(checkpoint: Path, spec: ModelSpec, path: Path) -> None:
+    """Export a role's weights from a checkpoint as a Hugging Face folder, rounded to the dtype of its training.
+
+    The folder has the tokenizer of the model that was trained.
+    """
     import torch  # only here: a dry run without torch reads checkpoints
 
     from prefect_rlhf.engines.files.checkpoint_files import StoredState
@@ -133,5 +136,5 @@ def export_stored(checkpoint: Path, spec: ModelSpec, path: Path, tokenizer: str)
         (one.name, stored.read("main", one.name, tuple((0, size) for size in one.shape)).to(dtype))
         for one in parameters(spec)
     )
-    write_folder(path, spec, tensors, readable(tokenizer, f"{spec.role}.path"))
+    write_folder(path, spec, tensors, readable(spec.path, f"{spec.role}.path"))
     publish(path, last="config.json")

@@ -23,17 +23,20 @@ if TYPE_CHECKING:
 class HostScore:
     """The computation of a call on hosts; `settings` is a HostRewards as JSON.
 
+    With `own_prompts`, an earlier call made the rows' prompts, and functions see their text in place of the dataset's.
+
     Makes `scores` [B], the weighted sum over the functions. A score is NaN for a row that failed and for a row to which
     no function applies. With several functions, each function's values also form a key. Metrics: the mean of
     each function and the further metrics it returned, the share of failed rows, and the total seconds.
     """
 
     settings: str
+    own_prompts: bool = False
 
     def __call__(self, rollout: Batch, context: Context, state: object = None) -> Computed:
         """Score all rows. Raises what HostPool.score raises."""
         del state  # a reward has no state
-        rows, pool = plain_rows(rollout, context), pool_of(self.settings)
+        rows, pool = plain_rows(rollout, self.own_prompts), pool_of(self.settings)
         made = pool.score(rows, f"score · step {context.step}")
         values = {name: [_number(value) for value in column] for name, column in made.values.items()}
         weights = {function.name: function.weight for function in pool.functions}
@@ -56,15 +59,15 @@ def pool_of(settings: str) -> HostPool:
     return HostPool(rewards.host_functions, rewards.host_settings)
 
 
-def plain_rows(rollout: Batch, context: Context) -> list[Mapping[str, Any]]:
+def plain_rows(rollout: Batch, own_prompts: bool) -> list[Mapping[str, Any]]:
     """Return each row as plain values: every column of its dataset, `prompt` and `response`.
 
-    `prompt` is the dataset's, which may be a chat. A prompt that an earlier call made is its text.
+    `prompt` is the dataset's, which may be a chat. With `own_prompts` it is the text that the model read.
     """
-    text = text_columns(rollout, context.tokenizer)
+    text = text_columns(rollout)
     ids = {"response_ids": _response_ids(rollout)}
     columns = text | {name: rollout.values_of(name) for name in rollout.dataset_columns} | ids
-    columns["response"] = text["response"]
+    columns |= text if own_prompts else {"response": text["response"]}
     return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
 
 

@@ -10,15 +10,17 @@ import os
 import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 from prefect_rlhf.engines.compute import Computed, Context
 from prefect_rlhf.engines.rows import Batch
+from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.files.atomic_file import write_atomically
 from prefect_rlhf.files.storage.publish import publish
 from prefect_rlhf.tasks.data.conversation import messages
+from prefect_rlhf.tasks.data.role_tokenizers import have_same_text
 from prefect_rlhf.tasks.data.tokenizer import load_tokenizer
 from prefect_rlhf.tasks.settings import Settings
 from prefect_rlhf.tasks.tracing.operations import computation
@@ -36,13 +38,13 @@ def record_rollouts(rollout: Batch, scores: Batch, advantages: Batch, settings: 
     `row_id`; and of plays `mask` and `turn` (per response token), `turns`, `turn_rewards` and `messages`. A flow whose
     body does not call it writes no rollouts.
     """
-    columns = text_columns(rollout, context.tokenizer) | {
+    columns = text_columns(rollout) | {
         "tokens": lists(rollout, "tokens"),
         "logprobs": lists(rollout, "logprobs"),
         "reward": scores["scores"].float().tolist(),
         "advantages": lists(advantages, "advantages"),
         **{key: lists(rollout, key) for key in OF_PLAYS if key in rollout.columns},
-        **play_columns(rollout, context.tokenizer),
+        **play_columns(rollout),
     }
     write_rows(columns, ROLLOUTS, context)
     return Computed()
@@ -53,12 +55,13 @@ def lists(batch: Batch, key: str) -> list[list[Any]]:
     return [row.tolist() for row in batch.columns[key]]
 
 
-def text_columns(rollout: Batch, tokenizer: str) -> dict[str, list[str]]:
+def text_columns(rollout: Batch, tokenizer: str | None = None) -> dict[str, list[str]]:
     """Return prompts and responses as text, without special tokens: a dict of the keys `prompt` and `response`.
 
-    `tokenizer` is the folder of a tokenizer, `context.tokenizer` in a computation.
+    `tokenizer` is the folder of a tokenizer; by default the rows' own, `rollout.tokenizer`. Raises InvalidInput for a
+    tokenizer that gives the rows' token ids another text.
     """
-    decode = load_tokenizer(tokenizer).batch_decode
+    decode = load_tokenizer(tokenizer_of(rollout, tokenizer)).batch_decode
     tokens, lengths = lists(rollout, "tokens"), [int(length) for length in rollout.columns["prompt_length"]]
     prompts = [row[:length] for row, length in zip(tokens, lengths, strict=True)]
     responses = [row[length:] for row, length in zip(tokens, lengths, strict=True)]
@@ -68,14 +71,27 @@ def text_columns(rollout: Batch, tokenizer: str) -> dict[str, list[str]]:
     }
 
 
-def play_columns(rollout: Batch, tokenizer: str) -> dict[str, list[Any]]:
-    """Return `messages`, `turns` (their number) and `turn_rewards` of each row; no column for rows without a play.
+def tokenizer_of(rows: Batch, tokenizer: str | None) -> str:
+    """Return the folder of a tokenizer, or by default of the rows' own.
 
-    `tokenizer` is as in `text_columns`.
+    Raises InvalidInput for a tokenizer that gives the rows' token ids another text than their own.
     """
+    if tokenizer is None:
+        return rows.tokenizer
+    if isinstance(rows.written_by, str) and not _have_same_text(tokenizer, rows.written_by):
+        right = f"{rows.written_by}, which wrote the tokens of these rows and is used without this argument"
+        raise InvalidInput("tokenizer of text_columns", tokenizer, right)
+    return tokenizer
+
+
+_have_same_text = cache(have_same_text)  # a rank asks again in every step
+
+
+def play_columns(rollout: Batch) -> dict[str, list[Any]]:
+    """Return `messages`, `turns` (their number) and `turn_rewards` of each row; no column for rows without a play."""
     if "turn_rewards" not in rollout.columns:
         return {}
-    decode, rewards = load_tokenizer(tokenizer).decode, lists(rollout, "turn_rewards")
+    decode, rewards = load_tokenizer(rollout.tokenizer).decode, lists(rollout, "turn_rewards")
     lengths = [int(length) for length in rollout.columns["prompt_length"]]
     rows = zip(lists(rollout, "tokens"), lengths, lists(rollout, "mask"), lists(rollout, "turn"), strict=True)
     return {

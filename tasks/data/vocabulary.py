@@ -89,6 +89,11 @@ def read_vocabulary(folder: Path, field: str) -> Vocabulary | None:
     return None
 
 
+def has_tokenizer(folder: Path) -> bool:
+    """Whether a model folder on this machine has a tokenizer."""
+    return any((folder / name).is_file() for name in (JSON, SENTENCEPIECE))
+
+
 def have_same_files(one: Path, other: Path, field: str) -> bool:
     """Whether two folders have byte-identical tokenizer.json files and the same further tokens.
 

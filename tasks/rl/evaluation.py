@@ -21,10 +21,10 @@ def record_evaluation(rollout: Batch, scores: Batch, settings: Settings, context
     If there are several named rewards, each also has a metric. Responses whose score failed are left out of the means.
     """
     scores_B = scores["scores"].float()
-    columns = text_columns(rollout, context.tokenizer) | {
+    columns = text_columns(rollout) | {
         "tokens": lists(rollout, "tokens"),
         "reward": scores_B.tolist(),
-        **play_columns(rollout, context.tokenizer),
+        **play_columns(rollout),
     }
     write_rows(columns, EVALUATION, context)
     metrics = {"score": mean_of(scores_B), "response_tokens": float(response_mask(rollout).sum(1).mean())}

@@ -96,7 +96,7 @@ def record_safe_evaluation(
     Unknown rewards are left out of the mean reward, and unknown costs out of the mean cost.
     """
     scores_B, costs_B = scores["scores"].float(), costs["scores"].float()
-    columns = text_columns(rollout, context.tokenizer) | {
+    columns = text_columns(rollout) | {
         "tokens": lists(rollout, "tokens"),
         "reward": scores_B.tolist(),
         "cost": costs_B.tolist(),

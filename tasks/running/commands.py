@@ -12,7 +12,7 @@ from prefect_rlhf.engines.loss_protocol import LossTerm, Output
 from prefect_rlhf.placement.augmented.node import Node
 from prefect_rlhf.placement.augmented.row_uses import RowKey
 from prefect_rlhf.placement.augmented.work import Compute, ModelCall
-from prefect_rlhf.placement.graph import Call
+from prefect_rlhf.placement.graph import Call, DataflowGraph
 from prefect_rlhf.placement.plan import Recompute
 from prefect_rlhf.placement.rows.shares import Need, PlacedCall
 from prefect_rlhf.tasks.data.host_score import HostScore
@@ -35,13 +35,14 @@ def call_commands(
         "instance": work.instance if isinstance(work, ModelCall) else None,
         "seed": run.seed,
         "run_dir": run.run_dir,
-        "tokenizer": run.tokenizer,
+        "tokenizers": run.tokenizers,
         "micro_batches": placement.micro_batches,
         "reads": node.reads,
         "writes": node.writes,
         "versions": step_rows.versions(node),
         "generated_by": generated.role if generated else None,
         **operation_fields(call, placement.micro_batches, placement.recompute, placement.sequence_parallel),
+        **host_fields(run.graph, call),
     }
     placed = step_rows.by_row_set[call.name]
     passes = [_passes(run, each, node, step_rows) for each in placed]
@@ -100,11 +101,16 @@ def operation_fields(
         return {"sampling": sampling, "play": play}
     if call.kind == "inference":
         return {"output": call.operation.name, "temperature": call.temperature}
-    if call.on_hosts:
-        return {"function": HostScore(call.operation.settings)}
     if call.kind == "compute":
-        return {"function": Bound(call.operation, call.row_limit)}
+        return {} if call.on_hosts else {"function": Bound(call.operation, call.row_limit)}
     return {"train": TrainSettings(call.mini_batches, micro_batches, call.epochs, recompute, sequence_parallel)}
+
+
+def host_fields(graph: DataflowGraph, call: Call) -> Mapping[str, Any]:
+    """Return the function of a call on hosts; no field for other calls."""
+    if not call.on_hosts:
+        return {}
+    return {"function": HostScore(call.operation.settings, graph.makes_prompts_of(call.rows))}
 
 
 @lru_cache(maxsize=64)  # the same in every step

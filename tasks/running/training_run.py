@@ -11,6 +11,7 @@ from prefect_rlhf.placement.devices.lease import Lease
 from prefect_rlhf.placement.devices.mesh import Device
 from prefect_rlhf.placement.graph import DataflowGraph
 from prefect_rlhf.placement.plan import ExecutionPlan, ModelInstance
+from prefect_rlhf.placement.rows.tokenizers import Tokenizers
 from prefect_rlhf.tasks.checkpoints.best import BestModel
 from prefect_rlhf.tasks.checkpoints.folders import Checkpoint
 
@@ -19,11 +20,11 @@ from prefect_rlhf.tasks.checkpoints.folders import Checkpoint
 class TrainingRun:
     """Steps `first_step` to `num_steps` of `graph` under `plan`; `exports` is false for a run that only measures.
 
-    `sources` are the datasets by parameter name. `tokenizer` is the folder of the tokenizer that decodes responses. The
-    run resumes from `checkpoint`, if set. Every `checkpoint_every` steps it writes a checkpoint; it keeps the newest
-    `keep_checkpoints` and the checkpoint of the `best` model. `role_deadlines` replace `call_deadline_seconds` for
-    calls of some roles, in seconds. A run that came from another plan begins at step `moved_at`, with the states that
-    its ranks have in host memory.
+    `sources` are the datasets by parameter name. `tokenizers` decode the rows of each call. The run resumes from
+    `checkpoint`, if set. Every `checkpoint_every` steps it writes a checkpoint; it keeps the newest `keep_checkpoints`
+    and the checkpoint of the `best` model. `role_deadlines` replace `call_deadline_seconds` for calls of some roles, in
+    seconds. A run that came from another plan begins at step `moved_at`, with the states that its ranks have in host
+    memory.
     """
 
     graph: DataflowGraph
@@ -31,7 +32,7 @@ class TrainingRun:
     num_steps: int
     lease: Lease
     sources: Mapping[str, RowSource]
-    tokenizer: str
+    tokenizers: Tokenizers
     run_dir: Path
     seed: int
     max_sequence_length: int

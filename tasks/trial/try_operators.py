@@ -21,7 +21,8 @@ from prefect_rlhf.engines.rank.trial.mistake import Mistake
 from prefect_rlhf.engines.rank.trial.trial_rank import TrialRank
 from prefect_rlhf.errors.errors import GraphError, InvalidInput, RankFailed, RankLost, RankSilent
 from prefect_rlhf.placement.graph import Call, DataflowGraph
-from prefect_rlhf.tasks.running.commands import loss_terms, operation_fields
+from prefect_rlhf.placement.rows.tokenizers import Tokenizers
+from prefect_rlhf.tasks.running.commands import host_fields, loss_terms, operation_fields
 from prefect_rlhf.tasks.tracing.operations import Bound
 
 ITEMS = 2  # of each dataset
@@ -40,7 +41,7 @@ class Tried:
 
 
 def try_operators(
-    graph: DataflowGraph, sources: Mapping[str, RowSource], tokenizer: str, *, calls_functions: bool = True
+    graph: DataflowGraph, sources: Mapping[str, RowSource], tokenizers: Tokenizers, *, calls_functions: bool = True
 ) -> Tried:
     """Import and run every computation and loss of `graph`, in a separate process.
 
@@ -55,7 +56,7 @@ def try_operators(
             gang.call(
                 TrialRank.open_dataset, {0: (source,)}, doing=f"open {source.name}", deadline_seconds=IMPORT_SECONDS
             )
-        trial = Trial(graph, gang, Path(folder), tokenizer, calls_functions)
+        trial = Trial(graph, gang, Path(folder), tokenizers, calls_functions)
         return Tried(tuple(trial.run()), trial.metrics)
 
 
@@ -103,7 +104,7 @@ class Trial:
     graph: DataflowGraph
     gang: LocalGang[TrialRank]
     run_dir: Path
-    tokenizer: str
+    tokenizers: Tokenizers
     calls_functions: bool = True
     metrics: dict[str, tuple[str, ...]] = field(default_factory=dict)  # of computations that ran, by call
 
@@ -147,11 +148,12 @@ class Trial:
             row_ids=row_ids,
             seed=0,
             run_dir=self.run_dir,
-            tokenizer=self.tokenizer,
+            tokenizers=self.tokenizers,
             versions={model.role: 0 for model in self.graph.models},
             generated_by=generated.role if generated else None,
             passes=tuple(map(tried_pass, call.by_row_set)) if call.kind == "train_step" else (),
             **operation_fields(call),
+            **host_fields(self.graph, call),
         )
 
 

@@ -5,30 +5,42 @@ A run that goes on after a failure needs plays that do the same again, so a diff
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from prefect_rlhf.engines.commands import RowSource
 from prefect_rlhf.engines.rank.trial.plays import Trial
 from prefect_rlhf.placement.graph import DataflowGraph
+from prefect_rlhf.placement.rows.tokenizers import Tokenizers
+from prefect_rlhf.tasks.data.tokenizer import load_tokenizer
 from prefect_rlhf.tasks.play import Play
 
 ROWS = 2
 
 
-def try_plays(graph: DataflowGraph, sources: Mapping[str, RowSource], tokenizer: str) -> list[str]:
+def try_plays(graph: DataflowGraph, sources: Mapping[str, RowSource], tokenizers: Tokenizers) -> list[str]:
     """Play two rows of each play twice; return a warning, in a line, of each play that fails or differs from itself.
 
     A row has at most 4 turns. A turn repeats words of the prompt, so a play that waits for a call of a tool ends early.
-    `tokenizer` is the folder of a tokenizer. Raises InvalidInput for a function that is no play.
+    The words are those of the dataset's prompts, in tokens of the role that plays. Raises InvalidInput for a function
+    that is no play.
     """
     warnings, tried = [], set()
     for call in graph:
-        if call.play is None or call.play.settings in tried:
+        if call.play is None or call.role is None or (call.role, call.play.settings) in tried:
             continue
-        tried.add(call.play.settings)
+        tried.add((call.role, call.play.settings))
         source = sources[call.rows.dataset]
         rows = range(min(ROWS, len(source)))
         columns = {name: source.read_column(name, rows) for name in source.column_kinds}
         settings = Play.model_validate_json(call.play.settings).settings
-        warnings += Trial(settings, columns, source.read(rows)["prompt_tokens"], tokenizer).remarks()
+        prompts = in_tokens_of(call.role, source.read(rows)["prompt_tokens"], tokenizers)
+        warnings += Trial(settings, columns, prompts, tokenizers.folders[call.role]).remarks()
     return warnings
+
+
+def in_tokens_of(role: str, prompts: Sequence[Sequence[int]], tokenizers: Tokenizers) -> Sequence[Sequence[int]]:
+    """Return prompts of a dataset in the tokens of a role, which may have a tokenizer of its own."""
+    if tokenizers.alike.get(role, role) == tokenizers.speaks:
+        return prompts
+    spoken, own = (load_tokenizer(tokenizers.folders[one]) for one in (tokenizers.speaks, role))
+    return [own(spoken.decode(prompt, skip_special_tokens=True))["input_ids"] for prompt in prompts]

@@ -30,6 +30,7 @@ from prefect_rlhf.placement.plans.plan_file import parse_plan
 from prefect_rlhf.placement.row_set import RowSet
 from tests.engines.plain_engine import NAME, TRAITS
 from tests.strategies import ROLLOUT, TWO_DEVICES, ppo
+from tests.tasks.small_tokenizer import alone
 from tests.tiny import make_model
 
 MESH = DeviceMesh(0, 1, 0, 2)
@@ -86,7 +87,7 @@ class World:
         return self.gang.call(method, dict.fromkeys(RANKS, arguments), doing=method.__name__, deadline_seconds=120)
 
     def run(self, call, **settings):
-        common = {"seed": 3, "run_dir": Path(), "tokenizer": self.folder, "reads": 0}
+        common = {"seed": 3, "run_dir": Path(), "tokenizers": alone(self.folder), "reads": 0}
         commands = {r: (CallCommand(0, call, INSTANCE, own, own, **common, **settings),) for r, own in REPLICAS.items()}
         return self.gang.call(OpenRank.run_call, commands, doing=call.kind, deadline_seconds=120)
 

@@ -20,6 +20,7 @@ from prefect_rlhf.placement.row_set import RowSet
 from prefect_rlhf.tasks.running.training_run import TrainingRun
 from prefect_rlhf.tasks.settings import Sampling, Settings
 from prefect_rlhf.tasks.tracing.operations import Bound, computation, loss
+from tests.tasks.small_tokenizer import alone
 
 
 def prompt(row_id: int) -> list[int]:
@@ -211,7 +212,7 @@ def training_run(graph: DataflowGraph, plan: ExecutionPlan, num_steps: int, fold
         num_steps=num_steps,
         lease=lease,
         sources={"prompts": Prompts(), "pretrain": Pretrain()},
-        tokenizer="",
+        tokenizers=alone(),
         run_dir=folder,
         seed=3,
         max_sequence_length=64,

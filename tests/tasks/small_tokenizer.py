@@ -2,8 +2,12 @@
 
 from pathlib import Path
 
-from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
+
+from prefect_rlhf.placement.graph import DataflowGraph
+from prefect_rlhf.placement.rows.token_writers import speaking_role, token_writers
+from prefect_rlhf.placement.rows.tokenizers import Tokenizers
 
 WORDS = ["<unk>", "<s>", "</s>", "user", "assistant", "a", "good", "bad", "film", "what", "is", "it", "the", "best"]
 TEMPLATE = (
@@ -33,6 +37,29 @@ def save_letter_tokenizer(folder: Path) -> str:
     return str(folder)
 
 
+def alone(folder: str = "", graph: DataflowGraph | None = None) -> Tokenizers:
+    """The tokenizer of a folder, which all roles of a graph have; or an actor."""
+    if graph is None:
+        return Tokenizers("actor", {"actor": folder})
+    return Tokenizers(speaking_role(graph), {m.role: folder for m in graph.models}, dict(token_writers(graph)))
+
+
 def ids(text: str) -> list[int]:
     """Token ids of words, by looking them up."""
     return [WORDS.index(word) for word in text.split()]
+
+
+def save_bpe_tokenizer(folder: Path, texts: list[str]) -> str:
+    """Write a byte-level BPE of these texts, whose ids differ from those of the tokenizer of words."""
+    of_bytes = Tokenizer(models.BPE())
+    of_bytes.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    of_bytes.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    of_bytes.train_from_iterator(
+        texts,
+        trainers.BpeTrainer(vocab_size=320, special_tokens=["<e>"], initial_alphabet=alphabet, show_progress=False),
+    )
+    fast = PreTrainedTokenizerFast(tokenizer_object=of_bytes, eos_token="<e>")
+    fast.chat_template = "{% for m in messages %}[{{ m.role }}] {{ m.content }}{% endfor %}"
+    fast.save_pretrained(folder)
+    return str(folder)

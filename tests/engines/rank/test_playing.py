@@ -1,9 +1,16 @@
-"""Metrics of plays: a mean over no answers is no metric."""
+"""Plays on a rank: their text has the tokenizer of the role that plays, and a mean over no answers is no metric."""
 
 import pytest
 
+from prefect_rlhf.engines.commands import CallCommand
 from prefect_rlhf.engines.engine import Conversed, PlayEnd
-from prefect_rlhf.engines.rank.playing import means_over_rows
+from prefect_rlhf.engines.rank.playing import answer_tokens, means_over_rows, plain_rows
+from prefect_rlhf.placement.graph import Call, Operation, Port
+from prefect_rlhf.placement.row_set import RowSet
+from prefect_rlhf.placement.rows.tokenizers import Tokenizers
+from prefect_rlhf.tasks.data.tokenizer import load_tokenizer
+from prefect_rlhf.tasks.play import Play
+from tests.tasks.small_tokenizer import save_bpe_tokenizer, save_small_tokenizer
 
 pytestmark = pytest.mark.quick
 
@@ -22,3 +29,32 @@ def test_without_answers_the_seconds_of_an_answer_are_unknown():
 def test_the_seconds_of_an_answer_are_a_mean_over_answers():
     ends = PlayEnd(0, 1.0, (0.0,) * 2, answers=1, answer_seconds=0.5), PlayEnd(1, 1.0, (0.0,) * 4, answers=3)
     assert means(*ends)["answer_seconds"] == (0.125, 4)
+
+
+class Questions:
+    """A dataset with a column of prompts."""
+
+    column_kinds = {"prompt": "text"}
+
+    def read_column(self, name, row_ids):
+        return ["of the dataset"] * len(row_ids)
+
+
+def played_by(role, source, folders):
+    rows = RowSet("made", "prompts", 1, RowSet("prompts", "prompts"))
+    ports = (Port("prompts", source, ("prompt_tokens",)),)
+    call = Call(f"{role}_generate", "generate", role, ports, ("tokens",), Operation("sample"), rows, 1)
+    play = Play(function="my_play.py:solve", max_tokens=8).settings
+    return CallCommand(0, call, None, (0,), (0,), 7, None, Tokenizers("actor", folders), play=play)
+
+
+def test_a_play_reads_and_writes_the_tokens_of_its_own_role(tmp_path):
+    """A judge with a tokenizer of its own: its prompt, which an earlier call made, is text in that tokenizer."""
+    own = save_bpe_tokenizer(tmp_path / "judge", ["what is it"])
+    command = played_by("judge", "case", {"actor": save_small_tokenizer(tmp_path / "actor"), "judge": own})
+    prompt = load_tokenizer(own).encode("is it good")
+    codec = answer_tokens(command)
+    (row,) = plain_rows(command, [prompt], [7], {"prompts": Questions()}, codec)
+    assert row["prompt"] == codec.text(prompt) == "is it good"
+    (row,) = plain_rows(played_by("judge", "prompts", {"judge": own}), [prompt], [7], {"prompts": Questions()}, codec)
+    assert row["prompt"] == "of the dataset"

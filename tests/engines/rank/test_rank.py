@@ -21,6 +21,7 @@ from prefect_rlhf.placement.layout.layout import Layout
 from prefect_rlhf.placement.models.model import ModelSpec, TransformerShape
 from prefect_rlhf.placement.plan import ModelInstance
 from prefect_rlhf.placement.row_set import RowSet
+from tests.tasks.small_tokenizer import alone
 
 ONE = DeviceMesh(0, 1, 0, 1)
 TRAINED = ModelInstance("actor", "megatron", ONE, Strategy())
@@ -163,7 +164,7 @@ ROWS, ROW_IDS = (2, 0, 3), (5, 1, 1)
 
 
 def command(made, instance=None, step=0, **more):
-    settings = {"rows": ROWS, "row_ids": ROW_IDS, "seed": 7, "run_dir": Path(), "tokenizer": ""} | more
+    settings = {"rows": ROWS, "row_ids": ROW_IDS, "seed": 7, "run_dir": Path(), "tokenizers": alone()} | more
     return CallCommand(step, made, instance, **settings)
 
 

@@ -32,6 +32,7 @@ from prefect_rlhf.placement.models.model import OptimizerSpec
 from prefect_rlhf.placement.plan import ModelInstance
 from prefect_rlhf.placement.row_set import RowSet
 from tests.engines.vllm_cases import make_folder
+from tests.tasks.small_tokenizer import alone
 
 pytestmark = pytest.mark.slow
 
@@ -134,7 +135,7 @@ class World:
         self.known.settle(instance, version, digests, self.layout(instance))
 
     def command(self, call, instance, step, rows, **more):
-        common = {"seed": 3, "run_dir": Path(), "tokenizer": self.folder, "row_ids": rows}
+        common = {"seed": 3, "run_dir": Path(), "tokenizers": alone(self.folder), "row_ids": rows}
         return CallCommand(step, call, instance, rows, **common, **more)
 
     def generate(self, step, version):

@@ -13,6 +13,7 @@ from prefect_rlhf.placement.graph import Dataset
 from prefect_rlhf.placement.models.model import ModelSpec, TransformerShape
 from prefect_rlhf.tasks.tracing.calls import generate
 from prefect_rlhf.tasks.tracing.trace import trace_body
+from tests.tasks.small_tokenizer import alone
 
 pytestmark = pytest.mark.quick
 
@@ -42,7 +43,7 @@ def calls_of(**calls):
 
 def seeds(call, seed=1, num_rows=ROWS):
     rows = tuple(range(num_rows))
-    return row_seeds(CallCommand(0, call, None, rows, rows, seed, Path(), ""))
+    return row_seeds(CallCommand(0, call, None, rows, rows, seed, Path(), alone()))
 
 
 def tokens(call, seed=1):
@@ -73,7 +74,7 @@ def test_calls_of_one_stream_draw_alike():
     assert seeds(calls["first"]) == seeds(calls["second"])
     assert seeds(calls["third"]) == seeds(calls["fourth"]) != seeds(calls["first"])
     rows = {"rows": tuple(range(8)), "row_ids": (0, 0, 1, 1, 2, 2, 3, 3)}
-    of_two = row_seeds(CallCommand(0, calls["fifth"], None, **rows, seed=1, run_dir=Path(), tokenizer=""))
+    of_two = row_seeds(CallCommand(0, calls["fifth"], None, **rows, seed=1, run_dir=Path(), tokenizers=alone()))
     assert of_two[::2] == seeds(calls["first"], num_rows=4)
 
 

@@ -24,6 +24,7 @@ from prefect_rlhf.placement.models.model import OptimizerSpec
 from prefect_rlhf.placement.plan import ModelInstance
 from prefect_rlhf.placement.row_set import RowSet
 from tests.device import DEVICE, on_hardware
+from tests.tasks.small_tokenizer import alone
 
 pytestmark = [pytest.mark.slow, pytest.mark.all]  # test_megatron_ranks.py and test_vllm_engine.py offload, too
 
@@ -93,7 +94,7 @@ class World:
             RowSet(source, source),
             len(ROWS),
         )
-        common = {"rows": ROWS, "row_ids": ROWS, "seed": 1, "run_dir": None, "tokenizer": self.folder}
+        common = {"rows": ROWS, "row_ids": ROWS, "seed": 1, "run_dir": None, "tokenizers": alone(self.folder)}
         return CallCommand(0, call, instance, **common, **more)
 
     def train(self, version):

@@ -256,7 +256,7 @@ def test_the_plans_to_measure_differ_and_the_best_is_first(found, count):
 
 
 def test_what_is_measured_are_two_steps_without_evaluation_checkpoint_and_export(tmp_path):
-    options, inputs = RunOptions(plan="flattening", checkpoint_every=1), SimpleNamespace(sources={}, tokenizer="")
+    options, inputs = RunOptions(plan="flattening", checkpoint_every=1), SimpleNamespace(sources={})
     asked = replace(request("flattening"), options=options, inputs=inputs, graph=ppo(evaluate_every=2))
     run = asked.trial_run(*without_evaluation(asked.graph, chosen_plan(asked).plan), STEPS_MEASURED, tmp_path)
     groups = StepGroups(run.graph, run.plan, run.num_steps, 2, run.first_step, run.checkpoint_every, run.exports)

@@ -11,7 +11,7 @@ from prefect_rlhf.flows.ppo import ppo
 from prefect_rlhf.flows.reward import reward
 from prefect_rlhf.flows.training.inputs import read_run_inputs
 from prefect_rlhf.flows.training.steps import falling_over
-from prefect_rlhf.flows.training.tokenizers import speaking_role
+from prefect_rlhf.placement.rows.token_writers import speaking_role
 from prefect_rlhf.tasks.rl.losses import policy_gradient
 from prefect_rlhf.tasks.rl.settings.offline import DPO
 from prefect_rlhf.tasks.rl.settings.online import PPO

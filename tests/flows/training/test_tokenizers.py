@@ -8,9 +8,10 @@ from prefect_rlhf.engines.compute import Computed
 from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.flows.grpo import grpo
 from prefect_rlhf.flows.ppo import ppo
-from prefect_rlhf.flows.training.tokenizers import check_tokenizers, shared_rows
+from prefect_rlhf.flows.training.tokenizers import check_tokenizers
 from prefect_rlhf.placement.graph import Dataset
 from prefect_rlhf.placement.models.model import ModelSpec, TransformerShape
+from prefect_rlhf.placement.rows.token_writers import shared_rows
 from prefect_rlhf.tasks.rl.losses import nll, policy_gradient
 from prefect_rlhf.tasks.settings import Settings
 from prefect_rlhf.tasks.tracing.calls import compute, generate, inference, train_step

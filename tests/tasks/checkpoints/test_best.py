@@ -4,10 +4,18 @@ import json
 import math
 
 import pytest
+import torch
 
+from prefect_rlhf.engines.engine import StatePart
+from prefect_rlhf.engines.files.checkpoint_files import write_shard
 from prefect_rlhf.errors.errors import InvalidInput
-from prefect_rlhf.tasks.checkpoints.best import EVALUATIONS, BestModel, Evaluation, carry_over_best
+from prefect_rlhf.placement.layout.parameters import parameters
+from prefect_rlhf.tasks.checkpoints.best import EVALUATIONS, BestModel, Evaluation, carry_over_best, export_stored
 from prefect_rlhf.tasks.checkpoints.folders import folder_of, keep_newest
+from prefect_rlhf.tasks.data.vocabulary import have_same_files
+from prefect_rlhf.tasks.model_shape import read_model_spec
+from tests.tasks.small_tokenizer import save_bpe_tokenizer
+from tests.tiny import make_model
 
 pytestmark = pytest.mark.quick
 
@@ -62,6 +70,20 @@ def test_a_metric_that_is_not_evaluated_is_refused_with_those_that_are(tmp_path)
     run_dir = recorded(tmp_path / "run", 0.0, name="record_evaluation.response_tokens")
     with pytest.raises(InvalidInput, match="expected an evaluated metric: record_evaluation.response_tokens"):
         BestModel(METRIC).best(run_dir)
+
+
+def test_a_best_model_is_exported_with_the_tokenizer_of_its_own_folder(tmp_path):
+    """It need not be that of the role that generates."""
+    judge = make_model(tmp_path / "judge", vocab=320)
+    save_bpe_tokenizer(tmp_path / "judge", ["good bad"])
+    spec = read_model_spec("judge", judge, "lm")
+    parts = [
+        StatePart("main", one.name, tuple((0, size) for size in one.shape), torch.zeros(one.shape).flatten())
+        for one in parameters(spec)
+    ]
+    write_shard(tmp_path / "checkpoint" / "judge", 0, 0, parts)
+    export_stored(tmp_path / "checkpoint", spec, tmp_path / "best")
+    assert have_same_files(tmp_path / "judge", tmp_path / "best", "judge.path")
 
 
 def test_the_best_checkpoint_stays_and_goes_with_a_run_that_goes_on(tmp_path):

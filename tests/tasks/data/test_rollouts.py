@@ -9,19 +9,23 @@ import torch
 
 from prefect_rlhf.engines.compute import Context
 from prefect_rlhf.engines.rows import Batch
-from prefect_rlhf.errors.errors import OutputFailed
-from prefect_rlhf.tasks.data.rollouts import carry_over_rollouts, record_rollouts, remove_rollouts_from, write_rows
+from prefect_rlhf.errors.errors import InvalidInput, OutputFailed
+from prefect_rlhf.tasks.data.rollouts import (
+    carry_over_rollouts,
+    record_rollouts,
+    remove_rollouts_from,
+    text_columns,
+    write_rows,
+)
 from prefect_rlhf.tasks.rl.evaluation import record_evaluation
 from prefect_rlhf.tasks.settings import Settings
-from tests.tasks.small_tokenizer import ids, save_small_tokenizer
+from tests.tasks.small_tokenizer import ids, save_letter_tokenizer, save_small_tokenizer
 
-ROLLOUT = Batch(
-    {
-        "tokens": [torch.tensor(ids("a film is good </s>")), torch.tensor(ids("it is bad"))],
-        "prompt_length": [torch.tensor(2), torch.tensor(2)],
-        "logprobs": [torch.tensor([-1.0, -2.0, -0.5]), torch.tensor([-0.25])],
-    }
-)
+ROLLOUT = {
+    "tokens": [torch.tensor(ids("a film is good </s>")), torch.tensor(ids("it is bad"))],
+    "prompt_length": [torch.tensor(2), torch.tensor(2)],
+    "logprobs": [torch.tensor([-1.0, -2.0, -0.5]), torch.tensor([-0.25])],
+}
 SCORES = Batch({"scores": [torch.tensor(1.5), torch.tensor(-2.0)]})
 ADVANTAGES = Batch({"advantages": [torch.tensor([0.5, 1.0, 2.0]), torch.tensor([-1.0])]})
 
@@ -34,9 +38,14 @@ def context(tmp_path):
     )
 
 
-def test_a_steps_rollouts_are_a_parquet_file(context):
+@pytest.fixture
+def rollout(context):
+    return Batch(ROLLOUT, written_by=context.tokenizer)
+
+
+def test_a_steps_rollouts_are_a_parquet_file(context, rollout):
     """Their weight version is that of the role which generated them, whatever its name."""
-    record_rollouts.function(ROLLOUT, SCORES, ADVANTAGES, Settings(), context)
+    record_rollouts.function(rollout, SCORES, ADVANTAGES, Settings(), context)
     assert pq.read_table(context.run_dir / "rollouts" / "step-000003.parquet").to_pydict() == {
         "prompt": ["a film", "it is"],
         "response": ["is good", "bad"],
@@ -50,7 +59,7 @@ def test_a_steps_rollouts_are_a_parquet_file(context):
     }
 
 
-def test_no_half_written_file_has_the_name_of_a_whole_one(context, monkeypatch):
+def test_no_half_written_file_has_the_name_of_a_whole_one(context, rollout, monkeypatch):
     """A writer that dies leaves nothing that a reader of *.parquet would open."""
 
     def dies_in_the_middle(table, path):
@@ -59,12 +68,12 @@ def test_no_half_written_file_has_the_name_of_a_whole_one(context, monkeypatch):
 
     monkeypatch.setattr("pyarrow.parquet.write_table", dies_in_the_middle)
     with pytest.raises(OutputFailed, match="disk full"):
-        record_rollouts.function(ROLLOUT, SCORES, ADVANTAGES, Settings(), context)
+        record_rollouts.function(rollout, SCORES, ADVANTAGES, Settings(), context)
     assert list(context.run_dir.rglob("*.parquet")) == []
 
 
-def test_an_evaluation_keeps_its_responses_and_reports_their_means(context):
-    made = record_evaluation.function(ROLLOUT, SCORES, Settings(), context)
+def test_an_evaluation_keeps_its_responses_and_reports_their_means(context, rollout):
+    made = record_evaluation.function(rollout, SCORES, Settings(), context)
     assert made.metrics == {"score": -0.25, "response_tokens": 2.0}
     table = pq.read_table(context.run_dir / "evaluation" / "step-000003.parquet")
     assert table["response"].to_pylist() == ["is good", "bad"]
@@ -74,6 +83,15 @@ def test_an_evaluation_keeps_its_responses_and_reports_their_means(context):
 def written(run_dir):
     """The files of rows in a run's folder."""
     return sorted(str(path.relative_to(run_dir)) for path in run_dir.rglob("*.parquet"))
+
+
+def test_rows_are_decoded_with_the_tokenizer_that_wrote_them_and_no_other(context, rollout, tmp_path):
+    """Another folder with the same ids is as good, and so is any for rows whose tokenizer is not known."""
+    text = {"prompt": ["a film", "it is"], "response": ["is good", "bad"]}
+    assert text_columns(rollout) == text_columns(rollout, save_small_tokenizer(tmp_path / "same")) == text
+    with pytest.raises(InvalidInput, match=r"tokenizer of text_columns: got '.*letters', expected .*tokenizer, which"):
+        text_columns(rollout, save_letter_tokenizer(tmp_path / "letters"))
+    assert text_columns(Batch(ROLLOUT), context.tokenizer) == text
 
 
 @pytest.fixture

@@ -31,7 +31,7 @@ SCORES = Batch({"scores": [torch.tensor(1.25), torch.tensor(float("nan"))]})
 def evaluated(folder, columns):
     """Write an evaluation and return the run's folder."""
     context = Context(3, folder / "run", save_small_tokenizer(folder / "tokenizer"), row_ids=(41, 7))
-    record_evaluation.function(Batch(columns), SCORES, Settings(), context)
+    record_evaluation.function(Batch(columns, written_by=context.tokenizer), SCORES, Settings(), context)
     return folder / "run"
 
 

@@ -14,6 +14,7 @@ from prefect_rlhf.tasks.running import device_memory
 from prefect_rlhf.tasks.running.device_memory import check_device_memory, limit_torch
 from prefect_rlhf.tasks.running.training_run import TrainingRun
 from tests.strategies import dpo, placed, ppo
+from tests.tasks.small_tokenizer import alone
 
 GIB = 1 << 30
 MIXED = ClusterShape("mixed", 2, 1, 31 * GIB, node_memory_bytes=(79 * GIB, 31 * GIB))
@@ -80,7 +81,7 @@ def test_each_rank_of_a_plan_limits_torch_before_models_are_built():
     plan = preset("flattening", dpo(), shape, shape.whole)
     for kind in ("cpu", "cuda"):
         held = Lease("mesh", "1", shape, shape.whole, shape.whole.devices(), kind)
-        limit_torch(TrainingRun(dpo(), plan, 1, held, {}, "", Path(), 0, 8, 1.0), Gang())
+        limit_torch(TrainingRun(dpo(), plan, 1, held, {}, alone(), Path(), 0, 8, 1.0), Gang())
     ((method, arguments),) = asked
     limits = torch_limits(dpo(), plan, "cuda")
     assert method is Rank.limit_torch
@@ -99,7 +100,7 @@ def test_with_later_plans_torch_has_the_largest_limit_or_none():
     held = Lease("mesh", "1", shape, shape.whole, shape.whole.devices(), "cuda")
     first, narrow = (preset("flattening", ppo(), shape, shape.whole), preset("split", ppo(), shape, shape.whole))
     asleep = placed(first, "actor_generate", offload="all")
-    run = TrainingRun(ppo(), first, 1, held, {}, "", Path(), 0, 8, 1.0)
+    run = TrainingRun(ppo(), first, 1, held, {}, alone(), Path(), 0, 8, 1.0)
     limit_torch(run, Gang(), [narrow])
     limits = [torch_limits(ppo(), plan, "cuda") for plan in (first, narrow)]
     assert asked == [{rank: (max(each[Device(0, rank)] for each in limits),) for rank in (0, 1)}]

@@ -5,10 +5,11 @@ import re
 from pathlib import Path
 
 import torch
+from transformers import AutoTokenizer
 
 from prefect_rlhf.engines.compute import Computed
 from prefect_rlhf.engines.loss_protocol import LossValues
-from prefect_rlhf.tasks.data.rollouts import record_rollouts
+from prefect_rlhf.tasks.data.rollouts import record_rollouts, text_columns
 from prefect_rlhf.tasks.host_rewards import HostRewards, RewardFunction
 from prefect_rlhf.tasks.rl.evaluation import record_evaluation
 from prefect_rlhf.tasks.rl.losses import policy_gradient
@@ -199,3 +200,35 @@ def evaluates(prompts, teacher, student):
     scores = score(HostRewards(functions=functions), greedy, every=2)
     compute(record_evaluation, greedy, scores, settings=PLAIN, every=2)
     compute(measured, greedy, settings=PLAIN, every=2)
+
+
+@computation("prompt_tokens")
+def case(rollout, settings, context):
+    """Prompts of a judge, which has a tokenizer of its own."""
+    judge = AutoTokenizer.from_pretrained(context.tokenizers["judge"])
+    asked = [judge.encode(text) for text in text_columns(rollout)["response"]]
+    return Computed({"prompt_tokens": [rollout.columns["tokens"][0].new_tensor(tokens) for tokens in asked]})
+
+
+@computation("texts")
+def decodes_both_with_one(rollout, verdict, settings, context):
+    texts = [text_columns(rows, context.tokenizer)["response"] for rows in (rollout, verdict)]
+    return Computed({"texts": rollout["prompt_length"] * len(texts)})
+
+
+@computation("texts")
+def decodes_with_the_others(rollout, verdict, settings, context):
+    texts = [text_columns(rows, context.tokenizers["student"])["response"] for rows in (rollout, verdict)]
+    return Computed({"texts": rollout["prompt_length"] * len(texts)})
+
+
+def judged_by(operator):
+    """A flow that reads the rows of an actor and of its judge in one computation."""
+
+    def flow(prompts, student, judge):
+        rollout = generate(student, prompts, batch_size=4)
+        asked = compute(case, rollout, longest=64, settings=PLAIN)
+        verdict = generate(judge, asked, name="verdict")
+        compute(operator, rollout, verdict, settings=PLAIN)
+
+    return flow

@@ -18,10 +18,11 @@ from prefect_rlhf.placement.graph import Dataset
 from prefect_rlhf.placement.models.model import ModelSpec, TransformerShape
 from prefect_rlhf.tasks.checkpoints.best import BestModel
 from prefect_rlhf.tasks.data.datasets import PromptDataset
+from prefect_rlhf.tasks.data.role_tokenizers import tokenizers_of
 from prefect_rlhf.tasks.tracing.trace import trace_body
 from prefect_rlhf.tasks.trial.try_operators import GANG, Trial, evaluation_of, try_operators
 from tests.cases import first
-from tests.tasks.small_tokenizer import save_small_tokenizer
+from tests.tasks.small_tokenizer import alone, save_bpe_tokenizer, save_small_tokenizer
 from tests.tasks.trial import author
 from tests.tiny import make_prompts
 
@@ -56,13 +57,23 @@ def gang(prompts):
 @pytest.fixture
 def tried(gang, tmp_path, tokenizer):
     """Run a flow's operators; returns the warnings."""
-    return lambda body: list(Trial(graph_of(body), gang, tmp_path, tokenizer).run())
+
+    def run(body):
+        graph = graph_of(body)
+        return list(Trial(graph, gang, tmp_path, alone(tokenizer, graph)).run())
+
+    return run
 
 
 @pytest.fixture
 def tried_afresh(prompts, tokenizer):
     """The same in a process of its own, as before a run."""
-    return lambda body: try_operators(graph_of(body), {"prompts": prompts}, tokenizer).warnings
+
+    def run(body):
+        graph = graph_of(body)
+        return try_operators(graph, {"prompts": prompts}, alone(tokenizer, graph)).warnings
+
+    return run
 
 
 def test_what_is_right_passes_in_silence_and_writes_nothing(tried_afresh, tmp_path):
@@ -72,6 +83,26 @@ def test_what_is_right_passes_in_silence_and_writes_nothing(tried_afresh, tmp_pa
     folder = Path((tmp_path / "told.txt").read_text())
     assert folder.name.startswith("rlhf-trial-")
     assert not folder.exists()
+
+
+def test_one_tokenizer_for_the_rows_of_two_is_refused_in_a_line_that_names_both_calls(gang, tmp_path, tokenizer):
+    """The judge has a tokenizer of its own, so a computation of both roles' rows has none."""
+    folders = {"student": tokenizer, "judge": save_bpe_tokenizer(tmp_path / "judge", ["what is it"])}
+    models = {role: ModelSpec(role, folder, "lm", SHAPE) for role, folder in folders.items()}
+    arguments = {name: type("Stand", (), {})() for name in (*models, *DATASETS)}
+
+    def refused(operator):
+        graph = trace_body("some", author.judged_by(operator), arguments, models, DATASETS)
+        with pytest.raises(InvalidInput) as error:
+            list(Trial(graph, gang, tmp_path, tokenizers_of(graph)).run())
+        return str(error.value)
+
+    assert refused(author.decodes_both_with_one) == (
+        "decodes_both_with_one: context.tokenizer: got 'the tokenizers of student (rows of student_generate) and judge "
+        "(rows of verdict)', expected context.tokenizers['student'] or context.tokenizers['judge']; "
+        "text_columns(rows) decodes each input with its own tokenizer"
+    )
+    assert re.search(r"text_columns: got '.*', expected .*/judge, which wrote", refused(author.decodes_with_the_others))
 
 
 @pytest.mark.parametrize(
@@ -170,7 +201,8 @@ def test_a_computation_that_ends_its_process_stops_no_run(tried_afresh):
 def evaluated(gang, tmp_path_factory, tokenizer):
     """A graph that evaluates, and the metrics of its evaluation on made-up rows."""
     graph = graph_of(author.evaluates)
-    trial = Trial(evaluation_of(graph), gang, tmp_path_factory.mktemp("trial"), tokenizer, calls_functions=False)
+    folder, tokenizers = tmp_path_factory.mktemp("trial"), alone(tokenizer, graph)
+    trial = Trial(evaluation_of(graph), gang, folder, tokenizers, calls_functions=False)
     assert list(trial.run()) == [], "neither a reward function was called nor what only training runs"
     return graph, trial.metrics
 

@@ -9,12 +9,14 @@ import pytest
 
 from prefect_rlhf.placement.graph import Dataset
 from prefect_rlhf.placement.models.model import ModelSpec, TransformerShape
+from prefect_rlhf.placement.rows.tokenizers import Tokenizers
 from prefect_rlhf.tasks.data.datasets import PromptDataset
+from prefect_rlhf.tasks.data.tokenizer import load_tokenizer
 from prefect_rlhf.tasks.play import Play
 from prefect_rlhf.tasks.tracing.calls import generate
 from prefect_rlhf.tasks.tracing.trace import trace_body
-from prefect_rlhf.tasks.trial.try_plays import try_plays
-from tests.tasks.small_tokenizer import save_small_tokenizer
+from prefect_rlhf.tasks.trial.try_plays import in_tokens_of, try_plays
+from tests.tasks.small_tokenizer import alone, ids, save_bpe_tokenizer, save_small_tokenizer
 
 FILE = Path(__file__).parent / "plays_twice.py"
 SHAPE = TransformerShape(64, 128, 2, 4, 2, 16, 100, 64, 1e4, 1e-5, True)
@@ -37,9 +39,20 @@ def tried(tmp_path_factory):
         stands = {name: type("Stand", (), {})() for name in ("prompts", "actor")}
         datasets = {"prompts": Dataset("prompts", ("prompt_tokens",), 3)}
         graph = trace_body("some", body, stands, {"actor": ModelSpec("actor", "actor", "lm", SHAPE)}, datasets)
-        return try_plays(graph, {"prompts": prompts}, tokenizer)
+        return try_plays(graph, {"prompts": prompts}, alone(tokenizer))
 
     return try_play
+
+
+def test_a_role_plays_in_its_own_tokens(tmp_path):
+    """The words of the dataset reach a judge's play, whatever their ids are."""
+    spoken, own = save_small_tokenizer(tmp_path / "actor"), save_bpe_tokenizer(tmp_path / "judge", ["what is it"])
+    folders = {"actor": spoken, "judge": own}
+    tokenizers = Tokenizers("actor", folders, {}, {"actor": "actor", "judge": "judge"})
+    prompts = [ids("the best film"), ids("<s> a bad film")]
+    asked = in_tokens_of("judge", prompts, tokenizers)
+    assert [load_tokenizer(own).decode(prompt) for prompt in asked] == ["the best film", "a bad film"]
+    assert in_tokens_of("actor", prompts, tokenizers) == prompts
 
 
 def test_a_play_that_does_the_same_again_passes_in_silence(tried):
