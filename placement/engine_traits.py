@@ -123,7 +123,7 @@ _TRAITS: dict[EngineKind, EngineTraits] = {
         vocabulary_multiple=64,
         head_widths=(
             HeadWidths("cpu", ("float32", "bfloat16"), (32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)),
-            # FlashAttention takes bfloat16 and multiples of 8, Triton's attention what has 32 columns or more.
+            # FlashAttention takes multiples of 8 in bfloat16, Triton's attention takes 32 and more.
             HeadWidths("cuda", ("bfloat16",), (8, 16, 24), least=32),
             HeadWidths("cuda", ("float32",), least=32),
         ),

@@ -16,7 +16,7 @@ MADE_OF_NO_WEIGHTS = frozenset(
         "cos_sin_cache",  # of positions
         "cos_sin_cache_bf16",
         "normalizer",  # Gemma's embedding scale, the root of the hidden size
-        "_q_scale",  # scales of attention are 1, since nothing is quantised
+        "_q_scale",  # scales of attention are 1: no weight is quantised
         "_k_scale",
         "_v_scale",
         "_k_scale_cpu",
@@ -85,7 +85,7 @@ def _rows(start: int, part: Tensor) -> Shard:
 def unwritten(model: nn.Module, written: Mapping[str, Shard]) -> str | None:
     """Return the name of a tensor that the model may compute from and that no write to the shards reaches, or None.
 
-    It is a parameter with memory of its own, or a tensor that is kept beside parameters and may be made of them:
+    It is a parameter with memory of its own, or a tensor that is kept next to parameters and may be made of them:
     packed, converted or cached. Copies inside of functions are not seen: `cpu.kernels` makes these anew.
     """
     storages = {shard.view.untyped_storage()._cdata for shard in written.values()}
@@ -101,7 +101,7 @@ def unwritten(model: nn.Module, written: Mapping[str, Shard]) -> str | None:
 
 
 def _kept_tensors(module: nn.Module) -> Iterator[str]:
-    """Yield the names of a module's tensors that are no parameters, also those of its attention and its method."""
+    """Yield the names of a module's tensors that are no parameters, also of its attention and its method."""
     yield from (name for name, buffer in module._buffers.items() if buffer is not None)
     for owner in (module, *(vars(module)[name] for name in ("impl", "quant_method") if name in vars(module))):
         yield from (name for name, value in vars(owner).items() if _is_made_of_tensors(value))

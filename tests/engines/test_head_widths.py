@@ -7,6 +7,8 @@ from megatron_cases import Case
 from vllm import _custom_ops as ops
 from vllm.platforms import current_platform
 from vllm.v1.attention.backends.cpu_attn import _get_attn_isa
+from vllm.v1.attention.backends.flash_attn import FlashAttentionBackend
+from vllm.v1.attention.backends.triton_attn import TritonAttentionBackend
 from vllm_cases import Oracle
 
 from prefect_rlhf.engines.commands import BuildCommand
@@ -62,6 +64,16 @@ def test_vllm_has_a_kernel_on_cpu_for_the_widths_that_it_is_said_to_take_and_no_
     name = str(dtype).removeprefix("torch.")
     for width in range(2, 1026, 2):
         assert has_kernel(width) == (not refused_heads("vllm", width, name, "cpu")), width
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_on_cuda_vllm_is_said_to_take_what_flashattention_or_triton_take(dtype):
+    """FlashInfer takes none besides; torch's flexible attention, vLLM's last choice, would be slow."""
+    backends = TritonAttentionBackend, FlashAttentionBackend
+    name = str(dtype).removeprefix("torch.")
+    for width in range(2, 514, 2):
+        takes = any(each.supports_dtype(dtype) and each.supports_head_size(width) for each in backends)
+        assert takes == (not refused_heads("vllm", width, name, "cuda")), width
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,6 @@ from vllm import envs
 from vllm.distributed import parallel_state
 from vllm.platforms.interface import DeviceCapability
 from vllm.utils import flashinfer
-from vllm.v1.attention.backends.registry import AttentionBackendEnum
 from vllm.v1.executor.uniproc_executor import ExecutorWithExternalLauncher
 from vllm.v1.worker.gpu import model_runner
 from vllm_cases import MAX_LENGTH, build_command
@@ -105,17 +104,6 @@ def profiled(command: Any, device: Any, engine: Any) -> Any:
     return gang.commands[0]
 
 
-def head_widths(dtype: torch.dtype) -> list[int]:
-    """The widths that FlashAttention, FlashInfer or Triton take, which come before torch's flexible attention."""
-    named = (AttentionBackendEnum.FLASH_ATTN, AttentionBackendEnum.FLASHINFER, AttentionBackendEnum.TRITON_ATTN)
-    backends = [each.get_class() for each in named]
-    return [
-        width
-        for width in range(2, 514, 2)
-        if any(each.supports_head_size(width) and each.supports_dtype(dtype) for each in backends)
-    ]
-
-
 def building() -> dict[str, Any]:
     """What an engine finds while it is built on device 3."""
     before = model_runner.Sampler
@@ -145,7 +133,6 @@ def main(folder: str) -> None:
                 profiled(command, *where).cuda_graphs for where in (("cuda", "megatron"), ("cpu", "vllm"))
             ],
             "building": building(),
-            "head widths": {str(dtype): head_widths(dtype) for dtype in (torch.float32, torch.bfloat16)},
             "FlashInfer": envs.VLLM_ALLREDUCE_USE_FLASHINFER,
         }
     Path(sys.argv[2]).write_text(json.dumps(seen))

@@ -9,8 +9,6 @@ from pathlib import Path
 import pytest
 from vllm_cases import make_folder
 
-from prefect_rlhf.placement.engine_traits import refused_heads
-
 pytestmark = pytest.mark.slow
 
 
@@ -72,9 +70,3 @@ def test_every_engine_names_its_groups_alike(seen):
 
 def test_the_random_state_of_its_own_device_alone_is_kept(seen):
     assert set(seen["building"]["forked"]) == {3}
-
-
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_plans_take_the_heads_that_vllms_attention_takes(seen, dtype):
-    taken = [width for width in range(2, 514, 2) if not refused_heads("vllm", width, dtype, "cuda")]
-    assert taken == seen["head widths"][f"torch.{dtype}"]
