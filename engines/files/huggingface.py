@@ -92,7 +92,7 @@ def write_folder(
     `tensors` are whole, with Hugging Face names, in any order; they are written as `spec.dtype`. A scalar head next to
     a language model's head has a file of its own, which only `stored_tensors` reads, so that other libraries load the
     language model. The tokenizer's files are copies, but generation_config.json lists all `ends` of a response; None:
-    those of the folder and its tokenizer. The folder appears under its name only when it is complete.
+    the ends of the folder and its tokenizer. The folder appears under its name only when it is complete.
     """
     shapes = {p.name: p.shape for p in parameters(spec)}
     tokenizer_folder = readable(str(tokenizer), "tokenizer")

@@ -1,4 +1,4 @@
-"""Where an answer ends: the token that the chat template writes after it, for data, generation and exports alike."""
+"""The end of an answer: the token that the chat template writes after it, for data, generation and exports alike."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ TOKENIZERS = ("tokenizer.json", "tokenizer.model")
 
 @dataclass(frozen=True, slots=True)
 class AnswerEnd:
-    """The token that ends an answer, and who says so.
+    """The token that ends an answer, and its source.
 
     `closing` is the text that a chat template writes from the words of an answer to that token; empty if it writes no
     such token. `written` is the end in a chat as the template writes it: another token than `token` if a setting
-    overrides it, and None if it writes none.
+    overrides it, and None without such a token.
     """
 
     token: int | None  # None: the tokenizer has no end
@@ -44,7 +44,7 @@ class AnswerEnd:
 
 @lru_cache(maxsize=16)
 def answer_end(tokenizer: Any, eos_token: str | None = None) -> AnswerEnd:
-    """Return the end of an answer: `eos_token`, or what the chat template writes, or the tokenizer's end.
+    """Return the end of an answer: `eos_token`, or the token that the chat template writes, or the tokenizer's end.
 
     Raises InvalidInput for an `eos_token` that the tokenizer lacks.
     """
@@ -72,9 +72,9 @@ def check_eos_token(tokenizer: Any, eos_token: str | None, field: str) -> None:
 def end_tokens(path: str, eos_token: str | None = None) -> tuple[int, ...]:
     """Return the tokens that end a response of the model in a folder; the first ends an answer in its data too.
 
-    After that one come the end-of-sequence tokens of generation_config.json, or else of config.json, and the
-    tokenizer's, which ends a text without a template. Returns no tokens if no file names one. Raises InvalidInput for a
-    file that is not a JSON object and for tokens that are not whole numbers.
+    Then follow the end-of-sequence tokens of generation_config.json, or else of config.json, and the tokenizer's, which
+    ends a text without a template. Returns no tokens if no file names a token. Raises InvalidInput for a file that is
+    not a JSON object and for tokens that are not whole numbers.
     """
     listed = listed_ends(path)
     if not any(Path(path, name).is_file() for name in TOKENIZERS):

@@ -7,7 +7,7 @@ tokens that the template names and does not write around messages are words too,
 the model itself says them.
 
 A message that spells a control token is rendered with a mark behind the token's first character, so that the template's
-own tokens can be told from those of the message. Then the template's get other names, the marks are taken out, and a
+own tokens can be told from spelled tokens. Then the template's get other names, the marks are taken out, and a
 copy of the tokenizer, which knows its control tokens by the other names alone, makes the tokens.
 """
 
@@ -64,26 +64,26 @@ class ControlTokens:
         self._found, self._found_in_answers = pattern(self.texts), pattern(self.texts - said)
 
     def guard(
-        self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = (), where: str = "text"
+        self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = (), field: str = "text"
     ) -> Guarded:
         """Return messages and tools with a mark in each control token that they spell.
 
-        Raises InvalidInput, at `where`, for texts with all marks.
+        Raises InvalidInput, at `field`, for texts with all marks.
         """
         whole = "".join(_texts([[list(each.values()) for each in messages], tools]))
         if not self._found.search(whole):
             return Guarded(messages, tools)
-        mark = _unused(whole, where)
+        mark = _unused(whole, field)
         marked = [self._marked_message(each, mark) for each in messages]
         marked_tools = [_marked(each, mark, self._found) for each in tools]
         if marked == list(messages) and marked_tools == list(tools):
             return Guarded(messages, tools)
         return Guarded(messages, tools, mark, marked, marked_tools)
 
-    def tokens(self, text: str, mark: str = "", where: str = "text") -> list[int]:
-        """Return the tokens of a text in which a mark shows the control tokens that are only spelled.
+    def tokens(self, text: str, mark: str = "", field: str = "text") -> list[int]:
+        """Return the tokens of a text. A mark shows the control tokens that are only spelled.
 
-        Raises InvalidInput, at `where`, for a text that this tokenizer cannot read so.
+        Raises InvalidInput, at `field`, for a text that this tokenizer cannot read so.
         """
         if not mark or mark not in text:
             return self._encoded(self._tokenizer, text)
@@ -91,19 +91,19 @@ class ControlTokens:
         is_copy = self._read_by_copy(renamed) == self._encoded(self._tokenizer, text)
         tokens = self._read_by_copy(renamed.replace(mark, "")) if is_copy else None
         num_own = sum(self._is_counted(found[0]) for found in self._known.finditer(text))
-        return self._checked(text.replace(mark, ""), tokens, num_own, where)
+        return self._checked(text.replace(mark, ""), tokens, num_own, field)
 
-    def plain(self, text: str, where: str = "text") -> list[int]:
+    def plain(self, text: str, field: str = "text") -> list[int]:
         """Return the tokens of a text that is all words.
 
-        Raises InvalidInput, at `where`, for a text that this tokenizer cannot read so.
+        Raises InvalidInput, at `field`, for a text that this tokenizer cannot read so.
         """
         if not self._found.search(text):
             return self._encoded(self._tokenizer, text)
-        return self._checked(text, None if NEW_NAME in text else self._read_by_copy(text), 0, where)
+        return self._checked(text, None if NEW_NAME in text else self._read_by_copy(text), 0, field)
 
     def first_in(self, text: str) -> str:
-        """Return the first control token of a text, and empty text if it has none."""
+        """Return the first control token of a text; empty without such a token."""
         found = next((found[0] for found in self._known.finditer(text) if found[0] in self.texts), "")
         return str(found)
 
@@ -115,12 +115,12 @@ class ControlTokens:
     def _name(self, text: str) -> str:
         return NEW_NAME + text if text in self.texts else text
 
-    def _checked(self, text: str, tokens: list[int] | None, num_control_tokens: int, where: str) -> list[int]:
+    def _checked(self, text: str, tokens: list[int] | None, num_control_tokens: int, field: str) -> list[int]:
         """Return a text's tokens, if the copy could read it and found only the template's control tokens."""
         if tokens is None or sum(token in self._ids for token in tokens) != num_control_tokens:
             spelled = ", ".join(sorted(set(self._found.findall(text))))
-            expected = f"no special token in a message, such as one of {spelled}: the tokenizer of"
-            raise InvalidInput(where, text, f"{expected} {self._tokenizer.name_or_path} cannot read it as plain text")
+            expected = f"no special token in a message, such as {spelled}: the tokenizer of"
+            raise InvalidInput(field, text, f"{expected} {self._tokenizer.name_or_path} cannot read it as plain text")
         return tokens
 
     def _read_by_copy(self, text: str) -> list[int] | None:
@@ -185,11 +185,11 @@ def _texts(value: Any) -> Iterator[str]:
             yield from _texts(each)
 
 
-def _unused(text: str, where: str) -> str:
+def _unused(text: str, field: str) -> str:
     for mark in MARKS:
         if mark not in text and NEW_NAME not in text:
             return mark
-    raise InvalidInput(where, text, f"no letters of Linear A such as {NEW_NAME} beside the text of special tokens")
+    raise InvalidInput(field, text, f"no letters of Linear A such as {NEW_NAME} in a text with special tokens")
 
 
 def _marked(value: Any, mark: str, found: re.Pattern[str]) -> Any:

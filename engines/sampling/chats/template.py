@@ -25,7 +25,7 @@ def written(
 ) -> str:
     """Return messages as the tokenizer's chat template writes them, with the schemas of tools if it shows them.
 
-    Content that is missing beside calls is empty text if the template needs text, and arguments of calls are JSON text
+    Missing content of a message with calls is empty text if the template needs text. Arguments of calls are JSON text
     if it needs text. Raises any error of the template, a program of the model's author.
     """
     shown = {"tools": list(tools)} if tools else {}
@@ -46,27 +46,27 @@ def written(
 def rendered(
     tokenizer: Any,
     guarded: Guarded,
-    where: str,
+    field: str,
     *,
     variables: Variables | None = None,
     add_generation_prompt: bool = False,
 ) -> str:
     """Return a guarded chat as the chat template writes it, with its marks.
 
-    Raises InvalidInput, at `where`, for messages that the template refuses, for a broken template, and for a template
+    Raises InvalidInput, at `field`, for messages that the template refuses, for a broken template, and for a template
     that writes a message with marks otherwise than without.
     """
     turns = [dict(turn) for turn in guarded.messages]
     expected = f"messages that the chat template of {tokenizer.name_or_path} accepts"
     settings: dict[str, Any] = {"variables": variables, "add_generation_prompt": add_generation_prompt}
-    with refusing(Exception, where, turns, expected, most=200):
+    with refusing(Exception, field, turns, expected, most=200):
         text = written(tokenizer, guarded.messages, tools=guarded.tools, **settings)
         if not guarded.mark:
             return text
         marked = written(tokenizer, guarded.marked_messages, tools=guarded.marked_tools, **settings)
     if marked.replace(guarded.mark, "") != text:
-        expected = f"no special tokens in messages: the chat template of {tokenizer.name_or_path} changes what has them"
-        raise InvalidInput(where, turns, expected)
+        expected = f"no special tokens in messages: the chat template of {tokenizer.name_or_path} changes them"
+        raise InvalidInput(field, turns, expected)
     return marked
 
 

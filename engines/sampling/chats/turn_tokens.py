@@ -75,7 +75,7 @@ def _heading(tokenizer: Any) -> str:
 
 
 def _partners(token: str) -> set[str]:
-    """Return the token that would close what a token opens, or would open what it closes.
+    """Return the closing token of an opening token, or the opening token of a closing token.
 
     >>> _partners("<think>"), _partners("[/THINK]")
     ({'</think>'}, {'[THINK]'})

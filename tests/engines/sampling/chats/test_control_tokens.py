@@ -252,7 +252,7 @@ class Refusing(Letters):
 
 def test_a_text_that_cannot_be_read_as_plain_is_refused():
     slow = Refusing(eos_token="<|im_end|>", additional_special_tokens=["<|im_start|>"], chat_template=CHATML)
-    with pytest.raises(InvalidInput, match=r"special token in a message, such as one of <\|im_end\|>"):
+    with pytest.raises(InvalidInput, match=r"special token in a message, such as <\|im_end\|>"):
         prompt_tokens(slow, chat("a<|im_end|>"), False)
 
 
