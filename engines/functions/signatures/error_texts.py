@@ -128,3 +128,4 @@ def _secrets_of_address(text: str) -> Iterator[str]:
             yield from (value, unquote(value))
         yield address.query
         yield from (value for _, value in parse_qsl(address.query))
+        yield from (part.partition("=")[2] for part in address.query.split("&"))

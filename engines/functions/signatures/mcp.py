@@ -42,7 +42,7 @@ class BadArguments(Exception):  # noqa: N818  an answer for the model, not an er
 class Connection:
     """A client of a server. A task of its own holds it, since MCP's clients end in the task that began them."""
 
-    def __init__(self, name: str, server: Mapping[str, Any], write: Callable[[BaseException], str]) -> None:
+    def __init__(self, name: str, server: Mapping[str, Any], write: Callable[[BaseException | str], str]) -> None:
         """`write` describes an error without secrets."""
         self.name, self._server, self._write = name, server, write
         self._end, self._calls, self._is_lost = asyncio.Event(), 0, False
@@ -96,7 +96,7 @@ class Connection:
         except Exception as error:  # noqa: BLE001  a client's library may raise anything
             code = _code(error)
             if code == _BAD_ARGUMENTS:
-                raise BadArguments(str(error)) from None
+                raise BadArguments(self._write(str(error))) from None
             is_end = code is None or code in _OF_LOST
             self._is_lost = self._is_lost or is_end
             kind = "gave no answer" if is_end else "answered with an error"
@@ -142,7 +142,7 @@ class Servers:
     def __init__(
         self,
         servers: Mapping[str, Mapping[str, Any]],
-        write: Callable[[BaseException], str] = in_a_line,
+        write: Callable[[BaseException | str], str] = in_a_line,
         tell: Callable[[BaseException], str] | None = None,
     ) -> None:
         self._servers, self._write, self._tell = servers, write, tell

@@ -41,6 +41,8 @@ class Trial:
         """
         turns = min(self.settings.max_turns, TURNS)
         settings = replace(self.settings, most_failed=1.0, retries=0, workers=1, max_turns=turns)
+        if settings.signature != "play":  # the model would read the error, and nobody else
+            settings = replace(settings, tool_errors="fail")
         bounds = settings.max_answer_tokens, settings.overlong_answers
         codec = AnswerTokens(self.tokenizer, *bounds, self.variables, self.eos_token)
         rows = _rows(self.columns, self.prompts, codec)

@@ -10,6 +10,8 @@ from prefect_rlhf.engines.functions.messages import line_of
 from prefect_rlhf.engines.functions.plays.bounds import AnswerBounds
 from prefect_rlhf.engines.functions.plays.messages import Failed, Over, said_in
 from prefect_rlhf.engines.functions.plays.pool import PlayPool
+from prefect_rlhf.engines.sampling.answer_tokens import AnswerTokens
+from tests.tasks.small_tokenizer import save_small_tokenizer
 
 FILE = Path(__file__).parent / "of_plays.py"
 
@@ -103,6 +105,15 @@ def test_an_answer_is_shortened_to_text_that_its_tokens_may_hold():
     for bounds, may_end in ((AnswerBounds(1, "refuse"), True), (AnswerBounds(1, "end"), False)):
         with pytest.raises(ValueError, match="an answer of 512 characters, expected at most 1 tokens, play.max_ans"):
             bounds.shortened(answer, may_end=may_end)
+
+
+def test_the_tokens_of_a_shortened_answer_are_those_of_the_whole(tmp_path):
+    folder = save_small_tokenizer(tmp_path)
+    text = "the best film " + "what is it " * 1000 + "a bad film"
+    for overlong in ("keep_start", "keep_end"):
+        codec, shorter = AnswerTokens(folder, 3, overlong), AnswerBounds(3, overlong).shortened(text)
+        assert len(shorter) == 768
+        assert codec.of(shorter, 0) == codec.of(text, 0) != []
 
 
 def test_an_answer_that_is_too_long_for_its_tokens_ends_the_play_where_that_is_asked_for(play):

@@ -2,6 +2,7 @@
 
 import random
 import time
+from types import SimpleNamespace
 
 
 async def same(row, say):
@@ -90,3 +91,19 @@ class Opens:
 
     def get_reward(self):
         return 0.0
+
+
+class NeverSteps:
+    """A client whose author made a mistake."""
+
+    def __init__(self, base_url):
+        self.base_url = base_url
+
+    def reset(self, seed):
+        return SimpleNamespace(observation={"message": "film"})
+
+    def step(self, action):
+        raise NameError("no such state")
+
+    def close(self):
+        pass

@@ -86,3 +86,9 @@ def test_a_play_that_fails_on_made_up_turns_may_work_on_real_turns(tried):
     (line,) = tried("fails")
     assert line.startswith(f"play {FILE}:fails failed on made-up turns, and may fail on real turns; row 0: ZeroDivisi")
     assert "plays_twice.py:" in line
+
+
+def test_an_environment_whose_steps_fail_is_named_though_the_model_would_read_the_error(tried):
+    (line,) = tried("NeverSteps", signature="openenv", arguments={"base_url": "http://127.0.0.1"})
+    assert line.startswith(f"play {FILE}:NeverSteps failed on made-up turns, and may fail on real turns; row 0: Name")
+    assert "plays_twice.py:" in line
