@@ -74,7 +74,7 @@ def test_no_half_written_file_has_the_name_of_a_whole_one(context, rollout, monk
 
 def test_an_evaluation_keeps_its_responses_and_reports_their_means(context, rollout):
     made = record_evaluation.function(rollout, SCORES, Settings(), context)
-    assert made.metrics == {"score": -0.25, "response_tokens": 2.0}
+    assert made.metrics == {"score": -0.25, "unscored": 0.0, "response_tokens": 2.0}
     table = pq.read_table(context.run_dir / "evaluation" / "step-000003.parquet")
     assert table["response"].to_pylist() == ["is good", "bad"]
     assert table["reward"].to_pylist() == [1.5, -2.0]
