@@ -52,7 +52,7 @@ SUB_ROOMS: Mapping[str, Mapping[str, str]] = {
     },
     "tasks": {
         "profiling": "",
-        "reporting": "reporting.pictures running checkpoints data server .",
+        "reporting": "reporting.pictures running running.steps checkpoints data server .",
         "reporting.pictures": "",
         "rl": "rl.settings data tracing .",
         "rl.settings": ".",
