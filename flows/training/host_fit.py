@@ -24,7 +24,7 @@ def check_host(certificates: Iterable[Certificate], lease: Lease) -> None:
     if not needs or free is None:
         return
     refuse_what_does_not_fit(max(needs, key=lambda need: need.least_bytes), free)
-    log_info(f"memory of the run's processes: {max(needs, key=lambda need: need.num_bytes)}; {_room(free)}")
+    log_info(f"memory of the run's processes: {max(needs, key=lambda need: need.usual_bytes)}; {_room(free)}")
 
 
 def refuse_what_does_not_fit(need: HostNeed, free: FreeMemory) -> None:

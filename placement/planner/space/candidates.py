@@ -23,7 +23,7 @@ from prefect_rlhf.placement.graph import Call, DataflowGraph
 from prefect_rlhf.placement.layout.experts import with_expert_degrees
 from prefect_rlhf.placement.memory.bytes import usable_bytes
 from prefect_rlhf.placement.memory.overhead import call_overhead
-from prefect_rlhf.placement.plan import OffloadPart, Placement, Recompute
+from prefect_rlhf.placement.plan import Offload, Placement, Recompute
 from prefect_rlhf.placement.planner.question import Question, Site
 from prefect_rlhf.placement.planner.space.mesh_space import MeshSpace
 from prefect_rlhf.placement.plans.check import able_engines, violations
@@ -414,9 +414,7 @@ def _offloads(call: Call, resident: Sequence[Candidate], context: CostContext) -
         yield from _offloaded(call, resident, part, context)
 
 
-def _offloaded(
-    call: Call, resident: Sequence[Candidate], part: OffloadPart, context: CostContext
-) -> Iterator[Candidate]:
+def _offloaded(call: Call, resident: Sequence[Candidate], part: Offload, context: CostContext) -> Iterator[Candidate]:
     """Yield candidates of a strategy and mesh that keep a part of their weights in host memory between calls."""
     if not resident:
         return

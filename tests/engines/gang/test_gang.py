@@ -87,6 +87,14 @@ class Probe:
         dist.all_reduce(tensor, group=group)
         return int(tensor)
 
+    def meet(self, folder):
+        """Say that this rank is here; return whether the other came while this one waited."""
+        Path(folder, str(self.rank)).touch()
+        end = time.monotonic() + 20
+        while len(list(Path(folder).iterdir())) < 2 and time.monotonic() < end:
+            time.sleep(0.01)
+        return len(list(Path(folder).iterdir())) == 2
+
     def sleep(self, seconds):
         time.sleep(seconds)
         return self.rank
@@ -276,15 +284,11 @@ def test_ranks_do_not_import_the_controllers_main_module(shared):
     )
 
 
-def test_calls_on_disjoint_ranks_overlap(shared):
-    """Two calls from two threads on different ranks run at the same time."""
-    began = time.monotonic()
-    threads = [threading.Thread(target=call, args=(shared, Probe.sleep, 1.0), kwargs={"ranks": [r]}) for r in (0, 1)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert time.monotonic() - began < 1.8
+def test_calls_on_disjoint_ranks_overlap(shared, tmp_path):
+    """Two calls from two threads on different ranks run at the same time: each ends when it has seen the other."""
+    with ThreadPoolExecutor(2) as threads:
+        calls = [threads.submit(call, shared, Probe.meet, str(tmp_path), ranks=[rank]) for rank in (0, 1)]
+    assert [called.result() for called in calls] == [{0: True}, {1: True}]
 
 
 def beside(gang, first, second):
@@ -391,7 +395,7 @@ def test_a_silent_rank_ends_the_gang(gang):
     began = time.monotonic()
     with pytest.raises(RankSilent, match=f"rank 1{NODE} did not answer within 0.5 s to sleeping"):
         gang.call(Probe.sleep, {0: (0.0,), 1: (60.0,)}, doing="sleeping", deadline_seconds=0.5)
-    assert time.monotonic() - began < 3
+    assert time.monotonic() - began < 30, "it waited for the sleep of the silent rank"
     assert_gone(gang)
     with pytest.raises(RankLost, match=f"no rank is left for a test: rank 1{NODE} did not answer"):
         call(gang, Probe.place)
@@ -406,13 +410,13 @@ def test_a_stopped_rank_is_silent(gang):
 
 
 def test_a_killed_rank_is_noticed_at_once(gang):
-    """The death of a rank in a collective is told by its signal, within a second, and ends the gang."""
+    """The death of a rank in a collective is told by its signal, while the others go on, and ends the gang."""
     pid = call(gang, Probe.pid)[1]
     threading.Timer(0.5, os.kill, (pid, signal.SIGKILL)).start()
     began = time.monotonic()
     with pytest.raises(RankLost, match=f"rank 1{NODE} was killed by SIGKILL in a test"):
         gang.call(Probe.sleep, {0: (30.0,), 1: (30.0,)}, doing="a test", deadline_seconds=60)
-    assert time.monotonic() - began < 1.5
+    assert time.monotonic() - began < 20, "it waited for the sleep of the other rank"
     assert_gone(gang)
 
 
@@ -428,7 +432,7 @@ def test_a_failure_is_told_though_others_hang_behind_it(gang, monkeypatch):
     began = time.monotonic()
     with pytest.raises(InvalidInput, match="x: got 1"):
         call(gang, Probe.raise_on, 0, InvalidInput("x", 1, "2"), seconds=60)
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 30, "it waited for the rank that hangs"
     assert_gone(gang)
 
 
