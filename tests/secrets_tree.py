@@ -30,7 +30,6 @@ from prefect_rlhf.flows.training.server import processes_beside
 from prefect_rlhf.tasks.play import Play
 
 NAMES = ("AWS_SECRET_ACCESS_KEY", "HF_TOKEN", "SECRET_TOKEN", "PREFECT_API_KEY", "WANDB_API_KEY")
-CANARY = "canary-of-a-test"
 RUN = "5ec7e7a1-0000-0000-0000-000000000000"
 SECONDS = 120.0
 
@@ -41,18 +40,17 @@ async def looks_for_secrets(row, say):
     for process in Path("/proc").glob("[0-9]*"):
         for name in ("environ", "cmdline"):
             try:
-                is_there = CANARY.encode() in (process / name).read_bytes()
+                if row["secret"].encode() in (process / name).read_bytes():
+                    found[process.name] = f"{name} of {(process / 'cmdline').read_bytes()[:300]!r}"
             except OSError:  # it has ended, or belongs to another user
                 continue
-            if is_there:
-                found[process.name] = f"{name} of {(process / 'cmdline').read_bytes()[:300]!r}"
     Path(row["out"]).write_text(json.dumps(found))
     await say()
 
 
 def has_secrets(row):
     """A reward may ask a service, with the key of its author."""
-    return float(all(os.environ.get(name) == CANARY for name in NAMES))
+    return float(all(os.environ.get(name) == row["secret"] for name in NAMES))
 
 
 class Rank:
@@ -65,10 +63,11 @@ class Rank:
         """Return the scores of the reward, whose worker stays beside the play, and what the play said first."""
         reward = HostFunction("reward", f"{__file__}:has_secrets")
         with HostPool([reward], HostSettings(workers=1)) as rewards:
-            scores = rewards.score([{"prompt": "", "response": ""}], "a test").values["reward"]
+            row = {"prompt": "", "secret": os.environ[NAMES[0]], "out": f"{folder}/found-{self.rank}.json"}
+            scores = rewards.score([row | {"response": ""}], "a test").values["reward"]
             settings = Play(function=f"{__file__}:looks_for_secrets", max_tokens=64).settings
             with closing(PlayPool(settings)) as plays:
-                plays.open([{"prompt": "", "out": f"{folder}/found-{self.rank}.json"}])
+                plays.open([row])
                 while not (said := plays.events(5.0)):
                     pass
         return scores, type(said[0]).__name__

@@ -101,7 +101,8 @@ def folder(tmp_path_factory):
     folder = clone / FIRST
     write_new(folder, project(folder))
     make_model(folder / "models" / "smollm2")
-    make_model(folder / "runs" / "reward" / "latest" / "reward", scalar=True)
+    make_model(folder / "runs" / "reward" / "an-earlier-run" / "reward", scalar=True)
+    (folder / "runs" / "reward" / "latest").symlink_to("an-earlier-run")
     put_database(folder / "prefect")
     (folder / "data").mkdir()
     make_prompts(folder / "data" / "prompts.parquet", num_train=32)

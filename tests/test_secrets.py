@@ -5,12 +5,13 @@ import os
 import shutil
 import subprocess
 import sys
+import uuid
 from pathlib import Path
 
 import pytest
 
 from tests import secrets_tree
-from tests.secrets_tree import CANARY, NAMES
+from tests.secrets_tree import NAMES
 from tests.tasks.data.stored import json_lines
 from tests.tiny import make_model
 
@@ -33,17 +34,22 @@ def prefix(request):
 
 
 @pytest.fixture
-def shown(prefix):
+def secrets():
+    """Variables with a secret that no other test has."""
+    return dict.fromkeys(NAMES, f"canary-{uuid.uuid4()}")
+
+
+@pytest.fixture
+def shown(prefix, secrets):
     """A process with the secrets in its variables, so that a look that finds nothing is seen."""
     command = [*prefix, sys.executable, "-c", "print(flush=True); input()"]
-    secrets = os.environ | dict.fromkeys(NAMES, CANARY)
-    with subprocess.Popen(command, env=secrets, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+    with subprocess.Popen(command, env=os.environ | secrets, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         process.stdout.readline()
         yield process.pid
         process.kill()
 
 
-def test_a_tool_finds_no_secret_in_the_processes_of_its_run(prefix, shown, tmp_path):
+def test_a_tool_finds_no_secret_in_the_processes_of_its_run(prefix, shown, secrets, tmp_path):
     """Not in worker, keeper, controller, server, fork server, ranks or rewards; a reward has them, a play has not.
 
     Ranks still read each other's memory: no weights are left for messages.
@@ -51,9 +57,9 @@ def test_a_tool_finds_no_secret_in_the_processes_of_its_run(prefix, shown, tmp_p
     tmp_path.chmod(0o777)
     for folder in (tmp_path, *list(tmp_path.parents)[:3]):
         folder.chmod(folder.stat().st_mode | 0o011)
-    secrets = os.environ | dict.fromkeys(NAMES, CANARY) | {"HOME": str(tmp_path), "TMPDIR": str(tmp_path)}
+    variables = os.environ | secrets | {"HOME": str(tmp_path), "TMPDIR": str(tmp_path)}
     command = [*prefix, sys.executable, "-m", secrets_tree.__name__, str(tmp_path)]
-    done = subprocess.run(command, cwd=ROOT, env=secrets, capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(command, cwd=ROOT, env=variables, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     seen = json.loads((tmp_path / "seen.json").read_text())
     assert seen["played"] == {"0": [[1.0], "Asks"], "1": [[1.0], "Asks"]}
@@ -62,9 +68,10 @@ def test_a_tool_finds_no_secret_in_the_processes_of_its_run(prefix, shown, tmp_p
         assert list(json.loads((tmp_path / f"found-{rank}.json").read_text())) == [str(shown)]
 
 
-def test_a_tool_finds_no_secret_in_a_dry_run_at_a_terminal(tmp_path):
+def test_a_tool_finds_no_secret_in_a_dry_run_at_a_terminal(secrets, tmp_path):
     """Whose plays are tried in processes below it. It wipes its own variables before."""
-    rows = [{"prompt": f"what is it {number}", "out": str(tmp_path / f"{number}.json")} for number in range(4)]
+    shared = {"prompt": "what is it", "secret": secrets[NAMES[0]]}
+    rows = [shared | {"out": str(tmp_path / f"{number}.json")} for number in range(4)]
     prompts = {"path": json_lines(tmp_path / "prompts.jsonl", *rows), "split_column": None}
     play = {"function": f"{secrets_tree.__file__}:looks_for_secrets", "max_tokens": 16}
     algo = {"batch_size": 4, "samples_per_prompt": 2, "kl": {"coefficient": 0.0}}
@@ -72,8 +79,8 @@ def test_a_tool_finds_no_secret_in_a_dry_run_at_a_terminal(tmp_path):
     file = tmp_path / "parameters.json"
     file.write_text(json.dumps(given | {"play": play, "algo": algo, "output_dir": str(tmp_path / "runs")}))
     command = [Path(sys.executable).with_name("prefect-rlhf"), "grpo", "--parameters", file, "--dry-run"]
-    secrets = os.environ | dict.fromkeys(NAMES, CANARY) | {"HOME": str(tmp_path)}
-    done = subprocess.run(command, env=secrets, capture_output=True, text=True, timeout=300, check=False)
+    variables = os.environ | secrets | {"HOME": str(tmp_path)}
+    done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     found = [json.loads(path.read_text()) for path in tmp_path.glob("[0-9].json")]
     assert found and found == [{}] * len(found)

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 CANNOT_LIST = 500
 BROKEN_LIST = (
     "The Prefect server cannot list the runs of this pool, so no run starts. A run with half a surrogate pair in its "
-    "name, tags or parameters, or with a number of 2^64, is a cause: delete that run"
+    "parameters or tags, or with a number of 2^64, is a cause: delete that run"
 )
 
 

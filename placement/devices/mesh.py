@@ -131,7 +131,7 @@ class ClusterShape(HashedOnce):
 
     @property
     def usable(self) -> DeviceMesh:
-        """The devices of the lease or site; without one, all of them. Plan files count devices from its first."""
+        """The devices of the lease or site, by default all of them. Plan files count devices from the first."""
         return self.leased or self.whole
 
     @property

@@ -17,7 +17,7 @@ from prefect_rlhf.placement.rows.shares import num_groups
 def check_plan(plan: ExecutionPlan, graph: DataflowGraph, mesh: DeviceMesh) -> ExecutionPlan:
     """Return `plan`, or raise InvalidInput, which names the mistakes of all calls.
 
-    `mesh` is what the run leases; every call must lie inside.
+    `mesh` is the leased mesh; every call must lie inside.
     """
     plan.cluster.check_mesh(mesh, "mesh")
     plan.cluster.with_speeds(plan.cluster.node_speeds, "cluster.node_speeds")

@@ -86,12 +86,17 @@ def test_what_is_read_back_is_what_was_told_each_step_once_and_so_when_a_run_goe
 PROCESS_OF_WANDB = """
 import os
 import sys
+from contextlib import suppress
 from pathlib import Path
 from prefect_rlhf.tasks.trackers.tracker import TrackedRun
 from prefect_rlhf.tasks.trackers.wandb import WandB
 
 tracker = WandB(TrackedRun(Path(sys.argv[1]), "fox", "p"))
-children = [path for path in Path("/proc").glob("[0-9]*/stat") if f") S {os.getpid()} " in path.read_text()]
+children = []
+for path in Path("/proc").glob("[0-9]*/stat"):
+    with suppress(OSError):  # it has ended
+        if path.read_text().rpartition(")")[2].split()[1] == str(os.getpid()):
+            children.append(path)
 names = [path.with_name("comm").read_text().strip() for path in children]
 print(names, [b"canary" in path.with_name("environ").read_bytes() for path in children], tracker._run.settings.api_key)
 tracker.close(has_failed=False)
