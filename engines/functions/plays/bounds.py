@@ -10,14 +10,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from prefect_rlhf.engines.functions.scores import MOST_NUMBER, MOST_SCORE, SCORES
+from prefect_rlhf.engines.functions.scores import LONGEST_NAME, MOST_NUMBER, MOST_NUMBERS, MOST_SCORE, SCORES
 from prefect_rlhf.engines.functions.signatures.loaded import MOST_CHARACTERS
 from prefect_rlhf.errors.in_short import in_short
 
-MOST_NUMBERS = 64
-"""Numbers of a row besides its score."""
-LONGEST_NAME = 100
-"""Characters of the name of a number, or of a role."""
 MOST_MESSAGES = 1024
 """Messages of an answer."""
 _CHARACTERS_A_TOKEN = 256  # no vocabulary that we know has a longer token
