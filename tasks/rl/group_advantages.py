@@ -120,7 +120,7 @@ def informative(rollout: Batch, scores: Batch, settings: Settings) -> Computed:
     scores_B = scores["scores"].float()
     scores_B = scores_B.where(scores_B.isfinite(), float("nan"))
     metrics = group_metrics(scores_B, {}, rollout.groups)
-    of_all = {name: metrics[name] for name in ("unscored", "zero_deviation") if name in metrics}
+    of_all = {name: value for name, value in metrics.items() if name in ("unscored", "zero_deviation")}
     return Computed({"keep": group_scores(scores_B, rollout.groups).deviation_B > 0}, of_all)
 
 
