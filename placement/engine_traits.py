@@ -1,4 +1,4 @@
-"""The traits of each engine: the calls that it serves, its memory and its splits. Code asks for a trait, never a name."""
+"""The traits of each engine: its calls, its memory and its splits. Code asks for a trait, never for a name."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
