@@ -1,4 +1,4 @@
-"""The traits of each engine: what it serves, holds and splits. Code asks for a trait, never for an engine's name."""
+"""The traits of each engine: its calls, its memory and its splits. Code asks for a trait, never for a name."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -86,7 +86,7 @@ class EngineTraits:
     vocabulary_multiple: int | None = None
     """The vocabulary is padded to a multiple of this before tp splits it; None: to a multiple of tp."""
     head_widths: tuple[HeadWidths, ...] = ()
-    """The widths of heads that it computes; every even width where none are stated."""
+    """The widths of heads that it computes; empty: every even width."""
     start_seconds: float = 1.0
     """Seconds from the command to build an instance to an engine without weights. With a model of 20 million
     parameters on two busy CPU cores vLLM took 2.3 to 5.3 s and Megatron 0.2 to 0.5 s, six starts of each. Nothing was

@@ -55,7 +55,7 @@ def able_engines(
 ) -> Sequence[EngineKind]:
     """Return the engines (of `among`, if given) that can run the call's model, the usual engine first.
 
-    If none can, returns all of them: `violations` then says why.
+    If no engine can, returns all of them: `violations` then says why.
     """
     among = among or engines_of(call.kind)
     if call.role is None:
