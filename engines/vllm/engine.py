@@ -1,6 +1,7 @@
 """A model instance on a rank, in vLLM: generate, write new weights in place, offload and reload."""
 
 import itertools
+import logging
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -28,7 +29,7 @@ from prefect_rlhf.engines.vllm.cpu.kernels import CpuKernels
 from prefect_rlhf.engines.vllm.environment import survive_scan
 from prefect_rlhf.engines.vllm.group import RankGroup
 from prefect_rlhf.engines.vllm.settings import check_command, engine_arguments, sampling_parameters
-from prefect_rlhf.engines.vllm.weights import shards, unwritten
+from prefect_rlhf.engines.vllm.weights import kept_beside, shards, unwritten
 from prefect_rlhf.engines.weights.memory import storage_bytes
 from prefect_rlhf.engines.weights.offload import HostCopies, HostLink, OffloadedTensors, empty
 from prefect_rlhf.errors.errors import EngineFailed, InvalidInput
@@ -64,7 +65,7 @@ class VllmEngine:
         device = next(self._runner.get_model().parameters()).device
         self._offloaded = OffloadedTensors(device)  # on CPU
         self._host_copies = HostCopies(HostLink(device))  # on CUDA
-        self._is_asleep = False
+        self._is_asleep = self._has_looked = False
         self._load(command.model.path, command.model.role)
 
     def weights(self) -> Mapping[str, Shard]:
@@ -198,15 +199,30 @@ class VllmEngine:
         """Pack the newest weights, and drop the keys and values of earlier calls.
 
         Raises EngineFailed if some stay, and for a tensor that the model computes from and that was not written with
-        the weights: neither a reallocation nor a fingerprint would reach it.
+        the weights: neither a reallocation nor a fingerprint would reach it (see `_refuse_copies`).
         """
         if self._cpu is not None:
             self._cpu.pack()
-        if name := unwritten(self._runner.get_model(), self._shards):
-            expected = "expected the weights that are written"
-            raise EngineFailed(f"{self.instance.name}: vLLM computes from {name}, a copy of its own, {expected}")
+        self._refuse_copies()
         if not self._llm.reset_prefix_cache():
             raise EngineFailed(f"{self.instance.name}: vLLM kept keys and values of an earlier call, expected none")
+
+    def _refuse_copies(self) -> None:
+        """Raise EngineFailed for a tensor that vLLM made of weights and kept.
+
+        On CUDA, a tensor next to the parameters is a warning: no GPU has shown yet which tensors vLLM keeps there.
+        """
+        model, said = self._runner.get_model(), f"{self.instance.name}: vLLM computes from"
+        expected = "a copy of its own, expected the weights that are written"
+        if name := unwritten(model, self._shards):
+            raise EngineFailed(f"{said} {name}, {expected}")
+        if self._cpu is None and self._has_looked:
+            return
+        if name := kept_beside(model):
+            if self._cpu is not None:
+                raise EngineFailed(f"{said} {name}, {expected}")
+            logging.getLogger(__name__).warning("%s %s, which may be %s", said, name, expected)
+        self._has_looked = True
 
     def _request(self, context: Sequence[int], sampling: SamplingSettings, seed: int) -> str:
         """Request tokens after a context; return the request's name."""

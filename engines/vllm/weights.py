@@ -83,19 +83,23 @@ def _rows(start: int, part: Tensor) -> Shard:
 
 
 def unwritten(model: nn.Module, written: Mapping[str, Shard]) -> str | None:
-    """Return the name of a tensor that the model may compute from and that no write to the shards reaches, or None.
-
-    It is a parameter with memory of its own, or a tensor that is kept next to parameters and may be made of them:
-    packed, converted or cached. Copies inside of functions are not seen: `cpu.kernels` makes these anew.
-    """
+    """Return the name of a parameter that has memory of its own, which no write to the shards reaches, or None."""
     storages = {shard.view.untyped_storage()._cdata for shard in written.values()}
     for name, module in model.named_modules():
-        parameters = module._parameters
-        for of_module, parameter in parameters.items():
+        for of_module, parameter in module._parameters.items():
             if parameter is not None and parameter.untyped_storage()._cdata not in storages:
                 return f"{name}.{of_module}"
+    return None
+
+
+def kept_beside(model: nn.Module) -> str | None:
+    """Return the name of a tensor that is kept next to parameters and may be made of them, or None.
+
+    It may be packed, converted or cached. Copies inside of functions are not seen: `cpu.kernels` makes these anew.
+    """
+    for name, module in model.named_modules():
         for kept in _kept_tensors(module):
-            if parameters or kept not in MADE_OF_NO_WEIGHTS:
+            if module._parameters or kept not in MADE_OF_NO_WEIGHTS:
                 return f"{name}.{kept}"
     return None
 
