@@ -19,7 +19,7 @@ from benchmarks.demo.outcome import read_metrics
 from benchmarks.our_step import train
 from benchmarks.play_work import PlayWork, look_up, vowels
 from benchmarks.step_work import Measured
-from prefect_rlhf.tasks.data.row_order import row_ids
+from prefect_rlhf.tasks.data.rows.row_order import row_ids
 from prefect_rlhf.tasks.running.journal import read_spans
 
 SEED = 1

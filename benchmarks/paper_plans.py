@@ -68,7 +68,7 @@ def timed(placements: Placements, context: CostContext) -> Estimate:
     """Estimate a plan on its augmented graph, each call as the context's engines run it."""
     graph, site, workload = context.graph, context.site, context.question.workload
     first = next(iter(placements.values())).mesh.devices()[0]
-    whole = completed(graph, placements, site.cluster.whole, first)
+    whole = completed(graph, placements, site.cluster.whole, first, site.backend)
     plan = aligned(ExecutionPlan("paper", site.cluster, whole), graph)
     calls = {call.name: 0.0 for call in graph if call.kind == "compute"}
     for name, placement in placements.items():

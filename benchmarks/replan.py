@@ -50,7 +50,7 @@ from prefect_rlhf.placement.plan import ExecutionPlan
 from prefect_rlhf.placement.planner.best_plan import plan_graph
 from prefect_rlhf.placement.planner.question import Question
 from prefect_rlhf.placement.plans.plan_file import plan_yaml
-from prefect_rlhf.tasks.data.row_order import row_ids
+from prefect_rlhf.tasks.data.rows.row_order import row_ids
 from prefect_rlhf.tasks.reporting.comparison import step_ends
 from prefect_rlhf.tasks.running.journal import Journal, TaskRunSpan, read_spans
 from tests.runs import leased, prepared, rollouts

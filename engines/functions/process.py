@@ -62,8 +62,8 @@ class WorkerProcess(Generic[Said]):
     """A fresh interpreter in a session of its own, that ends when this process does. Raises OSError.
 
     It runs `module` of this folder, and receives `first`. `read` reads a line of its messages, or raises ValueError.
-    `environment` are its variables, besides those of every worker. Without it, it has this process's, which others
-    cannot read in `/proc`. `python` is another interpreter than this process's; what it imports of this package needs
+    `environment` are its variables, added to every worker's. Without it, it has this process's, which others
+    cannot read in `/proc`. `python` is another interpreter than this process's; its imports of this package need
     the standard library alone.
     """
 

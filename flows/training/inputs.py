@@ -19,7 +19,7 @@ from prefect_rlhf.placement.graph import DataflowGraph, Dataset
 from prefect_rlhf.placement.models.model import ModelSpec
 from prefect_rlhf.tasks.data.chats import ChatDataset
 from prefect_rlhf.tasks.data.datasets import PreferenceDataset, PromptDataset
-from prefect_rlhf.tasks.data.row_checks import CheckedRows, Say, silent
+from prefect_rlhf.tasks.data.rows.row_checks import CheckedRows, Say, silent
 from prefect_rlhf.tasks.data.tokenizer import check_end, end_remark
 from prefect_rlhf.tasks.data.tools import shown_by
 from prefect_rlhf.tasks.model_shape import read_model_spec

@@ -29,7 +29,7 @@ from prefect_rlhf.tasks.checkpoints.best import BestModel
 from prefect_rlhf.tasks.checkpoints.folders import Checkpoint, check_resumable, find_checkpoint
 from prefect_rlhf.tasks.checkpoints.run_identity import run_identity, with_draws_of
 from prefect_rlhf.tasks.data.role_tokenizers import tokenizers_of
-from prefect_rlhf.tasks.data.row_order import items_read
+from prefect_rlhf.tasks.data.rows.row_order import items_read
 from prefect_rlhf.tasks.running.training_run import TrainingRun
 from prefect_rlhf.tasks.settings import Optimizer
 from prefect_rlhf.tasks.tracing.trace import Algorithm

@@ -1,4 +1,4 @@
-"""Insert reload before and offload after each stretch of use of an offloaded instance, or of a part of one.
+"""Insert reload before and offload after each stretch of use of an offloaded instance, or of an offloaded part.
 
 Along a topological order, each use of an offloaded part opens a window: `reload` before its first use, `offload` after
 its last use. A window ends with its step, or when another offloaded instance needs one of the same devices. So at any

@@ -1,4 +1,4 @@
-"""The memory of a CPU host that a run's processes take: beside the tensors of a certificate, their programs and copies.
+"""The host memory of a run on CPU: the tensors of a certificate, and the processes' programs and copies.
 
 On CPU a certificate counts tensors, and the host ends a process for all of its memory.
 """
@@ -32,9 +32,9 @@ UNTOUCHED = "key-value cache"
 
 @dataclass(frozen=True, slots=True)
 class HostNeed:
-    """What a run takes of its host: the tensors of all ranks at their peaks, copies on the host, and programs.
+    """Host memory of a run: the tensors of all ranks at their peaks, copies on the host, and programs.
 
-    `least_bytes` is what it takes at the least: no activations, no part of a cache, half of the programs.
+    `least_bytes` is the least that it takes: no activations, no part of a cache, half of the programs.
     """
 
     tensor_bytes: int
@@ -60,7 +60,7 @@ class HostNeed:
 
 
 def host_needs(certificate: Certificate) -> dict[int, HostNeed]:
-    """Return what a run on CPU takes of the host of each node; the first also has the flow run's process."""
+    """Return the host memory that a run on CPU takes on each node; the first also has the flow run's process."""
     of_node: dict[int, list[Peak]] = defaultdict(list)
     for peak in certificate.peaks:
         of_node[DeviceMesh.parse(peak.device).first_node].append(peak)

@@ -7,7 +7,7 @@ from typing import Any, Literal, final
 
 from prefect_rlhf.errors.errors import InvalidInput, Missing
 from prefect_rlhf.tasks.data.answer_pieces import ASSISTANT, MaskedTokens, Piece, chat_pieces, masked, masked_tokens
-from prefect_rlhf.tasks.data.row_checks import CheckedRows
+from prefect_rlhf.tasks.data.rows.row_checks import CheckedRows
 from prefect_rlhf.tasks.data.source import DatasetSource
 from prefect_rlhf.tasks.data.stored.stored_rows import require_text
 from prefect_rlhf.tasks.data.tokenizer import Tools, answered_tokens, load_tokenizer

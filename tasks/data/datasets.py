@@ -16,8 +16,8 @@ from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.tasks.data.answer_pieces import chat_pieces, masked_tokens
 from prefect_rlhf.tasks.data.messages import has_text
 from prefect_rlhf.tasks.data.pairs import Answer, pair_of_chats
-from prefect_rlhf.tasks.data.prompt_lengths import OverlongPrompts, PromptLimit
-from prefect_rlhf.tasks.data.row_checks import CheckedRows, MeasuredRows
+from prefect_rlhf.tasks.data.rows.prompt_lengths import OverlongPrompts, PromptLimit
+from prefect_rlhf.tasks.data.rows.row_checks import CheckedRows, MeasuredRows
 from prefect_rlhf.tasks.data.source import DatasetSource
 from prefect_rlhf.tasks.data.stored.stored_rows import require_text
 from prefect_rlhf.tasks.data.tokenizer import (

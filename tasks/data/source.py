@@ -8,7 +8,7 @@ from typing import Any
 from prefect_rlhf.engines.rows import KEYS_OF_CALLS, ColumnKind
 from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.tasks.data.messages import has_text, plain_messages, shown_tools
-from prefect_rlhf.tasks.data.row_checks import MeasuredRows, Say, measure, silent
+from prefect_rlhf.tasks.data.rows.row_checks import MeasuredRows, Say, measure, silent
 from prefect_rlhf.tasks.data.stored.stored_rows import DEFAULT_SPLIT, DEFAULT_SPLIT_COLUMN, StoredRows
 from prefect_rlhf.tasks.data.template_checks import (
     DEFAULT_TOOLS_COLUMN,

@@ -84,7 +84,8 @@ def made_up_rows(source: TokenizedSource, seed: int, items: Sequence[int] | None
     """
     numbers, per_item = range(source.num_items) if items is None else items, len(source) // source.num_items
     between = random.Random(seed).sample(numbers[1:-1], min(ROWS - 2, max(len(numbers) - 2, 0)))
-    chosen = [item * per_item for item in dict.fromkeys((numbers[0], numbers[-1], *between))]
+    items_tried = dict.fromkeys((numbers[0], numbers[-1], *between))
+    chosen = [item * per_item + row for item in items_tried for row in range(per_item)][:ROWS]
     read = source.read(chosen)
     if "prompt_tokens" in read:
         prompts = read["prompt_tokens"]

@@ -35,7 +35,7 @@ DEFAULT = Judged()
 
 
 @computation("prompt_tokens")
-def case(rollout: Batch, settings: Judged, context: Context) -> Computed:
+def question_and_answer(rollout: Batch, settings: Judged, context: Context) -> Computed:
     """What the judge is asked about each answer."""
     judge = AutoTokenizer.from_pretrained(context.tokenizers["judge"])
     text = computations.text_columns(rollout, context.tokenizers["actor"])
@@ -55,7 +55,7 @@ def above_mean(rollout: Batch, scores: Batch, settings: Judged) -> Computed:
 def judged(prompts: Prompts, actor: Model, judge: Model, reward: Reward, algo: Judged = DEFAULT) -> None:
     """One iteration: answer, ask the judge, score the verdict, and a step on the scores. Both are recorded."""
     rollout = generate(actor, prompts, batch_size=algo.batch_size, sampling=algo.sampling)
-    asked = compute(case, rollout, settings=algo, longest=algo.longest_case)
+    asked = compute(question_and_answer, rollout, settings=algo, longest=algo.longest_case)
     verdict = generate(judge, asked, sampling=algo.verdict, name="verdict")
     scores = score(reward, verdict)
     advantages = compute(above_mean, rollout, scores, settings=algo)

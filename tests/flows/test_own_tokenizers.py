@@ -30,7 +30,15 @@ def test_a_score_and_a_record_have_the_text_that_the_generating_role_wrote(param
     judge = make_model(tmp_path / "judge", vocab=320)
     save_bpe_tokenizer(tmp_path / "judge", ["Question: what is it Answer: the best film Grade: good bad"])
     (tmp_path / "rewards.py").write_text(SEEN.format(file=str(tmp_path / "seen.jsonl")))
-    names = ("actor_generate", "case", "verdict", "score", "above_mean", "record_rollouts", "record_evaluation")
+    names = (
+        "actor_generate",
+        "question_and_answer",
+        "verdict",
+        "score",
+        "above_mean",
+        "record_rollouts",
+        "record_evaluation",
+    )
     models = ("actor_generate", "verdict", "actor_train")
     engines = {name: f"0 engine={'megatron' if name in models else 'python'}" for name in (*names, "actor_train")}
     given = {name: parameters[name] for name in ("actor", "output_dir")} | {

@@ -1,6 +1,6 @@
-"""Bounds of what a play says: rewards and scores, other numbers and their names, and the size of an answer.
+"""Bounds of a play's words and numbers: rewards and scores, other numbers and their names, the size of an answer.
 
-A worker checks them before it sends, and the pool as it reads. A row beyond one fails, with a reason that names it.
+A worker checks them before it sends, and the pool as it reads. A row beyond a bound fails, with a reason that names it.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def check_numbers(numbers: Mapping[str, float]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class AnswerBounds:
-    """The most tokens of an answer, and the treatment of a longer one, as in PlaySettings.
+    """The most tokens of an answer, and the treatment of a longer answer, as in PlaySettings.
 
     The rank makes tokens of answers, so it gets no text that cannot be among the tokens that it keeps.
     """
@@ -75,8 +75,8 @@ class AnswerBounds:
     ) -> str | list[dict[str, str]] | None:
         """Return an answer without the text that is surely beyond its tokens; None if it ends the play.
 
-        Raises ValueError for an answer beyond a bound, and for one that is to be refused. An opening of an environment
-        is refused where it would end the play, which has not begun.
+        Raises ValueError for an answer beyond a bound, and for an answer that is to be refused. An opening of an
+        environment is refused if it would end the play, which has not begun.
 
         >>> AnswerBounds(1, "keep_start").shortened("x" * 257) == "x" * 256
         True
@@ -112,7 +112,7 @@ def _check_messages(messages: Sequence[Mapping[str, str]]) -> None:
 
 
 def _cut(texts: Sequence[str], most: int, end: bool) -> list[str]:
-    """Return the texts without what is beyond `most` characters together: the start of each is kept, or its `end`.
+    """Return the texts, cut to `most` characters together: the start of each is kept, or its `end`.
 
     >>> _cut(["abc", "def", "g"], 5, end=False), _cut(["abc", "def", "g"], 5, end=True)
     (['abc', 'de', ''], ['abc', 'ef', ''])

@@ -29,7 +29,7 @@ def named_special_tokens(tokenizer: Any) -> set[str]:
 
 
 def pattern(texts: Collection[str]) -> re.Pattern[str]:
-    """Return a pattern that finds the longest of some texts at the first place with one, as tokenizers do.
+    """Return a pattern that finds the first of some texts, and the longest of those at its place, as tokenizers do.
 
     >>> pattern(["<s>", "<s>end"]).findall("a <s>end <s>")
     ['<s>end', '<s>']

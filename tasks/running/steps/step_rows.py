@@ -22,7 +22,7 @@ from prefect_rlhf.placement.graph import Call
 from prefect_rlhf.placement.row_set import RowSet
 from prefect_rlhf.placement.rows.moves import row_transfers
 from prefect_rlhf.placement.rows.shares import PlacedCall, ToldByCall, knows_lengths, placed_by_row_set
-from prefect_rlhf.tasks.data.row_order import row_ids
+from prefect_rlhf.tasks.data.rows.row_order import row_ids
 from prefect_rlhf.tasks.running.training_run import TrainingRun
 
 

@@ -131,11 +131,10 @@ def test_the_best_checkpoint_stays_and_goes_with_a_run_that_goes_on(tmp_path):
     assert [path.name for path in (later / "checkpoints").iterdir()] == ["step-000002"]
 
 
-@pytest.mark.parametrize("score", [{}, {METRIC: 0.0}], ids=["absent", "0"])
-def test_an_evaluation_whose_rows_all_lack_a_score_is_no_candidate_and_does_not_end_the_run(tmp_path, score):
-    """Whether or not its metric of scores exists; a metric that is not of scores counts nevertheless."""
+def test_an_evaluation_whose_rows_all_lack_a_score_is_no_candidate_and_does_not_end_the_run(tmp_path):
+    """Its metric of scores is absent; a metric that is not of scores counts nevertheless."""
     scored = {"record_evaluation.unscored": 0.0, "record_evaluation.response_tokens": 5.0}
-    lines = [{METRIC: -1.0, **scored}, {METRIC: -2.0, **scored}, {**score, **scored, "record_evaluation.unscored": 1.0}]
+    lines = [{METRIC: -1.0, **scored}, {METRIC: -2.0, **scored}, {**scored, "record_evaluation.unscored": 1.0}]
     text = "".join(json.dumps({"step": 2 * place, **line}) + "\n" for place, line in enumerate(lines))
     (tmp_path / EVALUATIONS).write_text(text)
     assert BestModel(METRIC).best(tmp_path) == Evaluation(2, -2.0)

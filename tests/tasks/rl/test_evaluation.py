@@ -44,8 +44,8 @@ def test_a_mean_over_responses_without_a_score_is_left_out(tmp_path, scores, exp
     }
     named = {"exact": [3 * torch.tensor(score) for score in scores], "short": [torch.tensor(math.nan)] * 2}
     scored = Batch({"scores": [torch.tensor(score) for score in scores], **named})
-    context = Context(0, tmp_path, save_small_tokenizer(tmp_path), (0, 1))
-    metrics = record_evaluation.function(Batch(rollout), scored, Settings(), context).metrics
+    context, written = Context(0, tmp_path, "", (0, 1)), Batch(rollout, written_by=save_small_tokenizer(tmp_path))
+    metrics = record_evaluation.function(written, scored, Settings(), context).metrics
     assert metrics == expected | {"response_tokens": 1.0}
-    costs = record_safe_evaluation.function(Batch(rollout), scored, scored, Settings(), context).metrics
+    costs = record_safe_evaluation.function(written, scored, scored, Settings(), context).metrics
     assert ("cost" in costs) == ("score" in costs) == ("score" in expected)

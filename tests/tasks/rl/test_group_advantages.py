@@ -279,7 +279,9 @@ def test_a_step_in_which_every_score_failed_has_finite_advantages(advantage):
     assert made.columns["advantages"].eq(0).all()
     assert all(math.isfinite(value) for value in made.metrics.values())
     lengths = {"response_tokens": 1.5, "truncated": 0.0, "trained_tokens": 0.0}
-    assert made.metrics == {"unscored": 1.0} | lengths, "no score is not a score of 0, and no group has equal scores"
+    assert made.metrics == {"unscored": 1.0, "zero_advantage": 1.0} | lengths, (
+        "no score is not a score of 0, and no group has equal scores"
+    )
 
 
 def test_a_response_that_was_cut_off_and_masked_counts_in_its_groups_mean_alone():

@@ -9,7 +9,6 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from prefect_rlhf.engines.compute import Context
 from prefect_rlhf.engines.rows import Batch
 from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.placement.graph import Dataset
@@ -146,7 +145,7 @@ def test_a_reward_that_applies_to_no_row_is_a_warning(tried):
 class Facts:
     """Rows whose dicts differ in their keys; a column of a file has the same keys in each row."""
 
-    name, column_kinds = "prompts", {"facts": "other"}
+    name, column_kinds, num_items = "prompts", {"facts": "other"}, 3
 
     def __init__(self, tokenizer):
         self.tokenizer = tokenizer
@@ -221,5 +220,5 @@ def test_a_made_up_row_has_the_columns_and_types_of_a_rows_in_the_run(tmp_path, 
         "tokens": [torch.tensor([*prompt, *tried["response_ids"]])],
         "prompt_length": [torch.tensor(len(prompt))],
     }
-    (scored,) = plain_rows(Batch(rollout, torch.tensor([0]), Columns()), Context(0, tmp_path, tokenizer, (0,)))
+    (scored,) = plain_rows(Batch(rollout, torch.tensor([0]), Columns(), tokenizer), own_prompts=False)
     assert tried == scored

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from prefect_rlhf.errors.errors import InvalidInput
-from prefect_rlhf.tasks.data.row_checks import MeasuredRows
+from prefect_rlhf.tasks.data.rows.row_checks import MeasuredRows
 
 OverlongPrompts = Literal["refuse", "drop", "keep_end", "keep_start"]
 

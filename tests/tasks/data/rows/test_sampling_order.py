@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from prefect_rlhf import PPO
 from prefect_rlhf.flows.ppo import ppo
-from prefect_rlhf.tasks.data.row_order import FIRST, items_read, row_ids
+from prefect_rlhf.tasks.data.rows.row_order import FIRST, items_read, row_ids
 from tests.flows.test_algorithms import traced
 
 

@@ -3,9 +3,9 @@
 import pytest
 
 from prefect_rlhf.errors.errors import InvalidInput
-from prefect_rlhf.tasks.data import row_checks
 from prefect_rlhf.tasks.data.chats import ChatDataset
 from prefect_rlhf.tasks.data.datasets import PreferenceDataset, PromptDataset
+from prefect_rlhf.tasks.data.rows import row_checks
 from prefect_rlhf.tasks.data.tokenizer import load_tokenizer
 from tests.tasks.data.stored import parquet
 
