@@ -45,7 +45,7 @@ def question_and_answer(rollout: Batch, settings: Judged, context: Context) -> C
 
 
 @computation("advantages")
-def above_mean(rollout: Batch, scores: Batch, settings: Judged) -> Computed:
+def above_the_judges_mean(rollout: Batch, scores: Batch, settings: Judged) -> Computed:
     """The score of the verdict less the mean, at each token of the answer."""
     scores_B = scores["scores"]
     return Computed({"advantages": (scores_B - scores_B.mean())[:, None] * rollout.mask("logprobs")})
@@ -58,7 +58,7 @@ def judged(prompts: Prompts, actor: Model, judge: Model, reward: Reward, algo: J
     asked = compute(question_and_answer, rollout, settings=algo, longest=algo.longest_case)
     verdict = generate(judge, asked, sampling=algo.verdict, name="verdict")
     scores = score(reward, verdict)
-    advantages = compute(above_mean, rollout, scores, settings=algo)
+    advantages = compute(above_the_judges_mean, rollout, scores, settings=algo)
     compute(computations.record_rollouts, verdict, scores, advantages, settings=algo)
     compute(computations.record_evaluation, rollout, scores, settings=algo)
     train_step(actor, losses.policy_gradient().on(rollout, advantages))

@@ -35,7 +35,7 @@ def test_a_score_and_a_record_have_the_text_that_the_generating_role_wrote(param
         "question_and_answer",
         "verdict",
         "score",
-        "above_mean",
+        "above_the_judges_mean",
         "record_rollouts",
         "record_evaluation",
     )
