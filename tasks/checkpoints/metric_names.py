@@ -26,7 +26,7 @@ class MetricNames:
         return name not in self.known and not name.startswith(self.others)
 
 
-PLAY_METRICS = ("turns", "own_tokens", "observed_tokens", "failed", "truncated", "answer_seconds")
+PLAY_METRICS = ("turns", "own_tokens", "observed_tokens", "failed", "answer_seconds")
 
 
 def metric_names(call: Call, tried: Sequence[str] | None = None) -> MetricNames:
@@ -38,9 +38,11 @@ def metric_names(call: Call, tried: Sequence[str] | None = None) -> MetricNames:
         return MetricNames(("failed",) if "scores" in call.outputs else ())
     if call.kind == "generate":
         own = () if call.play is None else PLAY_METRICS
-        return MetricNames((*own, "kept_mass"), ("play/",) if own else ())
+        return MetricNames((*own, "truncated", "kept_mass"), ("play/",) if own else ())
     if call.on_hosts:
         functions = tuple(HostRewards.model_validate_json(call.operation.settings).functions)
-        return MetricNames((*functions, "failed", "seconds"), tuple(f"{function}/" for function in functions))
+        return MetricNames(
+            (*functions, "failed", "unscored", "seconds"), tuple(f"{function}/" for function in functions)
+        )
     is_ours = call.kind == "compute" and call.operation.module.partition(".")[0] == PACKAGE
     return MetricNames(tuple(tried or ()), () if is_ours and tried is not None else ("",))

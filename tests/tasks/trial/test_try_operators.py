@@ -215,7 +215,10 @@ def evaluated(gang, tmp_path_factory, tokenizer):
             "record_evaluation.score, perhaps: evaluations have .*record_evaluation.score_short",
         ),
         ("record_evaluation.score_long", "record_evaluation.score"),
-        ("student_evaluation.loss", ".*evaluations have student_evaluation.kept_mass, score.exact, "),
+        (
+            "student_evaluation.loss",
+            ".*evaluations have student_evaluation.truncated, student_evaluation.kept_mass, score.exact, ",
+        ),
         ("score.exat", "score.exact, perhaps"),
     ],
 )
@@ -233,7 +236,16 @@ def test_a_best_metric_that_a_persons_function_may_make_is_warned_of(evaluated, 
     assert "measured.length" in warning
 
 
-@pytest.mark.parametrize("metric", ["record_evaluation.score_exact", "measured.length", "score.short"])
+@pytest.mark.parametrize(
+    "metric",
+    [
+        "record_evaluation.score_exact",
+        "measured.length",
+        "score.short",
+        "score.unscored",
+        "student_evaluation.truncated",
+    ],
+)
 def test_a_best_metric_that_is_there_passes_in_silence(evaluated, metric):
     assert BestModel(metric).check_metric(*evaluated) is None
 
