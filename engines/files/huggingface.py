@@ -19,7 +19,8 @@ from prefect_rlhf.engines.files.tensor_files import (
     stored_tensors,
     write_folder_of_tensors,
 )
-from prefect_rlhf.engines.sampling.chats.answer_end import end_tokens, listed_ends
+from prefect_rlhf.engines.sampling.chats.answer_end import end_tokens
+from prefect_rlhf.engines.sampling.chats.listed_ends import listed_ends
 from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.files.atomic_file import write_atomically
 from prefect_rlhf.files.foreign_file import read_json_object

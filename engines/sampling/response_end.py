@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from prefect_rlhf.engines.commands import BuildCommand
 from prefect_rlhf.engines.engine import SamplingSettings
-from prefect_rlhf.engines.sampling.chats.answer_end import end_tokens as end_tokens
+from prefect_rlhf.engines.sampling.chats.answer_end import end_tokens
 from prefect_rlhf.engines.sampling.stop_strings import StopStrings, stop_strings
 from prefect_rlhf.errors.errors import InvalidInput
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from prefect_rlhf.engines.sampling.chats.tokenizers import tokenizer_of as tokenizer_of
+from prefect_rlhf.engines.sampling.chats.tokenizers import tokenizer_of
 
 MARGIN = 8  # further tokens: the first may hold a part of a character, or lose the space before a word
 

@@ -43,7 +43,7 @@ class ChatDataset(DatasetSource):
 
     def read(self, row_ids: Sequence[int]) -> Mapping[str, Sequence[Any]]:
         """Return the tokens of some rows, the length of each prompt, the mask of the later tokens, and labels."""
-        rows = self._masked(row_ids)
+        rows = self._masked(row_ids, self._values(row_ids))
         read: dict[str, Sequence[Any]] = {
             "tokens": [row.tokens for row in rows],
             "prompt_length": [row.prompt_length for row in rows],
@@ -71,18 +71,16 @@ class ChatDataset(DatasetSource):
         self.check_columns()
         self._check_labels()
         self.check_tokenizer(has_chats=any(map(self._holds_messages, columns)))
-        rows = self.measured(range(len(self)) if items is None else items)
-        self.check_measured(rows, max_tokens, vocabulary)
-        return CheckedRows(rows.lengths, self.remarks())
+        return self.checked_rows(items, max_tokens, vocabulary)
 
     def checked_tokens(self, items: Sequence[int]) -> list[list[int]]:
         """Return the tokens of some rows. Raises InvalidInput for a row that has no text, or nothing to learn."""
-        columns = self._columns
-        for row, values in zip(items, self._values(items), strict=True):
+        columns, read = self._columns, self._values(items)
+        for row, values in zip(items, read, strict=True):
             for column, value in zip(columns, values, strict=True):
                 if value != "" or column == columns[-1]:  # the context of the trained column may be an empty text
                     self.check_text(f"{self.name} row {row} {column}", value, "text")
-        rows = self._masked(items)
+        rows = self._masked(items, read)
         for row, each in zip(items, rows, strict=True):
             if not any(each.mask):
                 expected = f"a message of the assistant, or two tokens of text, in {self.path}"
@@ -149,8 +147,8 @@ class ChatDataset(DatasetSource):
     def _values(self, row_ids: Sequence[int]) -> list[tuple[Any, ...]]:
         return list(zip(*(self.messages(column, row_ids) for column in self._columns), strict=True))
 
-    def _masked(self, row_ids: Sequence[int]) -> list[MaskedTokens]:
-        rows = zip(row_ids, self._values(row_ids), self.tools_of(row_ids), strict=True)
+    def _masked(self, row_ids: Sequence[int], values: Sequence[tuple[Any, ...]]) -> list[MaskedTokens]:
+        rows = zip(row_ids, values, self.tools_of(row_ids), strict=True)
         return [self._masked_row(*row) for row in rows]
 
     def _masked_row(self, row: int, values: tuple[Any, ...], tools: Tools) -> MaskedTokens:

@@ -217,9 +217,7 @@ class PreferenceDataset(DatasetSource):
         self._check_sides()
         self.check_columns()
         self.check_tokenizer(has_chats=self._has_chat_prompts)
-        rows = self.measured(range(self.num_items) if items is None else items)
-        self.check_measured(rows, max_tokens, vocabulary)
-        return CheckedRows(rows.lengths, self.remarks())
+        return self.checked_rows(items, max_tokens, vocabulary)
 
     def checked_tokens(self, items: Sequence[int]) -> list[list[int]]:
         """Return the tokens of both rows of each pair. Raises InvalidInput for a pair that cannot be used."""

@@ -8,7 +8,7 @@ from typing import Any
 from prefect_rlhf.engines.rows import KEYS_OF_CALLS, ColumnKind
 from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.tasks.data.messages import has_text, plain_messages, shown_tools
-from prefect_rlhf.tasks.data.rows.row_checks import MeasuredRows, Say, measure, silent
+from prefect_rlhf.tasks.data.rows.row_checks import CheckedRows, MeasuredRows, Say, measure, silent
 from prefect_rlhf.tasks.data.stored.stored_rows import DEFAULT_SPLIT, DEFAULT_SPLIT_COLUMN, StoredRows
 from prefect_rlhf.tasks.data.template_checks import (
     DEFAULT_TOOLS_COLUMN,
@@ -176,6 +176,12 @@ class DatasetSource:
         if not is_text and not all(turn["role"] for turn in value):
             raise InvalidInput(where, value, f"messages that all have a role, in {self.path}")
 
+    def checked_rows(self, items: Sequence[int] | None, max_tokens: int, vocabulary: int | None) -> CheckedRows:
+        """Return the rows of some items, by default of all. Raises what `measured` and `check_measured` raise."""
+        rows = self.measured(range(self.num_items) if items is None else items)
+        self.check_measured(rows, max_tokens, vocabulary)
+        return CheckedRows(rows.lengths, self.remarks())
+
     def measured(self, items: Sequence[int]) -> MeasuredRows:
         """Measure the rows of some items. Raises InvalidInput for a row that can never be used."""
         tokenizer = load_tokenizer(self.tokenizer)
@@ -196,7 +202,7 @@ class DatasetSource:
         return measure(self.name, items, tokens_of, self.say)
 
     def checked_tokens(self, items: Sequence[int]) -> list[list[int]]:
-        """Return the tokens of the items' rows. Raises InvalidInput for an item that cannot be a row."""
+        """Return the tokens of these items' rows. Raises InvalidInput for an item that makes no row."""
         raise NotImplementedError
 
     def check_measured(self, rows: MeasuredRows, max_tokens: int | None, vocabulary: int | None) -> None:

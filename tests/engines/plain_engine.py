@@ -10,7 +10,8 @@ from safetensors.torch import load_file
 from torch.nn import functional as F  # noqa: N812  its usual name
 
 from prefect_rlhf.engines.engine import Generated, Shard
-from prefect_rlhf.engines.sampling.response_end import check_lengths, end_tokens
+from prefect_rlhf.engines.sampling.chats.answer_end import end_tokens
+from prefect_rlhf.engines.sampling.response_end import check_lengths
 from prefect_rlhf.engines.sampling.sampler import choose, uniforms
 from prefect_rlhf.engines.weights.memory import storage_bytes
 from prefect_rlhf.engines.weights.offload import OffloadedTensors

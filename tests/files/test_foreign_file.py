@@ -7,7 +7,7 @@ import pytest
 
 from prefect_rlhf.engines.files.checkpoint_files import read_index
 from prefect_rlhf.engines.files.model_config import read_config
-from prefect_rlhf.engines.sampling.response_end import end_tokens
+from prefect_rlhf.engines.sampling.chats.answer_end import end_tokens
 from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.files.foreign_file import finished_lines, parse_json, read_content
 from prefect_rlhf.files.yaml_text import read_yaml

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from prefect_rlhf.engines.sampling.chats.control_tokens import control_tokens
-from prefect_rlhf.engines.sampling.chats.listed_ends import listed_ends as listed_ends
+from prefect_rlhf.engines.sampling.chats.listed_ends import listed_ends
 from prefect_rlhf.engines.sampling.chats.template import written
 from prefect_rlhf.engines.sampling.chats.tokenizers import tokenizer_of
 from prefect_rlhf.errors.errors import InvalidInput
