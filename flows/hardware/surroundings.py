@@ -1,4 +1,4 @@
-"""What a run needs of its process's surroundings: folders that it can write, and enough open files."""
+"""The machine around a run: it needs folders that it can write, and enough open files."""
 
 import math
 import os

@@ -60,7 +60,7 @@ class HostNeed:
 
 
 def host_needs(certificate: Certificate) -> dict[int, HostNeed]:
-    """Return the host memory that a run on CPU takes on each node; the first also has the flow run's process."""
+    """Return the host memory that a CPU run takes on each node. The first node also runs the flow run's process."""
     of_node: dict[int, list[Peak]] = defaultdict(list)
     for peak in certificate.peaks:
         of_node[DeviceMesh.parse(peak.device).first_node].append(peak)

@@ -121,7 +121,7 @@ def own(prompts: Prompts, actor: Model, own: Own = OWN, note: str = "") -> None:
 
 @pytest.mark.parametrize("flow", [*FLOWS.values(), profile, own], ids=lambda flow: flow.fn.__name__)
 def test_no_value_of_a_form_breaks_a_server(flow):
-    """In no field, list, group or key of a group: the server refuses it by the deployment's schema."""
+    """Wherever the value is: in a field, a list, a group or a key. The deployment's schema lets the server refuse it."""
     schema = flow.parameters.model_dump()
     groups = {"": schema["properties"]} | {
         k: v["properties"] for k, v in schema["definitions"].items() if "properties" in v

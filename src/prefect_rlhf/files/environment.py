@@ -7,7 +7,7 @@ of a play could read the credentials of each process above it. Our processes are
     python environment.py DESCRIPTOR -m MODULE ARGUMENTS...
 
 A process that somebody else started, such as a run at a terminal, wipes these variables out of that memory (`hide`).
-This file imports the standard library only: it is also a script.
+This file also runs as a script, so it imports only the standard library.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""The rows of a dataset that a run reads: their order, their lengths, and the checks of many rows."""
+"""The rows of a dataset that a run reads: their order, their lengths, and checks of many rows."""

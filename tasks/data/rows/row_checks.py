@@ -1,4 +1,4 @@
-"""Lengths of many rows, measured in chunks: memory is for the tokens of one, and a long check says how far it is."""
+"""Lengths of many rows, measured chunk by chunk to save memory. A long check says how far it is."""
 
 import time
 from array import array

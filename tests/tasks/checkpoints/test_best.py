@@ -92,7 +92,7 @@ def test_evaluations_without_a_score_at_first_stop_no_run(tmp_path, places):
 
 
 def test_evaluations_of_other_calls_do_not_count(tmp_path):
-    """Calls may evaluate at intervals of their own."""
+    """Each call may evaluate at its own interval."""
     run_dir = recorded(tmp_path / "run", 0.0, 3.0)
     with (run_dir / EVALUATIONS).open("a") as file:
         file.write('{"step": 3, "other.score": 1.0}\n')

@@ -27,7 +27,7 @@ def test_epochs_and_seeds_have_orders_of_their_own():
 
 @given(num_items=st.integers(8, 60), steps=st.integers(0, 9), seed=st.integers(0, 3))
 def test_the_items_that_a_run_reads_are_those_of_its_steps_and_the_first(num_items, steps, seed):
-    """Each row that some step or evaluation gets is among the rows that are checked, and hardly any other."""
+    """Every row that a step or an evaluation reads is checked, and few others are."""
     graph = traced(ppo, algo=PPO(batch_size=8))
     dataset, *others = graph.datasets
     graph = replace(graph, datasets=(replace(dataset, num_items=num_items), *others))
