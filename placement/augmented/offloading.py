@@ -4,9 +4,8 @@ Along a topological order, each use of an offloaded part opens a window: `reload
 its last use. A window ends with its step, or when another offloaded instance needs one of the same devices. So at any
 time a device holds at most one of them, and windows cut from a single order can never wait for each other. A trained
 instance that leaves as a whole has two parts with windows of their own: its optimizer comes for its train_step alone,
-and its weights for every use. The
-checkpoint of a run that was asked to stop has a window to itself, because the windows of its step may already be
-submitted.
+and its weights for every use. The checkpoint of a run that was asked to stop has a window to itself, because the
+windows of its step may already be submitted.
 
 An offload copies to the host only if a later reload needs the copy and the host's present copy differs: frozen weights
 are dropped. Weights that the next window begins to overwrite are dropped too, and that window's reload only allocates.

@@ -21,7 +21,7 @@ ALONE_BYTES = 766 * MIB
 ALLOCATOR_SHARES = 0.4, 1.3
 """Of the tensors: what allocators keep after tensors were freed, and pages of weight files. The least and the most of
 runs of 135M parameters in bfloat16 with 8 rows: 4.3 GiB for 2.4 GiB of tensors, and up to 8.1 GB for 3.0 GB."""
-MEASURED = "measured 2026-11-27 on two Xeon cores"
+MEASURED = "measured 2026-11-27 on two cores of an AMD EPYC"
 """When and where all of these were measured: `prefect-rlhf run grpo --devices 1` and `2`, for programs with a model of
 0.1 MB, with torch 2.13.0, vLLM 0.32.0 and Prefect's temporary server."""
 LEAST_SHARE = 0.5

@@ -66,20 +66,20 @@ def check_variables(source: Templated, tokenizer: Any) -> None:
 
 
 def check_tools(source: Templated, tokenizer: Any) -> None:
-    """Raise InvalidInput for a column of tools that the template does not show, and for values that are no tools."""
+    """Raise InvalidInput if the template does not show the tools of the first row that has some."""
     if source.shown_column is None:
         return
-    for tools in source.tools_of(range(len(source.rows))):
-        if not tools:
-            continue
-        try:
-            texts = {written(tokenizer, [_ASKED], tools=shown) for shown in (tools, ())}
-        except Exception:  # noqa: BLE001  it refuses this chat; the rows' own chats are rendered later
-            return
-        if len(texts) == 1:
-            expected = f"null, or a chat template that shows tools: that of {tokenizer.name_or_path} ignores them"
-            raise InvalidInput(f"{source.name}.tools_column", source.tools_column, expected)
+    rows = (source.tools_of([item])[0] for item in range(len(source.rows)))  # other rows' tools are read with them
+    tools = next(filter(None, rows), None)
+    if tools is None:
         return
+    try:
+        texts = {written(tokenizer, [_ASKED], tools=shown) for shown in (tools, ())}
+    except Exception:  # noqa: BLE001  it refuses this chat; the rows' own chats are rendered later
+        return
+    if len(texts) == 1:
+        expected = f"null, or a chat template that shows tools: that of {tokenizer.name_or_path} ignores them"
+        raise InvalidInput(f"{source.name}.tools_column", source.tools_column, expected)
 
 
 def unshown(source: Templated) -> tuple[str, ...]:

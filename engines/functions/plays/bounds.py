@@ -10,9 +10,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from prefect_rlhf.engines.functions.scores import LONGEST_NAME, MOST_NUMBER, MOST_NUMBERS, MOST_SCORE, SCORES
+from prefect_rlhf.engines.functions.scores import (
+    LONGEST_NAME,
+    MOST_NUMBER,
+    MOST_NUMBERS,
+    MOST_SCORE,
+    SCORES,
+    wrong_names,
+)
 from prefect_rlhf.engines.functions.signatures.loaded import MOST_CHARACTERS
-from prefect_rlhf.errors.in_short import in_short
 
 MOST_MESSAGES = 1024
 """Messages of an answer."""
@@ -50,10 +56,9 @@ def check_numbers(numbers: Mapping[str, float]) -> None:
     """
     if len(numbers) > MOST_NUMBERS:
         raise ValueError(f"returned {len(numbers)} numbers besides its score, expected at most {MOST_NUMBERS}")
+    if wrong := wrong_names(numbers):
+        raise ValueError(f"returned {wrong}")
     for name, number in numbers.items():
-        if not 1 <= len(name) <= LONGEST_NAME or not name.isprintable():
-            right = f"a name of 1 to {LONGEST_NAME} printable characters"
-            raise ValueError(f"returned a number named {in_short(name)}, expected {right}")
         if not math.isfinite(number):
             raise ValueError(f"returned {number} as {name}, not a finite number")
         if abs(number) > MOST_NUMBER:
