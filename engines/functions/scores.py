@@ -13,7 +13,7 @@ MOST_SCORE = 1e9
 float32 holds the squares of such numbers and their sums over a step, so statistics of groups cannot overflow.
 """
 MOST_NUMBER = 1e30
-"""Largest size of another number that a function returns; a larger one is left out, as infinity is."""
+"""Largest size of another number. A reward's larger number is left out, as infinity is; a play's fails its row."""
 MOST_NUMBERS = 64
 """Other numbers of a row."""
 LONGEST_NAME = 100
@@ -23,16 +23,6 @@ SCORES = f"a number from {-MOST_SCORE:g} to {MOST_SCORE:g}"
 
 Blame = Literal["response", "code", "row"]
 """The cause of a failure: the response; or a mistake in the code, or a key that rows lack, with every response."""
-
-MOST_SCORE = 1e9
-"""Largest size of a score, of a turn's reward, of their sums, and of `failed_value`.
-
-float32 holds the squares of such numbers and their sums over a step, so statistics of groups cannot overflow.
-"""
-MOST_NUMBER = 1e30
-"""Largest size of another number that a function returns; a larger one is left out, as infinity is."""
-SCORES = f"a number from {-MOST_SCORE:g} to {MOST_SCORE:g}"
-"""What a score may be, in messages."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,14 +6,14 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from prefect_rlhf.engines.sampling.chats.template import Tools, written
+from prefect_rlhf.engines.sampling.chats.template import Tools, ignores_tools
+from prefect_rlhf.engines.sampling.chats.tokenizers import template_source
 from prefect_rlhf.errors.errors import InvalidInput, NotUsed
 from prefect_rlhf.tasks.data.messages import ignores_calls
 from prefect_rlhf.tasks.data.stored.stored_rows import StoredRows
 from prefect_rlhf.tasks.data.tokenizer import load_tokenizer
 
 DEFAULT_TOOLS_COLUMN = "tools"
-_ASKED = {"role": "user", "content": "?"}
 RESERVED = (
     *("messages", "conversation", "tools", "documents", "chat_template", "add_generation_prompt", "tokenize"),
     *("continue_final_message", "padding", "truncation", "max_length", "return_tensors", "return_dict"),
@@ -61,7 +61,7 @@ def check_variables(source: Templated, tokenizer: Any) -> None:
     for name in kwargs:
         if name in RESERVED:
             raise InvalidInput(field, name, "a variable of the chat template; this name has a setting of its own")
-        if not re.search(rf"\b{re.escape(name)}\b", _source(tokenizer)):
+        if not re.search(rf"\b{re.escape(name)}\b", template_source(tokenizer)):
             raise InvalidInput(field, name, f"a variable that the chat template of {tokenizer.name_or_path} reads")
 
 
@@ -74,10 +74,10 @@ def check_tools(source: Templated, tokenizer: Any) -> None:
     if tools is None:
         return
     try:
-        texts = {written(tokenizer, [_ASKED], tools=shown) for shown in (tools, ())}
+        is_ignored = ignores_tools(tokenizer, tools)
     except Exception:  # noqa: BLE001  it refuses this chat; the rows' own chats are rendered later
         return
-    if len(texts) == 1:
+    if is_ignored:
         expected = f"null, or a chat template that shows tools: that of {tokenizer.name_or_path} ignores them"
         raise InvalidInput(f"{source.name}.tools_column", source.tools_column, expected)
 
@@ -98,8 +98,3 @@ def unshown(source: Templated) -> tuple[str, ...]:
                     lines.append(f"{source.name}: {ignored}: the calls of row {item} are not in its tokens")
                 break
     return tuple(lines)
-
-
-def _source(tokenizer: Any) -> str:
-    template = tokenizer.chat_template
-    return "\n".join(template.values()) if isinstance(template, Mapping) else template or ""

@@ -10,12 +10,11 @@ from typing import Any
 from prefect_rlhf.engines.functions.plays.pool import check_play
 from prefect_rlhf.engines.functions.signatures.play_function import FORMATS, ToolFormat
 from prefect_rlhf.engines.functions.signatures.tool_calls import ToolCall, calls_in
-from prefect_rlhf.engines.sampling.chats.template import written
+from prefect_rlhf.engines.sampling.chats.template import ASKED, ignores_tools
 from prefect_rlhf.errors.errors import InvalidInput, refusing
 from prefect_rlhf.tasks.data.tokenizer import Tools, load_tokenizer
 from prefect_rlhf.tasks.play import Play
 
-_ASKED = {"role": "user", "content": "?"}
 _CALL = ToolCall("a_tool", {"an_argument": 1})
 
 
@@ -37,11 +36,9 @@ class ShownTools:
         if not goes_through_template:
             right = "true, or prompts that are chats: the chat template shows the tools of play"
             raise InvalidInput(f"{name}.chat_template", False, right)
-        with refusing(Exception, "play.tools", _ASKED, "a chat template that accepts this message", most=200):
-            with_tools, without = (
-                written(tokenizer, [_ASKED], add_generation_prompt=True, tools=tools) for tools in (self.schemas, ())
-            )
-        if with_tools == without:
+        with refusing(Exception, "play.tools", ASKED, "a chat template that accepts this message", most=200):
+            is_ignored = ignores_tools(tokenizer, self.schemas)
+        if is_ignored:
             names = ", ".join(str(schema["function"]["name"]) for schema in self.schemas)
             right = (
                 f"a chat template that shows tools; that of {tokenizer.name_or_path} ignores them: use signature play"
@@ -79,7 +76,7 @@ def _formats_of(tokenizer: Any, schemas: Tools) -> list[ToolFormat]:
     """Return the formats in which a template writes an assistant's calls; empty if it writes none that is known."""
     function = {"name": _CALL.name, "arguments": dict(_CALL.arguments)}
     calls = [{"type": "function", "id": "123456789", "function": function}]
-    chat = [_ASKED, {"role": "assistant", "content": "", "tool_calls": calls}]
+    chat = [ASKED, {"role": "assistant", "content": "", "tool_calls": calls}]
     try:
         shown: dict[str, Any] = {"tools": list(schemas), "tokenize": False}
         before = str(tokenizer.apply_chat_template(chat[:1], add_generation_prompt=True, **shown))

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from prefect_rlhf.engines.sampling.chats.listed_ends import listed_ends
+from prefect_rlhf.engines.sampling.chats.tokenizers import template_source
 from prefect_rlhf.engines.sampling.chats.turn_tokens import added_texts, named_special_tokens, pattern, turn_tokens
 from prefect_rlhf.errors.errors import InvalidInput
 
@@ -57,7 +58,7 @@ class ControlTokens:
         added, turns = added_texts(tokenizer), turn_tokens(tokenizer)
         special = {text for text, is_special in added.items() if is_special} | set(tokenizer.all_special_tokens)
         self.texts = frozenset(filter(_is_text, special | turns))
-        template = _source(tokenizer)
+        template = template_source(tokenizer)
         others = special - turns - named_special_tokens(tokenizer) - _ends(tokenizer)
         said = {text for text in others if text in template}
         self._known = pattern({*added, *self.texts})  # of any added token: the longest one counts
@@ -165,11 +166,6 @@ def _ends(tokenizer: Any) -> set[str]:
     folder = str(tokenizer.name_or_path)
     tokens = listed_ends(folder) if folder and Path(folder).is_dir() else ()
     return {str(tokenizer.convert_ids_to_tokens(token)) for token in tokens}
-
-
-def _source(tokenizer: Any) -> str:
-    template = tokenizer.chat_template
-    return "\n".join(template.values()) if isinstance(template, Mapping) else template or ""
 
 
 def _texts(value: Any) -> Iterator[str]:

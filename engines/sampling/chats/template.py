@@ -15,6 +15,18 @@ Tools = Sequence[Mapping[str, Any]]
 """JSON schemas."""
 
 
+ASKED = {"role": "user", "content": "?"}
+"""A message that every template should accept."""
+
+
+def ignores_tools(tokenizer: Any, tools: Tools) -> bool:
+    """Whether the template writes nothing of schemas of tools. Raises any error of the template."""
+    with_tools, without = (
+        written(tokenizer, [ASKED], add_generation_prompt=True, tools=shown) for shown in (tools, ())
+    )
+    return with_tools == without
+
+
 def written(
     tokenizer: Any,
     messages: Sequence[Message],

@@ -1,5 +1,6 @@
 """The tokenizer of a model folder, loaded once per process."""
 
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -19,3 +20,9 @@ def loaded(folder: str) -> Any:
     from transformers import AutoTokenizer  # only here: it takes seconds to import
 
     return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+
+
+def template_source(tokenizer: Any) -> str:
+    """Return the text of a tokenizer's chat template, or of all its templates; empty without any."""
+    template = tokenizer.chat_template
+    return "\n".join(template.values()) if isinstance(template, Mapping) else template or ""
