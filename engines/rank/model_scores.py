@@ -29,5 +29,7 @@ def within_bound(command: CallCommand, scores: Sequence[Tensor]) -> tuple[list[T
             f"{command.doing}: {role} gave no score to {len(failed)} of {len(scores)} rows, at most {MOST_FAILED:.0%}"
             f" may; row {row}: got {seen}, expected {SCORES}"
         )
-    kept = [torch.full_like(score, torch.nan) if row in set(failed) else score for row, score in enumerate(scores)]
+    kept = list(scores)
+    for row in failed:
+        kept[row] = torch.full_like(kept[row], torch.nan)
     return kept, len(failed) / max(len(scores), 1)

@@ -9,11 +9,10 @@ from typing import Any
 
 from prefect_rlhf.engines.sampling.chats.control_tokens import control_tokens
 from prefect_rlhf.engines.sampling.chats.listed_ends import listed_ends
-from prefect_rlhf.engines.sampling.chats.template import written
+from prefect_rlhf.engines.sampling.chats.template import ASKED, written
 from prefect_rlhf.engines.sampling.chats.tokenizers import tokenizer_of
 from prefect_rlhf.errors.errors import InvalidInput
 
-_ASKED = {"role": "user", "content": "?"}
 _MARKER = "the words of an answer"
 TOKENIZERS = ("tokenizer.json", "tokenizer.model")
 """Files of which a folder with a tokenizer has one."""
@@ -95,7 +94,7 @@ def _closing(tokenizer: Any, variables: dict[str, str]) -> str:
         return ""
     try:
         said = {"role": "assistant", "content": _MARKER}
-        text = written(tokenizer, [_ASKED, said], variables=variables)
+        text = written(tokenizer, [ASKED, said], variables=variables)
     except Exception:  # noqa: BLE001  a template is a program of the model's author
         return ""
     return text.rpartition(_MARKER)[2] if _MARKER in text else ""

@@ -97,8 +97,8 @@ class Learning:
         error = None
         if judged and len(idle_calls) == len(judged):
             self._empty_steps += 1
-            error = self._empty(step, self._cause(idle_calls[0], trained))
-            phrase = f"{self._cause(idle_calls[0], trained).words}: nothing learnt"
+            cause = self._cause(idle_calls[0], trained)
+            error, phrase = self._empty(step, cause), f"{cause.words}: nothing learnt"
         else:
             self._empty_steps = 0 if judged else self._empty_steps
             phrase = self._partly_empty(step, list(judged), trained)
