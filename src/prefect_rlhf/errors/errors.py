@@ -11,6 +11,9 @@ RlhfError
             NoClusterFits               no cluster of a table has enough memory; carries the table
         NoClusterSuffices               no cluster of a table has a plan, or a fast one; carries the table
     GraphError (also a ValueError)      a flow function that does not describe an algorithm
+    NotFinite                           a loss or its gradient is not a finite number
+    NothingLearnt                       too many steps in a row had no gradient
+    BeyondBound                         scores of a model beyond the bound of scores
     StaleWeights                        a call was about to use another weight version than its edge names
     OutputFailed                        a file of the run could not be written: disk full, quota, read-only
     DeviceOutsideLease                  a task asked for a device that its run does not hold
