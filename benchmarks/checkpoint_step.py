@@ -95,7 +95,7 @@ def make_pairs(folder: Path, asked: argparse.Namespace) -> str:
 
 
 def spans_of(asked: argparse.Namespace, files: dict[str, Any], folder: Path, every: int | None) -> list[TaskRunSpan]:
-    """Run DPO; return its task runs. Evaluations are before the first step and after the last, outside of what is measured."""
+    """Run DPO; return its task runs. Evaluations before the first step and after the last are not measured."""
     given = {
         **files,
         "ref": files["actor"],

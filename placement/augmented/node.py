@@ -119,7 +119,7 @@ class Node:
     def title(self) -> str:
         """The task run's name: call, step, mesh and strategy, weight version.
 
-        `actor.generate · step 3 · n0:0-1 dp2 · v3`, or `actor.generate · part 2 of 4 · step 3 · n0:0-1 dp2 · v3`
+        `actor.generate · step 4 · n0:0-1 dp2 · v3`, or `actor.generate · part 2 of 4 · step 4 · n0:0-1 dp2 · v3`
         """
         subject, where, version = _title_parts(self.work, " + ".join(mesh.name for mesh in self.meshes))
         part = str(self.part) if self.part.of > 1 else ""

@@ -42,7 +42,7 @@ def distant_nodes(previewed: AugmentedGraph, checkpoint_every: int | None = None
         for call in previewed.graph
         if call.every is not None and call.name not in there
     }
-    has_steps = steps.finished < steps.num_steps  # else all that is left comes after them, and there is no checkpoint more
+    has_steps = steps.finished < steps.num_steps  # else exports are all that is left
     if checkpoint_every is not None and "commit" not in there and has_steps:
         distant.add(min((steps.finished // checkpoint_every + 1) * checkpoint_every, steps.num_steps))
     return unrolled_nodes(previewed.graph, previewed.plan, steps, sorted(distant)) if distant else ()

@@ -217,7 +217,9 @@ class RunReport:
             return
         checkpoint, (before, now) = run.checkpoint, (run.checkpoint.manifest.plan, plan_yaml(self._now.augmented.plan))
         under = "under the same plan" if before == now else "under another plan, so equal within rounding"
-        self._log.info("resume from %s: the run goes on at step %d, %s", shown(checkpoint.folder), run.finished + 1, under)
+        self._log.info(
+            "resume from %s: the run goes on at step %d, %s", shown(checkpoint.folder), run.finished + 1, under
+        )
         for name in checkpoint.unfinished():
             self._log.info("%s was not finished and is ignored", checkpoint.folder.with_name(name))
         self._metrics.extend(metrics)

@@ -97,7 +97,7 @@ class Journal:
         """Copy an earlier run's records of the steps up to `last_step`, if its folder still exists.
 
         `earlier` may be this run's own folder: its records of later steps are deleted, because the run repeats these
-        steps; with `last_step` 0 it repeats all. Returns the metrics of the steps, after the evaluation before training.
+        steps; with `last_step` 0 it repeats all. Returns the metrics of the steps, and before them of step 0.
         Steps are written behind their task runs, so a kill may lose the last: they are made again of their task runs.
         """
         if last_step == 0:
@@ -193,7 +193,7 @@ class Journal:
 
 
 def _of_steps_until(last_step: int, path: Path) -> list[Mapping[str, Any]]:
-    """Read the lines of steps up to `last_step`, without a last line that is incomplete because its writer was killed."""
+    """Read the lines of steps up to `last_step`, without a last line that a kill left incomplete."""
     values = list(finished_lines("resume_from", path))
     if not all(isinstance(value.get("step"), int) for value in values):
         raise InvalidInput("resume_from", str(path), "JSON lines as written by a run, each with its step")

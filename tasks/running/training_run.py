@@ -18,13 +18,13 @@ from prefect_rlhf.tasks.checkpoints.folders import Checkpoint
 
 @dataclass(frozen=True, slots=True)
 class TrainingRun:
-    """The steps after `finished`, up to `num_steps`, of `graph` under `plan`; `exports` is false for a run that only measures.
+    """Steps of `graph` under `plan`, up to `num_steps`; `exports` is false for a run that only measures.
 
     `sources` are the datasets by parameter name. `tokenizers` decode the rows of each call. The run resumes from
     `checkpoint`, if set. Every `checkpoint_every` steps it writes a checkpoint; it keeps the newest `keep_checkpoints`
     and the checkpoint of the `best` model. `role_deadlines` replace `call_deadline_seconds` for calls of some roles, in
-    seconds. A run that came from another plan begins after `moved_after` steps, with the states that its ranks have in host
-    memory.
+    seconds. A run that came from another plan begins after `moved_after` steps, with the states that its ranks have in
+    host memory.
     """
 
     graph: DataflowGraph

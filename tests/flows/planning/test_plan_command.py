@@ -418,7 +418,9 @@ def test_turns_may_come_from_what_a_run_wrote(tmp_path):
         "turns": [2, 4, 1],
     }
     pq.write_table(pa.table(columns), tmp_path / "rollouts" / "step-000001.parquet")
-    steps = [{"step": step, "actor_generate.answer_seconds": seconds} for step, seconds in enumerate((0.2, 0.4), start=1)]
+    steps = [
+        {"step": step, "actor_generate.answer_seconds": seconds} for step, seconds in enumerate((0.2, 0.4), start=1)
+    ]
     evaluated = {"actor_evaluation.answer_seconds": 2.0}  # of held-out prompts; metrics.jsonl has it too
     for name, lines in (("metrics", [steps[0] | evaluated, steps[1]]), ("evaluation", [{"step": 0} | evaluated])):
         (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))

@@ -12,7 +12,7 @@ from prefect_rlhf.placement.augmented.augmented_graph import AugmentedGraph
 from prefect_rlhf.placement.augmented.checkpointing import stateful_calls
 from prefect_rlhf.placement.augmented.node import Node
 from prefect_rlhf.placement.augmented.offloading import is_overwritten
-from prefect_rlhf.placement.augmented.unroll import latest_run, runs_at
+from prefect_rlhf.placement.augmented.unroll import latest_run
 from prefect_rlhf.placement.devices.mesh import ClusterShape
 from prefect_rlhf.placement.plan import offloaded_parts, trained_instance
 from prefect_rlhf.placement.planner.preset_plan import preset

@@ -220,7 +220,7 @@ def test_a_checkpoint_that_falls_on_the_stop_is_not_written_twice():
 
 
 def test_what_comes_after_the_steps_may_be_all_that_is_left():
-    """Of a run that goes on from the checkpoint of its last step: its exports, since a checkpoint follows evaluation."""
+    """Of a run that goes on from the checkpoint of its last step: exports, since a checkpoint waits for evaluation."""
     graph = ppo(evaluate_every=2)
     plan = preset("flattening", graph, FOUR_DEVICES, FOUR_DEVICES.whole)
     (rest,) = handed_out(StepGroups(graph, plan, 5, 2, finished=5, checkpoint_every=2))
