@@ -119,13 +119,13 @@ class Call(HashedOnce):
     `role` names the model (None for compute). `outputs` are the keys that it adds to `rows`, the rows it works on; a
     generate works on the rows that it makes. A step has `num_rows` of them. `every` makes it an evaluation call: it
     runs before training (step 0), after steps every, 2 * every, ... and after the last step. `stateful` computations
-    carry state from step to step. Groups of `rows_per_item` adjacent rows (a chosen and a rejected answer) are never split. A train_step
-    takes `epochs` * `mini_batches` optimizer steps on its `terms`; its `inputs` are the inputs of all terms, its rows
-    the rows of the first. `temperature` divides the logits of log-probabilities that a call makes. A generate adds at
-    most `max_new_tokens` to a row (0: not stated), in turns if it has a `play`. `host_seconds` is the expected time of
-    a compute whose work is done in worker processes on the node's CPUs. A compute that selects rows has `chooses`. A
-    compute that makes rows has a `row_limit`. `draws` names the stream of a generate's random numbers, which calls may
-    share; the empty name is the only stream of earlier versions.
+    carry state from step to step. Groups of `rows_per_item` adjacent rows (a chosen and a rejected answer) are never
+    split. A train_step takes `epochs` * `mini_batches` optimizer steps on its `terms`; its `inputs` are the inputs of
+    all terms, its rows the rows of the first. `temperature` divides the logits of log-probabilities that a call makes.
+    A generate adds at most `max_new_tokens` to a row (0: not stated), in turns if it has a `play`. `host_seconds` is
+    the expected time of a compute whose work is done in worker processes on the node's CPUs. A compute that selects
+    rows has `chooses`. A compute that makes rows has a `row_limit`. `draws` names the stream of a generate's random
+    numbers, which calls may share; the empty name is the only stream of earlier versions.
     """
 
     name: str

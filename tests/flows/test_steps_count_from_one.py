@@ -127,7 +127,7 @@ def test_a_tracker_shows_the_same_steps(counted):
 
 
 def test_a_resumed_run_goes_on_with_the_next_number(given, counted, caplog):
-    """From the checkpoint of step 2 at step 3, without a step twice and without a gap; the evaluation of step 2 stays."""
+    """From the checkpoint of step 2 at step 3, with no step twice and no gap; the evaluation of step 2 stays."""
     checkpoint = counted.folder / "checkpoints" / "step-000002"
     with leased(1):
         folder = folder_of(end(grpo, given | {"resume_from": str(checkpoint), "steps": 5}))
