@@ -47,7 +47,7 @@ def graph_text(augmented: AugmentedGraph, num_steps: int = STEPS_LISTED) -> str:
     datasets = {dataset.name for dataset in augmented.graph.datasets}
     lines: list[str] = []
     last = min(augmented.finished + num_steps, augmented.num_steps)
-    first = min(augmented.finished and augmented.finished + 1, last)
+    first = min(augmented.finished + 1, last) if augmented.finished else 0
     for step in range(first, last + 1):
         lines += [line for node in augmented.of_step(step) for line in _node_lines(node, datasets)]
     left = augmented.num_steps - last
