@@ -55,12 +55,12 @@ class RunResult:
 
     @property
     def metrics(self) -> list[dict[str, float]]:
-        """The metrics of each step, as a dict: `step`, each call's metrics as `call.metric`, and `seconds`."""
+        """The metrics of each step, as a dict: `step` (from 1), each call's metrics as `call.metric`, and `seconds`."""
         return list(finished_lines("run_dir", self._folder / "metrics.jsonl"))
 
     @property
     def evaluations(self) -> list[dict[str, float]]:
-        """The metrics of each evaluation, as a dict; its `step` is the number of steps trained before it."""
+        """The metrics of each evaluation, as a dict; its `step` is the step before it, 0 before training."""
         return list(finished_lines("run_dir", self._folder / "evaluation.jsonl"))
 
     @property

@@ -39,7 +39,7 @@ NO_BEST_METRIC = "best_metric is not set"
 
 @dataclass(frozen=True)
 class RunRequest:
-    """A checked request for a run. It continues from `checkpoint`, or starts from step 0 if that is None.
+    """A checked request for a run. It continues from `checkpoint`, or starts from step 1 if that is None.
 
     `speeds` are those of the lease's devices, if they were probed. `reward_warnings` are of the rewards' trial. The
     lease's cluster has the headroom of the options; raises InvalidInput if it leaves nothing.

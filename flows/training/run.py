@@ -240,13 +240,13 @@ def prepare(
     request = read_request(algorithm, arguments, options, lease, is_restart=is_restart, reward_warnings=reward_warnings)
     request = with_speeds(request)
     plans = choose_plans(request)
-    first_step = request.checkpoint.step if request.checkpoint else 0
-    chosen, later = in_effect(plans, first_step)
+    finished = request.checkpoint.step if request.checkpoint else 0
+    chosen, later = in_effect(plans, finished)
     check_host((chosen.certificate, *(each.chosen.certificate for each in later)), lease)
-    augmented = preview(request.graph, chosen.plan, request.options.steps, first_step, options.checkpoint_every)
+    augmented = preview(request.graph, chosen.plan, request.options.steps, finished, options.checkpoint_every)
     if options.checkpoint_every is not None:
         log_info(checkpoint_memory(augmented))
-    prediction, turns = predict_run(request, augmented), pairwise((ChosenAt(first_step, chosen), *later))
+    prediction, turns = predict_run(request, augmented), pairwise((ChosenAt(finished + 1, chosen), *later))
     moves = tuple(later_plan(request, before.chosen.plan, after) for before, after in turns)
     return PreparedRun(request, chosen, augmented, prediction, plans, moves)
 
@@ -277,7 +277,7 @@ def train_in(run_dir: Path, prepared: PreparedRun, report: RunReport, moves: Mov
     run = request.training_run(prepared.chosen.plan, run_dir)
     journal = open_journal(run_dir, prepared, report.later)
     report.started(journal)
-    before = journal.go_on_from(*_begin(request.checkpoint, run_dir))
+    before = journal.go_on_after(*_begin(request.checkpoint, run_dir))
     if run.best is not None:
         carry_over_best(run.best, _begin(request.checkpoint, run_dir)[1], run_dir)
     learning = Learning(run.graph, options.most_empty_steps, options.limits)
@@ -316,7 +316,7 @@ def link_latest(run_dir: Path) -> None:
 
 
 def _begin(checkpoint: Checkpoint | None, run_dir: Path) -> tuple[int, Path]:
-    """Return the step where the run begins, and the folder of the run that trained the earlier steps."""
+    """Return the number of steps before the run begins, and the folder of the run that trained them."""
     return (0, run_dir) if checkpoint is None else (checkpoint.step, checkpoint.folder.parent.parent)
 
 
@@ -324,7 +324,7 @@ def open_journal(run_dir: Path, prepared: PreparedRun, later: Sequence[LaterPlan
     """Begin the run's record with the decisions: plan, certificate, planned timeline, measured plans."""
     chosen, prediction = prepared.chosen, prepared.prediction
     predicted_seconds = predicted_by(prediction, later)
-    journal = Journal(run_dir, predicted_seconds, prepared.request.graph, prepared.request.options.steps)
+    journal = Journal(run_dir, predicted_seconds, prepared.request.graph)
     journal.keep("plan.yaml", plan_yaml(chosen.plan))
     journal.keep("certificate.json", chosen.certificate.to_json())
     if prepared.request.speeds:

@@ -52,7 +52,9 @@ from prefect_rlhf.tasks.checkpoints.run_identity import first_difference, with_d
 LATEST = "latest"
 UNFINISHED = ".part"
 PARAMETER = "resume_from"  # as errors name it
-FORMAT = 3  # of manifests; 1 stored paths of modules for operations, 2 did not store losses of a train_step by name
+FORMAT = 4
+"""Of manifests. 1 stored paths of modules for operations, 2 did not store losses of a train_step by name, and the
+records beside those of 3 count steps from 0."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,18 +27,18 @@ class StepLines:
         self._seconds: deque[float] = deque(maxlen=STEPS_TIMED)
 
     def line(self, metrics: Mapping[str, float], phrase: str = "") -> str:
-        """Return the line of the next step, at most 100 characters; steps are counted from 1.
+        """Return the line of the next step, at most 100 characters.
 
         `phrase` says what is wrong with the step; it has its place before all values but the first.
 
-        >>> metrics = {"step": 2, "seconds": 9.81, "score.exact": 0.5, "rewards.score": 0.41, "rewards.kl": 0.02}
+        >>> metrics = {"step": 3, "seconds": 9.81, "score.exact": 0.5, "rewards.score": 0.41, "rewards.kl": 0.02}
         >>> StepLines(20).line(metrics)
         'step 3 of 20 · 9.8 s · reward 0.41 · kl 0.02 · 3 min left'
         >>> StepLines(3).line(metrics, "no group differs: nothing learnt")
         'step 3 of 3 · 9.8 s · reward 0.41 · no group differs: nothing learnt · kl 0.02'
         """
         self._seconds.append(metrics["seconds"])
-        done = int(metrics["step"]) + 1
+        done = int(metrics["step"])
         left = (self._num_steps - done) * median(self._seconds)
         begin = [f"step {done} of {self._num_steps}", f"{metrics['seconds']:.1f} s"]
         end = [f"{duration(left)} left"] if done < self._num_steps else []
@@ -51,6 +51,14 @@ class StepLines:
             if len(line) <= LONGEST_LINE:
                 return line
         return _joined(*begin, *said)
+
+    def before_training(self, metrics: Mapping[str, float]) -> str:
+        """Return the line of step 0, which has the evaluation before training.
+
+        >>> StepLines(20, ["accuracy"]).before_training({"step": 0, "accuracy.accuracy": 0.25})
+        'step 0 of 20 · before training · held-out accuracy 0.25'
+        """
+        return _joined(f"step 0 of {self._num_steps}", "before training", *self.values(metrics))
 
     def values(self, metrics: Mapping[str, float]) -> list[str]:
         """Return the few metrics of the line: first the step's, then its evaluation's."""

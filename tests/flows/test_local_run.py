@@ -76,7 +76,7 @@ def test_a_run_returns_models_metrics_and_rollouts_and_is_planned_once(given, pr
     result = flow(lambda: rl.run(rl.algorithms.grpo, **given), name="rounds")()
     assert len(preparations) == 1 and algorithm_runs()[0].parent_task_run_id is not None
     assert isinstance(result, rl.RunResult) and result == rl.RunResult.read(Path(given["output_dir"]) / "latest")
-    assert [step["step"] for step in result.metrics] == [0, 1]
+    assert [step["step"] for step in result.metrics] == [1, 2]
     assert all("actor_train.loss" in step for step in result.metrics)
     assert [evaluation["step"] for evaluation in result.evaluations] == [0, 2]
     rewards = [pq.read_table(file)["reward"].to_pylist() for file in result.rollouts]
@@ -202,7 +202,7 @@ def test_a_run_at_a_terminal_shows_few_short_lines(given, tmp_path):
     assert trained in words and main([*words[1:], "--dry-run"]) == 0
 
     told = log.read_text()
-    assert "UserWarning" in told and "actor.generate · step 0" in told
+    assert "UserWarning" in told and "actor.generate · step 1" in told
     shown = "".join(line for line in lines if not line.startswith("warning: step "))  # what the run's metrics say
     assert not {"Warning", "warning", "Task run", "Traceback"} & set(re.findall(r"\w+(?: run)?", shown))
     assert "than predicted" not in told  # the seconds of CPUs without a profile are a guess

@@ -117,7 +117,7 @@ def all_but_one_shard(run_dir):
     """The actor's shards are on disk, and the critic's but for one; behind it the next step has rewards."""
     part = run_dir / "checkpoints" / "step-000003.part"
     written = [(part / "actor" / "shard-00001.json").exists(), (part / "critic" / "shard-00000.json").exists()]
-    return all(written) and '"node": "gae@3"' in (run_dir / "task_runs.jsonl").read_text()
+    return all(written) and '"node": "gae@4"' in (run_dir / "task_runs.jsonl").read_text()
 
 
 SHARD = "checkpoints/step-000003.part/critic/shard-00001.safetensors"
@@ -133,7 +133,7 @@ def whole(parameters):
 def half(parameters, tmp_path_factory):
     """A run whose processes were all killed in the fourth step, the checkpoint after the third being written behind."""
     folder = tmp_path_factory.mktemp("killed")
-    return killed(parameters, "replicas", folder, "commit@2", SHARD, all_but_one_shard, checkpoint_every=1)[0]
+    return killed(parameters, "replicas", folder, "commit@3", SHARD, all_but_one_shard, checkpoint_every=1)[0]
 
 
 def metrics_of(run_dir):
@@ -186,7 +186,7 @@ def test_a_run_with_retries_that_loses_a_rank_goes_on_by_itself_in_its_own_folde
     parameters, whole, at_node, monkeypatch, tmp_path
 ):
     """The same flow run, bit for bit; what it had of the steps that it does again is there once."""
-    at_node("critic_train@3", kill_a_rank)
+    at_node("critic_train@4", kill_a_rank)
     monkeypatch.setattr(ppo, "retries", 1)
     retried = run_dir_of(parameters, "replicas", output_dir=str(tmp_path))
     assert {path.name for path in tmp_path.iterdir()} == {"latest", retried.name}
@@ -201,7 +201,7 @@ def test_a_run_that_loses_a_rank_in_the_middle_of_its_parts_is_the_whole_run(
 ):
     """Two parts of the responses exist, and a part of the scores; the step begins again, with all parts."""
     begun = []
-    at_node("actor_generate.3of4@3", lambda dispatcher: (begun.append(3), kill_a_rank(dispatcher)))
+    at_node("actor_generate.3of4@4", lambda dispatcher: (begun.append(3), kill_a_rank(dispatcher)))
     monkeypatch.setattr(ppo, "retries", 1)
     retried = run_dir_of(parameters, "streamed", output_dir=str(tmp_path))
     assert begun == [3]
@@ -209,7 +209,7 @@ def test_a_run_that_loses_a_rank_in_the_middle_of_its_parts_is_the_whole_run(
     assert rollouts(retried) == rollouts(whole)
     nodes = [span.node for span in read_spans(retried)]
     assert len(set(nodes)) == len(nodes)
-    assert {f"actor_generate.{part}of4@3" for part in (1, 2, 3, 4)} <= set(nodes)
+    assert {f"actor_generate.{part}of4@4" for part in (1, 2, 3, 4)} <= set(nodes)
     for role in ("actor", "critic"):
         one, other = (load_file(run_dir / role / "model.safetensors") for run_dir in (whole, retried))
         assert max(float((values - other[name]).abs().max()) for name, values in one.items()) < TOLERANCE
@@ -237,7 +237,7 @@ def test_a_suspended_run_ends_its_step_and_goes_on_when_it_is_resumed(parameters
     def note(*_):
         context.append(FlowRunContext.get())
 
-    at_node("ref_inference@2", suspend)
+    at_node("ref_inference@3", suspend)
     before = descendants(os.getpid())  # the server
     given = ppo.validate_parameters(planned(parameters, "replicas") | {"output_dir": str(tmp_path)})
     with leased(2):
@@ -282,17 +282,17 @@ def test_under_another_plan_the_rest_is_the_same_within_rounding(parameters, who
 
 @pytest.mark.all
 def test_killed_in_the_middle_of_a_step_with_stale_generation_it_is_the_whole_run(parameters, tmp_path):
-    """Step 3 was generated with the weights of step 2 while those were trained; the policy of step 3 is half made."""
+    """Step 4 was generated with the weights of step 2 while step 3 trained; the policy of step 4 is half made."""
 
     def trained(run_dir):
-        return '"node": "gae@3"' in (run_dir / "task_runs.jsonl").read_text()
+        return '"node": "gae@4"' in (run_dir / "task_runs.jsonl").read_text()
 
     stale = {"staleness": 1}
     whole = run_dir_of(parameters, "separated", **stale)
     versions = [rows[0] for rows in rollouts(whole, "weight_version")]
     assert versions == [0, 0, 2, 2], "right after a checkpoint generation reads the newest weights"
     half, _ = killed(
-        parameters, "separated", tmp_path, "record_rollouts@3", "rollouts/step-000003.partial", trained, **stale
+        parameters, "separated", tmp_path, "record_rollouts@4", "rollouts/step-000004.partial", trained, **stale
     )
     assert_same_bits(run_dir_of(parameters, "separated", resume_from=str(half), **stale), whole)
 
@@ -300,7 +300,7 @@ def test_killed_in_the_middle_of_a_step_with_stale_generation_it_is_the_whole_ru
 @pytest.mark.all
 def test_a_rank_that_is_killed_ends_the_run_with_words_and_nothing_unfinished(parameters, tmp_path):
     run_dir, said = killed(
-        parameters, "replicas", tmp_path, "commit@2", SHARD, all_but_one_shard, "last rank", checkpoint_every=1
+        parameters, "replicas", tmp_path, "commit@3", SHARD, all_but_one_shard, "last rank", checkpoint_every=1
     )
     assert "was killed by SIGKILL in" in said  # what was running beside may tell it first
     assert (
@@ -383,7 +383,7 @@ def test_a_moved_model_is_no_other_model(parameters, stored, tmp_path):
     moved = shutil.copytree(parameters["ref"]["path"], tmp_path / "moved")
     changes = {"ref": parameters["ref"] | {"path": str(moved)}, "resume_from": str(stored), "plan": "flattening"}
     ready = decided(parameters, **changes)
-    assert (ready.augmented.first_step, ready.request.checkpoint.step) == (HALF, HALF)
+    assert (ready.augmented.finished, ready.request.checkpoint.step) == (HALF, HALF)
 
 
 def test_a_run_goes_on_with_the_draws_of_the_version_that_wrote_its_checkpoint(parameters, tmp_path, caplog):
