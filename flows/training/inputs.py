@@ -55,7 +55,8 @@ class RunInputs:
     @property
     def remarks(self) -> tuple[str, ...]:
         """Lines for the log: how rows are read, and the token that ends an answer."""
-        lines = [remark for rows in self.checked_rows.values() for remark in rows.remarks]
+        read = [(self.sources[name].rows.remark, *rows.remarks) for name, rows in self.checked_rows.items()]
+        lines = [line for lines in read for line in lines]
         eos_tokens = {source.eos_token for source in self.sources.values()}  # one: they are read by the same role
         return (*lines, *(end_remark(self.tokenizer, eos_token) for eos_token in eos_tokens))
 
@@ -137,7 +138,10 @@ def read_inputs(
         sources |= {name: replace(source, tools=tools) for name, source in prompts.items() if tools}
     items = {name: sources[name].num_items if name in sources else MANY for name in named}
     columns = {name: sources[name].columns if name in sources else tuple(named[name].columns) for name in named}
-    datasets = {name: value.to_spec(name, items[name], columns[name]) for name, value in named.items()}
+    found = {name: source.rows.found.identity for name, source in sources.items()}
+    datasets = {
+        name: value.to_spec(name, items[name], columns[name], found.get(name, "")) for name, value in named.items()
+    }
     return RunInputs(models, sources, datasets, tokenizer)
 
 
@@ -156,10 +160,8 @@ def open_source(name: str, value: DatasetParameter, tokenizer: str, say: Say = s
     settings = value.model_dump(exclude={"saved", "columns"}) | {"column_paths": value.columns, "say": say}
     if isinstance(value, Prompts):
         return PromptDataset(name, tokenizer=tokenizer, **settings)
-    if isinstance(value, Chats):
+    if isinstance(value, Chats | RatedAnswers):
         return ChatDataset(name, tokenizer=tokenizer, **settings)
-    if isinstance(value, RatedAnswers):
-        return ChatDataset(name, tokenizer=tokenizer, form="completion", **settings)
     return PreferenceDataset(name, tokenizer=tokenizer, **settings)
 
 

@@ -1,7 +1,7 @@
 """Conversion between text and tokens by the tokenizer of a Hugging Face folder, plain or through its chat template."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, cast
@@ -14,9 +14,8 @@ from prefect_rlhf.engines.sampling.chats.tokenizers import loaded
 from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.files.foreign_file import read_json_object
 from prefect_rlhf.files.storage.mirror import readable
-
-ChatMessage = Mapping[str, Any]  # role, content, and perhaps calls of tools
-Prompt = str | Sequence[ChatMessage]
+from prefect_rlhf.tasks.data.formats.row import ChatMessage as ChatMessage
+from prefect_rlhf.tasks.data.formats.row import Prompt as Prompt
 
 
 @lru_cache(maxsize=4)  # loading takes longer than all tokenization of a step

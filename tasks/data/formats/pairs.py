@@ -1,12 +1,15 @@
-"""A preference pair in messages: the messages of the prompt, and the answer of each side."""
+"""A preference pair whose prompt is in both sides: the prompt, and the answer of each side."""
 
 from collections.abc import Sequence
 from itertools import takewhile
+from os.path import commonprefix
 from typing import Any
 
 from prefect_rlhf.errors.errors import InvalidInput
-from prefect_rlhf.tasks.data.tokenizer import ChatMessage, Prompt
+from prefect_rlhf.tasks.data.formats.row import ChatMessage, Prompt
 
+SPEAKS = "\n\nAssistant:"
+"""What precedes an answer in a transcript of hh-rlhf."""
 Pair = tuple[Any, Any, Any]
 """A row's prompt (None without a column of prompts) and two answers."""
 
@@ -42,6 +45,37 @@ def pair_of_chats(where: str, pair: Pair) -> tuple[Prompt, Answer, Answer]:
     return _whole_prompt(where, prompt, shared), answers[0], answers[1]
 
 
+def pair_of_texts(where: str, chosen: Any, rejected: Any) -> tuple[str, Any, Any]:
+    """Return the prompt and both answers of texts that begin alike.
+
+    In a transcript (`Human: ... Assistant: ...`, as in hh-rlhf) the prompt ends with the last `Assistant:` that both
+    have. Elsewhere it is what both begin with, without a space at its end, as TRL's `extract_prompt` has it. But it
+    never ends within a word, because a model would not sample the rest of a word. Raises InvalidInput, at `where`, for
+    texts that begin differently.
+
+    >>> pair_of_texts("row 0", "The sky is blue.", "The sky is green.")
+    ('The sky is', ' blue.', ' green.')
+    """
+    if not (isinstance(chosen, str) and isinstance(rejected, str)) or chosen == rejected:
+        return "", chosen, rejected  # what is wrong with answers is said by their check
+    shared = commonprefix([chosen, rejected])
+    turn = shared.rfind(SPEAKS)
+    length = turn + len(SPEAKS) if turn >= 0 else _whole_words(shared, chosen, rejected)
+    if not shared[:length].strip():
+        expected = "texts that begin alike: without a column of prompts, their beginning is the prompt; with"
+        raise InvalidInput(where, chosen, f"{expected} prompt_column null, both are answers without a prompt")
+    return shared[:length], chosen[length:], rejected[length:]
+
+
+def _whole_words(shared: str, chosen: str, rejected: str) -> int:
+    """Return the length of the part of a shared beginning that ends before a space or after a whole word."""
+    length = len(shared)
+    inside = any(text[length : length + 1].isalnum() for text in (chosen, rejected))
+    while inside and length and shared[length - 1].isalnum():
+        length -= 1
+    return length - 1 if shared[:length].endswith(" ") else length
+
+
 def _whole_prompt(where: str, prompt: Any, shared: Sequence[ChatMessage]) -> Prompt:
     """Combine an explicit prompt with the messages that both sides begin with."""
     if not shared:
@@ -57,8 +91,10 @@ def _whole_prompt(where: str, prompt: Any, shared: Sequence[ChatMessage]) -> Pro
             raise InvalidInput(where, prompt, expected)
         return shared
     turns = list(prompt or ())
-    begins_with = [*map(_said, shared[: len(turns)])] == [*map(_said, turns)]
-    return shared if begins_with else [*turns, *shared]
+    said, of_prompt = [*map(_said, shared)], [*map(_said, turns)]
+    if said[: len(turns)] == of_prompt:
+        return shared
+    return turns if of_prompt[-len(said) :] == said else [*turns, *shared]
 
 
 def _said(turn: ChatMessage) -> tuple[Any, ...]:
