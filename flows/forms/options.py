@@ -78,6 +78,21 @@ Lengths = Annotated[
 """Tokens of a row: a number, shares, or the path of rollouts."""
 
 
+def _in_a_list(value: object) -> object:
+    """Return the names in a text, which commas separate: a shell needs no quotes for it."""
+    return [name.strip() for name in value.split(",")] if isinstance(value, str) else value
+
+
+_NAMES_SCHEMA: dict[str, Any] = {"type": "array", "items": {"type": "string"}, "maxItems": 64}
+Names = Annotated[
+    tuple[Annotated[str, Field(min_length=1, max_length=256)], ...],
+    BeforeValidator(_in_a_list),
+    Field(strict=False, max_length=64),
+    WithJsonSchema({"anyOf": [_NAMES_SCHEMA, _TEXT_SCHEMA]}),
+]
+"""Dotted names of parameters, in a list or in a text with commas."""
+
+
 class Form(Settings):
     """Fields that a flow function takes as keyword parameters, so that its form shows them."""
 
@@ -153,6 +168,9 @@ class RunOptions(Form):
     )
     resume_from: PathText | None = Field(
         None, description="A run's or a checkpoint's folder, or latest for the newest checkpoint in output_dir."
+    )
+    resume_changes: Names = Field(
+        (), description="Parameters that may differ from those of the checkpoint, such as algo.optimizer.lr."
     )
     output_dir: PathText = Field(
         "runs", min_length=1, description="Folder for this run's models, rollouts and metrics."

@@ -1,7 +1,7 @@
 """A run request, read and checked: its inputs, its graph, and the checkpoint to continue from."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
@@ -26,8 +26,10 @@ from prefect_rlhf.placement.plan import ExecutionPlan
 from prefect_rlhf.placement.planner.question import Question, Site
 from prefect_rlhf.placement.rows.tokenizers import Tokenizers
 from prefect_rlhf.tasks.checkpoints.best import BestModel
+from prefect_rlhf.tasks.checkpoints.changes import ResumedRun
 from prefect_rlhf.tasks.checkpoints.folders import Checkpoint, check_resumable, find_checkpoint
-from prefect_rlhf.tasks.checkpoints.run_identity import run_identity, with_draws_of
+from prefect_rlhf.tasks.checkpoints.lineage import Lineage, parameters_of
+from prefect_rlhf.tasks.checkpoints.run_identity import run_identity, with_defaults, with_draws_of
 from prefect_rlhf.tasks.data.role_tokenizers import tokenizers_of
 from prefect_rlhf.tasks.data.rows.row_order import items_read
 from prefect_rlhf.tasks.running.training_run import TrainingRun
@@ -51,6 +53,7 @@ class RunRequest:
     graph: DataflowGraph
     workload: Workload
     checkpoint: Checkpoint | None
+    lineage: Lineage = field(default_factory=Lineage)
     speeds: KnownSpeeds | None = None
     reward_warnings: tuple[str, ...] = ()
 
@@ -91,6 +94,7 @@ class RunRequest:
             keep_checkpoints=self.options.keep_checkpoints,
             best=best_model(self.options),
             role_deadlines=self.options.role_deadlines,
+            lineage=self.lineage,
         )
 
     def trial_run(self, graph: DataflowGraph, plan: ExecutionPlan, num_steps: int, folder: Path) -> TrainingRun:
@@ -136,15 +140,7 @@ def read_request(
         run_workload(graph, inputs, options.expected_response_length),
         has_checkpoints=options.checkpoint_every is not None,
     )
-    checkpoint = None
-    if options.resume_from is not None:
-        checkpoint = find_checkpoint(options.resume_from, output_folder(options))
-        if (as_before := with_draws_of(checkpoint.manifest.identity, graph)) != graph:
-            graph = as_before
-            log_info("all generate calls share a random stream, as in the version that wrote the checkpoint")
-        identity = run_identity(graph, options.seed, options.checkpoint_every)
-        has_ended = read_result(checkpoint.folder.parent.parent) is not None
-        check_resumable(checkpoint, graph, identity, options.steps, has_ended, optimizer_parameters(graph, arguments))
+    checkpoint, graph, lineage = read_resumed(algorithm, arguments, options, inputs, graph)
     check_output_folder(options, graph, checkpoint.folder if checkpoint and is_restart else None)
     if any(call.on_hosts or call.play is not None for call in graph):
         found = check_functions(graph, inputs, options.seed, calls=not is_restart and reward_warnings is None)
@@ -154,7 +150,39 @@ def read_request(
     if options.dry_run and any(call.play is not None for call in graph):
         check_plays(graph, inputs, tokenizers)
     check_operators(graph, inputs, tokenizers, best, is_own=not algorithm.is_shipped)
-    return RunRequest(options, lease, inputs, graph, workload, checkpoint, reward_warnings=reward_warnings or ())
+    return RunRequest(
+        options, lease, inputs, graph, workload, checkpoint, lineage, reward_warnings=reward_warnings or ()
+    )
+
+
+def read_resumed(
+    algorithm: Algorithm, arguments: Mapping[str, Any], options: RunOptions, inputs: RunInputs, graph: DataflowGraph
+) -> tuple[Checkpoint | None, DataflowGraph, Lineage]:
+    """Return the checkpoint of `resume_from`, if set, the graph with that run's draws, and the lineage of this run.
+
+    Raises InvalidInput if it would be another run, apart from its `resume_changes`.
+    """
+    if options.resume_from is None:
+        return None, graph, Lineage(parameters_of(arguments))
+    checkpoint = find_checkpoint(options.resume_from, output_folder(options))
+    before = checkpoint.manifest
+    if (as_before := with_draws_of(before.identity, graph)) != graph:
+        graph = as_before
+        log_info("all generate calls share a random stream, as in the version that wrote the checkpoint")
+
+    def identity_of(others: Mapping[str, Any]) -> dict[str, Any]:
+        traced = falling_over(algorithm.trace(others, inputs.models, inputs.datasets), options.steps)
+        return run_identity(with_draws_of(before.identity, traced), options.seed, options.checkpoint_every)
+
+    saved = with_defaults(before.identity, graph)
+    resumed = ResumedRun(checkpoint, saved, arguments, identity_of, optimizer_parameters(graph, arguments))
+    changes, identity = resumed.changes(options.resume_changes)
+    has_ended = read_result(checkpoint.folder.parent.parent) is not None
+    check_resumable(checkpoint, graph, identity, options.steps, has_ended)
+    lineage = Lineage(parameters_of(arguments), (*before.lineage.changes, *changes))
+    for change in lineage.changes:
+        log_info(str(change))
+    return checkpoint, graph, lineage
 
 
 def optimizer_parameters(graph: DataflowGraph, arguments: Mapping[str, Any]) -> dict[str, str]:
@@ -182,7 +210,10 @@ def check_names(options: RunOptions, graph: DataflowGraph) -> None:
 
 
 def check_has_checkpoints(options: RunOptions) -> None:
-    """Raise InvalidInput if `keep_checkpoints` is set for a run that writes no checkpoints."""
+    """Raise InvalidInput for settings of checkpoints in a run that writes none, or that resumes from none."""
+    if options.resume_changes and options.resume_from is None:
+        reason = "without resume_from a run has no checkpoint from which it differs"
+        raise NotUsed("resume_changes", ",".join(options.resume_changes), reason, "set resume_from")
     default = RunOptions.model_fields["keep_checkpoints"].default
     if options.checkpoint_every is None and options.keep_checkpoints != default:
         reason = "without checkpoint_every a run writes no checkpoints"

@@ -14,6 +14,7 @@ from prefect_rlhf.placement.plan import ExecutionPlan, ModelInstance
 from prefect_rlhf.placement.rows.tokenizers import Tokenizers
 from prefect_rlhf.tasks.checkpoints.best import BestModel
 from prefect_rlhf.tasks.checkpoints.folders import Checkpoint
+from prefect_rlhf.tasks.checkpoints.lineage import Lineage
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +25,7 @@ class TrainingRun:
     `checkpoint`, if set. Every `checkpoint_every` steps it writes a checkpoint; it keeps the newest `keep_checkpoints`
     and the checkpoint of the `best` model. `role_deadlines` replace `call_deadline_seconds` for calls of some roles, in
     seconds. A run that came from another plan begins after `moved_after` steps, with the states that its ranks have in
-    host memory.
+    host memory. `lineage` goes into its checkpoints.
     """
 
     graph: DataflowGraph
@@ -44,6 +45,7 @@ class TrainingRun:
     best: BestModel | None = None
     role_deadlines: Mapping[str, float] = field(default_factory=dict, hash=False)
     moved_after: int | None = None
+    lineage: Lineage = field(default_factory=Lineage, hash=False)
     _ranks: Mapping[Device, int] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:

@@ -341,8 +341,8 @@ def decided(parameters, flow=ppo, **changes):
 @pytest.fixture(scope="module")
 def stored(parameters, tmp_path_factory):
     """The folder of a run with a checkpoint after two steps, as far as `prepare` looks at it."""
-    run_dir = tmp_path_factory.mktemp("stored") / "run"
-    write_checkpoint(decided(parameters, plan="flattening").augmented, run_dir, HALF, every=HALF, seed=SEED)
+    run_dir, whole = tmp_path_factory.mktemp("stored") / "run", decided(parameters, plan="flattening")
+    write_checkpoint(whole.augmented, run_dir, HALF, every=HALF, seed=SEED, lineage=whole.request.lineage)
     return run_dir
 
 
@@ -355,14 +355,37 @@ def deeper(folder):
     [
         (lambda p, f: {"seed": 9}, rf"resume_from: got 'a checkpoint with seed {SEED}', expected 9, as in this run"),
         (lambda p, f: {"steps": 1}, r"steps: got 1, expected at least 2, the steps that step-000002 has finished"),
-        (lambda p, f: {"staleness": 1}, r"resume_from: got 'a checkpoint with staleness 0', expected 1, as in this"),
+        (lambda p, f: {"staleness": 1}, r"^staleness: got 1, expected 0, as in the checkpoint step-000002$"),
         (lambda p, f: {"actor": deeper(f)}, r"models\.actor\.shape\.num_layers 4', expected 6, as in this run"),
         (
-            lambda p, f: {"algo": p["algo"] | {"actor_optimizer": {"lr": 1e-3}}},
-            r"models\.actor\.optimizer\.lr 0\.002', expected 0\.001, as in this run; "
-            r"or keep that of the checkpoint: -p algo\.actor_optimizer\.lr=0\.002$",
+            lambda p, f: {"algo": p["algo"] | {"actor_optimizer": p["algo"]["actor_optimizer"] | {"lr": 1e-3}}},
+            r"^algo\.actor_optimizer\.lr: got 0\.001, expected 0\.002, as in the checkpoint step-000002; "
+            r"to change it from here on, add -p resume_changes=algo\.actor_optimizer\.lr$",
         ),
-        (lambda p, f: {"algo": p["algo"] | {"gamma": 0.5}}, r"operation\.settings\.gamma 1\.0', expected 0\.5"),
+        (lambda p, f: {"algo": p["algo"] | {"gamma": 0.5}}, r"^algo\.gamma: got 0\.5, expected 1\.0, as in the check"),
+        (
+            lambda p, f: {"algo": p["algo"] | {"batch_size": 8}},
+            r"^algo\.batch_size: got 8, expected 16, as in the [^;]*$",
+        ),
+        (
+            lambda p, f: {"prompts": p["prompts"] | {"max_prompt_length": 9}},
+            r"^prompts\.max_prompt_length: got 9, expect",
+        ),
+        (
+            lambda p, f: {
+                "prompts": p["prompts"] | {"max_prompt_length": 9},
+                "resume_changes": "prompts.max_prompt_length",
+            },
+            r"^resume_changes: got 'prompts\.max_prompt_length', expected a parameter that changes no rows",
+        ),
+        (
+            lambda p, f: {"actor": p["actor"] | {"dtype": "bfloat16"}},
+            r"^actor\.dtype: got 'bfloat16', expected 'float32', as",
+        ),
+        (
+            lambda p, f: {"resume_changes": ["algo.gamma"]},
+            r"^resume_changes: 'algo\.gamma' is not used: algo\.gamma is 1",
+        ),
     ],
 )
 def test_what_is_not_this_run_is_refused_in_one_line(parameters, stored, tmp_path, change, says):
