@@ -13,7 +13,7 @@ from prefect_rlhf.files.atomic_file import write_atomically
 from prefect_rlhf.flows.commands.flags import ALL_AT_ONCE, PROGRAM, whole_number
 from prefect_rlhf.flows.forms.check import invalid_input
 from prefect_rlhf.flows.forms.dictionary.job import Job
-from prefect_rlhf.flows.forms.dictionary.reading import read_dialect, read_options
+from prefect_rlhf.flows.forms.dictionary.reading import read_dialect, read_source
 from prefect_rlhf.flows.forms.dictionary.settings_here import SETTINGS
 from prefect_rlhf.flows.forms.dictionary.translation import Translation, translation
 from prefect_rlhf.flows.forms.dictionary.written import parameter_file, table
@@ -63,8 +63,7 @@ def translate(flags: Annotated[TranslateFlags, ALL_AT_ONCE]) -> int:
     """
     if flags.out.exists() or flags.out.is_symlink():
         raise InvalidInput("--out", str(flags.out), "a file that does not exist: no file is overwritten")
-    options = read_options(flags.file)
-    dialect, options = read_dialect(flags.file, options, flags.from_, flags.algorithm)
+    dialect, options = read_dialect(read_source(flags.file), flags.from_, flags.algorithm)
     found = translation(Job.of(dialect, options, flags.devices or 1, flags.rows))
     text = parameter_file(found, flags.file.name)
     try:

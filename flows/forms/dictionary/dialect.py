@@ -27,7 +27,7 @@ class Refusal(NamedTuple):
     by_default: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Dialect:
     """A trainer of a library. `defaults` has all its options.
 

@@ -99,6 +99,16 @@ class Job:
 
     def made_by(self, rule: Rule) -> Any:
         """Return the value that a rule makes, or None if an option has no value. Raises Untranslatable and Unused."""
+        try:
+            value = self._value(rule)
+        except (TypeError, ValueError, KeyError, IndexError, AttributeError, OverflowError) as error:
+            seen = {name: self.stated[name] for name in rule.options if name in self.stated}
+            raise Untranslatable(f"got {in_short(seen)}, expected values of another kind") from error
+        if value not in (None, NULL) and rule.where == "file" and (why := refused_value(self.flow, rule.ours, value)):
+            raise Untranslatable(f"{rule.ours}: got {in_short(value)}, expected {why}")
+        return value
+
+    def _value(self, rule: Rule) -> Any:
         if rule.when is not None and not rule.when(self):
             raise Unused(rule.otherwise)
         if rule.by is not None:
@@ -109,8 +119,6 @@ class Job:
             value = self[rule.formula]
         else:
             value = self._computed(rule)
-        if value not in (None, NULL) and rule.where == "file" and (why := refused_value(self.flow, rule.ours, value)):
-            raise Untranslatable(f"{rule.ours}: got {in_short(value)}, expected {why}")
         return value
 
     def _computed(self, rule: Rule) -> Any:
@@ -128,7 +136,8 @@ class Job:
             return max(1, math.ceil(value - 1e-9))
         if rule.whole == "exactly":
             if abs(value - round(value)) > 1e-9:  # noqa: PLR2004  what floats lose
-                raise Untranslatable(f"{rule.ours} = {written(rule.formula, self.value_of)} is no whole number")
+                remedy = "; state --devices" if "devices" in rule.formula else ""
+                raise Untranslatable(f"{rule.ours} = {written(rule.formula, self.value_of)} is no whole number{remedy}")
             return round(value)
         return value
 

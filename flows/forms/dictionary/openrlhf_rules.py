@@ -75,6 +75,8 @@ def _advantage(job: Job) -> str:
     name = str(job["algo.advantage.estimator"])
     if job["algo.advantage.no_std_norm"] and name.startswith("reinforce"):
         raise Untranslatable(f"{ADVANTAGES[name]} here is divided by the deviation")
+    if name not in ADVANTAGES:
+        raise Untranslatable(f"no advantage here is {name}; there are {', '.join(ADVANTAGES)}")
     return ADVANTAGES[name]
 
 
@@ -237,7 +239,7 @@ ONLINE: tuple[Rule, ...] = (
 GROUPS: tuple[Rule, ...] = (
     Rule("ref.path", "| actor.model_name_or_path", by=lambda job: job["actor.model_name_or_path"], when=_has_kl, otherwise="no KL is computed"),
     Rule("algo.samples_per_prompt", "rollout.n_samples_per_prompt"),
-    Rule("algo.advantage", "algo.advantage.estimator algo.advantage.no_std_norm", by=_advantage),
+    Rule("algo.advantage", "algo.advantage.estimator algo.advantage.no_std_norm", by=_advantage, words=ADVANTAGES),
     Rule("algo.loss", "actor.policy_loss_type", words=LOSSES),
     Rule(
         "algo.mean_over",

@@ -39,13 +39,13 @@ class Null(enum.Enum):
 NULL = Null.NULL
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Rule:
     """How a parameter here follows from options elsewhere.
 
     `formula` is a name, or arithmetic of names: options, parameters here, and `SPECIAL` numbers. With `words` it is a
     single option, whose value is looked up. With `by` it lists the options that the function reads; those after a bar
-    only matter to others. Rules of the same parameter are alternatives: the first that has a value counts.
+    only matter to others, and `words` are what the function looks up. Rules of the same parameter are alternatives: the first that has a value counts.
 
     `when`: whether the rule counts for a job; `otherwise` is the reason if it does not. `whole`: whether arithmetic
     must give a whole number, is rounded up to one, or may give any number. `where`: the value belongs into the
@@ -91,7 +91,9 @@ class Rule:
         """
         if not self.is_arithmetic:
             return ""
-        return f"{self.ours} = {self.formula}" + (f": {self.note}" if self.note else "")
+        is_same = self.ours in self.options  # OpenRLHF has names that are ours, too
+        formula = self.formula.replace(self.ours, f"their {self.ours}") if is_same else self.formula
+        return f"{self.ours} = {formula}" + (f": {self.note}" if self.note else "")
 
 
 def computed(formula: str, value_of: Callable[[str], Any]) -> Any:

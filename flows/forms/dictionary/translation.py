@@ -159,14 +159,13 @@ def _is_off(value: Any) -> bool:
 
 def _of_defaults(job: Job, made: Mapping[str, Made], problems: Mapping[str, Exception]) -> Iterator[Outcome]:
     """Yield the defaults of the library that are not ours: as parameters, or as what has no counterpart."""
-    by_option: dict[str, list[Made]] = {}
+    by_option: dict[tuple[str, ...], list[Made]] = {}
     for each in made.values():
-        if not any(option in job.stated for option in each.rule.stands_for):
-            if each.rule.stands_for or each.rule.note:
-                by_option.setdefault(next(iter(each.rule.stands_for), each.path), []).append(each)
-    for option, found in by_option.items():
-        name = "" if option == found[0].path else option
-        yield Outcome(name, job[option] if name else None, "translated", tuple(found))
+        options = each.rule.stands_for
+        if not any(option in job.stated for option in options) and (options or each.rule.note):
+            by_option.setdefault(options[:1] or ("", each.path), []).append(each)
+    for (option, *_), found in by_option.items():
+        yield Outcome(option, job[option] if option else None, "translated", tuple(found))
     for path, error in problems.items():
         options = [option for rule in job.dialect.rules if rule.ours == path for option in rule.stands_for]
         if isinstance(error, Untranslatable) and options and not any(option in job.stated for option in options):

@@ -60,6 +60,7 @@ _REFUSED: Mapping[str, str] = MappingProxyType(
         "whole files are read, no streams": "dataset_streaming streaming",
         "rows are prepared as docs/data.md says": "dataset_kwargs",
         "callbacks do not exist here; docs/automations.md reacts to metrics": "callbacks",
+        "state patience: evaluations without improvement, after which a run ends": "EarlyStoppingCallback",
     }
 )
 _WITHOUT_EFFECT: Mapping[str, str] = MappingProxyType(

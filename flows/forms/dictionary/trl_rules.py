@@ -341,8 +341,8 @@ GENERATION: tuple[Rule, ...] = (
 )
 GROUPS: tuple[Rule, ...] = (
     Rule("algo.advantage", "scale_rewards multi_objective_aggregation", by=_advantage),
-    Rule("algo.loss", "loss_type importance_sampling_level", by=_loss),
-    Rule("algo.mean_over", "loss_type | max_completion_length", by=_mean_over),
+    Rule("algo.loss", "loss_type importance_sampling_level", by=_loss, words=LOSSES),
+    Rule("algo.mean_over", "loss_type | max_completion_length", by=_mean_over, words=MEANS),
     Rule("algo.clip_low", "epsilon | loss_type", by=lambda job: _clip(job, "epsilon", 0)),
     Rule("algo.clip_high", "epsilon_high epsilon | loss_type", by=lambda job: _clip(job, "epsilon_high", 1)),
     Rule("algo.kl.coefficient", "beta"),
@@ -371,16 +371,16 @@ GROUPS: tuple[Rule, ...] = (
     ),
 )
 LEAVE_ONE_OUT: tuple[Rule, ...] = (
-    Rule("algo.advantage", "", by=lambda job: "rloo"),
+    Rule("algo.advantage", "", "the trainer is RLOO's", by=lambda job: "rloo"),
     Rule("algo.mean_over", "", "RLOO's loss sums over a response", by=lambda job: 1.0),
     Rule("algo.clip_low", "epsilon"),
     Rule("algo.clip_high", "epsilon_high epsilon", by=lambda job: job["epsilon_high"] or job["epsilon"]),
     Rule("algo.kl.coefficient", "beta"),
-    Rule("algo.kl.place", "| beta", by=lambda job: "reward" if job["beta"] else None),
-    Rule("algo.kl.estimator", "| beta", by=lambda job: "k1" if job["beta"] else None),
+    Rule("algo.kl.place", "| beta", "RLOO subtracts it from the reward", by=lambda job: "reward" if job["beta"] else None),
+    Rule("algo.kl.estimator", "| beta", "RLOO's KL is the log-ratio", by=lambda job: "k1" if job["beta"] else None),
 )
 PAIRS: tuple[Rule, ...] = (
-    Rule("algo.loss", "loss_type", by=_pair_loss),
+    Rule("algo.loss", "loss_type", by=_pair_loss, words=PAIR_LOSSES),
     Rule("algo.beta", "beta", by=lambda job: job["beta"] if job.differs("beta") else None),
     Rule(
         "algo.label_smoothing",

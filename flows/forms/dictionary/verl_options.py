@@ -12,8 +12,6 @@ from prefect_rlhf.flows.forms.dictionary.rule import Rule
 from prefect_rlhf.flows.forms.dictionary.shared import ENTROPY, LORA, NO_SUCH_LOSS, PLAN, TEMPLATE
 from prefect_rlhf.flows.forms.dictionary.verl_rules import GROUPS, PENALTY, PPO, REMAX, SHARED, UPDATE, optimizer
 
-SECTIONS = ("actor_rollout_ref", "critic", "data", "algorithm", "trainer", "reward", "reward_model", "ray_kwargs")
-"""The groups of `ppo_trainer.yaml` by which its options are known."""
 _REFUSED: Mapping[str, str] = MappingProxyType(
     {
         LORA: "model.lora_rank model.lora_alpha model.lora_adapter_path model.target_modules model.exclude_modules"
@@ -24,8 +22,8 @@ _REFUSED: Mapping[str, str] = MappingProxyType(
         " algorithm.rollout_correction.loss_type",
         TEMPLATE: "model.custom_chat_template critic.model.custom_chat_template",
         "AdamW is the only optimizer here": "actor.optim.optimizer actor.optim.optimizer_impl"
-        " actor.optim.override_optimizer_config critic.optim.optimizer critic.optim.optimizer_impl"
-        " critic.optim.override_optimizer_config",
+        " actor.optim.override_optimizer_config* critic.optim.optimizer critic.optim.optimizer_impl"
+        " critic.optim.override_optimizer_config*",
         "a cosine falls once, over half a period": "actor.optim.num_cycles critic.optim.num_cycles"
         " actor.optim.warmup_style critic.optim.warmup_style",
         "actor.dtype is the format of a model": "actor.fsdp_config.dtype critic.fsdp.dtype rollout.dtype",
@@ -47,7 +45,7 @@ _REFUSED: Mapping[str, str] = MappingProxyType(
         "an evaluation is one greedy response to each held-out prompt": "rollout.val_kwargs.*",
         "rewards are functions or a model; docs/rewards.md": "reward.reward_manager.* reward_model.reward_manager"
         " reward_model.reward_loop_source reward_model.reward_loop_module_path reward_model.reward_loop_class_name"
-        " sandbox_fusion.* reward.sandbox_fusion.* reward_model.strategy reward_model.reward_kwargs.*",
+        " sandbox_fusion.* reward_model.sandbox_fusion.* reward_model.use_reward_loop reward.sandbox_fusion.* reward_model.strategy reward_model.reward_kwargs.*",
         "a play is a function of yours; docs/environments.md": "rollout.multi_turn.* rollout.agent.*"
         " data.tool_config_path data.function_tool_path",
         "groups whose scores are equal are dropped, without a loop": "algorithm.filter_groups.*",
@@ -86,7 +84,7 @@ _WITHOUT_EFFECT: Mapping[str, str] = MappingProxyType(
         " model.use_shm critic.model.use_shm data.use_shm rollout.prompt_length rollout.response_length",
         "the plan states each call's memory": "*.gpu_memory_utilization *.free_cache_engine *.max_model_len"
         " *.max_num_seqs *.max_num_batched_tokens",
-        PLAN: "trainer.nnodes trainer.n_gpus_per_node trainer.device trainer.balance_batch trainer.use_v1 trainer.v1.*"
+        PLAN: "trainer.nnodes trainer.n_gpus_per_node trainer.device trainer.balance_batch trainer.use_legacy_worker_impl trainer.use_v1 trainer.v1.sync"
         " trainer.ray_wait_register_center_timeout ray_kwargs.* transfer_queue.* hybrid_engine nccl_timeout"
         " actor.fsdp_config.* ref.fsdp_config.* critic.fsdp.* critic.model.fsdp_config.* *.megatron.* *.veomni.*"
         " *.torchtitan.* *.mindspeed.* model_engine *.strategy *.use_torch_compile *.ulysses_sequence_parallel_size"
@@ -96,7 +94,8 @@ _WITHOUT_EFFECT: Mapping[str, str] = MappingProxyType(
         " critic.forward_micro_batch_size* *.rollout_n *.n_gpus_per_node *.nnodes rollout.data_parallel_size"
         " rollout.expert_parallel_size rollout.pipeline_model_parallel_size rollout.enforce_eager"
         " rollout.enable_chunked_prefill rollout.enable_prefix_caching rollout.cudagraph_capture_sizes"
-        " critic.model.enable_gradient_checkpointing data.dataloader_num_workers data.filter_overlong_prompts_workers",
+        " critic.model.enable_gradient_checkpointing reward_model.model.fsdp_config.* reward_model.micro_batch_size*"
+        " data.dataloader_num_workers data.filter_overlong_prompts_workers",
         "the engines bring their own kernels": "*.use_fused_kernels *.fused_kernel_options.* *.use_liger",
         "a reward model scores a row in one pass, on the devices of the plan": "reward_model.rollout.*"
         " reward.reward_model.rollout.* reward_model.enable_resource_pool reward.reward_model.enable_resource_pool",
@@ -108,6 +107,7 @@ _WITHOUT_EFFECT: Mapping[str, str] = MappingProxyType(
         "of this algorithm, no group is compared": "algorithm.norm_adv_by_std_in_grpo",
         "the loss of this algorithm has none": "actor.kl_loss_coef actor.kl_loss_type *.loss_scale_factor"
         " actor.clip_ratio_low actor.clip_ratio_high",
+        "Hydra itself reads it": "defaults hydra.* config-path config-name config_path config_name",
         "rows of a run are generated anew": "skip.*",
     }
 )
@@ -116,8 +116,10 @@ _DUAL_CLIP = Refusal(
 )
 _GSM8K = {"score": {"function": "verl.utils.reward_score:default_compute_score", "signature": "verl"}}
 _NEED: Mapping[str, tuple[Any, str]] = MappingProxyType(
-    {"reward": ({"functions": _GSM8K}, "verl's score by data_source, where verl is installed, or a function of yours")}
-)
+    {"actor.path": ("MODEL", "the model"), "prompts.path": ("DATASET", "the rows"),
+     "held_out.path": ("", "rows for evaluations: these are those of training"),
+     "reward": ({"functions": _GSM8K}, "verl's score by data_source, where verl is installed, or a function of yours")}
+)  # fmt: skip
 
 
 def plain(option: str) -> str:
@@ -136,6 +138,15 @@ _WITHOUT_CRITIC = keys(
         "the coefficient is fixed without a critic": "algorithm.kl_ctrl.horizon algorithm.kl_ctrl.target_kl",
     }
 )
+
+
+def group_of(option: str) -> str:
+    """Return the group of the file that an option is in.
+
+    >>> group_of("+actor_rollout_ref.rollout.n")
+    'actor_rollout_ref'
+    """
+    return option.lstrip("+~").partition(".")[0]
 
 
 def _dialect(trainer: str, rules: tuple[Rule, ...]) -> Dialect:

@@ -303,14 +303,14 @@ UPDATE: tuple[Rule, ...] = (
 GROUPS: tuple[Rule, ...] = (
     Rule("algo.samples_per_prompt", "rollout.n"),
     Rule("ref.path", "| model.path", by=lambda job: job["model.path"], when=_has_kl, otherwise="no KL is computed"),
-    Rule("algo.advantage", "algorithm.adv_estimator algorithm.norm_adv_by_std_in_grpo", by=_advantage),
+    Rule("algo.advantage", "algorithm.adv_estimator algorithm.norm_adv_by_std_in_grpo", by=_advantage, words=ADVANTAGES),
     Rule("algo.loss", "actor.policy_loss.loss_mode", words=LOSSES),
-    Rule("algo.mean_over", "actor.loss_agg_mode actor.loss_scale_factor", by=_mean_over),
+    Rule("algo.mean_over", "actor.loss_agg_mode actor.loss_scale_factor", by=_mean_over, words=MEANS),
     Rule("algo.clip_low", "actor.clip_ratio_low", by=_bound(0)),
     Rule("algo.clip_high", "actor.clip_ratio_high", by=_bound(1)),
     Rule("algo.kl.coefficient", "actor.use_kl_loss actor.kl_loss_coef algorithm.use_kl_in_reward"
          " algorithm.kl_ctrl.kl_coef", by=lambda job: _kl(job, "coefficient")),
-    Rule("algo.kl.estimator", "actor.kl_loss_type algorithm.kl_penalty | actor.use_kl_loss", by=lambda job: _kl(job, "estimator")),
+    Rule("algo.kl.estimator", "actor.kl_loss_type algorithm.kl_penalty | actor.use_kl_loss", by=lambda job: _kl(job, "estimator"), words=ESTIMATORS),
     Rule("algo.kl.place", "actor.use_kl_loss algorithm.use_kl_in_reward", by=lambda job: _kl(job, "place")),
     Rule(
         "algo.over_sampling",
