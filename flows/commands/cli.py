@@ -23,6 +23,7 @@ COMMANDS: Mapping[str, str] = MappingProxyType(
         "doctor": "Check this host: versions, driver, memory, and each engine on its devices.",
         "graph": "Draw the calls of an algorithm and their dependencies.",
         "nodes": "Start a cluster of machines by hand, or list its nodes.",
+        "translate": "Turn a file of TRL, verl or OpenRLHF into a parameter file, with what became of each option.",
         "init": "Create a project folder: prefect.yaml, a starter algorithm, its parameters.",
     }
 )

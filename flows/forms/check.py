@@ -3,19 +3,15 @@
 import inspect
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from difflib import get_close_matches
-from typing import Any, get_args
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, PydanticUserError, TypeAdapter, ValidationError
 
 from prefect_rlhf.errors.errors import InvalidInput, Missing, NotUsed, UnknownKey
-from prefect_rlhf.errors.in_short import MOST_CHARACTERS
 from prefect_rlhf.errors.wrong_setting import NOT_USED, WRONG
-from prefect_rlhf.flows.forms.foreign_options import answer
+from prefect_rlhf.flows.forms.unknown_key import Has, has_parameter, hint, keys_at, meaning, several, unknown_parameters
 
-MOST_PARTS = 8  # of the path of another trainer's option
-SAME_WORD = 0.7  # similarity above which the name of a group is a misspelt name of ours
 STRICT = ConfigDict(strict=True, allow_inf_nan=False)  # for types that have no configuration of their own
 
 _BRANCH = re.compile(r"<.*|[a-z-]*\[.*\]")  # a branch of a union, in pydantic's location of an error
@@ -27,15 +23,15 @@ def checked_parameters(signature: inspect.Signature, parameters: Mapping[str, An
 
     Raises InvalidInput for the first value of a wrong type, and for missing parameters.
     """
+    if others := {str(name): value for name, value in parameters.items() if name not in signature.parameters}:
+        raise unknown_parameters(others, signature)
     checked = {}
     for name, value in parameters.items():
-        if name not in signature.parameters:
-            raise UnknownKey(str(name), value, hint(_first_path(name, value), list(signature.parameters), "parameters"))
         try:
             parameter = signature.parameters[name]
             checked[name] = _validated(name, parameter.annotation, completed(parameter.default, value))
         except ValidationError as error:
-            raise invalid_input(name, error, value, parameter.annotation) from error
+            raise invalid_input(name, error, value, parameter.annotation, has_parameter(signature)) from error
     empty = inspect.Parameter.empty
     missing = [name for name, each in signature.parameters.items() if each.default is empty and name not in checked]
     if missing:
@@ -89,8 +85,13 @@ def _with_nul(field: str, value: Any) -> str | None:
     return None
 
 
-def invalid_input(name: str, error: ValidationError, value: Any, annotation: Any) -> InvalidInput:
-    """Return the first mistake that pydantic found in the parameter `name`, set to `value`, as an InvalidInput."""
+def invalid_input(
+    name: str, error: ValidationError, value: Any, annotation: Any, has: Has | None = None
+) -> InvalidInput:
+    """Return the first mistake that pydantic found in the parameter `name`, set to `value`, as an InvalidInput.
+
+    Of unknown keys all are returned. With `has`, a correction names only parameters that there are.
+    """
     first = error.errors()[0]
     cause = first.get("ctx", {}).get("error")
     if isinstance(cause, InvalidInput):
@@ -103,37 +104,19 @@ def invalid_input(name: str, error: ValidationError, value: Any, annotation: Any
         inner, reason, remedy = (first["ctx"][key] for key in ("field", "reason", "remedy"))
         return NotUsed(f"{field}.{inner}", _at(first["input"], inner.split(".")), reason, remedy)
     if first["type"] == "extra_forbidden":
-        return UnknownKey(field, first["input"], hint(str(first["loc"][-1]), _keys(annotation, first["loc"][:-1])))
+        unknown = [each for each in error.errors() if each["type"] == "extra_forbidden"]
+        return several([_unknown_key(name, each, annotation, has) for each in unknown])
     if first["type"] == "missing":
         return Missing(field, "a value, since it has no default")
-    return InvalidInput(field, _given(value, first["loc"], first["input"]), _SUBJECT.sub("", first["msg"]))
+    meant = meaning(field, first["input"], has) if "literal" in first["type"] else ""
+    expected = "; ".join(filter(None, (_SUBJECT.sub("", first["msg"]), meant)))
+    return InvalidInput(field, _given(value, first["loc"], first["input"]), expected)
 
 
-def hint(word: str, keys: Sequence[str], noun: str = "keys") -> str:
-    """Return the correction for an unknown key: its replacement here, the closest of `keys`, or all of them.
-
-    `word` may be the path of another trainer's option: `actor_rollout_ref.actor.optim.lr` is answered as `optim.lr`.
-    """
-    parts = word[:MOST_CHARACTERS].split(".")
-    near = get_close_matches(parts[0], keys)
-    if len(parts) == 1 or not get_close_matches(parts[0], keys, cutoff=SAME_WORD):
-        for start in range(len(parts)):
-            if foreign := answer(".".join(parts[start:])):
-                return f"here: {foreign}"
-    return f"closest: {', '.join(near)}" if near else f"the {noun} are {', '.join(keys)}"
-
-
-def _first_path(name: object, value: Any) -> str:
-    """Return the dotted path to the first value of a group that another trainer has, or else the name of a value.
-
-    >>> _first_path("algorithm", {"kl_ctrl": {"kl_coef": 0.1}})
-    'algorithm.kl_ctrl.kl_coef'
-    """
-    parts = [str(name)]
-    while isinstance(value, Mapping) and value and len(parts) < MOST_PARTS:
-        name, value = next(iter(value.items()))
-        parts.append(str(name))
-    return ".".join(parts)
+def _unknown_key(name: str, error: Any, annotation: Any, has: Has | None) -> UnknownKey:
+    place = [part for part in (name, *error["loc"]) if not _BRANCH.fullmatch(str(part))]
+    keys = keys_at(annotation, [str(part) for part in place[1:-1]])
+    return UnknownKey(".".join(map(str, place)), error["input"], hint(str(place[-1]), keys, has=has))
 
 
 def _at(group: Any, path: Sequence[str]) -> Any:
@@ -141,24 +124,6 @@ def _at(group: Any, path: Sequence[str]) -> Any:
     for key in path:
         group = group.get(key) if isinstance(group, Mapping) else getattr(group, key, None)
     return group
-
-
-def _keys(annotation: Any, place: Sequence[int | str]) -> list[str]:
-    """Return the fields of the groups of settings at a place within a type, or an empty list if it has no group."""
-    groups = list(_groups(annotation))
-    for key in (str(part) for part in place if not _BRANCH.fullmatch(str(part))):
-        fields = [group.model_fields[key] for group in groups if key in group.model_fields]
-        if fields:  # else it is a key of a dict, or a place in a list
-            groups = [group for field in fields for group in _groups(field.annotation)]
-    return list(dict.fromkeys(name for group in groups for name in group.model_fields))
-
-
-def _groups(annotation: Any) -> Iterator[type[BaseModel]]:
-    """Yield the groups of settings that a type allows."""
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        yield annotation
-    for part in get_args(annotation):
-        yield from _groups(part)
 
 
 def _given(value: Any, place: Sequence[int | str], seen: Any) -> Any:

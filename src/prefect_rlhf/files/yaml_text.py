@@ -16,6 +16,11 @@ MOST_LEVELS = 50
 
 def read_yaml(field: str, path: Path) -> Any:
     """Return the content of a YAML or JSON file. Raises InvalidInput, at `field`, for an unreadable file."""
+    return parse_yaml(field, str(path), read_text(field, path))
+
+
+def read_text(field: str, path: Path) -> str:
+    """Return the text of a file that a person wrote. Raises InvalidInput, at `field`, for an unreadable file."""
     try:
         require_regular(path)
         with path.open("rb") as file:
@@ -26,10 +31,9 @@ def read_yaml(field: str, path: Path) -> Any:
     if len(content) > MOST_BYTES:
         raise InvalidInput(field, str(path), f"a file of at most {MOST_BYTES >> 10} KiB")
     try:
-        text = content.decode()
+        return content.decode()
     except UnicodeDecodeError as error:
         raise InvalidInput(field, str(path), "a text file in UTF-8") from error
-    return parse_yaml(field, str(path), text)
 
 
 def parse_yaml(field: str, seen: str, text: str) -> Any:
