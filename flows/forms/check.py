@@ -13,6 +13,7 @@ from prefect_rlhf.errors.errors import InvalidInput, Missing, NotUsed, UnknownKe
 from prefect_rlhf.errors.in_short import MOST_CHARACTERS
 from prefect_rlhf.errors.wrong_setting import NOT_USED, WRONG
 from prefect_rlhf.flows.forms.foreign_options import answer
+from prefect_rlhf.flows.forms.left_out import refuse_left_out
 
 MOST_PARTS = 8  # of the path of another trainer's option
 SAME_WORD = 0.7  # similarity above which the name of a group is a misspelt name of ours
@@ -31,11 +32,7 @@ def checked_parameters(signature: inspect.Signature, parameters: Mapping[str, An
     for name, value in parameters.items():
         if name not in signature.parameters:
             raise UnknownKey(str(name), value, hint(_first_path(name, value), list(signature.parameters), "parameters"))
-        try:
-            parameter = signature.parameters[name]
-            checked[name] = _validated(name, parameter.annotation, completed(parameter.default, value))
-        except ValidationError as error:
-            raise invalid_input(name, error, value, parameter.annotation) from error
+        checked[name] = checked_value(signature.parameters[name], value)
     empty = inspect.Parameter.empty
     missing = [name for name, each in signature.parameters.items() if each.default is empty and name not in checked]
     if missing:
@@ -44,6 +41,15 @@ def checked_parameters(signature: inspect.Signature, parameters: Mapping[str, An
             "a value, since it has no default" if len(missing) == 1 else "a value for each, since they have no default",
         )
     return checked
+
+
+def checked_value(parameter: inspect.Parameter, value: Any) -> Any:
+    """Return a value converted to the type of its parameter. Raises InvalidInput for the first mistake."""
+    refuse_left_out(parameter.name, value)
+    try:
+        return _validated(parameter.name, parameter.annotation, completed(parameter.default, value))
+    except ValidationError as error:
+        raise invalid_input(parameter.name, error, value, parameter.annotation) from error
 
 
 def completed(default: Any, value: Any) -> Any:
