@@ -16,7 +16,7 @@ _MOVED: Mapping[str, str] = MappingProxyType(
     {
         "losses": """Loss Terms bradley_terry implicit_rewards log_sigmoid nll policy_gradient ppo_clip value_clip
             weighted_policy_gradient""",
-        "computations": """check_reference compare_logprobs gae group_scores groups_of grpo_advantages
+        "computations": """Lagrange check_reference compare_logprobs gae group_scores groups_of grpo_advantages
             importance_weights informative kl_estimate kl_penalised_costs kl_penalised_rewards kto_kl label_accuracy
             lagrange_advantages lagrange_multiplier lists masked_mean mismatched_answers old_policy pair_accuracy
             preference_accuracy record_evaluation record_rollouts record_safe_evaluation remax_advantages
