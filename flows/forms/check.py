@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, PydanticUserError, TypeAdapter, Vali
 
 from prefect_rlhf.errors.errors import InvalidInput, Missing, NotUsed, UnknownKey
 from prefect_rlhf.errors.wrong_setting import NOT_USED, WRONG
+from prefect_rlhf.flows.forms.left_out import refuse_left_out
 from prefect_rlhf.flows.forms.unknown_key import Has, has_parameter, hint, keys_at, meaning, several, unknown_parameters
 
 STRICT = ConfigDict(strict=True, allow_inf_nan=False)  # for types that have no configuration of their own
@@ -27,11 +28,7 @@ def checked_parameters(signature: inspect.Signature, parameters: Mapping[str, An
         raise unknown_parameters(others, signature)
     checked = {}
     for name, value in parameters.items():
-        try:
-            parameter = signature.parameters[name]
-            checked[name] = _validated(name, parameter.annotation, completed(parameter.default, value))
-        except ValidationError as error:
-            raise invalid_input(name, error, value, parameter.annotation, has_parameter(signature)) from error
+        checked[name] = checked_value(signature.parameters[name], value, has_parameter(signature))
     empty = inspect.Parameter.empty
     missing = [name for name, each in signature.parameters.items() if each.default is empty and name not in checked]
     if missing:
@@ -40,6 +37,15 @@ def checked_parameters(signature: inspect.Signature, parameters: Mapping[str, An
             "a value, since it has no default" if len(missing) == 1 else "a value for each, since they have no default",
         )
     return checked
+
+
+def checked_value(parameter: inspect.Parameter, value: Any, has: Has | None = None) -> Any:
+    """Return a value converted to the type of its parameter. Raises InvalidInput for the first mistake."""
+    refuse_left_out(parameter.name, value)
+    try:
+        return _validated(parameter.name, parameter.annotation, completed(parameter.default, value))
+    except ValidationError as error:
+        raise invalid_input(parameter.name, error, value, parameter.annotation, has) from error
 
 
 def completed(default: Any, value: Any) -> Any:

@@ -1,7 +1,9 @@
 """One flow run, read from top to bottom: lease, request, plan, augmented graph, training."""
 
+import inspect
 import json
-from collections.abc import Iterator, Mapping, Sequence
+import shlex
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import asdict, dataclass, replace
@@ -16,8 +18,12 @@ from prefect_rlhf.blocks.lease import dry_lease, given_lease, lease
 from prefect_rlhf.errors.errors import InvalidInput, OutputFailed
 from prefect_rlhf.files.atomic_file import write_atomically, writing
 from prefect_rlhf.files.environment import hide
+from prefect_rlhf.files.installed import own_version
+from prefect_rlhf.files.path_text import from_here
 from prefect_rlhf.files.remote_path import shown
+from prefect_rlhf.flows.forms.form_flow import own_parameters
 from prefect_rlhf.flows.forms.options import RunOptions
+from prefect_rlhf.flows.forms.parameters_file import changed, plain_parameters
 from prefect_rlhf.flows.hardware.device_kind import check_leased_gpus, device_line, unheld_devices
 from prefect_rlhf.flows.hardware.installed_engines import check_builds, check_engines
 from prefect_rlhf.flows.hardware.living_nodes import on_living_nodes
@@ -64,6 +70,7 @@ from prefect_rlhf.tasks.checkpoints.elsewhere import publish_record, writing_to
 from prefect_rlhf.tasks.checkpoints.folders import Checkpoint, clear_unfinished, folder_of, newest_finished
 from prefect_rlhf.tasks.checkpoints.lineage import CHANGES
 from prefect_rlhf.tasks.reporting.report import LaterPlan, PlannedSteps, RunReport, planned_timeline
+from prefect_rlhf.tasks.reporting.run_record import PARAMETERS, keep_parameters, new_record, recorded
 from prefect_rlhf.tasks.running.journal import Journal
 from prefect_rlhf.tasks.running.steps.learning import Learning
 from prefect_rlhf.tasks.running.steps.moves import Moves
@@ -160,7 +167,7 @@ def run_algorithm(algorithm: Algorithm, arguments: Mapping[str, Any], options: R
     end, for example before it was suspended, has nothing left to do.
     """
     check_builds()
-    leased = given_lease() or unheld_devices()
+    leased, asked = given_lease() or unheld_devices(), options
     check_surroundings(leased.mesh.num_devices, own_leases=given_lease() is None)
     if not options.dry_run:
         check_engines(leased.kind)
@@ -178,8 +185,14 @@ def run_algorithm(algorithm: Algorithm, arguments: Mapping[str, Any], options: R
         if not options.dry_run and given_lease() is None:
             checked = check_run(algorithm, arguments, options, leased.cluster, is_restart=own is not None)
             leased = held.enter_context(leased_after(checked, log_info, flow_run.name or algorithm.name))
-        leased = on_living_nodes(leased, log_info)
-        prepared = prepare_leased(algorithm, arguments, options, leased, is_restart=own is not None)
+        leased, run_dir = on_living_nodes(leased, log_info), earlier or Path()
+
+        def begin(request: RunRequest) -> None:
+            nonlocal run_dir
+            if not options.dry_run:
+                run_dir = held.enter_context(own_folder(algorithm, arguments, asked, request, earlier))
+
+        prepared = prepare_leased(algorithm, arguments, options, leased, is_restart=own is not None, begin=begin)
         tag_run(algorithm.name, arguments, plan_in_words(options.plan), prepared.chosen.plan.name)
         limits = prepared.request.options.limits
         prediction = prepared.prediction
@@ -197,11 +210,17 @@ def run_algorithm(algorithm: Algorithm, arguments: Mapping[str, Any], options: R
         if options.dry_run:
             steps = prepared.request.options.steps
             return {"plan": prepared.augmented.plan.name, "steps": steps, "dry_run": True}
-        return train_prepared(prepared, report, moves, earlier)
+        return train_prepared(prepared, report, moves, run_dir)
 
 
 def prepare_leased(
-    algorithm: Algorithm, arguments: Mapping[str, Any], options: RunOptions, lease: Lease, *, is_restart: bool
+    algorithm: Algorithm,
+    arguments: Mapping[str, Any],
+    options: RunOptions,
+    lease: Lease,
+    *,
+    is_restart: bool,
+    begin: Callable[[RunRequest], None],
 ) -> PreparedRun:
     """Prepare a run that has its devices. The result of an earlier check on the same mesh is reused.
 
@@ -210,15 +229,16 @@ def prepare_leased(
     """
     checked, asked = _checked.get(), (algorithm, arguments, options)
     if checked is None or (checked.algorithm, checked.arguments, checked.options) != asked:
-        return prepare(algorithm, arguments, options, lease, is_restart=is_restart)
+        return prepare(algorithm, arguments, options, lease, is_restart=is_restart, begin=begin)
     was_for = checked.prepared.request.lease
     is_measured = isinstance(options.plan, str) and plans_to_measure(options.plan)
     is_same = (was_for.cluster, was_for.mesh, was_for.kind) == (lease.cluster, lease.mesh, lease.kind)
     if is_same and not is_measured and not awaits_probe((prepared := checked.on(lease)).request):
         write_kept(checked.lines)
+        begin(prepared.request)
         return prepared
     warnings = checked.prepared.request.reward_warnings
-    return prepare(algorithm, arguments, options, lease, is_restart=is_restart, reward_warnings=warnings)
+    return prepare(algorithm, arguments, options, lease, is_restart=is_restart, reward_warnings=warnings, begin=begin)
 
 
 def prepare(
@@ -229,16 +249,19 @@ def prepare(
     *,
     is_restart: bool = False,
     reward_warnings: tuple[str, ...] | None = None,
+    begin: Callable[[RunRequest], None] = lambda request: None,
 ) -> PreparedRun:
     """Make all decisions before the first step. Raises InvalidInput or GraphError for a run that is not possible.
 
     Inputs are read, the graph is traced, a plan is chosen and proven to fit by the memory model, the task runs of the
     first steps are made and their time predicted. A device is used only by a probe before a search and by the plans of
-    `measure(k)`, and never in a dry run. With `reward_warnings`, rewards were tried before.
+    `measure(k)`, and never in a dry run. With `reward_warnings`, rewards were tried before. `begin` is called with the
+    checked request, before a device is used.
     """
     hide()  # before the first play, which could read the variables of this process
     check_trackers(options.tracking)
     request = read_request(algorithm, arguments, options, lease, is_restart=is_restart, reward_warnings=reward_warnings)
+    begin(request)
     request = with_speeds(request)
     plans = choose_plans(request)
     finished = request.checkpoint.step if request.checkpoint else 0
@@ -259,12 +282,32 @@ def checkpoint_memory(augmented: AugmentedGraph) -> str:
     return f"checkpoints: a single copy in host memory takes {byte_size(copied.total())}, at most {most} per device"
 
 
-def train_prepared(
-    prepared: PreparedRun, report: RunReport, moves: Moves, earlier: Path | None = None
-) -> Mapping[str, Any]:
-    """Train in the folder of the flow run, `earlier` if it exists; returns the folder and the trained models."""
-    folder = output_folder(prepared.request.options)
-    run_dir = earlier or new_folder(folder, flow_run.name or "run", str(flow_run.id))
+@contextmanager
+def own_folder(
+    algorithm: Algorithm, arguments: Mapping[str, Any], asked: RunOptions, request: RunRequest, earlier: Path | None
+) -> Iterator[Path]:
+    """Yield the folder of the flow run, `earlier` if it exists, with its parameters and its record.
+
+    `asked` are the options as they were given. After the body the record says how the run ended.
+    """
+    run_dir = earlier or new_folder(output_folder(asked), flow_run.name or "run", str(flow_run.id))
+    checkpoint, devices = request.checkpoint, request.lease.mesh.num_devices
+    is_other = earlier is None and checkpoint is not None
+    came_from = checkpoint.folder.parent.parent if checkpoint is not None and is_other else None
+    if checkpoint is not None and is_other:  # `latest` will be another checkpoint
+        asked = asked.model_copy(update={"resume_from": shown(checkpoint.folder)})
+    options = {name: getattr(asked, name) for name in RunOptions.model_fields}
+    signature = inspect.Signature([*own_parameters(algorithm.body), *RunOptions.signature()])
+    words = ["prefect-rlhf", "run", algorithm.word or "", "--parameters", from_here(shown(run_dir / PARAMETERS))]
+    command = shlex.join([*words, *(["--devices", str(devices)] if devices > 1 else [])]) if algorithm.word else None
+    record = new_record(algorithm.name, command, own_version(), request.options.steps)
+    with recorded(run_dir, record):
+        keep_parameters(run_dir, record, plain_parameters(signature, {**arguments, **options}), changed, came_from)
+        yield run_dir
+
+
+def train_prepared(prepared: PreparedRun, report: RunReport, moves: Moves, run_dir: Path) -> Mapping[str, Any]:
+    """Train in the folder of the flow run; returns the folder and the trained models."""
     with writing_to(run_dir):
         return train_in(run_dir, prepared, report, moves)
 

@@ -72,13 +72,25 @@ def _joined(*parts: str) -> str:
 
 
 def _values(metrics: Mapping[str, float]) -> list[str]:
+    values = [f"{label} {value:.3g}" for label, value in shown_metrics(metrics).items()]
+    return ["no reward", *values] if _has_no_reward(metrics) else values
+
+
+def shown_metrics(metrics: Mapping[str, float]) -> dict[str, float]:
+    """Return the few metrics that the line of a step shows, by their names on it.
+
+    >>> shown_metrics({"step": 2, "rewards.score": 0.41, "rewards.kl": 0.02, "train.loss": 0.7})
+    {'reward': 0.41, 'kl': 0.02}
+    """
     scored = with_reward(metrics)
-    found = {label: name for label, words in SHOWN.items() if (name := _first(scored, words))}
-    has_no_reward = "reward" not in found and any(is_unscored(name, metrics) for name in metrics)
-    if "reward" in found or has_no_reward:
+    found = {label: metrics[name] for label, words in SHOWN.items() if (name := _first(scored, words))}
+    if "reward" in found or _has_no_reward(metrics):
         found.pop("loss", None)  # the size of a policy's loss is not informative
-    values = [f"{label} {metrics[name]:.3g}" for label, name in found.items()]
-    return ["no reward", *values] if has_no_reward else values
+    return found
+
+
+def _has_no_reward(metrics: Mapping[str, float]) -> bool:
+    return _first(with_reward(metrics), SHOWN["reward"]) is None and any(is_unscored(name, metrics) for name in metrics)
 
 
 def with_reward(metrics: Mapping[str, float]) -> dict[str, float]:

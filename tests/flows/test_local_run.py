@@ -21,11 +21,12 @@ from prefect.client.schemas.sorting import FlowRunSort
 
 import prefect_rlhf as rl
 from prefect_rlhf.blocks.lease import lease
+from prefect_rlhf.files.installed import own_version
 from prefect_rlhf.files.modules import IN_RANK
 from prefect_rlhf.flows.commands.cli import main
 from prefect_rlhf.flows.training import run as training_run
 from prefect_rlhf.placement.devices.mesh import ClusterShape
-from tests.runs import environment, leased
+from tests.runs import environment, leased, prepared, whole
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("prefect", "own_home")]
 
@@ -83,6 +84,14 @@ def test_a_run_returns_models_metrics_and_rollouts_and_is_planned_once(given, pr
     assert [len(step) for step in rewards] == [4, 4]
     planned = rl.run(rl.algorithms.grpo, dry_run=True, **{**given, "actor": {"path": result.models["actor"]}})
     assert planned.steps == 2 and "plan flattening for grpo:" in str(planned)
+
+    file = Path(result.run_dir) / "parameters.yaml"
+    assert main(["run", "grpo", "--parameters", str(file), "--dry-run"]) == 0
+    assert result.parameters["algo"]["optimizer"]["lr"] == rl.GRPO().optimizer.lr
+    assert (result.version, result.commit) == (own_version().version, own_version().commit)
+    stated, kept = (prepared(rl.algorithms.grpo, each, whole(ONE_CPU)) for each in (given, result.parameters))
+    assert kept.request.graph == stated.request.graph and kept.chosen.plan == stated.chosen.plan
+    assert kept.request.options == stated.request.options
 
 
 def test_a_folder_without_a_result_is_refused(tmp_path):

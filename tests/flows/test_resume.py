@@ -32,6 +32,7 @@ from prefect_rlhf.flows.grpo import grpo
 from prefect_rlhf.flows.ppo import ppo
 from prefect_rlhf.flows.training.run_folder import earlier_folder, new_folder
 from prefect_rlhf.placement.devices.mesh import ClusterShape
+from prefect_rlhf.tasks.reporting.run_record import RunRecord, read_parameters
 from prefect_rlhf.tasks.running.dispatch import Dispatcher
 from prefect_rlhf.tasks.running.journal import read_spans
 from prefect_rlhf.tasks.running.stop_request import STOP_POLL_SECONDS, StopRequest
@@ -160,6 +161,12 @@ def test_killed_in_the_middle_of_a_checkpoint_and_resumed_it_is_the_whole_run(pa
     resumed = run_dir_of(parameters, "replicas", resume_from=str(half))
     assert resumed != half
     assert_same_bits(resumed, whole)
+    checkpoint = half / "checkpoints" / "step-000002"
+    assert read_parameters(resumed) == read_parameters(whole) | {"resume_from": str(checkpoint)} | {
+        "output_dir": str(resumed.parent)
+    }
+    told = (resumed / "parameters.yaml").read_text()
+    assert f"# continues {half}\n" in told and f"#   resume_from: None became '{checkpoint}'" in told
     assert sorted(path.name for path in (resumed / "checkpoints").iterdir()) == ["step-000004"]
 
 
@@ -222,6 +229,9 @@ def test_a_run_that_loses_a_rank_after_its_last_step_has_its_end_to_do_again(
     monkeypatch.setattr(ppo, "retries", 1)
     retried = run_dir_of(parameters, "replicas", output_dir=str(tmp_path))
     assert {path.name for path in tmp_path.iterdir()} == {"latest", retried.name}
+    assert read_parameters(retried)["resume_from"] is None
+    assert (retried / "parameters.yaml").read_text().count("# began again on 20") == 1
+    assert RunRecord.read(retried).state == "completed"
     assert_same_bits(retried, whole)
 
 
@@ -248,6 +258,7 @@ def test_a_suspended_run_ends_its_step_and_goes_on_when_it_is_resumed(parameters
         flow_run = context[0].flow_run
         folder = tmp_path / flow_run.name
         assert "step-000003" in {path.name for path in (folder / "checkpoints").iterdir()}
+        assert RunRecord.read(folder).state == "stopped"
         assert len(rollouts(folder)) == 3 and descendants(os.getpid()) == before
         with get_client(sync_client=True) as client:
             client.set_flow_run_state(flow_run.id, Pending(), force=True)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TextIO, final
 
 from prefect_rlhf.files.atomic_file import writing
-from prefect_rlhf.flows.commands.next_steps import from_here
+from prefect_rlhf.files.path_text import from_here
 from prefect_rlhf.tasks.run_log import RUN_LOG
 
 LOGS = "logs"  # a folder in `output_dir`
