@@ -17,6 +17,9 @@ from prefect_rlhf.tasks.data.formats.turns import CALLERS, are_turns, messages_o
 from prefect_rlhf.tasks.data.stored.columns import Column
 from prefect_rlhf.tasks.data.stored.stored_rows import StoredRows
 
+UNREAD = ("system", "system_prompt", "history", "image", "images", "video", "videos", "audio", "audios")
+"""Columns of other libraries that would change a row: the log says that they are not read."""
+
 
 @dataclass(frozen=True)
 class MadeColumn:
@@ -121,4 +124,6 @@ class FormattedRows:
             turns = f": {len(first)} turns in row 0" if isinstance(first, list) else ""
         if found.form == "pairs" and len(found.columns) == 2 and "prompt_column" not in self.wanted.stated:
             turns = "; the prompt is what both answers begin with"
-        return f"{self.field}: {self.stored.path} is read as {found.described}{turns}{self.stored.remark}"
+        unread = [name for name in UNREAD if name in self.names and name not in found.columns.values()]
+        not_read = f"; {' and '.join(unread)} {'is' if len(unread) == 1 else 'are'} not read" if unread else ""
+        return f"{self.field}: {self.stored.path} is read as {found.described}{turns}{self.stored.remark}{not_read}"
