@@ -192,7 +192,7 @@ def test_a_run_at_a_terminal_shows_few_short_lines(given, tmp_path):
     assert log.parent == tmp_path / "runs" / "logs"
 
     steps = [line for line in lines if line.startswith("step ")]
-    assert [line.split(" · ")[0] for line in steps] == [f"step {number} of {STEPS}" for number in range(1, STEPS + 1)]
+    assert [line.split(" · ")[0] for line in steps] == [f"step {number} of {STEPS}" for number in range(STEPS + 1)]
     assert all(len(line) <= 100 and " · reward " in line for line in steps)
     assert lines.index(steps[0]) <= 30
 

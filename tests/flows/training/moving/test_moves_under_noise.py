@@ -133,7 +133,7 @@ def test_a_run_whose_constants_are_wrong_moves_to_a_plan_that_is_faster(tmp_path
     run = simulated(tmp_path, 0, PLAN, SLOW_LINK, steps=11, plan="flattening")
     ((before, after),) = run.moves
     assert after < 0.9 * before
-    assert list(plans_by_step(str(run.journal.run_dir / PLANS_FILE))) == [0, STEPS_AWAITED + 1]
+    assert list(plans_by_step(str(run.journal.run_dir / PLANS_FILE))) == [1, STEPS_AWAITED + 2]
 
 
 def test_a_gain_below_replan_gain_moves_no_run(tmp_path):

@@ -111,7 +111,7 @@ def test_after_a_move_the_next_check_waits(checks, tmp_path):
     checks.found = better()
     one, lines = moved(checks, tmp_path, 75.0)
     assert lines[0] == "the move to replanned-1 gained 25% of a step, predicted 25%"
-    assert checks.steps == [25] and one.asks.asked is not None
+    assert checks.steps == [26] and one.asks.asked is not None
 
 
 def test_a_move_that_gained_little_is_the_last(checks, tmp_path):
@@ -124,12 +124,12 @@ def test_responses_that_grow_hide_no_gain_of_a_move(checks, tmp_path):
     """Steps after the move have a fifth more tokens, and take a tenth less."""
     one, lines = moved(checks, tmp_path, 90.0, tokens=1200)
     assert lines[0] == "the move to replanned-1 gained 25% of a step, predicted 25%"
-    assert checks.steps == [25]
+    assert checks.steps == [26]
 
 
 def test_steps_that_train_nothing_have_no_pace(tmp_path):
     journal = Journal(tmp_path)
-    run_steps(mover(), journal, range(1))
+    run_steps(mover(), journal, range(1, 2))
     assert pace(journal, 1) is None
 
 
@@ -145,7 +145,7 @@ def test_steps_that_train_nothing_have_no_pace(tmp_path):
 )
 def test_a_run_stays(checks, tmp_path, found, options, says):
     checks.found, one = found, mover(**options)
-    lines = run_steps(one, Journal(tmp_path), range(5))
+    lines = run_steps(one, Journal(tmp_path), range(1, 6))
     assert one.asks.asked is None
     assert lines == [] if says is None else says in lines[0]
 
