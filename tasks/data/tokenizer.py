@@ -12,7 +12,7 @@ from prefect_rlhf.engines.sampling.chats.template import Tools as Tools
 from prefect_rlhf.engines.sampling.chats.template import Variables, rendered, written
 from prefect_rlhf.engines.sampling.chats.tokenizers import loaded
 from prefect_rlhf.errors.errors import InvalidInput
-from prefect_rlhf.files.foreign_file import read_json_object
+from prefect_rlhf.files.foreign_file import read_json_object, refuse_pointer
 from prefect_rlhf.files.storage.mirror import readable
 from prefect_rlhf.tasks.data.formats.row import ChatMessage as ChatMessage
 from prefect_rlhf.tasks.data.formats.row import Prompt as Prompt
@@ -27,6 +27,8 @@ def load_tokenizer(folder: str) -> Any:
     files = [local / name for name in ("tokenizer.json", "tokenizer.model")]
     if not any(file.is_file() for file in files):
         raise InvalidInput("tokenizer", folder, "a folder with tokenizer.json or tokenizer.model")
+    for file in files:
+        refuse_pointer("tokenizer", file)
     try:
         return loaded(str(local))
     except StrictDataclassError as error:  # it reads config.json too

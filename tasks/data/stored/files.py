@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from prefect_rlhf.errors.errors import InvalidInput, refusing
-from prefect_rlhf.files.foreign_file import read_json, require_regular
+from prefect_rlhf.files.foreign_file import read_json, refuse_pointer, require_regular
 from prefect_rlhf.files.path_text import checked_path
 from prefect_rlhf.files.remote_path import is_remote
 from prefect_rlhf.files.storage.mirror import fetch, readable
@@ -36,7 +36,17 @@ class Files:
 
 
 def find_files(field: str, path: str, split: str) -> Files:
-    """Return the files of a path. Raises InvalidInput, at `field`.path or `field`.split, if no file exists."""
+    """Return the files of a path. Raises InvalidInput, at `field`.path or `field`.split, if no file exists.
+
+    So does a Git LFS pointer in place of a file.
+    """
+    found = _find(field, path, split)
+    for file in found.files:
+        refuse_pointer(f"{field}.path", Path(file))
+    return found
+
+
+def _find(field: str, path: str, split: str) -> Files:
     at = f"{field}.path"
     given, path = path, _readable(at, path)
     place = checked_path(at, path)
