@@ -193,7 +193,8 @@ def test_a_run_at_a_terminal_shows_few_short_lines(given, tmp_path):
 
     steps = [line for line in lines if line.startswith("step ")]
     assert [line.split(" · ")[0] for line in steps] == [f"step {number} of {STEPS}" for number in range(STEPS + 1)]
-    assert all(len(line) <= 100 and " · reward " in line for line in steps)
+    assert "before training · held-out reward " in steps[0]
+    assert all(len(line) <= 100 and " · reward " in line for line in steps[1:])
     assert lines.index(steps[0]) <= 30
 
     responses = lines.index("responses to 3 held-out prompts, before and after training:")
