@@ -10,7 +10,7 @@ from typing import Any
 from prefect_rlhf.errors.errors import InvalidInput, NotUsed
 from prefect_rlhf.flows.forms.options import RunOptions
 from prefect_rlhf.flows.hardware.profiles import measured_sources
-from prefect_rlhf.flows.training.inputs import RunInputs, read_run_inputs
+from prefect_rlhf.flows.training.inputs import RunInputs, at_commits, read_run_inputs
 from prefect_rlhf.flows.training.log import log_info, log_warning
 from prefect_rlhf.flows.training.run_folder import check_output_folder, output_folder, read_result
 from prefect_rlhf.flows.training.steps import falling_over, with_steps
@@ -91,6 +91,7 @@ class RunRequest:
             keep_checkpoints=self.options.keep_checkpoints,
             best=best_model(self.options),
             role_deadlines=self.options.role_deadlines,
+            commits=self.inputs.commits,
         )
 
     def trial_run(self, graph: DataflowGraph, plan: ExecutionPlan, num_steps: int, folder: Path) -> TrainingRun:
@@ -114,7 +115,9 @@ def read_request(
     A run that did not reach its end may continue from a checkpoint of its last step: the work after that step is still
     to be done. Rewards are tried, unless their warnings are given, or the run starts again.
     """
-    inputs = read_run_inputs(arguments)
+    checkpoint = checkpoint_of(options)
+    arguments, commits = at_commits(arguments, checkpoint.manifest.commits if checkpoint else {})
+    inputs = replace(read_run_inputs(arguments), commits=commits)
     graph = algorithm.trace(arguments, inputs.models, inputs.datasets)
     options = with_steps(options, graph)
     graph = falling_over(graph, options.steps)
@@ -136,9 +139,7 @@ def read_request(
         run_workload(graph, inputs, options.expected_response_length),
         has_checkpoints=options.checkpoint_every is not None,
     )
-    checkpoint = None
-    if options.resume_from is not None:
-        checkpoint = find_checkpoint(options.resume_from, output_folder(options))
+    if checkpoint is not None:
         if (as_before := with_draws_of(checkpoint.manifest.identity, graph)) != graph:
             graph = as_before
             log_info("all generate calls share a random stream, as in the version that wrote the checkpoint")
@@ -155,6 +156,11 @@ def read_request(
         check_plays(graph, inputs, tokenizers)
     check_operators(graph, inputs, tokenizers, best, is_own=not algorithm.is_shipped)
     return RunRequest(options, lease, inputs, graph, workload, checkpoint, reward_warnings=reward_warnings or ())
+
+
+def checkpoint_of(options: RunOptions) -> Checkpoint | None:
+    """Return the checkpoint that a run continues from. Raises InvalidInput if `resume_from` names none."""
+    return None if options.resume_from is None else find_checkpoint(options.resume_from, output_folder(options))
 
 
 def optimizer_parameters(graph: DataflowGraph, arguments: Mapping[str, Any]) -> dict[str, str]:

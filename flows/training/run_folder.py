@@ -24,6 +24,7 @@ from prefect_rlhf.tasks.checkpoints.elsewhere import check_writable, publish, re
 
 OWNER = "flow_run_id"  # this file names the flow run that owns the folder
 LATEST = "latest"  # a link to the folder of the run that ended last
+COMMITS = "hub_commits.json"  # the commit of each repository on the Hub that the run reads, by repository and branch
 RESULT = "result.json"  # the result of the flow run; written last
 
 

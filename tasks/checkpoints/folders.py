@@ -10,7 +10,7 @@ A step's folder is named after the number of finished steps.
 import json
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from hashlib import blake2b
 from importlib.metadata import version
 from pathlib import Path
@@ -60,7 +60,8 @@ class Manifest:
     """The content of a checkpoint except its shards. `step` steps are finished; every trained role has weights v`step`.
 
     `identity` is the identity of the run. `shards` has a checksum of each index by trained role and file name.
-    `fingerprints` has the fingerprints of the weights by role, including frozen roles.
+    `fingerprints` has the fingerprints of the weights by role, including frozen roles. `commits` has the commits of the
+    repositories on the Hub that the run reads, by repository and branch.
     """
 
     step: int
@@ -69,6 +70,7 @@ class Manifest:
     fingerprints: dict[str, dict[str, int]]
     states: dict[str, SavedState]
     shards: dict[str, dict[str, str]]
+    commits: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +115,7 @@ def finish(
     identity: dict[str, Any],
     fingerprints: Mapping[str, Fingerprint],
     states: Mapping[str, SavedState],
+    commits: Mapping[str, str] = MappingProxyType({}),
 ) -> Path:
     """Add the manifest to the ranks' shards, and rename the folder: it is now the newest checkpoint.
 
@@ -130,6 +133,7 @@ def finish(
         fingerprints={role: dict(fingerprint) for role, fingerprint in fingerprints.items()},
         states=dict(states),
         shards={role: {i.name: _checksum(i.read_bytes()) for i in indexes} for role, indexes in shards.items()},
+        commits=dict(commits),
     )
     content = asdict(manifest)
     header = {"format": FORMAT, "written_by": f"prefect-rlhf {version('prefect-rlhf')}"}

@@ -13,7 +13,7 @@ from prefect_rlhf.engines.sampling.chats.template import Variables, rendered, wr
 from prefect_rlhf.engines.sampling.chats.tokenizers import loaded
 from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.files.foreign_file import read_json_object
-from prefect_rlhf.files.storage.mirror import readable
+from prefect_rlhf.files.storage.inputs import model_folder
 
 ChatMessage = Mapping[str, Any]  # role, content, and perhaps calls of tools
 Prompt = str | Sequence[ChatMessage]
@@ -24,7 +24,7 @@ def load_tokenizer(folder: str) -> Any:
     """Return the tokenizer of a folder, which may be remote. Raises InvalidInput if the folder has no tokenizer."""
     from huggingface_hub.errors import StrictDataclassError
 
-    local = readable(folder, "tokenizer")
+    local = model_folder(folder, "tokenizer", "tokenizer")
     files = [local / name for name in ("tokenizer.json", "tokenizer.model")]
     if not any(file.is_file() for file in files):
         raise InvalidInput("tokenizer", folder, "a folder with tokenizer.json or tokenizer.model")
@@ -53,7 +53,7 @@ def end_remark(folder: str, eos_token: str | None = None) -> str:
 
 def response_ends(folder: str, eos_token: str | None = None) -> tuple[int, ...]:
     """Return the tokens that end a response of the model in a folder, which may be remote. Raises as `end_tokens`."""
-    return end_tokens(str(readable(folder, "tokenizer")), eos_token)
+    return end_tokens(str(model_folder(folder, "tokenizer", "tokenizer")), eos_token)
 
 
 def refused_config(folder: Path, name: str, error: Exception) -> InvalidInput:

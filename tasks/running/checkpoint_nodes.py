@@ -127,7 +127,7 @@ class Checkpointing:
         identity = run_identity(graph, run.seed, run.checkpoint_every)
         states = self._states.written_after(node.step)
         with writing(folder):
-            finish(graph, run.plan, run.run_dir, version, identity, fingerprints, states)
+            finish(graph, run.plan, run.run_dir, version, identity, fingerprints, states, run.commits)
             spared = run.best.spared(run.run_dir) if run.best else None
             keep_newest(run.run_dir, run.keep_checkpoints, spared)
         return replace(outcome_of(reports), seconds=time.perf_counter() - began)

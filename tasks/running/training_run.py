@@ -24,7 +24,7 @@ class TrainingRun:
     `checkpoint`, if set. Every `checkpoint_every` steps it writes a checkpoint; it keeps the newest `keep_checkpoints`
     and the checkpoint of the `best` model. `role_deadlines` replace `call_deadline_seconds` for calls of some roles, in
     seconds. A run that came from another plan begins at step `moved_at`, with the states that its ranks have in host
-    memory.
+    memory. `commits` are those of the Hub's repositories, which checkpoints record.
     """
 
     graph: DataflowGraph
@@ -44,6 +44,7 @@ class TrainingRun:
     best: BestModel | None = None
     role_deadlines: Mapping[str, float] = field(default_factory=dict, hash=False)
     moved_at: int | None = None
+    commits: Mapping[str, str] = field(default_factory=dict, hash=False)
     _ranks: Mapping[Device, int] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
