@@ -14,7 +14,8 @@ from prefect_rlhf.placement.graph import Dataset
 
 PATH = (
     "Parquet or JSON-lines file, a folder of them, a pattern such as data/train-*.parquet, a folder of"
-    " datasets.save_to_disk, or a task such as reasoning_gym:chain_sum?size=500&seed=42."
+    " datasets.save_to_disk, a file on the Hub such as hf://datasets/OWNER/NAME/FILE, or a task such as"
+    " reasoning_gym:chain_sum?size=500&seed=42."
 )
 GENERATED = "reasoning_gym:"  # prefix of a path that defines its rows instead of locating files
 Name = Annotated[str, Field(min_length=1, max_length=MOST_CHARACTERS)]

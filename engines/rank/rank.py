@@ -276,8 +276,8 @@ class Rank:
         If no input row was kept, it is not run.
         """
         began, name = time.perf_counter(), command.call.name
-        assert command.function is not None
         command = replace(command, tokenizers=tokenizers_here(command.tokenizers))
+        assert command.function is not None
         inputs = self._inputs(command)
         tokenizer = command.tokenizers.of_call(command.call, command.generated_by)
         origin = command.versions, command.generated_by, command.tokenizers.folders

@@ -115,12 +115,14 @@ def at_commits(arguments: Mapping[str, Any], known: Mapping[str, str]) -> tuple[
         for name, value in values.items():
             path = pin(value.path, f"{name}.path", commits, log_info)
             pinned[name] = value if path == value.path else value.model_copy(update={"path": path})
-    on_hub = [name for name in (*models, *data) if is_on_hub(pinned[name].path)]
-    for name in on_hub:  # small files first: a model that may not be read is found before the weights of another
-        if name in models:
-            model_folder(pinned[name].path, f"{name}.path", "tokenizer")
-    for name in on_hub:
-        (model_folder if name in models else dataset_path)(pinned[name].path, f"{name}.path", say=log_now)
+    # Small files first: a model that may not be read is found before the weights of another are downloaded.
+    for part in ("tokenizer", "all"):
+        for name, value in models.items():
+            if is_on_hub(path := pinned[name].path):
+                model_folder(path, f"{name}.path", part, seen=value.path, say=log_now)
+    for name, value in data.items():
+        if is_on_hub(path := pinned[name].path):
+            dataset_path(path, f"{name}.path", seen=value.path, say=log_now)
     return pinned, commits
 
 

@@ -48,6 +48,12 @@ class Arrived:
     def __init__(self, what: str, total: int, say: Say) -> None:
         self.what, self.total, self.num_bytes = what, total, 0
         self._say, self._said_at = say, time.monotonic()
+        self.bar: Any = None
+
+    def close(self) -> None:
+        """Leave the bar as it is, so that the next line is below it."""
+        if self.bar is not None:
+            self.bar.close()
 
     def add(self, num_bytes: float | None, *, is_drawn: bool) -> None:
         """Count bytes, which may be negative if a part starts again."""
@@ -67,17 +73,20 @@ class Arrived:
 
 def bar_class(arrived: Arrived) -> Any:
     """Return the class of a download's bars, as `snapshot_download` takes it: one bar is drawn, on a terminal."""
-    from huggingface_hub.utils import tqdm
+    from huggingface_hub.utils.tqdm import tqdm
 
     stream = _terminal.get() or sys.stderr
 
-    class Bar(tqdm):  # type: ignore[misc]  # its base has no types
+    class Bar(tqdm):
         """A bar of huggingface_hub. Only the bar that counts bytes on disk is drawn."""
 
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             self._counts = kwargs.get("name") == _BYTES
             self._is_drawn = self._counts and arrived.is_long and stream.isatty()
-            super().__init__(*args, **kwargs | {"file": stream, "disable": not self._is_drawn, "desc": arrived.what})
+            own = {"file": stream, "disable": not self._is_drawn, "desc": arrived.what, "position": 0}
+            super().__init__(*args, **kwargs | own)  # type: ignore[no-untyped-call]
+            if self._is_drawn:
+                arrived.bar = self
 
         def update(self, n: float | None = 1) -> Any:
             if self._counts:
@@ -85,7 +94,8 @@ def bar_class(arrived: Arrived) -> Any:
             return super().update(n)
 
         def set_description(self, *args: Any, **kwargs: Any) -> None:
-            """Keep the name: they would rename the bar at its end."""
+            """Keep the name, and draw the bar: they rename it at its end."""
+            self.refresh()
 
         set_description_str = set_description
 

@@ -69,7 +69,7 @@ def _without_answer(causes: list[BaseException], place: HubPath, seen: str, how_
     for cause in causes:
         if isinstance(cause, httpx2.HTTPError):
             away = f"a Hub that answers at {_endpoint()} ({_text(cause)}{how_far()})"
-            return f"{away}; or {here}, where a machine with a network puts it: {place.command}"
+            return f"{away}, or {here}; with a network: {place.command}"
     for cause in causes:
         if isinstance(cause, OSError) and cause.errno is not None:
             return _of_disk(cause, place, how_far)
@@ -127,5 +127,5 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
 
 def _text(error: BaseException) -> str:
     """Return an error's type and first sentence, without the addresses of files, which may carry signatures."""
-    said = re.sub(r"\?\S+", "", " ".join(str(error).split()))
+    said = re.sub(r"\?\S+", "", " ".join(str(error).split())).partition(" For more information")[0]
     return f"{type(error).__name__}: {said:.160}"

@@ -10,7 +10,7 @@ import logging
 import shutil
 import time
 from collections.abc import Collection, Iterable, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from glob import escape
@@ -41,7 +41,7 @@ ROWS = (".parquet", ".jsonl", ".json", ".ndjson")
 MOST_SHOWN = 6  # files of a repository, in a message
 
 _log = logging.getLogger(__name__)
-_read: dict[tuple[HubPath, Part], Path] = {}  # what this process has found whole
+_read: dict[tuple[Path, HubPath, Part], Path] = {}  # what this process has found whole, by the cache
 
 
 def at_commit(place: HubPath, field: str, seen: str) -> HubPath:
@@ -64,14 +64,16 @@ def model_folder(place: HubPath, field: str, seen: str, part: Part = "all", say:
     `say` gets a line when weights are downloaded. Raises InvalidInput, at `field` and about the text `seen`.
     """
     place = at_commit(place, field, seen)
-    if (known := _read.get((place, part))) is not None and known.is_dir():  # ranks ask for a tokenizer at every call
+    if (
+        known := _read.get((cache_of_hub(), place, part))
+    ) is not None and known.is_dir():  # ranks ask for a tokenizer at every call
         return known
     small = (CONFIG,) if part == "config" else SMALL
     folder = _fetch(place, field, seen, _below(place, small), say) / place.inside
     _check_model(place, folder, field, seen, part)
     if part == "all":
         _fetch(place, field, seen, _below(place, [*_weights(folder), OF_OURS]), say)
-    _read[place, part] = folder
+    _read[cache_of_hub(), place, part] = folder
     return folder
 
 
@@ -124,7 +126,7 @@ def _fetch(place: HubPath, field: str, seen: str, patterns: Sequence[str], say: 
             late = ", ".join(_missing(place, patterns))
             return f"; {arrived} had arrived, without all of {late:.120}" if late else ""
 
-        with explained(place, field, seen, how_far):
+        with explained(place, field, seen, how_far), closing(arrived):
             found = snapshot_download(
                 place.repo,
                 repo_type=place.kind,

@@ -20,24 +20,28 @@ SUFFIXES = (".parquet", ".json", ".jsonl", ".ndjson", ".csv", ".tsv", ".arrow", 
 _log = logging.getLogger(__name__)
 
 
-def model_folder(text: str, field: str, part: Part = "all", say: Say = _log.warning) -> Path:
+def model_folder(
+    text: str, field: str, part: Part = "all", *, seen: str | None = None, say: Say = _log.warning
+) -> Path:
     """Return the folder of a model on this machine, which has at least `part` of its files.
 
     It is the folder `text` itself, the updated mirror of a remote folder, or the Hub's copy of a model by its name.
-    Raises InvalidInput, at `field`, if a remote path or a name leads to no model; a folder is not looked at.
+    Raises InvalidInput, at `field` and about the text `seen`, by default `text`, if a remote path or a name leads to no
+    model; a folder is not looked at.
     """
     if (place := hub_path(text, field) or named_model(text, field)) is not None:
-        return model_of_hub(place, field, text, part, say)
+        return model_of_hub(place, field, seen or text, part, say)
     return fetch(text, field, lambda name: _is_of(name, part)) if is_remote(text) else Path(text)
 
 
-def dataset_path(text: str, field: str, say: Say = _log.warning) -> str:
+def dataset_path(text: str, field: str, *, seen: str | None = None, say: Say = _log.warning) -> str:
     """Return a dataset's path or pattern on this machine; what a remote one names is copied first.
 
-    Raises InvalidInput, at `field`, if the remote path is empty, or if its store refuses it or does not answer.
+    Raises InvalidInput, at `field`, if the remote path is empty, or if its store refuses it or does not answer; about
+    the text `seen`, by default `text`.
     """
     if (place := hub_path(text, field)) is not None:
-        return _dataset_of_hub(place, field, text, say)
+        return _dataset_of_hub(place, field, seen or text, say)
     if not is_remote(text):
         return text
     scheme, _, rest = text.partition("://")
@@ -77,7 +81,7 @@ def dataset_on_hub(text: str, field: str) -> str | None:
         return None
     place = hub_path(f"{SCHEME}datasets/{text}", field)
     try:
-        return place and _files_on_hub(place, field, text)
+        return None if place is None else _files_on_hub(place, field, text)
     except InvalidInput:
         return f"{place}/FILE"
 
