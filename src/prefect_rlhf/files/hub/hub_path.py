@@ -75,8 +75,8 @@ def hub_path(text: str, field: str) -> HubPath | None:
     """
     if not text.startswith(SCHEME):
         return None
-    from huggingface_hub.errors import HfUriError  # only here: most runs need no Hub
     from huggingface_hub import parse_hf_uri
+    from huggingface_hub.errors import HfUriError  # only here: most runs need no Hub
 
     form = "hf://OWNER/NAME@REVISION or hf://datasets/OWNER/NAME@REVISION/FILE"
     try:

@@ -44,6 +44,17 @@ _log = logging.getLogger(__name__)
 _read: dict[tuple[Path, HubPath, Part], Path] = {}  # what this process has found whole, by the cache
 
 
+def in_words() -> str:
+    """Return a line on models and datasets by their names, without a request: their folder, its room, and the login."""
+    from huggingface_hub import constants, get_token
+
+    cache = cache_of_hub()
+    if constants.HF_HUB_OFFLINE:
+        return f"HF_HUB_OFFLINE is set: only models and datasets in {cache} can be read by name"
+    login = "with a token" if get_token() else "without a token, so neither private nor gated ones"
+    return f"models and datasets by name go to {cache} ({size(_free(cache))} free), {login}"
+
+
 def at_commit(place: HubPath, field: str, seen: str) -> HubPath:
     """Return the path at the commit that its branch or tag is now; without an answer, at that of the last download.
 
@@ -161,11 +172,15 @@ def _missing(place: HubPath, patterns: Sequence[str]) -> dict[str, int]:
 def _check_room(needed: int, field: str, seen: str) -> None:
     """Raise InvalidInput unless the disk of the cache has so many bytes."""
     cache = cache_of_hub()
-    there = next((folder for folder in (cache, *cache.parents) if folder.is_dir()), None)
-    free = shutil.disk_usage(there).free if there else needed
+    free = _free(cache)
     if free < needed:
         expected = f"a disk with room for {size(needed)} more; {cache} has {size(free)} (HF_HOME is another place)"
         raise InvalidInput(field, seen, expected)
+
+
+def _free(cache: Path) -> int:
+    """Return the free bytes of the disk of a folder, which need not exist."""
+    return shutil.disk_usage(next(folder for folder in (cache, *cache.parents) if folder.is_dir())).free
 
 
 def _check_model(place: HubPath, folder: Path, field: str, seen: str, part: Part) -> None:
