@@ -13,6 +13,7 @@ from prefect_rlhf.engines.sampling.chats.template import Variables, rendered, wr
 from prefect_rlhf.engines.sampling.chats.tokenizers import loaded
 from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.files.foreign_file import read_json_object
+from prefect_rlhf.files.hub.hub_path import shown_folder
 from prefect_rlhf.files.storage.inputs import model_folder
 
 ChatMessage = Mapping[str, Any]  # role, content, and perhaps calls of tools
@@ -132,8 +133,8 @@ def template_remark(
     try:
         text = written(tokenizer, chat, add_generation_prompt=True, tools=tools, variables=variables)
     except Exception:  # noqa: BLE001  it refuses this chat; the dataset's own chats were rendered before
-        return f"{name}: chats go through the template of {tokenizer.name_or_path}"
-    return f"{name}: the chat template of {tokenizer.name_or_path} renders a prompt as {text!r:.600}"
+        return f"{name}: chats go through the template of {shown_folder(tokenizer.name_or_path)}"
+    return f"{name}: the chat template of {shown_folder(tokenizer.name_or_path)} renders a prompt as {text!r:.600}"
 
 
 def answered_tokens(

@@ -56,7 +56,7 @@ def test_a_dry_run_reads_a_model_of_the_hub_by_its_name(folder, monkeypatch, tmp
         words = ["--parameters", "parameters.yaml", "--devices", "2", "--dry-run", "-p", "ref.path=acme/tiny@main"]
         done = command(folder, "run", "ppo", *words, "-p", "actor.path=acme/tiny")
         assert done.returncode == 0, done.stderr
-        assert f"actor.path: acme/tiny is at commit {commit}" in done.stderr
+        assert f"actor.path: acme/tiny@main is at commit {commit}" in done.stderr
         assert "no step was started" in done.stdout
         asked = [one for one in hub.requests if "agent" not in one]
         assert all("/acme/tiny" in one for one in asked)

@@ -44,9 +44,8 @@ def test_a_resumed_run_reads_the_commits_of_its_checkpoint_whatever_main_has_bec
     whole = end(dpo, given(tmp_path / "whole", steps=2)).result()
     first = end(dpo, given(tmp_path, steps=1)).result()
     commits = {
-        "hf://acme/tiny": hub.repositories["acme/tiny"].branches["main"],
         "hf://acme/tiny@main": hub.repositories["acme/tiny"].branches["main"],
-        "hf://datasets/acme/pairs": hub.repositories["datasets/acme/pairs"].branches["main"],
+        "hf://datasets/acme/pairs@main": hub.repositories["datasets/acme/pairs"].branches["main"],
     }
     assert json.loads((Path(first["run_dir"]) / "hub_commits.json").read_text()) == commits
     assert find_checkpoint("latest", tmp_path / "runs").manifest.commits == commits

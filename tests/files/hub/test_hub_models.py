@@ -64,7 +64,7 @@ def test_a_branch_is_resolved_once_and_a_known_commit_is_kept(hub, tiny, tiny_fo
     commits, lines = {}, []
     for role in ("actor", "ref"):
         pinned_model("acme/tiny", f"{role}.path", commits, lines.append)
-    assert lines == [f"actor.path: acme/tiny is at commit {tiny}"]
+    assert lines == [f"actor.path: acme/tiny@main is at commit {tiny}"]
     newer = hub.add("acme/tiny", tiny_folder)
     assert pinned_model("acme/tiny", "actor.path", commits, lines.append) == f"hf://acme/tiny@{tiny}"
     assert pinned_model("acme/tiny", "actor.path", {}, lines.append) == f"hf://acme/tiny@{newer}"

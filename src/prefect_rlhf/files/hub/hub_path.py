@@ -11,21 +11,11 @@ from prefect_rlhf.errors.errors import InvalidInput
 
 SCHEME = "hf://"
 Kind = Literal["model", "dataset"]
-_NAME = re.compile(r"(?P<owner>[A-Za-z0-9][\w.-]*)/[A-Za-z0-9][\w.-]*(@(refs/(pr|convert)/)?[^/@]+)?")
+_WORD = r"[A-Za-z0-9][\w.-]{0,95}"
+_NAME = re.compile(rf"(?P<owner>{_WORD})/{_WORD}(@(refs/(pr|convert)/)?[^/@]{{1,200}})?", re.ASCII)
 _COMMIT = re.compile(r"[0-9a-f]{40}")
-_PAGES = (
-    "models",
-    "datasets",
-    "spaces",
-    "buckets",
-    "kernels",
-    "collections",
-    "papers",
-    "docs",
-    "blog",
-    "api",
-    "settings",
-)
+_SNAPSHOT = re.compile(r"models--(?P<owner>[^/]+?)--(?P<name>[^/]+)/snapshots/(?P<commit>[0-9a-f]{40})/?$")
+_PAGES = ("models", "datasets", "spaces", "buckets", "kernels", "collections", "papers", "docs", "blog", "api")
 """Names that no owner has, because pages of the Hub's site have them: `models/smollm2` is always a folder."""
 
 
@@ -111,6 +101,16 @@ def is_name(text: str) -> bool:
     return (
         found is not None and found["owner"] not in _PAGES and "--" not in text.partition("@")[0] and ".." not in text
     )
+
+
+def shown_folder(folder: str) -> str:
+    """Return a folder as a person knows it: one of the Hub's cache as its model, with the beginning of the commit.
+
+    >>> shown_folder("/home/me/hub/models--acme--tiny/snapshots/7ae557604adf67be50417f59c2c2f167def9a775")
+    'acme/tiny@7ae557604adf'
+    """
+    found = _SNAPSHOT.search(folder)
+    return folder if found is None else f"{found['owner']}/{found['name']}@{found['commit'][:12]}"
 
 
 def _in_url(revision: str) -> str:

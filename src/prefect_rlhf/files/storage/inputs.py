@@ -15,6 +15,7 @@ from prefect_rlhf.files.hub.snapshots import model_folder as model_of_hub
 from prefect_rlhf.files.remote_path import is_remote
 from prefect_rlhf.files.storage.mirror import fetch
 
+DEFAULT_BRANCH = "main"  # of every repository
 SUFFIXES = (".parquet", ".json", ".jsonl", ".ndjson", ".csv", ".tsv", ".arrow", ".txt", ".gz", ".zip")  # of files
 
 _log = logging.getLogger(__name__)
@@ -93,7 +94,7 @@ def is_on_hub(text: str) -> bool:
 
 def repository(place: HubPath) -> str:
     """Return the key of a path's repository and branch in `commits`."""
-    return str(replace(place, inside=""))
+    return str(replace(place, inside="", revision=place.revision or DEFAULT_BRANCH))
 
 
 def _pinned(place: HubPath, field: str, text: str, commits: dict[str, str], say: Say) -> HubPath:
