@@ -14,7 +14,8 @@ from prefect_rlhf.placement.graph import Dataset
 
 PATH = (
     "File of Parquet, JSON or CSV, a folder of them, a pattern such as data/train-*.parquet, a folder of"
-    " datasets.save_to_disk, or a task such as reasoning_gym:chain_sum?size=500&seed=42."
+    " datasets.save_to_disk, a file on the Hub such as hf://datasets/OWNER/NAME/FILE, or a task such as"
+    " reasoning_gym:chain_sum?size=500&seed=42."
 )
 FORM = "Format of a row; if empty, the columns decide."
 GENERATED = "reasoning_gym:"  # prefix of a path that defines its rows instead of locating files

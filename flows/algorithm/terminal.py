@@ -14,8 +14,12 @@ from datetime import datetime
 from pathlib import Path
 from typing import TextIO, final
 
+from prefect.logging import get_logger
+
 from prefect_rlhf.files.atomic_file import writing
+from prefect_rlhf.files.hub.progress import bars_on
 from prefect_rlhf.files.path_text import from_here
+from prefect_rlhf.flows.training.log import BEFORE_A_RUN
 from prefect_rlhf.tasks.run_log import RUN_LOG
 
 LOGS = "logs"  # a folder in `output_dir`
@@ -66,19 +70,22 @@ def quiet_terminal(log: Path) -> Iterator[Terminal]:
         log.parent.mkdir(parents=True, exist_ok=True)
         file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     before = [os.dup(descriptor) for descriptor in STANDARD]
-    logger = logging.getLogger(RUN_LOG)
+    loggers = [logging.getLogger(name) for name in (RUN_LOG, get_logger(BEFORE_A_RUN).name)]
     with os.fdopen(os.dup(before[1]), "w", encoding="utf-8", errors="backslashreplace") as stream:
         terminal = Terminal(stream, log)
         _redirect([file, file])
-        logger.addHandler(terminal)
+        for logger in loggers:
+            logger.addHandler(terminal)
         try:
-            yield terminal
+            with bars_on(stream):
+                yield terminal
         except BaseException:
             if not terminal.is_used:
                 log.unlink()
             raise
         finally:
-            logger.removeHandler(terminal)
+            for logger in loggers:
+                logger.removeHandler(terminal)
             _redirect(before)
             for descriptor in before:
                 os.close(descriptor)

@@ -13,7 +13,8 @@ from prefect_rlhf.blocks.dataset import Preferences, Prompts
 from prefect_rlhf.blocks.model import Model
 from prefect_rlhf.blocks.rated_answers import RatedAnswers
 from prefect_rlhf.errors.errors import InvalidInput
-from prefect_rlhf.flows.training.log import log_now
+from prefect_rlhf.files.storage.inputs import dataset_path, is_on_hub, model_folder, pinned_dataset, pinned_model
+from prefect_rlhf.flows.training.log import log_info, log_now
 from prefect_rlhf.placement.cost.made_rows import row_lengths
 from prefect_rlhf.placement.graph import DataflowGraph, Dataset
 from prefect_rlhf.placement.models.model import ModelSpec
@@ -37,7 +38,8 @@ Source = PromptDataset | PreferenceDataset | ChatDataset
 class RunInputs:
     """The models and datasets among a run's parameters, by parameter name.
 
-    `checked_rows` are the rows of each dataset that were checked, `checked_items` their items.
+    `checked_rows` are the rows of each dataset that were checked, `checked_items` their items. `commits` are those of
+    the Hub's repositories, by repository and branch.
     """
 
     models: Mapping[str, ModelSpec]
@@ -46,6 +48,7 @@ class RunInputs:
     tokenizer: str
     checked_rows: Mapping[str, CheckedRows] = field(default_factory=dict)
     checked_items: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    commits: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def longest(self) -> dict[str, int]:
@@ -98,6 +101,30 @@ class RunInputs:
     def context(self) -> int:
         """Tokens of the longest sequence that all models accept."""
         return shortest_context(self.models)
+
+
+def at_commits(arguments: Mapping[str, Any], known: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return a run's parameters with the commits of what is on the Hub, and all these commits by repository and branch.
+
+    A `known` commit is taken as it is: a resumed run reads what the run before it has read. What this machine lacks is
+    downloaded. Raises InvalidInput for what the Hub does not have or does not give.
+    """
+    commits, pinned = dict(known), dict(arguments)
+    models = {name: value for name, value in arguments.items() if isinstance(value, Model)}
+    data = {name: value for name, value in arguments.items() if isinstance(value, DatasetParameter)}
+    for values, pin in ((models, pinned_model), (data, pinned_dataset)):
+        for name, value in values.items():
+            path = pin(value.path, f"{name}.path", commits, log_info)
+            pinned[name] = value if path == value.path else value.model_copy(update={"path": path})
+    # Small files first: a model that may not be read is found before the weights of another are downloaded.
+    for part in ("tokenizer", "all"):
+        for name, value in models.items():
+            if is_on_hub(path := pinned[name].path):
+                model_folder(path, f"{name}.path", part, seen=value.path, say=log_now)
+    for name, value in data.items():
+        if is_on_hub(path := pinned[name].path):
+            dataset_path(path, f"{name}.path", seen=value.path, say=log_now)
+    return pinned, commits
 
 
 def read_run_inputs(arguments: Mapping[str, Any]) -> RunInputs:

@@ -10,7 +10,7 @@ from typing import Any
 from prefect_rlhf.errors.errors import InvalidInput, NotUsed
 from prefect_rlhf.flows.forms.options import RunOptions
 from prefect_rlhf.flows.hardware.profiles import measured_sources
-from prefect_rlhf.flows.training.inputs import RunInputs, read_run_inputs
+from prefect_rlhf.flows.training.inputs import RunInputs, at_commits, read_run_inputs
 from prefect_rlhf.flows.training.log import log_info, log_warning
 from prefect_rlhf.flows.training.run_folder import check_output_folder, output_folder, read_result
 from prefect_rlhf.flows.training.steps import falling_over, with_steps
@@ -118,7 +118,9 @@ def read_request(
     A run that did not reach its end may continue from a checkpoint of its last step: the work after that step is still
     to be done. Rewards are tried, unless their warnings are given, or the run starts again.
     """
-    inputs = read_run_inputs(arguments)
+    checkpoint = checkpoint_of(options)
+    arguments, commits = at_commits(arguments, checkpoint.manifest.lineage.commits if checkpoint else {})
+    inputs = replace(read_run_inputs(arguments), commits=commits)
     graph = algorithm.trace(arguments, inputs.models, inputs.datasets)
     options = with_steps(options, graph)
     graph = falling_over(graph, options.steps)
@@ -140,7 +142,7 @@ def read_request(
         run_workload(graph, inputs, options.expected_response_length),
         has_checkpoints=options.checkpoint_every is not None,
     )
-    checkpoint, graph, lineage = read_resumed(algorithm, arguments, options, inputs, graph)
+    graph, lineage = read_resumed(algorithm, arguments, options, inputs, graph, checkpoint)
     check_output_folder(options, graph, checkpoint.folder if checkpoint and is_restart else None)
     if any(call.on_hosts or call.play is not None for call in graph):
         found = check_functions(graph, inputs, options.seed, calls=not is_restart and reward_warnings is None)
@@ -156,15 +158,19 @@ def read_request(
 
 
 def read_resumed(
-    algorithm: Algorithm, arguments: Mapping[str, Any], options: RunOptions, inputs: RunInputs, graph: DataflowGraph
-) -> tuple[Checkpoint | None, DataflowGraph, Lineage]:
-    """Return the checkpoint of `resume_from`, if set, the graph with that run's draws, and the lineage of this run.
+    algorithm: Algorithm,
+    arguments: Mapping[str, Any],
+    options: RunOptions,
+    inputs: RunInputs,
+    graph: DataflowGraph,
+    checkpoint: Checkpoint | None,
+) -> tuple[DataflowGraph, Lineage]:
+    """Return the graph, with the draws of the run that wrote the checkpoint, if any, and the lineage of this run.
 
     Raises InvalidInput if it would be another run, apart from its `resume_changes`.
     """
-    if options.resume_from is None:
-        return None, graph, Lineage(parameters_of(arguments))
-    checkpoint = find_checkpoint(options.resume_from, output_folder(options))
+    if checkpoint is None:
+        return graph, Lineage(parameters_of(arguments), commits=dict(inputs.commits))
     before = checkpoint.manifest
     if (as_before := with_draws_of(before.identity, graph)) != graph:
         graph = as_before
@@ -179,10 +185,15 @@ def read_resumed(
     changes, identity = resumed.changes(options.resume_changes)
     has_ended = read_result(checkpoint.folder.parent.parent) is not None
     check_resumable(checkpoint, graph, identity, options.steps, has_ended)
-    lineage = Lineage(parameters_of(arguments), (*before.lineage.changes, *changes))
+    lineage = Lineage(parameters_of(arguments), (*before.lineage.changes, *changes), dict(inputs.commits))
     for change in lineage.changes:
         log_info(str(change))
-    return checkpoint, graph, lineage
+    return graph, lineage
+
+
+def checkpoint_of(options: RunOptions) -> Checkpoint | None:
+    """Return the checkpoint that a run continues from. Raises InvalidInput if `resume_from` names none."""
+    return None if options.resume_from is None else find_checkpoint(options.resume_from, output_folder(options))
 
 
 def optimizer_parameters(graph: DataflowGraph, arguments: Mapping[str, Any]) -> dict[str, str]:

@@ -46,6 +46,7 @@ from prefect_rlhf.flows.training.moving.predicted import later_plan, predict_run
 from prefect_rlhf.flows.training.probed import SPEEDS, awaits_probe, with_speeds
 from prefect_rlhf.flows.training.request import RunRequest, read_request
 from prefect_rlhf.flows.training.run_folder import (
+    COMMITS,
     LATEST,
     RESULT,
     check_latest,
@@ -373,6 +374,8 @@ def open_journal(run_dir: Path, prepared: PreparedRun, later: Sequence[LaterPlan
     journal.keep("certificate.json", chosen.certificate.to_json())
     if changes := prepared.request.lineage.changes:
         journal.keep(CHANGES, json.dumps([asdict(change) for change in changes], indent=1))
+    if commits := prepared.request.lineage.commits:
+        journal.keep(COMMITS, json.dumps(commits, indent=2))
     if prepared.request.speeds:
         journal.keep(SPEEDS, prepared.request.speeds.to_json())
     if earlier := earlier_check(prepared.request):

@@ -24,6 +24,7 @@ from prefect_rlhf.tasks.checkpoints.elsewhere import check_writable, publish, re
 from prefect_rlhf.tasks.reporting.run_record import OWNER
 
 LATEST = "latest"  # a link to the folder of the run that ended last
+COMMITS = "hub_commits.json"  # the commit of each repository on the Hub that the run reads, by repository and branch
 RESULT = "result.json"  # the result of the flow run; written last
 
 

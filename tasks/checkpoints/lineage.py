@@ -1,4 +1,4 @@
-"""The parameters of the run that wrote a checkpoint, and the parameters that resumed runs changed on the way to it."""
+"""What a run that wrote a checkpoint was made of: its parameters, changes of resumed runs, and commits on the Hub."""
 
 from __future__ import annotations
 
@@ -36,11 +36,12 @@ class Change:
 class Lineage:
     """A run's parameters by their dotted names, and all changes since the first run, oldest first.
 
-    It is empty in a checkpoint of a version that did not save it.
+    `commits` are those of the Hub's repositories that it reads, by repository and branch: a resumed run reads the same.
     """
 
     parameters: dict[str, Any] = field(default_factory=dict)
     changes: tuple[Change, ...] = ()
+    commits: dict[str, str] = field(default_factory=dict)
 
     def change_of(self, parameter: str) -> Change | None:
         """Return the newest change of a parameter."""

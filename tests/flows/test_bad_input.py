@@ -265,7 +265,7 @@ CASES = {
     ),
     "an unknown choice": (lambda g: at(g, "algo.old_logprobs", "vllm"), "old_logprobs"),
     "steps below zero": (lambda g: at(g, "steps", -1), "steps"),
-    "a model folder that is not there": (lambda g: at(g, "actor.path", "/nowhere/model"), "hf download MODEL --local-dir FOLDER"),
+    "a model folder that is not there": (lambda g: at(g, "actor.path", "/nowhere/model"), "or a model's name on the Hub"),
     "a model without a path": (lambda g: at(g, "actor.path", ""), "path"),
     "a misspelt key of a model": (lambda g: at(g, "actor.pth", "x"), "pth"),
     "a number format that is none": (lambda g: at(g, "actor.dtype", "float64"), "dtype"),

@@ -2,17 +2,14 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
-from glob import escape, glob, has_magic
-from itertools import takewhile
+from glob import glob, has_magic
 from pathlib import Path
 from typing import Any, Literal
 
 from prefect_rlhf.errors.errors import InvalidInput, refusing
 from prefect_rlhf.files.foreign_file import read_json, refuse_pointer, require_regular
 from prefect_rlhf.files.path_text import checked_path
-from prefect_rlhf.files.remote_path import is_remote
-from prefect_rlhf.files.storage.mirror import fetch, readable
+from prefect_rlhf.files.storage.inputs import dataset_on_hub, dataset_path
 from prefect_rlhf.tasks.data.stored.compressed import uncompressed
 from prefect_rlhf.tasks.data.stored.delimited import DELIMITERS
 
@@ -48,7 +45,7 @@ def find_files(field: str, path: str, split: str) -> Files:
 
 def _find(field: str, path: str, split: str) -> Files:
     at = f"{field}.path"
-    given, path = path, _readable(at, path)
+    given, path = path, dataset_path(path, at)
     place = checked_path(at, path)
     if place.is_dir():
         return _in_folder(field, place, split)
@@ -59,7 +56,8 @@ def _find(field: str, path: str, split: str) -> Files:
             raise InvalidInput(at, str(place), f"{PLACES} ({error.strerror})") from error
         return Files(_format_of(place), (path,))
     if not has_magic(path):
-        raise InvalidInput(at, given, PLACES)
+        on_hub = dataset_on_hub(given, at)
+        raise InvalidInput(at, given, PLACES if on_hub is None else f"{PLACES}; on the Hub: {on_hub}")
     files = tuple(sorted(file for file in glob(path, recursive=True) if Path(file).is_file()))  # noqa: PTH207  path may be absolute
     if not files:
         raise InvalidInput(at, given, "a pattern that matches a file")
@@ -67,21 +65,6 @@ def _find(field: str, path: str, split: str) -> Files:
     if len(formats) > 1:
         raise InvalidInput(at, given, f"a pattern of files of the same format, unlike {' and '.join(formats.values())}")
     return Files(next(iter(formats)), files)
-
-
-def _readable(field: str, path: str) -> str:
-    """Return a path or pattern on this machine; for a remote path, fetch all matching files into its mirror first."""
-    if not is_remote(path):
-        return path
-    scheme, _, rest = path.partition("://")
-    if not has_magic(rest):
-        return str(readable(path, field))
-    names = rest.split("/")
-    fixed = list(takewhile(lambda name: not has_magic(name), names))
-    pattern = "/".join(names[len(fixed) :])
-    wide = pattern.replace("**/", "*")  # here * matches slashes too
-    mirror = fetch(f"{scheme}://{'/'.join(fixed)}", field, lambda name: fnmatchcase(name, wide))
-    return f"{escape(str(mirror))}/{pattern}"
 
 
 def _in_folder(field: str, folder: Path, split: str) -> Files:
