@@ -107,7 +107,7 @@ def folder(tmp_path_factory):
     (folder / "data").mkdir()
     make_prompts(folder / "data" / "prompts.parquet", num_train=32)
     make_pairs(folder / "data" / "preferences.parquet", num_train=32, num_held_out=32)
-    for language in ("python", "yaml", "json"):
+    for language in ("python", "yaml", "json", "text"):
         for attributes, text in (param.values for param in blocks(language)):
             if attributes.startswith("file="):
                 (folder / attributes.removeprefix("file=")).write_text(text)
