@@ -2,24 +2,23 @@
 
 import inspect
 import json
-import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
-from typing import Any, get_args
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, PydanticUserError, TypeAdapter, ValidationError
+from pydantic_core import ErrorDetails
 
 from prefect_rlhf.errors.errors import InvalidInput, Missing, NotUsed, UnknownKey
 from prefect_rlhf.errors.in_short import MOST_CHARACTERS
+from prefect_rlhf.errors.right_value import right_value
 from prefect_rlhf.errors.wrong_setting import NOT_USED, WRONG
 from prefect_rlhf.flows.forms.foreign_options import answer
+from prefect_rlhf.flows.forms.shape import group_in_words, keys_of, shape_of, types_at, without_branches
 
 MOST_PARTS = 8  # of the path of another trainer's option
 SAME_WORD = 0.7  # similarity above which the name of a group is a misspelt name of ours
 STRICT = ConfigDict(strict=True, allow_inf_nan=False)  # for types that have no configuration of their own
-
-_BRANCH = re.compile(r"<.*|[a-z-]*\[.*\]")  # a branch of a union, in pydantic's location of an error
-_SUBJECT = re.compile(r"^\w+ should (be|have) ")  # the subject of pydantic's sentence about the right value
 
 
 def checked_parameters(signature: inspect.Signature, parameters: Mapping[str, Any]) -> dict[str, Any]:
@@ -39,10 +38,10 @@ def checked_parameters(signature: inspect.Signature, parameters: Mapping[str, An
     empty = inspect.Parameter.empty
     missing = [name for name, each in signature.parameters.items() if each.default is empty and name not in checked]
     if missing:
-        raise Missing(
-            ", ".join(missing),
-            "a value, since it has no default" if len(missing) == 1 else "a value for each, since they have no default",
-        )
+        shape = shape_of(types_at(signature.parameters[missing[0]].annotation, ()), None)
+        such = f", such as {missing[0]}: {shape}" if shape else ""
+        what = "a value, since it has no default" if len(missing) == 1 else "a value for each, since they have no default"
+        raise Missing(", ".join(missing), what + such)
     return checked
 
 
@@ -95,7 +94,7 @@ def invalid_input(name: str, error: ValidationError, value: Any, annotation: Any
     cause = first.get("ctx", {}).get("error")
     if isinstance(cause, InvalidInput):
         return cause
-    field = ".".join(str(part) for part in (name, *first["loc"]) if not _BRANCH.fullmatch(str(part)))
+    field = ".".join((name, *without_branches(first["loc"])))
     if first["type"] == WRONG:
         inner, expected = first["ctx"]["field"], first["ctx"]["expected"]
         return InvalidInput(f"{field}.{inner}", _at(first["input"], inner.split(".")), expected)
@@ -103,10 +102,20 @@ def invalid_input(name: str, error: ValidationError, value: Any, annotation: Any
         inner, reason, remedy = (first["ctx"][key] for key in ("field", "reason", "remedy"))
         return NotUsed(f"{field}.{inner}", _at(first["input"], inner.split(".")), reason, remedy)
     if first["type"] == "extra_forbidden":
-        return UnknownKey(field, first["input"], hint(str(first["loc"][-1]), _keys(annotation, first["loc"][:-1])))
+        return UnknownKey(field, first["input"], hint(str(first["loc"][-1]), keys_of(types_at(annotation, first["loc"][:-1]))))
     if first["type"] == "missing":
         return Missing(field, "a value, since it has no default")
-    return InvalidInput(field, _given(value, first["loc"], first["input"]), _SUBJECT.sub("", first["msg"]))
+    seen = _given(value, first["loc"], first["input"])
+    return InvalidInput(field, seen, _right(first, types_at(annotation, first["loc"]), seen))
+
+
+def _right(mistake: ErrorDetails, types: Sequence[Any], seen: Any) -> str:
+    """Say what would be right in place of a value of these types; for a group or a list, how the value belongs there."""
+    if mistake["type"] in ("model_type", "model_attributes_type", "dict_type"):
+        return group_in_words(types, seen) or right_value(mistake)
+    if mistake["type"] in ("list_type", "tuple_type") and (shape := shape_of(types, seen)):
+        return f"a list, such as {shape}"
+    return right_value(mistake)
 
 
 def hint(word: str, keys: Sequence[str], noun: str = "keys") -> str:
@@ -141,24 +150,6 @@ def _at(group: Any, path: Sequence[str]) -> Any:
     for key in path:
         group = group.get(key) if isinstance(group, Mapping) else getattr(group, key, None)
     return group
-
-
-def _keys(annotation: Any, place: Sequence[int | str]) -> list[str]:
-    """Return the fields of the groups of settings at a place within a type, or an empty list if it has no group."""
-    groups = list(_groups(annotation))
-    for key in (str(part) for part in place if not _BRANCH.fullmatch(str(part))):
-        fields = [group.model_fields[key] for group in groups if key in group.model_fields]
-        if fields:  # else it is a key of a dict, or a place in a list
-            groups = [group for field in fields for group in _groups(field.annotation)]
-    return list(dict.fromkeys(name for group in groups for name in group.model_fields))
-
-
-def _groups(annotation: Any) -> Iterator[type[BaseModel]]:
-    """Yield the groups of settings that a type allows."""
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        yield annotation
-    for part in get_args(annotation):
-        yield from _groups(part)
 
 
 def _given(value: Any, place: Sequence[int | str], seen: Any) -> Any:
