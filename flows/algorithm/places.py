@@ -40,7 +40,9 @@ def find_place(name: str) -> tuple[str, str]:
     place, _, function = (name if ":" in name else algorithm_places().get(name, "")).rpartition(":")
     if not place and ":" not in name:
         known = ", ".join(algorithm_places())
-        raise InvalidInput("algorithm", name, f"one of {known}, module:function or file.py:function{meant_algorithm(name)}")
+        raise InvalidInput(
+            "algorithm", name, f"one of {known}, module:function or file.py:function{meant_algorithm(name)}"
+        )
     if place.endswith(".py"):
         try:
             file = resolved(Path(place))

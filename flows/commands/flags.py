@@ -22,7 +22,6 @@ from cyclopts import (
 from prefect_rlhf.errors.errors import InvalidInput, refusing
 from prefect_rlhf.errors.in_short import in_short, one_line
 from prefect_rlhf.files.yaml_text import parse_yaml, read_yaml
-from prefect_rlhf.flows.commands.guesses import meant_argument, meant_flag
 from prefect_rlhf.flows.commands.guesses import meant_argument, meant_flag, meant_pair
 from prefect_rlhf.flows.forms.foreign_options import answer
 from prefect_rlhf.placement.devices.mesh import Backend

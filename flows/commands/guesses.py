@@ -8,7 +8,16 @@ from types import MappingProxyType
 _FLAGS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "--parameters": ("c", "config", "config_file", "config_path", "config_name", "cfg", "yaml", "f", "file"),
-        "--devices": ("gpus", "n_gpus", "ngpus", "num_gpus", "num_processes", "nproc_per_node", "n_gpus_per_node", "gpu"),
+        "--devices": (
+            "gpus",
+            "n_gpus",
+            "ngpus",
+            "num_gpus",
+            "num_processes",
+            "nproc_per_node",
+            "n_gpus_per_node",
+            "gpu",
+        ),
         "--dry-run": ("dryrun", "check", "validate"),
         "--verbose": ("v", "debug", "log_level"),
         "-p resume_from=latest": ("resume", "resume_from_checkpoint", "continue"),

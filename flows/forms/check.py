@@ -40,7 +40,9 @@ def checked_parameters(signature: inspect.Signature, parameters: Mapping[str, An
     if missing:
         shape = shape_of(types_at(signature.parameters[missing[0]].annotation, ()), None)
         such = f", such as {missing[0]}: {shape}" if shape else ""
-        what = "a value, since it has no default" if len(missing) == 1 else "a value for each, since they have no default"
+        what = (
+            "a value, since it has no default" if len(missing) == 1 else "a value for each, since they have no default"
+        )
         raise Missing(", ".join(missing), what + such)
     return checked
 
@@ -102,7 +104,9 @@ def invalid_input(name: str, error: ValidationError, value: Any, annotation: Any
         inner, reason, remedy = (first["ctx"][key] for key in ("field", "reason", "remedy"))
         return NotUsed(f"{field}.{inner}", _at(first["input"], inner.split(".")), reason, remedy)
     if first["type"] == "extra_forbidden":
-        return UnknownKey(field, first["input"], hint(str(first["loc"][-1]), keys_of(types_at(annotation, first["loc"][:-1]))))
+        return UnknownKey(
+            field, first["input"], hint(str(first["loc"][-1]), keys_of(types_at(annotation, first["loc"][:-1])))
+        )
     if first["type"] == "missing":
         return Missing(field, "a value, since it has no default")
     seen = _given(value, first["loc"], first["input"])
@@ -110,7 +114,7 @@ def invalid_input(name: str, error: ValidationError, value: Any, annotation: Any
 
 
 def _right(mistake: ErrorDetails, types: Sequence[Any], seen: Any) -> str:
-    """Say what would be right in place of a value of these types; for a group or a list, how the value belongs there."""
+    """Say what would be right in place of a value of these types; for a group or a list, how `seen` belongs in it."""
     if mistake["type"] in ("model_type", "model_attributes_type", "dict_type"):
         return group_in_words(types, seen) or right_value(mistake)
     if mistake["type"] in ("list_type", "tuple_type") and (shape := shape_of(types, seen)):

@@ -142,7 +142,7 @@ class Tried:
         return values, failures
 
     def _refuse(self, failures: Mapping[int, RowFailure], num_rows: int) -> None:
-        """Raise InvalidInput for a mistake in the code, and for what fails every row: a key, or a result of another type."""
+        """Raise InvalidInput for a mistake in the code, and for a key or a type of result that fails every row."""
         blamed: dict[str, dict[int, RowFailure]] = {}
         for row, failure in failures.items():
             blamed.setdefault(failure.blame, {})[row] = failure
