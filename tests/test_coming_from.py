@@ -5,14 +5,14 @@ from pathlib import Path
 from typing import get_args
 
 import pytest
+from prefect_rlhf.flows.forms.foreign_options import OURS, REFUSED, answer
+from prefect_rlhf.flows.forms.foreign_units import UNITS
 from pydantic import BaseModel
 
 from prefect_rlhf.blocks.dataset import Prompts
 from prefect_rlhf.blocks.model import Model
 from prefect_rlhf.flows.algorithm.places import ALGORITHMS
 from prefect_rlhf.flows.algorithm.rlhf_flow import find_flow
-from prefect_rlhf.flows.forms.foreign_options import OURS, REFUSED, answer
-from prefect_rlhf.flows.forms.foreign_units import UNITS
 from prefect_rlhf.flows.forms.options import RunOptions
 from prefect_rlhf.tasks.host_rewards import HostRewards
 from prefect_rlhf.tasks.play import Play
