@@ -117,10 +117,11 @@ def _judged(
         verdict = _verdict(returned, place, none=signature == "row")
         return (replace(verdict, failed=_with_signature(verdict.failed, function)) if verdict.failed else verdict,)
     if isinstance(returned, str | bytes | Mapping) or not hasattr(returned, "__len__"):
-        return _all_failed(rows, at(f"returned {_seen(returned)}, not a list of {len(rows)} numbers", place))
+        why = at(f"returned {_seen(returned)}, not a list of {len(rows)} numbers", place)
+        return _all_failed(rows, why, blame="result")
     values = list(returned)
     if len(values) != len(rows):
-        return _all_failed(rows, at(f"returned {len(values)} values for {len(rows)} rows", place))
+        return _all_failed(rows, at(f"returned {len(values)} values for {len(rows)} rows", place), blame="result")
     told = {name: mean(numbers) for name, numbers in logged.items()}
     return tuple(
         _verdict(value, place, none=True, metrics={} if number else _numbers(told))
@@ -133,7 +134,7 @@ def _verdict(value: Any, place: str, *, none: bool, metrics: Mapping[str, float]
     if value is None and none:
         return Verdict(metrics=metrics or {})
     if isinstance(value, str | bytes) or not has_float(value):
-        return Verdict(failed=at(f"returned {_seen(value)}, not a number", place))
+        return Verdict(failed=at(f"returned {_seen(value)}, not a number", place), blame="result")
     number = _float(value)
     if not math.isfinite(number):
         return Verdict(failed=at(f"returned {number}, not a finite number", place))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +28,19 @@ class NamedFunction:
         """Raise InvalidInput unless the name has that form."""
         module, _, attribute = self.function.rpartition(":")
         if not module or not all(part.isidentifier() for part in attribute.split(".")):
-            raise InvalidInput(self.field, self.function, "module:function or path/to/file.py:function")
+            raise InvalidInput(self.field, self.function, f"module:function or path/to/file.py:function{self._meant()}")
+        if "/" in module and not module.endswith(".py"):
+            expected = f"a module, or a file that ends in .py: {module}.py:{attribute}"
+            raise InvalidInput(self.field, self.function, expected)
+
+    def _meant(self) -> str:
+        """Return a hint at the form that a wrong name means; empty if nobody can know."""
+        text = re.sub(r"\(.*\)$", "", self.function.strip("\"'\u201c\u201d"))
+        module, colon, attribute = text.rpartition(":")
+        if not colon and re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+", text) and not text.endswith(".py"):
+            module, _, attribute = text.rpartition(".")
+        is_right = module and attribute and all(part.isidentifier() for part in attribute.split("."))
+        return f", such as {module}:{attribute}" if is_right else ""
 
     @property
     def field(self) -> str:
@@ -82,7 +95,7 @@ class HostFunction(NamedFunction):
     @property
     def field(self) -> str:
         """The field that errors name."""
-        return f"reward.{self.name}"
+        return f"reward.functions.{self.name}"
 
     def lacking(self, named: Collection[str], columns: Collection[str]) -> tuple[str, ...]:
         """Return the columns that a call needs and that rows with these `columns` lack.

@@ -21,8 +21,10 @@ LONGEST_NAME = 100
 SCORES = f"a number from {-MOST_SCORE:g} to {MOST_SCORE:g}"
 """What a score may be, in messages."""
 
-Blame = Literal["response", "code", "row"]
-"""The cause of a failure: the response; or a mistake in the code, or a key that rows lack, with every response."""
+Blame = Literal["response", "code", "row", "result"]
+"""The cause of a failure: the response; or a mistake in the code, or a key that rows lack, with every response.
+
+`result`: the function returned something other than a number, which it may do for some responses only."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ import ast
 import re
 import sys
 from collections.abc import Sequence
+from difflib import get_close_matches
 from importlib.metadata import entry_points
 from importlib.util import find_spec
 from pathlib import Path
@@ -12,6 +13,7 @@ from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.files.path_text import resolved
 
 ALGORITHMS = ("ppo", "reward", "sft", "dpo", "kto", "grpo", "remax", "safe-rlhf")
+MOST_NAMES = 3  # in a hint at what a wrong name may mean
 ENTRY_POINTS = "prefect_rlhf.algorithms"  # the group for the algorithms of other packages
 _DYNAMIC = re.compile(r"import \*|\b(globals|vars|setattr|exec|eval|__getattr__)\b")
 
@@ -38,7 +40,9 @@ def find_place(name: str) -> tuple[str, str]:
     place, _, function = (name if ":" in name else algorithm_places().get(name, "")).rpartition(":")
     if not place and ":" not in name:
         known = ", ".join(algorithm_places())
-        raise InvalidInput("algorithm", name, f"one of {known}, module:function or file.py:function")
+        raise InvalidInput(
+            "algorithm", name, f"one of {known}, module:function or file.py:function{meant_algorithm(name)}"
+        )
     if place.endswith(".py"):
         try:
             file = resolved(Path(place))
@@ -53,6 +57,23 @@ def find_place(name: str) -> tuple[str, str]:
     elif not _is_found(place.partition(".")[0]):
         raise InvalidInput("algorithm", name, no_module(place.partition(".")[0]))
     return place, function
+
+
+def meant_algorithm(word: str) -> str:
+    """Return a hint at the algorithms that a word without a colon means: of a file, or of similar names.
+
+    >>> meant_algorithm("GRPO"), meant_algorithm("nothing-like-it")
+    ('; closest: grpo', '')
+    """
+    if word.endswith(".py"):
+        try:
+            flows = _flows_of(resolved(Path(word)))
+        except (OSError, ValueError, SyntaxError, RecursionError, RuntimeError):
+            flows = []
+        return f"; here: {', '.join(f'{word}:{name}' for name in flows[:MOST_NAMES])}" if flows else ""
+    places = {name.lower(): name for name in algorithm_places()}
+    near = get_close_matches(word[:100].lower().replace("_", "-"), places, MOST_NAMES, cutoff=0.5)
+    return f"; closest: {', '.join(places[name] for name in near)}" if near else ""
 
 
 def expected_flow(place: str, function: str, flows: Sequence[str], problem: str) -> str:
@@ -82,9 +103,12 @@ def _flows_without(function: str, file: Path) -> list[str] | None:
         text = file.read_text()
         if _DYNAMIC.search(text) or re.search(rf"\b{re.escape(function)}\b", text):
             return None
-        parts = ast.parse(text).body
+        return _flows_of(file) or None
     except (OSError, ValueError, SyntaxError, RecursionError):  # its import reports the error
         return None
-    functions = (part for part in parts if isinstance(part, ast.FunctionDef))
-    flows = [part.name for part in functions if any("rlhf_flow" in ast.dump(mark) for mark in part.decorator_list)]
-    return flows or None
+
+
+def _flows_of(file: Path) -> list[str]:
+    """Return the @rlhf_flow functions in the text of a file."""
+    functions = (part for part in ast.parse(file.read_text()).body if isinstance(part, ast.FunctionDef))
+    return [part.name for part in functions if any("rlhf_flow" in ast.dump(mark) for mark in part.decorator_list)]

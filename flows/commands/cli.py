@@ -10,8 +10,9 @@ from types import MappingProxyType
 from cyclopts import App, CycloptsError
 
 from prefect_rlhf.errors.errors import InvalidInput, NoClusterFits, NoClusterSuffices, PlanDoesNotFit, RlhfError
-from prefect_rlhf.flows.algorithm.places import algorithm_places
+from prefect_rlhf.flows.algorithm.places import algorithm_places, meant_algorithm
 from prefect_rlhf.flows.commands.flags import PROGRAM, app_of, closest, explained, print_error
+from prefect_rlhf.flows.commands.guesses import meant_word
 from prefect_rlhf.flows.hardware.installed_engines import ENGINES, missing_engine
 
 INTERRUPT_STATUS = 130  # a shell's status after Ctrl-C
@@ -80,7 +81,8 @@ def front_page() -> App:
 
 
 def check_algorithm(word: str) -> None:
-    """Raise InvalidInput for a word that is neither an algorithm nor a command; the error lists similar names."""
+    """Raise InvalidInput for a word that is neither an algorithm nor a command; the error names what it may mean."""
     if ":" not in word and word not in (places := algorithm_places()):
         known = f"a command ({', '.join(COMMANDS)}) or an algorithm ({', '.join(places)}, or file.py:function)"
-        raise InvalidInput("algorithm", word, known + closest(word, (*COMMANDS, *places)))
+        meant = meant_word(word) or meant_algorithm(word) or closest(word, COMMANDS)
+        raise InvalidInput("algorithm", word, known + meant)

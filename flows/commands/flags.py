@@ -2,7 +2,7 @@
 
 import re
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -22,6 +22,7 @@ from cyclopts import (
 from prefect_rlhf.errors.errors import InvalidInput, refusing
 from prefect_rlhf.errors.in_short import in_short, one_line
 from prefect_rlhf.files.yaml_text import parse_yaml, read_yaml
+from prefect_rlhf.flows.commands.guesses import meant_argument, meant_flag, meant_pair
 from prefect_rlhf.placement.devices.mesh import Backend
 
 Flags = TypeVar("Flags")
@@ -81,10 +82,12 @@ def _mistake(error: CycloptsError) -> str:
         word = (error.token.keyword or error.token.value).partition("=")[0]
         names = [name for argument in error.argument_collection for name in argument.names]
         begins = any(name.startswith(word) for name in names)
-        hint = ("-p" in names and not begins and _parameter(word)) or closest(word, names)
-        return f"unknown flag {in_short(word, str)}{hint}"
+        hint = meant_flag(word, names) or ("-p" in names and not begins and _parameter(word))
+        return f"unknown flag {in_short(word, str)}{hint or closest(word, [name for name in names if len(name) > 2])}"
     if isinstance(error, UnusedCliTokensError):
-        return f"too many arguments: {in_short(' '.join(error.unused_tokens or []), str)}"
+        rest, words = list(error.unused_tokens or []), list(error.root_input_tokens or [])
+        names = [name for one in error.app.assemble_argument_collection() for name in one.names] if error.app else []
+        return f"too many arguments: {in_short(' '.join(rest), str)}{meant_argument(rest, words, names)}"
     if isinstance(error, MissingArgumentError) and error.argument is not None:
         name = error.keyword or error.argument.name.lstrip("-").upper()
         return f"{name}: missing value"
@@ -106,7 +109,8 @@ def _parameter(word: str) -> str:
     if foreign := answer(word):
         return f"; {foreign}"
 
-    near = get_close_matches(word[:100].lstrip("-").replace("-", "_"), RunOptions.model_fields, 1, cutoff=0.85)
+    fields = [name for name in RunOptions.model_fields if name != "dry_run"]  # that one is a flag
+    near = get_close_matches(word[:100].lstrip("-").replace("-", "_"), fields, 1, cutoff=0.85)
     return f"; closest: -p {near[0]}=VALUE" if near else ""
 
 
@@ -133,7 +137,8 @@ def whole_number(least: int, most: int) -> Parameter:
 def read_parameters(file: Path | None, assignments: Sequence[str]) -> dict[str, Any]:
     """Return the parameters of a file, updated with the assignments; a dotted name refers to a field of a group.
 
-    Raises InvalidInput for text that is not YAML, and for a dotted name below a value that is not a group.
+    Raises InvalidInput for text that is not YAML, for a dotted name below a value that is not a group, and for two
+    assignments of the same value.
     """
     parameters: dict[str, Any] = {}
     if file is not None:
@@ -141,9 +146,28 @@ def read_parameters(file: Path | None, assignments: Sequence[str]) -> dict[str, 
         parameters = {} if parameters is None else parameters
         if not isinstance(parameters, dict):
             raise InvalidInput("--parameters", str(file), "a mapping of parameter names to values")
-    for name, value in read_pairs("--param", assignments).items():
-        _set(parameters, name.split("."), parse_yaml(name, value, value))
+    stated: dict[str, str] = {}
+    for name, text in read_pairs("--param", assignments).items():
+        value = parse_yaml(name, text, text)
+        for place in _places(name, value):
+            if place in stated:
+                raise InvalidInput("--param", f"{name}={text}", f"a single value of {place}{_repeated(stated[place])}")
+            stated[place] = f"{name}={text}"
+        _set(parameters, name.split("."), value)
     return parameters
+
+
+def _places(name: str, value: object) -> Iterator[str]:
+    """Yield the dotted names of the values in a group; of any other value its own name."""
+    if not isinstance(value, dict) or not value:
+        yield name
+        return
+    for key, one in value.items():
+        yield from _places(f"{name}.{key}", one)
+
+
+def _repeated(earlier: str) -> str:
+    return f"; {earlier} is repeated by it"
 
 
 def _set(parameters: dict[str, Any], path: Sequence[str], value: object) -> None:
@@ -155,8 +179,8 @@ def _set(parameters: dict[str, Any], path: Sequence[str], value: object) -> None
     parameters[last] = value
 
 
-def read_pairs(flag: str, assignments: Sequence[str]) -> dict[str, str]:
-    """Return the texts left and right of each `=`.
+def read_pairs(flag: str, assignments: Sequence[str], form: str = "NAME=VALUE, such as steps=3") -> dict[str, str]:
+    """Return the texts left and right of each `=`. `form` is what a message shows as right.
 
     Raises InvalidInput for a text without `=`, and for a name that would replace an earlier name or a part of it.
     """
@@ -164,10 +188,10 @@ def read_pairs(flag: str, assignments: Sequence[str]) -> dict[str, str]:
     for text in assignments:
         name, equals, value = text.partition("=")
         if not equals or not name:
-            raise InvalidInput(flag, text, "NAME=VALUE")
+            raise InvalidInput(flag, text, meant_pair(flag, text) or form)
         if (earlier := next((each for each in pairs if f"{each}.".startswith(f"{name}.")), None)) is not None:
             first = f"{earlier}={pairs[earlier]}"
-            raise InvalidInput(flag, text, f"a single value of {name}; {first} is repeated by it")
+            raise InvalidInput(flag, text, f"a single value of {name}{_repeated(first)}")
         pairs[name] = value
     return pairs
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -128,26 +129,35 @@ def read_options(flags: PlanFlags) -> PlanOptions:
     return plan_options(
         values
         | {
-            "models": read_pairs("--model", flags.models),
+            "models": read_pairs("--model", flags.models, "ROLE=MODEL, such as actor=llama-7b"),
             "parameters": read_parameters(flags.parameters, flags.param),
             "profiles": list(flags.profiles),
-            "pins": read_pairs("--pin", flags.pins),
-            "prices": read_prices(flags.prices),
+            "pins": read_pairs("--pin", flags.pins, "CALL=MESH, such as ref_inference=n0:0-3"),
+            "prices": read_prices(flags.prices, flags.cluster),
             "sweep": read_numbers("--sweep", flags.sweep, "numbers of nodes, such as 1,2,4"),
         }
     )
 
 
-def read_prices(texts: Sequence[str]) -> dict[str, Any]:
-    """Return the values of `--price`, each a list such as h100=2.5,a100-80=1.6. Raises InvalidInput without an `=`."""
+def read_prices(texts: Sequence[str], cluster: str | None = None) -> dict[str, Any]:
+    """Return the values of `--price`, each a list such as h100=2.5,a100-80=1.6. Raises InvalidInput without an `=`.
+
+    The message shows the price of the first kind in `cluster`.
+    """
     pairs = [part.strip() for text in texts for part in text.split(",")]
     prices: dict[str, Any] = {}
-    for name, value in ((each, read_pairs("--price", [each])) for each in pairs):
+    kinds = re.findall(r":([\w.-]+)", cluster or "") or ["h100"]
+    for name, value in ((each, read_pairs("--price", [each], _price_form(kinds[0], each))) for each in pairs):
         (kind,) = value
         if kind in prices:
             raise InvalidInput("--price", name, f"a single price for {kind}")
         prices[kind] = parse_yaml(f"--price {kind}", value[kind], value[kind])
     return prices
+
+
+def _price_form(kind: str, text: str) -> str:
+    dollars = text.removeprefix("$")
+    return f"KIND=DOLLARS, such as {kind}={dollars if dollars.replace('.', '', 1).isdecimal() else 2.5}"
 
 
 @contextmanager

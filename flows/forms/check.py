@@ -2,21 +2,20 @@
 
 import inspect
 import json
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, PydanticUserError, TypeAdapter, ValidationError
+from pydantic_core import ErrorDetails
 
 from prefect_rlhf.errors.errors import InvalidInput, Missing, NotUsed, UnknownKey
+from prefect_rlhf.errors.right_value import right_value
 from prefect_rlhf.errors.wrong_setting import NOT_USED, WRONG
 from prefect_rlhf.flows.forms.left_out import refuse_left_out
+from prefect_rlhf.flows.forms.shape import group_in_words, shape_of, types_at, without_branches
 from prefect_rlhf.flows.forms.unknown_key import Has, has_parameter, hint, keys_at, meaning, several, unknown_parameters
 
 STRICT = ConfigDict(strict=True, allow_inf_nan=False)  # for types that have no configuration of their own
-
-_BRANCH = re.compile(r"<.*|[a-z-]*\[.*\]")  # a branch of a union, in pydantic's location of an error
-_SUBJECT = re.compile(r"^\w+ should (be|have) ")  # the subject of pydantic's sentence about the right value
 
 
 def checked_parameters(signature: inspect.Signature, parameters: Mapping[str, Any]) -> dict[str, Any]:
@@ -32,10 +31,10 @@ def checked_parameters(signature: inspect.Signature, parameters: Mapping[str, An
     empty = inspect.Parameter.empty
     missing = [name for name, each in signature.parameters.items() if each.default is empty and name not in checked]
     if missing:
-        raise Missing(
-            ", ".join(missing),
-            "a value, since it has no default" if len(missing) == 1 else "a value for each, since they have no default",
-        )
+        shape = shape_of(types_at(signature.parameters[missing[0]].annotation, ()), None)
+        such = f", such as {missing[0]}: {shape}" if shape else ""
+        one = "a value, since it has no default" if len(missing) == 1 else "a value for each: they have no default"
+        raise Missing(", ".join(missing), one + such)
     return checked
 
 
@@ -102,7 +101,7 @@ def invalid_input(
     cause = first.get("ctx", {}).get("error")
     if isinstance(cause, InvalidInput):
         return cause
-    field = ".".join(str(part) for part in (name, *first["loc"]) if not _BRANCH.fullmatch(str(part)))
+    field = ".".join((name, *without_branches(first["loc"])))
     if first["type"] == WRONG:
         inner, expected = first["ctx"]["field"], first["ctx"]["expected"]
         return InvalidInput(f"{field}.{inner}", _at(first["input"], inner.split(".")), expected)
@@ -114,15 +113,26 @@ def invalid_input(
         return several([_unknown_key(name, each, annotation, has) for each in unknown])
     if first["type"] == "missing":
         return Missing(field, "a value, since it has no default")
+    seen = _given(value, first["loc"], first["input"])
+    right = _right(first, types_at(annotation, first["loc"]), seen)
     meant = meaning(field, first["input"], has) if "literal" in first["type"] else ""
-    expected = "; ".join(filter(None, (_SUBJECT.sub("", first["msg"]), meant)))
-    return InvalidInput(field, _given(value, first["loc"], first["input"]), expected)
+    return InvalidInput(field, seen, "; ".join(filter(None, (right, meant))))
+
+
+def _right(mistake: ErrorDetails, types: Sequence[Any], seen: Any) -> str:
+    """Say what would be right in place of a value of these types; for a group or a list, how `seen` belongs in it."""
+    if mistake["type"] in ("model_type", "model_attributes_type", "dict_type"):
+        return group_in_words(types, seen) or right_value(mistake)
+    if mistake["type"] in ("list_type", "tuple_type") and (shape := shape_of(types, seen)):
+        return f"a list, such as {shape}"
+    return right_value(mistake)
 
 
 def _unknown_key(name: str, error: Any, annotation: Any, has: Has | None) -> UnknownKey:
-    place = [part for part in (name, *error["loc"]) if not _BRANCH.fullmatch(str(part))]
-    keys = keys_at(annotation, [str(part) for part in place[1:-1]])
-    return UnknownKey(".".join(map(str, place)), error["input"], hint(str(place[-1]), keys, has=has))
+    place = without_branches(error["loc"])
+    return UnknownKey(
+        ".".join((name, *place)), error["input"], hint(place[-1], keys_at(annotation, place[:-1]), has=has)
+    )
 
 
 def _at(group: Any, path: Sequence[str]) -> Any:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
-from typing import Any, get_args
-
-from pydantic import BaseModel
+from typing import Any
 
 from prefect_rlhf.errors.errors import InvalidInput, SeveralMistakes, UnknownKey
 from prefect_rlhf.errors.in_short import MOST_CHARACTERS
+from prefect_rlhf.flows.forms.shape import keys_of, types_at
 
 MOST_PARTS = 8  # of the path of another trainer's option
 MOST_LEAVES = 1000  # of an unknown group; more are not counted
@@ -85,20 +84,7 @@ def has_parameter(signature: inspect.Signature) -> Has:
 
 def keys_at(annotation: Any, place: Sequence[str]) -> list[str]:
     """Return the fields of the groups of settings at a place within a type, or an empty list if it has no group."""
-    groups = list(_groups(annotation))
-    for key in place:
-        fields = [group.model_fields[key] for group in groups if key in group.model_fields]
-        if fields:  # else it is a key of a dict, or a place in a list
-            groups = [group for field in fields for group in _groups(field.annotation)]
-    return list(dict.fromkeys(name for group in groups for name in group.model_fields))
-
-
-def _groups(annotation: Any) -> Iterator[type[BaseModel]]:
-    """Yield the groups of settings that a type allows."""
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        yield annotation
-    for part in get_args(annotation):
-        yield from _groups(part)
+    return keys_of(types_at(annotation, place))
 
 
 def _leaves(path: str, value: Any) -> list[tuple[str, Any]]:

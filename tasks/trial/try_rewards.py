@@ -1,7 +1,8 @@
 """Trial of reward functions before anything is built: each is imported, and called on a few rows of each dataset.
 
 The rows are the user's own, with a made-up response, in a process that is killed at its deadline. An error that no
-response can cure is refused; any other may come from the made-up response, so it is only a warning.
+response can cure is refused, and so is a function that returns no number for any row. Any other error may come from the
+made-up response, so it is only a warning.
 """
 
 from __future__ import annotations
@@ -141,10 +142,12 @@ class Tried:
         return values, failures
 
     def _refuse(self, failures: Mapping[int, RowFailure], num_rows: int) -> None:
-        """Raise InvalidInput for a mistake in the code, and for a key that every row lacks."""
-        of_code = {row: failure for row, failure in failures.items() if failure.blame == "code"}
-        of_rows = {row: failure for row, failure in failures.items() if failure.blame == "row"}
-        for row, failure in (of_code or (of_rows if len(of_rows) == num_rows else {})).items():
+        """Raise InvalidInput for a mistake in the code, and for a key or a type of result that fails every row."""
+        blamed: dict[str, dict[int, RowFailure]] = {}
+        for row, failure in failures.items():
+            blamed.setdefault(failure.blame, {})[row] = failure
+        of_all = (blamed[blame] for blame in ("row", "result") if len(blamed.get(blame, ())) == num_rows)
+        for row, failure in (blamed.get("code") or next(of_all, {})).items():
             has = f"; a row has {', '.join(self.rows[row])}" if failure.blame == "row" else ""
             expected = f"a function that can score row {row} of {self.dataset}: {failure.reason}{has}"
             raise InvalidInput(self.function.field, self.function.function, expected)

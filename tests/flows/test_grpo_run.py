@@ -84,7 +84,7 @@ def test_remax_scores_the_sampled_and_the_greedy_response(grouped):
             "raises",
             r"raises \(.*\) failed on 1 of [48] rows, at most 10% may; .*: no reward for \d+ \(.*rewards.py:18 in",
         ),
-        ("missing", r"^InvalidInput: reward.missing: got .*missing"),
+        ("missing", r"^InvalidInput: reward.functions.missing: got .*missing"),
     ],
 )
 def test_a_reward_that_cannot_score_ends_the_run_in_one_line(grouped, function, says):

@@ -43,7 +43,7 @@ def test_a_function_that_cannot_be_called_is_refused(written, signature, expecte
     with pytest.raises(InvalidInput) as caught:
         check_function(HostFunction("mine", written, signature=signature))
     message = str(caught.value)
-    assert message.startswith("reward.mine: got '")
+    assert message.startswith("reward.functions.mine: got '")
     assert expected in message
     assert "\n" not in message
 
@@ -96,8 +96,8 @@ def test_a_module_is_found_where_the_process_runs(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("wrong", "field"),
     [
-        ({"function": "no_colon"}, "reward.mine"),
-        ({"function": "mine:"}, "reward.mine"),
+        ({"function": "no_colon"}, "reward.functions.mine"),
+        ({"function": "mine:"}, "reward.functions.mine"),
     ],
 )
 def test_a_function_that_is_written_wrongly_is_refused(wrong, field):

@@ -86,6 +86,6 @@ def test_rows_that_cannot_be_sent_are_refused():
 def test_rows_without_a_column_that_is_needed_are_refused():
     with HostPool([function("compute_score", "verl")], PATIENT) as pool, pytest.raises(InvalidInput) as caught:
         pool.score([row("a", data_source="x"), {"prompt": "p", "response": "a", "data_source": "x"}], "a test")
-    assert "reward.compute_score: row 1: got ['data_source', 'prompt', 'response'], expected a column" in str(
+    assert "reward.functions.compute_score: row 1: got ['data_source', 'prompt', 'response'], expected a column" in str(
         caught.value
     )

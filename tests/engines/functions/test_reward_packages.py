@@ -39,5 +39,5 @@ def test_a_task_of_reasoning_gym_is_named(task):
 
 def test_a_task_that_reasoning_gym_does_not_have_is_refused():
     pytest.importorskip("reasoning_gym")
-    with pytest.raises(InvalidInput, match="reward.sums: got 'reasoning_gym:chain_sums', expected"):
+    with pytest.raises(InvalidInput, match="reward.functions.sums: got 'reasoning_gym:chain_sums', expected"):
         check_function(HostFunction("sums", "reasoning_gym:chain_sums", signature="reasoning_gym"))

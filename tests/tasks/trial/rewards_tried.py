@@ -86,3 +86,27 @@ def notes(row):
     with Path(row["file"]).open("a") as file:
         file.write(f"{row['number']}\n")
     return 1.0
+
+
+def gives_text(row):
+    return "1.0"
+
+
+def gives_a_dict(row):
+    return {"score": 1.0}
+
+
+def gives_a_pair(row):
+    return 1.0, "right"
+
+
+def yields(row):
+    yield 1.0
+
+
+def makes_a_reward(row):
+    return lambda response: 1.0
+
+
+def gives_text_at_times(row):
+    return 1.0 if row["number"] % 2 else "none"

@@ -105,7 +105,7 @@ def test_what_no_response_can_cure_is_refused_in_a_line_with_row_file_and_line(t
     with pytest.raises(InvalidInput) as refused:
         tried(name, signature)
     said = str(refused.value)
-    assert said.startswith(f"reward.mine: got '{FILE}:{name}', expected a function that can score ")
+    assert said.startswith(f"reward.functions.mine: got '{FILE}:{name}', expected a function that can score ")
     assert says.format(file=FILE) in re.sub(r"py:\d+ in", "py:LINE in", said)
     assert "\n" not in said
 
@@ -129,11 +129,34 @@ def test_what_a_real_response_may_cure_is_a_warning_with_file_and_line(tried, na
     assert "\n" not in warning
 
 
-@pytest.mark.parametrize("name", ["misspelt_in_trl", "one_of_trl"])
-def test_a_function_of_trl_that_takes_a_row_for_completions_is_told_its_signature(tried, name):
+def test_a_function_of_trl_that_takes_a_row_for_completions_is_told_its_signature(tried):
     """A row can be its only argument, so that the import does not see it."""
-    (warning,) = tried(name)
-    assert warning.endswith(f" in {name}); set signature: trl")
+    (warning,) = tried("misspelt_in_trl")
+    assert warning.endswith(" in misspelt_in_trl); set signature: trl")
+    with pytest.raises(InvalidInput, match=r" of type list, not a number \(.* in one_of_trl\); set signature: trl"):
+        tried("one_of_trl")
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("gives_text", "returned '1.0' of type str, not a number"),
+        ("gives_a_dict", "returned {'score': 1.0} of type dict, not a number"),
+        ("gives_a_pair", "returned (1.0, 'right') of type tuple, not a number"),
+        ("yields", "of type generator, not a number"),
+        ("makes_a_reward", "of type function, not a number"),
+    ],
+)
+def test_a_reward_that_returns_no_number_for_any_row_is_refused(tried, name, says):
+    """A value of another type has nothing to do with the response."""
+    with pytest.raises(InvalidInput, match=re.escape(says)) as refused:
+        tried(name)
+    assert f" in {name})" in str(refused.value) and "\n" not in str(refused.value)
+
+
+def test_a_reward_that_returns_no_number_for_some_rows_is_a_warning(tried):
+    (warning,) = tried("gives_text_at_times")
+    assert "failed on " in warning and "returned 'none' of type str, not a number" in warning
 
 
 def test_a_reward_that_applies_to_no_row_is_a_warning(tried):
