@@ -8,6 +8,7 @@ import subprocess
 import sys
 from contextlib import chdir
 from importlib import import_module
+from itertools import takewhile
 from pathlib import Path
 
 import pytest
@@ -48,6 +49,7 @@ PROJECT = Path(__file__).parents[1]
 PAGES = [PROJECT / "README.md", *sorted((PROJECT / "docs").glob("*.md"))]
 BLOCK = re.compile(r"^( *)```(\w+)([^\n]*)\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
 PPO = PROJECT / "docs" / "examples" / "ppo.yaml"
+SERVER = "vllm.entrypoints.openai.api_server"
 FIRST = "first"  # the folder that the README has `prefect-rlhf init` make
 CLUSTER = ClusterShape("desk", num_nodes=1, devices_per_node=2, device_memory_bytes=8 << 30)
 
@@ -103,6 +105,8 @@ def folder(tmp_path_factory):
     make_model(folder / "models" / "smollm2")
     make_model(folder / "runs" / "reward" / "an-earlier-run" / "reward", scalar=True)
     (folder / "runs" / "reward" / "latest").symlink_to("an-earlier-run")
+    make_model(folder / "runs" / "the-first-run" / "actor")
+    (folder / "runs" / "latest").symlink_to("the-first-run")
     put_database(folder / "prefect")
     (folder / "data").mkdir()
     make_prompts(folder / "data" / "prompts.parquet", num_train=32)
@@ -111,7 +115,8 @@ def folder(tmp_path_factory):
         for attributes, text in (param.values for param in blocks(language)):
             if attributes.startswith("file="):
                 (folder / attributes.removeprefix("file=")).write_text(text)
-    write_checkpoint(prepared(folder).augmented, folder / "runs" / "ppo" / "amber-fox", step=1)
+    run = prepared(folder)
+    write_checkpoint(run.augmented, folder / "runs" / "ppo" / "amber-fox", step=1, lineage=run.request.lineage)
     return folder
 
 
@@ -232,7 +237,7 @@ def test_commands_run(folder, tmp_path, command):
     elif program == "docker":
         pass  # test_recipes.py has a linter read the image's recipe
     elif program == "prefect-rlhf":
-        if arguments[0] not in ("plan", "graph", "init", "profile") and "--dry-run" not in arguments:
+        if arguments[0] not in ("plan", "graph", "init", "profile", "chat") and "--dry-run" not in arguments:
             arguments.append("--dry-run")  # what trains is run for real in other files
         script = Path(sys.executable).with_name(program)
         unset = ("PYTHONPATH", "RLHF_LEASE", "PREFECT_API_URL")
@@ -246,12 +251,27 @@ def test_commands_run(folder, tmp_path, command):
         assert f"\n{arguments[0]}:" in (PROJECT / "Makefile").read_text()
     elif program in ("python3.11", ".", "pip"):
         assert command in first_screen()  # test_first_screen.py runs them
+    elif program == "hf" or arguments[:2] == ["-m", SERVER]:
+        check_foreign_command(program, arguments, folder)
     elif program == "python":
         assert arguments[:2] == ["-m", "benchmarks.demo"] and arguments[2] in ACTIONS
     elif program == "export":
         assert arguments == ["PREFECT_API_URL=http://127.0.0.1:4200/api"]
     else:
         check_prefect_command(arguments)
+
+
+def check_foreign_command(program, arguments, folder):
+    """The command and its flags exist, and a folder that it reads is a model; test_trained_folder.py serves it."""
+    script = Path(sys.executable).with_name(program)
+    named = arguments[:2] if SERVER in arguments else takewhile(lambda word: word.isalpha(), arguments)
+    words = {"cwd": folder, "timeout": 300, "capture_output": True, "text": True}
+    told = subprocess.run(
+        [script, *named, "--help=all" if SERVER in arguments else "--help"], **words, check=True
+    ).stdout
+    flags = {word.partition("=")[0] for word in arguments if word.startswith("--")}
+    assert flags <= set(re.findall(r"--[\w-]+", told))
+    assert all((folder / word / "config.json").is_file() for word in arguments if word.startswith("runs/"))
 
 
 def check_prefect_command(arguments):
