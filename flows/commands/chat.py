@@ -13,7 +13,7 @@ from cyclopts import Parameter
 
 from prefect_rlhf.errors.errors import InvalidInput, RlhfError, refusing
 from prefect_rlhf.files.foreign_file import read_json_object
-from prefect_rlhf.files.storage.mirror import readable
+from prefect_rlhf.files.storage.inputs import model_folder
 from prefect_rlhf.flows.commands.flags import ALL_AT_ONCE, whole_number
 from prefect_rlhf.flows.commands.model_folder import CONFIG, RESULT, generates
 from prefect_rlhf.flows.hardware.installed_engines import missing_engine
@@ -68,7 +68,7 @@ def chat(flags: Annotated[ChatFlags, ALL_AT_ONCE]) -> int:
 
 def generating_folder(model: str) -> Path:
     """Return the folder of a model that generates. Raises InvalidInput for any other folder."""
-    folder = readable(model, FIELD)
+    folder = model_folder(model, FIELD)
     if (folder / RESULT).is_file():
         trained = read_json_object(FIELD, folder / RESULT).get("models")
         roles = ", ".join(f"{model.rstrip('/')}/{role}" for role in (trained if isinstance(trained, dict) else ()))

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -416,8 +417,12 @@ def write_cards(run: TrainingRun, found: Mapping[str, Any]) -> None:
         card = model_card(run.graph.model(role), run.graph.name, steps, run.run_dir.name)
         with writing(file):
             file.parent.mkdir(exist_ok=True)  # another machine may have written the model to a store
-            write_atomically(file, lambda part, card=card: part.write_text(card, encoding="utf-8"))
+            write_atomically(file, partial(_write_text, card))
         publish(file)
+
+
+def _write_text(text: str, file: Path) -> None:
+    file.write_text(text, encoding="utf-8")
 
 
 def best_models(run: TrainingRun, checkpoint: Path) -> dict[str, str]:
