@@ -25,7 +25,8 @@ class DatasetSource:
     """A name (the flow's parameter), the path of the rows, a split and a tokenizer's folder.
 
     `column_paths` gives columns other names: key -> column, or field of a struct such as `reward_model.ground_truth`.
-    The chat template gets `chat_template_kwargs`, and a row's schemas of tools. `eos_token` is the model's setting.
+    The chat template gets `chat_template_kwargs`, and a row's schemas of tools. `eos_token` and
+    `template`, the text of another chat template than the folder's, are the model's settings.
     `say` gets a line now and then during a long check.
     """
 
@@ -39,6 +40,7 @@ class DatasetSource:
     chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict, hash=False)
     tools_column: str | None = DEFAULT_TOOLS_COLUMN
     eos_token: str | None = None
+    template: str | None = None
     say: Say = field(default=silent, kw_only=True, repr=False, compare=False)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -50,6 +52,11 @@ class DatasetSource:
         """The stored rows of this split."""
         settings = {getattr(self, one.name): one.name for one in fields(self) if one.name.endswith("_column")}
         return StoredRows(self.name, self.path, self.split_column, self.split, settings)
+
+    @property
+    def loaded(self) -> Any:
+        """The tokenizer, with the chat template that writes the rows. Raises InvalidInput as `load_tokenizer` does."""
+        return load_tokenizer(self.tokenizer, self.template)
 
     @property
     def num_items(self) -> int:
@@ -79,7 +86,7 @@ class DatasetSource:
         """Return lines for the log: changes to rows beyond reading them."""
         if not self.goes_through_template:
             return ()
-        return (template_remark(self.name, load_tokenizer(self.tokenizer), variables=self.variables),)
+        return (template_remark(self.name, self.loaded, variables=self.variables),)
 
     def warnings(self) -> tuple[str, ...]:
         """Return lines for the log about tools and calls in the rows that their tokens do not show."""
@@ -100,7 +107,7 @@ class DatasetSource:
         values, found = self.rows.read(column, items), self.rows.column(column)
         if not found.holds_messages:
             return values
-        tokenizer, has_all_keys = load_tokenizer(self.tokenizer), found.has_all_keys
+        tokenizer, has_all_keys = self.loaded, found.has_all_keys
         return [
             plain_messages(tokenizer, value, has_all_keys, f"{self.name} row {item}")
             for item, value in zip(items, values, strict=True)
@@ -148,7 +155,7 @@ class DatasetSource:
 
     def check_tokenizer(self, has_chats: bool) -> None:
         """Raise InvalidInput unless the tokenizer can be loaded and, if needed, has a chat template."""
-        tokenizer = load_tokenizer(self.tokenizer)
+        tokenizer = self.loaded
         if (self.chat_template or has_chats) and not tokenizer.chat_template:
             raise InvalidInput(f"{self.name}.chat_template", self.tokenizer, "a tokenizer that has a chat template")
         check_variables(self, tokenizer)
@@ -184,7 +191,7 @@ class DatasetSource:
 
     def measured(self, items: Sequence[int]) -> MeasuredRows:
         """Measure the rows of some items. Raises InvalidInput for a row that can never be used."""
-        tokenizer = load_tokenizer(self.tokenizer)
+        tokenizer = self.loaded
         meaningless = {*tokenizer.all_special_ids}
 
         def tokens_of(chunk: Sequence[int]) -> list[list[int]]:
