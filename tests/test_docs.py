@@ -29,6 +29,7 @@ from prefect_rlhf.flows.commands.init import project, write_new
 from prefect_rlhf.flows.forms.options import RunOptions
 from prefect_rlhf.flows.grpo import grpo
 from prefect_rlhf.flows.ppo import ppo
+from prefect_rlhf.flows.sft import sft
 from prefect_rlhf.placement.devices.mesh import ClusterShape
 from prefect_rlhf.placement.graph import Dataset
 from prefect_rlhf.placement.models.model import ModelSpec, TransformerShape
@@ -100,9 +101,12 @@ def folder(tmp_path_factory):
     shutil.copytree(PROJECT / "docs" / "examples", clone / "docs" / "examples")
     folder = clone / FIRST
     write_new(folder, project(folder))
-    make_model(folder / "models" / "smollm2")
+    make_model(folder / "models" / "smollm2", context=1024)  # prompts with tools are long
     make_model(folder / "runs" / "reward" / "an-earlier-run" / "reward", scalar=True)
-    (folder / "runs" / "reward" / "latest").symlink_to("an-earlier-run")
+    caller = make_model(folder / "runs" / "calls" / "an-earlier-run" / "actor", context=1024)
+    shutil.copy(folder / "tools.jinja", Path(caller) / "chat_template.jinja")
+    for name in ("reward", "calls"):
+        (folder / "runs" / name / "latest").symlink_to("an-earlier-run")
     put_database(folder / "prefect")
     (folder / "data").mkdir()
     make_prompts(folder / "data" / "prompts.parquet", num_train=32)
@@ -110,7 +114,8 @@ def folder(tmp_path_factory):
     for language in ("python", "yaml", "json"):
         for attributes, text in (param.values for param in blocks(language)):
             if attributes.startswith("file="):
-                (folder / attributes.removeprefix("file=")).write_text(text)
+                (folder / attributes.split()[0].removeprefix("file=")).write_text(text)
+    subprocess.run([sys.executable, "make_chats.py"], cwd=folder, check=True, timeout=300)  # a command of a page
     write_checkpoint(prepared(folder).augmented, folder / "runs" / "ppo" / "amber-fox", step=1)
     return folder
 
@@ -160,6 +165,8 @@ def test_yaml_is_a_plan_that_runs_or_parameters_that_are_taken(folder, monkeypat
     elif "calls" in loaded:
         found = prepared(folder, plan=str(folder / attributes.partition("=")[2])).augmented.plan
         assert found.name == loaded["name"]
+    elif "flow=sft" in attributes:
+        assert sft.validate_parameters(loaded)["actor"].chat_template == "tools.jinja"
     elif attributes == "flow=ppo":
         whole = yaml.safe_load(PPO.read_text()) | loaded
         checked = ppo.validate_parameters({name: value for name, value in whole.items() if name != "critic"})
@@ -238,6 +245,7 @@ def test_commands_run(folder, tmp_path, command):
         unset = ("PYTHONPATH", "RLHF_LEASE", "PREFECT_API_URL")
         environment = {name: value for name, value in os.environ.items() if name not in unset}
         environment["PREFECT_HOME"] = str(folder / "prefect")
+        environment["PATH"] = f"{script.parent}{os.pathsep}{environment['PATH']}"  # as in an active environment
         cwd = tmp_path if arguments[0] == "init" else folder
         words = {"cwd": cwd, "env": environment, "timeout": 560, "capture_output": True, "text": True}
         done = subprocess.run([script, *arguments], **words, check=False)
@@ -246,6 +254,8 @@ def test_commands_run(folder, tmp_path, command):
         assert f"\n{arguments[0]}:" in (PROJECT / "Makefile").read_text()
     elif program in ("python3.11", ".", "pip"):
         assert command in first_screen()  # test_first_screen.py runs them
+    elif program == "python" and arguments[0].endswith(".py"):
+        assert (folder / arguments[0]).is_file()  # the folder's files were made by it
     elif program == "python":
         assert arguments[:2] == ["-m", "benchmarks.demo"] and arguments[2] in ACTIONS
     elif program == "export":
