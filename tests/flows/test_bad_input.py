@@ -115,6 +115,12 @@ def prompts_file(good, name, content):
     return at(good, "prompts.path", str(file))
 
 
+def text_file(good, name, content):
+    """The path of a file with this text."""
+    (good["folder"] / name).write_text(content)
+    return str(good["folder"] / name)
+
+
 def crowded_folder(good):
     """Parameters with a folder of prompts in which something else lies too."""
     folder = Path(prompts(good, "part", SOME)["prompts"]["path"]).rename(good["folder"] / "lone.parquet").parent
@@ -359,6 +365,10 @@ CASES = {
     "a chat without a role": (lambda g: chat(g, "roleless", (None, "what is it"), ("user", "what")), "have a role"),
     "a chat that the template refuses": (lambda g: broken_model(g, "picky", template="{{ raise_exception('users first') }}") | {"prompts": chat(g, "picky", ("user", "what"))["prompts"]}, "users first"),
     "a chat template that is broken": (lambda g: broken_model(g, "jinja", template="{% for %}") | {"prompts": chat(g, "jinja", ("user", "what"))["prompts"]}, "chat_template"),
+    "a chat template that is no file": (lambda g: at(g, "actor.chat_template", "tools.jinja"), "actor.chat_template: got 'tools.jinja', expected a file with a chat template in Jinja, such as tools.jinja, which prefect-rlhf init writes"),
+    "a chat template with a mistake": (lambda g: at(g, "actor.chat_template", text_file(g, "odd.jinja", "{% for m in messages %}")), "Unexpected end of template"),
+    "a chat template of a model that reads the actor's tokens": (lambda g: at(g, "ref.chat_template", text_file(g, "good.jinja", "{{ messages[0].content }}")), "ref.chat_template: "),
+    "a chat template in a bucket": (lambda g: at(g, "actor.chat_template", "s3://bucket/tools.jinja"), "expected a path of this machine"),
     "an unknown split": (lambda g: at(g, "prompts.split", "valid"), "valid"),
     "an empty dataset": (lambda g: prompts(g, "none", {"prompt": pa.array([], pa.string()), "split": pa.array([], pa.string())}), "prompts"),
     "a prompt that is null": (lambda g: prompts(g, "null", SOME | {"prompt": ["what", None] + ["a"] * 6}), "row 1"),
