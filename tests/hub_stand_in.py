@@ -141,7 +141,7 @@ class _Handler(BaseHTTPRequestHandler):
         if self.hub.status is not None:
             self._refuse(self.hub.status, None)
             return
-        if self.hub.nonsense is not None:
+        if self.hub.nonsense is not None and "agent" not in path:  # huggingface_hub keeps that answer
             self._send(self.hub.nonsense)
             return
         parts = path.strip("/").split("/")
