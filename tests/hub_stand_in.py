@@ -48,6 +48,7 @@ class Hub:
     cut_after: dict[str, int] = field(default_factory=dict)  # by file: bytes after which the connection breaks
     silent: set[str] = field(default_factory=set)  # beginnings of paths that are never answered
     status: int | None = None  # of every answer
+    nonsense: bytes | None = None  # the content of every answer
     released: threading.Event = field(default_factory=threading.Event)
 
     def add(self, name: str, files: Mapping[str, bytes] | Path, branch: str = "main", **options: bool) -> str:
@@ -140,6 +141,9 @@ class _Handler(BaseHTTPRequestHandler):
         if self.hub.status is not None:
             self._refuse(self.hub.status, None)
             return
+        if self.hub.nonsense is not None and "agent" not in path:  # huggingface_hub keeps that answer
+            self._send(self.hub.nonsense)
+            return
         parts = path.strip("/").split("/")
         if parts[0] == "api" and len(parts) > 3:
             prefix = "" if parts[1] == "models" else f"{parts[1]}/"
@@ -181,7 +185,9 @@ class _Handler(BaseHTTPRequestHandler):
             self._refuse(404, "EntryNotFound", headers={"X-Repo-Commit": commit})
 
     def _send_json(self, value: object) -> None:
-        content = json.dumps(value).encode()
+        self._send(json.dumps(value).encode())
+
+    def _send(self, content: bytes) -> None:
         self._headers(200, {"Content-Type": "application/json", "Content-Length": str(len(content))})
         if self.command == "GET":
             self.wfile.write(content)

@@ -117,6 +117,13 @@ def test_a_hub_with_an_error_of_its_own_is_named(hub, tiny):
     assert "a Hub that answers" in refusal("acme/tiny")
 
 
+def test_a_server_that_is_no_hub_is_named(hub, tiny):
+    hub.nonsense = b"[]"
+    assert f"a Hub that answers as one: {hub.address} (HF_ENDPOINT) does not" in refusal("acme/tiny")
+    hub.nonsense = b"<html>"
+    assert f"a Hub that answers as one: {hub.address} (HF_ENDPOINT) does not" in refusal("acme/tiny")
+
+
 def test_a_download_that_breaks_off_names_the_file_and_how_far_it_got(hub, tiny):
     hub.cut_after["model.safetensors"] = 100_000
     line = refusal("acme/tiny")

@@ -25,13 +25,11 @@ def explained(place: HubPath, field: str, seen: str, how_far: Callable[[], str] 
     except RlhfError:
         raise
     except Exception as error:
-        if (expected := expected_of(error, place, seen, how_far)) is None:
-            raise
-        raise InvalidInput(field, seen, expected) from error
+        raise InvalidInput(field, seen, expected_of(error, place, seen, how_far)) from error
 
 
-def expected_of(error: Exception, place: HubPath, seen: str, how_far: Callable[[], str]) -> str | None:
-    """Return what would be right in place of `seen`; None for an error that comes from elsewhere."""
+def expected_of(error: Exception, place: HubPath, seen: str, how_far: Callable[[], str]) -> str:
+    """Return what would be right in place of `seen`, with the text of the error if it says more."""
     from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNotFoundError, RevisionNotFoundError
 
     causes = list(_causes(error))
@@ -58,7 +56,7 @@ def _of_status(status: int, answer: Exception, place: HubPath) -> str:
     return f"a Hub that answers ({_text(answer)}); files that have arrived are kept, so start again"
 
 
-def _without_answer(causes: list[BaseException], place: HubPath, seen: str, how_far: Callable[[], str]) -> str | None:
+def _without_answer(causes: list[BaseException], place: HubPath, seen: str, how_far: Callable[[], str]) -> str:
     import httpx2
     from huggingface_hub.errors import LocalEntryNotFoundError, OfflineModeIsEnabled, RevisionResolutionError
 
@@ -75,9 +73,9 @@ def _without_answer(causes: list[BaseException], place: HubPath, seen: str, how_
             return _of_disk(cause, place, how_far)
     if any(isinstance(cause, LocalEntryNotFoundError | RevisionResolutionError) for cause in causes):
         return f"{here}; with a network: {place.command} ({_text(causes[0])})"
-    if isinstance(causes[0], OSError | ValueError):  # such as a file of another length than the Hub says
+    if isinstance(causes[0], OSError):  # such as a file of another length than the Hub says
         return f"a {place.kind} that arrives whole ({_text(causes[0])}{how_far()}); start again"
-    return None
+    return f"a Hub that answers as one: {_endpoint()} (HF_ENDPOINT) does not ({_text(causes[0])})"
 
 
 def _of_disk(error: OSError, place: HubPath, how_far: Callable[[], str]) -> str:

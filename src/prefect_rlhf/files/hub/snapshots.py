@@ -75,16 +75,15 @@ def model_folder(place: HubPath, field: str, seen: str, part: Part = "all", say:
     `say` gets a line when weights are downloaded. Raises InvalidInput, at `field` and about the text `seen`.
     """
     place = at_commit(place, field, seen)
-    if (
-        known := _read.get((cache_of_hub(), place, part))
-    ) is not None and known.is_dir():  # ranks ask for a tokenizer at every call
-        return known
+    key = cache_of_hub(), place, part
+    if key in _read and _read[key].is_dir():  # ranks ask for a tokenizer at every call
+        return _read[key]
     small = (CONFIG,) if part == "config" else SMALL
     folder = _fetch(place, field, seen, _below(place, small), say) / place.inside
     _check_model(place, folder, field, seen, part)
     if part == "all":
         _fetch(place, field, seen, _below(place, [*_weights(folder), OF_OURS]), say)
-    _read[cache_of_hub(), place, part] = folder
+    _read[key] = folder
     return folder
 
 
@@ -152,7 +151,8 @@ def _fetch(place: HubPath, field: str, seen: str, patterns: Sequence[str], say: 
 
 def data_files(place: HubPath, listed: Collection[str]) -> str:
     """Return the paths, as a dataset's parameter takes them, of a repository's files with rows."""
-    found = [str(replace(place, revision=None, inside=name)) for name in sorted(listed) if name.endswith(ROWS)]
+    revision = None if place.commit else place.revision
+    found = [str(replace(place, revision=revision, inside=name)) for name in sorted(listed) if name.endswith(ROWS)]
     more = f", and {len(found) - MOST_SHOWN} more" if len(found) > MOST_SHOWN else ""
     return ", ".join(found[:MOST_SHOWN]) + more or f"{place.page} has no files with {', '.join(ROWS)}"
 
