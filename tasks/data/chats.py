@@ -79,12 +79,21 @@ class ChatDataset(DatasetSource):
             for column, value in zip(columns, values, strict=True):
                 if value != "" or column == columns[-1]:  # the context of the trained column may be an empty text
                     self.check_text(f"{self.name} row {row} {column}", value, "text")
+                self._check_all_learnt(row, column, value)
         rows = self._masked(items, read)
         for row, each in zip(items, rows, strict=True):
             if not any(each.mask):
                 expected = f"a message of the assistant, or two tokens of text, in {self.path}"
                 raise InvalidInput(f"{self.name} row {row} {columns[-1]}", "nothing to learn", expected)
         return [each.tokens for each in rows]
+
+    def _check_all_learnt(self, row: int, column: str, value: Any) -> None:
+        """Raise InvalidInput for an answer that other libraries would not learn, because of a key of its message."""
+        for number, turn in enumerate(value if isinstance(value, list) else ()):
+            if turn["role"] == ASSISTANT and (turn.get("train") is False or turn.get("weight") == 0):
+                key = "train" if turn.get("train") is False else "weight"
+                where = f"{self.name} row {row} {column} message {number} {key}"
+                raise InvalidInput(where, turn[key], f"no such key: every answer of a chat is learnt, in {self.path}")
 
     @property
     def wanted(self) -> Wanted:

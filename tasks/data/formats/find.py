@@ -66,7 +66,8 @@ def find_format(rows: StoredRows, wanted: Wanted) -> Found:
 
 
 def _own(rows: StoredRows, wanted: Wanted, form: str) -> Found:
-    return Found(form, wanted.kind, {name: name for name in wanted.own[form] if name in rows.names})
+    known = {*rows.names, *wanted.stated.values()}  # a stated name may be a field of a struct, or wrong
+    return Found(form, wanted.kind, {name: name for name in wanted.own[form] if name in known})
 
 
 def _stated_format(rows: StoredRows, wanted: Wanted, form: str) -> Found:

@@ -161,6 +161,12 @@ LEARNT = {
         None,
         "Alpaca (instruction, response, context)",
     ),
+    "Open-Orca/SlimOrca, with weights": (
+        {"conversations": [{**human("Hi"), "weight": 0.0}, {**gpt("Hello"), "weight": 1.0}]},
+        CHAT[:2],
+        None,
+        "ShareGPT (conversations): 2 turns in row 0",
+    ),
     "OpenOrca": (
         {"id": "1", "system_prompt": "Be short.", "question": "1 + 2?", "response": "3"},
         [system("Be short."), ask("1 + 2?"), say("3")],

@@ -230,6 +230,15 @@ OTHER_ROWS = {
         [ALPACA, {**ALPACA, "output": None}],
         "chats row 1 output: got None, expected text that is not empty, in FILE",
     ),
+    "an answer that is not to be learnt": (
+        [turns(human("Hi"), {**gpt("Hello"), "weight": 0})],
+        "chats row 0 messages message 1 weight: got 0, expected no such key: every answer of a chat is learnt, in FILE",
+    ),
+    "an answer that axolotl leaves out": (
+        [{"messages": [ask("Hi"), {**say("Hello"), "train": False}]}],
+        "chats row 0 messages message 1 train: got False, expected no such key: every answer of a chat is"
+        " learnt, in FILE",
+    ),
     "half a history": (
         [{**ALPACA, "history": [["Hi"]]}],
         "chats row 0 history: got [['Hi']], expected pairs of a question and its answer, in FILE",
