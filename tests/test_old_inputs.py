@@ -81,7 +81,7 @@ def test_an_old_checkpoint_resumes_with_its_weights_optimizer_states_and_place_i
     """The run compares the fingerprints of all loaded weights with those that the old version stored."""
     with leased(1):
         run_dir = completed(ppo, parameters | {"resume_from": "checkpoint/step-000001"})
-    assert [step["step"] for step in read_lines(run_dir / "metrics.jsonl")] == [STEPS_BEFORE]
+    assert [step["step"] for step in read_lines(run_dir / "metrics.jsonl")] == [STEPS_BEFORE + 1]
     (rollout,) = (run_dir / "rollouts").glob("*.parquet")
     assert pq.read_table(rollout).column("row_id").to_pylist() == ROWS_OF_NEXT_STEP
     for role in ("actor", "critic"):
