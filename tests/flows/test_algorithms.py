@@ -131,7 +131,7 @@ def test_staleness_lags_the_calls_before_training_and_no_evaluation(name):
     for edge in graph.version_edges():
         call = graph.call(edge.target)
         if call.role is not None:
-            assert edge.lag == (1 if call.kind == "train_step" or call.every else 2)
+            assert edge.lag == (1 if call.kind == "train_step" else 0 if call.every else 2)
     assert traced(ALGORITHMS[name]).staleness == 0
 
 
