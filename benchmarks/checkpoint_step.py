@@ -95,7 +95,7 @@ def make_pairs(folder: Path, asked: argparse.Namespace) -> str:
 
 
 def spans_of(asked: argparse.Namespace, files: dict[str, Any], folder: Path, every: int | None) -> list[TaskRunSpan]:
-    """Run DPO; return its task runs. Evaluations are at step 0 and after the last step, outside of what is measured."""
+    """Run DPO; return its task runs. Evaluations before the first step and after the last are not measured."""
     given = {
         **files,
         "ref": files["actor"],
@@ -116,9 +116,9 @@ def summary(
     """Medians over rounds and steps; the first step, which makes what later ones use again, is left out."""
     plain = [gap for spans in without for gap in gaps(spans).values()]
     by_step = [(step, gap) for spans in with_them for step, gap in gaps(spans).items()]
-    after = [gap for step, gap in by_step if step % asked.every == 0]
+    after = [gap for step, gap in by_step if step % asked.every == 1 % asked.every]
     copies, commits = (
-        [span for spans in with_them for span in spans if span.kind == kind and span.step + 1 < asked.steps]
+        [span for spans in with_them for span in spans if span.kind == kind and span.step < asked.steps]
         for kind in ("checkpoint", "commit")
     )
     every_step = mean(gap for _, gap in by_step)
@@ -139,7 +139,7 @@ def summary(
 def gaps(spans: Sequence[TaskRunSpan]) -> dict[int, float]:
     """Return seconds from the end of the train_step before to that of each step, from the third step on."""
     ends = {span.step: span.end for span in spans if span.kind == "train_step"}
-    return {step: ends[step] - ends[before] for before, step in pairwise(sorted(ends)) if before > 0}
+    return {step: ends[step] - ends[before] for before, step in pairwise(sorted(ends)) if before > 1}
 
 
 if __name__ == "__main__":

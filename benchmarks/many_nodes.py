@@ -90,7 +90,7 @@ def orchestration_of_a_node(count: int, folder: Path) -> float:
     with own_server():
         result = plan_matrix.run(given, shared, "shared", num_devices=count, nodes=count)
     each = []
-    for step in range(1, STEPS):
+    for step in range(2, STEPS + 1):
         spans = [span for span in result.spans if span["step"] == step and span["kind"] not in BEHIND]
         wall = max(span["end"] for span in spans) - min(span["start"] for span in spans)
         calls = (span for span in spans if span["kind"] in MODEL_FUNCTION_CALLS)
@@ -110,13 +110,13 @@ def controller(num_ranks: int, folder: Path) -> Mapping[str, object]:
         dispatcher.build(lambda instance, outcome: None)
         nodes = augment(run.graph, run.plan, STEPS).nodes
         seconds: Counter[str] = Counter()
-        for step in range(STEPS):
+        for step in range(1, STEPS + 1):
             for node in (node for node in nodes if node.step == step and node.kind != "export"):
                 began = time.process_time()
                 dispatcher.execute(node)
-                if step:  # the first makes what is kept for all
+                if step > 1:  # the first makes what is kept for all
                     seconds[node.kind] += time.process_time() - began
-            dispatcher.finish_step(step, step)
+            dispatcher.finish_step(step, step + 1)
     by_kind = {kind: round(total / (STEPS - 1), 4) for kind, total in seconds.most_common()}
     return {"ranks": num_ranks, "step_seconds": round(sum(by_kind.values()), 4), "by_kind": by_kind}
 

@@ -17,11 +17,11 @@ class RankWithRows(Rank):
     """A rank without models."""
 
     def hold(self, rows: Sequence[int]) -> None:
-        """Keep rows of step 0, each of 30 tokens."""
+        """Keep rows of step 1, each of 30 tokens."""
         for row in rows:
             values = (torch.zeros(TOKENS).long(), torch.tensor(TOKENS - RESPONSE_TOKENS), torch.zeros(RESPONSE_TOKENS))
             for key, value in zip(KEYS, values, strict=True):
-                self.store.put(0, CALL, key, {row: value})
+                self.store.put(1, CALL, key, {row: value})
 
     def processor_seconds(self) -> float:
         """Return the processor time of this process, all of its threads included."""

@@ -88,8 +88,8 @@ def measured(work: PlayWork, run_dir: Path) -> Measured:
     steps = {int(step["step"]): step for step in read_metrics(run_dir)}
     generate = {span.step: span.end - span.start for span in read_spans(run_dir) if span.call == "actor_generate"}
     by_seconds: dict[float, list[int]] = {}
-    for step, seconds in enumerate(work.seconds_of_step):
-        if step:
+    for step, seconds in enumerate(work.seconds_of_step, start=1):
+        if step > 1:
             by_seconds.setdefault(seconds, []).append(step)
         if not math.isclose(seen := steps[step]["actor_generate.play/tool_seconds"], seconds):
             sys.exit(f"our_play: step {step} had a tool of {seen} s, expected {seconds}")

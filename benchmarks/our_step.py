@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 from benchmarks.demo.outcome import read_metrics
 from benchmarks.step_work import Measured, StepWork
 from prefect_rlhf.flows.commands import cli
+from prefect_rlhf.placement.augmented.node import BEHIND
 from prefect_rlhf.tasks.running.journal import read_spans
 
 Work = TypeVar("Work", bound=StepWork)
@@ -21,10 +22,10 @@ Work = TypeVar("Work", bound=StepWork)
 
 def measured(work: StepWork, run_dir: Path) -> Measured:
     """Medians over the steps after the first, by the controller's clock; of a call with the transfers that feed it."""
-    steps = [step for step in read_metrics(run_dir) if 1 <= step["step"] <= work.steps]
+    steps = [step for step in read_metrics(run_dir) if step["step"] > 1]
     seconds_per_call: dict[str, float] = {}
     for span in read_spans(run_dir):
-        if 1 <= span.step <= work.steps:
+        if span.step > 1 and span.kind not in BEHIND:
             call = span.call or span.kind
             seconds_per_call[call] = seconds_per_call.get(call, 0.0) + (span.end - span.start) / work.steps
     return Measured(

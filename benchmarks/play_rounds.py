@@ -69,7 +69,7 @@ def measured(run_dir: Path) -> Measured:
     """Return the seconds of both calls, and the tokens and turns of a row."""
     seconds: dict[str, Any] = {"by_row": [], "in_rounds": []}
     for span in read_spans(run_dir):
-        if span.step and span.call in seconds:
+        if span.step > 1 and span.call in seconds:
             seconds[span.call].append(span.end - span.start)
     by_call = {name: median(values) for name, values in seconds.items()}
     last = read_metrics(run_dir)[-1]

@@ -182,10 +182,9 @@ def predicted_and_measured(name: str, plan_parameter: str, work: PPOWork, folder
 
 def calls(predicted: Mapping[str, float], spans: Sequence[TaskRunSpan]) -> dict[str, list[float]]:
     """[predicted, measured] seconds that ranks worked on each node of a step, and what holding its devices took."""
-    last = max(span.step for span in spans if span.kind == "train_step")
     measured: dict[str, list[TaskRunSpan]] = {}
     for span in spans:
-        if 1 <= span.step <= last:
+        if span.step > 1:
             measured.setdefault(subject_of(span.node), []).append(span)
     return {
         node: [

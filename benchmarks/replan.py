@@ -88,7 +88,7 @@ def options_of(
     fixed = prepared(grpo, given | first | {"dry_run": True}, lease)
     question, predicted = fixed.request.question, {}
     predicted["fixed"] = seconds(question, fixed.chosen.plan, tokens)
-    for step, part in ((0, tokens[:half]), (half, tokens[half:])):
+    for step, part in ((1, tokens[:half]), (half + 1, tokens[half:])):
         best = best_plan(question, part)
         predicted[f"from {step}"] = seconds(question, best, part)
         files[step] = folder / f"from_{step}.yaml"
@@ -144,7 +144,7 @@ def flow_parameters(arguments: argparse.Namespace, folder: Path) -> dict[str, An
     most, num_prompts = max(arguments.first, arguments.last), arguments.prompts * arguments.steps
     model = make_countdown(folder / "model", most=most, hidden=arguments.hidden, layers=arguments.layers)
     texts = [""] * num_prompts
-    for step, length in enumerate(lengths(arguments)):
+    for step, length in enumerate(lengths(arguments), start=1):
         for item in row_ids(step, arguments.prompts, SEED, num_prompts):
             texts[item] = countdown.prompt(length)
     held_out = [countdown.prompt(2)] * RANKS
@@ -194,10 +194,10 @@ def timed(parameters: dict[str, Any], expected: Sequence[int]) -> dict[str, Any]
     if made != list(expected):
         sys.exit(f"responses have {made} tokens, expected {list(expected)}")
     spans = read_spans(run_dir)
-    ends = [0.0, *step_ends([span for span in spans if span.step < len(expected)])]
+    ends = [0.0, *step_ends([span for span in spans if span.step > 0])]
     each = [after - before for before, after in pairwise(ends)]
     half = len(each) // 2
-    plans = read_yaml("plan", run_dir / PLANS_FILE) if (run_dir / PLANS_FILE).is_file() else {0: {}}
+    plans = read_yaml("plan", run_dir / PLANS_FILE) if (run_dir / PLANS_FILE).is_file() else {1: {}}
     return {
         "seconds": round(ends[-1], 2),
         "move_seconds": [round(span.end - span.start, 2) for span in spans if span.kind == "move"],
@@ -214,14 +214,14 @@ def nodes(spans: Sequence[TaskRunSpan], half: int) -> dict[str, list[float]]:
     found: dict[str, tuple[list[float], list[float]]] = {}
     for span in spans:
         subject = span.node.rpartition("@")[0]
-        found.setdefault(subject, ([], []))[span.step >= half].append(span.end - span.start)
+        found.setdefault(subject, ([], []))[span.step > half].append(span.end - span.start)
     return {name: [round(mean(values), 3) for values in pair if values] for name, pair in found.items()}
 
 
 def summary(steps: int, found: dict[str, dict[str, Any]]) -> dict[str, Any]:
     """Return the last line."""
     took = {name: each["seconds"] for name, each in found.items()}
-    moved = [step for step in found.get("move", {}).get("plans", {}) if step]
+    moved = [step for step in found.get("move", {}).get("plans", {}) if step > 1]
     return {
         "steps": steps,
         "seconds": took,

@@ -7,16 +7,15 @@ from typing import ClassVar, Literal
 from prefect.blocks.core import Block
 from pydantic import Field
 
-from prefect_rlhf.blocks.dataset import DatasetFields, DatasetParameter, Name
+from prefect_rlhf.blocks.dataset import FORM, DatasetFields, DatasetParameter, Name
 from prefect_rlhf.blocks.saved import DOCUMENTATION_URL, load_example
 
 
 class ChatsFields(DatasetFields):
     """Fields of Chats and a ChatsBlock."""
 
-    form: Literal["messages", "completion", "text"] | None = Field(
-        None,
-        description="Format of a row: messages, a prompt with its completion, or a text; if empty, its columns decide.",
+    form: Literal["messages", "completion", "text", "sharegpt", "alpaca", "question"] | None = Field(
+        None, description=FORM
     )
     messages_column: Name = Field(
         "messages", description="Column with a whole chat; the assistant's turns are learned."

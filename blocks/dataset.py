@@ -13,9 +13,11 @@ from prefect_rlhf.files.path_text import MOST_CHARACTERS, PathText
 from prefect_rlhf.placement.graph import Dataset
 
 PATH = (
-    "Parquet or JSON-lines file, a folder of them, a pattern such as data/train-*.parquet, a folder of"
-    " datasets.save_to_disk, or a task such as reasoning_gym:chain_sum?size=500&seed=42."
+    "File of Parquet, JSON or CSV, a folder of them, a pattern such as data/train-*.parquet, a folder of"
+    " datasets.save_to_disk, a file on the Hub such as hf://datasets/OWNER/NAME/FILE, or a task such as"
+    " reasoning_gym:chain_sum?size=500&seed=42."
 )
+FORM = "Format of a row; if empty, the columns decide."
 GENERATED = "reasoning_gym:"  # prefix of a path that defines its rows instead of locating files
 Name = Annotated[str, Field(min_length=1, max_length=MOST_CHARACTERS)]
 """Name of a column, or a value in it."""
@@ -44,6 +46,7 @@ class DatasetFields(BaseModel):
 class PromptsFields(DatasetFields):
     """Fields of Prompts and a PromptsBlock."""
 
+    form: Literal["prompt", "sharegpt", "messages", "alpaca", "question"] | None = Field(None, description=FORM)
     prompt_column: Name = Field("prompt", description="Column with the prompt: text or messages.")
     last_answer: Literal["refuse", "strip"] = Field(
         "refuse", description="If a chat ends with an assistant message: refuse the chat, or strip the message."
@@ -72,6 +75,7 @@ class PromptsFields(DatasetFields):
 class PreferencesFields(DatasetFields):
     """Fields of Preferences and a PreferencesBlock."""
 
+    form: Literal["pairs", "sharegpt", "alpaca", "question"] | None = Field(None, description=FORM)
     prompt_column: Name | None = Field("prompt", description="Column with the prompt of both answers, if any.")
     chosen_column: Name = Field("chosen", description="Column with the better answer.")
     rejected_column: Name = Field("rejected", description="Column with the worse answer.")
@@ -111,13 +115,15 @@ class DatasetParameter(DeploymentParameter, DatasetFields):
 
     path: PathText = Field("", description=PATH)
 
-    def to_spec(self, name: str, num_items: int, columns: tuple[str, ...] = ()) -> Dataset:
+    def to_spec(self, name: str, num_items: int, columns: tuple[str, ...] = (), found: str = "") -> Dataset:
         """Return this dataset as source `name` of a graph, with `num_items` items and the further `columns`.
+
+        `found` is the format of the files, if it is not ours.
 
         >>> Prompts(path="data/prompts.parquet").to_spec("prompts", num_items=640, columns=("answer",))
         Dataset(name='prompts', keys=('prompt_tokens',), num_items=640, rows_per_item=1, columns=('answer',))
         """
-        return Dataset(name, self.row_keys, num_items, self.rows_per_item, read_as(self), columns)
+        return Dataset(name, self.row_keys, num_items, self.rows_per_item, read_as(self, found), columns)
 
 
 class Prompts(DatasetParameter, PromptsFields):
@@ -135,8 +141,8 @@ class Preferences(DatasetParameter, PreferencesFields):
     rows_per_item: ClassVar[int] = 2
 
 
-def read_as(dataset: DatasetFields) -> str:
-    """Return every setting that decides which rows are read, except the location of files.
+def read_as(dataset: DatasetFields, found: str = "") -> str:
+    """Return every setting that decides which rows are read, except the location of files, and the format `found`.
 
     Settings that later versions added are left out at their defaults, so that runs of earlier versions still match.
 
@@ -148,7 +154,9 @@ def read_as(dataset: DatasetFields) -> str:
         values[name] = dict(sorted(values[name].items()))
     later: dict[str, object] = {"columns": {}, "last_answer": "refuse", "overlong_prompts": "refuse"}
     later |= {"system_prompt": None, "max_prompt_length": None, "chat_template_kwargs": {}, "tools_column": "tools"}
+    if not hasattr(dataset, "messages_column"):  # Chats always had it
+        later["form"] = None
     said = {name: value for name, value in values.items() if name not in later or value != later[name]}
     if dataset.path.startswith(GENERATED):
         said["path"] = dataset.path
-    return " ".join(f"{name}={value}" for name, value in said.items())
+    return " ".join([*(f"{name}={value}" for name, value in said.items()), *([found] if found else [])])

@@ -1,4 +1,4 @@
-"""Models: a Hugging Face folder and how a run uses it."""
+"""Models: a Hugging Face folder, or a name on the Hub, and how a run uses it."""
 
 from typing import ClassVar
 
@@ -9,11 +9,15 @@ from prefect_rlhf.blocks.saved import DOCUMENTATION_URL, DeploymentParameter, lo
 from prefect_rlhf.files.path_text import PathText
 from prefect_rlhf.placement.models.model import Dtype, Head, ModelSpec, OptimizerSpec, TransformerShape
 
+PATH = (
+    "Hugging Face folder, or the name of a model on the Hub, such as Qwen/Qwen2.5-0.5B-Instruct or OWNER/NAME@REVISION."
+)
+
 
 class ModelFields(BaseModel):
     """Fields of Model and a ModelBlock."""
 
-    path: PathText = Field(description="Hugging Face folder: config.json, safetensors and tokenizer.")
+    path: PathText = Field(description=PATH)
     head: Head = Field("lm", description="lm predicts tokens, scalar a number per token, lm+scalar both.")
     dtype: Dtype = Field("bfloat16", description="Compute format; with bfloat16 main weights are float32.")
     new_head: bool = Field(False, description="Start with an untrained scalar head if the folder lacks a head.")
@@ -34,7 +38,7 @@ class ModelBlock(Block, ModelFields):
     _block_type_name = "RLHF Model"
     _block_type_slug = "rlhf-model"
     _documentation_url = DOCUMENTATION_URL
-    _description = "A Hugging Face folder and how an RLHF run uses it."
+    _description = "A Hugging Face folder, or a name on the Hub, and how an RLHF run uses it."
     _code_example = load_example("model", "ModelBlock", "model")
 
 
@@ -43,7 +47,7 @@ class Model(DeploymentParameter, ModelFields):
 
     block: ClassVar[type[Block]] = ModelBlock
 
-    path: PathText = Field("", description="Hugging Face folder: config.json, safetensors and tokenizer.")
+    path: PathText = Field("", description=PATH)
 
     def to_spec(self, role: str, shape: TransformerShape, optimizer: OptimizerSpec | None = None) -> ModelSpec:
         """Return the specification of this model in `role`; `shape` is read from the folder's config.json."""

@@ -1,17 +1,18 @@
 """Answers that are rated good or bad on their own, not in pairs, and the columns that a run reads."""
 
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from prefect.blocks.core import Block
 from pydantic import Field
 
-from prefect_rlhf.blocks.dataset import DatasetFields, DatasetParameter, Name
+from prefect_rlhf.blocks.dataset import FORM, DatasetFields, DatasetParameter, Name
 from prefect_rlhf.blocks.saved import DOCUMENTATION_URL, load_example
 
 
 class RatedAnswersFields(DatasetFields):
     """Fields of RatedAnswers and a RatedAnswersBlock."""
 
+    form: Literal["completion", "sharegpt", "messages", "alpaca", "question"] | None = Field(None, description=FORM)
     prompt_column: Name = Field("prompt", description="Column with the prompt: text or messages.")
     completion_column: Name = Field("completion", description="Column with the answer: text or messages.")
     label_column: Name = Field("label", description="Column with the rating: true or 1 for good, false or 0 for bad.")

@@ -28,6 +28,8 @@ def saved_state(kind: type[State]) -> type[State]:
 class Context:
     """The step and folder of a computation, the origin of its rows, and the tokenizers of the roles.
 
+    Steps count from 1. An evaluation has the number of the step before it, so 0 before training.
+
     Rows that a role generated have its tokenizer; tokens of a computation have that of the role that reads them.
 
     Before a run, every computation is tried on a few rows in a process of its own, with a `run_dir` that no other

@@ -30,7 +30,9 @@ from prefect_rlhf.tasks.profiling.measure import Say, check_sizes, measure, numb
 from prefect_rlhf.tasks.reporting.publish import publish
 from prefect_rlhf.tasks.server.failures import failed
 
-MODEL = Field(description="A Hugging Face folder, which needs only its config.json, or a known model such as llama-7b.")
+MODEL = Field(
+    description="A Hugging Face folder or a model on the Hub, of which config.json is enough, or llama-7b, ..."
+)
 ROWS = Field(
     ge=1, le=MOST_ROWS, description="Largest number of rows in a timed micro-batch; powers of two up to it are timed."
 )
@@ -55,7 +57,7 @@ def profile(
     Later plans and predictions for a model of this shape, on the same number and kind of devices, use the measurements.
 
     Args:
-        model: A Hugging Face folder, which needs only its config.json, or a known model such as llama-7b.
+        model: A Hugging Face folder or a model on the Hub, of which config.json is enough, or a known model.
         dtype: Compute format.
         most_rows: Largest number of rows in a timed micro-batch.
         longest: Largest number of tokens in a timed row.

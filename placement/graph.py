@@ -118,14 +118,14 @@ class Call(HashedOnce):
 
     `role` names the model (None for compute). `outputs` are the keys that it adds to `rows`, the rows it works on; a
     generate works on the rows that it makes. A step has `num_rows` of them. `every` makes it an evaluation call: it
-    runs at steps 0, every, 2 * every, ... and once after the last step. `stateful` computations carry state from step
-    to step. Groups of `rows_per_item` adjacent rows (a chosen and a rejected answer) are never split. A train_step
-    takes `epochs` * `mini_batches` optimizer steps on its `terms`; its `inputs` are the inputs of all terms, its rows
-    the rows of the first. `temperature` divides the logits of log-probabilities that a call makes. A generate adds at
-    most `max_new_tokens` to a row (0: not stated), in turns if it has a `play`. `host_seconds` is the expected time of
-    a compute whose work is done in worker processes on the node's CPUs. A compute that selects rows has `chooses`. A
-    compute that makes rows has a `row_limit`. `draws` names the stream of a generate's random numbers, which calls may
-    share; the empty name is the only stream of earlier versions.
+    runs before training (step 0), after steps every, 2 * every, ... and after the last step. `stateful` computations
+    carry state from step to step. Groups of `rows_per_item` adjacent rows (a chosen and a rejected answer) are never
+    split. A train_step takes `epochs` * `mini_batches` optimizer steps on its `terms`; its `inputs` are the inputs of
+    all terms, its rows the rows of the first. `temperature` divides the logits of log-probabilities that a call makes.
+    A generate adds at most `max_new_tokens` to a row (0: not stated), in turns if it has a `play`. `host_seconds` is
+    the expected time of a compute whose work is done in worker processes on the node's CPUs. A compute that selects
+    rows has `chooses`. A compute that makes rows has a `row_limit`. `draws` names the stream of a generate's random
+    numbers, which calls may share; the empty name is the only stream of earlier versions.
     """
 
     name: str
@@ -274,9 +274,9 @@ class DataflowGraph(HashedOnce):
         """Return, for each reader of a trained role, the train_step it waits for and how many steps earlier that ran.
 
         A call written after its role's train_step reads the version of the same step (lag 0). A call written before it
-        reads the version of the train_step `1 + staleness` steps earlier. The train_step itself and evaluation calls,
-        wherever they are written, use the newest version at the step's start (lag 1). A stateful computation follows
-        its own previous run in the same way.
+        reads the version of the train_step `1 + staleness` steps earlier. The train_step itself uses the newest version
+        at the step's start (lag 1), and evaluation calls, wherever they are written, that of the step's end (lag 0). A
+        stateful computation follows its own previous run in the same way.
         """
         position = {call.name: index for index, call in enumerate(self.calls)}
         edges = []
@@ -286,9 +286,8 @@ class DataflowGraph(HashedOnce):
             trainer = self.trained_by(call.role) if call.role else None
             if trainer is None:
                 continue
-            reads_newest = call == trainer or call.every is not None
-            after_trainer = position[call.name] > position[trainer.name]
-            lag = 1 if reads_newest else 0 if after_trainer else 1 + self.staleness
+            after_trainer = call.every is not None or position[call.name] > position[trainer.name]
+            lag = 1 if call == trainer else 0 if after_trainer else 1 + self.staleness
             edges.append(VersionEdge(trainer.name, call.name, trainer.role or "", lag))
         return tuple(edges)
 

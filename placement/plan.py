@@ -177,18 +177,18 @@ def trained_instance(graph: DataflowGraph, plan: ExecutionPlan, role: str) -> Mo
     return None if trainer is None else instance_of(trainer, plan[trainer.name])
 
 
-def built_version(graph: DataflowGraph, plan: ExecutionPlan, instance: ModelInstance, first_step: int) -> int:
-    """Return the weight version of a newly built instance, in a run that starts at `first_step`.
+def built_version(graph: DataflowGraph, plan: ExecutionPlan, instance: ModelInstance, finished: int) -> int:
+    """Return the weight version of a newly built instance, in a run that starts after `finished` steps.
 
     A checkpoint has a single copy of trained weights; the first reallocate writes the other copies.
     """
-    return first_step if instance == trained_instance(graph, plan, instance.role) else 0
+    return finished if instance == trained_instance(graph, plan, instance.role) else 0
 
 
 def offloaded_parts(graph: DataflowGraph, plan: ExecutionPlan) -> dict[ModelInstance, OffloadPart]:
     """Return the part of each offloaded instance that leaves device memory whenever no call uses it.
 
-    Such a part is built, then offloaded before step 0.
+    Such a part is built, then offloaded before the first step.
     """
     return {
         instance: part

@@ -3,6 +3,7 @@
 from prefect_rlhf.engines.files.huggingface import read_model_spec as read_model_spec
 from prefect_rlhf.engines.files.huggingface import read_shape
 from prefect_rlhf.errors.errors import InvalidInput
+from prefect_rlhf.files.hub.hub_path import is_name
 from prefect_rlhf.files.path_text import checked_path
 from prefect_rlhf.files.remote_path import is_remote
 from prefect_rlhf.placement.models.known_models import find_shape, known_shape
@@ -18,7 +19,8 @@ def model_shape(role: str, name: str) -> TransformerShape:
     32
     """
     folder = checked_path(f"models.{role}", name)
-    if is_remote(name) or find_shape(name) is None and folder.exists() or (folder / "config.json").is_file():
+    is_other = find_shape(name) is None and (folder.exists() or is_name(name))  # a known name needs no request
+    if is_remote(name) or is_other or (folder / "config.json").is_file():
         return read_shape(role, name)
     return known_shape(name, f"models.{role}", otherwise="a Hugging Face folder, or ")
 

@@ -38,6 +38,13 @@ class Settings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
+    def only_at_start(self) -> tuple[str, ...]:
+        """Return the fields that only the first step of a run reads, such as the first value of a state.
+
+        A resumed run cannot change them: its checkpoint has the state that came of them.
+        """
+        return ()
+
 
 class Product(int):
     """A whole number that is the product of settings, rounded up. An error about it shows the settings.

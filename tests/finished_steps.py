@@ -9,6 +9,7 @@ from prefect_rlhf.engines.files.checkpoint_files import write_shard
 from prefect_rlhf.placement.augmented.augmented_graph import AugmentedGraph
 from prefect_rlhf.placement.layout.parameters import parameters
 from prefect_rlhf.tasks.checkpoints.folders import beside, finish, folder_of
+from prefect_rlhf.tasks.checkpoints.lineage import Lineage
 from prefect_rlhf.tasks.checkpoints.run_identity import run_identity
 
 
@@ -24,10 +25,16 @@ def write_shards(augmented: AugmentedGraph, run_dir: Path, step: int, without: s
 
 
 def write_checkpoint(
-    augmented: AugmentedGraph, run_dir: Path, step: int, every: int | None = None, without: str = "", seed: int = 1
+    augmented: AugmentedGraph,
+    run_dir: Path,
+    step: int,
+    every: int | None = None,
+    without: str = "",
+    seed: int = 1,
+    lineage: Lineage | None = None,
 ) -> Path:
     """Write a finished checkpoint of a run; return its folder."""
     write_shards(augmented, run_dir, step, without)
     fingerprints = {model.role: {"model.norm.weight": 7} for model in augmented.graph.models}
     identity = run_identity(augmented.graph, seed, every)
-    return finish(augmented.graph, augmented.plan, run_dir, step, identity, fingerprints, {})
+    return finish(augmented.graph, augmented.plan, run_dir, step, identity, fingerprints, {}, lineage)

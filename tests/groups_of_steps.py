@@ -5,11 +5,14 @@ from prefect_rlhf.placement.augmented.node import Node
 
 
 def in_groups(augmented: AugmentedGraph, num_steps: int) -> tuple[tuple[Node, ...], ...]:
-    """Return groups of `num_steps` steps; each group in order, and after the groups that its nodes wait for."""
+    """Return groups of `num_steps` steps; each group in order, and after the groups that its nodes wait for.
+
+    Step 0, the evaluation before training, joins the first group.
+    """
     index: dict[str, int] = {}
     groups: list[list[Node]] = []
     for node in augmented.nodes:
-        of_step = (node.step - augmented.first_step) // num_steps
+        of_step = max(0, node.step - augmented.finished - 1) // num_steps
         index[node.id] = max([of_step, *(index[name] for name in node.depends_on)])
         groups += [[] for _ in range(index[node.id] + 1 - len(groups))]
         groups[index[node.id]].append(node)

@@ -122,7 +122,8 @@ SUB_ROOMS: Mapping[str, Mapping[str, str]] = {
         ".": "models devices",
     },
     "files": {
-        "storage": ".",
+        "storage": "hub .",
+        "hub": "",
         ".": "",
     },
     "errors": {

@@ -1,7 +1,6 @@
 """The public door: authors import from `prefect_rlhf` and its public modules alone, and these names stay."""
 
 import ast
-import os
 import re
 import subprocess
 import sys
@@ -10,9 +9,7 @@ import pytest
 
 import prefect_rlhf
 from prefect_rlhf.door import MODULES
-from prefect_rlhf.files.modules import IN_RANK
-from prefect_rlhf.moved_names import NEW_NAMES
-from tests.door import FROZEN, door, public_names
+from tests.door import FROZEN, door
 from tests.house import ROOMS, ROOT, files, imported
 
 PAGES_OF_AUTHORS = sorted({*(ROOT / "docs").glob("*.md"), ROOT / "README.md"} - {ROOT / "docs/heterogeneous.md"})
@@ -50,64 +47,25 @@ def test_a_name_that_is_not_there_is_said_so():
         prefect_rlhf.generat  # noqa: B018
 
 
-def test_each_old_name_has_a_public_name_in_its_place():
-    assert NEW_NAMES.keys().isdisjoint(dir(prefect_rlhf))
-    assert set(NEW_NAMES.values()) <= public_names().keys()
-
-
-OLD_FLOW = """from prefect_rlhf import (
-    GRPO, Model, Prompts, Reward, compute, generate, grpo_advantages, grpo_loss, rlhf_flow, score, train_step
-)
-from prefect_rlhf import grpo_loss as again
-import prefect_rlhf as rl
-
-rl.grpo_loss
+FLOW = """from prefect_rlhf import GRPO, Model, Prompts, Reward
+from prefect_rlhf import compute, computations, generate, losses, rlhf_flow, score, train_step
 
 @rlhf_flow("mine")
 def mine(prompts: Prompts, actor: Model, reward: Reward, algo: GRPO = GRPO()) -> None:
     rollout = generate(actor, prompts, batch_size=8, samples=8)
-    advantages = compute(grpo_advantages, rollout, score(reward, rollout), settings=algo)
-    train_step(actor, grpo_loss(algo).on(rollout, advantages))
+    advantages = compute(computations.grpo_advantages, rollout, score(reward, rollout), settings=algo)
+    train_step(actor, losses.grpo(algo).on(rollout, advantages))
 """
-NEW_FLOW = (
-    OLD_FLOW.replace("grpo_advantages, grpo_loss, ", "computations, losses, ")
-    .replace("import grpo_loss as again", "import losses as again")
-    .replace("rl.grpo_loss", "rl.losses.grpo")
-    .replace("(grpo_advantages", "(computations.grpo_advantages")
-    .replace("grpo_loss(algo)", "losses.grpo(algo)")
-)
 
 
-def graph_of(folder, flow, **environment):
-    """Lines of standard error when a person draws the flow of a file."""
-    (folder / "my_flow.py").write_text(flow)
+def test_a_flow_that_imports_from_the_door_draws_without_a_warning(tmp_path):
+    (tmp_path / "my_flow.py").write_text(FLOW)
     program = (
         "import sys; from prefect_rlhf.flows.commands.cli import main; sys.exit(main(['graph', 'my_flow.py:mine']))"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        cwd=folder,
-        env=os.environ | environment,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=True,
-    )
-    return done.stderr.splitlines()
-
-
-def test_a_flow_file_with_old_names_works_and_each_is_answered_once_with_the_new_name(tmp_path):
-    said = [line for line in graph_of(tmp_path, OLD_FLOW) if "FutureWarning" in line]
-    assert said == [
-        f"{tmp_path}/my_flow.py:1: FutureWarning: prefect_rlhf.{old} moved: write prefect_rlhf.{new}; "
-        "version 0.2 will not have the old name"
-        for old, new in (("grpo_advantages", "computations.grpo_advantages"), ("grpo_loss", "losses.grpo"))
-    ]
-
-
-def test_new_names_and_ranks_are_silent(tmp_path):
-    assert graph_of(tmp_path, NEW_FLOW) == []
-    assert graph_of(tmp_path, OLD_FLOW, **{IN_RANK: "1"}) == []
+    words = [sys.executable, "-c", program]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=True)
+    assert done.stderr == ""
 
 
 @pytest.mark.parametrize("page", PAGES_OF_AUTHORS, ids=lambda page: page.name)

@@ -136,9 +136,9 @@ def test_every_node_of_the_graph_is_one_task_run_with_a_name_that_says_what_it_i
         span["title"] for span in read_lines(ppo_run / "task_runs.jsonl")
     )
     names = [run.name for run in task_runs]
-    assert "actor.generate · step 1 · n0:0-1 dp2 · v1" in names
-    assert "actor.train_step · step 1 · n0:0-1 dp2 · v1 → v2" in names
-    assert any(name.startswith("actor.reallocate · step 1") for name in names)
+    assert "actor.generate · step 2 · n0:0-1 dp2 · v1" in names
+    assert "actor.train_step · step 2 · n0:0-1 dp2 · v1 → v2" in names
+    assert any(name.startswith("actor.reallocate · step 2") for name in names)
     assert any("reload" in name for name in names)
     assert any("transfer" in name for name in names)
     assert all(run.state.is_completed() for run in task_runs)

@@ -81,7 +81,7 @@ def test_nor_does_a_move_from_machine_to_machine(parameters, alone, nodes, tmp_p
         str(plan_file(FOUR_RANKS[name], tmp_path / f"{name}.json", per_node=2)) for name in ("disjoint", "dp4")
     )
     with leased(4, nodes=2):
-        moved = Result.of(end(ppo, parameters | {"plan": {0: before, STEPS - 1: after}}))
+        moved = Result.of(end(ppo, parameters | {"plan": {1: before, STEPS: after}}))
     assert_equal(alone, moved, record_property)
     (move,) = (span for span in read_spans(moved.run_dir) if span.kind == "move")
     assert move.title == f"move · step {STEPS - 1} · disjoint → dp4" and move.bytes_moved > 0

@@ -25,7 +25,7 @@ from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.files.atomic_file import write_atomically
 from prefect_rlhf.files.foreign_file import read_json_object
 from prefect_rlhf.files.remote_path import is_remote
-from prefect_rlhf.files.storage.mirror import fetch, readable
+from prefect_rlhf.files.storage.inputs import model_folder
 from prefect_rlhf.placement.layout.parameters import parameters
 from prefect_rlhf.placement.models.families.known import FAMILIES
 from prefect_rlhf.placement.models.model import Dtype, Head, ModelSpec, OptimizerSpec, TransformerShape
@@ -56,11 +56,11 @@ def read_model_spec(
     optimizer: OptimizerSpec | None = None,
     eos_token: str | None = None,
 ) -> ModelSpec:
-    """Describe the checkpoint in folder `path`, which may be remote, as `role`'s model.
+    """Describe the checkpoint in folder `path`, which may be remote or a name on the Hub, as `role`'s model.
 
     Raises InvalidInput, with field `<role>.path` or `<role>.config...`, for a folder that this role cannot use.
     """
-    folder = readable(str(path), f"{role}.path")
+    folder = model_folder(str(path), f"{role}.path")
     config, field = read_config(folder, role), f"{role}.config.json"
     shape = runnable_shape(config, field)
     place = str(path) if is_remote(str(path)) else str(folder)
@@ -74,9 +74,7 @@ def read_shape(role: str, path: str | Path) -> TransformerShape:
 
     Raises InvalidInput for another model.
     """
-    folder = Path(path)
-    if is_remote(str(path)):
-        folder = fetch(str(path), f"{role}.path", lambda name: name == "config.json")
+    folder = model_folder(str(path), f"{role}.path", "config")
     return planned_shape(read_config(folder, role), f"{role}.config.json")
 
 
@@ -96,7 +94,7 @@ def write_folder(
     the ends of the folder and its tokenizer. The folder appears under its name only when it is complete.
     """
     shapes = {p.name: p.shape for p in parameters(spec)}
-    tokenizer_folder = readable(str(tokenizer), "tokenizer")
+    tokenizer_folder = model_folder(str(tokenizer), "tokenizer", "tokenizer")
     apart = {"score.weight"} if spec.head == "lm+scalar" else set()
 
     def write(part: Path) -> None:
@@ -158,7 +156,7 @@ def _check_tensors(spec: ModelSpec, stored: dict[str, StoredTensor]) -> None:
 
 def _config_of(spec: ModelSpec, tokenizer: Path) -> dict[str, Any]:
     """Make config.json: the model's own file, with its head, its format and the tokenizer's ids replaced."""
-    folder = readable(spec.path, f"{spec.role}.path") if is_remote(spec.path) else Path(spec.path)
+    folder = model_folder(spec.path, f"{spec.role}.path", "config")
     source = _stored_config(folder) or _plain_config(spec)
     ids = {key: value for key, value in _stored_config(tokenizer).items() if key in TOKEN_IDS}
     formats = {key: spec.dtype for key in ("torch_dtype", "dtype") if key in source} or {"dtype": spec.dtype}

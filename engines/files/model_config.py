@@ -24,7 +24,7 @@ MOST_EXPERTS = 10_000
 def read_config(folder: Path, role: str) -> dict[str, Any]:
     """Return a folder's config.json. Raises InvalidInput if it is missing or not a JSON object."""
     if not folder.is_dir():
-        expected = "a Hugging Face folder on this machine, as `hf download MODEL --local-dir FOLDER` makes it"
+        expected = "a Hugging Face folder on this machine, or a model's name on the Hub: Qwen/Qwen2.5-0.5B, ..."
         raise InvalidInput(f"{role}.path", str(folder), expected)
     if not (folder / "config.json").is_file():
         raise InvalidInput(f"{role}.path", str(folder), "a Hugging Face folder; this one has no config.json")

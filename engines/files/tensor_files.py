@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from safetensors import safe_open
 
 from prefect_rlhf.errors.errors import InvalidInput, refusing
-from prefect_rlhf.files.foreign_file import parse_json, read_json
+from prefect_rlhf.files.foreign_file import parse_json, read_json, refuse_pointer
 from prefect_rlhf.placement.layout.regions import Region
 
 if TYPE_CHECKING:
@@ -213,6 +213,7 @@ def _read_header(file: Path, field: str) -> tuple[dict[str, Any], int]:
         start = stored.read(8)
         length = struct.unpack("<Q", start)[0] if len(start) == 8 else size
         if length > size - 8:
+            refuse_pointer(field, file)
             raise InvalidInput(field, file.name, "a safetensors file; this one is cut short or of another format")
         with refusing(ValueError, field, file.name, "a safetensors file; its header is not JSON", most=0):
             header: Any = parse_json(stored.read(length))

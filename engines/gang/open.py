@@ -18,6 +18,7 @@ from prefect_rlhf.engines.gang.processes.preload import modules_of
 from prefect_rlhf.engines.gang.protocol import AnyRank, Gang
 from prefect_rlhf.engines.gang.ray.ray_gang import RayGang
 from prefect_rlhf.errors.errors import InvalidInput
+from prefect_rlhf.files.hub.session import WISH, wish
 from prefect_rlhf.files.modules import IN_RANK
 from prefect_rlhf.placement.devices.mesh import Backend
 from prefect_rlhf.placement.engine_traits import TRAITS
@@ -26,7 +27,7 @@ from prefect_rlhf.placement.plan import EngineKind
 RANK_ENVIRONMENT: Mapping[str, str] = MappingProxyType(
     {
         "GLOO_SOCKET_IFNAME": "lo",  # otherwise gloo resolves the host's own name
-        "HF_HUB_OFFLINE": "1",
+        "HF_HUB_OFFLINE": "1",  # of libraries; what the Hub has, our own code requests
         "TOKENIZERS_PARALLELISM": "false",
     }
 )
@@ -91,7 +92,7 @@ def open_gang(
     GPUs are always processes of their own, because only the end of a process frees all memory of its GPU.
     """
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    ranks = {**RANK_ENVIRONMENT, **(NO_GPU if device == "cpu" else PCI_ORDER), **(environment or {})}
+    ranks = {**RANK_ENVIRONMENT, WISH: wish(), **(NO_GPU if device == "cpu" else PCI_ORDER), **(environment or {})}
     if device == "cuda" and not through_ray:
         numbers = range(sum(ranks_of_nodes)) if gpus is None else gpus
         ranks |= only_gpus(numbers, os.environ.get("CUDA_VISIBLE_DEVICES"))

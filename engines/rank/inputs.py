@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import zip_longest
 from typing import Any
 
@@ -15,7 +16,9 @@ from prefect_rlhf.engines.engine import Sequences, TrainingRows
 from prefect_rlhf.engines.rank.store import RowsMissing, RowStore
 from prefect_rlhf.engines.rows import Batch, Column, ColumnKind, DatasetColumns, numbers, pad
 from prefect_rlhf.errors.errors import InvalidInput
+from prefect_rlhf.files.storage.inputs import model_folder
 from prefect_rlhf.placement.graph import Port
+from prefect_rlhf.placement.rows.tokenizers import Tokenizers
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +133,16 @@ def read_call_inputs(command: CallCommand, store: RowStore, datasets: Mapping[st
     ports = command.call.inputs
     tokenizers = tuple(command.tokenizers.of_rows(port.source) for port in ports)
     return CallInputs(ports, tuple(columns), groups, dataset, command.lengths, command.keys, tokenizers)
+
+
+def tokenizers_here(tokenizers: Tokenizers) -> Tokenizers:
+    """Return the tokenizers with folders of this machine, which a person's code can open."""
+    return replace(tokenizers, folders={role: _folder_here(path, role) for role, path in tokenizers.folders.items()})
+
+
+@lru_cache(maxsize=64)
+def _folder_here(path: str, role: str) -> str:
+    return str(model_folder(path, f"{role}.path", "tokenizer"))
 
 
 def training_rows(

@@ -31,7 +31,7 @@ from prefect_rlhf.engines.files.state_exchange import exchange_state
 from prefect_rlhf.engines.files.training_state import HostCopy, restore, state_writer
 from prefect_rlhf.engines.rank.choosing import choose
 from prefect_rlhf.engines.rank.exchange_rows import exchange_rows
-from prefect_rlhf.engines.rank.inputs import CallInputs, read_call_inputs, read_prompts, training_rows
+from prefect_rlhf.engines.rank.inputs import CallInputs, read_call_inputs, read_prompts, tokenizers_here, training_rows
 from prefect_rlhf.engines.rank.loaded_model import LoadedModel
 from prefect_rlhf.engines.rank.model_scores import within_bound
 from prefect_rlhf.engines.rank.playing import play_rows
@@ -49,7 +49,8 @@ from prefect_rlhf.engines.weights.memory import (
 from prefect_rlhf.engines.weights.move_weights import WeightMover
 from prefect_rlhf.errors.errors import EngineFailed, InvalidInput, NotFinite, RlhfError
 from prefect_rlhf.files.modules import import_from
-from prefect_rlhf.files.storage.mirror import on_this_machine, readable
+from prefect_rlhf.files.storage.inputs import model_folder
+from prefect_rlhf.files.storage.mirror import on_this_machine
 from prefect_rlhf.files.storage.publish import publish
 from prefect_rlhf.placement.engine_traits import TRAITS
 from prefect_rlhf.placement.graph import CallKind
@@ -119,7 +120,7 @@ class Rank:
     def build(self, command: BuildCommand) -> RankReport:
         """Make the instance's engine and load its weights: version 0, or a checkpoint's version. Collective."""
         began = time.perf_counter()
-        local = readable(command.model.path, f"{command.model.role}.path")
+        local = model_folder(command.model.path, f"{command.model.role}.path")
         command = replace(command, model=replace(command.model, path=str(local)))
         engine = self._engine_factory(command, self.rank)
         check_layout(engine, command, self.rank)
@@ -275,6 +276,7 @@ class Rank:
         If no input row was kept, it is not run.
         """
         began, name = time.perf_counter(), command.call.name
+        command = replace(command, tokenizers=tokenizers_here(command.tokenizers))
         assert command.function is not None
         inputs = self._inputs(command)
         tokenizer = command.tokenizers.of_call(command.call, command.generated_by)

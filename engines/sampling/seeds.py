@@ -19,21 +19,27 @@ def group_seeds(command: CallCommand) -> list[int]:
 
     In an evaluation it is the same at every step.
     """
-    step = -1 if command.call.every is not None else command.step
-    return [_hashed(command.seed, "group", step, row_id) for row_id in command.row_ids]
+    before = -1 if command.call.every is not None else _steps_before(command)
+    return [_hashed(command.seed, "group", before, row_id) for row_id in command.row_ids]
 
 
 def row_seeds(command: CallCommand) -> list[int]:
     """Return a seed of 63 bits for each row of a generate.
 
-    It is a hash of the run's seed, the step, the dataset's row, the sample, and the name of the call's stream.
+    It is a hash of the run's seed, the steps before, the dataset's row, the sample, and the name of the call's stream.
     """
     seeds = []
     call, stream = command.call, (command.call.draws,) if command.call.draws else ()
+    before = _steps_before(command)
     for row, row_id in zip(command.rows, command.row_ids, strict=True):
-        meaning = command.seed, command.step, row_id, row % call.rows.rows_per_item, *stream
+        meaning = command.seed, before, row_id, row % call.rows.rows_per_item, *stream
         seeds.append(_hashed(*meaning))
     return seeds
+
+
+def _steps_before(command: CallCommand) -> int:
+    """Return the number of steps before a call: an evaluation comes at the end of its step."""
+    return command.step - 1 if command.call.every is None else command.step
 
 
 def _hashed(*meaning: object) -> int:

@@ -13,7 +13,7 @@ def settle() -> None:
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine runs in the rank process itself
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_DO_NOT_TRACK": "1",
-        "HF_HUB_OFFLINE": "1",  # models are folders
+        "HF_HUB_OFFLINE": "1",  # its models are folders of this machine
     }
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     if torch.cuda.is_available():

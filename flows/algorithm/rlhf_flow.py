@@ -5,10 +5,8 @@ It adds the parameters of every run (`RunOptions`) to the body's own, so that a 
 
 from __future__ import annotations
 
-import inspect
 import os
 import sys
-import typing
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
@@ -20,7 +18,7 @@ from prefect_rlhf.errors.errors import GraphError, InvalidInput
 from prefect_rlhf.files.modules import IN_RANK, import_from
 from prefect_rlhf.files.path_text import resolved
 from prefect_rlhf.flows.algorithm.places import expected_flow, find_place, no_module
-from prefect_rlhf.flows.forms.form_flow import FormFlow, form_entry
+from prefect_rlhf.flows.forms.form_flow import FormFlow, form_entry, own_parameters
 from prefect_rlhf.flows.forms.options import RunOptions
 from prefect_rlhf.flows.training.run_name import naming
 from prefect_rlhf.tasks.server.patience import wait_for_server
@@ -65,7 +63,7 @@ def rlhf_flow(name: str) -> Callable[[Callable[..., None]], AlgorithmFlow]:
             return run_algorithm(algorithm, arguments, options)
 
         flow = AlgorithmFlow(
-            form_entry(body, RunOptions, run, _own_parameters(body)), name="rlhf", flow_run_name=naming(name)
+            form_entry(body, RunOptions, run, own_parameters(body)), name="rlhf", flow_run_name=naming(name)
         )
         flow.algorithm = algorithm
         if "PREFECT__FLOW_RUN_ID" in os.environ and IN_RANK not in os.environ:
@@ -73,15 +71,6 @@ def rlhf_flow(name: str) -> Callable[[Callable[..., None]], AlgorithmFlow]:
         return flow
 
     return decorate
-
-
-def _own_parameters(body: Callable[..., None]) -> list[inspect.Parameter]:
-    """Return the body's parameters as keyword parameters, with types in place of the types' names."""
-    hints = typing.get_type_hints(body, include_extras=True)
-    return [
-        parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=hints[name])
-        for name, parameter in inspect.signature(body).parameters.items()
-    ]
 
 
 def find_flow(name: str) -> AlgorithmFlow:

@@ -15,6 +15,7 @@ from prefect_rlhf.flows.training.run_folder import read_result
 from prefect_rlhf.placement.plans.plan_file import plan_yaml
 from prefect_rlhf.tasks.data.rollouts import ROLLOUTS, step_files
 from prefect_rlhf.tasks.reporting.pictures.text import graph_text, plan_text
+from prefect_rlhf.tasks.reporting.run_record import RunRecord, read_parameters
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,13 +56,31 @@ class RunResult:
 
     @property
     def metrics(self) -> list[dict[str, float]]:
-        """The metrics of each step, as a dict: `step`, each call's metrics as `call.metric`, and `seconds`."""
+        """The metrics of each step, as a dict: `step` (from 1), each call's metrics as `call.metric`, and `seconds`."""
         return list(finished_lines("run_dir", self._folder / "metrics.jsonl"))
 
     @property
     def evaluations(self) -> list[dict[str, float]]:
-        """The metrics of each evaluation, as a dict; its `step` is the number of steps trained before it."""
+        """The metrics of each evaluation, as a dict; its `step` is the step before it, 0 before training."""
         return list(finished_lines("run_dir", self._folder / "evaluation.jsonl"))
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """All parameters of the run, defaults included, nested as in `parameters.yaml` of its folder.
+
+        They are keywords of `run`: `run("grpo", **result.parameters | {"seed": 2})`. Secrets are left out.
+        """
+        return read_parameters(self._folder)
+
+    @property
+    def version(self) -> str:
+        """The version of prefect-rlhf that ran it."""
+        return RunRecord.read(self._folder).version
+
+    @property
+    def commit(self) -> str | None:
+        """The commit of prefect-rlhf that ran it, with `-dirty` if files differed; None for a wheel."""
+        return RunRecord.read(self._folder).commit
 
     @property
     def rollouts(self) -> list[Path]:

@@ -19,11 +19,13 @@ INTERRUPT_STATUS = 130  # a shell's status after Ctrl-C
 COMMANDS: Mapping[str, str] = MappingProxyType(
     {
         "run": "Train with an algorithm on this machine's devices; --dry-run checks everything without using a device.",
+        "runs": "List the runs below a folder: state, steps, parameters that differ, metrics.",
         "plan": "Plan for a cluster you need not have: placement, step time, memory.",
         "profile": "Measure a model's layers on this machine's devices, for plans and predictions.",
         "doctor": "Check this host: versions, driver, memory, and each engine on its devices.",
         "graph": "Draw the calls of an algorithm and their dependencies.",
         "nodes": "Start a cluster of machines by hand, or list its nodes.",
+        "translate": "Turn a file of TRL, verl or OpenRLHF into a parameter file, with what became of each option.",
         "init": "Create a project folder: prefect.yaml, a starter algorithm, its parameters.",
     }
 )

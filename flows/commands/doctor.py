@@ -34,7 +34,7 @@ def doctor(flags: Annotated[DoctorFlags, ALL_AT_ONCE] = DoctorFlags()) -> int:
       prefect-rlhf doctor --kind cuda
     """
     # Imported here: --help needs no Prefect.
-    from prefect_rlhf.flows.commands.terminal import quiet_terminal
+    from prefect_rlhf.flows.algorithm.terminal import quiet_terminal
     from prefect_rlhf.flows.hardware.checkup import findings
 
     # A name that nobody could guess: other users may make links in the temporary folder.

@@ -23,7 +23,6 @@ from prefect_rlhf.errors.errors import InvalidInput, refusing
 from prefect_rlhf.errors.in_short import in_short, one_line
 from prefect_rlhf.files.yaml_text import parse_yaml, read_yaml
 from prefect_rlhf.flows.commands.guesses import meant_argument, meant_flag, meant_pair
-from prefect_rlhf.flows.forms.foreign_options import answer
 from prefect_rlhf.placement.devices.mesh import Backend
 
 Flags = TypeVar("Flags")
@@ -104,9 +103,11 @@ def _mistake(error: CycloptsError) -> str:
 
 def _parameter(word: str) -> str:
     """Return a hint at the parameter similar to a flag, or its replacement: other trainers have parameters as flags."""
+    from prefect_rlhf.flows.forms.dictionary.answer import answer  # imported here: a valid flag needs no dictionary
+    from prefect_rlhf.flows.forms.options import RunOptions
+
     if foreign := answer(word):
-        return f"; here: {foreign}"
-    from prefect_rlhf.flows.forms.options import RunOptions  # imported here: a valid flag needs no pydantic
+        return f"; {foreign}"
 
     fields = [name for name in RunOptions.model_fields if name != "dry_run"]  # that one is a flag
     near = get_close_matches(word[:100].lstrip("-").replace("-", "_"), fields, 1, cutoff=0.85)

@@ -1,9 +1,9 @@
 """The last lines of a completed run: the folders of its models, a page to read, and a command that trains further."""
 
-import os
 import shlex
 from collections.abc import Container, Mapping, Sequence
-from pathlib import Path
+
+from prefect_rlhf.files.path_text import from_here
 
 PAGE_OF_OWN = "docs/authoring.md: change the algorithm or its reward, or watch the run in Prefect's UI"
 PAGE = "docs/ui.md: watch a run in Prefect's UI"
@@ -33,9 +33,3 @@ def _without(command: Sequence[str], names: Container[str]) -> list[str]:
 
 def _name(assignment: str) -> str:
     return assignment.partition("=")[0]
-
-
-def from_here(path: str) -> str:
-    """Return a shorter path, relative to the working folder, if the path is inside it."""
-    is_inside = "://" not in path and Path(path).is_relative_to(Path.cwd())
-    return os.path.relpath(path) if is_inside else path

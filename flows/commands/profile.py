@@ -23,7 +23,7 @@ class ProfileFlags:
     """The flags of `profile`."""
 
     model: Annotated[
-        str, Parameter(help="A Hugging Face folder, which needs only its config.json, or a known model.")
+        str, Parameter(help="A Hugging Face folder or a model on the Hub (only its config.json), or a known model.")
     ] = field(default="", kw_only=False)
     devices: Annotated[
         int,

@@ -11,6 +11,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from prefect_rlhf.errors.errors import RunStopped
+from prefect_rlhf.files.path_text import from_here
 from prefect_rlhf.flows.algorithm.places import ALGORITHMS, find_place
 from prefect_rlhf.flows.commands.flags import (
     ALL_AT_ONCE,
@@ -22,7 +23,7 @@ from prefect_rlhf.flows.commands.flags import (
     read_parameters,
     whole_number,
 )
-from prefect_rlhf.flows.commands.next_steps import from_here, next_steps
+from prefect_rlhf.flows.commands.next_steps import next_steps
 from prefect_rlhf.flows.forms.options import MOST_RESTARTS, RunOptions
 from prefect_rlhf.placement.devices.mesh import MOST_DEVICES
 
@@ -84,7 +85,7 @@ def run(flags: Annotated[RunFlags, ALL_AT_ONCE]) -> int:
     checked = flow.validate_parameters(parameters)
     # Imported here: a wrong parameter needs no search.
     from prefect_rlhf.flows.algorithm.local_run import plan_locally, run_locally
-    from prefect_rlhf.flows.commands.terminal import new_log, quiet_terminal
+    from prefect_rlhf.flows.algorithm.terminal import new_log, quiet_terminal
     from prefect_rlhf.flows.training.run_folder import output_folder
     from prefect_rlhf.tasks.server.patience import ServerAway
 

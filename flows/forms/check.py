@@ -3,21 +3,18 @@
 import inspect
 import json
 from collections.abc import Mapping, Sequence
-from difflib import get_close_matches
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, PydanticUserError, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
 from prefect_rlhf.errors.errors import InvalidInput, Missing, NotUsed, UnknownKey
-from prefect_rlhf.errors.in_short import MOST_CHARACTERS
 from prefect_rlhf.errors.right_value import right_value
 from prefect_rlhf.errors.wrong_setting import NOT_USED, WRONG
-from prefect_rlhf.flows.forms.foreign_options import answer
-from prefect_rlhf.flows.forms.shape import group_in_words, keys_of, shape_of, types_at, without_branches
+from prefect_rlhf.flows.forms.left_out import refuse_left_out
+from prefect_rlhf.flows.forms.shape import group_in_words, shape_of, types_at, without_branches
+from prefect_rlhf.flows.forms.unknown_key import Has, has_parameter, hint, keys_at, meaning, several, unknown_parameters
 
-MOST_PARTS = 8  # of the path of another trainer's option
-SAME_WORD = 0.7  # similarity above which the name of a group is a misspelt name of ours
 STRICT = ConfigDict(strict=True, allow_inf_nan=False)  # for types that have no configuration of their own
 
 
@@ -26,25 +23,28 @@ def checked_parameters(signature: inspect.Signature, parameters: Mapping[str, An
 
     Raises InvalidInput for the first value of a wrong type, and for missing parameters.
     """
+    if others := {str(name): value for name, value in parameters.items() if name not in signature.parameters}:
+        raise unknown_parameters(others, signature)
     checked = {}
     for name, value in parameters.items():
-        if name not in signature.parameters:
-            raise UnknownKey(str(name), value, hint(_first_path(name, value), list(signature.parameters), "parameters"))
-        try:
-            parameter = signature.parameters[name]
-            checked[name] = _validated(name, parameter.annotation, completed(parameter.default, value))
-        except ValidationError as error:
-            raise invalid_input(name, error, value, parameter.annotation) from error
+        checked[name] = checked_value(signature.parameters[name], value, has_parameter(signature))
     empty = inspect.Parameter.empty
     missing = [name for name, each in signature.parameters.items() if each.default is empty and name not in checked]
     if missing:
         shape = shape_of(types_at(signature.parameters[missing[0]].annotation, ()), None)
         such = f", such as {missing[0]}: {shape}" if shape else ""
-        what = (
-            "a value, since it has no default" if len(missing) == 1 else "a value for each, since they have no default"
-        )
-        raise Missing(", ".join(missing), what + such)
+        one = "a value, since it has no default" if len(missing) == 1 else "a value for each: they have no default"
+        raise Missing(", ".join(missing), one + such)
     return checked
+
+
+def checked_value(parameter: inspect.Parameter, value: Any, has: Has | None = None) -> Any:
+    """Return a value converted to the type of its parameter. Raises InvalidInput for the first mistake."""
+    refuse_left_out(parameter.name, value)
+    try:
+        return _validated(parameter.name, parameter.annotation, completed(parameter.default, value))
+    except ValidationError as error:
+        raise invalid_input(parameter.name, error, value, parameter.annotation, has) from error
 
 
 def completed(default: Any, value: Any) -> Any:
@@ -90,8 +90,13 @@ def _with_nul(field: str, value: Any) -> str | None:
     return None
 
 
-def invalid_input(name: str, error: ValidationError, value: Any, annotation: Any) -> InvalidInput:
-    """Return the first mistake that pydantic found in the parameter `name`, set to `value`, as an InvalidInput."""
+def invalid_input(
+    name: str, error: ValidationError, value: Any, annotation: Any, has: Has | None = None
+) -> InvalidInput:
+    """Return the first mistake that pydantic found in the parameter `name`, set to `value`, as an InvalidInput.
+
+    Of unknown keys all are returned. With `has`, a correction names only parameters that there are.
+    """
     first = error.errors()[0]
     cause = first.get("ctx", {}).get("error")
     if isinstance(cause, InvalidInput):
@@ -104,13 +109,14 @@ def invalid_input(name: str, error: ValidationError, value: Any, annotation: Any
         inner, reason, remedy = (first["ctx"][key] for key in ("field", "reason", "remedy"))
         return NotUsed(f"{field}.{inner}", _at(first["input"], inner.split(".")), reason, remedy)
     if first["type"] == "extra_forbidden":
-        return UnknownKey(
-            field, first["input"], hint(str(first["loc"][-1]), keys_of(types_at(annotation, first["loc"][:-1])))
-        )
+        unknown = [each for each in error.errors() if each["type"] == "extra_forbidden"]
+        return several([_unknown_key(name, each, annotation, has) for each in unknown])
     if first["type"] == "missing":
         return Missing(field, "a value, since it has no default")
     seen = _given(value, first["loc"], first["input"])
-    return InvalidInput(field, seen, _right(first, types_at(annotation, first["loc"]), seen))
+    right = _right(first, types_at(annotation, first["loc"]), seen)
+    meant = meaning(field, first["input"], has) if "literal" in first["type"] else ""
+    return InvalidInput(field, seen, "; ".join(filter(None, (right, meant))))
 
 
 def _right(mistake: ErrorDetails, types: Sequence[Any], seen: Any) -> str:
@@ -122,31 +128,11 @@ def _right(mistake: ErrorDetails, types: Sequence[Any], seen: Any) -> str:
     return right_value(mistake)
 
 
-def hint(word: str, keys: Sequence[str], noun: str = "keys") -> str:
-    """Return the correction for an unknown key: its replacement here, the closest of `keys`, or all of them.
-
-    `word` may be the path of another trainer's option: `actor_rollout_ref.actor.optim.lr` is answered as `optim.lr`.
-    """
-    parts = word[:MOST_CHARACTERS].split(".")
-    near = get_close_matches(parts[0], keys)
-    if len(parts) == 1 or not get_close_matches(parts[0], keys, cutoff=SAME_WORD):
-        for start in range(len(parts)):
-            if foreign := answer(".".join(parts[start:])):
-                return f"here: {foreign}"
-    return f"closest: {', '.join(near)}" if near else f"the {noun} are {', '.join(keys)}"
-
-
-def _first_path(name: object, value: Any) -> str:
-    """Return the dotted path to the first value of a group that another trainer has, or else the name of a value.
-
-    >>> _first_path("algorithm", {"kl_ctrl": {"kl_coef": 0.1}})
-    'algorithm.kl_ctrl.kl_coef'
-    """
-    parts = [str(name)]
-    while isinstance(value, Mapping) and value and len(parts) < MOST_PARTS:
-        name, value = next(iter(value.items()))
-        parts.append(str(name))
-    return ".".join(parts)
+def _unknown_key(name: str, error: Any, annotation: Any, has: Has | None) -> UnknownKey:
+    place = without_branches(error["loc"])
+    return UnknownKey(
+        ".".join((name, *place)), error["input"], hint(place[-1], keys_at(annotation, place[:-1]), has=has)
+    )
 
 
 def _at(group: Any, path: Sequence[str]) -> Any:

@@ -1,6 +1,7 @@
 """A Prefect flow whose form shows typed parameters, each with its description."""
 
 import inspect
+import typing
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
@@ -60,3 +61,12 @@ def form_entry(
     entry.__signature__ = inspect.Signature(parameters, return_annotation=dict)  # type: ignore[attr-defined]  # read by inspect
     entry.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return entry
+
+
+def own_parameters(body: Callable[..., None]) -> list[inspect.Parameter]:
+    """Return the body's parameters as keyword parameters, with types in place of the types' names."""
+    hints = typing.get_type_hints(body, include_extras=True)
+    return [
+        parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=hints[name])
+        for name, parameter in inspect.signature(body).parameters.items()
+    ]

@@ -34,20 +34,20 @@ def _branch(plan: object) -> str:
 def _numbered(plans: object) -> object:
     """Return the plans with numbers for steps in digits, as JSON states them.
 
-    Another text of a number is refused: the plan of `00` would replace the plan of `0`.
+    Another text of a number is refused: the plan of `01` would replace the plan of `1`.
     """
     if not isinstance(plans, Mapping):
         return plans
     texts = [step for step in plans if isinstance(step, str)]
     if not all(re.fullmatch("-?(0|[1-9][0-9]{0,8})", step) for step in texts):
-        raise PydanticCustomError("plan", "steps in plain digits, such as 0 and 40")
+        raise PydanticCustomError("plan", "steps in plain digits, such as 1 and 41")
     numbered = {int(step) if isinstance(step, str) else step: plan for step, plan in plans.items()}
     if len(numbered) < len(plans):
         raise PydanticCustomError("plan", "each step once")
     return numbered
 
 
-_Step = Annotated[int, Field(ge=0, le=MOST_STEPS)]
+_Step = Annotated[int, Field(ge=1, le=MOST_STEPS)]
 _PlansByStep = Annotated[dict[_Step, PathText], BeforeValidator(_numbered), Tag("<by step>")]
 _TEXT_SCHEMA: dict[str, Any] = {"type": "string", "maxLength": MOST_CHARACTERS}
 Plan = Annotated[
@@ -76,6 +76,21 @@ Lengths = Annotated[
     WithJsonSchema({"anyOf": [_TEXT_SCHEMA, {"type": "integer", "minimum": 1, "maximum": MOST_TOKENS}]}),
 ]
 """Tokens of a row: a number, shares, or the path of rollouts."""
+
+
+def _in_a_list(value: object) -> object:
+    """Return the names in a text, which commas separate: a shell needs no quotes for it."""
+    return [name.strip() for name in value.split(",")] if isinstance(value, str) else value
+
+
+_NAMES_SCHEMA: dict[str, Any] = {"type": "array", "items": {"type": "string"}, "maxItems": 64}
+Names = Annotated[
+    tuple[Annotated[str, Field(min_length=1, max_length=256)], ...],
+    BeforeValidator(_in_a_list),
+    Field(strict=False, max_length=64),
+    WithJsonSchema({"anyOf": [_NAMES_SCHEMA, _TEXT_SCHEMA]}),
+]
+"""Dotted names of parameters, in a list or in a text with commas."""
 
 
 class Form(Settings):
@@ -110,7 +125,7 @@ class RunOptions(Form):
     )
     plan: Plan = Field(
         "flattening",
-        description="auto, measure(k), a preset's name, a plan file's path, or plans by step: {0: auto, 40: p.yaml}.",
+        description="auto, measure(k), a preset's name, a plan file's path, or plans by step: {1: auto, 41: p.yaml}.",
     )
     expected_response_length: Lengths = Field(
         "",
@@ -153,6 +168,9 @@ class RunOptions(Form):
     )
     resume_from: PathText | None = Field(
         None, description="A run's or a checkpoint's folder, or latest for the newest checkpoint in output_dir."
+    )
+    resume_changes: Names = Field(
+        (), description="Parameters that may differ from those of the checkpoint, such as algo.optimizer.lr."
     )
     output_dir: PathText = Field(
         "runs", min_length=1, description="Folder for this run's models, rollouts and metrics."

@@ -29,7 +29,7 @@ class PlanOptions(Form):
     )
     models: dict[str, PathText] = Field(
         {},
-        description="Model by role: a known model such as llama-70b or Qwen/Qwen2.5-7B, or a Hugging Face folder.",
+        description="Model by role: a known model such as llama-70b, a Hugging Face folder, or any model on the Hub.",
     )
     parameters: dict[str, Any] = Field({}, description="The algorithm's own parameters, as in its deployment.")
     cluster: str = Field(

@@ -14,6 +14,7 @@ from prefect_rlhf.errors.install_command import install_command
 from prefect_rlhf.files.engine_builds import chosen_kind, why_no_gpu
 from prefect_rlhf.files.gpus import check_gpus, visible_gpus
 from prefect_rlhf.files.host import compiler, locked_memory, shared_memory
+from prefect_rlhf.files.hub.snapshots import in_words
 from prefect_rlhf.files.installed import installed_version
 from prefect_rlhf.flows.hardware.device_kind import USABLE_SHARE, local_cluster
 from prefect_rlhf.flows.hardware.installed_engines import check_builds, check_engines
@@ -57,6 +58,7 @@ def findings(kind: Backend | None, devices: int | None) -> Iterator[Finding]:
             number = devices or len(visible_gpus())
     yield from quick
     yield Finding("several nodes", _several_nodes())
+    yield Finding("Hub", in_words())
     if not any(found.is_fault for found in quick):
         yield _finding("engines", lambda: _engines(number, chosen))
 

@@ -13,7 +13,8 @@ from prefect_rlhf.blocks.dataset import Preferences, Prompts
 from prefect_rlhf.blocks.model import Model
 from prefect_rlhf.blocks.rated_answers import RatedAnswers
 from prefect_rlhf.errors.errors import InvalidInput
-from prefect_rlhf.flows.training.log import log_now
+from prefect_rlhf.files.storage.inputs import dataset_path, is_on_hub, model_folder, pinned_dataset, pinned_model
+from prefect_rlhf.flows.training.log import log_info, log_now
 from prefect_rlhf.placement.cost.made_rows import row_lengths
 from prefect_rlhf.placement.graph import DataflowGraph, Dataset
 from prefect_rlhf.placement.models.model import ModelSpec
@@ -37,7 +38,8 @@ Source = PromptDataset | PreferenceDataset | ChatDataset
 class RunInputs:
     """The models and datasets among a run's parameters, by parameter name.
 
-    `checked_rows` are the rows of each dataset that were checked, `checked_items` their items.
+    `checked_rows` are the rows of each dataset that were checked, `checked_items` their items. `commits` are those of
+    the Hub's repositories, by repository and branch.
     """
 
     models: Mapping[str, ModelSpec]
@@ -46,6 +48,7 @@ class RunInputs:
     tokenizer: str
     checked_rows: Mapping[str, CheckedRows] = field(default_factory=dict)
     checked_items: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    commits: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def longest(self) -> dict[str, int]:
@@ -55,7 +58,8 @@ class RunInputs:
     @property
     def remarks(self) -> tuple[str, ...]:
         """Lines for the log: how rows are read, and the token that ends an answer."""
-        lines = [remark for rows in self.checked_rows.values() for remark in rows.remarks]
+        read = [(self.sources[name].rows.remark, *rows.remarks) for name, rows in self.checked_rows.items()]
+        lines = [line for lines in read for line in lines]
         eos_tokens = {source.eos_token for source in self.sources.values()}  # one: they are read by the same role
         return (*lines, *(end_remark(self.tokenizer, eos_token) for eos_token in eos_tokens))
 
@@ -99,6 +103,30 @@ class RunInputs:
         return shortest_context(self.models)
 
 
+def at_commits(arguments: Mapping[str, Any], known: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return a run's parameters with the commits of what is on the Hub, and all these commits by repository and branch.
+
+    A `known` commit is taken as it is: a resumed run reads what the run before it has read. What this machine lacks is
+    downloaded. Raises InvalidInput for what the Hub does not have or does not give.
+    """
+    commits, pinned = dict(known), dict(arguments)
+    models = {name: value for name, value in arguments.items() if isinstance(value, Model)}
+    data = {name: value for name, value in arguments.items() if isinstance(value, DatasetParameter)}
+    for values, pin in ((models, pinned_model), (data, pinned_dataset)):
+        for name, value in values.items():
+            path = pin(value.path, f"{name}.path", commits, log_info)
+            pinned[name] = value if path == value.path else value.model_copy(update={"path": path})
+    # Small files first: a model that may not be read is found before the weights of another are downloaded.
+    for part in ("tokenizer", "all"):
+        for name, value in models.items():
+            if is_on_hub(path := pinned[name].path):
+                model_folder(path, f"{name}.path", part, seen=value.path, say=log_now)
+    for name, value in data.items():
+        if is_on_hub(path := pinned[name].path):
+            dataset_path(path, f"{name}.path", seen=value.path, say=log_now)
+    return pinned, commits
+
+
 def read_run_inputs(arguments: Mapping[str, Any]) -> RunInputs:
     """Read the model configs and datasets that `arguments` name. Raises InvalidInput for any that cannot be used."""
 
@@ -137,7 +165,10 @@ def read_inputs(
         sources |= {name: replace(source, tools=tools) for name, source in prompts.items() if tools}
     items = {name: sources[name].num_items if name in sources else MANY for name in named}
     columns = {name: sources[name].columns if name in sources else tuple(named[name].columns) for name in named}
-    datasets = {name: value.to_spec(name, items[name], columns[name]) for name, value in named.items()}
+    found = {name: source.rows.found.identity for name, source in sources.items()}
+    datasets = {
+        name: value.to_spec(name, items[name], columns[name], found.get(name, "")) for name, value in named.items()
+    }
     return RunInputs(models, sources, datasets, tokenizer)
 
 
@@ -156,10 +187,8 @@ def open_source(name: str, value: DatasetParameter, tokenizer: str, say: Say = s
     settings = value.model_dump(exclude={"saved", "columns"}) | {"column_paths": value.columns, "say": say}
     if isinstance(value, Prompts):
         return PromptDataset(name, tokenizer=tokenizer, **settings)
-    if isinstance(value, Chats):
+    if isinstance(value, Chats | RatedAnswers):
         return ChatDataset(name, tokenizer=tokenizer, **settings)
-    if isinstance(value, RatedAnswers):
-        return ChatDataset(name, tokenizer=tokenizer, form="completion", **settings)
     return PreferenceDataset(name, tokenizer=tokenizer, **settings)
 
 

@@ -13,6 +13,7 @@ from prefect.logging.loggers import LoggingAdapter
 from prefect_rlhf.tasks.run_log import run_log
 
 LogLine = Callable[[str], None]
+BEFORE_A_RUN = "prefect_rlhf.plan"  # the log of planning outside of a run, below Prefect's logger
 
 _kept: ContextVar[list[tuple[int, str]] | None] = ContextVar("rlhf_kept_lines", default=None)
 
@@ -60,7 +61,7 @@ def _log() -> Logger | LoggingAdapter:
     try:
         return run_log()
     except MissingContextError:
-        return get_logger("prefect_rlhf.plan")
+        return get_logger(BEFORE_A_RUN)
 
 
 @contextmanager

@@ -1,7 +1,7 @@
 """A run request, read and checked: its inputs, its graph, and the checkpoint to continue from."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
@@ -10,7 +10,7 @@ from typing import Any
 from prefect_rlhf.errors.errors import InvalidInput, NotUsed
 from prefect_rlhf.flows.forms.options import RunOptions
 from prefect_rlhf.flows.hardware.profiles import measured_sources
-from prefect_rlhf.flows.training.inputs import RunInputs, read_run_inputs
+from prefect_rlhf.flows.training.inputs import RunInputs, at_commits, read_run_inputs
 from prefect_rlhf.flows.training.log import log_info, log_warning
 from prefect_rlhf.flows.training.run_folder import check_output_folder, output_folder, read_result
 from prefect_rlhf.flows.training.steps import falling_over, with_steps
@@ -26,8 +26,10 @@ from prefect_rlhf.placement.plan import ExecutionPlan
 from prefect_rlhf.placement.planner.question import Question, Site
 from prefect_rlhf.placement.rows.tokenizers import Tokenizers
 from prefect_rlhf.tasks.checkpoints.best import BestModel
+from prefect_rlhf.tasks.checkpoints.changes import ResumedRun
 from prefect_rlhf.tasks.checkpoints.folders import Checkpoint, check_resumable, find_checkpoint
-from prefect_rlhf.tasks.checkpoints.run_identity import run_identity, with_draws_of
+from prefect_rlhf.tasks.checkpoints.lineage import Lineage, parameters_of
+from prefect_rlhf.tasks.checkpoints.run_identity import run_identity, with_defaults, with_draws_of
 from prefect_rlhf.tasks.data.role_tokenizers import tokenizers_of
 from prefect_rlhf.tasks.data.rows.row_order import items_read
 from prefect_rlhf.tasks.running.training_run import TrainingRun
@@ -39,7 +41,7 @@ NO_BEST_METRIC = "best_metric is not set"
 
 @dataclass(frozen=True)
 class RunRequest:
-    """A checked request for a run. It continues from `checkpoint`, or starts from step 0 if that is None.
+    """A checked request for a run. It continues from `checkpoint`, or starts from step 1 if that is None.
 
     `speeds` are those of the lease's devices, if they were probed. `reward_warnings` are of the rewards' trial. The
     lease's cluster has the headroom of the options; raises InvalidInput if it leaves nothing.
@@ -51,6 +53,7 @@ class RunRequest:
     graph: DataflowGraph
     workload: Workload
     checkpoint: Checkpoint | None
+    lineage: Lineage = field(default_factory=Lineage)
     speeds: KnownSpeeds | None = None
     reward_warnings: tuple[str, ...] = ()
 
@@ -91,6 +94,7 @@ class RunRequest:
             keep_checkpoints=self.options.keep_checkpoints,
             best=best_model(self.options),
             role_deadlines=self.options.role_deadlines,
+            lineage=self.lineage,
         )
 
     def trial_run(self, graph: DataflowGraph, plan: ExecutionPlan, num_steps: int, folder: Path) -> TrainingRun:
@@ -114,7 +118,9 @@ def read_request(
     A run that did not reach its end may continue from a checkpoint of its last step: the work after that step is still
     to be done. Rewards are tried, unless their warnings are given, or the run starts again.
     """
-    inputs = read_run_inputs(arguments)
+    checkpoint = checkpoint_of(options)
+    arguments, commits = at_commits(arguments, checkpoint.manifest.lineage.commits if checkpoint else {})
+    inputs = replace(read_run_inputs(arguments), commits=commits)
     graph = algorithm.trace(arguments, inputs.models, inputs.datasets)
     options = with_steps(options, graph)
     graph = falling_over(graph, options.steps)
@@ -136,15 +142,7 @@ def read_request(
         run_workload(graph, inputs, options.expected_response_length),
         has_checkpoints=options.checkpoint_every is not None,
     )
-    checkpoint = None
-    if options.resume_from is not None:
-        checkpoint = find_checkpoint(options.resume_from, output_folder(options))
-        if (as_before := with_draws_of(checkpoint.manifest.identity, graph)) != graph:
-            graph = as_before
-            log_info("all generate calls share a random stream, as in the version that wrote the checkpoint")
-        identity = run_identity(graph, options.seed, options.checkpoint_every)
-        has_ended = read_result(checkpoint.folder.parent.parent) is not None
-        check_resumable(checkpoint, graph, identity, options.steps, has_ended, optimizer_parameters(graph, arguments))
+    graph, lineage = read_resumed(algorithm, arguments, options, inputs, graph, checkpoint)
     check_output_folder(options, graph, checkpoint.folder if checkpoint and is_restart else None)
     if any(call.on_hosts or call.play is not None for call in graph):
         found = check_functions(graph, inputs, options.seed, calls=not is_restart and reward_warnings is None)
@@ -154,7 +152,48 @@ def read_request(
     if options.dry_run and any(call.play is not None for call in graph):
         check_plays(graph, inputs, tokenizers)
     check_operators(graph, inputs, tokenizers, best, is_own=not algorithm.is_shipped)
-    return RunRequest(options, lease, inputs, graph, workload, checkpoint, reward_warnings=reward_warnings or ())
+    return RunRequest(
+        options, lease, inputs, graph, workload, checkpoint, lineage, reward_warnings=reward_warnings or ()
+    )
+
+
+def read_resumed(
+    algorithm: Algorithm,
+    arguments: Mapping[str, Any],
+    options: RunOptions,
+    inputs: RunInputs,
+    graph: DataflowGraph,
+    checkpoint: Checkpoint | None,
+) -> tuple[DataflowGraph, Lineage]:
+    """Return the graph, with the draws of the run that wrote the checkpoint, if any, and the lineage of this run.
+
+    Raises InvalidInput if it would be another run, apart from its `resume_changes`.
+    """
+    if checkpoint is None:
+        return graph, Lineage(parameters_of(arguments), commits=dict(inputs.commits))
+    before = checkpoint.manifest
+    if (as_before := with_draws_of(before.identity, graph)) != graph:
+        graph = as_before
+        log_info("all generate calls share a random stream, as in the version that wrote the checkpoint")
+
+    def identity_of(others: Mapping[str, Any]) -> dict[str, Any]:
+        traced = falling_over(algorithm.trace(others, inputs.models, inputs.datasets), options.steps)
+        return run_identity(with_draws_of(before.identity, traced), options.seed, options.checkpoint_every)
+
+    saved = with_defaults(before.identity, graph)
+    resumed = ResumedRun(checkpoint, saved, arguments, identity_of, optimizer_parameters(graph, arguments))
+    changes, identity = resumed.changes(options.resume_changes)
+    has_ended = read_result(checkpoint.folder.parent.parent) is not None
+    check_resumable(checkpoint, graph, identity, options.steps, has_ended)
+    lineage = Lineage(parameters_of(arguments), (*before.lineage.changes, *changes), dict(inputs.commits))
+    for change in lineage.changes:
+        log_info(str(change))
+    return graph, lineage
+
+
+def checkpoint_of(options: RunOptions) -> Checkpoint | None:
+    """Return the checkpoint that a run continues from. Raises InvalidInput if `resume_from` names none."""
+    return None if options.resume_from is None else find_checkpoint(options.resume_from, output_folder(options))
 
 
 def optimizer_parameters(graph: DataflowGraph, arguments: Mapping[str, Any]) -> dict[str, str]:
@@ -182,7 +221,10 @@ def check_names(options: RunOptions, graph: DataflowGraph) -> None:
 
 
 def check_has_checkpoints(options: RunOptions) -> None:
-    """Raise InvalidInput if `keep_checkpoints` is set for a run that writes no checkpoints."""
+    """Raise InvalidInput for settings of checkpoints in a run that writes none, or that resumes from none."""
+    if options.resume_changes and options.resume_from is None:
+        reason = "without resume_from a run has no checkpoint from which it differs"
+        raise NotUsed("resume_changes", ",".join(options.resume_changes), reason, "set resume_from")
     default = RunOptions.model_fields["keep_checkpoints"].default
     if options.checkpoint_every is None and options.keep_checkpoints != default:
         reason = "without checkpoint_every a run writes no checkpoints"

@@ -1,10 +1,12 @@
 """One flow run, read from top to bottom: lease, request, plan, augmented graph, training."""
 
+import inspect
 import json
-from collections.abc import Iterator, Mapping, Sequence
+import shlex
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from contextvars import ContextVar
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -16,8 +18,12 @@ from prefect_rlhf.blocks.lease import dry_lease, given_lease, lease
 from prefect_rlhf.errors.errors import InvalidInput, OutputFailed
 from prefect_rlhf.files.atomic_file import write_atomically, writing
 from prefect_rlhf.files.environment import hide
+from prefect_rlhf.files.installed import own_version
+from prefect_rlhf.files.path_text import from_here
 from prefect_rlhf.files.remote_path import shown
+from prefect_rlhf.flows.forms.form_flow import own_parameters
 from prefect_rlhf.flows.forms.options import RunOptions
+from prefect_rlhf.flows.forms.parameters_file import changed, plain_parameters
 from prefect_rlhf.flows.hardware.device_kind import check_leased_gpus, device_line, unheld_devices
 from prefect_rlhf.flows.hardware.installed_engines import check_builds, check_engines
 from prefect_rlhf.flows.hardware.living_nodes import on_living_nodes
@@ -40,6 +46,7 @@ from prefect_rlhf.flows.training.moving.predicted import later_plan, predict_run
 from prefect_rlhf.flows.training.probed import SPEEDS, awaits_probe, with_speeds
 from prefect_rlhf.flows.training.request import RunRequest, read_request
 from prefect_rlhf.flows.training.run_folder import (
+    COMMITS,
     LATEST,
     RESULT,
     check_latest,
@@ -62,7 +69,9 @@ from prefect_rlhf.placement.schedule.estimate import Prediction
 from prefect_rlhf.tasks.checkpoints.best import carry_over_best, export_stored
 from prefect_rlhf.tasks.checkpoints.elsewhere import publish_record, writing_to
 from prefect_rlhf.tasks.checkpoints.folders import Checkpoint, clear_unfinished, folder_of, newest_finished
+from prefect_rlhf.tasks.checkpoints.lineage import CHANGES
 from prefect_rlhf.tasks.reporting.report import LaterPlan, PlannedSteps, RunReport, planned_timeline
+from prefect_rlhf.tasks.reporting.run_record import PARAMETERS, keep_parameters, new_record, recorded
 from prefect_rlhf.tasks.running.journal import Journal
 from prefect_rlhf.tasks.running.steps.learning import Learning
 from prefect_rlhf.tasks.running.steps.moves import Moves
@@ -159,7 +168,7 @@ def run_algorithm(algorithm: Algorithm, arguments: Mapping[str, Any], options: R
     end, for example before it was suspended, has nothing left to do.
     """
     check_builds()
-    leased = given_lease() or unheld_devices()
+    leased, asked = given_lease() or unheld_devices(), options
     check_surroundings(leased.mesh.num_devices, own_leases=given_lease() is None)
     if not options.dry_run:
         check_engines(leased.kind)
@@ -177,8 +186,14 @@ def run_algorithm(algorithm: Algorithm, arguments: Mapping[str, Any], options: R
         if not options.dry_run and given_lease() is None:
             checked = check_run(algorithm, arguments, options, leased.cluster, is_restart=own is not None)
             leased = held.enter_context(leased_after(checked, log_info, flow_run.name or algorithm.name))
-        leased = on_living_nodes(leased, log_info)
-        prepared = prepare_leased(algorithm, arguments, options, leased, is_restart=own is not None)
+        leased, run_dir = on_living_nodes(leased, log_info), earlier or Path()
+
+        def begin(request: RunRequest) -> None:
+            nonlocal run_dir
+            if not options.dry_run:
+                run_dir = held.enter_context(own_folder(algorithm, arguments, asked, request, earlier))
+
+        prepared = prepare_leased(algorithm, arguments, options, leased, is_restart=own is not None, begin=begin)
         tag_run(algorithm.name, arguments, plan_in_words(options.plan), prepared.chosen.plan.name)
         limits = prepared.request.options.limits
         prediction = prepared.prediction
@@ -196,11 +211,17 @@ def run_algorithm(algorithm: Algorithm, arguments: Mapping[str, Any], options: R
         if options.dry_run:
             steps = prepared.request.options.steps
             return {"plan": prepared.augmented.plan.name, "steps": steps, "dry_run": True}
-        return train_prepared(prepared, report, moves, earlier)
+        return train_prepared(prepared, report, moves, run_dir)
 
 
 def prepare_leased(
-    algorithm: Algorithm, arguments: Mapping[str, Any], options: RunOptions, lease: Lease, *, is_restart: bool
+    algorithm: Algorithm,
+    arguments: Mapping[str, Any],
+    options: RunOptions,
+    lease: Lease,
+    *,
+    is_restart: bool,
+    begin: Callable[[RunRequest], None],
 ) -> PreparedRun:
     """Prepare a run that has its devices. The result of an earlier check on the same mesh is reused.
 
@@ -209,15 +230,16 @@ def prepare_leased(
     """
     checked, asked = _checked.get(), (algorithm, arguments, options)
     if checked is None or (checked.algorithm, checked.arguments, checked.options) != asked:
-        return prepare(algorithm, arguments, options, lease, is_restart=is_restart)
+        return prepare(algorithm, arguments, options, lease, is_restart=is_restart, begin=begin)
     was_for = checked.prepared.request.lease
     is_measured = isinstance(options.plan, str) and plans_to_measure(options.plan)
     is_same = (was_for.cluster, was_for.mesh, was_for.kind) == (lease.cluster, lease.mesh, lease.kind)
     if is_same and not is_measured and not awaits_probe((prepared := checked.on(lease)).request):
         write_kept(checked.lines)
+        begin(prepared.request)
         return prepared
     warnings = checked.prepared.request.reward_warnings
-    return prepare(algorithm, arguments, options, lease, is_restart=is_restart, reward_warnings=warnings)
+    return prepare(algorithm, arguments, options, lease, is_restart=is_restart, reward_warnings=warnings, begin=begin)
 
 
 def prepare(
@@ -228,25 +250,28 @@ def prepare(
     *,
     is_restart: bool = False,
     reward_warnings: tuple[str, ...] | None = None,
+    begin: Callable[[RunRequest], None] = lambda request: None,
 ) -> PreparedRun:
     """Make all decisions before the first step. Raises InvalidInput or GraphError for a run that is not possible.
 
     Inputs are read, the graph is traced, a plan is chosen and proven to fit by the memory model, the task runs of the
     first steps are made and their time predicted. A device is used only by a probe before a search and by the plans of
-    `measure(k)`, and never in a dry run. With `reward_warnings`, rewards were tried before.
+    `measure(k)`, and never in a dry run. With `reward_warnings`, rewards were tried before. `begin` is called with the
+    checked request, before a device is used.
     """
     hide()  # before the first play, which could read the variables of this process
     check_trackers(options.tracking)
     request = read_request(algorithm, arguments, options, lease, is_restart=is_restart, reward_warnings=reward_warnings)
+    begin(request)
     request = with_speeds(request)
     plans = choose_plans(request)
-    first_step = request.checkpoint.step if request.checkpoint else 0
-    chosen, later = in_effect(plans, first_step)
+    finished = request.checkpoint.step if request.checkpoint else 0
+    chosen, later = in_effect(plans, finished)
     check_host((chosen.certificate, *(each.chosen.certificate for each in later)), lease)
-    augmented = preview(request.graph, chosen.plan, request.options.steps, first_step, options.checkpoint_every)
+    augmented = preview(request.graph, chosen.plan, request.options.steps, finished, options.checkpoint_every)
     if options.checkpoint_every is not None:
         log_info(checkpoint_memory(augmented))
-    prediction, turns = predict_run(request, augmented), pairwise((ChosenAt(first_step, chosen), *later))
+    prediction, turns = predict_run(request, augmented), pairwise((ChosenAt(finished + 1, chosen), *later))
     moves = tuple(later_plan(request, before.chosen.plan, after) for before, after in turns)
     return PreparedRun(request, chosen, augmented, prediction, plans, moves)
 
@@ -258,12 +283,32 @@ def checkpoint_memory(augmented: AugmentedGraph) -> str:
     return f"checkpoints: a single copy in host memory takes {byte_size(copied.total())}, at most {most} per device"
 
 
-def train_prepared(
-    prepared: PreparedRun, report: RunReport, moves: Moves, earlier: Path | None = None
-) -> Mapping[str, Any]:
-    """Train in the folder of the flow run, `earlier` if it exists; returns the folder and the trained models."""
-    folder = output_folder(prepared.request.options)
-    run_dir = earlier or new_folder(folder, flow_run.name or "run", str(flow_run.id))
+@contextmanager
+def own_folder(
+    algorithm: Algorithm, arguments: Mapping[str, Any], asked: RunOptions, request: RunRequest, earlier: Path | None
+) -> Iterator[Path]:
+    """Yield the folder of the flow run, `earlier` if it exists, with its parameters and its record.
+
+    `asked` are the options as they were given. After the body the record says how the run ended.
+    """
+    run_dir = earlier or new_folder(output_folder(asked), flow_run.name or "run", str(flow_run.id))
+    checkpoint, devices = request.checkpoint, request.lease.mesh.num_devices
+    is_other = earlier is None and checkpoint is not None
+    came_from = checkpoint.folder.parent.parent if checkpoint is not None and is_other else None
+    if checkpoint is not None and is_other:  # `latest` will be another checkpoint
+        asked = asked.model_copy(update={"resume_from": shown(checkpoint.folder)})
+    options = {name: getattr(asked, name) for name in RunOptions.model_fields}
+    signature = inspect.Signature([*own_parameters(algorithm.body), *RunOptions.signature()])
+    words = ["prefect-rlhf", "run", algorithm.word or "", "--parameters", from_here(shown(run_dir / PARAMETERS))]
+    command = shlex.join([*words, *(["--devices", str(devices)] if devices > 1 else [])]) if algorithm.word else None
+    record = new_record(algorithm.name, command, own_version(), request.options.steps)
+    with recorded(run_dir, record):
+        keep_parameters(run_dir, record, plain_parameters(signature, {**arguments, **options}), changed, came_from)
+        yield run_dir
+
+
+def train_prepared(prepared: PreparedRun, report: RunReport, moves: Moves, run_dir: Path) -> Mapping[str, Any]:
+    """Train in the folder of the flow run; returns the folder and the trained models."""
     with writing_to(run_dir):
         return train_in(run_dir, prepared, report, moves)
 
@@ -277,7 +322,7 @@ def train_in(run_dir: Path, prepared: PreparedRun, report: RunReport, moves: Mov
     run = request.training_run(prepared.chosen.plan, run_dir)
     journal = open_journal(run_dir, prepared, report.later)
     report.started(journal)
-    before = journal.go_on_from(*_begin(request.checkpoint, run_dir))
+    before = journal.go_on_after(*_begin(request.checkpoint, run_dir))
     if run.best is not None:
         carry_over_best(run.best, _begin(request.checkpoint, run_dir)[1], run_dir)
     learning = Learning(run.graph, options.most_empty_steps, options.limits)
@@ -316,7 +361,7 @@ def link_latest(run_dir: Path) -> None:
 
 
 def _begin(checkpoint: Checkpoint | None, run_dir: Path) -> tuple[int, Path]:
-    """Return the step where the run begins, and the folder of the run that trained the earlier steps."""
+    """Return the number of steps before the run begins, and the folder of the run that trained them."""
     return (0, run_dir) if checkpoint is None else (checkpoint.step, checkpoint.folder.parent.parent)
 
 
@@ -324,9 +369,13 @@ def open_journal(run_dir: Path, prepared: PreparedRun, later: Sequence[LaterPlan
     """Begin the run's record with the decisions: plan, certificate, planned timeline, measured plans."""
     chosen, prediction = prepared.chosen, prepared.prediction
     predicted_seconds = predicted_by(prediction, later)
-    journal = Journal(run_dir, predicted_seconds, prepared.request.graph, prepared.request.options.steps)
+    journal = Journal(run_dir, predicted_seconds, prepared.request.graph)
     journal.keep("plan.yaml", plan_yaml(chosen.plan))
     journal.keep("certificate.json", chosen.certificate.to_json())
+    if changes := prepared.request.lineage.changes:
+        journal.keep(CHANGES, json.dumps([asdict(change) for change in changes], indent=1))
+    if commits := prepared.request.lineage.commits:
+        journal.keep(COMMITS, json.dumps(commits, indent=2))
     if prepared.request.speeds:
         journal.keep(SPEEDS, prepared.request.speeds.to_json())
     if earlier := earlier_check(prepared.request):

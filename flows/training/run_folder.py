@@ -21,9 +21,10 @@ from prefect_rlhf.placement.cost.sizes import ModelSizes
 from prefect_rlhf.placement.graph import DataflowGraph
 from prefect_rlhf.placement.memory.bytes import byte_size
 from prefect_rlhf.tasks.checkpoints.elsewhere import check_writable, publish, recall_folder, recall_owners
+from prefect_rlhf.tasks.reporting.run_record import OWNER
 
-OWNER = "flow_run_id"  # this file names the flow run that owns the folder
 LATEST = "latest"  # a link to the folder of the run that ended last
+COMMITS = "hub_commits.json"  # the commit of each repository on the Hub that the run reads, by repository and branch
 RESULT = "result.json"  # the result of the flow run; written last
 
 

@@ -38,16 +38,16 @@ from prefect_rlhf.placement.rows.moves import RowMove
 
 
 def augment(
-    graph: DataflowGraph, plan: ExecutionPlan, num_steps: int, first_step: int = 0, checkpoint_every: int | None = None
+    graph: DataflowGraph, plan: ExecutionPlan, num_steps: int, finished: int = 0, checkpoint_every: int | None = None
 ) -> AugmentedGraph:
-    """Return every task run of `num_steps` steps under `plan`. Evaluation calls run once more, at step `num_steps`.
+    """Return every task run of `num_steps` steps under `plan`. Evaluation calls run before and after training too.
 
-    With `first_step`, return the remaining task runs of a run that resumes from the checkpoint written before that
-    step. With `checkpoint_every`, insert a checkpoint after every `checkpoint_every` steps and after the last step.
+    With `finished`, return the remaining task runs of a run that resumes from the checkpoint written after that many
+    steps. With `checkpoint_every`, insert a checkpoint after every `checkpoint_every` steps and after the last step.
     Expects a plan that `check_plan` accepts. Raises GraphError if the plan makes nodes wait for each other.
     """
-    steps = StepRange(num_steps, first_step, checkpoint_every)
-    return AugmentedGraph(graph, plan, num_steps, unrolled_nodes(graph, plan, steps, steps.all()), first_step)
+    steps = StepRange(num_steps, finished, checkpoint_every)
+    return AugmentedGraph(graph, plan, num_steps, unrolled_nodes(graph, plan, steps, steps.all()), finished)
 
 
 def unrolled_nodes(
@@ -67,7 +67,7 @@ def unrolled_nodes(
     add_checkpoints(builder, graph, plan, steps, unrolled)
     _add_overwrites(builder)
     _add_transfers(builder, graph, plan, priorities)
-    if steps.num_steps in unrolled:
+    if steps.exports and steps.num_steps in unrolled:
         _add_exports(builder, graph, plan, steps.num_steps)
     cut_into_parts(builder, graph, plan)
     add_offloads(builder, graph, plan, steps)
@@ -76,7 +76,9 @@ def unrolled_nodes(
 
 def _runs(graph: DataflowGraph, steps: StepRange, unrolled: Sequence[int]) -> Iterator[CallRun]:
     """Yield the runs of all calls in these steps, without dependencies on other steps."""
-    runs = unroll(graph, steps.num_steps, steps.first, steps.drained, unrolled)
+    runs = unroll(graph, steps.num_steps, steps.finished, steps.drained, unrolled)
+    if not steps.exports:
+        runs = tuple(run for run in runs if run.step < steps.num_steps or run.call.every is None)
     ids = {run.id for run in runs}
     for run in runs:
         known = tuple([dependency for dependency in run.dependencies if dependency.node in ids])
@@ -85,7 +87,8 @@ def _runs(graph: DataflowGraph, steps: StepRange, unrolled: Sequence[int]) -> It
 
 def _call_node(graph: DataflowGraph, plan: ExecutionPlan, run: CallRun) -> Node:
     call, placement = run.call, plan[run.call.name]
-    when = "in every step" if call.every is None else f"as evaluation every {call.every} steps and after the last step"
+    evaluation = f"as evaluation before training, every {call.every} steps and after the last step"
+    when = "in every step" if call.every is None else evaluation
     return Node(
         id=run.id,
         step=run.step,

@@ -15,15 +15,15 @@ from prefect_rlhf.placement.plan import ExecutionPlan
 class AugmentedGraph:
     """All task runs of a training run, or of its first steps, in topological order: estimated and drawn.
 
-    `num_steps` is the number of steps of the run. `first_step` is the step at which a resumed run continues: trained
-    roles start with weights v`first_step`. A run receives its nodes from `StepGroups`, group by group.
+    `num_steps` is the number of steps of the run, which count from 1. A resumed run continues after `finished` steps:
+    trained roles start with weights v`finished`. A run receives its nodes from `StepGroups`, group by group.
     """
 
     graph: DataflowGraph
     plan: ExecutionPlan
     num_steps: int
     nodes: tuple[Node, ...]
-    first_step: int = 0
+    finished: int = 0
     _by_id: dict[str, Node] = field(init=False, repr=False, compare=False, hash=False)
 
     def __post_init__(self) -> None:
@@ -53,5 +53,5 @@ class AugmentedGraph:
 
     @property
     def last_step(self) -> int:
-        """The last step that any node belongs to: `num_steps` when evaluation runs after the last train_step."""
+        """The last step that any node belongs to."""
         return max((node.step for node in self.nodes), default=0)

@@ -2,8 +2,9 @@
 
 After a step that ends a period, and after the last step, each trained role has a `checkpoint` node: its ranks copy
 their state into host memory, and the next train_step may begin. The `commit` node then writes all copies next to the
-last checkpoint, adds the small files and renames the folder, which makes it the newest checkpoint. The next copy waits
-for the commit, so at most a single copy exists.
+last checkpoint, adds the small files and renames the folder, which makes it the newest checkpoint. It waits for the
+evaluation of its step: a run that resumes has nothing left of the steps before. The next copy waits for the commit, so
+at most a single copy exists.
 """
 
 from __future__ import annotations
@@ -25,38 +26,42 @@ from prefect_rlhf.placement.plan import ExecutionPlan, ModelInstance, trained_in
 class StepRange:
     """The steps that a run makes, and how often it writes a checkpoint.
 
-    `first` is 0, or the step of the checkpoint that the run resumes from: each trained role then starts with weights
-    v`first`. If `every` is None, the run writes no checkpoint. A run that is `stopped` after that number of steps
-    writes a checkpoint there. If it is stopped to move to another plan, the state of the `moving` roles is copied to
-    host memory instead. Without `exports`, the last step ends the run, without evaluation.
+    Steps count from 1. `finished` steps were made before, up to the checkpoint that the run resumes from: each trained
+    role starts with weights v`finished`. If `every` is None, the run writes no checkpoint. A run that is `stopped`
+    after that step writes a checkpoint there. If it is stopped to move to another plan, the state of the `moving` roles
+    is copied to host memory instead. Without `exports`, the last step ends the run, without evaluation.
     """
 
     num_steps: int
-    first: int = 0
+    finished: int = 0
     every: int | None = None
     stopped: int | None = None
     exports: bool = True
     moving: frozenset[str] | None = None
 
     def all(self) -> range:
-        """Return the steps, followed by the step of evaluation and export, which a stopped run does not have.
+        """Return the steps. Step 0 has the evaluation before training, if any.
 
-        >>> StepRange(num_steps=3).all(), StepRange(num_steps=3, stopped=2).all()
-        (range(0, 4), range(0, 2))
+        After a checkpoint of the last step, exports are left to that step.
+
+        >>> StepRange(num_steps=3).all(), StepRange(num_steps=3, finished=1, stopped=2).all()
+        (range(0, 4), range(2, 3))
         """
-        return range(self.first, self.num_steps + self.exports if self.stopped is None else self.stopped)
+        first = self.finished + 1 if self.finished else 0
+        last = self.num_steps if self.stopped is None else self.stopped
+        return range(min(first, self.num_steps) if self.exports else first, last + 1)
 
     def is_checkpointed(self, step: int) -> bool:
         """Whether a checkpoint is written after `step`.
 
-        >>> [step for step in range(6) if StepRange(num_steps=5, every=2).is_checkpointed(step)]
-        [1, 3, 4]
+        >>> [step for step in range(7) if StepRange(num_steps=5, every=2).is_checkpointed(step)]
+        [2, 4, 5]
         """
         return self._is_regular(step) or self.is_extra(step)
 
     def is_extra(self, step: int) -> bool:
         """Whether the checkpoint after `step` is written only since the run is stopped there."""
-        return step + 1 == self.stopped and not self._is_regular(step)
+        return step == self.stopped and step > self.finished and not self._is_regular(step)
 
     def is_committed(self, step: int) -> bool:
         """Whether the copies after `step` are written to disk: not those of a move alone."""
@@ -67,10 +72,10 @@ class StepRange:
 
         With staleness, only after a regular checkpoint: right after it, calls read the newest weights in any case.
 
-        >>> [step for step in range(6) if StepRange(num_steps=6, every=2).can_move(step, staleness=1)]
-        [1, 3]
+        >>> [step for step in range(7) if StepRange(num_steps=6, every=2).can_move(step, staleness=1)]
+        [2, 4]
         """
-        return step + 1 < self.num_steps and (staleness == 0 or self._is_regular(step))
+        return step < self.num_steps and (staleness == 0 or self._is_regular(step))
 
     def is_drained(self, step: int, staleness: int) -> bool:
         """Whether a checkpoint after `step` leaves the weights that later steps read unchanged.
@@ -80,9 +85,9 @@ class StepRange:
         return staleness == 0 or self.every is None or self._is_regular(step)
 
     def _is_regular(self, step: int) -> bool:
-        if self.every is None or step >= self.num_steps:
+        if self.every is None or not self.finished < step <= self.num_steps:
             return False
-        return (step + 1) % self.every == 0 or step + 1 == self.num_steps
+        return step % self.every == 0 or step == self.num_steps
 
     def drained(self, step: int) -> int:
         """Return the oldest weight version that a call at `step` may read: the last checkpoint's version.
@@ -90,10 +95,10 @@ class StepRange:
         The rest of the run then starts from the written state alone. This holds under staleness too: right after a
         checkpoint, a call reads the newest weights.
 
-        >>> [StepRange(num_steps=5, every=2).drained(step) for step in range(5)]
+        >>> [StepRange(num_steps=5, every=2).drained(step) for step in (1, 2, 3, 4, 5)]
         [0, 0, 2, 2, 4]
         """
-        return max(self.first, 0 if self.every is None else step // self.every * self.every)
+        return max(self.finished, 0 if self.every is None else (step - 1) // self.every * self.every)
 
 
 def add_checkpoints(
@@ -126,30 +131,35 @@ def stateful_calls(graph: DataflowGraph) -> tuple[Call, ...]:
 
 
 def _checkpoint(graph: DataflowGraph, instance: ModelInstance, step: int) -> Node:
-    version = f"{instance.role} v{step + 1}"
+    version = f"{instance.role} v{step}"
     return Node(
         id=f"checkpoint.{instance.role}@{step}",
         step=step,
         meshes=(instance.mesh,),
-        dependencies=(Dependency(train_run_id(graph, instance.role, step + 1), "version", version),),
+        dependencies=(Dependency(train_run_id(graph, instance.role, step), "version", version),),
         reason=f"a run that ends after step {step} goes on from {version} and its optimizer.",
-        work=Checkpoint(instance, step + 1),
+        work=Checkpoint(instance, step),
     )
 
 
 def _commit(builder: GraphBuilder, graph: DataflowGraph, step: int, copies: Mapping[ModelInstance, Node]) -> Node:
     """Return the node, on the devices whose ranks hold a copy."""
-    copied = (Dependency(node.id, "version", f"{copy.role} v{step + 1}") for copy, node in copies.items())
-    states = (
-        Dependency(latest, "state", call.name)
+    copied = (Dependency(node.id, "version", f"{copy.role} v{step}") for copy, node in copies.items())
+    states = {
+        latest: Dependency(latest, "state", call.name)
         for call in stateful_calls(graph)
         if (latest := run_id(call.name, latest_run(call, step))) in builder.nodes
+    }
+    evaluations = (
+        Dependency(run, "order", "evaluation of the step")
+        for call in graph
+        if call.every is not None and (run := run_id(call.name, step)) in builder.nodes and run not in states
     )
     return Node(
         id=f"commit@{step}",
         step=step,
         meshes=union(instance.mesh for instance in copies),
-        dependencies=(*copied, *states),
+        dependencies=(*copied, *states.values(), *evaluations),
         reason="the copies are written in the background; small files and a rename make them the newest checkpoint.",
         work=Commit(),
     )

@@ -29,8 +29,8 @@ from prefect_rlhf.placement.rows.partition import WHOLE, Part
 DependencyKind = Literal["data", "version", "state", "overwrite", "memory", "order"]
 MOVE = "move"
 """The kind of the task run between two plans of a run, which is no node of either."""
-BEHIND = frozenset({Commit.kind, MOVE})
-"""Kinds that do not belong to the time of a step: they run behind the next steps, or between two steps."""
+BEHIND = frozenset({Commit.kind, Export.kind, MOVE})
+"""Kinds that do not belong to the time of a step: they run behind the next steps, after the last, or between two."""
 
 _STEP = re.compile(r"(\.v\d+)?@\d+$")  # of a node's id, with the version that an earlier step trained
 
@@ -119,7 +119,7 @@ class Node:
     def title(self) -> str:
         """The task run's name: call, step, mesh and strategy, weight version.
 
-        `actor.generate · step 3 · n0:0-1 dp2 · v3`, or `actor.generate · part 2 of 4 · step 3 · n0:0-1 dp2 · v3`
+        `actor.generate · step 4 · n0:0-1 dp2 · v3`, or `actor.generate · part 2 of 4 · step 4 · n0:0-1 dp2 · v3`
         """
         subject, where, version = _title_parts(self.work, " + ".join(mesh.name for mesh in self.meshes))
         part = str(self.part) if self.part.of > 1 else ""

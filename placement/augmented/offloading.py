@@ -69,7 +69,7 @@ def add_offloads(builder: GraphBuilder, graph: DataflowGraph, plan: ExecutionPla
     parts = moved_parts(graph, plan)
     if not parts:
         return
-    versions = {instance: built_version(graph, plan, instance, steps.first) for instance in parts}
+    versions = {instance: built_version(graph, plan, instance, steps.finished) for instance in parts}
     names, early = labels(graph, plan), prefetched(graph, plan)
     windows = _UseWindows(parts, versions, steps, early)
     ordered = builder.ordered()
@@ -142,7 +142,7 @@ class _UseWindows:
 
     def visit(self, node: Node) -> None:
         """Open the windows that a node needs, and close conflicting windows."""
-        uses = {part: max(step, self._steps.first) for part, step in _uses(node, self._parts)}
+        uses = dict(_uses(node, self._parts, self._steps.finished))
         is_extra = isinstance(node.work, Checkpoint) and self._steps.is_extra(node.step)
         steps = {instance: step for (instance, _), step in uses.items()}
         for part, window in list(self._opened.items()):
@@ -209,17 +209,19 @@ class _UseWindows:
         self._closed[part] = window
 
 
-def _uses(node: Node, parts: Mapping[ModelInstance, tuple[OffloadPart, ...]]) -> Iterator[tuple[_Part, int]]:
+def _uses(
+    node: Node, parts: Mapping[ModelInstance, tuple[OffloadPart, ...]], finished: int
+) -> Iterator[tuple[_Part, int]]:
     """Yield the offloaded parts that a node uses, each with the step that counts the use.
 
     A version is read from the instance that trained it while that instance is still on its devices: in the step of
-    training.
+    training, unless the run began with that version.
     """
     match node.work:
         case Compute() | Transfer() | Commit() | HostCopy():
             return
         case Reallocate(source, target, version):
-            used = [(source, version - 1), (target, node.step)]
+            used = [(source, version if version > finished else node.step), (target, node.step)]
         case ModelCall() | Checkpoint() | Export():
             used = [(node.work.instance, node.step)]
         case _:

@@ -17,17 +17,17 @@ LEAST_STEPS, MOST_STEPS = 24, 64
 
 
 def preview(
-    graph: DataflowGraph, plan: ExecutionPlan, num_steps: int, first_step: int = 0, checkpoint_every: int | None = None
+    graph: DataflowGraph, plan: ExecutionPlan, num_steps: int, finished: int = 0, checkpoint_every: int | None = None
 ) -> AugmentedGraph:
     """Return the graph of the first steps of a run of `num_steps`; see `augment`. A short run is complete.
 
     In a longer run, the last steps shown may lack dependencies on the following steps. Raises GraphError if the plan
     makes nodes wait for each other.
     """
-    steps = StepRange(num_steps, first_step, checkpoint_every)
+    steps = StepRange(num_steps, finished, checkpoint_every)
     period = lcm(checkpoint_every or 1, *(call.every or 1 for call in graph))
     shown = steps.all()[: min(max(LEAST_STEPS, PERIODS * period), MOST_STEPS) + 1]
-    return AugmentedGraph(graph, plan, num_steps, unrolled_nodes(graph, plan, steps, shown), first_step)
+    return AugmentedGraph(graph, plan, num_steps, unrolled_nodes(graph, plan, steps, shown), finished)
 
 
 def distant_nodes(previewed: AugmentedGraph, checkpoint_every: int | None = None) -> tuple[Node, ...]:
@@ -36,13 +36,13 @@ def distant_nodes(previewed: AugmentedGraph, checkpoint_every: int | None = None
     They are the first run of each evaluation, and the first checkpoint.
     """
     there = {node.call.name if node.call else node.kind for node in previewed}
-    steps = StepRange(previewed.num_steps, previewed.first_step, checkpoint_every)
+    steps = StepRange(previewed.num_steps, previewed.finished, checkpoint_every)
     distant = {
-        min(latest_run(call, steps.first) + call.every, steps.num_steps)
+        min(latest_run(call, steps.finished) + call.every, steps.num_steps)
         for call in previewed.graph
         if call.every is not None and call.name not in there
     }
-    has_steps = steps.first < steps.num_steps  # else all that is left comes after them, and there is no checkpoint more
+    has_steps = steps.finished < steps.num_steps  # else exports are all that is left
     if checkpoint_every is not None and "commit" not in there and has_steps:
-        distant.add(min((steps.first // checkpoint_every + 1) * checkpoint_every, steps.num_steps) - 1)
+        distant.add(min((steps.finished // checkpoint_every + 1) * checkpoint_every, steps.num_steps))
     return unrolled_nodes(previewed.graph, previewed.plan, steps, sorted(distant)) if distant else ()

@@ -1,10 +1,10 @@
 """Priorities between ready nodes; the device locks of a run follow them.
 
-Within a step the order is: the weights that it needs; evaluation, so that its weights and rows leave the devices before
-training; calls, by the number of calls that their rows went through; checkpoints. All transfers of rows of a level
-precede the first call of the next level, whichever call they are for. A transfer occupies several meshes; behind a long
-call on a single mesh it would block the others. If the plan says `rows_first` of its last producer, a transfer also
-precedes later calls of the producer's level.
+Within a step the order is: the weights that it needs; calls, by the number of calls that their rows went through;
+checkpoints; evaluation of the trained weights, so that its rows leave the devices before the next step; exports. All
+transfers of rows of a level precede the first call of the next level, whichever call they are for. A transfer occupies
+several meshes; behind a long call on a single mesh it would block the others. If the plan says `rows_first` of its last
+producer, a transfer also precedes later calls of the producer's level.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from prefect_rlhf.placement.augmented.graph_builder import Priority
 from prefect_rlhf.placement.graph import Call, DataflowGraph
 from prefect_rlhf.placement.plan import ExecutionPlan
 
-_WEIGHTS, _EVALUATION, _TRAINING, _CHECKPOINT, _EXPORT = range(5)  # the parts of a step
+_WEIGHTS, _TRAINING, _CHECKPOINT, _NEW_WEIGHTS, _EVALUATION, _EXPORT = range(6)  # the parts of a step
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,13 @@ class CallPriorities:
         return step, _part(call), 1 + self.levels[last], -1, self.positions[call.name]
 
     def weights_of(self, call: Call, step: int) -> Priority:
-        return step, _WEIGHTS, self.levels[call.name], self.positions[call.name], 0
+        return (
+            step,
+            _WEIGHTS if call.every is None else _NEW_WEIGHTS,
+            self.levels[call.name],
+            self.positions[call.name],
+            0,
+        )
 
 
 def just_before(priority: Priority, distance: int = 1) -> Priority:

@@ -42,7 +42,9 @@ def add_reallocations(
                 move = Reallocate(source, instance, version)
                 node = _reallocation(move, readers[0][0], names[instance], waits)
                 builder.add(node, _when_to_move(builder, priorities, move, waits, readers[0], offloaded))
-                if instance not in offloaded or priorities.levels[readers[0][1].name] == 0:
+                first, call = readers[0]
+                is_fresh = version == (first.step - 1 if call.every is None else first.step)
+                if is_fresh and (instance not in offloaded or priorities.levels[call.name] == 0):
                     arrives_early.append(node.id)
                 builder.wait(node.id, *(Dependency(id, "overwrite", instance.name) for id in before))
                 for reader, _ in readers:
@@ -59,7 +61,8 @@ def trained_behind(graph: DataflowGraph, priorities: CallPriorities) -> Iterator
     older weights there are no such pairs.
     """
     begins = {call.role for call in graph if call.every is None and priorities.levels[call.name] == 0}
-    read_at_once = {edge.source for edge in graph.version_edges() if edge.lag == 0}
+    edges = [edge for edge in graph.version_edges() if graph.call(edge.target).every is None]
+    read_at_once = {edge.source for edge in edges if edge.lag == 0}
     trainers = [call for call in graph if call.kind == "train_step"]
     for first in trainers:
         for second in trainers:
@@ -78,17 +81,18 @@ def _let_fresh_weights_pass(
     """Let a train_step wait until the weights that the next step begins with have left its devices.
 
     The train_step then runs while the next step generates on other devices. Without the wait it would go first, and
-    the next step would begin after it. The wait is for the reallocations in `arrives_early`. The others come directly
-    before a later call of the next step, so the train_step would wait for the generation.
+    the next step would begin after it. The wait is for the reallocations in `arrives_early`, of weights that a step
+    has just made. The others come directly before a later call of the next step, so the train_step would wait for the
+    generation.
     """
     pairs = tuple(trained_behind(graph, priorities))
     for node in [builder.nodes[name] for name in arrives_early]:
         assert isinstance(node.work, Reallocate)
         source, target, version = node.work.source, node.work.target, node.work.reads
         for first, second in pairs:
-            mesh, run = plan[second.name].mesh, run_id(second.name, version - 1)
+            mesh, run = plan[second.name].mesh, run_id(second.name, version)
             may_run_beside = mesh.overlaps(source.mesh) and not mesh.overlaps(target.mesh)
-            if source.role == first.role and node.step == version and may_run_beside and run in builder.nodes:
+            if source.role == first.role and may_run_beside and run in builder.nodes:
                 builder.wait(run, Dependency(node.id, "order", f"{source.role} v{version}"))
 
 
@@ -103,7 +107,7 @@ def _readers(builder: GraphBuilder) -> dict[ModelInstance, dict[int, list[tuple[
 
 def _reallocation(move: Reallocate, reader: Node, name: str, waits: tuple[Dependency, ...]) -> Node:
     source, target, version = move.source, move.target, move.reads
-    suffix = "" if version == reader.step else f".v{version}"  # two versions may arrive in a step
+    suffix = "" if version == reader.step - 1 else f".v{version}"  # two versions may arrive in a step
     return Node(
         id=f"reallocate.{name}{suffix}@{reader.step}",
         step=reader.step,
@@ -128,4 +132,6 @@ def _when_to_move(
         return just_before(builder.priority(node.id))
     if move.source in offloaded and waits:
         return just_after(builder.priority(waits[0].node))  # its train_step
-    return priorities.weights_of(call, min(move.reads, node.step))  # stale weights arrive before their step
+    if call.every is not None:
+        return priorities.weights_of(call, node.step)
+    return priorities.weights_of(call, min(move.reads + 1, node.step))  # stale weights arrive before their step

@@ -50,21 +50,22 @@ class StepGroups:
         plan: ExecutionPlan,
         num_steps: int,
         steps_per_group: int,
-        first_step: int = 0,
+        finished: int = 0,
         checkpoint_every: int | None = None,
         exports: bool = True,
         ends: PlanEnd | None = None,
         is_saved: bool = True,
     ) -> None:
-        """Begin at `first_step`; see `augment`. Without `exports`, the last step ends the run.
+        """Begin after `finished` steps; see `augment`. Without `exports`, the last step ends the run.
 
-        The run leaves its plan where `ends` says, for another. Unless the state at `first_step` `is_saved`, an early
-        stop comes after that step at the earliest.
+        The run leaves its plan where `ends` says, for another. Unless the state at its beginning `is_saved`, an early
+        stop comes after the next step at the earliest.
         """
         self.graph, self.plan = graph, plan
-        self._steps = StepRange(num_steps, first_step, checkpoint_every, exports=exports)
+        self._steps = StepRange(num_steps, finished, checkpoint_every, exports=exports)
         if ends is not None:
-            self._steps = replace(self._steps, stopped=ends.step, moving=ends.moving)
+            self._steps = replace(self._steps, stopped=ends.step - 1, moving=ends.moving)
+        first_step = self._steps.all().start
         self._is_saved = is_saved
         self._steps_per_group = steps_per_group
         self._next = first_step  # the first step without handed-out nodes
@@ -78,7 +79,7 @@ class StepGroups:
     @property
     def stopped_after(self) -> int | None:
         """The number of steps after which a stopped run ends with a checkpoint; None while it continues to its end."""
-        return self._stopped_after
+        return None if self._stopped_after is None else max(0, self._stopped_after)
 
     @property
     def first_unfinished(self) -> int:
@@ -100,8 +101,8 @@ class StepGroups:
             steps = self._steps
             if self._is_over or self._stopped_after is not None or steps.stopped is not None:
                 return None
-            for last in range(max(begun, steps.first), steps.num_steps - 1):
-                shorter = replace(steps, stopped=last + 1, moving=moving)
+            for last in range(max(begun, steps.finished + 1), steps.num_steps):
+                shorter = replace(steps, stopped=last, moving=moving)
                 if shorter.can_move(last, self.graph.staleness) and self._is_part_of(shorter):
                     self._end_with(shorter, last)
                     return last
@@ -117,27 +118,27 @@ class StepGroups:
         `checkpoint_every` is set, the last step precedes a regular checkpoint. The nodes handed out must also be right
         for a shorter run: if weights leave the devices only after a later step has read them, that step runs too. If
         no other step is left, or `next_group` has reported the end, the run continues to its end, with exports, and
-        `num_steps` is returned; if it ends its plan with a move, it continues to that, and the step of the move is
-        returned.
+        `num_steps` is returned; if it ends its plan with a move, it continues to that, and the last step before the
+        move is returned.
         """
         with self._lock:
             if self._stopped_after is not None:
-                return self._stopped_after - 1
+                return self._stopped_after
             steps, end = self._steps, self.end
             if self._is_over:
                 return end
-            for last in range(max(begun, steps.first - self._is_saved), end - (steps.moving is None)):
-                shorter = replace(steps, stopped=last + 1, moving=None)
-                is_drained = last < steps.first or shorter.is_drained(last, self.graph.staleness)
+            for last in range(max(begun, steps.all().start - self._is_saved), end + (steps.moving is not None)):
+                shorter = replace(steps, stopped=last, moving=None)
+                is_drained = last <= steps.finished or shorter.is_drained(last, self.graph.staleness)
                 if is_drained and self._is_part_of(shorter):
                     self._end_with(shorter, last)
-                    self._stopped_after = last + 1
+                    self._stopped_after = last
                     return last
             return end
 
     @property
     def end(self) -> int:
-        """The step at which the run leaves its plan for another, or else the number of its steps."""
+        """The last step before the run leaves its plan for another, or else the last of all."""
         steps = self._steps
         return steps.num_steps if steps.moving is None or steps.stopped is None else steps.stopped
 
@@ -175,7 +176,8 @@ class StepGroups:
         with self._lock:
             end = self._steps.all().stop
             while self._next < end or self._unfinished < self._next:
-                if group := self._cut(range(self._next, min(self._next + self._steps_per_group, end))):
+                last = max(1, self._next) + self._steps_per_group  # step 0 joins the first steps
+                if group := self._cut(range(self._next, min(last, end))):
                     return group
             self._is_over = True
             return ()
@@ -218,7 +220,7 @@ class StepGroups:
         begin = max(every.start, steps.start - reach)
         earlier = {latest_run(call, begin - 1) for call in self.graph if call.every is not None}
         if run.every is not None:
-            earlier.add(begin // run.every * run.every - 1)  # the last that a checkpoint follows
+            earlier.add((begin - 1) // run.every * run.every)  # the last that a checkpoint follows
         before = sorted(step for step in earlier if every.start <= step < begin)
         return [*before, *range(begin, min(every.stop, steps.stop + reach))]
 

@@ -1,5 +1,8 @@
 """Unroll an iteration into all runs of its calls: steps, weight versions, and the dependencies of each run.
 
+Steps count from 1. Version v of a role is its weights after v steps, so step s starts with version s - 1. An evaluation
+after s steps belongs to step s and reads version s; step 0 has nothing but the evaluation before training.
+
 This is independent of the plan: `augment` adds moves of weights and data, and the waits before weights are overwritten.
 """
 
@@ -39,35 +42,36 @@ def train_run_id(graph: DataflowGraph, role: str, version: int) -> str:
     """Return the id of the train_step that writes a version (1 or more) of a trained role."""
     trainer = graph.trained_by(role)
     assert trainer is not None  # only asked of trained roles
-    return run_id(trainer.name, version - 1)
+    return run_id(trainer.name, version)
 
 
 def unroll(
     graph: DataflowGraph,
     num_steps: int,
-    first_step: int = 0,
+    finished: int = 0,
     oldest: Callable[[int], int] | None = None,
     only: Iterable[int] | None = None,
 ) -> tuple[CallRun, ...]:
-    """Return every run of every call, step by step; evaluation also runs once after the last step, at `num_steps`.
+    """Return every run of every call, step by step; evaluation also runs before training and after the last step.
 
-    A run that resumes at `first_step` has only the later runs, without dependencies on earlier steps. `oldest` returns
-    the lowest weight version that the calls of a step read under any staleness. With `only`, return the runs of these
-    steps.
+    A run that resumes after `finished` steps has only the later runs, without dependencies on earlier steps. `oldest`
+    returns the lowest weight version that the calls of a step read under any staleness. With `only`, return the runs of
+    these steps.
     """
     edges = {(edge.target, edge.source): edge for edge in graph.version_edges()}
     return tuple(
-        _run(graph, edges, call, step, first_step, oldest(step) if oldest else 0)
-        for step in (range(first_step, num_steps + 1) if only is None else only)
+        _run(graph, edges, call, step, finished, oldest(step) if oldest else 0)
+        for step in (range(num_steps + 1) if only is None else only)
+        if _is_left(step, finished)
         for call in graph
         if runs_at(call, step, num_steps)
     )
 
 
 def runs_at(call: Call, step: int, num_steps: int) -> bool:
-    """Whether `call` runs at `step` of a training run of `num_steps` steps."""
+    """Whether `call` runs at `step`, 0 to `num_steps`, of a training run of `num_steps` steps."""
     if call.every is None:
-        return step < num_steps
+        return 0 < step <= num_steps
     return step == num_steps or step % call.every == 0
 
 
@@ -80,14 +84,19 @@ def latest_run(call: Call, step: int) -> int:
 def version_read(edge: VersionEdge, step: int) -> int:
     """Return the weight version that the edge's target reads at `step`: the number of train_steps before.
 
-    >>> [version_read(VersionEdge("train", "generate", "actor", lag=2), step) for step in range(4)]
+    >>> [version_read(VersionEdge("train", "generate", "actor", lag=2), step) for step in (1, 2, 3, 4)]
     [0, 0, 1, 2]
     """
-    return max(0, step - edge.lag + 1)
+    return max(0, step - edge.lag)
+
+
+def _is_left(step: int, finished: int) -> bool:
+    """Whether a step is left to a run that resumes after `finished` steps."""
+    return step > finished or step == finished == 0
 
 
 def _run(
-    graph: DataflowGraph, edges: dict[tuple[str, str], VersionEdge], call: Call, step: int, first: int, oldest: int
+    graph: DataflowGraph, edges: dict[tuple[str, str], VersionEdge], call: Call, step: int, finished: int, oldest: int
 ) -> CallRun:
     producers = graph.reads_of(call.name).items()
     dependencies = [Dependency(run_id(producer, step), "data", ", ".join(keys)) for producer, keys in producers]
@@ -95,10 +104,10 @@ def _run(
     trainer = graph.trained_by(call.role) if call.role else None
     if trainer is not None:
         reads = max(oldest, version_read(edges[call.name, trainer.name], step))
-        if reads > first:
-            dependencies.append(Dependency(run_id(trainer.name, reads - 1), "version", f"{call.role} v{reads}"))
+        if reads > finished:
+            dependencies.append(Dependency(run_id(trainer.name, reads), "version", f"{call.role} v{reads}"))
     if call.stateful:
         before = latest_run(call, step - 1)  # evaluation runs once more after the last step, between two multiples
-        if before >= first:
+        if before >= (0 if call.every else 1) and _is_left(before, finished):
             dependencies.append(Dependency(run_id(call.name, before), "state", call.name))
     return CallRun(call, step, reads, tuple(dependencies))

@@ -26,7 +26,7 @@ COLD_ITERATIONS = 5
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """The schedule of a plan. Steps below `first_step` differ from others: they bring no new weights."""
+    """The schedule of a plan. Steps before `first_step` differ from others: they bring no new weights."""
 
     plan: ExecutionPlan
     schedule: Schedule
@@ -65,7 +65,7 @@ def estimate_with(
 ) -> Estimate:
     """Time a plan from its nodes' `seconds`; with `demand`, `seconds` assume an otherwise idle host. No evaluation."""
     first = max((edge.lag for edge in graph.version_edges()), default=1)
-    return Estimate(plan, schedule(augment(graph, plan, first + iterations), seconds, demand), first)
+    return Estimate(plan, schedule(augment(graph, plan, first + iterations), seconds, demand), first + 1)
 
 
 def training(graph: DataflowGraph) -> DataflowGraph:

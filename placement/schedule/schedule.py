@@ -59,13 +59,13 @@ class Schedule:
         return steady_seconds(tuple(accumulate(self.step_ends(), max)), STEPS_IN_FLIGHT - 1)
 
     def step_ends(self) -> tuple[float, ...]:
-        """Return when the last node of each step ends; evaluation and export after the last step do not count.
+        """Return when the last node of each step ends; the evaluation before training is no step.
 
-        Files written behind the next steps do not count either.
+        Files written behind the next steps, or after the last, do not count.
         """
         ends: dict[int, float] = defaultdict(float)
         for slot in self.slots:
-            if slot.node.step < self.num_steps and slot.node.kind not in BEHIND:
+            if slot.node.step > 0 and slot.node.kind not in BEHIND:
                 ends[slot.node.step] = max(ends[slot.node.step], slot.end)
         return tuple(ends[step] for step in sorted(ends))
 

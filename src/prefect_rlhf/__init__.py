@@ -13,21 +13,14 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from prefect_rlhf.moved_modules import announce_moves
-
 if TYPE_CHECKING:
     from prefect_rlhf.door import *  # noqa: F403  the list of names stands there
 
-announce_moves()
-
 
 def __getattr__(name: str) -> Any:
-    """Return a name of the door, or a name that moved from it. Raises AttributeError for any other."""
-    if not name.startswith("_"):
-        if name in (door := import_module("prefect_rlhf.door")).__all__:
-            return getattr(door, name)
-        if name in (moved := import_module("prefect_rlhf.moved_names")).NEW_NAMES:
-            return moved.find_moved(name)
+    """Return a name of the door. Raises AttributeError for any other."""
+    if not name.startswith("_") and name in (door := import_module("prefect_rlhf.door")).__all__:
+        return getattr(door, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -25,6 +25,7 @@ from prefect_rlhf.tasks.rl.safety import (
     lagrange_multiplier,
     record_safe_evaluation,
 )
+from prefect_rlhf.tasks.rl.settings.safety import Lagrange
 
 __all__ = [
     # advantages, rewards and costs
@@ -66,4 +67,6 @@ __all__ = [
     "old_policy",
     "check_reference",
     "with_reward_weights",
+    # settings of a multiplier
+    "Lagrange",
 ]

@@ -21,7 +21,7 @@ from prefect_rlhf.flows.training.inputs import open_source
 from prefect_rlhf.tasks.rl.settings.offline import DPO, KTO, SFT
 from prefect_rlhf.tasks.rl.settings.online import GRPO, PPO, KLControl, PolicyGradient, ReMax
 from prefect_rlhf.tasks.rl.settings.policy import Importance, KLTerm, Overlong
-from prefect_rlhf.tasks.rl.settings.safety import Lagrange, SafeRLHF
+from prefect_rlhf.tasks.rl.settings.safety import SafeRLHF
 from prefect_rlhf.tasks.settings import Optimizer, Sampling, Settings, Staleness, Update
 from prefect_rlhf.tasks.tracing.calls import compute, generate, inference, score, train_step
 from prefect_rlhf.tasks.tracing.operations import computation, loss
@@ -31,12 +31,14 @@ if TYPE_CHECKING:
     from prefect_rlhf import algorithms, computations, losses, rewards
     from prefect_rlhf.flows.algorithm.local_run import run
     from prefect_rlhf.flows.algorithm.run_result import PlannedRun, RunResult
+    from prefect_rlhf.flows.algorithm.run_table import runs
 
 MODULES = ("losses", "computations", "algorithms", "rewards")
 """Modules with more public names."""
 _LOADED_LATER: Mapping[str, str] = MappingProxyType(
     {
         "run": "prefect_rlhf.flows.algorithm.local_run",
+        "runs": "prefect_rlhf.flows.algorithm.run_table",
         "RunResult": "prefect_rlhf.flows.algorithm.run_result",
         "PlannedRun": "prefect_rlhf.flows.algorithm.run_result",
     }
@@ -77,7 +79,6 @@ __all__ = [
     "Update",
     "KLControl",
     "KLTerm",
-    "Lagrange",
     "Importance",
     "Overlong",
     "PolicyGradient",
@@ -103,6 +104,7 @@ __all__ = [
     "rewards",
     # runs from Python
     "run",
+    "runs",
     "RunResult",
     "PlannedRun",
     "RunStopped",

@@ -12,7 +12,8 @@ from pathlib import Path
 
 from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.files.foreign_file import finished_lines
-from prefect_rlhf.files.storage.mirror import on_this_machine, readable
+from prefect_rlhf.files.storage.inputs import model_folder
+from prefect_rlhf.files.storage.mirror import on_this_machine
 from prefect_rlhf.placement.graph import DataflowGraph
 from prefect_rlhf.placement.layout.parameters import parameters
 from prefect_rlhf.placement.models.model import ModelSpec
@@ -140,5 +141,5 @@ def export_stored(checkpoint: Path, spec: ModelSpec, path: Path) -> None:
         (one.name, stored.read("main", one.name, tuple((0, size) for size in one.shape)).to(dtype))
         for one in parameters(spec)
     )
-    write_folder(path, spec, tensors, readable(spec.path, f"{spec.role}.path"))
+    write_folder(path, spec, tensors, model_folder(spec.path, f"{spec.role}.path", "tokenizer"))
     publish(path, last="config.json")

@@ -33,6 +33,11 @@ def recall_manifests(output_dir: Path) -> None:
         _forget_others(run)
 
 
+def recall_records(output_dir: Path) -> None:
+    """Download the records of all runs: parameters, state and metrics."""
+    _recall(output_dir, lambda name: name.count("/") < 2 and not name.endswith((*LARGE, ".svg")), "folder")
+
+
 def recall_folder(folder: Path, field: str) -> None:
     """Download the folder of a run or of a checkpoint without its large files."""
     _recall(folder, lambda name: not name.endswith(LARGE), field)

@@ -10,11 +10,10 @@ A step's folder is named after the number of finished steps.
 import json
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from hashlib import blake2b
 from importlib.metadata import version
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
@@ -47,12 +46,15 @@ from prefect_rlhf.tasks.checkpoints.elsewhere import (
     withdraw_checkpoint,
     withdraw_unfinished,
 )
+from prefect_rlhf.tasks.checkpoints.lineage import Lineage
 from prefect_rlhf.tasks.checkpoints.run_identity import first_difference, with_defaults
 
 LATEST = "latest"
 UNFINISHED = ".part"
 PARAMETER = "resume_from"  # as errors name it
-FORMAT = 3  # of manifests; 1 stored paths of modules for operations, 2 did not store losses of a train_step by name
+FORMAT = 4
+"""Of manifests. 1 stored paths of modules for operations, 2 did not store losses of a train_step by name, and the
+records beside those of 3 count steps from 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +62,8 @@ class Manifest:
     """The content of a checkpoint except its shards. `step` steps are finished; every trained role has weights v`step`.
 
     `identity` is the identity of the run. `shards` has a checksum of each index by trained role and file name.
-    `fingerprints` has the fingerprints of the weights by role, including frozen roles.
+    `fingerprints` has the fingerprints of the weights by role, including frozen roles. `lineage` has the parameters of
+    the run, and those that were changed on the way.
     """
 
     step: int
@@ -69,6 +72,7 @@ class Manifest:
     fingerprints: dict[str, dict[str, int]]
     states: dict[str, SavedState]
     shards: dict[str, dict[str, str]]
+    lineage: Lineage = field(default_factory=Lineage)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +117,7 @@ def finish(
     identity: dict[str, Any],
     fingerprints: Mapping[str, Fingerprint],
     states: Mapping[str, SavedState],
+    lineage: Lineage | None = None,
 ) -> Path:
     """Add the manifest to the ranks' shards, and rename the folder: it is now the newest checkpoint.
 
@@ -130,6 +135,7 @@ def finish(
         fingerprints={role: dict(fingerprint) for role, fingerprint in fingerprints.items()},
         states=dict(states),
         shards={role: {i.name: _checksum(i.read_bytes()) for i in indexes} for role, indexes in shards.items()},
+        lineage=lineage or Lineage(),
     )
     content = asdict(manifest)
     header = {"format": FORMAT, "written_by": f"prefect-rlhf {version('prefect-rlhf')}"}
@@ -222,23 +228,15 @@ def check_resumable(
     identity: Mapping[str, Any],
     num_steps: int,
     has_ended: bool,
-    optimizers: Mapping[str, str] = MappingProxyType({}),
 ) -> None:
     """Raise InvalidInput unless a run of `graph` with this `identity` can resume from the checkpoint up to `num_steps`.
 
     Work must be left: steps, or, for a run that has not `has_ended`, the work after its last step.
-    `optimizers` has the parameter of each role's optimizer, such as algo.optimizer, for the hint to keep its settings.
     """
     difference = first_difference(with_defaults(checkpoint.manifest.identity, graph), identity)
     if difference is not None:
         path, saved, now = difference
-        expected = f"{now!r}, as in this run"
-        group, _, place = path.partition(".")
-        role, _, setting = place.partition(".optimizer.")
-        if group == "models" and setting and role in optimizers:
-            kept = json.dumps(saved, separators=(",", ":"))  # no spaces, so it is a single word of a shell
-            expected += f"; or keep that of the checkpoint: -p {optimizers[role]}.{setting}={kept}"
-        raise InvalidInput(PARAMETER, f"a checkpoint with {path} {saved!r}", expected)
+        raise InvalidInput(PARAMETER, f"a checkpoint with {path} {saved!r}", f"{now!r}, as in this run")
     if num_steps < checkpoint.step + has_ended:
         bound = "more than" if has_ended else "at least"
         expected = f"{bound} {checkpoint.step}, the steps that {checkpoint.folder.name} has finished"

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, asdict, fields, is_dataclass, replace
 from hashlib import blake2b
 from typing import Any
@@ -91,19 +91,26 @@ def with_draws_of(identity: Mapping[str, Any], graph: DataflowGraph) -> Dataflow
     return replace(graph, calls=tuple(calls))
 
 
-def first_difference(left: Any, right: Any, path: str = "") -> tuple[str, Any, Any] | None:
+def first_difference(left: Any, right: Any) -> tuple[str, Any, Any] | None:
     """Return the path of the first difference of two plain values, and both values there; None if they are equal.
 
     >>> first_difference({"lr": 1, "model": {"layers": 2}}, {"lr": 1, "model": {"layers": 3}})
     ('model.layers', 2, 3)
     """
-    if isinstance(left, dict) and isinstance(right, dict):
+    return next(all_differences(left, right), None)
+
+
+def all_differences(left: Any, right: Any, path: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """Yield the path of each difference of two plain values, and both values there.
+
+    >>> list(all_differences({"lr": 1, "model": {"layers": 2}}, {"lr": 2, "model": {"layers": 3}}))
+    [('lr', 1, 2), ('model.layers', 2, 3)]
+    """
+    if isinstance(left, Mapping) and isinstance(right, Mapping):
         for key in dict.fromkeys((*left, *right)):
-            difference = first_difference(left.get(key), right.get(key), f"{path}.{key}" if path else str(key))
-            if difference is not None:
-                return difference
-        return None
-    return None if left == right else (path, left, right)
+            yield from all_differences(left.get(key), right.get(key), f"{path}.{key}" if path else str(key))
+    elif left != right:
+        yield path, left, right
 
 
 def _filled(saved: Any, now: object) -> Any:

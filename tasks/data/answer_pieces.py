@@ -16,7 +16,7 @@ from prefect_rlhf.engines.sampling.chats.template import Tools, Variables, rende
 from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.tasks.data.tokenizer import ChatMessage
 
-ASSISTANT, SYSTEM = "assistant", "system"
+ASSISTANT, SYSTEM, TOOL = "assistant", "system", "tool"
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +60,8 @@ def chat_pieces(
     before = ""
     opening = next((number for number, turn in enumerate(messages) if turn["role"] != SYSTEM), len(messages) - 1)
     for number in range(opening, len(messages)):
+        if [turn["role"] for turn in messages[number : number + 2]] == [TOOL, TOOL]:
+            continue  # a template may write the results of several calls as one turn
         after = written(number + 1)
         _check_prefix(before, after, f"{where} message {number}", "when this message follows")
         if messages[number]["role"] == ASSISTANT and number >= first:

@@ -2,17 +2,17 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Any, Literal, final
+from typing import Any, Literal, cast, final
 
-from prefect_rlhf.errors.errors import InvalidInput, Missing
+from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.tasks.data.answer_pieces import ASSISTANT, MaskedTokens, Piece, chat_pieces, masked, masked_tokens
+from prefect_rlhf.tasks.data.formats.find import Wanted
 from prefect_rlhf.tasks.data.rows.row_checks import CheckedRows
 from prefect_rlhf.tasks.data.source import DatasetSource
-from prefect_rlhf.tasks.data.stored.stored_rows import require_text
 from prefect_rlhf.tasks.data.tokenizer import Tools, answered_tokens, load_tokenizer
 
 Form = Literal["messages", "completion", "text"]
+DEFAULT_LABEL_COLUMN = "label"
 MASKED_KEYS = ("tokens", "prompt_length", "mask")
 
 
@@ -26,7 +26,6 @@ class ChatDataset(DatasetSource):
     the chat template writes it. A `label_column` says whether an answer is good, and adds the key `label`, 1 or 0.
     """
 
-    form: Form | None = None  # None: determined by the columns
     messages_column: str = "messages"
     prompt_column: str = "prompt"
     completion_column: str = "completion"
@@ -61,7 +60,7 @@ class ChatDataset(DatasetSource):
         """
         columns = self._columns
         for column in columns:
-            require_text(self.rows, column, allow_messages=self._form != "text")
+            self.rows.require_text(column, allow_messages=self._form != "text")
         if self._form == "messages" and not self._holds_messages(columns[0]):
             raise InvalidInput(
                 f"{self.name}.{columns[0]}", "text", "lists of {role, content}; for plain text, set form to text"
@@ -87,26 +86,24 @@ class ChatDataset(DatasetSource):
                 raise InvalidInput(f"{self.name} row {row} {columns[-1]}", "nothing to learn", expected)
         return [each.tokens for each in rows]
 
-    @cached_property
+    @property
+    def wanted(self) -> Wanted:
+        """Chats, completions or texts, in their columns; with labels, only rated completions."""
+        completion = (self.prompt_column, self.completion_column)
+        if self.label_column is not None:
+            settings = ["prompt_column", "completion_column"]
+            settings += [] if self.label_column == DEFAULT_LABEL_COLUMN else ["label_column"]
+            return self.wants("answers", {"completion": (*completion, self.label_column)}, settings)
+        own = {"messages": (self.messages_column,), "completion": completion, "text": (self.text_column,)}
+        return self.wants("chats", own, ["messages_column", "prompt_column", "completion_column", "text_column"])
+
+    @property
     def _form(self) -> Form:
-        """The form of the rows. Raises InvalidInput if the columns do not determine it."""
-        if self.form is not None:
-            return self.form
-        by_column: dict[str, Form] = {
-            self.messages_column: "messages",
-            self.completion_column: "completion",
-            self.text_column: "text",
-        }
-        there = [form for column, form in by_column.items() if column in self.rows.names]
-        if len(there) == 1:
-            return there[0]
-        has = ", ".join(self.rows.names)
-        if there:
-            raise Missing(f"{self.name}.form", f"one of {', '.join(there)}: {self.path} has columns {has}")
-        expected = (
-            f"a file with a column {', '.join(by_column)}, or its name in messages_column and so on; it has {has}"
-        )
-        raise InvalidInput(f"{self.name}.path", self.path, expected)
+        """What the rows have: messages, a completion or a text."""
+        made, form = self.rows.found.makes, self.rows.found.form
+        if self.rows.found.format is None:
+            return cast(Form, form)
+        return "messages" if "messages" in made else "completion"
 
     @property
     def _columns(self) -> tuple[str, ...]:

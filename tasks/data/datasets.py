@@ -14,12 +14,12 @@ from typing import Any, Literal, final
 
 from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.tasks.data.answer_pieces import chat_pieces, masked_tokens
+from prefect_rlhf.tasks.data.formats.find import Wanted
+from prefect_rlhf.tasks.data.formats.pairs import Answer, pair_of_chats, pair_of_texts
 from prefect_rlhf.tasks.data.messages import has_text
-from prefect_rlhf.tasks.data.pairs import Answer, pair_of_chats
 from prefect_rlhf.tasks.data.rows.prompt_lengths import OverlongPrompts, PromptLimit
 from prefect_rlhf.tasks.data.rows.row_checks import CheckedRows, MeasuredRows
 from prefect_rlhf.tasks.data.source import DatasetSource
-from prefect_rlhf.tasks.data.stored.stored_rows import require_text
 from prefect_rlhf.tasks.data.tokenizer import (
     Prompt,
     Tools,
@@ -81,7 +81,7 @@ class PromptDataset(DatasetSource):
         `max_tokens` is the longest prompt that fits. `vocabulary` is the vocabulary size of the models. `items` are
         those that a run reads, by default all.
         """
-        require_text(self.rows, self.prompt_column, allow_messages=True)
+        self.rows.require_text(self.prompt_column, allow_messages=True)
         self.check_columns()
         self.check_tokenizer(has_chats=self.rows.column(self.prompt_column).holds_messages)
         if self.tools is not None:
@@ -121,9 +121,14 @@ class PromptDataset(DatasetSource):
         return (self.prompt_column,)
 
     @property
+    def wanted(self) -> Wanted:
+        """Prompts, in their column."""
+        return self.wants("prompts", {"prompt": (self.prompt_column,)}, ["prompt_column"])
+
+    @property
     def _paths(self) -> dict[str, str]:
         """As of every dataset; `prompt` is a name of the prompts' column, unless another column has that name."""
-        renamed = self.prompt_column != DEFAULT_PROMPT_COLUMN
+        renamed = self.prompt_column != DEFAULT_PROMPT_COLUMN or DEFAULT_PROMPT_COLUMN in self.rows.found.makes
         return ({DEFAULT_PROMPT_COLUMN: self.prompt_column} if renamed else {}) | super()._paths
 
     @property
@@ -213,7 +218,7 @@ class PreferenceDataset(DatasetSource):
         those that a run reads, by default all.
         """
         for column in filter(None, (self._prompt_column, self.chosen_column, self.rejected_column)):
-            require_text(self.rows, column, allow_messages=column == self._prompt_column or self._has_chats)
+            self.rows.require_text(column, allow_messages=column == self._prompt_column or self._has_chats)
         self._check_sides()
         self.check_columns()
         self.check_tokenizer(has_chats=self._has_chat_prompts)
@@ -229,6 +234,13 @@ class PreferenceDataset(DatasetSource):
             for item, (prompt, *answers), tools in zip(items, pairs, self.tools_of(items), strict=True)
             for side, answer in enumerate(answers)
         ]
+
+    @property
+    def wanted(self) -> Wanted:
+        """Pairs, in the columns of both answers, with a prompt or without."""
+        answers = (self.chosen_column, self.rejected_column)
+        own = {"pairs": (*([self.prompt_column] if self.prompt_column else []), *answers)}
+        return self.wants("pairs", own, ["prompt_column", "chosen_column", "rejected_column"], {"pairs": answers})
 
     def _check_sides(self) -> None:
         """Raise InvalidInput unless both answers are strings or both are messages."""
@@ -275,9 +287,9 @@ class PreferenceDataset(DatasetSource):
 
     @property
     def _prompt_column(self) -> str | None:
-        """The column of prompts, if any: for messages only if it is named, or exists under the default name."""
-        is_implicit = self.prompt_column == DEFAULT_PROMPT_COLUMN not in self.rows.names and self._has_chats
-        return None if is_implicit else self.prompt_column
+        """The column of prompts, if any: under the default name only if the file has it, or its format makes it."""
+        is_there = DEFAULT_PROMPT_COLUMN in (*self.rows.names, *self.rows.found.makes)
+        return self.prompt_column if self.prompt_column != DEFAULT_PROMPT_COLUMN or is_there else None
 
     @property
     def message_columns(self) -> tuple[str, ...]:
@@ -285,15 +297,20 @@ class PreferenceDataset(DatasetSource):
         return tuple(filter(None, (self._prompt_column, self.chosen_column, self.rejected_column)))
 
     def _pairs(self, items: Sequence[int]) -> list[tuple[Prompt, Answer, Answer]]:
-        """Return pairs as (prompt, chosen, rejected); without a prompt column, the prompt of strings is empty."""
-        none = None if self._has_chats else ""
-        column = self._prompt_column
-        prompts = self.messages(column, items) if column else [none] * len(items)
+        """Return pairs as (prompt, chosen, rejected).
+
+        Without a prompt column, the prompt is what both answers begin with; with prompt_column None, strings have none.
+        """
+        column, has_chats = self._prompt_column, self._has_chats
+        prompts = self.messages(column, items) if column else [None] * len(items)
         answers = (self.messages(name, items) for name in (self.chosen_column, self.rejected_column))
-        pairs = list(zip(prompts, *answers, strict=True))
-        if not self._has_chats:
-            return pairs
-        return [pair_of_chats(f"{self.name} row {item}", pair) for item, pair in zip(items, pairs, strict=True)]
+        pairs = zip(prompts, *answers, strict=True)
+        rows = [(f"{self.name} row {item}", pair) for item, pair in zip(items, pairs, strict=True)]
+        if has_chats:
+            return [pair_of_chats(where, pair) for where, pair in rows]
+        if column is None and self.prompt_column is not None:
+            return [pair_of_texts(where, chosen, rejected) for where, (_, chosen, rejected) in rows]
+        return [pair if column else ("", *pair[1:]) for _, pair in rows]
 
 
 def _unanswered(prompt: Any) -> Any:

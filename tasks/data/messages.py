@@ -6,13 +6,13 @@ the template takes parts. Arguments of calls and schemas of tools may be JSON te
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
 from prefect_rlhf.engines.sampling.chats.template import Tools, written
 from prefect_rlhf.errors.errors import InvalidInput
+from prefect_rlhf.tasks.data.formats.row import decoded
 
 _MARKER = "the text of a part"
 
@@ -37,8 +37,8 @@ def shown_tools(value: Any, has_all_keys: bool, where: str) -> Tools:
     Raises InvalidInput, at `where`, for any other value.
     """
     expected = "schemas of tools: a list of objects, or JSON text of it; without tools in the column, set tools_column"
-    found = _decoded(value)
-    schemas = [_decoded(each) for each in (found if isinstance(found, list) else [found])] if found else []
+    found = decoded(value)
+    schemas = [decoded(each) for each in (found if isinstance(found, list) else [found])] if found else []
     if not all(isinstance(schema, Mapping) for schema in schemas):
         raise InvalidInput(where, value, f"{expected} to null")
     return [_without_none(schema) if has_all_keys else schema for schema in schemas]
@@ -67,7 +67,7 @@ def _plain(tokenizer: Any, turn: Any, has_all_keys: bool, where: str) -> Any:
     if "content" in turn or "tool_calls" in plain:
         plain["content"] = _content(tokenizer, content, where)
     if "tool_calls" in plain:
-        calls = _decoded(plain["tool_calls"])
+        calls = decoded(plain["tool_calls"])
         plain["tool_calls"] = [_with_arguments(call) for call in calls] if isinstance(calls, list) else calls
     return plain
 
@@ -101,23 +101,13 @@ def _takes_parts(tokenizer: Any) -> bool:
 
 def _with_arguments(call: Any) -> Any:
     """Return a call with its arguments as an object, if they are JSON text of an object."""
-    call = _decoded(call)
+    call = decoded(call)
     if not isinstance(call, Mapping):
         return call
     if isinstance(call.get("function"), Mapping):
         return {**call, "function": _with_arguments(call["function"])}
-    arguments = _decoded(call.get("arguments"))
+    arguments = decoded(call.get("arguments"))
     return {**call, "arguments": arguments} if isinstance(arguments, Mapping) else call
-
-
-def _decoded(value: Any) -> Any:
-    """Return the value of a JSON text of an object or a list; any other value as it is."""
-    if not isinstance(value, str) or value.lstrip()[:1] not in ("{", "["):
-        return value
-    try:
-        return json.loads(value)
-    except (ValueError, RecursionError):
-        return value
 
 
 def _without_none(value: Any) -> Any:

@@ -126,8 +126,8 @@ def step_files(run_dir: Path, folder: str = "*") -> list[Path]:
     return sorted(run_dir.glob(f"{folder}/step-*.parquet"))
 
 
-def carry_over_rollouts(earlier_run_dir: Path, run_dir: Path, before_step: int) -> int:
-    """Give `run_dir` the rows that an earlier run wrote in steps before `before_step`; return the number of files.
+def carry_over_rollouts(earlier_run_dir: Path, run_dir: Path, last_step: int) -> int:
+    """Give `run_dir` the rows that an earlier run wrote in steps up to `last_step`; return the number of files.
 
     All files that `write_rows` wrote are hard-linked, or copied if hard links are impossible. A reader of `run_dir`
     then sees every step once. Existing files of `run_dir` are unchanged.
@@ -135,16 +135,16 @@ def carry_over_rollouts(earlier_run_dir: Path, run_dir: Path, before_step: int) 
     carried = 0
     for step, path in _step_files(earlier_run_dir):
         target = run_dir / path.relative_to(earlier_run_dir)
-        if step < before_step and not target.exists():
+        if step <= last_step and not target.exists():
             write_atomically(target, partial(_link_or_copy, path))
             publish(target)
             carried += 1
     return carried
 
 
-def remove_rollouts_from(run_dir: Path, step: int) -> int:
-    """Remove the files of `step` and later steps, which the resumed run writes again. Return their number."""
-    files = [path for written, path in _step_files(run_dir) if written >= step]
+def remove_rollouts_after(run_dir: Path, last_step: int) -> int:
+    """Remove the files of steps after `last_step`, which the resumed run writes again. Return their number."""
+    files = [path for written, path in _step_files(run_dir) if written > last_step]
     for path in files:
         path.unlink()
     return len(files)

@@ -3,12 +3,17 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
+from types import MappingProxyType
 from typing import Any
 
 from prefect_rlhf.engines.rows import KEYS_OF_CALLS, ColumnKind
 from prefect_rlhf.errors.errors import InvalidInput
+from prefect_rlhf.tasks.data.formats.find import Wanted
+from prefect_rlhf.tasks.data.formats.format import Kind
+from prefect_rlhf.tasks.data.formats.formatted_rows import FormattedRows, MadeColumn
 from prefect_rlhf.tasks.data.messages import has_text, plain_messages, shown_tools
 from prefect_rlhf.tasks.data.rows.row_checks import CheckedRows, MeasuredRows, Say, measure, silent
+from prefect_rlhf.tasks.data.stored.columns import Column
 from prefect_rlhf.tasks.data.stored.stored_rows import DEFAULT_SPLIT, DEFAULT_SPLIT_COLUMN, StoredRows
 from prefect_rlhf.tasks.data.template_checks import (
     DEFAULT_TOOLS_COLUMN,
@@ -25,7 +30,8 @@ class DatasetSource:
     """A name (the flow's parameter), the path of the rows, a split and a tokenizer's folder.
 
     `column_paths` gives columns other names: key -> column, or field of a struct such as `reward_model.ground_truth`.
-    The chat template gets `chat_template_kwargs`, and a row's schemas of tools. `eos_token` is the model's setting.
+    `form` is the format of the rows; if it is None, the columns decide. The chat template gets `chat_template_kwargs`,
+    and a row's schemas of tools. `eos_token` is the model's setting.
     `say` gets a line now and then during a long check.
     """
 
@@ -39,6 +45,7 @@ class DatasetSource:
     chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict, hash=False)
     tools_column: str | None = DEFAULT_TOOLS_COLUMN
     eos_token: str | None = None
+    form: str | None = None
     say: Say = field(default=silent, kw_only=True, repr=False, compare=False)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -46,15 +53,37 @@ class DatasetSource:
         return {field.name: getattr(self, field.name) for field in fields(self)} | {"say": silent}
 
     @cached_property
-    def rows(self) -> StoredRows:
+    def stored(self) -> StoredRows:
         """The stored rows of this split."""
         settings = {getattr(self, one.name): one.name for one in fields(self) if one.name.endswith("_column")}
         return StoredRows(self.name, self.path, self.split_column, self.split, settings)
 
+    @cached_property
+    def rows(self) -> FormattedRows:
+        """The rows of this split, with our columns."""
+        return FormattedRows(self.stored, self.wanted)
+
+    @property
+    def wanted(self) -> Wanted:
+        """The kind of this dataset, and the columns that it reads."""
+        raise NotImplementedError
+
+    def wants(
+        self,
+        kind: Kind,
+        own: Mapping[str, tuple[str, ...]],
+        settings: Sequence[str],
+        otherwise: Mapping[str, tuple[str, ...]] = MappingProxyType({}),
+    ) -> Wanted:
+        """Return a kind with its own forms; columns in `settings` that are no defaults are stated."""
+        default = {one.name: one.default for one in fields(self)}
+        stated = {name: getattr(self, name) for name in settings if getattr(self, name) != default[name]}
+        return Wanted(kind, own, otherwise, stated, self.form, self.tools_column)
+
     @property
     def num_items(self) -> int:
         """The number of stored rows."""
-        return len(self.rows)
+        return len(self.stored)
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -64,7 +93,7 @@ class DatasetSource:
     @property
     def column_kinds(self) -> Mapping[str, ColumnKind]:
         """The kind of each of the `columns`."""
-        return {name: self.rows.column(self._paths[name]).kind for name in self.columns}
+        return {name: self._further(name).kind for name in self.columns}
 
     def read_column(self, name: str, row_ids: Sequence[int]) -> list[Any]:
         """Return plain Python values of some rows: numbers, text, lists, dicts, or None for a missing value.
@@ -73,7 +102,16 @@ class DatasetSource:
         """
         if name not in self.columns:
             raise InvalidInput(f"{self.name}.columns", name, f"one of {', '.join(self.columns)}, in {self.path}")
-        return self.rows.read(self._paths[name], self.items_of(row_ids))
+        place, items = self._paths[name], self.items_of(row_ids)
+        return self.rows.read(place, items) if self._is_made(place) else self.stored.read(place, items)
+
+    def _further(self, name: str) -> Column | MadeColumn:
+        place = self._paths[name]
+        return self.rows.column(place) if self._is_made(place) else self.stored.column(place)
+
+    def _is_made(self, place: str) -> bool:
+        """Whether a format makes a column that the file lacks."""
+        return place in self.rows.found.makes and place not in self.stored.names
 
     def remarks(self) -> tuple[str, ...]:
         """Return lines for the log: changes to rows beyond reading them."""
@@ -138,13 +176,13 @@ class DatasetSource:
         for key, path in self.column_paths.items():
             if key in KEYS_OF_CALLS:
                 raise InvalidInput(f"{self.name}.columns", key, f"another name: calls make {', '.join(KEYS_OF_CALLS)}")
-            self.rows.column(path, f"{self.name}.columns.{key}")
-            self.rows.read(path, [0])
+            self.stored.column(path, f"{self.name}.columns.{key}")
+            self.stored.read(path, [0])
 
     @property
     def _paths(self) -> dict[str, str]:
         """The place of each name's column."""
-        return {name: name for name in self.rows.names} | dict(self.column_paths)
+        return {name: name for name in self.stored.names} | dict(self.column_paths)
 
     def check_tokenizer(self, has_chats: bool) -> None:
         """Raise InvalidInput unless the tokenizer can be loaded and, if needed, has a chat template."""

@@ -9,8 +9,8 @@ from typing import Any, Protocol
 from prefect_rlhf.engines.sampling.chats.template import Tools, ignores_tools
 from prefect_rlhf.engines.sampling.chats.tokenizers import template_source
 from prefect_rlhf.errors.errors import InvalidInput, NotUsed
+from prefect_rlhf.tasks.data.formats.formatted_rows import FormattedRows
 from prefect_rlhf.tasks.data.messages import ignores_calls
-from prefect_rlhf.tasks.data.stored.stored_rows import StoredRows
 from prefect_rlhf.tasks.data.tokenizer import load_tokenizer
 
 DEFAULT_TOOLS_COLUMN = "tools"
@@ -40,7 +40,7 @@ class Templated(Protocol):
     @property
     def message_columns(self) -> tuple[str, ...]: ...
     @property
-    def rows(self) -> StoredRows: ...
+    def rows(self) -> FormattedRows: ...
     def tools_of(self, items: Sequence[int]) -> list[Tools]: ...
     def messages(self, column: str, items: Sequence[int]) -> list[Any]: ...
 

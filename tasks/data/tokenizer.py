@@ -1,7 +1,7 @@
 """Conversion between text and tokens by the tokenizer of a Hugging Face folder, plain or through its chat template."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, cast
@@ -12,11 +12,11 @@ from prefect_rlhf.engines.sampling.chats.template import Tools as Tools
 from prefect_rlhf.engines.sampling.chats.template import Variables, rendered, written
 from prefect_rlhf.engines.sampling.chats.tokenizers import loaded
 from prefect_rlhf.errors.errors import InvalidInput
-from prefect_rlhf.files.foreign_file import read_json_object
-from prefect_rlhf.files.storage.mirror import readable
-
-ChatMessage = Mapping[str, Any]  # role, content, and perhaps calls of tools
-Prompt = str | Sequence[ChatMessage]
+from prefect_rlhf.files.foreign_file import read_json_object, refuse_pointer
+from prefect_rlhf.files.hub.hub_path import shown_folder
+from prefect_rlhf.files.storage.inputs import model_folder
+from prefect_rlhf.tasks.data.formats.row import ChatMessage as ChatMessage
+from prefect_rlhf.tasks.data.formats.row import Prompt as Prompt
 
 
 @lru_cache(maxsize=4)  # loading takes longer than all tokenization of a step
@@ -24,10 +24,12 @@ def load_tokenizer(folder: str) -> Any:
     """Return the tokenizer of a folder, which may be remote. Raises InvalidInput if the folder has no tokenizer."""
     from huggingface_hub.errors import StrictDataclassError
 
-    local = readable(folder, "tokenizer")
+    local = model_folder(folder, "tokenizer", "tokenizer")
     files = [local / name for name in ("tokenizer.json", "tokenizer.model")]
     if not any(file.is_file() for file in files):
         raise InvalidInput("tokenizer", folder, "a folder with tokenizer.json or tokenizer.model")
+    for file in files:
+        refuse_pointer("tokenizer", file)
     try:
         return loaded(str(local))
     except StrictDataclassError as error:  # it reads config.json too
@@ -53,7 +55,7 @@ def end_remark(folder: str, eos_token: str | None = None) -> str:
 
 def response_ends(folder: str, eos_token: str | None = None) -> tuple[int, ...]:
     """Return the tokens that end a response of the model in a folder, which may be remote. Raises as `end_tokens`."""
-    return end_tokens(str(readable(folder, "tokenizer")), eos_token)
+    return end_tokens(str(model_folder(folder, "tokenizer", "tokenizer")), eos_token)
 
 
 def refused_config(folder: Path, name: str, error: Exception) -> InvalidInput:
@@ -132,8 +134,8 @@ def template_remark(
     try:
         text = written(tokenizer, chat, add_generation_prompt=True, tools=tools, variables=variables)
     except Exception:  # noqa: BLE001  it refuses this chat; the dataset's own chats were rendered before
-        return f"{name}: chats go through the template of {tokenizer.name_or_path}"
-    return f"{name}: the chat template of {tokenizer.name_or_path} renders a prompt as {text!r:.600}"
+        return f"{name}: chats go through the template of {shown_folder(tokenizer.name_or_path)}"
+    return f"{name}: the chat template of {shown_folder(tokenizer.name_or_path)} renders a prompt as {text!r:.600}"
 
 
 def answered_tokens(

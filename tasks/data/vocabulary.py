@@ -14,7 +14,7 @@ from typing import Any
 
 from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.files.foreign_file import read_json
-from prefect_rlhf.files.storage.mirror import readable
+from prefect_rlhf.files.storage.inputs import model_folder
 from prefect_rlhf.tasks.data.tokenizer import load_tokenizer
 
 JSON, SENTENCEPIECE = "tokenizer.json", "tokenizer.model"
@@ -66,8 +66,8 @@ class Vocabulary:
 
 
 def tokenizer_folder(path: str, field: str) -> Path:
-    """Return a model folder on this machine: the mirror of a remote folder. Raises InvalidInput, at `field`."""
-    return readable(path, field)
+    """Return a model folder on this machine, with its tokenizer's files. Raises InvalidInput, at `field`."""
+    return model_folder(path, field, "tokenizer")
 
 
 def read_vocabulary(folder: Path, field: str) -> Vocabulary | None:

@@ -78,7 +78,7 @@ class LaterPlan(PlannedSteps):
     @property
     def step(self) -> int:
         """The first step of the plan."""
-        return self.augmented.first_step
+        return self.augmented.finished + 1
 
     @property
     def announced(self) -> str:
@@ -176,18 +176,18 @@ class RunReport:
         if self._mover is not None:
             self.later.append(self._mover.moves(run))
         self._warn_of_memory()  # what the last step reported belongs to the plan that ends
-        self._memory = MeasuredMemory(self._later_from(run.first_step).certificate, self.lease, self._memory)
+        self._memory = MeasuredMemory(self._later_from(run.finished + 1).certificate, self.lease, self._memory)
 
     def moved(self, run: TrainingRun, seconds: float) -> None:
         """Report a move, and show the next plan instead of the last."""
-        self._now = later = self._later_from(run.first_step)
+        self._now = later = self._later_from(run.finished + 1)
         if self._journal is not None:
             self._journal.keep("plan.yaml", plan_yaml(run.plan))
             self._journal.keep("certificate.json", later.certificate.to_json())
             if self._mover is not None:
                 self._mover.moved(run, self._journal)
         said = "" if later.move_seconds is None else f", predicted {later.move_seconds:.1f} s"
-        self._say(f"moved to plan {run.plan.name} before step {run.first_step} in {seconds:.1f} s{said}")
+        self._say(f"moved to plan {run.plan.name} before step {later.step} in {seconds:.1f} s{said}")
         self._show_plan()
 
     def _show_plan(self) -> None:
@@ -217,13 +217,15 @@ class RunReport:
             return
         checkpoint, (before, now) = run.checkpoint, (run.checkpoint.manifest.plan, plan_yaml(self._now.augmented.plan))
         under = "under the same plan" if before == now else "under another plan, so equal within rounding"
-        self._log.info("resume from %s after %d steps, %s", shown(checkpoint.folder), checkpoint.step, under)
+        self._log.info(
+            "resume from %s: the run goes on at step %d, %s", shown(checkpoint.folder), run.finished + 1, under
+        )
         for name in checkpoint.unfinished():
             self._log.info("%s was not finished and is ignored", checkpoint.folder.with_name(name))
         self._metrics.extend(metrics)
         for step in metrics:
             self._history.add(step)
-        self._log.info("carried over the metrics of %d steps", len(metrics))
+        self._log.info("carried over the metrics of %d steps", sum(line["step"] > 0 for line in metrics))
         self._warn(warnings)
 
     def built(self, instance: ModelInstance, outcome: NodeOutcome) -> None:
@@ -237,13 +239,11 @@ class RunReport:
     def step_ended(self, metrics: Mapping[str, float], findings: Findings) -> None:
         """Log the step's line and warnings, update the progress bar, and publish the tables every few steps."""
         num_steps = self._now.augmented.num_steps
-        if metrics["step"] >= num_steps:
-            if values := self._lines.values(metrics):  # the last evaluation, which does not belong to a step
-                self._history.add(metrics)
-                self._say(" · ".join([f"after {metrics['step']} steps", *values]))
-            return
         self._metrics.append(metrics)
         self._history.add(metrics)
+        if metrics["step"] == 0:
+            self._say(self._lines.before_training(metrics))
+            return
         self._say(self._lines.line(metrics, findings.phrase))
         self._log.debug("all metrics of step %d: %s", metrics["step"], " · ".join(values_by_call(metrics)))
         self._warn(findings.warnings)
@@ -252,11 +252,11 @@ class RunReport:
         self._warn_of_memory()
         if self._check and self._journal and (found := self._check.step_ended(self._journal)):
             self._say(found)
-        self._share_done = min(1.0, (metrics["step"] + 1) / max(1, num_steps))
+        self._share_done = min(1.0, metrics["step"] / max(1, num_steps))
         with not_waiting():  # for an unreachable server: a later step publishes them again
             self._show_progress()
             self._show_conversations()
-            if (metrics["step"] + 1) % PUBLISH_EVERY == 0:
+            if metrics["step"] % PUBLISH_EVERY == 0:
                 self._publish()
             elif metrics["step"] < PUBLISH_EVERY:
                 self._show_curves()
@@ -328,7 +328,7 @@ class RunReport:
             description="Timeline",
         )
         if self._now.prediction is not None:
-            first = self._now.augmented.first_step  # the steps before a move had another plan
+            first = self._now.augmented.finished + 1  # the steps before a move had another plan
             spans = [span for span in self._journal.last_steps(STEPS_KEPT) if span.step >= first]
             rows = comparison_rows(compare(self._now.prediction, spans))
             publish(create_table_artifact, rows, key="predicted-and-measured", description="Predicted and measured")
@@ -367,8 +367,8 @@ def values_by_call(metrics: Mapping[str, float]) -> list[str]:
 def metric_rows(steps: Reversible[Mapping[str, float]]) -> list[dict[str, str]]:
     """Return steps as rows of a table, newest first, each with the columns of all: a page takes those of the first.
 
-    >>> metric_rows([{"step": 0, "score": 0.25}, {"step": 1}])
-    [{'step': '1', 'score': ''}, {'step': '0', 'score': '0.25'}]
+    >>> metric_rows([{"step": 1, "score": 0.25}, {"step": 2}])
+    [{'step': '2', 'score': ''}, {'step': '1', 'score': '0.25'}]
     """
     names = dict.fromkeys(name for step in reversed(steps) for name in step)
     return [{name: _value_text(step.get(name, "")) for name in names} for step in reversed(steps)]

@@ -27,18 +27,18 @@ class StepLines:
         self._seconds: deque[float] = deque(maxlen=STEPS_TIMED)
 
     def line(self, metrics: Mapping[str, float], phrase: str = "") -> str:
-        """Return the line of the next step, at most 100 characters; steps are counted from 1.
+        """Return the line of the next step, at most 100 characters.
 
         `phrase` says what is wrong with the step; it has its place before all values but the first.
 
-        >>> metrics = {"step": 2, "seconds": 9.81, "score.exact": 0.5, "rewards.score": 0.41, "rewards.kl": 0.02}
+        >>> metrics = {"step": 3, "seconds": 9.81, "score.exact": 0.5, "rewards.score": 0.41, "rewards.kl": 0.02}
         >>> StepLines(20).line(metrics)
         'step 3 of 20 · 9.8 s · reward 0.41 · kl 0.02 · 3 min left'
         >>> StepLines(3).line(metrics, "no group differs: nothing learnt")
         'step 3 of 3 · 9.8 s · reward 0.41 · no group differs: nothing learnt · kl 0.02'
         """
         self._seconds.append(metrics["seconds"])
-        done = int(metrics["step"]) + 1
+        done = int(metrics["step"])
         left = (self._num_steps - done) * median(self._seconds)
         begin = [f"step {done} of {self._num_steps}", f"{metrics['seconds']:.1f} s"]
         end = [f"{duration(left)} left"] if done < self._num_steps else []
@@ -52,6 +52,14 @@ class StepLines:
                 return line
         return _joined(*begin, *said)
 
+    def before_training(self, metrics: Mapping[str, float]) -> str:
+        """Return the line of step 0, which has the evaluation before training.
+
+        >>> StepLines(20, ["accuracy"]).before_training({"step": 0, "accuracy.accuracy": 0.25})
+        'step 0 of 20 · before training · held-out accuracy 0.25'
+        """
+        return _joined(f"step 0 of {self._num_steps}", "before training", *self.values(metrics))
+
     def values(self, metrics: Mapping[str, float]) -> list[str]:
         """Return the few metrics of the line: first the step's, then its evaluation's."""
         evaluated = {name: value for name, value in metrics.items() if name.partition(".")[0] in self._evaluations}
@@ -64,13 +72,25 @@ def _joined(*parts: str) -> str:
 
 
 def _values(metrics: Mapping[str, float]) -> list[str]:
+    values = [f"{label} {value:.3g}" for label, value in shown_metrics(metrics).items()]
+    return ["no reward", *values] if _has_no_reward(metrics) else values
+
+
+def shown_metrics(metrics: Mapping[str, float]) -> dict[str, float]:
+    """Return the few metrics that the line of a step shows, by their names on it.
+
+    >>> shown_metrics({"step": 2, "rewards.score": 0.41, "rewards.kl": 0.02, "train.loss": 0.7})
+    {'reward': 0.41, 'kl': 0.02}
+    """
     scored = with_reward(metrics)
-    found = {label: name for label, words in SHOWN.items() if (name := _first(scored, words))}
-    has_no_reward = "reward" not in found and any(is_unscored(name, metrics) for name in metrics)
-    if "reward" in found or has_no_reward:
+    found = {label: metrics[name] for label, words in SHOWN.items() if (name := _first(scored, words))}
+    if "reward" in found or _has_no_reward(metrics):
         found.pop("loss", None)  # the size of a policy's loss is not informative
-    values = [f"{label} {metrics[name]:.3g}" for label, name in found.items()]
-    return ["no reward", *values] if has_no_reward else values
+    return found
+
+
+def _has_no_reward(metrics: Mapping[str, float]) -> bool:
+    return _first(with_reward(metrics), SHOWN["reward"]) is None and any(is_unscored(name, metrics) for name in metrics)
 
 
 def with_reward(metrics: Mapping[str, float]) -> dict[str, float]:

@@ -55,8 +55,8 @@ class Checkpointing:
     def restore_of(self, role: str) -> Restore | None:
         """Return the place of a trained role's state in a resumed or moved run, None in a new run."""
         checkpoint = self.run.checkpoint
-        if self.run.moved_at is not None:
-            return Restore(None, self.run.moved_at)
+        if self.run.moved_after is not None:
+            return Restore(None, self.run.moved_after)
         return Restore(checkpoint.folder / role, checkpoint.step) if checkpoint else None
 
     def restore_states(self) -> None:
@@ -64,7 +64,7 @@ class Checkpointing:
         states = self.run.checkpoint.manifest.states if self.run.checkpoint else {}
         for name, state in states.items():
             self._restore_state(name, state)
-            self._states.leave(name, self.run.first_step - 1, state)
+            self._states.leave(name, self.run.finished, state)
 
     def move_states(self, before: Checkpointing) -> None:
         """Move the states of computations to the ranks that need them under this plan.
@@ -118,8 +118,8 @@ class Checkpointing:
 
         Old checkpoints are deleted afterwards.
         """
-        began, run, graph, version = time.perf_counter(), self.run, self.run.graph, node.step + 1
-        folder = folder_of(run.run_dir, version)
+        began, run, graph = time.perf_counter(), self.run, self.run.graph
+        folder = folder_of(run.run_dir, node.step)
         ranks = [run.rank(device) for device in node.devices]
         reports = self.call(Rank.commit, dict.fromkeys(ranks, (beside(folder), folder)), node.title, "disk")
         frozen = {m.role: self.fingerprints.content(m.role, 0) for m in graph.models if not graph.trained_by(m.role)}
@@ -127,7 +127,7 @@ class Checkpointing:
         identity = run_identity(graph, run.seed, run.checkpoint_every)
         states = self._states.written_after(node.step)
         with writing(folder):
-            finish(graph, run.plan, run.run_dir, version, identity, fingerprints, states)
+            finish(graph, run.plan, run.run_dir, node.step, identity, fingerprints, states, run.lineage)
             spared = run.best.spared(run.run_dir) if run.best else None
             keep_newest(run.run_dir, run.keep_checkpoints, spared)
         return replace(outcome_of(reports), seconds=time.perf_counter() - began)

@@ -165,7 +165,7 @@ class Dispatcher:
     def finish_step(self, step: int, oldest: int) -> None:
         """Drop data that no later node needs, after a step's last node; `oldest` is the first unfinished step."""
         self.rows.finish(step)
-        self.fingerprints.forget_before(oldest - self._graph.staleness)
+        self.fingerprints.forget_before(oldest - 1 - self._graph.staleness)  # the oldest version that it reads
 
     def _run_call(self, node: Node, work: ModelCall) -> dict[int, RankReport]:
         reports = self._send(node, work)

@@ -21,7 +21,7 @@ from prefect_rlhf.placement.devices.lease import Lease
 from prefect_rlhf.placement.devices.mesh import Device
 from prefect_rlhf.placement.graph import DataflowGraph
 from prefect_rlhf.tasks.checkpoints.best import EVALUATIONS
-from prefect_rlhf.tasks.data.rollouts import carry_over_rollouts, remove_rollouts_from
+from prefect_rlhf.tasks.data.rollouts import carry_over_rollouts, remove_rollouts_after
 from prefect_rlhf.tasks.running.outcome import NodeOutcome, mean_metrics
 
 TASK_RUNS = "task_runs.jsonl"  # a line for each task run
@@ -67,8 +67,7 @@ def measured_on(
 class Journal:
     """Appends to `task_runs.jsonl`, `metrics.jsonl` and `evaluation.jsonl` in `run_dir`, from any thread.
 
-    `graph` determines the order of calls and the evaluation calls. After `num_steps` steps only evaluations are
-    written.
+    `graph` determines the order of calls and the evaluation calls.
     """
 
     def __init__(
@@ -76,13 +75,11 @@ class Journal:
         run_dir: Path,
         predicted_seconds: Callable[[str], float | None] = lambda node: None,
         graph: DataflowGraph | None = None,
-        num_steps: int | None = None,
     ) -> None:
         with writing(run_dir):
             run_dir.mkdir(parents=True, exist_ok=True)
         self.run_dir = run_dir
         self._predicted_seconds = predicted_seconds  # of a node, by its id
-        self._num_steps = num_steps
         calls = graph.calls if graph else ()
         self._position = {call.name: position for position, call in enumerate(calls)}
         self._evaluations = frozenset(call.name for call in calls if call.every is not None)
@@ -96,17 +93,19 @@ class Journal:
         """Write a file of the run's folder atomically."""
         write_atomically(self.run_dir / name, lambda part: part.write_text(text, encoding="utf-8"))
 
-    def go_on_from(self, step: int, earlier: Path) -> list[Mapping[str, float]]:
-        """Copy an earlier run's records of the steps before `step`, if its folder still exists.
+    def go_on_after(self, last_step: int, earlier: Path) -> list[Mapping[str, float]]:
+        """Copy an earlier run's records of the steps up to `last_step`, if its folder still exists.
 
         `earlier` may be this run's own folder: its records of later steps are deleted, because the run repeats these
-        steps. Returns the metrics of the steps before `step`. Steps are written behind their task runs, so a kill may
-        lose the last: they are made again of their task runs.
+        steps; with `last_step` 0 it repeats all. Returns the metrics of the steps, and before them of step 0.
+        Steps are written behind their task runs, so a kill may lose the last: they are made again of their task runs.
         """
-        metrics = _of_steps_under(step, earlier / "metrics.jsonl")
-        evaluations = _of_steps_under(step, earlier / EVALUATIONS)
-        for evaluation, lost in self._lost(range(_end(metrics), step), earlier):
-            metrics.append(lost)
+        if last_step == 0:
+            last_step = -1  # the evaluation before training is made again
+        metrics = _of_steps_until(last_step, earlier / "metrics.jsonl")
+        evaluations = _of_steps_until(last_step, earlier / EVALUATIONS)
+        for evaluation, lost in self._lost(range(_end(metrics), last_step + 1), earlier):
+            metrics += [lost] if lost["step"] > 0 else []
             evaluations += [evaluation] if evaluation and evaluation["step"] >= _end(evaluations) else []
         self.keep("metrics.jsonl", _lines(metrics))
         if evaluations:
@@ -114,11 +113,11 @@ class Journal:
         elif earlier == self.run_dir:
             (earlier / EVALUATIONS).unlink(missing_ok=True)
         if earlier == self.run_dir:
-            self.keep(TASK_RUNS, _lines(_of_steps_under(step, earlier / TASK_RUNS)))
-            remove_rollouts_from(earlier, step)
+            self.keep(TASK_RUNS, _lines(_of_steps_until(last_step, earlier / TASK_RUNS)))
+            remove_rollouts_after(earlier, last_step)
         else:
-            carry_over_rollouts(earlier, self.run_dir, step)
-        return metrics
+            carry_over_rollouts(earlier, self.run_dir, last_step)
+        return [*(line for line in evaluations if line["step"] == 0), *metrics]
 
     def say(self, line: str) -> None:
         """Append a readable line to `progress.log`."""
@@ -126,7 +125,7 @@ class Journal:
             file.write(f"{line}\n")
 
     def follow(self, follower: Callable[[Mapping[str, float]], None]) -> None:
-        """Call `follower` with each line of metrics, and with the evaluation after the last step.
+        """Call `follower` with each line of metrics, and with the evaluation before training.
 
         The run waits for the call, so `follower` must return at once.
         """
@@ -161,14 +160,14 @@ class Journal:
     def finish_step(self, step: int) -> Mapping[str, float]:
         """Write and return the metrics of a step: each call's, as `call.metric`, and the shares of its time.
 
-        Metrics of evaluation calls are also a line of `evaluation.jsonl`. After the last step, no other line is
-        written.
+        Metrics of evaluation calls are also a line of `evaluation.jsonl`. Step 0, the evaluation before training, has
+        no other line.
         """
         with self._lock:
             line, metrics = self._lines_of(step, self._by_step[step])
             if line:
                 _append(self.run_dir / EVALUATIONS, line)
-            if self._num_steps is None or step < self._num_steps:
+            if step > 0:
                 line = metrics
                 _append(self.run_dir / "metrics.jsonl", line)
             self._finished.append(step)
@@ -186,19 +185,19 @@ class Journal:
 
     def _lost(self, steps: range, earlier: Path) -> Iterator[tuple[dict[str, float], dict[str, float]]]:
         """Yield evaluation and metrics of steps whose task runs an earlier run has recorded."""
-        lines = _of_steps_under(steps.stop, earlier / TASK_RUNS) if steps else []
+        lines = _of_steps_until(steps.stop - 1, earlier / TASK_RUNS) if steps else []
         spans = [_span_of(line) for line in lines if line["step"] in steps]
         for step in steps:
             if of_step := [span for span in spans if span.step == step]:
                 yield self._lines_of(step, of_step)
 
 
-def _of_steps_under(step: int, path: Path) -> list[Mapping[str, Any]]:
-    """Read the lines of steps before `step`, without a last line that is incomplete because its writer was killed."""
+def _of_steps_until(last_step: int, path: Path) -> list[Mapping[str, Any]]:
+    """Read the lines of steps up to `last_step`, without a last line that a kill left incomplete."""
     values = list(finished_lines("resume_from", path))
     if not all(isinstance(value.get("step"), int) for value in values):
         raise InvalidInput("resume_from", str(path), "JSON lines as written by a run, each with its step")
-    return [value for value in values if value["step"] < step]
+    return [value for value in values if value["step"] <= last_step]
 
 
 def _end(lines: Iterable[Mapping[str, Any]]) -> int:

@@ -60,8 +60,8 @@ def _moved(move: PlanAt, before: Dispatcher, journal: Journal, audience: Builder
         end = time.time()
         outcome = replace(outcome, seconds=end - start)
         measured = measured_on(run.lease, run.lease.devices, (start, end), outcome)
-        node = f"{MOVE}@{run.first_step}"
-        journal.record(TaskRunSpan(node=node, title=title, kind=MOVE, call=None, step=run.first_step, **measured))
+        node = f"{MOVE}@{move.step}"
+        journal.record(TaskRunSpan(node=node, title=title, kind=MOVE, call=None, step=move.step, **measured))
         return None
 
     task = Task(fn=work, name=MOVE, task_run_name=title, cache_policy=NO_CACHE, persist_result=False)

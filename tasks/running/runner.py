@@ -126,8 +126,10 @@ class GraphRunner:
         # choice of the last step and the end of this method. The driver may hand out a group meanwhile: the ledger
         # either drops the counts of its later nodes here, or knows the last step when it counts the group.
         last = self._groups.stop(self._locks.hold())
-        if self._groups.stopped_after is not None:
+        if self._groups.stopped_after is not None and last > self.run.finished:
             run_log().info("%s: step %d is the last step; a checkpoint follows", self._stop, last)
+        elif self._groups.stopped_after is not None:
+            run_log().info("%s: no other step begins", self._stop)
         self._end_after(last)
 
     def _move_early(self, plan: ExecutionPlan) -> None:

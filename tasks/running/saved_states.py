@@ -34,7 +34,7 @@ class LeftStates:
             states[step] = state
             *older, _ = sorted(states)
             for before, after in zip(older[:-1], older[1:], strict=True):
-                if self._every is None or before // self._every == after // self._every:
+                if self._every is None or (before - 1) // self._every == (after - 1) // self._every:
                     del states[before]
 
     def newest(self, call: str) -> SavedState | None:

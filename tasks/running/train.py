@@ -76,15 +76,15 @@ def train(
                 if stopped_after is not None or not groups.moves:
                     stop.check()
                     return None if stopped_after is None else stop
-                dispatcher = move_to(moves.take(groups.end), dispatcher, journal, audience, stop)
+                dispatcher = move_to(moves.take(groups.end + 1), dispatcher, journal, audience, stop)
 
 
 def _groups(run: TrainingRun, steps_per_group: int, move: PlanAt | None) -> StepGroups:
     """Return the steps of the run under its plan, up to a move if there is one."""
     ends = None if move is None else PlanEnd(move.step, moving_roles(run.graph, run.plan, move.plan))
-    steps = run.num_steps, steps_per_group, run.first_step, run.checkpoint_every, run.exports
-    is_regular = run.checkpoint_every is not None and run.first_step % run.checkpoint_every == 0
-    is_saved = run.moved_at is None or is_regular
+    steps = run.num_steps, steps_per_group, run.finished, run.checkpoint_every, run.exports
+    is_regular = run.checkpoint_every is not None and run.finished % run.checkpoint_every == 0
+    is_saved = run.moved_after is None or is_regular
     return StepGroups(run.graph, run.plan, *steps, ends=ends, is_saved=is_saved)
 
 

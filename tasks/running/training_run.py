@@ -14,17 +14,18 @@ from prefect_rlhf.placement.plan import ExecutionPlan, ModelInstance
 from prefect_rlhf.placement.rows.tokenizers import Tokenizers
 from prefect_rlhf.tasks.checkpoints.best import BestModel
 from prefect_rlhf.tasks.checkpoints.folders import Checkpoint
+from prefect_rlhf.tasks.checkpoints.lineage import Lineage
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingRun:
-    """Steps `first_step` to `num_steps` of `graph` under `plan`; `exports` is false for a run that only measures.
+    """Steps of `graph` under `plan`, up to `num_steps`; `exports` is false for a run that only measures.
 
     `sources` are the datasets by parameter name. `tokenizers` decode the rows of each call. The run resumes from
     `checkpoint`, if set. Every `checkpoint_every` steps it writes a checkpoint; it keeps the newest `keep_checkpoints`
     and the checkpoint of the `best` model. `role_deadlines` replace `call_deadline_seconds` for calls of some roles, in
-    seconds. A run that came from another plan begins at step `moved_at`, with the states that its ranks have in host
-    memory.
+    seconds. A run that came from another plan begins after `moved_after` steps, with the states that its ranks have in
+    host memory. `lineage` goes into its checkpoints.
     """
 
     graph: DataflowGraph
@@ -43,22 +44,23 @@ class TrainingRun:
     keep_checkpoints: int = 2
     best: BestModel | None = None
     role_deadlines: Mapping[str, float] = field(default_factory=dict, hash=False)
-    moved_at: int | None = None
+    moved_after: int | None = None
+    lineage: Lineage = field(default_factory=Lineage, hash=False)
     _ranks: Mapping[Device, int] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_ranks", {device: rank for rank, device in enumerate(self.lease.devices)})
 
     @property
-    def first_step(self) -> int:
-        """The run's first step: the number of steps that its checkpoint has finished, or that other plans have made."""
-        if self.moved_at is not None:
-            return self.moved_at
+    def finished(self) -> int:
+        """The number of steps before the run's first: those that its checkpoint has finished, or of other plans."""
+        if self.moved_after is not None:
+            return self.moved_after
         return self.checkpoint.step if self.checkpoint else 0
 
     def under(self, plan: ExecutionPlan, step: int) -> TrainingRun:
         """Return the run after a move to another plan before `step`."""
-        return replace(self, plan=plan, moved_at=step)
+        return replace(self, plan=plan, moved_after=step - 1)
 
     def rank(self, device: Device) -> int:
         """Return the gang's rank on `device`: its position in the lease."""

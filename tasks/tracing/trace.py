@@ -7,10 +7,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, NoReturn
 
 from prefect_rlhf.errors.blame import described
 from prefect_rlhf.errors.errors import GraphError, InvalidInput, RlhfError
+from prefect_rlhf.files.path_text import from_here
 from prefect_rlhf.placement.graph import Call, DataflowGraph, Dataset, Port
 from prefect_rlhf.placement.models.model import ModelSpec, OptimizerSpec
 from prefect_rlhf.placement.row_set import RowSet
@@ -266,6 +268,16 @@ class Algorithm:
     def is_shipped(self) -> bool:
         """Whether the algorithm belongs to this package, whose tests verify it."""
         return self.body.__module__.partition(".")[0] == __name__.partition(".")[0]
+
+    @property
+    def word(self) -> str | None:
+        """The word after `prefect-rlhf run` that finds the algorithm; None for an algorithm that no file defines."""
+        if self.is_shipped:
+            return self.name
+        file, function = Path(self.body.__code__.co_filename), self.body.__qualname__
+        if not file.is_file() or not function.isidentifier():
+            return None
+        return f"{from_here(str(file))}:{function}"
 
     def trace(
         self, arguments: Mapping[str, Any], models: Mapping[str, ModelSpec], datasets: Mapping[str, Dataset]

@@ -102,7 +102,7 @@ class TrackerThread:
 
     def _tracked(self, at: float, line: Line) -> TrackedStep:
         step, tracking = int(line["step"]), self._tracking
-        is_due = step % tracking.samples_every == 0
+        is_due = (step - 1) % tracking.samples_every == 0  # the first step too
         samples = read_samples(self._run.run_dir, step, tracking.samples, of_rollouts=is_due)
         return TrackedStep(step, at, tracked_values(line, tracking.names), samples)
 

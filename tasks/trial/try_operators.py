@@ -137,7 +137,7 @@ class Trial:
         rows = tuple(range(len(row_ids)))
         generated = self.graph.generated_by(call)
         return CallCommand(
-            step=0,
+            step=1,
             call=call,
             instance=None,
             rows=rows,

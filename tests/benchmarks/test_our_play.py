@@ -23,7 +23,7 @@ def write(tmp_path):
             f"actor_generate.{name}": 4.0 for name in ("turns", "own_tokens", "observed_tokens")
         }
         steps, spans = [], []
-        for step, asked in enumerate(work.seconds_of_step):
+        for step, asked in enumerate(work.seconds_of_step, start=1):
             steps.append({"step": step, "actor_generate.play/tool_seconds": seconds(asked), **counts})
             spans.append(
                 asdict(TaskRunSpan("actor_generate", *where, step, "", "", (), 1.0, 2.0, seconds=1.0, **memory))
@@ -44,5 +44,5 @@ def test_a_mean_over_rows_is_the_tools_seconds(write):
 
 def test_another_tool_is_refused(write):
     work = PlayWork()
-    with pytest.raises(SystemExit, match="our_play: step 0 had a tool of 0.01 s, expected 0.0"):
+    with pytest.raises(SystemExit, match="our_play: step 1 had a tool of 0.01 s, expected 0.0"):
         measured(work, write(work, lambda asked: asked + 0.01))

@@ -15,7 +15,7 @@ from prefect_rlhf.flows.training.run_folder import read_result
 from prefect_rlhf.placement.cost.times.profile import Profile
 from prefect_rlhf.tasks.checkpoints.folders import find_checkpoint, read_checkpoint
 from prefect_rlhf.tasks.data.stored.files import find_files
-from prefect_rlhf.tasks.data.stored.json_lines import read_json_lines
+from prefect_rlhf.tasks.data.stored.json_files import read_json as read_rows
 from prefect_rlhf.tasks.running.journal import Journal
 
 pytestmark = pytest.mark.quick
@@ -49,7 +49,7 @@ READERS = {
     "an index of a shard": ("shard-00000.json", lambda file: read_index(file, "actor")),
     "a plan": ("plan.yaml", lambda file: read_yaml("plan", file)),
     "a profile": ("profile.json", Profile.read),
-    "JSON lines": ("rows.jsonl", lambda file: read_json_lines("prompts", [str(file)])),
+    "JSON lines": ("rows.jsonl", lambda file: read_rows("prompts", [str(file)])),
     "a dataset": ("rows.jsonl", lambda file: list(map(Path, find_files("prompts", str(file), "train").files))),
     "a model": ("config.json", lambda file: read_config(file.parent, "actor")),
     "tokens that end": ("generation_config.json", lambda file: end_tokens(str(file.parent))),

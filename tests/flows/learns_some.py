@@ -22,7 +22,7 @@ ALGO = Scaled()
 
 @computation("scale")
 def scale_of_step(logprobs, settings, context):
-    return Computed({"scale": (logprobs["logprobs"] * 0 + 1.0) * (context.step < settings.steps)})
+    return Computed({"scale": (logprobs["logprobs"] * 0 + 1.0) * (context.step <= settings.steps)})
 
 
 @loss("logprobs")

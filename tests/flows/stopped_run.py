@@ -31,7 +31,7 @@ def main(algorithm: str, parameters: str, num_devices: str, node_id: str = "", f
         return execute(self, node)
 
     def hang_move(self, *arguments):
-        if f"move@{self.run.first_step}" == node_id:
+        if f"move@{self.run.finished + 1}" == node_id:
             put_pipe(self.run).read_bytes()
         return move_from(self, *arguments)
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tests.hub_stand_in import stand_in, variables
 from tests.tiny import ppo_parameters
 
 PROGRAM = Path(__file__).with_name("without_engines.py")
@@ -43,6 +44,23 @@ def test_a_run_says_what_to_install_in_one_line(folder):
     assert done.returncode == 2
     (line,) = done.stderr.splitlines()
     assert line.startswith("prefect-rlhf: torch is not installed") and ".[cpu]" in line
+
+
+def test_a_dry_run_reads_a_model_of_the_hub_by_its_name(folder, monkeypatch, tmp_path):
+    """A process of its own, with the variables of a user, downloads once and asks the Hub for nothing else."""
+    with stand_in() as hub:
+        for name, value in variables(hub, tmp_path / "hf").items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.delenv("RLHF_HUB_OFFLINE")
+        commit = hub.add("acme/tiny", folder / "actor")
+        words = ["--parameters", "parameters.yaml", "--devices", "2", "--dry-run", "-p", "ref.path=acme/tiny@main"]
+        done = command(folder, "run", "ppo", *words, "-p", "actor.path=acme/tiny")
+        assert done.returncode == 0, done.stderr
+        assert f"actor.path: acme/tiny@main is at commit {commit}" in done.stderr
+        assert "no step was started" in done.stdout
+        asked = [one for one in hub.requests if "agent" not in one]
+        assert all("/acme/tiny" in one for one in asked)
+        assert len(hub.asked_for("GET", "/model.safetensors")) == 1
 
 
 @pytest.mark.all

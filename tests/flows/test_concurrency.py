@@ -100,34 +100,34 @@ def test_a_reload_runs_beside_a_call_on_the_same_device(run, tmp_path):
     visits = ALONE | dict.fromkeys(("actor_generate", "actor_evaluation"), "0 engine=vllm")
     visits |= {"ref_inference": "0 engine=megatron offload=all", "actor_train": "0 engine=megatron offload=optimizer"}
     plan = str(plan_file(visits, tmp_path / "visits.json"))
-    spans = run(1, ("reload.ref@0", "inference.reward_inference@0"), plan=plan)
-    assert overlap(spans["reload.ref.megatron@0"], spans["reward_inference@0"])
+    spans = run(1, ("reload.ref@1", "inference.reward_inference@1"), plan=plan)
+    assert overlap(spans["reload.ref.megatron@1"], spans["reward_inference@1"])
     assert (tmp_path / "visitors.1").exists() and not (tmp_path / "visitors.2").exists()
-    away, back = spans["offload.actor.megatron.optimizer@0"], spans["reload.actor.megatron.optimizer@1"]
+    away, back = spans["offload.actor.megatron.optimizer@1"], spans["reload.actor.megatron.optimizer@2"]
     assert away["device_bytes"]["0"] < back["device_bytes"]["0"]
 
 
 def test_both_train_steps_of_split_run_at_once_in_every_step(run):
-    pairs = [(f"train_step.actor_train@{step}", f"train_step.critic_train@{step}") for step in range(2)]
+    pairs = [(f"train_step.actor_train@{step}", f"train_step.critic_train@{step}") for step in (1, 2)]
     spans = run(2, *pairs, plan="split")
-    assert all(overlap(spans[f"actor_train@{step}"], spans[f"critic_train@{step}"]) for step in range(2))
+    assert all(overlap(spans[f"actor_train@{step}"], spans[f"critic_train@{step}"]) for step in (1, 2))
 
 
 def test_a_critic_trains_while_the_next_responses_are_made_with_fresh_weights(run):
     """The actor's new weights leave the devices of both train_steps before the critic trains there."""
-    spans = run(2, ("train_step.critic_train@0", "generate.actor_generate@1"), plan="separation", steps=3)
-    assert overlap(spans["critic_train@0"], spans["actor_generate@1"])
-    assert [spans[f"actor_generate@{step}"]["reads"] for step in range(3)] == [0, 1, 2]
+    spans = run(2, ("train_step.critic_train@1", "generate.actor_generate@2"), plan="separation", steps=3)
+    assert overlap(spans["critic_train@1"], spans["actor_generate@2"])
+    assert [spans[f"actor_generate@{step}"]["reads"] for step in (1, 2, 3)] == [0, 1, 2]
 
 
 def test_with_staleness_the_next_responses_are_made_while_this_step_trains(run):
     """Each generate but the first overlaps a train_step, on weights one step older; evaluation has the newest."""
-    pairs = [(f"train_step.actor_train@{step}", f"generate.actor_generate@{step + 1}") for step in range(2)]
+    pairs = [(f"train_step.actor_train@{step}", f"generate.actor_generate@{step + 1}") for step in (1, 2)]
     spans = run(2, *pairs, plan="separation", staleness=1, steps=3)
-    for step in range(2):
+    for step in (1, 2):
         assert overlap(spans[f"actor_train@{step}"], spans[f"actor_generate@{step + 1}"])
-    assert [spans[f"actor_generate@{step}"]["reads"] for step in range(3)] == [0, 0, 1]
-    assert [(spans[f"actor_train@{step}"]["reads"], spans[f"actor_train@{step}"]["writes"]) for step in range(3)] == [
+    assert [spans[f"actor_generate@{step}"]["reads"] for step in (1, 2, 3)] == [0, 0, 1]
+    assert [(spans[f"actor_train@{step}"]["reads"], spans[f"actor_train@{step}"]["writes"]) for step in (1, 2, 3)] == [
         (0, 1),
         (1, 2),
         (2, 3),

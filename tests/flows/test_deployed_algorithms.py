@@ -98,7 +98,7 @@ def trained(site, algorithm, **parameters):
     site.until_state(run, "COMPLETED", 300)
     folder = site.folder / "runs" / str(site.ask(f"/flow_runs/{run}")["name"])
     metrics = read_lines(folder / "metrics.jsonl")
-    assert [step["step"] for step in metrics] == [0, 1]
+    assert [step["step"] for step in metrics] == [1, 2]
     assert (folder / "evaluation.jsonl").read_text().count("\n") == 3
     assert (folder / "actor" / "model.safetensors").is_file()
     return metrics

@@ -4,10 +4,13 @@ Nothing of it is on any path: ranks and the processes of rewards find it, and wh
 """
 
 import json
+import shlex
 from pathlib import Path
 
 import pytest
 
+from prefect_rlhf.flows.commands.cli import main
+from prefect_rlhf.tasks.reporting.run_record import RunRecord
 from tests.blocks.prefect_site import PrefectSite, everything_up
 from tests.runs import rollouts
 from tests.tiny import make_model, make_prompts
@@ -87,7 +90,7 @@ class AuthorSite(PrefectSite):
         self.prefect("deploy", "--all", cwd=self.home)
 
 
-def test_an_authors_flow_is_trained_by_a_worker_that_was_started_elsewhere(tmp_path):
+def test_an_authors_flow_is_trained_by_a_worker_that_was_started_elsewhere(tmp_path, monkeypatch):
     """Its trained role has a name of its own, whose versions the rollouts name."""
     with everything_up(AuthorSite(tmp_path)) as site:
         run = site.run("mine")
@@ -95,3 +98,7 @@ def test_an_authors_flow_is_trained_by_a_worker_that_was_started_elsewhere(tmp_p
         folder = tmp_path / "runs" / str(site.ask(f"/flow_runs/{run}")["name"])
     assert [rows[0] for rows in rollouts(folder, "weight_version")] == [0, 1]
     assert (folder / "student" / "model.safetensors").is_file()
+    command = RunRecord.read(folder).command
+    assert f"my_flow.py:mine --parameters {folder}/parameters.yaml --devices 2" in command
+    monkeypatch.chdir(tmp_path / "of the author")  # where its relative paths are
+    assert main([*shlex.split(command)[1:], "--dry-run"]) == 0

@@ -64,11 +64,11 @@ def ended(parameters, disk):
 
 
 NODES = (
-    "actor_generate@0",  # after whose end the journal is written
-    pytest.param("record_rollouts@0", marks=pytest.mark.all),
+    "actor_generate@1",  # after whose end the journal is written
+    pytest.param("record_rollouts@1", marks=pytest.mark.all),
     pytest.param("record_evaluation@1", marks=pytest.mark.all),
-    pytest.param("checkpoint.critic@0", marks=pytest.mark.all),
-    "commit@1",
+    pytest.param("checkpoint.critic@1", marks=pytest.mark.all),
+    "commit@2",
     pytest.param("export.actor@2", marks=pytest.mark.all),
 )
 
@@ -99,7 +99,7 @@ def test_a_disk_that_ends_while_a_run_writes_ends_the_run(parameters, disk, monk
 
 @pytest.mark.all
 @pytest.mark.skipif(shutil.which("mkfs.ext4") is None, reason="no tool that makes a file system")
-@pytest.mark.parametrize("node", ["actor_generate@0", "checkpoint.critic@0", "export.actor@2"])
+@pytest.mark.parametrize("node", ["actor_generate@1", "checkpoint.critic@1", "export.actor@2"])
 def test_a_disk_that_breaks_ends_the_run_when_it_is_next_flushed(parameters, tmp_path, monkeypatch, node):
     """At the latest when a checkpoint or a trained model is: Linux tells of an I/O error then."""
     with breakable_disk(tmp_path / "runs", 4 * DISK_BYTES) as disk:

@@ -75,7 +75,7 @@ def test_runs_end_where_vllm_cannot_be_imported(results):
 @pytest.mark.all
 @pytest.mark.slow
 def test_what_generates_are_the_newest_weights(results):
-    """Shared or brought to another split, step 1 samples from what step 0 trained, and the end is the same."""
+    """Shared or brought to another split, step 2 samples from what step 1 trained, and the end is the same."""
     (shared, apart), _ = results
     assert shared.tokens == apart.tokens
     assert weight_difference(shared, apart) < 1e-5

@@ -45,7 +45,7 @@ def test_scores_are_the_weighted_sum_of_functions_that_see_their_rows_columns(gr
     Trackers of that run show its metrics and its rows.
     """
     run_dir = completed(grpo, grouped | {"tracking": {"report_to": [*READ_BACK], "names": "own", "samples": 2}})
-    table = pq.read_table(run_dir / "rollouts" / "step-000000.parquet").to_pydict()
+    table = pq.read_table(run_dir / "rollouts" / "step-000001.parquet").to_pydict()
     assert len(table["prompt"]) == 8
     assert [table["prompt"][row] == table["prompt"][row + 1] for row in range(0, 8, 2)] == [True] * 4
     expected = [-0.5 * len(text) + sum(letter in "aeiou" for letter in text) for text in table["response"]]
@@ -56,7 +56,7 @@ def test_scores_are_the_weighted_sum_of_functions_that_see_their_rows_columns(gr
     assert {"score", "actor_generate"} <= {span.call for span in read_spans(run_dir)}
     lines = {
         line["step"]: line
-        for name in ("evaluation.jsonl", "metrics.jsonl")  # after the last step there is an evaluation alone
+        for name in ("evaluation.jsonl", "metrics.jsonl")  # step 0 is an evaluation alone
         for line in read_lines(run_dir / name)
     }
     for tracker, read_back in READ_BACK.items():
@@ -68,7 +68,7 @@ def test_scores_are_the_weighted_sum_of_functions_that_see_their_rows_columns(gr
             for name, value in line.items()
             if name != "step"
         }
-        assert [row[1] for row in tables["samples/rollouts", 0][1:]] == table["response"][:2]
+        assert [row[1] for row in tables["samples/rollouts", 1][1:]] == table["response"][:2]
 
 
 @pytest.mark.all

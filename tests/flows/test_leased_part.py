@@ -49,7 +49,7 @@ def test_a_plan_of_one_device_runs_on_whichever_is_leased(parameters, name):
     plans = parameters["plans"]
     chosen = decided(parameters, plans["one"], PARTS[name]).chosen
     assert {placement.mesh.name for _, placement in chosen.plan.placements} == {name}
-    by_step = decided(parameters, {0: plans["one"], 1: plans["cut"]}, PARTS[name]).plans
+    by_step = decided(parameters, {1: plans["one"], 2: plans["cut"]}, PARTS[name]).plans
     assert [each.chosen.plan["actor_train"].mesh.name for each in by_step] == [name, name]
     dry = decided(parameters, plans["one"], PARTS[name], dry_run=True).chosen
     assert dry.plan == chosen.plan

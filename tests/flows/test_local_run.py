@@ -21,11 +21,12 @@ from prefect.client.schemas.sorting import FlowRunSort
 
 import prefect_rlhf as rl
 from prefect_rlhf.blocks.lease import lease
+from prefect_rlhf.files.installed import own_version
 from prefect_rlhf.files.modules import IN_RANK
 from prefect_rlhf.flows.commands.cli import main
 from prefect_rlhf.flows.training import run as training_run
 from prefect_rlhf.placement.devices.mesh import ClusterShape
-from tests.runs import environment, leased
+from tests.runs import environment, leased, prepared, whole
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("prefect", "own_home")]
 
@@ -76,13 +77,21 @@ def test_a_run_returns_models_metrics_and_rollouts_and_is_planned_once(given, pr
     result = flow(lambda: rl.run(rl.algorithms.grpo, **given), name="rounds")()
     assert len(preparations) == 1 and algorithm_runs()[0].parent_task_run_id is not None
     assert isinstance(result, rl.RunResult) and result == rl.RunResult.read(Path(given["output_dir"]) / "latest")
-    assert [step["step"] for step in result.metrics] == [0, 1]
+    assert [step["step"] for step in result.metrics] == [1, 2]
     assert all("actor_train.loss" in step for step in result.metrics)
     assert [evaluation["step"] for evaluation in result.evaluations] == [0, 2]
     rewards = [pq.read_table(file)["reward"].to_pylist() for file in result.rollouts]
     assert [len(step) for step in rewards] == [4, 4]
     planned = rl.run(rl.algorithms.grpo, dry_run=True, **{**given, "actor": {"path": result.models["actor"]}})
     assert planned.steps == 2 and "plan flattening for grpo:" in str(planned)
+
+    file = Path(result.run_dir) / "parameters.yaml"
+    assert main(["run", "grpo", "--parameters", str(file), "--dry-run"]) == 0
+    assert result.parameters["algo"]["optimizer"]["lr"] == rl.GRPO().optimizer.lr
+    assert (result.version, result.commit) == (own_version().version, own_version().commit)
+    stated, kept = (prepared(rl.algorithms.grpo, each, whole(ONE_CPU)) for each in (given, result.parameters))
+    assert kept.request.graph == stated.request.graph and kept.chosen.plan == stated.chosen.plan
+    assert kept.request.options == stated.request.options
 
 
 def test_a_folder_without_a_result_is_refused(tmp_path):
@@ -183,8 +192,9 @@ def test_a_run_at_a_terminal_shows_few_short_lines(given, tmp_path):
     assert log.parent == tmp_path / "runs" / "logs"
 
     steps = [line for line in lines if line.startswith("step ")]
-    assert [line.split(" · ")[0] for line in steps] == [f"step {number} of {STEPS}" for number in range(1, STEPS + 1)]
-    assert all(len(line) <= 100 and " · reward " in line for line in steps)
+    assert [line.split(" · ")[0] for line in steps] == [f"step {number} of {STEPS}" for number in range(STEPS + 1)]
+    assert "before training · held-out reward " in steps[0]
+    assert all(len(line) <= 100 and " · reward " in line for line in steps[1:])
     assert lines.index(steps[0]) <= 30
 
     responses = lines.index("responses to 3 held-out prompts, before and after training:")
@@ -202,7 +212,7 @@ def test_a_run_at_a_terminal_shows_few_short_lines(given, tmp_path):
     assert trained in words and main([*words[1:], "--dry-run"]) == 0
 
     told = log.read_text()
-    assert "UserWarning" in told and "actor.generate · step 0" in told
+    assert "UserWarning" in told and "actor.generate · step 1" in told
     shown = "".join(line for line in lines if not line.startswith("warning: step "))  # what the run's metrics say
     assert not {"Warning", "warning", "Task run", "Traceback"} & set(re.findall(r"\w+(?: run)?", shown))
     assert "than predicted" not in told  # the seconds of CPUs without a profile are a guess

@@ -51,7 +51,7 @@ def test_a_score_and_a_record_have_the_text_that_the_generating_role_wrote(param
     with leased(1):
         run = completed(flow, given)
     own, others = (AutoTokenizer.from_pretrained(path) for path in (judge, parameters["actor"]["path"]))
-    verdicts, answers = (pq.read_table(run / name / "step-000000.parquet").to_pylist() for name in FOLDERS)
+    verdicts, answers = (pq.read_table(run / name / "step-000001.parquet").to_pylist() for name in FOLDERS)
     for answer, verdict in zip(answers, verdicts, strict=True):
         said = others.decode(answer["tokens"], skip_special_tokens=True)
         assert said == f"{answer['prompt']} {answer['response']}".strip()

@@ -44,7 +44,7 @@ def played(parameters, tmp_path):
 
 def test_grpo_trains_on_plays_and_records_their_turns(played):
     run_dir = completed(grpo, played)
-    rows = pq.read_table(run_dir / "rollouts" / "step-000000.parquet").to_pylist()
+    rows = pq.read_table(run_dir / "rollouts" / "step-000001.parquet").to_pylist()
     assert len(rows) == 8
     for row in rows:
         response = row["tokens"][len(row["tokens"]) - len(row["logprobs"]) :]
@@ -102,7 +102,7 @@ def test_grpo_trains_on_plays_whose_model_calls_tools(played, tmp_path):
     first = read_lines(run_dir / "metrics.jsonl")[0]
     assert first["actor_generate.play/tool_calls"] > 1
     assert (first["actor_generate.play/bad_calls"], first["actor_generate.failed"]) == (0, 0)
-    rows = pq.read_table(run_dir / "rollouts" / "step-000000.parquet").to_pylist()
+    rows = pq.read_table(run_dir / "rollouts" / "step-000001.parquet").to_pylist()
     assert all(row["prompt"].startswith("the best film user ") for row in rows)
     assert sum(row["reward"] for row in rows) == sum(row["response"].count("best_film") for row in rows) > 0
 

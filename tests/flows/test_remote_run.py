@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 
 from prefect_rlhf.files.remote_path import CACHE_VARIABLE, local_path
 from prefect_rlhf.files.storage import patience
-from prefect_rlhf.files.storage.mirror import readable
+from prefect_rlhf.files.storage.inputs import model_folder
 from prefect_rlhf.flows.sft import sft
 from prefect_rlhf.flows.training import log
 from prefect_rlhf.tasks.checkpoints import folders
@@ -71,7 +71,7 @@ def test_a_run_goes_on_from_a_bucket_on_another_machine_and_ends_as_one_that_nev
     resumed = run(s3, steps=3, resume_from="latest")
     assert local_path(resumed["run_dir"], "run").joinpath("metrics.jsonl").read_text().count("\n") == 3
     shutil.rmtree(tmp_path / "cache")
-    trained = load_file(readable(resumed["models"]["actor"], "actor.path") / "model.safetensors")
+    trained = load_file(model_folder(resumed["models"]["actor"], "actor.path") / "model.safetensors")
     assert trained.keys() == whole.keys() and all(trained[name].equal(whole[name]) for name in whole)
 
 

@@ -32,6 +32,7 @@ from prefect_rlhf.flows.grpo import grpo
 from prefect_rlhf.flows.ppo import ppo
 from prefect_rlhf.flows.training.run_folder import earlier_folder, new_folder
 from prefect_rlhf.placement.devices.mesh import ClusterShape
+from prefect_rlhf.tasks.reporting.run_record import RunRecord, read_parameters
 from prefect_rlhf.tasks.running.dispatch import Dispatcher
 from prefect_rlhf.tasks.running.journal import read_spans
 from prefect_rlhf.tasks.running.stop_request import STOP_POLL_SECONDS, StopRequest
@@ -117,7 +118,7 @@ def all_but_one_shard(run_dir):
     """The actor's shards are on disk, and the critic's but for one; behind it the next step has rewards."""
     part = run_dir / "checkpoints" / "step-000003.part"
     written = [(part / "actor" / "shard-00001.json").exists(), (part / "critic" / "shard-00000.json").exists()]
-    return all(written) and '"node": "gae@3"' in (run_dir / "task_runs.jsonl").read_text()
+    return all(written) and '"node": "gae@4"' in (run_dir / "task_runs.jsonl").read_text()
 
 
 SHARD = "checkpoints/step-000003.part/critic/shard-00001.safetensors"
@@ -133,7 +134,7 @@ def whole(parameters):
 def half(parameters, tmp_path_factory):
     """A run whose processes were all killed in the fourth step, the checkpoint after the third being written behind."""
     folder = tmp_path_factory.mktemp("killed")
-    return killed(parameters, "replicas", folder, "commit@2", SHARD, all_but_one_shard, checkpoint_every=1)[0]
+    return killed(parameters, "replicas", folder, "commit@3", SHARD, all_but_one_shard, checkpoint_every=1)[0]
 
 
 def metrics_of(run_dir):
@@ -160,6 +161,12 @@ def test_killed_in_the_middle_of_a_checkpoint_and_resumed_it_is_the_whole_run(pa
     resumed = run_dir_of(parameters, "replicas", resume_from=str(half))
     assert resumed != half
     assert_same_bits(resumed, whole)
+    checkpoint = half / "checkpoints" / "step-000002"
+    assert read_parameters(resumed) == read_parameters(whole) | {"resume_from": str(checkpoint)} | {
+        "output_dir": str(resumed.parent)
+    }
+    told = (resumed / "parameters.yaml").read_text()
+    assert f"# continues {half}\n" in told and f"#   resume_from: None became '{checkpoint}'" in told
     assert sorted(path.name for path in (resumed / "checkpoints").iterdir()) == ["step-000004"]
 
 
@@ -186,7 +193,7 @@ def test_a_run_with_retries_that_loses_a_rank_goes_on_by_itself_in_its_own_folde
     parameters, whole, at_node, monkeypatch, tmp_path
 ):
     """The same flow run, bit for bit; what it had of the steps that it does again is there once."""
-    at_node("critic_train@3", kill_a_rank)
+    at_node("critic_train@4", kill_a_rank)
     monkeypatch.setattr(ppo, "retries", 1)
     retried = run_dir_of(parameters, "replicas", output_dir=str(tmp_path))
     assert {path.name for path in tmp_path.iterdir()} == {"latest", retried.name}
@@ -201,7 +208,7 @@ def test_a_run_that_loses_a_rank_in_the_middle_of_its_parts_is_the_whole_run(
 ):
     """Two parts of the responses exist, and a part of the scores; the step begins again, with all parts."""
     begun = []
-    at_node("actor_generate.3of4@3", lambda dispatcher: (begun.append(3), kill_a_rank(dispatcher)))
+    at_node("actor_generate.3of4@4", lambda dispatcher: (begun.append(3), kill_a_rank(dispatcher)))
     monkeypatch.setattr(ppo, "retries", 1)
     retried = run_dir_of(parameters, "streamed", output_dir=str(tmp_path))
     assert begun == [3]
@@ -209,7 +216,7 @@ def test_a_run_that_loses_a_rank_in_the_middle_of_its_parts_is_the_whole_run(
     assert rollouts(retried) == rollouts(whole)
     nodes = [span.node for span in read_spans(retried)]
     assert len(set(nodes)) == len(nodes)
-    assert {f"actor_generate.{part}of4@3" for part in (1, 2, 3, 4)} <= set(nodes)
+    assert {f"actor_generate.{part}of4@4" for part in (1, 2, 3, 4)} <= set(nodes)
     for role in ("actor", "critic"):
         one, other = (load_file(run_dir / role / "model.safetensors") for run_dir in (whole, retried))
         assert max(float((values - other[name]).abs().max()) for name, values in one.items()) < TOLERANCE
@@ -222,6 +229,9 @@ def test_a_run_that_loses_a_rank_after_its_last_step_has_its_end_to_do_again(
     monkeypatch.setattr(ppo, "retries", 1)
     retried = run_dir_of(parameters, "replicas", output_dir=str(tmp_path))
     assert {path.name for path in tmp_path.iterdir()} == {"latest", retried.name}
+    assert read_parameters(retried)["resume_from"] is None
+    assert (retried / "parameters.yaml").read_text().count("# began again on 20") == 1
+    assert RunRecord.read(retried).state == "completed"
     assert_same_bits(retried, whole)
 
 
@@ -237,7 +247,7 @@ def test_a_suspended_run_ends_its_step_and_goes_on_when_it_is_resumed(parameters
     def note(*_):
         context.append(FlowRunContext.get())
 
-    at_node("ref_inference@2", suspend)
+    at_node("ref_inference@3", suspend)
     before = descendants(os.getpid())  # the server
     given = ppo.validate_parameters(planned(parameters, "replicas") | {"output_dir": str(tmp_path)})
     with leased(2):
@@ -248,6 +258,7 @@ def test_a_suspended_run_ends_its_step_and_goes_on_when_it_is_resumed(parameters
         flow_run = context[0].flow_run
         folder = tmp_path / flow_run.name
         assert "step-000003" in {path.name for path in (folder / "checkpoints").iterdir()}
+        assert RunRecord.read(folder).state == "stopped"
         assert len(rollouts(folder)) == 3 and descendants(os.getpid()) == before
         with get_client(sync_client=True) as client:
             client.set_flow_run_state(flow_run.id, Pending(), force=True)
@@ -282,17 +293,17 @@ def test_under_another_plan_the_rest_is_the_same_within_rounding(parameters, who
 
 @pytest.mark.all
 def test_killed_in_the_middle_of_a_step_with_stale_generation_it_is_the_whole_run(parameters, tmp_path):
-    """Step 3 was generated with the weights of step 2 while those were trained; the policy of step 3 is half made."""
+    """Step 4 was generated with the weights of step 2 while step 3 trained; the policy of step 4 is half made."""
 
     def trained(run_dir):
-        return '"node": "gae@3"' in (run_dir / "task_runs.jsonl").read_text()
+        return '"node": "gae@4"' in (run_dir / "task_runs.jsonl").read_text()
 
     stale = {"staleness": 1}
     whole = run_dir_of(parameters, "separated", **stale)
     versions = [rows[0] for rows in rollouts(whole, "weight_version")]
     assert versions == [0, 0, 2, 2], "right after a checkpoint generation reads the newest weights"
     half, _ = killed(
-        parameters, "separated", tmp_path, "record_rollouts@3", "rollouts/step-000003.partial", trained, **stale
+        parameters, "separated", tmp_path, "record_rollouts@4", "rollouts/step-000004.partial", trained, **stale
     )
     assert_same_bits(run_dir_of(parameters, "separated", resume_from=str(half), **stale), whole)
 
@@ -300,7 +311,7 @@ def test_killed_in_the_middle_of_a_step_with_stale_generation_it_is_the_whole_ru
 @pytest.mark.all
 def test_a_rank_that_is_killed_ends_the_run_with_words_and_nothing_unfinished(parameters, tmp_path):
     run_dir, said = killed(
-        parameters, "replicas", tmp_path, "commit@2", SHARD, all_but_one_shard, "last rank", checkpoint_every=1
+        parameters, "replicas", tmp_path, "commit@3", SHARD, all_but_one_shard, "last rank", checkpoint_every=1
     )
     assert "was killed by SIGKILL in" in said  # what was running beside may tell it first
     assert (
@@ -341,8 +352,8 @@ def decided(parameters, flow=ppo, **changes):
 @pytest.fixture(scope="module")
 def stored(parameters, tmp_path_factory):
     """The folder of a run with a checkpoint after two steps, as far as `prepare` looks at it."""
-    run_dir = tmp_path_factory.mktemp("stored") / "run"
-    write_checkpoint(decided(parameters, plan="flattening").augmented, run_dir, HALF, every=HALF, seed=SEED)
+    run_dir, whole = tmp_path_factory.mktemp("stored") / "run", decided(parameters, plan="flattening")
+    write_checkpoint(whole.augmented, run_dir, HALF, every=HALF, seed=SEED, lineage=whole.request.lineage)
     return run_dir
 
 
@@ -355,14 +366,37 @@ def deeper(folder):
     [
         (lambda p, f: {"seed": 9}, rf"resume_from: got 'a checkpoint with seed {SEED}', expected 9, as in this run"),
         (lambda p, f: {"steps": 1}, r"steps: got 1, expected at least 2, the steps that step-000002 has finished"),
-        (lambda p, f: {"staleness": 1}, r"resume_from: got 'a checkpoint with staleness 0', expected 1, as in this"),
+        (lambda p, f: {"staleness": 1}, r"^staleness: got 1, expected 0, as in the checkpoint step-000002$"),
         (lambda p, f: {"actor": deeper(f)}, r"models\.actor\.shape\.num_layers 4', expected 6, as in this run"),
         (
-            lambda p, f: {"algo": p["algo"] | {"actor_optimizer": {"lr": 1e-3}}},
-            r"models\.actor\.optimizer\.lr 0\.002', expected 0\.001, as in this run; "
-            r"or keep that of the checkpoint: -p algo\.actor_optimizer\.lr=0\.002$",
+            lambda p, f: {"algo": p["algo"] | {"actor_optimizer": p["algo"]["actor_optimizer"] | {"lr": 1e-3}}},
+            r"^algo\.actor_optimizer\.lr: got 0\.001, expected 0\.002, as in the checkpoint step-000002; "
+            r"to change it from here on, add -p resume_changes=algo\.actor_optimizer\.lr$",
         ),
-        (lambda p, f: {"algo": p["algo"] | {"gamma": 0.5}}, r"operation\.settings\.gamma 1\.0', expected 0\.5"),
+        (lambda p, f: {"algo": p["algo"] | {"gamma": 0.5}}, r"^algo\.gamma: got 0\.5, expected 1\.0, as in the check"),
+        (
+            lambda p, f: {"algo": p["algo"] | {"batch_size": 8}},
+            r"^algo\.batch_size: got 8, expected 16, as in the [^;]*$",
+        ),
+        (
+            lambda p, f: {"prompts": p["prompts"] | {"max_prompt_length": 9}},
+            r"^prompts\.max_prompt_length: got 9, expect",
+        ),
+        (
+            lambda p, f: {
+                "prompts": p["prompts"] | {"max_prompt_length": 9},
+                "resume_changes": "prompts.max_prompt_length",
+            },
+            r"^resume_changes: got 'prompts\.max_prompt_length', expected a parameter that changes no rows",
+        ),
+        (
+            lambda p, f: {"actor": p["actor"] | {"dtype": "bfloat16"}},
+            r"^actor\.dtype: got 'bfloat16', expected 'float32', as",
+        ),
+        (
+            lambda p, f: {"resume_changes": ["algo.gamma"]},
+            r"^resume_changes: 'algo\.gamma' is not used: algo\.gamma is 1",
+        ),
     ],
 )
 def test_what_is_not_this_run_is_refused_in_one_line(parameters, stored, tmp_path, change, says):
@@ -383,7 +417,7 @@ def test_a_moved_model_is_no_other_model(parameters, stored, tmp_path):
     moved = shutil.copytree(parameters["ref"]["path"], tmp_path / "moved")
     changes = {"ref": parameters["ref"] | {"path": str(moved)}, "resume_from": str(stored), "plan": "flattening"}
     ready = decided(parameters, **changes)
-    assert (ready.augmented.first_step, ready.request.checkpoint.step) == (HALF, HALF)
+    assert (ready.augmented.finished, ready.request.checkpoint.step) == (HALF, HALF)
 
 
 def test_a_run_goes_on_with_the_draws_of_the_version_that_wrote_its_checkpoint(parameters, tmp_path, caplog):

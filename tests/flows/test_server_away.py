@@ -112,7 +112,7 @@ def assert_nothing_is_lost(site, run_dir, said, undisturbed, steps_per_group=2):
     logs = site.ask("/logs/filter", {"limit": 200, "logs": {"level": {"ge_": 20}}, "sort": "TIMESTAMP_DESC"})
     assert sum(log["message"].startswith(f"step {STEPS} of {STEPS} ·") for log in logs) == 1
     progress = site.ask("/artifacts/latest/filter", {"artifacts": {"key": {"any_": ["metrics"]}}})
-    assert f'"step": "{STEPS - 1}"' in progress[0]["data"]
+    assert f'"step": "{STEPS}"' in progress[0]["data"]
 
 
 def without_clocks(metrics):
@@ -125,16 +125,16 @@ def task_runs_of(site, group):
 
 def test_a_server_away_within_a_group_and_when_the_next_begins_costs_nothing(site, parameters, undisturbed):
     """The rest of the group runs without it, the group after next waits for it."""
-    run_dir, said = run_with_server_away(site, parameters, "actor_generate@1", seconds=12)
+    run_dir, said = run_with_server_away(site, parameters, "actor_generate@2", seconds=12)
     assert_nothing_is_lost(site, run_dir, said, undisturbed)
 
 
 @pytest.mark.parametrize(
     ("node", "steps_per_group", "seconds"),
     [
-        ("reward_inference@0", 2, 300),
-        ("critic_train@1", 1, 30),
-        ("actor_generate@0", STEPS + 1, 30),
+        ("reward_inference@1", 2, 300),
+        ("critic_train@2", 1, 30),
+        ("actor_generate@1", STEPS + 1, 30),
         (f"critic_train@{STEPS - 1}", 2, 30),
     ],
     ids=["five minutes", "between groups", "within the only group", "at the end"],
@@ -146,5 +146,5 @@ def test_a_server_away_at_another_moment_costs_nothing(site, parameters, undistu
 
 
 def test_a_server_that_stays_away_ends_the_run_with_one_line_that_names_it(site, parameters):
-    _, said = run_with_server_away(site, parameters, "actor_generate@1", 60, PREFECT_RLHF_SERVER_PATIENCE_SECONDS="10")
+    _, said = run_with_server_away(site, parameters, "actor_generate@2", 60, PREFECT_RLHF_SERVER_PATIENCE_SECONDS="10")
     assert said.splitlines()[-1].startswith(f"prefect-rlhf: the Prefect server at {site.api} has not answered for ")

@@ -18,7 +18,7 @@ ALGO = Settings()
 
 @computation("advantages")
 def no_numbers_later(rollout, settings, context):
-    value = math.nan if context.step else 1.0
+    value = math.nan if context.step > 1 else 1.0
     return Computed({"advantages": torch.full_like(rollout["logprobs"], value)})
 
 

@@ -199,7 +199,7 @@ def with_operations(graph: DataflowGraph) -> DataflowGraph:
 
 def whole_graph(run: TrainingRun) -> AugmentedGraph:
     """All nodes of a short run."""
-    return augment(run.graph, run.plan, run.num_steps, run.first_step, run.checkpoint_every)
+    return augment(run.graph, run.plan, run.num_steps, run.finished, run.checkpoint_every)
 
 
 def training_run(graph: DataflowGraph, plan: ExecutionPlan, num_steps: int, folder) -> TrainingRun:

@@ -1,6 +1,6 @@
 """Signature `gymnasium`: an environment whose actions and observations are texts; a turn is an action.
 
-`reset` gets a seed that is the same for all rows of a prompt; its observation stands at the end of the prompt. The
+`reset` gets a seed that is the same for all rows of a prompt; its observation stands below the prompt. The
 reward of a step is its turn's. An error of a step is an observation, unless `tool_errors` is `fail`.
 """
 
@@ -44,7 +44,7 @@ async def load_gymnasium(function: PlayFunction) -> LoadedPlay:
 
         try:
             opening, _ = await called(environment.reset, place, seed=seed_of(row))
-            return await steps(say, opening, step, place, tell)
+            return await steps(row, say, opening, step, place, tell)
         finally:
             await called(environment.close, place)
 

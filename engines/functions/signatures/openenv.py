@@ -1,6 +1,6 @@
 """Signature `openenv`: a client of an OpenEnv server; a turn is an action, and each row has a session of its own.
 
-`reset` gets a seed that is the same for all rows of a prompt; its observation stands at the end of the prompt. The
+`reset` gets a seed that is the same for all rows of a prompt; its observation stands below the prompt. The
 reward of a step is its turn's. An error with which the server answers a step is an observation, unless `tool_errors`
 is `fail`. A server that is lost fails the row.
 """
@@ -55,7 +55,7 @@ async def load_openenv(function: PlayFunction) -> LoadedPlay:
 
         try:
             opened = await called(client.reset, place, seed=seed_of(row))
-            return await steps(say, _read(opened.observation, field), step, place, tell)
+            return await steps(row, say, _read(opened.observation, field), step, place, tell)
         finally:
             await called(client.close, place)
 

@@ -1,6 +1,8 @@
 """Environments with steps: the seed of their start, texts of observations, and a loop of steps and turns."""
 
-from collections.abc import Awaitable, Callable, Mapping
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,6 +31,7 @@ def seed_of(row: Mapping[str, Any]) -> int:
 
 
 async def steps(
+    row: Mapping[str, Any],
     say: Model,
     opening: object,
     step: Callable[[str], Awaitable[Step]],
@@ -37,10 +40,11 @@ async def steps(
 ) -> Mapping[str, float | None]:
     """Pass each turn of the model to `step`, and its observation to the model as a user's message, until it is over.
 
-    `tell` writes an error of a step for the model, which goes on then; None: the play fails. Returns numbers of a row
-    without a score besides its rewards.
+    The `opening` observation stands below the row's prompt, in the same message: some chat templates refuse a second
+    message of the user. `tell` writes an error of a step for the model, which goes on then; None: the play fails.
+    Returns numbers of a row without a score besides its rewards.
     """
-    said, errors = await say(as_observation(opening, place)), 0
+    said, errors = await say(below(row["prompt"], as_observation(opening, place))), 0
     while said.end != "budget" or said.text:
         try:
             took = await step(said.text)
@@ -55,6 +59,21 @@ async def steps(
             break
         said = await say({"role": "user", "content": as_observation(took.observation, place)})
     return {"score": None, "tool_errors": float(errors)}
+
+
+def below(prompt: object, observation: str) -> str:
+    """Return an observation that follows a prompt, text or a chat: after a line break, or its own white space.
+
+    >>> below("Reply with a number.", "Say the number after 4.")
+    '\\nSay the number after 4.'
+    >>> below([{"role": "user", "content": "Your move"}], " on the board"), below("", "a board")
+    (' on the board', 'a board')
+    """
+    if isinstance(prompt, Sequence) and not isinstance(prompt, str):
+        asked = [turn for turn in prompt if isinstance(turn, Mapping) and turn.get("role") != "assistant"]
+        prompt = asked[-1].get("content") if asked else ""
+    is_apart = not prompt or not observation or observation[0].isspace()
+    return observation if is_apart else f"\n{observation}"
 
 
 def as_observation(value: object, place: str) -> str:

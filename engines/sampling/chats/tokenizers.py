@@ -5,13 +5,15 @@ from functools import lru_cache
 from typing import Any
 
 from prefect_rlhf.errors.errors import refusing
+from prefect_rlhf.files.storage.inputs import model_folder
 
 
 def tokenizer_of(folder: str, field: str = "play", seen: str = "a play") -> Any:
     """Return the tokenizer of a model folder. Raises InvalidInput, about `field`, for a folder without a tokenizer."""
     expected = f"a tokenizer in the model folder {folder}, to decode its tokens"
+    local = model_folder(folder, field, "tokenizer")
     with refusing(Exception, field, seen, expected):  # for any error, a person must change the file
-        return loaded(folder)
+        return loaded(str(local))
 
 
 @lru_cache(maxsize=4)

@@ -1,4 +1,4 @@
-"""`plan: {0: auto, 40: plans/long.yaml}`: plans by step, all of them chosen and certified before the run starts."""
+"""`plan: {1: auto, 41: plans/long.yaml}`: plans by step, all of them chosen and certified before the run starts."""
 
 from __future__ import annotations
 
@@ -56,8 +56,8 @@ def plans_by_step(plan: str | Mapping[int, str]) -> PlansByStep | None:
 def plan_in_words(plan: str | Mapping[int, str]) -> str:
     """Return the parameter `plan` in a short text.
 
-    >>> plan_in_words("auto"), plan_in_words({0: "auto", 40: "plans/long.yaml"})
-    ('auto', 'auto, long from 40')
+    >>> plan_in_words("auto"), plan_in_words({1: "auto", 41: "plans/long.yaml"})
+    ('auto', 'auto, long from 41')
     """
     if isinstance(plan, str):
         return plan
@@ -74,7 +74,7 @@ def choose_plans(request: RunRequest) -> tuple[ChosenAt, ...]:
     if by_step is None and request.options.replan == "move" and request.checkpoint is not None:
         by_step = _made_until(request.checkpoint)
     if by_step is None:
-        return (ChosenAt(0, choose_plan(request, _single(request.options.plan))),)
+        return (ChosenAt(1, choose_plan(request, _single(request.options.plan))),)
     check_steps(by_step, request)
     found = tuple(ChosenAt(step, _chosen(request, step, by_step[step])) for step in by_step)
     for before, after in pairwise(found):
@@ -82,27 +82,28 @@ def choose_plans(request: RunRequest) -> tuple[ChosenAt, ...]:
     return found
 
 
-def in_effect(plans: Sequence[ChosenAt], first_step: int) -> tuple[ChosenPlan, tuple[ChosenAt, ...]]:
-    """Return the plan of a run that begins at `first_step`, and the plans after it."""
-    begun = max(index for index, each in enumerate(plans) if each.step <= first_step)
+def in_effect(plans: Sequence[ChosenAt], finished: int) -> tuple[ChosenPlan, tuple[ChosenAt, ...]]:
+    """Return the plan of a run that begins after `finished` steps, and the plans after it."""
+    begun = max(index for index, each in enumerate(plans) if each.step <= finished + 1)
     return plans[begun].chosen, tuple(plans[begun + 1 :])
 
 
 def check_steps(by_step: PlansByStep, request: RunRequest) -> None:
-    """Raise InvalidInput unless the steps begin at 0, increase, end before the run, and permit a move."""
+    """Raise InvalidInput unless the steps begin at 1, increase, end with the run, and permit a move."""
     steps, seen = list(by_step), f"steps {', '.join(map(str, by_step))}"
     options, staleness = request.options, request.graph.staleness
-    if not steps or steps[0] != 0:
-        raise InvalidInput("plan", seen if steps else "no step", "plans by step that begin at step 0")
+    if not steps or steps[0] != 1:
+        raise InvalidInput("plan", seen if steps else "no step", "plans by step that begin at step 1")
     if any(after <= before for before, after in pairwise(steps)):
         raise InvalidInput("plan", seen, "plans by step in increasing order of steps")
-    if steps[-1] >= options.steps:
-        raise InvalidInput("plan", seen, f"steps below {options.steps}, the number of steps of this run")
+    if steps[-1] > options.steps:
+        raise InvalidInput("plan", seen, f"steps up to {options.steps}, the number of steps of this run")
     run = StepRange(options.steps, every=options.checkpoint_every)
     for step in steps[1:]:
         if not run.can_move(step - 1, staleness):
             every = options.checkpoint_every
-            right = f"a multiple of {every}, checkpoint_every" if every else "no move without checkpoint_every"
+            after = f"a move after a checkpoint, at 1 + a multiple of {every} (checkpoint_every)"
+            right = after if every else "no move without checkpoint_every"
             raise InvalidInput(f"plan.{step}", f"a move before step {step}", f"with staleness, {right}")
 
 
@@ -143,7 +144,7 @@ def _chosen(request: RunRequest, step: int, plan: Any) -> ChosenPlan:
 def _made_until(checkpoint: Checkpoint) -> PlansByStep | None:
     """Return the plans of the run that wrote a checkpoint until then, if it moved by itself."""
     by_step = plans_by_step(str(checkpoint.folder.parent.parent / PLANS_FILE)) or {}
-    return {step: plan for step, plan in by_step.items() if step <= checkpoint.step} or None
+    return {step: plan for step, plan in by_step.items() if step <= checkpoint.step + 1} or None
 
 
 @contextmanager

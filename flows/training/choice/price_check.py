@@ -187,7 +187,7 @@ def earlier_check(request: RunRequest) -> Mapping[str, object] | None:
 
 def measured_nodes(spans: Sequence[TaskRunSpan]) -> Mapping[str, Measured]:
     """Return the measured seconds of each node, by subject, without the first step of `spans`."""
-    first, seconds = min(span.step for span in spans), defaultdict[str, list[float]](list)
+    first, seconds = max(1, min(span.step for span in spans)), defaultdict[str, list[float]](list)
     for span in spans:
         if span.step > first and span.seconds > 0:
             seconds[subject_of(span.node)].append(span.seconds)

@@ -53,7 +53,7 @@ class Pace:
 
 @dataclass(slots=True)
 class PlanMover:
-    """The checks of a run and its moves. `plans` are its plans so far, the last in use; `step` is the next to end."""
+    """The checks of a run and its moves. `plans` are its plans so far, the last in use; `step` is the last to end."""
 
     request: RunRequest
     plans: list[ChosenAt]
@@ -84,12 +84,12 @@ class PlanMover:
     def moves(self, run: TrainingRun) -> LaterPlan:
         """Return the plan that the run moves to now, which this has asked for."""
         assert self._next is not None
-        return later_plan(self.request, self._plan, ChosenAt(run.first_step, self._next), self._starts)
+        return later_plan(self.request, self._plan, ChosenAt(run.finished + 1, self._next), self._starts)
 
     def moved(self, run: TrainingRun, journal: Journal) -> None:
         """Add the plan to the file that repeats the run."""
         assert self._next is not None
-        self.plans.append(ChosenAt(run.first_step, self._next))
+        self.plans.append(ChosenAt(run.finished + 1, self._next))
         self._next, self._steps = None, 0
         journal.keep(PLANS_FILE, plans_yaml(self.plans))
 
@@ -138,7 +138,7 @@ class PlanMover:
             return f"{gain}; the run stays: a move takes {seconds:.1f} s, too long for the steps that are left ({left})"
         try:
             chosen = chosen_file(self.request, replace(better, name=f"replanned-{len(self.plans)}"))
-            check_move(self.request, self.plans[-1].chosen, ChosenAt(self.step, chosen))
+            check_move(self.request, self.plans[-1].chosen, ChosenAt(self.step + 1, chosen))
         except InvalidInput as error:
             return f"{gain}; the run stays ({error})"
         before = pace(journal, self._steps)

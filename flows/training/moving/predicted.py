@@ -41,7 +41,7 @@ def later_plan(
     `starts` are measured seconds of the start of an engine.
     """
     plan, options = after.chosen.plan, request.options
-    augmented = preview(request.graph, plan, options.steps, after.step, options.checkpoint_every)
+    augmented = preview(request.graph, plan, options.steps, after.step - 1, options.checkpoint_every)
     prediction = predict_run(request, augmented)
     seconds = None if prediction is None else move_seconds(request.graph, before, plan, request.cost_sources, starts)
     assumed = assumed_starts(request.graph, before, plan, starts)

@@ -5,12 +5,15 @@ RlhfError
         UnknownKey                      a key, parameter or flag that does not exist
         Missing                         a value that has no default
         NotUsed                         a value that another setting leaves without effect
-        SeveralMistakes                 all mistakes of a plan file
+        SeveralMistakes                 all mistakes of a plan file, or all unknown keys of a parameter file
         TooLittleMemory                 devices that have too little memory for a call, or for any plan
             PlanDoesNotFit              a plan needs more memory than its devices have; carries the certificate
             NoClusterFits               no cluster of a table has enough memory; carries the table
         NoClusterSuffices               no cluster of a table has a plan, or a fast one; carries the table
     GraphError (also a ValueError)      a flow function that does not describe an algorithm
+    NotFinite                           a loss or its gradient is not a finite number
+    NothingLearnt                       too many steps in a row had no gradient
+    BeyondBound                         scores of a model beyond the bound of scores
     StaleWeights                        a call was about to use another weight version than its edge names
     OutputFailed                        a file of the run could not be written: disk full, quota, read-only
     DeviceOutsideLease                  a task asked for a device that its run does not hold
@@ -133,24 +136,27 @@ class NotUsed(InvalidInput):
 class SeveralMistakes(InvalidInput):
     """Several mistakes of one file, each with its own field; it has field, value and correction of the first.
 
+    `remedy` follows them, if one thing corrects all of them.
+
     >>> print(SeveralMistakes([InvalidInput("plan.name", 2, "a text"), UnknownKey("plan.cals", {}, "closest: calls")]))
     2 mistakes: (1) plan.name: got 2, expected a text (2) plan.cals: unknown key (got {}); closest: calls
     """
 
-    def __init__(self, mistakes: Sequence[InvalidInput]) -> None:
+    def __init__(self, mistakes: Sequence[InvalidInput], remedy: str = "") -> None:
         super().__init__(mistakes[0].field, mistakes[0].seen, mistakes[0].expected)
-        self.args = (tuple(mistakes),)
-        self.mistakes = tuple(mistakes)
+        self.args = (tuple(mistakes), remedy)
+        self.mistakes, self.remedy = tuple(mistakes), remedy
 
     def __str__(self) -> str:
         shown = [f"({number}) {mistake}" for number, mistake in enumerate(self.mistakes[:MOST_MISTAKES], 1)]
         rest = len(self.mistakes) - len(shown)
-        return " ".join([f"{len(self.mistakes)} mistakes:", *shown, *([f"and {rest} more"] if rest else [])])
+        more = [f"and {rest} more"] if rest else []
+        return " ".join([f"{len(self.mistakes)} mistakes:", *shown, *more, *([self.remedy] if self.remedy else [])])
 
     @classmethod
-    def of(cls, mistakes: Sequence[InvalidInput]) -> InvalidInput:
+    def of(cls, mistakes: Sequence[InvalidInput], remedy: str = "") -> InvalidInput:
         """Return the error for one or several mistakes: the only mistake is returned as it is."""
-        return mistakes[0] if len(mistakes) == 1 else cls(mistakes)
+        return mistakes[0] if len(mistakes) == 1 else cls(mistakes, remedy)
 
 
 class TooLittleMemory(InvalidInput):

@@ -13,6 +13,9 @@ from typing import Any
 from prefect_rlhf.errors.errors import InvalidInput
 
 MOST_BYTES = 1 << 30
+_POINTER = b"version https://git-lfs.github.com/spec/"
+_MOST_OF_A_POINTER = 1024  # bytes: Git LFS refuses longer ones
+_PULL = "a Git LFS pointer to it: run git lfs pull"
 
 
 def require_regular(path: Path) -> None:
@@ -24,6 +27,20 @@ def require_regular(path: Path) -> None:
         raise OSError(errno.EINVAL, "it is a pipe or a device, not a regular file", str(path))
 
 
+def is_pointer(path: Path) -> bool:
+    """Whether a file is a Git LFS pointer: a clone without Git LFS has a few lines in place of a large file."""
+    if not path.is_file() or path.stat().st_size > _MOST_OF_A_POINTER:
+        return False
+    with path.open("rb") as file:
+        return file.read(len(_POINTER)) == _POINTER
+
+
+def refuse_pointer(field: str, path: Path) -> None:
+    """Raise InvalidInput, at `field`, for a Git LFS pointer."""
+    if is_pointer(path):
+        raise InvalidInput(field, str(path), f"the file, not {_PULL} in {path.parent}")
+
+
 def read_content(path: Path, most: int = MOST_BYTES) -> bytes:
     """Return the content of a regular file, at most `most` bytes. Raises OSError."""
     require_regular(path)
@@ -31,6 +48,8 @@ def read_content(path: Path, most: int = MOST_BYTES) -> bytes:
         content = file.read(most)
         if len(content) == most and file.read(1):
             raise OSError(errno.EFBIG, f"it has more than {most} bytes", str(path))
+    if content.startswith(_POINTER):
+        raise OSError(errno.ENODATA, f"it is {_PULL}", str(path))
     return content
 
 

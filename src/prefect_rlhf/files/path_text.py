@@ -58,5 +58,11 @@ def resolved(path: Path) -> Path:
     return Path(os.path.realpath(path.expanduser()))
 
 
+def from_here(path: str) -> str:
+    """Return a shorter path, relative to the working folder, if the path is inside it."""
+    is_inside = "://" not in path and Path(path).is_relative_to(Path.cwd())
+    return os.path.relpath(path) if is_inside else path
+
+
 PathText = Annotated[str, Field(max_length=MOST_CHARACTERS), AfterValidator(check_path)]
 """The text of a path, or of a name that may stand in its place."""

@@ -13,8 +13,8 @@ from prefect_rlhf.files.path_text import resolved
 CACHE_VARIABLE = "PREFECT_RLHF_CACHE"
 CACHE = "~/.cache/prefect-rlhf"
 MIRRORS = "remote-paths"  # folder in the cache
-READ_ONLY = ("http", "https", "zip", "tar", "libarchive", "data", "github", "git", "gist", "reference")
-"""Schemes of fsspec through which nothing is written, or not by several processes at a time."""
+READ_ONLY = ("hf", "http", "https", "zip", "tar", "libarchive", "data", "github", "git", "gist", "reference")
+"""Schemes through which nothing is written, or not by several processes at a time; the Hub makes a commit of a file."""
 _SCHEME = re.compile(r"([a-z][a-z0-9+.-]*)://")
 
 

@@ -16,6 +16,11 @@ MOST_LEVELS = 50
 
 def read_yaml(field: str, path: Path) -> Any:
     """Return the content of a YAML or JSON file. Raises InvalidInput, at `field`, for an unreadable file."""
+    return parse_yaml(field, str(path), read_text(field, path))
+
+
+def read_text(field: str, path: Path) -> str:
+    """Return the text of a file that a person wrote. Raises InvalidInput, at `field`, for an unreadable file."""
     try:
         require_regular(path)
         with path.open("rb") as file:
@@ -26,10 +31,9 @@ def read_yaml(field: str, path: Path) -> Any:
     if len(content) > MOST_BYTES:
         raise InvalidInput(field, str(path), f"a file of at most {MOST_BYTES >> 10} KiB")
     try:
-        text = content.decode()
+        return content.decode()
     except UnicodeDecodeError as error:
         raise InvalidInput(field, str(path), "a text file in UTF-8") from error
-    return parse_yaml(field, str(path), text)
 
 
 def parse_yaml(field: str, seen: str, text: str) -> Any:
@@ -125,3 +129,40 @@ _Loader.add_implicit_resolver(
     ),
     list("-+.0123456789"),
 )
+
+
+class _Dumper(yaml.SafeDumper):
+    """Writes values so that `parse_yaml` reads the same: it takes 1e-5 for a number, and YAML 1.1 for a text."""
+
+
+def _write_text(dumper: _Dumper, text: str) -> yaml.Node:
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=_style(text))
+
+
+def _style(text: str) -> str | None:
+    """Return the style that keeps a text: a block for readable lines, quotes for what could be read as a number."""
+    *lines, last = text.split("\n")
+    if any(sign in text for sign in _BREAKS):
+        return '"'
+    if lines and text[0] not in " \n" and last.isprintable() and all(line.isprintable() for line in lines):
+        return "|"
+    return "'" if text[:1] in _NUMBERS else None
+
+
+_BREAKS = "\r\x85\u2028\u2029"
+"""Further ends of a line, which YAML folds."""
+_NUMBERS = (*"-+.0123456789",)
+_Dumper.add_representer(str, _write_text)
+
+
+def to_yaml(value: Any) -> str:
+    """Return a value of plain groups, lists, texts and numbers as YAML that `parse_yaml` reads as the same value.
+
+    >>> print(to_yaml({"lr": 1e-5, "stop": ["1e-5", "yes"], "path": "models/smollm2"}), end="")
+    lr: 1.0e-05
+    stop:
+    - '1e-5'
+    - 'yes'
+    path: models/smollm2
+    """
+    return str(yaml.dump(value, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=10_000))

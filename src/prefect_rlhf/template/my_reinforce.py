@@ -1,26 +1,13 @@
-"""REINFORCE (Williams 1992): an algorithm to start from. `prefect-rlhf graph my_reinforce.py:reinforce` draws it."""
+"""REINFORCE (Williams 1992) and a reward of your own: an algorithm to start from."""
 
-from collections.abc import Mapping
-from typing import Any
+from prefect_rlhf import Batch, Computed, Model, Optimizer, Prompts, Reward, Sampling, Settings
+from prefect_rlhf import computation, computations, compute, generate, losses, rlhf_flow, score, train_step
 
-from prefect_rlhf import (
-    Batch,
-    Computed,
-    Model,
-    Optimizer,
-    Prompts,
-    Reward,
-    Sampling,
-    Settings,
-    computation,
-    computations,
-    compute,
-    generate,
-    losses,
-    rlhf_flow,
-    score,
-    train_step,
-)
+
+def answer_alone(row: dict[str, str]) -> float:
+    """1 for the right number alone, 0.5 for another number, 0 for words; `answer` is a column of prompts.jsonl."""
+    response = row["response"].strip().removesuffix(".")
+    return 1.0 if response == row["answer"] else 0.5 * response.isdecimal()
 
 
 class Reinforce(Settings):
@@ -42,22 +29,12 @@ def centred_scores(rollout: Batch, scores: Batch, settings: Reinforce) -> Comput
 
 @rlhf_flow("reinforce")
 def reinforce(prompts: Prompts, held_out: Prompts, actor: Model, reward: Reward, algo: Reinforce = Reinforce()) -> None:
-    """One iteration: respond, score, train on what was better than the mean."""
+    """One iteration: answer, score, train on what was better than the mean, and at times answer held-out prompts."""
     rollout = generate(actor, prompts, batch_size=algo.batch_size, sampling=algo.sampling)
     scores = score(reward, rollout)
     advantages = compute(centred_scores, rollout, scores, settings=algo)
     compute(computations.record_rollouts, rollout, scores, advantages, settings=algo)
     train_step(actor, losses.policy_gradient(algo).on(rollout, advantages), optimizer=algo.optimizer)
-
-    every = algo.evaluate_every
-    greedy = generate(actor, held_out, sampling=algo.sampling.greedy(), every=every, name="evaluation")
-    greedy_scores = score(reward, greedy, every=every, name="evaluation_score")
-    compute(computations.record_evaluation, greedy, greedy_scores, settings=algo, every=every)
-
-
-def answer_alone(row: Mapping[str, Any]) -> float:
-    """A reward as a plain function: 1 for the right number and nothing else, 0.5 for another number, 0 for words."""
-    response = row["response"].strip().removesuffix(".")
-    if response == row["answer"]:  # a column of prompts.jsonl
-        return 1.0
-    return 0.5 if response.isdecimal() else 0.0
+    greedy = generate(actor, held_out, sampling=algo.sampling.greedy(), every=algo.evaluate_every, name="evaluation")
+    greedy_scores = score(reward, greedy, every=algo.evaluate_every, name="evaluation_score")
+    compute(computations.record_evaluation, greedy, greedy_scores, settings=algo, every=algo.evaluate_every)

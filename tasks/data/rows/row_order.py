@@ -12,11 +12,11 @@ FIRST = 16  # items: trials of functions read some of these
 def row_ids(step: int, batch_size: int, seed: int, num_items: int) -> tuple[int, ...]:
     """Return the items of a step. Each item occurs once per epoch; a run resumed at `step` continues the same order.
 
-    >>> first, second = row_ids(0, 2, seed=1, num_items=4), row_ids(1, 2, seed=1, num_items=4)
+    >>> first, second = row_ids(1, 2, seed=1, num_items=4), row_ids(2, 2, seed=1, num_items=4)
     >>> sorted(first + second)
     [0, 1, 2, 3]
     """
-    positions = range(step * batch_size, (step + 1) * batch_size)
+    positions = range((step - 1) * batch_size, step * batch_size)
     return tuple(_permutation(seed, at // num_items, num_items)[at % num_items] for at in positions)
 
 

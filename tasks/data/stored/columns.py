@@ -35,6 +35,16 @@ class Column(Protocol):
         ...
 
     @property
+    def turn_keys(self) -> frozenset[str]:
+        """The keys of the first object, if the values are objects or lists of objects."""
+        ...
+
+    @property
+    def speakers(self) -> frozenset[str]:
+        """The names in `from` of all objects in the lists."""
+        ...
+
+    @property
     def has_all_keys(self) -> bool:
         """Whether each object has every key of its type, with None for those that it lacks."""
         ...
@@ -91,6 +101,20 @@ class ArrowColumn:
     def message_keys(self) -> frozenset[str]:
         """The fields of a message."""
         return frozenset(field.name for field in self.type.value_type) if self.holds_messages else frozenset()
+
+    @property
+    def turn_keys(self) -> frozenset[str]:
+        """The fields of the structs, alone or in lists."""
+        type_ = self.type.value_type if _is_list(self.type) else self.type
+        return frozenset(field.name for field in type_) if pa.types.is_struct(type_) else frozenset()
+
+    @property
+    def speakers(self) -> frozenset[str]:
+        """The values of `from` in the structs of all lists."""
+        if not _is_list(self.type) or "from" not in self.turn_keys:
+            return frozenset()
+        named = pc.unique(pc.struct_field(pc.list_flatten(self.values), "from"))
+        return frozenset(name for name in named.to_pylist() if isinstance(name, str))
 
     @property
     def has_all_keys(self) -> bool:
@@ -152,6 +176,20 @@ class PlainColumn:
         """The keys of all messages."""
         chats = self.values if self.holds_messages else ()
         return frozenset(key for chat in chats if chat is not None for turn in chat for key in turn)
+
+    @cached_property
+    def turn_keys(self) -> frozenset[str]:
+        """The keys of the first object, alone or in a list."""
+        first = next((value for value in self.values if value), None)
+        turn = first[0] if isinstance(first, list) else first
+        return frozenset(turn) if isinstance(turn, Mapping) else frozenset()
+
+    @cached_property
+    def speakers(self) -> frozenset[str]:
+        """The values of `from` in the objects of all lists."""
+        turns = (turn for value in self.values if isinstance(value, list) for turn in value)
+        named = (turn.get("from") for turn in turns if isinstance(turn, Mapping))
+        return frozenset(name for name in named if isinstance(name, str))
 
     @property
     def has_all_keys(self) -> bool:

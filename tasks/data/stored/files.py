@@ -1,36 +1,51 @@
 """The files of a dataset's path: a file, a folder, a saved `datasets` folder or a pattern, and their format."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
-from glob import escape, glob, has_magic
-from itertools import takewhile
+from glob import glob, has_magic
 from pathlib import Path
 from typing import Any, Literal
 
 from prefect_rlhf.errors.errors import InvalidInput, refusing
-from prefect_rlhf.files.foreign_file import read_json, require_regular
+from prefect_rlhf.files.foreign_file import read_json, refuse_pointer, require_regular
 from prefect_rlhf.files.path_text import checked_path
-from prefect_rlhf.files.remote_path import is_remote
-from prefect_rlhf.files.storage.mirror import fetch, readable
+from prefect_rlhf.files.storage.inputs import dataset_on_hub, dataset_path
+from prefect_rlhf.tasks.data.stored.compressed import uncompressed
+from prefect_rlhf.tasks.data.stored.delimited import DELIMITERS
 
-JSON_LINES = {".jsonl", ".json", ".ndjson"}
-PLACES = "an existing Parquet file, JSON lines, folder of either or of datasets.save_to_disk, or a pattern of files"
+StoredAs = Literal["parquet", "json", "delimited", "saved"]
+FORMATS: Mapping[str, StoredAs] = {
+    ".parquet": "parquet",
+    **dict.fromkeys((".jsonl", ".json", ".ndjson"), "json"),
+    **dict.fromkeys(DELIMITERS, "delimited"),
+}
+PLACES = "an existing file of Parquet, JSON or CSV, a folder of such files or of datasets.save_to_disk, or a pattern"
 
 
 @dataclass(frozen=True, slots=True)
 class Files:
     """Files of the same format, in the order of their rows. `split` is their split if folders are splits."""
 
-    format: Literal["parquet", "json lines", "saved"]
+    format: StoredAs
     files: tuple[str, ...]
     folder: str | None = None
     split: str | None = None
 
 
 def find_files(field: str, path: str, split: str) -> Files:
-    """Return the files of a path. Raises InvalidInput, at `field`.path or `field`.split, if no file exists."""
+    """Return the files of a path. Raises InvalidInput, at `field`.path or `field`.split, if no file exists.
+
+    So does a Git LFS pointer in place of a file.
+    """
+    found = _find(field, path, split)
+    for file in found.files:
+        refuse_pointer(f"{field}.path", Path(file))
+    return found
+
+
+def _find(field: str, path: str, split: str) -> Files:
     at = f"{field}.path"
-    given, path = path, _readable(at, path)
+    given, path = path, dataset_path(path, at)
     place = checked_path(at, path)
     if place.is_dir():
         return _in_folder(field, place, split)
@@ -39,31 +54,17 @@ def find_files(field: str, path: str, split: str) -> Files:
             require_regular(place)
         except OSError as error:
             raise InvalidInput(at, str(place), f"{PLACES} ({error.strerror})") from error
-        return Files(_format_of(at, place), (path,))
+        return Files(_format_of(place), (path,))
     if not has_magic(path):
-        raise InvalidInput(at, given, PLACES)
+        on_hub = dataset_on_hub(given, at)
+        raise InvalidInput(at, given, PLACES if on_hub is None else f"{PLACES}; on the Hub: {on_hub}")
     files = tuple(sorted(file for file in glob(path, recursive=True) if Path(file).is_file()))  # noqa: PTH207  path may be absolute
     if not files:
         raise InvalidInput(at, given, "a pattern that matches a file")
-    formats = {_format_of(at, Path(file)): file for file in files}
+    formats = {_format_of(Path(file)): file for file in files}
     if len(formats) > 1:
         raise InvalidInput(at, given, f"a pattern of files of the same format, unlike {' and '.join(formats.values())}")
     return Files(next(iter(formats)), files)
-
-
-def _readable(field: str, path: str) -> str:
-    """Return a path or pattern on this machine; for a remote path, fetch all matching files into its mirror first."""
-    if not is_remote(path):
-        return path
-    scheme, _, rest = path.partition("://")
-    if not has_magic(rest):
-        return str(readable(path, field))
-    names = rest.split("/")
-    fixed = list(takewhile(lambda name: not has_magic(name), names))
-    pattern = "/".join(names[len(fixed) :])
-    wide = pattern.replace("**/", "*")  # here * matches slashes too
-    mirror = fetch(f"{scheme}://{'/'.join(fixed)}", field, lambda name: fnmatchcase(name, wide))
-    return f"{escape(str(mirror))}/{pattern}"
 
 
 def _in_folder(field: str, folder: Path, split: str) -> Files:
@@ -78,9 +79,10 @@ def _in_folder(field: str, folder: Path, split: str) -> Files:
     visible = (file for file in below if not any(part.startswith((".", "_")) for part in file.parts))  # as for Arrow
     files = [folder / file for file in visible]
     if not files:
-        raise InvalidInput(f"{field}.path", str(folder), "a folder with Parquet or JSON-lines files")
-    if all(file.suffix in JSON_LINES for file in files):
-        return Files("json lines", tuple(map(str, files)))
+        raise InvalidInput(f"{field}.path", str(folder), "a folder with files of Parquet, JSON or CSV")
+    formats = {FORMATS.get(uncompressed(file).suffix) for file in files}
+    if len(formats) == 1 and (only := formats.pop()) in ("json", "delimited"):
+        return Files(only, tuple(map(str, files)))
     other = next((file for file in files if file.suffix != ".parquet"), None)
     if other is not None:
         expected = f"a folder with only .parquet files, or a pattern such as {folder}/*.parquet"
@@ -109,9 +111,6 @@ def _entry(field: str, file: Path, key: str) -> list[Any]:
     return found
 
 
-def _format_of(field: str, file: Path) -> Literal["parquet", "json lines"]:
+def _format_of(file: Path) -> StoredAs:
     """Return the format that a file's suffix indicates, Parquet by default."""
-    if file.suffix == ".csv":
-        convert = f"parquet.write_table(csv.read_csv({file.name!r}), {file.with_suffix('.parquet').name!r})"
-        raise InvalidInput(field, str(file), f"Parquet: from pyarrow import csv, parquet; {convert}")
-    return "json lines" if file.suffix in JSON_LINES else "parquet"
+    return FORMATS.get(uncompressed(file).suffix, "parquet")

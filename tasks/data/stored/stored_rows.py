@@ -9,19 +9,24 @@ from typing import Any
 from prefect_rlhf.errors.errors import InvalidInput, NotUsed
 from prefect_rlhf.tasks.data.stored.arrow_tables import read_parquet, read_saved
 from prefect_rlhf.tasks.data.stored.columns import Column
+from prefect_rlhf.tasks.data.stored.delimited import read_delimited
 from prefect_rlhf.tasks.data.stored.files import find_files
 from prefect_rlhf.tasks.data.stored.generated_rows import generate_rows, is_generated
-from prefect_rlhf.tasks.data.stored.json_lines import read_json_lines
+from prefect_rlhf.tasks.data.stored.json_files import read_json
 
 DEFAULT_SPLIT_COLUMN, DEFAULT_SPLIT = "split", "train"
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """All rows of a storage place: their number, and the columns in the order of their first occurrence."""
+    """All rows of a storage place: their number, and the columns in the order of their first occurrence.
+
+    `key` is that of the list of rows, if a file is an object with such a list.
+    """
 
     num_rows: int
     columns: Mapping[str, Column]
+    key: str = ""
 
 
 @dataclass(frozen=True)
@@ -43,6 +48,12 @@ class StoredRows:
         """The columns without the column of splits. All members raise InvalidInput for data that cannot be read."""
         table, split_column = self._opened
         return tuple(name for name in table.columns if name != split_column)
+
+    @property
+    def remark(self) -> str:
+        """The key of the list that has the rows, as a part of a line for the log; empty without such a key."""
+        key = self._opened[0].key
+        return f"; the rows are the list {key!r} of the file" if key else ""
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -102,8 +113,10 @@ class StoredRows:
             self._check_no_split_column("the path determines the rows")
             return generated, None
         found = find_files(self.field, self.path, self.split)
-        if found.format == "json lines":
-            return Table(*read_json_lines(self.field, found.files)), self.split_column
+        if found.format == "json":
+            return Table(*read_json(self.field, found.files)), self.split_column
+        if found.format == "delimited":
+            return Table(*read_delimited(self.field, found.files)), self.split_column
         if found.format == "parquet":
             return Table(*read_parquet(self.field, found.files, found.folder)), self.split_column
         table = Table(*read_saved(self.field, found.files))
@@ -129,12 +142,3 @@ class StoredRows:
             names = ", ".join(sorted({str(split) for split in splits.read(range(table.num_rows))})[:8])
             raise InvalidInput(f"{self.field}.split", self.split, f"a split of {self.path}: {names}")
         return rows
-
-
-def require_text(rows: StoredRows, column: str, allow_messages: bool = False) -> None:
-    """Raise InvalidInput unless the column holds strings (or, if allowed, lists of role and content)."""
-    found = rows.column(column)
-    if found.kind == "text" or (allow_messages and found.holds_messages):
-        return
-    expected = "strings, or lists of {role, content}" if allow_messages else "strings"
-    raise InvalidInput(f"{rows.field}.{column}", found.described, expected)

@@ -30,8 +30,11 @@ def plan_svg(estimate: Estimate, num_steps: int = STEPS_DRAWN) -> str:
 
 
 def schedule_bars(schedule: Schedule, num_steps: int | None = None) -> tuple[Bar, ...]:
-    """Return the bars of the first `num_steps` steps, or of all, for a timeline; without nodes that take no time."""
-    first = min((slot.node.step for slot in schedule.slots), default=0)
+    """Return the bars of the first `num_steps` steps, or of all, for a timeline; without nodes that take no time.
+
+    The evaluation before training is shown beside the first steps.
+    """
+    first = max(1, min((slot.node.step for slot in schedule.slots), default=1))
     return tuple(
         Bar(slot.node.title, slot.node.kind, tuple(map(str, sorted(slot.node.devices))), slot.start, slot.end)
         for slot in schedule.slots

@@ -15,7 +15,7 @@ from prefect_rlhf.placement.rows.shares import partition_of
 
 NUMBERS_SHOWN = 8  # of an order of devices
 _COLUMNS = ("mesh", "strategy", "engine", "micro_batches")  # fields of Placement with columns of their own
-STEPS_LISTED = 2  # the first step differs: no training precedes it
+STEPS_LISTED = 2  # after step 0, if any; the first step differs: no training precedes it
 
 
 def plan_rows(plan: ExecutionPlan, graph: DataflowGraph) -> list[dict[str, str]]:
@@ -41,16 +41,16 @@ def plan_text(plan: ExecutionPlan, graph: DataflowGraph) -> str:
 def graph_text(augmented: AugmentedGraph, num_steps: int = STEPS_LISTED) -> str:
     """List the nodes of the first steps in order, each with its dependencies and their reasons.
 
-    If no more steps follow, the nodes after them are listed too. A dependency is written `data <- node`, `version <-
+    A dependency is written `data <- node`, `version <-
     node`; dependencies that only keep an order stand last. Rows of datasets stand first: no node waits for them.
     """
     datasets = {dataset.name for dataset in augmented.graph.datasets}
     lines: list[str] = []
-    stop = augmented.first_step + num_steps
-    stop = augmented.last_step + 1 if stop >= augmented.num_steps else stop
-    for step in range(augmented.first_step, stop):
+    last = min(augmented.finished + num_steps, augmented.num_steps)
+    first = min(augmented.finished + 1, last) if augmented.finished else 0
+    for step in range(first, last + 1):
         lines += [line for node in augmented.of_step(step) for line in _node_lines(node, datasets)]
-    left = augmented.num_steps - stop
+    left = augmented.num_steps - last
     return "\n".join([*lines, f"... and {left} more steps"] if left > 0 else lines)
 
 

@@ -32,6 +32,10 @@ class KLControl(Settings):
                 raise not_used(name, "a fixed coefficient has no target", "set kind: adaptive")
         return self
 
+    def only_at_start(self) -> tuple[str, ...]:
+        """An adaptive coefficient is a state, which begins with `coefficient`."""
+        return ("coefficient",) if self.kind == "adaptive" else ()
+
 
 class Rollouts(Settings):
     """Settings of an algorithm that learns from its own responses: how they are sampled, and when it is evaluated."""

@@ -27,6 +27,10 @@ class Lagrange(Settings):
             raise wrong("start", f"at most {self.most:g}, its `most`")
         return self
 
+    def only_at_start(self) -> tuple[str, ...]:
+        """The multiplier is a state, which begins with `start`."""
+        return ("start",)
+
 
 class SafeRLHF(PPO):
     """PPO on rewards under a limit of costs (Dai et al. 2023, arXiv:2310.12773)."""

@@ -88,7 +88,7 @@ class Learning:
         """
         trained = {name: value for name, value in metrics.items() if name.partition(".")[0] not in self._evaluations}
         judged = {call: idle for call in self._trains if (idle := is_idle(call, trained)) is not None}
-        before, step = len(self._warnings), f"step {int(metrics['step']) + 1}"
+        before, step = len(self._warnings), f"step {int(metrics['step'])}"
         for call, idle in judged.items():
             self._idle[call.name] = self._idle[call.name] + 1 if idle else 0
             equal = not idle and self._has_no_advantage(call, trained)

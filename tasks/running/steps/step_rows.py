@@ -53,8 +53,9 @@ class StepRows:
         if call.rows not in by_rows:
             dataset = next(dataset for dataset in self._graph.datasets if dataset.name == call.rows.dataset)
             num_items = call.span // call.rows.rows_per_item
-            in_order = row_ids(step, num_items, self.run.seed, dataset.num_items)
-            items = in_order if call.every is None else tuple(range(num_items))
+            is_trained_on = call.every is None
+            in_order = row_ids(step, num_items, self.run.seed, dataset.num_items) if is_trained_on else None
+            items = tuple(range(num_items)) if in_order is None else in_order
             by_rows[call.rows] = call.rows.dataset_rows(items)
         return by_rows[call.rows]
 
@@ -152,9 +153,9 @@ class StepRows:
 
     @cached_property
     def _uses_by_call(self) -> Mapping[str, Counter[tuple[Device, RowKey]]]:
-        """Uses by each call and its input transfers, the same in every step; the first step runs all calls."""
+        """Uses by each call and its input transfers, the same in every step; the only step of a run has all calls."""
         nodes: dict[str, list[Node]] = {call.name: [] for call in self._graph}
-        for node in unrolled_nodes(self._graph, self._plan, StepRange(1), (0,)):
+        for node in unrolled_nodes(self._graph, self._plan, StepRange(1), (1,)):
             if node.call is not None:
                 nodes[node.call.name].append(node)
         return {name: use_counts(self._uses_of(node) for node in of_call) for name, of_call in nodes.items()}

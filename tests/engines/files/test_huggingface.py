@@ -98,6 +98,12 @@ BROKEN = {
     "no weights": (lambda f: (f / "model.safetensors").unlink(), "no file model.safetensors in"),
     "missing tensor": (lambda f: edit(f, num_hidden_layers=3), "no tensor model.layers.2.input_layernorm.weight"),
     "cut short": (lambda f: (f / "model.safetensors").write_bytes(b"\x10"), "this one is cut short or of another"),
+    "a Git LFS pointer": (
+        lambda f: (f / "model.safetensors").write_text(
+            "version https://git-lfs.github.com/spec/v1\noid sha256:6\nsize 9\n"
+        ),
+        "the file, not a Git LFS pointer to it: run git lfs pull in ",
+    ),
     "cut data": (lambda f: cut(f / "model.safetensors", 1000), "expected a whole file; it ends inside tensor"),
     "header": (lambda f: (f / "model.safetensors").write_bytes(b"\x01" + b"\0" * 7 + b"{"), "its header is not JSON"),
     "index": (lambda f: (f / "model.safetensors.index.json").write_text("{}"), "a JSON object with a weight_map"),

@@ -214,7 +214,24 @@ def test_an_environment_starts_from_the_seed_of_its_group(talk):
     play = settings("openenv", f"{HERE / 'of_clients.py'}:Echo", arguments={"base_url": "http://127.0.0.1"})
     for seed in (8, 9):
         end, answers = talk(play, ["ha"], [ROW | {"seed": seed}])
-        assert (answers, end.rewards) == (["seed 7"], {0: 1.0})
+        assert (answers, end.rewards) == (["\nseed 7"], {0: 1.0})
+
+
+@pytest.mark.parametrize(
+    ("prompt", "opening"),
+    [
+        ("Reply with a number.", "\nseed 7"),
+        ("", "seed 7"),
+        ([{"role": "user", "content": ""}], "seed 7"),
+        ([{"role": "user", "content": "Reply."}, {"role": "assistant", "content": ""}], "\nseed 7"),
+        ([{"role": "user", "content": [{"type": "text", "text": "Reply."}]}], "\nseed 7"),
+    ],
+)
+def test_the_first_observation_stands_below_the_prompt_on_a_line_of_its_own(talk, prompt, opening):
+    """An empty prompt has no line before it. The class of TRL above has none either: TRL writes no line break."""
+    play = settings("openenv", f"{HERE / 'of_clients.py'}:Echo", arguments={"base_url": "http://127.0.0.1"})
+    _, answers = talk(play, ["ha"], [ROW | {"prompt": prompt}])
+    assert answers == [opening]
 
 
 def test_an_error_of_a_step_is_an_observation_unless_it_is_to_fail_the_row(talk):
@@ -284,7 +301,7 @@ def test_a_gymnasium_environment_plays_in_another_interpreter(talk, tmp_path):
             end, answers = talk(play, [wrong, str(secret)])
             answered, _ = talk(play, ["a number", str(secret)])
         said = {"role": "user", "content": "higher" if secret else "lower"}
-        assert (answers, end) == (["below 8", [said]], Over(0, None, {0: 0.0, 1: 1.0}, {"tool_errors": 0.0}))
+        assert (answers, end) == (["\nbelow 8", [said]], Over(0, None, {0: 0.0, 1: 1.0}, {"tool_errors": 0.0}))
         assert answered == Over(0, None, {1: 1.0}, {"tool_errors": 1.0})
     strict = settings("gymnasium", f"{GYMNASIUM}:make", python=python, tool_errors="fail")
     end, _ = talk(strict, ["a number"])

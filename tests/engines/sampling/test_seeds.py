@@ -21,7 +21,7 @@ SHAPE = TransformerShape(64, 128, 2, 4, 2, 16, 100, 64, 1e4, 1e-5, True)
 ROWS = 4000
 PROBABILITIES = torch.tensor([0.5, 0.25, 0.125, 0.125])
 OLD = [8689902243345662702, 8908919246610773209]
-"""Seeds of rows 0 and 1 of run seed 1 and step 0, in every call, before calls had streams of their own."""
+"""Seeds of rows 0 and 1 of run seed 1 and step 1, in every call, before calls had streams of their own."""
 
 
 class Parameter:
@@ -43,7 +43,7 @@ def calls_of(**calls):
 
 def seeds(call, seed=1, num_rows=ROWS):
     rows = tuple(range(num_rows))
-    return row_seeds(CallCommand(0, call, None, rows, rows, seed, Path(), alone()))
+    return row_seeds(CallCommand(1, call, None, rows, rows, seed, Path(), alone()))
 
 
 def tokens(call, seed=1):
@@ -74,7 +74,7 @@ def test_calls_of_one_stream_draw_alike():
     assert seeds(calls["first"]) == seeds(calls["second"])
     assert seeds(calls["third"]) == seeds(calls["fourth"]) != seeds(calls["first"])
     rows = {"rows": tuple(range(8)), "row_ids": (0, 0, 1, 1, 2, 2, 3, 3)}
-    of_two = row_seeds(CallCommand(0, calls["fifth"], None, **rows, seed=1, run_dir=Path(), tokenizers=alone()))
+    of_two = row_seeds(CallCommand(1, calls["fifth"], None, **rows, seed=1, run_dir=Path(), tokenizers=alone()))
     assert of_two[::2] == seeds(calls["first"], num_rows=4)
 
 

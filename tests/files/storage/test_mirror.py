@@ -13,7 +13,8 @@ import pytest
 
 from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.files.remote_path import is_remote, local_path, remote_path
-from prefect_rlhf.files.storage.mirror import fetch, readable
+from prefect_rlhf.files.storage.inputs import model_folder
+from prefect_rlhf.files.storage.mirror import fetch
 from tests.object_stores import point_s3_to, put, wait_a_second
 
 
@@ -26,13 +27,13 @@ def test_a_folder_is_mirrored_with_all_below_it_and_nothing_beside_it(bucket):
     for name, data in stored.items():
         put(f"{bucket}/data/{name}", data)
     put(f"{bucket}/database/c.txt", b"another folder")
-    assert content(readable(f"{bucket}/data", "prompts.path")) == stored
-    assert content(readable(f"{bucket}/data/", "prompts.path")) == stored
+    assert content(fetch(f"{bucket}/data", "prompts.path")) == stored
+    assert content(fetch(f"{bucket}/data/", "prompts.path")) == stored
 
 
 def test_a_single_file_is_mirrored_under_its_own_name(bucket):
     put(f"{bucket}/data/rows.jsonl", b"{}")
-    path = readable(f"{bucket}/data/rows.jsonl", "prompts.path")
+    path = fetch(f"{bucket}/data/rows.jsonl", "prompts.path")
     assert (path.name, path.read_bytes()) == ("rows.jsonl", b"{}")
     assert remote_path(path) == f"{bucket}/data/rows.jsonl"
 
@@ -63,7 +64,7 @@ def test_any_other_scheme_is_read_through_fsspec(tmp_path):
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:
-        path = readable(f"http://127.0.0.1:{server.server_port}/rows.jsonl", "prompts.path")
+        path = fetch(f"http://127.0.0.1:{server.server_port}/rows.jsonl", "prompts.path")
         assert path.read_text() == '{"prompt": "hello"}\n'
     finally:
         server.shutdown()
@@ -83,7 +84,7 @@ def test_any_other_scheme_is_read_through_fsspec(tmp_path):
 )
 def test_what_cannot_be_read_is_one_line_with_field_and_path(s3, path, expected):
     with pytest.raises(InvalidInput, match=expected) as caught:
-        readable(path, "actor.path")
+        fetch(path, "actor.path")
     assert str(caught.value).startswith(f"actor.path: got {path!r}")
     assert "\n" not in str(caught.value)
 
@@ -104,7 +105,7 @@ def test_an_archive_with_a_name_that_means_another_place_is_refused_before_anyth
     with pytest.raises(
         InvalidInput, match="actor.path: got 'zip://.*, expected file names without empty parts"
     ) as caught:
-        readable(f"zip://{below}::{tmp_path}/evil.zip", "actor.path")
+        fetch(f"zip://{below}::{tmp_path}/evil.zip", "actor.path")
     assert "\n" not in str(caught.value)
     assert {name for name in content(tmp_path).keys() - before.keys() if not name.startswith("cache/locks/")} == set()
 
@@ -114,7 +115,7 @@ def test_a_store_whose_names_are_not_below_it_is_refused(cache):
     memory.pipe("/stored/model/config.json", b"{}")
     memory.store["/stored/model/../../../out.txt"] = memory.store["/stored/model/config.json"]
     with pytest.raises(InvalidInput, match="not '.*out.txt'"):
-        readable("memory://stored/model", "actor.path")
+        fetch("memory://stored/model", "actor.path")
     assert not (cache / "out.txt").exists() and not list(cache.rglob("config.json"))
 
 
@@ -127,7 +128,7 @@ def test_links_out_of_an_archive_and_pipes_in_it_are_refused(tmp_path, kind, tar
         member.type, member.linkname = kind, target
         written.addfile(member)
     with pytest.raises(InvalidInput, match="actor.path: got 'tar://model"):
-        readable(f"tar://model::{tmp_path}/evil.tar", "actor.path")
+        fetch(f"tar://model::{tmp_path}/evil.tar", "actor.path")
 
 
 @pytest.mark.parametrize(
@@ -144,14 +145,14 @@ def test_what_another_scheme_cannot_read_is_one_line(tmp_path, path, expected):
     (tmp_path / "bad.zip").write_text("not an archive")
     path = path.format(tmp_path)
     with pytest.raises(InvalidInput, match=expected) as caught:
-        readable(path, "actor.path")
+        fetch(path, "actor.path")
     assert str(caught.value).startswith(f"actor.path: got {path!r}") and "\n" not in str(caught.value)
 
 
 def test_a_store_that_refuses_connections_is_named_with_its_address(monkeypatch):
     point_s3_to(monkeypatch, "http://127.0.0.1:9")
     with pytest.raises(InvalidInput, match="a store that answers at http://127.0.0.1:9 .AWS_ENDPOINT_URL_S3"):
-        readable("s3://bucket/models", "actor.path")
+        fetch("s3://bucket/models", "actor.path")
 
 
 def test_a_store_that_accepts_and_never_answers_is_given_up(monkeypatch):
@@ -159,10 +160,10 @@ def test_a_store_that_accepts_and_never_answers_is_given_up(monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as silent:
         point_s3_to(monkeypatch, f"http://127.0.0.1:{silent.getsockname()[1]}")
         with pytest.raises(InvalidInput, match="a store that answers"):
-            readable("s3://bucket/models", "actor.path")
+            fetch("s3://bucket/models", "actor.path")
 
 
 def test_a_local_path_stays_as_it_is():
     assert not is_remote("models/a:b//c")
-    assert readable("models/llama", "actor.path") == local_path("models/llama", "actor.path")
-    assert os.fspath(readable("models/llama", "actor.path")) == "models/llama"
+    assert model_folder("models/llama", "actor.path") == local_path("models/llama", "actor.path")
+    assert os.fspath(model_folder("models/llama", "actor.path")) == "models/llama"

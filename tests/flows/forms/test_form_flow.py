@@ -53,7 +53,7 @@ def test_a_parameter_that_a_flow_has_not_is_refused_with_those_that_it_has(flow)
         flow.validate_parameters({"xyz": "red"})
 
 
-@pytest.mark.parametrize("said", ["plan={0: auto, 40: plans/long.yaml}", '{"0": "auto", "40": "plans/long.yaml"}'])
+@pytest.mark.parametrize("said", ["plan={1: auto, 41: plans/long.yaml}", '{"1": "auto", "41": "plans/long.yaml"}'])
 def test_plans_by_step_are_accepted_from_the_form_and_the_command_line(said):
     """A form sends JSON, whose keys are texts; the deployment's schema lets them pass."""
     plans = read_parameters(None, [said])["plan"] if said.startswith("plan=") else json.loads(said)
@@ -62,7 +62,7 @@ def test_plans_by_step_are_accepted_from_the_form_and_the_command_line(said):
     assert is_valid({"plan": json.loads(json.dumps(plans))}, of_plan)
     assert not is_valid({"plan": {"0": 3}}, of_plan) and not is_valid({"plan": ["auto"]}, of_plan)
     given = PARAMETERS | {"actor": {"path": "models/big"}, "plan": plans}
-    assert dpo.validate_parameters(given)["plan"] == {0: "auto", 40: "plans/long.yaml"}
+    assert dpo.validate_parameters(given)["plan"] == {1: "auto", 41: "plans/long.yaml"}
 
 
 @rlhf_flow("small")

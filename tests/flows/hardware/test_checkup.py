@@ -5,6 +5,7 @@ import sysconfig
 from collections import namedtuple
 
 import pytest
+from huggingface_hub import constants
 
 from prefect_rlhf.errors.errors import EngineFailed
 from prefect_rlhf.flows.commands.cli import main
@@ -60,6 +61,20 @@ def test_a_compiler_without_the_headers_of_python_is_a_fault(driver, builds, eng
     builds(CUDA_BUILDS)
     monkeypatch.setattr(sysconfig, "get_paths", lambda: {"include": str(tmp_path)})
     assert "expected the headers of Python" in faults(findings("cuda", None))["compiler"]
+
+
+def test_the_hub_s_line_names_its_cache_and_never_the_token(engines, monkeypatch, tmp_path):
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "token"))
+    lines = []
+    for offline, token in ((True, ""), (False, ""), (False, "hf_mine")):
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", offline)
+        monkeypatch.setenv("HF_TOKEN", token)
+        lines += [finding.text for finding in findings("cpu", 1) if finding.subject == "Hub"]
+    assert lines[0] == f"HF_HUB_OFFLINE is set: only models and datasets in {tmp_path}/hub can be read by name"
+    assert lines[1].endswith("free), without a token, so neither private nor gated ones")
+    assert lines[2].endswith("free), with a token")
+    assert "hf_mine" not in lines[2]
 
 
 def test_a_failed_engine_is_a_fault_with_its_reason(monkeypatch):

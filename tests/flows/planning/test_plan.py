@@ -259,11 +259,11 @@ def test_what_is_measured_are_two_steps_without_evaluation_checkpoint_and_export
     options, inputs = RunOptions(plan="flattening", checkpoint_every=1), SimpleNamespace(sources={})
     asked = replace(request("flattening"), options=options, inputs=inputs, graph=ppo(evaluate_every=2))
     run = asked.trial_run(*without_evaluation(asked.graph, chosen_plan(asked).plan), STEPS_MEASURED, tmp_path)
-    groups = StepGroups(run.graph, run.plan, run.num_steps, 2, run.first_step, run.checkpoint_every, run.exports)
+    groups = StepGroups(run.graph, run.plan, run.num_steps, 2, run.finished, run.checkpoint_every, run.exports)
     measured = groups.next_group()
-    assert {node.step for node in measured} == {0, 1} and groups.next_group() == ()
+    assert {node.step for node in measured} == {1, 2} and groups.next_group() == ()
     assert not any(node.kind in ("checkpoint", "export") or (node.call and node.call.every) for node in measured)
-    assert [node.id for node in measured if node.kind == "train_step" and node.step == 1]
+    assert [node.id for node in measured if node.kind == "train_step" and node.step == 2]
 
 
 PLANS = [replace(chosen_plan(request("flattening")).plan, name=name) for name in ("a", "b", "c")]

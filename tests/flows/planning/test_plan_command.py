@@ -389,7 +389,7 @@ def test_evaluation_on_data_that_is_not_there_has_as_many_rows_as_a_step():
 
 
 def test_lengths_may_come_from_what_a_run_wrote(tmp_path):
-    file = tmp_path / "step-000000.parquet"
+    file = tmp_path / "step-000001.parquet"
     pq.write_table(pa.table({"tokens": [[1] * 5, [1] * 7], "logprobs": [[0.0] * 2, [0.0] * 3]}), file)
     assert parse_lengths(str(file), "response_length", "response").shares == ((2, 0.5), (3, 0.5))
     assert parse_lengths(str(tmp_path), "prompt_length", "prompt").shares == ((3, 0.5), (4, 0.5))
@@ -417,12 +417,14 @@ def test_turns_may_come_from_what_a_run_wrote(tmp_path):
         "mask": masks,
         "turns": [2, 4, 1],
     }
-    pq.write_table(pa.table(columns), tmp_path / "rollouts" / "step-000000.parquet")
-    steps = [{"step": step, "actor_generate.answer_seconds": seconds} for step, seconds in enumerate((0.2, 0.4))]
+    pq.write_table(pa.table(columns), tmp_path / "rollouts" / "step-000001.parquet")
+    steps = [
+        {"step": step, "actor_generate.answer_seconds": seconds} for step, seconds in enumerate((0.2, 0.4), start=1)
+    ]
     evaluated = {"actor_evaluation.answer_seconds": 2.0}  # of held-out prompts; metrics.jsonl has it too
     for name, lines in (("metrics", [steps[0] | evaluated, steps[1]]), ("evaluation", [{"step": 0} | evaluated])):
         (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    for place in (tmp_path / "rollouts", tmp_path / "rollouts" / "step-000000.parquet"):
+    for place in (tmp_path / "rollouts", tmp_path / "rollouts" / "step-000001.parquet"):
         asked = played(response_length=str(place))
         for name in ("actor_generate", "actor_evaluation"):
             play = asked.graph.call(name).play

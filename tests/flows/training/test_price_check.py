@@ -66,7 +66,7 @@ def ran(asked, folder, correction=SLOW_LINK):
     costs = NodeCosts(GRAPH, PLAN, WORKLOAD, corrected(asked.question, correction).site.sources)
     now, memory = 0.0, {"device_bytes": {}, "resident_bytes": {}, "store_bytes": {}}
     for node in augmented:
-        seconds = costs.cost(node).worked * (5 if node.step == 0 else 1)
+        seconds = costs.cost(node).worked * (5 if node.step == 1 else 1)
         call = node.call.name if node.call else None
         where = ("", "", ("n0:0",))
         span = (node.id, node.title, node.kind, call, node.step, *where, now, now + seconds)

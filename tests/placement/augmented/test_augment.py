@@ -199,10 +199,10 @@ def test_calls_have_no_moves_where_nothing_moves():
     cluster = ClusterShape("one", 1, 1, 8 * GIB)
     augmented = augment(dpo(), preset("flattening", dpo(), cluster, cluster.whole), 2)
     assert [node.id for node in augmented] == [
-        "ref_inference@0",
-        "actor_train_step@0",
         "ref_inference@1",
         "actor_train_step@1",
+        "ref_inference@2",
+        "actor_train_step@2",
         "export.actor@2",
     ]
 
@@ -246,13 +246,13 @@ def flattened(graph: DataflowGraph, num_steps: int = 3, **offloaded: str) -> Aug
 def test_titles_say_call_step_mesh_strategy_and_version():
     augmented = flattened(ppo(), 5, ref_inference="all")
     titles = {id: augmented.node(id).title for id in dependency_graph(augmented)}
-    assert titles["actor_generate@3"] == "actor.generate · step 3 · n0:0-1 dp2 · v3"
-    assert titles["actor_train_step@3"] == "actor.train_step · step 3 · n0:0-1 dp2 · v3 → v4"
-    assert titles["ref_inference@3"] == "ref.inference · step 3 · n0:0-1 dp2 · v0"
-    assert titles["advantages@3"] == "advantages · step 3 · n0:0"
-    assert titles["transfer.advantages@3"] == "transfer → advantages · step 3 · n0:0-1"
-    assert titles["reload.ref.megatron@3"] == "ref.megatron.reload · step 3 · n0:0-1 dp2 · v0"
-    assert titles["reallocate.actor.vllm@4"] == "actor.reallocate · step 4 · megatron n0:0-1 dp2 → vllm n0:0-1 dp2 · v4"
+    assert titles["actor_generate@4"] == "actor.generate · step 4 · n0:0-1 dp2 · v3"
+    assert titles["actor_train_step@4"] == "actor.train_step · step 4 · n0:0-1 dp2 · v3 → v4"
+    assert titles["ref_inference@4"] == "ref.inference · step 4 · n0:0-1 dp2 · v0"
+    assert titles["advantages@4"] == "advantages · step 4 · n0:0"
+    assert titles["transfer.advantages@4"] == "transfer → advantages · step 4 · n0:0-1"
+    assert titles["reload.ref.megatron@4"] == "ref.megatron.reload · step 4 · n0:0-1 dp2 · v0"
+    assert titles["reallocate.actor.vllm@5"] == "actor.reallocate · step 5 · megatron n0:0-1 dp2 → vllm n0:0-1 dp2 · v4"
 
 
 @pytest.mark.parametrize(
@@ -273,24 +273,24 @@ def test_a_title_has_the_calls_own_name_only_where_it_says_more(name, title):
     if name == "actor_generate":
         calls, name = graph.calls, "actor_generate"
     augmented = flattened(replace(graph, calls=calls), 1)
-    assert augmented.node(f"{name}@0").title.startswith(f"{title} · step 0")
+    assert augmented.node(f"{name}@1").title.startswith(f"{title} · step 1")
 
 
 def test_a_train_step_waits_for_the_reallocate_that_still_reads_what_it_overwrites():
-    node = flattened(ppo()).node("actor_train_step@1")
-    assert ("reallocate.actor.vllm@1", "overwrite") in {(d.node, d.kind) for d in node.dependencies}
+    node = flattened(ppo()).node("actor_train_step@2")
+    assert ("reallocate.actor.vllm@2", "overwrite") in {(d.node, d.kind) for d in node.dependencies}
 
 
 def test_a_reallocate_waits_for_all_readers_of_the_version_it_replaces():
-    node = flattened(remax()).node("reallocate.actor.vllm@1")
+    node = flattened(remax()).node("reallocate.actor.vllm@2")
     assert {d.node for d in node.dependencies if d.kind == "overwrite"} == {
-        "actor_generate@0",
-        "actor_generate_baseline@0",
+        "actor_generate@1",
+        "actor_generate_baseline@1",
     }
 
 
 def test_version_zero_comes_from_the_checkpoint():
-    assert not [node for node in flattened(ppo()).of_step(0) if node.kind == "reallocate"]
+    assert not [node for node in flattened(ppo()).of_step(1) if node.kind == "reallocate"]
 
 
 def test_one_transfer_serves_all_calls_that_need_the_same_rows():
@@ -299,42 +299,42 @@ def test_one_transfer_serves_all_calls_that_need_the_same_rows():
     transfers = [(node.id, node.work.moves) for node in augmented if node.kind == "transfer"]
     moved = {id: {move.producer: move.keys for move in moves} for id, moves in transfers}
     assert moved == {
-        "transfer.ref_inference@0": {"actor_generate": ("tokens", "prompt_length")},
-        "transfer.advantages@0": {
+        "transfer.ref_inference@1": {"actor_generate": ("tokens", "prompt_length")},
+        "transfer.advantages@1": {
             "actor_generate": ("tokens", "prompt_length", "logprobs"),
             "ref_inference": ("logprobs",),
             "reward_inference": ("scores",),
             "critic_inference": ("values",),
         },
-        "transfer.actor_train_step@0": {"actor_generate": ("logprobs",), "advantages": ("advantages",)},
-        "transfer.critic_train_step@0": {"advantages": ("returns",)},
+        "transfer.actor_train_step@1": {"actor_generate": ("logprobs",), "advantages": ("advantages",)},
+        "transfer.critic_train_step@1": {"advantages": ("returns",)},
     }
-    for name in ("reward_inference@0", "critic_inference@0", "actor_train_step@0", "critic_train_step@0"):
-        assert "transfer.ref_inference@0" in augmented.node(name).depends_on
+    for name in ("reward_inference@1", "critic_inference@1", "actor_train_step@1", "critic_train_step@1"):
+        assert "transfer.ref_inference@1" in augmented.node(name).depends_on
 
 
 def test_offloaded_roles_are_on_the_devices_only_around_their_uses():
     augmented = flattened(ppo(), 2, ref_inference="all", reward_inference="all")
     moves = [node.id for node in augmented if node.kind in ("reload", "offload")]
     assert moves[:4] == [
-        "reload.ref.megatron@0",
-        "offload.ref.megatron@0",
-        "reload.reward.megatron@0",
-        "offload.reward.megatron@0",
+        "reload.ref.megatron@1",
+        "offload.ref.megatron@1",
+        "reload.reward.megatron@1",
+        "offload.reward.megatron@1",
     ]
-    assert "offload.ref.megatron@0" in augmented.node("reload.reward.megatron@0").depends_on
+    assert "offload.ref.megatron@1" in augmented.node("reload.reward.megatron@1").depends_on
 
 
 def test_rows_are_brought_to_disjoint_calls_before_either_of_them_runs():
     """Else the second transfer would wait behind the first call, and the two calls would never overlap."""
     augmented = augment(ppo(), preset("side_by_side", ppo(), TWO_DEVICES, WHOLE), 2)
     place = {node.id: index for index, node in enumerate(augmented)}
-    moves = ("transfer.ref_inference@1", "transfer.reward_inference@1", "reallocate.actor.vllm@1")
-    calls = ("ref_inference@1", "reward_inference@1", "critic_inference@1")
+    moves = ("transfer.ref_inference@2", "transfer.reward_inference@2", "reallocate.actor.vllm@2")
+    calls = ("ref_inference@2", "reward_inference@2", "critic_inference@2")
     assert max(place[name] for name in moves) < min(place[name] for name in calls)
-    ancestors = nx.ancestors(dependency_graph(augmented), "ref_inference@1")
-    assert "reward_inference@1" not in ancestors
-    assert place["critic_inference@1"] < place["transfer.advantages@1"]
+    ancestors = nx.ancestors(dependency_graph(augmented), "ref_inference@2")
+    assert "reward_inference@2" not in ancestors
+    assert place["critic_inference@2"] < place["transfer.advantages@2"]
 
 
 def beside_generation(graph: DataflowGraph, train: str = "n0:0") -> ExecutionPlan:
@@ -346,28 +346,28 @@ def beside_generation(graph: DataflowGraph, train: str = "n0:0") -> ExecutionPla
 def test_a_critic_trains_while_the_next_step_generates_on_other_devices():
     """The actor's weights leave first; after the last step there are none to wait for."""
     augmented = augment(ppo(), beside_generation(ppo()), 3)
-    waits = {step: set(augmented.node(f"critic_train_step@{step}").depends_on) for step in range(3)}
-    moves = {step: f"reallocate.actor.vllm@{step + 1}" for step in range(2)}
-    assert all(moves[step] in waits[step] for step in range(2))
-    assert not any(name.startswith("reallocate.actor") for name in waits[2])
+    waits = {step: set(augmented.node(f"critic_train_step@{step}").depends_on) for step in (1, 2, 3)}
+    moves = {step: f"reallocate.actor.vllm@{step + 1}" for step in (1, 2)}
+    assert all(moves[step] in waits[step] for step in (1, 2))
+    assert not any(name.startswith("reallocate.actor") for name in waits[3])
     spans = {
         slot.node.id: slot for slot in schedule(augmented, lambda node: 1.0 if node.kind != "transfer" else 0.0).slots
     }
-    assert spans["critic_train_step@0"].start == spans["actor_generate@1"].start == spans[moves[0]].end
-    assert spans[moves[0]].start == spans["actor_train_step@0"].end
+    assert spans["critic_train_step@1"].start == spans["actor_generate@2"].start == spans[moves[1]].end
+    assert spans[moves[1]].start == spans["actor_train_step@1"].end
 
 
 def test_no_critic_waits_for_weights_that_would_not_pass_it():
     """If it trains where the next step generates, or with older weights, the earlier step goes first."""
     for graph, train in ((ppo(), "n0:1"), (ppo(staleness=1), "n0:0")):
         augmented = augment(graph, beside_generation(graph, train), 3)
-        assert "order" not in {d.kind for d in augmented.node("critic_train_step@0").dependencies}
+        assert "order" not in {d.kind for d in augmented.node("critic_train_step@1").dependencies}
 
 
 def test_no_critic_waits_if_a_call_of_its_step_reads_the_trained_critic():
     """The actor's train_step follows that call, and its weights arrive after it."""
     augmented = augment(critic_first(), beside_generation(critic_first()), 3)
-    assert "fresh_values@1" in nx.ancestors(dependency_graph(augmented), "actor_train_step@1")
+    assert "fresh_values@2" in nx.ancestors(dependency_graph(augmented), "actor_train_step@2")
     assert not any(d.kind == "order" for node in augmented for d in node.dependencies)
 
 
@@ -379,35 +379,35 @@ def test_no_critic_waits_for_weights_that_come_directly_before_a_later_call():
         preset("flattening", graph, FOUR_DEVICES, FOUR_DEVICES.whole), "actor_generate", mesh="n0:2", tp=1, dp=1
     )
     plan = placed(plan, "critic_train_step", mesh="n0:0-1", dp=2, tp=1)
-    for offload, also in (("all", set()), ("none", {"reallocate.actor.megatron.n0:3.dp1@1"})):
+    for offload, also in (("all", set()), ("none", {"reallocate.actor.megatron.n0:3.dp1@2"})):
         later = placed(plan, "actor_inference", mesh="n0:3", dp=1, tp=1, offload=offload)
-        critic = augment(graph, later, 3).node("critic_train_step@0")
+        critic = augment(graph, later, 3).node("critic_train_step@1")
         awaited = {d.node for d in critic.dependencies if d.kind == "order"}
-        assert awaited == {"reallocate.actor.vllm@1"} | also
+        assert awaited == {"reallocate.actor.vllm@2"} | also
 
 
-def test_evaluation_comes_first_in_its_step():
-    kinds = [node.call.every for node in flattened(ppo(evaluate_every=1), 2).of_step(1) if node.kind == "inference"]
-    assert kinds == [1, None, None, None]
+def test_evaluation_comes_last_in_its_step():
+    kinds = [node.call.every for node in flattened(ppo(evaluate_every=1), 2).of_step(2) if node.kind == "inference"]
+    assert kinds == [None, None, None, 1]
 
 
 def test_two_versions_that_arrive_in_one_step_have_two_ids():
-    """With staleness, generation of step 2 reads v1 and evaluation at step 2 reads v2, in one instance."""
-    ids = {node.id for node in flattened(ppo(staleness=1, evaluate_every=2), 3)}
-    assert {"reallocate.actor.vllm.v1@2", "reallocate.actor.vllm@2"} <= ids
+    """Generation of step 2 reads v1, and the evaluation after it reads v2, in one instance."""
+    ids = {node.id for node in flattened(ppo(evaluate_every=2), 3)}
+    assert {"reallocate.actor.vllm@2", "reallocate.actor.vllm.v2@2"} <= ids
 
 
 def test_with_staleness_the_next_generation_does_not_wait_for_training():
-    """Generation on its own device of step 2 may run while step 1 trains."""
+    """Generation on its own device of step 4 may run while step 3 trains."""
     graph = remax()
     graph = replace(graph, staleness=1)
     plan = preset("flattening", graph, TWO_DEVICES, WHOLE)
     for name in ("actor_generate", "actor_generate_baseline", "reward_inference", "score_baseline", "advantages"):
         plan = placed(plan, name, mesh="n0:0", dp=1)
     plan = placed(plan, "actor_train_step", mesh="n0:1", dp=1)
-    before = nx.ancestors(dependency_graph(augment(graph, plan, 4)), "actor_generate@3")
-    assert "actor_train_step@1" in before
-    assert "actor_train_step@2" not in before
+    before = nx.ancestors(dependency_graph(augment(graph, plan, 4)), "actor_generate@4")
+    assert "actor_train_step@2" in before
+    assert "actor_train_step@3" not in before
 
 
 def test_every_inserted_node_says_why():
@@ -421,8 +421,8 @@ def test_nodes_that_wait_for_each_other_are_refused():
     builder = GraphBuilder()
     for node in flattened(ppo(), 1):
         builder.add(node, (0, 0, 0))
-    builder.wait("actor_generate@0", Dependency("actor_train_step@0", "overwrite"))
-    with pytest.raises(GraphError, match="actor_generate@0.* wait for each other"):
+    builder.wait("actor_generate@1", Dependency("actor_train_step@1", "overwrite"))
+    with pytest.raises(GraphError, match="actor_generate@1.* wait for each other"):
         builder.ordered()
 
 
@@ -433,5 +433,5 @@ def test_nodes_out_of_order_are_refused():
 
 
 def test_a_mesh_is_named_once_when_another_holds_it():
-    node = flattened(ppo(), 1).node("transfer.advantages@0")
+    node = flattened(ppo(), 1).node("transfer.advantages@1")
     assert node.meshes == (DeviceMesh(0, 1, 0, 2),)

@@ -27,10 +27,10 @@ EVERY = st.sampled_from([None, 1, 2, 3])
 class DevicesAndDisk:
     """Which version each copy of weights is, on its devices or away, and what is on disk, played node by node."""
 
-    def __init__(self, graph, plan, first_step=0):
-        self.graph, self.first = graph, first_step
+    def __init__(self, graph, plan, finished=0):
+        self.graph, self.finished = graph, finished
         self.trained = {m.role: i for m in graph.models if (i := trained_instance(graph, plan, m.role)) is not None}
-        self.version = defaultdict(int, dict.fromkeys(self.trained.values(), first_step))
+        self.version = defaultdict(int, dict.fromkeys(self.trained.values(), finished))
         whole = {instance for instance, part in offloaded_parts(graph, plan).items() if part == "all"}
         optimizers = offloaded_parts(graph, plan).keys() & set(self.trained.values())
         self.comes_and_goes = {(i, "weights") for i in whole} | {(i, "optimizer") for i in optimizers}
@@ -40,6 +40,7 @@ class DevicesAndDisk:
         self.state_of = defaultdict(list)  # stateful computation -> the steps that left its state, as reported
         self.copies: dict[int, dict[str, int]] = defaultdict(dict)  # step -> the version of each role's copy
         self.most_copies = 0  # at once
+        self.evaluated: dict[int, set[str]] = defaultdict(set)  # by step: the calls that ran
         self.committed: list[int] = []
 
     def run(self, node):
@@ -52,17 +53,21 @@ class DevicesAndDisk:
         elif node.kind in ("offload", "reload"):
             self._copy(node)
         elif node.kind == "checkpoint":
-            assert node.reads == node.step + 1
+            assert node.reads == node.step
             self.copies[node.step][node.work.instance.role] = node.reads
             self.most_copies = max(self.most_copies, len(self.copies))
         elif node.kind == "commit":
-            assert self.copies.pop(node.step) == dict.fromkeys(self.trained, node.step + 1)
+            assert self.copies.pop(node.step) == dict.fromkeys(self.trained, node.step)
             for call in stateful_calls(self.graph):
                 due = latest_run(call, node.step)
-                assert due < self.first or due in self.state_of[call.name], "a state is not yet known"
-            self.committed.append(node.step + 1)
+                assert due <= self.finished or due in self.state_of[call.name], "a state is not yet known"
+            evaluations = {call.name for call in self.graph if call.every and node.step % call.every == 0}
+            assert evaluations <= self.evaluated[node.step], "a resumed run would lack an evaluation"
+            self.committed.append(node.step)
         elif node.kind == "compute" and node.call.stateful:
             self.state_of[node.call.name].append(node.step)
+        if node.call is not None and node.kind != "transfer":
+            self.evaluated[node.step].add(node.call.name)
 
     def _check(self, node):
         """What a node uses is on the devices, in the version that it reads."""
@@ -91,11 +96,11 @@ class DevicesAndDisk:
         (self.optimizer if part == "optimizer" else self.version)[instance] = found
 
 
-def calls_of(augmented: AugmentedGraph, first_step=0):
-    """What the graph computes from a step on: each call's versions, and what it waits for of those that compute."""
+def calls_of(augmented: AugmentedGraph, finished=-1):
+    """What the graph computes after a step: each call's versions, and what it waits for of those that compute."""
     computing = {node.id for node in augmented if node.call is not None and node.kind != "transfer"}
     reachable = nx.transitive_closure_dag(dependency_graph(augmented))
-    late = {id for id in computing if augmented.node(id).step >= first_step}
+    late = {id for id in computing if augmented.node(id).step > finished}
     return {
         id: (augmented.node(id).reads, augmented.node(id).writes, {a for a in reachable.predecessors(id) if a in late})
         for id in late
@@ -132,7 +137,7 @@ def test_what_goes_on_from_a_checkpoint_computes_the_rest_of_the_whole_run(data,
     """The same calls with the same versions, and among them the same order, under staleness and offloading too."""
     plan = data.draw(plans(graph, FOUR_DEVICES))
     whole = augment(graph, plan, num_steps, 0, every)
-    commits = [node.step + 1 for node in whole if node.kind == "commit" and node.step + 1 < num_steps]
+    commits = [node.step for node in whole if node.kind == "commit" and node.step < num_steps]
     for first in commits:
         rest = augment(graph, plan, num_steps, first, every)
         found, expected = calls_of(rest), calls_of(whole, first)
@@ -146,9 +151,9 @@ def test_without_offloading_it_is_the_rest_node_by_node(data, graph, num_steps, 
     """Every node of the later steps with those of its dependencies that are left."""
     plan = data.draw(plans(graph, FOUR_DEVICES, offload=False))
     whole = augment(graph, plan, num_steps, 0, every)
-    for first in [node.step + 1 for node in whole if node.kind == "commit" and node.step + 1 < num_steps]:
+    for first in [node.step for node in whole if node.kind == "commit" and node.step < num_steps]:
         rest = augment(graph, plan, num_steps, first, every)
-        tail = [node for node in whole if node.step >= first]
+        tail = [node for node in whole if node.step > first]
         assert [bare(node) for node in rest] == [bare(node) for node in tail]
         ids = {node.id for node in tail}
         for left, full in zip(rest, tail, strict=True):
@@ -166,68 +171,68 @@ def waits_of(node: Node) -> set[tuple[str, str]]:
 
 def test_a_checkpoint_waits_for_its_train_step_and_the_next_one_waits_for_it():
     augmented = flattened()
-    assert waits_of(augmented.node("checkpoint.actor@1")) == {("actor_train_step@1", "version")}
-    assert ("checkpoint.actor@1", "overwrite") in waits_of(augmented.node("actor_train_step@2"))
-    assert ("checkpoint.actor@1", "overwrite") not in waits_of(augmented.node("critic_train_step@2"))
+    assert waits_of(augmented.node("checkpoint.actor@2")) == {("actor_train_step@2", "version")}
+    assert ("checkpoint.actor@2", "overwrite") in waits_of(augmented.node("actor_train_step@3"))
+    assert ("checkpoint.actor@2", "overwrite") not in waits_of(augmented.node("critic_train_step@3"))
 
 
 def test_the_next_step_waits_for_the_copy_alone():
     """What writes it down runs behind: of the graph only the next copy and its commit wait for a commit."""
     augmented = flattened(num_steps=6)
     reachable = nx.transitive_closure_dag(dependency_graph(augmented))
-    waiting = {id for id in reachable.successors("commit@1") if augmented.node(id).step <= 3}
-    assert waiting == {"checkpoint.actor@3", "checkpoint.critic@3", "commit@3"}
-    assert ("commit@1", "memory") in waits_of(augmented.node("checkpoint.actor@3"))
-    assert ("advantages@1", "state") in waits_of(augmented.node("commit@1"))
-    assert not {"commit@1", "commit@3"} & {name for name, _ in waits_of(augmented.node("advantages@2"))}
+    waiting = {id for id in reachable.successors("commit@2") if augmented.node(id).step <= 4}
+    assert waiting == {"checkpoint.actor@4", "checkpoint.critic@4", "commit@4"}
+    assert ("commit@2", "memory") in waits_of(augmented.node("checkpoint.actor@4"))
+    assert ("advantages@2", "state") in waits_of(augmented.node("commit@2"))
+    assert not {"commit@2", "commit@4"} & {name for name, _ in waits_of(augmented.node("advantages@3"))}
 
 
 def test_a_copy_has_compute_and_the_way_to_disk_and_a_commit_the_way_to_disk_alone():
     """So even where a dependency is not there to see, as in a group of steps, no copy begins while one is written."""
     augmented = flattened()
-    assert {what for _, what in augmented.node("checkpoint.actor@1").occupies} == {"compute", "disk"}
-    assert {what for _, what in augmented.node("commit@1").occupies} == {"disk"}
+    assert {what for _, what in augmented.node("checkpoint.actor@2").occupies} == {"compute", "disk"}
+    assert {what for _, what in augmented.node("commit@2").occupies} == {"disk"}
 
 
 def test_copies_of_roles_on_disjoint_devices_run_at_the_same_time():
     """On the same devices they share each device's link to its host, so there the second waits for the first."""
     graph = ppo()
     apart = augment(graph, preset("split", graph, TWO_DEVICES, TWO_DEVICES.whole), 2, checkpoint_every=2)
-    actor, critic = apart.node("checkpoint.actor@1"), apart.node("checkpoint.critic@1")
+    actor, critic = apart.node("checkpoint.actor@2"), apart.node("checkpoint.critic@2")
     assert actor.occupies.isdisjoint(critic.occupies)
     assert not nx.has_path(dependency_graph(apart), actor.id, critic.id)
     assert not nx.has_path(dependency_graph(apart), critic.id, actor.id)
-    assert flattened().node("checkpoint.actor@1").occupies == flattened().node("checkpoint.critic@1").occupies
+    assert flattened().node("checkpoint.actor@2").occupies == flattened().node("checkpoint.critic@2").occupies
 
 
 def test_a_commit_waits_for_every_trained_role():
-    versions = {("checkpoint.actor@1", "version"), ("checkpoint.critic@1", "version")}
-    assert versions <= waits_of(flattened().node("commit@1"))
+    versions = {("checkpoint.actor@2", "version"), ("checkpoint.critic@2", "version")}
+    assert versions <= waits_of(flattened().node("commit@2"))
 
 
 def test_titles_say_what_is_written():
     augmented = flattened()
-    assert augmented.node("checkpoint.actor@3").title == "actor.checkpoint · step 3 · n0:0-1 dp2 · v4"
-    assert augmented.node("commit@3").title == "checkpoint.commit · step 3 · n0:0-1"
-    assert augmented.node("checkpoint.actor@3").reason == (
-        "a run that ends after step 3 goes on from actor v4 and its optimizer."
+    assert augmented.node("checkpoint.actor@4").title == "actor.checkpoint · step 4 · n0:0-1 dp2 · v4"
+    assert augmented.node("commit@4").title == "checkpoint.commit · step 4 · n0:0-1"
+    assert augmented.node("checkpoint.actor@4").reason == (
+        "a run that ends after step 4 goes on from actor v4 and its optimizer."
     )
 
 
-@pytest.mark.parametrize(("every", "expected"), [(None, []), (1, [0, 1, 2, 3, 4]), (2, [1, 3, 4]), (9, [4])])
+@pytest.mark.parametrize(("every", "expected"), [(None, []), (1, [1, 2, 3, 4, 5]), (2, [2, 4, 5]), (9, [5])])
 def test_a_checkpoint_comes_after_every_so_many_steps_and_after_the_last(every, expected):
     assert [node.step for node in flattened(5, every) if node.kind == "commit"] == expected
 
 
 def test_staleness_drains_at_a_checkpoint():
     """Right after one, generation reads the newest weights: older ones are not on disk."""
-    reads = [flattened(6, 3, staleness=1).node(f"actor_generate@{step}").reads for step in range(6)]
+    reads = [flattened(6, 3, staleness=1).node(f"actor_generate@{step}").reads for step in range(1, 7)]
     assert reads == [0, 0, 1, 3, 3, 4]
 
 
 def test_a_run_that_goes_on_brings_the_saved_weights_to_the_generation_engine_first():
     graph = ppo()
     rest = augment(graph, preset("flattening", graph, TWO_DEVICES, TWO_DEVICES.whole), 4, 2)
-    assert ("reallocate.actor.vllm@2", "version") in waits_of(rest.node("actor_generate@2"))
-    assert rest.node("reallocate.actor.vllm@2").dependencies == ()
-    assert [group[0].step for group in in_groups(rest, 2)] == [2, 4]
+    assert ("reallocate.actor.vllm@3", "version") in waits_of(rest.node("actor_generate@3"))
+    assert rest.node("reallocate.actor.vllm@3").dependencies == ()
+    assert [group[0].step for group in in_groups(rest, 1)] == [3, 4]

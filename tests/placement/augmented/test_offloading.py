@@ -36,31 +36,31 @@ def moves(augmented: AugmentedGraph, step: int) -> list[str]:
 def test_an_optimizer_is_away_between_train_steps_while_its_weights_serve():
     """Its reallocate, which reads the weights alone, does not bring it back."""
     augmented = on_one_device(ppo(), actor_train_step="optimizer")
-    assert moves(augmented, 1) == ["reload.actor.megatron.optimizer@1", "offload.actor.megatron.optimizer@1"]
-    ancestors = nx.ancestors(dependency_graph(augmented), "reallocate.actor.vllm@1")
-    assert "offload.actor.megatron.optimizer@0" not in augmented.node("reallocate.actor.vllm@1").depends_on
-    assert "reload.actor.megatron.optimizer@1" not in ancestors
-    reload = augmented.node("reload.actor.megatron.optimizer@1")
+    assert moves(augmented, 2) == ["reload.actor.megatron.optimizer@2", "offload.actor.megatron.optimizer@2"]
+    ancestors = nx.ancestors(dependency_graph(augmented), "reallocate.actor.vllm@2")
+    assert "offload.actor.megatron.optimizer@1" not in augmented.node("reallocate.actor.vllm@2").depends_on
+    assert "reload.actor.megatron.optimizer@2" not in ancestors
+    reload = augmented.node("reload.actor.megatron.optimizer@2")
     assert (reload.work.part, reload.title) == (
         "optimizer",
-        "actor.megatron.reload (optimizer) · step 1 · n0:0 dp1 · v1",
+        "actor.megatron.reload (optimizer) · step 2 · n0:0 dp1 · v1",
     )
-    assert reload.id in augmented.node("actor_train_step@1").depends_on
+    assert reload.id in augmented.node("actor_train_step@2").depends_on
 
 
 def test_weights_and_cache_of_generation_are_away_from_its_last_generate_to_the_next_version():
     """Trained weights are on their way when the copy comes back: not during the train_step that makes them."""
     augmented = on_one_device(ppo(), actor_generate="all")
-    assert moves(augmented, 1) == ["reload.actor.vllm@1", "offload.actor.vllm@1"]
-    assert augmented.node("offload.actor.vllm@1").depends_on == ("reallocate.actor.vllm@1", "actor_generate@1")
-    assert "actor_train_step@0" in augmented.node("reload.actor.vllm@1").depends_on
+    assert moves(augmented, 2) == ["reload.actor.vllm@2", "offload.actor.vllm@2"]
+    assert augmented.node("offload.actor.vllm@2").depends_on == ("reallocate.actor.vllm@2", "actor_generate@2")
+    assert "actor_train_step@1" in augmented.node("reload.actor.vllm@2").depends_on
 
 
 def test_a_reload_runs_beside_the_call_before_and_not_before_that():
     augmented = on_one_device(ppo(), ref_inference="all")
     order = dependency_graph(augmented)
-    assert "actor_generate@1" not in nx.ancestors(order, "reload.ref.megatron@1")
-    assert "reallocate.actor.vllm@1" in nx.ancestors(order, "reload.ref.megatron@1")
+    assert "actor_generate@2" not in nx.ancestors(order, "reload.ref.megatron@2")
+    assert "reallocate.actor.vllm@2" in nx.ancestors(order, "reload.ref.megatron@2")
 
 
 @pytest.mark.parametrize("part", ["all", "optimizer"])
@@ -107,11 +107,11 @@ def test_without_prefetch_no_other_call_has_it_on_its_devices():
     graph = ppo()
     plan = placed(preset("flattening", graph, ONE, ONE.whole), "ref_inference", offload="all")
     early, late = (augment(graph, placed(plan, "ref_inference", prefetch=prefetch), 2) for prefetch in (True, False))
-    assert "actor_generate@1" not in nx.ancestors(dependency_graph(early), "reload.ref.megatron@1")
-    assert "actor_generate@1" in nx.ancestors(dependency_graph(late), "reload.ref.megatron@1")
-    beside = {node.id for node in late if "compute" in node.resources} - {"ref_inference@1"}
+    assert "actor_generate@2" not in nx.ancestors(dependency_graph(early), "reload.ref.megatron@2")
+    assert "actor_generate@2" in nx.ancestors(dependency_graph(late), "reload.ref.megatron@2")
+    beside = {node.id for node in late if "compute" in node.resources} - {"ref_inference@2"}
     order = dependency_graph(late)
-    before, after = nx.ancestors(order, "reload.ref.megatron@1"), nx.descendants(order, "offload.ref.megatron@1")
+    before, after = nx.ancestors(order, "reload.ref.megatron@2"), nx.descendants(order, "offload.ref.megatron@2")
     assert beside <= before | after
 
 
@@ -124,13 +124,13 @@ def copies(augmented: AugmentedGraph, instance: str) -> list[tuple[str, bool]]:
 def test_frozen_weights_are_dropped_and_reloaded():
     augmented = on_one_device(ppo(), 2, ref_inference="all")
     assert copies(augmented, "ref") == [
-        ("reload@0", True),
-        ("offload@0", False),
         ("reload@1", True),
         ("offload@1", False),
+        ("reload@2", True),
+        ("offload@2", False),
     ]
-    dropped = augmented.node("offload.ref.megatron@1")
-    assert dropped.title == "ref.megatron.offload (dropped) · step 1 · n0:0 dp1 · v0"
+    dropped = augmented.node("offload.ref.megatron@2")
+    assert dropped.title == "ref.megatron.offload (dropped) · step 2 · n0:0 dp1 · v0"
     assert dropped.reason.endswith("it is dropped, since the host has the same copy.")
 
 
@@ -138,16 +138,16 @@ def test_a_copy_that_is_overwritten_never_crosses_the_host_link():
     """Not in the first step either: version 0 comes from the trained weights."""
     augmented = on_one_device(ppo(), 3, actor_generate="all")
     assert {node for node, copied in copies(augmented, "actor.vllm") if copied} == set()
-    for step in range(3):
+    for step in (1, 2, 3):
         move = augmented.node(f"reallocate.actor.vllm@{step}")
-        assert move.reads == step and f"reload.actor.vllm@{step}" in move.depends_on
-    assert augmented.node("reload.actor.vllm@1").title == "actor.vllm.reload (no weights) · step 1 · n0:0 dp1 · v1"
+        assert move.reads == step - 1 and f"reload.actor.vllm@{step}" in move.depends_on
+    assert augmented.node("reload.actor.vllm@2").title == "actor.vllm.reload (no weights) · step 2 · n0:0 dp1 · v1"
 
 
 def test_a_version_that_is_used_again_goes_to_the_host():
-    """Under staleness 1, step 1 generates with version 0 too."""
+    """Under staleness 1, step 2 generates with version 0 too."""
     augmented = on_one_device(ppo(1), 4, actor_generate="all")
-    assert [node for node, copied in copies(augmented, "actor.vllm") if copied] == ["offload@0", "reload@1"]
+    assert [node for node, copied in copies(augmented, "actor.vllm") if copied] == ["offload@1", "reload@2"]
 
 
 def test_of_trained_weights_only_what_training_changed_goes_to_the_host():
@@ -157,22 +157,22 @@ def test_of_trained_weights_only_what_training_changed_goes_to_the_host():
     """
     critic = {"critic_inference": "optimizer", "critic_train_step": "optimizer"}
     augmented = on_one_device(ppo(), 3, actor_generate="all", actor_train_step="all", **critic)
-    of_step = [node for node in augmented.of_step(1) if node.id.startswith("offload.actor.megatron.weights")]
+    of_step = [node for node in augmented.of_step(2) if node.id.startswith("offload.actor.megatron.weights")]
     assert [node.work.copies for node in of_step] == [False, True]
-    assert copies(augmented, "actor.megatron.optimizer")[2:4] == [("reload@1", True), ("offload@1", True)]
+    assert copies(augmented, "actor.megatron.optimizer")[2:4] == [("reload@2", True), ("offload@2", True)]
 
 
 def test_of_a_trained_model_that_leaves_as_a_whole_the_optimizer_is_there_for_its_train_step_alone():
     """The move to vLLM needs the weights, so their offload may run beside the generate; the rest went before both."""
     augmented = on_one_device(ppo(), 2, actor_generate="all", actor_train_step="all")
     order = dependency_graph(augmented)
-    assert "offload.actor.megatron.optimizer@0" in nx.ancestors(order, "reallocate.actor.vllm@1")
-    assert "actor_generate@1" not in nx.descendants(order, "offload.actor.megatron.weights.2@0")
-    assert "reallocate.actor.vllm@1" in nx.ancestors(order, "offload.actor.megatron.weights.2@0")
-    reload = augmented.node("reload.actor.megatron.weights@1")
-    assert reload.title == "actor.megatron.reload (weights) · step 1 · n0:0 dp1 · v1"
+    assert "offload.actor.megatron.optimizer@1" in nx.ancestors(order, "reallocate.actor.vllm@2")
+    assert "actor_generate@2" not in nx.descendants(order, "offload.actor.megatron.weights.2@1")
+    assert "reallocate.actor.vllm@2" in nx.ancestors(order, "offload.actor.megatron.weights.2@1")
+    reload = augmented.node("reload.actor.megatron.weights@2")
+    assert reload.title == "actor.megatron.reload (weights) · step 2 · n0:0 dp1 · v1"
     for part in ("weights", "optimizer"):
-        assert f"reload.actor.megatron.{part}@1" in augmented.node("actor_train_step@1").depends_on
+        assert f"reload.actor.megatron.{part}@2" in augmented.node("actor_train_step@2").depends_on
 
 
 def test_an_engine_that_cannot_drop_copies_each_time():
@@ -190,4 +190,4 @@ def test_an_engine_that_cannot_drop_copies_each_time():
 def test_two_optimizers_on_one_device_take_turns():
     away = dict.fromkeys(("actor_train_step", "critic_inference", "critic_train_step"), "optimizer")
     augmented = on_one_device(ppo(), **away)
-    assert "offload.actor.megatron.optimizer@1" in augmented.node("reload.critic.megatron.optimizer@1").depends_on
+    assert "offload.actor.megatron.optimizer@2" in augmented.node("reload.critic.megatron.optimizer@2").depends_on

@@ -48,11 +48,11 @@ def waits(augmented, node):
 def test_equal_parts_wait_for_each_other_alone():
     """The second part of the reference model needs the second part of the responses, and not the third."""
     augmented = augment(ppo(), streamed(actor_generate=4, ref_inference=4), 1)
-    assert waits(augmented, "transfer.ref_inference.2of4@0") == {"actor_generate.2of4@0"}
-    assert "transfer.ref_inference.2of4@0" in waits(augmented, "ref_inference.2of4@0")
-    before = nx.ancestors(dependency_graph(augmented), "ref_inference.2of4@0")
-    assert {"actor_generate.1of4@0", "ref_inference.1of4@0"} <= before
-    assert "actor_generate.3of4@0" not in before
+    assert waits(augmented, "transfer.ref_inference.2of4@1") == {"actor_generate.2of4@1"}
+    assert "transfer.ref_inference.2of4@1" in waits(augmented, "ref_inference.2of4@1")
+    before = nx.ancestors(dependency_graph(augmented), "ref_inference.2of4@1")
+    assert {"actor_generate.1of4@1", "ref_inference.1of4@1"} <= before
+    assert "actor_generate.3of4@1" not in before
 
 
 @pytest.mark.parametrize(
@@ -65,30 +65,30 @@ def test_equal_parts_wait_for_each_other_alone():
 )
 def test_parts_that_divide_each_other_wait_for_their_own_rows(generate, infer, part, awaited):
     augmented = augment(ppo(), streamed(actor_generate=generate, ref_inference=infer), 1)
-    assert waits(augmented, f"transfer.ref_inference.{part}@0") == {f"actor_generate.{each}@0" for each in awaited}
+    assert waits(augmented, f"transfer.ref_inference.{part}@1") == {f"actor_generate.{each}@1" for each in awaited}
 
 
 def test_other_parts_wait_for_all():
     """Twelve rows in 4 and in 6 parts; and a call without parts."""
     graph = replace(ppo(), calls=tuple(replace(each, num_rows=12) for each in ppo()))
     augmented = augment(graph, streamed(graph, actor_generate=4, ref_inference=6), 1)
-    every = {f"actor_generate.{index}of4@0" for index in range(1, 5)}
-    assert waits(augmented, "transfer.ref_inference@0") == every
-    assert waits(augmented, "transfer.reward_inference@0") == every
-    assert "transfer.ref_inference@0" in waits(augmented, "ref_inference.1of6@0")
+    every = {f"actor_generate.{index}of4@1" for index in range(1, 5)}
+    assert waits(augmented, "transfer.ref_inference@1") == every
+    assert waits(augmented, "transfer.reward_inference@1") == every
+    assert "transfer.ref_inference@1" in waits(augmented, "ref_inference.1of6@1")
 
 
 def test_computations_and_train_steps_wait_for_all_parts():
     """So does the train_step that overwrites what the parts read."""
     parts = dict.fromkeys(("actor_generate", *INFERENCES), 2)
     augmented = augment(ppo(), streamed(**parts), 2)
-    ancestors = nx.ancestors(dependency_graph(augmented), "advantages@1")
-    every = {f"{name}.{index}of2@1" for name in parts for index in (1, 2)}
+    ancestors = nx.ancestors(dependency_graph(augmented), "advantages@2")
+    every = {f"{name}.{index}of2@2" for name in parts for index in (1, 2)}
     assert every <= ancestors
-    reallocated = augmented.node("reallocate.actor.vllm@1")
+    reallocated = augmented.node("reallocate.actor.vllm@2")
     assert {d.node for d in reallocated.dependencies if d.kind == "overwrite"} == {
-        "actor_generate.1of2@0",
-        "actor_generate.2of2@0",
+        "actor_generate.1of2@1",
+        "actor_generate.2of2@1",
     }
 
 
@@ -96,16 +96,16 @@ def test_two_calls_on_the_same_devices_share_the_transfer_of_a_part():
     augmented = augment(ppo(), streamed(actor_generate=4, reward_inference=4, critic_inference=2), 1)
     moves = [n.work.moves for n in augmented if isinstance(n.work, Transfer) and n.call.name == "critic_inference"]
     assert {move.keys for of_part in moves for move in of_part} == {("prompt_length",)}, "scores need the tokens alone"
-    shared = {"transfer.reward_inference.1of4@0", "transfer.reward_inference.2of4@0"}
-    assert shared <= waits(augmented, "critic_inference.1of2@0")
-    assert shared.isdisjoint(waits(augmented, "critic_inference.2of2@0"))
+    shared = {"transfer.reward_inference.1of4@1", "transfer.reward_inference.2of4@1"}
+    assert shared <= waits(augmented, "critic_inference.1of2@1")
+    assert shared.isdisjoint(waits(augmented, "critic_inference.2of2@1"))
 
 
 def test_the_titles_say_the_part():
     augmented = augment(ppo(), streamed(actor_generate=4, ref_inference=4), 1)
-    assert augmented.node("actor_generate.2of4@0").title == "actor.generate · part 2 of 4 · step 0 · n0:0-1 dp2 · v0"
-    title = augmented.node("transfer.ref_inference.2of4@0").title
-    assert title == "transfer → ref.inference · part 2 of 4 · step 0 · n0:0-1 + n0:2"
+    assert augmented.node("actor_generate.2of4@1").title == "actor.generate · part 2 of 4 · step 1 · n0:0-1 dp2 · v0"
+    title = augmented.node("transfer.ref_inference.2of4@1").title
+    assert title == "transfer → ref.inference · part 2 of 4 · step 1 · n0:0-1 + n0:2"
 
 
 @pytest.mark.parametrize("parts", [1, 2, 4, 8])
@@ -125,8 +125,8 @@ def test_the_reference_model_begins_while_the_next_part_is_generated():
     augmented = augment(ppo(), streamed(actor_generate=4, ref_inference=4), 1)
     seconds = {node.id: 10.0 * (node.kind == "generate") + 4.0 * (node.id.startswith("ref_")) for node in augmented}
     found = {slot.node.id: slot for slot in schedule(augmented, seconds).slots}
-    assert found["ref_inference.1of4@0"].start == 10.0
-    assert found["ref_inference.4of4@0"].end == 44.0
+    assert found["ref_inference.1of4@1"].start == 10.0
+    assert found["ref_inference.4of4@1"].end == 44.0
 
 
 def test_streamed_separation_is_figure_5_of_adaptive_placement_and_parallelism():
@@ -135,13 +135,13 @@ def test_streamed_separation_is_figure_5_of_adaptive_placement_and_parallelism()
     augmented = augment(graph, preset("separation-streamed", graph, FOUR, FOUR.whole), 5)
     seconds = {"generate": 10.0, "inference": 3.0, "train_step": 15.0}
     found = {slot.node.id: slot for slot in schedule(augmented, lambda node: seconds.get(node.kind, 0.0)).slots}
-    generates = [found[f"actor_generate.{index}of4@{step}"] for step in (1, 2, 3) for index in range(1, 5)]
+    generates = [found[f"actor_generate.{index}of4@{step}"] for step in (2, 3, 4) for index in range(1, 5)]
     assert [slot.start for slot in generates[1:]] == [slot.end for slot in generates[:-1]]
     for index, generate in enumerate(generates[4:8], start=1):
-        inferences = [found[f"{name}.{index}of4@2"] for name in INFERENCES]
+        inferences = [found[f"{name}.{index}of4@3"] for name in INFERENCES]
         assert min(slot.start for slot in inferences) == generate.end
         assert max(slot.end for slot in inferences) == generate.end + 9.0
-    trains = [found[f"{name}@2"] for name in ("actor_train_step", "critic_train_step")]
+    trains = [found[f"{name}@3"] for name in ("actor_train_step", "critic_train_step")]
     assert generates[7].end <= min(slot.start for slot in trains)
     assert max(slot.end for slot in trains) <= generates[11].end
 

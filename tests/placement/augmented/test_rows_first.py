@@ -66,7 +66,7 @@ def test_the_next_generation_does_not_wait_for_an_inference_on_other_devices(row
     """Scores of all devices wait for two of them. Behind the reference model they would block the other two."""
     augmented = augment(grpo(), plan(rows_first), 16)
     ids = [node.id for node in augmented.nodes]
-    assert (ids.index("transfer.advantages@2") < ids.index("ref_inference@2")) == rows_first
+    assert (ids.index("transfer.advantages@3") < ids.index("ref_inference@3")) == rows_first
     seconds = {id: SECONDS.get(id.partition("@")[0], MOVE) for id in ids}
     assert schedule(augmented, seconds).seconds_per_step == pytest.approx(period, abs=20 * MOVE)
 

@@ -112,8 +112,8 @@ def shared(graph: DataflowGraph, num_steps: int = 4) -> AugmentedGraph:
 def test_a_train_step_waits_for_stale_generation_from_its_own_weights(seed):
     """The hazard: without a copy, step 2's generate reads v1 in the storage that step 1's train_step makes v2."""
     augmented = shared(ppo(staleness=1))
-    assert ("actor_generate@2", "overwrite") in {
-        (d.node, d.kind) for d in augmented.node("actor_train_step@1").dependencies
+    assert ("actor_generate@3", "overwrite") in {
+        (d.node, d.kind) for d in augmented.node("actor_train_step@2").dependencies
     }
     play(augmented, random.Random(seed))
 
@@ -148,18 +148,18 @@ def test_separation_generates_the_next_step_while_it_trains(cluster):
     """With a copy of the weights: some run has them at the same time, and the estimated one has in each step."""
     augmented = separation(ppo(staleness=1), cluster)
     pairs = set().union(*(play(augmented, random.Random(seed)) for seed in range(20)))
-    assert frozenset(("actor_generate@2", "actor_train_step@1")) in pairs
+    assert frozenset(("actor_generate@3", "actor_train_step@2")) in pairs
     seconds = {"generate": 10.0, "train_step": 4.0}
     slots = {s.node.id: s for s in schedule(augmented, lambda node: seconds.get(node.kind, 0.5)).slots}
     for step in range(1, 4):
         generate, train = slots[f"actor_generate@{step + 1}"], slots[f"actor_train_step@{step}"]
         assert generate.start < train.start < train.end < generate.end
-        assert generate.node.reads == step
+        assert generate.node.reads == step - 1
 
 
 def test_on_policy_separation_takes_turns():
     augmented = separation(ppo(), TWO_DEVICES)
-    assert "actor_train_step@1" in nx.ancestors(dependency_graph(augmented), "actor_generate@2")
+    assert "actor_train_step@2" in nx.ancestors(dependency_graph(augmented), "actor_generate@3")
 
 
 @pytest.mark.parametrize("graph", [ppo(staleness=1), replace(remax(), staleness=1)], ids=["ppo", "remax"])
@@ -167,7 +167,7 @@ def test_no_later_row_is_fetched_from_devices_that_generate_the_next_step(graph)
     """Rows leave the generating half as soon as they are there: else training would wait for the next generate."""
     augmented = separation(graph, FOUR_DEVICES)
     generating = {device for node in augmented if node.kind == "generate" for device in node.devices}
-    for node in augmented.of_step(1):
+    for node in augmented.of_step(2):
         if node.kind == "transfer" and generating & node.devices:
             assert all(augmented.node(id).devices <= generating for id in node.depends_on)
 
@@ -177,9 +177,9 @@ def test_calls_that_would_wait_for_each_other_are_named_with_what_to_do():
     builder = GraphBuilder()
     for node in shared(ppo(staleness=1), 2):
         builder.add(node, (node.step,))
-    builder.wait("actor_generate@1", Dependency("actor_train_step@0", "version", "actor v1"))
+    builder.wait("actor_generate@2", Dependency("actor_train_step@1", "version", "actor v1"))
     with pytest.raises(GraphError, match="a mesh or strategy of its own, or lower staleness") as error:
         builder.ordered()
-    assert "actor_generate@1" in str(error.value) and "actor_train_step@0" in str(error.value)
+    assert "actor_generate@2" in str(error.value) and "actor_train_step@1" in str(error.value)
     assert "ref_inference" not in str(error.value), "only those that wait for each other are named"
     assert "\n" not in str(error.value)

@@ -19,16 +19,18 @@ def versions_by_hand(graph: DataflowGraph, num_steps: int) -> dict[str, int | No
     found: dict[str, int | None] = {}
     for step in range(num_steps + 1):
         at_start.append(dict(now))
-        stale = at_start[max(0, step - graph.staleness)]
+        stale = at_start[max(1, step - graph.staleness)] if step else now
         trained: set[str] = set()
-        for each in graph:
-            runs = step < num_steps if each.every is None else step % each.every == 0 or step == num_steps
+        for each in [*(one for one in graph if one.every is None), *(one for one in graph if one.every is not None)]:
+            runs = step > 0 if each.every is None else step % each.every == 0 or step == num_steps
             if not runs:
                 continue
             name = f"{each.name}@{step}"
             if each.role is None:
                 found[name] = None
-            elif each.every is not None or each.kind == "train_step":
+            elif each.every is not None:
+                found[name] = now[each.role]
+            elif each.kind == "train_step":
                 found[name] = at_start[step][each.role]
             else:
                 found[name] = now[each.role] if each.role in trained else stale[each.role]
@@ -54,7 +56,7 @@ def test_a_reader_waits_for_the_train_step_that_made_its_version(graph, num_step
 
 def test_remax_reads_one_version_in_both_generations():
     runs = {run.id: run for run in unroll(remax(), 3)}
-    assert runs["actor_generate@2"].reads == runs["actor_generate_baseline@2"].reads == 2
+    assert runs["actor_generate@3"].reads == runs["actor_generate_baseline@3"].reads == 2
 
 
 def test_calls_after_the_train_step_read_what_it_just_wrote():
@@ -64,8 +66,8 @@ def test_calls_after_the_train_step_read_what_it_just_wrote():
     late = [call(name, "inference", "actor", keys, ("logprobs",)) for name in ("after", "after_again")]
     graph = DataflowGraph("late", graph.models, graph.datasets, (*graph.calls, *late), staleness=1)
     runs = {run.id: run for run in unroll(graph, 3)}
-    assert (runs["after@1"].reads, runs["after_again@1"].reads) == (2, 2)
-    assert runs["actor_generate@2"].reads == 1
+    assert (runs["after@2"].reads, runs["after_again@2"].reads) == (2, 2)
+    assert runs["actor_generate@3"].reads == 1
 
 
 def test_evaluation_runs_every_k_steps_and_once_after_the_last():
@@ -82,11 +84,11 @@ def test_a_stateful_call_follows_its_previous_run():
     runs = {run.id: run for run in unroll(graph, 5)}
     before = {
         name: [d.node for d in runs[name].dependencies if d.kind == "state"]
-        for name in ("advantages@0", "advantages@1", "track@0", "track@4", "track@5")
+        for name in ("advantages@1", "advantages@2", "track@0", "track@4", "track@5")
     }
     assert before == {
-        "advantages@0": [],
-        "advantages@1": ["advantages@0"],
+        "advantages@1": [],
+        "advantages@2": ["advantages@1"],
         "track@0": [],
         "track@4": ["track@2"],
         "track@5": ["track@4"],

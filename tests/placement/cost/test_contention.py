@@ -103,10 +103,10 @@ def test_calls_side_by_side_slow_each_other_in_the_estimate_and_in_the_predictio
     together = estimate(GRAPH, SPLIT, workload, sources)
     assert together.seconds > alone.seconds
     slots = {slot.node.id: slot for slot in together.schedule.slots}
-    train = slots["critic_train_step@2"]
+    train = slots["critic_train_step@3"]
     assert train.seconds == pytest.approx(2 * costs.seconds(train.node), rel=0.01)
     predicted = predict(augment(GRAPH, SPLIT, 4), workload, sources)
-    assert predicted.worked_seconds("critic_train_step@2") == pytest.approx(train.seconds, rel=0.01)
+    assert predicted.worked_seconds("critic_train_step@3") == pytest.approx(train.seconds, rel=0.01)
 
 
 def test_a_move_takes_no_less_than_its_bound_counts():

@@ -74,7 +74,7 @@ def test_the_copy_that_the_next_weights_overwrite_moves_nothing(costs, plan):
     """Trained weights, in contrast, come and go, and so does their optimizer."""
     changed = placed(placed(plan, "actor_generate", offload="all"), "actor_train_step", offload="all")
     of_nodes = replace(costs, plan=changed)
-    copies = [node.work for node in augment(GRAPH, changed, 3).of_step(1) if isinstance(node.work, HostCopy)]
+    copies = [node.work for node in augment(GRAPH, changed, 3).of_step(2) if isinstance(node.work, HostCopy)]
     moved = {(work.instance.engine, work.part, work.kind): of_nodes.host_bytes(work) for work in copies}
     weights = 2 * num_parameters(GRAPH.model("actor"))
     assert moved["vllm", "all", "reload"] == moved["vllm", "all", "offload"] == 0

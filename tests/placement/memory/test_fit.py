@@ -48,7 +48,7 @@ def test_the_refusal_says_device_peak_node_and_what_holds_the_bytes():
     error = refused(16)
     (first,), rest = str(error).splitlines(), error.report.splitlines()
     assert first.startswith("plan flattening: memory of n0:0: got '")
-    assert " MiB at actor_train_step@0', expected at most 16.00 MiB; it fits with offload" in first
+    assert " MiB at actor_train_step@1', expected at most 16.00 MiB; it fits with offload" in first
     held = [float(line.split()[0]) for line in rest if line.startswith("  ") and ": " in line and "peak" not in line]
     assert held == sorted(held, reverse=True)
     assert sum(held) == pytest.approx(float(first.partition("got '")[2].split()[0]), abs=0.02 * len(held))

@@ -32,7 +32,7 @@ def test_every_node_of_the_run_is_scheduled_evaluation_checkpoints_and_exports_t
 
 
 def test_a_run_that_only_its_end_is_left_of_has_no_speed():
-    rest = predict(augment(GRAPH, PLAN, 6, first_step=6, checkpoint_every=3), WORKLOAD, SOURCES)
+    rest = predict(augment(GRAPH, PLAN, 6, finished=6, checkpoint_every=3), WORKLOAD, SOURCES)
     assert rest.schedule.slots and rest.work is None and not rest.speeds
 
 
@@ -67,24 +67,24 @@ def test_a_call_says_what_of_its_time_is_the_controllers():
 def test_a_checkpoint_costs_its_step_the_copy_and_is_written_behind_the_next_ones():
     """The schedule has it so: after the copy the next steps go on, and a step ends without its commit."""
     slots = {slot.node.id: slot for slot in PREDICTED.schedule.slots}
-    copy, commit = slots["checkpoint.actor@2"], slots["commit@2"]
+    copy, commit = slots["checkpoint.actor@3"], slots["commit@3"]
     state = 12 * num_parameters(GRAPH.model("actor"))
     assert copy.seconds - ADDED == pytest.approx(state / HARDWARE[0].links().host, rel=0.1)
     written = max(copied_bytes(GRAPH, PLAN).values())
     assert commit.seconds - ADDED == pytest.approx(written / DISK_BYTES_PER_SECOND)
-    assert slots["actor_generate@3"].start < commit.end and commit.seconds > copy.seconds
+    assert slots["actor_generate@4"].start < commit.end and commit.seconds > copy.seconds
     slow = schedule(AUGMENTED, lambda node: 100.0 if node.kind == "commit" else slots[node.id].seconds)
     late = {slot.node.id: slot for slot in slow.slots}
     assert slow.step_ends()[:5] == PREDICTED.schedule.step_ends()[:5], "no step waits for the disk before the next copy"
-    assert late["checkpoint.actor@5"].start >= late["commit@2"].end, "which does wait"
+    assert late["checkpoint.actor@6"].start >= late["commit@3"].end, "which does wait"
 
 
-@pytest.mark.parametrize("first_step", [0, 777_777])
-def test_a_long_run_is_predicted_from_its_first_steps(first_step):
+@pytest.mark.parametrize("finished", [0, 777_777])
+def test_a_long_run_is_predicted_from_its_first_steps(finished):
     """A node of any step, also of an evaluation and a checkpoint far away, and the steps that repeat."""
     graph = ppo(staleness=1, evaluate_every=1000)
     plan = preset("split", graph, TWO_DEVICES, TWO_DEVICES.whole)
-    first = preview(graph, plan, 1_000_000, first_step, checkpoint_every=5000)
+    first = preview(graph, plan, 1_000_000, finished, checkpoint_every=5000)
     assert len({node.step for node in first}) <= MOST_STEPS + 1
     long = predict(first, WORKLOAD, SOURCES, distant_nodes(first, 5000))
     trained = predict(augment(*without_evaluation(graph, plan), 20), WORKLOAD, SOURCES)
@@ -92,18 +92,18 @@ def test_a_long_run_is_predicted_from_its_first_steps(first_step):
     whole = augment(graph, plan, 12, 0, 6)
     short = predict(whole, WORKLOAD, SOURCES)
     for node in whole:
-        later = f"{node.id.rpartition('@')[0]}@900000"
+        later = f"{node.id.rpartition('@')[0]}@900001"
         if node.kind != "export":
             assert long.worked_seconds(later) == short.worked_seconds(node.id), node.id
 
 
 @pytest.mark.parametrize("every", [1, 3, 50])
-@pytest.mark.parametrize("first_step", range(7))
-def test_a_run_that_goes_on_from_anywhere_is_predicted(first_step, every):
+@pytest.mark.parametrize("finished", range(7))
+def test_a_run_that_goes_on_from_anywhere_is_predicted(finished, every):
     """Also after its last step, where no checkpoint is to come."""
-    rest = preview(GRAPH, PLAN, 6, first_step, checkpoint_every=every)
+    rest = preview(GRAPH, PLAN, 6, finished, checkpoint_every=every)
     distant = distant_nodes(rest, every)
-    assert all(first_step <= node.step <= 6 for node in distant)
+    assert all(finished <= node.step <= 6 for node in distant)
     predicted = predict(rest, WORKLOAD, SOURCES, distant)
     assert [slot.node for slot in predicted.schedule.slots] == list(rest)
 
@@ -113,8 +113,8 @@ def test_a_short_run_is_predicted_whole():
 
 
 def test_the_timeline_of_a_run_that_goes_on_begins_where_it_does():
-    resumed = predict(augment(GRAPH, PLAN, 6, first_step=4), WORKLOAD, SOURCES)
-    assert len(schedule_bars(resumed.schedule, 1)) == len(list(augment(GRAPH, PLAN, 6, first_step=4).of_step(4)))
+    resumed = predict(augment(GRAPH, PLAN, 6, finished=4), WORKLOAD, SOURCES)
+    assert len(schedule_bars(resumed.schedule, 1)) == len(list(augment(GRAPH, PLAN, 6, finished=4).of_step(5)))
 
 
 def test_devices_that_nobody_knows_are_named():

@@ -119,7 +119,7 @@ def test_steps_of_a_plan_on_one_mesh_take_the_sum_of_their_nodes():
     graph = ppo()
     augmented = augment(graph, preset("flattening", graph, TWO_DEVICES, TWO_DEVICES.whole), 8)
     made = schedule(augmented, lambda node: 0.0 if node.kind == "compute" else 2.0)
-    middle = sum(2.0 for node in augmented.of_step(4) if node.kind != "compute")
+    middle = sum(2.0 for node in augmented.of_step(5) if node.kind != "compute")
     assert made.seconds_per_step == pytest.approx(middle)
 
 
@@ -135,7 +135,7 @@ def test_what_waits_for_no_weights_is_no_further_ahead_than_a_run_submits():
     seconds = {"train_step": 10.0, "inference": 1.0}
     made = schedule(augmented, lambda node: seconds.get(node.kind, 0.0))
     slots = {slot.node.id: slot for slot in made.slots}
-    for step in range(STEPS_IN_FLIGHT, 20):
+    for step in range(STEPS_IN_FLIGHT + 1, 21):
         assert slots[f"ref_inference@{step}"].start >= slots[f"actor_train_step@{step - STEPS_IN_FLIGHT}"].end
     assert made.seconds_per_step == 10.0
 
@@ -153,5 +153,5 @@ def test_the_steady_state_is_the_period_of_the_middle():
 def test_a_node_without_a_time_is_named(value):
     graph = ppo()
     augmented = augment(graph, preset("flattening", graph, TWO_DEVICES, TWO_DEVICES.whole), 1)
-    with pytest.raises(InvalidInput, match=r"seconds of node reallocate|seconds of node actor_generate@0"):
+    with pytest.raises(InvalidInput, match=r"seconds of node reallocate|seconds of node actor_generate@1"):
         schedule(augmented, lambda node: value)

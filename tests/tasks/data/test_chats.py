@@ -135,8 +135,8 @@ def test_a_template_that_does_not_keep_what_it_wrote_is_refused(tmp_path, tmp_pa
 
 
 BAD_ROWS = {
-    "no column": ({"question": "a"}, {}, r"^chats.path: .* a column messages, completion, text, .* it has question$"),
-    "two forms": ({"messages": TWO_TURNS, "text": "a"}, {}, r"^chats.form: missing; expected one of messages, text"),
+    "no column": ({"question": "a"}, {}, r"^chats.path: .* with columns messages, prompt and .* it has question$"),
+    "two forms": ({"messages": TWO_TURNS, "text": "a"}, {}, r"^chats.form: missing; expected messages or text: "),
     "half a form": ({"completion": "a"}, {}, r"^chats.prompt_column: got 'prompt', .* it has completion"),
     "text for messages": ({"messages": "a film"}, {}, r"^chats.messages: got 'text', expected lists of \{role"),
     "messages for text": ({"text": TWO_TURNS}, {}, r"^chats.text: got 'list', expected strings"),

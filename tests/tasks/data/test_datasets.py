@@ -89,9 +89,9 @@ GOOD_PAIRS = {"prompt": ["", "it"], "chosen": ["good", "best"], "rejected": ["ba
 
 # what is wrong: (columns of the file, what the error says, settings of the dataset)
 BAD_PROMPTS = {
-    "missing file": (None, r"prompts.path: got .*, expected an existing Parquet file"),
+    "missing file": (None, r"prompts.path: got .*, expected an existing file of Parquet"),
     "not parquet": ("text", r"prompts.path: got .*, expected Parquet that can be read"),
-    "empty folder": ("folder", r"prompts.path: got .*, expected a folder with Parquet or JSON-lines files"),
+    "empty folder": ("folder", r"prompts.path: got .*, expected a folder with files of Parquet, JSON or CSV"),
     "missing column": (
         {"text": ["a"], "split": ["train"]},
         r"prompts.prompt_column: got 'prompt', .* it has text, split",

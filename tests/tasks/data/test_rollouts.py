@@ -13,7 +13,7 @@ from prefect_rlhf.errors.errors import InvalidInput, OutputFailed
 from prefect_rlhf.tasks.data.rollouts import (
     carry_over_rollouts,
     record_rollouts,
-    remove_rollouts_from,
+    remove_rollouts_after,
     text_columns,
     write_rows,
 )
@@ -96,8 +96,8 @@ def test_rows_are_decoded_with_the_tokenizer_that_wrote_them_and_no_other(contex
 
 @pytest.fixture
 def earlier(context):
-    """The folder of a run of 4 steps, which evaluated at steps 0 and 2 and after the last."""
-    for step in range(4):
+    """The folder of a run of 4 steps, which evaluated before, after step 2 and after the last."""
+    for step in range(1, 5):
         write_rows({"reward": [0.5, float(step)]}, "rollouts", replace(context, step=step))
     for step in (0, 2, 4):
         write_rows({"reward": [0.0, 1.0]}, "evaluation", replace(context, step=step))
@@ -107,12 +107,15 @@ def earlier(context):
 
 @pytest.mark.parametrize("links", [True, False])
 def test_a_run_that_goes_on_from_another_holds_every_step_once(earlier, tmp_path, monkeypatch, links):
-    """Those before its checkpoint are the earlier run's, also where a file can have no second name."""
+    """Those until its checkpoint are the earlier run's, also where a file can have no second name."""
     if not links:
         monkeypatch.setattr(os, "link", lambda source, target: (_ for _ in ()).throw(OSError("not supported")))
     later = tmp_path / "later"
-    carried = ["evaluation/step-000000.parquet", "rollouts/step-000000.parquet", "rollouts/step-000001.parquet"]
-    assert carry_over_rollouts(earlier, later, before_step=2) == 3
+    carried = [
+        *("evaluation/step-000000.parquet", "evaluation/step-000002.parquet"),
+        *("rollouts/step-000001.parquet", "rollouts/step-000002.parquet"),
+    ]
+    assert carry_over_rollouts(earlier, later, last_step=2) == 4
     assert written(later) == carried
     assert all((later / name).read_bytes() == (earlier / name).read_bytes() for name in carried)
     assert all((later / name).samefile(earlier / name) == links for name in carried)
@@ -121,20 +124,23 @@ def test_a_run_that_goes_on_from_another_holds_every_step_once(earlier, tmp_path
 def test_what_a_run_already_has_is_not_replaced(earlier, context):
     again = replace(context, run_dir=context.run_dir.with_name("later"), step=1)
     own = write_rows({"reward": [7.0, 7.0]}, "rollouts", again)
-    assert carry_over_rollouts(earlier, again.run_dir, before_step=2) == 2
+    assert carry_over_rollouts(earlier, again.run_dir, last_step=2) == 3
     assert pq.read_table(own)["reward"].to_pylist() == [7.0, 7.0]
 
 
 def test_a_run_that_goes_on_in_its_own_folder_forgets_what_it_will_write_again(earlier):
-    kept = ["evaluation/step-000000.parquet", "rollouts/step-000000.parquet", "rollouts/step-000001.parquet"]
-    assert remove_rollouts_from(earlier, step=2) == 4
+    kept = [
+        *("evaluation/step-000000.parquet", "evaluation/step-000002.parquet"),
+        *("rollouts/step-000001.parquet", "rollouts/step-000002.parquet"),
+    ]
+    assert remove_rollouts_after(earlier, last_step=2) == 3
     assert written(earlier) == [*kept, "rollouts/step-mine.parquet"]
 
 
 def test_removing_rows_of_a_later_run_leaves_the_earlier_runs(earlier, tmp_path):
     """They may be the same files under two names."""
     before = written(earlier)
-    carry_over_rollouts(earlier, tmp_path / "later", before_step=4)
-    remove_rollouts_from(tmp_path / "later", step=0)
+    carry_over_rollouts(earlier, tmp_path / "later", last_step=4)
+    remove_rollouts_after(tmp_path / "later", last_step=-1)
     assert written(tmp_path / "later") == []
     assert written(earlier) == before

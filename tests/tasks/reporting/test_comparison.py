@@ -33,8 +33,8 @@ def span(call: str, kind: str, step: int, start: float, end: float, seconds: flo
 def spans(num_steps: int = 4) -> list[TaskRunSpan]:
     """Inference worked 1 s and held its devices 1.5 s; training 4 and 4.5 s; the first step took thrice as long."""
     made, now = [], 1000.0
-    for step in range(num_steps):
-        slower = 3.0 if step == 0 else 1.0
+    for step in range(1, num_steps + 1):
+        slower = 3.0 if step == 1 else 1.0
         for call, kind, seconds in (("ref_inference", "inference", 1.0), ("actor_train_step", "train_step", 4.0)):
             end = now + slower * (seconds + 0.5)
             made.append(span(call, kind, step, now, end, slower * seconds))

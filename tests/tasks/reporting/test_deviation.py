@@ -9,7 +9,7 @@ from tests.tasks.reporting.test_comparison import PREDICTED, span
 def steps(*trained: float, inference: float = 2.0):
     """Predicted are 2 s of inference and 3 s of training; each step trains for so long."""
     made, now = [], 1000.0
-    for step, seconds in enumerate(trained):
+    for step, seconds in enumerate(trained, start=1):
         for call, kind, worked in (
             ("ref_inference", "inference", inference),
             ("actor_train_step", "train_step", seconds),

@@ -9,7 +9,7 @@ from prefect_rlhf.tasks.reporting.step_line import LONGEST_LINE, StepLines
 
 pytestmark = pytest.mark.quick
 
-STEP = {"step": 2, "seconds": 9.81}
+STEP = {"step": 3, "seconds": 9.81}
 PHRASES = ("informative kept no row: nothing learnt", "every answer was cut and masked: nothing learnt")
 
 
@@ -37,7 +37,7 @@ def test_the_phrase_of_a_step_is_on_its_line_however_many_values_there_are(phras
     """Values make room for it, and the line stays within a terminal's width."""
     names = [*(["rewards.score"] if has_reward else []), "actor_train.accuracy", "rewards.kl", "record.score"]
     values = dict.fromkeys(names, value)
-    line = StepLines(num_steps, ["record"]).line({"step": 0, "seconds": 123.4, **values}, phrase)
+    line = StepLines(num_steps, ["record"]).line({"step": 1, "seconds": 123.4, **values}, phrase)
     assert phrase in line and len(line) <= LONGEST_LINE
     assert ("reward" in line) == has_reward or num_steps > 1000
 

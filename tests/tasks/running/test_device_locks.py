@@ -168,7 +168,7 @@ def test_transfers_go_before_long_calls_and_both_train_steps_run_at_once(seed):
     plan = preset("split", ppo(), TWO_DEVICES, TWO_DEVICES.whole)
     augmented = augment(ppo(), plan, 4)
     locks, chance, lock = DeviceLocks({A, B}), random.Random(seed), threading.Lock()
-    meetings = {step: threading.Barrier(2) for step in range(4)}
+    meetings = {step: threading.Barrier(2) for step in range(1, 5)}
 
     def run(node, turn):
         turn.result(30)
@@ -202,4 +202,4 @@ def test_the_order_of_a_run_is_the_one_that_is_estimated():
     augmented = augment(ppo(), plan, 2)
     slots = schedule(augmented, lambda one: 5.0 if one.kind == "train_step" else 1.0).slots
     train = {slot.node.id: (slot.start, slot.end) for slot in slots if slot.node.kind == "train_step"}
-    assert train["actor_train_step@1"] == train["critic_train_step@1"]
+    assert train["actor_train_step@2"] == train["critic_train_step@2"]

@@ -89,7 +89,7 @@ def test_calls_get_their_rows_and_stores_are_empty_after_each_step(gang, tmp_pat
     """
     dispatcher = started(gang, name, tmp_path, num_rows=num_rows)
     augmented, run = row_world.whole_graph(dispatcher.run), dispatcher.run
-    for step in range(2):
+    for step in (1, 2):
         nodes = [node for node in augmented.of_step(step) if node.kind != "export"]
         most = 0
         for index, node in enumerate(nodes):
@@ -115,11 +115,11 @@ def test_a_key_is_gone_right_after_its_last_consumer(gang, tmp_path):
     for node in row_world.whole_graph(dispatcher.run):
         if node.kind != "export":
             dispatcher.execute(node)
-            seen[node.id] = {(call, key) for _, call, key in held(gang, 0)}
-    assert ("reward_inference", "scores") in seen["transfer.advantages@0"]
-    assert ("reward_inference", "scores") not in seen["advantages@0"]
-    assert ("ref_inference", "logprobs") not in seen["advantages@0"]
-    assert ("critic_inference", "values") in seen["advantages@0"], "the critic's train_step reads them too"
+            seen[node.id] = {(call, key) for _, call, key in held(gang, 1)}
+    assert ("reward_inference", "scores") in seen["transfer.advantages@1"]
+    assert ("reward_inference", "scores") not in seen["advantages@1"]
+    assert ("ref_inference", "logprobs") not in seen["advantages@1"]
+    assert ("critic_inference", "values") in seen["advantages@1"], "the critic's train_step reads them too"
     assert seen[next(reversed(seen))] == set()
 
 
@@ -127,11 +127,11 @@ def test_lengths_that_differ_are_dealt_by_tokens(gang, tmp_path):
     """What each replica is told to train on: two mini-batches of the same rows, tokens as even as one row allows."""
     dispatcher = started(gang, "pipelines", tmp_path, 1)
     for node in row_world.whole_graph(dispatcher.run):
-        if node.id == "actor_train_step@0":
+        if node.id == "actor_train_step@1":
             break
         dispatcher.execute(node)
     orders = call_commands(dispatcher.run, node, node.work, dispatcher.rows)
-    dispatcher.rows.finish(0)
+    dispatcher.rows.finish(1)
     assert orders[0].rows == orders[2].rows and orders[1].rows == orders[3].rows, "stages of one replica"
     assert sorted(orders[0].rows + orders[1].rows) == list(range(8))
     tokens = [[row_world.length(i) for i in orders[rank].row_ids] for rank in (0, 1)]
@@ -147,15 +147,15 @@ def test_each_row_set_of_a_train_step_is_dealt_on_its_own(gang, tmp_path, name):
     """Every row of both is trained on once by each shard, beside its own columns alone, and nothing is kept."""
     dispatcher = started(gang, name, tmp_path, 1, change=row_world.with_pretrain)
     metrics = {node.id: dispatcher.execute(node).metrics for node in row_world.whole_graph(dispatcher.run)}
-    assert metrics["actor_train_step@0"]["rows"] > 0
-    assert not held(gang, 0)
+    assert metrics["actor_train_step@1"]["rows"] > 0
+    assert not held(gang, 1)
     call = dispatcher.run.graph.call("actor_train_step")
     dealt = [
         sorted(row for need in set(part.needs().values()) for row in need.share.rows())
         for part in dispatcher.rows.by_row_set[call.name]
     ]
     assert dealt[1][:: len(dealt[1]) // 6] == list(range(6))
-    dispatcher.rows.finish(0)
+    dispatcher.rows.finish(1)
 
 
 def test_ranks_that_work_on_the_same_rows_are_given_one_order(gang, tmp_path, monkeypatch):
@@ -170,11 +170,11 @@ def test_ranks_that_work_on_the_same_rows_are_given_one_order(gang, tmp_path, mo
     dispatcher = started(gang, "two nodes", tmp_path, 1)
     for node in row_world.whole_graph(dispatcher.run):
         dispatcher.execute(node)
-    dispatcher.finish_step(0, oldest=1)
+    dispatcher.finish_step(1, oldest=2)
     for orders in given.values():
         different = {(order.rows, order.keys, order.frees) for order in orders.values()}
         assert len({id(order) for order in orders.values()}) == len(different)
-    assert len({id(order) for order in given["actor_train_step@0"].values()}) == 2, "four ranks, two replicas"
+    assert len({id(order) for order in given["actor_train_step@1"].values()}) == 2, "four ranks, two replicas"
 
 
 def test_a_transfer_asks_only_ranks_that_have_a_part_in_it(gang, tmp_path, monkeypatch):
@@ -192,7 +192,7 @@ def test_a_transfer_asks_only_ranks_that_have_a_part_in_it(gang, tmp_path, monke
     for node in row_world.whole_graph(dispatcher.run):
         outcome = dispatcher.execute(node)
         assert node.kind != "transfer" or set(outcome.store_bytes) == set(map(str, asked[node.title]))
-    dispatcher.finish_step(0, oldest=1)
+    dispatcher.finish_step(1, oldest=2)
     assert all(order.transfers or order.frees for orders in asked.values() for (order,) in orders.values())
     assert any(len(asked[node.title]) < len(node.devices) for node in transfers)
 
@@ -201,11 +201,11 @@ def test_who_has_no_rows_of_a_mini_batch_knows_and_so_do_the_others(gang, tmp_pa
     """Two replicas of one mini-batch of one row and one of two: all four ranks are told."""
     dispatcher = started(gang, "pipelines", tmp_path, 1, num_rows=3)
     for node in row_world.whole_graph(dispatcher.run):
-        if node.id == "actor_train_step@0":
+        if node.id == "actor_train_step@1":
             break
         dispatcher.execute(node)
     orders = call_commands(dispatcher.run, node, node.work, dispatcher.rows)
-    dispatcher.rows.finish(0)
+    dispatcher.rows.finish(1)
     assert sorted(orders[rank].passes[0].mini_batch_rows for rank in range(4)) == [(0, 1), (0, 1), (1, 1), (1, 1)]
     assert all(order.passes[0].some_without_rows for order in orders.values())
 
@@ -214,7 +214,7 @@ def test_what_no_later_node_asks_for_is_forgotten(gang, tmp_path):
     """Rows of finished steps and fingerprints of old versions do not pile up over a long run."""
     dispatcher = started(gang, "colocated", tmp_path, num_steps=5)
     rows, fingerprints = dispatcher.rows, dispatcher.fingerprints
-    for step in range(5):
+    for step in range(1, 6):
         for node in row_world.whole_graph(dispatcher.run).of_step(step):
             if node.kind != "export":
                 dispatcher.execute(node)
@@ -222,7 +222,7 @@ def test_what_no_later_node_asks_for_is_forgotten(gang, tmp_path):
         dispatcher.finish_step(step, oldest=step + 1)
         assert not any((rows._told, rows._row_ids, rows._uses_left, rows._versions))
         versions = {role: sorted(v for other, v in fingerprints._learned if other == role) for role in ROLES}
-        trained = list(range(max(0, step), step + 2))  # what the next step reads, and the one before
+        trained = [step - 1, step]  # what the next step reads, and the one before
         assert versions == {"actor": trained, "critic": trained, "ref": [0], "reward": [0]}
 
 
@@ -232,4 +232,4 @@ def test_calls_on_the_same_rows_share_their_numbers(gang, tmp_path):
     rows, calls = dispatcher.rows, dispatcher.run.graph.calls
     numbers = {id(rows.row_ids(call, 1)) for call in calls}
     assert len(numbers) == 1
-    assert rows.row_ids(calls[0], 0) != rows.row_ids(calls[0], 1)
+    assert rows.row_ids(calls[0], 1) != rows.row_ids(calls[0], 2)

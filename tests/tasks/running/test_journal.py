@@ -24,7 +24,7 @@ pytestmark = pytest.mark.quick
 NO_MEMORY = {"device_bytes": {}, "resident_bytes": {}, "store_bytes": {}}
 
 
-def span(kind, start, end, seconds=None, step=0, **more):
+def span(kind, start, end, seconds=None, step=1, **more):
     more = {"seconds": end - start if seconds is None else seconds, **NO_MEMORY, **more}
     return TaskRunSpan(f"{kind}@{step}", kind, kind, kind, step, "pool", "lease", ("n0:0",), start, end, **more)
 
@@ -42,18 +42,18 @@ def test_calls_that_overlap_count_once():
 def test_metrics_are_written_under_the_name_of_their_call(tmp_path):
     journal = Journal(tmp_path)
     journal.record(span("train_step", 0.0, 2.0, metrics={"loss": 0.5}, fingerprint_seconds=0.1))
-    journal.record(span("generate", 2.0, 4.0, step=1))
-    journal.finish_step(0)
+    journal.record(span("generate", 2.0, 4.0, step=2))
+    journal.finish_step(1)
     (line,) = (tmp_path / "metrics.jsonl").read_text().splitlines()
     assert json.loads(line) == {
-        "step": 0,
+        "step": 1,
         "train_step.loss": 0.5,
         "seconds": 2.0,
         "orchestration_share": 0.0,
         "fingerprint_share": 0.05,
     }
     assert len((tmp_path / "task_runs.jsonl").read_text().splitlines()) == 2
-    assert [s.step for s in journal.last_steps(1)] == [1]
+    assert [s.step for s in journal.last_steps(1)] == [2]
 
 
 def test_the_metrics_of_parts_are_those_of_the_whole_call():
@@ -73,19 +73,22 @@ GRAPH = DataflowGraph("some", (), (Dataset("prompts", (), 1),), (call("critic"),
 
 
 def test_metrics_have_a_line_for_each_step_and_evaluations_a_file_of_their_own(tmp_path):
-    """What comes after the last step is none; steps are integers, and calls in the graph's order."""
-    journal = Journal(tmp_path, graph=GRAPH, num_steps=3)
+    """The evaluation before training, step 0, is no step; steps are integers, and calls in the graph's order."""
+    journal = Journal(tmp_path, graph=GRAPH)
+    followed = []
+    journal.follow(followed.append)
     for step in range(4):
-        calls = ["actor", "critic"] * (step < 3) + ["held_out"] * (step in (0, 2, 3))
+        calls = ["actor", "critic"] * (step > 0) + ["held_out"] * (step in (0, 2, 3))
         for name in calls:
             journal.record(replace(span("compute", 0.0, 1.0, step=step, metrics={"loss": 0.5}), call=name))
         journal.finish_step(step)
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-    assert [line["step"] for line in lines] == [0, 1, 2]
+    assert [line["step"] for line in lines] == [1, 2, 3]
+    assert [line["step"] for line in followed] == [0, 1, 2, 3] and "held_out.loss" in followed[0]
     assert all(type(line["step"]) is int for line in lines)
     assert [list(line)[:4] for line in lines[:2]] == [
-        ["step", "critic.loss", "actor.loss", "held_out.loss"],
         ["step", "critic.loss", "actor.loss", "seconds"],
+        ["step", "critic.loss", "actor.loss", "held_out.loss"],
     ]
     evaluations = [json.loads(line) for line in (tmp_path / "evaluation.jsonl").read_text().splitlines()]
     assert evaluations == [{"step": step, "held_out.loss": 0.5} for step in (0, 2, 3)]
@@ -94,14 +97,24 @@ def test_metrics_have_a_line_for_each_step_and_evaluations_a_file_of_their_own(t
 @pytest.mark.parametrize("own", [True, False])
 def test_a_run_that_goes_on_has_a_line_for_each_step_before(tmp_path, own):
     """In its own folder, or from that of another run."""
-    journal = Journal(tmp_path / "run", graph=GRAPH, num_steps=3)
+    journal = Journal(tmp_path / "run", graph=GRAPH)
     for step in range(4):
         journal.record(replace(span("compute", 0.0, 1.0, step=step, metrics={"loss": 0.5}), call="held_out"))
         journal.finish_step(step)
     folder = tmp_path / ("run" if own else "later")
-    assert [line["step"] for line in Journal(folder).go_on_from(2, tmp_path / "run")] == [0, 1]
-    for name in ("metrics.jsonl", "evaluation.jsonl"):
-        assert [json.loads(line)["step"] for line in (folder / name).read_text().splitlines()] == [0, 1]
+    assert [line["step"] for line in Journal(folder).go_on_after(2, tmp_path / "run")] == [0, 1, 2]
+    for name, steps in (("metrics.jsonl", [1, 2]), ("evaluation.jsonl", [0, 1, 2])):
+        assert [line["step"] for line in read_lines(folder / name)] == steps
+
+
+def test_a_run_that_begins_again_makes_the_evaluation_before_training_again(tmp_path):
+    """It had no checkpoint, so nothing of its record stays."""
+    journal = Journal(tmp_path, graph=GRAPH)
+    for step in range(2):
+        journal.record(replace(span("compute", 0.0, 1.0, step=step, metrics={"loss": 0.5}), call="held_out"))
+        journal.finish_step(step)
+    assert Journal(tmp_path).go_on_after(0, tmp_path) == [] and read_spans(tmp_path) == ()
+    assert read_lines(tmp_path / "metrics.jsonl") == [] and not (tmp_path / "evaluation.jsonl").exists()
 
 
 @pytest.mark.parametrize("own", [True, False])
@@ -115,12 +128,12 @@ def test_steps_that_a_kill_left_without_a_line_are_made_again_of_their_task_runs
                 evaluated = replace(span("compute", 0.0, 1.0, step=step, metrics={"score": 1.0}), call="held_out")
                 journal.record(evaluated)
         whole.finish_step(step)
-    killed.finish_step(0)
+    for step in (0, 1):
+        killed.finish_step(step)
     folder = tmp_path / ("killed" if own else "next")
-    Journal(folder, graph=GRAPH).go_on_from(3, tmp_path / "killed")
+    Journal(folder, graph=GRAPH).go_on_after(3, tmp_path / "killed")
     for name in ("metrics.jsonl", "evaluation.jsonl"):
-        expected = [line for line in read_lines(tmp_path / "whole" / name) if line["step"] < 3]
-        assert read_lines(folder / name) == expected
+        assert read_lines(folder / name) == read_lines(tmp_path / "whole" / name)
 
 
 def test_a_step_is_shown_with_each_value_under_its_calls_name():
@@ -131,22 +144,22 @@ def test_a_step_is_shown_with_each_value_under_its_calls_name():
 def test_a_long_run_keeps_the_newest_steps_in_memory(tmp_path):
     """A step's task runs stay until its metrics are written, whatever began before; on disk all of them are."""
     journal = Journal(tmp_path)
-    for step in range(30):
+    for step in range(1, 31):
         journal.record(span("generate", step, step + 1.0, step=step))
-        if step:
+        if step > 1:
             assert journal.finish_step(step - 1)["seconds"] == 1.0
         assert len(journal._by_step) <= STEPS_KEPT + 1
-    assert [run.step for run in journal.last_steps(3)] == [27, 28, 29]
-    assert [run.step for run in read_spans(tmp_path)] == list(range(30))
+    assert [run.step for run in journal.last_steps(3)] == [28, 29, 30]
+    assert [run.step for run in read_spans(tmp_path)] == list(range(1, 31))
 
 
 def test_a_move_stands_in_the_timeline_of_the_step_after_it_and_in_no_time_of_a_step(tmp_path):
     journal = Journal(tmp_path)
     journal.record(span("generate", 0.0, 1.0))
-    journal.finish_step(0)
-    journal.record(span("move", 1.0, 5.0, step=1))
-    journal.record(span("generate", 5.0, 7.0, step=1))
-    assert journal.finish_step(1)["seconds"] == 2.0
+    journal.finish_step(1)
+    journal.record(span("move", 1.0, 5.0, step=2))
+    journal.record(span("generate", 5.0, 7.0, step=2))
+    assert journal.finish_step(2)["seconds"] == 2.0
     assert [run.kind for run in journal.last_steps(1, with_moves=True)] == ["move", "generate"]
     assert [run.kind for run in journal.last_steps(1)] == ["generate"]
 
@@ -156,7 +169,7 @@ def test_lines_of_task_runs_are_flat(tmp_path):
     Journal(tmp_path).record(span("generate", 0.0, 1.0, metrics={"loss": 0.5}, device_bytes={"0": 7}))
     (line,) = (tmp_path / "task_runs.jsonl").read_text().splitlines()
     assert json.loads(line) == {
-        "node": "generate@0", "title": "generate", "kind": "generate", "call": "generate", "step": 0, "pool": "pool",
+        "node": "generate@1", "title": "generate", "kind": "generate", "call": "generate", "step": 1, "pool": "pool",
         "lease": "lease", "devices": ["n0:0"], "start": 0.0, "end": 1.0, "seconds": 1.0, "reads": None, "writes": None,
         "fingerprint_seconds": 0.0, "bytes_moved": 0, "num_tokens": 0, "peak_extra_bytes": 0, "device_bytes": {"0": 7},
         "resident_bytes": {}, "store_bytes": {}, "metrics": {"loss": 0.5}, "metric_rows": {}, "predicted_seconds": None,

@@ -62,7 +62,7 @@ def move(folder, monkeypatch, stage):
     def body():
         stops.append(StopRequest())
         after = plan_move.move_to(PlanAt(3, FLATTENING), before, Journal(folder), stage, stops[0])
-        return after.run.first_step, after.run.plan.name
+        return after.run.finished + 1, after.run.plan.name
 
     return flow(body, name="test")(return_state=True), stops[0]
 

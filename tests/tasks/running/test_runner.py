@@ -95,7 +95,7 @@ def test_each_node_is_a_task_run_whose_inputs_are_those_of_the_nodes_it_depends_
     dispatcher = Dispatcher()
     runner, state, steps = run(tmp_path, dispatcher, 3)
     augmented = row_world.whole_graph(runner.run)
-    assert state.is_completed() and sorted(steps) == [0, 1, 2, 3]
+    assert state.is_completed() and sorted(steps) == [1, 2, 3]
     places = {name: place for place, name in enumerate(dispatcher.begun)}
     assert all(places[before] < places[node.id] for node in augmented for before in node.depends_on)
     assert {span.node for span in read_spans(tmp_path)} == {node.id for node in augmented}
@@ -107,15 +107,15 @@ def test_each_node_is_a_task_run_whose_inputs_are_those_of_the_nodes_it_depends_
 
 def test_the_first_failure_ends_the_run_and_nothing_begins_after_it(tmp_path):
     """The run ends with the node's own error; what had not begun leaves no task run behind."""
-    dispatcher = Dispatcher(failing="actor_train_step@0")
+    dispatcher = Dispatcher(failing="actor_train_step@1")
     runner, state, _ = run(tmp_path, dispatcher, 3)
     augmented = row_world.whole_graph(runner.run)
     error = state.result(raise_on_failure=False)
     assert isinstance(error, StaleWeights) and str(error) == "actor holds v0, expected v1"
-    assert not any("@1" in name for name in dispatcher.begun)
+    assert not any("@2" in name for name in dispatcher.begun)
     runs = settled(state, len(dispatcher.begun))
     assert {name for name, task_run in runs.items() if not task_run.state.is_completed()} == {
-        augmented.node("actor_train_step@0").title
+        augmented.node("actor_train_step@1").title
     }
     assert len(runs) == len(dispatcher.begun) < len(augmented)
 
@@ -125,10 +125,10 @@ def test_a_long_run_keeps_nothing_of_steps_that_ended(tmp_path):
     dispatcher = Dispatcher()
     runner, state, steps = run(tmp_path, dispatcher, 12, steps_per_group=12)
     last = row_world.whole_graph(runner.run).last_step
-    assert state.is_completed() and len(steps) == last + 1
+    assert state.is_completed() and len(steps) == last == 12
     assert not runner._ledger._left and not runner._locks._waiting and not runner._locks._running
     assert len(runner.journal._by_step) == STEPS_KEPT < last
-    assert sorted(step for step, _ in dispatcher.finished) == list(range(last + 1))
+    assert sorted(step for step, _ in dispatcher.finished) == list(range(1, last + 1))
     assert max(oldest for _, oldest in dispatcher.finished) == last + 1
 
 
@@ -141,21 +141,21 @@ def test_the_work_of_nodes_does_not_wait_for_their_task_runs(tmp_path, monkeypat
         return run_task_sync(*arguments, **named)
 
     monkeypatch.setattr(task_runner, "run_task_sync", late)
-    runner, state, _ = run(tmp_path, Dispatcher(calling="actor_train_step@0", do=trains.set), 1)
+    runner, state, _ = run(tmp_path, Dispatcher(calling="actor_train_step@1", do=trains.set), 1)
     assert state.is_completed() and not runner._task_runner._begun
 
 
 class SlowDisk(Dispatcher):
-    """Writes the checkpoint of step 2 until a later step trains."""
+    """Writes the checkpoint of step 3 until a later step trains."""
 
     def __init__(self):
         super().__init__()
         self.trained_on = threading.Event()
 
     def execute(self, node):
-        if node.id == "actor_train_step@4":
+        if node.id == "actor_train_step@5":
             self.trained_on.set()
-        if node.id == "commit@2":
+        if node.id == "commit@3":
             assert self.trained_on.wait(60), "the steps wait for the disk"
         return super().execute(node)
 
@@ -164,9 +164,9 @@ def test_steps_and_their_groups_do_not_wait_for_a_checkpoint_that_is_written_but
     """A group is a step long here, so groups that are over are left behind with their commit."""
     dispatcher = SlowDisk()
     _, state, steps = run(tmp_path, dispatcher, 6, steps_per_group=1, checkpoint_every=3)
-    assert state.is_completed() and steps == list(range(7))
+    assert state.is_completed() and steps == list(range(1, 7))
     places = {name: place for place, name in enumerate(dispatcher.begun)}
-    assert places["actor_train_step@4"] < places["commit@2"] < places["checkpoint.actor@5"] < places["commit@5"]
+    assert places["actor_train_step@5"] < places["commit@3"] < places["checkpoint.actor@6"] < places["commit@6"]
 
 
 class HardExit(BaseException):
@@ -176,9 +176,9 @@ class HardExit(BaseException):
 @pytest.mark.parametrize(
     ("node", "kind"),
     combinations(
-        ("actor_generate@0", "actor_train_step@2"),  # with more to come, and in the last group
+        ("actor_generate@1", "actor_train_step@3"),  # with more to come, and in the last group
         (HardExit, MemoryError),
-        briefly=[("actor_generate@0", MemoryError), ("actor_train_step@2", HardExit)],
+        briefly=[("actor_generate@1", MemoryError), ("actor_train_step@3", HardExit)],
     ),
 )
 def test_a_node_that_leaves_in_any_way_ends_the_run_with_its_own_words(tmp_path, node, kind):
@@ -200,12 +200,12 @@ def logged():
 def test_the_traceback_of_a_persons_own_error_is_logged_once(tmp_path, logged):
     """With the task run in which it arose; the state's message is one line."""
     error = RankFailed(
-        "rank 1 failed in score · step 0: IndexError: list index out of range (/home/me/mine.py:3 in score)"
+        "rank 1 failed in score · step 1: IndexError: list index out of range (/home/me/mine.py:3 in score)"
     )
     error.traceback = (
         'Traceback (most recent call last):\n  File "/home/me/mine.py", line 3, in score\nIndexError: list ...'
     )
-    _, state, _ = run(tmp_path, Dispatcher(failing="advantages@0", error=error), 2)
+    _, state, _ = run(tmp_path, Dispatcher(failing="advantages@1", error=error), 2)
     assert state.message.count("/home/me/mine.py:3 in score") == 1 and "\n" not in state.message
     assert logged().count('File "/home/me/mine.py", line 3, in score') == 1
     assert "NoneType: None" not in logged()
@@ -233,8 +233,8 @@ class FullJournal(Journal):
     ("method", "step"),
     combinations(
         ("record", "finish_step"),
-        (0, 3),  # with more to come, and in the last group
-        briefly=[("record", 0), ("finish_step", 3)],
+        (1, 3),  # with more to come, and in the last group
+        briefly=[("record", 1), ("finish_step", 3)],
     ),
 )
 def test_a_journal_that_cannot_be_written_ends_the_run_as_failed(tmp_path, step, method):
@@ -254,10 +254,10 @@ def test_sigterm_ends_the_step_in_flight_and_writes_a_checkpoint(tmp_path, check
         os.kill(os.getpid(), signal.SIGTERM)
         threading.Event().wait(2 * STOP_POLL_SECONDS)  # such short steps would all be over before anyone looks
 
-    notice = Dispatcher(calling="actor_generate@1", do=notice_of_the_end)
+    notice = Dispatcher(calling="actor_generate@2", do=notice_of_the_end)
     runner, state, steps = run(tmp_path, notice, 6, steps_per_group=4, checkpoint_every=checkpoint_every)
     last = max(int(name.rpartition("@")[2]) for name in notice.begun)
-    assert state.is_completed() and state.result() == last + 1 < 6 and steps == list(range(last + 1))
+    assert state.is_completed() and state.result() == last < 6 and steps == list(range(1, last + 1))
     assert {f"checkpoint.actor@{last}", f"checkpoint.critic@{last}", f"commit@{last}"} <= set(notice.begun)
     assert not any(name.startswith("export") for name in notice.begun) and not runner._locks._waiting
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
@@ -283,8 +283,8 @@ def test_a_checkpoint_that_a_stop_adds_waits_for_a_step_that_is_still_being_subm
     _, state, _ = run(tmp_path, dispatcher, 6, body=body)
     assert state.is_completed() and state.result() == 3
     for role in ("actor", "critic"):
-        trained = dispatcher.begun.index(f"{role}_train_step@2")
-        assert trained < dispatcher.begun.index(f"checkpoint.{role}@2") < dispatcher.begun.index("commit@2")
+        trained = dispatcher.begun.index(f"{role}_train_step@3")
+        assert trained < dispatcher.begun.index(f"checkpoint.{role}@3") < dispatcher.begun.index("commit@3")
 
 
 def test_ctrl_c_ends_the_run_at_once_and_nothing_of_it_counts_as_failed(tmp_path, logged):
@@ -296,7 +296,7 @@ def test_ctrl_c_ends_the_run_at_once_and_nothing_of_it_counts_as_failed(tmp_path
         assert closed.wait(60)
         raise RankLost("rank 0 was ended in generating: the gang was closed")
 
-    dispatcher = Dispatcher(calling="actor_generate@1", do=interrupted_call)
+    dispatcher = Dispatcher(calling="actor_generate@2", do=interrupted_call)
     dispatcher.gang = SimpleNamespace(close=closed.set)
     parents = []
 

@@ -26,9 +26,9 @@ def state(step):
 def test_a_checkpoint_that_is_written_steps_later_has_the_state_of_its_step(every, behind):
     """Not the newest, though the steps went on meanwhile; with the next copy waiting, at most one is behind."""
     left, due = LeftStates(every), []
-    for step in range(20):
+    for step in range(1, 21):
         left.leave("kl", step, state(step))
-        due += [step] if (step + 1) % every == 0 else []
+        due += [step] if step % every == 0 else []
         if due and step - due[0] >= min(behind, every - 1):
             assert left.written_after(due[0]) == {"kl": state(due.pop(0))}
 
@@ -42,19 +42,19 @@ def test_a_run_that_is_stopped_writes_the_newest_of_the_step_it_stops_after():
 
 
 def test_an_evaluation_between_two_multiples_leaves_the_last_checkpoint_its_state():
-    """Evaluation every 4 steps also runs after the last of 10 steps, while that step's checkpoint is written."""
+    """Evaluation every 4 steps runs after step 12, while the checkpoint of step 10 is written."""
     left = LeftStates(5)
-    for step in (0, 4, 8, 10):
+    for step in (0, 4, 8, 12):
         left.leave("evaluated", step, state(step))
-    assert left.written_after(9) == {"evaluated": state(8)}
+    assert left.written_after(10) == {"evaluated": state(8)}
 
 
 @pytest.mark.parametrize("every", [None, 10])
 def test_states_do_not_pile_up(every):
     left = LeftStates(every)
-    for step in range(1000):
+    for step in range(1, 1001):
         left.leave("kl", step, state(step))
-        if every and (step + 1) % every == 0:
+        if every and step % every == 0:
             left.written_after(step)
         assert len(left._left["kl"]) <= 3
 

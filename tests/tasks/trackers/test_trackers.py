@@ -31,8 +31,8 @@ from tests.tiny import ppo_parameters
 from tests.trackers_read_back import READ_BACK, kept, of_mlflow
 
 LINES = [
-    {"step": step, "actor_train.loss": 0.1 / (step + 1), "kl_penalised_rewards.kl": 1e-9 * step, "seconds": 3.0}
-    for step in range(3)
+    {"step": step, "actor_train.loss": 0.1 / step, "kl_penalised_rewards.kl": 1e-9 * step, "seconds": 3.0}
+    for step in (1, 2, 3)
 ]
 PARAMETERS = {"algo": {"optimizer": {"lr": 1e-5}}, "steps": 3}
 
@@ -70,11 +70,11 @@ def no_accounts(monkeypatch, tmp_path):
 def test_what_is_read_back_is_what_was_told_each_step_once_and_so_when_a_run_goes_on(tracker, tmp_path):
     pytest.importorskip(tracker)
     run_dir = tmp_path / "runs" / "amber-fox"
-    write_rollouts(run_dir, 2)
+    write_rollouts(run_dir, 3)
     show(run_dir, report_to=[tracker], names="own", samples_every=2)
     scalars, tables = READ_BACK[tracker](run_dir)
     assert sorted(scalars) == expected(tracker, LINES)
-    (heading, *rows) = tables["samples/rollouts", 2]
+    (heading, *rows) = tables["samples/rollouts", 3]
     assert (heading, len(rows), rows[0][:2]) == (["prompt", "response", "scores"], 2, ["what", "a film"])
     assert float(rows[0][2]) == 0.5 and not rows[1][2]
 
@@ -114,13 +114,13 @@ def test_the_process_of_wandb_starts_without_credentials(tmp_path):
 
 def test_all_evaluations_have_samples_and_rollouts_those_that_are_due(tmp_path):
     pytest.importorskip("tensorboard")
-    for step in range(3):
+    for step in (1, 2, 3):
         write_rollouts(tmp_path, step)
         write_rollouts(tmp_path, step, "evaluation")
     show(tmp_path, report_to=["tensorboard"], samples_every=2)
     _, tables = READ_BACK["tensorboard"](tmp_path)
     shown = {key for key in tables if key[0].startswith("samples/")}
-    assert shown == {("samples/rollouts", 0), ("samples/rollouts", 2), *(("samples/evaluation", n) for n in range(3))}
+    assert shown == {("samples/rollouts", 1), ("samples/rollouts", 3), *(("samples/evaluation", n) for n in (1, 2, 3))}
     assert tables["parameters", 0][1:] == [["algo.optimizer.lr", "1e-05"], ["steps", "3"]]
 
 
@@ -186,7 +186,7 @@ class Broken:
             raise OSError("no room")
 
 
-@pytest.mark.parametrize(("at", "says"), [(0, "lacks "), (2, "lacks step 2"), (None, "may lack its last step")])
+@pytest.mark.parametrize(("at", "says"), [(1, "lacks "), (3, "lacks step 3"), (None, "may lack its last step")])
 def test_a_tracker_that_fails_is_told_of_once_and_the_run_goes_on(at, says, tmp_path, monkeypatch):
     monkeypatch.setattr(follow, "_opener", lambda name: partial(Broken, at=at))
     said = []
@@ -196,7 +196,7 @@ def test_a_tracker_that_fails_is_told_of_once_and_the_run_goes_on(at, says, tmp_
 
 
 def test_a_tracker_that_fails_is_told_of_at_the_next_step_and_not_again(tmp_path, monkeypatch):
-    monkeypatch.setattr(follow, "_opener", lambda name: partial(Broken, at=1))
+    monkeypatch.setattr(follow, "_opener", lambda name: partial(Broken, at=2))
     said, journal = [], Journal(tmp_path)
     with followed(journal, LINES[:2], Tracking(report_to=["tensorboard"]), PARAMETERS, said.append):
         for thread in [one for one in threading.enumerate() if one.name == "tracker tensorboard"]:
@@ -205,7 +205,7 @@ def test_a_tracker_that_fails_is_told_of_at_the_next_step_and_not_again(tmp_path
             tell(LINES[2])
         assert len(said) == 1
     (line,) = said
-    assert line.startswith("tensorboard lacks step 1 and later steps: OSError: no room")
+    assert line.startswith("tensorboard lacks step 2 and later steps: OSError: no room")
 
 
 def test_a_tracker_that_hangs_is_left_with_a_line_and_keeps_so_many_lines(tmp_path, monkeypatch):

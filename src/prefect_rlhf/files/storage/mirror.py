@@ -14,7 +14,7 @@ from pathlib import Path
 from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.errors.in_short import in_short
 from prefect_rlhf.files.atomic_file import write_atomically
-from prefect_rlhf.files.remote_path import is_remote, local_path, remote_path
+from prefect_rlhf.files.remote_path import local_path, remote_path
 from prefect_rlhf.files.storage.answers import NO_BUCKET, explained
 from prefect_rlhf.files.storage.live import is_live, lock_file
 from prefect_rlhf.files.storage.patience import patiently
@@ -35,25 +35,18 @@ class RemoteFile:
     time_ns: int | None  # of its last change, since 1970; None if the store does not report it
 
 
-def readable(text: str, field: str) -> Path:
-    """Return a local path to read: `text` itself, or the updated mirror of a remote path.
-
-    Raises InvalidInput, at `field`, if the remote path is empty, or if its store refuses it or does not answer.
-    """
-    return fetch(text, field) if is_remote(text) else Path(text)
-
-
 def on_this_machine(folder: Path) -> Path:
     """Return a run's folder; for a mirror, first update it from the store, which another machine may have written."""
     url = remote_path(folder)
-    return folder if url is None else readable(url, "resume_from")
+    return folder if url is None else fetch(url, "resume_from")
 
 
 def fetch(url: str, field: str, wanted: Wanted = lambda name: True, *, may_be_absent: bool = False) -> Path:
     """Update the wanted part of a remote path's mirror from the store, and return the mirror.
 
     In a folder that a live process of this machine writes, files are added, but never replaced or removed. Raises
-    InvalidInput as `readable` does; with `may_be_absent`, not for an empty path.
+    InvalidInput, at `field`, if the remote path is empty, or if its store refuses it or does not answer; with
+    `may_be_absent`, not for an empty path.
     """
     mirror = local_path(url, field)
     store = open_store(url, field)

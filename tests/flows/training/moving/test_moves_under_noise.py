@@ -79,15 +79,15 @@ class Simulated:
 
     def run(self):
         generator = random.Random(self.seed)
-        mover = PlanMover(self.asked, [ChosenAt(0, chosen_file(self.asked, self.plan))], Moves(), 0)
+        mover = PlanMover(self.asked, [ChosenAt(1, chosen_file(self.asked, self.plan))], Moves(), 0)
         now, plan = 0.0, self.plan
-        for step in range(self.asked.options.steps):
+        for step in range(1, self.asked.options.steps + 1):
             now = self._step(plan, step, now, generator)
             mover.step_ended(self.journal)
             if (better := mover.asks.asked) is not None:
                 self.moves.append((self.truth.seconds(plan), self.truth.seconds(better)))
                 plan = better
-                moved = SimpleNamespace(first_step=step + 1, plan=mover.asks.take(step + 1).plan)
+                moved = SimpleNamespace(finished=step, plan=mover.asks.take(step + 1).plan)
                 mover.moves(moved)
                 mover.moved(moved, self.journal)
         return self
@@ -133,7 +133,7 @@ def test_a_run_whose_constants_are_wrong_moves_to_a_plan_that_is_faster(tmp_path
     run = simulated(tmp_path, 0, PLAN, SLOW_LINK, steps=11, plan="flattening")
     ((before, after),) = run.moves
     assert after < 0.9 * before
-    assert list(plans_by_step(str(run.journal.run_dir / PLANS_FILE))) == [0, STEPS_AWAITED + 1]
+    assert list(plans_by_step(str(run.journal.run_dir / PLANS_FILE))) == [1, STEPS_AWAITED + 2]
 
 
 def test_a_gain_below_replan_gain_moves_no_run(tmp_path):

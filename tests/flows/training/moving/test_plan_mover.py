@@ -58,7 +58,7 @@ def checks(own_home, monkeypatch):
 
 def mover(**options):
     asked = request(**{"replan": "move", "steps": 200} | options)
-    return PlanMover(asked, [ChosenAt(0, chosen_file(asked, PLAN))], Moves(), 0)
+    return PlanMover(asked, [ChosenAt(1, chosen_file(asked, PLAN))], Moves(), 0)
 
 
 def better(seconds=100.0):
@@ -78,40 +78,40 @@ def run_steps(mover, journal, steps, seconds=100.0, tokens=1000):
     return [line for line in lines if line]
 
 
-@pytest.mark.parametrize(("every", "due"), [(20, [19, 39, 59]), (30, [29, 59])])
+@pytest.mark.parametrize(("every", "due"), [(20, [20, 40, 60]), (30, [30, 60])])
 def test_checks_come_after_the_first_steps_and_then_every_few(checks, tmp_path, every, due):
-    assert run_steps(mover(replan_every=every), Journal(tmp_path), range(65)) == []
-    assert checks.steps == [STEPS_AWAITED - 1, *due]
+    assert run_steps(mover(replan_every=every), Journal(tmp_path), range(1, 66)) == []
+    assert checks.steps == [STEPS_AWAITED, *due]
 
 
 def test_a_plan_that_pays_is_asked_for_once_and_recorded(checks, tmp_path):
     checks.found, one, journal = better(), mover(), Journal(tmp_path)
-    (line,) = run_steps(one, journal, range(9))
+    (line,) = run_steps(one, journal, range(1, 10))
     assert "takes 75 s per step, 25% less than flattening (100 s); the run moves to it, which takes about" in line
     assert one.asks.asked is not None and one.asks.asked.placements == chosen_file(one.request, SPLIT).plan.placements
-    run = SimpleNamespace(first_step=9, plan=one.asks.take(9).plan)
+    run = SimpleNamespace(finished=9, plan=one.asks.take(10).plan)
     later = one.moves(run)
-    assert later.step == 9 and later.move_seconds > 0
+    assert later.step == 10 and later.move_seconds > 0
     one.moved(run, journal)
-    assert list(plans_by_step(str(tmp_path / PLANS_FILE))) == [0, 9]
+    assert list(plans_by_step(str(tmp_path / PLANS_FILE))) == [1, 10]
 
 
 def moved(checks, tmp_path, seconds, tokens=1000):
     """A mover after a move that was to save a quarter, and the lines of the steps after it."""
     checks.found, one, journal = better(), mover(), Journal(tmp_path)
-    run_steps(one, journal, range(6))
-    run = SimpleNamespace(first_step=6, plan=one.asks.take(6).plan)
+    run_steps(one, journal, range(1, 7))
+    run = SimpleNamespace(finished=6, plan=one.asks.take(7).plan)
     one.moves(run)
     one.moved(run, journal)
     checks.steps.clear()
-    return one, run_steps(one, journal, range(6, 50), seconds, tokens)
+    return one, run_steps(one, journal, range(7, 51), seconds, tokens)
 
 
 def test_after_a_move_the_next_check_waits(checks, tmp_path):
     checks.found = better()
     one, lines = moved(checks, tmp_path, 75.0)
     assert lines[0] == "the move to replanned-1 gained 25% of a step, predicted 25%"
-    assert checks.steps == [25] and one.asks.asked is not None
+    assert checks.steps == [26] and one.asks.asked is not None
 
 
 def test_a_move_that_gained_little_is_the_last(checks, tmp_path):
@@ -124,12 +124,12 @@ def test_responses_that_grow_hide_no_gain_of_a_move(checks, tmp_path):
     """Steps after the move have a fifth more tokens, and take a tenth less."""
     one, lines = moved(checks, tmp_path, 90.0, tokens=1200)
     assert lines[0] == "the move to replanned-1 gained 25% of a step, predicted 25%"
-    assert checks.steps == [25]
+    assert checks.steps == [26]
 
 
 def test_steps_that_train_nothing_have_no_pace(tmp_path):
     journal = Journal(tmp_path)
-    run_steps(mover(), journal, range(1))
+    run_steps(mover(), journal, range(1, 2))
     assert pace(journal, 1) is None
 
 
@@ -145,7 +145,7 @@ def test_steps_that_train_nothing_have_no_pace(tmp_path):
 )
 def test_a_run_stays(checks, tmp_path, found, options, says):
     checks.found, one = found, mover(**options)
-    lines = run_steps(one, Journal(tmp_path), range(5))
+    lines = run_steps(one, Journal(tmp_path), range(1, 6))
     assert one.asks.asked is None
     assert lines == [] if says is None else says in lines[0]
 

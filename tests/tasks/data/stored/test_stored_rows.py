@@ -169,7 +169,7 @@ CHATTY = '{"a": [' * 100_000
 
 # what is wrong: (how it is written, the column that is read, what the error says)
 BAD = {
-    "no such file": (lambda t: str(t / "x.parquet"), r"^d.path: .*, expected an existing Parquet file"),
+    "no such file": (lambda t: str(t / "x.parquet"), r"^d.path: .*, expected an existing file of Parquet"),
     "a pattern that nothing matches": (
         lambda t: str(t / "shard-*.jsonl"),
         r"^d.path: .*shard-.*a pattern that matches a file",
@@ -178,12 +178,18 @@ BAD = {
         lambda t: holding(t, {"a.jsonl": b"{}", "b.parquet": b""}) + "/*",
         r"^d.path: .*files of the same format, unlike .*a.jsonl and .*b.parquet",
     ),
-    "commas": (lambda t: holding(t, {"a.csv": b"a"}) + "/a.csv", r"^d.path: .*write_table\(csv.read_csv"),
+
     "a folder of other files": (lambda t: holding(t, {"a.txt": b"a"}), r"^d.path: got '.*a.txt'.*a pattern such as"),
     "no object on a line": (lambda t: json_lines(t / "a.jsonl", {"a": 1}, "[1]"), r"a.jsonl line 2', .* not a list"),
     "null on a line": (lambda t: json_lines(t / "a.jsonl", "null"), r"a.jsonl line 1', .* not null"),
     "half a line": (lambda t: json_lines(t / "a.jsonl", {"a": 1}, '{"a":'), r"^d.path: .*a.jsonl line 2', .*Expecting"),
-    "one list of all rows": (lambda t: json_lines(t / "a.json", '[{"a": 1},', "{}]"), r"a.json line 1', .*JSON object"),
+    "a list in a file of lines": (lambda t: json_lines(t / "a.jsonl", '[{"a": 1},', "{}]"), r"line 1', .*named .json"),
+    "half a list": (lambda t: json_lines(t / "a.json", '[{"a": 1},'), r"^d.path: .*a.json', expected a JSON list"),
+    "a list of numbers": (lambda t: json_lines(t / "a.json", "[1]"), r"a.json item 0', expected a JSON object"),
+    "two lists": (lambda t: json_lines(t / "a.json", {"train": [{}], "data": [{}]}), r"a single list.* data and train"),
+    "half an object": (lambda t: json_lines(t / "a.json", "{", '"data": [{"a": 1}]'), r"a.json line 1', expected"),
+    "fields that commas do not end": (lambda t: holding(t, {"a.csv": b"a,b\n1\n"}) + "/a.csv", r"^d.path: .*fields"),
+    "no gzip": (lambda t: holding(t, {"a.jsonl.gz": b'{"a": 1}'}) + "/a.jsonl.gz", r"^d.path: .*a file that can"),
     "brackets without end": (lambda t: json_lines(t / "a.jsonl", CHATTY), r"a.jsonl line 1', expected a JSON object"),
     "5,000 digits": (lambda t: json_lines(t / "a.jsonl", '{"a": ' + "1" * 5000 + "}"), r"line 1', .*digits"),
     "text that is no UTF-8": (lambda t: holding(t, {"a.jsonl": b'{"a": "\xe9"}'}), r"a.jsonl line 1', .*utf-8"),

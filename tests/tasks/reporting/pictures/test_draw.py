@@ -62,7 +62,7 @@ def test_the_table_and_the_picture_show_parts():
     assert {row["call"]: row["parts"] for row in plan_rows(plan, ppo()) if row["parts"]} == {"actor_generate": "4"}
     bars = schedule_bars(schedule(augment(ppo(), plan, 1), lambda node: 1.0))
     drawn = timeline_svg(bars)
-    assert all(f"<title>actor.generate · part {part} of 4 · step 0 · " in drawn for part in (1, 2, 3, 4))
+    assert all(f"<title>actor.generate · part {part} of 4 · step 1 · " in drawn for part in (1, 2, 3, 4))
 
 
 def test_replicas_of_different_speeds_are_shown_with_the_rows_they_get():
@@ -83,7 +83,7 @@ def test_the_graph_as_text_names_every_node_of_the_first_steps_and_why_it_waits(
     text = graph_text(augmented)
     for step in (0, 1):
         assert all(node.title in text for node in augmented.of_step(step))
-    assert "    version <- reallocate.actor.vllm@1 (actor v1)" in text
+    assert "    version <- reallocate.actor.vllm@2 (actor v1)" in text
     assert text.splitlines()[1] == "    data <- dataset prompts (prompt_tokens)"
     assert text.endswith("... and 3 more steps")
     assert augment(ppo(), PLAN, 2).nodes[-1].title in graph_text(augment(ppo(), PLAN, 2))

@@ -43,7 +43,7 @@ GRPO = grpo()
 def run(graph, *steps, most=10, **options):
     """Return what a run of these steps says, and the warnings of the whole run."""
     learning = Learning(graph, most, **options)
-    return [learning.step_ended({"step": number, **step}) for number, step in enumerate(steps)], learning.warnings
+    return [learning.step_ended({"step": at, **step}) for at, step in enumerate(steps, start=1)], learning.warnings
 
 
 @pytest.mark.parametrize(
@@ -126,7 +126,7 @@ def test_a_learning_rate_of_0_is_exempt():
     assert [each.error is not None for each in found] == [False] * 4 + [True]
 
 
-def test_an_evaluation_after_the_last_step_is_no_step():
+def test_an_evaluation_before_training_is_no_step():
     found, _ = run(GRPO, *[EMPTY] * 9, {"evaluation.score": 1.0})
     assert found[9] == Findings()
 

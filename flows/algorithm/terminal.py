@@ -1,0 +1,100 @@
+"""The terminal of a run: it shows the run's own lines; all other output of its processes goes to a log file.
+
+Libraries, ranks and Prefect's temporary server write to the descriptors of standard output and error. Therefore these
+descriptors are redirected.
+"""
+
+import atexit
+import logging
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from datetime import datetime
+from pathlib import Path
+from typing import TextIO, final
+
+from prefect.logging import get_logger
+
+from prefect_rlhf.files.atomic_file import writing
+from prefect_rlhf.files.hub.progress import bars_on
+from prefect_rlhf.files.path_text import from_here
+from prefect_rlhf.flows.training.log import BEFORE_A_RUN
+from prefect_rlhf.tasks.run_log import RUN_LOG
+
+LOGS = "logs"  # a folder in `output_dir`
+STANDARD = (1, 2)  # descriptors of output and error
+
+
+@final
+class Terminal(logging.Handler):
+    """Shows lines on the original standard error; the first line is preceded by the path of the log.
+
+    `log` also has all other output.
+    """
+
+    def __init__(self, stream: TextIO, log: Path) -> None:
+        super().__init__()
+        self.log, self.is_used, self._stream = log, False, stream
+
+    def say(self, line: object) -> None:
+        """Show a line on the terminal and write it to the log."""
+        self._show(line)
+        print(line, file=sys.stderr, flush=True)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Show a line of the run's log; Prefect's own handler writes it to the log file."""
+        level = f"{record.levelname.lower()}: " if record.levelno >= logging.WARNING else ""
+        self._show(f"{level}{record.getMessage()}")
+
+    def _show(self, line: object) -> None:
+        lines = [line] if self.is_used else [f"full log: {from_here(str(self.log))}", line]
+        self.is_used = True
+        with suppress(OSError):  # a closed terminal does not end the run
+            print(*lines, sep="\n", file=self._stream, flush=True)
+
+
+def new_log(output_dir: Path) -> Path:
+    """Return the log file for a run that starts now, in `output_dir`, named by the time and this process's id."""
+    return output_dir / LOGS / f"{datetime.now():%Y-%m-%d-%H%M%S}-{os.getpid()}.log"  # noqa: DTZ005  a person's own time
+
+
+@contextmanager
+def quiet_terminal(log: Path) -> Iterator[Terminal]:
+    """Redirect standard output and error to `log` while the body runs, and when this process ends.
+
+    If the body raises before it shows a line, the log is deleted, because a mistake ended the body before the run.
+    Raises OutputFailed if the file cannot be written.
+    """
+    with writing(log):
+        log.parent.mkdir(parents=True, exist_ok=True)
+        file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    before = [os.dup(descriptor) for descriptor in STANDARD]
+    loggers = [logging.getLogger(name) for name in (RUN_LOG, get_logger(BEFORE_A_RUN).name)]
+    with os.fdopen(os.dup(before[1]), "w", encoding="utf-8", errors="backslashreplace") as stream:
+        terminal = Terminal(stream, log)
+        _redirect([file, file])
+        for logger in loggers:
+            logger.addHandler(terminal)
+        try:
+            with bars_on(stream):
+                yield terminal
+        except BaseException:
+            if not terminal.is_used:
+                log.unlink()
+            raise
+        finally:
+            for logger in loggers:
+                logger.removeHandler(terminal)
+            _redirect(before)
+            for descriptor in before:
+                os.close(descriptor)
+            atexit.register(_redirect, [file, file])  # libraries write again after the run
+
+
+def _redirect(targets: list[int]) -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):  # a closed stream cannot be flushed
+            stream.flush()
+    for descriptor, target in zip(STANDARD, targets, strict=True):
+        os.dup2(target, descriptor)

@@ -1,0 +1,99 @@
+"""A dialect: the options of one trainer of a library, and what becomes of each of them here."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from functools import cache
+from importlib.resources import files
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from prefect_rlhf.flows.forms.dictionary.rule import Rule
+
+Library = str
+NAMES: Mapping[Library, str] = MappingProxyType({"trl": "TRL", "verl": "verl", "openrlhf": "OpenRLHF"})
+"""The libraries, with the names that people read."""
+VERSIONS: Mapping[Library, str] = MappingProxyType({"trl": "1.16", "verl": "0.9", "openrlhf": "0.11"})
+"""The versions whose options and defaults the tables have."""
+
+
+class Refusal(NamedTuple):
+    """Why an option has no counterpart, and whether its default needs to be said, because it has an effect."""
+
+    reason: str
+    by_default: bool = False
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Dialect:
+    """A trainer of a library. `defaults` has all its options.
+
+    `refused` are options without a counterpart, unless they have their default. `without_effect` are options that need
+    none here. The keys of both may be patterns such as `trainer.*`.
+    """
+
+    library: Library
+    trainer: str
+    defaults: Mapping[str, Any]
+    rules: tuple[Rule, ...]
+    refused: Mapping[str, Refusal]
+    without_effect: Mapping[str, str]
+    flow: str
+    needs: Mapping[str, tuple[Any, str]] = field(default_factory=dict)
+    own: frozenset[str] = frozenset()
+    complete: Callable[[dict[str, Any], int], Mapping[str, Any]] = lambda values, devices: {}
+
+    @property
+    def name(self) -> str:
+        """The library and its trainer, as people say it."""
+        return f"{NAMES[self.library]}'s {self.trainer.upper() if self.trainer != 'reward' else 'reward model'}"
+
+    def rules_of(self, option: str) -> list[Rule]:
+        """Return the rules of an option: those of its value alone, or else the arithmetic that it is a part of."""
+        rules = [rule for rule in self.rules if option in rule.stands_for]
+        own = [rule for rule in rules if not rule.is_arithmetic or rule.options == (option,)]
+        return own or rules
+
+    def refusal_of(self, option: str) -> Refusal | None:
+        """Return why an option has no counterpart; None if it may have one."""
+        return _matching(self.refused, option)
+
+    def effect_of(self, option: str) -> str | None:
+        """Return why an option needs no counterpart; None if it may need one."""
+        return _matching(self.without_effect, option)
+
+    def is_known_by(self, option: str) -> bool:
+        """Whether an option tells this trainer from others of its library."""
+        return option in self.own or option in self.defaults or any(option in rule.options for rule in self.rules)
+
+    def knows(self, option: str) -> bool:
+        """Whether the trainer has an option, or an older version of it had."""
+        return self.is_known_by(option) or self.refusal_of(option) is not None or self.effect_of(option) is not None
+
+
+def _matching(table: Mapping[str, Any], option: str) -> Any:
+    if option in table:
+        return table[option]
+    return next((value for key, value in table.items() if "*" in key and fnmatchcase(option, key)), None)
+
+
+def keys(table: Mapping[str, str]) -> dict[str, str]:
+    """Return the reason of each option, from a table of the options of each reason.
+
+    >>> keys({"every step is logged": "logging_steps logging_strategy"})["logging_steps"]
+    'every step is logged'
+    """
+    return {option: reason for reason, options in table.items() for option in options.split()}
+
+
+@cache
+def known(library: Library) -> Mapping[str, Mapping[str, Any]]:
+    """Return all options of a library's trainers with their defaults.
+
+    `python -m tests.known_options` reads them from the packages.
+    """
+    text = (files(__package__) / "known_options.json").read_text()
+    return MappingProxyType(json.loads(text)[library])

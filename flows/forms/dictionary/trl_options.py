@@ -1,0 +1,208 @@
+"""TRL 1.16: its trainers, and its options without a counterpart here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from types import MappingProxyType
+from typing import Any
+
+from prefect_rlhf.flows.forms.dictionary.dialect import Dialect, Refusal, keys, known
+from prefect_rlhf.flows.forms.dictionary.rule import Rule
+from prefect_rlhf.flows.forms.dictionary.shared import LORA, MOVING_REFERENCE, PLAN, TRAINED_POLICY, YOUR_FILE
+from prefect_rlhf.flows.forms.dictionary.trl_rules import (
+    BATCH,
+    GENERATION,
+    GROUPS,
+    LEAVE_ONE_OUT,
+    NLL,
+    PAIRS,
+    RATED,
+    REFERENCE,
+    REWARD,
+    model,
+    optimizer,
+    rows,
+    run,
+)
+
+_REFUSED: Mapping[str, str] = MappingProxyType(
+    {
+        LORA: "use_peft peft_config lora lora_r lora_alpha lora_dropout lora_target_modules lora_target_parameters"
+        " lora_modules_to_save lora_task_type use_rslora use_dora load_in_8bit load_in_4bit bnb_4bit_quant_type"
+        " use_bnb_nested_quant bnb_4bit_quant_storage bnb_4bit_compute_dtype",
+        MOVING_REFERENCE: "sync_ref_model ref_model_sync_steps ref_model_mixup_alpha",
+        TRAINED_POLICY: "repetition_penalty logit_bias vllm_structured_outputs_regex vllm_guided_decoding_regex",
+        "no loss here has an entropy bonus; actor_train.entropy is a metric": (
+            "entropy_coef use_adaptive_entropy entropy_coef_min entropy_coef_max entropy_coef_delta entropy_target"
+        ),
+        "no loss here has it; docs/authoring.md shows how to add your own": (
+            "delta sapo_temperature_neg sapo_temperature_pos vespo_k_pos vespo_lambda_pos vespo_k_neg"
+            " vespo_lambda_neg top_entropy_quantile off_policy_mask_threshold loss_weights ld_alpha f_divergence_type"
+            " f_alpha_divergence_coef use_weighting discopop_tau rpo_alpha normalize_advantages reward_clip_range"
+            " label_smoothing_factor"
+        ),
+        "a mean is over the tokens of all devices": "average_tokens_across_devices",
+        "the share of experts' balance is not in a loss here: mixtures are only planned": "router_aux_loss_coef",
+        "AdamW is the only optimizer here": "optim_args optim_target_modules",
+        "the last layer has the format of actor.dtype": "cast_lm_head_to_fp32",
+        "no noise is added to embeddings": "neftune_noise_alpha",
+        "code in a model's folder is not run": "trust_remote_code",
+        "put the template into the model's folder, as chat_template.jinja": "chat_template_path chat_template",
+        "the keywords of a model are not passed on; actor.dtype is there": "model_init_kwargs",
+        "a checkpoint of TRL cannot be resumed; actor.path may be its model": "resume_from_checkpoint",
+        "state best_metric, such as record_evaluation.score, and best_is: metrics have other names here": (
+            "load_best_model_at_end metric_for_best_model greater_is_better"
+        ),
+        "state the path of a single dataset; several are joined beforehand": (
+            "datasets dataset_mixture dataset_mixer dataset_weights test_split_size"
+        ),
+        "whole files are read, no streams": "dataset_streaming streaming",
+        "rows are prepared as docs/data.md says": "dataset_kwargs",
+        "callbacks do not exist here; docs/automations.md reacts to metrics": "callbacks",
+        "state patience: evaluations without improvement, after which a run ends": "EarlyStoppingCallback",
+    }
+)
+_WITHOUT_EFFECT: Mapping[str, str] = MappingProxyType(
+    {
+        "every step is logged": "logging_strategy logging_steps logging_first_step logging_nan_inf_filter"
+        " log_on_each_node log_level log_level_replica disable_tqdm include_num_input_tokens_seen logging_dir"
+        " include_for_metrics batch_eval_metrics prediction_loss_only include_tokens_per_second",
+        "a run has a name of its own": "run_name wandb_entity wandb_run_group trackio_space_id trackio_bucket_id"
+        " trackio_static_space_id",
+        "a run uploads nothing; its models are Hugging Face folders": "push_to_hub hub_model_id hub_strategy hub_token"
+        " hub_private_repo hub_always_push hub_revision log_completions_hub_repo push_to_hub_revision"
+        " push_to_hub_model_id",
+        "vLLM generates; the plan places it": "use_vllm vllm_mode vllm_model_impl vllm_enable_sleep_mode"
+        " vllm_server_base_url vllm_server_host vllm_server_port vllm_group_port vllm_device vllm_dtype"
+        " vllm_server_timeout cache_implementation use_transformers_continuous_batching"
+        " transformers_continuous_batching_config use_transformers_paged ds3_gather_for_generation use_cache",
+        "the plan states each call's memory": "vllm_gpu_memory_utilization vllm_max_model_length vllm_max_model_len",
+        PLAN: "accelerate accelerator_config parallelism_config fsdp fsdp_config deepspeed ddp_find_unused_parameters"
+        " ddp_bucket_cap_mb ddp_broadcast_buffers ddp_static_graph ddp_backend ddp_timeout gradient_checkpointing_kwargs"
+        " activation_offloading torch_compile torch_compile_backend torch_compile_mode torch_empty_cache_steps"
+        " auto_find_batch_size local_rank _n_gpu use_cpu no_cuda per_device_eval_batch_size eval_accumulation_steps"
+        " precompute_ref_batch_size precompute_ref_log_probs padding_free pad_to_multiple_of remove_unused_columns"
+        " dataloader_num_workers dataloader_pin_memory dataloader_persistent_workers dataloader_prefetch_factor"
+        " dataloader_multiprocessing_context dataloader_in_order dataset_num_proc preprocessing_num_workers"
+        " split_batches ignore_bias_buffers skip_memory_metrics debug",
+        "the engines bring their own kernels": "attn_implementation use_liger_kernel liger_kernel_config tf32"
+        " use_flash_attention_2",
+        "main weights are float32, computed in actor.dtype": "dtype torch_dtype bf16_full_eval fp16_full_eval",
+        "a model is trained without dropout": "disable_dropout",
+        "checkpoints are complete": "save_only_model save_on_each_node enable_jit_checkpoint"
+        " restore_callback_states_from_checkpoint ignore_data_skip save_safetensors",
+        "no file of an earlier run is overwritten": "overwrite_output_dir",
+        "the first step is evaluated before it is trained": "eval_on_start eval_delay",
+        "an evaluation is one greedy response to each held-out prompt": "num_generations_eval",
+        "a run trains, and evaluates its held-out rows": "do_train do_eval do_predict eval_do_concat_batches"
+        " eval_use_gather_object",
+        "steps are reproducible": "full_determinism data_seed",
+        "padding is no part of a row": "pad_token label_names length_column_name group_by_length",
+        "each pass has an order of its own; a step may span two passes": (
+            "shuffle_dataset dataloader_drop_last train_sampling_strategy"
+        ),
+        "responses are text": "log_multimodal log_unique_prompts",
+    }
+)
+_OFFLINE: Mapping[str, Refusal] = MappingProxyType(
+    {
+        "max_length": Refusal(
+            "rows for training are never cut: a row that is too long for the context is refused", by_default=True
+        ),
+        "max_prompt_length": Refusal("rows for training are never cut"),
+        "max_completion_length": Refusal("rows for training are never cut"),
+        "truncation_mode": Refusal("rows for training are never cut"),
+    }
+)
+_CHATS: Mapping[str, Refusal] = MappingProxyType(
+    {
+        "max_seq_length": Refusal("rows for training are never cut: a row that is too long for the context is refused"),
+        **{
+            name: Refusal(
+                "rows are never packed, so algo.batch_size counts chats: multiply it by the chats of a packed row"
+            )
+            for name in ("packing", "packing_strategy", "eval_packing")
+        },
+        "assistant_only_loss": Refusal(
+            "of chats only the assistant's turns are learned, as if it were true; of a text_column every token",
+            by_default=True,
+        ),
+        "completion_only_loss": Refusal("of a prompt with a completion only the completion is learned"),
+    }
+)
+_NEED: Mapping[str, tuple[Any, str]] = MappingProxyType({"actor.path": ("MODEL", "the model, which your script names")})
+_REWARD = {"reward": {"function": f"{YOUR_FILE}:reward", "signature": "trl"}}
+
+
+def _complete(values: dict[str, Any], devices: int) -> dict[str, Any]:
+    """Return the batch of a generation, which follows from other options (`GRPOConfig.__post_init__`)."""
+    rows, steps = values.get("generation_batch_size"), values.get("steps_per_generation")
+    size, accumulated = values["per_device_train_batch_size"], values["gradient_accumulation_steps"]
+    if not all(isinstance(value, int) and value > 0 for value in (size, accumulated)):
+        return {}
+    if steps is None:
+        steps = max(1, rows // (size * devices)) if isinstance(rows, int) else accumulated
+    return {"steps_per_generation": steps, "generation_batch_size": size * devices * steps if rows is None else rows}
+
+
+def _dialect(
+    trainer: str,
+    flow: str,
+    rules: tuple[Rule, ...],
+    refused: Mapping[str, Refusal] = MappingProxyType({}),
+    needs: Mapping[str, tuple[Any, str]] = _NEED,
+) -> Dialect:
+    generates = flow == "grpo"
+    return Dialect(
+        library="trl",
+        trainer=trainer,
+        defaults={**known("trl")["common"], **known("trl")[trainer]},
+        rules=rules,
+        refused={option: Refusal(reason) for option, reason in keys(_REFUSED).items()} | dict(refused),
+        without_effect=keys(_WITHOUT_EFFECT) | {"optim": "AdamW is the optimizer"},
+        flow=flow,
+        needs=needs,
+        own=frozenset(refused),
+        complete=_complete if generates else lambda values, devices: {},
+    )
+
+
+@cache
+def dialects() -> tuple[Dialect, ...]:
+    """Return TRL's trainers."""
+    shared = (*optimizer(), *run())
+    of_prompts = rows("prompts", ("prompt_column", "dataset_prompt_column"))
+    online = (*model("actor"), *of_prompts, *GENERATION, *shared, REFERENCE)
+    with_reward = {
+        **_NEED,
+        "prompts.path": ("DATASET", "the prompts, which your script names"),
+        "held_out.path": ("", "prompts for evaluations: these are those of training"),
+        "reward": ({"functions": _REWARD}, "the functions or the model that your script names"),
+    }
+    needs = {
+        parameter: {
+            **_NEED,
+            f"{parameter}.path": ("DATASET", "the rows, which your script names"),
+            "held_out.path": ("", "rows for evaluations: these are those of training"),
+        }
+        for parameter in ("pairs", "answers", "chats")
+    }
+    of_texts = {**_OFFLINE, **_CHATS}
+    reward_needs = {name: need for name, need in needs["pairs"].items() if name != "actor.path"}
+    reward_needs |= {"reward.path": _NEED["actor.path"]}
+    trained = (*BATCH, *shared)
+    return (
+        _dialect("grpo", "grpo", (*online, *GROUPS), needs=with_reward),
+        _dialect("rloo", "grpo", (*online, *LEAVE_ONE_OUT), needs=with_reward),
+        _dialect("dpo", "dpo", (*model("actor"), REFERENCE, *rows("pairs"), *trained, *PAIRS), _OFFLINE, needs["pairs"]),
+        _dialect("kto", "kto", (*model("actor"), REFERENCE, *rows("answers"), *trained, *RATED), _OFFLINE, needs["answers"]),
+        _dialect(
+            "sft",
+            "sft",
+            (*model("actor"), *rows("chats", ("text_column", "dataset_text_field")), *trained, *NLL),
+            of_texts,
+            needs["chats"],
+        ),
+        _dialect("reward", "reward", (*model("reward", "scalar"), *rows("pairs"), *trained, *REWARD), _OFFLINE, reward_needs),
+    )  # fmt: skip

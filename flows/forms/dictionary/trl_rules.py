@@ -1,0 +1,403 @@
+"""TRL 1.16: how parameters here follow from the options of its trainers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from prefect_rlhf.flows.forms.dictionary.job import Job
+from prefect_rlhf.flows.forms.dictionary.rule import NULL, Null, Rule, Untranslatable, Unused
+from prefect_rlhf.flows.forms.dictionary.shared import (
+    SCHEDULES,
+    TRACKERS,
+    files_of,
+    functions_by_name,
+    listed,
+    passes,
+)
+from prefect_rlhf.tasks.rl.settings.policy import CLIPS
+
+UPDATES = "algo.update.mini_batches * algo.update.epochs"
+OPTIMIZER_STEPS = "TRL counts optimizer steps"
+LOSSES = {"grpo": "clip", "bnpo": "clip", "dapo": "clip", "dr_grpo": "clip", "cispo": "cispo"}
+MEANS = {"grpo": "rows", "bnpo": "tokens", "dapo": "tokens", "cispo": "tokens", "dr_grpo": "max_completion_length"}
+"""The mean of each loss; of dr_grpo the option by which each row's sum is divided."""
+SCALES = {"group": "grpo", True: "grpo", "none": "dr_grpo", False: "dr_grpo"}
+PAIR_LOSSES = {"sigmoid": "dpo", "ipo": "ipo", "robust": "robust"}
+
+
+def _lowest_rate(job: Job) -> float | None:
+    """The final learning rate as a share of the first."""
+    stated = job["lr_scheduler_kwargs"]
+    if not isinstance(stated, Mapping) or not stated:
+        return None
+    if others := stated.keys() - {"min_lr_rate", "min_lr"}:
+        raise Untranslatable(f"{min(others)} has no counterpart; algo.optimizer.min_lr_ratio is the final rate")
+    share: float | None = stated.get("min_lr_rate")
+    return share if share is not None else stated["min_lr"] / job["learning_rate"]
+
+
+def _is_share(option: str) -> Callable[[Job], bool]:
+    """Whether an option is a share of the run's optimizer steps instead of a number of them."""
+    return lambda job: isinstance(job[option], int | float) and 0 < job[option] < 1
+
+
+def _is_number(option: str) -> Callable[[Job], bool]:
+    return lambda job: isinstance(job[option], int | float) and not 0 < job[option] < 1
+
+
+def _has_most_steps(job: Job) -> bool:
+    return (job["max_steps"] or -1) > 0
+
+
+def _by(what: str, strategy: str) -> Callable[[Job], bool]:
+    """Whether checkpoints or evaluations follow a strategy."""
+    return lambda job: str(job[f"{what}_strategy"]) == strategy
+
+
+def _dtype(job: Job) -> str | None:
+    if job["fp16"]:
+        raise Untranslatable("float16 is not trained here; bfloat16 and float32 are")
+    return "float32" if job["bf16"] is False else "bfloat16"
+
+
+def _path(job: Job) -> str | None:
+    """The model, at its revision."""
+    name, revision = job["model_name_or_path"], job["model_revision"]
+    return f"{name}@{revision}" if name and revision not in (None, "main") else name
+
+
+def _reference(job: Job) -> str | None:
+    """The reference is the model before training."""
+    if job.flow == "grpo" and not job["beta"]:
+        raise Unused("beta is 0, so no model is compared with")
+    return _path(job)
+
+
+def _mean_over(job: Job) -> Any:
+    mean = MEANS.get(str(job["loss_type"]))
+    return job[mean] if mean == "max_completion_length" else mean
+
+
+def _loss(job: Job) -> str:
+    name, level = str(job["loss_type"]), job["importance_sampling_level"]
+    if name not in LOSSES:
+        raise Untranslatable(f"no loss here is {name}; there are {', '.join(LOSSES)}")
+    if level == "sequence" and name == "cispo":
+        raise Untranslatable("cispo has a ratio of each token here")
+    return "gspo" if level == "sequence" else LOSSES[name]
+
+
+def _clip(job: Job, option: str, side: int) -> float | None:
+    """A bound of the ratio; none if it is ours already. In cispo TRL states the bound itself, without the 1."""
+    loss = job.here("algo.loss")
+    value = job[option] if job[option] is not None else job["epsilon"]
+    if loss == "cispo" and side == 0:
+        raise Unused("cispo has no lower bound")
+    if loss == "cispo":
+        value = round(value - 1, 9)
+    is_stated = job.differs(option) or job.differs("epsilon")
+    return value if is_stated or value != CLIPS[loss][side] else None
+
+
+def _advantage(job: Job) -> str | None:
+    if job["multi_objective_aggregation"] == "normalize_then_sum":
+        return "gdpo"
+    scale = job["scale_rewards"]
+    if scale not in SCALES:
+        raise Untranslatable(f"no advantage here is scaled by {scale}; group and none are there")
+    return SCALES[scale]
+
+
+def _is_corrected(job: Job) -> bool:
+    """Whether TRL corrects for the difference between the engines: only where vLLM generates."""
+    return bool(job["use_vllm"] and job["vllm_importance_sampling_correction"])
+
+
+def _importance(job: Job) -> dict[str, Any]:
+    level, _, beyond = str(job["vllm_importance_sampling_mode"]).partition("_")
+    cap = job["vllm_importance_sampling_cap"]
+    highest = job["vllm_importance_sampling_clip_max"] if cap is None else cap
+    lowest = job["vllm_importance_sampling_clip_min"] or 0.0
+    return {"level": level, "beyond": beyond, "highest": 1e6 if highest is None else highest, "lowest": lowest}
+
+
+def _stop(job: Job) -> list[str] | None:
+    """Stop strings among the further arguments of generation, which have no other counterpart."""
+    stated = job["generation_kwargs"]
+    if not isinstance(stated, Mapping) or not stated:
+        return None
+    if others := stated.keys() - {"stop", "stop_strings"}:
+        raise Untranslatable(f"{min(others)} has no counterpart; algo.sampling has what there is")
+    return listed(next(iter(stated.values())))
+
+
+def _reward_model(job: Job) -> str | None:
+    if job["reward_model_name_or_path"] and job["reward_funcs"]:
+        raise Untranslatable("a reward here is a model or functions; a function can ask a server of the model")
+    return job["reward_model_name_or_path"]
+
+
+def _pair_loss(job: Job) -> str | None:
+    names = [str(name) for name in listed(job["loss_type"])]
+    if len(names) != 1 or names[0] not in PAIR_LOSSES:
+        raise Untranslatable(f"no loss here is {' + '.join(names)}; there are {', '.join(PAIR_LOSSES)}")
+    return PAIR_LOSSES[names[0]]
+
+
+def reported(job: Job) -> list[str] | None:
+    """Return the trackers of a job."""
+    names = [str(name) for name in listed(job["report_to"]) if name not in ("none", "all")]
+    if others := [name for name in names if name not in TRACKERS]:
+        raise Untranslatable(f"{others[0]}: the trackers here are {', '.join(sorted(set(TRACKERS.values())))}")
+    return [TRACKERS[name] for name in names] or None
+
+
+def optimizer() -> tuple[Rule, ...]:
+    """Return the rules of AdamW and of its learning rate."""
+    path = "algo.optimizer"
+    warmup, share = f"{path}.warmup_steps", f"* steps * {UPDATES}"
+    return (
+        Rule(f"{path}.lr", "learning_rate"),
+        Rule(f"{path}.schedule", "lr_scheduler_type", words=SCHEDULES),
+        Rule(f"{path}.min_lr_ratio", "lr_scheduler_kwargs | learning_rate", by=_lowest_rate),
+        Rule(warmup, f"warmup_steps {share}", "if below 1", whole="about", when=_is_share("warmup_steps")),
+        Rule(warmup, f"warmup_ratio {share}", whole="about", when=_is_share("warmup_ratio")),
+        Rule(warmup, "warmup_steps", when=_is_number("warmup_steps")),
+        Rule(f"{path}.max_grad_norm", "max_grad_norm", by=lambda job: job["max_grad_norm"] or 1e9),
+        Rule(f"{path}.weight_decay", "weight_decay"),
+        Rule(f"{path}.betas", "adam_beta1 adam_beta2", by=lambda job: [job["adam_beta1"], job["adam_beta2"]]),
+        Rule(f"{path}.eps", "adam_epsilon"),
+    )
+
+
+def run() -> tuple[Rule, ...]:
+    """Return the rules of a run: its length, evaluations, checkpoints and trackers."""
+    return (
+        Rule(
+            "epochs",
+            "num_train_epochs | max_steps",
+            by=lambda job: passes(job["num_train_epochs"]),
+            when=lambda job: not _has_most_steps(job),
+            otherwise="max_steps is stated",
+        ),
+        Rule(
+            "steps",
+            f"max_steps / ({UPDATES})",
+            OPTIMIZER_STEPS,
+            whole="about",
+            when=_has_most_steps,
+            otherwise="num_train_epochs counts",
+        ),
+        *_every("algo.evaluate_every", "eval"),
+        *_every("checkpoint_every", "save"),
+        Rule("keep_checkpoints", "save_total_limit"),
+        Rule("recompute", "gradient_checkpointing", where="plan"),
+        Rule("seed", "seed"),
+        Rule("output_dir", "output_dir"),
+        Rule("tracking.report_to", "report_to", by=reported),
+        Rule(
+            "tracking.project",
+            "project | report_to",
+            by=lambda job: job["project"] if job.differs("project") else None,
+            when=lambda job: bool(reported(job)),
+            otherwise="report_to names no tracker",
+        ),
+        Rule("tracking.project", "wandb_project", when=lambda job: bool(reported(job)), otherwise="no tracker is named"),
+    )
+
+
+def _every(ours: str, what: str) -> tuple[Rule, ...]:
+    steps, strategy = f"{what}_steps", f"{what}_strategy"
+    by_steps, by_epoch = _by(what, "steps"), _by(what, "epoch")
+    is_share = _is_share(steps)
+    off = f"{strategy} is no"
+    return (
+        Rule(
+            ours,
+            f"{steps} / ({UPDATES})",
+            OPTIMIZER_STEPS,
+            whole="about",
+            when=lambda job: by_steps(job) and not is_share(job),
+            otherwise=off,
+        ),
+        Rule(
+            ours,
+            f"| {steps} {strategy}",
+            by=lambda job: max(1, round(job[steps] * job.here("steps"))),
+            when=lambda job: by_steps(job) and is_share(job),
+            otherwise=off,
+        ),
+        Rule(ours, strategy, by=lambda job: job.steps_of_a_pass, when=by_epoch, otherwise="it is not by epoch"),
+    )
+
+
+def model(role: str, head: str | None = None) -> tuple[Rule, ...]:
+    """Return the rules of the model that is trained."""
+    made: tuple[tuple[str, Any], ...] = (("head", head), ("new_head", True)) if head else ()
+    return (
+        Rule(f"{role}.path", "model_name_or_path model_revision", by=_path),
+        Rule(f"{role}.dtype", "bf16 fp16", by=_dtype),
+        Rule(f"{role}.eos_token", "eos_token"),
+        *(Rule(f"{role}.{name}", "", by=lambda job, value=value: value) for name, value in made),
+    )
+
+
+REFERENCE = Rule("ref.path", "| model_name_or_path model_revision beta", by=_reference)
+
+
+def rows(parameter: str, *columns: tuple[str, str]) -> tuple[Rule, ...]:
+    """Return the rules of a dataset and of its held-out rows; `columns` are of ours and theirs."""
+
+    def split_column(job: Job) -> Null | None:
+        return NULL if job["dataset_name"] else None
+
+    def named(option: str) -> Callable[[Job], str | None]:
+        return lambda job: files_of(job["dataset_name"], job[option], job["dataset_config"])
+
+    def is_evaluated(job: Job) -> bool:
+        return str(job["eval_strategy"]) != "no"
+
+    off = "eval_strategy is no"
+    both = [(name, when) for name, when in ((parameter, None), ("held_out", is_evaluated))]
+    return (
+        Rule(f"{parameter}.path", "dataset_name dataset_config dataset_train_split", by=named("dataset_train_split")),
+        Rule("held_out.path", "dataset_test_split | dataset_name", by=named("dataset_test_split"), when=is_evaluated, otherwise=off),
+        *(Rule(f"{name}.split_column", "| dataset_name", by=split_column, when=when, otherwise=off) for name, when in both),
+        *(Rule(f"{name}.{ours}", theirs, when=when, otherwise=off) for ours, theirs in columns for name, when in both),
+    )
+
+
+def only(option: str, *allowed: str) -> Rule:
+    """Return a rule that refuses every other value of an option."""
+
+    def check(job: Job) -> None:
+        if job[option] not in allowed:
+            raise Untranslatable(f"no loss here is {job[option]}; only {' and '.join(allowed)}")
+
+    return Rule("", option, by=check, where="check")
+
+
+BATCH = (Rule("algo.batch_size", "per_device_train_batch_size * gradient_accumulation_steps * devices"),)
+GENERATION: tuple[Rule, ...] = (
+    Rule("algo.samples_per_prompt", "num_generations"),
+    Rule(
+        "algo.batch_size",
+        "generation_batch_size / num_generations",
+        "TRL counts responses",
+        when=lambda job: job.differs("generation_batch_size")
+        and job["steps_per_generation"] >= job["gradient_accumulation_steps"],
+    ),
+    Rule(
+        "algo.batch_size",
+        "per_device_train_batch_size * max(steps_per_generation, gradient_accumulation_steps) * devices"
+        " / num_generations",
+        "TRL counts responses",
+    ),
+    Rule("algo.update.mini_batches", "max(steps_per_generation / gradient_accumulation_steps, 1)"),
+    Rule("algo.update.epochs", "num_iterations"),
+    Rule("algo.sampling.max_new_tokens", "max_completion_length"),
+    Rule("algo.sampling.temperature", "temperature"),
+    Rule("algo.sampling.top_p", "top_p"),
+    Rule("algo.sampling.top_k", "top_k", by=lambda job: max(job["top_k"] or 0, 0)),
+    Rule("algo.sampling.min_p", "min_p"),
+    Rule("algo.sampling.stop", "generation_kwargs", by=_stop),
+    Rule("algo.old_logprobs", "", "TRL computes them with the model that is trained", by=lambda job: "recompute"),
+    Rule("algo.overlong.mask", "mask_truncated_completions"),
+    Rule("play.max_turns", "max_tool_calling_iterations + 1", "TRL counts rounds of calls", where="play"),
+    Rule("play.tools", "tools", where="play"),
+    Rule("tp", "vllm_tensor_parallel_size", where="plan"),
+    Rule("play.signature", "environment_factory", where="play"),
+    Rule(
+        "reward.functions",
+        "reward_funcs reward_weights",
+        "a name without a module is of your rewards.py",
+        by=lambda job: functions_by_name(listed(job["reward_funcs"]), listed(job["reward_weights"])),
+        when=lambda job: bool(job["reward_funcs"]) or not job["reward_model_name_or_path"],
+        otherwise="a reward model scores",
+    ),
+    Rule("reward.path", "reward_model_name_or_path | reward_funcs", by=_reward_model),
+    Rule(
+        "reward.head",
+        "| reward_model_name_or_path",
+        by=lambda job: "scalar" if job["reward_model_name_or_path"] and not job["reward_funcs"] else None,
+    ),
+    Rule(
+        "tracking.samples",
+        "log_completions num_completions_to_print | report_to",
+        by=lambda job: job["num_completions_to_print"] if job["log_completions"] else None,
+        when=lambda job: bool(reported(job)),
+        otherwise="no tracker is named; rollouts/ of the run's folder has every response",
+    ),
+    Rule("prompts.chat_template_kwargs", "chat_template_kwargs", by=lambda job: job["chat_template_kwargs"] or None),
+    Rule("prompts.system_prompt", "system_prompt"),
+    Rule("prompts.max_prompt_length", "max_prompt_length"),
+    Rule(
+        "prompts.overlong_prompts",
+        "max_prompt_length",
+        "TRL kept the end of a long prompt",
+        by=lambda job: "keep_end" if job["max_prompt_length"] else None,
+    ),
+)
+GROUPS: tuple[Rule, ...] = (
+    Rule("algo.advantage", "scale_rewards multi_objective_aggregation", by=_advantage),
+    Rule("algo.loss", "loss_type importance_sampling_level", by=_loss, words=LOSSES),
+    Rule("algo.mean_over", "loss_type | max_completion_length", by=_mean_over, words=MEANS),
+    Rule("algo.clip_low", "epsilon | loss_type", by=lambda job: _clip(job, "epsilon", 0)),
+    Rule("algo.clip_high", "epsilon_high epsilon | loss_type", by=lambda job: _clip(job, "epsilon_high", 1)),
+    Rule("algo.kl.coefficient", "beta"),
+    Rule(
+        "algo.kl.estimator",
+        "use_bias_correction_kl | beta",
+        "with the correction, TRL's KL has the gradient of k2",
+        by=lambda job: "k2" if job["use_bias_correction_kl"] else "k3",
+        when=lambda job: bool(job["beta"]),
+        otherwise="beta is 0",
+    ),
+    *(
+        Rule(
+            f"algo.importance.{part}",
+            f"{options} | use_vllm",
+            by=lambda job, part=part: _importance(job)[part],
+            when=_is_corrected,
+            otherwise="TRL corrects only with use_vllm and vllm_importance_sampling_correction",
+        )
+        for part, options in (
+            ("level", "vllm_importance_sampling_mode vllm_importance_sampling_correction"),
+            ("beyond", "vllm_importance_sampling_mode"),
+            ("highest", "vllm_importance_sampling_clip_max vllm_importance_sampling_cap"),
+            ("lowest", "vllm_importance_sampling_clip_min"),
+        )
+    ),
+)
+LEAVE_ONE_OUT: tuple[Rule, ...] = (
+    Rule("algo.advantage", "", "the trainer is RLOO's", by=lambda job: "rloo"),
+    Rule("algo.mean_over", "", "RLOO's loss sums over a response", by=lambda job: 1.0),
+    Rule("algo.clip_low", "epsilon"),
+    Rule("algo.clip_high", "epsilon_high epsilon", by=lambda job: job["epsilon_high"] or job["epsilon"]),
+    Rule("algo.kl.coefficient", "beta"),
+    Rule("algo.kl.place", "| beta", "RLOO subtracts it from the reward", by=lambda job: "reward" if job["beta"] else None),
+    Rule("algo.kl.estimator", "| beta", "RLOO's KL is the log-ratio", by=lambda job: "k1" if job["beta"] else None),
+)
+PAIRS: tuple[Rule, ...] = (
+    Rule("algo.loss", "loss_type", by=_pair_loss, words=PAIR_LOSSES),
+    Rule("algo.beta", "beta", by=lambda job: job["beta"] if job.differs("beta") else None),
+    Rule(
+        "algo.label_smoothing",
+        "label_smoothing | loss_type",
+        when=lambda job: "robust" in listed(job["loss_type"]),
+        otherwise="TRL 1.16 reads it with losses robust and exo_pair alone",
+        by=lambda job: job["label_smoothing"],
+    ),
+)
+RATED: tuple[Rule, ...] = (
+    only("loss_type", "kto"),
+    Rule("algo.beta", "beta"),
+    Rule("algo.good_weight", "desirable_weight"),
+    Rule("algo.bad_weight", "undesirable_weight"),
+)
+NLL = (only("loss_type", "nll", "chunked_nll"),)
+REWARD: tuple[Rule, ...] = (
+    Rule("algo.centering", "center_rewards_coefficient"),
+    Rule("algo.optimizer.head_lr", "| learning_rate", "TRL's head has the same rate", by=lambda job: job["learning_rate"]),
+)

@@ -1,0 +1,98 @@
+"""What a run that wrote a checkpoint was made of: its parameters, changes of resumed runs, and commits on the Hub."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from pydantic import BaseModel
+from pydantic_core import to_jsonable_python
+
+from prefect_rlhf.tasks.play import Play
+
+CHANGES = "changes.json"  # in the folder of a run: the parameters that resumed runs changed
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A parameter that a resumed run changed after `step` finished steps.
+
+    >>> print(Change(4, "algo.optimizer.lr", 1e-06, 5e-07))
+    after 4 steps: algo.optimizer.lr 1e-06 -> 5e-07
+    """
+
+    step: int
+    parameter: str
+    before: Any
+    now: Any
+
+    def __str__(self) -> str:
+        return f"after {self.step} steps: {self.parameter} {self.before} -> {self.now}"
+
+
+@dataclass(frozen=True, slots=True)
+class Lineage:
+    """A run's parameters by their dotted names, and all changes since the first run, oldest first.
+
+    `commits` are those of the Hub's repositories that it reads, by repository and branch: a resumed run reads the same.
+    """
+
+    parameters: dict[str, Any] = field(default_factory=dict)
+    changes: tuple[Change, ...] = ()
+    commits: dict[str, str] = field(default_factory=dict)
+
+    def change_of(self, parameter: str) -> Change | None:
+        """Return the newest change of a parameter."""
+        return next((change for change in reversed(self.changes) if change.parameter == parameter), None)
+
+
+def parameters_of(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a flow's arguments as plain values, each by its dotted name.
+
+    Paths of models and data are left out, because they may differ, and plays, whose arguments may be secrets.
+
+    >>> from prefect_rlhf.tasks.settings import Update
+    >>> parameters_of({"update": Update(epochs=2), "staleness": 0})
+    {'update.epochs': 2, 'update.mini_batches': 1, 'staleness': 0}
+    """
+    stated = {name: value for name, value in arguments.items() if not isinstance(value, Play)}
+    plain = to_jsonable_python(stated, fallback=str)
+    return {name: value for name, value in _leaves(plain) if not (name.count(".") == 1 and name.endswith(".path"))}
+
+
+def with_parameters(arguments: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a flow's arguments with other values of the parameters of these dotted names.
+
+    Raises pydantic's ValidationError if a value does not fit the others.
+    """
+    changed = dict(arguments)
+    groups = dict.fromkeys(name.partition(".")[0] for name in values)
+    for group in groups:
+        of_group = {name.partition(".")[2]: value for name, value in values.items() if name.partition(".")[0] == group}
+        argument = arguments[group]
+        if not isinstance(argument, BaseModel):
+            changed[group] = of_group[""]
+            continue
+        plain = argument.model_dump(mode="json")
+        for path, value in of_group.items():
+            _set(plain, path.split("."), value)
+        changed[group] = type(argument).model_validate_json(json.dumps(plain))
+    return changed
+
+
+def _leaves(group: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the values of nested groups by their dotted names; an empty group is a value."""
+    for key, value in group.items():
+        if isinstance(value, Mapping) and value:
+            yield from _leaves(value, f"{path}{key}.")
+        else:
+            yield f"{path}{key}", value
+
+
+def _set(group: dict[str, Any], path: Sequence[str], value: Any) -> None:
+    *groups, last = path
+    for key in groups:
+        group = group[key]
+    group[last] = value

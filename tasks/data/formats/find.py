@@ -1,0 +1,178 @@
+"""The format of a file, found by its columns: their names and types decide, and the first row if two formats fit.
+
+A file with our own columns of prompts, pairs or rated answers is read as it is. Of two formats, none is chosen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import product
+
+from prefect_rlhf.errors.errors import InvalidInput, Missing, NotUsed
+from prefect_rlhf.tasks.data.formats.format import ANSWER, ASKED, TOOLS, Format, Kind, Shape
+from prefect_rlhf.tasks.data.formats.found import Found
+from prefect_rlhf.tasks.data.formats.table import FORMATS
+from prefect_rlhf.tasks.data.formats.turns import are_turns
+from prefect_rlhf.tasks.data.stored.columns import Column
+from prefect_rlhf.tasks.data.stored.stored_rows import StoredRows
+
+LOOKED_AT = 1000  # rows: so many are read to see whether rows of another format follow
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What a dataset reads: its `kind`, and its own forms with their columns, such as `prompt` and `completion`.
+
+    `stated` are the settings that name columns: these columns are read, and no format is looked for. A file that fits
+    nothing else is read as `otherwise`. `form` is the setting of that name; `tools_column` may have schemas of tools.
+    """
+
+    kind: Kind
+    own: Mapping[str, tuple[str, ...]]
+    otherwise: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    stated: Mapping[str, str | None] = field(default_factory=dict)
+    form: str | None = None
+    tools_column: str | None = None
+
+    @property
+    def formats(self) -> tuple[Format, ...]:
+        """The formats of other libraries that this kind of dataset is read from."""
+        return tuple(format for format in FORMATS if self.kind in format.kinds)
+
+
+def find_format(rows: StoredRows, wanted: Wanted) -> Found:
+    """Return how rows are read. Raises InvalidInput if the columns fit several formats, or not the stated one."""
+    if wanted.form is not None and wanted.form not in wanted.own:
+        return _stated_format(rows, wanted, wanted.form)
+    if wanted.form is not None:
+        return _own(rows, wanted, wanted.form)
+    if wanted.stated:
+        names = wanted.stated.values()
+        forms = [form for form, columns in wanted.own.items() if set(columns) & set(names)] or list(wanted.own)
+        return _one(rows, [_own(rows, wanted, form) for form in forms])
+    own = [_own(rows, wanted, form) for form, names in wanted.own.items() if set(names) <= set(rows.names)]
+    if own and wanted.kind != "chats":  # they have the names that all libraries give to prompts, pairs and answers
+        return own[0]
+    others = [found for format in wanted.formats for found in _fits(rows, format, wanted)]
+    found = [*own, *_widest(others)]
+    if found:
+        return _one(rows, found)
+    last = next((form for form, names in wanted.own.items() if names[-1] in rows.names), None)
+    if wanted.kind == "chats" and last is None:
+        raise _unknown(rows, wanted)
+    form = last or next(iter(wanted.otherwise or wanted.own))
+    return Found(form, wanted.kind, {name: name for name in (wanted.otherwise or wanted.own)[form]})
+
+
+def _own(rows: StoredRows, wanted: Wanted, form: str) -> Found:
+    return Found(form, wanted.kind, {name: name for name in wanted.own[form] if name in rows.names})
+
+
+def _stated_format(rows: StoredRows, wanted: Wanted, form: str) -> Found:
+    """Return the format that the setting `form` names."""
+    for setting, column in wanted.stated.items():
+        raise NotUsed(f"{rows.field}.{setting}", column, f"form is {form}, which has columns of its own")
+    format = next(one for one in wanted.formats if one.form == form)
+    found = _fits(rows, format, wanted)
+    if not found:
+        lacks = f"{form} needs {needs(format, wanted.kind)}, and {rows.path} has {', '.join(rows.names)}"
+        raise InvalidInput(f"{rows.field}.form", form, f"a form of the file: {lacks}")
+    return _one(rows, found)
+
+
+def needs(format: Format, kind: Kind) -> str:
+    """Return the columns that a format needs, as text."""
+    return " and ".join(" or ".join(part.names) for part in format.needs(kind).values())
+
+
+def _fits(rows: StoredRows, format: Format, wanted: Wanted) -> list[Found]:
+    """Return each way in which a file's columns fit a format: a part may have several columns."""
+    parts = format.needs(wanted.kind)
+    choices = [_columns(rows, part.names, part.holds) for part in parts.values()]
+    others = {name: _columns(rows, part.names, part.holds) for name, part in format.others.items()}
+    further = {name: columns[0] for name, columns in others.items() if columns}
+    if format.tools is not None and wanted.tools_column in rows.names:
+        further[TOOLS] = str(wanted.tools_column)
+    fitting = []
+    for chosen in product(*choices):
+        columns = dict(zip(parts, chosen, strict=True)) | {
+            name: column for name, column in further.items() if column not in chosen
+        }
+        has_turns = holds(rows.column(columns[ASKED]), "turns")
+        fitting.append(Found(format.form, wanted.kind, columns, format, has_turns))
+    return fitting
+
+
+def _columns(rows: StoredRows, names: Sequence[str], shape: Shape) -> list[str]:
+    """Return the columns of a file that have one of the names and hold the shape."""
+    return [name for name in names if name in rows.names and holds(rows.column(name), shape)]
+
+
+def holds(column: Column, shape: Shape) -> bool:
+    """Whether a column holds text, or turns of conversations."""
+    is_text, has_turns = column.kind == "text", are_turns(column.turn_keys)
+    return {"text": is_text, "turns": has_turns, "any": True}[shape]
+
+
+def _widest(found: Sequence[Found]) -> list[Found]:
+    """Return the fits without those that read a part of the columns of another: Alpaca's input is no question."""
+    columns = [set(one.columns.values()) for one in found]
+    return [one for one, own in zip(found, columns, strict=True) if not any(own < other for other in columns)]
+
+
+def _one(rows: StoredRows, found: Sequence[Found]) -> Found:
+    """Return the only fit. Raises InvalidInput for several fits, unless the first row decides."""
+    if len(found) == 1:
+        return found[0]
+    first = _by_first_row(rows, found)
+    if first is not None:
+        return first
+    forms = list(dict.fromkeys(one.form for one in found))
+    if len(forms) > 1:
+        fits = " and ".join(one.described for one in found)
+        raise Missing(f"{rows.field}.form", f"{' or '.join(forms)}: {rows.path} fits {fits}")
+    part = next(part for part in (ASKED, ANSWER) if len({one.columns.get(part) for one in found}) > 1)
+    names = " or ".join(dict.fromkeys(str(one.columns[part]) for one in found))
+    setting = "prompt_column" if part == ASKED else "completion_column"
+    raise Missing(f"{rows.field}.{setting}", f"{names}: {rows.path} has both")
+
+
+def _by_first_row(rows: StoredRows, found: Sequence[Found]) -> Found | None:
+    """Return the only fit of the first row's values, or None if the first rows have values of several.
+
+    Raises InvalidInput for a row of another format among the first rows.
+    """
+    names = dict.fromkeys(name for one in found for name in _needed(one))
+    some = range(min(len(rows), LOOKED_AT))
+    values = {name: rows.read(name, some) for name in names}
+
+    def fitting(row: int) -> list[Found]:
+        return [one for one in found if all(values[name][row] is not None for name in _needed(one))]
+
+    first = fitting(0)
+    if len(first) != 1:
+        return None
+    for row in some:
+        if first[0] not in fitting(row):
+            seen = ", ".join(name for name in names if values[name][row] is not None) or "no value"
+            expected = f"{', '.join(_needed(first[0]))}, as in row 0: all rows of {rows.path} must have the same format"
+            raise InvalidInput(f"{rows.field} row {row}", seen, expected)
+    return first[0]
+
+
+def _needed(one: Found) -> list[str]:
+    """Return the columns of a fit that have a value in every row."""
+    if one.format is None:
+        return list(one.columns.values())
+    return [one.columns[part] for part in one.format.needs(one.kind)]
+
+
+def _unknown(rows: StoredRows, wanted: Wanted) -> InvalidInput:
+    known = [" and ".join(names) for names in wanted.own.values()]
+    for format in wanted.formats:
+        parts = format.needs(wanted.kind).values()
+        known.append(f"{' and '.join(part.names[0] for part in parts)} ({format.title})")
+    settings = "or their names in messages_column and so on"
+    expected = f"a file with columns {', '.join(known)}, {settings}; it has {', '.join(rows.names)}"
+    return InvalidInput(f"{rows.field}.path", rows.path, expected)

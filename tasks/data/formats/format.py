@@ -1,0 +1,66 @@
+"""What a format is: the columns that it reads of a file, and how it makes our columns of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from prefect_rlhf.tasks.data.formats.row import FileRow, Prompt
+
+Kind = Literal["prompts", "chats", "pairs", "answers"]
+"""What a dataset is read for: Prompts, Chats, Preferences or RatedAnswers."""
+Shape = Literal["text", "turns", "any"]
+"""What a column holds: text, turns of a conversation, or either."""
+ASKED, ANSWER, LABEL, TOOLS, SYSTEM = "asked", "answer", "label", "tools", "system"
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A part of a row: the names that its column may have, and what it holds."""
+
+    names: tuple[str, ...]
+    holds: Shape = "any"
+
+
+@dataclass(frozen=True)
+class Format:
+    """A format of other libraries.
+
+    `form` is its name in settings, `title` as its users know it. Its parts are `asked`, an `answer` unless the last
+    turn of `asked` is the answer, and `others`, which a file may lack. `prompt` makes the prompt of a row: messages if
+    the format `is_chat`, if the row has a system prompt, or if `asked` holds turns; text otherwise.
+    """
+
+    form: str
+    title: str
+    kinds: tuple[Kind, ...]
+    asked: Part
+    prompt: Callable[[FileRow], Prompt]
+    answer: Part | None = None
+    others: Mapping[str, Part] = field(default_factory=dict)
+    is_chat: bool = True
+    tools: Callable[[FileRow], Any] | None = None
+
+    def needs(self, kind: Kind) -> Mapping[str, Part]:
+        """Return the parts without which a file cannot be read for a kind of dataset."""
+        has_answer = self.answer is not None and kind in ("chats", "answers")
+        return {ASKED: self.asked, **({ANSWER: self.answer} if has_answer and self.answer else {}), **OF_KINDS[kind]}
+
+
+OWN_TITLES: Mapping[str, str] = {
+    "prompt": "prompts",
+    "messages": "messages",
+    "completion": "completions",
+    "text": "texts",
+    "pairs": "pairs",
+}
+"""Our own forms as a message names them."""
+OF_KINDS: Mapping[Kind, Mapping[str, Part]] = {
+    "prompts": {},
+    "chats": {},
+    "pairs": {"chosen": Part(("chosen",)), "rejected": Part(("rejected",))},
+    "answers": {LABEL: Part(("label", "kto_tag"))},
+}
+"""The parts that a kind of dataset needs in every format."""
+SYSTEM_PART = Part(("system", "system_prompt"), "text")

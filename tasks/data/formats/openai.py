@@ -1,0 +1,20 @@
+"""OpenAI's messages where another column has the prompt: the messages before an answer, or with it."""
+
+from __future__ import annotations
+
+from prefect_rlhf.tasks.data.formats.format import ASKED, Format, Part
+from prefect_rlhf.tasks.data.formats.row import ChatMessage, FileRow
+from prefect_rlhf.tasks.data.formats.turns import messages_of
+
+
+def _messages(row: FileRow) -> list[ChatMessage]:
+    return messages_of(row.values[ASKED], row.place(ASKED), row.path, is_whole=True)
+
+
+MESSAGES = Format(
+    form="messages",
+    title="messages",
+    kinds=("prompts", "answers"),
+    asked=Part(("messages",), "turns"),
+    prompt=_messages,
+)

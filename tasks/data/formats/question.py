@@ -1,0 +1,30 @@
+"""A question and its answer, under the names that public datasets give them: GSM8K, Orca, OpenRLHF and others.
+
+Text is plain, as a `prompt` is. With a column `system`, and of messages, the prompt is a chat.
+"""
+
+from __future__ import annotations
+
+from prefect_rlhf.tasks.data.formats.format import ASKED, SYSTEM, SYSTEM_PART, Format, Part
+from prefect_rlhf.tasks.data.formats.row import FileRow, Prompt
+from prefect_rlhf.tasks.data.formats.turns import messages_of
+
+
+def _asked(row: FileRow) -> Prompt:
+    value, system = row.values[ASKED], row.system_turn()
+    if isinstance(value, list):
+        return [*system, *messages_of(value, row.place(ASKED), row.path)]
+    text = row.text(ASKED)
+    return [*system, {"role": "user", "content": text}] if SYSTEM in row.columns else text
+
+
+QUESTION = Format(
+    form="question",
+    title="question and answer",
+    kinds=("prompts", "chats", "pairs", "answers"),
+    asked=Part(("question", "problem", "query", "input", "context_messages", "prompt")),
+    prompt=_asked,
+    answer=Part(("answer", "response", "output", "solution"), "text"),
+    others={SYSTEM: SYSTEM_PART},
+    is_chat=False,
+)

@@ -1,0 +1,65 @@
+"""A run whose models and data are on the Hub, from a stand-in: the commit that it read stays that of the run."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from prefect_rlhf.flows.dpo import dpo
+from prefect_rlhf.tasks.checkpoints.folders import find_checkpoint
+from tests.hub_stand_in import in_this_process, stand_in
+from tests.runs import end, read_lines
+from tests.tiny import make_model, make_pairs
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("prefect")]
+
+
+@pytest.fixture
+def hub(own_home, tmp_path):
+    """A model in two repositories, and pairs of answers."""
+    make_model(tmp_path / "model")
+    make_pairs(tmp_path / "pairs.parquet")
+    with stand_in() as hub, in_this_process(hub, tmp_path / "hf"):
+        hub.add("acme/tiny", tmp_path / "model")
+        hub.add("datasets/acme/pairs", {"data/pairs.parquet": (tmp_path / "pairs.parquet").read_bytes()})
+        yield hub
+
+
+def given(folder: Path, **changes) -> dict:
+    pairs = "hf://datasets/acme/pairs/data/pairs.parquet"
+    return {
+        "pairs": {"path": pairs},
+        "held_out": {"path": pairs, "split": "held_out"},
+        "actor": {"path": "acme/tiny", "dtype": "float32"},
+        "ref": {"path": "acme/tiny@main", "dtype": "float32"},
+        "algo": {"batch_size": 4},
+        "checkpoint_every": 1,
+        "output_dir": str(folder / "runs"),
+        **changes,
+    }
+
+
+def test_a_resumed_run_reads_the_commits_of_its_checkpoint_whatever_main_has_become(hub, tmp_path):
+    """Newer weights of the reference would be refused, and newer pairs would give other losses."""
+    whole = end(dpo, given(tmp_path / "whole", steps=2)).result()
+    first = end(dpo, given(tmp_path, steps=1)).result()
+    commits = {
+        "hf://acme/tiny@main": hub.repositories["acme/tiny"].branches["main"],
+        "hf://datasets/acme/pairs@main": hub.repositories["datasets/acme/pairs"].branches["main"],
+    }
+    assert json.loads((Path(first["run_dir"]) / "hub_commits.json").read_text()) == commits
+    assert find_checkpoint("latest", tmp_path / "runs").manifest.lineage.commits == commits
+
+    make_model(tmp_path / "newer", hidden=128)
+    hub.add("acme/tiny", tmp_path / "newer")
+    hub.add("datasets/acme/pairs", {"data/pairs.parquet": b"no rows"})
+    hub.requests.clear()
+    state = end(dpo, given(tmp_path, steps=2, resume_from="latest"))
+    assert state.is_completed(), state.message
+    assert hub.requests == []
+    resumed = state.result()
+    losses = [
+        [line["actor_train_step.loss"] for line in read_lines(Path(run["run_dir"]) / "metrics.jsonl")]
+        for run in (whole, resumed)
+    ]
+    assert losses[0] == losses[1]

@@ -1,0 +1,302 @@
+"""Files that fit two formats, and rows of no format, are refused in a line that says what to set or to mend."""
+
+import json
+
+import pytest
+
+from prefect_rlhf.blocks.chats import Chats
+from prefect_rlhf.blocks.dataset import Preferences, Prompts
+from prefect_rlhf.blocks.rated_answers import RatedAnswers
+from prefect_rlhf.errors.errors import InvalidInput
+from prefect_rlhf.flows.training.inputs import open_source
+from tests.tasks.data.formats.test_found_formats import ALPACA, KINDS, TURNS, gpt, human
+from tests.tasks.data.stored import ask, json_lines, say
+
+pytestmark = pytest.mark.quick
+
+BOTH = [ask("Hi"), say("Hello")]
+
+TWO_FORMATS = {
+    "messages and conversations": (
+        Chats,
+        {"messages": BOTH, "conversations": TURNS},
+        "data.form: missing; expected messages or sharegpt: FILE fits messages (messages) and ShareGPT (conversations)",
+        "sharegpt",
+    ),
+    "prompts in both": (
+        Prompts,
+        {"messages": BOTH[:1], "conversations": TURNS[:1]},
+        "data.form: missing; expected sharegpt or messages: FILE fits ShareGPT (conversations) and messages (messages)",
+        "messages",
+    ),
+    "tatsu-lab/alpaca": (
+        Chats,
+        {**ALPACA, "text": "Below is an instruction"},
+        "data.form: missing; expected text or alpaca: FILE fits texts (text) and Alpaca (instruction, output, input)",
+        "alpaca",
+    ),
+    "a conversation and its text": (
+        Chats,
+        {"conversations": TURNS, "text": "Hi Hello"},
+        "data.form: missing; expected text or sharegpt: FILE fits texts (text) and ShareGPT (conversations)",
+        "text",
+    ),
+    "OpenR1-Math": (
+        Prompts,
+        {"problem": "1 + 2?", "messages": BOTH[:1]},
+        "data.form: missing; expected messages or question: FILE fits messages (messages) and question and"
+        " answer (problem)",
+        "question",
+    ),
+    "two contexts of a pair": (
+        Preferences,
+        {"conversations": TURNS[:1], "instruction": "Hi", "chosen": "a", "rejected": "b"},
+        "data.form: missing; expected sharegpt or alpaca: FILE fits ShareGPT (conversations, chosen,"
+        " rejected) and Alpaca"
+        " (instruction, chosen, rejected)",
+        "alpaca",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", TWO_FORMATS)
+def test_a_file_that_fits_two_formats_is_refused_until_form_is_set(stored, qwen, case):
+    kind, row, says, form = TWO_FORMATS[case]
+    path = stored(row)
+    with pytest.raises(InvalidInput) as refused:
+        open_source("data", kind(path=path, split_column=None), qwen).check(max_tokens=4096)
+    assert str(refused.value) == says.replace("FILE", path)
+    source = open_source("data", kind(path=path, split_column=None, form=form), qwen)
+    source.check(max_tokens=4096)
+    assert source.rows.found.form == form
+
+
+TWO_COLUMNS = {
+    "questions": (
+        Prompts,
+        {"question": "a", "problem": "b"},
+        "data.prompt_column: missing; expected question or problem",
+    ),
+    "answers": (
+        Chats,
+        {"question": "a", "solution": "b", "answer": "c"},
+        "data.completion_column: missing; expected answer or solution",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", TWO_COLUMNS)
+def test_two_columns_that_may_be_the_same_part_are_refused(stored, qwen, case):
+    kind, row, says = TWO_COLUMNS[case]
+    path = stored(row)
+    with pytest.raises(InvalidInput) as refused:
+        open_source("data", kind(path=path, split_column=None), qwen).check(max_tokens=4096)
+    assert str(refused.value) == f"{says}: {path} has both"
+
+
+STATED = {
+    "messages": (
+        {"messages": BOTH, "conversations": TURNS},
+        {"messages_column": "conversations"},
+        "messages (conversations)",
+    ),
+    "a completion": (
+        {"instruction": "a", "output": "b", "text": "c"},
+        {"prompt_column": "instruction", "completion_column": "output"},
+        "completions (instruction, output)",
+    ),
+    "a text": ({**ALPACA, "messages": BOTH}, {"text_column": "output"}, "texts (output)"),
+}
+
+
+@pytest.mark.parametrize("case", STATED)
+def test_columns_that_are_stated_win(stored, qwen, case):
+    row, settings, described = STATED[case]
+    path = stored(row)
+    source = open_source("chats", Chats(path=path, split_column=None, **settings), qwen)
+    source.check(max_tokens=4096)
+    assert source.rows.remark == f"chats: {path} is read as {described}"
+
+
+def test_alpaca_is_plain_text_if_its_columns_are_stated(stored, qwen):
+    """The format itself is a chat; that takes a template."""
+    columns = {"prompt_column": "instruction", "completion_column": "output"}
+    source = open_source("chats", Chats(path=stored(ALPACA), split_column=None, **columns), qwen)
+    source.check(max_tokens=4096)
+    assert not source.goes_through_template
+
+
+WRONG_SETTINGS = {
+    "a form without its columns": (
+        {"form": "alpaca"},
+        r"^chats.form: got 'alpaca', expected a form of the file: alpaca needs instruction and output or"
+        r" response, and .*"
+        r" has conversations$",
+    ),
+    "a form and a column": (
+        {"form": "sharegpt", "messages_column": "chat"},
+        r"^chats.messages_column: 'chat' is not used: form is sharegpt, which has columns of its own; remove it$",
+    ),
+    "a column that is not there": (
+        {"messages_column": "chat"},
+        r"^chats.messages_column: got 'chat', expected a column of",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", WRONG_SETTINGS)
+def test_a_form_and_columns_that_do_not_fit_the_file_are_refused(stored, qwen, case):
+    settings, says = WRONG_SETTINGS[case]
+    with pytest.raises(InvalidInput, match=says):
+        open_source("chats", Chats(path=stored({"conversations": TURNS}), split_column=None, **settings), qwen).check(
+            99
+        )
+
+
+def turns(*values):
+    return {"conversations": list(values)}
+
+
+OTHER_ROWS = {
+    "messages after conversations": (
+        [{"conversations": TURNS}, {"conversations": TURNS}, {"messages": BOTH}],
+        "chats row 2: got 'messages', expected conversations, as in row 0: all rows of FILE must have the same format",
+    ),
+    "a pair after a completion": (
+        [{"prompt": "a", "completion": "b"}, {"instruction": "a", "output": "b"}],
+        "chats row 1: got 'instruction, output', expected prompt, completion, as in row 0: all rows of FILE"
+        " must have the"
+        " same format",
+    ),
+    "text among messages": (
+        [{"messages": BOTH}, {"messages": [{"role": "user", "text": "a"}]}],
+        "chats row 1 messages turn 0: got {'role': 'user', 'text': 'a'}, expected {from, value} or {role,"
+        " content}, in FILE",
+    ),
+    "messages among turns are turns": ([turns(*TURNS), turns(*BOTH)], None),
+    "an unknown name": (
+        [turns(*TURNS), turns(human("Hi"), {"from": "bot", "value": "Hello"})],
+        "chats row 1 conversations turn 1 from: got 'bot', expected one of system, human, user, gpt,"
+        " assistant, chatgpt,"
+        " model, function_call, tool_call, observation, tool, tool_response, function_response, in FILE",
+    ),
+    "two questions in a row": (
+        [turns(human("Hi"), human("Hello"), gpt("a"))],
+        "chats row 0 conversations turn 1 from: got 'human after human', expected gpt or function_call; mend"
+        " or remove the"
+        " row, in FILE",
+    ),
+    "an answer first": (
+        [turns(*TURNS), turns(gpt("Hello"), human("Hi"), gpt("a"))],
+        "chats row 1 conversations turn 0 from: got 'gpt as the first turn', expected system or human; mend"
+        " or remove the"
+        " row, in FILE",
+    ),
+    "a system turn in between": (
+        [turns(human("Hi"), {"from": "system", "value": "a"})],
+        "chats row 0 conversations turn 1 from: got 'system after human', expected gpt or function_call; mend or remove"
+        " the row, in FILE",
+    ),
+    "an answer to a call": (
+        [turns(human("Hi"), {"from": "function_call", "value": '{"name": "a", "arguments": {}}'}, gpt("b"))],
+        "chats row 0 conversations turn 2 from: got 'gpt after function_call', expected observation; mend or remove the"
+        " row, in FILE",
+    ),
+    "a call that is no JSON": (
+        [turns(human("Hi"), {"from": "function_call", "value": "add(1, 2)"})],
+        "chats row 0 conversations turn 1 value: got 'add(1, 2)', expected JSON of a call, {name,"
+        " arguments}, or of a list"
+        " of calls, in FILE",
+    ),
+    "no turns": ([turns(*TURNS), turns()], "chats row 1 conversations: got [], expected at least one turn, in FILE"),
+    "null turns": (
+        [turns(*TURNS), {"conversations": None, "id": 1}],
+        "chats row 1 conversations: got None, expected at least one turn, in FILE",
+    ),
+    "a null value": (
+        [turns(*TURNS), turns(human("Hi"), gpt(None))],
+        "chats row 1 conversations turn 1 value: got None, expected text that is not empty, in FILE",
+    ),
+    "no answer": (
+        [turns(*TURNS), turns(human("Hi"))],
+        "chats row 1 messages: got 'nothing to learn', expected a message of the assistant, or two tokens of"
+        " text, in FILE",
+    ),
+    "no instruction": (
+        [ALPACA, {**ALPACA, "instruction": ""}],
+        "chats row 1 instruction: got '', expected text that is not empty, in FILE",
+    ),
+    "no output": (
+        [ALPACA, {**ALPACA, "output": None}],
+        "chats row 1 output: got None, expected text that is not empty, in FILE",
+    ),
+    "half a history": (
+        [{**ALPACA, "history": [["Hi"]]}],
+        "chats row 0 history: got [['Hi']], expected pairs of a question and its answer, in FILE",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", OTHER_ROWS)
+def test_a_row_of_another_format_or_order_is_refused_with_its_number(tmp_path, qwen, case):
+    rows, says = OTHER_ROWS[case]
+    path = json_lines(tmp_path / "c.jsonl", *rows)
+    source = open_source("chats", Chats(path=path, split_column=None), qwen)
+    if says is None:
+        source.check(max_tokens=4096)
+        return
+    with pytest.raises(InvalidInput) as refused:
+        source.check(max_tokens=4096)
+    assert str(refused.value) == says.replace("FILE", path)
+
+
+def test_a_prompt_that_ends_with_an_answer_is_refused_or_stripped(stored, qwen):
+    path = stored({"conversations": TURNS})
+    with pytest.raises(InvalidInput, match=r"^prompts row 0: .* or set last_answer to strip"):
+        open_source("prompts", Prompts(path=path, split_column=None), qwen).check(max_tokens=4096)
+    source = open_source("prompts", Prompts(path=path, split_column=None, last_answer="strip"), qwen)
+    source.check(max_tokens=4096)
+
+
+@pytest.mark.parametrize(
+    ("kind", "row", "says"),
+    [
+        (
+            Preferences,
+            {"conversations": TURNS, "chosen": gpt("a"), "rejected": gpt("b")},
+            r"^data row 0: .*an answer at",
+        ),
+        (
+            RatedAnswers,
+            {"conversations": TURNS[:3], "label": True},
+            r"^data row 0 conversations: .*ends with an answer, which the label rates",
+        ),
+    ],
+)
+def test_conversations_around_an_answer_must_have_it_or_not(stored, qwen, kind, row, says):
+    path = stored(row, {**row, "label": False} if "label" in row else row)
+    with pytest.raises(InvalidInput, match=says):
+        open_source("data", kind(path=path, split_column=None), qwen).check(max_tokens=4096)
+
+
+def test_a_format_of_chats_needs_a_template(stored, tokenizer_without_template):
+    with pytest.raises(
+        InvalidInput, match=r"^chats.chat_template: got .*, expected a tokenizer that has a chat template"
+    ):
+        open_source("chats", Chats(path=stored(ALPACA), split_column=None), tokenizer_without_template).check(99)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_columns_that_nobody_reads_are_said(tmp_path, qwen, kind):
+    row = {"conversations": TURNS[:1], "chosen": gpt("a"), "rejected": gpt("b"), "label": True, "images": ["a.png"]}
+    path = json_lines(tmp_path / "c.json", row)
+    source = open_source("data", KINDS[kind](path=path, split_column=None), qwen)
+    assert source.rows.remark.endswith("; images is not read")
+
+
+def test_the_list_of_a_file_is_said(tmp_path, qwen):
+    (tmp_path / "c.json").write_text(json.dumps({"data": [ALPACA]}))
+    source = open_source("chats", Chats(path=str(tmp_path / "c.json"), split_column=None), qwen)
+    assert source.rows.remark.endswith(
+        "c.json is read as Alpaca (instruction, output, input); the rows are the list 'data' of the file"
+    )
