@@ -27,6 +27,9 @@ class ModelFields(BaseModel):
         max_length=256,
         description="Text of the token that ends an answer; if empty, the chat template decides.",
     )
+    chat_template: PathText | None = Field(
+        None, min_length=1, description="File of a chat template, such as tools.jinja; if empty, that of the folder."
+    )
 
 
 class ModelBlock(Block, ModelFields):

@@ -78,6 +78,11 @@ class RowSource(Protocol):
         """The text of the token that ends an answer, if a setting states it."""
         ...
 
+    @property
+    def template(self) -> str | None:
+        """The text of the chat template, if a setting states it."""
+        ...
+
     def read(self, row_ids: Sequence[int]) -> Mapping[str, Sequence[Any]]:
         """Return rows in the requested order: `prompt_tokens` (lists of ids), or tokens and their further keys."""
         ...

@@ -40,13 +40,14 @@ MAY_IMPORT = {
 """Rooms: what each may import of the others. `files` and `errors` are the ground rooms of all."""
 SUB_ROOMS: Mapping[str, Mapping[str, str]] = {
     "flows": {
-        "commands": "planning algorithm training forms hardware .",
+        "commands": "planning algorithm training forms forms.dictionary hardware .",
         "planning": "algorithm training training.choice forms hardware",
         "algorithm": "training forms hardware",
         "training": "training.moving training.choice forms hardware",
         "training.moving": "training training.choice hardware",
         "training.choice": "training forms hardware",
-        "forms": "",
+        "forms": "forms.dictionary",
+        "forms.dictionary": "forms",
         "hardware": "",
         ".": "planning algorithm training forms hardware",
     },

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from contextlib import chdir
 from importlib import import_module
+from itertools import takewhile
 from pathlib import Path
 
 import pytest
@@ -29,6 +30,7 @@ from prefect_rlhf.flows.commands.init import project, write_new
 from prefect_rlhf.flows.forms.options import RunOptions
 from prefect_rlhf.flows.grpo import grpo
 from prefect_rlhf.flows.ppo import ppo
+from prefect_rlhf.flows.sft import sft
 from prefect_rlhf.placement.devices.mesh import ClusterShape
 from prefect_rlhf.placement.graph import Dataset
 from prefect_rlhf.placement.models.model import ModelSpec, TransformerShape
@@ -48,6 +50,7 @@ PROJECT = Path(__file__).parents[1]
 PAGES = [PROJECT / "README.md", *sorted((PROJECT / "docs").glob("*.md"))]
 BLOCK = re.compile(r"^( *)```(\w+)([^\n]*)\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
 PPO = PROJECT / "docs" / "examples" / "ppo.yaml"
+SERVER = "vllm.entrypoints.openai.api_server"
 FIRST = "first"  # the folder that the README has `prefect-rlhf init` make
 CLUSTER = ClusterShape("desk", num_nodes=1, devices_per_node=2, device_memory_bytes=8 << 30)
 
@@ -100,18 +103,25 @@ def folder(tmp_path_factory):
     shutil.copytree(PROJECT / "docs" / "examples", clone / "docs" / "examples")
     folder = clone / FIRST
     write_new(folder, project(folder))
-    make_model(folder / "models" / "smollm2")
+    make_model(folder / "models" / "smollm2", context=1024)  # prompts with tools are long
     make_model(folder / "runs" / "reward" / "an-earlier-run" / "reward", scalar=True)
-    (folder / "runs" / "reward" / "latest").symlink_to("an-earlier-run")
+    make_model(folder / "runs" / "the-first-run" / "actor")
+    (folder / "runs" / "latest").symlink_to("the-first-run")
+    caller = make_model(folder / "runs" / "calls" / "an-earlier-run" / "actor", context=1024)
+    shutil.copy(folder / "tools.jinja", Path(caller) / "chat_template.jinja")
+    for name in ("reward", "calls"):
+        (folder / "runs" / name / "latest").symlink_to("an-earlier-run")
     put_database(folder / "prefect")
     (folder / "data").mkdir()
     make_prompts(folder / "data" / "prompts.parquet", num_train=32)
     make_pairs(folder / "data" / "preferences.parquet", num_train=32, num_held_out=32)
-    for language in ("python", "yaml", "json"):
+    for language in ("python", "yaml", "json", "text"):
         for attributes, text in (param.values for param in blocks(language)):
             if attributes.startswith("file="):
-                (folder / attributes.removeprefix("file=")).write_text(text)
-    write_checkpoint(prepared(folder).augmented, folder / "runs" / "ppo" / "amber-fox", step=1)
+                (folder / attributes.split()[0].removeprefix("file=")).write_text(text)
+    subprocess.run([sys.executable, "make_chats.py"], cwd=folder, check=True, timeout=300)  # a command of a page
+    run = prepared(folder)
+    write_checkpoint(run.augmented, folder / "runs" / "ppo" / "amber-fox", step=1, lineage=run.request.lineage)
     return folder
 
 
@@ -160,6 +170,8 @@ def test_yaml_is_a_plan_that_runs_or_parameters_that_are_taken(folder, monkeypat
     elif "calls" in loaded:
         found = prepared(folder, plan=str(folder / attributes.partition("=")[2])).augmented.plan
         assert found.name == loaded["name"]
+    elif "flow=sft" in attributes:
+        assert sft.validate_parameters(loaded)["actor"].chat_template == "tools.jinja"
     elif attributes == "flow=ppo":
         whole = yaml.safe_load(PPO.read_text()) | loaded
         checked = ppo.validate_parameters({name: value for name, value in whole.items() if name != "critic"})
@@ -232,26 +244,48 @@ def test_commands_run(folder, tmp_path, command):
     elif program == "docker":
         pass  # test_recipes.py has a linter read the image's recipe
     elif program == "prefect-rlhf":
-        if arguments[0] not in ("plan", "graph", "init", "profile") and "--dry-run" not in arguments:
-            arguments.append("--dry-run")  # what trains is run for real in other files
-        script = Path(sys.executable).with_name(program)
-        unset = ("PYTHONPATH", "RLHF_LEASE", "PREFECT_API_URL")
-        environment = {name: value for name, value in os.environ.items() if name not in unset}
-        environment["PREFECT_HOME"] = str(folder / "prefect")
-        cwd = tmp_path if arguments[0] == "init" else folder
-        words = {"cwd": cwd, "env": environment, "timeout": 560, "capture_output": True, "text": True}
-        done = subprocess.run([script, *arguments], **words, check=False)
-        assert done.returncode == 0, done.stderr[-2000:]
+        check_our_command(program, arguments, tmp_path if arguments[0] == "init" else folder, folder / "prefect")
     elif program == "make":
         assert f"\n{arguments[0]}:" in (PROJECT / "Makefile").read_text()
     elif program in ("python3.11", ".", "pip"):
         assert command in first_screen()  # test_first_screen.py runs them
+    elif program == "hf" or arguments[:2] == ["-m", SERVER]:
+        check_foreign_command(program, arguments, folder)
+    elif program == "python" and arguments[0].endswith(".py"):
+        assert (folder / arguments[0]).is_file()  # the folder's files were made by it
     elif program == "python":
         assert arguments[:2] == ["-m", "benchmarks.demo"] and arguments[2] in ACTIONS
     elif program == "export":
         assert arguments == ["PREFECT_API_URL=http://127.0.0.1:4200/api"]
     else:
         check_prefect_command(arguments)
+
+
+def check_our_command(program, arguments, cwd, home):
+    """It ends without an error; what trains is a dry run, since other files run it for real."""
+    if arguments[0] not in ("plan", "graph", "init", "profile", "chat") and "--dry-run" not in arguments:
+        arguments.append("--dry-run")
+    script = Path(sys.executable).with_name(program)
+    unset = ("PYTHONPATH", "RLHF_LEASE", "PREFECT_API_URL")
+    environment = {name: value for name, value in os.environ.items() if name not in unset}
+    environment["PREFECT_HOME"] = str(home)
+    environment["PATH"] = f"{script.parent}{os.pathsep}{environment['PATH']}"  # as in an active environment
+    words = {"cwd": cwd, "env": environment, "timeout": 560, "capture_output": True, "text": True}
+    done = subprocess.run([script, *arguments], **words, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+def check_foreign_command(program, arguments, folder):
+    """The command and its flags exist, and a folder that it reads is a model; test_trained_folder.py serves it."""
+    script = Path(sys.executable).with_name(program)
+    named = arguments[:2] if SERVER in arguments else takewhile(lambda word: word.isalpha(), arguments)
+    words = {"cwd": folder, "timeout": 300, "capture_output": True, "text": True}
+    told = subprocess.run(
+        [script, *named, "--help=all" if SERVER in arguments else "--help"], **words, check=True
+    ).stdout
+    flags = {word.partition("=")[0] for word in arguments if word.startswith("--")}
+    assert flags <= set(re.findall(r"--[\w-]+", told))
+    assert all((folder / word / "config.json").is_file() for word in arguments if word.startswith("runs/"))
 
 
 def check_prefect_command(arguments):

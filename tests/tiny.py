@@ -20,13 +20,14 @@ def make_model(
     heads: int = 2,
     family: str = "llama",
     kv_heads: int | None = None,
+    context: int = 64,
 ) -> str:
     """A random model with heads of 32, with the small tokenizer."""
     torch.manual_seed(layers + hidden)
     config = AutoConfig.for_model(
         family, hidden_size=hidden, intermediate_size=2 * hidden, num_hidden_layers=layers, num_attention_heads=heads,
-        num_key_value_heads=kv_heads or heads, head_dim=32, vocab_size=vocab, max_position_embeddings=64, num_labels=1,
-        tie_word_embeddings=True, initializer_range=0.15, bos_token_id=1, eos_token_id=2, pad_token_id=0,
+        num_key_value_heads=kv_heads or heads, head_dim=32, vocab_size=vocab, max_position_embeddings=context,
+        num_labels=1, tie_word_embeddings=True, initializer_range=0.15, bos_token_id=1, eos_token_id=2, pad_token_id=0,
     )  # fmt: skip
     kind = AutoModelForSequenceClassification if scalar else AutoModelForCausalLM
     kind.from_config(config, dtype=torch.float32).save_pretrained(folder)

@@ -35,13 +35,14 @@ if TYPE_CHECKING:
 
 UNUSED = {"lm_head.weight", "score.weight"}  # heads that a role may not need
 TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
+TEMPLATE_FILE = "chat_template.jinja"
 TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
     "tokenizer.model",
     "special_tokens_map.json",
     "added_tokens.json",
-    "chat_template.jinja",
+    TEMPLATE_FILE,
     "generation_config.json",
 )
 
@@ -91,7 +92,8 @@ def write_folder(
     `tensors` are whole, with Hugging Face names, in any order; they are written as `spec.dtype`. A scalar head next to
     a language model's head has a file of its own, which only `stored_tensors` reads, so that other libraries load the
     language model. The tokenizer's files are copies, but generation_config.json lists all `ends` of a response; None:
-    the ends of the folder and its tokenizer. The folder appears under its name only when it is complete.
+    the ends of the folder and its tokenizer. If the model has a chat template of its own, that is written in the place
+    of the folder's. The folder appears under its name only when it is complete.
     """
     shapes = {p.name: p.shape for p in parameters(spec)}
     tokenizer_folder = model_folder(str(tokenizer), "tokenizer", "tokenizer")
@@ -104,10 +106,20 @@ def write_folder(
         for name in TOKENIZER_FILES:
             if (tokenizer_folder / name).is_file():
                 shutil.copyfile(tokenizer_folder / name, part / name)
+        if spec.chat_template is not None:
+            _write_template(part, spec.chat_template)
         if "lm" in spec.head:
             _name_ends(part, spec.eos_token, ends)
 
     write_atomically(Path(path), write)
+
+
+def _write_template(folder: Path, text: str) -> None:
+    """Write a chat template where every version of transformers finds it, and no other next to it."""
+    (folder / TEMPLATE_FILE).write_text(text)
+    file = folder / "tokenizer_config.json"
+    if file.is_file() and "chat_template" in (content := read_json_object(file.name, file)):
+        file.write_text(json.dumps(content | {"chat_template": text}, indent=2, ensure_ascii=False) + "\n")
 
 
 def _name_ends(folder: Path, eos_token: str | None, ends: Sequence[int] | None) -> None:

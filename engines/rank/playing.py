@@ -71,7 +71,9 @@ def answer_tokens(command: CallCommand, source: RowSource | None) -> AnswerToken
     play, role, tokenizers = command.play, command.call.role, command.tokenizers
     assert play is not None and role is not None
     reads = tokenizers.alike.get(role, role) == tokenizers.speaks
-    of_prompts = (source.variables, source.eos_token) if source is not None and reads else (None, None)
+    of_prompts: tuple[Any, ...] = (None, None, tokenizers.templates.get(role))
+    if source is not None and reads:
+        of_prompts = (source.variables, source.eos_token, source.template)
     return AnswerTokens(tokenizers.folders[role], play.max_answer_tokens, play.overlong_answers, *of_prompts)
 
 

@@ -31,15 +31,22 @@ class AnswerTokens:
 
     An answer has at most `most` tokens, without the template's. `overlong` is the treatment of others:
     "refuse", "keep_start", "keep_end", or "end", which ends the play. The template has further `variables`, and
-    `eos_token` is the model's setting of where its answers end.
+    `eos_token` is the model's setting of where its answers end. `template` is the text of a template in place of the
+    folder's.
     """
 
     def __init__(
-        self, folder: str, most: int, overlong: str, variables: Variables | None = None, eos_token: str | None = None
+        self,
+        folder: str,
+        most: int,
+        overlong: str,
+        variables: Variables | None = None,
+        eos_token: str | None = None,
+        template: str | None = None,
     ) -> None:
-        self._tokenizer, self._most, self._overlong = tokenizer_of(folder), most, overlong
+        self._tokenizer, self._most, self._overlong = tokenizer_of(folder, template=template), most, overlong
         self._control, self._variables = control_tokens(self._tokenizer), variables
-        self._ends = {*end_tokens(folder, eos_token), answer_end(self._tokenizer, eos_token).written}
+        self._ends = {*end_tokens(folder, eos_token, template), answer_end(self._tokenizer, eos_token).written}
 
     def text(self, tokens: Sequence[int]) -> str:
         """Return the text of a turn, without special tokens."""

@@ -12,7 +12,7 @@ from prefect_rlhf.errors.errors import InvalidInput
 def ends_of(command: BuildCommand) -> tuple[int, ...]:
     """Return the tokens that end a response of a command's model. In a folder they are found by its tokenizer."""
     model, told = command.model, command.end_tokens
-    return end_tokens(model.path, model.eos_token) if told is None else told
+    return end_tokens(model.path, model.eos_token, model.chat_template) if told is None else told
 
 
 def stopped_turns(

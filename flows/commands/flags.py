@@ -94,8 +94,8 @@ def _mistake(error: CycloptsError) -> str:
     if isinstance(error, RepeatArgumentError):
         return f"{error.token.keyword} is repeated; expected a single value"
     if isinstance(error, CoercionError) and error.token is not None:
-        words = getattr(error.target_type, "__args__", ())  # for a Literal; for a union they are types
-        choices = ", ".join(word for word in words if isinstance(word, str))
+        literals = getattr(error.target_type, "__args__", ())  # for a Literal; for a union they are types
+        choices = ", ".join(word for word in literals if isinstance(word, str))
         expected = f"got {in_short(error.token.value)}, expected one of {choices}" if choices else str(error.msg)
         return f"{error.token.keyword}: {expected}"
     return in_short(error, str)

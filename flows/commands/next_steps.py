@@ -1,27 +1,38 @@
-"""The last lines of a completed run: the folders of its models, a page to read, and a command that trains further."""
+"""The last lines of a completed run: its models, and commands and a page for their use."""
 
+import os
 import shlex
 from collections.abc import Container, Mapping, Sequence
+from pathlib import Path
 
 from prefect_rlhf.files.path_text import from_here
+from prefect_rlhf.files.remote_path import local_path
+from prefect_rlhf.flows.commands.flags import PROGRAM
+from prefect_rlhf.flows.commands.model_folder import generates
 
-PAGE_OF_OWN = "docs/authoring.md: change the algorithm or its reward, or watch the run in Prefect's UI"
-PAGE = "docs/ui.md: watch a run in Prefect's UI"
+PAGE = "docs/use_the_model.md"
+ITS_TOPICS = "evaluate it, serve it, upload it, resume at another rate"
 
 
 def next_steps(command: Sequence[str], models: Mapping[str, str]) -> list[str]:
-    """Return the lines; `command` has the words of this run's command, `models` the folders by role."""
+    """Return the lines; `command` has the words of a run like this one, `models` the folders of trained models by role.
+
+    Without a trained model there is no line.
+    """
+    if not models:
+        return []
     folders = {role: from_here(folder) for role, folder in models.items()}
     paths = {f"{role}.path": folder for role, folder in folders.items()}
     words = [
         *_without(command, paths),
         *(word for name, folder in paths.items() for word in ("-p", f"{name}={folder}")),
     ]
-    is_own = any(word.partition(":")[0].endswith(".py") for word in command)
+    talks = [folders[role] for role, folder in models.items() if generates(local_path(folder, role))]
     return [
         *(f"model: {folder}" for folder in folders.values()),
-        f"read:  {PAGE_OF_OWN if is_own else PAGE}",
-        f"next:  {shlex.join(words)}",
+        *(f"chat:  {shlex.join([PROGRAM, 'chat', folder])}" for folder in talks[:1]),
+        f"train: {shlex.join(words)}",
+        f"read:  {page_from_here()}: {ITS_TOPICS}",
     ]
 
 
@@ -33,3 +44,11 @@ def _without(command: Sequence[str], names: Container[str]) -> list[str]:
 
 def _name(assignment: str) -> str:
     return assignment.partition("=")[0]
+
+
+def page_from_here() -> str:
+    """Return the path of the page in a clone around the working folder, or the name of the page without a clone."""
+    here = Path.cwd()
+    around = (folder / PAGE for folder in (here, *here.parents))
+    found = next((page for page in around if page.is_file()), None)
+    return f'"Use the trained model" ({PAGE} of {PROGRAM})' if found is None else os.path.relpath(found)

@@ -4,9 +4,10 @@ import logging
 import shlex
 import signal
 import warnings
+from collections.abc import Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass, field
-from typing import Annotated
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any
 
 from cyclopts import Parameter
 
@@ -27,6 +28,7 @@ from prefect_rlhf.flows.commands.next_steps import next_steps
 from prefect_rlhf.flows.forms.options import MOST_RESTARTS, RunOptions
 from prefect_rlhf.placement.devices.mesh import MOST_DEVICES
 
+RESUME = ("resume_from=", "resume_changes=")
 STATUS_OF_SIGNAL = 128  # plus the signal's number, as in a shell
 
 
@@ -113,8 +115,18 @@ def run(flags: Annotated[RunFlags, ALL_AT_ONCE]) -> int:
         if log.is_file():
             print_error(f"log: {from_here(str(log))}")
         return 1
-    print(*next_steps(words_of(flags), found["models"]), sep="\n")
+    for line in next_steps(words_of_new(flags, parameters), found["models"]):
+        print(line)
     return 0
+
+
+def words_of_new(flags: RunFlags, parameters: Mapping[str, Any]) -> list[str]:
+    """Return the words of the command of a run like this one that resumes from no checkpoint."""
+    stated = dict.fromkeys(text.partition("=")[0] for text in flags.param)
+    words = words_of(replace(flags, param=tuple(text for text in flags.param if not text.startswith(RESUME))))
+    for name, none in (("resume_from", "null"), ("resume_changes", "[]")):
+        words += ["-p", f"{name}={none}"] if name in parameters and name not in stated else []  # in the file
+    return words
 
 
 def words_of(flags: RunFlags) -> list[str]:

@@ -69,7 +69,9 @@ def translate(flags: Annotated[TranslateFlags, ALL_AT_ONCE]) -> int:
     try:
         write_atomically(flags.out, partial(Path.write_text, data=text))
     except OSError as error:
-        raise InvalidInput("--out", str(flags.out), f"a file that can be written ({error.strerror or error})") from error
+        raise InvalidInput(
+            "--out", str(flags.out), f"a file that can be written ({error.strerror or error})"
+        ) from error
     print(table(found, flags.file.name))
     if (problem := _problem(found)) is not None:
         print(f"\nto mend: {problem}")

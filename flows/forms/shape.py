@@ -51,8 +51,8 @@ def shape_of(types: Sequence[Any], seen: Any) -> str:
 def _shape(kind: Any, seen: Any) -> str:
     arguments = get_args(kind)
     if get_origin(kind) is dict and len(arguments) == 2:
-        inner = list(_options(arguments[1]))
-        return f"{{NAME: {shape_of(inner, seen) or _plain(inner, seen)}}}"
+        types = list(_options(arguments[1]))
+        return f"{{NAME: {shape_of(types, seen) or _plain(types, seen)}}}"
     if get_origin(kind) in (list, tuple) and arguments:
         words = [word for one in _options(arguments[0]) if get_origin(one) is Literal for word in get_args(one)]
         return f"[{written(words[0])}]" if words and seen not in words else ""

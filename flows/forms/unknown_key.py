@@ -33,13 +33,11 @@ def unknown_parameters(others: Mapping[str, Any], signature: inspect.Signature) 
 
 
 def several(unknown: Sequence[UnknownKey]) -> InvalidInput:
-    """Return one error for unknown keys. If they are many options of another trainer, it names the command for files."""
+    """Return one error for unknown keys. For many options of another trainer, it names the command for files."""
     if len(unknown) <= FEW:
         return SeveralMistakes.of(unknown)
-    from prefect_rlhf.flows.forms.dictionary.answer import (
-        WHOLE_FILE,
-        is_foreign,
-    )  # imported here, as below: right parameters need no dictionary
+    # Imported here, as below: right parameters need no dictionary.
+    from prefect_rlhf.flows.forms.dictionary.answer import WHOLE_FILE, is_foreign
 
     is_theirs = sum(is_foreign(each.field) for each in unknown) > FEW
     return SeveralMistakes.of(unknown, f"({WHOLE_FILE})" if is_theirs else "")

@@ -21,7 +21,7 @@ from prefect_rlhf.placement.models.model import ModelSpec
 from prefect_rlhf.tasks.data.chats import ChatDataset
 from prefect_rlhf.tasks.data.datasets import PreferenceDataset, PromptDataset
 from prefect_rlhf.tasks.data.rows.row_checks import CheckedRows, Say, silent
-from prefect_rlhf.tasks.data.tokenizer import check_end, end_remark
+from prefect_rlhf.tasks.data.tokenizer import check_end, end_remark, read_template
 from prefect_rlhf.tasks.data.tools import shown_by
 from prefect_rlhf.tasks.model_shape import read_model_spec
 from prefect_rlhf.tasks.play import Play
@@ -58,19 +58,21 @@ class RunInputs:
     @property
     def remarks(self) -> tuple[str, ...]:
         """Lines for the log: how rows are read, and the token that ends an answer."""
-        read = [(self.sources[name].rows.remark, *rows.remarks) for name, rows in self.checked_rows.items()]
-        lines = [line for lines in read for line in lines]
-        eos_tokens = {source.eos_token for source in self.sources.values()}  # one: they are read by the same role
-        return (*lines, *(end_remark(self.tokenizer, eos_token) for eos_token in eos_tokens))
+        of_each = [(self.sources[name].rows.remark, *rows.remarks) for name, rows in self.checked_rows.items()]
+        lines = [line for remarks in of_each for line in remarks]
+        ends = {(source.eos_token, source.template) for source in self.sources.values()}  # one: a role reads them all
+        return (*lines, *(end_remark(self.tokenizer, *end) for end in ends))
 
     def read_by(self, role: str) -> RunInputs:
         """Return these inputs, read with the tokenizer of a role. Raises InvalidInput for rows that it cannot serve."""
-        tokenizer, eos_token = self.models[role].path, self.models[role].eos_token
-        read_with = {(source.tokenizer, source.eos_token) for source in self.sources.values()}
-        if tokenizer == self.tokenizer and read_with <= {(tokenizer, eos_token)}:
+        model = self.models[role]
+        tokenizer, eos_token, template = model.path, model.eos_token, model.chat_template
+        read_with = {(source.tokenizer, source.eos_token, source.template) for source in self.sources.values()}
+        if tokenizer == self.tokenizer and read_with <= {(tokenizer, eos_token, template)}:
             return self
         sources = {
-            name: replace(source, tokenizer=tokenizer, eos_token=eos_token) for name, source in self.sources.items()
+            name: replace(source, tokenizer=tokenizer, eos_token=eos_token, template=template)
+            for name, source in self.sources.items()
         }
         for name, source in sources.items():
             if source.num_items != self.sources[name].num_items:
@@ -132,9 +134,10 @@ def read_run_inputs(arguments: Mapping[str, Any]) -> RunInputs:
 
     def read_model(role: str, model: Model) -> ModelSpec:
         check_end(model.path, model.eos_token, f"{role}.eos_token")
-        return read_model_spec(
-            role, model.path, model.head, dtype=model.dtype, new_head=model.new_head, eos_token=model.eos_token
-        )
+        file = model.chat_template
+        template = None if file is None else read_template(file, model.path, f"{role}.chat_template")
+        spec = read_model_spec(role, model.path, model.head, dtype=model.dtype, new_head=model.new_head)
+        return replace(spec, eos_token=model.eos_token, chat_template=template)
 
     return read_inputs(arguments, read_model)
 
@@ -152,11 +155,11 @@ def read_inputs(
     if not models:
         raise InvalidInput("models", (), "at least one Model parameter")
     first = next(iter(models.values()))
-    tokenizer, eos_token = first.path, first.eos_token
+    tokenizer, eos_token, template = first.path, first.eos_token, first.chat_template
     named = {name: value for name, value in arguments.items() if isinstance(value, DatasetParameter)}
     there = {name: value for name, value in named.items() if not (may_be_absent and value.path == ABSENT)}
     sources = {
-        name: replace(open_source(name, value, tokenizer, log_now), eos_token=eos_token)
+        name: replace(open_source(name, value, tokenizer, log_now), eos_token=eos_token, template=template)
         for name, value in there.items()
     }
     plays = [value for value in arguments.values() if isinstance(value, Play)]

@@ -14,7 +14,7 @@ from prefect_rlhf.flows.training.inputs import RunInputs, at_commits, read_run_i
 from prefect_rlhf.flows.training.log import log_info, log_warning
 from prefect_rlhf.flows.training.run_folder import check_output_folder, output_folder, read_result
 from prefect_rlhf.flows.training.steps import falling_over, with_steps
-from prefect_rlhf.flows.training.tokenizers import check_play_templates, check_tokenizers
+from prefect_rlhf.flows.training.tokenizers import check_model_settings, check_play_templates, check_tokenizers
 from prefect_rlhf.flows.training.workload import run_workload
 from prefect_rlhf.placement.cost.sources import CostSources
 from prefect_rlhf.placement.cost.speeds import KnownSpeeds
@@ -133,6 +133,7 @@ def read_request(
         log_warning(line)
     tokenizers = tokenizers_of(graph)
     check_play_templates(graph, tokenizers)
+    check_model_settings(graph, tokenizers.speaks, arguments)
     inputs = inputs.read_by(tokenizers.speaks).checked(items_read(graph, options.steps, options.seed))
     for line in inputs.warnings():
         log_warning(line)

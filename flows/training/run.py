@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from prefect_rlhf.files.atomic_file import write_atomically, writing
 from prefect_rlhf.files.environment import hide
 from prefect_rlhf.files.installed import own_version
 from prefect_rlhf.files.path_text import from_here
-from prefect_rlhf.files.remote_path import shown
+from prefect_rlhf.files.remote_path import local_path, shown
 from prefect_rlhf.flows.forms.form_flow import own_parameters
 from prefect_rlhf.flows.forms.options import RunOptions
 from prefect_rlhf.flows.forms.parameters_file import changed, plain_parameters
@@ -47,6 +48,7 @@ from prefect_rlhf.flows.training.probed import SPEEDS, awaits_probe, with_speeds
 from prefect_rlhf.flows.training.request import RunRequest, read_request
 from prefect_rlhf.flows.training.run_folder import (
     COMMITS,
+    FIELD,
     LATEST,
     RESULT,
     check_latest,
@@ -67,9 +69,10 @@ from prefect_rlhf.placement.plans.moves import PlanAt
 from prefect_rlhf.placement.plans.plan_file import plan_yaml
 from prefect_rlhf.placement.schedule.estimate import Prediction
 from prefect_rlhf.tasks.checkpoints.best import carry_over_best, export_stored
-from prefect_rlhf.tasks.checkpoints.elsewhere import publish_record, writing_to
+from prefect_rlhf.tasks.checkpoints.elsewhere import publish, publish_record, writing_to
 from prefect_rlhf.tasks.checkpoints.folders import Checkpoint, clear_unfinished, folder_of, newest_finished
 from prefect_rlhf.tasks.checkpoints.lineage import CHANGES
+from prefect_rlhf.tasks.reporting.model_card import CARD, model_card
 from prefect_rlhf.tasks.reporting.report import LaterPlan, PlannedSteps, RunReport, planned_timeline
 from prefect_rlhf.tasks.reporting.run_record import PARAMETERS, keep_parameters, new_record, recorded
 from prefect_rlhf.tasks.running.journal import Journal
@@ -345,6 +348,7 @@ def train_in(run_dir: Path, prepared: PreparedRun, report: RunReport, moves: Mov
     report.finished()
     link_latest(run_dir)
     found = {**outcome(run, str(stop) if stop else None), "warnings": learning.warnings}
+    write_cards(run, found)
     result = {"run_dir": shown(run_dir), **found}
     journal.keep(RESULT, json.dumps(result))
     publish_record(run_dir)
@@ -403,6 +407,22 @@ def outcome(run: TrainingRun, ended_early: str | None) -> dict[str, Any]:
     if ended_early is not None or best.step < run.num_steps:
         found["models"] = best_models(run, folder_of(run.run_dir, best.step))
     return found
+
+
+def write_cards(run: TrainingRun, found: Mapping[str, Any]) -> None:
+    """Write the card of each model of a run's result into its folder."""
+    steps = found["best"]["step"] if "best" in found else run.num_steps
+    for role, folder in found["models"].items():
+        file = local_path(folder, FIELD) / CARD
+        card = model_card(run.graph.model(role), run.graph.name, steps, run.run_dir.name)
+        with writing(file):
+            file.parent.mkdir(exist_ok=True)  # another machine may have written the model to a store
+            write_atomically(file, partial(_write_text, card))
+        publish(file)
+
+
+def _write_text(text: str, file: Path) -> None:
+    file.write_text(text, encoding="utf-8")
 
 
 def best_models(run: TrainingRun, checkpoint: Path) -> dict[str, str]:

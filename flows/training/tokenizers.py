@@ -1,8 +1,10 @@
 """Checks that roles reading the same rows have tokenizers that give every token id of those rows the same text."""
 
+from collections.abc import Mapping
 from functools import cache
+from typing import Any
 
-from prefect_rlhf.errors.errors import InvalidInput
+from prefect_rlhf.errors.errors import InvalidInput, NotUsed
 from prefect_rlhf.placement.graph import DataflowGraph
 from prefect_rlhf.placement.models.model import ModelSpec
 from prefect_rlhf.placement.rows.token_writers import shared_rows
@@ -81,4 +83,21 @@ def check_play_templates(graph: DataflowGraph, tokenizers: Tokenizers) -> None:
     """Raise InvalidInput for a play that answers with messages if the role that plays has no chat template."""
     for call in graph:
         if call.play is not None and call.role is not None:
-            check_answers([Play.model_validate_json(call.play.settings)], tokenizers.folders[call.role])
+            folder, template = tokenizers.folders[call.role], tokenizers.templates.get(call.role)
+            check_answers([Play.model_validate_json(call.play.settings)], folder, template)
+
+
+def check_model_settings(graph: DataflowGraph, speaks: str, arguments: Mapping[str, Any]) -> None:
+    """Raise InvalidInput for a chat template or an end of answers of a model that neither reads nor writes a chat.
+
+    These are models that read no dataset first (the role that `speaks` does), generate nothing, and are not trained.
+    """
+    used = {speaks, *(call.role for call in graph if call.kind == "generate")}
+    for model in graph.models:
+        if model.role in used or graph.trained_by(model.role):
+            continue
+        for name in ("chat_template", "eos_token"):
+            value = getattr(arguments.get(model.role), name, None)
+            if value is not None:
+                reason = f"{model.role} reads the tokens that others made"
+                raise NotUsed(f"{model.role}.{name}", value, reason, f"set {speaks}.{name}")

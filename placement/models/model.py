@@ -112,7 +112,8 @@ class ModelSpec:
 
     `dtype` is the compute format; with bfloat16 the optimizer keeps float32 main weights. If a role has a scalar head
     and its checkpoint does not, it starts with a head of zeros, but only if `new_head` is true. `eos_token` is the text
-    of the token that ends an answer; None: the chat template or the tokenizer says so.
+    of the token that ends an answer; None: the chat template or the tokenizer says so. `chat_template` is the text of a
+    template in place of the folder's.
     """
 
     role: str
@@ -123,3 +124,4 @@ class ModelSpec:
     new_head: bool = False
     optimizer: OptimizerSpec | None = None
     eos_token: str | None = None
+    chat_template: str | None = None

@@ -18,13 +18,14 @@ class Tokenizers:
     """Tokenizer folders by role, and the roles that may have written the token ids of each dataset and call.
 
     `alike` names, for a role that writes, the first role whose tokenizer gives every id the same text. `speaks` is the
-    role that reads datasets.
+    role that reads datasets. `templates` are the texts of chat templates in place of those of the folders.
     """
 
     speaks: str
     folders: Mapping[str, str] = field(hash=False)
     writers: Mapping[str, tuple[str, ...]] = field(default_factory=dict, hash=False)
     alike: Mapping[str, str] = field(default_factory=dict, hash=False)
+    templates: Mapping[str, str] = field(default_factory=dict, hash=False)
 
     def of_rows(self, source: str) -> str | InvalidInput | None:
         """Return the folder of the tokenizer that wrote the token ids of a dataset or call; None if it has no such ids.

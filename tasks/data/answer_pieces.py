@@ -1,8 +1,8 @@
 """Chats cut at the start and end of each answer as the chat template renders them, and their tokens with a mask.
 
-The template is rendered on the first messages, then on one more message at a time. Each rendering must begin with the
-previous rendering; the text after that prefix is the message's own. Pieces become tokens separately, as a prompt and
-its response do during sampling.
+The template is rendered on the first messages, then on one more message at a time; neighbours of a role, such as the
+answers of several tools, come together. Each rendering must begin with the previous rendering; the text after that
+prefix is the message's own. Pieces become tokens separately, as a prompt and its response do during sampling.
 """
 
 from collections.abc import Sequence
@@ -59,9 +59,10 @@ def chat_pieces(
     pieces: list[Piece] = []
     before = ""
     opening = next((number for number, turn in enumerate(messages) if turn["role"] != SYSTEM), len(messages) - 1)
+    roles = [*(turn["role"] for turn in messages), None]
     for number in range(opening, len(messages)):
-        if [turn["role"] for turn in messages[number : number + 2]] == [TOOL, TOOL]:
-            continue  # a template may write the results of several calls as one turn
+        if roles[number] == roles[number + 1] != ASSISTANT:  # some templates write answers of tools as one message
+            continue
         after = written(number + 1)
         _check_prefix(before, after, f"{where} message {number}", "when this message follows")
         if messages[number]["role"] == ASSISTANT and number >= first:

@@ -9,7 +9,7 @@ from prefect_rlhf.tasks.data.answer_pieces import ASSISTANT, MaskedTokens, Piece
 from prefect_rlhf.tasks.data.formats.find import Wanted
 from prefect_rlhf.tasks.data.rows.row_checks import CheckedRows
 from prefect_rlhf.tasks.data.source import DatasetSource
-from prefect_rlhf.tasks.data.tokenizer import Tools, answered_tokens, load_tokenizer
+from prefect_rlhf.tasks.data.tokenizer import Tools, answered_tokens
 
 Form = Literal["messages", "completion", "text"]
 DEFAULT_LABEL_COLUMN = "label"
@@ -149,7 +149,7 @@ class ChatDataset(DatasetSource):
         return [self._masked_row(*row) for row in rows]
 
     def _masked_row(self, row: int, values: tuple[Any, ...], tools: Tools) -> MaskedTokens:
-        tokenizer, where = load_tokenizer(self.tokenizer), f"{self.name} row {row} {self._columns[-1]}"
+        tokenizer, where = self.loaded, f"{self.name} row {row} {self._columns[-1]}"
         *prompt, said = values
         if self._form == "messages":
             return self._learnt(chat_pieces(tokenizer, said, where, 0, tools, self.variables))
@@ -164,7 +164,7 @@ class ChatDataset(DatasetSource):
         return masked(tokens, [place >= length for place in range(len(tokens))])
 
     def _learnt(self, pieces: Sequence[Piece]) -> MaskedTokens:
-        return masked_tokens(load_tokenizer(self.tokenizer), pieces, self.eos_token)
+        return masked_tokens(self.loaded, pieces, self.eos_token)
 
 
 def _messages(value: Any, role: str) -> list[Any]:

@@ -25,7 +25,6 @@ from prefect_rlhf.tasks.data.tokenizer import (
     Tools,
     answered_tokens,
     asked,
-    load_tokenizer,
     prompts_tokens,
     template_remark,
 )
@@ -85,7 +84,7 @@ class PromptDataset(DatasetSource):
         self.check_columns()
         self.check_tokenizer(has_chats=self.rows.column(self.prompt_column).holds_messages)
         if self.tools is not None:
-            self.tools.check(self.name, load_tokenizer(self.tokenizer), self.goes_through_template)
+            self.tools.check(self.name, self.loaded, self.goes_through_template)
             if self.shown_column is not None:
                 expected = "null: the prompts show the tools of play"
                 raise InvalidInput(f"{self.name}.tools_column", self.tools_column, expected)
@@ -107,7 +106,7 @@ class PromptDataset(DatasetSource):
         """Return a line for the log with the chat template's rendering, if the template writes the rows."""
         if not self.goes_through_template:
             return ()
-        tokenizer = load_tokenizer(self.tokenizer)
+        tokenizer = self.loaded
         return (template_remark(self.name, tokenizer, self.system_prompt, self._schemas, self.variables),)
 
     @property
@@ -158,7 +157,7 @@ class PromptDataset(DatasetSource):
         return self._tokens(items, prompts)
 
     def _tokens(self, items: Sequence[int], prompts: Sequence[Prompt]) -> list[list[int]]:
-        tokenizer, own = load_tokenizer(self.tokenizer), self._schemas
+        tokenizer, own = self.loaded, self._schemas
         shown = [(prompt, own or tools) for prompt, tools in zip(prompts, self.tools_of(items), strict=True)]
         return prompts_tokens(tokenizer, shown, self.chat_template, self.system_prompt, self.variables)
 
@@ -251,7 +250,7 @@ class PreferenceDataset(DatasetSource):
 
     def _answered(self, row: int, prompt: Prompt, answer: Answer, tools: Tools) -> tuple[list[int], int]:
         """Return the tokens of prompt and answer, and the number of the prompt's tokens."""
-        tokenizer, variables, eos = load_tokenizer(self.tokenizer), self.variables, self.eos_token
+        tokenizer, variables, eos = self.loaded, self.variables, self.eos_token
         if isinstance(answer, str):
             is_chat = self.chat_template
             return answered_tokens(tokenizer, prompt, answer, is_chat, self.end_of_text, tools, variables, eos)

@@ -25,7 +25,8 @@ def tokenizers_of(graph: DataflowGraph) -> Tokenizers:
     for role in writing:
         earlier = (one for one in alike.values() if have_same_text(folders[one], folders[role]))
         alike[role] = next(earlier, role)
-    return Tokenizers(speaking_role(graph), folders, writers, alike)
+    templates = {model.role: model.chat_template for model in graph.models if model.chat_template is not None}
+    return Tokenizers(speaking_role(graph), folders, writers, alike, templates)
 
 
 def have_same_text(one: str, other: str) -> bool:

@@ -31,7 +31,8 @@ class DatasetSource:
 
     `column_paths` gives columns other names: key -> column, or field of a struct such as `reward_model.ground_truth`.
     `form` is the format of the rows; if it is None, the columns decide. The chat template gets `chat_template_kwargs`,
-    and a row's schemas of tools. `eos_token` is the model's setting.
+    and a row's schemas of tools. `eos_token` and `template`, the text of another chat template than the folder's, are
+    the model's settings.
     `say` gets a line now and then during a long check.
     """
 
@@ -45,6 +46,7 @@ class DatasetSource:
     chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict, hash=False)
     tools_column: str | None = DEFAULT_TOOLS_COLUMN
     eos_token: str | None = None
+    template: str | None = None
     form: str | None = None
     say: Say = field(default=silent, kw_only=True, repr=False, compare=False)
 
@@ -79,6 +81,11 @@ class DatasetSource:
         default = {one.name: one.default for one in fields(self)}
         stated = {name: getattr(self, name) for name in settings if getattr(self, name) != default[name]}
         return Wanted(kind, own, otherwise, stated, self.form, self.tools_column)
+
+    @property
+    def loaded(self) -> Any:
+        """The tokenizer, with the chat template that writes the rows. Raises InvalidInput as `load_tokenizer` does."""
+        return load_tokenizer(self.tokenizer, self.template)
 
     @property
     def num_items(self) -> int:
@@ -117,7 +124,7 @@ class DatasetSource:
         """Return lines for the log: changes to rows beyond reading them."""
         if not self.goes_through_template:
             return ()
-        return (template_remark(self.name, load_tokenizer(self.tokenizer), variables=self.variables),)
+        return (template_remark(self.name, self.loaded, variables=self.variables),)
 
     def warnings(self) -> tuple[str, ...]:
         """Return lines for the log about tools and calls in the rows that their tokens do not show."""
@@ -138,7 +145,7 @@ class DatasetSource:
         values, found = self.rows.read(column, items), self.rows.column(column)
         if not found.holds_messages:
             return values
-        tokenizer, has_all_keys = load_tokenizer(self.tokenizer), found.has_all_keys
+        tokenizer, has_all_keys = self.loaded, found.has_all_keys
         return [
             plain_messages(tokenizer, value, has_all_keys, f"{self.name} row {item}")
             for item, value in zip(items, values, strict=True)
@@ -186,7 +193,7 @@ class DatasetSource:
 
     def check_tokenizer(self, has_chats: bool) -> None:
         """Raise InvalidInput unless the tokenizer can be loaded and, if needed, has a chat template."""
-        tokenizer = load_tokenizer(self.tokenizer)
+        tokenizer = self.loaded
         if (self.chat_template or has_chats) and not tokenizer.chat_template:
             raise InvalidInput(f"{self.name}.chat_template", self.tokenizer, "a tokenizer that has a chat template")
         check_variables(self, tokenizer)
@@ -222,7 +229,7 @@ class DatasetSource:
 
     def measured(self, items: Sequence[int]) -> MeasuredRows:
         """Measure the rows of some items. Raises InvalidInput for a row that can never be used."""
-        tokenizer = load_tokenizer(self.tokenizer)
+        tokenizer = self.loaded
         meaningless = {*tokenizer.all_special_ids}
 
         def tokens_of(chunk: Sequence[int]) -> list[list[int]]:

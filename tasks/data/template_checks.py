@@ -7,13 +7,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from prefect_rlhf.engines.sampling.chats.template import Tools, ignores_tools
-from prefect_rlhf.engines.sampling.chats.tokenizers import template_source
+from prefect_rlhf.engines.sampling.chats.tokenizers import template_name, template_source
 from prefect_rlhf.errors.errors import InvalidInput, NotUsed
 from prefect_rlhf.tasks.data.formats.formatted_rows import FormattedRows
 from prefect_rlhf.tasks.data.messages import ignores_calls
-from prefect_rlhf.tasks.data.tokenizer import load_tokenizer
 
 DEFAULT_TOOLS_COLUMN = "tools"
+ANOTHER_TEMPLATE = "set the model's chat_template, as in actor.chat_template: tools.jinja (prefect-rlhf init writes it)"
+"""The remedy for a template that ignores tools."""
 RESERVED = (
     *("messages", "conversation", "tools", "documents", "chat_template", "add_generation_prompt", "tokenize"),
     *("continue_final_message", "padding", "truncation", "max_length", "return_tensors", "return_dict"),
@@ -29,6 +30,8 @@ class Templated(Protocol):
     def name(self) -> str: ...
     @property
     def tokenizer(self) -> str: ...
+    @property
+    def loaded(self) -> Any: ...
     @property
     def tools_column(self) -> str | None: ...
     @property
@@ -62,7 +65,7 @@ def check_variables(source: Templated, tokenizer: Any) -> None:
         if name in RESERVED:
             raise InvalidInput(field, name, "a variable of the chat template; this name has a setting of its own")
         if not re.search(rf"\b{re.escape(name)}\b", template_source(tokenizer)):
-            raise InvalidInput(field, name, f"a variable that the chat template of {tokenizer.name_or_path} reads")
+            raise InvalidInput(field, name, f"a variable that {template_name(tokenizer)} reads")
 
 
 def check_tools(source: Templated, tokenizer: Any) -> None:
@@ -78,8 +81,9 @@ def check_tools(source: Templated, tokenizer: Any) -> None:
     except Exception:  # noqa: BLE001  it refuses this chat; the rows' own chats are rendered later
         return
     if is_ignored:
-        expected = f"null, or a chat template that shows tools: that of {tokenizer.name_or_path} ignores them"
-        raise InvalidInput(f"{source.name}.tools_column", source.tools_column, expected)
+        ignores = f"{template_name(tokenizer)} ignores them: {ANOTHER_TEMPLATE}"
+        right = f"null, or a chat template that shows tools; {ignores}"
+        raise InvalidInput(f"{source.name}.tools_column", source.tools_column, right)
 
 
 def unshown(source: Templated) -> tuple[str, ...]:
@@ -93,8 +97,8 @@ def unshown(source: Templated) -> tuple[str, ...]:
         for item in range(len(source.rows)):
             (chat,) = source.messages(column, [item])
             if isinstance(chat, list) and any(turn.get("tool_calls") for turn in chat):
-                if ignores_calls(load_tokenizer(source.tokenizer), chat):
-                    ignored = f"the chat template of {source.tokenizer} does not write tool_calls"
+                if ignores_calls(source.loaded, chat):
+                    ignored = f"{template_name(source.loaded)} does not write tool_calls"
                     lines.append(f"{source.name}: {ignored}: the calls of row {item} are not in its tokens")
                 break
     return tuple(lines)

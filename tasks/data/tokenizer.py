@@ -8,20 +8,25 @@ from typing import Any, cast
 
 from prefect_rlhf.engines.sampling.chats.answer_end import answer_end, check_eos_token, end_tokens
 from prefect_rlhf.engines.sampling.chats.control_tokens import control_tokens
+from prefect_rlhf.engines.sampling.chats.template import ASKED, Variables, rendered, written
 from prefect_rlhf.engines.sampling.chats.template import Tools as Tools
-from prefect_rlhf.engines.sampling.chats.template import Variables, rendered, written
-from prefect_rlhf.engines.sampling.chats.tokenizers import loaded
-from prefect_rlhf.errors.errors import InvalidInput
-from prefect_rlhf.files.foreign_file import read_json_object, refuse_pointer
-from prefect_rlhf.files.hub.hub_path import shown_folder
+from prefect_rlhf.engines.sampling.chats.tokenizers import loaded, template_name
+from prefect_rlhf.errors.errors import InvalidInput, refusing
+from prefect_rlhf.files.foreign_file import read_content, read_json_object, refuse_pointer
+from prefect_rlhf.files.remote_path import require_local
 from prefect_rlhf.files.storage.inputs import model_folder
 from prefect_rlhf.tasks.data.formats.row import ChatMessage as ChatMessage
 from prefect_rlhf.tasks.data.formats.row import Prompt as Prompt
 
+MOST_OF_A_TEMPLATE = 1 << 20  # bytes
+
 
 @lru_cache(maxsize=4)  # loading takes longer than all tokenization of a step
-def load_tokenizer(folder: str) -> Any:
-    """Return the tokenizer of a folder, which may be remote. Raises InvalidInput if the folder has no tokenizer."""
+def load_tokenizer(folder: str, template: str | None = None) -> Any:
+    """Return the tokenizer of a folder, which may be remote, with the text of a chat template in place of its own.
+
+    Raises InvalidInput if the folder has no tokenizer.
+    """
     from huggingface_hub.errors import StrictDataclassError
 
     local = model_folder(folder, "tokenizer", "tokenizer")
@@ -31,7 +36,7 @@ def load_tokenizer(folder: str) -> Any:
     for file in files:
         refuse_pointer("tokenizer", file)
     try:
-        return loaded(str(local))
+        return loaded(str(local), template)
     except StrictDataclassError as error:  # it reads config.json too
         raise refused_config(local, f"{folder}/config.json", error) from error
     except Exception as error:  # noqa: BLE001  for any error, the user must change the file
@@ -44,18 +49,40 @@ def check_end(folder: str, eos_token: str | None, field: str) -> None:
         check_eos_token(load_tokenizer(folder), eos_token, field)
 
 
-def end_remark(folder: str, eos_token: str | None = None) -> str:
+def read_template(file: str, folder: str, field: str) -> str:
+    """Return the text of a file with a chat template for the tokenizer of a folder.
+
+    Raises InvalidInput, at `field`, for a file that is no template.
+    """
+    from jinja2 import TemplateSyntaxError  # only here: most runs have no such file
+
+    expected = "a file with a chat template in Jinja, such as tools.jinja, which prefect-rlhf init writes"
+    with refusing((OSError, UnicodeDecodeError), field, file, expected):
+        text = read_content(require_local(file, field).expanduser(), MOST_OF_A_TEMPLATE).decode()
+    if not text.strip():
+        raise InvalidInput(field, file, f"{expected} (it is empty)")
+    try:
+        written(load_tokenizer(folder, text), [ASKED])
+    except TemplateSyntaxError as error:
+        raise InvalidInput(field, file, f"{expected} (line {error.lineno}: {error.message})") from error
+    except Exception as error:  # noqa: BLE001  a template may refuse this chat; the rows' own are rendered later
+        if isinstance(error, InvalidInput):  # of the folder
+            raise
+    return text
+
+
+def end_remark(folder: str, eos_token: str | None = None, template: str | None = None) -> str:
     """Return a line that names the token that ends an answer, and the others that end a response."""
-    tokenizer = load_tokenizer(folder)
+    tokenizer = load_tokenizer(folder, template)
     end = answer_end(tokenizer, eos_token)
-    others = [token for token in response_ends(folder, eos_token) if token != end.token]
+    others = [token for token in response_ends(folder, eos_token, template) if token != end.token]
     also = ", ".join(f"{tokenizer.convert_ids_to_tokens(token)} ({token})" for token in others)
     return f"{end}; a response also ends with {also}" if also else str(end)
 
 
-def response_ends(folder: str, eos_token: str | None = None) -> tuple[int, ...]:
+def response_ends(folder: str, eos_token: str | None = None, template: str | None = None) -> tuple[int, ...]:
     """Return the tokens that end a response of the model in a folder, which may be remote. Raises as `end_tokens`."""
-    return end_tokens(str(model_folder(folder, "tokenizer", "tokenizer")), eos_token)
+    return end_tokens(str(model_folder(folder, "tokenizer", "tokenizer")), eos_token, template)
 
 
 def refused_config(folder: Path, name: str, error: Exception) -> InvalidInput:
@@ -134,8 +161,8 @@ def template_remark(
     try:
         text = written(tokenizer, chat, add_generation_prompt=True, tools=tools, variables=variables)
     except Exception:  # noqa: BLE001  it refuses this chat; the dataset's own chats were rendered before
-        return f"{name}: chats go through the template of {shown_folder(tokenizer.name_or_path)}"
-    return f"{name}: the chat template of {shown_folder(tokenizer.name_or_path)} renders a prompt as {text!r:.600}"
+        return f"{name}: chats go through {template_name(tokenizer)}"
+    return f"{name}: {template_name(tokenizer)} renders a prompt as {text!r:.600}"
 
 
 def answered_tokens(

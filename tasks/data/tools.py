@@ -11,7 +11,9 @@ from prefect_rlhf.engines.functions.plays.pool import check_play
 from prefect_rlhf.engines.functions.signatures.play_function import FORMATS, ToolFormat
 from prefect_rlhf.engines.functions.signatures.tool_calls import ToolCall, calls_in
 from prefect_rlhf.engines.sampling.chats.template import ASKED, ignores_tools
+from prefect_rlhf.engines.sampling.chats.tokenizers import template_name
 from prefect_rlhf.errors.errors import InvalidInput, refusing
+from prefect_rlhf.tasks.data.template_checks import ANOTHER_TEMPLATE
 from prefect_rlhf.tasks.data.tokenizer import Tools, load_tokenizer
 from prefect_rlhf.tasks.play import Play
 
@@ -40,10 +42,8 @@ class ShownTools:
             is_ignored = ignores_tools(tokenizer, self.schemas)
         if is_ignored:
             names = ", ".join(str(schema["function"]["name"]) for schema in self.schemas)
-            right = (
-                f"a chat template that shows tools; that of {tokenizer.name_or_path} ignores them: use signature play"
-            )
-            raise InvalidInput("play.tools", names, right)
+            right = f"a chat template that shows tools; {template_name(tokenizer)} ignores them: {ANOTHER_TEMPLATE}"
+            raise InvalidInput("play.tools", names, f"{right}, or use signature play")
         found = _formats_of(tokenizer, self.schemas)
         if found and self.written_as not in found:
             right = f"{' or '.join(found)}, the format of the chat template"
@@ -64,10 +64,10 @@ def shown_by(plays: Iterable[Play]) -> ShownTools | None:
     return next(iter(shown), None)
 
 
-def check_answers(plays: Iterable[Play], tokenizer: str) -> None:
-    """Raise InvalidInput for a play that answers with messages if a folder's tokenizer has no chat template."""
+def check_answers(plays: Iterable[Play], tokenizer: str, template: str | None = None) -> None:
+    """Raise InvalidInput for a play that answers with messages if its model has no chat template."""
     for play in plays:
-        if play.answers_messages and not load_tokenizer(tokenizer).chat_template:
+        if play.answers_messages and not load_tokenizer(tokenizer, template).chat_template:
             right = f"play: its answers are messages, and the tokenizer of {tokenizer} has no chat template"
             raise InvalidInput("play.signature", play.signature, right)
 

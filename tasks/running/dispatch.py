@@ -247,7 +247,7 @@ class Dispatcher:
             max_rows=max(map(self._fullest_rows, calls)),
             cache_bytes=self._plan[calls[0].name].cache_bytes,
             is_offloaded=offloaded_parts(self._graph, self._plan).get(instance) == "all",
-            end_tokens=response_ends(model.path, model.eos_token) if needs_ends else None,
+            end_tokens=response_ends(model.path, model.eos_token, model.chat_template) if needs_ends else None,
         )
 
     def _fullest_rows(self, call: Call) -> int:

@@ -35,8 +35,10 @@ def try_plays(graph: DataflowGraph, sources: Mapping[str, RowSource], tokenizers
         settings = Play.model_validate_json(call.play.settings).settings
         prompts = in_tokens_of(call.role, source.read(rows)["prompt_tokens"], tokenizers)
         reads = tokenizers.alike.get(call.role, call.role) == tokenizers.speaks
-        of_source = (source.variables, source.eos_token) if reads else ()
-        warnings += Trial(settings, columns, prompts, tokenizers.folders[call.role], *of_source).remarks()
+        of_source = (source.variables, source.eos_token) if reads else ({}, None)
+        template = source.template if reads else tokenizers.templates.get(call.role)
+        folder = tokenizers.folders[call.role]
+        warnings += Trial(settings, columns, prompts, folder, *of_source, template).remarks()
     return warnings
 
 

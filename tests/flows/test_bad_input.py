@@ -115,6 +115,12 @@ def prompts_file(good, name, content):
     return at(good, "prompts.path", str(file))
 
 
+def text_file(good, name, content):
+    """The path of a file with this text."""
+    (good["folder"] / name).write_text(content)
+    return str(good["folder"] / name)
+
+
 def crowded_folder(good):
     """Parameters with a folder of prompts in which something else lies too."""
     folder = Path(prompts(good, "part", SOME)["prompts"]["path"]).rename(good["folder"] / "lone.parquet").parent
@@ -202,12 +208,18 @@ CASES = {
     "a misspelt hyperparameter": (lambda g: at(g, "algo.clipp", 0.2), "clipp"),
     "a clip out of range": (lambda g: at(g, "algo.clip", 2.0), "clip"),
     "the name of another algorithm's optimizer": (lambda g: at(g, "algo.optimizer", {"lr": 1e-5}), "algo.optimizer: unknown key (got {'lr': 1e-05}); closest: actor_optimizer, critic_optimizer"),
-    "an option of TRL": (lambda g: at(g, "algo.learning_rate", 1e-5), "algo.learning_rate: unknown key (got 1e-05); here: algo.optimizer.lr (for PPO algo.actor_optimizer.lr)"),
+    "an option of TRL": (lambda g: at(g, "algo.learning_rate", 1e-5), "algo.learning_rate: unknown key (got 1e-05); here: algo.actor_optimizer.lr, algo.critic_optimizer.lr"),
     "an option of verl": (lambda g: at(g, "algo.kl_loss_coef", 0.1), "algo.kl_loss_coef: unknown key (got 0.1); here: algo.kl.coefficient"),
     "an option of OpenRLHF": (lambda g: at(g, "rollout_batch_size", 8), "rollout_batch_size: unknown key (got 8); here: algo.batch_size"),
     "a coefficient by the name that verl and TRL give it": (lambda g: at(g, "algo.kl_coef", 0.1), "algo.kl_coef: unknown key (got 0.1); here: algo.kl.coefficient"),
     "an option of verl at its place": (lambda g: at(g, "algorithm.kl_ctrl.kl_coef", 0.1), "algorithm: unknown key (got {'kl_ctrl': {'kl_coef': 0.1}}); here: algo.kl.coefficient"),
-    "an option of verl under the prefix of a role": (lambda g: at(g, "actor_rollout_ref.actor.optim.lr", 1e-5), "here: algo.optimizer.lr (for PPO algo.actor_optimizer.lr)"),
+    "an option of verl under the prefix of a role": (lambda g: at(g, "actor_rollout_ref.actor.optim.lr", 1e-5), "actor_rollout_ref: unknown key (got {'actor': {'optim': {'lr': 1e-05}}}); here: algo.actor_optimizer.lr"),
+    "options of TRL, all of them at once": (lambda g: at(g, "algo", g["algo"] | {"epsilon": 0.1, "beta": 0.1}), "2 mistakes: (1) algo.epsilon: unknown key (got 0.1); here: algo.clip (2) algo.beta: unknown key (got 0.1); here: algo.kl.coefficient"),
+    "a file of another trainer": (lambda g: g | {"learning_rate": 1e-5, "beta": 0.1, "use_vllm": True}, "(prefect-rlhf translate FILE translates a whole file of TRL, verl or OpenRLHF)"),
+    "options of verl in their groups": (lambda g: g | {"trainer": {"nnodes": 1, "total_epochs": 2}}, "2 mistakes: (1) trainer.nnodes: unknown key (got 1); leave it out: the plan does it; results do not depend on it (2) trainer.total_epochs: unknown key (got 2); here: epochs"),
+    "an option that needs nothing": (lambda g: at(g, "logging_steps", 1), "logging_steps: unknown key (got 1); leave it out: every step is logged"),
+    "an option of another algorithm": (lambda g: at(g, "num_generations", 8), "num_generations: unknown key (got 8); this algorithm has no such parameter; of others it is algo.samples_per_prompt"),
+    "another trainer's word": (lambda g: at(g, "algo.kl.estimator", "low_var_kl"), "algo.kl.estimator: got 'low_var_kl', expected 'k1' or 'k3'; here: k3"),
     "a misspelt group whose key another trainer has": (lambda g: at(g, "aglo.temperature", 1.0), "aglo: unknown key (got {'temperature': 1.0}); closest: algo"),
     "a misspelt key of a reward model": (lambda g: at(g, "reward.pth", "x"), "reward.pth: unknown key (got 'x'); closest: path"),
     "a misspelt key of a reward function": (lambda g: at(g, "reward", {"functions": {"exact": {"function": "m:f", "wait": 1}}}), "reward.functions.exact.wait: unknown key (got 1); closest: weight"),
@@ -353,6 +365,10 @@ CASES = {
     "a chat without a role": (lambda g: chat(g, "roleless", (None, "what is it"), ("user", "what")), "have a role"),
     "a chat that the template refuses": (lambda g: broken_model(g, "picky", template="{{ raise_exception('users first') }}") | {"prompts": chat(g, "picky", ("user", "what"))["prompts"]}, "users first"),
     "a chat template that is broken": (lambda g: broken_model(g, "jinja", template="{% for %}") | {"prompts": chat(g, "jinja", ("user", "what"))["prompts"]}, "chat_template"),
+    "a chat template that is no file": (lambda g: at(g, "actor.chat_template", "tools.jinja"), "actor.chat_template: got 'tools.jinja', expected a file with a chat template in Jinja, such as tools.jinja, which prefect-rlhf init writes"),
+    "a chat template with a mistake": (lambda g: at(g, "actor.chat_template", text_file(g, "odd.jinja", "{% for m in messages %}")), "Unexpected end of template"),
+    "a chat template of a model that reads the actor's tokens": (lambda g: at(g, "ref.chat_template", text_file(g, "good.jinja", "{{ messages[0].content }}")), "ref.chat_template: "),
+    "a chat template in a bucket": (lambda g: at(g, "actor.chat_template", "s3://bucket/tools.jinja"), "expected a path of this machine"),
     "an unknown split": (lambda g: at(g, "prompts.split", "valid"), "valid"),
     "an empty dataset": (lambda g: prompts(g, "none", {"prompt": pa.array([], pa.string()), "split": pa.array([], pa.string())}), "prompts"),
     "a prompt that is null": (lambda g: prompts(g, "null", SOME | {"prompt": ["what", None] + ["a"] * 6}), "row 1"),

@@ -48,7 +48,7 @@ class MeetingRank(Rank):
     def reload(self, instance, *arguments):
         count = len(list(self._folder.glob(f"count.{instance.role}.*")))
         (self._folder / f"count.{instance.role}.{count}").touch()
-        self._meet(f"reload.{instance.role}@{count}")
+        self._meet(f"reload.{instance.role}@{count + 1}")
         report = super().reload(instance, *arguments)
         self._note_visitors()
         return report

@@ -74,5 +74,5 @@ def test_a_run_goes_on_with_its_own_plan_file_on_another_device(parameters, monk
     first = completed(sft, given | {"plan": parameters["plans"]["one"]})
     monkeypatch.setenv(ENVIRONMENT_VARIABLE, lease_of(PARTS["n0:0"], DESK).to_json())
     again = completed(sft, given | {"plan": str(first / "plan.yaml"), "resume_from": str(first), "steps": 3})
-    assert "after 2 steps, under the same plan" in caplog.text
+    assert "the run goes on at step 3, under the same plan" in caplog.text
     assert (first / "plan.yaml").read_text() == (again / "plan.yaml").read_text()

@@ -178,10 +178,10 @@ def started(given, folder, *words):
     return subprocess.Popen(program, **words)
 
 
-def test_a_run_at_a_terminal_shows_few_short_lines(given, tmp_path):
+def test_a_run_at_a_terminal_shows_few_short_lines(given, tmp_path, monkeypatch, capsys):
     """At most 30 lines before the first step, and 100 characters in the line of a step.
 
-    Three responses before and after training follow, then the folder of the model, a page and a command. Warnings of
+    Three responses before and after training follow, then the folder of the model, two commands and a page. Warnings of
     libraries, and lines of task runs, are in the log file alone.
     """
     process = started(given | {"steps": STEPS}, tmp_path)
@@ -203,10 +203,13 @@ def test_a_run_at_a_terminal_shows_few_short_lines(given, tmp_path):
         prompt, before, after = lines[responses + 1 + 3 * number :][:3]
         assert prompt.strip() and before.startswith("    before: ") and after.startswith("    after:  ")
 
-    model, page, command = lines[-3:]
+    model, chat, command, page = lines[-4:]
     assert (tmp_path / model.removeprefix("model: ") / "model.safetensors").is_file()
-    assert (PROJECT / page.removeprefix("read:  ").partition(":")[0]).is_file()
-    words = shlex.split(command.removeprefix("next:  "))
+    assert page.startswith('read:  "Use the trained model" (docs/use_the_model.md of prefect-rlhf): ')
+    monkeypatch.chdir(tmp_path)
+    assert main(shlex.split(chat.removeprefix("chat:  "))[1:] + ["what is it"]) == 0
+    assert capsys.readouterr().out.strip()
+    words = shlex.split(command.removeprefix("train: "))
     trained = f"actor.path={tmp_path / model.removeprefix('model: ')}"
     words = [trained if word.startswith("actor.path=") else word for word in words]
     assert trained in words and main([*words[1:], "--dry-run"]) == 0

@@ -99,7 +99,7 @@ def test_a_run_that_moves_is_the_run_that_stays(parameters, stayed, moved):
         for rank in ("0", "1"):
             found = max(span.device_bytes.get(rank, 0) for span in read_spans(moved.run_dir) if span.step == step)
             assert found <= held[f"n0:{rank}"] <= 1.001 * found, (step, rank)
-    assert list(yaml.safe_load((moved.run_dir / "plans.yaml").read_text())) == [0, 2, 3]
+    assert list(yaml.safe_load((moved.run_dir / "plans.yaml").read_text())) == [1, 3, 4]
     assert "turns" in (moved.run_dir / "plan.yaml").read_text()
 
 

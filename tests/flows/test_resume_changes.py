@@ -1,6 +1,7 @@
 """A run that goes on with another learning rate: the moments are kept, and the change is on record."""
 
 import json
+from importlib.metadata import version
 
 import pytest
 
@@ -69,6 +70,7 @@ def test_a_run_resumed_at_another_rate_is_bit_for_bit_the_run_whose_rate_changed
     assert losses[0] == losses[1]
     one, other = ((run / "actor" / "model.safetensors").read_bytes() for run in (reference, resumed))
     assert one == other
+    assert f"`sft` of prefect-rlhf {version('prefect-rlhf')}" in (resumed / "actor" / "README.md").read_text()
 
 
 def test_a_change_is_in_the_run_folder_and_in_every_later_checkpoint(parameters, resumed, caplog):

@@ -90,7 +90,7 @@ def wait_for_node(folder, node, run):
 
 def assert_nothing_is_lost(site, run_dir, said, undisturbed, steps_per_group=2):
     """Weights and metrics are those of an undisturbed run; the server has every task run with its end and times."""
-    assert said.splitlines()[-1].startswith("next:  prefect-rlhf run ppo"), said[-2000:]
+    assert said.splitlines()[-2].startswith("train: prefect-rlhf run ppo"), said[-2000:]
     result = Result.read(run_dir)
     assert without_clocks(result.metrics) == without_clocks(undisturbed.metrics)
     assert result.tokens == undisturbed.tokens

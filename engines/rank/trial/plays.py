@@ -24,7 +24,8 @@ LONGEST = 8
 class Trial:
     """Rows to play: their settings, their prompts, and the folder of a tokenizer.
 
-    `columns` are the rows of a dataset as plain values, by name; `variables` and `eos_token` are its settings too.
+    `columns` are the rows of a dataset as plain values, by name; `variables`, `eos_token` and `template` are
+    its settings too.
     """
 
     settings: PlaySettings
@@ -33,6 +34,7 @@ class Trial:
     tokenizer: str
     variables: Mapping[str, object] = field(default_factory=dict)
     eos_token: str | None = None
+    template: str | None = None
 
     def remarks(self) -> list[str]:
         """Play the rows twice; return a line if a play fails or differs from itself. At most 4 turns are played.
@@ -44,7 +46,7 @@ class Trial:
         if settings.signature != "play":  # the model would read the error, and nobody else
             settings = replace(settings, tool_errors="fail")
         bounds = settings.max_answer_tokens, settings.overlong_answers
-        codec = AnswerTokens(self.tokenizer, *bounds, self.variables, self.eos_token)
+        codec = AnswerTokens(self.tokenizer, *bounds, self.variables, self.eos_token, self.template)
         rows = _rows(self.columns, self.prompts, codec)
         with closing(PlayPool(settings)) as pool:
             first, second = (_played(pool, rows, codec, self.prompts) for _ in range(2))

@@ -68,8 +68,10 @@ def check_eos_token(tokenizer: Any, eos_token: str | None, field: str) -> None:
         raise InvalidInput(field, eos_token, f"a token of the tokenizer of {tokenizer.name_or_path}{such}")
 
 
-def end_tokens(path: str, eos_token: str | None = None) -> tuple[int, ...]:
+def end_tokens(path: str, eos_token: str | None = None, template: str | None = None) -> tuple[int, ...]:
     """Return the tokens that end a response of the model in a folder; the first ends an answer in its data too.
+
+    A `template`, the text of a chat template, stands in the place of the folder's.
 
     Then follow the end-of-sequence tokens of generation_config.json, or else of config.json, and the tokenizer's, which
     ends a text without a template. Returns no tokens if no file names a token. Raises InvalidInput for a file that is
@@ -78,7 +80,7 @@ def end_tokens(path: str, eos_token: str | None = None) -> tuple[int, ...]:
     listed = listed_ends(path)
     if not any(Path(path, name).is_file() for name in TOKENIZERS):
         return listed
-    tokenizer = tokenizer_of(path, "tokenizer", "the end of an answer")
+    tokenizer = tokenizer_of(path, "tokenizer", "the end of an answer", template)
     found = (answer_end(tokenizer, eos_token).token, *listed, tokenizer.eos_token_id)
     return tuple(dict.fromkeys(token for token in found if token is not None))
 

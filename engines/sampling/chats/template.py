@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from prefect_rlhf.engines.sampling.chats.control_tokens import Guarded, Message
+from prefect_rlhf.engines.sampling.chats.tokenizers import template_name
 from prefect_rlhf.errors.errors import InvalidInput, refusing
 
 Variables = Mapping[str, Any]
@@ -69,7 +70,7 @@ def rendered(
     that writes a message with marks otherwise than without.
     """
     turns = [dict(turn) for turn in guarded.messages]
-    expected = f"messages that the chat template of {tokenizer.name_or_path} accepts"
+    expected = f"messages that {template_name(tokenizer)} accepts"
     settings: dict[str, Any] = {"variables": variables, "add_generation_prompt": add_generation_prompt}
     with refusing(Exception, field, turns, expected, most=200):
         text = written(tokenizer, guarded.messages, tools=guarded.tools, **settings)
@@ -77,7 +78,7 @@ def rendered(
             return text
         marked = written(tokenizer, guarded.marked_messages, tools=guarded.marked_tools, **settings)
     if marked.replace(guarded.mark, "") != text:
-        expected = f"no special tokens in messages: the chat template of {tokenizer.name_or_path} changes them"
+        expected = f"no special tokens in messages: {template_name(tokenizer)} changes them"
         raise InvalidInput(field, turns, expected)
     return marked
 

@@ -19,9 +19,7 @@ OF_PPO: Mapping[str, tuple[str, ...]] = MappingProxyType(
      "algo.clip_high": ("algo.clip",)}
 )  # fmt: skip
 """The names that PPO has in place of GRPO's."""
-SYMBOLS: Mapping[Any, str] = MappingProxyType(
-    {"max_completion_length": "the number of algo.sampling.max_new_tokens"}
-)
+SYMBOLS: Mapping[Any, str] = MappingProxyType({"max_completion_length": "the number of algo.sampling.max_new_tokens"})
 """Words of tables that stand for another option's value."""
 SHORT = frozenset({"horizon", "logger", "nnodes", "shuffle", "truncation", "strategy"})
 """Last parts of options that are plain words, and still are answered alone."""
@@ -77,7 +75,7 @@ def meant_by(path: str, word: object, has: Has | None = None) -> str:
     if path == "algo.advantage" and word in ALGORITHMS:
         return f"here an algorithm of its own: prefect-rlhf run {ALGORITHMS[word]}"
     found: dict[str, Any] = {}
-    for dialect in _dialects():
+    for dialect in every_dialect():
         for rule in dialect.rules:
             if word in rule.words and (has is None or has(rule.ours)):
                 found.setdefault(rule.ours, SYMBOLS.get(rule.words[word], rule.words[word]))
@@ -98,13 +96,14 @@ def is_foreign(option: str) -> bool:
 
 
 @cache
-def _dialects() -> tuple[Dialect, ...]:
+def every_dialect() -> tuple[Dialect, ...]:
+    """Return the trainers of all libraries."""
     return (*trl_options.dialects(), *verl_options.dialects(), *openrlhf_options.dialects())
 
 
 def _meanings(word: str) -> Iterator[tuple[Rule | None, tuple[str, str]]]:
     """Yield the rules of a word in each dialect, and otherwise whether it is refused or without effect, and why."""
-    options = {dialect: _options(dialect, word) for dialect in _dialects()}
+    options = {dialect: _options(dialect, word) for dialect in every_dialect()}
     whole = {dialect: names for dialect, names in options.items() if word in names}
     for dialect, names in (whole or options).items():
         for option in names:
@@ -144,7 +143,7 @@ def _all_options(dialect: Dialect) -> dict[str, None]:
 
 @cache
 def _named_options(library: str, trainer: str) -> dict[str, None]:
-    (dialect,) = [one for one in _dialects() if (one.library, one.trainer) == (library, trainer)]
+    (dialect,) = [one for one in every_dialect() if (one.library, one.trainer) == (library, trainer)]
     of_rules = [option for rule in dialect.rules for option in rule.options]
     of_tables = [option for option in (*dialect.refused, *dialect.without_effect) if "*" not in option]
     return dict.fromkeys((*dialect.defaults, *of_rules, *of_tables))

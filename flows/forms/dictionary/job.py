@@ -11,7 +11,16 @@ from typing import Any
 
 from prefect_rlhf.errors.in_short import MOST_CHARACTERS, in_short
 from prefect_rlhf.flows.forms.dictionary.dialect import Dialect
-from prefect_rlhf.flows.forms.dictionary.rule import NULL, OURS, SPECIAL, Rule, Untranslatable, Unused, computed, written
+from prefect_rlhf.flows.forms.dictionary.rule import (
+    NULL,
+    OURS,
+    SPECIAL,
+    Rule,
+    Untranslatable,
+    Unused,
+    computed,
+    written,
+)
 from prefect_rlhf.flows.forms.dictionary.settings_here import default_of, refused_value
 
 REFERENCE = re.compile(r"\$\{(?:oc\.select:)?\s*(\.?[\w.]+)\s*(?:,\s*(.*?))?\}")
@@ -110,7 +119,7 @@ class Job:
 
     def _value(self, rule: Rule) -> Any:
         if rule.when is not None and not rule.when(self):
-            raise Unused(rule.otherwise)
+            raise Unused(rule.otherwise or "it is off")
         if rule.by is not None:
             value = rule.by(self)
         elif rule.words:

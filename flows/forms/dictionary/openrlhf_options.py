@@ -95,7 +95,9 @@ _WITHOUT_EFFECT: Mapping[str, str] = MappingProxyType(
 _LONGEST = {
     "data.max_len": Refusal("rows for training are never cut: a row that is too long for the context is refused", True)
 }
-_BOUNDS = Refusal("prompt and response have bounds of their own: prompts.max_prompt_length, algo.sampling.max_new_tokens")
+_BOUNDS = Refusal(
+    "prompt and response have bounds of their own: prompts.max_prompt_length, algo.sampling.max_new_tokens"
+)
 _OLD = """
 async_train:train.async_enable enable_ema:train.enable_ema ema_beta:train.ema_beta
 async_queue_size:train.async_queue_size partial_rollout:train.partial_rollout_enable
@@ -188,7 +190,11 @@ def _dialect(trainer: str, rules: tuple[Rule, ...], options: str, rows: str, rol
         f"{rows}.path": ("DATASET", "the rows, which the file does not name"),
         "held_out.path": ("", "rows for evaluations: these are those of training"),
         **({"reward": (_REWARD, "a function of yours, or a reward model")} if online else {}),
-        **({"algo.sampling.max_new_tokens": (1024, "the longest response, which the file leaves open")} if online else {}),
+        **(
+            {"algo.sampling.max_new_tokens": (1024, "the longest response, which the file leaves open")}
+            if online
+            else {}
+        ),
     }
     refused = {option: Refusal(reason) for option, reason in keys(_REFUSED).items()} | {"data.max_len": _BOUNDS}
     if trainer == "grpo":
@@ -222,4 +228,3 @@ def dialects() -> tuple[Dialect, ...]:
 def trainer_of(options: Mapping[str, Any]) -> str:
     """Return the trainer that the options of the first program ask for."""
     return "ppo" if options.get("algo.advantage.estimator", "gae") == "gae" else "grpo"
-

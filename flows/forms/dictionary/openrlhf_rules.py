@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from prefect_rlhf.flows.forms.dictionary.job import Job
-from prefect_rlhf.flows.forms.dictionary.rule import NULL, Null, Rule, Untranslatable, Unused
+from prefect_rlhf.flows.forms.dictionary.rule import NULL, Null, Rule, Untranslatable
 from prefect_rlhf.flows.forms.dictionary.shared import SCHEDULES, files_of, listed, passes
 from prefect_rlhf.tasks.rl.settings.policy import CLIPS
 
@@ -126,7 +126,11 @@ def _most_tokens(job: Job) -> int | None:
 
 
 def _wandb(job: Job) -> list[str] | None:
-    named = [name for name, option in (("wandb", "logger.wandb.key"), ("tensorboard", "logger.tensorboard_dir")) if job[option]]
+    named = [
+        name
+        for name, option in (("wandb", "logger.wandb.key"), ("tensorboard", "logger.tensorboard_dir"))
+        if job[option]
+    ]
     return named or None
 
 
@@ -137,6 +141,13 @@ def _files(data: str, split: str) -> Callable[[Job], str | None]:
         return files_of(job[data], job[split])
 
     return path
+
+
+def _score_clip(job: Job) -> float:
+    low, high = (float(each) for each in listed(job["reward.clip_range"]))
+    if low != -high:
+        raise Untranslatable(f"scores are clipped to a size here, not to {low:g} and {high:g}")
+    return high
 
 
 def optimizer(prefix: str, path: str) -> tuple[Rule, ...]:
@@ -176,7 +187,12 @@ def rows(parameter: str, data: str, split: str, *columns: tuple[str, str]) -> tu
         Rule("held_out.path", "eval.dataset eval.split", by=_files("eval.dataset", "eval.split")),
         *(Rule(f"{name}.split_column", f"| {option}", by=split_column(option)) for name, option in both),
         *(
-            Rule(f"{name}.{ours}", theirs, when=lambda job, option=option: bool(job[option]), otherwise="no dataset is named")
+            Rule(
+                f"{name}.{ours}",
+                theirs,
+                when=lambda job, option=option: bool(job[option]),
+                otherwise="no dataset is named",
+            )
             for ours, theirs in (*columns, ("chat_template", "data.apply_chat_template"))
             for name, option in both
         ),
@@ -200,7 +216,11 @@ RUN: tuple[Rule, ...] = (
 ONLINE: tuple[Rule, ...] = (
     Rule("actor.path", "actor.model_name_or_path"),
     Rule("reward.path", "reward.model_name_or_path", by=_reward),
-    Rule("reward.head", "| reward.model_name_or_path", by=lambda job: "scalar" if job["reward.model_name_or_path"] else None),
+    Rule(
+        "reward.head",
+        "| reward.model_name_or_path",
+        by=lambda job: "scalar" if job["reward.model_name_or_path"] else None,
+    ),
     *rows("prompts", "data.prompt_dataset", "data.prompt_split", ("prompt_column", "data.input_key")),
     Rule("prompts.max_prompt_length", "prompt_max_len"),
     Rule("algo.batch_size", "rollout.batch_size"),
@@ -211,7 +231,13 @@ ONLINE: tuple[Rule, ...] = (
     Rule("algo.sampling.top_p", "rollout.top_p"),
     Rule("algo.old_logprobs", "", "OpenRLHF computes them with the model that is trained", by=lambda job: "recompute"),
     *(
-        Rule(f"algo.importance.{part}", options, by=_importance(part), when=_is_corrected, otherwise="no correction is enabled")
+        Rule(
+            f"algo.importance.{part}",
+            options,
+            by=_importance(part),
+            when=_is_corrected,
+            otherwise="no correction is enabled",
+        )
         for part, options in (
             ("level", "algo.advantage.is_correction_enable algo.advantage.is_correction_type"),
             ("beyond", "algo.advantage.is_correction_type"),
@@ -237,7 +263,13 @@ ONLINE: tuple[Rule, ...] = (
     *RUN,
 )
 GROUPS: tuple[Rule, ...] = (
-    Rule("ref.path", "| actor.model_name_or_path", by=lambda job: job["actor.model_name_or_path"], when=_has_kl, otherwise="no KL is computed"),
+    Rule(
+        "ref.path",
+        "| actor.model_name_or_path",
+        by=lambda job: job["actor.model_name_or_path"],
+        when=_has_kl,
+        otherwise="no KL is computed",
+    ),
     Rule("algo.samples_per_prompt", "rollout.n_samples_per_prompt"),
     Rule("algo.advantage", "algo.advantage.estimator algo.advantage.no_std_norm", by=_advantage, words=ADVANTAGES),
     Rule("algo.loss", "actor.policy_loss_type", words=LOSSES),
@@ -259,8 +291,17 @@ GROUPS: tuple[Rule, ...] = (
         otherwise="no KL is computed",
     ),
     Rule("algo.over_sampling", "algo.dynamic_filtering_enable", words={True: 2.0, False: 1.0}),
-    Rule("algo.overlong.buffer", "reward.overlong_buffer_len", by=lambda job: job["reward.overlong_buffer_len"] and int(job["reward.overlong_buffer_len"])),
-    Rule("algo.overlong.penalty", "reward.overlong_penalty_factor", when=lambda job: bool(job["reward.overlong_buffer_len"]), otherwise="no buffer is set"),
+    Rule(
+        "algo.overlong.buffer",
+        "reward.overlong_buffer_len",
+        by=lambda job: job["reward.overlong_buffer_len"] and int(job["reward.overlong_buffer_len"]),
+    ),
+    Rule(
+        "algo.overlong.penalty",
+        "reward.overlong_penalty_factor",
+        when=lambda job: bool(job["reward.overlong_buffer_len"]),
+        otherwise="no buffer is set",
+    ),
 )
 PPO: tuple[Rule, ...] = (
     Rule("ref.path", "| actor.model_name_or_path", by=lambda job: job["actor.model_name_or_path"]),
@@ -274,7 +315,12 @@ PPO: tuple[Rule, ...] = (
     Rule("algo.whiten_advantages", "algo.advantage.no_std_norm", words={False: True}),
     Rule("algo.kl.kind", "algo.kl.target", by=lambda job: "adaptive" if job["algo.kl.target"] else "fixed"),
     Rule("algo.kl.coefficient", "algo.kl.init_coef"),
-    Rule("algo.kl.horizon", "algo.kl.horizon", when=lambda job: bool(job["algo.kl.target"]), otherwise="the coefficient is fixed"),
+    Rule(
+        "algo.kl.horizon",
+        "algo.kl.horizon",
+        when=lambda job: bool(job["algo.kl.target"]),
+        otherwise="the coefficient is fixed",
+    ),
     Rule(
         "algo.kl.target",
         "algo.kl.target * response_tokens",
@@ -283,11 +329,12 @@ PPO: tuple[Rule, ...] = (
     ),
     Rule("algo.kl.estimator", "algo.kl.estimator", by=_estimator),
     Rule("algo.normalise_scores", "reward.normalize_enable"),
-    Rule("algo.score_clip", "reward.clip_range", by=lambda job: float(listed(job["reward.clip_range"])[1])),
-    *(
-        Rule(f"algo.{role}_optimizer.head_lr", f"| {role}.adam.lr", "a head has the same rate in OpenRLHF",
-             by=lambda job, role=role: job[f"{role}.adam.lr"])
-        for role in ("actor", "critic")
+    Rule("algo.score_clip", "reward.clip_range", by=_score_clip),
+    Rule(
+        "algo.critic_optimizer.head_lr",
+        "| critic.adam.lr",
+        "OpenRLHF's head has the same rate",
+        by=lambda job: job["critic.adam.lr"],
     ),
     Rule("", "algo.kl.use_loss", by=_no_kl_in_loss, where="check"),
     Rule("", "rollout.n_samples_per_prompt", by=_one_response, where="check"),
@@ -301,24 +348,62 @@ OFFLINE: tuple[Rule, ...] = (
 )
 PAIRS: tuple[Rule, ...] = (
     Rule("actor.path", "model.model_name_or_path"),
-    Rule("ref.path", "ref.model_name_or_path | model.model_name_or_path", by=lambda job: job["ref.model_name_or_path"] or job["model.model_name_or_path"]),
-    *rows("pairs", "data.dataset", "data.dataset_split", ("prompt_column", "data.prompt_key"), ("chosen_column", "data.chosen_key"), ("rejected_column", "data.rejected_key")),
+    Rule(
+        "ref.path",
+        "ref.model_name_or_path | model.model_name_or_path",
+        by=lambda job: job["ref.model_name_or_path"] or job["model.model_name_or_path"],
+    ),
+    *rows(
+        "pairs",
+        "data.dataset",
+        "data.dataset_split",
+        ("prompt_column", "data.prompt_key"),
+        ("chosen_column", "data.chosen_key"),
+        ("rejected_column", "data.rejected_key"),
+    ),
     Rule("algo.loss", "model.ipo_enable model.label_smoothing", by=_pair_loss),
     Rule("algo.beta", "model.beta", by=lambda job: job["model.beta"] if job.differs("model.beta") else None),
-    Rule("algo.label_smoothing", "model.label_smoothing", when=lambda job: bool(job["model.label_smoothing"]), otherwise="it is 0"),
+    Rule(
+        "algo.label_smoothing",
+        "model.label_smoothing",
+        when=lambda job: bool(job["model.label_smoothing"]),
+        otherwise="it is 0",
+    ),
 )
 CHATS: tuple[Rule, ...] = (
     Rule("actor.path", "model.model_name_or_path"),
     *rows("chats", "data.dataset", "data.dataset_split"),
-    Rule("chats.prompt_column", "data.input_key", when=lambda job: bool(job["data.output_key"]), otherwise="the text has its answer"),
+    Rule(
+        "chats.prompt_column",
+        "data.input_key",
+        when=lambda job: bool(job["data.output_key"]),
+        otherwise="the text has its answer",
+    ),
     Rule("chats.completion_column", "data.output_key"),
-    Rule("chats.text_column", "data.input_key", when=lambda job: not job["data.output_key"] and not job["data.apply_chat_template"], otherwise="it is a prompt"),
-    Rule("chats.messages_column", "data.input_key", when=lambda job: not job["data.output_key"] and bool(job["data.apply_chat_template"]), otherwise="it is a text"),
+    Rule(
+        "chats.text_column",
+        "data.input_key",
+        when=lambda job: not job["data.output_key"] and not job["data.apply_chat_template"],
+        otherwise="it is a prompt",
+    ),
+    Rule(
+        "chats.messages_column",
+        "data.input_key",
+        when=lambda job: not job["data.output_key"] and bool(job["data.apply_chat_template"]),
+        otherwise="it is a text",
+    ),
 )
 REWARD: tuple[Rule, ...] = (
     Rule("reward.path", "model.model_name_or_path"),
     Rule("reward.head", "", "a score of each row", by=lambda job: "scalar"),
     Rule("reward.new_head", "", by=lambda job: True),
-    *rows("pairs", "data.dataset", "data.dataset_split", ("prompt_column", "data.prompt_key"), ("chosen_column", "data.chosen_key"), ("rejected_column", "data.rejected_key")),
-    Rule("algo.optimizer.head_lr", "| adam.lr", "a head has the same rate in OpenRLHF", by=lambda job: job["adam.lr"]),
+    *rows(
+        "pairs",
+        "data.dataset",
+        "data.dataset_split",
+        ("prompt_column", "data.prompt_key"),
+        ("chosen_column", "data.chosen_key"),
+        ("rejected_column", "data.rejected_key"),
+    ),
+    Rule("algo.optimizer.head_lr", "| adam.lr", "OpenRLHF's head has the same rate", by=lambda job: job["adam.lr"]),
 )

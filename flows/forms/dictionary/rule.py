@@ -45,7 +45,8 @@ class Rule:
 
     `formula` is a name, or arithmetic of names: options, parameters here, and `SPECIAL` numbers. With `words` it is a
     single option, whose value is looked up. With `by` it lists the options that the function reads; those after a bar
-    only matter to others, and `words` are what the function looks up. Rules of the same parameter are alternatives: the first that has a value counts.
+    only matter to others, and `words` are what the function looks up. Rules of the same parameter are alternatives:
+    the first that has a value counts.
 
     `when`: whether the rule counts for a job; `otherwise` is the reason if it does not. `whole`: whether arithmetic
     must give a whole number, is rounded up to one, or may give any number. `where`: the value belongs into the

@@ -40,7 +40,7 @@ def default_of(flow: str, path: str) -> Any:
     """
     group, *fields = path.split(".")
     value: Any = _whole(flow) if group == "algo" else RunOptions()
-    if group != "algo" and not (fields := path.split("."))[0] in RunOptions.model_fields:
+    if group != "algo" and (fields := path.split("."))[0] not in RunOptions.model_fields:
         return _OTHERS.get(fields[-1])
     for name in fields:
         value = getattr(value, name, None)

@@ -89,6 +89,8 @@ def functions_by_name(names: Sequence[Any], weights: Sequence[Any]) -> dict[str,
         function = {"function": f"{place}:{last}", "signature": "trl"}
         functions[re.sub(r"\W", "_", last)] = function | ({} if weight == 1 else {"weight": float(weight)})
     return functions or None
+
+
 LORA = "adapters are not supported yet; all weights are trained"
 MOVING_REFERENCE = "no flow has a reference model that follows the actor"
 TRAINED_POLICY = "the trained log-probabilities would not be the policy's"

@@ -9,6 +9,7 @@ from typing import Any, Literal
 from prefect_rlhf.flows.forms.dictionary.job import Job
 from prefect_rlhf.flows.forms.dictionary.rule import NULL, Rule, Untranslatable, Unused
 from prefect_rlhf.flows.forms.dictionary.settings_here import ROWS, default_of
+from prefect_rlhf.flows.forms.dictionary.shared import YOUR_FILE
 
 What = Literal["translated", "without effect", "refused", "unknown"]
 MOST_OF_A_DUMP = 60  # options at their defaults: more are no choice of a person
@@ -77,8 +78,7 @@ def translation(job: Job) -> Translation:
     outcomes = [_outcome(job, option, made, problems) for option in job.stated]
     if sum(not job.differs(option) for option in job.stated) > MOST_OF_A_DUMP:
         outcomes = [each for each in outcomes if each.what == "unknown" or job.differs(each.option)]
-    told = {each.option for each in outcomes}
-    of_defaults = tuple(each for each in _of_defaults(job, made, problems) if each.option not in told)
+    of_defaults = tuple(_of_defaults(job, made, problems, {each.option for each in outcomes}))
     return Translation(job, tuple(made.values()), tuple(outcomes), of_defaults, _gaps(job, made, problems))
 
 
@@ -87,14 +87,13 @@ def _made(job: Job) -> tuple[dict[str, Made], dict[str, Exception]]:
     made: dict[str, Made] = {}
     problems: dict[str, Exception] = {}
     for rule in job.dialect.rules:
-        if rule.where != "file" or rule.ours in made:
+        if rule.where != "file" or rule.ours in made or isinstance(problems.get(rule.ours), Untranslatable):
             continue
         try:
             if (value := job.made_by(rule)) is not None:
                 made[rule.ours] = Made(rule.ours, value, rule, job.written(rule))
         except (Untranslatable, Unused) as error:
-            if not isinstance(problems.get(rule.ours), Untranslatable):
-                problems[rule.ours] = error
+            problems[rule.ours] = error
     problems = {path: error for path, error in problems.items() if path not in made}
     return {path: each for path, each in made.items() if _is_needed(job, each)}, problems
 
@@ -157,21 +156,27 @@ def _is_off(value: Any) -> bool:
     return value is None or value is False or value in ([], {}, "")
 
 
-def _of_defaults(job: Job, made: Mapping[str, Made], problems: Mapping[str, Exception]) -> Iterator[Outcome]:
-    """Yield the defaults of the library that are not ours: as parameters, or as what has no counterpart."""
+def _of_defaults(
+    job: Job, made: Mapping[str, Made], problems: Mapping[str, Exception], told: set[str]
+) -> Iterator[Outcome]:
+    """Yield the defaults of the library that are not ours: as parameters, or as what has no counterpart.
+
+    `told` are options whose outcome is told anyway.
+    """
     by_option: dict[tuple[str, ...], list[Made]] = {}
     for each in made.values():
         options = each.rule.stands_for
-        if not any(option in job.stated for option in options) and (options or each.rule.note):
+        if not told.intersection(options) and (options or each.rule.note):
             by_option.setdefault(options[:1] or ("", each.path), []).append(each)
     for (option, *_), found in by_option.items():
         yield Outcome(option, job[option] if option else None, "translated", tuple(found))
     for path, error in problems.items():
-        options = [option for rule in job.dialect.rules if rule.ours == path for option in rule.stands_for]
-        if isinstance(error, Untranslatable) and options and not any(option in job.stated for option in options):
-            yield Outcome(options[0], job[options[0]], "refused", why=str(error))
+        options = tuple(option for rule in job.dialect.rules if rule.ours == path for option in rule.stands_for)
+        if isinstance(error, Untranslatable) and options and not told.intersection(options):
+            option = next((option for option in options if job[option] is not None), options[0])
+            yield Outcome(option, job[option], "refused", why=str(error))
     for option, refusal in job.dialect.refused.items():
-        if refusal.by_default and option not in job.stated and job[option] is not None:
+        if refusal.by_default and option not in told and job[option] is not None:
             yield Outcome(option, job[option], "refused", why=refusal.reason)
 
 
@@ -181,10 +186,17 @@ def _gaps(job: Job, made: Mapping[str, Made], problems: Mapping[str, Exception])
     for path, (word, what) in job.dialect.needs.items():
         if path not in made and not any(other.startswith(f"{path}.") for other in made):
             gaps[path] = (word, what)
+    functions = made.get("reward.functions")
+    if functions is not None and f"{YOUR_FILE}:" in str(functions.value):
+        gaps["reward.functions"] = (functions.value, f"{YOUR_FILE} is a file of yours with these functions")
     rows = ROWS[job.flow]
     if "held_out.path" in gaps:
         gaps |= _copies(made, gaps, rows, "held_out", gaps["held_out.path"][1])
-    if "actor.path" in gaps and any(rule.ours == "ref.path" for rule in job.dialect.rules) and "ref.path" not in problems:
+    if (
+        "actor.path" in gaps
+        and any(rule.ours == "ref.path" for rule in job.dialect.rules)
+        and "ref.path" not in problems
+    ):
         gaps["ref.path"] = (gaps["actor.path"][0], "")
     return gaps
 

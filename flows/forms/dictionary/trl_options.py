@@ -79,7 +79,8 @@ _WITHOUT_EFFECT: Mapping[str, str] = MappingProxyType(
         " transformers_continuous_batching_config use_transformers_paged ds3_gather_for_generation use_cache",
         "the plan states each call's memory": "vllm_gpu_memory_utilization vllm_max_model_length vllm_max_model_len",
         PLAN: "accelerate accelerator_config parallelism_config fsdp fsdp_config deepspeed ddp_find_unused_parameters"
-        " ddp_bucket_cap_mb ddp_broadcast_buffers ddp_static_graph ddp_backend ddp_timeout gradient_checkpointing_kwargs"
+        " ddp_bucket_cap_mb ddp_broadcast_buffers ddp_static_graph ddp_backend ddp_timeout"
+        " gradient_checkpointing_kwargs"
         " activation_offloading torch_compile torch_compile_backend torch_compile_mode torch_empty_cache_steps"
         " auto_find_batch_size local_rank _n_gpu use_cpu no_cuda per_device_eval_batch_size eval_accumulation_steps"
         " precompute_ref_batch_size precompute_ref_log_probs padding_free pad_to_multiple_of remove_unused_columns"
@@ -192,17 +193,14 @@ def dialects() -> tuple[Dialect, ...]:
     reward_needs = {name: need for name, need in needs["pairs"].items() if name != "actor.path"}
     reward_needs |= {"reward.path": _NEED["actor.path"]}
     trained = (*BATCH, *shared)
+    compared = (*model("actor"), REFERENCE)
+    texts = rows("chats", ("text_column", "dataset_text_field"))
+    scored = (*model("reward", "scalar"), *rows("pairs"))
     return (
         _dialect("grpo", "grpo", (*online, *GROUPS), needs=with_reward),
         _dialect("rloo", "grpo", (*online, *LEAVE_ONE_OUT), needs=with_reward),
-        _dialect("dpo", "dpo", (*model("actor"), REFERENCE, *rows("pairs"), *trained, *PAIRS), _OFFLINE, needs["pairs"]),
-        _dialect("kto", "kto", (*model("actor"), REFERENCE, *rows("answers"), *trained, *RATED), _OFFLINE, needs["answers"]),
-        _dialect(
-            "sft",
-            "sft",
-            (*model("actor"), *rows("chats", ("text_column", "dataset_text_field")), *trained, *NLL),
-            of_texts,
-            needs["chats"],
-        ),
-        _dialect("reward", "reward", (*model("reward", "scalar"), *rows("pairs"), *trained, *REWARD), _OFFLINE, reward_needs),
-    )  # fmt: skip
+        _dialect("dpo", "dpo", (*compared, *rows("pairs"), *trained, *PAIRS), _OFFLINE, needs["pairs"]),
+        _dialect("kto", "kto", (*compared, *rows("answers"), *trained, *RATED), _OFFLINE, needs["answers"]),
+        _dialect("sft", "sft", (*model("actor"), *texts, *trained, *NLL), of_texts, needs["chats"]),
+        _dialect("reward", "reward", (*scored, *trained, *REWARD), _OFFLINE, reward_needs),
+    )

@@ -203,7 +203,9 @@ def run() -> tuple[Rule, ...]:
             when=lambda job: bool(reported(job)),
             otherwise="report_to names no tracker",
         ),
-        Rule("tracking.project", "wandb_project", when=lambda job: bool(reported(job)), otherwise="no tracker is named"),
+        Rule(
+            "tracking.project", "wandb_project", when=lambda job: bool(reported(job)), otherwise="no tracker is named"
+        ),
     )
 
 
@@ -262,8 +264,17 @@ def rows(parameter: str, *columns: tuple[str, str]) -> tuple[Rule, ...]:
     both = [(name, when) for name, when in ((parameter, None), ("held_out", is_evaluated))]
     return (
         Rule(f"{parameter}.path", "dataset_name dataset_config dataset_train_split", by=named("dataset_train_split")),
-        Rule("held_out.path", "dataset_test_split | dataset_name", by=named("dataset_test_split"), when=is_evaluated, otherwise=off),
-        *(Rule(f"{name}.split_column", "| dataset_name", by=split_column, when=when, otherwise=off) for name, when in both),
+        Rule(
+            "held_out.path",
+            "dataset_test_split | dataset_name",
+            by=named("dataset_test_split"),
+            when=is_evaluated,
+            otherwise=off,
+        ),
+        *(
+            Rule(f"{name}.split_column", "| dataset_name", by=split_column, when=when, otherwise=off)
+            for name, when in both
+        ),
         *(Rule(f"{name}.{ours}", theirs, when=when, otherwise=off) for ours, theirs in columns for name, when in both),
     )
 
@@ -285,8 +296,9 @@ GENERATION: tuple[Rule, ...] = (
         "algo.batch_size",
         "generation_batch_size / num_generations",
         "TRL counts responses",
-        when=lambda job: job.differs("generation_batch_size")
-        and job["steps_per_generation"] >= job["gradient_accumulation_steps"],
+        when=lambda job: (
+            job.differs("generation_batch_size") and job["steps_per_generation"] >= job["gradient_accumulation_steps"]
+        ),
     ),
     Rule(
         "algo.batch_size",
@@ -311,7 +323,6 @@ GENERATION: tuple[Rule, ...] = (
     Rule(
         "reward.functions",
         "reward_funcs reward_weights",
-        "a name without a module is of your rewards.py",
         by=lambda job: functions_by_name(listed(job["reward_funcs"]), listed(job["reward_weights"])),
         when=lambda job: bool(job["reward_funcs"]) or not job["reward_model_name_or_path"],
         otherwise="a reward model scores",
@@ -376,7 +387,9 @@ LEAVE_ONE_OUT: tuple[Rule, ...] = (
     Rule("algo.clip_low", "epsilon"),
     Rule("algo.clip_high", "epsilon_high epsilon", by=lambda job: job["epsilon_high"] or job["epsilon"]),
     Rule("algo.kl.coefficient", "beta"),
-    Rule("algo.kl.place", "| beta", "RLOO subtracts it from the reward", by=lambda job: "reward" if job["beta"] else None),
+    Rule(
+        "algo.kl.place", "| beta", "RLOO subtracts it from the reward", by=lambda job: "reward" if job["beta"] else None
+    ),
     Rule("algo.kl.estimator", "| beta", "RLOO's KL is the log-ratio", by=lambda job: "k1" if job["beta"] else None),
 )
 PAIRS: tuple[Rule, ...] = (
@@ -399,5 +412,7 @@ RATED: tuple[Rule, ...] = (
 NLL = (only("loss_type", "nll", "chunked_nll"),)
 REWARD: tuple[Rule, ...] = (
     Rule("algo.centering", "center_rewards_coefficient"),
-    Rule("algo.optimizer.head_lr", "| learning_rate", "TRL's head has the same rate", by=lambda job: job["learning_rate"]),
+    Rule(
+        "algo.optimizer.head_lr", "| learning_rate", "TRL's head has the same rate", by=lambda job: job["learning_rate"]
+    ),
 )

@@ -45,7 +45,8 @@ _REFUSED: Mapping[str, str] = MappingProxyType(
         "an evaluation is one greedy response to each held-out prompt": "rollout.val_kwargs.*",
         "rewards are functions or a model; docs/rewards.md": "reward.reward_manager.* reward_model.reward_manager"
         " reward_model.reward_loop_source reward_model.reward_loop_module_path reward_model.reward_loop_class_name"
-        " sandbox_fusion.* reward_model.sandbox_fusion.* reward_model.use_reward_loop reward.sandbox_fusion.* reward_model.strategy reward_model.reward_kwargs.*",
+        " sandbox_fusion.* reward_model.sandbox_fusion.* reward_model.use_reward_loop reward.sandbox_fusion.*"
+        " reward_model.strategy reward_model.reward_kwargs.*",
         "a play is a function of yours; docs/environments.md": "rollout.multi_turn.* rollout.agent.*"
         " data.tool_config_path data.function_tool_path",
         "groups whose scores are equal are dropped, without a loop": "algorithm.filter_groups.*",
@@ -77,14 +78,16 @@ _WITHOUT_EFFECT: Mapping[str, str] = MappingProxyType(
         " trainer.max_critic_ckpt_to_keep trainer.esi_redundant_time",
         "resume_from: latest resumes a run of prefect-rlhf": "trainer.resume_mode",
         "prefect-rlhf profile measures": "*.profiler.* global_profiler.* *.npu_profile.*",
-        "steps are reproducible": "*.full_determinism *.data_loader_seed *.fsdp_config.seed critic.fsdp.seed rollout.seed",
+        "steps are reproducible": "*.full_determinism *.data_loader_seed *.fsdp_config.seed critic.fsdp.seed"
+        " rollout.seed",
         "vLLM generates; the plan places it": "rollout.mode rollout.load_format rollout.layered_summon"
         " rollout.skip_tokenizer_init rollout.engine_kwargs.* rollout.checkpoint_engine.* rollout.scheduling_policy"
         " rollout.multi_stage_wake_up rollout.calculate_log_probs rollout.logprobs_mode rollout.disaggregation.*"
         " model.use_shm critic.model.use_shm data.use_shm rollout.prompt_length rollout.response_length",
         "the plan states each call's memory": "*.gpu_memory_utilization *.free_cache_engine *.max_model_len"
         " *.max_num_seqs *.max_num_batched_tokens",
-        PLAN: "trainer.nnodes trainer.n_gpus_per_node trainer.device trainer.balance_batch trainer.use_legacy_worker_impl trainer.use_v1 trainer.v1.sync"
+        PLAN: "trainer.nnodes trainer.n_gpus_per_node trainer.device trainer.balance_batch"
+        " trainer.use_legacy_worker_impl trainer.use_v1 trainer.v1.sync"
         " trainer.ray_wait_register_center_timeout ray_kwargs.* transfer_queue.* hybrid_engine nccl_timeout"
         " actor.fsdp_config.* ref.fsdp_config.* critic.fsdp.* critic.model.fsdp_config.* *.megatron.* *.veomni.*"
         " *.torchtitan.* *.mindspeed.* model_engine *.strategy *.use_torch_compile *.ulysses_sequence_parallel_size"

@@ -192,7 +192,12 @@ def optimizer(role: str, path: str) -> tuple[Rule, ...]:
         Rule(f"{path}.lr", f"{options}.lr"),
         Rule(f"{path}.schedule", f"{options}.lr_decay_style", words=SCHEDULES),
         Rule(f"{path}.schedule", f"{options}.lr_scheduler_type", words=SCHEDULES),
-        Rule(f"{path}.decay_steps", f"{options}.lr_decay_steps * {UPDATES}", STEPS, when=_above_zero(f"{options}.lr_decay_steps")),
+        Rule(
+            f"{path}.decay_steps",
+            f"{options}.lr_decay_steps * {UPDATES}",
+            STEPS,
+            when=_above_zero(f"{options}.lr_decay_steps"),
+        ),
         Rule(
             f"{path}.min_lr_ratio",
             f"{options}.min_lr_ratio",
@@ -216,28 +221,56 @@ SHARED: tuple[Rule, ...] = (
     Rule("actor.path", "model.path"),
     Rule("prompts.path", "data.train_files", by=_file("data.train_files")),
     Rule("held_out.path", "data.val_files", by=_file("data.val_files")),
-    *(Rule(f"{rows}.split_column", "", "verl's splits are files", by=lambda job: NULL) for rows in ("prompts", "held_out")),
+    *(
+        Rule(f"{rows}.split_column", "", "verl's splits are files", by=lambda job: NULL)
+        for rows in ("prompts", "held_out")
+    ),
     *(
         Rule(f"{rows}.{ours}", theirs, by=by)
         for ours, theirs, by in (
             ("prompt_column", "data.prompt_key", None),
             ("max_prompt_length", "data.max_prompt_length", None),
             ("overlong_prompts", "data.filter_overlong_prompts data.truncation", _overlong),
-            ("chat_template_kwargs", "data.apply_chat_template_kwargs", lambda job: job["data.apply_chat_template_kwargs"] or None),
+            (
+                "chat_template_kwargs",
+                "data.apply_chat_template_kwargs",
+                lambda job: job["data.apply_chat_template_kwargs"] or None,
+            ),
         )
         for rows in ("prompts", "held_out")
     ),
-    Rule("reward.functions", "custom_reward_function.path custom_reward_function.name reward.custom_reward_function.path"
-         " reward.custom_reward_function.name", by=_functions),
-    Rule("reward.path", "reward_model.enable reward_model.model.path reward.reward_model.enable"
-         " reward.reward_model.model_path", by=_reward_model),
+    Rule(
+        "reward.functions",
+        "custom_reward_function.path custom_reward_function.name reward.custom_reward_function.path"
+        " reward.custom_reward_function.name",
+        by=_functions,
+    ),
+    Rule(
+        "reward.path",
+        "reward_model.enable reward_model.model.path reward.reward_model.enable reward.reward_model.model_path",
+        by=_reward_model,
+    ),
     Rule("reward.head", "| reward_model.enable", by=lambda job: "scalar" if _reward_model(job) else None),
     Rule("algo.batch_size", "data.train_batch_size"),
     Rule("algo.sampling.max_new_tokens", "data.max_response_length"),
-    Rule("algo.sampling.temperature", "rollout.temperature rollout.do_sample", by=lambda job: job["rollout.temperature"] if job["rollout.do_sample"] else 0.0),
+    Rule(
+        "algo.sampling.temperature",
+        "rollout.temperature rollout.do_sample",
+        by=lambda job: job["rollout.temperature"] if job["rollout.do_sample"] else 0.0,
+    ),
     Rule("algo.sampling.top_p", "rollout.top_p"),
-    Rule("algo.sampling.top_k", "rollout.top_k", "0 is what verl writes as -1", by=lambda job: max(job["rollout.top_k"] or 0, 0)),
-    Rule("algo.sampling.stop_at_eos", "rollout.ignore_eos", "it is the opposite", by=lambda job: not job["rollout.ignore_eos"]),
+    Rule(
+        "algo.sampling.top_k",
+        "rollout.top_k",
+        "0 is what verl writes as -1",
+        by=lambda job: max(job["rollout.top_k"] or 0, 0),
+    ),
+    Rule(
+        "algo.sampling.stop_at_eos",
+        "rollout.ignore_eos",
+        "it is the opposite",
+        by=lambda job: not job["rollout.ignore_eos"],
+    ),
     Rule(
         "algo.old_logprobs",
         "algorithm.rollout_correction.bypass_mode",
@@ -303,14 +336,24 @@ UPDATE: tuple[Rule, ...] = (
 GROUPS: tuple[Rule, ...] = (
     Rule("algo.samples_per_prompt", "rollout.n"),
     Rule("ref.path", "| model.path", by=lambda job: job["model.path"], when=_has_kl, otherwise="no KL is computed"),
-    Rule("algo.advantage", "algorithm.adv_estimator algorithm.norm_adv_by_std_in_grpo", by=_advantage, words=ADVANTAGES),
+    Rule(
+        "algo.advantage", "algorithm.adv_estimator algorithm.norm_adv_by_std_in_grpo", by=_advantage, words=ADVANTAGES
+    ),
     Rule("algo.loss", "actor.policy_loss.loss_mode", words=LOSSES),
     Rule("algo.mean_over", "actor.loss_agg_mode actor.loss_scale_factor", by=_mean_over, words=MEANS),
     Rule("algo.clip_low", "actor.clip_ratio_low", by=_bound(0)),
     Rule("algo.clip_high", "actor.clip_ratio_high", by=_bound(1)),
-    Rule("algo.kl.coefficient", "actor.use_kl_loss actor.kl_loss_coef algorithm.use_kl_in_reward"
-         " algorithm.kl_ctrl.kl_coef", by=lambda job: _kl(job, "coefficient")),
-    Rule("algo.kl.estimator", "actor.kl_loss_type algorithm.kl_penalty | actor.use_kl_loss", by=lambda job: _kl(job, "estimator"), words=ESTIMATORS),
+    Rule(
+        "algo.kl.coefficient",
+        "actor.use_kl_loss actor.kl_loss_coef algorithm.use_kl_in_reward algorithm.kl_ctrl.kl_coef",
+        by=lambda job: _kl(job, "coefficient"),
+    ),
+    Rule(
+        "algo.kl.estimator",
+        "actor.kl_loss_type algorithm.kl_penalty | actor.use_kl_loss",
+        by=lambda job: _kl(job, "estimator"),
+        words=ESTIMATORS,
+    ),
     Rule("algo.kl.place", "actor.use_kl_loss algorithm.use_kl_in_reward", by=lambda job: _kl(job, "place")),
     Rule(
         "algo.over_sampling",
@@ -353,8 +396,11 @@ PENALTY: tuple[Rule, ...] = (
 )
 REMAX: tuple[Rule, ...] = (
     _only("actor.ppo_epochs", 1, "ReMax here passes over a step's rows once"),
-    _only("actor.ppo_mini_batch_size", lambda job: job["data.train_batch_size"],
-          "ReMax here has one optimizer step, so actor.ppo_mini_batch_size is data.train_batch_size"),
+    _only(
+        "actor.ppo_mini_batch_size",
+        lambda job: job["data.train_batch_size"],
+        "ReMax here has one optimizer step, so actor.ppo_mini_batch_size is data.train_batch_size",
+    ),
 )
 PPO: tuple[Rule, ...] = (
     Rule("critic.path", "critic.model.path"),
@@ -364,13 +410,17 @@ PPO: tuple[Rule, ...] = (
     Rule("algo.value_clip", "critic.cliprange_value"),
     Rule("algo.gamma", "algorithm.gamma"),
     Rule("algo.lam", "algorithm.lam"),
-    *(
-        Rule(f"algo.{role}_optimizer.head_lr", f"| {role}.optim.lr", "a head has the same rate in verl",
-             by=lambda job, role=role: job[f"{role}.optim.lr"])
-        for role in ("actor", "critic")
+    Rule(
+        "algo.critic_optimizer.head_lr",
+        "| critic.optim.lr",
+        "verl's head has the same rate",
+        by=lambda job: job["critic.optim.lr"],
     ),
     _only("critic.ppo_epochs", lambda job: job["actor.ppo_epochs"], "actor and critic have the same passes here"),
-    _only("critic.ppo_mini_batch_size", lambda job: job["actor.ppo_mini_batch_size"],
-          "actor and critic have the same mini-batches here"),
+    _only(
+        "critic.ppo_mini_batch_size",
+        lambda job: job["actor.ppo_mini_batch_size"],
+        "actor and critic have the same mini-batches here",
+    ),
     _only("critic.loss_agg_mode", "token-mean", "the loss of values is a mean over tokens"),
 )

@@ -66,14 +66,14 @@ def _is_long(made: Made) -> bool:
 
 
 def _short(value: Any) -> str:
-    text = _plain(value)
+    text = plain(value)
     return text if len(text) <= MOST_OF_A_VALUE else f"{text[: MOST_OF_A_VALUE - 3]}..."
 
 
-def _plain(value: Any) -> str:
+def plain(value: Any) -> str:
     """Return a value as YAML on a single line.
 
-    >>> _plain([1e-6, "a: b"]), _plain("two" + chr(10) + "lines")
+    >>> plain([1e-6, "a: b"]), plain("two" + chr(10) + "lines")
     ("[1.0e-06, 'a: b']", '"two\\\\nlines"')
     """
     value = None if value is NULL else value
@@ -115,4 +115,4 @@ def _lines(group: Mapping[str, Any], origins: Mapping[str, str], path: str = "",
             yield f"{indent}{name}:"
             yield from _lines(value, origins, whole, f"{indent}  ")
         else:
-            yield f"{indent}{name}: {_plain(value)}{origin}"
+            yield f"{indent}{name}: {plain(value)}{origin}"

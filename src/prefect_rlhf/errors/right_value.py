@@ -75,7 +75,8 @@ def right_value(mistake: ErrorDetails) -> str:
             return "text that is not empty" if items == "characters" else "at least one entry"
         return f"{words} {context[bound]} {items}"
     if kind == "literal_error":
-        return context["expected"] + _closest(seen, re.findall(r"'([^']*)'", context["expected"]))
+        words = str(context["expected"])
+        return words + _closest(seen, re.findall(r"'([^']*)'", words))
     if kind == "string_pattern_mismatch" and context["pattern"] in _PATTERNS:
         return _PATTERNS[context["pattern"]]
     if (right := _TYPES.get(kind.partition("_")[0])) and not kind.startswith("string_pattern"):

@@ -86,7 +86,7 @@ class Found:
 
 def _split(row: FileRow, messages: Prompt) -> tuple[list[Any], list[Any]]:
     """Return the messages before the answer at the end of a conversation, and the answer."""
-    chat = list(messages)
+    chat: list[Any] = list(messages)
     if len(chat) < 2 or chat[-1]["role"] != "assistant":
         raise row.wrong(ASKED, "a conversation that ends with an answer, which the label rates")
     return chat[:-1], chat[-1:]

@@ -223,6 +223,28 @@ def test_weights_that_are_no_numbers_are_refused_where_they_are_read(folder, val
         tensors.read("model.norm.weight", ((0, 64),))
 
 
+@pytest.mark.parametrize("in_config", [True, False])
+def test_a_written_folder_has_the_chat_template_that_the_model_was_trained_with(tmp_path, in_config):
+    """Wherever the folder that it came from has its own: in a file, or in tokenizer_config.json as earlier versions."""
+    source, mine = (
+        Path(cases.make_folder(tmp_path / "source", layers=2, hidden=64)),
+        "{{ messages[0].content }}<|im_end|>",
+    )
+    stand_in("qwen2_5", source)
+    if in_config:
+        (source / "chat_template.jinja").unlink()
+        settings = json.loads((source / "tokenizer_config.json").read_text())
+        (source / "tokenizer_config.json").write_text(json.dumps(settings | {"chat_template": "{{ 'old' }}"}))
+    case = Case(str(source), head="lm", dtype="float32")
+    tensors = [(name, shard.view.reshape(shard.shape)) for name, shard in case.build(0).weights().items()]
+    write_folder(tmp_path / "written", replace(case.spec(), chat_template=mine), tensors, source)
+    assert AutoTokenizer.from_pretrained(tmp_path / "written").chat_template == mine
+    assert (tmp_path / "written" / "chat_template.jinja").read_text() == mine
+    assert "'old'" not in (tmp_path / "written" / "tokenizer_config.json").read_text()
+    write_folder(tmp_path / "plain", case.spec(), tensors, tmp_path / "written")
+    assert AutoTokenizer.from_pretrained(tmp_path / "plain").chat_template == mine
+
+
 @pytest.mark.parametrize("has_file", [True, False])
 def test_a_written_folder_ends_responses_where_its_chat_template_does(tmp_path, has_file):
     """After training on chats, other libraries stop there too. The other files of the tokenizer are copies."""

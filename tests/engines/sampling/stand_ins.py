@@ -9,15 +9,20 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_token
 from transformers import PreTrainedTokenizerFast
 
 TEMPLATES = Path(__file__).parent / "templates"
+OF_INIT = Path(__file__).parents[3] / "src" / "prefect_rlhf" / "template" / "tools.jinja"
 OF_QWEN = ("<|im_start|>", "<|im_end|>", "<|endoftext|>")
 SPECIAL = {
     "qwen2_5": OF_QWEN,
+    "tools": OF_QWEN,
     "qwen3": (*OF_QWEN, "<think>", "</think>", "<tool_response>", "</tool_response>"),
     "llama3_1": ("<|begin_of_text|>", "<|eot_id|>", "<|eom_id|>", "<|start_header_id|>", "<|end_header_id|>"),
     "gemma3": ("<bos>", "<end_of_turn>", "<start_of_turn>", "<eos>"),
     "mistral": ("<s>", "</s>", "[INST]", "[/INST]", "[TOOL_RESULTS]", "[/TOOL_RESULTS]"),
 }
-"""The special tokens of a family: the first begins a text if the template does that, the second ends a turn."""
+"""The special tokens of a family: the first begins a text if the template does that, the second ends a turn.
+
+`tools` is the template that `prefect-rlhf init` writes, for models such as SmolLM2.
+"""
 FAMILIES = list(SPECIAL)
 WORDS = Regex(
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}|"
@@ -49,6 +54,8 @@ def stand_in(family, folder, words=()):
 
 
 def template(family):
+    if family == "tools":
+        return OF_INIT.read_text()
     if family != "mistral":
         return (TEMPLATES / f"{family}.jinja").read_text()
     return generate_chat_template(

@@ -7,7 +7,7 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from prefect_rlhf.engines.sampling.answer_tokens import _MARKER, AnswerTokens, NoAnswer
-from tests.engines.sampling.stand_ins import FAMILIES, stand_in
+from tests.engines.sampling.stand_ins import FAMILIES, stand_in, template
 
 pytestmark = pytest.mark.quick
 
@@ -53,7 +53,7 @@ class Chat:
     ("family", "answer"),
     [
         *((family, USER) for family in FAMILIES),
-        *((family, answer) for family in ("qwen2_5", "qwen3", "llama3_1") for answer in (TOOL, TWO_TOOLS)),
+        *((family, answer) for family in ("qwen2_5", "tools", "qwen3", "llama3_1") for answer in (TOOL, TWO_TOOLS)),
     ],
 )
 def test_a_row_is_the_rendering_of_its_whole_chat(folders, family, answer, closes):
@@ -158,6 +158,19 @@ def test_later_turns_have_the_variables_of_the_template_too(folders):
         answers.of(USER, chat.tokenizer.eos_token_id),
     )
     assert without == [*with_thoughts, *chat.encoded("<think>\n\n</think>\n\n")]
+
+
+def test_a_template_that_a_setting_names_writes_the_answers(folders):
+    """Here Qwen 2.5's for a folder with that of Qwen 3, which writes thoughts."""
+    answers = AnswerTokens(folders["qwen3"], 1024, "keep_start", {}, None, template("qwen2_5"))
+    chat = Chat(folders["qwen3"], ASKED)
+    end = chat.tokenizer.eos_token_id
+    assert answers.of(TWO_TOOLS, end) == chat.encoded(
+        "\n<|im_start|>user\n<tool_response>\nthe film\n</tool_response>\n<tool_response>\nis good\n</tool_response>"
+        "<|im_end|>\n<|im_start|>assistant\n"
+    )
+    without = AnswerTokens(folders["qwen2_5"], 1024, "keep_start", {}, None, "{{ messages[-1].content }}")
+    assert without.opened(chat.encoded("the film"), " is good") == chat.encoded("the film is good")
 
 
 def test_an_end_that_a_setting_states_closes_a_turn(folders):

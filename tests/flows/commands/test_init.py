@@ -25,7 +25,7 @@ from tests.runs import read_lines
 from tests.tiny import make_model
 
 PROJECT = Path(__file__).parents[3]
-FILES = ["my_reinforce.py", "parameters.yaml", "prefect.yaml", "prompts.jsonl"]
+FILES = ["my_reinforce.py", "parameters.yaml", "prefect.yaml", "prompts.jsonl", "tools.jinja"]
 DEPLOYMENTS = [
     deployment["name"] for deployment in yaml.safe_load((PROJECT / "prefect.yaml").read_text())["deployments"]
 ]

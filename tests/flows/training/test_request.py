@@ -4,20 +4,23 @@ import pytest
 
 from prefect_rlhf.blocks.dataset import Prompts
 from prefect_rlhf.blocks.model import Model
-from prefect_rlhf.errors.errors import InvalidInput
+from prefect_rlhf.errors.errors import InvalidInput, NotUsed
 from prefect_rlhf.flows.algorithm.rlhf_flow import rlhf_flow
 from prefect_rlhf.flows.dpo import dpo
 from prefect_rlhf.flows.ppo import ppo
 from prefect_rlhf.flows.reward import reward
 from prefect_rlhf.flows.training.inputs import read_run_inputs
 from prefect_rlhf.flows.training.steps import falling_over
+from prefect_rlhf.flows.training.tokenizers import check_model_settings
 from prefect_rlhf.placement.rows.token_writers import speaking_role
+from prefect_rlhf.tasks.data.role_tokenizers import tokenizers_of
 from prefect_rlhf.tasks.rl.losses import policy_gradient
 from prefect_rlhf.tasks.rl.settings.offline import DPO
 from prefect_rlhf.tasks.rl.settings.online import PPO
 from prefect_rlhf.tasks.settings import Optimizer, Settings, Update
 from prefect_rlhf.tasks.tracing.calls import generate, inference, train_step
 from tests.flows.test_algorithms import traced
+from tests.tasks.small_tokenizer import TEMPLATE, WORDS
 from tests.tiny import make_model, make_prompts
 
 pytestmark = pytest.mark.quick
@@ -66,6 +69,38 @@ def test_the_end_of_an_answer_is_that_of_the_role_that_speaks(tmp_path):
         "an answer ends with best (13), from the setting eos_token; a response also ends with </s> (2)"
     )
     assert read.models["student"].eos_token == "best"
+
+
+def test_the_chat_template_that_a_model_names_writes_the_rows_of_the_role_that_speaks(tmp_path):
+    """In the place of the folder's, for rows, ends of responses, plays and the trained model."""
+    file = tmp_path / "mine.jinja"
+    file.write_text(TEMPLATE.replace("{{ m.role }} ", "the "))
+    prompts = Prompts(path=make_prompts(tmp_path / "prompts.parquet"), chat_template=True)
+    paths = {role: make_model(tmp_path / role) for role in ("teacher", "student")}
+    student = Model(path=paths["student"], chat_template=str(file))
+    inputs = read_run_inputs({"prompts": prompts, "teacher": Model(path=paths["teacher"]), "student": student})
+    before = inputs.sources["prompts"].read([0])["prompt_tokens"][0]
+    read = inputs.read_by("student")
+    after = read.sources["prompts"].read([0])["prompt_tokens"][0]
+    assert (before[0], after[0]) == (WORDS.index("user"), WORDS.index("the")) and before[1:] == after[1:]
+    assert read.models["student"].chat_template == file.read_text()
+    assert read.checked().remarks[0].startswith("prompts: the setting chat_template renders a prompt as 'the {prompt}")
+    arguments = {name: object() for name in ("prompts", "teacher", "student")}
+    graph = distil.algorithm.trace(arguments, read.models, read.datasets)
+    assert tokenizers_of(graph).templates == {"student": file.read_text()}
+
+
+@pytest.mark.parametrize("setting", [{"eos_token": "best"}, {"chat_template": "mine.jinja"}])
+def test_a_setting_of_chats_is_refused_for_a_model_that_reads_others_tokens(setting):
+    """Here a teacher, which scores what the student says."""
+    (name,) = setting
+    graph, others = traced(distil), {"teacher": Model(path="a"), "student": Model(path="b")}
+    check_model_settings(graph, "student", others | {"student": Model(path="b", **setting)})
+    says = (
+        f"^teacher.{name}: .* is not used: teacher reads the tokens that others made; remove it, or set student.{name}"
+    )
+    with pytest.raises(NotUsed, match=says):
+        check_model_settings(graph, "student", others | {"teacher": Model(path="a", **setting)})
 
 
 def test_an_end_that_the_tokenizer_lacks_is_refused(tmp_path):

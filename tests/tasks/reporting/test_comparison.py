@@ -56,7 +56,7 @@ def test_the_step_compares_steady_states():
 
 
 def test_what_was_not_predicted_has_no_ratio():
-    extra = span("held_out", "inference", 1, 1030.0, 1031.0, 1.0)
+    extra = span("held_out", "inference", 2, 1030.0, 1031.0, 1.0)
     row = next(row for row in comparison_rows(compare(PREDICTED, [*spans(), extra])) if row["node"] == "held_out")
     assert (row["predicted s"], row["measured s"], row["ratio"], row["predicted order"]) == ("", "1", "", "")
 

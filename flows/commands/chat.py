@@ -1,0 +1,119 @@
+"""The command `prefect-rlhf chat`: talk with a model in a Hugging Face folder, such as one that a run has trained."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from copy import deepcopy
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated, Any
+
+from cyclopts import Parameter
+
+from prefect_rlhf.errors.errors import InvalidInput, RlhfError, refusing
+from prefect_rlhf.files.foreign_file import read_json_object
+from prefect_rlhf.files.storage.inputs import model_folder
+from prefect_rlhf.flows.commands.flags import ALL_AT_ONCE, whole_number
+from prefect_rlhf.flows.commands.model_folder import CONFIG, RESULT, generates
+from prefect_rlhf.flows.hardware.installed_engines import missing_engine
+
+MOST_TOKENS = 1 << 20
+FIELD = "MODEL"  # as the help and errors name it
+
+Answer = Callable[[str], None]
+"""Print the model's answer to a message."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatFlags:
+    """The flags of `chat`."""
+
+    model: Annotated[str, Parameter(help="Hugging Face folder, such as runs/latest/actor.")] = field(kw_only=False)
+    message: Annotated[
+        str | None, Parameter(help="What you say. Without it, the command asks for lines until Ctrl-D.")
+    ] = field(kw_only=False, default=None)
+    plain: Annotated[
+        bool, Parameter(help="Continue your text, without the chat template, as prompts that are text are trained.")
+    ] = False
+    max_tokens: Annotated[int, whole_number(1, MOST_TOKENS), Parameter(help="Most tokens of an answer.")] = 256
+
+
+def chat(flags: Annotated[ChatFlags, ALL_AT_ONCE]) -> int:
+    """Talk with a model at the terminal.
+
+    Its generation_config.json decides how answers are drawn; by default the
+    likeliest token is taken.
+
+    prefect-rlhf chat runs/latest/actor
+    prefect-rlhf chat runs/latest/actor "What is 2 plus 3?"
+    """
+    folder = generating_folder(flags.model)
+    if find_spec("torch") is None:
+        raise RlhfError(missing_engine("torch"))
+    answer = answering(folder, flags)
+    if flags.message is not None:
+        answer(flags.message)
+        return 0
+    print(f"{flags.model} answers each line; Ctrl-D ends")
+    while True:
+        try:
+            said = input("> ")
+        except EOFError:
+            print()
+            return 0
+        if said.strip():
+            answer(said)
+
+
+def generating_folder(model: str) -> Path:
+    """Return the folder of a model that generates. Raises InvalidInput for any other folder."""
+    folder = model_folder(model, FIELD)
+    if (folder / RESULT).is_file():
+        trained = read_json_object(FIELD, folder / RESULT).get("models")
+        roles = ", ".join(f"{model.rstrip('/')}/{role}" for role in (trained if isinstance(trained, dict) else ()))
+        raise InvalidInput(FIELD, model, f"the folder of a model in this run: {roles or 'it has trained none'}")
+    if not (folder / CONFIG).is_file():
+        raise InvalidInput(FIELD, model, f"a Hugging Face folder, with {CONFIG}, such as runs/latest/actor")
+    if not generates(folder):
+        raise InvalidInput(FIELD, model, "a model that generates; this one gives a text a score")
+    return folder
+
+
+def answering(folder: Path, flags: ChatFlags) -> Answer:
+    """Load a model, and return the function that answers. Raises InvalidInput for a folder that does not load."""
+    import transformers  # imported here: --help and a wrong folder need no torch
+    from safetensors import SafetensorError
+
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    with refusing((OSError, ValueError, RuntimeError, SafetensorError), FIELD, flags.model, "a model that loads"):
+        pipe = transformers.pipeline("text-generation", model=str(folder), dtype="auto")
+    streamer = transformers.TextStreamer(pipe.tokenizer, skip_prompt=True, skip_special_tokens=True)
+    is_plain = flags.plain or not pipe.tokenizer.chat_template
+    chat: list[dict[str, str]] = []
+
+    def answer(said: str) -> None:
+        asked = said if is_plain else [*chat, {"role": "user", "content": said}]
+        settings = deepcopy(pipe.model.generation_config)  # of the folder; a pipeline has other defaults
+        settings.max_new_tokens = min(flags.max_tokens, room_for(pipe, asked))
+        made = pipe(asked, generation_config=settings, streamer=streamer)[0]["generated_text"]
+        if not is_plain:
+            chat[:] = made
+
+    return answer
+
+
+def room_for(pipe: Any, asked: str | list[dict[str, str]]) -> int:
+    """Return the tokens that the model's context has left for an answer. Raises InvalidInput if it has none."""
+    if isinstance(asked, str):
+        used = len(pipe.tokenizer(asked)["input_ids"])
+    else:
+        from jinja2 import TemplateError  # imported here, as transformers
+
+        with refusing((TemplateError, ValueError), "MESSAGE", asked[-1]["content"], "a chat that its template writes"):
+            used = len(pipe.tokenizer.apply_chat_template(asked, add_generation_prompt=True, return_dict=False))
+    context: int = getattr(pipe.model.config.get_text_config(), "max_position_embeddings", None) or MOST_TOKENS
+    if used >= context:
+        raise InvalidInput("MESSAGE", f"{used} tokens with all before it", f"fewer than {context}, the model's context")
+    return context - used

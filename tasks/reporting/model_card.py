@@ -1,0 +1,43 @@
+"""The README.md of a trained model's folder: what the Hub shows of it, and the model that it was trained from."""
+
+from importlib.metadata import version
+from pathlib import PurePath
+
+import yaml
+
+from prefect_rlhf.placement.models.model import ModelSpec
+
+CARD = "README.md"
+_GENERATES = """\
+from transformers import pipeline
+
+model = pipeline("text-generation", model="FOLDER OR NAME")
+"""
+_SCORES = """\
+from transformers import AutoModelForSequenceClassification
+
+model = AutoModelForSequenceClassification.from_pretrained("FOLDER OR NAME")  # one label: the score of a text
+"""
+
+
+def model_card(spec: ModelSpec, algorithm: str, steps: int, run: str) -> str:
+    """Return the card of the model that `steps` steps of an algorithm trained in the role of `spec`.
+
+    It names the folder of the base model without the folders above it, which may name a person. A licence and the
+    base model's name on the Hub are left to the reader, because no file of a run has them.
+    """
+    generates = spec.head != "scalar"
+    header = {
+        "library_name": "transformers",
+        "pipeline_tag": "text-generation" if generates else "text-classification",
+        "tags": ["prefect-rlhf", algorithm],
+    }
+    return (
+        f"---\n{yaml.safe_dump(header, sort_keys=False)}---\n\n"
+        f"# {spec.role} of {run}\n\n"
+        f"The algorithm `{algorithm}` of prefect-rlhf {version('prefect-rlhf')} trained this model from "
+        f"`{PurePath(spec.path).name}` in {steps} steps.\n\n"
+        f"```python\n{_GENERATES if generates else _SCORES}```\n\n"
+        "Before you upload it, add `license` and `base_model` to the lines at the top: the licence of the base model "
+        "applies.\n"
+    )

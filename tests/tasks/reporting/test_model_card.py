@@ -1,0 +1,41 @@
+"""The card in the folder of a trained model."""
+
+from dataclasses import replace
+
+import pytest
+from huggingface_hub import ModelCard
+
+from prefect_rlhf.placement.models.model import ModelSpec
+from prefect_rlhf.tasks.reporting.model_card import model_card
+from tests.flows.test_algorithms import SHAPE
+
+pytestmark = pytest.mark.quick
+
+ACTOR = ModelSpec("actor", "/home/anna/models/smollm2", "lm", SHAPE)
+
+
+@pytest.mark.parametrize(
+    ("head", "task", "opens_with"),
+    [
+        ("lm", "text-generation", "pipeline("),
+        ("lm+scalar", "text-generation", "pipeline("),
+        ("scalar", "text-classification", "AutoModelForSequenceClassification.from_pretrained("),
+    ],
+)
+def test_the_hub_reads_what_a_model_is_for_and_what_trained_it(head, task, opens_with):
+    card = ModelCard(model_card(replace(ACTOR, head=head), "my: algorithm", 10, "amber-fox"))
+    found = card.data.to_dict()
+    assert (found["library_name"], found["pipeline_tag"]) == ("transformers", task)
+    assert found["tags"] == ["prefect-rlhf", "my: algorithm"]
+    assert opens_with in card.text and "in 10 steps" in card.text and "# actor of amber-fox" in card.text
+
+
+def test_a_card_names_the_base_model_without_the_folders_above_it():
+    """They may name a person."""
+    text = model_card(ACTOR, "grpo", 10, "amber-fox")
+    assert "from `smollm2`" in text and "anna" not in text
+
+
+def test_a_card_has_no_name_of_a_base_model_that_the_hub_would_refuse():
+    """A folder's path is no name on the Hub: an upload with it ends in an error."""
+    assert "base_model" not in ModelCard(model_card(ACTOR, "grpo", 10, "amber-fox")).data.to_dict()
