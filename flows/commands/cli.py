@@ -85,5 +85,6 @@ def check_algorithm(word: str) -> None:
     """Raise InvalidInput for a word that is neither an algorithm nor a command; the error names what it may mean."""
     if ":" not in word and word not in (places := algorithm_places()):
         known = f"a command ({', '.join(COMMANDS)}) or an algorithm ({', '.join(places)}, or file.py:function)"
-        meant = meant_word(word) or meant_algorithm(word) or closest(word, COMMANDS)
+        near = meant_algorithm(word) if word.endswith(".py") else closest(word.lower(), (*COMMANDS, *places))
+        meant = meant_word(word) or near
         raise InvalidInput("algorithm", word, known + meant)

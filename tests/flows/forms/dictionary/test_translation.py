@@ -129,7 +129,7 @@ REFUSED = {
         "loss_type": ("sapo", "no loss here is sapo"), "packing": (True, ""), "use_peft": (True, "adapters"),
         "warmup_ratio": (0.1, "state --rows"), "num_train_epochs": (0.5, "0.5 is no whole number of passes"),
         "lr_scheduler_type": ("polynomial", "only these have a counterpart: constant"),
-        "temperature": (3.0, "algo.sampling.temperature: got 3.0, expected less than or equal to 2"),
+        "temperature": (3.0, "algo.sampling.temperature: got 3.0, expected at most 2"),
         "learning_rate": ([1], "algo.optimizer.lr: got [1]"), "entropy_coef": (0.1, "an entropy bonus"),
         "generation_kwargs": ({"num_beams": 2}, "num_beams has no counterpart"), "report_to": ("comet_ml", "the trackers here"),
         "max_tool_calling_iterations": (3, "play.max_turns: 4"), "num_generations": (7, ""),
