@@ -154,7 +154,7 @@ def test_reference_and_reward_run_at_the_same_time_on_disjoint_devices(records):
         return found.start_time, found.end_time
 
     overlaps = []
-    for step in range(STEPS):
+    for step in range(1, STEPS + 1):
         (a, b), (c, d) = interval(f"ref.inference · step {step}"), interval(f"reward.inference · step {step}")
         overlaps.append(min(b, d) - max(a, c))
     assert max(overlaps) > timedelta(0)
@@ -183,7 +183,7 @@ def test_rollouts_say_what_was_generated_by_which_weights(ppo_run):
     assert [rows[0] for rows in rollouts(ppo_run, "weight_version")] == [0, 1]
     row = pq.read_table(max((ppo_run / "rollouts").glob("*.parquet"))).to_pylist()[0]
     assert len(row["logprobs"]) == len(row["advantages"]) <= 8
-    assert row["step"] == 1 and row["prompt"] and isinstance(row["reward"], float)
+    assert row["step"] == STEPS and row["prompt"] and isinstance(row["reward"], float)
 
 
 @pytest.mark.slow
