@@ -33,7 +33,7 @@ class MadeColumn:
     def message_keys(self) -> frozenset[str]:
         """The keys of the messages; `tool_calls` if a turn calls a tool."""
         calls = {"tool_calls"} if self.stored.speakers & set(CALLERS) else set()
-        return frozenset({"role", "content", *self.stored.turn_keys, *calls} if self.holds_messages else ())
+        return frozenset({"role", "content", *self.stored.turn_keys, *calls}) if self.holds_messages else frozenset()
 
     @property
     def has_all_keys(self) -> bool:
@@ -82,7 +82,7 @@ class FormattedRows:
             has_turns = not column.holds_messages and are_turns(column.turn_keys)
             return MadeColumn(column, holds_messages=True, kind="other") if has_turns else column
         column = self.stored.column(self.found.columns[made.parts[0]])
-        kind = column.kind if made.is_as_stored else "other" if made.is_messages else "text"
+        kind: ColumnKind = column.kind if made.is_as_stored else "other" if made.is_messages else "text"
         return MadeColumn(column, made.is_messages, kind)
 
     def read(self, name: str, rows: Sequence[int]) -> list[Any]:

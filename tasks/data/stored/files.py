@@ -11,13 +11,15 @@ from prefect_rlhf.files.foreign_file import read_json, refuse_pointer, require_r
 from prefect_rlhf.files.path_text import checked_path
 from prefect_rlhf.files.storage.inputs import dataset_on_hub, dataset_path
 from prefect_rlhf.tasks.data.stored.compressed import uncompressed
-from prefect_rlhf.tasks.data.stored.delimited import DELIMITERS
 
 StoredAs = Literal["parquet", "json", "delimited", "saved"]
 FORMATS: Mapping[str, StoredAs] = {
     ".parquet": "parquet",
-    **dict.fromkeys((".jsonl", ".json", ".ndjson"), "json"),
-    **dict.fromkeys(DELIMITERS, "delimited"),
+    ".jsonl": "json",
+    ".json": "json",
+    ".ndjson": "json",
+    ".csv": "delimited",
+    ".tsv": "delimited",
 }
 PLACES = "an existing file of Parquet, JSON or CSV, a folder of such files or of datasets.save_to_disk, or a pattern"
 
@@ -81,7 +83,8 @@ def _in_folder(field: str, folder: Path, split: str) -> Files:
     if not files:
         raise InvalidInput(f"{field}.path", str(folder), "a folder with files of Parquet, JSON or CSV")
     formats = {FORMATS.get(uncompressed(file).suffix) for file in files}
-    if len(formats) == 1 and (only := formats.pop()) in ("json", "delimited"):
+    only = formats.pop() if len(formats) == 1 else None
+    if only is not None and only != "parquet":
         return Files(only, tuple(map(str, files)))
     other = next((file for file in files if file.suffix != ".parquet"), None)
     if other is not None:
