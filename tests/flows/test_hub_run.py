@@ -59,7 +59,7 @@ def test_a_resumed_run_reads_the_commits_of_its_checkpoint_whatever_main_has_bec
     assert hub.requests == []
     resumed = state.result()
     losses = [
-        [line["actor_train_step.loss"] for line in read_lines(Path(run["run_dir"]) / "metrics.jsonl")]
+        [line["actor_train.loss"] for line in read_lines(Path(run["run_dir"]) / "metrics.jsonl")]
         for run in (whole, resumed)
     ]
     assert losses[0] == losses[1]
