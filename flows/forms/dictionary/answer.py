@@ -10,7 +10,7 @@ from typing import Any
 from prefect_rlhf.flows.forms.dictionary import openrlhf_options, trl_options, verl_options
 from prefect_rlhf.flows.forms.dictionary.dialect import Dialect
 from prefect_rlhf.flows.forms.dictionary.rule import Rule
-from prefect_rlhf.flows.forms.dictionary.settings_here import default_of
+from prefect_rlhf.flows.forms.dictionary.settings_here import ROWS, default_of
 
 Has = Callable[[str], bool]
 """Whether a flow has a parameter, by its dotted name."""
@@ -49,7 +49,7 @@ def answer(option: str, has: Has | None = None) -> str:
     'here: algo.batch_size = generation_batch_size / num_generations: TRL counts responses'
     """
     word = verl_options.plain(option.lstrip("-")).replace("-", "_")
-    found = list(_meanings(word))
+    found = list(_meanings(word, has))
     rules = [rule for rule, _ in found if rule is not None]
     if texts := _named(rules, has):
         return f"here: {texts}"
@@ -101,9 +101,15 @@ def every_dialect() -> tuple[Dialect, ...]:
     return (*trl_options.dialects(), *verl_options.dialects(), *openrlhf_options.dialects())
 
 
-def _meanings(word: str) -> Iterator[tuple[Rule | None, tuple[str, str]]]:
-    """Yield the rules of a word in each dialect, and otherwise whether it is refused or without effect, and why."""
-    options = {dialect: _options(dialect, word) for dialect in every_dialect()}
+def _meanings(word: str, has: Has | None) -> Iterator[tuple[Rule | None, tuple[str, str]]]:
+    """Yield the rules of a word in each dialect, and otherwise whether it is refused or without effect, and why.
+
+    Trainers with the rows of the flow at hand come first.
+    """
+    near = [dialect for dialect in every_dialect() if has is not None and has(ROWS[dialect.flow])]
+    options = {dialect: _options(dialect, word) for dialect in near}
+    if not any(options.values()):
+        options = {dialect: _options(dialect, word) for dialect in every_dialect()}
     whole = {dialect: names for dialect, names in options.items() if word in names}
     for dialect, names in (whole or options).items():
         for option in names:

@@ -65,7 +65,7 @@ class Job:
                 if replaced == value:
                     return value
                 value = replaced[:MOST_CHARACTERS]
-        raise Untranslatable(f"{option} refers to itself")
+        return value  # it refers to itself
 
     def _referred(self, option: str, reference: re.Match[str]) -> Any:
         name, default = reference[1].removeprefix("actor_rollout_ref."), reference[2]

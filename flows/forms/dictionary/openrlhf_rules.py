@@ -286,7 +286,15 @@ GROUPS: tuple[Rule, ...] = (
     Rule(
         "algo.kl.place",
         "algo.kl.use_loss",
-        by=lambda job: "loss" if _in_loss(job) else "reward",
+        by=lambda job: "loss",
+        when=lambda job: _has_kl(job) and _in_loss(job),
+        otherwise="no KL is computed",
+    ),
+    Rule(
+        "algo.kl.place",
+        "algo.kl.use_loss",
+        "here before scores are compared, in OpenRLHF after it",
+        by=lambda job: "reward",
         when=_has_kl,
         otherwise="no KL is computed",
     ),

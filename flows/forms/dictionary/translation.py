@@ -173,7 +173,7 @@ def _of_defaults(
     for path, error in problems.items():
         options = tuple(option for rule in job.dialect.rules if rule.ours == path for option in rule.stands_for)
         if isinstance(error, Untranslatable) and options and not told.intersection(options):
-            option = next((option for option in options if job[option] is not None), options[0])
+            option = next((each for each in options if job.dialect.defaults.get(each) is not None), options[0])
             yield Outcome(option, job[option], "refused", why=str(error))
     for option, refusal in job.dialect.refused.items():
         if refusal.by_default and option not in told and job[option] is not None:

@@ -115,7 +115,8 @@ def _importance(part: str) -> Callable[[Job], Any]:
             raise Unused("rollout_is is null")
         lowest, _, highest = str(job["algorithm.rollout_correction.rollout_is_threshold"]).rpartition("_")
         bounds = {"lowest": float(lowest or 0), "highest": float(highest)}
-        return {"level": level, "beyond": "truncate", **bounds}[part]
+        beyond = "mask" if lowest else "truncate"  # IcePop has two bounds, and no weight beyond them
+        return {"level": level, "beyond": beyond, **bounds}[part]
 
     return value
 

@@ -8,7 +8,9 @@ from typing import Any
 
 import yaml
 
+from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.errors.in_short import one_line
+from prefect_rlhf.files.yaml_text import parse_yaml
 from prefect_rlhf.flows.forms.dictionary.dialect import NAMES, VERSIONS
 from prefect_rlhf.flows.forms.dictionary.rule import NULL
 from prefect_rlhf.flows.forms.dictionary.settings_here import ROWS
@@ -79,7 +81,15 @@ def plain(value: Any) -> str:
     value = None if value is NULL else value
     text: str = yaml.safe_dump(value, default_flow_style=True, width=10**6, allow_unicode=True)
     text = text.removesuffix("\n").removesuffix("\n...").strip()
-    return text if text.isprintable() else json.dumps(value)
+    return text if text.isprintable() and _is_read_as(text, value) else json.dumps(value)
+
+
+def _is_read_as(text: str, value: Any) -> bool:
+    """Whether our reader, which has the numbers of JSON, reads a text of PyYAML as the same value."""
+    try:
+        return bool(parse_yaml("", "", text) == value)
+    except InvalidInput:
+        return False
 
 
 def parameter_file(found: Translation, file: str) -> str:

@@ -136,7 +136,7 @@ class NotUsed(InvalidInput):
 class SeveralMistakes(InvalidInput):
     """Several mistakes of one file, each with its own field; it has field, value and correction of the first.
 
-    `remedy` follows them, if one thing corrects all of them.
+    `remedy` is the end of the text.
 
     >>> print(SeveralMistakes([InvalidInput("plan.name", 2, "a text"), UnknownKey("plan.cals", {}, "closest: calls")]))
     2 mistakes: (1) plan.name: got 2, expected a text (2) plan.cals: unknown key (got {}); closest: calls

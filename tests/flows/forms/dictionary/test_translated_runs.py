@@ -12,7 +12,7 @@ from prefect_rlhf.flows.commands.cli import main
 from prefect_rlhf.flows.forms.dictionary.answer import every_dialect
 from prefect_rlhf.placement.devices.mesh import ClusterShape
 from tests.runs import prepared, whole
-from tests.tiny import make_model, make_pairs, make_prompts
+from tests.tiny import make_model, make_pairs
 
 TWO_DEVICES = whole(ClusterShape("desk", num_nodes=1, devices_per_node=2, device_memory_bytes=8 << 30))
 REWARDS = """
@@ -213,7 +213,8 @@ def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("theirs")
     make_model(folder / "actor")
     make_model(folder / "reward", scalar=True, layers=3)
-    make_prompts(folder / "prompts.parquet", num_train=32)
+    prompts = {"prompt": ["what is it", "a good film"] * 16, "data_source": ["films"] * 32, "ground_truth": ["it"] * 32}
+    pq.write_table(pa.table(prompts), folder / "prompts.parquet")
     make_pairs(folder / "pairs.parquet", num_train=16)
     pq.write_table(pa.table({"words": ["what is it", "the best film"] * 8}), folder / "texts.parquet")
     (folder / "rewards.py").write_text(REWARDS)
@@ -235,7 +236,7 @@ def test_a_translated_file_is_one_that_a_dry_run_accepts(folder, name, capsys):
     assert f"next: prefect-rlhf run {algorithm} --parameters" in capsys.readouterr().out
     if name == "grpo.yaml":  # TRL names a module of Python, and the test's is in a folder
         parameters["reward"]["functions"]["right"]["function"] = f"{folder}/rewards.py:right"
-    assert prepared(find_flow(algorithm), parameters, TWO_DEVICES).augmented.plan.calls
+    assert prepared(find_flow(algorithm), parameters, TWO_DEVICES).augmented.plan.name == "flattening"
 
 
 def test_a_dump_of_every_option_of_a_trainer_is_accepted_too(folder, capsys):
@@ -255,7 +256,7 @@ def test_a_dump_of_every_option_of_a_trainer_is_accepted_too(folder, capsys):
     parameters["actor"]["path"] = f"{folder}/actor"
     parameters["prompts"] = parameters["held_out"] = {"path": f"{folder}/prompts.parquet", "split_column": None}
     parameters["reward"] = {"path": f"{folder}/reward", "head": "scalar"}
-    assert prepared(find_flow("grpo"), parameters, TWO_DEVICES).augmented.plan.calls
+    assert prepared(find_flow("grpo"), parameters, TWO_DEVICES).augmented.plan.name == "flattening"
 
 
 def test_the_written_file_goes_through_the_command_of_a_dry_run(folder, capsys):
