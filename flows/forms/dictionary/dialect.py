@@ -9,10 +9,11 @@ from fnmatch import fnmatchcase
 from functools import cache
 from importlib.resources import files
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from prefect_rlhf.flows.forms.dictionary.rule import Rule
 
+_T = TypeVar("_T")
 Library = str
 NAMES: Mapping[Library, str] = MappingProxyType({"trl": "TRL", "verl": "verl", "openrlhf": "OpenRLHF"})
 """The libraries, with the names that people read."""
@@ -74,7 +75,7 @@ class Dialect:
         return self.is_known_by(option) or self.refusal_of(option) is not None or self.effect_of(option) is not None
 
 
-def _matching(table: Mapping[str, Any], option: str) -> Any:
+def _matching(table: Mapping[str, _T], option: str) -> _T | None:
     if option in table:
         return table[option]
     return next((value for key, value in table.items() if "*" in key and fnmatchcase(option, key)), None)

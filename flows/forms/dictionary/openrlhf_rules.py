@@ -175,6 +175,10 @@ def optimizer(prefix: str, path: str) -> tuple[Rule, ...]:
     )
 
 
+def _is_set(option: str) -> Callable[[Job], bool]:
+    return lambda job: bool(job[option])
+
+
 def rows(parameter: str, data: str, split: str, *columns: tuple[str, str]) -> tuple[Rule, ...]:
     """Return the rules of a dataset and of its held-out rows; `columns` are of ours and theirs."""
 
@@ -190,7 +194,7 @@ def rows(parameter: str, data: str, split: str, *columns: tuple[str, str]) -> tu
             Rule(
                 f"{name}.{ours}",
                 theirs,
-                when=lambda job, option=option: bool(job[option]),
+                when=_is_set(option),
                 otherwise="no dataset is named",
             )
             for ours, theirs in (*columns, ("chat_template", "data.apply_chat_template"))

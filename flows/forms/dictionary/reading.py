@@ -104,8 +104,8 @@ def _trainer(
 
 
 def _dialects(library: Library) -> tuple[Dialect, ...]:
-    tables = {"trl": trl_options, "verl": verl_options, "openrlhf": openrlhf_options}
-    return tables[library].dialects()
+    tables = {"trl": trl_options.dialects, "verl": verl_options.dialects, "openrlhf": openrlhf_options.dialects}
+    return tables[library]()
 
 
 def _share_known(dialect: Dialect, options: Options) -> float:

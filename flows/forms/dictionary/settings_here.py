@@ -69,7 +69,8 @@ def refused_value(flow: str, path: str, value: Any) -> str:
         return ""
     field = kind.model_fields[last]
     try:
-        TypeAdapter(Annotated[field.annotation, field], config=None).validate_json(json.dumps(value))
+        adapter: TypeAdapter[Any] = TypeAdapter(Annotated[field.annotation, field], config=None)  # type: ignore[arg-type]  # a form that mypy does not know
+        adapter.validate_json(json.dumps(value))
     except ValidationError as error:
         return re.sub(r"^\w+ should (be|have) ", "", error.errors()[0]["msg"])
     return ""

@@ -132,7 +132,11 @@ def _stop(job: Job) -> list[str] | None:
     return listed(next(iter(stated.values())))
 
 
-def _reward_model(job: Job) -> str | None:
+def _part_of_importance(part: str) -> Callable[[Job], Any]:
+    return lambda job: _importance(job)[part]
+
+
+def _reward_model(job: Job) -> Any:
     if job["reward_model_name_or_path"] and job["reward_funcs"]:
         raise Untranslatable("a reward here is a model or functions; a function can ask a server of the model")
     return job["reward_model_name_or_path"]
@@ -234,6 +238,10 @@ def _every(ours: str, what: str) -> tuple[Rule, ...]:
     )
 
 
+def _always(value: Any) -> Callable[[Job], Any]:
+    return lambda job: value
+
+
 def model(role: str, head: str | None = None) -> tuple[Rule, ...]:
     """Return the rules of the model that is trained."""
     made: tuple[tuple[str, Any], ...] = (("head", head), ("new_head", True)) if head else ()
@@ -241,7 +249,7 @@ def model(role: str, head: str | None = None) -> tuple[Rule, ...]:
         Rule(f"{role}.path", "model_name_or_path model_revision", by=_path),
         Rule(f"{role}.dtype", "bf16 fp16", by=_dtype),
         Rule(f"{role}.eos_token", "eos_token"),
-        *(Rule(f"{role}.{name}", "", by=lambda job, value=value: value) for name, value in made),
+        *(Rule(f"{role}.{name}", "", by=_always(value)) for name, value in made),
     )
 
 
@@ -369,7 +377,7 @@ GROUPS: tuple[Rule, ...] = (
         Rule(
             f"algo.importance.{part}",
             f"{options} | use_vllm",
-            by=lambda job, part=part: _importance(job)[part],
+            by=_part_of_importance(part),
             when=_is_corrected,
             otherwise="TRL corrects only with use_vllm and vllm_importance_sampling_correction",
         )
