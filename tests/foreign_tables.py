@@ -35,13 +35,7 @@ def between(name, text):
 def replaced(library):
     """Each rule of a library with the options that it stands for."""
     dialects = [one for one in every_dialect() if one.library == library]
-    return {
-        (rule, option)
-        for one in dialects
-        for rule in one.rules
-        for option in rule.stands_for
-        if rule in one.rules_of(option)
-    }
+    return {(rule, option) for one in dialects for rule in one.rules for option in one.options_of(rule)}
 
 
 def arithmetic():
@@ -50,8 +44,7 @@ def arithmetic():
     for dialect in every_dialect():
         for rule in dialect.rules:
             if rule.arithmetic and not any(role in rule.ours for role in OF_ROLES):
-                options = [option for option in rule.stands_for if rule in dialect.rules_of(option)]
-                rows.setdefault(rule.arithmetic, options)
+                rows.setdefault(rule.arithmetic, dialect.options_of(rule))
     lines = [f"| {', '.join(f'`{option}`' for option in options)} | {text} |" for text, options in rows.items()]
     return "\n".join(["| option | here |", "|---|---|", *lines, ""])
 

@@ -73,9 +73,14 @@ def flat(value, path=""):
 
 
 def of_verl(folder):
-    """The options of `ppo_trainer.yaml`, which Hydra composes of many files, as verl ships them composed."""
-    composed = folder / "verl" / "trainer" / "config" / "_generated_ppo_trainer.yaml"
-    return {"ppo": flat(yaml.safe_load(composed.read_text()))}
+    """The options of `ppo_trainer.yaml`, which Hydra composes of many files, as verl ships them composed.
+
+    Its other files, for Megatron and others, add options of their own.
+    """
+    config, options = folder / "verl" / "trainer" / "config", {}
+    for engine in ("torchtitan_", "veomni_", "megatron_", ""):
+        options |= flat(yaml.safe_load((config / f"_generated_ppo_{engine}trainer.yaml").read_text()))
+    return {"ppo": options}
 
 
 def read(folder):

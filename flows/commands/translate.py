@@ -66,12 +66,7 @@ def translate(flags: Annotated[TranslateFlags, ALL_AT_ONCE]) -> int:
     dialect, options = read_dialect(read_source(flags.file), flags.from_, flags.algorithm)
     found = translation(Job.of(dialect, options, flags.devices or 1, flags.rows))
     text = parameter_file(found, flags.file.name)
-    try:
-        write_atomically(flags.out, partial(Path.write_text, data=text))
-    except OSError as error:
-        raise InvalidInput(
-            "--out", str(flags.out), f"a file that can be written ({error.strerror or error})"
-        ) from error
+    write_atomically(flags.out, partial(Path.write_text, data=text))
     print(table(found, flags.file.name))
     if (problem := _problem(found)) is not None:
         print(f"\nto mend: {problem}")

@@ -58,6 +58,10 @@ class Dialect:
         own = [rule for rule in rules if not rule.is_arithmetic or rule.options == (option,)]
         return own or rules
 
+    def options_of(self, rule: Rule) -> tuple[str, ...]:
+        """Return the options whose outcome a rule is: those of its arithmetic that have no rule of their own."""
+        return tuple(option for option in rule.stands_for if rule in self.rules_of(option))
+
     def refusal_of(self, option: str) -> Refusal | None:
         """Return why an option has no counterpart; None if it may have one."""
         return _matching(self.refused, option)
@@ -68,11 +72,16 @@ class Dialect:
 
     def is_known_by(self, option: str) -> bool:
         """Whether an option tells this trainer from others of its library."""
-        return option in self.own or option in self.defaults or any(option in rule.options for rule in self.rules)
+        return option in self.own or option in self.defaults or option in _options_of_rules(self)
 
     def knows(self, option: str) -> bool:
         """Whether the trainer has an option, or an older version of it had."""
         return self.is_known_by(option) or self.refusal_of(option) is not None or self.effect_of(option) is not None
+
+
+@cache
+def _options_of_rules(dialect: Dialect) -> frozenset[str]:
+    return frozenset(option for rule in dialect.rules for option in rule.options)
 
 
 def _matching(table: Mapping[str, _T], option: str) -> _T | None:

@@ -70,13 +70,12 @@ class Rule:
         >>> Rule("algo.batch_size", "devices * max(steps_per_generation, 1) / num_generations").options
         ('steps_per_generation', 'num_generations')
         """
-        names = dict.fromkeys(NAME.findall(self.formula))
-        return tuple(name for name in names if name not in SPECIAL and not name.startswith(OURS))
+        return _options_in(self.formula)
 
     @property
     def stands_for(self) -> tuple[str, ...]:
         """The options that the parameter replaces: those before the bar."""
-        return tuple(name for name in self.options if name in NAME.findall(self.formula.partition("|")[0]))
+        return _options_in(self.formula.partition("|")[0])
 
     @property
     def is_arithmetic(self) -> bool:
@@ -113,6 +112,12 @@ def written(formula: str, value_of: Callable[[str], Any]) -> str:
     '6 * 2 / max(4, 1)'
     """
     return NAME.sub(lambda name: name[0] if name[0] in FUNCTIONS else f"{value_of(name[0]):g}", formula)
+
+
+@cache
+def _options_in(formula: str) -> tuple[str, ...]:
+    names = dict.fromkeys(NAME.findall(formula))
+    return tuple(name for name in names if name not in SPECIAL and not name.startswith(OURS))
 
 
 @cache

@@ -165,13 +165,14 @@ def _of_defaults(
     """
     by_option: dict[tuple[str, ...], list[Made]] = {}
     for each in made.values():
-        options = each.rule.stands_for
+        options = job.dialect.options_of(each.rule)
         if not told.intersection(options) and (options or each.rule.note):
             by_option.setdefault(options[:1] or ("", each.path), []).append(each)
     for (option, *_), found in by_option.items():
         yield Outcome(option, job[option] if option else None, "translated", tuple(found))
     for path, error in problems.items():
-        options = tuple(option for rule in job.dialect.rules if rule.ours == path for option in rule.stands_for)
+        rules = [rule for rule in job.dialect.rules if rule.ours == path]
+        options = tuple(option for rule in rules for option in job.dialect.options_of(rule))
         if isinstance(error, Untranslatable) and options and not told.intersection(options):
             option = next((each for each in options if job.dialect.defaults.get(each) is not None), options[0])
             yield Outcome(option, job[option], "refused", why=str(error))

@@ -21,11 +21,15 @@ _REFUSED: Mapping[str, str] = MappingProxyType(
         NO_SUCH_LOSS: "actor.tau_pos actor.tau_neg actor.policy_loss.* algorithm.use_pf_ppo algorithm.pf_ppo.*"
         " algorithm.rollout_correction.loss_type",
         TEMPLATE: "model.custom_chat_template critic.model.custom_chat_template",
-        "AdamW is the only optimizer here": "actor.optim.optimizer actor.optim.optimizer_impl"
-        " actor.optim.override_optimizer_config* critic.optim.optimizer critic.optim.optimizer_impl"
-        " critic.optim.override_optimizer_config*",
-        "a cosine falls once, over half a period": "actor.optim.num_cycles critic.optim.num_cycles"
-        " actor.optim.warmup_style critic.optim.warmup_style",
+        "AdamW is the only optimizer here": "*.optim.optimizer_impl *.optim.override_optimizer_config* *.optim.muon_*"
+        " *.optim.use_layer_wise_distributed_optimizer",
+        "main weights and moments are float32": "*.optim.use_precision_aware_optimizer *.optim.main_grads_dtype"
+        " *.optim.exp_avg_dtype *.optim.exp_avg_sq_dtype",
+        "a rate rises from 0 and falls once: algo.optimizer.schedule and algo.optimizer.min_lr_ratio": (
+            "*.optim.num_cycles *.optim.warmup_style *.optim.lr_warmup_init *.optim.lr_wsd_decay_style"
+            " *.optim.lr_wsd_decay_steps *.optim.lr_min *.optim.lr_start *.optim.lr_decay_ratio *.optim.decay_type"
+            " *.optim.min_lr_factor *.optim.use_checkpoint_opt_param_scheduler *.optim.weight_decay_incr_style"
+        ),
         "actor.dtype is the format of a model": "actor.fsdp_config.dtype critic.fsdp.dtype rollout.dtype",
         "a weight of the correction is cut at its bounds; rejected responses have importance.beyond: mask": (
             "algorithm.rollout_correction.*"
@@ -88,7 +92,7 @@ _WITHOUT_EFFECT: Mapping[str, str] = MappingProxyType(
         " *.max_num_seqs *.max_num_batched_tokens",
         PLAN: "trainer.nnodes trainer.n_gpus_per_node trainer.device trainer.balance_batch"
         " trainer.use_legacy_worker_impl trainer.use_v1 trainer.v1.sync"
-        " trainer.ray_wait_register_center_timeout ray_kwargs.* transfer_queue.* hybrid_engine nccl_timeout"
+        " trainer.ray_wait_register_center_timeout ray_kwargs.* transfer_queue.* hybrid_engine *nccl_timeout"
         " actor.fsdp_config.* ref.fsdp_config.* critic.fsdp.* critic.model.fsdp_config.* *.megatron.* *.veomni.*"
         " *.torchtitan.* *.mindspeed.* model_engine *.strategy *.use_torch_compile *.ulysses_sequence_parallel_size"
         " *.use_dynamic_bsz *.log_prob_use_dynamic_bsz *.use_remove_padding *.use_prefix_grouper"
@@ -110,6 +114,7 @@ _WITHOUT_EFFECT: Mapping[str, str] = MappingProxyType(
         "of this algorithm, no group is compared": "algorithm.norm_adv_by_std_in_grpo",
         "the loss of this algorithm has none": "actor.kl_loss_coef actor.kl_loss_type *.loss_scale_factor"
         " actor.clip_ratio_low actor.clip_ratio_high",
+        "a reference is not trained": "ref.optim.*",
         "Hydra itself reads it": "defaults hydra.* config-path config-name config_path config_name",
         "rows of a run are generated anew": "skip.*",
     }

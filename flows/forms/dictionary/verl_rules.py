@@ -30,6 +30,14 @@ def _above_zero(option: str) -> Callable[[Job], bool]:
     return lambda job: isinstance(job[option], int | float) and job[option] > 0
 
 
+def _is_adam(option: str) -> Callable[[Job], None]:
+    def check(job: Job) -> None:
+        if str(job[option]).lower() not in ("adam", "adamw"):
+            raise Untranslatable("AdamW is the only optimizer here")
+
+    return check
+
+
 def _only(option: str, allowed: Any, reason: str) -> Rule:
     """Return a rule that refuses every other value of an option."""
 
@@ -191,13 +199,25 @@ def optimizer(role: str, path: str) -> tuple[Rule, ...]:
 
     return (
         Rule(f"{path}.lr", f"{options}.lr"),
-        Rule(f"{path}.schedule", f"{options}.lr_decay_style", words=SCHEDULES),
+        Rule(
+            f"{path}.schedule",
+            f"{options}.lr_decay_style",
+            words=SCHEDULES,
+            when=lambda job: job.differs(f"{options}.lr_decay_style"),
+        ),
         Rule(f"{path}.schedule", f"{options}.lr_scheduler_type", words=SCHEDULES),
         Rule(
             f"{path}.decay_steps",
             f"{options}.lr_decay_steps * {UPDATES}",
             STEPS,
             when=_above_zero(f"{options}.lr_decay_steps"),
+        ),
+        Rule(
+            f"{path}.min_lr_ratio",
+            f"{options}.min_lr / {options}.lr",
+            "verl states the rate",
+            whole="no",
+            when=_above_zero(f"{options}.min_lr"),
         ),
         Rule(
             f"{path}.min_lr_ratio",
@@ -215,6 +235,11 @@ def optimizer(role: str, path: str) -> tuple[Rule, ...]:
         Rule(f"{path}.max_grad_norm", f"{options}.clip_grad {role}.grad_clip", by=clip),
         Rule(f"{path}.weight_decay", f"{options}.weight_decay"),
         Rule(f"{path}.betas", f"{options}.betas"),
+        Rule(f"{path}.eps", f"{options}.eps"),
+        *(
+            Rule("", f"{options}.{name}", by=_is_adam(f"{options}.{name}"), where="check")
+            for name in ("optimizer", "name")
+        ),
     )
 
 

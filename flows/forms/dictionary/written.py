@@ -32,7 +32,7 @@ def table(found: Translation, file: str) -> str:
     theirs = f"{NAMES[library]} {VERSIONS[library]}"
     numbers = {what: [each for each in found.outcomes if each.what == what] for what in HEADS}
     counts = ", ".join(f"{len(each)} {what}" for what, each in numbers.items() if each)
-    lines = [f"{file}: {dialect.name}, {len(found.job.stated)} options: {counts}"]
+    lines = [f"{file}: {dialect.name}, {len(found.job.stated)} options: {counts or 'all at their defaults'}"]
     for what, head in HEADS.items():
         named = f" option{'s' if len(numbers[what]) > 1 else ''} of {theirs}" if what == "unknown" else ""
         lines += _section(head + named, numbers[what])

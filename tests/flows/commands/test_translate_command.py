@@ -68,7 +68,7 @@ def test_a_file_that_cannot_be_translated_costs_a_line(case, tmp_path, capsys):
         ),
         (
             ["grpo.yaml", "--out", "/proc/out.yaml"],
-            "--out: got '/proc/out.yaml', expected a file that can be written (",
+            "/proc/out.yaml cannot be written: ",
         ),
         (["grpo.yaml", "--devices", "0"], "got '0', expected a whole number from 1 to"),
         ([], "FILE: missing value"),
