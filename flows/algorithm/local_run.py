@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any, Literal, overload
 
 from prefect import Flow
@@ -16,13 +16,16 @@ from prefect.client.schemas.objects import State
 
 from prefect_rlhf.blocks.lease import given_lease, running_on
 from prefect_rlhf.errors.errors import InvalidInput, RlhfError, RunStopped
+from prefect_rlhf.flows.algorithm.quiet_process import quiet_process
 from prefect_rlhf.flows.algorithm.rlhf_flow import AlgorithmFlow, find_flow
 from prefect_rlhf.flows.algorithm.run_result import PlannedRun, RunResult
+from prefect_rlhf.flows.algorithm.terminal import new_log
 from prefect_rlhf.flows.forms.options import MOST_RESTARTS, RunOptions
 from prefect_rlhf.flows.hardware.device_kind import local_cluster, unheld_devices
 from prefect_rlhf.flows.hardware.installed_engines import check_builds
 from prefect_rlhf.flows.hardware.surroundings import check_surroundings
 from prefect_rlhf.flows.training.run import check_run, leased_after, prepare
+from prefect_rlhf.flows.training.run_folder import output_folder
 from prefect_rlhf.flows.training.run_name import new_name
 from prefect_rlhf.flows.training.server import check_server
 from prefect_rlhf.placement.devices.lease import Lease
@@ -38,6 +41,7 @@ def run(
     devices: int | None = None,
     kind: Backend | None = None,
     max_restarts: int = 0,
+    verbose: bool = False,
     **parameters: Any,
 ) -> PlannedRun: ...
 @overload
@@ -49,6 +53,7 @@ def run(
     devices: int | None = None,
     kind: Backend | None = None,
     max_restarts: int = 0,
+    verbose: bool = False,
     **parameters: Any,
 ) -> RunResult: ...
 def run(
@@ -59,6 +64,7 @@ def run(
     devices: int | None = None,
     kind: Backend | None = None,
     max_restarts: int = 0,
+    verbose: bool = False,
     **parameters: Any,
 ) -> RunResult | PlannedRun:
     """Train with an algorithm on devices of this machine; returns its models, metrics and rollouts.
@@ -67,8 +73,9 @@ def run(
     the parameters of its deployment: each a value such as `Model(path=...)`, or a dict as in a file of parameters.
     `devices` is the number of devices leased for this run, 1 by default, and `kind` is cuda for GPUs or cpu for
     processor cores: GPUs by default, if the installed engines are built for them and a GPU is visible. Under a worker,
-    the run uses the worker's lease. `max_restarts` is the number of automatic restarts after a failure. A `dry_run`
-    checks everything, uses no device and returns the plan.
+    the run uses the worker's lease. `max_restarts` is the number of automatic restarts after a failure. The run's own
+    lines are shown; warnings of libraries and all other output go to a log file in `output_dir`, unless `verbose`. A
+    `dry_run` checks everything, uses no device and returns the plan.
 
     Raises InvalidInput or GraphError for a mistake, before a device is used; another RlhfError if the run fails;
     RunStopped, a KeyboardInterrupt, if a person stops it.
@@ -81,18 +88,28 @@ def run(
     flow.check_not_in_rank()
     _check_whole("devices", devices, 1, MOST_DEVICES)
     _check_whole("max_restarts", max_restarts, 0, MOST_RESTARTS)
+    if type(verbose) is not bool:
+        raise InvalidInput("verbose", verbose, "True or False")
     checked = flow.validate_parameters({**parameters, "dry_run": dry_run})
     if kind not in (None, "cuda", "cpu"):
         raise InvalidInput("kind", kind, "cuda or cpu")
     if checked["dry_run"]:
         return plan_locally(flow, checked, devices, kind)
-    state = run_locally(flow, checked, devices, max_restarts, kind=kind)
+    log = new_log(output_folder(RunOptions.split(checked)[0]))
+    with nullcontext() if verbose else quiet_process(log) as terminal:
+        say = terminal.say if terminal else print_line
+        state = run_locally(flow, checked, devices, max_restarts, kind=kind, say=say)
     found = state.result(raise_on_failure=False, _sync=True)  # type: ignore[call-overload]  # its stubs lack _sync
     if isinstance(found, RlhfError | RunStopped):
         raise found.with_traceback(None) from None  # its place in Prefect and in this library does not matter
     if isinstance(found, BaseException):
         raise found
     return RunResult.of(found)
+
+
+def print_line(line: object) -> None:
+    """Print to standard error and flush: no run has a log yet."""
+    print(line, file=sys.stderr, flush=True)  # noqa: T201
 
 
 def _check_whole(field: str, value: int | None, least: int, most: int) -> None:
@@ -117,7 +134,7 @@ def run_locally(
     max_restarts: int = 0,
     *,
     kind: Backend | None = None,
-    say: Callable[[str], None] = lambda line: print(line, file=sys.stderr, flush=True),  # noqa: T201  no run has a log yet
+    say: Callable[[str], None],
 ) -> State[Any]:
     """Run with checked parameters; returns the final state. Raises the errors of the checks before the lease.
 

@@ -40,7 +40,8 @@ class Terminal(logging.Handler):
     def say(self, line: object) -> None:
         """Show a line on the terminal and write it to the log."""
         self._show(line)
-        print(line, file=sys.stderr, flush=True)
+        sys.stderr.write(f"{line}\n")
+        sys.stderr.flush()
 
     def emit(self, record: logging.LogRecord) -> None:
         """Show a line of the run's log; Prefect's own handler writes it to the log file."""
@@ -50,8 +51,9 @@ class Terminal(logging.Handler):
     def _show(self, line: object) -> None:
         lines = [line] if self.is_used else [f"full log: {from_here(str(self.log))}", line]
         self.is_used = True
-        with suppress(OSError):  # a closed terminal does not end the run
-            print(*lines, sep="\n", file=self._stream, flush=True)
+        with suppress(OSError, ValueError, AttributeError):  # a closed terminal, or none, does not end the run
+            self._stream.write("".join(f"{each}\n" for each in lines))
+            self._stream.flush()
 
 
 def new_log(output_dir: Path) -> Path:
@@ -66,35 +68,67 @@ def quiet_terminal(log: Path) -> Iterator[Terminal]:
     If the body raises before it shows a line, the log is deleted, because a mistake ended the body before the run.
     Raises OutputFailed if the file cannot be written.
     """
+    file = opened(log)
+    try:
+        with (
+            descriptors_to(file) as before,
+            copy_of(before[1]) as stream,
+            showing(Terminal(stream, log)) as terminal,
+        ):
+            try:
+                with bars_on(stream):
+                    yield terminal
+            except BaseException:
+                if not terminal.is_used:
+                    log.unlink()
+                raise
+    finally:
+        atexit.register(_redirect, [file, file])  # libraries write again after the run
+
+
+def opened(log: Path) -> int:
+    """Return a descriptor of a new log."""
     with writing(log):
         log.parent.mkdir(parents=True, exist_ok=True)
-        file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        return os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+
+
+@contextmanager
+def descriptors_to(file: int) -> Iterator[list[int]]:
+    """Let the standard descriptors write to `file` while the body runs; yield copies of the original ones."""
     before = [os.dup(descriptor) for descriptor in STANDARD]
-    loggers = [logging.getLogger(name) for name in (RUN_LOG, get_logger(BEFORE_A_RUN).name)]
-    with os.fdopen(os.dup(before[1]), "w", encoding="utf-8", errors="backslashreplace") as stream:
-        terminal = Terminal(stream, log)
-        _redirect([file, file])
-        for logger in loggers:
-            logger.addHandler(terminal)
-        try:
-            with bars_on(stream):
-                yield terminal
-        except BaseException:
-            if not terminal.is_used:
-                log.unlink()
-            raise
-        finally:
-            for logger in loggers:
-                logger.removeHandler(terminal)
-            _redirect(before)
-            for descriptor in before:
-                os.close(descriptor)
-            atexit.register(_redirect, [file, file])  # libraries write again after the run
+    _redirect([file, file])
+    try:
+        yield before
+    finally:
+        _redirect(before)
+        for descriptor in before:
+            os.close(descriptor)
 
 
 def _redirect(targets: list[int]) -> None:
     for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError, ValueError):  # a closed stream cannot be flushed
+        with suppress(OSError, ValueError, AttributeError):  # a closed stream cannot be flushed; None is no stream
             stream.flush()
     for descriptor, target in zip(STANDARD, targets, strict=True):
         os.dup2(target, descriptor)
+
+
+@contextmanager
+def copy_of(descriptor: int) -> Iterator[TextIO]:
+    """Yield a stream that writes each line at once to a copy of a descriptor."""
+    with os.fdopen(os.dup(descriptor), "w", 1, encoding="utf-8", errors="backslashreplace") as stream:
+        yield stream
+
+
+@contextmanager
+def showing(terminal: Terminal) -> Iterator[Terminal]:
+    """Show the lines of runs on a terminal."""
+    loggers = [logging.getLogger(name) for name in (RUN_LOG, get_logger(BEFORE_A_RUN).name)]
+    for logger in loggers:
+        logger.addHandler(terminal)
+    try:
+        yield terminal
+    finally:
+        for logger in loggers:
+            logger.removeHandler(terminal)

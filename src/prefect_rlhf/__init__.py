@@ -10,7 +10,10 @@ when it is first used, so that ranks and planners load no more than they use; no
 
 from __future__ import annotations
 
+import logging
+import sys
 from importlib import import_module
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -19,11 +22,33 @@ if TYPE_CHECKING:
 
 def __getattr__(name: str) -> Any:
     """Return a name of the door. Raises AttributeError for any other."""
-    if not name.startswith("_") and name in (door := import_module("prefect_rlhf.door")).__all__:
+    if not name.startswith("_") and name in (door := _door()).__all__:
         return getattr(door, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
     """Return the names of the door."""
-    return list(import_module("prefect_rlhf.door").__all__)
+    return list(_door().__all__)
+
+
+def _door() -> ModuleType:
+    """Import the door, which imports Prefect; the log handlers of the program stay as they are.
+
+    Prefect configures logging when it is imported. It closes all handlers, so that a file that was opened with mode `w`
+    gets no further line. It takes handlers without a formatter from the root logger, and adds its own, which here goes
+    to its own logger: otherwise a later `logging.basicConfig` of the program would do nothing.
+    """
+    if "prefect" in sys.modules:
+        return import_module("prefect_rlhf.door")
+    root, known = logging.getLogger(), logging._handlerList[:]  # type: ignore[attr-defined]  # closed by dictConfig
+    handlers, level = root.handlers[:], root.level
+    logging._handlerList.clear()  # type: ignore[attr-defined]
+    try:
+        return import_module("prefect_rlhf.door")
+    finally:
+        logging._handlerList[:0] = known  # type: ignore[attr-defined]
+        for handler in [each for each in root.handlers if each not in handlers]:
+            logging.getLogger("prefect").addHandler(handler)
+        root.handlers[:] = handlers
+        root.setLevel(level)

@@ -1,7 +1,8 @@
 """Rollouts as Parquet files that can be read during the run: a file per step, written and then renamed.
 
-Columns: prompt, response (text), tokens (prompt and response), logprobs, advantages (per response token), reward (the
-reward model's score), step, weight_version (of the role that generated), row_id (number in the dataset's split).
+Columns: prompt, response, user_message (text), tokens (prompt and response), logprobs, advantages (per response token),
+reward (the reward model's score), step, weight_version (of the role that generated), row_id (number in the dataset's
+split).
 """
 
 from __future__ import annotations
@@ -15,13 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from prefect_rlhf.engines.compute import Computed, Context
-from prefect_rlhf.engines.rows import Batch
+from prefect_rlhf.engines.rows import Batch, Column
 from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.files.atomic_file import write_atomically
 from prefect_rlhf.files.storage.publish import publish
 from prefect_rlhf.tasks.data.conversation import messages
 from prefect_rlhf.tasks.data.role_tokenizers import have_same_text
-from prefect_rlhf.tasks.data.tokenizer import load_tokenizer
+from prefect_rlhf.tasks.data.tokenizer import load_tokenizer, reader_of
 from prefect_rlhf.tasks.settings import Settings
 from prefect_rlhf.tasks.tracing.operations import computation
 
@@ -34,11 +35,11 @@ STEP_FILE = re.compile(r"step-(\d+)\.parquet")  # as `write_rows` names it
 def record_rollouts(rollout: Batch, scores: Batch, advantages: Batch, settings: Settings, context: Context) -> Computed:
     """Write `rollouts/step-000003.parquet`: this step's responses with their scores (as `reward`) and advantages.
 
-    Columns: `prompt`, `response` (text), `tokens`, `logprobs`, `reward`, `advantages`, `step`, `weight_version`,
-    `row_id`; and of plays `mask` and `turn` (per response token), `turns`, `turn_rewards` and `messages`. A flow whose
-    body does not call it writes no rollouts.
+    Columns: `prompt`, `response`, `user_message` (text), `tokens`, `logprobs`, `reward`, `advantages`, `step`,
+    `weight_version`, `row_id`; of several named rewards each as `reward_NAME`; and of plays `mask` and `turn` (per
+    response token), `turns`, `turn_rewards` and `messages`. A flow whose body does not call it writes no rollouts.
     """
-    columns = text_columns(rollout) | {
+    columns = shown_columns(rollout, scores) | {
         "tokens": lists(rollout, "tokens"),
         "logprobs": lists(rollout, "logprobs"),
         "reward": scores["scores"].float().tolist(),
@@ -91,14 +92,36 @@ def play_columns(rollout: Batch) -> dict[str, list[Any]]:
     """Return `messages`, `turns` (their number) and `turn_rewards` of each row; no column for rows without a play."""
     if "turn_rewards" not in rollout.columns:
         return {}
-    decode, rewards = load_tokenizer(rollout.tokenizer).decode, lists(rollout, "turn_rewards")
+    read, rewards = reader_of(rollout.tokenizer), lists(rollout, "turn_rewards")
     lengths = [int(length) for length in rollout.columns["prompt_length"]]
     rows = zip(lists(rollout, "tokens"), lengths, lists(rollout, "mask"), lists(rollout, "turn"), strict=True)
     return {
-        "messages": [messages(row, length, mask, turn, decode) for row, length, mask, turn in rows],
+        "messages": [messages(row, length, mask, turn, read) for row, length, mask, turn in rows],
         "turns": [len(row) for row in rewards],
         "turn_rewards": rewards,
     }
+
+
+def shown_columns(rollout: Batch, scores: Batch) -> dict[str, list[Any]]:
+    """Return the columns of rollouts and evaluations that people look at first.
+
+    They are `prompt` and `response` as text, `user_message`, the last user message of the prompt or a prompt that is no
+    chat, and of several named rewards each as `reward_NAME`.
+    """
+    read, tokens = reader_of(rollout.tokenizer), lists(rollout, "tokens")
+    lengths = [int(length) for length in rollout.columns["prompt_length"]]
+    asked = [read.asked(row[:length]) for row, length in zip(tokens, lengths, strict=True)]
+    named = [name for name, rows in scores.columns.items() if name != "scores" and is_score(rows)]
+    return {
+        **text_columns(rollout),
+        "user_message": asked,
+        **{f"reward_{name}": scores[name].float().tolist() for name in named},
+    }
+
+
+def is_score(rows: Column) -> bool:
+    """Whether a column has a number for each row."""
+    return len(rows) > 0 and rows[0].dim() == 0 and rows[0].is_floating_point()
 
 
 def write_rows(columns: Mapping[str, Sequence[Any]], folder: str, context: Context) -> Path:

@@ -8,6 +8,7 @@ from typing import Any, cast
 
 from prefect_rlhf.engines.sampling.chats.answer_end import answer_end, check_eos_token, end_tokens
 from prefect_rlhf.engines.sampling.chats.control_tokens import control_tokens
+from prefect_rlhf.engines.sampling.chats.spoken import spoken
 from prefect_rlhf.engines.sampling.chats.template import ASKED, Variables, rendered, written
 from prefect_rlhf.engines.sampling.chats.template import Tools as Tools
 from prefect_rlhf.engines.sampling.chats.tokenizers import loaded, template_name
@@ -91,6 +92,31 @@ def refused_config(folder: Path, name: str, error: Exception) -> InvalidInput:
     named = re.search(r"[Ff]ield '(\w+)'", str(error))
     field, seen = (f"{name}.{named[1]}", config.get(named[1])) if named else (name, config)
     return InvalidInput(field, seen, f"a config that transformers accepts ({str(error).splitlines()[-1].strip():.200})")
+
+
+class RowReader:
+    """Reads the tokens of rows that a tokenizer wrote, as people look at them."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer, self._spoken = tokenizer, spoken(tokenizer)
+
+    def text(self, tokens: Sequence[int]) -> str:
+        """Return the text of tokens with special tokens."""
+        return str(self._tokenizer.decode(tokens, skip_special_tokens=False))
+
+    def words(self, tokens: Sequence[int], *, has_headings: bool) -> str:
+        """Return the text without special tokens, and without the names of roles if it has headings."""
+        return self._spoken.words(tokens, has_headings=has_headings)
+
+    def asked(self, tokens: Sequence[int]) -> str:
+        """Return the last user message of a prompt, or a whole prompt that is no chat, without special tokens."""
+        asked = self._spoken.last_user(tokens)
+        return str(self._tokenizer.decode(tokens, skip_special_tokens=True)) if asked is None else asked
+
+
+def reader_of(folder: str) -> RowReader:
+    """Return the reader of the rows that the tokenizer of a folder wrote. Raises as `load_tokenizer`."""
+    return RowReader(load_tokenizer(folder))
 
 
 def prompt_tokens(

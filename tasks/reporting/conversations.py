@@ -45,11 +45,14 @@ def conversation_markdown(row: Mapping[str, Any]) -> str:
     return "\n\n".join(parts)
 
 
-def fenced(text: str) -> str:
-    """Return a text in a fence that is longer than any fence in the text."""
-    left_out = len(text) - LONGEST_MESSAGE
+def fenced(text: str, most: int = LONGEST_MESSAGE) -> str:
+    """Return at most so many characters of a text in a fence that is longer than any fence in the text.
+
+    In a fence nothing is read as Markdown: no link, no picture, no HTML.
+    """
+    left_out = len(text) - most
     if left_out > 0:
-        text = f"{text[:LONGEST_MESSAGE]}\n[{left_out:,} further characters]"
+        text = f"{text[:most]}\n[{left_out:,} further characters]"
     fence = "`" * max(3, 1 + max(map(len, re.findall("`+", text)), default=0))
     return f"{fence}text\n{text}\n{fence}"
 

@@ -26,7 +26,6 @@ from prefect_rlhf.placement.plan import ModelInstance
 from prefect_rlhf.placement.plans.plan_file import plan_yaml
 from prefect_rlhf.placement.schedule.estimate import Prediction
 from prefect_rlhf.tasks.checkpoints.folders import newest_finished
-from prefect_rlhf.tasks.reporting.before_after import before_after_lines
 from prefect_rlhf.tasks.reporting.comparison import compare, comparison_rows
 from prefect_rlhf.tasks.reporting.conversations import conversations_markdown, newest_evaluation
 from prefect_rlhf.tasks.reporting.history import History
@@ -39,6 +38,8 @@ from prefect_rlhf.tasks.reporting.pictures.speeds import iteration_text, with_sp
 from prefect_rlhf.tasks.reporting.pictures.text import graph_text, plan_rows, plan_text
 from prefect_rlhf.tasks.reporting.pictures.timeline import Bar, timeline_svg
 from prefect_rlhf.tasks.reporting.publish import publish, update_markdown
+from prefect_rlhf.tasks.reporting.sample_page import sample_page
+from prefect_rlhf.tasks.reporting.samples import sample_lines
 from prefect_rlhf.tasks.reporting.step_line import StepLines
 from prefect_rlhf.tasks.reporting.turns import turn_rows
 from prefect_rlhf.tasks.run_log import run_log
@@ -49,6 +50,7 @@ from prefect_rlhf.tasks.running.training_run import TrainingRun
 from prefect_rlhf.tasks.server.patience import not_waiting
 
 PUBLISH_EVERY = 5  # steps between two versions of tables and timeline
+MOST_PAGES = 100  # times that samples are shown during a run: a long run has many files to look through
 ROWS_SHOWN = 50
 STEPS_SHOWN = 3  # in the timeline: enough to see repetition and overlap
 
@@ -146,6 +148,8 @@ class RunReport:
         self._warned: UUID | None = None
         self._plays = any(call.play is not None and call.every is not None for call in first.augmented.graph.calls)
         self._shown_evaluation: Path | None = None
+        self._samples: UUID | None = None
+        self._samples_due = 0  # the step after which they are shown next
 
     def planned(self, *, dry_run: bool = False) -> None:
         """Show the plan before the run starts: as artifacts and in a line; for a dry run as text, with the graph."""
@@ -256,6 +260,9 @@ class RunReport:
         with not_waiting():  # for an unreachable server: a later step publishes them again
             self._show_progress()
             self._show_conversations()
+            if metrics["step"] >= self._samples_due:
+                self._samples_due = int(metrics["step"]) + max(PUBLISH_EVERY, num_steps // MOST_PAGES)
+                self._show_samples()
             if metrics["step"] % PUBLISH_EVERY == 0:
                 self._publish()
             elif metrics["step"] < PUBLISH_EVERY:
@@ -290,8 +297,9 @@ class RunReport:
         self._show_progress()
         self._publish()
         self._show_conversations()
+        self._show_samples()
         assert self._journal is not None  # started before any step
-        for line in before_after_lines(self._journal.run_dir):
+        for line in sample_lines(self._journal.run_dir):
             self._say(line)
 
     def _say(self, line: str, level: int = logging.INFO) -> None:
@@ -343,6 +351,12 @@ class RunReport:
             return
         self._shown_evaluation, told = newest, conversations_markdown(newest)
         publish(create_markdown_artifact, told, key="conversations", description=f"Conversations of {newest.stem}")
+
+    def _show_samples(self) -> None:
+        """Replace the published questions and answers with those of the newest evaluation and step."""
+        assert self._journal is not None  # started before any step
+        if (told := sample_page(self._journal.run_dir)) is not None:
+            self._samples = self._update(self._samples, told, key="samples", description="Questions and answers")
 
     def _show_curves(self) -> None:
         """Replace the published curves with the curves so far."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from prefect_rlhf.engines.compute import Computed, Context
 from prefect_rlhf.engines.rows import Batch
-from prefect_rlhf.tasks.data.rollouts import EVALUATION, lists, play_columns, text_columns, write_rows
+from prefect_rlhf.tasks.data.rollouts import EVALUATION, lists, play_columns, shown_columns, write_rows
 from prefect_rlhf.tasks.rl.masked import masked_mean, means, response_mask, share_ahead, unscored
 from prefect_rlhf.tasks.rl.score_shaping import named_rewards
 from prefect_rlhf.tasks.settings import Settings
@@ -22,7 +22,7 @@ def record_evaluation(rollout: Batch, scores: Batch, settings: Settings, context
     `unscored` is their share. A mean over no response is left out.
     """
     scores_B = scores["scores"].float()
-    columns = text_columns(rollout) | {
+    columns = shown_columns(rollout, scores) | {
         "tokens": lists(rollout, "tokens"),
         "reward": scores_B.tolist(),
         **play_columns(rollout),

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from prefect_rlhf.engines.compute import Computed, Context, saved_state
 from prefect_rlhf.engines.rows import Batch
-from prefect_rlhf.tasks.data.rollouts import EVALUATION, lists, text_columns, write_rows
+from prefect_rlhf.tasks.data.rollouts import EVALUATION, lists, shown_columns, write_rows
 from prefect_rlhf.tasks.rl.masked import (
     masked_mean,
     mean_of,
@@ -107,7 +107,7 @@ def record_safe_evaluation(
     a mean is left out. `unscored` is the share of responses without a reward.
     """
     scores_B, costs_B = scores["scores"].float(), costs["scores"].float()
-    columns = text_columns(rollout) | {
+    columns = shown_columns(rollout, scores) | {
         "tokens": lists(rollout, "tokens"),
         "reward": scores_B.tolist(),
         "cost": costs_B.tolist(),

@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 from prefect_rlhf.tasks.data.rollouts import ROLLOUTS
 
 TEXTS = ("prompt", "response")
+SHORTER = "user_message"  # in place of the prompt: the template's system prompt is the same in all rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +28,8 @@ class Table:
 def read_samples(run_dir: Path, step: int, number: int, *, of_rollouts: bool = True) -> Mapping[str, Table]:
     """Return the first `number` rows of each Parquet file of a step, by its folder: `rollouts`, `evaluation`.
 
-    Columns are the `TEXTS` and all floating-point numbers; a file without these texts has no samples.
+    Columns are the last user message, or else the prompt, the response and all floating-point numbers; a file without
+    these texts has no samples.
     """
     files = sorted(run_dir.glob(f"*/step-{step:06d}.parquet")) if number else []
     wanted = [file for file in files if of_rollouts or file.parent.name != ROLLOUTS]
@@ -40,7 +42,8 @@ def _first_rows(file: Path, number: int) -> Table | None:
         schema = rows.schema_arrow
         if not set(TEXTS) <= set(schema.names):
             return None
-        columns = (*TEXTS, *(field.name for field in schema if pa.types.is_floating(field.type)))
+        asked = SHORTER if SHORTER in schema.names else TEXTS[0]
+        columns = (asked, TEXTS[1], *(field.name for field in schema if pa.types.is_floating(field.type)))
         for batch in rows.iter_batches(batch_size=number, columns=list(columns)):
             return Table(columns, tuple(tuple(row[name] for name in columns) for row in batch.to_pylist()))
     return None

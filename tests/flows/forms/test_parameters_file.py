@@ -200,3 +200,13 @@ def test_a_run_of_epochs_has_no_steps_in_its_file():
     given = {"chats": DATA, "held_out": DATA, "actor": MODEL, "epochs": 2}
     plain = plain_parameters(signature, find_flow("sft").validate_parameters(given))
     assert plain["epochs"] == 2 and "steps" not in plain
+
+
+def test_the_fields_of_a_saved_block_are_in_the_file_so_that_it_is_not_asked_again():
+    """It may have changed since, or its server may be another."""
+    parameter = inspect.signature(find_flow("grpo").fn).parameters["actor"]
+    model = parameter.annotation.__origin__(path="models/tiny", dtype="float32", saved="smollm2")
+    signature = inspect.Signature([parameter])
+    plain = plain_parameters(signature, {"actor": model})
+    assert (plain["actor"]["path"], plain["actor"]["dtype"]) == ("models/tiny", "float32")
+    assert again(signature, plain) == {"actor": model}

@@ -49,6 +49,7 @@ def test_a_steps_rollouts_are_a_parquet_file(context, rollout):
     assert pq.read_table(context.run_dir / "rollouts" / "step-000003.parquet").to_pydict() == {
         "prompt": ["a film", "it is"],
         "response": ["is good", "bad"],
+        "user_message": ["a film", "it is"],
         "tokens": [ids("a film is good </s>"), ids("it is bad")],
         "logprobs": [[-1.0, -2.0, -0.5], [-0.25]],
         "reward": [1.5, -2.0],
