@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Annotated, ClassVar, Literal
 
 from prefect.blocks.core import Block
-from pydantic import BaseModel, Field, JsonValue, model_validator
+from pydantic import BaseModel, BeforeValidator, Field, JsonValue, model_validator
+from pydantic_core import PydanticCustomError
 
 from prefect_rlhf.blocks.saved import DOCUMENTATION_URL, DeploymentParameter, load_example
 from prefect_rlhf.errors.wrong_setting import not_used
@@ -23,13 +24,23 @@ Name = Annotated[str, Field(min_length=1, max_length=MOST_CHARACTERS)]
 """Name of a column, or a value in it."""
 
 
+def _no_file(value: object) -> object:
+    """Return a value unchanged. Raises the error that pydantic shows if it may be a template, or the path of one."""
+    if isinstance(value, str) and ("." in value or "{" in value):
+        right = "true or false; a model names the file of a template, as in actor.chat_template"
+        raise PydanticCustomError("chat_template", right)
+    return value
+
+
 class DatasetFields(BaseModel):
     """Fields of every dataset."""
 
     path: PathText = Field(description=PATH)
     split_column: Name | None = Field("split", description="Column that names each row's split; empty reads all rows.")
     split: Name = Field("train", description="The run uses rows with this value in the split column.")
-    chat_template: bool = Field(False, description="Wrap prompts in the tokenizer's chat template.")
+    chat_template: Annotated[bool, BeforeValidator(_no_file)] = Field(
+        False, description="Wrap prompts in the tokenizer's chat template."
+    )
     chat_template_kwargs: dict[Name, JsonValue] = Field(
         {}, max_length=64, description="Variables of the chat template, such as enable_thinking: false."
     )

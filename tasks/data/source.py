@@ -16,6 +16,7 @@ from prefect_rlhf.tasks.data.rows.row_checks import CheckedRows, MeasuredRows, S
 from prefect_rlhf.tasks.data.stored.columns import Column
 from prefect_rlhf.tasks.data.stored.stored_rows import DEFAULT_SPLIT, DEFAULT_SPLIT_COLUMN, StoredRows
 from prefect_rlhf.tasks.data.template_checks import (
+    ANOTHER_TEMPLATE,
     DEFAULT_TOOLS_COLUMN,
     check_tools,
     check_variables,
@@ -195,7 +196,8 @@ class DatasetSource:
         """Raise InvalidInput unless the tokenizer can be loaded and, if needed, has a chat template."""
         tokenizer = self.loaded
         if (self.chat_template or has_chats) and not tokenizer.chat_template:
-            raise InvalidInput(f"{self.name}.chat_template", self.tokenizer, "a tokenizer that has a chat template")
+            right = f"a tokenizer that has a chat template; or {ANOTHER_TEMPLATE}"
+            raise InvalidInput(f"{self.name}.chat_template", self.tokenizer, right)
         check_variables(self, tokenizer)
         check_tools(self, tokenizer)
 

@@ -14,7 +14,7 @@ from prefect_rlhf.tasks.data.messages import ignores_calls
 
 DEFAULT_TOOLS_COLUMN = "tools"
 ANOTHER_TEMPLATE = "set the model's chat_template, as in actor.chat_template: tools.jinja (prefect-rlhf init writes it)"
-"""The remedy for a template that ignores tools."""
+"""The remedy for a folder without a template, or with one that ignores tools."""
 RESERVED = (
     *("messages", "conversation", "tools", "documents", "chat_template", "add_generation_prompt", "tokenize"),
     *("continue_final_message", "padding", "truncation", "max_length", "return_tensors", "return_dict"),

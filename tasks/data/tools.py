@@ -68,8 +68,8 @@ def check_answers(plays: Iterable[Play], tokenizer: str, template: str | None = 
     """Raise InvalidInput for a play that answers with messages if its model has no chat template."""
     for play in plays:
         if play.answers_messages and not load_tokenizer(tokenizer, template).chat_template:
-            right = f"play: its answers are messages, and the tokenizer of {tokenizer} has no chat template"
-            raise InvalidInput("play.signature", play.signature, right)
+            right = f"play: its answers are messages, and the tokenizer of {tokenizer} has no chat template; or"
+            raise InvalidInput("play.signature", play.signature, f"{right} {ANOTHER_TEMPLATE}")
 
 
 def _formats_of(tokenizer: Any, schemas: Tools) -> list[ToolFormat]:

@@ -366,6 +366,7 @@ CASES = {
     "a chat that the template refuses": (lambda g: broken_model(g, "picky", template="{{ raise_exception('users first') }}") | {"prompts": chat(g, "picky", ("user", "what"))["prompts"]}, "users first"),
     "a chat template that is broken": (lambda g: broken_model(g, "jinja", template="{% for %}") | {"prompts": chat(g, "jinja", ("user", "what"))["prompts"]}, "chat_template"),
     "a chat template that is no file": (lambda g: at(g, "actor.chat_template", "tools.jinja"), "actor.chat_template: got 'tools.jinja', expected a file with a chat template in Jinja, such as tools.jinja, which prefect-rlhf init writes"),
+    "a chat template of the prompts": (lambda g: at(g, "prompts.chat_template", "tools.jinja"), "prompts.chat_template: got 'tools.jinja', expected true or false; a model names the file of a template, as in actor.chat_template"),
     "a chat template with a mistake": (lambda g: at(g, "actor.chat_template", text_file(g, "odd.jinja", "{% for m in messages %}")), "Unexpected end of template"),
     "a chat template of a model that reads the actor's tokens": (lambda g: at(g, "ref.chat_template", text_file(g, "good.jinja", "{{ messages[0].content }}")), "ref.chat_template: "),
     "a chat template in a bucket": (lambda g: at(g, "actor.chat_template", "s3://bucket/tools.jinja"), "expected a path of this machine"),

@@ -53,7 +53,7 @@ def test_the_tools_of_the_shop_answer_as_the_chats_say_also_with_an_error(folder
 
 
 def test_the_mcp_server_of_the_page_tells_a_price_and_refuses_an_unknown_item(folder, pool_of):  # noqa: F811
-    pytest.importorskip("mcp", minversion="2")
+    pytest.importorskip("mcp.server.mcpserver")  # of mcp 2
     server = {"command": sys.executable, "args": ["my_server.py"], "cwd": str(folder)}
     play = Play(
         function=f"{folder}/my_tools.py:right",
