@@ -370,7 +370,7 @@ def write_cards(run: TrainingRun, found: Mapping[str, Any]) -> None:
         card = model_card(run.graph.model(role), run.graph.name, steps, run.run_dir.name)
         with writing(file):
             file.parent.mkdir(exist_ok=True)  # another machine may have written the model to a store
-            write_atomically(file, lambda part, card=card: part.write_text(card, encoding="utf-8"))
+            file.write_text(card, encoding="utf-8")
         publish(file)
 
 
