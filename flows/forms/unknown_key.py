@@ -21,7 +21,7 @@ Has = Callable[[str], bool]
 def unknown_parameters(others: Mapping[str, Any], signature: inspect.Signature) -> InvalidInput:
     """Return the error for parameters that a flow does not have, with the correction of each, also inside of groups."""
     names, has = list(signature.parameters), has_parameter(signature)
-    found = []
+    found: list[UnknownKey] = []
     for name, value in others.items():
         leaves = list(_leaves(name, value))
         whole = [(name, value)] if len(leaves) == 1 else leaves

@@ -64,11 +64,13 @@ class Dialect:
 
     def refusal_of(self, option: str) -> Refusal | None:
         """Return why an option has no counterpart; None if it may have one."""
-        return _matching(self.refused, option)
+        found: Refusal | None = _matching(self.refused, option)
+        return found
 
     def effect_of(self, option: str) -> str | None:
         """Return why an option needs no counterpart; None if it may need one."""
-        return _matching(self.without_effect, option)
+        found: str | None = _matching(self.without_effect, option)
+        return found
 
     def is_known_by(self, option: str) -> bool:
         """Whether an option tells this trainer from others of its library."""

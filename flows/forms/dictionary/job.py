@@ -75,7 +75,7 @@ class Job:
 
     def differs(self, option: str) -> bool:
         """Whether the file states another value than the library's default."""
-        return option in self.stated and self.stated[option] != self.dialect.defaults.get(option)
+        return bool(option in self.stated and self.stated[option] != self.dialect.defaults.get(option))
 
     def value_of(self, name: str) -> Any:
         """Return the value of a name in a formula: an option, a parameter here, or a number of the run."""

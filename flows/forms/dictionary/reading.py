@@ -64,8 +64,8 @@ def read_dialect(
     Raises InvalidInput for options of no trainer, and for those that fit several.
     """
     named, trainer = PROGRAMS.get(source.program, (None, None))
-    asked = [library or named] if library or named else list(NAMES)
-    every = {name: [(one, _by_names_of(one, source.options)) for one in _dialects(name)] for name in asked if name}
+    asked = [only] if (only := library or named) else list(NAMES)
+    every = {name: [(one, _by_names_of(one, source.options)) for one in _dialects(name)] for name in asked}
     scores = {name: max(_share_known(*one) for one in fitting) for name, fitting in every.items()}
     best = [name for name, score in scores.items() if score == max(scores.values()) >= LEAST_KNOWN]
     if not best:

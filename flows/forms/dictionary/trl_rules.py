@@ -26,7 +26,7 @@ SCALES = {"group": "grpo", True: "grpo", "none": "dr_grpo", False: "dr_grpo"}
 PAIR_LOSSES = {"sigmoid": "dpo", "ipo": "ipo", "robust": "robust"}
 
 
-def _lowest_rate(job: Job) -> float | None:
+def _lowest_rate(job: Job) -> Any:
     """The final learning rate as a share of the first."""
     stated = job["lr_scheduler_kwargs"]
     if not isinstance(stated, Mapping) or not stated:
@@ -47,7 +47,7 @@ def _is_number(option: str) -> Callable[[Job], bool]:
 
 
 def _has_most_steps(job: Job) -> bool:
-    return (job["max_steps"] or -1) > 0
+    return bool((job["max_steps"] or -1) > 0)
 
 
 def _by(what: str, strategy: str) -> Callable[[Job], bool]:
@@ -61,13 +61,13 @@ def _dtype(job: Job) -> str | None:
     return "float32" if job["bf16"] is False else "bfloat16"
 
 
-def _path(job: Job) -> str | None:
+def _path(job: Job) -> Any:
     """The model, at its revision."""
     name, revision = job["model_name_or_path"], job["model_revision"]
     return f"{name}@{revision}" if name and revision not in (None, "main") else name
 
 
-def _reference(job: Job) -> str | None:
+def _reference(job: Job) -> Any:
     """The reference is the model before training."""
     if job.flow == "grpo" and not job["beta"]:
         raise Unused("beta is 0, so no model is compared with")
@@ -88,7 +88,7 @@ def _loss(job: Job) -> str:
     return "gspo" if level == "sequence" else LOSSES[name]
 
 
-def _clip(job: Job, option: str, side: int) -> float | None:
+def _clip(job: Job, option: str, side: int) -> Any:
     """A bound of the ratio; none if it is ours already. In cispo TRL states the bound itself, without the 1."""
     loss = job.here("algo.loss")
     value = job[option] if job[option] is not None else job["epsilon"]
@@ -132,10 +132,13 @@ def _stop(job: Job) -> list[str] | None:
     return listed(next(iter(stated.values())))
 
 
+<<<<<<< ours
 def _part_of_importance(part: str) -> Callable[[Job], Any]:
     return lambda job: _importance(job)[part]
 
 
+=======
+>>>>>>> theirs
 def _reward_model(job: Job) -> Any:
     if job["reward_model_name_or_path"] and job["reward_funcs"]:
         raise Untranslatable("a reward here is a model or functions; a function can ask a server of the model")

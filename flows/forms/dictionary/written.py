@@ -48,7 +48,7 @@ def table(found: Translation, file: str) -> str:
 
 
 def _section(head: str, outcomes: Sequence[Outcome]) -> list[str]:
-    lines, told = ["", head], set()
+    lines, told = ["", head], set[str]()
     for each in outcomes:
         texts = []
         for made in each.made:
