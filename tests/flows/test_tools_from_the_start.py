@@ -23,7 +23,7 @@ LIMIT_SECONDS = 1700
 
 
 def test_the_page_leads_from_a_model_without_calls_to_rewards_for_calls(tmp_path):
-    """About eight minutes on two cores."""
+    """About eight minutes on two free cores."""
     text = PAGE.read_text()
     write_new(tmp_path, project(tmp_path))
     for name, block in re.findall(r"^```\w+ file=(\S+)[^\n]*\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
@@ -39,7 +39,7 @@ def test_the_page_leads_from_a_model_without_calls_to_rewards_for_calls(tmp_path
         assert ended.returncode == 0, ended.stdout + ended.stderr
 
     losses = [step["actor_train.loss"] for step in RunResult.read(tmp_path / "runs" / "calls" / "latest").metrics]
-    assert losses[-1] < 0.1 < losses[0]
+    assert losses[-1] < 0.2 < losses[0]
     trained = tmp_path / "runs" / "shopping" / "latest"
     for step in RunResult.read(trained).metrics:
         assert step["actor_generate.play/tool_calls"] > 1 and step["grpo_advantages.score"] > 0.2

@@ -52,7 +52,7 @@ def test_the_tools_of_the_shop_answer_as_the_chats_say_also_with_an_error(folder
     assert errors > 0
 
 
-def test_the_mcp_server_of_the_page_tells_a_price_and_refuses_an_unknown_item(folder, pool_of):  # noqa: F811
+def test_the_mcp_server_of_the_page_tells_a_price_and_what_there_is(folder, pool_of):  # noqa: F811
     pytest.importorskip("mcp.server.mcpserver")  # of mcp 2
     server = {"command": sys.executable, "args": ["my_server.py"], "cwd": str(folder)}
     play = Play(
@@ -64,6 +64,5 @@ def test_the_mcp_server_of_the_page_tells_a_price_and_refuses_an_unknown_item(fo
     )
     turns = [call("price", item="plum"), call("price", item="fig"), "It is 4"]
     end, answers = talk(pool_of(play.settings), turns, {"prompt": "what is a plum", "ground_truth": "4"})
-    (price,), (refusal,) = map(contents, answers)
-    assert price == "4" and "no fig; there is apple, plum, pear" in refusal
+    assert [contents(answer) for answer in answers] == [["4"], ["no fig; there is apple, plum, pear"]]
     assert (end.score, end.numbers["tool_calls"]) == (1.0, 2.0)

@@ -1,8 +1,5 @@
 """Plays on a rank: their text has the tokenizer of the role that plays, and a mean over no answers is no metric."""
 
-from dataclasses import replace
-from types import SimpleNamespace
-
 import pytest
 
 from prefect_rlhf.engines.commands import CallCommand
@@ -13,7 +10,7 @@ from prefect_rlhf.placement.row_set import RowSet
 from prefect_rlhf.placement.rows.tokenizers import Tokenizers
 from prefect_rlhf.tasks.data.tokenizer import load_tokenizer
 from prefect_rlhf.tasks.play import Play
-from tests.tasks.small_tokenizer import TEMPLATE, WORDS, ids, save_bpe_tokenizer, save_small_tokenizer
+from tests.tasks.small_tokenizer import save_bpe_tokenizer, save_small_tokenizer
 
 pytestmark = pytest.mark.quick
 
@@ -72,15 +69,3 @@ def test_a_play_reads_and_writes_the_tokens_of_its_own_role(tmp_path):
     assert row["prompt"] == codec.text(prompt) == "is it good"
     (row,) = plain_rows(played_by("judge", "prompts", {"judge": own}), [prompt], [7], {"prompts": Questions()}, codec)
     assert row["prompt"] == "of the dataset"
-
-
-@pytest.mark.parametrize("role", ["actor", "judge"])
-def test_the_answers_of_a_play_go_through_the_chat_template_that_the_model_names(tmp_path, role):
-    """That of the role that plays; for the role that reads the dataset, that by which its prompts were read."""
-    folder, template = save_small_tokenizer(tmp_path / role), TEMPLATE.replace("{{ m.role }} ", "the ")
-    command = played_by(role, "prompts", {role: folder})
-    named = replace(command.tokenizers, templates={role: template})
-    source = SimpleNamespace(variables={}, eos_token=None, template=template) if role == "actor" else None
-    answer, latest = [{"role": "user", "content": "good"}], WORDS.index("</s>")
-    assert answer_tokens(command, None).of(answer, latest) == ids("user good assistant")
-    assert answer_tokens(replace(command, tokenizers=named), source).of(answer, latest) == ids("the good assistant")
