@@ -417,11 +417,7 @@ def write_cards(run: TrainingRun, found: Mapping[str, Any]) -> None:
         card = model_card(run.graph.model(role), run.graph.name, steps, run.run_dir.name)
         with writing(file):
             file.parent.mkdir(exist_ok=True)  # another machine may have written the model to a store
-<<<<<<< HEAD
             write_atomically(file, partial(_write_text, card))
-=======
-            file.write_text(card, encoding="utf-8")
->>>>>>> use
         publish(file)
 
 

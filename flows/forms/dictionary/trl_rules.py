@@ -132,13 +132,10 @@ def _stop(job: Job) -> list[str] | None:
     return listed(next(iter(stated.values())))
 
 
-<<<<<<< ours
 def _part_of_importance(part: str) -> Callable[[Job], Any]:
     return lambda job: _importance(job)[part]
 
 
-=======
->>>>>>> theirs
 def _reward_model(job: Job) -> Any:
     if job["reward_model_name_or_path"] and job["reward_funcs"]:
         raise Untranslatable("a reward here is a model or functions; a function can ask a server of the model")
