@@ -9,10 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal
-
-if TYPE_CHECKING:
-    from prefect_rlhf.flows.forms.dictionary.job import Job
+from typing import Any, Literal
 
 NAME = re.compile(r"[a-zA-Z_][\w.]*")
 FUNCTIONS: Mapping[str, Callable[..., float]] = MappingProxyType({"max": max, "min": min})
@@ -57,8 +54,8 @@ class Rule:
     formula: str
     note: str = ""
     words: Mapping[Any, Any] = field(default_factory=dict)
-    by: Callable[[Job], Any] | None = None
-    when: Callable[[Job], bool] | None = None
+    by: Callable[[Any], Any] | None = None  # of a Job, whose file imports this one
+    when: Callable[[Any], bool] | None = None
     otherwise: str = ""
     whole: Literal["exactly", "about", "no"] = "exactly"
     where: Literal["file", "plan", "play", "check"] = "file"

@@ -1,4 +1,4 @@
-"""verl 0.9: its trainers, and the options of `ppo_trainer.yaml` without a counterpart here."""
+"""Trainers of verl 0.9, and the options of `ppo_trainer.yaml` without a counterpart here."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""verl 0.9: how parameters here follow from the options of `ppo_trainer.yaml`, without its prefix."""
+"""How parameters here follow from the options of verl 0.9's `ppo_trainer.yaml`, without its prefix."""
 
 from __future__ import annotations
 

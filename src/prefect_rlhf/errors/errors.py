@@ -134,7 +134,7 @@ class NotUsed(InvalidInput):
 
 
 class SeveralMistakes(InvalidInput):
-    """Several mistakes of one file, each with its own field; it has field, value and correction of the first.
+    """Several mistakes of a file, each with its own field; it has field, value and correction of the first.
 
     `remedy` is the end of the text.
 
@@ -155,7 +155,7 @@ class SeveralMistakes(InvalidInput):
 
     @classmethod
     def of(cls, mistakes: Sequence[InvalidInput], remedy: str = "") -> InvalidInput:
-        """Return the error for one or several mistakes: the only mistake is returned as it is."""
+        """Return the error for these mistakes; a single mistake is returned as it is."""
         return mistakes[0] if len(mistakes) == 1 else cls(mistakes, remedy)
 
 

@@ -1,4 +1,4 @@
-"""What would be right in place of a value that pydantic refused, in words for a person who knows YAML."""
+"""What would be right in place of a value that pydantic refused, in words that a reader of YAML knows."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ _PATTERNS: Mapping[str, str] = MappingProxyType(
     }
 )
 _SUBJECT = re.compile(r"^\w+( \w+)? should (be|have) |^(Value|Assertion) error, ")  # of pydantic's sentence
-_PLAIN = re.compile(r"(?!~$)[\w./~+<-][\w./~+<>:-]*(?<!:)")  # text that needs no quotes, whatever is around it
+_PLAIN = re.compile(r"(?!~$)[\w./~+<-][\w./~+<>:-]*(?<!:)")  # text that needs no quotes anywhere
 _WORDS = ("true", "false", "yes", "no", "on", "off", "null")  # that YAML does not read as text
 
 
@@ -72,7 +72,7 @@ def right_value(mistake: ErrorDetails) -> str:
     if kind in _SIZES:
         words, bound, items = _SIZES[kind]
         if (words, context[bound]) == ("at least", 1):
-            return "text that is not empty" if items == "characters" else "at least one entry"
+            return "text that is not empty" if items == "characters" else "at least 1 entry"
         return f"{words} {context[bound]} {items}"
     if kind == "literal_error":
         words = str(context["expected"])
@@ -122,7 +122,7 @@ def _closest(seen: object, words: list[str]) -> str:
 
 
 def _remark(right: str, seen: object) -> str:
-    """Return how the value would be written if it means what it looks like; empty if nobody can know."""
+    """Return a hint at the right spelling of a value; empty if its meaning is not clear."""
     if right == "text" and isinstance(seen, bool | int | float):
         return f', in quotes: "{json.dumps(seen)}"'
     if right == "a list" and isinstance(seen, str | bool | int | float):

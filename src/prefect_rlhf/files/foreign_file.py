@@ -14,7 +14,7 @@ from prefect_rlhf.errors.errors import InvalidInput
 
 MOST_BYTES = 1 << 30
 _POINTER = b"version https://git-lfs.github.com/spec/"
-_MOST_OF_A_POINTER = 1024  # bytes: Git LFS refuses longer ones
+_MOST_OF_A_POINTER = 1024  # bytes: Git LFS refuses longer pointers
 _PULL = "a Git LFS pointer to it: run git lfs pull"
 
 

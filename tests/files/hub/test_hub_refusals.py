@@ -59,7 +59,7 @@ def test_a_revision_that_does_not_exist_names_the_page_of_branches(hub, tiny):
 def test_a_token_that_the_hub_does_not_know_is_named_without_its_value(hub, tiny, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", "hf_wrong")
     line = refusal("acme/tiny")
-    assert "expected a valid token of the Hub, or none: `hf auth login`, or HF_TOKEN" in line
+    assert "expected a valid token of the Hub, or no token: `hf auth login`, or HF_TOKEN" in line
     assert "hf_wrong" not in line
 
 
@@ -119,9 +119,9 @@ def test_a_hub_with_an_error_of_its_own_is_named(hub, tiny):
 
 def test_a_server_that_is_no_hub_is_named(hub, tiny):
     hub.nonsense = b"[]"
-    assert f"a Hub that answers as one: {hub.address} (HF_ENDPOINT) does not" in refusal("acme/tiny")
+    assert f"the address of a Hub in HF_ENDPOINT; {hub.address} does not answer like a Hub" in refusal("acme/tiny")
     hub.nonsense = b"<html>"
-    assert f"a Hub that answers as one: {hub.address} (HF_ENDPOINT) does not" in refusal("acme/tiny")
+    assert f"the address of a Hub in HF_ENDPOINT; {hub.address} does not answer like a Hub" in refusal("acme/tiny")
 
 
 def test_a_download_that_breaks_off_names_the_file_and_how_far_it_got(hub, tiny):
@@ -172,8 +172,8 @@ def test_a_cache_that_cannot_be_written_is_named(hub, tiny, tmp_path, monkeypatc
         ({"tiny-q4.gguf": b"x"}, "a model with config.json, not with .gguf alone"),
         ({"config.json": b"{}", "pytorch_model.bin": b"x"}, "weights as safetensors, not with .bin alone"),
         ({"README.md": b"x"}, "a model with config.json, which is not among its files"),
-        (ADAPTER, "not an adapter (LoRA), of which only the difference to acme/tiny is there: merge it first"),
-        ({"config.json": b"{}", "adapter_config.json": b"[]"}, "of which only the difference to another model"),
+        (ADAPTER, "not an adapter (LoRA): it has only the difference to acme/tiny, so merge it first"),
+        ({"config.json": b"{}", "adapter_config.json": b"[]"}, "it has only the difference to another model"),
     ],
 )
 def test_a_repository_that_is_no_model_of_safetensors_says_what_it_has(hub, files, expected):

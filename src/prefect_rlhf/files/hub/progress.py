@@ -64,7 +64,7 @@ class Arrived:
 
     @property
     def is_long(self) -> bool:
-        """Whether a person may wonder what takes so long."""
+        """Whether the download takes long enough to mention it."""
         return self.total >= LONG_BYTES
 
     def __str__(self) -> str:
@@ -72,7 +72,7 @@ class Arrived:
 
 
 def bar_class(arrived: Arrived) -> Any:
-    """Return the class of a download's bars, as `snapshot_download` takes it: one bar is drawn, on a terminal."""
+    """Return the class of a download's bars for `snapshot_download`. Only a terminal gets a bar."""
     from huggingface_hub.utils.tqdm import tqdm
 
     stream = _terminal.get() or sys.stderr

@@ -1,4 +1,4 @@
-"""What the Hub's errors mean, in one line: what is missing, and the command or the page that provides it."""
+"""The Hub's errors in a line each, with the command or the page that helps."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def expected_of(error: Exception, place: HubPath, seen: str, how_far: Callable[[
 
 def _of_status(status: int, answer: Exception, place: HubPath) -> str:
     if status == 401:
-        return f"a valid token of the Hub, or none: {LOGIN}"
+        return f"a valid token of the Hub, or no token: {LOGIN}"
     if status == 403:
         return f"a token with permission to read {place.repo}: {LOGIN}"
     if status == 429:
@@ -75,7 +75,7 @@ def _without_answer(causes: list[BaseException], place: HubPath, seen: str, how_
         return f"{here}; with a network: {place.command} ({_text(causes[0])})"
     if isinstance(causes[0], OSError):  # such as a file of another length than the Hub says
         return f"a {place.kind} that arrives whole ({_text(causes[0])}{how_far()}); start again"
-    return f"a Hub that answers as one: {_endpoint()} (HF_ENDPOINT) does not ({_text(causes[0])})"
+    return f"the address of a Hub in HF_ENDPOINT; {_endpoint()} does not answer like a Hub ({_text(causes[0])})"
 
 
 def _of_disk(error: OSError, place: HubPath, how_far: Callable[[], str]) -> str:
@@ -88,9 +88,9 @@ def _of_disk(error: OSError, place: HubPath, how_far: Callable[[], str]) -> str:
 def _not_found(place: HubPath, seen: str) -> str:
     private = f"if it is private, {LOGIN}"
     if _is_plain(seen):
-        folder = f"a folder that exists in {Path.cwd()}"
-        return f"{folder}, or the name of a {place.kind} on {_endpoint()}, which knows none of this name; {private}"
-    return f"a {place.kind} that exists: {_endpoint()} knows no {place.repo}; {private}"
+        folder, name = f"a folder that exists in {Path.cwd()}", f"the name of a {place.kind} on {_endpoint()}"
+        return f"{folder}, or {name}, which has no {place.kind} of this name; {private}"
+    return f"a {place.kind} that exists: {_endpoint()} has no {place.repo}; {private}"
 
 
 def _is_plain(seen: str) -> bool:

@@ -14,7 +14,7 @@ _lock = threading.RLock()
 
 
 def wish() -> str:
-    """Return the user's value of HF_HUB_OFFLINE, also in a process in which a gang has set the variable to 1."""
+    """Return the user's value of HF_HUB_OFFLINE, also if a gang has set the variable to 1 in this process."""
     return os.environ.get(WISH, next((value for name in OFFLINE if (value := os.environ.get(name))), ""))
 
 
@@ -38,11 +38,11 @@ def asking() -> Iterator[None]:
 
 
 def _limit_waits() -> None:
-    """Give a limit to each request of huggingface_hub, which sets none for some, such as those for a list of files."""
+    """Give a limit to each request of huggingface_hub, which has no limit for some requests, such as lists of files."""
     from huggingface_hub import set_client_factory
     from huggingface_hub.utils import _http
 
-    make = _http._GLOBAL_CLIENT_FACTORY  # a person may have set one, with certificates of their own
+    make = _http._GLOBAL_CLIENT_FACTORY  # a person may have set a factory, with certificates of their own
     if getattr(make, "has_limits", False):
         return
 

@@ -51,12 +51,12 @@ def in_words() -> str:
     cache = cache_of_hub()
     if constants.HF_HUB_OFFLINE:
         return f"HF_HUB_OFFLINE is set: only models and datasets in {cache} can be read by name"
-    login = "with a token" if get_token() else "without a token, so neither private nor gated ones"
+    login = "with a token" if get_token() else "without a token, so no private or gated models"
     return f"models and datasets by name go to {cache} ({size(_free(cache))} free), {login}"
 
 
 def at_commit(place: HubPath, field: str, seen: str) -> HubPath:
-    """Return the path at the commit that its branch or tag is now; without an answer, at that of the last download.
+    """Return the path at the current commit of its branch or tag; without an answer, at the last downloaded commit.
 
     Raises InvalidInput, at `field` and about the text `seen`, if there is no such repository or revision.
     """
@@ -70,7 +70,7 @@ def at_commit(place: HubPath, field: str, seen: str) -> HubPath:
 
 
 def model_folder(place: HubPath, field: str, seen: str, part: Part = "all", say: Say = _log.warning) -> Path:
-    """Return the folder with the files of a model, after the download of those that the cache lacks.
+    """Return the folder with a model's files. Files that the cache lacks are downloaded first.
 
     `say` gets a line when weights are downloaded. Raises InvalidInput, at `field` and about the text `seen`.
     """
@@ -88,7 +88,7 @@ def model_folder(place: HubPath, field: str, seen: str, part: Part = "all", say:
 
 
 def dataset_folder(place: HubPath, field: str, seen: str, patterns: Sequence[str], say: Say = _log.warning) -> Path:
-    """Return the folder of a repository, after the download of its files that match one of the patterns of `fnmatch`.
+    """Return a repository's folder. Files that match a pattern of `fnmatch` are downloaded first.
 
     Raises InvalidInput, at `field` and about the text `seen`, if none does: its line names files that exist.
     """
@@ -110,7 +110,7 @@ def listing(place: HubPath, field: str, seen: str) -> dict[str, int] | None:
 
 
 def files_of(place: HubPath) -> dict[str, int] | None:
-    """Return the size of each file of a repository at a commit; None if nothing of it was ever listed here."""
+    """Return the size of each file of a repository at a commit; None if it was never listed here."""
     from huggingface_hub import get_cached_repo_tree
     from huggingface_hub.errors import CachedRepoTreeNotFoundError
 
@@ -170,7 +170,7 @@ def _missing(place: HubPath, patterns: Sequence[str]) -> dict[str, int]:
 
 
 def _check_room(needed: int, field: str, seen: str) -> None:
-    """Raise InvalidInput unless the disk of the cache has so many bytes."""
+    """Raise InvalidInput unless the cache's disk has room for the files."""
     cache = cache_of_hub()
     free = _free(cache)
     if free < needed:
@@ -201,9 +201,9 @@ def _check_model(place: HubPath, folder: Path, field: str, seen: str, part: Part
 
 
 def _instead(names: Collection[str], folder: Path) -> str:
-    """Return what a repository is that lacks a file of a model."""
+    """Name the kind of a repository that lacks a file of a model."""
     if ADAPTER in names:
-        return f"not an adapter (LoRA), of which only the difference to {_base(folder)} is there: merge it first"
+        return f"not an adapter (LoRA): it has only the difference to {_base(folder)}, so merge it first"
     kinds = {Path(name).suffix for name in names} & {".gguf", ".bin", ".pth", ".onnx", ".safetensors"}
     return f"not with {' and '.join(sorted(kinds))} alone" if kinds else "which is not among its files"
 

@@ -88,7 +88,7 @@ def dataset_on_hub(text: str, field: str) -> str | None:
 
 
 def is_on_hub(text: str) -> bool:
-    """Return whether a path is one of the Hub, with its scheme."""
+    """Return whether a path begins with the Hub's scheme."""
     return text.startswith(SCHEME)
 
 
@@ -122,7 +122,7 @@ def _files_on_hub(place: HubPath, field: str, text: str) -> str:
 
 
 def _wide(pattern: str) -> str:
-    """Return a pattern of `glob` as one of `fnmatch`, where * matches slashes too."""
+    """Return a pattern of `glob` for `fnmatch`, whose * matches slashes too."""
     return pattern.replace("**/", "*")
 
 
