@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping
 from functools import cache
 from types import MappingProxyType
@@ -11,6 +10,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
+from prefect_rlhf.errors.right_value import right_value
 from prefect_rlhf.flows.forms.options import RunOptions
 from prefect_rlhf.tasks.rl.settings.offline import DPO, KTO, SFT
 from prefect_rlhf.tasks.rl.settings.online import GRPO, PPO, ReMax, Reward
@@ -72,7 +72,7 @@ def refused_value(flow: str, path: str, value: Any) -> str:
         adapter: TypeAdapter[Any] = TypeAdapter(Annotated[field.annotation, field], config=None)  # type: ignore[arg-type]  # a form that mypy does not know
         adapter.validate_json(json.dumps(value))
     except ValidationError as error:
-        return re.sub(r"^\w+ should (be|have) ", "", error.errors()[0]["msg"])
+        return right_value(error.errors()[0])
     return ""
 
 

@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 from prefect_rlhf.files.hub import progress
 from prefect_rlhf.files.storage.inputs import model_folder
-from prefect_rlhf.flows.commands.terminal import quiet_terminal
+from prefect_rlhf.flows.algorithm.terminal import quiet_terminal
 from prefect_rlhf.flows.training.log import kept_lines, log_info, log_now
 
 progress.LONG_BYTES = 1000
