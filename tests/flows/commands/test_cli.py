@@ -32,7 +32,7 @@ def test_help_of_a_command_says_what_it_is_for_and_every_flag(command, capsys):
     assert main([command, "--help"]) == 0
     said = capsys.readouterr().out
     assert said.startswith(
-        f"Usage: prefect-rlhf {command} [OPTIONS]" if command != "init" else "Usage: prefect-rlhf init"
+        f"Usage: prefect-rlhf {command}" if command in ("init", "runs") else f"Usage: prefect-rlhf {command} [OPTIONS]"
     )
     assert "--" in said and "Raises" not in said and "default: None" not in said
 
