@@ -56,7 +56,7 @@ READERS = {
     "a result": ("result.json", lambda file: read_result(file.parent)),
     "metrics of an earlier run": (
         "metrics.jsonl",
-        lambda file: Journal(file.parent / "own").go_on_from(1, file.parent),
+        lambda file: Journal(file.parent / "own").go_on_after(1, file.parent),
     ),
 }
 NOT_READ = {"a dataset", "a plan"}  # by these: what is in the file is another test's
