@@ -1,9 +1,11 @@
 """The shape in a Hugging Face config.json, for any decoder that can be planned, whether engines run it or not."""
 
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from prefect_rlhf.engines.files.other_folders import without_config
 from prefect_rlhf.errors.errors import InvalidInput, UnknownKey
 from prefect_rlhf.files.foreign_file import read_json
 from prefect_rlhf.placement.models.families.config_keys import GENERATION, HARMLESS, NOTES, READ, ROPE, is_off
@@ -11,6 +13,7 @@ from prefect_rlhf.placement.models.families.family import Family
 from prefect_rlhf.placement.models.families.known import FAMILIES, RUN
 from prefect_rlhf.placement.models.model import QUERY_BIASES, Experts, RopeScaling, SlidingWindow, TransformerShape
 
+_FORMAT = re.compile(r"(torch\.)?(b?float\d+\w*|u?int\d+|half|double|auto)")
 MOST_LAYERS = 10_000
 MOST_WIDE = 1 << 20  # of a matrix, and of heads
 MOST_TOKENS = 1 << 30  # of a vocabulary or a context
@@ -23,11 +26,13 @@ MOST_EXPERTS = 10_000
 
 def read_config(folder: Path, role: str) -> dict[str, Any]:
     """Return a folder's config.json. Raises InvalidInput if it is missing or not a JSON object."""
+    if folder.is_file():
+        raise InvalidInput(f"{role}.path", str(folder), f"a Hugging Face folder, not a file in it: {folder.parent}")
     if not folder.is_dir():
         expected = "a Hugging Face folder on this machine, or a model's name on the Hub: Qwen/Qwen2.5-0.5B, ..."
         raise InvalidInput(f"{role}.path", str(folder), expected)
     if not (folder / "config.json").is_file():
-        raise InvalidInput(f"{role}.path", str(folder), "a Hugging Face folder; this one has no config.json")
+        raise InvalidInput(f"{role}.path", str(folder), f"a Hugging Face folder; {without_config(folder)}")
     field = f"{role}.config.json"
     try:
         config = read_json(folder / "config.json")
@@ -35,6 +40,9 @@ def read_config(folder: Path, role: str) -> dict[str, Any]:
         raise InvalidInput(field, str(error), "JSON") from error
     if not isinstance(config, dict):
         raise InvalidInput(field, config, "a JSON object")
+    for key in ("dtype", "torch_dtype"):  # transformers looks the name up in torch, and says no more than that
+        if isinstance(name := config.get(key), str) and not _FORMAT.fullmatch(name):
+            raise InvalidInput(f"{field}.{key}", name, "a number format of torch, such as bfloat16 or float32")
     return config
 
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from safetensors import safe_open
 
+from prefect_rlhf.engines.files.other_folders import without_safetensors
 from prefect_rlhf.errors.errors import InvalidInput, refusing
 from prefect_rlhf.files.foreign_file import parse_json, read_json, refuse_pointer
 from prefect_rlhf.placement.layout.regions import Region
@@ -202,7 +203,8 @@ def _files(folder: Path, field: str) -> list[Path]:
         if not isinstance(name, str) or Path(name).name != name:
             raise InvalidInput(field, name, f"names of files in {folder}, in its {INDEX}")
         if not (folder / name).is_file():
-            raise InvalidInput(field, f"no file {name} in {folder}", "a folder that holds its safetensors files")
+            expected = f"a folder that holds its safetensors files{without_safetensors(folder)}"
+            raise InvalidInput(field, f"no file {name} in {folder}", expected)
     return [folder / name for name in (*names, *((APART,) if (folder / APART).is_file() else ()))]
 
 

@@ -139,6 +139,8 @@ def deployments(shipped: str, folder: Path, own_parameters: str, pool: Pool) -> 
 
 def write_new(folder: Path, texts: Mapping[str, str]) -> None:
     """Write every file. If any of them exists already, raises InvalidInput and writes no file."""
+    if folder.exists() and not folder.is_dir():
+        raise InvalidInput("FOLDER", str(folder), "a folder; it is a file")
     there = [name for name in texts if (folder / name).exists() or (folder / name).is_symlink()]
     if there:
         raise InvalidInput("FOLDER", str(folder), f"a folder without {', '.join(there)}: no file is overwritten")

@@ -352,6 +352,7 @@ CASES = {
     "a dataset of text that is no UTF-8": (lambda g: prompts(g, "latin1", SOME | {"prompt": pa.array([b"caf\xe9"] * 8, pa.binary()).view(pa.string())}), "UTF"),
     "a dataset with two columns of one name": (lambda g: prompts(g, "twins", pa.Table.from_arrays([pa.array(["a"] * 8), pa.array(["b"] * 8), pa.array(["train"] * 8)], names=["prompt", "prompt", "split"])), "occurs twice"),
     "a folder of prompts with other files": (crowded_folder, "notes.txt"),
+    "a path in quotation marks of a web page": (lambda g: at(g, "actor.path", "\u201cmodels/m0\u201d"), "actor.path: got '\u201cmodels/m0\u201d', expected a path without quotation marks: models/m0"),
     "prompts as comma-separated values of unequal length": (lambda g: prompts_file(g, "prompts.csv", b"prompt\na,b\n"), "prompts.csv', expected rows of the same number of fields, with names in the first line"),
     "a line that is no JSON": (lambda g: prompts_file(g, "prompts.jsonl", b'{"prompt": "a", "split": "train"}\n{"prompt": '), "prompts.jsonl line 2"),
     "a pattern that no file matches": (lambda g: at(g, "prompts.path", str(g["folder"] / "shard-*.jsonl")), "a pattern that matches a file"),

@@ -4,13 +4,14 @@ import os
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
 from prefect_rlhf.errors.errors import InvalidInput
 
 MOST_CHARACTERS = 4096  # bytes of a whole path on Linux
 MOST_OF_A_NAME = 255
+QUOTES = "\"'\u201c\u201d\u201e\u2018\u2019\u00ab\u00bb"
 
 
 def printable(name: str) -> str:
@@ -28,6 +29,8 @@ def check_path(text: str) -> str:
     """Return a path unchanged. Raises the error that pydantic shows if it can name no file on any machine."""
     if not text.isprintable():
         raise PydanticCustomError("path", "a path without control characters")
+    if len(text) > 1 and text[0] in QUOTES and text[-1] in QUOTES:  # curly ones come from a web page
+        raise PydanticCustomError("path", "a path without quotation marks: {bare}", {"bare": text[1:-1]})
     if len(text.encode()) > MOST_CHARACTERS or any(len(part.encode()) > MOST_OF_A_NAME for part in text.split("/")):
         raise PydanticCustomError("path", f"a path of at most {MOST_CHARACTERS} bytes, {MOST_OF_A_NAME} in each name")
     try:
@@ -64,5 +67,10 @@ def from_here(path: str) -> str:
     return os.path.relpath(path) if is_inside else path
 
 
-PathText = Annotated[str, Field(max_length=MOST_CHARACTERS), AfterValidator(check_path)]
-"""The text of a path, or of a name that may stand in its place."""
+def _as_text(value: object) -> object:
+    """Return the text of a `pathlib.Path`; any other value as it is."""
+    return str(value) if isinstance(value, Path) else value
+
+
+PathText = Annotated[str, Field(max_length=MOST_CHARACTERS), AfterValidator(check_path), BeforeValidator(_as_text)]
+"""The text of a path, or of a name that may stand in its place. A `pathlib.Path` becomes its text."""

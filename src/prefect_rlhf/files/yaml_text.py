@@ -12,6 +12,17 @@ from prefect_rlhf.files.foreign_file import require_regular
 MOST_BYTES = 1 << 20
 MOST_VALUES = 20_000  # with all that its aliases stand for
 MOST_LEVELS = 50
+_REMEDIES = (
+    ("\\t", "indent with spaces, not with a tab"),
+    ("\t", "indent with spaces, not with a tab"),
+    ("\u00a0", "the line has a no-break space, copied from elsewhere: type its spaces anew"),
+    ("expected ':'", "write NAME: VALUE, with a space after the colon"),
+    ("block mapping start", "begin the keys of a group in the same column"),
+    ("mapping values are not allowed", "begin the keys of a group in the same column, and quote text with a colon"),
+    ("cannot start any token", "put the text in quotes"),
+    ("alias", "put text that begins with * in quotes"),
+)
+"""Signs of common mistakes in the parser's text or in the line, with what to do."""
 
 
 def read_yaml(field: str, path: Path) -> Any:
@@ -48,12 +59,23 @@ def parse_yaml(field: str, seen: str, text: str) -> Any:
     except yaml.reader.ReaderError as error:
         raise InvalidInput(field, seen, "text without control characters: YAML or JSON") from error
     except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        problem = getattr(error, "problem", None) or getattr(error, "reason", None) or str(error)
-        place = f"line {mark.line + 1}: " if mark else ""
-        raise InvalidInput(field, seen, f"YAML or JSON ({place}{problem})") from error
+        raise InvalidInput(field, seen, f"YAML or JSON ({_problem(error, text)})") from error
     except (ValueError, KeyError) as error:  # a number of thousands of digits; a tag that its value does not suit
         raise InvalidInput(field, seen, "YAML or JSON whose values fit their tags") from error
+
+
+def _problem(error: yaml.YAMLError, text: str) -> str:
+    """Describe an error of the parser with its line, and the remedy of a common mistake."""
+    problem = getattr(error, "problem", None) or getattr(error, "reason", None) or str(error)
+    mark = getattr(error, "problem_mark", None)
+    if "expected ':'" in problem:  # the parser notices it in the next line
+        mark = getattr(error, "context_mark", None) or mark
+    if mark is None:
+        return problem
+    lines = text.splitlines()
+    line = lines[mark.line].rstrip() if mark.line < len(lines) else ""
+    remedy = next((remedy for sign, remedy in _REMEDIES if sign in f"{problem} {line[: mark.column + 1]}"), "")
+    return f"line {mark.line + 1}: {problem}" + (f"; {remedy}" if remedy else "")
 
 
 class _Loader(yaml.SafeLoader):

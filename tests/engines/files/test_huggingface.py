@@ -43,6 +43,23 @@ QWEN3 = {"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"]}
 BROKEN = {
     "no folder": (shutil.rmtree, "actor.path: got .*copy', expected a Hugging Face folder on this machine"),
     "no config": (lambda f: (f / "config.json").unlink(), "this one has no config.json"),
+    "an adapter": (
+        lambda f: (f / "config.json").rename(f / "adapter_config.json"),
+        r"this one is an adapter \(LoRA\): merge it first, python -c .*merge_and_unload",
+    ),
+    "GGUF files": (lambda f: (f / "config.json").rename(f / "model.gguf"), "this one has GGUF files: take the folder"),
+    "a folder above": (
+        lambda f: shutil.move(shutil.copytree(f, f.parent / "moved"), shutil.rmtree(f) or f / "inner"),
+        "this one has no config.json; it holds .*copy/inner",
+    ),
+    "an entry of the cache": (
+        lambda f: shutil.move(shutil.copytree(f, f.parent / "moved"), shutil.rmtree(f) or f / "snapshots" / "1a2b"),
+        "this one is an entry of the Hub's cache: .*copy/snapshots/1a2b",
+    ),
+    "a word of another trainer": (
+        lambda f: edit(f, dtype="bf16"),
+        "dtype: got 'bf16', expected a number format of torch",
+    ),
     "not JSON": (lambda f: (f / "config.json").write_text("{"), "actor.config.json: got .*, expected JSON"),
     "architecture": (lambda f: edit(f, architectures=["GPT2"]), r"got 'GPT2', expected \[LlamaForCausalLM\] or"),
     "no architecture": (lambda f: edit(f, architectures=None), r"architectures: got None, expected \[LlamaForC"),

@@ -4,6 +4,7 @@ import json
 import logging
 
 import pytest
+from huggingface_hub.utils import enable_progress_bars
 
 from prefect_rlhf.engines.files.huggingface import read_model_spec
 from prefect_rlhf.errors.errors import InvalidInput
@@ -129,6 +130,7 @@ def test_a_long_download_says_how_large_it_is_and_how_far_it_got(hub, tiny, monk
 def test_a_terminal_has_a_bar_and_no_lines_between(hub, tiny, monkeypatch, tmp_path):
     monkeypatch.setattr(progress, "LONG_BYTES", 100_000)
     monkeypatch.setattr(progress, "EVERY_SECONDS", 0.0)
+    enable_progress_bars()  # as in a new process: transformers may have switched them off in this one
     lines = []
     with (tmp_path / "screen").open("w+") as stream:
         stream.isatty = lambda: True

@@ -144,6 +144,13 @@ BAD = {
     "empty file": ("", "plan: got None, expected a mapping"),
     "a list": ("- a\n- b\n", "plan: got ['a', 'b'], expected a mapping"),
     "not YAML": ("name: [", "expected YAML or JSON (line 1"),
+    "a tab": (
+        "name: x\ncalls:\n\ta: 1\n",
+        "line 3: found character '\\t' that cannot start any token; indent with spaces, not with a tab",
+    ),
+    "a colon without a space": ("name: x\ncalls:x\n", "write NAME: VALUE, with a space after the colon"),
+    "keys of a group out of line": ("name: x\n calls: {}\n", "begin the keys of a group in the same column"),
+    "text that begins with a sign": ("name: @x\n", "put the text in quotes"),
     "one call twice": (
         "name: x\ncalls:\n  a: {mesh: 'n0:0', engine: vllm}\n  a: {mesh: 'n0:1', engine: vllm}\n",
         "expected YAML or JSON (line 4: key 'a' occurs twice)",

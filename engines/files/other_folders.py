@@ -1,0 +1,39 @@
+"""Folders that are not a model's: what somebody named in place of a Hugging Face folder, and what to do."""
+
+from pathlib import Path
+
+ADAPTER = "adapter_config.json"
+MOST_FOLDERS = 3  # in a hint
+
+
+def without_config(folder: Path) -> str:
+    """Say what a folder without config.json is, and which folder or command is right."""
+    if (folder / ADAPTER).is_file():
+        return of_adapter(folder)
+    if (snapshots := sorted((folder / "snapshots").glob("*/config.json"))) != []:
+        return f"this one is an entry of the Hub's cache: {snapshots[-1].parent}"
+    if any(folder.glob("*.gguf")):
+        return "this one has GGUF files: take the folder that they were made of, with safetensors"
+    if inside := sorted(file.parent for file in folder.glob("*/config.json")):
+        return f"this one has no config.json; it holds {', '.join(map(str, inside[:MOST_FOLDERS]))}"
+    return "this one has no config.json"
+
+
+def of_adapter(folder: Path) -> str:
+    """Say how to merge an adapter into its base model."""
+    merged = f"{folder}-merged"
+    code = f"M.from_pretrained({str(folder)!r}).merge_and_unload().save_pretrained({merged!r})"
+    command = f'python -c "from peft import AutoPeftModelForCausalLM as M; {code}"'
+    return f"this one is an adapter (LoRA): merge it first, {command}, then copy the base model's tokenizer to {merged}"
+
+
+def without_safetensors(folder: Path) -> str:
+    """Say what a folder without its safetensors files is, and what to do; empty if nobody can know."""
+    if (folder / ADAPTER).is_file():
+        return f"; {of_adapter(folder)}"
+    if any(folder.glob("*.bin")):
+        remedy = "load them with transformers where you trust them, and save_pretrained writes safetensors"
+        return f"; this one has torch's own files (.bin), which may run code when they are read: {remedy}"
+    if any(folder.glob("*.safetensors")):
+        return "; the download is not complete: run it again"
+    return ""
