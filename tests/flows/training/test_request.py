@@ -84,7 +84,7 @@ def test_the_chat_template_that_a_model_names_writes_the_rows_of_the_role_that_s
     after = read.sources["prompts"].read([0])["prompt_tokens"][0]
     assert (before[0], after[0]) == (WORDS.index("user"), WORDS.index("the")) and before[1:] == after[1:]
     assert read.models["student"].chat_template == file.read_text()
-    assert read.checked().remarks[0].startswith("prompts: the setting chat_template renders a prompt as 'the {prompt}")
+    assert read.checked().remarks[1].startswith("prompts: the setting chat_template renders a prompt as 'the {prompt}")
     arguments = {name: object() for name in ("prompts", "teacher", "student")}
     graph = distil.algorithm.trace(arguments, read.models, read.datasets)
     assert tokenizers_of(graph).templates == {"student": file.read_text()}
