@@ -72,7 +72,7 @@ def meant_algorithm(word: str) -> str:
             flows = []
         return f"; here: {', '.join(f'{word}:{name}' for name in flows[:MOST_NAMES])}" if flows else ""
     places = {name.lower(): name for name in algorithm_places()}
-    near = get_close_matches(word[:100].lower().replace("_", "-"), places, MOST_NAMES, cutoff=0.5)
+    near = get_close_matches(word[:100].lower().replace("_", "-"), places, MOST_NAMES)
     return f"; closest: {', '.join(places[name] for name in near)}" if near else ""
 
 
