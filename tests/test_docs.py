@@ -263,7 +263,10 @@ def test_commands_run(folder, tmp_path, command):
 
 def check_our_command(program, arguments, cwd, home):
     """It ends without an error; what trains is a dry run, since other files run it for real."""
-    if arguments[0] not in ("plan", "graph", "init", "profile", "chat", "runs", "translate") and "--dry-run" not in arguments:
+    if (
+        arguments[0] not in ("plan", "graph", "init", "profile", "chat", "runs", "translate")
+        and "--dry-run" not in arguments
+    ):
         arguments.append("--dry-run")
     script = Path(sys.executable).with_name(program)
     unset = ("PYTHONPATH", "RLHF_LEASE", "PREFECT_API_URL")

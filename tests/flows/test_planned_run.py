@@ -71,7 +71,7 @@ def test_plans_run_two_steps_and_the_fastest_that_ran_is_kept(parameters, monkey
     assert {one.seed for one in tried} == {1}
 
     kept = {"plan.yaml", "certificate.json", "plan.svg", "measured_plans.json", "task_runs.jsonl", "metrics.jsonl"}
-    kept |= {"memory.json", "flow_run_id", "result.json", "progress.log", "speeds.json"}
+    kept |= {"memory.json", "flow_run_id", "result.json", "progress.log", "speeds.json", "parameters.yaml", "run.json"}
     written = {path.name for path in run_dir.iterdir()} - {"plans"}
     assert written == kept | {"actor", "critic", "rollouts", "evaluation", "evaluation.jsonl", "replan.json"}
     assert json.loads((run_dir / "certificate.json").read_text())["fits"] is True

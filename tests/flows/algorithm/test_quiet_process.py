@@ -54,8 +54,10 @@ def told_by(stream):
     return stream.getvalue().splitlines()
 
 
-def test_a_cell_shows_the_lines_of_the_run_and_the_log_has_all_else(tmp_path, handler_on):
+def test_a_cell_shows_the_lines_of_the_run_and_the_log_has_all_else(tmp_path, handler_on, monkeypatch):
     """Prints, warnings, library handlers that were there before, and what a child process writes."""
+    monkeypatch.setattr(logging.getLogger("vllm"), "disabled", False)  # an engine of another test may have silenced it
+    logging.getLogger("vllm").setLevel(logging.INFO)
     log = tmp_path / "logs" / "run.log"
     with notebook() as cell:
         library = handler_on("vllm", logging.StreamHandler(sys.stdout))

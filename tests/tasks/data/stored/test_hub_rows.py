@@ -74,7 +74,9 @@ def test_a_dataset_without_a_file_is_answered_with_the_paths_of_its_files(hub, r
 
 @pytest.mark.parametrize("path", ["acme/none", "data/none.jsonl", "none.parquet"])
 def test_a_path_that_no_dataset_has_is_refused_as_before(hub, path):
-    with pytest.raises(InvalidInput, match=f"prompts.path: got '{path}', expected an existing file of Parquet, JSON or CSV"):
+    with pytest.raises(
+        InvalidInput, match=f"prompts.path: got '{path}', expected an existing file of Parquet, JSON or CSV"
+    ):
         StoredRows("prompts", path).read("prompt")
     assert hub.asked_for("GET", "none.jsonl") == []
 
