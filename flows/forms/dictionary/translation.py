@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from prefect_rlhf.flows.forms.dictionary.dialect import NAMES
 from prefect_rlhf.flows.forms.dictionary.job import Job
 from prefect_rlhf.flows.forms.dictionary.rule import NULL, Rule, Untranslatable, Unused
 from prefect_rlhf.flows.forms.dictionary.settings_here import ROWS, default_of
@@ -123,7 +124,8 @@ def _outcome(job: Job, option: str, made: Mapping[str, Made], problems: Mapping[
     if (why := dialect.effect_of(option)) is not None:
         return Outcome(option, value, "without effect", why=why)
     if rules or refusal is not None:
-        return Outcome(option, value, "without effect", why="the same without it")
+        why = "the default here too" if rules else f"the default of {NAMES[dialect.library]}, so it changes nothing"
+        return Outcome(option, value, "without effect", why=why)
     return Outcome(option, value, "unknown")
 
 
