@@ -72,7 +72,7 @@ def test_the_hub_s_line_names_its_cache_and_never_the_token(engines, monkeypatch
         monkeypatch.setenv("HF_TOKEN", token)
         lines += [finding.text for finding in findings("cpu", 1) if finding.subject == "Hub"]
     assert lines[0] == f"HF_HUB_OFFLINE is set: only models and datasets in {tmp_path}/hub can be read by name"
-    assert lines[1].endswith("free), without a token, so neither private nor gated ones")
+    assert lines[1].endswith("free), not private or gated ones, without a token")
     assert lines[2].endswith("free), with a token")
     assert "hf_mine" not in lines[2]
 

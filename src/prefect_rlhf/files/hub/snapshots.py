@@ -51,7 +51,7 @@ def in_words() -> str:
     cache = cache_of_hub()
     if constants.HF_HUB_OFFLINE:
         return f"HF_HUB_OFFLINE is set: only models and datasets in {cache} can be read by name"
-    login = "with a token" if get_token() else "without a token, so no private or gated models"
+    login = "with a token" if get_token() else "not private or gated ones, without a token"
     return f"models and datasets by name go to {cache} ({size(_free(cache))} free), {login}"
 
 
