@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
@@ -136,3 +136,16 @@ class Update(Settings):
 
     epochs: int = Field(1, ge=1, le=1000, description="Passes over the rows.")
     mini_batches: int = Field(1, ge=1, le=MOST_ROWS, description="Optimizer steps per pass.")
+
+
+def by_dotted_name(group: Mapping[str, Any], before: str = "") -> dict[str, Any]:
+    """Return the values of nested groups by their dotted names; an empty group is a value.
+
+    >>> by_dotted_name({"algo": {"lr": 0.1, "stop": []}, "columns": {}})
+    {'algo.lr': 0.1, 'algo.stop': [], 'columns': {}}
+    """
+    found: dict[str, Any] = {}
+    for name, value in group.items():
+        inner = isinstance(value, Mapping) and value
+        found |= by_dotted_name(value, f"{before}{name}.") if inner else {f"{before}{name}": value}
+    return found

@@ -115,7 +115,7 @@ def write_folder(
 
 
 def _write_template(folder: Path, text: str) -> None:
-    """Write a chat template where every version of transformers finds it, and no other next to it."""
+    """Write a chat template to the file of its own, and into tokenizer_config.json if that has a template too."""
     (folder / TEMPLATE_FILE).write_text(text)
     file = folder / "tokenizer_config.json"
     if file.is_file() and "chat_template" in (content := read_json_object(file.name, file)):

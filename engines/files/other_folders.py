@@ -2,7 +2,8 @@
 
 from pathlib import Path
 
-ADAPTER = "adapter_config.json"
+from prefect_rlhf.files.hub.snapshots import ADAPTER
+
 MOST_FOLDERS = 3  # in a hint
 
 

@@ -21,6 +21,7 @@ from prefect_rlhf.flows.training.run_folder import read_result
 from prefect_rlhf.tasks.checkpoints.elsewhere import recall_records
 from prefect_rlhf.tasks.reporting.run_record import OWNER, RunRecord, read_parameters, state_of
 from prefect_rlhf.tasks.reporting.step_line import shown_metrics
+from prefect_rlhf.tasks.settings import by_dotted_name
 
 DEEPEST = 4  # levels of folders between the folder and a run
 NOT_COMPARED = ("output_dir", "steps")  # the first is in the name of a run, the second is its `of`
@@ -130,18 +131,9 @@ def _read(run_dir: Path) -> _Run:
     first = {"run": from_here(shown(run_dir)), "algorithm": record.algorithm, "state": state, "why": why}
     return _Run(
         first | {"steps": len(metrics), "of": record.steps, "began": datetime.fromisoformat(record.began)},
-        dict(_flat(read_parameters(run_dir))),
+        by_dotted_name(read_parameters(run_dir)),
         last,
     )
-
-
-def _flat(group: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield each value of a group with its dotted name."""
-    for name, value in group.items():
-        if isinstance(value, Mapping) and value:
-            yield from _flat(value, f"{before}{name}.")
-        else:
-            yield f"{before}{name}", value
 
 
 def _differing(read: Sequence[_Run]) -> list[str]:

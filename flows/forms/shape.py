@@ -22,7 +22,7 @@ def without_branches(place: Sequence[int | str]) -> list[str]:
 
 
 def types_at(annotation: Any, place: Sequence[int | str]) -> list[Any]:
-    """Return the types that may be at a place within a type: of a field, of an item, or of a mapping's value."""
+    """Return the possible types of a field, an item or a mapping's value inside a type."""
     found = list(_options(annotation))
     for key in without_branches(place):
         found = [one for kind in found for inner in _inside(kind, key) for one in _options(inner)]

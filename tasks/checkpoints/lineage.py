@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,6 +11,7 @@ from pydantic import BaseModel
 from pydantic_core import to_jsonable_python
 
 from prefect_rlhf.tasks.play import Play
+from prefect_rlhf.tasks.settings import by_dotted_name
 
 CHANGES = "changes.json"  # in the folder of a run: the parameters that resumed runs changed
 
@@ -59,7 +60,11 @@ def parameters_of(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """
     stated = {name: value for name, value in arguments.items() if not isinstance(value, Play)}
     plain = to_jsonable_python(stated, fallback=str)
-    return {name: value for name, value in _leaves(plain) if not (name.count(".") == 1 and name.endswith(".path"))}
+    return {
+        name: value
+        for name, value in by_dotted_name(plain).items()
+        if not (name.count(".") == 1 and name.endswith(".path"))
+    }
 
 
 def with_parameters(arguments: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
@@ -80,15 +85,6 @@ def with_parameters(arguments: Mapping[str, Any], values: Mapping[str, Any]) -> 
             _set(plain, path.split("."), value)
         changed[group] = type(argument).model_validate_json(json.dumps(plain))
     return changed
-
-
-def _leaves(group: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the values of nested groups by their dotted names; an empty group is a value."""
-    for key, value in group.items():
-        if isinstance(value, Mapping) and value:
-            yield from _leaves(value, f"{path}{key}.")
-        else:
-            yield f"{path}{key}", value
 
 
 def _set(group: dict[str, Any], path: Sequence[str], value: Any) -> None:

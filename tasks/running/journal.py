@@ -98,7 +98,7 @@ class Journal:
 
         `earlier` may be this run's own folder: its records of later steps are deleted, because the run repeats these
         steps; with `last_step` 0 it repeats all. Returns the metrics of the steps, and before them of step 0.
-        Steps are written behind their task runs, so a kill may lose the last: they are made again of their task runs.
+        A step is written after its task runs, so a kill may lose the last one. It is then rebuilt from its task runs.
         """
         if last_step == 0:
             last_step = -1  # the evaluation before training is made again

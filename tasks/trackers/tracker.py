@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from prefect_rlhf.tasks.settings import by_dotted_name
 from prefect_rlhf.tasks.trackers.samples import Table
 
 
@@ -44,17 +45,13 @@ class Tracker(Protocol):
         """Write the remaining data; `has_failed` is true if an error ended the run."""
 
 
-def flat(parameters: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+def flat(parameters: Mapping[str, Any]) -> dict[str, str]:
     """Return nested parameters as text, each under its dotted path.
 
     >>> flat({"algo": {"lr": 0.1, "stop": []}, "steps": 3})
     {'algo.lr': '0.1', 'algo.stop': '[]', 'steps': '3'}
     """
-    found: dict[str, str] = {}
-    for name, value in parameters.items():
-        inner = isinstance(value, Mapping) and value
-        found |= flat(value, f"{prefix}{name}.") if inner else {f"{prefix}{name}": str(value)}
-    return found
+    return {name: str(value) for name, value in by_dotted_name(parameters).items()}
 
 
 Opener = Callable[[TrackedRun], Tracker]

@@ -311,7 +311,7 @@ GROUPS: tuple[Rule, ...] = (
     Rule(
         "algo.overlong.penalty",
         "reward.overlong_penalty_factor",
-        when=lambda job: bool(job["reward.overlong_buffer_len"]),
+        when=_is_set("reward.overlong_buffer_len"),
         otherwise="no buffer is set",
     ),
 )
@@ -330,7 +330,7 @@ PPO: tuple[Rule, ...] = (
     Rule(
         "algo.kl.horizon",
         "algo.kl.horizon",
-        when=lambda job: bool(job["algo.kl.target"]),
+        when=_is_set("algo.kl.target"),
         otherwise="the coefficient is fixed",
     ),
     Rule(
@@ -378,7 +378,7 @@ PAIRS: tuple[Rule, ...] = (
     Rule(
         "algo.label_smoothing",
         "model.label_smoothing",
-        when=lambda job: bool(job["model.label_smoothing"]),
+        when=_is_set("model.label_smoothing"),
         otherwise="it is 0",
     ),
 )
@@ -388,7 +388,7 @@ CHATS: tuple[Rule, ...] = (
     Rule(
         "chats.prompt_column",
         "data.input_key",
-        when=lambda job: bool(job["data.output_key"]),
+        when=_is_set("data.output_key"),
         otherwise="the text has its answer",
     ),
     Rule("chats.completion_column", "data.output_key"),

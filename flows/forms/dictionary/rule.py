@@ -24,7 +24,7 @@ class Untranslatable(Exception):
 
 
 class Unused(Exception):
-    """Options that their own library does not read at these values; the text says why."""
+    """Options that do nothing in their own library at these values. The text says why."""
 
 
 class Null(enum.Enum):
