@@ -1,4 +1,4 @@
-"""Folders that are not a model's: what somebody named in place of a Hugging Face folder, and what to do."""
+"""Folders that are not a model's: named in place of a Hugging Face folder, with what to do."""
 
 from pathlib import Path
 
@@ -12,12 +12,12 @@ def without_config(folder: Path) -> str:
     if (folder / ADAPTER).is_file():
         return of_adapter(folder)
     if (snapshots := sorted((folder / "snapshots").glob("*/config.json"))) != []:
-        return f"this one is an entry of the Hub's cache: {snapshots[-1].parent}"
+        return f"it is an entry of the Hub's cache: {snapshots[-1].parent}"
     if any(folder.glob("*.gguf")):
-        return "this one has GGUF files: take the folder that they were made of, with safetensors"
+        return "it has GGUF files: take the folder that they were made of, with safetensors"
     if inside := sorted(file.parent for file in folder.glob("*/config.json")):
-        return f"this one has no config.json; it holds {', '.join(map(str, inside[:MOST_FOLDERS]))}"
-    return "this one has no config.json"
+        return f"it has no config.json, but holds {', '.join(map(str, inside[:MOST_FOLDERS]))}"
+    return "it has no config.json"
 
 
 def of_adapter(folder: Path) -> str:
@@ -25,16 +25,16 @@ def of_adapter(folder: Path) -> str:
     merged = f"{folder}-merged"
     code = f"M.from_pretrained({str(folder)!r}).merge_and_unload().save_pretrained({merged!r})"
     command = f'python -c "from peft import AutoPeftModelForCausalLM as M; {code}"'
-    return f"this one is an adapter (LoRA): merge it first, {command}, then copy the base model's tokenizer to {merged}"
+    return f"it is an adapter (LoRA): merge it first, {command}, then copy the base model's tokenizer to {merged}"
 
 
 def without_safetensors(folder: Path) -> str:
-    """Say what a folder without its safetensors files is, and what to do; empty if nobody can know."""
+    """Say what a folder without its safetensors files is, and what to do; empty if that is not clear."""
     if (folder / ADAPTER).is_file():
         return f"; {of_adapter(folder)}"
     if any(folder.glob("*.bin")):
-        remedy = "load them with transformers where you trust them, and save_pretrained writes safetensors"
-        return f"; this one has torch's own files (.bin), which may run code when they are read: {remedy}"
+        remedy = "if you trust them, load them with transformers, and save_pretrained writes safetensors"
+        return f"; it has torch's own files (.bin), which may run code when they are read: {remedy}"
     if any(folder.glob("*.safetensors")):
         return "; the download is not complete: run it again"
     return ""

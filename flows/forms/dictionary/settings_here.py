@@ -56,7 +56,7 @@ def refused_value(flow: str, path: str, value: Any) -> str:
     """Return why a parameter does not accept a value; the text is empty if it does, or if only a run can tell.
 
     >>> refused_value("grpo", "algo.sampling.temperature", 3.0)
-    'less than or equal to 2'
+    'at most 2'
     """
     kind: type[BaseModel] = SETTINGS[flow] if path.startswith("algo.") else RunOptions
     *groups, last = path.removeprefix("algo.").split(".")

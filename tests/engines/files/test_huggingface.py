@@ -42,19 +42,19 @@ QWEN2 = {"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"]}
 QWEN3 = {"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"]}
 BROKEN = {
     "no folder": (shutil.rmtree, "actor.path: got .*copy', expected a Hugging Face folder on this machine"),
-    "no config": (lambda f: (f / "config.json").unlink(), "this one has no config.json"),
+    "no config": (lambda f: (f / "config.json").unlink(), "a Hugging Face folder; it has no config.json"),
     "an adapter": (
         lambda f: (f / "config.json").rename(f / "adapter_config.json"),
-        r"this one is an adapter \(LoRA\): merge it first, python -c .*merge_and_unload",
+        r"it is an adapter \(LoRA\): merge it first, python -c .*merge_and_unload",
     ),
-    "GGUF files": (lambda f: (f / "config.json").rename(f / "model.gguf"), "this one has GGUF files: take the folder"),
+    "GGUF files": (lambda f: (f / "config.json").rename(f / "model.gguf"), "it has GGUF files: take the folder"),
     "a folder above": (
         lambda f: shutil.move(shutil.copytree(f, f.parent / "moved"), shutil.rmtree(f) or f / "inner"),
-        "this one has no config.json; it holds .*copy/inner",
+        "it has no config.json, but holds .*copy/inner",
     ),
     "an entry of the cache": (
         lambda f: shutil.move(shutil.copytree(f, f.parent / "moved"), shutil.rmtree(f) or f / "snapshots" / "1a2b"),
-        "this one is an entry of the Hub's cache: .*copy/snapshots/1a2b",
+        "it is an entry of the Hub's cache: .*copy/snapshots/1a2b",
     ),
     "a word of another trainer": (
         lambda f: edit(f, dtype="bf16"),
