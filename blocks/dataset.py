@@ -155,19 +155,15 @@ class Preferences(DatasetParameter, PreferencesFields):
 def read_as(dataset: DatasetFields, found: str = "") -> str:
     """Return every setting that decides which rows are read, except the location of files, and the format `found`.
 
-    Settings that later versions added are left out at their defaults, so that runs of earlier versions still match.
+    Settings at their defaults are left out, so a run still matches when a later version adds a setting.
 
-    >>> read_as(Prompts(path="data/prompts.parquet", chat_template=True))
-    'split_column=split split=train chat_template=True prompt_column=prompt'
+    >>> read_as(Prompts(path="data/prompts.parquet", chat_template=True, prompt_column="question"))
+    'chat_template=True prompt_column=question'
     """
-    values = dataset.model_dump(exclude={"path", "saved"})
+    said = dataset.model_dump(exclude={"path", "saved"}, exclude_defaults=True)
     for name in ("columns", "chat_template_kwargs"):
-        values[name] = dict(sorted(values[name].items()))
-    later: dict[str, object] = {"columns": {}, "last_answer": "refuse", "overlong_prompts": "refuse"}
-    later |= {"system_prompt": None, "max_prompt_length": None, "chat_template_kwargs": {}, "tools_column": "tools"}
-    if not hasattr(dataset, "messages_column"):  # Chats always had it
-        later["form"] = None
-    said = {name: value for name, value in values.items() if name not in later or value != later[name]}
+        if name in said:
+            said[name] = dict(sorted(said[name].items()))
     if dataset.path.startswith(GENERATED):
         said["path"] = dataset.path
     return " ".join([*(f"{name}={value}" for name, value in said.items()), *([found] if found else [])])

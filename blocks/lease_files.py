@@ -135,7 +135,7 @@ def _checked(descriptor: int, path: Path) -> int:
         os.close(descriptor)
         raise _refused(path)
     if status.st_uid == os.geteuid() and stat.S_IMODE(status.st_mode) != ANYONE_WRITES:
-        os.fchmod(descriptor, ANYONE_WRITES)  # made by an earlier version
+        os.fchmod(descriptor, ANYONE_WRITES)  # it was copied, or its mode was changed
     return descriptor
 
 

@@ -125,7 +125,7 @@ class Call(HashedOnce):
     A generate adds at most `max_new_tokens` to a row (0: not stated), in turns if it has a `play`. `host_seconds` is
     the expected time of a compute whose work is done in worker processes on the node's CPUs. A compute that selects
     rows has `chooses`. A compute that makes rows has a `row_limit`. `draws` names the stream of a generate's random
-    numbers, which calls may share; the empty name is the only stream of earlier versions.
+    numbers, which calls may share.
     """
 
     name: str

@@ -57,7 +57,7 @@ class Origin:
 
     @classmethod
     def of(cls, labels: Mapping[str, Any]) -> Self:
-        """Return the origin in a flow run's labels; the labels of an earlier version contain only the host."""
+        """Return the origin in a flow run's labels, with an empty text for a label that is missing."""
         return cls(**{field: str(labels.get(LABEL + field, "")) for field in cls.__dataclass_fields__})
 
     def labels(self) -> dict[str, str]:
@@ -74,7 +74,7 @@ def why_uncertain(taken: Origin, lock: FileLock) -> str:
     """
     here, folder = Origin.here(lock), lock.path.parent.parent
     if not (taken.boot and here.boot and taken.attempt):
-        return "its worker had an earlier version, or a system without a boot id"
+        return "a label of its origin is missing, or its system has no boot id"
     if taken.attempt != here.attempt or (taken.boot == here.boot and taken.lock != here.lock):
         view = "" if taken.processes == here.processes else " and another PID namespace"
         return f"its worker had another lease folder than {folder}{view}"

@@ -28,13 +28,11 @@ def row_seeds(command: CallCommand) -> list[int]:
 
     It is a hash of the run's seed, the steps before, the dataset's row, the sample, and the name of the call's stream.
     """
-    seeds = []
-    call, stream = command.call, (command.call.draws,) if command.call.draws else ()
-    before = _steps_before(command)
-    for row, row_id in zip(command.rows, command.row_ids, strict=True):
-        meaning = command.seed, before, row_id, row % call.rows.rows_per_item, *stream
-        seeds.append(_hashed(*meaning))
-    return seeds
+    call, before = command.call, _steps_before(command)
+    return [
+        _hashed(command.seed, before, row_id, row % call.rows.rows_per_item, call.draws)
+        for row, row_id in zip(command.rows, command.row_ids, strict=True)
+    ]
 
 
 def _steps_before(command: CallCommand) -> int:

@@ -29,7 +29,7 @@ from prefect_rlhf.tasks.checkpoints.best import BestModel
 from prefect_rlhf.tasks.checkpoints.changes import ResumedRun
 from prefect_rlhf.tasks.checkpoints.folders import Checkpoint, check_resumable, find_checkpoint
 from prefect_rlhf.tasks.checkpoints.lineage import Lineage, parameters_of
-from prefect_rlhf.tasks.checkpoints.run_identity import run_identity, with_defaults, with_draws_of
+from prefect_rlhf.tasks.checkpoints.run_identity import run_identity, with_defaults
 from prefect_rlhf.tasks.data.role_tokenizers import tokenizers_of
 from prefect_rlhf.tasks.data.rows.row_order import items_read
 from prefect_rlhf.tasks.running.training_run import TrainingRun
@@ -143,7 +143,7 @@ def read_request(
         run_workload(graph, inputs, options.expected_response_length),
         has_checkpoints=options.checkpoint_every is not None,
     )
-    graph, lineage = read_resumed(algorithm, arguments, options, inputs, graph, checkpoint)
+    lineage = read_lineage(algorithm, arguments, options, inputs, graph, checkpoint)
     check_output_folder(options, graph, checkpoint.folder if checkpoint and is_restart else None)
     if any(call.on_hosts or call.play is not None for call in graph):
         found = check_functions(graph, inputs, options.seed, calls=not is_restart and reward_warnings is None)
@@ -158,28 +158,25 @@ def read_request(
     )
 
 
-def read_resumed(
+def read_lineage(
     algorithm: Algorithm,
     arguments: Mapping[str, Any],
     options: RunOptions,
     inputs: RunInputs,
     graph: DataflowGraph,
     checkpoint: Checkpoint | None,
-) -> tuple[DataflowGraph, Lineage]:
-    """Return the graph, with the draws of the run that wrote the checkpoint, if any, and the lineage of this run.
+) -> Lineage:
+    """Return the lineage of this run, which continues the run that wrote the checkpoint, if any.
 
     Raises InvalidInput if it would be another run, apart from its `resume_changes`.
     """
     if checkpoint is None:
-        return graph, Lineage(parameters_of(arguments), commits=dict(inputs.commits))
+        return Lineage(parameters_of(arguments), commits=dict(inputs.commits))
     before = checkpoint.manifest
-    if (as_before := with_draws_of(before.identity, graph)) != graph:
-        graph = as_before
-        log_info("all generate calls share a random stream, as in the version that wrote the checkpoint")
 
     def identity_of(others: Mapping[str, Any]) -> dict[str, Any]:
         traced = falling_over(algorithm.trace(others, inputs.models, inputs.datasets), options.steps)
-        return run_identity(with_draws_of(before.identity, traced), options.seed, options.checkpoint_every)
+        return run_identity(traced, options.seed, options.checkpoint_every)
 
     saved = with_defaults(before.identity, graph)
     resumed = ResumedRun(checkpoint, saved, arguments, identity_of, optimizer_parameters(graph, arguments))
@@ -189,7 +186,7 @@ def read_resumed(
     lineage = Lineage(parameters_of(arguments), (*before.lineage.changes, *changes), dict(inputs.commits))
     for change in lineage.changes:
         log_info(str(change))
-    return graph, lineage
+    return lineage
 
 
 def checkpoint_of(options: RunOptions) -> Checkpoint | None:

@@ -2,8 +2,8 @@
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import MISSING, asdict, fields, is_dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import MISSING, asdict, fields, is_dataclass
 from hashlib import blake2b
 from typing import Any
 
@@ -30,8 +30,6 @@ _OF_TRIAL = ("try_first",)
 """Settings of a reward function that matter only to its trial before a run."""
 
 _HASH = re.compile(r"hash [0-9a-f]{16}")
-_EARLIER_HASH = re.compile(r"[0-9a-f]{16}")
-"""A hash of an MCP server's variable, as an earlier version saved it."""
 
 
 def run_identity(graph: DataflowGraph, seed: int, checkpoint_every: int | None) -> dict[str, Any]:
@@ -79,16 +77,6 @@ def with_defaults(identity: Mapping[str, Any], graph: DataflowGraph) -> dict[str
             filled["calls"][name] = call | {"play": _filled_play(call["play"]["settings"])}
     plain: dict[str, Any] = json.loads(json.dumps({**identity, **filled}, default=asdict))
     return plain
-
-
-def with_draws_of(identity: Mapping[str, Any], graph: DataflowGraph) -> DataflowGraph:
-    """Return the graph with the random numbers of a saved run: in an earlier version, all calls share a stream.
-
-    A stream that the body states is unchanged; the resumed run then differs from the saved run.
-    """
-    old = {name for name, call in identity["calls"].items() if not call.get("draws")}
-    calls = (replace(call, draws="") if call.name in old and call.draws == call.name else call for call in graph)
-    return replace(graph, calls=tuple(calls))
 
 
 def first_difference(left: Any, right: Any) -> tuple[str, Any, Any] | None:
@@ -139,11 +127,9 @@ def _filled_settings(saved: Any, now: Operation) -> Any:
 
 
 def _filled_play(saved: Any) -> dict[str, Any]:
-    """Return a play with the defaults of settings that came later; an earlier version saved the settings as a text."""
+    """Return a play with the defaults of settings that came later."""
     default = {name: field.default for name, field in Play.model_fields.items() if not field.is_required()}
-    known = _play(json.loads(saved))["settings"] if isinstance(saved, str) else _without_secrets(saved, _hashed_before)
-    settings = default | known
-    return {"settings": {name: value for name, value in settings.items() if name not in _OF_EXECUTION}}
+    return _play(default | saved)
 
 
 def _call(call: Call) -> dict[str, Any]:
@@ -181,29 +167,23 @@ def _hashed(value: object) -> str:
     return f"hash {digest}"
 
 
-def _hashed_before(value: object) -> str:
-    """Return the hash of a variable that a checkpoint saved: an earlier version saved its digits alone."""
-    return f"hash {value}" if isinstance(value, str) and _EARLIER_HASH.fullmatch(value) else _hashed(value)
-
-
-def _without_secrets(settings: Mapping[str, Any], of_variable: Callable[[object], str] = _hashed) -> dict[str, Any]:
+def _without_secrets(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return a play's settings with hashes of the values that may be secrets, and without folders of MCP servers.
 
-    `of_variable` returns the hash of a server's variable. Settings in this form are returned unchanged; an earlier
-    version hashed fewer values.
+    Settings in this form are returned unchanged.
     """
     arguments = settings.get("arguments")
     if not isinstance(arguments, dict):
         return dict(settings)
     servers = arguments.get("servers")
     if settings.get("signature") == "mcp" and isinstance(servers, dict):
-        hashed = arguments | {"servers": {name: _server(server, of_variable) for name, server in servers.items()}}
+        hashed = arguments | {"servers": {name: _server(server) for name, server in servers.items()}}
     else:
         hashed = {name: _hashed(value) for name, value in arguments.items()}
     return {**settings, "arguments": hashed}
 
 
-def _server(server: Any, of_variable: Callable[[object], str]) -> Any:
+def _server(server: Any) -> Any:
     """Return an MCP server without its folder, with hashes of its variables, its arguments and its address."""
     if not isinstance(server, dict):
         return server
@@ -211,5 +191,5 @@ def _server(server: Any, of_variable: Callable[[object], str]) -> Any:
     variables = here.pop("env", None)
     hashed = {name: value if name == "command" else _hashed(value) for name, value in here.items()}
     if isinstance(variables, dict):
-        return hashed | {"env": {name: of_variable(value) for name, value in variables.items()}}
-    return hashed if variables is None else hashed | {"env": of_variable(variables)}
+        return hashed | {"env": {name: _hashed(value) for name, value in variables.items()}}
+    return hashed if variables is None else hashed | {"env": _hashed(variables)}

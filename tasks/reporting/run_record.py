@@ -106,7 +106,7 @@ def keep_parameters(
 def _changes(earlier: Path, parameters: Mapping[str, Any], changed: Changes) -> Sequence[str]:
     try:
         before = read_parameters(earlier)
-    except InvalidInput:  # of an earlier version, which wrote no such file, or removed
+    except InvalidInput:  # it was removed
         return ()
     return [f"  {name}: {in_short(one)} became {in_short(other)}" for name, one, other in changed(before, parameters)]
 

@@ -88,7 +88,7 @@ def test_nobody_can_remove_anothers_lease(shared):
 
 @needs_root
 def test_a_file_that_may_not_be_written_costs_one_line(shared):
-    """As an earlier version left it when root came first; root itself mends it."""
+    """As a copy made by root leaves it; root itself mends it."""
     _as_user(ALICE, lambda: _mesh(shared))
     file = shared / "desk" / "n0-0.lease"
     os.chown(file, 0, 0)

@@ -38,8 +38,8 @@ def machine(monkeypatch, tmp_path):
         ({"machine": ""}, ""),
         ({"lock": "1:1"}, "its worker had another lease folder than"),  # a copy of the folder
         ({"attempt": "another"}, "its worker had another lease folder than"),
-        ({"attempt": ""}, "its worker had an earlier version"),
-        ({"boot": ""}, "its worker had an earlier version"),
+        ({"attempt": ""}, "a label of its origin is missing"),
+        ({"boot": ""}, "a label of its origin is missing"),
         ({"boot": "before"}, ""),
         ({"boot": "before", "lock": "1:1", "processes": "pid:[1]"}, ""),  # numbers of another boot
         ({"boot": "before", "machine": "machine-2"}, "its worker ran in another boot, and its machine id"),
@@ -74,7 +74,6 @@ def test_a_lock_that_was_taken_anew_proves_nothing(lock, tmp_path):
     again.release()
 
 
-def test_a_run_of_an_earlier_version_is_left_alone(lock):
-    """Its labels name the host alone."""
+def test_a_run_whose_labels_name_the_host_alone_is_left_alone(lock):
     host = Origin.leave(lock).host
-    assert "earlier version" in why_uncertain(Origin.of({"prefect-rlhf.host": host}), lock)
+    assert "label of its origin" in why_uncertain(Origin.of({"prefect-rlhf.host": host}), lock)

@@ -178,7 +178,7 @@ def test_runs_that_nobody_has_are_recovered(site, monkeypatch, caplog):
         "over": (Completed(), {}, "Completed"),
         "of another host": (Running(), {f"{LABEL}host": "another"}, "Running"),
         "with a worker": (Running(), {}, "Running"),
-        "of an earlier version": (Running(), {f"{LABEL}attempt": "", f"{LABEL}boot": ""}, "Running"),
+        "without an origin": (Running(), {f"{LABEL}attempt": "", f"{LABEL}boot": ""}, "Running"),
         "of another lease folder": (Running(), {f"{LABEL}attempt": "another"}, "Running"),
         "of two workers": (Running(), {}, "Running"),
     }
@@ -217,7 +217,7 @@ def test_runs_that_nobody_has_are_recovered(site, monkeypatch, caplog):
     with caplog.at_level("INFO", logger="prefect.workers"):
         assert asyncio.run(names()) == {name: wanted for name, (_, _, wanted) in cases.items()}
     told = [message for message in caplog.messages if "left alone" in message]
-    left = ("of an earlier version", "of another lease folder", "of two workers")
+    left = ("without an origin", "of another lease folder", "of two workers")
     assert sorted(told) == sorted(line for name in left for line in told if line.startswith(f"Flow run {name} is"))
     assert len(told) == 3 and all("Change state" in line for line in told)
 

@@ -14,7 +14,6 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -418,23 +417,6 @@ def test_a_moved_model_is_no_other_model(parameters, stored, tmp_path):
     changes = {"ref": parameters["ref"] | {"path": str(moved)}, "resume_from": str(stored), "plan": "flattening"}
     ready = decided(parameters, **changes)
     assert (ready.augmented.finished, ready.request.checkpoint.step) == (HALF, HALF)
-
-
-def test_a_run_goes_on_with_the_draws_of_the_version_that_wrote_its_checkpoint(parameters, tmp_path, caplog):
-    """All generates of an earlier version drew from one stream; so do all checkpoints that come after."""
-    now, old = decided(parameters, plan="flattening").augmented, tmp_path / "old"
-    assert {call.draws for call in now.graph if call.kind == "generate"} == {"actor_generate", "actor_evaluation"}
-    before = replace(now.graph, calls=tuple(replace(call, draws="") for call in now.graph))
-    write_checkpoint(replace(now, graph=before), old, HALF, every=HALF, seed=SEED)
-    resumed = decided(parameters, plan="flattening", resume_from=str(old))
-    assert resumed.request.graph == before
-    assert "all generate calls share a random stream, as in the version that wrote the checkpoint" in caplog.text
-
-
-def test_a_run_goes_on_with_its_own_draws(parameters, stored, caplog):
-    resumed = decided(parameters, plan="flattening", resume_from=str(stored))
-    assert {call.draws for call in resumed.request.graph if call.kind == "generate"} >= {"actor_generate"}
-    assert "share a random stream" not in caplog.text
 
 
 def ends_before_any_task_run(parameters, folder, **changes):

@@ -1,6 +1,5 @@
 """The seeds of rows: each generate of a body draws for itself, unless the body says that two draw alike."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,8 +19,6 @@ pytestmark = pytest.mark.quick
 SHAPE = TransformerShape(64, 128, 2, 4, 2, 16, 100, 64, 1e4, 1e-5, True)
 ROWS = 4000
 PROBABILITIES = torch.tensor([0.5, 0.25, 0.125, 0.125])
-OLD = [8689902243345662702, 8908919246610773209]
-"""Seeds of rows 0 and 1 of run seed 1 and step 1, in every call, before calls had streams of their own."""
 
 
 class Parameter:
@@ -76,9 +73,3 @@ def test_calls_of_one_stream_draw_alike():
     rows = {"rows": tuple(range(8)), "row_ids": (0, 0, 1, 1, 2, 2, 3, 3)}
     of_two = row_seeds(CallCommand(1, calls["fifth"], None, **rows, seed=1, run_dir=Path(), tokenizers=alone()))
     assert of_two[::2] == seeds(calls["first"], num_rows=4)
-
-
-def test_a_call_without_a_stream_draws_as_earlier_versions_did():
-    """So a run goes on from their checkpoints."""
-    call = replace(calls_of(first={})["first"], draws="")
-    assert seeds(call, num_rows=2) == OLD
