@@ -20,7 +20,7 @@ import torch
 from prefect_rlhf.blocks.worker.flow_process import FlowProcess
 from prefect_rlhf.engines.functions.function import HostFunction, HostSettings
 from prefect_rlhf.engines.functions.plays.pool import PlayPool
-from prefect_rlhf.engines.functions.pool import HostPool
+from prefect_rlhf.engines.functions.scoring.pool import HostPool
 from prefect_rlhf.engines.gang.local import LocalGang
 from prefect_rlhf.engines.gang.processes.messages import GangSettings
 from prefect_rlhf.engines.weights.rank_transfers import RankTransfers, WeightMessage

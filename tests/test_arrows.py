@@ -77,6 +77,7 @@ SUB_ROOMS: Mapping[str, Mapping[str, str]] = {
     "engines": {
         "functions": "",
         "functions.plays": "functions functions.signatures .",
+        "functions.scoring": "functions",
         "functions.signatures": "functions",
         "gang": "gang.processes gang.ray",
         "gang.processes": "gang .",
@@ -146,6 +147,7 @@ SEAM = {
     "files",
     "functions",
     "functions.plays",
+    "functions.scoring",
     "functions.signatures",
 }
 """Sub-rooms of engines that tasks may import, besides the root (values and protocols). The controller opens a gang,

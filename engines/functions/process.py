@@ -15,7 +15,7 @@ from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Generic, TypeVar
 
-from prefect_rlhf.engines.functions.messages import packed
+from prefect_rlhf.engines.functions.message import packed
 from prefect_rlhf.errors.in_short import in_short, one_line
 from prefect_rlhf.files.environment import handed_over
 from prefect_rlhf.files.modules import IN_RANK
@@ -71,7 +71,7 @@ class WorkerProcess(Generic[Said]):
         self,
         first: object,
         read: Callable[[bytes], Said],
-        module: str = "worker",
+        module: str,
         environment: Mapping[str, str] | None = None,
         python: str = "",
     ) -> None:

@@ -5,6 +5,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from prefect_rlhf.engines.functions.message import Message
 from prefect_rlhf.errors.in_short import in_short
 
 MOST_SCORE = 1e9
@@ -55,7 +56,7 @@ class HostScores:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class Verdict(Message):
     """The result of a call for one row: a value or the reason of its failure, and other numbers by name.
 
     `held_up`: it missed its deadline because another call blocked its event loop. `blame`: see `blame_of`.

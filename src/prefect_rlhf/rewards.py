@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from prefect_rlhf.engines.functions.function import HostFunction, HostSettings
-from prefect_rlhf.engines.functions.pool import HostFunctionFailed, HostPool, check_function
+from prefect_rlhf.engines.functions.scoring.pool import HostFunctionFailed, HostPool, check_function
 from prefect_rlhf.tasks.host_rewards import HostRewards, RewardFunction
 from prefect_rlhf.tasks.play import Play
 

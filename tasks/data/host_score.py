@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from prefect_rlhf.engines.compute import Computed, Context
 from prefect_rlhf.engines.functions.function import HostFunction
-from prefect_rlhf.engines.functions.pool import HostFunctionFailed, HostPool
 from prefect_rlhf.engines.functions.scores import MOST_SCORE, SCORES, mean
+from prefect_rlhf.engines.functions.scoring.pool import HostFunctionFailed, HostPool
 from prefect_rlhf.engines.rows import Batch
 from prefect_rlhf.errors.in_short import one_line
 from prefect_rlhf.tasks.data.rollouts import text_columns

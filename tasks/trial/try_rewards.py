@@ -17,8 +17,8 @@ from typing import Any, Protocol
 from prefect_rlhf.engines.commands import RowSource
 from prefect_rlhf.engines.functions.function import HostFunction, HostSettings
 from prefect_rlhf.engines.functions.load import at
-from prefect_rlhf.engines.functions.pool import HostPool, check_columns
 from prefect_rlhf.engines.functions.scores import RowFailure
+from prefect_rlhf.engines.functions.scoring.pool import HostPool, check_columns
 from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.placement.graph import DataflowGraph
 from prefect_rlhf.tasks.data.tokenizer import load_tokenizer

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from prefect_rlhf.engines.engine import PlaySettings
+from prefect_rlhf.engines.functions.heard import reader_of
 from prefect_rlhf.engines.functions.plays.bounds import AnswerBounds
 from prefect_rlhf.engines.functions.plays.messages import (
     Asks,
@@ -20,24 +21,20 @@ from prefect_rlhf.engines.functions.plays.messages import (
     Open,
     Over,
     Ready,
-    Refused,
     Said,
     Told,
-    said_in,
 )
 from prefect_rlhf.engines.functions.process import WorkerProcess, search_path
 from prefect_rlhf.engines.functions.signatures.play_function import PlayFunction
+from prefect_rlhf.engines.functions.staff import GRACE_SECONDS, START_SECONDS, Hand
 from prefect_rlhf.errors.errors import InvalidInput
-from prefect_rlhf.errors.in_short import in_short
 from prefect_rlhf.files.environment import HARMLESS
 
-START_SECONDS = 60.0
-"""Seconds for a worker to import a play function."""
-_GRACE = 1.0  # seconds for a late play to be ended by its own event loop first
+read = reader_of(Said)
 
 
-class Hand:
-    """A worker process and its open plays; times are of the monotonic clock, in seconds."""
+class PlayHand(Hand[Ready | Asks | Over | Failed, Asks | Over | Failed]):
+    """A worker process and its open plays."""
 
     def __init__(self, settings: PlaySettings, start_seconds: float = START_SECONDS) -> None:
         names = (*HARMLESS, *settings.environment_variables)
@@ -47,13 +44,14 @@ class Hand:
         answers = AnswerBounds(settings.max_answer_tokens, settings.overlong_answers)
         begin = Begin(function, path, settings.deadline_seconds, settings.play_seconds, answers)
         try:
-            self.process = WorkerProcess(begin, said_in, "plays.worker", passed, function.python)
+            process = WorkerProcess(begin, read, "plays.worker", passed, function.python)
         except OSError as error:
             if not function.python:
                 raise
             right = f"the path of a Python interpreter ({error.strerror})"
             raise InvalidInput("play.python", function.python, right) from error
-        self.place: str | None = None  # of the function; None until it is imported
+        super().__init__(process, start_seconds)
+        self._is_ready = False
         self.schemas: Sequence[Mapping[str, Any]] = ()  # of its tools
         self.plays: dict[int, float] = {}  # since when the code of each play runs; infinity while it waits
         # The worker knows plays by other numbers. Each play has a new one there, and so has its second try: else a task
@@ -64,7 +62,7 @@ class Hand:
         # The play that is tried alone. Until it asks or ends, no other play's code runs.
         self.suspect: int | None = None
         self._held: list[Told] = []  # to other plays, meanwhile
-        self._settings, self._start_seconds, self._since = settings, start_seconds, time.monotonic()
+        self._settings = settings
 
     @property
     def room(self) -> int:
@@ -72,16 +70,21 @@ class Hand:
         return 0 if self.suspect is not None else self._settings.at_once - len(self.plays)
 
     @property
+    def is_ready(self) -> bool:
+        """Whether it has imported the play function."""
+        return self._is_ready
+
+    @property
     def due(self) -> float:
         """The deadline of the worker's next message."""
-        if self.place is None:
+        if not self.is_ready:
             return self._since + self._start_seconds
-        return min(self.plays.values(), default=math.inf) + self._settings.deadline_seconds + _GRACE
+        return min(self.plays.values(), default=math.inf) + self._settings.deadline_seconds + GRACE_SECONDS
 
     @property
     def lateness(self) -> str:
-        """Describe a deadline that the worker missed."""
-        if self.place is None:
+        """Describe the deadline that it missed."""
+        if not self.is_ready:
             return f"no message from its process for {self._start_seconds:g} s"
         return f"no answer after {self._settings.deadline_seconds:g} s, and its process did not end it"
 
@@ -93,13 +96,13 @@ class Hand:
     @property
     def can_try(self) -> bool:
         """Whether it has room, and a play would be alone in it: no other play's code is running or about to."""
-        return self.room > 0 and (not self.plays or (self.place is not None and not self.running))
+        return self.room > 0 and (not self.plays or (self.is_ready and not self.running))
 
     def open(self, message: Open, *, alone: bool = False) -> None:
         """Begin a play; it is `alone` if it may have ended a worker."""
         if alone:
             self.suspect = message.play
-        self.plays[message.play] = max(time.monotonic(), self._since) if self.place is not None else math.inf
+        self.plays[message.play] = time.monotonic() if self.is_ready else math.inf
         self._numbers[message.play], self._of_number[self._opened] = self._opened, message.play
         self._opened += 1
         self._give(message)
@@ -128,43 +131,32 @@ class Hand:
             self._forget(play)
         self.acquit(play)
 
-    def hear(self) -> Iterator[Asks | Over | Failed]:
-        """Yield what plays said. Raises InvalidInput for a function that the worker refuses."""
-        for said in self.process.hear():
-            if not self._may_come(said):
-                self.process.nonsense = in_short(said)
-                return
-            if isinstance(said, Refused):
-                raise InvalidInput(said.field, said.seen, said.expected)
-            if isinstance(said, Ready):
-                self.place, self.schemas = said.place, said.schemas
-                self.plays = dict.fromkeys(self.plays, time.monotonic())
-            elif (play := self._of_number.get(said.play)) is None:
-                continue  # the worker sent it before it read that the play is closed
-            elif isinstance(said, Asks):
-                self.plays[play] = math.inf
-                yield replace(said, play=play)
-            else:
-                del self.plays[play]
-                self._forget(play)
-                yield replace(said, play=play)
+    def not_imported(self, why: str) -> InvalidInput:
+        """Return the error of a worker that ended while it imported the play function."""
+        function = self._function
+        if function.python:
+            right = f"an interpreter that can import {function.function}: {why}"
+            return InvalidInput("play.python", function.python, right)
+        return InvalidInput(function.field, function.function, f"a module that can be imported: {why}")
 
-    def last_words(self, how: str) -> str:
-        """Return how it ended, with the end of its output. Raises InvalidInput if it was importing the function."""
-        text = how + self.process.last_words()
-        if self.place is None:
-            function = self._function
-            if function.python:
-                right = f"an interpreter that can import {function.function}: {text}"
-                raise InvalidInput("play.python", function.python, right)
-            raise InvalidInput(function.field, function.function, f"a module that can be imported: {text}")
-        return text
+    def _may_come(self, said: Ready | Asks | Over | Failed) -> bool:
+        if isinstance(said, Ready):
+            return not self.is_ready
+        return self.is_ready and 0 <= said.play < self._opened
 
-    def _may_come(self, said: Said) -> bool:
-        """Whether a worker may send this now; a person's code may write such a line too."""
-        if isinstance(said, Ready | Refused):
-            return self.place is None
-        return self.place is not None and 0 <= said.play < self._opened
+    def _taken(self, said: Ready | Asks | Over | Failed) -> Iterator[Asks | Over | Failed]:
+        if isinstance(said, Ready):
+            self._is_ready, self.place, self.schemas = True, said.place, said.schemas
+            self.plays = dict.fromkeys(self.plays, time.monotonic())
+        elif (play := self._of_number.get(said.play)) is None:
+            return  # the worker sent it before it read that the play is closed
+        elif isinstance(said, Asks):
+            self.plays[play] = math.inf
+            yield replace(said, play=play)
+        else:
+            del self.plays[play]
+            self._forget(play)
+            yield replace(said, play=play)
 
     def _give(self, message: Open | Told | Close) -> None:
         self.process.give(replace(message, play=self._numbers[message.play]))

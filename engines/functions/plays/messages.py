@@ -1,16 +1,16 @@
-"""Messages of a worker with plays: pickles to the worker, lines of JSON back.
+"""The messages of a pool and its workers with plays.
 
 The pool opens a play for a row. The play asks for a turn of the model, with its answer to the previous turn, and is
-told what the model said, until it is over. A worker's messages are never unpickled.
+told what the model said, until it is over.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from prefect_rlhf.engines.functions.messages import exactly, finite, parsed
+from prefect_rlhf.engines.functions.message import Message, Refused
 from prefect_rlhf.engines.functions.plays.bounds import AnswerBounds, check_numbers, check_rewards
 from prefect_rlhf.engines.functions.signatures.play_function import PlayFunction
 
@@ -58,7 +58,7 @@ class Close:
 
 
 @dataclass(frozen=True, slots=True)
-class Ready:
+class Ready(Message):
     """The play is imported: its `file:line in function`, and the schemas of tools that prompts show."""
 
     place: str
@@ -66,28 +66,23 @@ class Ready:
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
-    """The play cannot be used: the field of its settings, the value seen, and the expected value."""
-
-    field: str
-    seen: str
-    expected: str
-
-
-@dataclass(frozen=True, slots=True)
-class Asks:
+class Asks(Message):
     """A play asks for turn number `turn`, after an `answer` to the turn before; the first turn has none."""
 
     play: int
     turn: int
     answer: Answer | None
 
+    def __post_init__(self) -> None:
+        if self.answer is not None:
+            as_answer(self.answer)
+
 
 @dataclass(frozen=True, slots=True)
-class Over:
+class Over(Message):
     """A play has returned: a score (None: not applicable), rewards of turns by number, and other numbers by name.
 
-    `cut`: it asked for a turn beyond its tokens or turns.
+    `cut`: it asked for a turn beyond its tokens or turns. Raises ValueError for a number or a name beyond its bound.
     """
 
     play: int
@@ -96,9 +91,13 @@ class Over:
     numbers: Mapping[str, float]
     cut: bool = False
 
+    def __post_init__(self) -> None:
+        check_rewards(self.score, self.rewards)
+        check_numbers(self.numbers)
+
 
 @dataclass(frozen=True, slots=True)
-class Failed:
+class Failed(Message):
     """A play has failed, in one line."""
 
     play: int
@@ -106,16 +105,6 @@ class Failed:
 
 
 Said = Ready | Refused | Asks | Over | Failed
-
-
-def said_in(line: bytes) -> Said:
-    """Read such a line. Raises ValueError for another line: a person's code may write to the same socket.
-
-    >>> from prefect_rlhf.engines.functions.messages import line_of
-    >>> said_in(line_of(Over(3, 1.0, {0: 0.5}, {}))) == Over(3, 1.0, {0: 0.5}, {})
-    True
-    """
-    return parsed(line, _READ)
 
 
 def as_answer(value: object) -> Answer:
@@ -137,41 +126,3 @@ def _is_message(value: object) -> bool:
         and set(value) == {"role", "content"}
         and all(isinstance(part, str) for part in value.values())
     )
-
-
-def _ready(place: str, schemas: list[dict[str, Any]]) -> Ready:
-    return Ready(exactly(str, place), tuple(exactly(dict, schema) for schema in exactly(list, schemas)))
-
-
-def _refused(field: str, seen: str, expected: str) -> Refused:
-    return Refused(exactly(str, field), exactly(str, seen), exactly(str, expected))
-
-
-def _asks(play: int, turn: int, answer: Any) -> Asks:
-    return Asks(exactly(int, play), exactly(int, turn), None if answer is None else as_answer(answer))
-
-
-def _over(play: int, score: float | None, rewards: dict[str, float], numbers: dict[str, float], cut: bool) -> Over:
-    over = Over(
-        exactly(int, play),
-        None if score is None else finite(score),
-        {int(turn): finite(reward) for turn, reward in exactly(dict, rewards).items()},
-        {name: finite(number) for name, number in exactly(dict, numbers).items()},
-        exactly(bool, cut),
-    )
-    check_rewards(over.score, over.rewards)
-    check_numbers(over.numbers)
-    return over
-
-
-def _failed(play: int, reason: str) -> Failed:
-    return Failed(exactly(int, play), exactly(str, reason))
-
-
-_READ: Mapping[str, Callable[..., Said]] = {
-    "Ready": _ready,
-    "Refused": _refused,
-    "Asks": _asks,
-    "Over": _over,
-    "Failed": _failed,
-}

@@ -6,7 +6,6 @@ twice. Not thread-safe.
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,10 +13,10 @@ from typing import Any
 
 from prefect_rlhf.engines.engine import PlaySettings
 from prefect_rlhf.engines.functions.load import at
-from prefect_rlhf.engines.functions.plays.hand import START_SECONDS, Hand
+from prefect_rlhf.engines.functions.plays.hand import PlayHand
 from prefect_rlhf.engines.functions.plays.messages import Asks, Failed, Open, Over, Told
-from prefect_rlhf.engines.functions.pool import exchange
 from prefect_rlhf.engines.functions.signatures.play_function import WITH_OPENING
+from prefect_rlhf.engines.functions.staff import START_SECONDS, Staff
 
 Event = Asks | Over | Failed
 
@@ -42,13 +41,12 @@ class OpenPlay:
     tries: int = 0
 
 
-class PlayPool:
+class PlayPool(Staff[PlayHand, Event]):
     """Processes that run plays. They start at the first use, and end at every kind of end of the pool's process."""
 
     def __init__(self, settings: PlaySettings, start_seconds: float = START_SECONDS) -> None:
+        super().__init__(start_seconds)
         self.settings = settings
-        self._start_seconds = start_seconds
-        self._hands: list[Hand] = []
         self._plays: dict[int, OpenPlay] = {}
         self._waiting: deque[int] = deque()  # numbers of plays without a worker; those that begin again are first
         self._alone: deque[int] = deque()  # those that must be tried alone
@@ -92,9 +90,7 @@ class PlayPool:
         """
         try:
             self._staff()
-            if self._hands:
-                exchange([hand.process for hand in self._hands], min(seconds, self._due() - time.monotonic()))
-            heard = [event for hand in tuple(self._hands) for event in self._heard(hand)]
+            heard = list(self._turn(seconds))
             self._staff()  # so that `has_begun` holds for each play with room
             return heard
         except BaseException:
@@ -103,27 +99,17 @@ class PlayPool:
 
     def load(self) -> Sequence[Mapping[str, Any]]:
         """Import the play in a first worker; return the schemas of its tools. Raises InvalidInput if it is refused."""
-        while True:
-            for hand in self._hands:
-                if hand.place is not None:
-                    return hand.schemas
-            if not self._hands:
-                self._hands.append(Hand(self.settings, self._start_seconds))
-            self.events(self._start_seconds)
+        return self.ready_hand().schemas
 
     def close(self) -> None:
         """Kill every worker, and drop all plays. The pool can be used again."""
-        hands, self._hands = self._hands, []
+        super().close()
         self._plays.clear()
         self._waiting.clear()
         self._alone.clear()
-        for hand in hands:
-            hand.process.kill()
-        for hand in hands:
-            hand.process.reap()
 
-    def _due(self) -> float:
-        return min(hand.due for hand in self._hands)
+    def _hired(self) -> PlayHand:
+        return PlayHand(self.settings, self._start_seconds)
 
     def _staff(self) -> None:
         """Give waiting plays to workers with room, the emptiest first; start workers while there are too few."""
@@ -134,7 +120,7 @@ class PlayPool:
             free = [hand for hand in self._hands if hand.room > 0]
             busy = not free or min(len(hand.plays) for hand in free) > 0
             if busy and len(self._hands) < self.settings.workers:
-                self._hands.append(Hand(self.settings, self._start_seconds))
+                self._hands.append(self._hired())
                 if self._alone:
                     self._hands[-1].open(self._begun(self._alone.popleft()), alone=True)
                 continue
@@ -148,28 +134,14 @@ class PlayPool:
         play.again = 0
         return play.opening
 
-    def _heard(self, hand: Hand) -> Iterator[Event]:
-        yield from self._settled(hand)
-        how = hand.process.ended()
-        if not how and hand.due < time.monotonic():
-            yield from self._settled(hand)  # this thread may be late itself
-            if hand.due < time.monotonic():
-                how = hand.lateness
-        if how:
-            yield from self._settled(hand)  # its last messages
-            self._hands.remove(hand)
-            hand.process.kill()
-            hand.process.reap()
-            yield from self._lost(hand, hand.last_words(how))
-
-    def _settled(self, hand: Hand) -> Iterator[Event]:
+    def _heard(self, hand: PlayHand) -> Iterator[Event]:
         for event in hand.hear():
             play = self._plays.get(event.play)
             if play is None:  # it was dropped meanwhile
                 continue
             if not isinstance(event, Failed) and self._is_disorder(play, event):
                 hand.close(event.play)
-                event = Failed(event.play, at("its process said something out of order", hand.place or ""))
+                event = Failed(event.play, at("its process said something out of order", hand.place))
             if isinstance(event, Asks):
                 yield from self._asked(hand, play, event)
                 continue
@@ -192,7 +164,7 @@ class PlayPool:
             return play.again != 0 or not (said.answer is None or may_open)
         return said.turn != play.again or said.answer is None
 
-    def _asked(self, hand: Hand, play: OpenPlay, asks: Asks) -> Iterator[Event]:
+    def _asked(self, hand: PlayHand, play: OpenPlay, asks: Asks) -> Iterator[Event]:
         """Pass a question on, or answer it from the list if the play has begun again."""
         number = play.again
         play.again += 1
@@ -202,7 +174,7 @@ class PlayPool:
             yield asks
         elif play.asked[number] != asks:
             self.drop(asks.play)
-            yield Failed(asks.play, at("it answered differently when it began again", hand.place or ""))
+            yield Failed(asks.play, at("it answered differently when it began again", hand.place))
         elif number < len(play.told):
             hand.tell(play.told[number])
         else:
@@ -217,14 +189,14 @@ class PlayPool:
         else:
             self._alone.append(failed.play) if alone else self._waiting.appendleft(failed.play)
 
-    def _lost(self, hand: Hand, how: str) -> Iterator[Event]:
+    def _lost(self, hand: PlayHand, is_late: bool, how: str) -> Iterator[Event]:
         """Begin the plays of a lost worker again: those that were running alone, unless there was a single one."""
         # Plays share a process, so its death does not show which is to blame. Each suspect begins again while no other
         # play's code runs beside it, and only the death of that process counts as its failure.
         running = hand.running
         self._waiting.extendleft(number for number in reversed(hand.plays) if number not in running)
         if len(running) == 1:
-            yield from self._failed(Failed(running[0], at(how, hand.place or "")), alone=True)
+            yield from self._failed(Failed(running[0], how), alone=True)
         else:
             self._alone.extend(running)
 

@@ -12,9 +12,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from prefect_rlhf.engines.functions.call import has_float
+from prefect_rlhf.engines.functions.lifeline import connected
 from prefect_rlhf.engines.functions.load import at, reason
-from prefect_rlhf.engines.functions.messages import line_of, received_from
-from prefect_rlhf.engines.functions.plays.bounds import check_numbers, check_rewards
+from prefect_rlhf.engines.functions.message import Refused, line_of, received_from
 from prefect_rlhf.engines.functions.plays.messages import (
     Begin,
     Close,
@@ -22,7 +22,6 @@ from prefect_rlhf.engines.functions.plays.messages import (
     Open,
     Over,
     Ready,
-    Refused,
     Said,
     Told,
 )
@@ -30,7 +29,6 @@ from prefect_rlhf.engines.functions.plays.say import Say
 from prefect_rlhf.engines.functions.signatures.load import load_play
 from prefect_rlhf.engines.functions.signatures.loaded import LoadedPlay, PlayFailed
 from prefect_rlhf.engines.functions.signatures.play_function import WITH_OPENING
-from prefect_rlhf.engines.functions.worker import connected
 from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.errors.in_short import in_short, one_line
 
@@ -146,11 +144,9 @@ def outcome(number: int, returned: object, say: Say, place: str) -> Over | Faile
         values[name] = float(value)
     score = values.pop("score")
     try:
-        check_rewards(score, say.rewards)
-        check_numbers(values)
+        return Over(number, score, say.rewards, values, say.is_cut)
     except ValueError as error:
         return Failed(number, at(str(error), place))
-    return Over(number, score, say.rewards, values, say.is_cut)
 
 
 if __name__ == "__main__":

@@ -188,15 +188,20 @@ def _sockets():
 NONSENSE = {
     "text": b"hello\n",
     "half a line": b"[1, ",
-    "deep": b"[" * 100_000 + b"\n",
-    "no pair": b"[1, 2, 3]\n",
-    "no kind": b'["Hello", {}]\n',
-    "no fields": b'["Begun", {}]\n',
-    "a call that nobody made": b'["Done", {"call": 1000000, "verdicts": []}]\n',
-    "verdicts of no row": b'["Done", {"call": 0, "verdicts": []}]\n',
-    "a value that is text": b'["Done", {"call": 0, "verdicts": '
-    b'[{"value": "1", "failed": "", "held_up": false, "metrics": {}, "blame": "response"}]}]\n',
-    "a refusal": b'["Refused", {"function": 0, "seen": "a", "expected": "b"}]\n',
+    "deep": b"Begun " + b"[" * 100_000 + b"\n",
+    "no fields": b"Begun\n",
+    "fields in a list": b"Begun [0]\n",
+    "no kind": b"Hello {}\n",
+    "a field too few": b"Begun {}\n",
+    "a field too many": b'Begun {"call": 0, "row": 0}\n',
+    "a number of another type": b'Begun {"call": false}\n',
+    "a call that nobody made": b'Done {"call": 1000000, "verdicts": []}\n',
+    "verdicts of no row": b'Done {"call": 0, "verdicts": []}\n',
+    "a value that is text": b'Done {"call": 0, "verdicts": '
+    b'[{"value": "1", "failed": "", "held_up": false, "metrics": {}, "blame": "response"}]}\n',
+    "a value that is not finite": b'Done {"call": 0, "verdicts": '
+    b'[{"value": NaN, "failed": "", "held_up": false, "metrics": {}, "blame": "response"}]}\n',
+    "a refusal": b'Refused {"field": "reward", "seen": "a", "expected": "b"}\n',
     "bytes": bytes(range(256)) + b"\n",
 }
 

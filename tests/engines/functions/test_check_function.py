@@ -4,7 +4,7 @@ import pytest
 from host_cases import FOLDER, function, line_of
 
 from prefect_rlhf.engines.functions.function import HostFunction
-from prefect_rlhf.engines.functions.pool import check_function
+from prefect_rlhf.engines.functions.scoring.pool import check_function
 from prefect_rlhf.errors.errors import InvalidInput
 
 PERSON = FOLDER / "of_a_person.py"

@@ -12,13 +12,13 @@ import pytest
 from host_cases import QUICK, alive, function, row
 
 from prefect_rlhf.engines.functions.function import HostSettings
-from prefect_rlhf.engines.functions.pool import HostPool
+from prefect_rlhf.engines.functions.scoring.pool import HostPool
 from tests.cases import combinations, first
 
 PROGRAM = """
 import sys
 from host_cases import function, row
-from prefect_rlhf.engines.functions.pool import HostPool
+from prefect_rlhf.engines.functions.scoring.pool import HostPool
 from prefect_rlhf.engines.functions.function import HostSettings
 
 pool = HostPool([function(sys.argv[1])], HostSettings(2, 1000.0))

@@ -8,7 +8,7 @@ import pytest
 from host_cases import function, row
 
 from prefect_rlhf.engines.functions.function import HostSettings
-from prefect_rlhf.engines.functions.pool import HostPool
+from prefect_rlhf.engines.functions.scoring.pool import HostPool
 from prefect_rlhf.errors.errors import InvalidInput
 
 PATIENT = HostSettings(workers=2, deadline_seconds=60.0, retries=0, most_failed=0.0)
@@ -72,7 +72,7 @@ def test_a_worker_has_no_torch():
     """Nor does importing what the pool is made of."""
     with HostPool([function("with_torch")], PATIENT) as pool:
         assert pool.score([row("")], "a test").values["with_torch"] == (0.0,)
-    modules = "prefect_rlhf.engines.functions.pool, prefect_rlhf.engines.functions.worker"
+    modules = "prefect_rlhf.engines.functions.scoring.pool, prefect_rlhf.engines.functions.scoring.worker"
     program = f"import sys, {modules}\nprint('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout == "False\n"

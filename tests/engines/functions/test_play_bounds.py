@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from test_plays import played, settings
 
-from prefect_rlhf.engines.functions.messages import line_of
 from prefect_rlhf.engines.functions.plays.bounds import AnswerBounds
-from prefect_rlhf.engines.functions.plays.messages import Failed, Over, said_in
+from prefect_rlhf.engines.functions.plays.hand import read
+from prefect_rlhf.engines.functions.plays.messages import Failed, Over
 from prefect_rlhf.engines.functions.plays.pool import PlayPool
 from prefect_rlhf.engines.sampling.answer_tokens import AnswerTokens
 from tests.tasks.small_tokenizer import save_small_tokenizer
@@ -62,18 +62,21 @@ def test_the_sum_of_a_rows_rewards_from_any_turn_on_has_the_bound_of_scores(play
 
 
 @pytest.mark.parametrize(
-    "end",
+    ("score", "rewards", "numbers"),
     [
-        Over(0, 1.7e308, {0: 1e308}, {}),
-        Over(0, None, {0: 1e308, 1: 1e308}, {}),
-        Over(0, 1.0, {}, {"n": 1e308}),
-        Over(0, 1.0, {}, {"n" * 1000: 1.0}),
+        ("1.7e308", '{"0": 1e308}', "{}"),
+        ("null", '{"0": 1e308, "1": 1e308}', "{}"),
+        ("1.0", "{}", '{"n": 1e308}'),
+        ("1.0", "{}", f'{{"{"n" * 1000}": 1.0}}'),
+        ("1.0", '{"0": Infinity}', "{}"),
     ],
 )
-def test_the_pool_reads_no_end_beyond_a_bound(end):
+def test_the_pool_reads_no_end_beyond_a_bound(score, rewards, numbers):
     """A person's code may write to the socket of the results."""
+    line = 'Over {"play": 0, "score": %s, "rewards": %s, "numbers": %s, "cut": false}'
+    assert read((line % ("1.0", "{}", "{}")).encode()) == Over(0, 1.0, {}, {})
     with pytest.raises(ValueError, match="no message of a worker"):
-        said_in(line_of(end))
+        read((line % (score, rewards, numbers)).encode())
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import pytest
 from host_cases import row
 
 from prefect_rlhf.engines.functions.function import HostFunction, HostSettings
-from prefect_rlhf.engines.functions.pool import HostPool, check_function
+from prefect_rlhf.engines.functions.scoring.pool import HostPool, check_function
 from prefect_rlhf.errors.errors import InvalidInput
 
 SETTINGS = HostSettings(workers=2, deadline_seconds=60.0, retries=0, most_failed=0.0)

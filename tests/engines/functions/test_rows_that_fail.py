@@ -7,7 +7,7 @@ from host_cases import QUICK, function, line_of, row
 from of_a_person import BEHAVIOURS, NONSENSE
 
 from prefect_rlhf.engines.functions.function import HostSettings
-from prefect_rlhf.engines.functions.pool import HostFunctionFailed, HostPool
+from prefect_rlhf.engines.functions.scoring.pool import HostFunctionFailed, HostPool
 from tests.cases import first
 
 HERE = line_of("behave")

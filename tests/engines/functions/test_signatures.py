@@ -9,7 +9,7 @@ import pytest
 from host_cases import function, row
 
 from prefect_rlhf.engines.functions.function import HostSettings
-from prefect_rlhf.engines.functions.pool import HostPool
+from prefect_rlhf.engines.functions.scoring.pool import HostPool
 
 STRICT = HostSettings(workers=2, deadline_seconds=60.0, retries=0, most_failed=0.0)
 CHAT = [{"role": "user", "content": "2 + 2?"}]

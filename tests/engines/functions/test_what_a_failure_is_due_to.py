@@ -8,7 +8,9 @@ from host_cases import function
 
 from prefect_rlhf.engines.functions.call import LoopDelay, call, call_async
 from prefect_rlhf.engines.functions.load import load
-from prefect_rlhf.engines.functions.messages import Done, line_of, said_in
+from prefect_rlhf.engines.functions.message import line_of
+from prefect_rlhf.engines.functions.scoring.hand import read
+from prefect_rlhf.engines.functions.scoring.messages import Done
 
 CHAT = [{"role": "user", "content": "say it"}]
 ROW = {
@@ -33,7 +35,7 @@ def verdict_of(name, signature="row", row=ROW):
     else:
         with asyncio.Runner() as runner:
             (verdict,) = call(loaded, [row], runner)
-    assert verdict.failed and said_in(line_of(Done(0, (verdict,)))) == Done(0, (verdict,))
+    assert verdict.failed and read(line_of(Done(0, (verdict,)))) == Done(0, (verdict,))
     return verdict
 
 

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from prefect_rlhf.engines.functions.function import HostFunction
 from prefect_rlhf.engines.functions.scores import Verdict
-from prefect_rlhf.engines.functions.work import Work
+from prefect_rlhf.engines.functions.scoring.work import Work
 
 pytestmark = pytest.mark.quick
 

@@ -8,7 +8,7 @@ import torch
 from pydantic import ValidationError
 
 from prefect_rlhf.engines.compute import Context
-from prefect_rlhf.engines.functions.pool import HostFunctionFailed
+from prefect_rlhf.engines.functions.scoring.pool import HostFunctionFailed
 from prefect_rlhf.engines.rows import Batch
 from prefect_rlhf.tasks.data.host_score import HostScore, plain_rows, pool_of
 from prefect_rlhf.tasks.host_rewards import HostRewards, RewardFunction

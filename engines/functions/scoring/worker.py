@@ -5,53 +5,19 @@ made in the main thread, where signals may be used; async calls share an event l
 """
 
 import asyncio
-import fcntl
 import os
-import resource
-import select
-import signal
-import socket
 import sys
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 from prefect_rlhf.engines.functions.call import LoopDelay, call, call_async
+from prefect_rlhf.engines.functions.lifeline import connected
 from prefect_rlhf.engines.functions.load import LoadedFunction, load
-from prefect_rlhf.engines.functions.messages import (
-    Begun,
-    Done,
-    Job,
-    Loaded,
-    Loading,
-    Refused,
-    Said,
-    Start,
-    line_of,
-    received,
-)
-from prefect_rlhf.engines.functions.reaper import fork_below_reaper
+from prefect_rlhf.engines.functions.message import Refused, line_of, received
+from prefect_rlhf.engines.functions.scoring.messages import Begun, Done, Job, Loaded, Loading, Said, Start
 from prefect_rlhf.errors.errors import InvalidInput
 
 Say = Callable[[Said], None]
-
-
-def die_with(lifeline: int) -> None:
-    """From now on, kill the group of this process when `lifeline` has a byte or no process holds its other end."""
-    fcntl.fcntl(lifeline, fcntl.F_SETOWN, -os.getpgid(0))
-    fcntl.fcntl(lifeline, fcntl.F_SETSIG, signal.SIGKILL)
-    fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | os.O_ASYNC)
-    if select.select([lifeline], [], [], 0)[0]:  # it ended before O_ASYNC was set, so no signal comes
-        os.killpg(0, signal.SIGKILL)
-
-
-def connected(channel: int, lifeline: int) -> socket.socket:
-    """Return the channel, a socket's descriptor, in a child below a reaper; see `fork_below_reaper` and `die_with`."""
-    for descriptor in (channel, lifeline):
-        os.set_inheritable(descriptor, False)  # processes of a user's function must not keep them open
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a crash is reported, and leaves no core file
-    fork_below_reaper(channel, lifeline)
-    die_with(lifeline)
-    return socket.socket(fileno=channel)
 
 
 def main(channel: int, lifeline: int) -> None:
@@ -86,7 +52,7 @@ def load_all(start: Start, say: Say) -> Sequence[LoadedFunction]:
         try:
             loaded = load(function)
         except InvalidInput as error:
-            say(Refused(number, str(error.seen), error.expected))
+            say(Refused(error.field, str(error.seen), error.expected))
             raise EOFError from error
         functions.append(loaded)
         say(Loaded(number, loaded.asynchronous, loaded.named, loaded.place))

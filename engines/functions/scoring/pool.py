@@ -5,26 +5,24 @@
 
 from __future__ import annotations
 
-import select
+import math
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
 from prefect_rlhf.engines.functions.function import OF_ROWS, HostFunction, HostSettings
-from prefect_rlhf.engines.functions.messages import Loaded, Start
-from prefect_rlhf.engines.functions.process import WorkerProcess, search_path
+from prefect_rlhf.engines.functions.process import search_path
 from prefect_rlhf.engines.functions.scores import HostScores, RowFailure
-from prefect_rlhf.engines.functions.work import Work
-from prefect_rlhf.engines.functions.worker_handle import Hand
+from prefect_rlhf.engines.functions.scoring.hand import ScoringHand, Settled
+from prefect_rlhf.engines.functions.scoring.messages import Loaded, Start
+from prefect_rlhf.engines.functions.scoring.work import Work
+from prefect_rlhf.engines.functions.staff import START_SECONDS, Staff
 from prefect_rlhf.errors.errors import InvalidInput, RlhfError
 from prefect_rlhf.errors.in_short import one_line
 
-START_SECONDS = 60.0
-"""Seconds for a worker to import a function, and to read a message."""
 CONCURRENT = 16
 """Async calls that a worker runs at a time."""
-_LOOK_SECONDS = 0.5  # between checks that a process lives: its own children may keep its channel open
 
 Rows = Sequence[Mapping[str, Any]]
 
@@ -33,7 +31,7 @@ class HostFunctionFailed(RlhfError):
     """A host function failed on more rows than `most_failed` allows; names it, its file, the count and a reason."""
 
 
-class HostPool:
+class HostPool(Staff[ScoringHand, Settled]):
     """Processes that call functions on rows.
 
     They start at the first use. They end with `close`, after an error, and at every kind of end of the pool's process.
@@ -43,9 +41,9 @@ class HostPool:
     def __init__(
         self, functions: Sequence[HostFunction], settings: HostSettings, start_seconds: float = START_SECONDS
     ) -> None:
+        super().__init__(start_seconds)
         self.functions, self.settings = tuple(functions), settings
-        self._start_seconds = start_seconds
-        self._hands: list[Hand] = []
+        self._work: Work | None = None  # of the `score` that runs
 
     def __enter__(self) -> Self:
         return self
@@ -62,14 +60,14 @@ class HostPool:
         HostFunctionFailed once more than `most_failed` of the rows have failed.
         """
         began = time.monotonic()
-        work = Work(self.functions, len(rows), self.settings.retries)
+        self._work = work = Work(self.functions, len(rows), self.settings.retries)
         if not work.done:
             try:
                 self._staff(work.waiting)
                 functions = self.load()
                 for function, loaded in zip(self.functions, functions, strict=True):
                     _require_columns(function, loaded, rows)
-                self._work(work, rows, doing, [loaded.asynchronous for loaded in functions])
+                self._finish(work, rows, doing, [loaded.asynchronous for loaded in functions])
             except BaseException:
                 self.close()
                 raise
@@ -79,62 +77,44 @@ class HostPool:
     def load(self) -> Sequence[Loaded]:
         """Import the functions in a first worker, unless a worker has. Raises InvalidInput for a refused function."""
         try:
-            while True:
-                for hand in self._hands:
-                    if hand.loaded is not None:
-                        return hand.loaded
-                self._staff(0 if self._hands else 1)
-                self._turn(None)
+            return self.ready_hand().loaded
         except BaseException:
             self.close()
             raise
 
-    def close(self) -> None:
-        """Kill every worker. The pool can be used again."""
-        hands, self._hands = self._hands, []
-        for hand in hands:
-            hand.process.kill()
-        for hand in hands:
-            hand.process.reap()
-
-    def _work(self, work: Work, rows: Rows, doing: str, asynchronous: Sequence[bool]) -> None:
+    def _finish(self, work: Work, rows: Rows, doing: str, asynchronous: Sequence[bool]) -> None:
         while not work.done:
             self._staff(work.waiting)
             for hand in self._hands:
                 calls = work.take(self.settings.workers, asynchronous) if hand.idle else ()
                 if calls:
                     hand.give(calls, rows)
-            self._turn(work)
+            for call, verdicts in self._turn(math.inf):
+                work.settle(call, verdicts)
             if len(work.failed_rows) > self.settings.most_failed * len(rows):
                 raise self._too_many(work.failures(), len(rows), doing)
 
     def _staff(self, calls: int) -> None:
         """Start workers until each of `calls` and each running call has one, at most `settings.workers`."""
-        start = Start(self.functions, search_path(), self.settings.deadline_seconds, CONCURRENT)
         busy = sum(hand.busy for hand in self._hands)
         while len(self._hands) < min(self.settings.workers, busy + calls):
-            self._hands.append(Hand(start, self._start_seconds))
+            self._hands.append(self._hired())
 
-    def _turn(self, work: Work | None) -> None:
-        """Wait for a worker's message, a worker's deadline or some time; then process all events."""
-        exchange([hand.process for hand in self._hands], min([hand.due for hand in self._hands]) - time.monotonic())
-        for hand in tuple(self._hands):
-            hand.hear(work)
-            how = hand.process.ended()
-            if how:
-                hand.hear(work)  # its last messages
-                self._dismiss(hand)
-                hand.lost(work, how)
-            elif hand.due < time.monotonic():
-                hand.hear(work)  # this thread may be late itself
-                if hand.due < time.monotonic():
-                    self._dismiss(hand)
-                    hand.lost_late(work)
+    def _hired(self) -> ScoringHand:
+        start = Start(self.functions, search_path(), self.settings.deadline_seconds, CONCURRENT)
+        return ScoringHand(start, self._start_seconds)
 
-    def _dismiss(self, hand: Hand) -> None:
-        self._hands.remove(hand)
-        hand.process.kill()
-        hand.process.reap()
+    def _heard(self, hand: ScoringHand) -> Iterator[Settled]:
+        return hand.hear()
+
+    def _lost(self, hand: ScoringHand, is_late: bool, how: str) -> Iterator[Settled]:
+        """Record the loss of a worker in the work: its calls are made again, or fail."""
+        if self._work is not None and hand.busy:
+            if is_late:
+                for function in {call.function for call in hand.begun if len(call.rows) > 1}:
+                    self._work.split(function)
+            self._work.lose(hand.begun, hand.not_begun, how)
+        yield from ()
 
     def _too_many(self, failures: Sequence[RowFailure], rows: int, doing: str) -> HostFunctionFailed:
         worst = max(self.functions, key=lambda f: sum(failure.function == f.name for failure in failures))
@@ -145,23 +125,6 @@ class HostPool:
                 f" {self.settings.most_failed:.0%} may; row {of_worst[0].row}: {of_worst[0].reason}"
             )
         )
-
-
-def exchange(processes: Iterable[WorkerProcess[Any]], seconds: float) -> None:
-    """Wait for workers, at most `seconds`; send as much as they accept and read their output."""
-    poller, outputs, senders = select.poll(), {}, {}
-    for process in processes:
-        if not process.hung_up:
-            poller.register(process.channel, select.POLLIN | (select.POLLOUT if process.unsent else 0))
-            senders[process.channel.fileno()] = process
-        if not process.silent:
-            poller.register(process.output, select.POLLIN)
-            outputs[process.output] = process
-    for descriptor, _ in poller.poll(1000 * max(0.0, min(seconds, _LOOK_SECONDS))):
-        if descriptor in outputs:
-            outputs[descriptor].drain()
-        else:
-            senders[descriptor].send()
 
 
 def _require_columns(function: HostFunction, loaded: Loaded, rows: Rows) -> None:
