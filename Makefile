@@ -61,7 +61,8 @@ test-all: lint
 	ALL_EXAMPLES=1 $(RUN)/pytest $(SIDE_BY_SIDE) --timeout=1200 --durations=20
 
 test-gpu:
-	@RLHF_TEST_DEVICE=cuda HF_HUB_OFFLINE=1 $(GPU_VENV)/bin/python -m pytest -m gpu
+	@RLHF_TEST_DEVICE=cuda RLHF_OUTCOMES=build/gpu-tests.jsonl HF_HUB_OFFLINE=1 $(GPU_VENV)/bin/python -m pytest -m gpu \
+		-v -rf --tb=short --junitxml=build/gpu-tests.xml -p tests.outcomes
 
 # tests/test_site.py does the same as a part of `make test`.
 docs: setup

@@ -6,7 +6,7 @@ Shapes: B rows, V vocabulary, N log-probabilities of a token.
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from vllm.v1.outputs import LogprobsTensors, SamplerOutput
 from vllm.v1.sample.logits_processor import MinPLogitsProcessor
 from vllm.v1.sample.metadata import SamplingMetadata
@@ -22,6 +22,10 @@ class RowSampler(Sampler):  # type: ignore[misc]  # vLLM's classes are Any to th
     sampled token alone. A request for another log-probability gets the logarithm of the kept mass in its place. vLLM's
     sampler draws noise for every token of the vocabulary and ranks the sampled token.
     """
+
+    def __init__(self, logprobs_mode: str = "raw_logprobs") -> None:
+        nn.Module.__init__(self)  # not vLLM's, which on CUDA imports flashinfer for a choice that is not used here
+        self.logprobs_mode = logprobs_mode
 
     def forward(
         self, logits: Tensor, sampling_metadata: SamplingMetadata, *_args: Any, **_options: Any

@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-import pytest
 import torch
 from tokenizers import Tokenizer, models
 from torch import Tensor
@@ -16,6 +15,7 @@ from prefect_rlhf.placement.layout.layout import Layout
 from prefect_rlhf.placement.models.model import ModelSpec, TransformerShape
 from prefect_rlhf.placement.plan import ModelInstance
 from tests.layouts import vllm_layout
+from tests.rounding import MODEL, within
 
 SHAPE = {
     "hidden_size": 128,
@@ -133,11 +133,11 @@ def check_sampling(oracle: Oracle, made: Generated, prompts: list[list[int]], te
     """Logprobs are the whole vocabulary's, tokens are of the nucleus, kept_mass is the nucleus's mean probability."""
     masses = []
     for prompt, response, logprobs in zip(prompts, made.tokens, made.logprobs, strict=True):
-        assert oracle.logprobs(prompt, response, temperature) == pytest.approx(logprobs, abs=1e-4)
+        assert oracle.logprobs(prompt, response, temperature) == within(MODEL, logprobs)
         nuclei = oracle.nuclei(prompt, response, temperature, top_p)
         assert all(token in nucleus for token, nucleus in zip(response, nuclei, strict=True))
         masses += [sum(nucleus.values()) for nucleus in nuclei]
     if top_p == 1:
         assert made.kept_mass is None
     else:
-        assert made.kept_mass == pytest.approx(sum(masses) / len(masses), abs=1e-4)
+        assert made.kept_mass == within(MODEL, sum(masses) / len(masses))

@@ -2,8 +2,9 @@
 
 Within `pretend_gpu()` torch reports a GPU, so the code for CUDA runs: fused kernels, Megatron's own data parallelism,
 streams. Its tensors refuse to mix with tensors of the host, in the backward pass too. Each wait of the host for the
-device is counted by the line of code that waits. Limits: it computes with the CPU's kernels, streams run in order,
-and collectives go through gloo.
+device is counted by the line of code that waits. Results in float32 differ from the CPU's by some units of rounding,
+as a GPU's do, and two runs on it are equal bit for bit. Limits: it computes with the CPU's kernels, streams run in
+order, and collectives go through gloo.
 """
 
 from tests.pretend_gpu.cuda import PretendGpu, pretend_gpu

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.pretend_gpu.counts import Counts
+from tests.pretend_gpu.noise import add_noise
 
 DEVICE, HOST = torch.device("cuda", 0), torch.device("cpu")
 aten = torch.ops.aten
@@ -115,7 +116,9 @@ class Operation:
         self.operations.count(self.func.__name__)
         self._count_waits()
         args, kwargs = _mapped(self._plain, self.args), {k: _mapped(self._plain, v) for k, v in self.kwargs.items()}
-        return _mapped(self._result, self.func(*args, **kwargs))
+        made = self.func(*args, **kwargs)
+        add_noise(self.func, made)
+        return _mapped(self._result, made)
 
     def _refuse_to_mix(self, tensors: list[Tensor]) -> None:
         """Raise if a tensor of the host with an axis meets tensors of the device."""

@@ -12,6 +12,7 @@ from megatron_cases import OPTIMIZER, Case, Walk
 from prefect_rlhf.engines.engine import SamplingSettings, Shard
 from prefect_rlhf.engines.weights.fingerprint import Factors, Sample, digest
 from tests.pretend_gpu import DEVICE, GpuTensor, pretend_gpu
+from tests.rounding import KERNEL, within
 from tests.tasks.rl.every_loss import every_loss, units_of
 from tests.tasks.rl.loss_sums import loss_sums
 
@@ -64,6 +65,17 @@ def compare(case: Case, logprobs: float, metrics: float) -> None:
         assert next(of_engine) == pytest.approx(trained, abs=metrics, rel=metrics)
         for name, view in next(of_engine).items():
             assert isinstance(view, GpuTensor) and close(view, weights[name], 1e-4 if exact else 3e-2), name
+
+
+def test_results_differ_from_the_cpu_by_some_roundings_and_are_the_same_again():
+    """Otherwise a tolerance that no GPU meets would pass here."""
+    logits = torch.randn(50, 300, generator=torch.Generator().manual_seed(1)) * 3
+    expected = logits.log_softmax(-1)
+    with pretend_gpu():
+        first, second = (logits.to("cuda").softmax(-1).log().cpu() for _ in range(2))
+    assert torch.equal(first, second)
+    apart = float((first - expected).abs().max())
+    assert 2e-6 < apart == within(KERNEL, 0.0)
 
 
 def test_a_family_has_the_numbers_of_the_cpu(tmp_path):

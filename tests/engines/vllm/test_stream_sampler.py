@@ -1,6 +1,7 @@
 """The sampler for vLLM's runner on CUDA, on a CPU: against the sampler of its runner for CPU."""
 
 import re
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -10,6 +11,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from vllm.sampling_params import SamplingParams
 from vllm.v1.sample.logits_processor import MinPLogitsProcessor
+from vllm.v1.sample.ops import topk_topp_sampler
 from vllm.v1.worker.gpu import model_runner
 
 from prefect_rlhf.engines.engine import SamplingSettings
@@ -20,6 +22,7 @@ from prefect_rlhf.engines.vllm.settings import sampling_parameters
 from prefect_rlhf.engines.vllm.stream_sampler import StreamSampler
 from prefect_rlhf.errors.errors import EngineFailed
 from tests.device import DEVICE
+from tests.rounding import KERNEL, within
 
 pytestmark = pytest.mark.slow
 VOCABULARY, MAX_LENGTH, NUM_TOKENS = 300, 64, 6
@@ -124,8 +127,15 @@ def test_rows_get_the_tokens_logprobs_and_kept_mass_of_the_runner_for_cpu(name, 
     for row, pairs in expected(sampling).items():
         assert [token for token, _ in runner.made[row]] == [token for token, _ in pairs]
         for (_, logprobs), (_, others) in zip(runner.made[row], pairs, strict=True):
-            assert logprobs == pytest.approx(others, abs=1e-6)
+            assert logprobs == within(KERNEL, others)
             assert len(logprobs) == 1 + sampling.is_filtered
+
+
+def test_the_sampler_for_cpu_needs_no_library_of_gpus(monkeypatch):
+    """vLLM's own imports flashinfer where it sees a GPU, for its choice among the likeliest tokens."""
+    monkeypatch.setattr(topk_topp_sampler, "current_platform", SimpleNamespace(is_cuda=lambda: True))
+    monkeypatch.setitem(sys.modules, "flashinfer", None)
+    assert RowSampler().logprobs_mode == "raw_logprobs"
 
 
 def test_rows_that_vllm_measures_with_are_sampled_before_any_row_was_added():
