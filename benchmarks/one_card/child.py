@@ -1,0 +1,96 @@
+"""A process of a benchmark: it has a limit, and it ends with this process."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from benchmarks.one_card.record import Record
+
+ROOT = Path(__file__).resolve().parents[2]
+END_SECONDS = 15.0  # between SIGTERM and SIGKILL
+NO_MEMORY = 75  # the status of a child that found too little memory
+_SET_PARENT_DEATH_SIGNAL = 1  # prctl(2)
+
+
+@contextmanager
+def started(
+    command: Sequence[str], log: Path, variables: Mapping[str, str], **options: Any
+) -> Iterator[subprocess.Popen[str]]:
+    """Start a process in a session of its own; it ends with the body, and if this process is killed."""
+    before = os.environ.get("PYTHONPATH")
+    path = os.pathsep.join(part for part in (variables.get("PYTHONPATH"), str(ROOT), before) if part)
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1", **variables, "PYTHONPATH": path}
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("a", encoding="utf-8") as errors:
+        process = subprocess.Popen(
+            command,
+            env=environment,
+            stderr=errors,
+            text=True,
+            start_new_session=True,
+            preexec_fn=lambda: ctypes.CDLL(None).prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGTERM),
+            **({"stdout": errors} | options),
+        )
+        try:
+            yield process
+        finally:
+            end(process)
+
+
+def end(process: subprocess.Popen[str]) -> None:
+    """End a process and all of its session."""
+    if process.poll() is None:
+        process.terminate()
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(END_SECONDS)
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def relayed(
+    module: str,
+    argument: str,
+    record: Record,
+    log: Path,
+    limit_seconds: float,
+    variables: Mapping[str, str] | None = None,
+    seen: Callable[[Mapping[str, Any]], None] = lambda finding: None,
+) -> int:
+    """Run `python -m module argument` and record each line of JSON that it prints; return its status."""
+    began = time.monotonic()
+    command = [sys.executable, "-m", module, argument]
+    with started(command, log, variables or {}, stdout=subprocess.PIPE) as process:
+        timer = threading.Timer(limit_seconds, end, [process])
+        timer.daemon = True
+        timer.start()
+        assert process.stdout is not None
+        for line in process.stdout:
+            if line.startswith("{"):
+                finding = json.loads(line)
+                record.add(**finding)
+                seen(finding)
+        status = process.wait()
+        timer.cancel()
+    if status:
+        is_late = time.monotonic() - began >= limit_seconds
+        why = f"no end within {limit_seconds:.0f} s" if is_late else last_line(log)
+        record.add("failed", module=module, status=status, why=why, log=str(log))
+    return status
+
+
+def last_line(log: Path) -> str:
+    """Return the last line of a log that says something."""
+    lines = [line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
+    return lines[-1][:400] if lines else ""
