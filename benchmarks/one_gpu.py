@@ -22,6 +22,7 @@ import os
 import signal
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -69,30 +70,35 @@ def main() -> None:
 
 def run_half(half: str, work: Work, file: Path, limit_seconds: float) -> bool:
     """Run a half in processes of its own; return whether it reached its end."""
-    record, out, began = Record(file, half), Path(work.out), time.monotonic()
+    record, began = Record(file, half), time.monotonic()
     about = {"work": work.shared, "device": device_facts(work.kind), "beside": others_on_card(work.kind)}
     record.add("begun", **about, versions=versions())
-    model: dict[str, Any] = {}
+    word = "cut"
+    try:
+        is_done = measured(half, work, record, limit_seconds)
+        word = "ended" if is_done else "not ended"
+    finally:
+        record.add(word, seconds=round(time.monotonic() - began, 1), beside=others_on_card(work.kind))
+    return is_done
+
+
+def measured(half: str, work: Work, record: Record, limit_seconds: float) -> bool:
+    """Make the model, then run the half; return whether it reached its end."""
+    out, model = Path(work.out), dict[str, Any]()
     log = out / f"{half}-{work.size}.log"
     if relayed("benchmarks.one_card.inputs", work.text, record, log, MAKE_SECONDS, seen=model.update):
         return False
     if half == "ours":
         from benchmarks.one_card.ours import measure
 
-        folder = out / f"ours-{work.size}-{os.getpid()}"
-        is_done = measure(work, record, folder, model["parameters"], limit_seconds)
-    elif half == "profile":
-        is_done = not relayed("benchmarks.one_card.kernels", work.text, record, log, limit_seconds)
-    else:
-        is_done = trl(work, record, log, limit_seconds)
-    record.add("ended", seconds=round(time.monotonic() - began, 1), beside=others_on_card(work.kind))
-    return is_done
+        return measure(work, record, out / f"ours-{work.size}-{os.getpid()}", model["parameters"], limit_seconds)
+    if half == "profile":
+        return not relayed("benchmarks.one_card.kernels", work.text, record, log, limit_seconds)
+    return trl(work, record, log, limit_seconds)
 
 
 def trl(work: Work, record: Record, log: Path, limit_seconds: float) -> bool:
     """Run TRL, with half the rows at once as long as memory is short."""
-    from dataclasses import replace
-
     variables = {"TRL_EXPERIMENTAL_SILENCE": "1"} | (
         {"PYTHONPATH": os.environ["TRL_FOLDER"]} if "TRL_FOLDER" in os.environ else {}
     )

@@ -45,12 +45,15 @@ def measure(work: Work, record: Record, folder: Path, parameters: int, limit_sec
     variables = {"PREFECT_HOME": str(folder / "prefect"), "VLLM_LOGGING_LEVEL": "INFO"}
     watcher = Watcher(work, record, folder / "runs", parameters, began)
     with started(command, log, variables) as process:
-        while process.poll() is None and time.time() - began < limit_seconds:
-            time.sleep(POLL_SECONDS)
+        try:
+            while process.poll() is None and time.time() - began < limit_seconds:
+                time.sleep(POLL_SECONDS)
+                watcher.look()
+        finally:  # also if this process is asked to end
             watcher.look()
-        is_late, status = process.poll() is None, process.poll()
-    watcher.look()
-    watcher.end()
+            watcher.end()
+        status = process.poll()
+    is_late = status is None
     if is_late or status:
         why = f"no end within {limit_seconds:.0f} s" if is_late else last_line(log)
         record.add("failed", status=status, why=why, log=str(log))
@@ -87,6 +90,8 @@ class Watcher:
             self._has_begun = True
             self._record.add("run begun", folder=str(folder), seconds=round(time.time() - self._began, 1))
         spans = self._spans(folder)
+        if not spans:
+            return
         done = len(lines_of(folder / "metrics.jsonl"))
         for step in range(self._steps + 1, done + 1):
             self._steps = step

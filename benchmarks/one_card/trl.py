@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import sys
 import time
 from statistics import fmean, median
@@ -17,6 +18,7 @@ from benchmarks.one_card.child import NO_MEMORY
 from benchmarks.one_card.work import Work
 
 ONE_RANK = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "localhost"}
+IN_THIS_PROCESS = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}  # where TRL looks for the model of vLLM
 GIB = 1 << 30
 
 
@@ -24,7 +26,7 @@ def main() -> None:
     """Run the steps; print each as it ends."""
     work = Work.read(sys.argv[1])
     began = time.monotonic()
-    for name, value in ONE_RANK.items():
+    for name, value in {**ONE_RANK, **IN_THIS_PROCESS, "MASTER_PORT": str(free_port())}.items():
         os.environ.setdefault(name, value)
     if work.kind == "cpu":
         os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
@@ -48,6 +50,14 @@ def main() -> None:
         tokens_per_second=round(tokens, 1),
         response_tokens_per_second=round(tokens * work.response_tokens / work.length, 1),
     )
+
+
+def free_port() -> int:
+    """Return a port that nobody uses now."""
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port: int = free.getsockname()[1]
+        return port
 
 
 def say(finding: str, **values: Any) -> None:
