@@ -22,13 +22,14 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from benchmarks.one_card.card import device_facts, others_on_card, versions
 from benchmarks.one_card.child import NO_MEMORY, relayed
-from benchmarks.one_card.record import Record, newest
+from benchmarks.one_card.record import Record, findings
 from benchmarks.one_card.work import SIZES, Work
 
 HALVES = ("ours", "profile", "trl")
@@ -114,8 +115,9 @@ def compared(file: Path, work: Work) -> dict[str, Any]:
     line: dict[str, Any] = {"size": work.size, "record": str(file), "ours": None, "trl": None, "ratio": None}
     begun = {}
     for half in ("ours", "trl"):
-        found, begun[half] = newest(file, half, "step seconds"), newest(file, half, "begun")
-        line[half] = found["seconds"] if found else None
+        of_start = since_start(file, half)
+        begun[half] = of_start.get("begun")
+        line[half] = of_start.get("step seconds", {}).get("seconds")
     if line["ours"] and line["trl"]:
         same = [("work",), ("device", "card"), ("device", "uuid")]
         differ = [".".join(path) for path in same if at(begun["ours"], path) != at(begun["trl"], path)]
@@ -124,6 +126,16 @@ def compared(file: Path, work: Work) -> dict[str, Any]:
         else:
             line["ratio"] = round(line["trl"] / line["ours"], 3)
     return line
+
+
+def since_start(file: Path, half: str) -> dict[str, Mapping[str, Any]]:
+    """Return the findings of the last start of a half, by name; of equal names the last."""
+    found: dict[str, Mapping[str, Any]] = {}
+    for each in findings(file):
+        if each["half"] == half:
+            found = {} if each["finding"] == "begun" else found
+            found[each["finding"]] = each
+    return found
 
 
 def at(values: Any, path: tuple[str, ...]) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import signal
@@ -19,8 +18,8 @@ from benchmarks.one_card.record import Record
 
 ROOT = Path(__file__).resolve().parents[2]
 FINDING = '{"finding":'  # how the line of a finding begins
+GUARD = "import os, signal, sys; sys.stdin.read(); os.killpg(int(sys.argv[1]), signal.SIGKILL)"
 NO_MEMORY = 75  # the status of a child that found too little memory
-_SET_PARENT_DEATH_SIGNAL = 1  # prctl(2)
 
 
 @contextmanager
@@ -39,13 +38,23 @@ def started(
             stderr=errors,
             text=True,
             start_new_session=True,
-            preexec_fn=lambda: ctypes.CDLL(None).prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL),
             **({"stdout": errors} | options),
         )
-        try:
+        with guarded(process):
             yield process
-        finally:
-            end(process)
+
+
+@contextmanager
+def guarded(process: subprocess.Popen[str]) -> Iterator[None]:
+    """End a process after the body; a guard ends it if this process is killed, which closes the pipe that it reads."""
+    command = [sys.executable, "-S", "-c", GUARD, str(process.pid)]
+    guard = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
+    try:
+        yield
+    finally:
+        guard.kill()  # first: the number of the session may be another's later
+        guard.wait()
+        end(process)
 
 
 def end(process: subprocess.Popen[str]) -> None:

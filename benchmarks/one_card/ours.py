@@ -110,7 +110,7 @@ class Watcher:
             return
         self._memory(folder)
         calls = call_seconds(spans)
-        seconds = self._step_seconds(spans)
+        seconds = step_seconds(spans)
         if not calls or not seconds:
             return
         self._record.add("calls", seconds=calls, steps=len(seconds))
@@ -127,11 +127,6 @@ class Watcher:
         if file.is_file() and proof.is_file():
             measured = json.loads(file.read_text())["devices"]
             self._record.add("memory", **memory_finding(measured, json.loads(proof.read_text())))
-
-    def _step_seconds(self, spans: Sequence[TaskRunSpan]) -> list[float]:
-        """Seconds from the end of an optimizer step to the end of the next: all of a step, also what comes between."""
-        ends = [span.end for span in sorted(spans, key=lambda span: span.step) if span.kind == "train_step"]
-        return [after - before for before, after in pairwise(ends)]
 
     def _spans(self, folder: Path) -> Sequence[TaskRunSpan]:
         try:
@@ -157,6 +152,12 @@ def step_finding(spans: Sequence[TaskRunSpan], step: int) -> dict[str, Any]:
         "seconds": rounded(finish - begin),
         "working": {subject(span): rounded(span.seconds) for span in sorted(mine, key=lambda span: span.start)},
     }
+
+
+def step_seconds(spans: Sequence[TaskRunSpan]) -> list[float]:
+    """Seconds from the end of an optimizer step to the end of the next: all of a step, also what comes between."""
+    ends = [span.end for span in sorted(spans, key=lambda span: span.step) if span.kind == "train_step"]
+    return [after - before for before, after in pairwise(ends)]
 
 
 def subject(span: TaskRunSpan) -> str:
