@@ -51,6 +51,14 @@ class EngineTraits:
     """`module:Class` of its class, which a rank makes of a BuildCommand and its own number; empty without weights."""
     preloads: tuple[str, ...] = ()
     """Modules that are imported once, before ranks are forked."""
+    cpu_modules: tuple[str, ...] = ()
+    """The same on cpu alone; only there are ranks forked."""
+    cuda_modules: tuple[str, ...] = ()
+    """Modules that a build on cuda imports too, some of them after minutes."""
+    libraries: tuple[str, ...] = ()
+    """Packages of others without which `preloads` cannot be imported, beside those of torch."""
+    cuda_libraries: tuple[str, ...] = ()
+    """The same of `cuda_modules`, where `libraries` does not have them."""
     holds_weights: bool = True
     """Whether its calls have a model; computations have no model and run on the host CPU."""
     micro_batches: bool = False
@@ -104,13 +112,35 @@ _TRAITS: dict[EngineKind, EngineTraits] = {
             "prefect_rlhf.engines.vllm",  # sets the environment that vllm reads at its import
             "vllm",
             "vllm.v1.engine.core",
-            "vllm.v1.worker.cpu_worker",
-            "vllm.v1.worker.cpu_model_runner",
             "vllm.model_executor.models.llama",
             "vllm.model_executor.models.qwen2",
             "vllm.model_executor.models.qwen3",
             "vllm.model_executor.models.gemma3",
         ),
+        cpu_modules=("vllm.v1.worker.cpu_worker", "vllm.v1.worker.cpu_model_runner"),
+        cuda_modules=(
+            "torch._inductor.compile_fx",
+            "vllm._custom_ops",
+            "vllm.compilation.backends",
+            "vllm.device_allocator.cumem",
+            "vllm.distributed.device_communicators.cuda_communicator",
+            "vllm.model_executor.warmup.kernel_warmup",
+            "vllm.model_executor.warmup.minimax_m3_msa_warmup",
+            "vllm.v1.attention.backends.flash_attn",
+            "vllm.v1.attention.backends.triton_attn",
+            "vllm.v1.worker.gpu.model_runner",
+            "vllm.v1.worker.gpu.warmup",
+            "vllm.v1.worker.gpu_worker",
+            "vllm.vllm_flash_attn",
+        ),
+        libraries=(
+            *("PIL", "aiohttp", "cachetools", "cbor2", "cloudpickle", "cpuinfo", "einops", "fastapi", "filelock"),
+            *("huggingface_hub", "msgspec", "numpy", "openai", "openai_harmony", "packaging"),
+            *("partial_json_parser", "prometheus_client", "psutil", "pybase64", "pydantic", "pydantic_core", "regex"),
+            *("requests", "safetensors", "tqdm", "transformers", "typing_extensions"),
+            *("urllib3", "uvloop", "xgrammar", "yaml", "zmq"),
+        ),
+        cuda_libraries=("torchvision", "triton"),  # its warm-up of kernels and the runner of our sampler
         paged_cache=True,
         sleeps_on_cuda=True,
         drops_weights=True,
@@ -139,6 +169,7 @@ _TRAITS: dict[EngineKind, EngineTraits] = {
             "megatron.core.distributed",
             "megatron.core.pipeline_parallel.schedules",
         ),
+        libraries=("numpy", "packaging"),
         micro_batches=True,
         plays=True,
         plays_in_rounds=True,

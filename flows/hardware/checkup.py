@@ -59,7 +59,10 @@ def findings(kind: Backend | None, devices: int | None) -> Iterator[Finding]:
     yield from quick
     yield Finding("several nodes", _several_nodes())
     yield Finding("Hub", in_words())
-    if not any(found.is_fault for found in quick):
+    if any(found.is_fault for found in quick):
+        return
+    yield (imports := _finding("imports", lambda: _imports(chosen)))
+    if not imports.is_fault:
         yield _finding("engines", lambda: _engines(number, chosen))
 
 
@@ -97,6 +100,14 @@ def _gpus(devices: int | None) -> str:
             raise InvalidInput(f"GPU {gpu.number}", f"{gpu.free_bytes / GIB:.1f} GiB free", expected)
     free = min(gpu.free_bytes / gpu.memory_bytes for gpu in seen)
     return f"{len(seen)} x {seen[0].name}, driver {seen[0].driver}, at least {free:.0%} of their memory free"
+
+
+def _imports(kind: Backend) -> str:
+    """Import what ranks of `kind` import, in a process of its own: a build would fail at it after minutes."""
+    from prefect_rlhf.tasks.profiling.probe import import_as_ranks  # imported here: the quick checks need no engine
+
+    engines = [engine for engine in PROBED_ENGINES if find_spec(engine)]
+    return f"the {import_as_ranks(kind, engines)} modules of {' and '.join(engines)} that ranks import"
 
 
 def _engines(number: int, kind: Backend) -> str:

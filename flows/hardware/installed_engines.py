@@ -1,24 +1,84 @@
-"""Checks that the engines are installed in compatible builds: planning needs no engine, training needs all of them."""
+"""Checks that the engines are installed, with their libraries and in compatible builds; planning needs no engine."""
 
-from collections.abc import Mapping
+import sys
+from collections.abc import Collection, Mapping
 from importlib.util import find_spec
 
-from prefect_rlhf.errors.errors import RlhfError
+from prefect_rlhf.errors.errors import InvalidInput, RlhfError
 from prefect_rlhf.errors.install_command import install_command
 from prefect_rlhf.files.engine_builds import check_kind
 from prefect_rlhf.files.installed import installed_version
 from prefect_rlhf.placement.devices.mesh import Backend
+from prefect_rlhf.placement.engine_traits import TRAITS
 
 ENGINES = ("torch", "megatron", "vllm")
-COMPANIONS = ("torchvision", "torchaudio")  # vLLM requires them and transformers imports them; prefect-rlhf does not
+COMPANIONS = ("torchvision", "torchaudio")  # transformers imports them if they are there; a run on CPU needs neither
+PYTHONS = ((3, 11), (3, 12), (3, 13))
+"""Versions of Python for which every pinned engine has a wheel; of 3.14, megatron-core 0.16.1 has none."""
+OF_TORCH = ("filelock", "fsspec", "mpmath", "networkx", "numpy", "sympy", "typing_extensions")
+DISTRIBUTIONS = {
+    "PIL": "pillow",
+    "cpuinfo": "py-cpuinfo",
+    "openai_harmony": "oss-harmony",
+    "yaml": "pyyaml",
+    "zmq": "pyzmq",
+}
+"""Names for pip that differ from the name of the package by more than a dash."""
 
 
 def check_engines(kind: Backend = "cpu") -> None:
-    """Raise RlhfError if an engine that every run needs is missing, InvalidInput if a build is for another `kind`."""
+    """Raise RlhfError if a run's engine or a library of it is missing, InvalidInput if a build is for another `kind`.
+
+    Nothing is imported. vLLM may be missing, since Megatron generates too. Raises InvalidInput, too, for a Python
+    without builds of the engines.
+    """
+    check_python(sys.version_info[:3])
     for name in ("torch", "megatron"):
         if find_spec(name) is None:
             raise RlhfError(missing_engine(name))
     check_kind(kind)
+    for engine in ("torch", *TRAITS):
+        if missing := missing_libraries(engine, kind):
+            raise RlhfError(without_libraries(engine, missing, kind))
+
+
+def check_python(version: tuple[int, int, int]) -> None:
+    """Raise InvalidInput for a version of Python without builds of the engines.
+
+    >>> check_python((3, 13, 0))
+    """
+    if version[:2] not in PYTHONS:
+        right = "3.11, 3.12 or 3.13, for which megatron-core has a build"
+        raise InvalidInput("Python", ".".join(map(str, version)), right)
+
+
+def missing_libraries(engine: str, kind: Backend) -> list[str]:
+    """Return the packages that an installed engine imports on `kind` and that are not there.
+
+    >>> missing_libraries("torch", "cpu"), missing_libraries("no-such-engine", "cuda")
+    ([], [])
+    """
+    if not _is_there(engine):
+        return []
+    traits = TRAITS.get(engine)  # type: ignore[call-overload]  # torch has none
+    own = () if traits is None else (*traits.libraries, *(traits.cuda_libraries if kind == "cuda" else ()))
+    return [name for name in (OF_TORCH if engine == "torch" else own) if not _is_there(name)]
+
+
+def _is_there(name: str) -> bool:
+    return name in sys.modules or find_spec(name) is not None
+
+
+def without_libraries(engine: str, missing: Collection[str], kind: Backend) -> str:
+    """Return the error text for missing libraries of an engine.
+
+    >>> without_libraries("vllm", ["torchvision"], "cuda")
+    'torchvision: not installed, but vllm on cuda imports it: pip install -c constraints-cuda.txt torchvision'
+    """
+    pins = "constraints-cuda.txt" if kind == "cuda" else "constraints.txt"
+    names = " ".join(DISTRIBUTIONS.get(name, name.replace("_", "-")) for name in missing)
+    them = "them" if len(missing) > 1 else "it"
+    return f"{', '.join(missing)}: not installed, but {engine} on {kind} imports {them}: pip install -c {pins} {names}"
 
 
 def missing_engine(name: str) -> str:
@@ -44,7 +104,9 @@ def unfit_builds(found: Mapping[str, str]) -> str | None:
     The end of a version is its build: `2.13.0+cpu`.
 
     >>> unfit_builds({"torch": "2.13.0+cpu", "torchvision": "0.28.0"})
-    'torchvision 0.28.0 is not built for torch 2.13.0+cpu: pip uninstall torchvision (prefect-rlhf does not need it)'
+    'torchvision 0.28.0 is not built for torch 2.13.0+cpu: pip uninstall torchvision (a run on CPU does not need it)'
+    >>> unfit_builds({"torch": "2.13.0", "torchvision": "0.28.0+cpu"})
+    'torchvision 0.28.0+cpu is not built for torch 2.13.0: pip install --force-reinstall torchvision==0.28.0'
     >>> unfit_builds({"torch": "2.13.0", "torchvision": "0.28.0"})
     """
     is_cpu = {name: seen.endswith("+cpu") for name, seen in found.items()}
@@ -52,4 +114,7 @@ def unfit_builds(found: Mapping[str, str]) -> str | None:
     if not names:
         return None
     seen = f"{names[0]} {found[names[0]]} is not built for torch {found['torch']}"
-    return f"{seen}: pip uninstall {' '.join(names)} (prefect-rlhf does not need {'them' if names[1:] else 'it'})"
+    if not is_cpu["torch"]:
+        releases = (f"{name}=={found[name].partition('+')[0]}" for name in names)
+        return f"{seen}: pip install --force-reinstall {' '.join(releases)}"
+    return f"{seen}: pip uninstall {' '.join(names)} (a run on CPU does not need {'them' if names[1:] else 'it'})"

@@ -11,7 +11,9 @@ from contextlib import closing
 from dataclasses import replace
 from math import ceil, inf, log2
 
-from prefect_rlhf.engines.gang.open import open_gang
+from prefect_rlhf.engines.gang.open import NO_GPU, open_gang
+from prefect_rlhf.engines.gang.processes.preload import modules_of
+from prefect_rlhf.engines.gang.processes.trial_imports import try_imports
 from prefect_rlhf.engines.rank.profiling.profiling_rank import ProfilingRank
 from prefect_rlhf.placement.cost.datasheets.hardware import FEW_ROWS, Hardware
 from prefect_rlhf.placement.cost.sizes import ModelSizes
@@ -55,6 +57,13 @@ LAYER_SHAPE = replace(
 )
 """A model whose layers are wide enough for products to reach their speed, and small enough for a probe."""
 TRAINED_ROWS, TRAINED_LENGTH = (3, 24), 32  # of the two micro-batches through its layers: far apart, against noise
+
+
+def import_as_ranks(kind: Backend, engines: Sequence[EngineKind]) -> int:
+    """Import the modules of ranks with `engines` in another process; return their number. Raises EngineFailed."""
+    modules = modules_of(engines, kind)
+    try_imports(modules, NO_GPU if kind == "cpu" else {})
+    return len(modules)
 
 
 def probe(

@@ -17,9 +17,12 @@ PREFIX = "flight_recorder_"
 
 
 def environment(folder: Path) -> Mapping[str, str]:
-    """Return variables that let NCCL's watchdog write its record to `folder`; those that a person has set stay."""
+    """Return variables that let NCCL's watchdog write its record to `folder`; those that a person has set stay.
+
+    Torch warns of a deprecated name in each process, so a number of collectives under the old name gets the new one.
+    """
     wanted = {
-        "TORCH_NCCL_TRACE_BUFFER_SIZE": "2000",  # collectives of each rank
+        "TORCH_FR_BUFFER_SIZE": os.environ.get("TORCH_NCCL_TRACE_BUFFER_SIZE", "2000"),  # collectives of each rank
         "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
         "TORCH_FR_DUMP_TEMP_FILE": str(folder / PREFIX),
     }

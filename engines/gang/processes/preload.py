@@ -8,7 +8,9 @@ from __future__ import annotations
 import importlib
 import logging
 from collections.abc import Iterable
+from itertools import chain
 
+from prefect_rlhf.placement.devices.mesh import Backend
 from prefect_rlhf.placement.engine_traits import TRAITS
 from prefect_rlhf.placement.plan import EngineKind
 
@@ -23,15 +25,17 @@ _OF_ALL = (
 )
 
 
-def modules_of(engines: Iterable[EngineKind]) -> tuple[str, ...]:
-    """Return the modules that ranks with these engines import.
+def modules_of(engines: Iterable[EngineKind], device: Backend = "cpu") -> tuple[str, ...]:
+    """Return the modules that ranks with these engines import on a kind of device.
 
     >>> [name for name in modules_of({"python"}) if name.startswith(("megatron", "vllm"))]
     []
     """
     wanted = set(engines)
     in_order = [engine for engine in reversed([*TRAITS]) if engine in wanted]  # Megatron before vLLM
-    return (*_OF_ALL, *(module for engine in in_order for module in TRAITS[engine].preloads))
+    traits = [TRAITS[engine] for engine in in_order]
+    own = ((*each.preloads, *(each.cpu_modules if device == "cpu" else each.cuda_modules)) for each in traits)
+    return (*_OF_ALL, *chain.from_iterable(own))
 
 
 def preload(modules: Iterable[str]) -> None:

@@ -62,6 +62,7 @@ def on(driver, builds, monkeypatch):  # noqa: F811
     def become(host):
         driver(*host.rows)
         builds(dict(host.versions))
+        monkeypatch.setattr(checkup, "_imports", lambda *_: "imported")
         monkeypatch.setattr(checkup, "_engines", lambda *_: pytest.fail("the doctor started an engine"))
         monkeypatch.delenv("CC", raising=False)
         monkeypatch.setattr(

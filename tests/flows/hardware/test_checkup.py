@@ -18,8 +18,12 @@ Usage = namedtuple("Usage", "total used free")
 
 @pytest.fixture
 def engines(monkeypatch):
-    """The engines' own check takes seconds; here it answers at once, with the devices that it was asked for."""
+    """The imports and the engines' own check take seconds; here they answer at once.
+
+    The list has the devices that the engines were asked for.
+    """
     asked = []
+    monkeypatch.setattr(checkup, "_imports", lambda kind: "imported")
     monkeypatch.setattr(checkup, "_engines", lambda *words: asked.append(words) or "ran")
     return asked
 
@@ -81,8 +85,20 @@ def test_a_failed_engine_is_a_fault_with_its_reason(monkeypatch):
     def fails(*words):
         raise EngineFailed("rank 0 failed to build")
 
+    monkeypatch.setattr(checkup, "_imports", lambda kind: "imported")
     monkeypatch.setattr(checkup, "_engines", fails)
     assert faults(findings("cpu", 1)) == {"engines": "rank 0 failed to build"}
+
+
+def test_an_import_that_fails_is_a_fault_and_no_engine_starts(engines, monkeypatch):
+    def fails(kind):
+        raise EngineFailed("vllm.v1.worker.gpu_worker: ImportError: libcudart.so.13: no such file")
+
+    monkeypatch.setattr(checkup, "_imports", fails)
+    assert faults(findings("cpu", 1)) == {
+        "imports": "vllm.v1.worker.gpu_worker: ImportError: libcudart.so.13: no such file"
+    }
+    assert engines == []
 
 
 def test_the_status_says_whether_a_run_would_fail(engines, capfd):

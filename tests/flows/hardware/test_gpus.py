@@ -15,7 +15,7 @@ from prefect_rlhf.errors.errors import EngineFailed, InvalidInput
 from prefect_rlhf.files import engine_builds
 from prefect_rlhf.files.engine_builds import other_build
 from prefect_rlhf.files.gpus import visible_gpus
-from prefect_rlhf.flows.hardware import probes
+from prefect_rlhf.flows.hardware import installed_engines, probes
 from prefect_rlhf.flows.hardware.device_kind import check_leased_gpus, device_line, local_cluster, unheld_devices
 from prefect_rlhf.flows.hardware.installed_engines import check_engines
 from prefect_rlhf.flows.profile import ProfileRequest, measure_profile
@@ -56,6 +56,10 @@ def builds(monkeypatch):
     def are(versions):
         monkeypatch.setattr(engine_builds, "installed_version", versions.get)
         monkeypatch.setattr(engine_builds, "_torch_has_cuda", lambda: not versions["torch"].endswith("+cpu"))
+        is_there = installed_engines._is_there
+        monkeypatch.setattr(
+            installed_engines, "_is_there", lambda name: name in ("torchvision", "triton") or is_there(name)
+        )
 
     return are
 

@@ -1,0 +1,140 @@
+"""A library that an engine imports and that is not there costs a line, before anything starts."""
+
+import ast
+import sys
+import tomllib
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from prefect_rlhf.errors.errors import InvalidInput, RlhfError
+from prefect_rlhf.flows.hardware import installed_engines
+from prefect_rlhf.flows.hardware.checkup import findings
+from prefect_rlhf.flows.hardware.installed_engines import (
+    OF_TORCH,
+    PYTHONS,
+    check_engines,
+    check_python,
+    missing_libraries,
+)
+from prefect_rlhf.placement.engine_traits import TRAITS
+from tests.flows.hardware.test_gpus import CUDA_BUILDS, builds, driver, row  # noqa: F401  fixtures
+
+
+def lacking(monkeypatch, *names):
+    is_there = installed_engines._is_there
+    monkeypatch.setattr(installed_engines, "_is_there", lambda name: name not in names and is_there(name))
+
+
+def test_on_gpus_vllm_requires_torchvision_which_its_warm_up_imports(driver, builds, monkeypatch):  # noqa: F811
+    driver(row(0))
+    builds(CUDA_BUILDS)
+    lacking(monkeypatch, "torchvision")
+    line = "torchvision: not installed, but vllm on cuda imports it: pip install -c constraints-cuda.txt torchvision"
+    with pytest.raises(RlhfError) as caught:
+        check_engines("cuda")
+    assert str(caught.value) == line
+    (fault,) = [found for found in findings("cuda", 1) if found.is_fault]
+    assert (fault.subject, fault.text) == ("versions", line)
+
+
+def test_a_run_on_cpu_requires_no_torchvision_but_the_other_libraries(monkeypatch):
+    lacking(monkeypatch, "torchvision", "triton")
+    check_engines("cpu")
+    lacking(monkeypatch, "PIL", "zmq")
+    with pytest.raises(RlhfError) as caught:
+        check_engines("cpu")
+    assert str(caught.value) == (
+        "PIL, zmq: not installed, but vllm on cpu imports them: pip install -c constraints.txt pillow pyzmq"
+    )
+
+
+def test_the_libraries_of_an_engine_that_is_not_installed_are_not_missed(monkeypatch):
+    lacking(monkeypatch, "vllm", "PIL", "torchvision")
+    assert missing_libraries("vllm", "cuda") == []
+
+
+def test_a_python_without_builds_of_the_engines_costs_a_line(monkeypatch):
+    with pytest.raises(InvalidInput) as caught:
+        check_python((3, 14, 2))
+    line = "Python: got '3.14.2', expected 3.11, 3.12 or 3.13, for which megatron-core has a build"
+    assert str(caught.value) == line
+    monkeypatch.setattr(sys, "version_info", (3, 14, 2, "final", 0))
+    with pytest.raises(InvalidInput, match="Python: got '3.14.2'"):
+        check_engines("cpu")
+    assert line in [found.text for found in findings("cpu", 1) if found.is_fault]
+
+
+def test_the_versions_of_python_are_those_that_the_package_allows():
+    stated = tomllib.loads(Path("pyproject.toml").read_text())["project"]["requires-python"]
+    assert stated == f">={'.'.join(map(str, PYTHONS[0]))},<3.{PYTHONS[-1][1] + 1}"
+
+
+def file_of(module):
+    """The file of an installed module, found without an import of it; None for a name inside a module."""
+    top, *rest = module.split(".")
+    spec = find_spec(top)
+    for folder in (spec.submodule_search_locations if spec else None) or ():
+        place = Path(folder, *rest)
+        for file in (place / "__init__.py", place.with_suffix(".py")):
+            if file.is_file():
+                return file
+    return None
+
+
+def statements(body):
+    """Statements that every import of a module runs: none of a branch, of a function, or that may fail."""
+    for statement in body:
+        yield statement
+        if isinstance(statement, ast.If) and "TYPE_CHECKING" in ast.unparse(statement.test):
+            yield from statements(statement.orelse)
+        elif isinstance(statement, ast.ClassDef):
+            yield from statements(statement.body)
+
+
+def imported_by(module, file):
+    package = module if file.name == "__init__.py" else module.rpartition(".")[0]
+    for statement in statements(ast.parse(file.read_text()).body):
+        if isinstance(statement, ast.Import):
+            yield from (name.name for name in statement.names)
+        elif isinstance(statement, ast.ImportFrom):
+            above = package.split(".")[: len(package.split(".")) - statement.level + 1] if statement.level else []
+            base = ".".join([*above, *([statement.module] if statement.module else [])])
+            yield from (base, *(f"{base}.{name.name}" for name in statement.names))
+
+
+def libraries_of(modules):
+    """Return the packages of others that the import of modules of one package requires, by reading their sources."""
+    own = modules[0].partition(".")[0]
+    seen, found, ahead = set(), set(), [*modules]
+    while ahead:
+        module = ahead.pop()
+        if module.partition(".")[0] != own:
+            found.add(module.partition(".")[0])
+            continue
+        parts = module.split(".")
+        for name in (".".join(parts[:end]) for end in range(1, len(parts) + 1)):
+            if name not in seen and (file := file_of(name)):
+                seen.add(name)
+                ahead += imported_by(name, file)
+    return found - sys.stdlib_module_names
+
+
+@pytest.mark.parametrize("engine", ["vllm", "megatron"])
+def test_the_libraries_of_an_engine_are_those_that_its_sources_import(engine):
+    """Triton is required for another reason: without it vLLM falls back to a runner without our sampler."""
+    traits = TRAITS[engine]
+    shared = [name for name in (*traits.preloads, *traits.cpu_modules) if name.startswith(engine)]
+    on_cuda = [*shared, *(name for name in traits.cuda_modules if name.startswith(engine))]
+    assert libraries_of(shared) - {"torch"} == set(traits.libraries)
+    assert libraries_of(on_cuda) - libraries_of(shared) == set(traits.cuda_libraries) - {"triton"}
+
+
+def test_every_module_of_a_rank_with_a_gpu_exists():
+    names = [name for traits in TRAITS.values() for name in (*traits.preloads, *traits.cuda_modules)]
+    assert [name for name in names if not name.startswith("prefect_rlhf") and file_of(name) is None] == []
+
+
+def test_the_libraries_of_torch_are_those_that_its_compiler_imports():
+    assert libraries_of(["torch", "torch._inductor.compile_fx"]) - {"torchgen", "functorch"} <= set(OF_TORCH)
