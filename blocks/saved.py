@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from httpx import HTTPError
+from httpx import HTTPError, InvalidURL
 from prefect.blocks.core import Block
 from pydantic import BaseModel, ConfigDict, Field, HttpUrl, model_validator
 
@@ -76,8 +76,8 @@ def _fields(block: Block) -> dict[str, Any]:
 def _load(kind: type[Block], name: str) -> Block:
     try:
         block = kind.load(name, _sync=True)  # type: ignore[call-arg]  # Prefect's dispatcher adds _sync
-    except (ValueError, RuntimeError, OSError, HTTPError) as error:  # no such block, or no server that could know it
-        why = "" if isinstance(error, ValueError) else f" on a reachable server ({error!s:.120})"
+    except (ValueError, RuntimeError, OSError, HTTPError, InvalidURL) as error:  # no such block, or no server
+        why = "" if isinstance(error, ValueError | InvalidURL) else f" on a reachable server ({error!s:.120})"
         expected = f"the name of a saved {kind.get_block_type_slug()} block (prefect block ls){why}"
         raise InvalidInput("saved", name, expected) from error
     assert isinstance(block, kind)

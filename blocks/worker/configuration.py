@@ -10,12 +10,13 @@ from uuid import UUID
 
 from prefect.utilities.processutils import get_sys_executable
 from prefect.workers.base import BaseJobConfiguration, BaseWorkerResult
-from pydantic import PrivateAttr
+from pydantic import PrivateAttr, ValidationError
 
 from prefect_rlhf.blocks.worker.restarts import ENVIRONMENT_VARIABLE as RESTARTS_VARIABLE
 from prefect_rlhf.blocks.worker.restarts import Restarts, restarts_of
 from prefect_rlhf.blocks.worker.variables import MeshFields
-from prefect_rlhf.errors.errors import InvalidInput
+from prefect_rlhf.errors.errors import InvalidInput, SeveralMistakes
+from prefect_rlhf.errors.right_value import right_value
 from prefect_rlhf.placement.devices.lease import ENVIRONMENT_VARIABLE, Lease
 from prefect_rlhf.placement.devices.mesh import DeviceMesh
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from prefect.client.orchestration import PrefectClient
     from prefect.client.schemas.objects import Flow, FlowRun, WorkPool
     from prefect.client.schemas.responses import DeploymentResponse
+    from pydantic_core import ErrorDetails
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,12 +57,15 @@ class GpuMeshConfiguration(MeshFields, BaseJobConfiguration):
     async def from_template_and_values(
         cls, base_job_template: dict[str, Any], values: dict[str, Any], client: PrefectClient | None = None
     ) -> GpuMeshConfiguration:
-        """Refuse job variables that the work pool's form lacks; Prefect would ignore them."""
+        """Refuse job variables that the work pool's form lacks, which Prefect would ignore, and wrong values."""
         fields = base_job_template["variables"].get("properties", {})
         for name in values:
             if name.partition(".")[0] not in fields:
                 raise InvalidInput("job_variables", name, f"one of {', '.join(sorted(fields))}")
-        configuration = await super().from_template_and_values(base_job_template, values, client=client)
+        try:
+            configuration = await super().from_template_and_values(base_job_template, values, client=client)
+        except ValidationError as error:
+            raise SeveralMistakes.of([_wrong(mistake) for mistake in error.errors()]) from error
         assert isinstance(configuration, cls)
         return configuration
 
@@ -122,3 +127,10 @@ class GpuMeshConfiguration(MeshFields, BaseJobConfiguration):
 
 class GpuMeshResult(BaseWorkerResult):
     """The result of a run: `identifier` is host:pid of its keeper; `status_code` is 0, however the run ended."""
+
+
+def _wrong(mistake: ErrorDetails) -> InvalidInput:
+    """Return the mistake in a job variable. A null is no way to ask for the default."""
+    field = ".".join(map(str, ("job_variables", *mistake["loc"])))
+    remedy = "; for the pool's value leave it out" if mistake["input"] is None else ""
+    return InvalidInput(field, mistake["input"], right_value(mistake) + remedy)

@@ -27,7 +27,7 @@ from prefect_rlhf.flows.hardware.surroundings import check_surroundings
 from prefect_rlhf.flows.training.run import check_run, leased_after, prepare
 from prefect_rlhf.flows.training.run_folder import output_folder
 from prefect_rlhf.flows.training.run_name import new_name
-from prefect_rlhf.flows.training.server import check_server
+from prefect_rlhf.flows.training.server import check_given_server, check_server
 from prefect_rlhf.placement.devices.lease import Lease
 from prefect_rlhf.placement.devices.mesh import MOST_DEVICES, Backend
 
@@ -95,6 +95,7 @@ def run(
         raise InvalidInput("kind", kind, "cuda or cpu")
     if checked["dry_run"]:
         return plan_locally(flow, checked, devices, kind)
+    check_given_server()
     log = new_log(output_folder(RunOptions.split(checked)[0]))
     with nullcontext() if verbose else quiet_process(log) as terminal:
         say = terminal.say if terminal else print_line

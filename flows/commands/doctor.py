@@ -9,6 +9,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from prefect_rlhf.flows.commands.flags import ALL_AT_ONCE, ChosenKind, whole_number
+from prefect_rlhf.flows.commands.prefect_settings import check_prefect_settings
 from prefect_rlhf.placement.devices.mesh import MOST_DEVICES
 
 
@@ -33,6 +34,7 @@ def doctor(flags: Annotated[DoctorFlags, ALL_AT_ONCE] = DoctorFlags()) -> int:
 
       prefect-rlhf doctor --kind cuda
     """
+    check_prefect_settings()
     # Imported here: --help needs no Prefect.
     from prefect_rlhf.flows.algorithm.terminal import quiet_terminal
     from prefect_rlhf.flows.hardware.checkup import findings

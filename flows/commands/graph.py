@@ -13,6 +13,7 @@ from cyclopts import Parameter
 from prefect_rlhf.files.atomic_file import write_atomically, writing
 from prefect_rlhf.flows.algorithm.places import ALGORITHMS, find_place
 from prefect_rlhf.flows.commands.flags import ALL_AT_ONCE, Assignments, ParametersFile, read_parameters
+from prefect_rlhf.flows.commands.prefect_settings import check_prefect_settings
 
 if TYPE_CHECKING:
     from prefect_rlhf.flows.algorithm.rlhf_flow import AlgorithmFlow
@@ -43,6 +44,7 @@ def graph(flags: Annotated[GraphFlags, ALL_AT_ONCE]) -> int:
     """
     find_place(flags.algorithm)
     parameters = read_parameters(flags.parameters, flags.param)
+    check_prefect_settings()
     from prefect_rlhf.flows.algorithm.rlhf_flow import (
         find_flow,  # imported here: an error about a flag or name needs no Prefect
     )

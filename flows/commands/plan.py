@@ -25,6 +25,7 @@ from prefect_rlhf.flows.commands.flags import (
     read_pairs,
     read_parameters,
 )
+from prefect_rlhf.flows.commands.prefect_settings import check_prefect_settings
 from prefect_rlhf.flows.forms.plan_options import PlanOptions, plan_options
 
 if TYPE_CHECKING:
@@ -98,6 +99,7 @@ def plan(flags: Annotated[PlanFlags, ALL_AT_ONCE]) -> int:
     """
     find_place(flags.algorithm)
     options = read_options(flags)
+    check_prefect_settings()
     # Imported here: an error about a flag or name needs no Prefect, and an error about a parameter needs no planner.
     from prefect_rlhf.flows.algorithm.rlhf_flow import find_flow
     from prefect_rlhf.flows.planning.what_if_arguments import read_arguments

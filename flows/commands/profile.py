@@ -10,6 +10,7 @@ from cyclopts import Parameter
 
 from prefect_rlhf.errors.errors import Missing, NotUsed
 from prefect_rlhf.flows.commands.flags import ALL_AT_ONCE, ChosenKind, print_error, read_numbers, whole_number
+from prefect_rlhf.flows.commands.prefect_settings import check_prefect_settings
 from prefect_rlhf.placement.devices.mesh import MOST_DEVICES, MOST_NODES
 from prefect_rlhf.placement.models.model import Dtype
 from prefect_rlhf.tasks.profiling.limits import MOST_ROWS, MOST_TOKENS
@@ -62,6 +63,7 @@ def profile(flags: Annotated[ProfileFlags, ALL_AT_ONCE] = ProfileFlags()) -> int
         return forget(flags)
     if not flags.model:
         raise Missing("model", "a Hugging Face folder, or a known model such as llama-7b")
+    check_prefect_settings()
     from prefect_rlhf.blocks.cluster import Cluster  # imported here: a wrong flag needs neither Prefect nor torch
     from prefect_rlhf.blocks.lease import lease
     from prefect_rlhf.files.engine_builds import chosen_kind

@@ -25,6 +25,7 @@ from prefect_rlhf.flows.commands.flags import (
     whole_number,
 )
 from prefect_rlhf.flows.commands.next_steps import next_steps
+from prefect_rlhf.flows.commands.prefect_settings import check_prefect_settings
 from prefect_rlhf.flows.forms.options import MOST_RESTARTS, RunOptions
 from prefect_rlhf.placement.devices.mesh import MOST_DEVICES
 
@@ -75,16 +76,20 @@ def run(flags: Annotated[RunFlags, ALL_AT_ONCE]) -> int:
     find_place(flags.algorithm)
     parameters = read_parameters(flags.parameters, flags.param)
     warnings.filterwarnings("ignore", "Failed to create the Prefect home")  # `check_surroundings` names the variable
+    check_prefect_settings()
     from prefect_rlhf.flows.algorithm.rlhf_flow import (
         find_flow,  # imported here: an error about a flag or name needs no Prefect
     )
     from prefect_rlhf.flows.hardware.installed_engines import check_builds
+    from prefect_rlhf.flows.training.server import check_given_server
 
     check_builds()
     flow = find_flow(flags.algorithm)
     if flags.dry_run:
         parameters["dry_run"] = True
     checked = flow.validate_parameters(parameters)
+    if not checked["dry_run"]:
+        check_given_server()
     # Imported here: a wrong parameter needs no search.
     from prefect_rlhf.flows.algorithm.local_run import plan_locally, run_locally
     from prefect_rlhf.flows.algorithm.terminal import new_log, quiet_terminal

@@ -6,6 +6,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from prefect_rlhf.flows.commands.flags import ALL_AT_ONCE, print_error
+from prefect_rlhf.flows.commands.prefect_settings import check_prefect_settings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,6 +23,7 @@ def runs(flags: Annotated[RunsFlags, ALL_AT_ONCE] = RunsFlags()) -> int:
 
     prefect_rlhf.runs(FOLDER) returns the same table in Python.
     """
+    check_prefect_settings()
     from prefect_rlhf.flows.algorithm.run_table import Runs
     from prefect_rlhf.flows.algorithm.run_table import runs as find_runs  # imported here: a wrong flag needs no Prefect
 

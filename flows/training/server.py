@@ -1,14 +1,18 @@
 """The Prefect server that a run needs: the server of the settings, or a temporary server."""
 
 import os
+import re
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 
+from httpx import HTTPError, InvalidURL, Timeout
 from prefect import get_client
+from prefect.client.base import ServerType
+from prefect.exceptions import PrefectHTTPStatusError
+from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, get_current_settings, temporary_settings
 from prefect.settings import PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS as START_LIMIT
-from prefect.settings import get_current_settings, temporary_settings
 
 from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.files.environment import handed_over, starts_module
@@ -16,23 +20,58 @@ from prefect_rlhf.files.environment import handed_over, starts_module
 NO_TELEMETRY = "PREFECT_SERVER_ANALYTICS_ENABLED"
 START_SECONDS = 120
 """Default limit for the start of a temporary server: Prefect's 20 s are too short on a busy machine."""
+SOON = Timeout(10, connect=2)  # seconds; a connection is tried four times
+_ADDRESS = re.compile(r"https?://[^/\s]+(/.*)?/api(/.*)?", re.IGNORECASE)
 
 
 def check_server() -> None:
     """Raise InvalidInput if the server of Prefect's settings, or else a temporary server, does not answer."""
-    url = get_current_settings().api.url
-    if not url:  # a temporary server's telemetry locks its database, and fails without a network
-        os.environ.setdefault(NO_TELEMETRY, "false")
-    limit = temporary_settings(set_defaults={START_LIMIT: START_SECONDS})
+    if get_current_settings().api.url:
+        check_given_server()
+        return
+    os.environ.setdefault(NO_TELEMETRY, "false")  # its telemetry locks its database, and fails without a network
     error: Exception | None
     try:
-        with limit, nullcontext() if url else processes_beside(), get_client(sync_client=True) as client:
+        limit = temporary_settings(set_defaults={START_LIMIT: START_SECONDS})
+        with limit, processes_beside(), get_client(sync_client=True) as client:
             error = client.api_healthcheck()
     except RuntimeError as raised:  # Prefect's temporary server did not start in time
         error = raised
     if error is not None:
-        expected = f"the address of a Prefect server that answers ({error!s:.200})"
-        raise InvalidInput("PREFECT_API_URL", url and str(url), expected)
+        expected = f"a temporary server that starts ({error!s:.200}), or the address of a Prefect server"
+        raise InvalidInput("PREFECT_API_URL", None, expected)
+
+
+def check_given_server() -> None:
+    """Raise InvalidInput if the settings name a server that does not answer soon, or no Prefect server. Starts none."""
+    if not (url := get_current_settings().api.url):
+        return
+    status = None
+    try:
+        with temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}), get_client({"timeout": SOON}, True) as client:
+            client.request("GET", "/health").json()
+            if client.server_type is ServerType.SERVER:  # unlike the other, this one needs the password
+                client.request("GET", "/admin/version").json()
+        return
+    except PrefectHTTPStatusError as error:
+        status = error.response.status_code
+        answer = f"status {status}"
+    except ValueError:
+        answer = "it answers with a page that is no JSON"
+    except (HTTPError, InvalidURL, OSError, RuntimeError) as error:
+        answer = str(error) or type(error).__name__
+    expected = f"the address of a Prefect server that answers ({answer:.200}); {_remedy(str(url), status)}"
+    raise InvalidInput("PREFECT_API_URL", str(url), expected)
+
+
+def _remedy(url: str, status: int | None) -> str:
+    """Return what to do about the answer of the server at `url`."""
+    if status in (401, 403):
+        return "set PREFECT_API_AUTH_STRING, or PREFECT_API_KEY for Prefect Cloud, to what the server expects"
+    if not _ADDRESS.fullmatch(url):
+        return "write it as http://HOST:4200/api"
+    unset = "unset PREFECT_API_URL" if os.environ.get("PREFECT_API_URL") else "`prefect config unset PREFECT_API_URL`"
+    return f"start it with `prefect server start`, or {unset} for a temporary server"
 
 
 @contextmanager
