@@ -34,6 +34,8 @@ class Outcomes:
             said["reason"] = (crash.message if crash else str(report.longrepr))[:500]
             said["place"] = f"{crash.path}:{crash.lineno}" if crash else ""
         said["ended"] = datetime.now(UTC).isoformat(timespec="seconds")
-        print(json.dumps(said), file=self._lines, flush=True)
+        self._lines.write(json.dumps(said) + "\n")
+        self._lines.flush()
         if report.failed:
-            print(f"\nFAILED {report.nodeid}: {said['reason'].splitlines()[0]}", file=sys.stderr, flush=True)
+            first = said["reason"].partition("\n")[0]
+            sys.stderr.write(f"\nFAILED {report.nodeid}: {first}\n")

@@ -15,20 +15,20 @@ def attention_kernels(machine: Machine) -> Found:
     """Forward and backward: causal with shared keys, with a window, and a decoding step with its mask."""
     from prefect_rlhf.engines.megatron.fused import attention
 
-    found: dict[str, Any] = {}
+    found = machine.found
     for dim in (64, 128):
         for length in (2048, 16384):
             query, key, value = _heads(length, dim)
-            found |= _measured(f"causal_d{dim}_s{length}", lambda q, k, v: attention(q, k, v, None), query, key, value)
+            _measured(machine, f"causal_d{dim}_s{length}", lambda q, k, v: attention(q, k, v, None), query, key, value)
     query, key, value = _heads(8192, 128)
-    found |= _measured("window_512_s8192", lambda q, k, v: attention(q, k, v, 512), query, key, value)
+    _measured(machine, "window_512_s8192", lambda q, k, v: attention(q, k, v, 512), query, key, value)
     scores_gib = HEADS * 8192**2 * 2 / 2**30
     found["window_makes_scores"] = found["window_512_s8192_peak_gib"] > scores_gib
     query = torch.randn(64, GROUPS, HEADS // GROUPS, 128, dtype=torch.bfloat16, device="cuda")
     keys = torch.randn(64, GROUPS, 4096, 128, dtype=torch.bfloat16, device="cuda")
     mask = torch.zeros(64, 1, 1, 4096, dtype=torch.bfloat16, device="cuda")
     decode = torch.nn.functional.scaled_dot_product_attention
-    found |= _measured("decode_64x4096", lambda q, k, v: decode(q, k, v, attn_mask=mask), query, keys, keys)
+    _measured(machine, "decode_64x4096", lambda q, k, v: decode(q, k, v, attn_mask=mask), query, keys, keys)
     return found
 
 
@@ -39,8 +39,8 @@ def _heads(length: int, dim: int) -> tuple[torch.Tensor, torch.Tensor, torch.Ten
     return query, key, value
 
 
-def _measured(name: str, function: Any, *inputs: torch.Tensor) -> dict[str, Any]:
-    """Return the kernels' names, milliseconds of forward and backward, and the peak beyond the inputs in GiB."""
+def _measured(machine: Machine, name: str, function: Any, *inputs: torch.Tensor) -> None:
+    """Find the kernels' names, milliseconds of forward and backward, and the peak beyond the inputs in GiB."""
 
     def once() -> None:
         made = function(*inputs)
@@ -62,12 +62,11 @@ def _measured(name: str, function: Any, *inputs: torch.Tensor) -> dict[str, Any]
         torch.cuda.synchronize()
     kernels = sorted({event.key[:80] for event in profile.key_averages() if event.self_device_time_total > 0})
     is_fused = any(word in kernel.lower() for kernel in kernels for word in ("flash", "cudnn", "fmha", "sdpa"))
-    return {
-        f"{name}_ms": began.elapsed_time(ended) / 5,
-        f"{name}_peak_gib": (torch.cuda.max_memory_allocated() - before) / 2**30,
-        f"{name}_is_fused": is_fused,
-        f"{name}_kernels": kernels,
-    }
+    found = machine.found
+    found[f"{name}_ms"] = began.elapsed_time(ended) / 5
+    found[f"{name}_peak_gib"] = (torch.cuda.max_memory_allocated() - before) / 2**30
+    found[f"{name}_is_fused"] = is_fused
+    found[f"{name}_kernels"] = kernels
 
 
 STEPS_OF_ATTENTION = (

@@ -22,7 +22,7 @@ LIMIT = timedelta(seconds=40)
 
 def first_messages(machine: Machine) -> Found:
     """A pair of a world exchanges tensors: after a sum over the whole world, and as the first use of the world."""
-    found: dict[str, Any] = {}
+    found = machine.found
     for name, function in (("after_a_sum", _pair_after_a_sum), ("as_the_first_use", _pair_first)):
         try:
             found[f"pair_{name}"] = min(_in_world(machine.num_gpus, function)) == 1

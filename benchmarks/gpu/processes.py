@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import signal
 import time
+from statistics import median
 from typing import Any
 
 import torch
 
 from benchmarks.gpu.step import YES, Expected, Found, Machine, Step
+from prefect_rlhf.placement.devices.mesh import Backend
 
 
 class Holder:
@@ -17,6 +19,9 @@ class Holder:
 
     def __init__(self, rank: int, size: int) -> None:
         self._held: list[Any] = []
+
+    def nothing(self) -> None:
+        """Do nothing."""
 
     def hold(self, device_gib: int, pinned_gib: int) -> int:
         """Fill memory of the device and pinned memory of the host; return the process."""
@@ -39,7 +44,7 @@ def gang_of_one(machine: Machine) -> Found:
     from prefect_rlhf.engines.gang.processes.messages import GangSettings
     from prefect_rlhf.errors.errors import RlhfError
 
-    found: dict[str, Any] = {}
+    found = machine.found
 
     def started() -> LocalGang[Holder]:
         return LocalGang(GangSettings(1, Holder, "cuda", preload=()))
@@ -69,6 +74,23 @@ def gang_of_one(machine: Machine) -> Found:
     found["seconds_until_free"] = time.monotonic() - killed
     gang.close()
     return found
+
+
+def empty_call_seconds(device: Backend, calls: int = 200) -> float:
+    """Return the median seconds of a call that does nothing, on a rank in a process of its own."""
+    from prefect_rlhf.engines.gang.local import LocalGang
+    from prefect_rlhf.engines.gang.processes.messages import GangSettings
+
+    measured = []
+    gang = LocalGang(GangSettings(1, Holder, device, preload=()))
+    try:
+        for _ in range(calls):
+            began = time.perf_counter()
+            gang.call(Holder.nothing, {0: ()}, doing="nothing", deadline_seconds=60)
+            measured.append(time.perf_counter() - began)
+    finally:
+        gang.close()
+    return median(measured)
 
 
 def _free_gib() -> float:

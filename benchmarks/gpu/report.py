@@ -5,20 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from benchmarks.gpu.findings import shown
 from benchmarks.gpu.run import Outcome
 from benchmarks.gpu.step import Step
 
 
 def report(steps: Sequence[Step], outcomes: Sequence[Outcome], pretend: bool) -> Iterator[str]:
     """Yield the lines of the report."""
-    yield "Steps (ranges are expected from reading the code; they were not measured)"
+    yield "Steps (a range says whether it was seen on a card or comes from reading)"
     for step, outcome in zip(steps, outcomes, strict=True):
         yield f"  {step.name} [{step.findings}]: {outcome.status}, {outcome.seconds:g} s {outcome.reason}".rstrip()
-        for key, value in (outcome.found or {}).items():
+        found = outcome.found or {}
+        for key, value in found.items():
             wanted = f"; expected {step.expects[key]}" if key in step.expects else ""
-            yield f"    {'DIFFERS ' if key in outcome.differs else ''}{key} = {_short(value)}{wanted}"
-        if outcome.found is None:
-            yield from (f"    {key}: not measured; expected {range_}" for key, range_ in step.expects.items())
+            yield f"    {'DIFFERS ' if key in outcome.differs else ''}{key} = {shown(value)}{wanted}"
+        missing = {key: range_ for key, range_ in step.expects.items() if key not in found}
+        yield from (f"    {key}: not measured; expected {range_}" for key, range_ in missing.items())
     yield "Constants"
     for row in constants(steps, outcomes):
         now = "not measured" if row["replacement"] is None or pretend else f"{row['replacement']:g}"
@@ -51,7 +53,3 @@ def summary(steps: Sequence[Step], outcomes: Sequence[Outcome], pretend: bool) -
         "failed": {each.step: each.reason for each in outcomes if each.status in ("failed", "too slow")},
         "constants": [] if pretend else constants(steps, outcomes),
     }
-
-
-def _short(value: object) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)

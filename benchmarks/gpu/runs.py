@@ -6,14 +6,19 @@ import json
 import os
 import subprocess
 import sys
+import time
 from functools import partial
 from typing import Any
 
-from benchmarks.gpu.step import Constant, Expected, Found, Machine, Step
+from benchmarks.gpu.findings import Findings
+from benchmarks.gpu.step import Constant, Expected, Found, Machine, Need, Step
 from prefect_rlhf.placement.devices.lease import ENVIRONMENT_VARIABLE, Lease
 from prefect_rlhf.placement.memory.overhead import GRAPH_BYTES_A_LAYER
 
 ONE = "one device"
+REWARD = """def even(completions, **_):
+    return [float(len(each) % 2) for each in completions]
+"""
 FINDINGS = {
     "dp4": "A1",
     "tp4": "A2, A3, N4",
@@ -47,7 +52,8 @@ def run_of_ppo(machine: Machine, name: str) -> Found:
         run_dir = completed(ppo, given)
     (machine.folder / "run.txt").write_text(str(run_dir))
     result = Result.read(run_dir)
-    found: dict[str, Any] = {"seconds": [step["seconds"] for step in result.metrics], "loss": result.metrics[-1]}
+    found = machine.found
+    found.update({"seconds": [step["seconds"] for step in result.metrics], "loss": result.metrics[-1]})
     found["certified_and_allocated"] = _memory(run_dir)
     first = machine.folder.parent / _step_name(ONE) / "run.txt"
     if name != ONE and first.is_file():
@@ -93,7 +99,34 @@ def graph_bytes(machine: Machine) -> Found:
 
 def doctor(machine: Machine) -> Found:
     """The host's own check."""
-    return _command("doctor")
+    return _command(machine, "doctor", "--kind", machine.pick("cuda", "cpu"))
+
+
+def run_of_grpo(machine: Machine) -> Found:
+    """Three steps of GRPO of a tiny model, by the command line and without network; memory beside the certificate."""
+    from tests.tiny import make_model, make_prompts
+
+    folder = machine.folder
+    prompts = make_prompts(folder / "prompts.parquet")
+    (folder / "rewards.py").write_text(REWARD)
+    parameters = {
+        "prompts": {"path": prompts},
+        "held_out": {"path": prompts, "split": "held_out"},
+        "actor": {"path": make_model(folder / "actor")},
+        "reward": {"functions": {"even": {"function": "rewards.py:even", "signature": "trl"}}},
+        "output_dir": str(folder / "runs"),
+        "steps": 3,
+        "algo": {"batch_size": 4, "samples_per_prompt": 4, "sampling": {"max_new_tokens": 8}, "evaluate_every": 1000},
+    }
+    (folder / "parameters.yaml").write_text(json.dumps(parameters))  # JSON is YAML
+    words = ("run", "grpo", "--parameters", "parameters.yaml", "--devices", "1", "--kind", machine.pick("cuda", "cpu"))
+    found = _command(machine, *words)
+    for run in sorted(path.parent for path in (folder / "runs").glob("*/metrics.jsonl"))[-1:]:
+        steps = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+        found["num_steps"] = len(steps)
+        found["step_seconds"] = [step.get("seconds") for step in steps]
+        found["certified_and_allocated"] = _memory(run)
+    return found
 
 
 def profile(machine: Machine) -> Found:
@@ -102,15 +135,30 @@ def profile(machine: Machine) -> Found:
     from tests.tiny import make_model
 
     make_model(model, layers=4, hidden=512, heads=8)
-    return _command("profile", "--model", str(model), "--devices", str(min(2, machine.num_gpus)), "--kind", "cuda")
+    devices = str(min(2, machine.num_gpus))
+    return _command(machine, "profile", "--model", str(model), "--devices", devices, "--kind", "cuda")
 
 
-def _command(*words: str) -> Found:
-    """Run a command of the program; return its status and its last lines."""
-    answer = subprocess.run(
-        [sys.executable, "-m", "prefect_rlhf", *words], capture_output=True, text=True, timeout=500, check=False
-    )
-    return {"status": answer.returncode, "lines": (answer.stdout + answer.stderr).splitlines()[-12:]}
+def _command(machine: Machine, *words: str) -> Findings:
+    """Run a command of the program in the step's folder, as a user would; find its seconds, status and last lines.
+
+    Its output is in `command.txt` of the folder as it comes.
+    """
+    found, file, began = machine.found, machine.folder / "command.txt", time.monotonic()
+    environment = os.environ | {"PREFECT_HOME": str(machine.folder / "prefect"), "HF_HUB_OFFLINE": "1"}
+    with file.open("w") as output:
+        ended = subprocess.run(
+            [sys.executable, "-m", "prefect_rlhf", *words],
+            cwd=machine.folder,
+            env=environment,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            check=False,
+        )
+    found["seconds_of_the_command"] = time.monotonic() - began
+    found["lines"] = file.read_text().splitlines()[-12:]
+    found["status"] = ended.returncode
+    return found
 
 
 def _memory(run_dir: Any) -> Any:
@@ -124,8 +172,40 @@ def _step_name(plan: str) -> str:
 
 
 _NEEDS = frozenset({"hardware", "several", "vllm"})
+_OK = {"status": Expected(0, 0)}
+_GRAPHS = Constant("GRAPH_BYTES_A_LAYER", "placement/memory/overhead.py", GRAPH_BYTES_A_LAYER, "graph_bytes_a_layer")
+_ON_VLLM = frozenset[Need]({"hardware", "vllm"})
+
+
+def _of_one_gpu(command: int) -> tuple[Step, ...]:
+    """Return the steps of runs that a single GPU can take."""
+    return (
+        Step("doctor", command, 120, doctor, _OK, findings="N1, N11, N16"),
+        Step(
+            "run_of_grpo",
+            command,
+            240,
+            run_of_grpo,
+            _OK | {"num_steps": Expected(3, 3)},
+            needs=frozenset({"vllm"}),
+            findings="N1, N6, B2",
+        ),
+        Step(
+            "graph_bytes",
+            command,
+            180,
+            graph_bytes,
+            {"graph_mib_a_layer": Expected(5, 32)},
+            needs=_ON_VLLM,
+            findings="D2",
+            constants=(_GRAPHS,),
+        ),
+    )
+
+
+STEPS_OF_A_RUN = _of_one_gpu(7)
 STEPS_OF_RUNS = (
-    Step("doctor", 0, 120, doctor, {"status": Expected(0, 0)}, needs=frozenset({"hardware"}), findings="N1, N11, N16"),
+    *_of_one_gpu(0),
     *(
         Step(
             _step_name(name),
@@ -137,18 +217,6 @@ STEPS_OF_RUNS = (
             findings=findings,
         )
         for name, findings in {ONE: "N1, N6", **FINDINGS}.items()
-    ),
-    Step(
-        "graph_bytes",
-        0,
-        300,
-        graph_bytes,
-        {"graph_mib_a_layer": Expected(5, 32)},
-        needs=frozenset({"hardware", "vllm"}),
-        findings="D2",
-        constants=(
-            Constant("GRAPH_BYTES_A_LAYER", "placement/memory/overhead.py", GRAPH_BYTES_A_LAYER, "graph_bytes_a_layer"),
-        ),
     ),
     Step("profile", 0, 500, profile, {"status": Expected(0, 0)}, needs=_NEEDS, findings="A6, D9"),
 )

@@ -14,7 +14,7 @@ from prefect_rlhf.engines.sampling.sampler import choose
 def choice_of_tokens(machine: Machine) -> Found:
     """Random logits: the bias of log-probabilities over the filtered vocabulary, and the time of our choice."""
     rows, vocab = machine.pick((512, 151936), (64, 4096))
-    found: dict[str, Any] = {}
+    found = machine.found
     torch.manual_seed(0)
     with machine.gpu() as pretend:
         logits = torch.randn(rows, vocab, device="cuda") * 3

@@ -9,6 +9,8 @@ from math import inf
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
+from benchmarks.gpu.findings import Findings
+
 Need = Literal["hardware", "vllm", "several"]
 """A GPU that exists; an importable vLLM; at least two GPUs."""
 Found = Mapping[str, Any]
@@ -17,11 +19,16 @@ Value = TypeVar("Value")
 
 @dataclass(frozen=True)
 class Machine:
-    """The machine of a step: real GPUs, or the pretend GPU with small shapes. `folder` is for the step's files."""
+    """The machine of a step: real GPUs, or the pretend GPU with small shapes. `folder` is for the step's files.
+
+    A step writes what it finds into `found` as soon as it knows it. `card` names the GPU and its driver.
+    """
 
     folder: Path
     pretend: bool = False
     num_gpus: int = 1
+    found: Findings = field(default_factory=Findings)
+    card: Mapping[str, str] = field(default_factory=dict)
 
     def gpu(self) -> AbstractContextManager[Any]:
         """Return a context in which torch has a GPU; with the pretend GPU it yields its counters."""
@@ -38,11 +45,15 @@ class Machine:
 
 @dataclass(frozen=True)
 class Expected:
-    """The range that a value should lie in. It comes from reading code and from literature, never from a GPU."""
+    """The range that a value should lie in, and where it comes from: SEEN on a card and a date, or by reading.
+
+    A value that somebody noted, and no file has, gives no range.
+    """
 
     low: float = -inf
     high: float = inf
     meaning: str = ""
+    source: str = "by reading"
 
     def holds(self, value: object) -> bool:
         """Return whether a found value lies in the range; a bool counts as 0 or 1."""
@@ -52,9 +63,10 @@ class Expected:
         ends = {(-inf, False): f"at most {self.high:g}", (inf, True): f"at least {self.low:g}"}
         text = ends.get((self.low, False)) or ends.get((self.high, True))
         text = text or (f"{self.low:g}" if self.low == self.high else f"{self.low:g} to {self.high:g}")
-        return f"{text} ({self.meaning})" if self.meaning else text
+        return f"{text} ({', '.join(filter(None, (self.meaning, self.source)))})"
 
 
+SEEN = "seen on an H100 80GB HBM3, 2026-11-27"
 YES = Expected(1, 1, "yes")
 NO = Expected(0, 0, "no")
 

@@ -11,9 +11,13 @@ from prefect_rlhf.placement.devices.mesh import Backend, ClusterShape
 
 MIB = 1 << 20
 CONTEXT_BYTES = GIB
-"""Of each process on a GPU: CUDA's context and loaded kernels, and cuBLAS' workspaces. A context takes some 300 MB, and
-over 1,000 MB if all of torch's kernels are loaded (pytorch/pytorch#107667); a workspace takes 32 MiB on Hopper
-(cuBLAS' documentation of cublasSetWorkspace)."""
+"""Of each process on a GPU: CUDA's context and loaded kernels. A context takes some 300 MB, and over 1,000 MB if all of
+torch's kernels are loaded (pytorch/pytorch#107667)."""
+WORKSPACE_BYTES = 2 * 32 * MIB
+"""Of each process on a GPU: cuBLAS' workspaces, which torch allocates itself, one for each handle and stream. One has
+32 MiB on Hopper and Blackwell, 8.1 MiB on older GPUs (`parseChosenWorkspaceSize` and `getNewWorkspace` in
+aten/src/ATen/cuda/CublasHandlePool.cpp); `CUBLAS_WORKSPACE_CONFIG` replaces it. A thread has a handle of its own: that
+of the calls, and that of autograd's backward pass. An assumption by reading; cublasLt's own are not counted."""
 FRAGMENT_SHARE: Mapping[Backend, float] = MappingProxyType({"cuda": 0.03, "cpu": 0.08})
 """Of a device: gaps between tensors that come and go; on CPU the process itself, too.
 
@@ -25,14 +29,16 @@ assumption; a run's `memory.json` measures it as reserved over allocated bytes."
 def base_bytes(device_bytes: int, backend: Backend) -> Mapping[str, int]:
     """Return the bytes that a device holds under any plan, by kind."""
     fragments = int(device_bytes * FRAGMENT_SHARE[backend])
-    return {"fragments": fragments} if backend == "cpu" else {"CUDA context": CONTEXT_BYTES, "fragments": fragments}
+    if backend == "cpu":
+        return {"fragments": fragments}
+    return {"CUDA context": CONTEXT_BYTES, "cuBLAS": WORKSPACE_BYTES, "fragments": fragments}
 
 
 def usable_bytes(device_bytes: int, backend: Backend) -> int:
     """Return how much of a device's memory a plan may fill.
 
     >>> usable_bytes(100 * GIB, "cuda") // GIB
-    96
+    95
     """
     return device_bytes - sum(base_bytes(device_bytes, backend).values())
 
@@ -41,7 +47,7 @@ def with_headroom(cluster: ClusterShape, share: float, backend: Backend) -> Clus
     """Return the cluster with a share of each device that no plan may use. Raises InvalidInput if it leaves nothing."""
     least = min(map(cluster.whole_memory_bytes, range(cluster.num_nodes)))
     if usable_bytes(int(least * (1 - share)), backend) <= 0:
-        context = base_bytes(0, backend).get("CUDA context", 0)
+        context = sum(base_bytes(0, backend).values())
         most = 1 - context / (1 - FRAGMENT_SHARE[backend]) / least
         rest = "CUDA's context" if context else "the process"
         raise InvalidInput("headroom", share, f"less than {most:.3f}: {rest} needs memory of a device too")
@@ -54,7 +60,7 @@ def enough_bytes(filled_bytes: int, backend: Backend) -> int:
     >>> enough_bytes(73 * GIB, "cpu") // GIB, enough_bytes(74 * GIB, "cpu") // GIB
     (80, 81)
     """
-    context = base_bytes(0, backend).get("CUDA context", 0)
+    context = sum(base_bytes(0, backend).values())
     return ceil((filled_bytes + context + 1) / (1 - FRAGMENT_SHARE[backend]) / GIB) * GIB
 
 
