@@ -30,7 +30,7 @@ from typing import Any
 from benchmarks.one_card.card import device_facts, others_on_card, versions
 from benchmarks.one_card.child import NO_MEMORY, relayed
 from benchmarks.one_card.record import Record, findings
-from benchmarks.one_card.work import SIZES, Work
+from benchmarks.one_card.work import SIZES, TRL_ROWS, Work
 
 HALVES = ("ours", "profile", "trl")
 MAKE_SECONDS = 120.0
@@ -43,7 +43,7 @@ def main() -> None:
     parser.add_argument("--half", choices=HALVES, action="append", help="only this one; may be repeated")
     parser.add_argument("--steps", type=int, default=Work.steps, help="the first of them is not counted")
     parser.add_argument("--limit", type=float, default=170.0, help="seconds of a half")
-    parser.add_argument("--trl-rows", type=int, default=Work.trl_rows, help="rows that TRL trains on at once")
+    parser.add_argument("--trl-rows", type=int, help="rows that TRL trains on at once; default: by size")
     parser.add_argument("--trl-share", type=float, default=Work.trl_share, help="of the memory, for TRL's vLLM")
     parser.add_argument("--out", type=Path, default=Path("build/one_gpu"), help="the folder of all results")
     parser.add_argument("--models", type=Path, help="the folder of models; default: --out")
@@ -57,7 +57,7 @@ def main() -> None:
         out=str(out),
         models=str((given.models or out / "models").resolve()),
         steps=given.steps,
-        trl_rows=given.trl_rows,
+        trl_rows=given.trl_rows or TRL_ROWS[given.size],
         trl_share=given.trl_share,
     )
     work = work.smallest() if given.pretend else work

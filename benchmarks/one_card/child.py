@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from benchmarks.one_card.guard import kill_tree
 from benchmarks.one_card.record import Record
 
 ROOT = Path(__file__).resolve().parents[2]
 FINDING = '{"finding":'  # how the line of a finding begins
-GUARD = "import os, signal, sys; sys.stdin.read(); os.killpg(int(sys.argv[1]), signal.SIGKILL)"
 NO_MEMORY = 75  # the status of a child that found too little memory
 
 
@@ -47,7 +46,7 @@ def started(
 @contextmanager
 def guarded(process: subprocess.Popen[str]) -> Iterator[None]:
     """End a process after the body; a guard ends it if this process is killed, which closes the pipe that it reads."""
-    command = [sys.executable, "-S", "-c", GUARD, str(process.pid)]
+    command = [sys.executable, str(Path(__file__).with_name("guard.py")), str(process.pid)]
     guard = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
     try:
         yield
@@ -58,9 +57,9 @@ def guarded(process: subprocess.Popen[str]) -> Iterator[None]:
 
 
 def end(process: subprocess.Popen[str]) -> None:
-    """Kill a process and all of its session: a run that is asked to end would first write a checkpoint of gigabytes."""
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
+    """Kill a process and all below it: a run that is asked to end would first write a checkpoint of gigabytes."""
+    if process.poll() is None:
+        kill_tree(process.pid)
     process.wait()
 
 

@@ -56,15 +56,17 @@ def make_model(work: Work) -> None:
 
 
 def make_prompts(work: Work) -> None:
-    """Write the prompts as JSON lines; the last few are held out."""
+    """Write the prompts as JSON lines, unless they are there; the last few are held out."""
+    if work.prompts.is_file():
+        return
     drawn = random.Random(0)
-    rows = [
-        {"prompt": "".join(drawn.choices(LETTERS, k=work.prompt_tokens)), "split": "train" if more else "held_out"}
-        for more in range(PROMPTS - 1, -1, -1)
-    ]
-    for row in rows[-HELD_OUT:]:
-        row["split"] = "held_out"
-    work.prompts.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    part = work.prompts.with_suffix(".part")
+    with part.open("w", encoding="utf-8") as lines:
+        for row in range(PROMPTS):
+            prompt = "".join(drawn.choices(LETTERS, k=work.prompt_tokens))
+            split = "held_out" if row >= PROMPTS - HELD_OUT else "train"
+            lines.write(json.dumps({"prompt": prompt, "split": split}) + "\n")
+    part.rename(work.prompts)
 
 
 def num_parameters(folder: Path) -> int:

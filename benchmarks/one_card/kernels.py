@@ -1,6 +1,6 @@
 """Kernels by time, of a train_step and of an inference of our engine at the shape of the work; prints its findings.
 
-The rows are those of a few micro-batches of 16; weights are random. Without a GPU it times torch's operators.
+The rows are those of a few micro-batches; weights are random. Without a GPU it times torch's operators.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from benchmarks.one_card.work import Work
 
 SHOWN = 30
 MICRO_BATCHES = 4
-ROWS_AT_ONCE = {"cuda": 16, "cpu": 2}
+ROWS_AT_ONCE = {"0.5b": 16, "1.5b": 16, "3b": 4, "tiny": 2}  # of a micro-batch: as many as fit on 80 GB
 GROUPS = (  # the first whose pattern is in a kernel's name
     ("optimizer", r"adam|multi_tensor|foreach"),
     ("attention", r"flash|fmha|sdpa|attention|softmax_warp"),
@@ -50,7 +50,7 @@ def main() -> None:
     work, began = Work.read(sys.argv[1]), time.monotonic()
     if work.kind == "cpu":
         torch.set_num_threads(1)
-    rows = MICRO_BATCHES * ROWS_AT_ONCE[work.kind]
+    rows = MICRO_BATCHES * ROWS_AT_ONCE[work.size]
     shape = read_shape("actor", work.model)
     with tempfile.TemporaryDirectory() as folder:
         engine = random_engine(Path(folder), shape, length=work.length, rows=rows)

@@ -14,6 +14,7 @@ from typing import Any
 
 from benchmarks.one_card.child import last_line, relayed, started
 from benchmarks.one_card.memory import memory_finding, rounded
+from benchmarks.one_card.parts import log_of, parts_of
 from benchmarks.one_card.rates import FORMULA, utilisation
 from benchmarks.one_card.record import Record
 from benchmarks.one_card.work import Work
@@ -77,19 +78,15 @@ class Watcher:
         self._began, self._steps = began, 0
         self._has_begun = self._has_memory = False
 
-    @property
-    def _folder(self) -> Path | None:
-        return next((file.parent for file in self._runs.glob("*/run.json") if not file.parent.is_symlink()), None)
-
     def look(self) -> None:
         """Record what is new."""
-        folder = self._folder
+        folder = run_folder(self._runs)
         if folder is None:
             return
         if not self._has_begun:
             self._has_begun = True
             self._record.add("run begun", folder=str(folder), seconds=round(time.time() - self._began, 1))
-        spans = self._spans(folder)
+        spans = spans_of(self._runs)
         if not spans:
             return
         done = len(lines_of(folder / "metrics.jsonl"))
@@ -97,7 +94,7 @@ class Watcher:
             self._steps = step
             self._record.add("step", step=step, **step_finding(spans, step))
             if step == 1:
-                self._record.add("first step", **first_step(spans, self._began))
+                self._record.add("first step", **parts_of(log_of(self._runs), spans, self._began))
         memory = folder / "memory.json"
         if memory.is_file() and self._steps and not self._has_memory:
             self._has_memory = True
@@ -105,8 +102,8 @@ class Watcher:
 
     def end(self) -> None:
         """Record the medians of the steps after the first, memory and utilisation."""
-        folder = self._folder
-        if folder is None or not (spans := self._spans(folder)):
+        folder = run_folder(self._runs)
+        if folder is None or not (spans := spans_of(self._runs)):
             return
         self._memory(folder)
         calls = call_seconds(spans)
@@ -128,11 +125,19 @@ class Watcher:
             measured = json.loads(file.read_text())["devices"]
             self._record.add("memory", **memory_finding(measured, json.loads(proof.read_text())))
 
-    def _spans(self, folder: Path) -> Sequence[TaskRunSpan]:
-        try:
-            return read_spans(folder)
-        except (OSError, ValueError):  # no line yet, or the last is being written
-            return ()
+
+def run_folder(runs: Path) -> Path | None:
+    """Return the folder of the run in a folder of runs; None before the run has made it."""
+    return next((file.parent for file in runs.glob("*/run.json") if not file.parent.is_symlink()), None)
+
+
+def spans_of(runs: Path) -> Sequence[TaskRunSpan]:
+    """Return the task runs so far of the run in a folder of runs."""
+    folder = run_folder(runs)
+    try:
+        return read_spans(folder) if folder else ()
+    except (OSError, ValueError):  # no line yet, or the last is being written
+        return ()
 
 
 def lines_of(file: Path) -> list[str]:
@@ -178,21 +183,4 @@ def call_seconds(spans: Sequence[TaskRunSpan]) -> dict[str, dict[str, float | No
             "predicted": rounded(mine[0].predicted_seconds),
         }
         for name, mine in by_subject.items()
-    }
-
-
-def first_step(spans: Sequence[TaskRunSpan], began: float) -> dict[str, Any]:
-    """Return when the first nodes began and ended, in seconds after the command was given."""
-    first = {"generate": None, "train_step": None}
-    for span in sorted(spans, key=lambda span: span.start):
-        if span.step == 1 and span.kind in first and first[span.kind] is None:
-            first[span.kind] = span
-    return {
-        "first_node_begins": rounded(min(span.start for span in spans) - began),
-        **{
-            f"{kind}_{edge}": rounded(getattr(span, moment) - began)
-            for kind, span in first.items()
-            if span is not None
-            for edge, moment in (("begins", "start"), ("ends", "end"))
-        },
     }

@@ -29,6 +29,8 @@ SIZES: Mapping[str, Size] = {
     "tiny": Size(128, 256, 2, 4, 2, 1000),
 }
 """Those of Qwen2.5, and one for a processor."""
+TRL_ROWS: Mapping[str, int] = {"0.5b": 16, "1.5b": 8, "3b": 4, "tiny": 4}
+"""Rows that TRL trains on at once, by an estimate of what fits on 80 GB beside its vLLM; fewer if memory is short."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +38,7 @@ class Work:
     """A step: `samples` responses of `response_tokens` tokens to each of `batch_size` prompts, then an optimizer step.
 
     `out` is the folder of results, `models` that of models and prompts. TRL trains on `trl_rows` rows at once, and its
-    vLLM takes `trl_share` of the memory.
+    vLLM takes `trl_share` of the memory. A `given_model` with its `given_prompts` is used instead of a random one.
     """
 
     size: str
@@ -48,8 +50,10 @@ class Work:
     prompt_tokens: int = 128
     response_tokens: int = 512
     steps: int = 4
-    trl_rows: int = 16
+    trl_rows: int = 8
     trl_share: float = 0.3
+    given_model: str = ""
+    given_prompts: str = ""
 
     @classmethod
     def read(cls, text: str) -> Work:
@@ -80,12 +84,12 @@ class Work:
     @property
     def model(self) -> Path:
         """The folder of the model."""
-        return Path(self.models) / f"qwen-{self.size}"
+        return Path(self.given_model or Path(self.models) / f"qwen-{self.size}")
 
     @property
     def prompts(self) -> Path:
         """The file of prompts."""
-        return Path(self.models) / f"prompts-{self.prompt_tokens}.jsonl"
+        return Path(self.given_prompts or Path(self.models) / f"prompts-{self.prompt_tokens}.jsonl")
 
     @property
     def shared(self) -> dict[str, object]:

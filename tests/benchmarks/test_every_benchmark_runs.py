@@ -48,6 +48,7 @@ SMALLEST = {
         "algorithm auto_over_best plans predicted_over_measured",
     ),
     "families": ("--family qwen3 --engine megatron", "differences largest"),
+    "first_step": (f"--rounds 1 --out {{home}}/first_step {TINY}", "record seconds"),
     "first_gpu_morning": (
         "--one --pretend --step choice_of_tokens --out {home}/morning",
         "constants differs failed pretend steps",
@@ -63,6 +64,10 @@ SMALLEST = {
     "learn_ppo": ("--steps 1 --reward-steps 1 --home {home}", "goals means runs"),
     "many_nodes": ('{{"nodes":[],"ranks":32}}', "by_nodes controller"),
     "orchestration": ('{{"steps":2,"transfers":4,"fingerprints":1}}', "fingerprint node transfer"),
+    "one_gpu": (
+        "--pretend --half ours --half profile --steps 2 --out {home}/one_gpu",
+        "ours ratio record size trl",
+    ),
     "our_grpo": ("{grpo_work}", MEASURED),
     "our_ppo": ("{ppo_work}", MEASURED),
     "play_step": (

@@ -6,13 +6,14 @@ import signal
 import subprocess
 import sys
 import time
+from datetime import datetime
 from pathlib import Path
 
 import psutil
 import pytest
 
 from benchmarks import one_gpu
-from benchmarks.one_card import card, kernels, memory, ours, rates
+from benchmarks.one_card import card, kernels, memory, ours, parts, rates
 from benchmarks.one_card.child import relayed
 from benchmarks.one_card.record import Record, findings, newest
 from benchmarks.one_card.work import Work
@@ -119,6 +120,38 @@ def test_memory_is_measured_beside_each_term_of_the_certificate():
     found = memory.memory_finding([device], proof)
     assert found["terms_gib"] == {"context": 1, "actor.vllm weights": 3, "actor_train@1 logits": 2}
     assert (found["measured_gib"], found["peak_gib"], found["gpu_gib"]) == (5, 6, {"used": 5})
+
+
+def test_the_parts_of_a_first_step_add_up_to_all_of_it():
+    """Of a log of a run, with a name of a run that has hyphens, and of its record; past midnight too."""
+    began = datetime(2026, 11, 27, 23, 59, 50).timestamp()
+    log = """23:59:53.000 | INFO    | prefect - Starting temporary server on http://127.0.0.1:8389
+23:59:58.000 | INFO    | Flow run 'grpo-tiny-toad' - Beginning flow run 'grpo-tiny-toad' for flow 'rlhf'
+00:00:00.000 | INFO    | prefect.flow_runs.rlhf - files of this run: /tmp/runs/grpo-tiny-toad
+(Worker) INFO 11-28 00:00:04 [monitor.py:20] torch.compile took 2.50 s in total
+00:00:10.000 | INFO    | prefect.flow_runs.rlhf - built actor.vllm n0:0 dp1 in 7.0 s; its devices hold up to 0.00 GiB
+00:00:12.000 | INFO    | prefect.flow_runs.rlhf - built actor.megatron n0:0 dp1 in 1.5 s; its devices hold 0.01 GiB
+"""
+    spans = [
+        span("actor_generate@1", began + 23, began + 25, kind="generate"),
+        span("actor_train@1", began + 26, began + 30, kind="train_step"),
+    ]
+    found = parts.parts_of(log, spans, began)
+    named = {
+        "imports and checks": 3,
+        "server": 5,
+        "preparation": 2,
+        "ranks": 3.5,
+        "build actor.vllm": 7,
+        "build actor.megatron": 1.5,
+        "begin of steps": 1,
+        "first generate": 2,
+        "rewards and advantages": 1,
+        "first train_step": 4,
+    }
+    assert found["parts"] == {**named, "all": 30} and sum(named.values()) == 30
+    assert found["inside the build of vllm"] == {"compile": [2.5]}
+    assert "all" not in parts.parts_of(log, spans[:1], began)["parts"]
 
 
 @pytest.mark.parametrize(
