@@ -81,6 +81,8 @@ class EngineTraits:
     a single instance."""
     drops_weights: bool = False
     """Whether its `offload` and `reload` take `copies`: False to free or allocate memory without a copy."""
+    attends_by_torch: bool = False
+    """Whether torch chooses its kernel of attention on cuda, by placement/models/attention_kernel.py."""
     replays_graphs: bool = False
     """Whether a decoding step on cuda replays captured CUDA graphs, which hold memory."""
     has_reduce_buffers: bool = False
@@ -177,6 +179,7 @@ _TRAITS: dict[EngineKind, EngineTraits] = {
         recomputes=True,
         divides_sequences=True,
         drops_weights=True,
+        attends_by_torch=True,
     ),
     "python": EngineTraits(serves=("compute",), holds_weights=False),
 }

@@ -9,6 +9,7 @@ from functools import lru_cache
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.backends.cuda import cudnn_sdp_enabled, enable_cudnn_sdp
 
 from prefect_rlhf.placement.engine_constants import window_block
 
@@ -46,7 +47,11 @@ def causal_attention(qkv_SBGXD: Tensor, cos_SD: Tensor, sin_SD: Tensor, window: 
 
 
 def attention(query_BHSD: Tensor, key_BGSD: Tensor, value_BGSD: Tensor, window: int | None) -> Tensor:
-    """Attend causally; a token sees `window` tokens, itself included, or all before it."""
+    """Attend causally; a token sees `window` tokens, itself included, or all before it.
+
+    Rows are padded at their end, so no mask is needed: a token sees no padding, and what padding sees is not read.
+    """
+    choose_kernel(query_BHSD)
     length = query_BHSD.shape[-2]
     if window is None or length <= window:
         return F.scaled_dot_product_attention(query_BHSD, key_BGSD, value_BGSD, is_causal=True, enable_gqa=True)
@@ -54,6 +59,16 @@ def attention(query_BHSD: Tensor, key_BGSD: Tensor, value_BGSD: Tensor, window: 
         return window_attention(query_BHSD, key_BGSD, value_BGSD, window)
     seen_SS = torch.ones(length, length, dtype=torch.bool, device=query_BHSD.device).tril().triu(1 - window)
     return F.scaled_dot_product_attention(query_BHSD, key_BGSD, value_BGSD, attn_mask=seen_SS, enable_gqa=True)
+
+
+def choose_kernel(query: Tensor) -> None:
+    """On CUDA, let torch choose from this process's next attention on among its own kernels, flash attention first.
+
+    On Hopper torch prefers cuDNN's, which builds a plan for each new shape, and our micro-batches and decoding steps
+    rarely have the shape of the last. placement/models/attention_kernel.py says which kernel takes what.
+    """
+    if query.is_cuda and cudnn_sdp_enabled():
+        enable_cudnn_sdp(False)
 
 
 def window_attention(query_BHSD: Tensor, key_BGSD: Tensor, value_BGSD: Tensor, window: int) -> Tensor:

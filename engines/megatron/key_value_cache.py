@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from prefect_rlhf.engines.megatron.fused import attention
+from prefect_rlhf.engines.megatron.fused import attention, choose_kernel
 from prefect_rlhf.engines.megatron.packing import Packing
 from prefect_rlhf.engines.megatron.rotary import Rotary, rotate
 
@@ -95,6 +95,7 @@ class Decode:
         values[self.slots_B, :, self.positions_B] = heads_BGXD[:, :, -1]
         keys, values = (cached[:num_rows, :, :num_places] for cached in (keys, values))
         # the query heads of a group take the axis of positions in attention: they share keys, values and mask
+        choose_kernel(heads_BGXD)
         mixed = F.scaled_dot_product_attention(heads_BGXD[:, :, :-2], keys, values, attn_mask=self._mask(window))
         return mixed.flatten(1)
 

@@ -25,6 +25,7 @@ from prefect_rlhf.files.remote_path import local_path, shown
 from prefect_rlhf.flows.forms.form_flow import own_parameters
 from prefect_rlhf.flows.forms.options import RunOptions
 from prefect_rlhf.flows.forms.parameters_file import changed, plain_parameters
+from prefect_rlhf.flows.hardware.attention import attention_lines
 from prefect_rlhf.flows.hardware.device_kind import check_leased_gpus, device_line, unheld_devices
 from prefect_rlhf.flows.hardware.installed_engines import check_builds, check_engines
 from prefect_rlhf.flows.hardware.living_nodes import on_living_nodes
@@ -271,6 +272,8 @@ def prepare(
     finished = request.checkpoint.step if request.checkpoint else 0
     chosen, later = in_effect(plans, finished)
     check_host((chosen.certificate, *(each.chosen.certificate for each in later)), lease)
+    for line in attention_lines(request.graph, [chosen.plan]) if lease.kind == "cuda" else ():
+        log_info(line)
     augmented = preview(request.graph, chosen.plan, request.options.steps, finished, options.checkpoint_every)
     if options.checkpoint_every is not None:
         log_info(checkpoint_memory(augmented))
