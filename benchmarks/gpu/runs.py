@@ -116,7 +116,13 @@ def run_of_grpo(machine: Machine) -> Found:
         "reward": {"functions": {"even": {"function": "rewards.py:even", "signature": "trl"}}},
         "output_dir": str(folder / "runs"),
         "steps": 3,
-        "algo": {"batch_size": 4, "samples_per_prompt": 4, "sampling": {"max_new_tokens": 8}, "evaluate_every": 1000},
+        "algo": {
+            "batch_size": 4,
+            "samples_per_prompt": 4,
+            "sampling": {"max_new_tokens": 8},
+            "evaluate_every": 1000,
+            "kl": {"coefficient": 0},
+        },
     }
     (folder / "parameters.yaml").write_text(json.dumps(parameters))  # JSON is YAML
     words = ("run", "grpo", "--parameters", "parameters.yaml", "--devices", "1", "--kind", machine.pick("cuda", "cpu"))
