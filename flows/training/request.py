@@ -9,6 +9,7 @@ from typing import Any
 
 from prefect_rlhf.errors.errors import InvalidInput, NotUsed
 from prefect_rlhf.flows.forms.options import RunOptions
+from prefect_rlhf.flows.forms.placement_words import stated_words
 from prefect_rlhf.flows.hardware.profiles import measured_sources
 from prefect_rlhf.flows.training.inputs import RunInputs, at_commits, read_run_inputs
 from prefect_rlhf.flows.training.log import log_info, log_warning
@@ -24,6 +25,7 @@ from prefect_rlhf.placement.graph import DataflowGraph
 from prefect_rlhf.placement.memory.bytes import with_headroom
 from prefect_rlhf.placement.plan import ExecutionPlan
 from prefect_rlhf.placement.planner.question import Question, Site
+from prefect_rlhf.placement.plans.stated_words import check_calls, names_of
 from prefect_rlhf.placement.rows.tokenizers import Tokenizers
 from prefect_rlhf.tasks.checkpoints.best import BestModel
 from prefect_rlhf.tasks.checkpoints.changes import ResumedRun
@@ -212,6 +214,7 @@ def optimizer_parameters(graph: DataflowGraph, arguments: Mapping[str, Any]) -> 
 
 def check_names(options: RunOptions, graph: DataflowGraph) -> None:
     """Raise InvalidInput for a role or a call that the algorithm lacks: its setting would never apply."""
+    check_calls(stated_words(options), graph)
     roles, calls = {call.role: None for call in graph if call.role}, {call.name for call in graph}
     for role in options.role_deadlines:
         if role not in roles:
@@ -241,6 +244,10 @@ def check_replan(options: RunOptions, graph: DataflowGraph) -> None:
         raise NotUsed("replan_gain", options.replan_gain, "replan is off", "set replan: say or move")
     if options.replan != "move":
         return
+    if words := stated_words(options):
+        call, word = next(iter(sorted(names_of(words))))
+        right = f"say or off beside placement.{call}.{word}: a run that moves chooses every word"
+        raise InvalidInput("replan", "move", right)
     if not isinstance(plan, str) or Path(plan).is_file():
         raise InvalidInput("replan", "move", "say or off with a plan file or plans by step, which pin the plan")
     if graph.staleness and options.checkpoint_every is None:

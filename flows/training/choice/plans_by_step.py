@@ -12,6 +12,7 @@ from typing import Any
 
 from prefect_rlhf.errors.errors import InvalidInput, PlanDoesNotFit
 from prefect_rlhf.files.yaml_text import read_yaml
+from prefect_rlhf.flows.forms.placement_words import stated_words
 from prefect_rlhf.flows.training.choice.auto_plan import AUTO
 from prefect_rlhf.flows.training.choice.choose_plan import ChosenPlan, choose_plan, chosen_file
 from prefect_rlhf.flows.training.choice.measured_plan import plans_to_measure
@@ -24,6 +25,7 @@ from prefect_rlhf.placement.plan import instances
 from prefect_rlhf.placement.plans.moves import closed_instances
 from prefect_rlhf.placement.plans.plan_file import parse_plan, plan_yaml
 from prefect_rlhf.placement.plans.presets import is_preset
+from prefect_rlhf.placement.plans.stated_words import names_of
 from prefect_rlhf.tasks.checkpoints.folders import Checkpoint
 
 PLANS_FILE = "plans.yaml"
@@ -137,6 +139,11 @@ def _chosen(request: RunRequest, step: int, plan: Any) -> ChosenPlan:
             raise InvalidInput(field, plan, "auto, a preset's name or the file of a single plan")
         with _at(field, plan):
             return choose_plan(request, plan)
+    if words := stated_words(request.options):
+        call, word = min(names_of(words))
+        raise InvalidInput(
+            f"placement.{call}.{word}", words[call][word], f"no word beside {field}, which states a plan"
+        )
     with _at(field, "this plan"):
         return chosen_file(request, parse_plan(plan, request.lease.cluster))
 

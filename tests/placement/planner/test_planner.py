@@ -34,7 +34,6 @@ from prefect_rlhf.placement.plans.check import check_plan
 from prefect_rlhf.placement.plans.presets import PRESETS, cut
 from prefect_rlhf.placement.schedule.estimate import estimate
 from prefect_rlhf.placement.schedule.schedule import schedule
-from prefect_rlhf.placement.search.budget import Budget
 from prefect_rlhf.placement.search.driver import prove
 from prefect_rlhf.placement.search.problem import PlannedCall, Problem
 from tests.cases import examples, first
@@ -189,8 +188,7 @@ def test_any_number_of_nodes_and_devices_is_planned_and_presets_that_need_halves
 def test_reals_heuristic_has_reals_micro_batches():
     """Of 16,384 tokens a device in every call: 1024 rows of 256 on two devices make 8."""
     rows = replace(ppo(), calls=tuple(replace(call, num_rows=1024) for call in ppo()))
-    asked = question(rows)
-    result = preset_result(asked, PlanSpace.of(asked), "real-heuristic", Budget(seconds=0.2))
+    result = preset_result(question(rows), "real-heuristic")
     assert result.plan is not None
     cuts = {result.plan[call.name].micro_batches for call in rows if call.kind != "compute" and call.every is None}
     assert cuts == {8}
