@@ -197,6 +197,11 @@ class RunOptions(Form):
         {}, description="Upper limits of metrics; a higher value emits an event: kl_penalised_rewards.kl: 20."
     )
 
+    @property
+    def stated_words(self) -> dict[str, dict[str, Any]]:
+        """The stated words of each call; a call without any is left out."""
+        return {call: words for call, placed in self.placement.items() if (words := placed.stated)}
+
     @classmethod
     def split(cls, parameters: Mapping[str, Any]) -> tuple[RunOptions, dict[str, Any]]:
         """Return the options among a run's parameters, and the arguments of the algorithm's body."""

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     Field,
@@ -14,9 +13,6 @@ from pydantic import (
 )
 
 from prefect_rlhf.tasks.settings import Settings
-
-if TYPE_CHECKING:
-    from prefect_rlhf.flows.forms.options import RunOptions
 
 MOST = 1 << 20  # of any number, as in a plan file
 MOST_GIB = 1e6
@@ -69,8 +65,3 @@ class PlacementWords(Settings):
     def stated(self) -> dict[str, Any]:
         """The words that are stated, by name."""
         return self.model_dump()
-
-
-def stated_words(options: RunOptions) -> Mapping[str, Mapping[str, Any]]:
-    """Return the stated words of each call; a call without any is left out."""
-    return {call: words for call, placed in options.placement.items() if (words := placed.stated)}

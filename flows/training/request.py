@@ -9,7 +9,6 @@ from typing import Any
 
 from prefect_rlhf.errors.errors import InvalidInput, NotUsed
 from prefect_rlhf.flows.forms.options import RunOptions
-from prefect_rlhf.flows.forms.placement_words import stated_words
 from prefect_rlhf.flows.hardware.profiles import measured_sources
 from prefect_rlhf.flows.training.inputs import RunInputs, at_commits, read_run_inputs
 from prefect_rlhf.flows.training.log import log_info, log_warning
@@ -214,7 +213,7 @@ def optimizer_parameters(graph: DataflowGraph, arguments: Mapping[str, Any]) -> 
 
 def check_names(options: RunOptions, graph: DataflowGraph) -> None:
     """Raise InvalidInput for a role or a call that the algorithm lacks: its setting would never apply."""
-    check_calls(stated_words(options), graph)
+    check_calls(options.stated_words, graph)
     roles, calls = {call.role: None for call in graph if call.role}, {call.name for call in graph}
     for role in options.role_deadlines:
         if role not in roles:
@@ -244,7 +243,7 @@ def check_replan(options: RunOptions, graph: DataflowGraph) -> None:
         raise NotUsed("replan_gain", options.replan_gain, "replan is off", "set replan: say or move")
     if options.replan != "move":
         return
-    if words := stated_words(options):
+    if words := options.stated_words:
         call, word = next(iter(sorted(names_of(words))))
         right = f"say or off beside placement.{call}.{word}: a run that moves chooses every word"
         raise InvalidInput("replan", "move", right)

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from prefect_rlhf.errors.errors import InvalidInput
-from prefect_rlhf.flows.forms.placement_words import stated_words
 from prefect_rlhf.flows.training.choice.auto_plan import AUTO, auto_plan, search_plan
 from prefect_rlhf.flows.training.choice.measured_plan import PlanTrial, fastest, measure, plans_to_measure
 from prefect_rlhf.flows.training.log import log_info
@@ -40,7 +39,7 @@ def choose_plan(request: RunRequest, name: str) -> ChosenPlan:
     run.
     """
     graph, lease, workload = request.graph, request.lease, request.workload
-    words = stated_words(request.options)
+    words = request.options.stated_words
     if words and (name == AUTO or plans_to_measure(name)):
         raise searched_beside(words, name)
     if name == AUTO:

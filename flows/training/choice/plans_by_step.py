@@ -12,7 +12,6 @@ from typing import Any
 
 from prefect_rlhf.errors.errors import InvalidInput, PlanDoesNotFit
 from prefect_rlhf.files.yaml_text import read_yaml
-from prefect_rlhf.flows.forms.placement_words import stated_words
 from prefect_rlhf.flows.training.choice.auto_plan import AUTO
 from prefect_rlhf.flows.training.choice.choose_plan import ChosenPlan, choose_plan, chosen_file
 from prefect_rlhf.flows.training.choice.measured_plan import plans_to_measure
@@ -139,7 +138,7 @@ def _chosen(request: RunRequest, step: int, plan: Any) -> ChosenPlan:
             raise InvalidInput(field, plan, "auto, a preset's name or the file of a single plan")
         with _at(field, plan):
             return choose_plan(request, plan)
-    if words := stated_words(request.options):
+    if words := request.options.stated_words:
         call, word = min(names_of(words))
         raise InvalidInput(
             f"placement.{call}.{word}", words[call][word], f"no word beside {field}, which states a plan"
