@@ -11,6 +11,7 @@ from pydantic import BeforeValidator, Discriminator, Field, Tag, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
 from prefect_rlhf.files.path_text import MOST_CHARACTERS, PathText
+from prefect_rlhf.flows.forms.placement_words import PlacementWords
 from prefect_rlhf.flows.forms.share import Share
 from prefect_rlhf.tasks.profiling.limits import MOST_TOKENS
 from prefect_rlhf.tasks.settings import MOST_STEPS, Settings
@@ -23,6 +24,7 @@ MOST_SEED = 2**32 - 1  # exact in a browser's form, and accepted by every librar
 LONGEST_SECONDS = 7 * 86400
 Seconds = Annotated[float, Field(ge=1, le=LONGEST_SECONDS)]
 Role = Annotated[str, Field(min_length=1, max_length=256)]
+CallName = Annotated[str, Field(min_length=1, max_length=256)]
 MetricName = Annotated[str, Field(min_length=1, max_length=256)]
 
 
@@ -127,6 +129,11 @@ class RunOptions(Form):
         "flattening",
         description="auto, measure(k), a preset's name, a plan file's path, or plans by step: {1: auto, 41: p.yaml}.",
     )
+    placement: dict[CallName, PlacementWords] = Field(
+        {},
+        description="Words of calls' placements that a preset or a plan file must have, such as "
+        "actor_train: {micro_batches: 16}; the plan chooses the others.",
+    )
     expected_response_length: Lengths = Field(
         "",
         description="Expected tokens of a response, for the planner: 256, shares such as 256:3,1024:1, or the rollouts "
@@ -189,6 +196,11 @@ class RunOptions(Form):
     limits: dict[MetricName, Annotated[float, Field(ge=-1e12, le=1e12)]] = Field(
         {}, description="Upper limits of metrics; a higher value emits an event: kl_penalised_rewards.kl: 20."
     )
+
+    @property
+    def stated_words(self) -> dict[str, dict[str, Any]]:
+        """The stated words of each call; a call without any is left out."""
+        return {call: words for call, placed in self.placement.items() if (words := placed.stated)}
 
     @classmethod
     def split(cls, parameters: Mapping[str, Any]) -> tuple[RunOptions, dict[str, Any]]:

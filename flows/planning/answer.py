@@ -5,6 +5,8 @@ from dataclasses import replace
 
 from prefect_rlhf.errors.errors import InvalidInput, TooLittleMemory
 from prefect_rlhf.flows.algorithm.rlhf_flow import find_flow
+from prefect_rlhf.flows.forms.check import checked_value
+from prefect_rlhf.flows.forms.options import RunOptions
 from prefect_rlhf.flows.forms.plan_options import PlanOptions
 from prefect_rlhf.flows.hardware.cluster_spec import Groups
 from prefect_rlhf.flows.hardware.described_device import read_device
@@ -15,12 +17,14 @@ from prefect_rlhf.flows.planning.more_devices import enough_devices, with_enough
 from prefect_rlhf.flows.planning.plan_report import PlanAnswer
 from prefect_rlhf.flows.planning.what_if import read_question
 from prefect_rlhf.placement.devices.mesh import DeviceMesh
+from prefect_rlhf.placement.graph import DataflowGraph
 from prefect_rlhf.placement.plan import ExecutionPlan
 from prefect_rlhf.placement.planner.best_plan import plan_graph
 from prefect_rlhf.placement.planner.explain import explain
 from prefect_rlhf.placement.planner.planned import Planned
 from prefect_rlhf.placement.planner.question import Question
 from prefect_rlhf.placement.planner.sweep import ClusterSize, SizedPlan, check_sizes, smallest_cluster, sweep
+from prefect_rlhf.placement.plans.stated_words import Words, check_calls
 from prefect_rlhf.placement.schedule.throughput import iteration_utilisation
 from prefect_rlhf.placement.search.driver import Progress
 
@@ -117,7 +121,17 @@ def _planned(
     question: Question, options: PlanOptions, progress: ShowProgress | None, start: ExecutionPlan | None = None
 ) -> Planned:
     pins, budget_seconds = read_pins(options.pins), options.budget_seconds
-    return plan_graph(question, budget_seconds, options.method, progress, pins, options.evaluations, start)
+    words = read_words(options, question.graph)
+    return plan_graph(question, budget_seconds, options.method, progress, pins, options.evaluations, start, words=words)
+
+
+def read_words(options: PlanOptions, graph: DataflowGraph) -> Words:
+    """Return the words of placements among the parameters. Raises InvalidInput for wrong words and calls."""
+    parameter = next(each for each in RunOptions.signature() if each.name == "placement")
+    stated = checked_value(parameter, options.parameters.get("placement", {}))
+    words = {call: placed.stated for call, placed in stated.items() if placed.stated}
+    check_calls(words, graph)
+    return words
 
 
 def read_pins(pins: Mapping[str, str]) -> dict[str, DeviceMesh]:

@@ -24,6 +24,7 @@ from prefect_rlhf.placement.graph import DataflowGraph
 from prefect_rlhf.placement.memory.bytes import with_headroom
 from prefect_rlhf.placement.plan import ExecutionPlan
 from prefect_rlhf.placement.planner.question import Question, Site
+from prefect_rlhf.placement.plans.stated_words import check_calls, names_of
 from prefect_rlhf.placement.rows.tokenizers import Tokenizers
 from prefect_rlhf.tasks.checkpoints.best import BestModel
 from prefect_rlhf.tasks.checkpoints.changes import ResumedRun
@@ -209,6 +210,7 @@ def optimizer_parameters(graph: DataflowGraph, arguments: Mapping[str, Any]) -> 
 
 def check_names(options: RunOptions, graph: DataflowGraph) -> None:
     """Raise InvalidInput for a role or a call that the algorithm lacks: its setting would never apply."""
+    check_calls(options.stated_words, graph)
     roles, calls = {call.role: None for call in graph if call.role}, {call.name for call in graph}
     for role in options.role_deadlines:
         if role not in roles:
@@ -238,6 +240,10 @@ def check_replan(options: RunOptions, graph: DataflowGraph) -> None:
         raise NotUsed("replan_gain", options.replan_gain, "replan is off", "set replan: say or move")
     if options.replan != "move":
         return
+    if words := options.stated_words:
+        call, word = next(iter(sorted(names_of(words))))
+        right = f"say or off beside placement.{call}.{word}: a run that moves chooses every word"
+        raise InvalidInput("replan", "move", right)
     if not isinstance(plan, str) or Path(plan).is_file():
         raise InvalidInput("replan", "move", "say or off with a plan file or plans by step, which pin the plan")
     if graph.staleness and options.checkpoint_every is None:

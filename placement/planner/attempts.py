@@ -7,11 +7,13 @@ models take turns on their devices.
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 
+from prefect_rlhf.errors.errors import RlhfError
 from prefect_rlhf.placement.plan import ExecutionPlan
 from prefect_rlhf.placement.planner.planned import PresetResult
-from prefect_rlhf.placement.planner.preset_plan import preset_result
+from prefect_rlhf.placement.planner.preset_plan import best_admitted, preset_result
 from prefect_rlhf.placement.planner.question import Question
 from prefect_rlhf.placement.planner.solution import TIGHTER, made_to_fit, solution, solve_fitting
 from prefect_rlhf.placement.planner.space.plan_problem import PlanProblem, PlanSpace
@@ -19,6 +21,7 @@ from prefect_rlhf.placement.planner.space.restrictions import divisions
 from prefect_rlhf.placement.planner.space.streamed_problem import streamed_problems
 from prefect_rlhf.placement.planner.time_sharing import time_sharing_problem
 from prefect_rlhf.placement.plans.presets import PRESETS
+from prefect_rlhf.placement.plans.stated_words import Words
 from prefect_rlhf.placement.search.budget import EVALUATIONS, Budget, Meter
 from prefect_rlhf.placement.search.driver import Progress, Proof, SearchResult, prove, search
 from prefect_rlhf.placement.search.method import Method
@@ -39,7 +42,7 @@ CLOSE = 0.03  # of the bound: a plan that is no further above it is as good as k
 class SearchRequest:
     """The plans to search, and the budget, which is divided over the attempts.
 
-    `space_of` gives the plans of a question with other constants.
+    `space_of` gives the plans of a question with other constants. `words` are what presets must have.
     """
 
     question: Question
@@ -48,6 +51,7 @@ class SearchRequest:
     method: Method
     progress: Callable[[Progress], None] | None
     space_of: Callable[[Question], PlanSpace]
+    words: Words = field(default_factory=dict)
 
     def search(
         self, problem: PlanProblem, share: float, progress: Callable[[Progress], None] | None = None
@@ -61,18 +65,21 @@ class SearchRequest:
 class Finding:
     """The plans that fit, apart from presets; `bound` is the search if it bounds all plans of the question.
 
+    `admitted` are the best plans that presets admit, with strategies that were searched.
+
     A longer proof begins with `proof`, a short proof. In plans that `take_turns`, models alternate on devices.
     """
 
     plans: tuple[ExecutionPlan, ...] = ()
     presets: tuple[PresetResult, ...] = ()
+    admitted: tuple[ExecutionPlan, ...] = ()
     bound: SearchResult | None = None
     proof: Proof | None = None
     take_turns: bool = False
 
     def seconds(self, question: Question) -> Iterator[float]:
         """Yield the seconds of an iteration of each of its plans."""
-        yield from (question.seconds(plan) for plan in self.plans)
+        yield from (question.seconds(plan) for plan in (*self.plans, *self.admitted))
         yield from (preset.estimate.seconds for preset in self.presets if preset.estimate)
 
 
@@ -184,10 +191,14 @@ def search_least_bound(request: SearchRequest) -> Finding:
 
 
 def search_presets(request: SearchRequest) -> Finding:
-    """Search the strategies of each preset on its own meshes."""
-    budget = request.budget.times(SMALL_SHARE)
-    results = (preset_result(request.question, request.space, name, budget) for name in PRESETS)
-    return Finding(presets=tuple(results))
+    """Complete each preset as a run does, and search the best strategies that it admits on its meshes."""
+    budget, question = request.budget.times(SMALL_SHARE), request.question
+    results = tuple(preset_result(question, name, request.words) for name in PRESETS)
+    admitted = []
+    for name, rule in PRESETS.items():
+        with suppress(RlhfError):
+            admitted.append(best_admitted(question, request.space, name, rule, budget))
+    return Finding(presets=results, admitted=tuple(plan for plan in admitted if plan is not None))
 
 
 def search_fullest_devices(request: SearchRequest) -> Finding:

@@ -36,10 +36,12 @@ from prefect_rlhf.placement.planner.refinements import (
 )
 from prefect_rlhf.placement.planner.refusal import no_plan_fits
 from prefect_rlhf.placement.planner.simplicity import STEADY, simplest
-from prefect_rlhf.placement.planner.solution import is_legal, made_to_fit
+from prefect_rlhf.placement.planner.solution import is_legal, keeping_words, made_to_fit
 from prefect_rlhf.placement.planner.space.plan_problem import PlanSpace
 from prefect_rlhf.placement.planner.space.restrictions import pinned
 from prefect_rlhf.placement.planner.time_sharing import keep_resident_where_free
+from prefect_rlhf.placement.plans.plan_file import name_in_lease
+from prefect_rlhf.placement.plans.stated_words import NO_WORDS, Words, names_of
 from prefect_rlhf.placement.schedule.changed_constants import TWICE, changed_seconds
 from prefect_rlhf.placement.search.budget import Budget, Meter
 from prefect_rlhf.placement.search.driver import Progress, warm_up
@@ -80,14 +82,15 @@ def plan_graph(
     evaluations: float | None = None,
     start: ExecutionPlan | None = None,
     proves: bool = True,
+    words: Words = NO_WORDS,
 ) -> Planned:
     """Return the best plan of a question that a search finds within a budget (`Budget.of`).
 
     By default, and with `evaluations`, the answer depends on the question alone. With `budget_seconds` of processor
     time it also depends on the machine. `pins` are calls that must be on these meshes. `start` is a legal plan: the
-    answer is never slower, if it fits and keeps to the pins. Unless it `proves`, the bound is the search's, of plans
-    without streamed parts, and takes no more time. Raises InvalidInput for a budget that is not positive, a
-    mesh outside the cluster, and when no plan fits.
+    answer is never slower, if it fits and keeps to the pins. The answer and the presets have the stated `words`.
+    Unless it `proves`, the bound is the search's, of plans without streamed parts, and takes no more time. Raises
+    InvalidInput for a budget that is not positive, a mesh outside the cluster, and when no plan fits.
     """
     whole = Budget.of(evaluations, budget_seconds)
     proof = Budget(whole.evaluations * PROOF_EVALUATIONS, whole.seconds * PROOF_SECONDS)
@@ -98,11 +101,13 @@ def plan_graph(
     space_of = partial(_space, pins=pins or {}, start=start)
     space = space_of(question)
     known = [] if start is None else _known(question, start, pins or {})
+    meshes = {call: {"mesh": name_in_lease(mesh, question.site.cluster)} for call, mesh in (pins or {}).items()}
+    both = {call: {**words.get(call, {}), **meshes.get(call, {})} for call in (*words, *meshes)}
     if question.graph.staleness > 0:
         half = replace(budget, seconds=budget.seconds / 2)
-        known += _without_staleness(SearchRequest(question, space, half, method, None, space_of))
+        known += _without_staleness(SearchRequest(question, space, half, method, None, space_of, both))
         budget = half
-    request = SearchRequest(question, space, budget, method, progress, space_of)
+    request = SearchRequest(question, space, budget, method, progress, space_of, both)
     return _planned(request, known, proof if proves else None)
 
 
@@ -113,6 +118,7 @@ def _planned(request: SearchRequest, known: Sequence[ExecutionPlan], proof: Budg
     presets = _of_each_preset(findings)
     compared = [(plan, question.seconds(plan)) for plan in known]
     compared += [(preset.plan, preset.estimate.seconds) for preset in presets if preset.plan and preset.estimate]
+    compared += [(plan, question.seconds(plan)) for finding in findings for plan in finding.admitted]
     timed = [(plan, question.seconds(plan)) for finding in findings for plan in finding.plans] + compared
     if not timed:
         raise no_plan_fits(question, space, request.budget.times(1 / 4))
@@ -138,6 +144,9 @@ def _planned(request: SearchRequest, known: Sequence[ExecutionPlan], proof: Budg
     if regret(plan) > max(STEADY, regret(simple)):
         plan = replace(simple, name="auto")
     plan = with_streamed_parts(question, plan)
+    if any(word != "mesh" for _, word in names_of(request.words)):
+        plan = keeping_words(question, plan, [preset.plan for preset in presets if preset.plan], request.words)
+        fastest = plan
     certificate = question.certificate(plan)
     estimate = question.estimate(plan)
     fastest_seconds = min(question.seconds(fastest), estimate.seconds)

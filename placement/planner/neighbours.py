@@ -14,7 +14,7 @@ from prefect_rlhf.errors.errors import RlhfError
 from prefect_rlhf.placement.engine_traits import TRAITS
 from prefect_rlhf.placement.graph import Call, DataflowGraph
 from prefect_rlhf.placement.layout.alignment import aligned
-from prefect_rlhf.placement.memory.remedies import with_changes
+from prefect_rlhf.placement.memory.savings import with_changes
 from prefect_rlhf.placement.plan import ExecutionPlan, Placement
 from prefect_rlhf.placement.planner.question import Question, with_copies_agreed
 from prefect_rlhf.placement.planner.solution import made_to_fit

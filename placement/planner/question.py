@@ -16,7 +16,7 @@ from prefect_rlhf.placement.devices.mesh import Backend, ClusterShape, DeviceMes
 from prefect_rlhf.placement.graph import DataflowGraph
 from prefect_rlhf.placement.layout.alignment import aligned
 from prefect_rlhf.placement.memory.certificate import Certificate, certify_plan
-from prefect_rlhf.placement.memory.remedies import with_changes
+from prefect_rlhf.placement.memory.savings import with_changes
 from prefect_rlhf.placement.plan import ExecutionPlan, Offload, Placement, instances
 from prefect_rlhf.placement.plans.check import check_plan, sleepless
 from prefect_rlhf.placement.plans.completion import completed

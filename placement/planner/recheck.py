@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from prefect_rlhf.placement.cost.datasheets.hardware import GIB
 from prefect_rlhf.placement.cost.paged_cache import gib_above
-from prefect_rlhf.placement.memory.remedies import with_changes
+from prefect_rlhf.placement.memory.savings import with_changes
 from prefect_rlhf.placement.plan import ExecutionPlan, instances
 from prefect_rlhf.placement.planner.best_plan import plan_graph
 from prefect_rlhf.placement.planner.fitted_constants import FittedConstants, Measured, corrected, fit_constants

@@ -11,7 +11,7 @@ from dataclasses import replace
 from prefect_rlhf.placement.cost.sizes import ModelSizes
 from prefect_rlhf.placement.engine_traits import TRAITS
 from prefect_rlhf.placement.graph import Call
-from prefect_rlhf.placement.memory.remedies import with_changes
+from prefect_rlhf.placement.memory.savings import with_changes
 from prefect_rlhf.placement.plan import ExecutionPlan, Placement, recomputed_layers
 from prefect_rlhf.placement.planner.question import Question
 from prefect_rlhf.placement.planner.simplicity import is_nearly_full

@@ -7,7 +7,8 @@ from prefect_rlhf.errors.errors import PlanDoesNotFit, TooLittleMemory
 from prefect_rlhf.placement.engine_traits import TRAITS
 from prefect_rlhf.placement.memory.bytes import base_bytes, byte_size, enough_bytes
 from prefect_rlhf.placement.memory.certificate import Certificate
-from prefect_rlhf.placement.memory.remedies import Remedy, refusal, with_changes
+from prefect_rlhf.placement.memory.remedies import Remedy, refusal
+from prefect_rlhf.placement.memory.savings import with_changes
 from prefect_rlhf.placement.plan import ExecutionPlan
 from prefect_rlhf.placement.planner.question import Question
 from prefect_rlhf.placement.planner.solution import fitting, solution, solutions, with_prefetch

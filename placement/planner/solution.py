@@ -3,15 +3,17 @@
 A plan that does not fit is repaired: as few of its weights as possible leave their devices between uses.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 
-from prefect_rlhf.errors.errors import RlhfError
+from prefect_rlhf.errors.errors import InvalidInput, RlhfError
 from prefect_rlhf.placement.memory.certificate import Certificate
-from prefect_rlhf.placement.memory.remedies import with_changes
+from prefect_rlhf.placement.memory.savings import Savings, with_changes
 from prefect_rlhf.placement.plan import ExecutionPlan, instances, offloaded_parts
 from prefect_rlhf.placement.planner.question import Question
 from prefect_rlhf.placement.planner.space.plan_problem import PlanProblem
 from prefect_rlhf.placement.plans.check import check_plan
+from prefect_rlhf.placement.plans.stated_words import Words, names_of, with_words
 from prefect_rlhf.placement.search.budget import Budget
 from prefect_rlhf.placement.search.driver import Proof, SearchResult, search
 from prefect_rlhf.placement.search.method import Method
@@ -80,6 +82,27 @@ def made_to_fit(question: Question, plan: ExecutionPlan) -> ExecutionPlan | None
         return plan
     others = (other for other in (fitted, repaired(question, plan)) if other is not None)
     return min(others, key=question.seconds, default=None)
+
+
+def keeping_words(
+    question: Question, plan: ExecutionPlan, others: Iterable[ExecutionPlan], words: Words
+) -> ExecutionPlan:
+    """Return the fastest of `others`, which have the stated words, and of the plan changed to have them, if it fits.
+
+    Raises InvalidInput if no plan has them and fits.
+    """
+    if not words:
+        return plan
+    found = list(others)
+    changed = with_words(plan, question.graph, words)
+    if is_legal(question, changed):
+        saved = Savings(question.graph, question.workload, question.site.backend, names_of(words)).least(changed)
+        found += [replace(saved, name=plan.name)] if saved is not None else []
+    if not found:
+        stated = ", ".join(f"{call}.{word}" for call, word in sorted(names_of(words)))
+        raise InvalidInput("placement", stated, "words with which some plan fits; state fewer of them")
+    best = min(found, key=question.seconds)
+    return replace(best, name=plan.name)
 
 
 def with_prefetch(question: Question, plan: ExecutionPlan, prefetch: bool) -> ExecutionPlan:

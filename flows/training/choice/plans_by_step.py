@@ -24,6 +24,7 @@ from prefect_rlhf.placement.plan import instances
 from prefect_rlhf.placement.plans.moves import closed_instances
 from prefect_rlhf.placement.plans.plan_file import parse_plan, plan_yaml
 from prefect_rlhf.placement.plans.presets import is_preset
+from prefect_rlhf.placement.plans.stated_words import names_of
 from prefect_rlhf.tasks.checkpoints.folders import Checkpoint
 
 PLANS_FILE = "plans.yaml"
@@ -137,6 +138,11 @@ def _chosen(request: RunRequest, step: int, plan: Any) -> ChosenPlan:
             raise InvalidInput(field, plan, "auto, a preset's name or the file of a single plan")
         with _at(field, plan):
             return choose_plan(request, plan)
+    if words := request.options.stated_words:
+        call, word = min(names_of(words))
+        raise InvalidInput(
+            f"placement.{call}.{word}", words[call][word], f"no word beside {field}, which states a plan"
+        )
     with _at(field, "this plan"):
         return chosen_file(request, parse_plan(plan, request.lease.cluster))
 

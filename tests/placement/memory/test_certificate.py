@@ -17,7 +17,7 @@ from prefect_rlhf.placement.devices.mesh import ClusterShape, Device
 from prefect_rlhf.placement.layout.layout import layout_of
 from prefect_rlhf.placement.layout.regions import num_elements
 from prefect_rlhf.placement.memory.certificate import certify
-from prefect_rlhf.placement.memory.remedies import with_changes
+from prefect_rlhf.placement.memory.savings import with_changes
 from prefect_rlhf.placement.plan import instances, offloaded_parts
 from prefect_rlhf.placement.planner.preset_plan import preset
 from tests.by_device import instance_holdings

@@ -34,7 +34,6 @@ from prefect_rlhf.placement.plans.check import check_plan
 from prefect_rlhf.placement.plans.presets import PRESETS, cut
 from prefect_rlhf.placement.schedule.estimate import estimate
 from prefect_rlhf.placement.schedule.schedule import schedule
-from prefect_rlhf.placement.search.budget import Budget
 from prefect_rlhf.placement.search.driver import prove
 from prefect_rlhf.placement.search.problem import PlannedCall, Problem
 from tests.cases import examples, first
@@ -189,8 +188,7 @@ def test_any_number_of_nodes_and_devices_is_planned_and_presets_that_need_halves
 def test_reals_heuristic_has_reals_micro_batches():
     """Of 16,384 tokens a device in every call: 1024 rows of 256 on two devices make 8."""
     rows = replace(ppo(), calls=tuple(replace(call, num_rows=1024) for call in ppo()))
-    asked = question(rows)
-    result = preset_result(asked, PlanSpace.of(asked), "real-heuristic", Budget(seconds=0.2))
+    result = preset_result(question(rows), "real-heuristic")
     assert result.plan is not None
     cuts = {result.plan[call.name].micro_batches for call in rows if call.kind != "compute" and call.every is None}
     assert cuts == {8}
@@ -294,14 +292,12 @@ def large(rows: int) -> DataflowGraph:
 
 
 def test_a_plan_that_no_device_has_room_for_says_how_much_is_missing():
-    """Each call of a step would fit; a cache for all rows of the evaluation at once does not."""
-    node, graph = ClusterShape("node", 1, 2, 80 * GIB), ppo(evaluate_every=2)
-    calls = tuple(replace(call, num_rows=32 if call.every is None else 8192) for call in graph)
-    graph = replace(graph, models=large(32).models, calls=calls)
+    """Each call of a step would fit an empty device; the train_step beside what else stays there does not."""
+    node = ClusterShape("node", 1, 2, int(71.6 * GIB))
     with pytest.raises(PlanDoesNotFit, match=r"expected .* GiB .* less, by more or larger devices") as error:
-        plan_graph(question(graph, node, Workload.fixed(256, 256)), budget_seconds=0.5)
+        plan_graph(question(large(32), node, Workload.fixed(256, 256)), budget_seconds=0.5)
     (remedy,) = json.loads(error.value.details)["remedies"]
-    assert remedy["fits"] and remedy["peak_bytes"] > usable_bytes(80 * GIB, "cuda")
+    assert remedy["fits"] and remedy["peak_bytes"] > usable_bytes(int(71.6 * GIB), "cuda")
     assert f"{remedy['change']}: peak" in error.value.report
 
 

@@ -18,7 +18,7 @@ from prefect_rlhf.placement.cost.node import NodeCosts
 from prefect_rlhf.placement.cost.sources import CostSources
 from prefect_rlhf.placement.cost.workload import LengthDistribution, Workload
 from prefect_rlhf.placement.graph import DataflowGraph
-from prefect_rlhf.placement.memory.remedies import with_changes
+from prefect_rlhf.placement.memory.savings import with_changes
 from prefect_rlhf.placement.plan import ExecutionPlan
 from prefect_rlhf.placement.planner.fitted_constants import STEPS, Measured, corrected, fit_constants
 from prefect_rlhf.placement.planner.preset_plan import preset

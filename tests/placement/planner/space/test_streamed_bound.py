@@ -11,7 +11,7 @@ from prefect_rlhf.placement.cost.sources import CostSources
 from prefect_rlhf.placement.cost.workload import Workload
 from prefect_rlhf.placement.devices.mesh import ClusterShape, DeviceMesh
 from prefect_rlhf.placement.graph import DataflowGraph, Dataset
-from prefect_rlhf.placement.memory.remedies import with_changes
+from prefect_rlhf.placement.memory.savings import with_changes
 from prefect_rlhf.placement.models.known_models import known_shape
 from prefect_rlhf.placement.plan import Placement
 from prefect_rlhf.placement.planner import attempts

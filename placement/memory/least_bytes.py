@@ -1,0 +1,99 @@
+"""The least bytes that a call needs of some device, under any plan: a proof that no change of a plan suffices."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from prefect_rlhf.placement.cost.call_bytes import CallOnStage
+from prefect_rlhf.placement.cost.execution import Execution
+from prefect_rlhf.placement.cost.paged_cache import gib_above, whole_cache_bytes
+from prefect_rlhf.placement.cost.sizes import ModelSizes
+from prefect_rlhf.placement.cost.uneven import different_works
+from prefect_rlhf.placement.cost.workload import CallWork, Workload
+from prefect_rlhf.placement.devices.mesh import Backend, ClusterShape, DeviceMesh
+from prefect_rlhf.placement.devices.strategy import strategies
+from prefect_rlhf.placement.engine_traits import TRAITS
+from prefect_rlhf.placement.graph import Call, DataflowGraph
+from prefect_rlhf.placement.layout.experts import with_expert_degrees
+from prefect_rlhf.placement.memory.bytes import byte_size, usable_bytes
+from prefect_rlhf.placement.memory.overhead import call_overhead
+from prefect_rlhf.placement.plan import Placement
+from prefect_rlhf.placement.plans.check import able_engines, violations
+
+MOST_NODES = 16  # of a lease: with more, the meshes are too many for a refusal
+
+
+def proved_too_large(graph: DataflowGraph, workload: Workload, cluster: ClusterShape, backend: Backend) -> str:
+    """Return in words that some call fits under no plan of the usable devices; empty if that is not proved.
+
+    While a call runs, the devices of its mesh hold its weights (of a train_step also gradients and optimizer) and what
+    the call makes, whatever other calls do. So their bytes alone, on the mesh and with the strategy where the fullest
+    device holds least, in the most micro-batches, with all layers recomputed and the smallest cache, are a lower bound
+    for every plan. If they exceed the largest device, no plan fits.
+    """
+    lease = cluster.usable
+    if lease.num_nodes > MOST_NODES:
+        return ""
+    nodes = range(lease.first_node, lease.first_node + lease.num_nodes)
+    most = usable_bytes(max(cluster.memory_bytes(node) for node in nodes), backend)
+    needed = {
+        call.name: min(
+            (_bytes(call, each, graph, workload, backend) for each in _ways(call, graph, lease, backend)), default=0
+        )
+        for call in graph
+        if call.role is not None
+    }
+    call, least = max(needed.items(), key=lambda item: item[1])
+    if least <= most:
+        return ""
+    needs, has = byte_size(least), byte_size(most)
+    return f"no plan fits these devices: {call} needs {needs} of one, and a plan may fill {has}"
+
+
+def _ways(call: Call, graph: DataflowGraph, lease: DeviceMesh, backend: Backend) -> Iterator[Placement]:
+    """Yield the placement that needs least of each size of mesh and each strategy."""
+    model = graph.model(call.role or "")
+    for mesh in _meshes(lease):
+        for engine in able_engines(call, graph, backend):
+            for strategy in strategies(mesh.num_devices):
+                for spread in with_expert_degrees(strategy, model, engine):
+                    plain = Placement(mesh, spread, engine)
+                    if not any(violations(call, plain, graph, backend)):
+                        yield plain
+
+
+def _meshes(lease: DeviceMesh) -> Iterator[DeviceMesh]:
+    """Yield a mesh of each size: parts of a node, then whole nodes."""
+    for count in range(1, lease.devices_per_node + 1):
+        yield replace(lease, num_nodes=1, devices_per_node=count)
+    for num_nodes in range(2, lease.num_nodes + 1):
+        yield replace(lease, num_nodes=num_nodes)
+
+
+def _bytes(call: Call, plain: Placement, graph: DataflowGraph, workload: Workload, backend: Backend) -> int:
+    """Bytes of the fullest device of a placement with everything that saves memory."""
+    model, traits = graph.model(call.role or ""), TRAITS[plain.engine]
+    sizes, trains = ModelSizes.of(model), call.kind == "train_step"
+    own = workload.of(call.rows)
+    placed = replace(
+        plain,
+        micro_batches=max(each.most_items(plain.strategy.dp) for each in call.by_row_set)
+        if traits.micro_batches
+        else 1,
+        recompute="all" if trains and traits.recomputes else 0,
+        sequence_parallel=trains and traits.divides_sequences and plain.strategy.tp > 1,
+        cache_gib=gib_above(whole_cache_bytes(1, own.longest, sizes, plain.strategy.tp))
+        if traits.paged_cache
+        else None,
+    )
+    overhead = sum(call_overhead(call, placed, model, backend))
+    execution, last = Execution.of(placed), placed.strategy.pp - 1
+    found = [
+        CallOnStage(work, execution, sizes, placed.engine, stage, work.workload.longest, backend == "cpu").num_bytes(
+            [execution.recompute]
+        )[0]
+        for work in different_works(CallWork.of(call, workload), placed, ())
+        for stage in sorted({0, last})
+    ]
+    return max(terms.total for terms in found) + overhead

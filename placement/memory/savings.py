@@ -1,0 +1,278 @@
+"""Savings: changes of a plan's words that save memory, and the least of them with which the plan fits.
+
+They come in the order of the seconds that they lose: micro-batches, sequence parallelism, offloads of frozen and of
+generating copies, recomputation of layers, a smaller cache, offloads of what trains. Meshes, strategies and engines
+stay.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence, Set
+from dataclasses import dataclass, field, replace
+from functools import partial
+from math import sqrt
+
+from prefect_rlhf.placement.cost.paged_cache import gib_above, whole_cache_bytes
+from prefect_rlhf.placement.cost.sizes import ModelSizes
+from prefect_rlhf.placement.cost.workload import Workload
+from prefect_rlhf.placement.devices.mesh import Backend
+from prefect_rlhf.placement.engine_traits import TRAITS
+from prefect_rlhf.placement.graph import Call, DataflowGraph
+from prefect_rlhf.placement.memory.certificate import Certificate, certify_plan
+from prefect_rlhf.placement.plan import (
+    ExecutionPlan,
+    ModelInstance,
+    Offload,
+    Placement,
+    instances,
+    recomputed_layers,
+    trained_instance,
+)
+from prefect_rlhf.placement.plans.check import sleepless
+from prefect_rlhf.placement.plans.stated_words import OF_A_COPY
+
+StatedWords = Set[tuple[str, str]]
+"""Words of placements that a person stated, each as its call and its name: no saving changes them."""
+CACHE_STEP = sqrt(2)  # ratio of the bytes of consecutive cache sizes
+Change = Callable[[ExecutionPlan], ExecutionPlan]
+
+
+def with_changes(plan: ExecutionPlan, calls: Sequence[Call], **fields: object) -> ExecutionPlan:
+    """Return the plan with fields of some calls' placements changed."""
+    names = {call.name for call in calls}
+
+    def change(old: Placement) -> Placement:
+        order = () if "strategy" in fields else old.device_order
+        return replace(old, **{"device_order": order, **fields})  # type: ignore[arg-type]  # names of Placement's fields
+
+    return replace(plan, placements=tuple((n, change(old) if n in names else old) for n, old in plan.placements))
+
+
+@dataclass(frozen=True, slots=True)
+class Savings:
+    """The savings that a plan of `graph` may have beside the words that are `stated`.
+
+    `workload` are its rows, and `backend` its kind of devices.
+    """
+
+    graph: DataflowGraph
+    workload: Workload
+    backend: Backend
+    stated: StatedWords = frozenset()
+    _certificates: dict[object, Certificate] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    def certificate(self, plan: ExecutionPlan) -> Certificate:
+        """Return the certificate of a plan, counted once."""
+        key = plan.cluster, plan.placements
+        if key not in self._certificates:
+            self._certificates[key] = certify_plan(plan, self.graph, self.workload, self.backend)
+        return self._certificates[key]
+
+    def fits(self, plan: ExecutionPlan) -> bool:
+        """Return whether the certificate of a plan says so."""
+        return self.certificate(plan).fits
+
+    def least(self, plan: ExecutionPlan) -> ExecutionPlan | None:
+        """Return the plan with the fewest savings with which it fits; None if it does not fit with all of them.
+
+        A saving reduces the bytes of some moments and increases those of none. So the plan with all savings needs the
+        least memory of all plans with these meshes, strategies and engines: if it does not fit, none of them does. Of
+        the savings in order, the first few that suffice are found by bisection. Then each of them is taken back as far
+        as the plan still fits, the one that loses most seconds first. In the answer no call can have fewer
+        micro-batches.
+        """
+        if self.fits(plan):
+            return plan
+        saving = self.all_of(plan)
+        if not self.fits(saving[-1]):
+            return None
+        return self._relaxed(saving[bisect_left(saving, True, key=self.fits)], plan)
+
+    def all_of(self, plan: ExecutionPlan) -> list[ExecutionPlan]:
+        """Return the plan with more and more savings: each plan has those of the plan before it, and one more."""
+        found = [plan]
+        for change in self._changes(plan):
+            changed = change(found[-1])
+            if changed != found[-1] and not any(sleepless(changed, self.graph)):
+                found.append(changed)
+        return found
+
+    def _changes(self, plan: ExecutionPlan) -> Iterator[Change]:
+        """Yield the savings, the one that loses the fewest seconds first."""
+        trained = {trained_instance(self.graph, plan, model.role) for model in self.graph.models}
+        others = [instance for instance in self._largest_first(plan) if instance not in trained]
+        others.sort(key=lambda instance: self.graph.trained_by(instance.role) is not None)  # frozen copies first
+        yield self._in_most_micro_batches
+        yield self._dividing_sequences
+        yield from (partial(self._offloading, instance=instance, part="all") for instance in others)
+        yield self._recomputing
+        yield self._with_least_caches
+        for part in ("optimizer", "all"):
+            yield from (
+                partial(self._offloading, instance=instance, part=part)
+                for instance in self._largest_first(plan)
+                if instance in trained
+            )
+        yield self._reloading_late
+
+    def _relaxed(self, plan: ExecutionPlan, before: ExecutionPlan) -> ExecutionPlan:
+        """Return a plan that fits with fewer savings, as few as still fit; `before` is the plan without any."""
+        plan = self._reloading_early(plan, before)
+        for instance in reversed(list(instances(self.graph, plan))):
+            plan = self._staying(plan, before, instance)
+        plan = self._with_largest_caches(plan, before)
+        for call in self.graph:
+            plan = self._recomputing_least(plan, before, call)
+        plan = self._taken_back(plan, before, "sequence_parallel", tuple(self.graph))
+        trains_first = sorted(self.graph, key=lambda call: call.kind != "train_step")
+        plan = self._taken_back(plan, before, "micro_batches", [c for c in trains_first if c.kind != "train_step"])
+        for call in trains_first:
+            plan = self._in_fewest_micro_batches(plan, before, call)
+        return plan
+
+    def is_free(self, plan: ExecutionPlan, call: Call, word: str) -> bool:
+        """Whether nobody stated the word of the call, or of a call with the same copy if they share it."""
+        if not self.stated:
+            return True
+        names = [call.name]
+        if word in OF_A_COPY:
+            names = [other.name for calls in instances(self.graph, plan).values() if call in calls for other in calls]
+        return not any((name, word) in self.stated for name in names)
+
+    def numbers_of_micro_batches(self, call: Call, placed: Placement) -> list[int]:
+        """Return the numbers that a call may have: those with equal micro-batches, and without a pipeline 2, 4, 8, ...
+
+        With a pipeline, some uneven number of micro-batches may need more memory than a smaller one.
+        """
+        most = max(each.cut(placed.parts).most_items(placed.strategy.dp) for each in call.by_row_set)
+        even = {number for number in range(1, most + 1) if most % number == 0}
+        powers = {1 << power for power in range(most.bit_length())} if placed.strategy.pp == 1 else set()
+        return sorted(even | powers)
+
+    def _may_be_cut(self, plan: ExecutionPlan, call: Call) -> bool:
+        return TRAITS[plan[call.name].engine].micro_batches and self.is_free(plan, call, "micro_batches")
+
+    def _in_most_micro_batches(self, plan: ExecutionPlan) -> ExecutionPlan:
+        for call in self.graph:
+            if self._may_be_cut(plan, call):
+                most = self.numbers_of_micro_batches(call, plan[call.name])[-1]
+                plan = with_changes(plan, [call], micro_batches=max(most, plan[call.name].micro_batches))
+        return plan
+
+    def _in_fewest_micro_batches(self, plan: ExecutionPlan, before: ExecutionPlan, call: Call) -> ExecutionPlan:
+        now, least = plan[call.name].micro_batches, before[call.name].micro_batches
+        if now == least:
+            return plan
+        numbers = [n for n in self.numbers_of_micro_batches(call, plan[call.name]) if least < n < now]
+        plans = [with_changes(plan, [call], micro_batches=number) for number in (least, *numbers)]
+        return (*plans, plan)[self._first_that_fits(plans)]
+
+    def _first_that_fits(self, plans: Sequence[ExecutionPlan]) -> int:
+        """Return the index of the first plan that fits, of plans that need less and less."""
+        return 0 if plans and self.fits(plans[0]) else bisect_left(plans, True, key=self.fits)
+
+    def _dividing_sequences(self, plan: ExecutionPlan) -> ExecutionPlan:
+        for call in self.graph:
+            placed = plan[call.name]
+            may = call.kind == "train_step" and TRAITS[placed.engine].divides_sequences and placed.strategy.tp > 1
+            if may and self.is_free(plan, call, "sequence_parallel"):
+                plan = with_changes(plan, [call], sequence_parallel=True)
+        return plan
+
+    def _recomputing(self, plan: ExecutionPlan) -> ExecutionPlan:
+        for call in self.graph:
+            may = call.kind == "train_step" and TRAITS[plan[call.name].engine].recomputes
+            if may and self.is_free(plan, call, "recompute"):
+                plan = with_changes(plan, [call], recompute="all")
+        return plan
+
+    def _recomputing_least(self, plan: ExecutionPlan, before: ExecutionPlan, call: Call) -> ExecutionPlan:
+        if plan[call.name].recompute == before[call.name].recompute:
+            return plan
+        layers = ModelSizes.of(self.graph.model(call.role or "")).stage_layers(plan[call.name].strategy.pp)
+        least = recomputed_layers(before[call.name].recompute, layers)
+        plans = [with_changes(plan, [call], recompute=count) for count in range(least, layers)]
+        return (*plans, plan)[self._first_that_fits(plans)]
+
+    def _largest_first(self, plan: ExecutionPlan) -> list[ModelInstance]:
+        """The copies of weights that may leave their devices, the largest first."""
+        held = Counter[str]()
+        for share in (share for peak in self.certificate(plan).peaks for share in peak.shares):
+            held[share.owner] += share.num_bytes
+        return sorted(instances(self.graph, plan), key=lambda instance: -held[instance.name])
+
+    def _offloading(self, plan: ExecutionPlan, instance: ModelInstance, part: Offload) -> ExecutionPlan:
+        calls = instances(self.graph, plan)[instance]
+        if plan[calls[0].name].offload == "all" or not self.is_free(plan, calls[0], "offload"):
+            return plan
+        return with_changes(plan, calls, offload=part)
+
+    def _staying(self, plan: ExecutionPlan, before: ExecutionPlan, instance: ModelInstance) -> ExecutionPlan:
+        """The plan with less of a copy off its devices, if it still fits."""
+        calls = instances(self.graph, plan)[instance]
+        now, was = plan[calls[0].name], before[calls[0].name]
+        if now.offload == was.offload:
+            return plan
+        trains = any(call.kind == "train_step" for call in calls)
+        parts: list[Offload] = [was.offload, *(["optimizer"] if trains and now.offload == "all" else [])]  # type: ignore[list-item]
+        for part in parts:
+            stays = with_changes(plan, calls, offload=part, prefetch=was.prefetch if part == "none" else now.prefetch)
+            if self.fits(stays):
+                return stays
+        return plan
+
+    def _reloading_late(self, plan: ExecutionPlan) -> ExecutionPlan:
+        for calls in instances(self.graph, plan).values():
+            if plan[calls[0].name].offload != "none" and self.is_free(plan, calls[0], "prefetch"):
+                plan = with_changes(plan, calls, prefetch=False)
+        return plan
+
+    def _reloading_early(self, plan: ExecutionPlan, before: ExecutionPlan) -> ExecutionPlan:
+        for calls in instances(self.graph, plan).values():
+            was = before[calls[0].name].prefetch
+            if plan[calls[0].name].prefetch != was:
+                early = with_changes(plan, calls, prefetch=was)
+                plan = early if self.fits(early) else plan
+        return plan
+
+    def _caches(self, plan: ExecutionPlan, calls: Sequence[Call]) -> list[float | None]:
+        """The sizes of a copy's cache, the present one first, then smaller and smaller; the last holds a single row."""
+        placed, sizes = plan[calls[0].name], ModelSizes.of(self.graph.model(calls[0].role or ""))
+        tp, found = placed.strategy.tp, [placed.cache_gib]
+        length = self.workload.longest
+        rows = max(each.most_items(placed.strategy.dp) * each.rows_per_item for call in calls for each in (call,))
+        num_bytes = placed.cache_bytes or whole_cache_bytes(rows, length, sizes, tp)
+        least = gib_above(whole_cache_bytes(1, length, sizes, tp))
+        while (size := gib_above(num_bytes := int(num_bytes / CACHE_STEP))) > least:
+            found.append(size)
+        return [*found, least] if placed.cache_gib is None or least < placed.cache_gib else found
+
+    def _cached(self, plan: ExecutionPlan) -> Iterator[tuple[Call, ...]]:
+        """The calls of each copy with a cache of which nobody stated the size."""
+        for instance, calls in instances(self.graph, plan).items():
+            if TRAITS[instance.engine].paged_cache and self.is_free(plan, calls[0], "cache_gib"):
+                yield calls
+
+    def _with_least_caches(self, plan: ExecutionPlan) -> ExecutionPlan:
+        for calls in self._cached(plan):
+            plan = with_changes(plan, calls, cache_gib=self._caches(plan, calls)[-1])
+        return plan
+
+    def _with_largest_caches(self, plan: ExecutionPlan, before: ExecutionPlan) -> ExecutionPlan:
+        for calls in self._cached(plan):
+            if plan[calls[0].name].cache_gib != before[calls[0].name].cache_gib:
+                sizes = self._caches(before, calls)[:-1]
+                plans = [with_changes(plan, calls, cache_gib=size) for size in sizes]
+                plan = (*plans, plan)[self._first_that_fits(plans)]
+        return plan
+
+    def _taken_back(
+        self, plan: ExecutionPlan, before: ExecutionPlan, word: str, calls: Sequence[Call]
+    ) -> ExecutionPlan:
+        """The plan with a word of all these calls as it was before, if it still fits."""
+        back = plan
+        for call in calls:
+            back = with_changes(back, [call], **{word: getattr(before[call.name], word)})
+        return back if back == plan or self.fits(back) else plan
