@@ -47,10 +47,16 @@ class AlgorithmFlow(FormFlow):
 def rlhf_flow(name: str) -> Callable[[Callable[..., None]], AlgorithmFlow]:
     """Convert a body of generate, inference, compute and train_step calls to the Prefect flow `rlhf`, algorithm `name`.
 
+    Raises GraphError for a function that cannot be a body: async, with yield, or with parameters without types.
+
     >>> from prefect_rlhf.flows.ppo import ppo
     >>> ppo.name, ppo.algorithm.name
     ('rlhf', 'ppo')
     """
+
+    if not isinstance(name, str):
+        seen = getattr(name, "__name__", repr(name))
+        raise GraphError(f'@rlhf_flow: got {seen:.60}, expected the algorithm\'s name: @rlhf_flow("{seen:.60}")')
 
     def decorate(body: Callable[..., None]) -> AlgorithmFlow:
         algorithm = Algorithm(name, body)
@@ -87,7 +93,10 @@ def find_flow(name: str) -> AlgorithmFlow:
     found = getattr(module, function, None)
     if not isinstance(found, AlgorithmFlow):
         flows = [key for key, value in vars(module).items() if isinstance(value, AlgorithmFlow)]
-        problem = f"is a {type(found).__name__}" if hasattr(module, function) else "does not exist"
+        problem = "does not exist"
+        if hasattr(module, function):
+            remedy = f': put @rlhf_flow("{function}") above its def, and no other decorator' if callable(found) else ""
+            problem = f"is a {type(found).__name__}{remedy}"
         raise InvalidInput("algorithm", name, expected_flow(place, function, flows, problem))
     return found
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from prefect import Flow
 
-from prefect_rlhf.errors.errors import PlanDoesNotFit, RlhfError
+from prefect_rlhf.errors.errors import GraphError, PlanDoesNotFit, RlhfError
 from prefect_rlhf.files.storable import Storable
 from prefect_rlhf.flows.forms.check import checked_parameters
 from prefect_rlhf.flows.forms.options import Form
@@ -33,9 +33,14 @@ def form_entry(
 ) -> Callable[..., Any]:
     """Return the function that Prefect calls: it has the name of `body` and passes its keywords to `run`.
 
-    Its parameters are `own`, then the fields of `form`. A mistake that a person can correct ends the run in a Failed
-    state with a single-line message, without a traceback. A run that a person stops ends in a Cancelled state.
+    Its parameters are `own`, then the fields of `form`. Raises GraphError if both have one of the same name. A mistake
+    that a person can correct ends the run in a Failed state with a single-line message, without a traceback. A run that
+    a person stops ends in a Cancelled state.
     """
+
+    if taken := [parameter.name for parameter in own if parameter.name in form.model_fields]:
+        expected = f"another name: every run has a parameter {taken[0]}"
+        raise GraphError(f"{body.__name__}: got a parameter {taken[0]!r}, expected {expected}")
 
     def entry(**parameters: Any) -> Any:
         try:

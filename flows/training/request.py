@@ -130,6 +130,8 @@ def read_request(
     check_replan(options, graph)
     if (best := best_model(options)) is not None:
         best.check(graph, options.checkpoint_every, options.keep_checkpoints)
+    if line := untrained(graph):
+        log_warning(line)
     for line in check_tokenizers(graph):
         log_warning(line)
     tokenizers = tokenizers_of(graph)
@@ -206,6 +208,17 @@ def optimizer_parameters(graph: DataflowGraph, arguments: Mapping[str, Any]) -> 
         role: [one for one in words if isinstance(getattr(algo, one, None), Optimizer)] for role, words in names.items()
     }
     return {role: f"algo.{words[0]}" for role, words in found.items() if words}
+
+
+RECORDS = ("record_evaluation", "record_rollouts")
+"""Computations whose files are the purpose of a run that trains no model."""
+
+
+def untrained(graph: DataflowGraph) -> str:
+    """Return a warning for a body that neither trains nor evaluates; empty for any other."""
+    if any(call.kind == "train_step" or call.operation.name in RECORDS for call in graph):
+        return ""
+    return f"{graph.name} has no train_step: no weights change; train_step(actor, LOSS(algo).on(rows)) trains"
 
 
 def check_names(options: RunOptions, graph: DataflowGraph) -> None:

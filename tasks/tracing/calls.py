@@ -24,6 +24,7 @@ from prefect_rlhf.placement.row_set import RowLimit, RowSet
 from prefect_rlhf.tasks.host_rewards import HostRewards
 from prefect_rlhf.tasks.play import Play
 from prefect_rlhf.tasks.settings import Optimizer, Sampling, Settings, Update
+from prefect_rlhf.tasks.tracing.arguments import check_kind, check_number, check_whole
 from prefect_rlhf.tasks.tracing.heads import check_output
 from prefect_rlhf.tasks.tracing.operations import ROW_KEYS, Bound, Operator, operation
 from prefect_rlhf.tasks.tracing.terms import LossOn, Terms
@@ -67,16 +68,19 @@ def generate(
     role = trace.role(model, "generate")
     check_output(trace.flow, trace.models[role], "logprobs", "generate")
     name = name or f"{role}_generate"
+    where = f"flow {trace.flow}: generate {name}"
+    check_kind(where, "sampling", sampling, Sampling, "temperature=1.0")
+    check_kind(where, "play", play, Play)
+    check_whole(where, "samples", samples, "responses to each prompt", 1)
+    check_whole(where, "staleness", staleness, "steps", 0)
     source = trace.rows(prompts, "generate", batch_size, every)
     trace.require(("prompt_tokens",), (source,), f"generate {name}")
     trace.allow(staleness, name, every)
     check_not_chosen(trace, source.rows, f"generate {name}")
     settings = sampling or Sampling()
-    if samples < 1:
-        raise GraphError(f"flow {trace.flow}: generate {name} has samples {samples}; expected at least 1")
     if draws is not None and (not isinstance(draws, str) or not draws):
         expected = "a name of random numbers, such as the name of another generate"
-        raise GraphError(f"flow {trace.flow}: generate {name} has draws {draws!r:.40}; expected {expected}")
+        raise GraphError(f"{where} has draws {draws!r:.40}; expected {expected}")
     if samples > 1:
         check_sampled(name, settings, samples)
     rows = RowSet(name, source.rows.dataset, samples, source.rows)
@@ -120,6 +124,7 @@ def inference(
     role = trace.role(model, "inference")
     check_output(trace.flow, trace.models[role], output, "inference")
     name = name or f"{role}_inference"
+    check_number(f"flow {trace.flow}: inference {name}", "temperature", temperature)
     source = trace.rows(rows, "inference", batch_size, every)
     trace.require(TOKEN_KEYS, (source,), f"inference {name}")
     call = Call(
@@ -145,6 +150,9 @@ def score(reward: object, rows: object, *, every: int | None = None, name: str |
     devices compute. Each function receives a row with every column of its dataset. With several functions, each also
     makes a key with its name, and `scores` is the weighted sum.
     """
+    if callable(reward) and not isinstance(reward, Settings):
+        expected = "a Reward parameter; the parameters name the function: reward.functions.NAME.function=FILE:FUNCTION"
+        raise GraphError(f"flow {current_trace('score').flow}: score got {reward!r:.60}, expected {expected}")
     if not isinstance(reward, HostRewards):
         return inference(reward, rows, output="scores", every=every, name=name)
     trace = current_trace("score")
@@ -193,6 +201,9 @@ def compute(
     handles = [trace.rows(rows, "compute", batch_size, every) for rows in inputs]
     operator.check_arguments(trace.flow, len(handles))
     name = name or operator.name
+    if not isinstance(settings, Settings):
+        expected = "a value of a Settings class, such as the flow's algo"
+        raise GraphError(f"flow {trace.flow}: compute {name}: got settings={settings!r:.60}, expected {expected}")
     if not handles:
         raise GraphError(f"flow {trace.flow}: compute {name} has no input; it needs rows of a call or dataset")
     own = trace.common_rows(handles, f"compute {name}")
@@ -270,6 +281,8 @@ def train_step(
     where = [f"train_step {name}" + (f", {one.name}" if len(given.terms) > 1 else "") for one in given.terms]
     terms = tuple(_term(trace, role, place, one) for place, one in zip(where, given.terms, strict=True))
     inputs = dict.fromkeys(port for term in terms for port in term.inputs)
+    check_kind(f"flow {trace.flow}: train_step {name}", "optimizer", optimizer, Optimizer, "lr=1e-5")
+    check_kind(f"flow {trace.flow}: train_step {name}", "update", update, Update, "mini_batches=1")
     trace.optimizers[role] = OptimizerSpec(**(optimizer or Optimizer()).model_dump())
     update, first = update or Update(), terms[0]
     call = Call(

@@ -49,8 +49,12 @@ class Operator(Generic[Arguments, Result]):
     rows_per_item: int = 1
     stateful: bool = False
 
-    def __call__(self, settings: Settings = NONE) -> Bound:
-        """Bind settings; `.on(rows)` then applies a loss to rows."""
+    def __call__(self, settings: Settings = NONE, /, *more: object, **named: object) -> Bound:
+        """Bind settings; `.on(rows)` then applies a loss to rows. Raises GraphError for rows in place of settings."""
+        if more or named or not isinstance(settings, Settings):
+            right = "{0}(algo).on(rows)" if self.kind == "loss" else "compute({0}, rows, settings=algo)"
+            written = right.format(self.name)
+            raise GraphError(f"{self.kind} {self.name} is called with other values than settings: write {written}")
         return Bound(operation(self.name, settings, self.function.__module__))
 
     def on(self, *_: object, **__: object) -> NoReturn:
@@ -229,6 +233,7 @@ def loss(
     graphs and checkpoints; empty: the function's name. Raises GraphError for a name that another definition has, and
     for an unknown output.
     """
+    _check_has_parentheses("loss", outputs, '@loss("logprobs")')
     for output in outputs or ("none",):
         if output not in get_args(Output):
             raise GraphError(f"@loss: got output {output!r:.40}, expected one or more of {', '.join(get_args(Output))}")
@@ -247,8 +252,9 @@ def computation(
     """Mark `f(*batches, settings, [context], [state]) -> Computed` as a computation that adds the keys `outputs`.
 
     It receives all rows of the step at once. With `stateful`, `state` is the state that it returned in the previous
-    step (None at first). `name` has the same meaning as for a loss.
+    step (None at first). `name` has the same meaning as for a loss. Raises GraphError for a key that is no text.
     """
+    _check_has_parentheses("computation", outputs, '@computation("advantages")')
 
     def register(function: Callable[Arguments, Result]) -> Operator[Arguments, Result]:
         operator = Operator(name or function.__name__, function, "computation", outputs=outputs, stateful=stateful)
@@ -256,3 +262,11 @@ def computation(
         return operator
 
     return register
+
+
+def _check_has_parentheses(kind: str, keys: Sequence[object], right: str) -> None:
+    """Raise GraphError for a decorator that got its function in place of keys."""
+    for key in keys:
+        if not isinstance(key, str):
+            seen = key.__name__ if inspect.isfunction(key) else repr(key)
+            raise GraphError(f"@{kind}: got {seen:.60}, expected the names of its keys: {right}")

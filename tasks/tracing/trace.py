@@ -10,13 +10,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
-from prefect_rlhf.errors.blame import described
+from prefect_rlhf.errors.blame import described, own_place
 from prefect_rlhf.errors.errors import GraphError, InvalidInput, RlhfError
 from prefect_rlhf.files.path_text import from_here
 from prefect_rlhf.placement.graph import Call, DataflowGraph, Dataset, Port
 from prefect_rlhf.placement.models.model import ModelSpec, OptimizerSpec
 from prefect_rlhf.placement.row_set import RowSet
 from prefect_rlhf.tasks.settings import Product, Settings
+from prefect_rlhf.tasks.tracing.arguments import check_body, check_whole
 from prefect_rlhf.tasks.tracing.heads import check_new_heads, check_no_idle_head
 
 MAKERS = {
@@ -50,17 +51,30 @@ class RowsHandle:
         """The expected number of rows; `num_rows` is the maximum."""
         return self.rows.choice.count.expected if self.rows.choice else self.num_rows
 
-    def _refuse(self, *_: object) -> NoReturn:
+    def _refuse(self, *_: object, attribute: str = "") -> NoReturn:
         """Raise GraphError: rows do not exist yet, so a body cannot read them."""
-        flow = current_trace(self.source).flow
+        flow, what = current_trace(self.source).flow, f", and their {attribute!r}," if attribute else ""
         raise GraphError(
-            f"flow {flow}: the rows of {self.source} do not exist while the body is traced; read them in a "
+            f"flow {flow}: the rows of {self.source}{what} do not exist while the body is traced; read them in a "
             "@computation, which the body calls by compute(...), and choose among them by select(...): in place of a "
             "loop until there are enough, make more than enough and keep at_most"
         )
 
+    def __getattr__(self, name: str) -> NoReturn:
+        """Refuse what a tensor would have. Python and libraries ask for names with underscores."""
+        if name.startswith("_"):
+            raise AttributeError(name)
+        self._refuse(attribute=name)
+
+    @classmethod
+    def __torch_function__(cls, *_: object) -> NoReturn:
+        """Refuse functions of torch."""
+        cls._refuse(RowsHandle("these calls", (), RowSet("", ""), 0))
+
     __getitem__ = __iter__ = __len__ = __bool__ = __contains__ = __float__ = __int__ = __neg__ = _refuse
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = _refuse
+    __pow__ = __rpow__ = __matmul__ = __rmatmul__ = __floordiv__ = __rfloordiv__ = __mod__ = __rmod__ = _refuse
+    __and__ = __rand__ = __or__ = __ror__ = __invert__ = __abs__ = __round__ = __setitem__ = __index__ = _refuse
     __lt__ = __le__ = __gt__ = __ge__ = __eq__ = __ne__ = _refuse
     __hash__ = object.__hash__
 
@@ -89,7 +103,8 @@ class Trace:
         """Return the role that `argument` represents. Raises GraphError unless it is a model parameter."""
         name = self.parameters.get(id(argument), "")
         if name not in self.models:
-            raise GraphError(f"flow {self.flow}: {call} needs a Model parameter of the flow, got {argument!r:.80}")
+            needed = "a Model parameter of the flow itself, no copy"
+            raise GraphError(f"flow {self.flow}: {call} needs {needed}, got {argument!r:.80}")
         self.used.add(name)
         return name
 
@@ -107,6 +122,8 @@ class Trace:
             raise GraphError(f"flow {self.flow}: {call} needs rows or a dataset parameter, got {argument!r:.80}")
         self.used.add(name)
         dataset = self.datasets[name]
+        check_whole(f"flow {self.flow}: {call}", "batch_size", batch_size, "items in a step, None: all")
+        check_whole(f"flow {self.flow}: {call}", "every", every, "steps between evaluations")
         size = dataset.num_items if batch_size is None else batch_size
         if not 1 <= size <= dataset.num_items:
             expected = f"1 to {dataset.num_items}, the items of {name}"
@@ -250,19 +267,30 @@ def trace_body(
     with tracing(Trace(flow, models, datasets, parameters, settings=settings)) as trace:
         try:
             body(**arguments)
+        except GraphError as error:
+            place = own_place(error)
+            if not place or place.partition(" in ")[0] in str(error):
+                raise
+            raise GraphError(f"{error} ({place})") from error
         except RlhfError:
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise GraphError(f"flow {flow}: its body raised {described(error)}") from error
     return check_new_heads(check_no_idle_head(trace.graph()))
 
 
 @dataclass(frozen=True, slots=True)
 class Algorithm:
-    """A flow's body, traced with the run's own arguments: a setting may change the graph (PPO's old_logprobs)."""
+    """A flow's body, traced with the run's own arguments: a setting may change the graph (PPO's old_logprobs).
+
+    Raises GraphError for a body that cannot be traced: async, a generator, or with parameters without types.
+    """
 
     name: str
     body: Callable[..., None]
+
+    def __post_init__(self) -> None:
+        check_body(self.name, self.body)
 
     @property
     def is_shipped(self) -> bool:

@@ -81,7 +81,7 @@ def test_a_notebook_runs_the_loop_of_the_page_and_is_still_there_after_an_interr
     assert reply["ename"] == "RunStopped" and " of 500 steps; no checkpoint: " in reply["evalue"], reply
     assert "ERROR" not in printed
     reply, printed = cell("print(rl.run('grpo', **train_grpo.PARAMETERS | {'steps': 1}).metrics[-1]['step'])")
-    assert reply["status"] == "ok" and printed.splitlines()[-1] == "0", reply
+    assert reply["status"] == "ok" and printed.splitlines()[-1] == "1", reply
     reply, _ = cell("rl.run('grpo', **train_grpo.PARAMETERS | {'actor': {'path': '/nowhere'}})")
     assert reply["ename"] == "InvalidInput" and reply["evalue"].startswith("actor.path: got '/nowhere', expected")
 

@@ -30,6 +30,8 @@ class KLControl(Settings):
         for name in ("target", "horizon"):
             if self.kind == "fixed" and getattr(self, name) != type(self).model_fields[name].default:
                 raise not_used(name, "a fixed coefficient has no target", "set kind: adaptive")
+        if self.coefficient == 0 and self.estimator != "k1":
+            raise not_used("estimator", "a coefficient of 0 has no KL", "set coefficient above 0")
         return self
 
     def only_at_start(self) -> tuple[str, ...]:

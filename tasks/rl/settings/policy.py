@@ -35,6 +35,14 @@ class KLTerm(Settings):
             raise wrong("estimator", "k2, k3, or place: reward: k1 in a loss has a gradient of zero on average")
         return self
 
+    @model_validator(mode="after")
+    def _zero_has_no_kl(self) -> KLTerm:
+        """Refuse what a coefficient of 0 leaves without effect."""
+        for name in ("estimator", "place"):
+            if self.coefficient == 0 and getattr(self, name) != type(self).model_fields[name].default:
+                raise not_used(name, "a coefficient of 0 has no KL", "set coefficient above 0")
+        return self
+
     @property
     def in_loss(self) -> bool:
         """Whether the loss has a KL term."""

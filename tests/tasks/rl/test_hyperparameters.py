@@ -76,6 +76,11 @@ def test_a_schedule_that_makes_no_sense_is_refused(settings, says):
         ({"importance": {}}, "importance is not used: .* set old_logprobs: recompute"),
         ({"reward_weights": {"exact": 1.0}}, "reward_weights is not used: advantage grpo does not read it"),
         ({"overlong": {"buffer": 25}}, "overlong.buffer: at most 24, sampling.max_new_tokens"),
+        (
+            {"kl": {"coefficient": 0, "estimator": "k2"}},
+            "estimator is not used: a coefficient of 0 has no KL",
+        ),
+        ({"kl": {"coefficient": 0, "place": "reward"}}, "place is not used: a coefficient of 0 has no KL; remove it"),
         ({"overlong": {"penalty": 2.0}}, "penalty is not used: .*set buffer"),
         ({"overlong": {"mask": True}, "sampling": {"stop_at_eos": False}}, "every response is cut off"),
         ({"overlong": {"buffer": 2}, "sampling": {"stop_at_eos": False}}, "every response is cut off"),
@@ -107,7 +112,7 @@ def test_settings_of_grpo_that_make_no_sense_are_refused(settings, says):
         {"advantage": "gdpo", "reward_weights": {"exact": 1.0, "short": 0.5}},
         {"old_logprobs": "recompute", "importance": {"level": "sequence", "beyond": "mask"}, "mean_over": 512},
         {"overlong": {"mask": True, "buffer": 24, "penalty": 0.5}, "clip_high": 0.28, "mean_over": "tokens"},
-        {"kl": {"coefficient": 0.0, "estimator": "k1"}, "loss": "cispo", "clip_low": 0.5},
+        {"kl": {"coefficient": 0.0}, "loss": "cispo", "clip_low": 0.5},
     ],
 )
 def test_settings_of_the_family_survive_json(settings):

@@ -13,6 +13,10 @@ SCHEME = "hf://"
 Kind = Literal["model", "dataset"]
 _WORD = r"[A-Za-z0-9][\w.-]{0,95}"
 _NAME = re.compile(rf"(?P<owner>{_WORD})/{_WORD}(@(refs/(pr|convert)/)?[^/@]{{1,200}})?", re.ASCII)
+_PAGE = re.compile(
+    r"(https?://)?(www\.)?(huggingface\.co|hf\.co)/(?P<datasets>datasets/)?(?P<repo>[^/?#]+/[^/?#]+)"
+    r"(/(tree|blob)/(?P<revision>[^/?#]+)(/(?P<inside>[^?#]*))?)?/?([?#].*)?"
+)  # a file's address (/resolve/) is no page: it can be read
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _SNAPSHOT = re.compile(r"models--(?P<owner>[^/]+?)--(?P<name>[^/]+)/snapshots/(?P<commit>[0-9a-f]{40})/?$")
 _PAGES = ("models", "datasets", "spaces", "buckets", "kernels", "collections", "papers", "docs", "blog", "api")
@@ -61,8 +65,10 @@ class HubPath:
 def hub_path(text: str, field: str) -> HubPath | None:
     """Return the path that a text with the scheme hf:// names; None for another text, and for a space or a bucket.
 
-    Raises InvalidInput, at `field`, for a malformed path.
+    Raises InvalidInput, at `field`, for a malformed path, and for the address of a page of the Hub's site.
     """
+    if (page := _PAGE.fullmatch(text)) is not None:
+        raise InvalidInput(field, text, f"a name, not the address of a page: {_named(page)}")
     if not text.startswith(SCHEME):
         return None
     from huggingface_hub import parse_hf_uri
@@ -101,6 +107,15 @@ def is_name(text: str) -> bool:
     return (
         found is not None and found["owner"] not in _PAGES and "--" not in text.partition("@")[0] and ".." not in text
     )
+
+
+def _named(page: re.Match[str]) -> str:
+    """Return the path that names what a page shows."""
+    revision = f"@{page['revision']}" if page["revision"] not in (None, "main") else ""
+    inside = f"/{page['inside'].rstrip('/')}" if page["inside"] else ""
+    if page["datasets"]:
+        return f"{SCHEME}datasets/{page['repo']}{revision}{inside}"
+    return f"{SCHEME}{page['repo']}{revision}{inside}" if inside else f"{page['repo']}{revision}"
 
 
 def shown_folder(folder: str) -> str:

@@ -1,0 +1,55 @@
+"""The arguments that a body passes to its functions: one of a wrong type is refused where it is written."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable
+
+from prefect_rlhf.errors.errors import GraphError
+
+
+def check_whole(where: str, name: str, value: object, meaning: str, least: int | None = None) -> None:
+    """Raise GraphError unless `value` is None or a whole number, of at least `least`."""
+    if value is None:
+        return
+    if isinstance(value, bool) or not isinstance(value, int) or (least is not None and value < least):
+        remedy = f": {int(value)}" if isinstance(value, float) and value.is_integer() else ""
+        bound = "" if least is None else f" of at least {least}"
+        raise GraphError(f"{where}: got {name}={value!r:.60}, expected a whole number{bound}{remedy} ({meaning})")
+
+
+def check_number(where: str, name: str, value: object) -> None:
+    """Raise GraphError unless `value` is a finite number."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise GraphError(f"{where}: got {name}={value!r:.60}, expected a finite number")
+
+
+def check_kind(where: str, name: str, value: object, kind: type, example: str = "") -> None:
+    """Raise GraphError unless `value` is None or of a settings class. A dict shows how the class would be written."""
+    if value is None or isinstance(value, kind):
+        return
+    fields = ", ".join(f"{key}={field!r}" for key, field in value.items()) if isinstance(value, dict) else ""
+    written = f"{kind.__name__}({fields or example or '...'})"
+    expected = f"{written}, or the {kind.__name__} of the flow's settings, such as algo.{name}"
+    raise GraphError(f"{where}: got {name}={value!r:.60}, expected {expected}")
+
+
+def check_body(name: object, body: Callable[..., object]) -> None:
+    """Raise GraphError for a function that cannot be a body: it is called once, and its calls are recorded."""
+    if not isinstance(name, str) or not name:
+        raise GraphError(f'@rlhf_flow: got {name!r:.60}, expected the algorithm\'s name: @rlhf_flow("mine")')
+    if not inspect.isfunction(body):
+        expected = "a function: put @rlhf_flow directly above its def, and no decorator between"
+        raise GraphError(f"flow {name}: got {type(body).__name__}, expected {expected}")
+    if inspect.iscoroutinefunction(body) or inspect.isasyncgenfunction(body):
+        raise GraphError(f"flow {name}: {body.__name__} is async, expected def without async, and no await")
+    if inspect.isgeneratorfunction(body):
+        raise GraphError(f"flow {name}: {body.__name__} has a yield, expected a body without one: it returns nothing")
+    for parameter in inspect.signature(body).parameters.values():
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+            expected = "a parameter of its own for each model, dataset and group of settings"
+            raise GraphError(f"flow {name}: got {parameter}, expected {expected}")
+        if parameter.annotation is parameter.empty:
+            expected = "its type, since the form shows it: prompts: Prompts, actor: Model, algo: GRPO = GRPO()"
+            raise GraphError(f"flow {name}: parameter {parameter.name} has no type, expected {expected}")
