@@ -7,6 +7,7 @@ from prefect.blocks.core import Block
 from prefect.testing.standard_test_suites import BlockStandardTestSuite
 from pydantic import ValidationError
 
+from prefect_rlhf.blocks import cluster as cluster_module
 from prefect_rlhf.blocks.chats import Chats, ChatsBlock
 from prefect_rlhf.blocks.cluster import Cluster
 from prefect_rlhf.blocks.dataset import Preferences, PreferencesBlock, Prompts, PromptsBlock
@@ -21,6 +22,7 @@ from prefect_rlhf.placement.cost.datasheets.hardware import DATASHEETS
 from prefect_rlhf.placement.devices.lease import ENVIRONMENT_VARIABLE, Lease
 from prefect_rlhf.placement.devices.mesh import DeviceMesh
 from prefect_rlhf.placement.models.model import TransformerShape
+from tests.flows.hardware.test_gpus import driver, row  # noqa: F401  fixtures
 
 pytestmark = pytest.mark.quick
 
@@ -151,6 +153,22 @@ def test_a_cluster_is_a_shape_in_bytes():
     assert Cluster(device_memory_gib=1.5).shape.device_memory_bytes == (1 << 30) * 3 // 2
     with pytest.raises(ValidationError):
         Cluster(cluster="../elsewhere")
+
+
+def test_gpus_without_a_stated_memory_have_their_own(driver, monkeypatch):  # noqa: F811
+    """As the driver lists it, less what CUDA keeps. Without GPUs it is 8 GiB, and a stated value counts."""
+    monkeypatch.setattr(cluster_module, "least_plan_bytes", cluster_module.least_plan_bytes.__wrapped__)  # keeps none
+    driver(row(0), row(1))
+    assert 78.4 < Cluster(kind="cuda", devices_per_node=2).shape.device_memory_bytes / (1 << 30) < 78.5
+    assert Cluster(kind="cuda", device_memory_gib=8).shape.device_memory_bytes == Cluster().shape.device_memory_bytes
+    driver("No devices were found")
+    with pytest.raises(InvalidInput) as caught:
+        _ = Cluster(kind="cuda").shape
+    assert "\n" not in str(caught.value) and "No devices were found" in str(caught.value)
+    assert Cluster(kind="cuda", device_memory_gib=40).shape.device_memory_bytes == 40 << 30
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(InvalidInput, match="nvidia-smi, which names its GPUs, or device_memory_gib or node_kinds for"):
+        _ = Cluster(kind="cuda").shape
 
 
 def test_kinds_of_nodes_are_what_plans_and_leases_must_know_of_each():
