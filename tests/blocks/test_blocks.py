@@ -235,7 +235,9 @@ def test_a_misspelt_job_variable_is_refused():
 def test_a_run_sees_the_gpus_of_its_worker_and_on_cpu_no_gpu(kind, seen):
     """Its gang gives each rank the leased GPU of that list. Megatron and vLLM ask torch for GPUs themselves."""
     own = {"CUDA_VISIBLE_DEVICES": "4,5,6,7"}
-    configuration = GpuMeshWorker.job_configuration(kind=kind, devices_per_node=4, command="", env=own)
+    configuration = GpuMeshWorker.job_configuration(
+        kind=kind, devices_per_node=4, device_memory_gib=8, command="", env=own
+    )
     environment = configuration.environment(configuration.lease("1", DeviceMesh.parse("n0:2-3")))
     assert environment["CUDA_VISIBLE_DEVICES"] == seen
 
@@ -243,15 +245,15 @@ def test_a_run_sees_the_gpus_of_its_worker_and_on_cpu_no_gpu(kind, seen):
 def test_a_lease_has_the_kind_of_its_cluster_block(tmp_path):
     """Of a block in Python and of a pool's form; what a run may state beside it is in tests/flows."""
     for kind in ("cpu", "cuda"):
-        with lease(Cluster(kind=kind).shape, 1, directory=tmp_path / kind) as leased:
+        with lease(Cluster(kind=kind, device_memory_gib=8).shape, 1, directory=tmp_path / kind) as leased:
             assert leased.kind == leased.cluster.backend == kind
-        configuration = GpuMeshWorker.job_configuration(kind=kind, command="", env={})
+        configuration = GpuMeshWorker.job_configuration(kind=kind, device_memory_gib=8, command="", env={})
         assert configuration.lease("1", DeviceMesh.parse("n0:0")).kind == configuration.shape.backend == kind
 
 
 def test_a_worker_refuses_a_kind_that_its_engines_are_not_built_for(tmp_path):
     """Before devices are locked and a process starts. Another interpreter may have other engines."""
-    own = {"kind": "cuda", "lease_directory": str(tmp_path), "env": {}}
+    own = {"kind": "cuda", "device_memory_gib": 8, "lease_directory": str(tmp_path), "env": {}}
     taken = TakenRun.take(GpuMeshWorker.job_configuration(command="", **own))
     with pytest.raises(InvalidInput, match="kind: got 'cuda', expected cpu, for which torch .* is built; `make setup-"):
         taken.take_devices()
