@@ -1,6 +1,8 @@
 """Clusters: nodes of one or several kinds, and the folder of their leases."""
 
+import os
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 
 from prefect.blocks.core import Block
@@ -10,10 +12,12 @@ from prefect_rlhf.blocks.lease import DEFAULT_LEASE_DIRECTORY
 from prefect_rlhf.blocks.lease_book import LeaseBook
 from prefect_rlhf.blocks.saved import DOCUMENTATION_URL
 from prefect_rlhf.errors.errors import InvalidInput
+from prefect_rlhf.files.gpus import VISIBLE, visible_gpus
 from prefect_rlhf.placement.cost.datasheets.hardware import GIB, GPUS, Datasheet, datasheet, parts_of_the_fastest
 from prefect_rlhf.placement.devices.mesh import MOST_DEVICES, MOST_NODES, Backend, ClusterShape
 
-DEVICE_MEMORY_GIB = 8.0  # of a device, by default
+CPU_MEMORY_GIB = 8.0  # of a rank without a GPU, by default
+OTHER_MACHINE = "device_memory_gib or node_kinds for the GPUs of another machine"
 DEVICE_FIELD = "node_kinds.device"
 DEVICE_NAME = r"[A-Za-z0-9]([\w.-]{0,61}[A-Za-z0-9])?"  # a valid label of Ray
 
@@ -74,6 +78,18 @@ class NodeKind(BaseModel):
         return sheet.name if sheet else self.device
 
 
+@lru_cache(maxsize=8)  # the driver's tool takes up to seconds, and the memory of a GPU stays
+def least_plan_bytes(number: int, visible: str | None) -> int:
+    """Return the memory that plans count with on each of the first GPUs of this process; `visible` is its own list.
+
+    Raises InvalidInput if this machine lists no GPU.
+    """
+    seen = visible_gpus(otherwise=OTHER_MACHINE)
+    if not seen:
+        raise InvalidInput(VISIBLE, visible, f"the number of a GPU, or {OTHER_MACHINE}")
+    return min(gpu.plan_bytes for gpu in seen[:number])
+
+
 class ClusterFields(BaseModel):
     """Fields that a Cluster block and the worker's job variables share."""
 
@@ -91,11 +107,11 @@ class ClusterFields(BaseModel):
         2, title="Devices per node", ge=1, le=MOST_DEVICES, description="Number of equal devices in every node."
     )
     device_memory_gib: float = Field(
-        DEVICE_MEMORY_GIB,
+        0.0,
         title="Device memory (GiB)",
-        gt=0,
+        ge=0,
         le=1e5,
-        description="Memory that a rank may use on a device.",
+        description="Memory that a rank may use on a device; 0 takes the GPUs' own, or 8 GiB without GPUs.",
     )
     host_memory_gib: float = Field(
         0.0,
@@ -120,11 +136,17 @@ class ClusterFields(BaseModel):
     @property
     def shape(self) -> ClusterShape:
         """The cluster as plans and leases see it. Raises InvalidInput for fields that contradict each other."""
-        memory = int(self.device_memory_gib * GIB)
+        memory = int(self.device_memory_gib * GIB) or self._own_memory()
         host = int(self.host_memory_gib * GIB)
         size = (self.num_nodes, self.devices_per_node)
         shape = ClusterShape(self.cluster, *size, memory, host_memory_bytes=host, backend=self.kind)
         return self._of_kinds(shape) if self.node_kinds else shape
+
+    def _own_memory(self) -> int:
+        """Return the bytes of a device whose memory is not stated; GPUs of `node_kinds` have their datasheets'."""
+        if self.kind == "cpu" or self.node_kinds:
+            return int(CPU_MEMORY_GIB * GIB)
+        return least_plan_bytes(self.devices_per_node, os.environ.get(VISIBLE))
 
     def lease_book(self) -> LeaseBook:
         """Return the book of the leases on its devices."""
@@ -149,7 +171,7 @@ class ClusterFields(BaseModel):
         """Raise InvalidInput for a field that contradicts `node_kinds` or is not used with them."""
         if self.num_nodes not in (1, num_nodes):
             raise InvalidInput("num_nodes", self.num_nodes, f"no value, or the {num_nodes} nodes of node_kinds")
-        if self.kind == "cuda" and self.device_memory_gib != DEVICE_MEMORY_GIB:
+        if self.kind == "cuda" and self.device_memory_gib:
             right = "no value: each of node_kinds has its own memory, or its datasheet's"
             raise InvalidInput("device_memory_gib", self.device_memory_gib, right)
         names, speeds = zip(*((kind.label(self.kind), kind.speed) for kind in self.node_kinds), strict=True)

@@ -91,5 +91,5 @@ class Step:
     run: Callable[[Machine], Found]
     expects: Mapping[str, Expected] = field(default_factory=dict)
     needs: frozenset[Need] = frozenset()
-    findings: str = ""  # of docs/gpu.md
+    findings: str = ""  # of docs/internals/gpu_findings.md
     constants: tuple[Constant, ...] = ()

@@ -67,7 +67,7 @@ def choose_kernel(query: Tensor) -> None:
     On Hopper torch prefers cuDNN's, which builds a plan for each new shape, and our micro-batches and decoding steps
     rarely have the shape of the last. placement/models/attention_kernel.py says which kernel takes what.
     """
-    if query.is_cuda and cudnn_sdp_enabled():
+    if query.is_cuda and cudnn_sdp_enabled():  # type: ignore[no-untyped-call]
         enable_cudnn_sdp(False)
 
 

@@ -16,7 +16,7 @@ from prefect_rlhf.files.gpus import check_gpus, visible_gpus
 from prefect_rlhf.files.host import compiler, locked_memory, shared_memory
 from prefect_rlhf.files.hub.snapshots import in_words
 from prefect_rlhf.files.installed import installed_version
-from prefect_rlhf.flows.hardware.device_kind import USABLE_SHARE, local_cluster
+from prefect_rlhf.flows.hardware.device_kind import local_cluster
 from prefect_rlhf.flows.hardware.installed_engines import check_builds, check_engines
 from prefect_rlhf.flows.hardware.node_hardware import node_hardware
 from prefect_rlhf.flows.hardware.probes import PROBED_ENGINES
@@ -94,7 +94,7 @@ def _gpus(devices: int | None) -> str:
     if not seen:
         raise InvalidInput("CUDA_VISIBLE_DEVICES", os.environ.get("CUDA_VISIBLE_DEVICES"), "the number of a GPU")
     for gpu in seen[:devices]:
-        needed = usable_bytes(int(gpu.memory_bytes * USABLE_SHARE), "cuda")
+        needed = usable_bytes(gpu.plan_bytes, "cuda")
         if gpu.free_bytes < needed:
             expected = f"at least {needed / GIB:.1f}, which a plan may use: `nvidia-smi` lists its processes"
             raise InvalidInput(f"GPU {gpu.number}", f"{gpu.free_bytes / GIB:.1f} GiB free", expected)

@@ -13,10 +13,7 @@ from prefect_rlhf.files.gpus import check_gpus, visible_gpus
 from prefect_rlhf.files.host import usable_gpus
 from prefect_rlhf.placement.devices.lease import Lease
 from prefect_rlhf.placement.devices.mesh import Backend, ClusterShape
-
-USABLE_SHARE = 0.985
-"""Of the memory that the driver lists, CUDA keeps up to 1.3%: 79.1 GiB are left of an H100's 79.6. No GPU has confirmed
-it yet."""
+from prefect_rlhf.placement.memory.bytes import byte_size
 
 
 def local_cluster(devices: int | None = None, kind: Backend | None = None) -> ClusterShape:
@@ -40,8 +37,8 @@ def gpu_cluster(number: int, field: str = "devices") -> ClusterShape:
     """Return a cluster of the first GPUs that this process sees. Raises InvalidInput if a gang cannot use them."""
     seen = visible_gpus()
     check_gpus(seen, range(number), field)
-    memory = min(gpu.memory_bytes for gpu in seen[:number])
-    return ClusterShape("local-gpus", 1, number, int(memory * USABLE_SHARE), backend="cuda")
+    memory = min(gpu.plan_bytes for gpu in seen[:number])
+    return ClusterShape("local-gpus", 1, number, memory, backend="cuda")
 
 
 def all_gpus() -> ClusterShape:
@@ -69,4 +66,9 @@ def device_line(leased: Lease) -> str:
         return f"devices: {number} processor core{'s' if number > 1 else ''} (kind: cpu); {reason}"
     if leased.cluster.through_ray or not leased.devices:
         return f"devices: {number} GPU{'s' if number > 1 else ''} (kind: cuda)"
-    return f"devices: {number} x {visible_gpus()[leased.devices[0].index].name} (kind: cuda)"
+    gpu = visible_gpus()[leased.devices[0].index]
+    counted = byte_size(leased.cluster.memory_bytes(leased.devices[0].node))
+    memory = (
+        f"plans count with {counted} of each; the driver lists {byte_size(gpu.memory_bytes)}, and CUDA keeps a part"
+    )
+    return f"devices: {number} x {gpu.name} (kind: cuda); {memory}"

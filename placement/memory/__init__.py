@@ -1,1 +1,1 @@
-"""The proof that a plan fits, by a memory model that no GPU has confirmed yet: bytes of devices over the schedule."""
+"""The proof that a plan fits, by a memory model that one GPU has confirmed in parts: bytes of devices by moment."""

@@ -7,6 +7,7 @@ from prefect.blocks.core import Block
 from prefect.testing.standard_test_suites import BlockStandardTestSuite
 from pydantic import ValidationError
 
+from prefect_rlhf.blocks import cluster as cluster_module
 from prefect_rlhf.blocks.chats import Chats, ChatsBlock
 from prefect_rlhf.blocks.cluster import Cluster
 from prefect_rlhf.blocks.dataset import Preferences, PreferencesBlock, Prompts, PromptsBlock
@@ -21,6 +22,7 @@ from prefect_rlhf.placement.cost.datasheets.hardware import DATASHEETS
 from prefect_rlhf.placement.devices.lease import ENVIRONMENT_VARIABLE, Lease
 from prefect_rlhf.placement.devices.mesh import DeviceMesh
 from prefect_rlhf.placement.models.model import TransformerShape
+from tests.flows.hardware.test_gpus import driver, row  # noqa: F401  fixtures
 
 pytestmark = pytest.mark.quick
 
@@ -153,6 +155,22 @@ def test_a_cluster_is_a_shape_in_bytes():
         Cluster(cluster="../elsewhere")
 
 
+def test_gpus_without_a_stated_memory_have_their_own(driver, monkeypatch):  # noqa: F811
+    """As the driver lists it, less what CUDA keeps. Without GPUs it is 8 GiB, and a stated value counts."""
+    monkeypatch.setattr(cluster_module, "least_plan_bytes", cluster_module.least_plan_bytes.__wrapped__)  # keeps none
+    driver(row(0), row(1))
+    assert 78.4 < Cluster(kind="cuda", devices_per_node=2).shape.device_memory_bytes / (1 << 30) < 78.5
+    assert Cluster(kind="cuda", device_memory_gib=8).shape.device_memory_bytes == Cluster().shape.device_memory_bytes
+    driver("No devices were found")
+    with pytest.raises(InvalidInput) as caught:
+        _ = Cluster(kind="cuda").shape
+    assert "\n" not in str(caught.value) and "No devices were found" in str(caught.value)
+    assert Cluster(kind="cuda", device_memory_gib=40).shape.device_memory_bytes == 40 << 30
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(InvalidInput, match="nvidia-smi, which names its GPUs, or device_memory_gib or node_kinds for"):
+        _ = Cluster(kind="cuda").shape
+
+
 def test_kinds_of_nodes_are_what_plans_and_leases_must_know_of_each():
     """GPUs by their datasheets, which may be overruled; nodes without GPUs by what is said of them."""
     kinds = [{"device": "a100-80", "num_nodes": 2}, {"device": "v100-32", "device_memory_gib": 30}]
@@ -217,7 +235,9 @@ def test_a_misspelt_job_variable_is_refused():
 def test_a_run_sees_the_gpus_of_its_worker_and_on_cpu_no_gpu(kind, seen):
     """Its gang gives each rank the leased GPU of that list. Megatron and vLLM ask torch for GPUs themselves."""
     own = {"CUDA_VISIBLE_DEVICES": "4,5,6,7"}
-    configuration = GpuMeshWorker.job_configuration(kind=kind, devices_per_node=4, command="", env=own)
+    configuration = GpuMeshWorker.job_configuration(
+        kind=kind, devices_per_node=4, device_memory_gib=8, command="", env=own
+    )
     environment = configuration.environment(configuration.lease("1", DeviceMesh.parse("n0:2-3")))
     assert environment["CUDA_VISIBLE_DEVICES"] == seen
 
@@ -225,15 +245,15 @@ def test_a_run_sees_the_gpus_of_its_worker_and_on_cpu_no_gpu(kind, seen):
 def test_a_lease_has_the_kind_of_its_cluster_block(tmp_path):
     """Of a block in Python and of a pool's form; what a run may state beside it is in tests/flows."""
     for kind in ("cpu", "cuda"):
-        with lease(Cluster(kind=kind).shape, 1, directory=tmp_path / kind) as leased:
+        with lease(Cluster(kind=kind, device_memory_gib=8).shape, 1, directory=tmp_path / kind) as leased:
             assert leased.kind == leased.cluster.backend == kind
-        configuration = GpuMeshWorker.job_configuration(kind=kind, command="", env={})
+        configuration = GpuMeshWorker.job_configuration(kind=kind, device_memory_gib=8, command="", env={})
         assert configuration.lease("1", DeviceMesh.parse("n0:0")).kind == configuration.shape.backend == kind
 
 
 def test_a_worker_refuses_a_kind_that_its_engines_are_not_built_for(tmp_path):
     """Before devices are locked and a process starts. Another interpreter may have other engines."""
-    own = {"kind": "cuda", "lease_directory": str(tmp_path), "env": {}}
+    own = {"kind": "cuda", "device_memory_gib": 8, "lease_directory": str(tmp_path), "env": {}}
     taken = TakenRun.take(GpuMeshWorker.job_configuration(command="", **own))
     with pytest.raises(InvalidInput, match="kind: got 'cuda', expected cpu, for which torch .* is built; `make setup-"):
         taken.take_devices()

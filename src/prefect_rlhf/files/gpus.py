@@ -12,11 +12,18 @@ from prefect_rlhf.errors.errors import InvalidInput
 
 TOOL = "nvidia-smi"
 COLUMNS = ("index", "uuid", "name", "mig.mode.current", "memory.total", "memory.free", "driver_version")
-QUERY = (TOOL, f"--query-gpu={','.join(COLUMNS)}", "--format=csv,noheader,nounits")
+CAPABILITY = "compute_cap"  # tools of drivers before 510 refuse the whole query for it
+QUERY = (TOOL, f"--query-gpu={','.join((*COLUMNS, CAPABILITY))}", "--format=csv,noheader,nounits")
+OLD_QUERY = (TOOL, f"--query-gpu={','.join(COLUMNS)}", "--format=csv,noheader,nounits")
 QUERY_LIMIT_SECONDS = 60
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 LEAST_DRIVER = 580
 """torch 2.13 and vLLM 0.32 are builds for CUDA 13, whose release notes state this driver."""
+LEAST_CAPABILITY = 8.0
+"""Older GPUs have no bfloat16, and torch no flash attention for them."""
+USABLE_SHARE = 0.985
+"""Of the memory that the driver lists, what plans count with. CUDA keeps up to 1.3% for itself: it reports 79.1 GiB of
+the 79.6 of an H100."""
 MIB = 1 << 20
 
 
@@ -31,6 +38,16 @@ class Gpu:
     memory_bytes: int
     free_bytes: int
     driver: str
+    capability: float | None = None  # None: the tool did not say
+
+    @property
+    def plan_bytes(self) -> int:
+        """The memory that plans count with.
+
+        >>> round(Gpu.parse("0, GPU-5d, NVIDIA H100, Disabled, 81559, 81000, 580.95.05").plan_bytes / (1 << 30), 2)
+        78.45
+        """
+        return int(self.memory_bytes * USABLE_SHARE)
 
     @classmethod
     def parse(cls, row: str) -> Gpu:
@@ -38,9 +55,12 @@ class Gpu:
 
         >>> Gpu.parse("0, GPU-5d, NVIDIA H200, Disabled, 143771, 143000, 580.95.05").memory_bytes >> 30
         140
+        >>> Gpu.parse("0, GPU-5d, Tesla T4, Disabled, 15360, 15000, 580.95.05, 7.5").capability
+        7.5
         """
-        number, uuid, name, mig, memory, free, driver = (cell.strip() for cell in row.split(","))
-        return cls(int(number), uuid, name, mig == "Enabled", int(memory) * MIB, int(free) * MIB, driver)
+        number, uuid, name, mig, memory, free, driver, *more = (cell.strip() for cell in row.split(","))
+        capability = float(*more) if more else None
+        return cls(int(number), uuid, name, mig == "Enabled", int(memory) * MIB, int(free) * MIB, driver, capability)
 
 
 def listed_gpus(field: str = "kind", otherwise: str = "node_kinds that do") -> tuple[Gpu, ...]:
@@ -52,7 +72,9 @@ def listed_gpus(field: str = "kind", otherwise: str = "node_kinds that do") -> t
     if shutil.which(TOOL) is None:
         raise InvalidInput(field, "cuda", f"a machine with {TOOL}, which names its GPUs, or {otherwise}")
     try:
-        answer = subprocess.run(QUERY, capture_output=True, text=True, check=False, timeout=QUERY_LIMIT_SECONDS)
+        answer = _asked(QUERY)
+        if answer.returncode and CAPABILITY in answer.stdout + answer.stderr:
+            answer = _asked(OLD_QUERY)
     except (OSError, subprocess.TimeoutExpired) as error:
         reason = f"did not respond within {QUERY_LIMIT_SECONDS} s" if not isinstance(error, OSError) else str(error)
         raise InvalidInput(field, "cuda", f"a GPU; {TOOL}: {reason}") from error
@@ -63,6 +85,10 @@ def listed_gpus(field: str = "kind", otherwise: str = "node_kinds that do") -> t
     if answer.returncode or not found:
         raise InvalidInput(field, "cuda", f"a GPU; {TOOL} reports: {(answer.stdout + answer.stderr).strip()[:200]}")
     return found
+
+
+def _asked(query: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(query, capture_output=True, text=True, check=False, timeout=QUERY_LIMIT_SECONDS)
 
 
 def visible_gpus(
@@ -101,3 +127,8 @@ def check_gpus(seen: Sequence[Gpu], numbers: Sequence[int], field: str = "device
             raise InvalidInput("kind", names, f"GPUs of a single kind; select them with {VISIBLE}")
         if int(gpu.driver.partition(".")[0]) < LEAST_DRIVER:
             raise InvalidInput("driver", gpu.driver, f"{LEAST_DRIVER} or newer, which builds for CUDA 13 require")
+        if gpu.capability is not None and gpu.capability < LEAST_CAPABILITY:
+            seen_one = f"cuda: GPU {gpu.number} is {gpu.name}, of compute capability {gpu.capability:g}"
+            raise InvalidInput(
+                "kind", seen_one, f"{LEAST_CAPABILITY:g} or newer, such as A100 or L40S: it has no bfloat16"
+            )

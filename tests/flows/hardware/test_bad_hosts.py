@@ -47,6 +47,10 @@ HOSTS = {
         "kind: got 'cuda: GPU 0 is NVIDIA H100 80GB HBM3, GPU 1 is NVIDIA L4', expected GPUs of a single kind",
         (row(0), row(1, H100.replace("H100 80GB HBM3", "L4"))),
     ),
+    "no bfloat16": Host(
+        "kind: got 'cuda: GPU 0 is Tesla T4, of compute capability 7.5', expected 8 or newer",
+        tuple(row(i, "Tesla T4, Disabled, 15360, 15000, 580.95.05, 7.5") for i in (0, 1)),
+    ),
     "wrong wheels": Host(
         "kind: got 'cuda', expected cpu, for which torch 2.13.0+cpu is built", versions=tuple(CPU_BUILDS.items())
     ),

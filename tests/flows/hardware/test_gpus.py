@@ -242,3 +242,24 @@ def test_probes_and_profiles_use_the_leased_gpus_as_runs_do(monkeypatch):
     with pytest.raises(EngineFailed, match="seen"):
         measure_profile(held, ProfileRequest(subject, Sizes(1, 16, (1,))), lambda *_: None, lambda _: None)
     assert asked == [((2,), "cuda", (4, 5))] * 2
+
+
+def test_a_driver_whose_tool_knows_no_compute_capability_costs_the_line_on_the_driver(driver, tmp_path):
+    driver()
+    old = row(0, H100.replace("580.95.05", "450.80.02"))
+    refuses = """*compute_cap*) echo 'Field "compute_cap" is not a valid field to query.'; exit 2"""
+    (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\ncase \"$1\" in {refuses};; esac\necho '{old}'\n")
+    with pytest.raises(InvalidInput, match="driver: got '450.80.02', expected 580 or newer"):
+        check_leased_gpus(leased("n0:0-0"))
+
+
+def test_the_first_line_of_a_run_says_what_plans_count_with(driver, builds):
+    driver(row(0))
+    builds(CUDA_BUILDS)
+    held = Lease(
+        "local", "1", local_cluster(1, "cuda"), DeviceMesh.parse("n0:0"), DeviceMesh.parse("n0:0").devices(), "cuda"
+    )
+    assert device_line(held) == (
+        "devices: 1 x NVIDIA H100 80GB HBM3 (kind: cuda); plans count with 78.45 GiB of each; "
+        "the driver lists 79.65 GiB, and CUDA keeps a part"
+    )
