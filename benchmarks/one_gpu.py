@@ -1,14 +1,14 @@
 """GRPO with all weights on one GPU, ours and TRL's at the same work, and the kernels of our calls; JSON lines.
 
-    python -m benchmarks.one_gpu [--size 0.5b|1.5b|3b] [--half ours|trl|profile ...] [--steps 4] [--out FOLDER]
+    python -m benchmarks.one_gpu [--size 0.5b|1.5b|3b] [--half ours|trl|profile|decoding ...] [--steps 4] [--out FOLDER]
     python -m benchmarks.one_gpu --pretend        # here: a tiny shape on the processor, all halves
 
 The work: Qwen2.5's shape with random weights, 32 prompts of 128 tokens, 8 responses of 512 tokens to each, bfloat16,
 an optimizer step of AdamW. `ours` starts `prefect-rlhf run grpo` as a user would, under the plan with the fewest
 micro-batches that fit. `trl` is TRL with vLLM in its own process, from the folder TRL_FOLDER if that is set. `profile`
-times the kernels of a train_step and of an inference. Each half can run alone. Every finding is printed and appended to
-`record-SIZE.jsonl` of --out at once, so a cut loses nothing that was found. The last line compares the halves of that
-record: `ratio` is TRL's seconds over ours, if both ran on the same card.
+times the kernels of a train_step and of an inference, `decoding` kernels and Python of a decoded token. Each half can
+run alone. Every finding is printed and appended to `record-SIZE.jsonl` of --out at once, so a cut loses no finding. The
+last line compares the halves of that record: `ratio` is TRL's seconds over ours, if both ran on the same card.
 
 Not equal: ours keeps float32 main weights, gradients and moments, TRL all of them in bfloat16, which favours it. TRL
 has no fingerprints, no rollouts on disk, no server.
@@ -32,7 +32,7 @@ from benchmarks.one_card.child import NO_MEMORY, relayed
 from benchmarks.one_card.record import Record, findings
 from benchmarks.one_card.work import SIZES, TRL_ROWS, Work
 
-HALVES = ("ours", "profile", "trl")
+HALVES = ("ours", "profile", "decoding", "trl")
 MAKE_SECONDS = 120.0
 
 
@@ -93,8 +93,9 @@ def measured(half: str, work: Work, record: Record, limit_seconds: float) -> boo
         from benchmarks.one_card.ours import measure
 
         return measure(work, record, out / f"ours-{work.size}-{os.getpid()}", model["parameters"], limit_seconds)
-    if half == "profile":
-        return not relayed("benchmarks.one_card.kernels", work.text, record, log, limit_seconds)
+    if half in ("profile", "decoding"):
+        module = {"profile": "kernels", "decoding": "decoding"}[half]
+        return not relayed(f"benchmarks.one_card.{module}", work.text, record, log, limit_seconds)
     return trl(work, record, log, limit_seconds)
 
 

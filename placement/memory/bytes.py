@@ -10,9 +10,10 @@ from prefect_rlhf.placement.cost.datasheets.hardware import GIB
 from prefect_rlhf.placement.devices.mesh import Backend, ClusterShape
 
 MIB = 1 << 20
-CONTEXT_BYTES = GIB
-"""Of each process on a GPU: CUDA's context and loaded kernels. A context takes some 300 MB, and over 1,000 MB if all of
-torch's kernels are loaded (pytorch/pytorch#107667)."""
+CONTEXT_BYTES = 1690 * MIB
+"""Of each process on a GPU: CUDA's context, loaded kernels, and a communicator of one rank. A reading, from the task
+runs in benchmarks/results/2026-11-27_h100 (driver 580.159.04, torch 2.13): the driver counts 1.669 GiB beyond torch's
+reserved bytes for GRPO of 2 layers, 1.672 for PPO of 2 layers, 1.899 for GRPO of 28 layers with vLLM's graphs."""
 WORKSPACE_BYTES = 2 * 32 * MIB
 """Of each process on a GPU: cuBLAS' workspaces, which torch allocates itself, one for each handle and stream. One has
 32 MiB on Hopper and Blackwell, 8.1 MiB on older GPUs (`parseChosenWorkspaceSize` and `getNewWorkspace` in

@@ -493,7 +493,7 @@ CASES = {
     "an unknown network": (["--cluster", "2x8:h100", "--network", "pigeon", *LENGTHS, *MODELS], "pigeon"),
     "no memory": ([*ONE, "--device-memory-gib", "0", *LENGTHS, *MODELS], "device_memory_gib"),
     "a headroom of everything": ([*ONE, "--headroom", "100%", *LENGTHS, *MODELS], "headroom: got 1.0, expected less than 1"),
-    "a headroom that leaves nothing": ([*ONE, "--headroom", "0.99", *LENGTHS, *MODELS], "headroom: got 0.99, expected less than 0.987: CUDA's context"),
+    "a headroom that leaves nothing": ([*ONE, "--headroom", "0.99", *LENGTHS, *MODELS], "headroom: got 0.99, expected less than 0.978: CUDA's context"),
     "a negative headroom": ([*ONE, "--headroom=-10%", *LENGTHS, *MODELS], "headroom: got '-10%'"),
     "a headroom that is no share": ([*ONE, "--headroom", "much", *LENGTHS, *MODELS], "headroom: got 'much'"),
     "an imbalance without experts": ([*ONE, *LENGTHS, *MODELS, "--expert-imbalance", "2"], "expert_imbalance: 2.0 is not used: no model is a mixture of experts; remove it"),
@@ -590,7 +590,7 @@ def test_a_list_of_kinds_and_sizes_is_a_single_table_and_the_answer_its_smallest
 
 def test_where_no_plan_fits_the_table_says_what_fills_the_devices_and_what_would_help(capsys, tmp_path):
     """The actor trains alone on the devices, all else is in host memory: its state is more than a device has."""
-    small = ["--cluster", "1x2:h100", "--device-memory-gib", "60.4", "--budget", "0.3"]
+    small = ["--cluster", "1x2:h100", "--device-memory-gib", "61.0", "--budget", "0.3"]
     assert main(["plan", "ppo", *small, *LENGTHS, *MODELS, "--output", str(tmp_path / "plans")]) == 2
     said = [line for line in capsys.readouterr().err.splitlines() if " s: " not in line]
     first = next(index for index, line in enumerate(said) if line.startswith("prefect-rlhf: "))
