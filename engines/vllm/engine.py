@@ -285,7 +285,7 @@ class VllmEngine:
         return bytes_copied
 
     def close(self) -> None:
-        """Free weights, packed copies and cache, and end the process groups. Not yet run on a GPU.
+        """Free weights, packed copies and cache, and end the process groups.
 
         Memory of a vLLM that can sleep is not torch's: sleep is what frees it.
         """

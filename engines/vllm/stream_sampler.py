@@ -1,6 +1,6 @@
 """Our rule of sampling in the place of vLLM's sampler, for its runner on CUDA (Model Runner V2).
 
-Not yet run on a GPU; a test compares it with the sampler for the CPU.
+A test compares it with the sampler for the CPU, on a GPU too.
 
 Shapes: R rows that the engine can have, L tokens of the longest, B rows of a step, V vocabulary.
 """

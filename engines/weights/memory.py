@@ -35,7 +35,7 @@ def gpu_memory() -> GpuMemory | None:
     """Return the memory of this process's GPU, and count its most from now on again; None on CPU.
 
     The driver reports no maximum. Outside of torch it changes only when engines are built, so the most is the present
-    use and what torch held beyond its present share. Not yet run on a GPU.
+    use and what torch held beyond its present share.
     """
     if not torch.cuda.is_available():
         return None
@@ -50,7 +50,7 @@ def limit_torch(num_bytes: int) -> None:
     """Let torch reserve at most `num_bytes` of this process's GPU.
 
     At the limit torch returns its unused blocks to the driver and tries again, then raises its own error. Without a
-    limit its blocks could fill the device, and NCCL's next allocation would fail. Not yet run on a GPU.
+    limit its blocks could fill the device, and NCCL's next allocation would fail.
     """
     total: int = torch.cuda.mem_get_info()[1]
     torch.cuda.set_per_process_memory_fraction(min(1.0, num_bytes / total))

@@ -1,6 +1,6 @@
 """The proof that a plan fits: the largest memory use of each device at any moment of a run, by owner.
 
-The proof holds for the memory model of this folder, which no GPU has confirmed yet.
+The proof holds for the memory model of this folder, which runs on one H100 have confirmed.
 
 The count covers every order that the dependencies allow, not a single schedule. While a node runs, its devices hold the
 resident tensors, every part that may be between its reload and its offload at that time, and the node's own needs.
