@@ -9,18 +9,21 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import partial
 from math import sqrt
+from typing import Any
 
+from prefect_rlhf.placement.augmented.augment import augment
+from prefect_rlhf.placement.augmented.augmented_graph import AugmentedGraph
 from prefect_rlhf.placement.cost.paged_cache import gib_above, whole_cache_bytes
 from prefect_rlhf.placement.cost.sizes import ModelSizes
 from prefect_rlhf.placement.cost.workload import Workload
 from prefect_rlhf.placement.devices.mesh import Backend
 from prefect_rlhf.placement.engine_traits import TRAITS
 from prefect_rlhf.placement.graph import Call, DataflowGraph
-from prefect_rlhf.placement.memory.certificate import Certificate, certify_plan
+from prefect_rlhf.placement.memory.certificate import STEPS_CERTIFIED, Certificate, certify
 from prefect_rlhf.placement.plan import (
     ExecutionPlan,
     ModelInstance,
@@ -36,6 +39,8 @@ from prefect_rlhf.placement.plans.stated_words import OF_A_COPY
 StatedWords = Set[tuple[str, str]]
 """Words of placements that a person stated, each as its call and its name: no saving changes them."""
 CACHE_STEP = sqrt(2)  # ratio of the bytes of consecutive cache sizes
+COMPUTES_ALIKE: Mapping[str, Any] = {"micro_batches": 1, "recompute": 0, "sequence_parallel": False, "cache_gib": None}
+"""Words of a placement that change no node of the augmented graph."""
 Change = Callable[[ExecutionPlan], ExecutionPlan]
 
 
@@ -62,13 +67,22 @@ class Savings:
     backend: Backend
     stated: StatedWords = frozenset()
     _certificates: dict[object, Certificate] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _augmented: dict[object, AugmentedGraph] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def certificate(self, plan: ExecutionPlan) -> Certificate:
         """Return the certificate of a plan, counted once."""
         key = plan.cluster, plan.placements
         if key not in self._certificates:
-            self._certificates[key] = certify_plan(plan, self.graph, self.workload, self.backend)
+            self._certificates[key] = certify(self._augment(plan), self.workload, self.backend)
         return self._certificates[key]
+
+    def _augment(self, plan: ExecutionPlan) -> AugmentedGraph:
+        """Return the plan's nodes, made once for plans that differ only in how a call computes."""
+        alike = tuple((name, replace(placed, **COMPUTES_ALIKE)) for name, placed in plan.placements)
+        key = plan.cluster, alike
+        if key not in self._augmented:
+            self._augmented[key] = augment(self.graph, plan, self.graph.staleness + STEPS_CERTIFIED)
+        return replace(self._augmented[key], plan=plan)
 
     def fits(self, plan: ExecutionPlan) -> bool:
         """Return whether the certificate of a plan says so."""
