@@ -57,7 +57,7 @@ def with_changes(plan: ExecutionPlan, calls: Sequence[Call], **fields: object) -
 
 @dataclass(frozen=True, slots=True)
 class Savings:
-    """The savings that a plan of `graph` may have beside the words that are `stated`.
+    """The savings that a plan of `graph` may have, without a change of the words that are `stated`.
 
     `workload` are its rows, and `backend` its kind of devices.
     """
@@ -91,10 +91,10 @@ class Savings:
     def least(self, plan: ExecutionPlan) -> ExecutionPlan | None:
         """Return the plan with the fewest savings with which it fits; None if it does not fit with all of them.
 
-        A saving reduces the bytes of some moments and increases those of none. So the plan with all savings needs the
-        least memory of all plans with these meshes, strategies and engines: if it does not fit, none of them does. Of
-        the savings in order, the first few that suffice are found by bisection. Then each of them is taken back as far
-        as the plan still fits, the one that loses most seconds first. In the answer no call can have fewer
+        A saving reduces the bytes of some moments and increases the bytes of no moment. So the plan with all savings
+        needs the least memory of all plans with these meshes, strategies and engines: if it does not fit, no plan
+        does. Bisection finds the first few savings in order that suffice. Then each of them is taken back while the
+        plan still fits, the slowest first. In the answer no call can have fewer
         micro-batches.
         """
         if self.fits(plan):
@@ -105,7 +105,7 @@ class Savings:
         return self._relaxed(saving[bisect_left(saving, True, key=self.fits)], plan)
 
     def all_of(self, plan: ExecutionPlan) -> list[ExecutionPlan]:
-        """Return the plan with more and more savings: each plan has those of the plan before it, and one more."""
+        """Return the plan with more and more savings: each plan adds a saving to the plan before it."""
         found = [plan]
         for change in self._changes(plan):
             changed = change(found[-1])
@@ -114,7 +114,7 @@ class Savings:
         return found
 
     def _changes(self, plan: ExecutionPlan) -> Iterator[Change]:
-        """Yield the savings, the one that loses the fewest seconds first."""
+        """Yield the savings, the fastest first."""
         trained = {trained_instance(self.graph, plan, model.role) for model in self.graph.models}
         others = [instance for instance in self._largest_first(plan) if instance not in trained]
         others.sort(key=lambda instance: self.graph.trained_by(instance.role) is not None)  # frozen copies first
@@ -147,7 +147,7 @@ class Savings:
         return plan
 
     def is_free(self, plan: ExecutionPlan, call: Call, word: str) -> bool:
-        """Whether nobody stated the word of the call, or of a call with the same copy if they share it."""
+        """Whether the word is not stated for the call, or for a call with the same copy if they share it."""
         if not self.stated:
             return True
         names = [call.name]
@@ -264,7 +264,7 @@ class Savings:
         return [*found, least] if placed.cache_gib is None or least < placed.cache_gib else found
 
     def _cached(self, plan: ExecutionPlan) -> Iterator[tuple[Call, ...]]:
-        """The calls of each copy with a cache of which nobody stated the size."""
+        """The calls of each copy with a cache whose size is not stated."""
         for instance, calls in instances(self.graph, plan).items():
             if TRAITS[instance.engine].paged_cache and self.is_free(plan, calls[0], "cache_gib"):
                 yield calls
