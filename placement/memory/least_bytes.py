@@ -28,8 +28,8 @@ def proved_too_large(graph: DataflowGraph, workload: Workload, cluster: ClusterS
     """Return in words that some call fits under no plan of the usable devices; empty if that is not proved.
 
     While a call runs, the devices of its mesh hold its weights (of a train_step also gradients and optimizer) and what
-    the call makes, whatever other calls do. So their bytes alone, on the mesh and with the strategy where the fullest
-    device holds least, in the most micro-batches, with all layers recomputed and the smallest cache, are a lower bound
+    the call makes, with any other calls. So their bytes alone, with the mesh and the strategy that fill the fullest
+    device least, in the most micro-batches, with all layers recomputed and the smallest cache, are a lower bound
     for every plan. If they exceed the largest device, no plan fits.
     """
     lease = cluster.usable

@@ -9,18 +9,21 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import partial
 from math import sqrt
+from typing import Any
 
+from prefect_rlhf.placement.augmented.augment import augment
+from prefect_rlhf.placement.augmented.augmented_graph import AugmentedGraph
 from prefect_rlhf.placement.cost.paged_cache import gib_above, whole_cache_bytes
 from prefect_rlhf.placement.cost.sizes import ModelSizes
 from prefect_rlhf.placement.cost.workload import Workload
 from prefect_rlhf.placement.devices.mesh import Backend
 from prefect_rlhf.placement.engine_traits import TRAITS
 from prefect_rlhf.placement.graph import Call, DataflowGraph
-from prefect_rlhf.placement.memory.certificate import Certificate, certify_plan
+from prefect_rlhf.placement.memory.certificate import STEPS_CERTIFIED, Certificate, certify
 from prefect_rlhf.placement.plan import (
     ExecutionPlan,
     ModelInstance,
@@ -36,6 +39,8 @@ from prefect_rlhf.placement.plans.stated_words import OF_A_COPY
 StatedWords = Set[tuple[str, str]]
 """Words of placements that a person stated, each as its call and its name: no saving changes them."""
 CACHE_STEP = sqrt(2)  # ratio of the bytes of consecutive cache sizes
+COMPUTES_ALIKE: Mapping[str, Any] = {"micro_batches": 1, "recompute": 0, "sequence_parallel": False, "cache_gib": None}
+"""Words of a placement that change no node of the augmented graph."""
 Change = Callable[[ExecutionPlan], ExecutionPlan]
 
 
@@ -52,7 +57,7 @@ def with_changes(plan: ExecutionPlan, calls: Sequence[Call], **fields: object) -
 
 @dataclass(frozen=True, slots=True)
 class Savings:
-    """The savings that a plan of `graph` may have beside the words that are `stated`.
+    """The savings that a plan of `graph` may have, without a change of the words that are `stated`.
 
     `workload` are its rows, and `backend` its kind of devices.
     """
@@ -62,13 +67,22 @@ class Savings:
     backend: Backend
     stated: StatedWords = frozenset()
     _certificates: dict[object, Certificate] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _augmented: dict[object, AugmentedGraph] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def certificate(self, plan: ExecutionPlan) -> Certificate:
         """Return the certificate of a plan, counted once."""
         key = plan.cluster, plan.placements
         if key not in self._certificates:
-            self._certificates[key] = certify_plan(plan, self.graph, self.workload, self.backend)
+            self._certificates[key] = certify(self._augment(plan), self.workload, self.backend)
         return self._certificates[key]
+
+    def _augment(self, plan: ExecutionPlan) -> AugmentedGraph:
+        """Return the plan's nodes, made once for plans that differ only in how a call computes."""
+        alike = tuple((name, replace(placed, **COMPUTES_ALIKE)) for name, placed in plan.placements)
+        key = plan.cluster, alike
+        if key not in self._augmented:
+            self._augmented[key] = augment(self.graph, plan, self.graph.staleness + STEPS_CERTIFIED)
+        return replace(self._augmented[key], plan=plan)
 
     def fits(self, plan: ExecutionPlan) -> bool:
         """Return whether the certificate of a plan says so."""
@@ -77,10 +91,10 @@ class Savings:
     def least(self, plan: ExecutionPlan) -> ExecutionPlan | None:
         """Return the plan with the fewest savings with which it fits; None if it does not fit with all of them.
 
-        A saving reduces the bytes of some moments and increases those of none. So the plan with all savings needs the
-        least memory of all plans with these meshes, strategies and engines: if it does not fit, none of them does. Of
-        the savings in order, the first few that suffice are found by bisection. Then each of them is taken back as far
-        as the plan still fits, the one that loses most seconds first. In the answer no call can have fewer
+        A saving reduces the bytes of some moments and increases the bytes of no moment. So the plan with all savings
+        needs the least memory of all plans with these meshes, strategies and engines: if it does not fit, no plan
+        does. Bisection finds the first few savings in order that suffice. Then each of them is taken back while the
+        plan still fits, the slowest first. In the answer no call can have fewer
         micro-batches.
         """
         if self.fits(plan):
@@ -91,7 +105,7 @@ class Savings:
         return self._relaxed(saving[bisect_left(saving, True, key=self.fits)], plan)
 
     def all_of(self, plan: ExecutionPlan) -> list[ExecutionPlan]:
-        """Return the plan with more and more savings: each plan has those of the plan before it, and one more."""
+        """Return the plan with more and more savings: each plan adds a saving to the plan before it."""
         found = [plan]
         for change in self._changes(plan):
             changed = change(found[-1])
@@ -100,7 +114,7 @@ class Savings:
         return found
 
     def _changes(self, plan: ExecutionPlan) -> Iterator[Change]:
-        """Yield the savings, the one that loses the fewest seconds first."""
+        """Yield the savings, the fastest first."""
         trained = {trained_instance(self.graph, plan, model.role) for model in self.graph.models}
         others = [instance for instance in self._largest_first(plan) if instance not in trained]
         others.sort(key=lambda instance: self.graph.trained_by(instance.role) is not None)  # frozen copies first
@@ -133,7 +147,7 @@ class Savings:
         return plan
 
     def is_free(self, plan: ExecutionPlan, call: Call, word: str) -> bool:
-        """Whether nobody stated the word of the call, or of a call with the same copy if they share it."""
+        """Whether the word is not stated for the call, or for a call with the same copy if they share it."""
         if not self.stated:
             return True
         names = [call.name]
@@ -250,7 +264,7 @@ class Savings:
         return [*found, least] if placed.cache_gib is None or least < placed.cache_gib else found
 
     def _cached(self, plan: ExecutionPlan) -> Iterator[tuple[Call, ...]]:
-        """The calls of each copy with a cache of which nobody stated the size."""
+        """The calls of each copy with a cache whose size is not stated."""
         for instance, calls in instances(self.graph, plan).items():
             if TRAITS[instance.engine].paged_cache and self.is_free(plan, calls[0], "cache_gib"):
                 yield calls

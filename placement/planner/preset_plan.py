@@ -74,7 +74,7 @@ def completed_preset(
     """Return the plan that a preset gives `graph` on `mesh`; runs, dry runs and questions all get it here.
 
     Models are split over as few devices as are legal and fit. With each split, the plan has the fewest savings with
-    which it fits: micro-batches first, then those that lose more seconds (`Savings`). `words` stay as a person stated
+    which it fits: micro-batches first, slower savings last (`Savings`). `words` stay as a person stated
     them. The plan depends on its arguments alone, not on the speed of devices. Raises InvalidInput if no legal plan
     exists, for words that are wrong, and if no plan fits, with what would.
     """
@@ -89,7 +89,7 @@ def completed_preset(
 
 @dataclass(frozen=True, slots=True)
 class _Completion:
-    """A preset, and what it is completed for."""
+    """A preset with the job and the devices that it is completed for."""
 
     rule: Preset
     name: str
@@ -131,7 +131,7 @@ class _Completion:
         return InvalidInput(first.field, first.seen, first.expected + (other if self.name != "flattening" else ""))
 
     def _legal(self, least: int, words: Words) -> ExecutionPlan:
-        """The plan with each model split over at least `least` devices of its mesh, if it has so many."""
+        """The plan with each model split over at least `least` devices, or over all of its mesh."""
         placements = tuple((call.name, self._place(call, least, words)) for call in self.graph)
         plan = with_shared_words(ExecutionPlan(self.name, self.cluster, placements), self.graph, words)
         if words:
@@ -144,7 +144,7 @@ class _Completion:
     def _place(self, call: Call, least: int, words: Words) -> Placement:
         """The first legal strategy that splits the call's model over at least `least` devices, or over its whole mesh.
 
-        A strategy that gives each replica an item of each mini-batch precedes one that leaves some replicas idle.
+        Strategies that give each replica an item of each mini-batch precede strategies that leave some replicas idle.
         """
         graph, backend, name = self.graph, self.backend, call.name
         mesh = stated_mesh(words, name, self.cluster) or self.rule.mesh(call, self.mesh, graph)
@@ -183,7 +183,7 @@ class _Completion:
         return max(1, min(cuts, *(each.most_items(strategy.dp) for each in call.by_row_set)))
 
     def refused(self, words: Words, too_large: Sequence[ExecutionPlan]) -> InvalidInput:
-        """Return the refusal of a preset of which each plan is too large, even with all savings.
+        """Return the refusal of a preset whose plans are all too large, even with all savings.
 
         It begins with the smallest change that works: another value of a stated word, or another preset.
         """
@@ -220,7 +220,7 @@ class _Completion:
                 yield Remedy(f"-p plan={name}", plan, savings.certificate(plan))
 
     def _completed(self, words: Words) -> ExecutionPlan | None:
-        """The completed plan, or None if there is none."""
+        """The completed plan, or None if no plan is legal and fits."""
         try:
             found = self.complete(words)
         except InvalidInput:
@@ -233,7 +233,7 @@ class _Completion:
         return f"{proved or 'no preset fits'}; {self._enough()}"
 
     def _enough(self) -> str:
-        """The smallest of some larger clusters of the same devices on which this preset has a plan, in words.
+        """The smallest of some larger clusters of the same devices that have a plan of this preset, in words.
 
         Nodes with more devices have more host memory, in proportion.
         """

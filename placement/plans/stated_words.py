@@ -1,4 +1,4 @@
-"""Words of placements that a person states beside a plan's name, as in `placement.actor_train.micro_batches=16`."""
+"""Words of placements that a person states with a plan's name, as in `placement.actor_train.micro_batches=16`."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def with_words(plan: ExecutionPlan, graph: DataflowGraph, words: Words) -> Execu
 
 
 def with_shared_words(plan: ExecutionPlan, graph: DataflowGraph, words: Words) -> ExecutionPlan:
-    """Return the plan in which calls with a common copy of weights have what is stated for one of them.
+    """Return the plan with words that are stated for a call also for the other calls with its copy of weights.
 
     Raises InvalidInput, which names both words, if different values are stated for two of them.
     """
@@ -100,7 +100,7 @@ def with_shared_words(plan: ExecutionPlan, graph: DataflowGraph, words: Words) -
 
 
 def as_stated(error: InvalidInput, words: Words) -> InvalidInput:
-    """Return the error about words of a plan as an error about the parameter in which they are stated."""
+    """Return the error about words of a plan as an error about the parameter that states them."""
     if isinstance(error, SeveralMistakes):
         return SeveralMistakes.of([as_stated(mistake, words) for mistake in error.mistakes], error.remedy)
     call, _, word = error.field.removeprefix("plan.calls.").partition(".")
@@ -113,7 +113,7 @@ def as_stated(error: InvalidInput, words: Words) -> InvalidInput:
 
 
 def flags(before: ExecutionPlan, after: ExecutionPlan, graph: DataflowGraph) -> str:
-    """Return the words in which a plan differs from another, as flags of a command; a shared word once for its copy."""
+    """Return the words that differ between two plans, as flags of a command; a shared word once for its copy."""
     found, shared = list[str](), set[tuple[object, str]]()
     copies = {call.name: copy for copy, calls in instances(graph, after).items() for call in calls}
     for name, placed in after.placements:

@@ -65,6 +65,14 @@ def test_every_answer_is_legal_and_fits_by_its_certificate():
         assert fits(graph, check_plan(found, graph, found.cluster.whole))
 
 
+def test_plans_that_share_their_nodes_are_certified_as_they_are():
+    for graph, before, found in COMPLETED:
+        workload = longest_rows(graph, LONGEST)
+        savings = Savings(graph, workload, "cpu")
+        for plan in (*savings.all_of(before), found):
+            assert savings.certificate(plan) == certify_plan(plan, graph, workload, "cpu")
+
+
 def test_no_smaller_numbers_of_micro_batches_fit():
     """By trying all of them: every vector of divisors that is nowhere larger, and somewhere smaller."""
     for graph, _, found in COMPLETED:
