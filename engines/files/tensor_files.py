@@ -116,9 +116,17 @@ class OpenTensors:
         if file not in self._opened:
             self._opened[file] = safe_open(file, framework="pt")
         part: Tensor = self._opened[file].get_slice(name)[tuple(slice(*span) for span in region)]
-        if not part.isfinite().all():
+        if not _is_finite(part):
             raise InvalidInput(self._field, f"{name} with NaN or infinite values in {file}", "weights that are finite")
         return part
+
+
+def _is_finite(part: Tensor) -> bool:
+    """Return whether no value is NaN or infinite, in one pass without a copy: a NaN is its own least and greatest.
+
+    `isfinite().all()` reads a bfloat16 tensor fifty times as slowly, which was most of the time to load a model.
+    """
+    return part.numel() == 0 or all(bool(end.isfinite()) for end in part.aminmax())
 
 
 def write_tensors(

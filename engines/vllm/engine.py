@@ -26,13 +26,14 @@ from prefect_rlhf.engines.sampling.conversation import PlayRow, conversed, in_ro
 from prefect_rlhf.engines.sampling.response_end import check_lengths, ends_of, stopped_turns
 from prefect_rlhf.engines.sampling.stop_strings import StopStrings, stop_strings
 from prefect_rlhf.engines.vllm.cpu.kernels import CpuKernels
-from prefect_rlhf.engines.vllm.environment import survive_scan
+from prefect_rlhf.engines.vllm.environment import inspect_here, survive_scan
 from prefect_rlhf.engines.vllm.group import RankGroup
 from prefect_rlhf.engines.vllm.settings import check_command, engine_arguments, sampling_parameters
 from prefect_rlhf.engines.vllm.weights import kept_beside, shards, unwritten
 from prefect_rlhf.engines.weights.memory import storage_bytes
 from prefect_rlhf.engines.weights.offload import HostCopies, HostLink, OffloadedTensors, empty
 from prefect_rlhf.errors.errors import EngineFailed, InvalidInput
+from prefect_rlhf.placement.models.families.known import FAMILIES
 from prefect_rlhf.placement.plan import OffloadPart
 
 
@@ -54,6 +55,7 @@ class VllmEngine:
         self._sleeps = command.is_offloaded  # on CUDA
         self._group = RankGroup(_tensor_parallel_ranks(command, rank), rank)
         survive_scan()
+        inspect_here(FAMILIES[command.model.shape.family].architecture("lm"))
         with self._group.building() as executor:
             self._llm = LLMEngine.from_engine_args(engine_arguments(command, self._group.ranks, executor))
         core = self._llm.engine_core

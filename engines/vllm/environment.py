@@ -36,6 +36,18 @@ def survive_scan() -> None:
     dispatcher.hasattr = _has  # its own name is found before the built-in function
 
 
+def inspect_here(architecture: str) -> None:
+    """Let vLLM look at a model's class in this process, which builds that class's engine next.
+
+    Otherwise vLLM's first build on a machine starts a Python that imports all of vLLM again only to look at it.
+    """
+    from vllm.model_executor.models import ModelRegistry
+
+    known = ModelRegistry.models.get(architecture)  # also a plugin's class, if a plugin replaced vLLM's
+    if known is not None:
+        ModelRegistry.register_model(architecture, known.load_model_cls())
+
+
 def _has(value: object, name: str) -> bool:
     try:
         found = getattr(value, name)

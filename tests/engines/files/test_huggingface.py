@@ -240,6 +240,27 @@ def test_weights_that_are_no_numbers_are_refused_where_they_are_read(folder, val
         tensors.read("model.norm.weight", ((0, 64),))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_a_value_that_is_no_number_is_found_at_every_place_and_in_every_format(tmp_path, dtype):
+    """Each of both signs; the largest numbers of a format, zeros and a part without values are read bit for bit."""
+    limits = torch.finfo(dtype)
+    plain = torch.tensor([limits.max, limits.min, limits.tiny, limits.smallest_normal / 2, 0.0, -0.0], dtype=dtype)
+    wrong = torch.tensor([float("nan"), float("inf"), -float("inf"), float("nan")], dtype=dtype)
+    wrong[3] = wrong[0].neg()
+    places, columns = range(0, 67, 11), torch.arange(67)
+    rows = plain[columns % len(plain)].repeat(len(wrong) * len(places) + 1, 1)
+    for number in range(len(rows) - 1):
+        rows[number, places[number // len(wrong)]] = wrong[number % len(wrong)]
+    save_file({"rows": rows}, tmp_path / "model.safetensors")
+    with OpenTensors(str(tmp_path), "actor.path") as tensors:
+        for number in range(len(rows) - 1):
+            with pytest.raises(InvalidInput, match="rows with NaN or infinite values in .*model.safetensors"):
+                tensors.read("rows", ((number, number + 1), (0, 67)))
+        read = tensors.read("rows", ((len(rows) - 1, len(rows)), (0, 67)))
+        assert torch.equal(read.view(torch.uint8), rows[-1:].view(torch.uint8))
+        assert tensors.read("rows", ((0, 0), (0, 67))).shape == (0, 67)
+
+
 @pytest.mark.parametrize("in_config", [True, False])
 def test_a_written_folder_has_the_chat_template_that_the_model_was_trained_with(tmp_path, in_config):
     """Wherever the folder that it came from has its own: in a file, or in tokenizer_config.json as earlier versions."""

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.distributed as dist
+from vllm.model_executor.models import registry
 from vllm_cases import (
     END_TOKENS,
     MAX_LENGTH,
@@ -21,11 +22,12 @@ from vllm_cases import (
 from prefect_rlhf.engines.engine import Generated, SamplingSettings
 from prefect_rlhf.engines.rank.profiling.layer_clock import clocked, clocked_method
 from prefect_rlhf.engines.vllm.engine import VllmEngine
-from prefect_rlhf.engines.vllm.environment import survive_scan
+from prefect_rlhf.engines.vllm.environment import inspect_here, survive_scan
 from prefect_rlhf.errors.errors import EngineFailed, InvalidInput
 from prefect_rlhf.placement.cost.paged_cache import whole_cache_bytes
 from prefect_rlhf.placement.cost.sizes import ModelSizes
 from prefect_rlhf.placement.engine_constants import CACHE_BLOCK
+from prefect_rlhf.placement.models.families.known import RUN
 
 pytestmark = pytest.mark.slow
 PROMPTS = make_prompts(12)
@@ -67,6 +69,40 @@ def test_what_other_libraries_keep_in_the_process_does_not_stop_vllm(monkeypatch
     monkeypatch.setattr(sys.modules[__name__], "PROXY", Refusing(), raising=False)
     survive_scan()
     _rebind_kernels([])
+
+
+@pytest.fixture
+def first_build(tmp_path, monkeypatch):
+    """VLLM knows its models by name only, has kept nothing of them, and cannot look at them in another process."""
+
+    def refuse(look):
+        raise OSError("started another Python")
+
+    names = [family.architecture("lm") for family in RUN]
+    modules = {name: registry._VLLM_MODELS[name] for name in names}
+    by_name = {
+        name: registry._LazyRegisteredModel(f"vllm.model_executor.models.{module}", of_class)
+        for name, (module, of_class) in modules.items()
+    }
+    monkeypatch.setenv("VLLM_CACHE_ROOT", str(tmp_path))
+    monkeypatch.setattr(registry, "_run_in_subprocess", refuse)
+    monkeypatch.setattr(registry.ModelRegistry, "models", by_name)
+    return by_name
+
+
+@pytest.mark.parametrize("family", RUN, ids=[family.name for family in RUN])
+def test_vllm_looks_at_the_class_of_each_family_without_another_process(first_build, family):
+    name = family.architecture("lm")
+    with pytest.raises(OSError, match="started another Python"):
+        first_build[name].inspect_model_cls()
+    inspect_here(name)
+    assert first_build[name].inspect_model_cls().is_text_generation_model
+    inspect_here("NoModelOfVllm")
+    assert "NoModelOfVllm" not in first_build
+
+
+def test_the_first_build_on_a_machine_starts_no_other_python(first_build, folders):
+    assert VllmEngine(build_command(folders[0]), 0).weights()
 
 
 def test_a_clock_around_the_forward_sees_each_pass_of_a_generation(engine):
