@@ -8,7 +8,7 @@ from prefect.blocks.core import Block
 from pydantic import BaseModel, BeforeValidator, Field, JsonValue, model_validator
 from pydantic_core import PydanticCustomError
 
-from prefect_rlhf.blocks.saved import DOCUMENTATION_URL, DeploymentParameter, load_example
+from prefect_rlhf.blocks.saved import DOCUMENTATION_URL, NEEDED, DeploymentParameter, load_example
 from prefect_rlhf.errors.wrong_setting import not_used
 from prefect_rlhf.files.path_text import MOST_CHARACTERS, PathText
 from prefect_rlhf.placement.graph import Dataset
@@ -124,7 +124,7 @@ class DatasetParameter(DeploymentParameter, DatasetFields):
     row_keys: ClassVar[tuple[str, ...]]
     rows_per_item: ClassVar[int] = 1
 
-    path: PathText = Field("", description=PATH)
+    path: PathText = Field("", description=NEEDED + PATH)
 
     def to_spec(self, name: str, num_items: int, columns: tuple[str, ...] = (), found: str = "") -> Dataset:
         """Return this dataset as source `name` of a graph, with `num_items` items and the further `columns`.

@@ -5,7 +5,7 @@ from typing import ClassVar
 from prefect.blocks.core import Block
 from pydantic import BaseModel, Field
 
-from prefect_rlhf.blocks.saved import DOCUMENTATION_URL, DeploymentParameter, load_example
+from prefect_rlhf.blocks.saved import DOCUMENTATION_URL, NEEDED, DeploymentParameter, load_example
 from prefect_rlhf.files.path_text import PathText
 from prefect_rlhf.placement.models.model import Dtype, Head, ModelSpec, OptimizerSpec, TransformerShape
 
@@ -50,7 +50,7 @@ class Model(DeploymentParameter, ModelFields):
 
     block: ClassVar[type[Block]] = ModelBlock
 
-    path: PathText = Field("", description=PATH)
+    path: PathText = Field("", description=NEEDED + PATH)
 
     def to_spec(self, role: str, shape: TransformerShape, optimizer: OptimizerSpec | None = None) -> ModelSpec:
         """Return the specification of this model in `role`; `shape` is read from the folder's config.json."""

@@ -12,6 +12,7 @@ from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.files.path_text import MOST_CHARACTERS, PathText
 
 DOCUMENTATION_URL = HttpUrl("https://docs.prefect.io/v3/concepts/blocks")  # how blocks are saved, found and shared
+NEEDED = "Needed unless a saved block is named. "  # a schema that requires a path would refuse a saved block alone
 
 
 def load_example(module: str, block: str, variable: str) -> str:
@@ -37,7 +38,7 @@ class DeploymentParameter(BaseModel):
 
     block: ClassVar[type[Block]]
 
-    path: PathText = Field("", description="Path of the files; may be left out if `saved` is set.")
+    path: PathText = Field("", description=f"{NEEDED}Path of the files.")
     saved: str = Field(
         "",
         title="Saved block",

@@ -11,6 +11,7 @@ from prefect_rlhf.errors.errors import GraphError, PlanDoesNotFit, RlhfError
 from prefect_rlhf.files.storable import Storable
 from prefect_rlhf.flows.forms.check import checked_parameters
 from prefect_rlhf.flows.forms.options import Form
+from prefect_rlhf.flows.forms.order import described_parameter, in_order
 from prefect_rlhf.flows.forms.retry import may_retry
 from prefect_rlhf.tasks.reporting.refusal import show_refusal
 from prefect_rlhf.tasks.server.failures import failed, is_by_hand, stopped
@@ -33,9 +34,9 @@ def form_entry(
 ) -> Callable[..., Any]:
     """Return the function that Prefect calls: it has the name of `body` and passes its keywords to `run`.
 
-    Its parameters are `own`, then the fields of `form`. Raises GraphError if both have one of the same name. A mistake
-    that a person can correct ends the run in a Failed state with a single-line message, without a traceback. A run that
-    a person stops ends in a Cancelled state.
+    Its parameters are `own`, models first, then the fields of `form`. Raises GraphError if both have one of the same
+    name. A mistake that a person can correct ends the run in a Failed state with a single-line message, without a
+    traceback. A run that a person stops ends in a Cancelled state.
     """
 
     if taken := [parameter.name for parameter in own if parameter.name in form.model_fields]:
@@ -59,10 +60,11 @@ def form_entry(
 
     parameters = [
         parameter.replace(annotation=Annotated[parameter.annotation, Storable()])
-        for parameter in (*own, *form.signature())
+        for parameter in (*in_order(own), *form.signature())
     ]
     entry.__name__, entry.__qualname__, entry.__module__ = body.__name__, body.__qualname__, body.__module__
-    entry.__doc__ = form.described(inspect.getdoc(body) or body.__name__)
+    lines = {parameter.name: described_parameter(parameter) for parameter in own}
+    entry.__doc__ = form.described(inspect.getdoc(body) or body.__name__, lines)
     entry.__signature__ = inspect.Signature(parameters, return_annotation=dict)  # type: ignore[attr-defined]  # read by inspect
     entry.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return entry

@@ -112,9 +112,13 @@ class Form(Settings):
         ]
 
     @classmethod
-    def described(cls, doc: str) -> str:
-        """Return `doc` with a section of arguments: Prefect's form takes the descriptions of parameters from it."""
-        lines = [f"    {name}: {field.description}" for name, field in cls.model_fields.items()]
+    def described(cls, doc: str, own: Mapping[str, str]) -> str:
+        """Return `doc` with a section of arguments: Prefect's form takes the descriptions of parameters from it.
+
+        `own` are the descriptions of further parameters by name; an empty one has no line.
+        """
+        descriptions = {**own, **{name: field.description for name, field in cls.model_fields.items()}}
+        lines = [f"    {name}: {line}" for name, line in descriptions.items() if line]
         return "\n".join([doc, "", "Args:", *lines])
 
 

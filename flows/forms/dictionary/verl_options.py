@@ -90,7 +90,8 @@ _WITHOUT_EFFECT: Mapping[str, str] = MappingProxyType(
         " model.use_shm critic.model.use_shm data.use_shm rollout.prompt_length rollout.response_length",
         "the plan states each call's memory": "*.gpu_memory_utilization *.free_cache_engine *.max_model_len"
         " *.max_num_seqs *.max_num_batched_tokens",
-        PLAN: "trainer.nnodes trainer.n_gpus_per_node trainer.device trainer.balance_batch"
+        "--devices of a run states them": "trainer.nnodes trainer.n_gpus_per_node",
+        PLAN: "trainer.device trainer.balance_batch"
         " trainer.use_legacy_worker_impl trainer.use_v1 trainer.v1.sync"
         " trainer.ray_wait_register_center_timeout ray_kwargs.* transfer_queue.* hybrid_engine *nccl_timeout"
         " actor.fsdp_config.* ref.fsdp_config.* critic.fsdp.* critic.model.fsdp_config.* *.megatron.* *.veomni.*"

@@ -46,11 +46,11 @@ def find_format(rows: StoredRows, wanted: Wanted) -> Found:
     if wanted.form is not None and wanted.form not in wanted.own:
         return _stated_format(rows, wanted, wanted.form)
     if wanted.form is not None:
-        return _own(rows, wanted, wanted.form)
+        return _with_stated(rows, wanted, _own(rows, wanted, wanted.form))
     if wanted.stated:
         names = wanted.stated.values()
         forms = [form for form, columns in wanted.own.items() if set(columns) & set(names)] or list(wanted.own)
-        return _one(rows, [_own(rows, wanted, form) for form in forms])
+        return _with_stated(rows, wanted, _one(rows, [_own(rows, wanted, form) for form in forms]))
     own = [_own(rows, wanted, form) for form, names in wanted.own.items() if set(names) <= set(rows.names)]
     if own and wanted.kind != "chats":  # they have the names that all libraries give to prompts, pairs and answers
         return own[0]
@@ -68,6 +68,16 @@ def find_format(rows: StoredRows, wanted: Wanted) -> Found:
 def _own(rows: StoredRows, wanted: Wanted, form: str) -> Found:
     known = {*rows.names, *wanted.stated.values()}  # a stated name may be a field of a struct, or wrong
     return Found(form, wanted.kind, {name: name for name in wanted.own[form] if name in known})
+
+
+def _with_stated(rows: StoredRows, wanted: Wanted, own: Found) -> Found:
+    """Return one of our own forms. Raises NotUsed for a stated column that this form does not read."""
+    for setting, column in wanted.stated.items():
+        if column is not None and column not in own.columns:
+            columns = " and ".join(own.columns) or "no column of the file"
+            why = f"form is {own.form}" if wanted.form else f"{rows.path} is read as {own.form}"
+            raise NotUsed(f"{rows.field}.{setting}", column, f"{why}, which reads {columns}")
+    return own
 
 
 def _stated_format(rows: StoredRows, wanted: Wanted, form: str) -> Found:

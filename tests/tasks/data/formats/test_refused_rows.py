@@ -137,6 +137,14 @@ WRONG_SETTINGS = {
         {"form": "sharegpt", "messages_column": "chat"},
         r"^chats.messages_column: 'chat' is not used: form is sharegpt, which has columns of its own; remove it$",
     ),
+    "our own form and a column of another": (
+        {"form": "messages", "messages_column": "conversations", "text_column": "body"},
+        r"^chats.text_column: 'body' is not used: form is messages, which reads conversations; remove it$",
+    ),
+    "our own form and both columns of another": (
+        {"form": "text", "text_column": "conversations", "prompt_column": "q", "completion_column": "a"},
+        r"^chats.prompt_column: 'q' is not used: form is text, which reads conversations; remove it$",
+    ),
     "a column that is not there": (
         {"messages_column": "chat"},
         r"^chats.messages_column: got 'chat', expected a column of",
@@ -151,6 +159,15 @@ def test_a_form_and_columns_that_do_not_fit_the_file_are_refused(stored, qwen, c
         open_source("chats", Chats(path=stored({"conversations": TURNS}), split_column=None, **settings), qwen).check(
             99
         )
+
+
+def test_a_stated_column_of_a_form_that_the_first_row_rules_out_is_refused(stored, qwen):
+    """Both columns are in the file; a row has a value in one of them alone."""
+    path = stored({"chat": [{"role": "user", "content": "1"}, {"role": "assistant", "content": "2"}], "body": None})
+    chats = Chats(path=path, split_column=None, messages_column="chat", text_column="body")
+    says = r"^chats.text_column: 'body' is not used: .* is read as messages, which reads chat; remove it$"
+    with pytest.raises(InvalidInput, match=says):
+        open_source("chats", chats, qwen).check(99)
 
 
 def turns(*values):
