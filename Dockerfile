@@ -14,6 +14,9 @@ WORKDIR /opt/prefect-rlhf
 COPY constraints-cuda.txt ./
 RUN pip install --no-cache-dir --no-deps --requirement constraints-cuda.txt
 COPY . ./
-RUN pip install --no-cache-dir --no-deps .
+
+# A run without PREFECT_API_URL starts a server, whose first start would take seconds to make the database's tables.
+RUN pip install --no-cache-dir --no-deps . \
+    && prefect server database upgrade --yes
 
 ENTRYPOINT ["prefect-rlhf"]
