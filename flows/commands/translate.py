@@ -20,7 +20,7 @@ from prefect_rlhf.flows.forms.dictionary.written import parameter_file, table
 from prefect_rlhf.placement.devices.mesh import MOST_DEVICES
 
 MOST_ROWS = 10**12
-NEXT = "next: {program} run {flow} --parameters {out} --dry-run"
+NEXT = "next: {program} run {flow} --parameters {out}{devices} --dry-run"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,8 +72,17 @@ def translate(flags: Annotated[TranslateFlags, ALL_AT_ONCE]) -> int:
         print(f"\nto mend: {problem}")
     if found.assumes_devices and flags.devices is None:
         print("\nassumed: 1 device; state --devices for another number")
-    print(f"\nwrote {flags.out}", NEXT.format(program=PROGRAM, flow=found.job.flow, out=flags.out), sep="\n")
+    devices = _devices_flag(found.job, flags.devices)
+    line = NEXT.format(program=PROGRAM, flow=found.job.flow, out=flags.out, devices=devices)
+    print(f"\nwrote {flags.out}", line, sep="\n")
     return 0
+
+
+def _devices_flag(job: Job, stated: int | None) -> str:
+    """Return the flag of the devices of the run there, if it has several on a single machine: a run here has one."""
+    is_single = job.stated.get("trainer.nnodes", 1) == 1
+    devices = stated or (job.stated.get("trainer.n_gpus_per_node") if is_single else None)
+    return f" --devices {devices}" if isinstance(devices, int) and devices > 1 else ""
 
 
 def _problem(found: Translation) -> InvalidInput | None:

@@ -216,7 +216,7 @@ CASES = {
     "an option of verl under the prefix of a role": (lambda g: at(g, "actor_rollout_ref.actor.optim.lr", 1e-5), "actor_rollout_ref: unknown key (got {'actor': {'optim': {'lr': 1e-05}}}); here: algo.actor_optimizer.lr"),
     "options of TRL, all of them at once": (lambda g: at(g, "algo", g["algo"] | {"epsilon": 0.1, "beta": 0.1}), "2 mistakes: (1) algo.epsilon: unknown key (got 0.1); here: algo.clip (2) algo.beta: unknown key (got 0.1); here: algo.kl.coefficient"),
     "a file of another trainer": (lambda g: g | {"learning_rate": 1e-5, "beta": 0.1, "use_vllm": True}, "(prefect-rlhf translate FILE translates a whole file of TRL, verl or OpenRLHF)"),
-    "options of verl in their groups": (lambda g: g | {"trainer": {"nnodes": 1, "total_epochs": 2}}, "2 mistakes: (1) trainer.nnodes: unknown key (got 1); leave it out: the plan does it; results do not depend on it (2) trainer.total_epochs: unknown key (got 2); here: epochs"),
+    "options of verl in their groups": (lambda g: g | {"trainer": {"nnodes": 1, "total_epochs": 2}}, "2 mistakes: (1) trainer.nnodes: unknown key (got 1); leave it out: --devices of a run states them (2) trainer.total_epochs: unknown key (got 2); here: epochs"),
     "an option that needs nothing": (lambda g: at(g, "logging_steps", 1), "logging_steps: unknown key (got 1); leave it out: every step is logged"),
     "an option of another algorithm": (lambda g: at(g, "num_generations", 8), "num_generations: unknown key (got 8); this algorithm has no such parameter; of others it is algo.samples_per_prompt"),
     "another trainer's word": (lambda g: at(g, "algo.kl.estimator", "low_var_kl"), "algo.kl.estimator: got 'low_var_kl', expected 'k1' or 'k3'; here: k3"),

@@ -172,7 +172,7 @@ def _named(rules: list[Rule], has: Has | None) -> str:
 def _names_here(rule: Rule, has: Has | None) -> list[str]:
     """Return the names of a rule's parameter in the flow at hand."""
     if rule.where == "plan":
-        return [f"{rule.ours} of a call in a plan"]
+        return [f"placement.CALL.{rule.ours}"]
     if has is None or has(rule.ours):
         return [rule.ours]
     for grpos, ppos in OF_PPO.items():

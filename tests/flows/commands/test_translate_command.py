@@ -52,6 +52,23 @@ def test_a_file_that_cannot_be_translated_costs_a_line(case, tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
+    ("text", "flags", "says"),
+    [
+        ("trainer: {n_gpus_per_node: 4, nnodes: 1}", [], " --devices 4 --dry-run"),
+        ("trainer: {n_gpus_per_node: 4, nnodes: 2}", [], "out.yaml --dry-run"),
+        ("trainer: {n_gpus_per_node: 4}", ["--devices", "2"], " --devices 2 --dry-run"),
+        ("trainer: {n_gpus_per_node: 1}", [], "out.yaml --dry-run"),
+    ],
+)
+def test_the_next_command_has_the_devices_of_the_run_there(text, flags, says, tmp_path, capsys):
+    """A run here has one device unless the flag says otherwise; several machines take more than a flag."""
+    (tmp_path / "verl.yaml").write_text(f"algorithm: {{adv_estimator: gae}}\n{text}\n")
+    command = ["translate", str(tmp_path / "verl.yaml"), "--from", "verl", "--out", str(tmp_path / "out.yaml")]
+    assert main([*command, *flags]) == 0
+    assert capsys.readouterr().out.rstrip().endswith(says)
+
+
+@pytest.mark.parametrize(
     ("flags", "says"),
     [
         (["none.yaml"], "FILE: got 'none.yaml', expected a readable file"),
