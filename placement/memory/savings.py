@@ -133,10 +133,10 @@ class Savings:
 
     def _relaxed(self, plan: ExecutionPlan, before: ExecutionPlan) -> ExecutionPlan:
         """Return a plan that fits with fewer savings, as few as still fit; `before` is the plan without any."""
+        plan = self._with_largest_caches(plan, before)
         plan = self._reloading_early(plan, before)
         for instance in reversed(list(instances(self.graph, plan))):
             plan = self._staying(plan, before, instance)
-        plan = self._with_largest_caches(plan, before)
         for call in self.graph:
             plan = self._recomputing_least(plan, before, call)
         plan = self._taken_back(plan, before, "sequence_parallel", tuple(self.graph))

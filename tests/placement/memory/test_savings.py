@@ -10,7 +10,7 @@ from prefect_rlhf.placement.devices.mesh import ClusterShape
 from prefect_rlhf.placement.graph import DataflowGraph
 from prefect_rlhf.placement.memory.certificate import certify_plan
 from prefect_rlhf.placement.memory.fit import longest_rows
-from prefect_rlhf.placement.memory.savings import Savings, with_changes
+from prefect_rlhf.placement.memory.savings import CACHE_STEP, Savings, with_changes
 from prefect_rlhf.placement.plan import ExecutionPlan, Placement, instances
 from prefect_rlhf.placement.planner.preset_plan import preset
 from prefect_rlhf.placement.plans.check import check_plan
@@ -97,6 +97,22 @@ def test_other_savings_come_only_where_micro_batches_are_not_enough():
                 cut = with_changes(cut, [call], micro_batches=items)
         only_cut = all(words(found[call.name]) == words(before[call.name]) for call in graph)
         assert only_cut == fits(graph, cut), (graph.name, found.cluster)
+
+
+def test_a_cache_is_as_large_as_other_savings_allow():
+    """A small cache loses most seconds: with the next size, even copies that return to host memory do not make room."""
+    small = 0
+    for graph, before, found in COMPLETED:
+        for calls in instances(graph, found).values():
+            if (size := found[calls[0].name].cache_gib) is None or before[calls[0].name].cache_gib is not None:
+                continue
+            larger = with_changes(found, calls, cache_gib=size * CACHE_STEP * 1.01)
+            for copy, others in instances(graph, found).items():
+                if all(call.kind != "train_step" for call in others) and graph.trained_by(copy.role) is None:
+                    larger = with_changes(larger, others, offload="all")
+            small += 1
+            assert not fits(graph, larger)
+    assert small
 
 
 def test_no_single_saving_can_be_taken_back():
