@@ -158,8 +158,9 @@ class RunReport:
             self._log.info("plan %s for %s:\n%s", plan.name, graph.name, plan_text(plan, graph))
             self._log.info("graph of a step:\n%s", graph_text(self._now.augmented))
         took = f", predicted {predicted.seconds_per_step:.3g} s per step" if predicted and predicted.work else ""
-        calls, devices = len(graph.calls), len(self.lease.devices)
-        self._log.info("%s: %d calls per step on %d devices by plan %s%s", graph.name, calls, devices, plan.name, took)
+        calls, number = len(graph.calls), len(self.lease.devices)
+        devices = f"{number} device{'s' if number > 1 else ''}"
+        self._log.info("%s: %d calls per step on %s by plan %s%s", graph.name, calls, devices, plan.name, took)
         self._show_plan()
         drawn = picture(dataflow_svg(graph), "dataflow graph")
         publish(create_markdown_artifact, drawn, key="graph", description=f"Dataflow graph of {graph.name}")
