@@ -142,6 +142,8 @@ class InitSite(PrefectSite):
         self.home = folder / "first"
         _, self.server, self.worker, self.user = terminals(printed(self.home))
         make_model(self.home / "models" / "smollm2")
+        program = self.home / "my_reinforce.py"  # its model is random and writes no number, so its copy scores lengths
+        program.write_text(program.read_text().replace("response.isdecimal()", "(len(response) % 2)"))
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
         self.environment |= {"PATH": path, "HOME": str(folder), "PREFECT_SERVER_API_PORT": str(self.port)}
         del self.environment["PREFECT_API_URL"]
