@@ -84,7 +84,8 @@ def first_build(tmp_path, monkeypatch):
         name: registry._LazyRegisteredModel(f"vllm.model_executor.models.{module}", of_class)
         for name, (module, of_class) in modules.items()
     }
-    monkeypatch.setenv("VLLM_CACHE_ROOT", str(tmp_path))
+    # Not by the variable of the folder, which vLLM reads once: before this, if the process has built an engine.
+    monkeypatch.setattr(registry._LazyRegisteredModel, "_get_cache_dir", staticmethod(lambda: tmp_path))
     monkeypatch.setattr(registry, "_run_in_subprocess", refuse)
     monkeypatch.setattr(registry.ModelRegistry, "models", by_name)
     return by_name
