@@ -82,7 +82,7 @@ def test_a_flag_may_be_given_in_every_way_that_people_type_it():
 @pytest.mark.parametrize("words", [["--dry-run", "ppo"], ["ppo", "--dry-run"], ["run", "--dry-run", "ppo"]])
 def test_an_algorithm_alone_is_short_for_run(words, capsys):
     assert main(words) == 2
-    assert "prompts, held_out, actor" in capsys.readouterr().err
+    assert "actor, ref, prompts, held_out" in capsys.readouterr().err
 
 
 HEAVY = {"prefect", "torch", "numba", "scipy", "numpy", "pyarrow", "transformers", "vllm", "megatron", "ray"}
