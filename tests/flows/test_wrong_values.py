@@ -333,7 +333,7 @@ COMMANDS = {
     "parameters in a folder": (["ppo", "--parameters", "."], "--parameters"),
     "parameters that are not there": (["ppo", "--parameters", "none"], "--parameters"),
     "parameters of a long name": (["ppo", "--parameters", "n" * 400], "--parameters"),
-    "no parameter": (["ppo"], "prompts, held_out, actor"),
+    "no parameter": (["ppo"], "actor, ref, prompts, held_out"),
     "an unknown flag": (["ppo", "--stepz", "1"], "--stepz"),
     "a flag without its value": (["ppo", "--devices"], "--devices"),
     **{f"{devices} devices": (["ppo", "--devices", devices], "--devices") for devices in ("0", "-1", "x", "1e3", "9" * 5000, "1_0", "")},
