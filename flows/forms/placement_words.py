@@ -29,7 +29,10 @@ def _all_or_layers(recompute: object) -> object:
     raise ValueError("all, or the number of layers of each pipeline stage")
 
 
-Recomputed = Annotated[int | Literal["all"] | None, PlainValidator(_all_or_layers), WithJsonSchema(_RECOMPUTE_SCHEMA)]
+Layers = Annotated[int, Field(ge=0, le=MOST)]
+Recomputed = Annotated[
+    Layers | Literal["all"] | None, PlainValidator(_all_or_layers), WithJsonSchema(_RECOMPUTE_SCHEMA)
+]
 Degree = Annotated[int, Field(ge=1, le=MOST)]
 
 
