@@ -62,7 +62,7 @@ def test_a_gpu_that_another_process_fills_is_named_with_that_process(monkeypatch
     with pytest.raises(OutOfDeviceMemory) as caught:
         check_device_memory(lease("cuda"), Answers(79.15, 31.7, free=(0.1,)), 1.0, wait_seconds=0.01)
     assert str(caught.value) == (
-        "n0:0 has 7.9 GiB free, and plans may use 75.6; its processes: pid 4711 python 60000 MiB"
+        "n0:0 has 7.9 GiB free, and plans may use 74.9; its processes: pid 4711 python 60000 MiB"
     )
 
 
