@@ -133,4 +133,4 @@ def test_nothing_is_recomputed_where_memory_is_free():
 
 def test_what_does_not_fit_with_recomputation_is_refused_with_it():
     with pytest.raises(InvalidInput, match=r"recompute all"):
-        planned(4.0)
+        planned(4.7)
