@@ -16,6 +16,7 @@ from prefect.settings import PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS as
 
 from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.files.environment import handed_over, starts_module
+from prefect_rlhf.tasks.server.patience import impatient
 
 NO_TELEMETRY = "PREFECT_SERVER_ANALYTICS_ENABLED"
 START_SECONDS = 120
@@ -48,7 +49,8 @@ def check_given_server() -> None:
         return
     status = None
     try:
-        with temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}), get_client({"timeout": SOON}, True) as client:
+        once = temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0})
+        with once, impatient(), get_client({"timeout": SOON}, True) as client:
             client.request("GET", "/health").json()
             if client.server_type is ServerType.SERVER:  # unlike the other, this one needs the password
                 client.request("GET", "/admin/version").json()

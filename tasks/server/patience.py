@@ -30,6 +30,7 @@ AWAY_ERRORS = (httpx.TimeoutException, httpx.NetworkError, httpx.RemoteProtocolE
 AWAY_CODES = frozenset({502, 503, 504})  # from a proxy without a server behind it, or for a locked database
 
 _may_wait: ContextVar[bool] = ContextVar("rlhf_may_wait", default=True)
+_is_patient: ContextVar[bool] = ContextVar("rlhf_is_patient", default=True)
 
 
 class ServerAway(RlhfError):
@@ -107,6 +108,16 @@ def not_waiting() -> Iterator[None]:
         _may_wait.reset(token)
 
 
+@contextmanager
+def impatient() -> Iterator[None]:
+    """Send each request of the body once, for the server's own answer, also after an earlier run of this process."""
+    token = _is_patient.set(False)
+    try:
+        yield
+    finally:
+        _is_patient.reset(token)
+
+
 def _patience_seconds() -> float:
     given = os.environ.get(VARIABLE, str(DEFAULT_SECONDS))
     try:
@@ -126,7 +137,8 @@ def _make_patient(client: type[Any], patient: Callable[[str, Any], Any]) -> None
 
     @wraps(send_with_retry)
     def wrapper(self: Any, request: Any, send: Any, *args: Any, **kwargs: Any) -> Any:
-        return send_with_retry(self, request, patient(str(self.base_url).rstrip("/"), send), *args, **kwargs)
+        sent = patient(str(self.base_url).rstrip("/"), send) if _is_patient.get() else send
+        return send_with_retry(self, request, sent, *args, **kwargs)
 
     client._send_with_retry = wrapper
 

@@ -12,6 +12,7 @@ from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.flows.training import server
+from prefect_rlhf.tasks.server.patience import make_clients_patient
 
 pytestmark = pytest.mark.quick
 
@@ -37,6 +38,12 @@ class Answers(BaseHTTPRequestHandler):
 
     def log_message(self, *words: object) -> None:
         """Print nothing."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def an_earlier_run() -> None:
+    """In the same process, which waited for its own server: that is not how a given server is asked."""
+    make_clients_patient()
 
 
 @pytest.fixture(scope="module")

@@ -109,7 +109,8 @@ def test_the_process_of_wandb_starts_without_credentials(tmp_path):
     pytest.importorskip("wandb")
     secrets = {"WANDB_API_KEY": "canary" * 7, "HF_TOKEN": "canary", "WANDB_MODE": "offline"}
     command = [sys.executable, "-c", PROCESS_OF_WANDB, str(tmp_path)]
-    done = subprocess.run(command, env=os.environ | secrets, capture_output=True, text=True, timeout=120, check=True)
+    fresh = {name: value for name, value in os.environ.items() if name != "WANDB_SERVICE"}  # an earlier test's process
+    done = subprocess.run(command, env=fresh | secrets, capture_output=True, text=True, timeout=120, check=True)
     assert done.stdout.splitlines()[-1] == f"False {'canary' * 7}"
 
 
