@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import platform
 import subprocess
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
+
+from prefect_rlhf.files.installed import installed_version
 
 PACKAGES = (
     "prefect-rlhf",
@@ -43,12 +44,7 @@ def others_on_card(kind: str) -> list[str]:
 def versions() -> dict[str, str]:
     """Return the versions of Python and of the packages that are installed."""
     found = {"python": platform.python_version()}
-    for name in PACKAGES:
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            continue
-    return found
+    return found | {name: seen for name in PACKAGES if (seen := installed_version(name))}
 
 
 def _asked(what: str, *fields: str) -> list[str]:

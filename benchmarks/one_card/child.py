@@ -21,6 +21,11 @@ FINDING = '{"finding":'  # how the line of a finding begins
 NO_MEMORY = 75  # the status of a child that found too little memory
 
 
+def say(finding: str, **values: Any) -> None:
+    """Print a finding of a child, which `relayed` records."""
+    print(json.dumps({"finding": finding, **values}), flush=True)
+
+
 @contextmanager
 def started(
     command: Sequence[str], log: Path, variables: Mapping[str, str], **options: Any

@@ -13,7 +13,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks.one_card.kernels import grouped, kernels_of, say
+from benchmarks.one_card.child import say
+from benchmarks.one_card.kernels import grouped, kernels_of
 from benchmarks.one_card.work import Work
 
 TOKENS = 64

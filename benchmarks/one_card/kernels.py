@@ -5,7 +5,6 @@ The rows are those of a few micro-batches; weights are random. Without a GPU it 
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 import tempfile
@@ -15,6 +14,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from benchmarks.one_card.child import say
 from benchmarks.one_card.rates import FORMULA, PEAK_FLOPS, forward_flops
 from benchmarks.one_card.work import Work
 
@@ -75,11 +75,6 @@ def main() -> None:
             )
 
 
-def say(finding: str, **values: Any) -> None:
-    """Print a finding."""
-    print(json.dumps({"finding": finding, **values}), flush=True)
-
-
 def whole_rows(work: Work, rows: int, vocabulary: int) -> tuple[Any, dict[str, Any]]:
     """Return rows of the work's lengths, with an advantage per response token."""
     import torch
@@ -94,7 +89,7 @@ def whole_rows(work: Work, rows: int, vocabulary: int) -> tuple[Any, dict[str, A
 
 
 def timed(name: str, work: Work, parameters: int, rows: int, passes: int, call: Callable[[], object]) -> float:
-    """Print the least wall seconds of three calls, after one that is not counted, with MFU and peak; return them."""
+    """Time three calls after a warm-up; print the fastest with MFU and peak memory, and return its seconds."""
     import torch
 
     cuda = work.kind == "cuda"

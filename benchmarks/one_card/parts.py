@@ -1,4 +1,4 @@
-"""The way to the first step of a run by its parts, read from the log and the record that the run leaves."""
+"""The time to a run's first step, part by part, read from its log and its record."""
 
 from __future__ import annotations
 

@@ -14,12 +14,12 @@ import time
 from statistics import fmean, median
 from typing import Any
 
-from benchmarks.one_card.child import NO_MEMORY
+from benchmarks.one_card.child import NO_MEMORY, say
+from benchmarks.one_card.memory import GIB
 from benchmarks.one_card.work import Work
 
 ONE_RANK = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "localhost"}
 IN_THIS_PROCESS = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}  # where TRL looks for the model of vLLM
-GIB = 1 << 30
 
 
 def main() -> None:
@@ -58,11 +58,6 @@ def free_port() -> int:
         free.bind(("localhost", 0))
         port: int = free.getsockname()[1]
         return port
-
-
-def say(finding: str, **values: Any) -> None:
-    """Print a finding."""
-    print(json.dumps({"finding": finding, **values}), flush=True)
 
 
 def make_trainer(work: Work) -> Any:
