@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from typing import Any, Generic, TypeVar
 
+from prefect_rlhf.engines.functions.function import NamedFunction
 from prefect_rlhf.engines.functions.load import at
 from prefect_rlhf.engines.functions.message import Refused
 from prefect_rlhf.engines.functions.process import WorkerProcess
@@ -30,9 +31,6 @@ Event = TypeVar("Event")
 class Hand(ABC, Generic[Said, Event]):
     """A worker from the pool's side; times are of the monotonic clock, in seconds."""
 
-    place = ""
-    """Its function's `file:line in name`, for messages; empty if that is not known."""
-
     def __init__(self, process: WorkerProcess[Any], start_seconds: float) -> None:
         self.process = process
         self._start_seconds, self._since = start_seconds, time.monotonic()  # since: when it last said something
@@ -44,21 +42,27 @@ class Hand(ABC, Generic[Said, Event]):
 
     @property
     @abstractmethod
+    def place(self) -> str:
+        """The `file:line in name` of its function, for messages; empty if that is not known."""
+
+    @property
+    @abstractmethod
+    def importing(self) -> NamedFunction:
+        """The function that it imports, until it is ready."""
+
+    @property
+    @abstractmethod
     def due(self) -> float:
         """The deadline of its next message."""
 
     @property
     @abstractmethod
     def lateness(self) -> str:
-        """Describe the deadline that it missed."""
-
-    @abstractmethod
-    def not_imported(self, why: str) -> InvalidInput:
-        """Return the error of a worker that ended while it imported a function."""
+        """How long it said nothing, in words."""
 
     @abstractmethod
     def _may_come(self, said: Said) -> bool:
-        """Return whether the worker may send this now; a person's function may write such a line too."""
+        """Return whether the worker may send this message now. A person's function may write such a line too."""
 
     @abstractmethod
     def _taken(self, said: Said) -> Iterator[Event]:
@@ -74,6 +78,16 @@ class Hand(ABC, Generic[Said, Event]):
                 return
             self._since = time.monotonic()
             yield from self._taken(said)
+
+    @property
+    def silence(self) -> str:
+        """The lateness of a worker that imports, or reads its calls."""
+        return f"no message from its process for {self._start_seconds:g} s"
+
+    def not_imported(self, why: str) -> InvalidInput:
+        """Return the error of a worker that ended while it imported a function."""
+        function = self.importing
+        return InvalidInput(function.field, function.function, f"a module that can be imported: {why}")
 
     def last_words(self, how: str) -> str:
         """Return how it ended, with the end of its output. Raises InvalidInput if it was importing a function."""

@@ -254,7 +254,7 @@ def check_replan(options: RunOptions, graph: DataflowGraph) -> None:
     if options.replan != "move":
         return
     if words := options.stated_words:
-        call, word = next(iter(sorted(names_of(words))))
+        call, word = min(names_of(words))
         right = f"say or off beside placement.{call}.{word}: a run that moves chooses every word"
         raise InvalidInput("replan", "move", right)
     if not isinstance(plan, str) or Path(plan).is_file():

@@ -51,8 +51,7 @@ class PlayHand(Hand[Ready | Asks | Over | Failed, Asks | Over | Failed]):
             right = f"the path of a Python interpreter ({error.strerror})"
             raise InvalidInput("play.python", function.python, right) from error
         super().__init__(process, start_seconds)
-        self._is_ready = False
-        self.schemas: Sequence[Mapping[str, Any]] = ()  # of its tools
+        self._ready: Ready | None = None  # until the play function is imported
         self.plays: dict[int, float] = {}  # since when the code of each play runs; infinity while it waits
         # The worker knows plays by other numbers. Each play has a new one there, and so has its second try: else a task
         # that a play left behind could speak into another row.
@@ -72,7 +71,22 @@ class PlayHand(Hand[Ready | Asks | Over | Failed, Asks | Over | Failed]):
     @property
     def is_ready(self) -> bool:
         """Whether it has imported the play function."""
-        return self._is_ready
+        return self._ready is not None
+
+    @property
+    def importing(self) -> PlayFunction:
+        """The play function."""
+        return self._function
+
+    @property
+    def place(self) -> str:
+        """The `file:line in name` of the play function; empty until it is imported."""
+        return self._ready.place if self._ready else ""
+
+    @property
+    def schemas(self) -> Sequence[Mapping[str, Any]]:
+        """The schemas of its tools."""
+        return self._ready.schemas if self._ready else ()
 
     @property
     def due(self) -> float:
@@ -83,9 +97,9 @@ class PlayHand(Hand[Ready | Asks | Over | Failed, Asks | Over | Failed]):
 
     @property
     def lateness(self) -> str:
-        """Describe the deadline that it missed."""
+        """How long it said nothing, in words."""
         if not self.is_ready:
-            return f"no message from its process for {self._start_seconds:g} s"
+            return self.silence
         return f"no answer after {self._settings.deadline_seconds:g} s, and its process did not end it"
 
     @property
@@ -137,7 +151,7 @@ class PlayHand(Hand[Ready | Asks | Over | Failed, Asks | Over | Failed]):
         if function.python:
             right = f"an interpreter that can import {function.function}: {why}"
             return InvalidInput("play.python", function.python, right)
-        return InvalidInput(function.field, function.function, f"a module that can be imported: {why}")
+        return super().not_imported(why)
 
     def _may_come(self, said: Ready | Asks | Over | Failed) -> bool:
         if isinstance(said, Ready):
@@ -146,7 +160,7 @@ class PlayHand(Hand[Ready | Asks | Over | Failed, Asks | Over | Failed]):
 
     def _taken(self, said: Ready | Asks | Over | Failed) -> Iterator[Asks | Over | Failed]:
         if isinstance(said, Ready):
-            self._is_ready, self.place, self.schemas = True, said.place, said.schemas
+            self._ready = said
             self.plays = dict.fromkeys(self.plays, time.monotonic())
         elif (play := self._of_number.get(said.play)) is None:
             return  # the worker sent it before it read that the play is closed

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from prefect_rlhf.engines.functions.call import late
+from prefect_rlhf.engines.functions.function import NamedFunction
 from prefect_rlhf.engines.functions.heard import reader_of
 from prefect_rlhf.engines.functions.process import WorkerProcess
 from prefect_rlhf.engines.functions.scores import Verdict
@@ -54,7 +55,7 @@ class ScoringHand(Hand[Loading | Loaded | Begun | Done, Settled]):
         return [call for number, call in self._calls.items() if number not in self._begun]
 
     @property
-    def place(self) -> str:  # type: ignore[override]  # of the function that it calls, so it changes
+    def place(self) -> str:
         """The `file:line in name` of the function that it calls; empty between calls."""
         return next((self.loaded[call.function].place for call in (*self.begun, *self.not_begun)), "")
 
@@ -70,15 +71,13 @@ class ScoringHand(Hand[Loading | Loaded | Begun | Done, Settled]):
 
     @property
     def lateness(self) -> str:
-        """Describe the deadline that it missed."""
-        if self.is_ready and self._begun:
-            return late(self._start.deadline_seconds, "")
-        return f"no message from its process for {self._start_seconds:g} s"
+        """How long it said nothing, in words."""
+        return late(self._start.deadline_seconds, "") if self.is_ready and self._begun else self.silence
 
-    def not_imported(self, why: str) -> InvalidInput:
-        """Return the error of a worker that ended while it imported a function."""
-        function = self._start.functions[self._loading]
-        return InvalidInput(function.field, function.function, f"a module that can be imported: {why}")
+    @property
+    def importing(self) -> NamedFunction:
+        """The function that it imports, until it is ready."""
+        return self._start.functions[self._loading]
 
     def give(self, calls: Sequence[Call], rows: Sequence[Mapping[str, Any]]) -> None:
         """Send calls of a function to an idle worker. Raises InvalidInput for rows that cannot be sent."""
