@@ -89,7 +89,7 @@ def keeping_words(
 ) -> ExecutionPlan:
     """Return the fastest of `others`, which have the stated words, and of the plan changed to have them, if it fits.
 
-    Raises InvalidInput if no plan has them and fits.
+    Raises InvalidInput if no plan with these words fits.
     """
     if not words:
         return plan

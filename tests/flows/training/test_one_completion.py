@@ -1,4 +1,4 @@
-"""A preset is one plan: a run, a dry run and a question complete it alike, around the words that a person states."""
+"""A run, a dry run and a question complete a preset to the same plan, and keep the words that a person states."""
 
 import inspect
 from dataclasses import replace
