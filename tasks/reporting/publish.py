@@ -6,6 +6,7 @@ from uuid import UUID
 
 import httpx
 from prefect import get_client
+from prefect.artifacts import create_markdown_artifact
 from prefect.client.schemas.actions import ArtifactUpdate
 from prefect.exceptions import PrefectHTTPStatusError
 
@@ -29,7 +30,28 @@ def publish(
         return None
 
 
-def update_markdown(artifact: UUID, markdown: str) -> None:
+class Page:
+    """A Markdown artifact of a run that is replaced as the run goes on. A lost request is made up for by the next."""
+
+    def __init__(self, key: str, description: str) -> None:
+        self._key, self._description = key, description
+        self._artifact: UUID | None = None
+        self._shown: str | None = None
+
+    def show(self, markdown: str) -> None:
+        """Create the artifact or replace its text; no request if the server has this text."""
+        if markdown == self._shown:
+            return
+        if self._artifact is None:
+            created = publish(create_markdown_artifact, markdown, key=self._key, description=self._description)
+            self._artifact = created if isinstance(created, UUID) else None
+            self._shown = markdown if self._artifact is not None else None
+        elif publish(_replace_markdown, self._artifact, markdown):
+            self._shown = markdown
+
+
+def _replace_markdown(artifact: UUID, markdown: str) -> bool:
     """Replace the text of a Markdown artifact, as Prefect itself does with a progress bar."""
     with get_client(sync_client=True) as client:
         client.update_artifact(artifact, ArtifactUpdate(data=markdown))
+    return True

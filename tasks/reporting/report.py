@@ -37,7 +37,7 @@ from prefect_rlhf.tasks.reporting.pictures.plan import schedule_bars
 from prefect_rlhf.tasks.reporting.pictures.speeds import iteration_text, with_speeds
 from prefect_rlhf.tasks.reporting.pictures.text import graph_text, plan_rows, plan_text
 from prefect_rlhf.tasks.reporting.pictures.timeline import Bar, timeline_svg
-from prefect_rlhf.tasks.reporting.publish import publish, update_markdown
+from prefect_rlhf.tasks.reporting.publish import Page, publish
 from prefect_rlhf.tasks.reporting.sample_page import sample_page
 from prefect_rlhf.tasks.reporting.samples import sample_lines
 from prefect_rlhf.tasks.reporting.step_line import StepLines
@@ -143,12 +143,12 @@ class RunReport:
         self._progress: UUID | None = None
         self._share_done = 0.0
         self._history = History()
-        self._curves: UUID | None = None
+        self._curves = Page("curves", "Curves of metrics by step")
         self._warnings: list[str] = []
-        self._warned: UUID | None = None
+        self._warned = Page("warnings", "Warnings of this run")
         self._plays = any(call.play is not None and call.every is not None for call in first.augmented.graph.calls)
         self._shown_evaluation: Path | None = None
-        self._samples: UUID | None = None
+        self._samples = Page("samples", "Questions and answers")
         self._samples_due = 0  # the step after which they are shown next
 
     def planned(self, *, dry_run: bool = False) -> None:
@@ -273,11 +273,14 @@ class RunReport:
         """Log warnings about learning, and publish them with those so far."""
         for line in warnings:
             self._say(line, logging.WARNING)
-        if warnings:
-            self._warnings += warnings
-            told = "\n".join(f"- {line}" for line in self._warnings)
-            with not_waiting():
-                self._warned = self._update(self._warned, told, key="warnings", description="Warnings of this run")
+        self._warnings += warnings
+        with not_waiting():
+            self._show_warnings()
+
+    def _show_warnings(self) -> None:
+        """Publish the warnings so far, unless the server has them."""
+        if self._warnings:
+            self._warned.show("\n".join(f"- {line}" for line in self._warnings))
 
     def _show_progress(self) -> None:
         if self._progress is not None:
@@ -287,6 +290,8 @@ class RunReport:
         """Log the checkpoint that another run can resume from, unless `error` refuses that checkpoint."""
         with suppress(OutputFailed):  # the error that ended the run matters more
             self._keep_memory()
+        with not_waiting():
+            self._show_warnings()
         began = run.checkpoint.folder if run.checkpoint else None
         newest = newest_finished(run.run_dir) or began
         is_refused = isinstance(error, InvalidInput) and newest == began
@@ -296,6 +301,7 @@ class RunReport:
     def finished(self) -> None:
         """Publish progress, tables and pictures a last time, and show responses before and after training."""
         self._show_progress()
+        self._show_warnings()
         self._publish()
         self._show_conversations()
         self._show_samples()
@@ -357,20 +363,11 @@ class RunReport:
         """Replace the published questions and answers with those of the newest evaluation and step."""
         assert self._journal is not None  # started before any step
         if (told := sample_page(self._journal.run_dir)) is not None:
-            self._samples = self._update(self._samples, told, key="samples", description="Questions and answers")
+            self._samples.show(told)
 
     def _show_curves(self) -> None:
         """Replace the published curves with the curves so far."""
-        drawn = picture(curves_svg(self._history.curves()), "curves")
-        self._curves = self._update(self._curves, drawn, key="curves", description="Curves of metrics by step")
-
-    def _update(self, artifact: UUID | None, markdown: str, *, key: str, description: str) -> UUID | None:
-        """Replace the text of an artifact, or create it; return the artifact, None if the server refused it."""
-        if artifact is not None:
-            publish(update_markdown, artifact, markdown)
-            return artifact
-        created = publish(create_markdown_artifact, markdown, key=key, description=description)
-        return created if isinstance(created, UUID) else None
+        self._curves.show(picture(curves_svg(self._history.curves()), "curves"))
 
 
 def values_by_call(metrics: Mapping[str, float]) -> list[str]:
