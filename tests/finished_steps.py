@@ -7,7 +7,7 @@ import torch
 from prefect_rlhf.engines.engine import StatePart
 from prefect_rlhf.engines.files.checkpoint_files import write_shard
 from prefect_rlhf.placement.augmented.augmented_graph import AugmentedGraph
-from prefect_rlhf.placement.layout.parameters import parameters
+from prefect_rlhf.placement.models.weights import parameters
 from prefect_rlhf.tasks.checkpoints.folders import beside, finish, folder_of
 from prefect_rlhf.tasks.checkpoints.lineage import Lineage
 from prefect_rlhf.tasks.checkpoints.run_identity import run_identity

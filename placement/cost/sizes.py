@@ -72,8 +72,9 @@ class ModelSizes(HashedOnce):
         )
 
     def held_by(self, engine: EngineKind) -> ModelSizes:
-        """Return the sizes of the part of the model that an engine holds; see `held_model`."""
-        return replace(self, head="lm") if TRAITS[engine].drops_scalar_head and self.head == "lm+scalar" else self
+        """Return the sizes of the parts of the model that an engine holds; see `held_parts`."""
+        left_out = "scalar_head" in TRAITS[engine].leaves_out
+        return replace(self, head="lm") if left_out and self.head == "lm+scalar" else self
 
     def on(self, tp: int) -> ModelSizes:
         """Return the sizes per device if tp devices divide the tensors that tp splits.

@@ -15,8 +15,8 @@ from prefect_rlhf.files.foreign_file import finished_lines
 from prefect_rlhf.files.storage.inputs import model_folder
 from prefect_rlhf.files.storage.mirror import on_this_machine
 from prefect_rlhf.placement.graph import DataflowGraph
-from prefect_rlhf.placement.layout.parameters import parameters
 from prefect_rlhf.placement.models.model import ModelSpec
+from prefect_rlhf.placement.models.weights import parameters
 from prefect_rlhf.tasks.checkpoints.elsewhere import MANIFEST, publish, recall_checkpoint
 from prefect_rlhf.tasks.checkpoints.folders import folder_of
 from prefect_rlhf.tasks.checkpoints.metric_names import metric_names

@@ -34,7 +34,7 @@ from prefect_rlhf.files.foreign_file import read_json
 from prefect_rlhf.files.path_text import resolved
 from prefect_rlhf.files.remote_path import local_path, shown
 from prefect_rlhf.placement.graph import DataflowGraph
-from prefect_rlhf.placement.layout.parameters import parameters
+from prefect_rlhf.placement.models.weights import parameters
 from prefect_rlhf.placement.plan import ExecutionPlan
 from prefect_rlhf.placement.plans.plan_file import plan_yaml
 from prefect_rlhf.tasks.checkpoints.elsewhere import (

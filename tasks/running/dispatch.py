@@ -37,7 +37,7 @@ from prefect_rlhf.placement.augmented.work import (
     Transfer,
 )
 from prefect_rlhf.placement.graph import Call
-from prefect_rlhf.placement.layout.layout import Layout, held_model, layout_of
+from prefect_rlhf.placement.layout.layout import Layout, held_parts, layout_of
 from prefect_rlhf.placement.plan import ModelInstance, instances, moved_parts, offloaded_parts, trained_instance
 from prefect_rlhf.placement.plans.moves import closed_instances
 from prefect_rlhf.placement.rows.partition import Part
@@ -202,8 +202,9 @@ class Dispatcher:
 
     def _reallocate(self, node: Node, work: Reallocate) -> dict[int, RankReport]:
         source, target, version = work.source, work.target, work.reads
-        model = held_model(self._graph.model(source.role), target.engine)
-        layouts = layout_of(source, model, self.run.lease.mesh), self._layout(target)
+        model = self._graph.model(source.role)
+        moved = held_parts(model, target.engine)
+        layouts = layout_of(source, model, self.run.lease.mesh, moved), self._layout(target)
         command = MoveWeightsCommand(source, target, version, *layouts, self.run.lease.devices)
         ranks = [self.run.rank(device) for device in node.devices]
         reports = self._call(Rank.reallocate, dict.fromkeys(ranks, (command,)), node.title)

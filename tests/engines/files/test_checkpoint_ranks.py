@@ -23,7 +23,7 @@ from prefect_rlhf.engines.files.checkpoint_files import (
     shard_indexes,
 )
 from prefect_rlhf.errors.errors import InvalidInput
-from prefect_rlhf.placement.layout.parameters import parameters
+from prefect_rlhf.placement.models.weights import parameters
 from tests.cases import combinations, first
 
 pytestmark = pytest.mark.slow

@@ -9,7 +9,7 @@ import torch
 from prefect_rlhf.engines.engine import StatePart
 from prefect_rlhf.engines.files.checkpoint_files import write_shard
 from prefect_rlhf.errors.errors import InvalidInput
-from prefect_rlhf.placement.layout.parameters import parameters
+from prefect_rlhf.placement.models.weights import parameters
 from prefect_rlhf.tasks.checkpoints.best import EVALUATIONS, BestModel, Evaluation, carry_over_best, export_stored
 from prefect_rlhf.tasks.checkpoints.folders import folder_of, keep_newest
 from prefect_rlhf.tasks.data.vocabulary import have_same_files
