@@ -246,6 +246,10 @@ class DataflowGraph(HashedOnce):
         """Return the weights of a role's model."""
         return weights_of(self._models[role], role in self._trainers)
 
+    def all_weights(self) -> tuple[Weights, ...]:
+        """Return the weights of all models."""
+        return tuple(own for model in self.models for own in self.weights(model.role))
+
     def trained_by(self, role: str) -> Call | None:
         """Return the call that writes the trained weights of `role`, or None when the role is frozen."""
         return self._trainers.get(role)

@@ -37,6 +37,13 @@ class Parameter:
     def num_elements(self) -> int:
         return prod(self.shape)
 
+    def elements_of(self, tp: int) -> int:
+        """Return the most elements that one of tp devices holds."""
+        if self.split_axis is None:
+            return self.num_elements
+        size, parts = self.shape[self.split_axis], min(tp, self.most_parts or tp)
+        return self.num_elements // size * -(-size // parts)
+
 
 @dataclass(frozen=True, slots=True)
 class Weights:
@@ -58,12 +65,14 @@ class Weights:
             return Weights, (self.name, self.parameters, self.trained)
         return _weights, (self.name, *self.made_of, self.trained)
 
+    @property
+    def part(self) -> str:
+        """The part of the model that they are."""
+        return self.name.rpartition(".")[2]
+
     def version(self, trained: int) -> int:
         """Return their version where the trained weights of the same model have version `trained`."""
         return trained if self.trained else 0
-
-    def __contains__(self, parameter: str) -> bool:
-        return any(own.name == parameter for own in self.parameters)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +107,7 @@ def _lm_head(model: ModelSpec) -> Iterator[Parameter]:
 
 PARTS: dict[str, Part] = {"trunk": Part(_trunk), "scalar_head": Part(_scalar_head), "lm_head": Part(_lm_head)}
 """Every part that a model may have, in the order of a forward pass."""
+_IN_SHAPE = frozenset(PARTS)  # parts that a shape and a head describe, so that sizes have them in closed form
 
 
 def parts(model: ModelSpec) -> Mapping[str, tuple[Parameter, ...]]:
@@ -109,6 +119,12 @@ def parts(model: ModelSpec) -> Mapping[str, tuple[Parameter, ...]]:
 def _parts(model: ModelSpec, known: tuple[tuple[str, Part], ...]) -> Mapping[str, tuple[Parameter, ...]]:
     found = {name: tuple(part.parameters(model)) for name, part in known}
     return {name: own for name, own in found.items() if own}
+
+
+def further_parameters(model: ModelSpec, learning: bool) -> tuple[Parameter, ...]:
+    """Return the parameters beside the trunk and the heads, of parts that a train_step writes, or of all others."""
+    further = [name for name, part in PARTS.items() if name not in _IN_SHAPE and part.learns(model) == learning]
+    return tuple(parameter for name in further for parameter in parts(model).get(name, ()))
 
 
 def parameters(model: ModelSpec) -> tuple[Parameter, ...]:
@@ -126,9 +142,13 @@ def weights_of(model: ModelSpec, trained: bool) -> tuple[Weights, ...]:
 
     `trained`: the model has a train_step.
     """
-    return tuple(
-        _weights(f"{model.role}.{part}", model, part, trained and PARTS[part].learns(model)) for part in parts(model)
-    )
+    return _weights_of(model, trained, tuple(PARTS.items()))
+
+
+@lru_cache(maxsize=64)
+def _weights_of(model: ModelSpec, trained: bool, known: tuple[tuple[str, Part], ...]) -> tuple[Weights, ...]:
+    own = {name: trained and part.learns(model) for name, part in known if name in parts(model)}
+    return tuple(_weights(f"{model.role}.{name}", model, name, learns) for name, learns in own.items())
 
 
 def _weights(name: str, model: ModelSpec, part: str, trained: bool) -> Weights:
