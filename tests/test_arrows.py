@@ -111,7 +111,7 @@ SUB_ROOMS: Mapping[str, Mapping[str, str]] = {
         "cost.datasheets": "models .",
         "cost.times": "cost cost.datasheets models devices .",
         "augmented": "rows devices .",
-        "layout": "models models.families devices .",
+        "layout": "models devices .",
         "models": "models.families",
         "models.families": "models",
         "rows": "devices .",

@@ -30,7 +30,7 @@ from prefect_rlhf.placement.devices.mesh import DeviceMesh
 from prefect_rlhf.placement.devices.strategy import Strategy
 from prefect_rlhf.placement.layout.alignment import overlapping_order
 from prefect_rlhf.placement.layout.layout import layout_of
-from prefect_rlhf.placement.layout.parameters import num_parameters
+from prefect_rlhf.placement.models.weights import num_parameters
 from prefect_rlhf.placement.plan import EngineKind, ModelInstance
 from tests.layouts import num_lacking
 

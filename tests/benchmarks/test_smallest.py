@@ -12,8 +12,8 @@ from prefect_rlhf.placement.cost.sizes import ModelSizes
 from prefect_rlhf.placement.cost.workload import Workload
 from prefect_rlhf.placement.devices.strategy import Strategy
 from prefect_rlhf.placement.graph import DataflowGraph
-from prefect_rlhf.placement.layout.parameters import num_parameters
 from prefect_rlhf.placement.models.known_models import KNOWN_SHAPES
+from prefect_rlhf.placement.models.weights import num_parameters
 from prefect_rlhf.placement.planner.best_plan import plan_graph
 from prefect_rlhf.placement.planner.question import Question
 from prefect_rlhf.placement.plans.check import check_plan

@@ -20,9 +20,9 @@ from prefect_rlhf.placement.cost.times.roofline import DatasheetTimes
 from prefect_rlhf.placement.cost.workload import CallWork, LengthDistribution, Workload
 from prefect_rlhf.placement.devices.strategy import Strategy
 from prefect_rlhf.placement.graph import Operation, Term
-from prefect_rlhf.placement.layout.parameters import num_parameters
 from prefect_rlhf.placement.models.known_models import KNOWN_SHAPES
 from prefect_rlhf.placement.models.model import ModelSpec
+from prefect_rlhf.placement.models.weights import num_parameters
 from tests.strategies import ppo
 
 LLAMA = ModelSizes.of_shape(KNOWN_SHAPES["llama-7b"])
