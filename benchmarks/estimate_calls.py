@@ -1,7 +1,7 @@
 """Predicted beside published seconds of model function calls.
 
-    python benchmarks/estimate_calls.py tests/placement/data/real_ppo_7b_7b.json
-    python benchmarks/estimate_calls.py --megatron
+    python -m benchmarks.estimate_calls tests/placement/data/real_ppo_7b_7b.json
+    python -m benchmarks.estimate_calls --megatron
 
 The constants were set on the first; the second is a table that set none (`paper_megatron.py`).
 The table also has generation without CUDA graphs, where the file does. The last line is JSON: `calls` in the file's

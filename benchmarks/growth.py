@@ -1,6 +1,6 @@
 """Does the controller of a long run grow? PPO on tiny models, real ranks and a real Prefect server, call after call.
 
-    python benchmarks/growth.py '{"calls": 10000}'
+    python -m benchmarks.growth '{"calls": 10000}'
 
 The last line is JSON: `calls` (model function calls made), `rss_mib` (of the controller alone, when a tenth, two
 tenths, ... of them had ended), `ratio` of the last to the first of those, and the largest number of `threads`.

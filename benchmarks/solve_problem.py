@@ -1,4 +1,4 @@
-"""Solve a closed planning problem: `python benchmarks/solve_problem.py FILE [--budget-seconds S] [--evaluations N]`.
+"""Solve a closed planning problem: `python -m benchmarks.solve_problem FILE [--budget-seconds S] [--evaluations N]`.
 
 FILE is JSON, or gzipped JSON, as `benchmarks/closed_problem.py` reads it. The last line printed is JSON; progress
 goes to standard error. Ctrl-C ends the search with the best plan so far.

@@ -220,7 +220,7 @@ def test_files_and_sub_rooms_of_a_folder_import_each_other_in_no_circle(folder):
 
 @pytest.mark.parametrize("folder", folders())
 def test_a_folder_has_few_boxes_on_few_floors(folder):
-    """The ground rooms in `src/` count too."""
+    """The ground rooms count too."""
     graph = boxes(folder)
     assert len(graph) <= MAX_BOXES
     assert len(floors(graph)) <= MAX_FLOORS
