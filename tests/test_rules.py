@@ -24,7 +24,7 @@ STATE = {
     "LoadedModel",
     "OpenPlay",
     "PlayRow",
-    "PlanMover",
+    "PlanSwitcher",
     "PriceCheck",
     "Seat",
     "SentEvent",

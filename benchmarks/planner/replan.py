@@ -1,4 +1,4 @@
-"""Total seconds of GRPO while responses grow: with `replan: move`, under a fixed plan, and under a plan for each half.
+"""Total seconds of GRPO while responses grow: with `replan: switch`, with a fixed plan, and with a plan for each half.
 
     python -m benchmarks.planner.replan [--steps 60] [--growing 40] [--first 64] [--last 256] [--memory-mib 150]
         [--every 20] [--only NAME ...] [--prompts 8] [--samples 2] [--mini-batches 2] [--hidden 128] [--layers 24]
@@ -9,11 +9,11 @@ Real Prefect, gang, Megatron-core and vLLM on two CPU ranks; a model that counts
 larger cache and models that leave it between their calls. The machine is probed first, unless it is known, and each
 plan is the planner's answer for some lengths.
 
-`fixed` keeps the best plan for the first lengths, with `replan: say`. `move` begins with the same plan, and moves by
-itself. `halves` has the best plan for the lengths of the first half, and moves to that of the second half. Total
-seconds are from the start of the first step to the end of the last, moves included. `gain` is the total of `fixed`
-divided by that of `move`, `over_halves` how much longer `move` takes than `halves`, `say_share` the share of `fixed`
-that its threads spent in the check of `replan: say`.
+`fixed` keeps the best plan for the first lengths, with `replan: say`. `switch` begins with the same plan, and switches
+by itself. `halves` has the best plan for the lengths of the first half, and switches to that of the second half. Total
+seconds are from the start of the first step to the end of the last, switches included. `gain` is the total of `fixed`
+divided by that of `switch`, `over_halves` how much longer `switch` takes than `halves`, `say_share` the share of
+`fixed` that its threads spent in the check of `replan: say`.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from prefect_rlhf.flows.grpo import grpo
 from prefect_rlhf.flows.hardware.probes import probed_speeds
 from prefect_rlhf.flows.training.choice.auto_plan import AUTO, EVALUATIONS
 from prefect_rlhf.flows.training.choice.plans_by_step import PLANS_FILE
-from prefect_rlhf.flows.training.choice.price_check import PriceCheck
+from prefect_rlhf.flows.training.replan.price_check import PriceCheck
 from prefect_rlhf.placement.cost.workload import LengthDistribution
 from prefect_rlhf.placement.devices.lease import Lease
 from prefect_rlhf.placement.plan import ExecutionPlan
@@ -56,7 +56,7 @@ from prefect_rlhf.tasks.running.journal import Journal, TaskRunSpan, read_spans
 from tests.runs import leased, prepared, rollouts
 
 RANKS, SEED, DTYPE = 2, 1, "bfloat16"
-NAMES = ("fixed", "halves", "move")
+NAMES = ("fixed", "halves", "switch")
 REWARD = {"function": f"{Path(countdown.__file__).resolve()}:first_words", "signature": "trl"}
 
 
@@ -97,7 +97,7 @@ def options_of(
     return {
         "fixed": first,
         "halves": {"plan": {step: str(file) for step, file in files.items()}},
-        "move": {**first, "replan": "move", "replan_every": arguments.every},
+        "switch": {**first, "replan": "switch", "replan_every": arguments.every},
     }
 
 
@@ -172,7 +172,7 @@ def flow_parameters(arguments: argparse.Namespace, folder: Path) -> dict[str, An
 
 
 def timed(parameters: dict[str, Any], expected: Sequence[int]) -> dict[str, Any]:
-    """Run the flow; return the seconds of all steps and of moves, and the plans by step."""
+    """Run the flow; return the seconds of all steps and of switches, and the plans by step."""
     said: list[float] = []
     ended = PriceCheck.step_ended
 
@@ -200,7 +200,7 @@ def timed(parameters: dict[str, Any], expected: Sequence[int]) -> dict[str, Any]
     plans = read_yaml("plan", run_dir / PLANS_FILE) if (run_dir / PLANS_FILE).is_file() else {1: {}}
     return {
         "seconds": round(ends[-1], 2),
-        "move_seconds": [round(span.end - span.start, 2) for span in spans if span.kind == "move"],
+        "switch_seconds": [round(span.end - span.start, 2) for span in spans if span.kind == "switch"],
         "halves": [round(sum(each[:half]), 2), round(sum(each[half:]), 2)],
         "each": [round(value, 2) for value in each],
         "nodes": nodes(spans, half),
@@ -221,13 +221,13 @@ def nodes(spans: Sequence[TaskRunSpan], half: int) -> dict[str, list[float]]:
 def summary(steps: int, found: dict[str, dict[str, Any]]) -> dict[str, Any]:
     """Return the last line."""
     took = {name: each["seconds"] for name, each in found.items()}
-    moved = [step for step in found.get("move", {}).get("plans", {}) if step > 1]
+    switched = [step for step in found.get("switch", {}).get("plans", {}) if step > 1]
     return {
         "steps": steps,
         "seconds": took,
-        "gain": round(took["fixed"] / took["move"], 3) if {"fixed", "move"} <= took.keys() else None,
-        "over_halves": round(took["move"] / took["halves"] - 1, 3) if {"halves", "move"} <= took.keys() else None,
-        "moved_at": moved,
+        "gain": round(took["fixed"] / took["switch"], 3) if {"fixed", "switch"} <= took.keys() else None,
+        "over_halves": round(took["switch"] / took["halves"] - 1, 3) if {"halves", "switch"} <= took.keys() else None,
+        "switched_at": switched,
         "say_share": round(found["fixed"]["say_seconds"] / took["fixed"], 5) if "fixed" in took else None,
     }
 

@@ -129,7 +129,7 @@ SMALLEST = {
     "planner.replan": (
         "--only fixed halves --steps 6 --first 3 --last 6 --prompts 2 --samples 2 --mini-batches 1 --hidden 64 "
         "--layers 1",
-        "gain moved_at over_halves say_share seconds steps",
+        "gain switched_at over_halves say_share seconds steps",
     ),
     "solve_problem": (
         f"{DATA}/grpo_7b_1x8.json --budget-seconds 1",

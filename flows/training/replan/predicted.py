@@ -1,4 +1,4 @@
-"""The predictions of a run: of the first steps under each of its plans, and of its moves."""
+"""The predictions of a run: of the first steps under each of its plans, and of its switches."""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -9,11 +9,11 @@ from prefect_rlhf.flows.training.log import log_info
 from prefect_rlhf.flows.training.probed import contradicted_profiles
 from prefect_rlhf.flows.training.request import RunRequest
 from prefect_rlhf.placement.augmented.augmented_graph import AugmentedGraph
-from prefect_rlhf.placement.augmented.node import MOVE
+from prefect_rlhf.placement.augmented.node import SWITCH
 from prefect_rlhf.placement.augmented.preview import distant_nodes, preview
 from prefect_rlhf.placement.plan import EngineKind, ExecutionPlan
 from prefect_rlhf.placement.schedule.estimate import Prediction, predict
-from prefect_rlhf.placement.schedule.move import NOT_MEASURED, assumed_starts, move_seconds
+from prefect_rlhf.placement.schedule.switch import NOT_MEASURED, assumed_starts, switch_seconds
 from prefect_rlhf.tasks.reporting.report import LaterPlan
 
 
@@ -36,14 +36,14 @@ def later_plan(
     after: ChosenAt,
     starts: Mapping[EngineKind, float] = NOT_MEASURED,
 ) -> LaterPlan:
-    """Return the graph of the first steps under a later plan, with the predictions of its nodes and of the move.
+    """Return the graph of the first steps under a later plan, with the predictions of its nodes and of the switch.
 
     `starts` are measured seconds of the start of an engine.
     """
     plan, options = after.chosen.plan, request.options
     augmented = preview(request.graph, plan, options.steps, after.step - 1, options.checkpoint_every)
     prediction = predict_run(request, augmented)
-    seconds = None if prediction is None else move_seconds(request.graph, before, plan, request.cost_sources, starts)
+    seconds = None if prediction is None else switch_seconds(request.graph, before, plan, request.cost_sources, starts)
     assumed = assumed_starts(request.graph, before, plan, starts)
     return LaterPlan(after.chosen.certificate, augmented, prediction, seconds, assumed)
 
@@ -54,8 +54,8 @@ def predicted_by(first: Prediction | None, later: Sequence[LaterPlan]) -> Callab
     def seconds(node: str) -> float | None:
         step, prediction = int(node.rpartition("@")[2]), first
         for plan in later:
-            if node == f"{MOVE}@{plan.step}":
-                return plan.move_seconds
+            if node == f"{SWITCH}@{plan.step}":
+                return plan.switch_seconds
             prediction = plan.prediction if step >= plan.step else prediction
         return prediction.worked_seconds(node) if prediction else None
 

@@ -1,4 +1,4 @@
-"""Host memory of a move from plan to plan: the training states that leave their devices are there meanwhile."""
+"""Host memory of a switch from plan to plan: the training states that leave their devices are there meanwhile."""
 
 from collections import Counter
 
@@ -7,13 +7,13 @@ from prefect_rlhf.placement.graph import DataflowGraph
 from prefect_rlhf.placement.memory.certificate import Certificate
 from prefect_rlhf.placement.memory.hosts import HostLoad
 from prefect_rlhf.placement.plan import ExecutionPlan, trained_instance
-from prefect_rlhf.placement.plans.moves import moving_roles
+from prefect_rlhf.placement.plans.switch import moving_roles
 
 
-def move_loads(
+def switch_loads(
     graph: DataflowGraph, plan: ExecutionPlan, other: ExecutionPlan, certificates: tuple[Certificate, Certificate]
 ) -> tuple[HostLoad, ...]:
-    """Return the bytes that each host keeps while a run moves from `plan` to `other`.
+    """Return the bytes that each host keeps while a run switches from `plan` to `other`.
 
     They are the copies of the states that move, and the parts that either plan offloads (its certificate). A checkpoint
     of `plan` uses the same copies, and counts only if it is larger.

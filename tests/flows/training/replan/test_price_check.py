@@ -10,9 +10,9 @@ import pytest
 
 from prefect_rlhf.flows.forms.options import RunOptions
 from prefect_rlhf.flows.ppo import ppo
-from prefect_rlhf.flows.training.choice import price_check as checks
-from prefect_rlhf.flows.training.choice import recheck_process
-from prefect_rlhf.flows.training.choice.price_check import (
+from prefect_rlhf.flows.training.replan import price_check as checks
+from prefect_rlhf.flows.training.replan import recheck_process
+from prefect_rlhf.flows.training.replan.price_check import (
     BETTER_PLAN,
     RECHECKED,
     STEPS_AWAITED,

@@ -1,4 +1,4 @@
-"""`replan: move`: a run moves to a better plan by itself, if the plan pays for the move in the steps that are left.
+"""`replan: switch`: a run switches to a better plan by itself, if that pays in the steps that are left.
 
 A check is that of `replan: say`, after the first steps and then every `replan_every` steps.
 """
@@ -13,30 +13,30 @@ from statistics import median
 
 from prefect_rlhf.errors.errors import InvalidInput, RlhfError
 from prefect_rlhf.flows.training.choice.choose_plan import ChosenPlan, chosen_file
-from prefect_rlhf.flows.training.choice.plans_by_step import PLANS_FILE, ChosenAt, check_move, plans_yaml
-from prefect_rlhf.flows.training.choice.price_check import (
+from prefect_rlhf.flows.training.choice.plans_by_step import PLANS_FILE, ChosenAt, check_switch, plans_yaml
+from prefect_rlhf.flows.training.log import log_info
+from prefect_rlhf.flows.training.replan.predicted import later_plan
+from prefect_rlhf.flows.training.replan.price_check import (
     RECHECKED,
     STEPS_AWAITED,
     begun_recheck,
     gain_in_words,
     record_of,
 )
-from prefect_rlhf.flows.training.choice.recheck_process import RecheckProcess
-from prefect_rlhf.flows.training.log import log_info
-from prefect_rlhf.flows.training.moving.predicted import later_plan
+from prefect_rlhf.flows.training.replan.recheck_process import RecheckProcess
 from prefect_rlhf.flows.training.request import RunRequest
 from prefect_rlhf.placement.plan import EngineKind, ExecutionPlan, ModelInstance
 from prefect_rlhf.placement.planner.recheck import Recheck, pays
 from prefect_rlhf.placement.schedule.estimate import Prediction
-from prefect_rlhf.placement.schedule.move import move_seconds
+from prefect_rlhf.placement.schedule.switch import switch_seconds
 from prefect_rlhf.tasks.reporting.comparison import step_ends
 from prefect_rlhf.tasks.reporting.report import LaterPlan
 from prefect_rlhf.tasks.running.journal import STEPS_KEPT, Journal
-from prefect_rlhf.tasks.running.steps.moves import Moves
+from prefect_rlhf.tasks.running.switch.requests import Switches
 from prefect_rlhf.tasks.running.training_run import TrainingRun
 
 LEAST_SHARE = 0.5
-"""Of its predicted gain: a move that gained less is the last of the run."""
+"""Of its predicted gain: a switch that gained less is the last of the run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,22 +52,22 @@ class Pace:
 
 
 @dataclass(slots=True)
-class PlanMover:
-    """The checks of a run and its moves. `plans` are its plans so far, the last in use; `step` is the last to end."""
+class PlanSwitcher:
+    """A run's checks and switches. `plans` are its plans so far, the last in use; `step` is the last that ended."""
 
     request: RunRequest
     plans: list[ChosenAt]
-    asks: Moves
+    asks: Switches
     step: int
     _steps: int = field(default=0, init=False)  # that have ended under the present plan
     _is_over: bool = field(default=False, init=False)
     _process: RecheckProcess | None = field(default=None, init=False)
     _next: ChosenPlan | None = field(default=None, init=False)
-    _expected: tuple[Pace, float] | None = field(default=None, init=False)  # steps before a move, and its gain
+    _expected: tuple[Pace, float] | None = field(default=None, init=False)  # steps before a switch, and its gain
     _starts: dict[EngineKind, float] = field(default_factory=dict, init=False)
 
     def step_ended(self, journal: Journal) -> str | None:
-        """Return a line if a check has a result. Ask for a move if a better plan pays."""
+        """Return a line if a check has a result. Ask for a switch if a better plan pays."""
         self.step, self._steps = self.step + 1, self._steps + 1
         if self._is_over or self._next is not None:
             return None
@@ -81,12 +81,12 @@ class PlanMover:
         """Note the start of an engine: the longest counts."""
         self._starts[instance.engine] = max(seconds, self._starts.get(instance.engine, 0.0))
 
-    def moves(self, run: TrainingRun) -> LaterPlan:
-        """Return the plan that the run moves to now, which this has asked for."""
+    def switches(self, run: TrainingRun) -> LaterPlan:
+        """Return the plan that the run switches to now, which this has asked for."""
         assert self._next is not None
         return later_plan(self.request, self._plan, ChosenAt(run.finished + 1, self._next), self._starts)
 
-    def moved(self, run: TrainingRun, journal: Journal) -> None:
+    def switched(self, run: TrainingRun, journal: Journal) -> None:
         """Add the plan to the file that repeats the run."""
         assert self._next is not None
         self.plans.append(ChosenAt(run.finished + 1, self._next))
@@ -110,9 +110,9 @@ class PlanMover:
         return (is_first or self._steps % every == 0) and self.step < self.request.options.steps
 
     def _begin(self, journal: Journal) -> str | None:
-        spans, was_moved = journal.last_steps(min(STEPS_KEPT, self._steps)), len(self.plans) > 1
+        spans, was_switched = journal.last_steps(min(STEPS_KEPT, self._steps)), len(self.plans) > 1
         try:  # the run waits for a better plan: a check that yields to busy ranks may take longer than the plan gains
-            self._process = begun_recheck(self.request, self._plan, spans, journal, searched=was_moved, yields=False)
+            self._process = begun_recheck(self.request, self._plan, spans, journal, searched=was_switched, yields=False)
         except OSError as error:
             self._is_over = True
             return f"the plan was not compared with others by measured seconds ({error})"
@@ -131,36 +131,36 @@ class PlanMover:
         return None if found.better is None else self._decide(found, found.better, journal)
 
     def _decide(self, found: Recheck, better: ExecutionPlan, journal: Journal) -> str:
-        """Ask for a move if the better plan pays for it and fits."""
+        """Ask for a switch if the better plan pays for it and fits."""
         gain = gain_in_words(found, self._plan.name)
-        left, seconds = self.request.options.steps - self.step, self._move_seconds(better)
+        left, seconds = self.request.options.steps - self.step, self._switch_seconds(better)
         if not pays(found, left, seconds):
-            return f"{gain}; the run stays: a move takes {seconds:.1f} s, too long for the steps that are left ({left})"
+            return f"{gain}; the run stays: a switch takes {seconds:.1f} s, too long for the {left} steps left"
         try:
             chosen = chosen_file(self.request, replace(better, name=f"replanned-{len(self.plans)}"))
-            check_move(self.request, self.plans[-1].chosen, ChosenAt(self.step + 1, chosen))
+            check_switch(self.request, self.plans[-1].chosen, ChosenAt(self.step + 1, chosen))
         except InvalidInput as error:
             return f"{gain}; the run stays ({error})"
         before = pace(journal, self._steps)
         self._next, self._expected = chosen, None if before is None else (before, found.gain)
         self.asks.ask(chosen.plan)
-        return f"{gain}; the run moves to it, which takes about {seconds:.1f} s"
+        return f"{gain}; the run switches to it, which takes about {seconds:.1f} s"
 
     def _measured(self, journal: Journal, before: Pace, expected: float) -> str | None:
-        """Compare the gain of the last move with its prediction. After a poor move there is no other.
+        """Compare the gain of the last switch with its prediction. After a poor switch there is no other.
 
-        Responses may have grown since: the steps before the move count in proportion to their tokens.
+        Responses may have grown since: the steps before the switch count in proportion to their tokens.
         """
         self._expected, after = None, pace(journal, self._steps)
         if after is None:
             return None
         gain = 1 - after.seconds / before.at(after.tokens)
         self._is_over = gain < LEAST_SHARE * expected
-        last = "; no other move follows" if self._is_over else ""
-        return f"the move to {self._plan.name} gained {gain:.0%} of a step, predicted {expected:.0%}{last}"
+        last = "; no other switch follows" if self._is_over else ""
+        return f"the switch to {self._plan.name} gained {gain:.0%} of a step, predicted {expected:.0%}{last}"
 
-    def _move_seconds(self, plan: ExecutionPlan) -> float:
-        return move_seconds(self.request.graph, self._plan, plan, self.request.cost_sources, self._starts)
+    def _switch_seconds(self, plan: ExecutionPlan) -> float:
+        return switch_seconds(self.request.graph, self._plan, plan, self.request.cost_sources, self._starts)
 
 
 def pace(journal: Journal, steps: int) -> Pace | None:
@@ -176,13 +176,13 @@ def pace(journal: Journal, steps: int) -> Pace | None:
     return Pace(seconds, median(tokens[step] for step in sorted(tokens)[1:]))
 
 
-def plan_mover(
-    request: RunRequest, plans: tuple[ChosenAt, ...], predicted: Prediction | None, asks: Moves
-) -> PlanMover | None:
-    """Return the mover of a run with `replan: move`; None if its devices are unknown, or its models were profiled."""
-    if request.options.replan != "move":
+def plan_switcher(
+    request: RunRequest, plans: tuple[ChosenAt, ...], predicted: Prediction | None, asks: Switches
+) -> PlanSwitcher | None:
+    """Return the switcher for `replan: switch`; None if the devices are unknown, or the models were profiled."""
+    if request.options.replan != "switch":
         return None
     if predicted is None or request.cost_sources.profiles:
-        log_info("replan: the run keeps its plan: moves need corrected constants of a known device, without a profile")
+        log_info("replan: the run keeps its plan: only constants of a known device without a profile are corrected")
         return None
-    return PlanMover(request, list(plans), asks, request.checkpoint.step if request.checkpoint else 0)
+    return PlanSwitcher(request, list(plans), asks, request.checkpoint.step if request.checkpoint else 0)

@@ -1,6 +1,6 @@
-"""Simulated runs with `replan: move` whose nodes take their true seconds with noise of a tenth; no clock, no rank.
+"""Simulated runs with `replan: switch` whose nodes take their true seconds with noise of a tenth; no clock, no rank.
 
-Checks, decisions, certificates and moves are those of a run. Only the process of a check is left out: it answers at
+Checks, decisions, certificates and switches are those of a run. Only the process of a check is left out: it answers at
 once. The question is PPO of `test_price_check`, on two CPU ranks.
 """
 
@@ -12,11 +12,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from prefect_rlhf.flows.training.choice import price_check
 from prefect_rlhf.flows.training.choice.choose_plan import chosen_file
 from prefect_rlhf.flows.training.choice.plans_by_step import PLANS_FILE, ChosenAt, plans_by_step
-from prefect_rlhf.flows.training.choice.price_check import STEPS_AWAITED
-from prefect_rlhf.flows.training.moving.plan_mover import PlanMover
+from prefect_rlhf.flows.training.replan import price_check
+from prefect_rlhf.flows.training.replan.plan_switcher import PlanSwitcher
+from prefect_rlhf.flows.training.replan.price_check import STEPS_AWAITED
 from prefect_rlhf.flows.training.request import RunRequest
 from prefect_rlhf.placement.augmented.augment import augment
 from prefect_rlhf.placement.augmented.node import subject_of
@@ -27,8 +27,8 @@ from prefect_rlhf.placement.planner.best_plan import plan_graph
 from prefect_rlhf.placement.planner.fitted_constants import OVERHEAD_SECONDS, STEPS, corrected
 from prefect_rlhf.placement.planner.question import Question
 from prefect_rlhf.tasks.running.journal import Journal, TaskRunSpan
-from prefect_rlhf.tasks.running.steps.moves import Moves
-from tests.flows.training.test_price_check import GRAPH, PLAN, SLOW_LINK, WORKLOAD, request
+from prefect_rlhf.tasks.running.switch.requests import Switches
+from tests.flows.training.replan.test_price_check import GRAPH, PLAN, SLOW_LINK, WORKLOAD, request
 
 NOISE = 0.1
 """Standard deviation of the logarithm of measured over true seconds, of each node in each step."""
@@ -75,21 +75,21 @@ class Simulated:
     truth: Question
     asked: RunRequest
     seed: int
-    moves: list[tuple[float, float]] = field(default_factory=list)  # true seconds of a step before and after each
+    switches: list[tuple[float, float]] = field(default_factory=list)  # true seconds of a step before and after each
 
     def run(self):
         generator = random.Random(self.seed)
-        mover = PlanMover(self.asked, [ChosenAt(1, chosen_file(self.asked, self.plan))], Moves(), 0)
+        switcher = PlanSwitcher(self.asked, [ChosenAt(1, chosen_file(self.asked, self.plan))], Switches(), 0)
         now, plan = 0.0, self.plan
         for step in range(1, self.asked.options.steps + 1):
             now = self._step(plan, step, now, generator)
-            mover.step_ended(self.journal)
-            if (better := mover.asks.asked) is not None:
-                self.moves.append((self.truth.seconds(plan), self.truth.seconds(better)))
+            switcher.step_ended(self.journal)
+            if (better := switcher.asks.asked) is not None:
+                self.switches.append((self.truth.seconds(plan), self.truth.seconds(better)))
                 plan = better
-                moved = SimpleNamespace(finished=step, plan=mover.asks.take(step + 1).plan)
-                mover.moves(moved)
-                mover.moved(moved, self.journal)
+                switched = SimpleNamespace(finished=step, plan=switcher.asks.take(step + 1).plan)
+                switcher.switches(switched)
+                switcher.switched(switched, self.journal)
         return self
 
     def _step(self, plan, step, now, generator):
@@ -114,7 +114,7 @@ def nodes_of(sources, plan):
 
 
 def simulated(folder, seed, began, correction=RIGHT, steps=16, **options):
-    asked = request(**{"plan": "auto", "replan": "move", "replan_every": EVERY, "steps": steps} | options)
+    asked = request(**{"plan": "auto", "replan": "switch", "replan_every": EVERY, "steps": steps} | options)
     return Simulated(Journal(folder / f"run-{seed}"), began, true_question(correction), asked, seed).run()
 
 
@@ -122,34 +122,34 @@ def best_plan(correction=RIGHT):
     return plan_graph(true_question(correction), evaluations=SEARCH).plan
 
 
-def test_noise_moves_none_of_a_hundred_runs(tmp_path):
+def test_noise_switches_none_of_a_hundred_runs(tmp_path):
     """Four checks each. The plan is the best by constants that are right."""
     plan = best_plan()
-    assert [run.moves for seed in range(100) if (run := simulated(tmp_path, seed, plan)).moves] == []
+    assert [run.switches for seed in range(100) if (run := simulated(tmp_path, seed, plan)).switches] == []
 
 
-def test_a_run_whose_constants_are_wrong_moves_to_a_plan_that_is_faster(tmp_path):
-    """The link is slower than the datasheet of the plan says. A second move would need a gain that does not exist."""
+def test_a_run_whose_constants_are_wrong_switches_to_a_plan_that_is_faster(tmp_path):
+    """The link is slower than the datasheet of the plan says. A second switch would need a gain that does not exist."""
     run = simulated(tmp_path, 0, PLAN, SLOW_LINK, steps=11, plan="flattening")
-    ((before, after),) = run.moves
+    ((before, after),) = run.switches
     assert after < 0.9 * before
     assert list(plans_by_step(str(run.journal.run_dir / PLANS_FILE))) == [1, STEPS_AWAITED + 2]
 
 
-def test_a_gain_below_replan_gain_moves_no_run(tmp_path):
+def test_a_gain_below_replan_gain_switches_no_run(tmp_path):
     run = simulated(tmp_path, 0, PLAN, SLOW_LINK, steps=6, plan="flattening", replan_gain=0.2)
-    assert run.moves == []
+    assert run.switches == []
 
 
 @pytest.mark.all
 @pytest.mark.parametrize("begins", ["flattening", "best"])
-def test_each_move_of_runs_whose_constants_are_wrong_has_a_true_gain(tmp_path, begins):
-    """Four checks each. Runs under a plan that is 15% slower than the best move once, or stay where noise leaves the
+def test_each_switch_of_runs_whose_constants_are_wrong_has_a_true_gain(tmp_path, begins):
+    """Four checks each. Runs under a plan that is 15% slower than the best switch once, or stay where noise leaves the
     gain in doubt; runs under the best plan stay.
     """
     best = best_plan(SLOW_LINK)
     began, name = (PLAN, begins) if begins == "flattening" else (best, "auto")
     runs = [simulated(tmp_path, seed, began, SLOW_LINK, plan=name, replan_gain=0.05) for seed in range(RUNS)]
-    numbers = [len(run.moves) for run in runs]
-    assert all(after < before for run in runs for before, after in run.moves)
+    numbers = [len(run.switches) for run in runs]
+    assert all(after < before for run in runs for before, after in run.switches)
     assert max(numbers) == (begins == "flattening")

@@ -1,4 +1,4 @@
-"""A run's move from plan to plan: the instances that end and begin, and the training states that move."""
+"""A run's switch from plan to plan: the instances that end and begin, and the training states that move."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class PlanAt:
 
 
 def closed_instances(graph: DataflowGraph, plan: ExecutionPlan, other: ExecutionPlan) -> tuple[ModelInstance, ...]:
-    """Return the instances of `plan` that `other` lacks: after a move to `other` they have ended.
+    """Return the instances of `plan` that `other` lacks: after a switch to `other` they have ended.
 
     An instance stays only if its calls, its cache and its offloading stay. Swapped, it returns the instances to build.
     """

@@ -1,4 +1,4 @@
-"""The instances and the training states that a move between two plans concerns, and their host memory."""
+"""The instances and the training states that a switch between two plans concerns, and their host memory."""
 
 from dataclasses import replace
 
@@ -6,10 +6,10 @@ from prefect_rlhf.placement.cost.sizes import ModelSizes
 from prefect_rlhf.placement.cost.workload import Workload
 from prefect_rlhf.placement.devices.mesh import ClusterShape
 from prefect_rlhf.placement.memory.certificate import certify_plan
-from prefect_rlhf.placement.memory.move_memory import move_loads
+from prefect_rlhf.placement.memory.switch_memory import switch_loads
 from prefect_rlhf.placement.plan import instances, trained_instance
 from prefect_rlhf.placement.planner.preset_plan import preset
-from prefect_rlhf.placement.plans.moves import closed_instances, moving_roles
+from prefect_rlhf.placement.plans.switch import closed_instances, moving_roles
 from tests.strategies import GIB, placed, ppo
 
 WORK = Workload.fixed(16, 8)
@@ -37,18 +37,18 @@ def test_the_states_of_roles_that_train_elsewhere_move():
     moving = moving_roles(graph, plan, other)
     assert moving == {"actor", "critic"}
     certificates = tuple(certify_plan(each, graph, WORK, "cpu") for each in (plan, other))
-    (load,) = move_loads(graph, plan, other, certificates)
+    (load,) = switch_loads(graph, plan, other, certificates)
     parameters = sum(ModelSizes.of(graph.model(role)).num_parameters for role in moving)
     assert 12 * parameters <= load.num_bytes < 13 * parameters
     assert all(trained_instance(graph, plan, role) in closed for role in moving)
 
 
-def test_a_checkpoint_uses_the_copies_of_a_move():
+def test_a_checkpoint_uses_the_copies_of_a_switch():
     """They count once, also if the certificates of both plans count a checkpoint."""
     plan, other, graph = chosen(), chosen("split"), ppo()
     found = []
     for has_checkpoints in (False, True):
         work = replace(WORK, has_checkpoints=has_checkpoints)
         before, after = (certify_plan(each, graph, work, "cpu") for each in (plan, other))
-        found.append(move_loads(graph, plan, other, (before, after)))
+        found.append(switch_loads(graph, plan, other, (before, after)))
     assert found[0] == found[1]

@@ -18,8 +18,8 @@ from prefect_rlhf.files.remote_path import shown
 from prefect_rlhf.flows.forms.options import RunOptions
 from prefect_rlhf.flows.training.choice.auto_plan import AUTO, EVALUATIONS
 from prefect_rlhf.flows.training.choice.measured_plan import plans_to_measure
-from prefect_rlhf.flows.training.choice.recheck_process import RecheckProcess, RecheckRequest
 from prefect_rlhf.flows.training.log import log_info
+from prefect_rlhf.flows.training.replan.recheck_process import RecheckProcess, RecheckRequest
 from prefect_rlhf.flows.training.request import RunRequest
 from prefect_rlhf.placement.augmented.node import subject_of
 from prefect_rlhf.placement.engine_traits import TRAITS
