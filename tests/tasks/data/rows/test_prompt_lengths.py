@@ -40,6 +40,11 @@ def test_prompts_that_are_left_out_are_said_and_leave_columns_where_they_belong(
         assert one.read_column("number", [1, 0]) == [2, 0]
     assert checked.remarks == ("prompts: 2 of 4 prompts are longer than 4 tokens and left out",)
 
+@pytest.mark.parametrize("overlong", ["drop", "keep_end", "keep_start"])
+def test_nothing_is_said_where_every_prompt_fits(prompts, overlong):
+    assert prompts(max_prompt_length=40, overlong_prompts=overlong).check(max_tokens=64).remarks == ()
+
+
 
 @pytest.mark.parametrize(("keep", "text"), [("keep_end", "is the best film"), ("keep_start", "<s> what is the")])
 def test_prompts_are_cut_at_the_end_that_is_asked_for(prompts, keep, text):
