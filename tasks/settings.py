@@ -24,6 +24,11 @@ Staleness = Annotated[
 """With 1, the responses of the next step are generated while this step's responses are trained on."""
 
 StopString = Annotated[str, Field(min_length=1, max_length=256)]
+GREEDY: Mapping[str, tuple[int, str]] = MappingProxyType(
+    {"temperature": (0, "above 0"), "top_k": (1, "0 or at least 2"), "min_p": (1, "below 1")}
+)
+"""The settings with which sampling always takes the likeliest token, each with its value for that and other values."""
+
 
 Decay = Annotated[float, Field(ge=0, lt=1)]
 """The share of the old value in a moving average."""
@@ -94,6 +99,17 @@ class Sampling(Settings):
         return temperature
 
     def greedy(self) -> Sampling:
+    @model_validator(mode="after")
+    def _is_used(self) -> Sampling:
+        """Refuse settings of chance where the likeliest token is always taken."""
+        why = next((one for one, (value, _) in GREEDY.items() if getattr(self, one) == value), None)
+        fields = {name: type(self).model_fields[name].default for name in ("top_p", "top_k", "min_p")}
+        unused = [name for name, default in fields.items() if name != why and getattr(self, name) != default]
+        if why is not None and unused:
+            value, right = GREEDY[why]
+            raise not_used(unused[0], f"{why} {value} always takes the likeliest token", f"set {why}: {right}")
+        return self
+
         """Return settings with the same lengths that always take the likeliest token."""
         return self.model_copy(update={"temperature": 0.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0})
 

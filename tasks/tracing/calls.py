@@ -23,7 +23,7 @@ from prefect_rlhf.placement.models.model import OptimizerSpec
 from prefect_rlhf.placement.row_set import RowLimit, RowSet
 from prefect_rlhf.tasks.host_rewards import HostRewards
 from prefect_rlhf.tasks.play import Play
-from prefect_rlhf.tasks.settings import Optimizer, Sampling, Settings, Update
+from prefect_rlhf.tasks.settings import GREEDY, Optimizer, Sampling, Settings, Update
 from prefect_rlhf.tasks.tracing.arguments import check_kind, check_number, check_whole
 from prefect_rlhf.tasks.tracing.heads import check_output
 from prefect_rlhf.tasks.tracing.operations import ROW_KEYS, Bound, Operator, operation
@@ -231,8 +231,7 @@ def compute(
 
 def check_sampled(call: str, sampling: Sampling, samples: int) -> None:
     """Raise InvalidInput for sampling that always takes the likeliest token: all samples of a prompt would be equal."""
-    greedy = {"temperature": (0, "above 0"), "top_k": (1, "0 or at least 2"), "min_p": (1, "below 1")}
-    for field, (value, right) in greedy.items():
+    for field, (value, right) in GREEDY.items():
         if getattr(sampling, field) == value:
             expected = f"{right}, or samples=1: without chance the {samples} samples of a prompt are all equal"
             raise InvalidInput(f"{call}.sampling.{field}", getattr(sampling, field), expected)
