@@ -24,7 +24,7 @@ from prefect_rlhf.placement.row_set import RowLimit, RowSet
 from prefect_rlhf.tasks.host_rewards import HostRewards
 from prefect_rlhf.tasks.play import Play
 from prefect_rlhf.tasks.settings import GREEDY, Optimizer, Sampling, Settings, Update
-from prefect_rlhf.tasks.tracing.arguments import check_kind, check_number, check_whole
+from prefect_rlhf.tasks.tracing.arguments import check_kind, check_number, check_whole, naming_arguments
 from prefect_rlhf.tasks.tracing.heads import check_output
 from prefect_rlhf.tasks.tracing.operations import ROW_KEYS, Bound, Operator, operation
 from prefect_rlhf.tasks.tracing.terms import LossOn, Terms
@@ -36,6 +36,7 @@ PLAYED_KEYS = (*GENERATED_KEYS, "mask", "turn", "turn_rewards", "scores", "trunc
 GROUP_KEYS = ("group_tokens", "group_rows")
 
 
+@naming_arguments
 def generate(
     model: object,
     prompts: object,
@@ -109,6 +110,7 @@ def generate(
     return trace.add(call)
 
 
+@naming_arguments
 def inference(
     model: object,
     rows: object,
@@ -143,6 +145,7 @@ def inference(
     return trace.add(call)
 
 
+@naming_arguments
 def score(reward: object, rows: object, *, every: int | None = None, name: str | None = None) -> RowsHandle:
     """Add the key `scores`, a number for each row, from a reward model's forward pass or from Python functions.
 
@@ -177,6 +180,7 @@ def score(reward: object, rows: object, *, every: int | None = None, name: str |
     return trace.add(call)
 
 
+@naming_arguments
 def compute(
     operator: Operator[Any, Any],
     *inputs: object,
@@ -260,6 +264,7 @@ def _row_limit(
     return RowLimit(longest, max_new_tokens or 0)
 
 
+@naming_arguments
 def train_step(
     model: object,
     losses: Terms,

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from prefect_rlhf.errors.blame import described, own_place
+from prefect_rlhf.errors.by_hand import WrongCall
 from prefect_rlhf.errors.errors import GraphError, InvalidInput, RlhfError
 from prefect_rlhf.files.path_text import from_here
 from prefect_rlhf.placement.graph import Call, DataflowGraph, Dataset, Port
@@ -293,6 +294,9 @@ class Algorithm:
         check_body(self.name, self.body)
 
     @property
+        except WrongCall as error:
+            place = own_place(error)
+            raise GraphError(f"flow {flow}: {error}" + (f" ({place})" if place else "")) from error
     def is_shipped(self) -> bool:
         """Whether the algorithm belongs to this package, whose tests verify it."""
         return self.body.__module__.partition(".")[0] == __name__.partition(".")[0]

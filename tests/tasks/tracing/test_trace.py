@@ -408,8 +408,11 @@ def empty(prompts, actor, reward):
         (asks_of_scores_alone, "judge_prompts: got max_new_tokens, expected longest=...: its inputs have no tokens"),
         (misspelt_attribute, r"the rows of actor_generate, and their 'filter', do not exist while the body is traced;"),
         (misspelt_name, rf"^flow some: its body raised NameError: name 'promts' is not def.* \({__file__}:\d+ in "),
-        (misspelt_argument, rf"^flow some: its body raised TypeError: generate\(\) got .*'num_samples' \({__file__}:"),
-        (misspelt_setting, r"^flow some: its body raised ValidationError: Sampling.temprature: Extra inputs are not "),
+        (
+            misspelt_argument,
+            r"^flow some: its body raised TypeError: generate\(\) got .*'num_samples'; its arg",
+        ),
+        (misspelt_setting, r"^flow some: Sampling.temprature: unknown key \(got 1.0\); closest: temperature"),
     ],
 )
 def test_a_body_that_describes_no_algorithm_is_refused_with_its_reason(body, says):
