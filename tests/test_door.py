@@ -4,6 +4,7 @@ import ast
 import re
 import subprocess
 import sys
+import traceback
 
 import pytest
 
@@ -45,6 +46,18 @@ def test_names_and_signatures_stay_as_they_are():
 def test_a_name_that_is_not_there_is_said_so():
     with pytest.raises(AttributeError, match="module 'prefect_rlhf' has no attribute 'generat'"):
         prefect_rlhf.generat  # noqa: B018
+
+
+def test_a_name_that_is_elsewhere_or_misspelt_is_named():
+    """As Python shows the end of a program."""
+    with pytest.raises(AttributeError, match="; it is in prefect_rlhf.computations$"):
+        prefect_rlhf.grpo_advantages  # noqa: B018
+    with pytest.raises(AttributeError, match="; it is in prefect_rlhf.losses and prefect_rlhf.algorithms$"):
+        prefect_rlhf.grpo  # noqa: B018
+    for module, name, meant in ((prefect_rlhf, "Promts", "Prompts"), (prefect_rlhf.algorithms, "grop", "grpo")):
+        with pytest.raises(AttributeError) as refused:
+            getattr(module, name)
+        assert traceback.format_exception(refused.value)[-1].endswith(f"Did you mean: '{meant}'?\n")
 
 
 FLOW = """from prefect_rlhf import GRPO, Model, Prompts, Reward
