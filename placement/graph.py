@@ -26,7 +26,8 @@ class Operation:
     `name` is a registered name (a loss, an advantage estimator) or a plain word that an engine knows (`logprobs`,
     `values`, `scores`, `sample`); `settings` is JSON. `module` registers the name, and `settings_type` is the
     `module:class` of the settings; `file` and `settings_file` are the files of these modules, wherever they lie. Other
-    processes import both, but they are neither saved nor compared.
+    processes import both, but they are neither saved nor compared. Nor is `parameter`, the name under which a person
+    states the settings, such as algo.sampling; empty for settings that the body makes.
     """
 
     name: str
@@ -35,6 +36,7 @@ class Operation:
     settings_type: Annotated[str, Field(exclude=True)] = field(default="", compare=False)
     file: Annotated[str, Field(exclude=True)] = field(default="", compare=False)
     settings_file: Annotated[str, Field(exclude=True)] = field(default="", compare=False)
+    parameter: Annotated[str, Field(exclude=True)] = field(default="", compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +160,17 @@ class Call(HashedOnce):
     @property
     def span(self) -> int:
         """Its rows have numbers from 0 to below this limit, which exceeds the number of rows if some were chosen."""
+    def setting(self, field_name: str) -> str:
+        """Return the name of a setting as a person states it: a parameter, if the settings are one.
+
+        >>> rows = RowSet("prompts", "prompts")
+        >>> sample = Operation("sample", parameter="algo.first")
+        >>> Call("turn", "generate", "actor", (), (), sample, rows, 8).setting("stop")
+        'algo.first.stop'
+        """
+        parameter = self.operation.parameter
+        return f"{parameter}.{field_name}" if parameter else f"{field_name} of {self.name}"
+
         return self.rows.choice.num_rows if self.rows.choice else self.num_rows
 
     @property

@@ -82,8 +82,9 @@ def generate(
     if draws is not None and (not isinstance(draws, str) or not draws):
         expected = "a name of random numbers, such as the name of another generate"
         raise GraphError(f"{where} has draws {draws!r:.40}; expected {expected}")
+    parameter = trace.parameter_of(settings)
     if samples > 1:
-        check_sampled(name, settings, samples)
+        check_sampled(parameter or f"{name}.sampling", settings, samples)
     rows = RowSet(name, source.rows.dataset, samples, source.rows)
     bounds = None
     if play is not None:
@@ -91,7 +92,7 @@ def generate(
         play.settings  # noqa: B018  checks the function's name
         if play.answers_messages and not settings.stop_at_eos:
             right = f"true: with signature {play.signature} an answer follows the end of the model's turn"
-            raise InvalidInput("sampling.stop_at_eos", False, right)
+            raise InvalidInput(f"{parameter or 'sampling'}.stop_at_eos", False, right)
         bounds = play.bounds
     call = Call(
         name=name,
@@ -99,7 +100,7 @@ def generate(
         role=role,
         inputs=(replace(source, keys=("prompt_tokens",)).port(rows),),
         outputs=GENERATED_KEYS if play is None else PLAYED_KEYS,
-        operation=operation("sample", settings),
+        operation=operation("sample", settings, parameter=parameter),
         rows=rows,
         num_rows=source.num_rows * samples,
         every=every,
@@ -233,12 +234,12 @@ def compute(
     return trace.add(call)
 
 
-def check_sampled(call: str, sampling: Sampling, samples: int) -> None:
+def check_sampled(where: str, sampling: Sampling, samples: int) -> None:
     """Raise InvalidInput for sampling that always takes the likeliest token: all samples of a prompt would be equal."""
     for field, (value, right) in GREEDY.items():
         if getattr(sampling, field) == value:
             expected = f"{right}, or samples=1: without chance the {samples} samples of a prompt are all equal"
-            raise InvalidInput(f"{call}.sampling.{field}", getattr(sampling, field), expected)
+            raise InvalidInput(f"{where}.{field}", getattr(sampling, field), expected)
 
 
 def _row_limit(
@@ -295,7 +296,7 @@ def train_step(
         role=role,
         inputs=tuple(inputs),
         outputs=(),
-        operation=Operation("train"),
+        operation=Operation("train", parameter=trace.parameter_of(optimizer) if optimizer else ""),
         rows=first.rows,
         num_rows=first.num_rows,
         rows_per_item=math.lcm(*(term.rows_per_item for term in terms if term.rows == first.rows)),

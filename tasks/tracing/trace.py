@@ -102,6 +102,17 @@ class Trace:
 
     def role(self, argument: object, call: str) -> str:
         """Return the role that `argument` represents. Raises GraphError unless it is a model parameter."""
+    def parameter_of(self, group: Settings) -> str:
+        """Return the name of the parameter that is this group of settings, or one with its values.
+
+        A body may derive a group, as greedy sampling for an evaluation; then it is the only parameter of its class.
+        Empty if several could be meant.
+        """
+        named = [one for name, given in self.settings.items() for one in _groups(name, given)]
+        alike = [(name, given) for name, given in named if type(given) is type(group)]
+        same = [name for name, given in alike if given is group] or [name for name, given in alike if given == group]
+        return same[0] if same else alike[0][0] if len(alike) == 1 else ""
+
         name = self.parameters.get(id(argument), "")
         if name not in self.models:
             needed = "a Model parameter of the flow itself, no copy"
@@ -209,6 +220,14 @@ def _numbers(name: str, settings: Settings) -> Iterator[tuple[str, object]]:
 
 def check_not_chosen(trace: Trace, rows: RowSet, call: str) -> None:
     """Raise GraphError if a call would make new rows from rows that a select keeps."""
+def _groups(name: str, settings: Settings) -> Iterator[tuple[str, Settings]]:
+    """Yield the dotted name and value of a group of settings, and of the groups in it."""
+    yield name, settings
+    for field_name, value in settings:
+        if isinstance(value, Settings):
+            yield from _groups(f"{name}.{field_name}", value)
+
+
     if rows.choices:
         raise GraphError(
             f"flow {trace.flow}: {call} would make new rows from the rows that {rows.choices[0].name} keeps: make "

@@ -12,7 +12,7 @@ from prefect_rlhf.engines.loss_protocol import LossValues
 from prefect_rlhf.errors.errors import GraphError, InvalidInput
 from prefect_rlhf.placement.graph import Dataset, Operation
 from prefect_rlhf.placement.models.model import ModelSpec, TransformerShape
-from prefect_rlhf.tasks.settings import Product, Sampling, Settings, Update
+from prefect_rlhf.tasks.settings import Optimizer, Product, Sampling, Settings, Update
 from prefect_rlhf.tasks.tracing.calls import compute, generate, inference, train_step
 from prefect_rlhf.tasks.tracing.operations import Bound, computation, loss
 from prefect_rlhf.tasks.tracing.trace import trace_body
@@ -445,7 +445,7 @@ def test_a_batch_larger_than_its_dataset_is_refused():
     [
         (
             Sampling(temperature=0),
-            r"temperature: got 0\.0, expected above 0, or samples=1: without chance the 4 samples",
+            r"temperature: got 0\.0, expected above 0, or samples=1: without chance the 4",
         ),
         (Sampling(top_k=1), "top_k: got 1, expected 0 or at least 2, or samples=1"),
         (Sampling(min_p=1.0), r"min_p: got 1\.0, expected below 1, or samples=1"),
@@ -600,3 +600,42 @@ def test_too_many_mini_batches_are_refused_with_the_setting_that_was_set():
 def traced_with(body, algo):
     models = {"actor": MODELS["actor"]}
     return trace_body("some", body, {name: Stand() for name in (*models, *DATASETS)} | {"algo": algo}, models, DATASETS)
+class Rates(Settings):
+    """A group of optimizers."""
+
+    actor: Optimizer = Optimizer()
+
+
+class OneTurn(Settings):
+    """Settings with a group of each class."""
+
+    first: Sampling = Sampling(max_new_tokens=3)
+    rates: Rates = Rates()
+
+
+class TwoTurns(OneTurn):
+    """Settings with two groups of one class."""
+
+    second: Sampling = Sampling(max_new_tokens=5)
+
+
+def test_a_call_knows_the_parameter_that_is_its_settings():
+    """So a message about them names what a person states. A value of the body is none, if several could be meant."""
+
+    def body(prompts, actor, algo):
+        rollout = generate(actor, prompts, batch_size=4, sampling=algo.first)
+        generate(actor, prompts, batch_size=4, sampling=Sampling(max_new_tokens=5), name="second")
+        generate(actor, prompts, sampling=algo.first.greedy(), every=2, name="evaluation")
+        train_step(actor, some_loss(Gain()).on(rollout), optimizer=algo.rates.actor)
+
+    graph = traced_with(body, TwoTurns())
+    assert [call.setting("max_new_tokens") for call in graph.calls[:3]] == [
+        "algo.first.max_new_tokens",
+        "algo.second.max_new_tokens",
+        "max_new_tokens of evaluation",
+    ]
+    assert graph.call("actor_train").setting("lr") == "algo.rates.actor.lr"
+    assert traced_with(body, OneTurn()).call("evaluation").setting("stop") == "algo.first.stop"
+    assert replace(graph.calls[0].operation, parameter="") == graph.calls[0].operation
+
+
