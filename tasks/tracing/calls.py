@@ -186,6 +186,7 @@ def compute(
     operator: Operator[Any, Any],
     *inputs: object,
     settings: Settings,
+    per: object = None,
     longest: int | None = None,
     max_new_tokens: int | None = None,
     batch_size: int | None = None,
@@ -195,7 +196,8 @@ def compute(
     """Add a pure function of rows, on the host CPU of a device; it makes the keys that its @computation names.
 
     All inputs have the same rows, or rows that these were made of, whose values are then repeated. A dataset parameter
-    contributes `batch_size` items, or all items.
+    contributes `batch_size` items, or all items. With `per`, the result has a row for each row of `per`. Inputs may
+    then be numbers of the k rows that were made of each, such as scores of `samples=k`: the column is [B, k].
 
     A computation of `tokens` and `prompt_length`, or of `prompt_tokens`, makes a new row for each row. The body states
     the length of new rows, because memory is planned for it: `longest` tokens, or `max_new_tokens` more than the
@@ -211,7 +213,7 @@ def compute(
         raise GraphError(f"flow {trace.flow}: compute {name}: got settings={settings!r:.60}, expected {expected}")
     if not handles:
         raise GraphError(f"flow {trace.flow}: compute {name} has no input; it needs rows of a call or dataset")
-    own = trace.common_rows(handles, f"compute {name}")
+    own = trace.common_rows(handles, f"compute {name}") if per is None else _parents(trace, name, per, every, handles)
     makes_rows = ROW_KEYS.intersection(operator.outputs)
     if makes_rows:
         check_not_chosen(trace, own.rows, f"compute {name}")
@@ -221,7 +223,7 @@ def compute(
         name=name,
         kind="compute",
         role=None,
-        inputs=tuple(handle.port(rows) for handle in handles),
+        inputs=tuple(handle.port(rows if per is None else own.rows) for handle in handles),
         outputs=operator.outputs,
         operation=operator(settings).operation,
         rows=rows,
@@ -232,6 +234,27 @@ def compute(
         row_limit=limit,
     )
     return trace.add(call)
+
+
+def _parents(trace: Trace, name: str, per: object, every: int | None, handles: Sequence[RowsHandle]) -> RowsHandle:
+    """Return the rows that a compute makes its result for. Raises GraphError unless all inputs belong to them."""
+    where = f"flow {trace.flow}: compute {name}"
+    own, made = trace.rows(per, "compute", None, every), []
+    for handle in handles:
+        if own.rows.may_read(handle.rows):
+            continue
+        if own.rows.choices or handle.rows.choices:
+            raise GraphError(f"{where}: got rows that a select keeps, expected all rows beside per={own.source}")
+        if not handle.rows.may_read(own.rows):
+            expected = f"rows that were made of {own.source}, or of which it was made: {origin_of(handle.rows)}"
+            raise GraphError(f"{where}: got {handle.source} and per={own.source}, expected {expected}")
+        if ROW_KEYS.intersection(handle.keys):
+            several = f"{origin_of(handle.rows)}; per reads a number for each of them, such as scores"
+            raise GraphError(f"{where}: got {handle.source}, which has tokens, and per={own.source}: {several}")
+        made.append(handle)
+    if not made:
+        raise GraphError(f"{where}: per={own.source} is not used: no input has several rows for each; remove it")
+    return own
 
 
 def check_sampled(where: str, sampling: Sampling, samples: int) -> None:
@@ -370,8 +393,8 @@ def _check_not_of_parents(trace: Trace, where: str, own: RowsHandle, handles: Se
         parents, count = next(iter(rows_each.items()))
         raise GraphError(
             f"flow {trace.flow}: {where} trains on the tokens of {parents.source}, and {own.source} has {count} rows "
-            f"for each row of {parents.source}, expected 1. A body may loop: {count} calls of generate without samples "
-            "and with a name make a row each, and a computation may take all of them (*rows)"
+            f"for each row of {parents.source}, expected 1; compute(..., per=ROWS) has a row for each of ROWS, and "
+            f"reads the {count} scores of each as [B, {count}]"
         )
 
 

@@ -44,7 +44,9 @@ class RowsHandle:
     rows_per_item: int = 1
 
     def port(self, reader: RowSet) -> Port:
-        """Return the input of a call that works on the rows of `reader`, which must be able to read these rows."""
+        """Return the input of a call on the rows of `reader`, which read these rows, or of which these were made."""
+        if (children := reader.children(self.rows)) > 1:
+            return Port(self.source, self.source, self.keys, children=children)
         return Port(argument=self.source, source=self.source, keys=self.keys, rows_each=reader.per_row(self.rows))
 
     @property
@@ -100,8 +102,6 @@ class Trace:
         numbers = [one for name, settings in self.settings.items() for one in _numbers(name, settings)]
         return " or ".join(name for name, set_value in numbers if name.endswith(ending) and set_value == value)
 
-    def role(self, argument: object, call: str) -> str:
-        """Return the role that `argument` represents. Raises GraphError unless it is a model parameter."""
     def parameter_of(self, group: Settings) -> str:
         """Return the name of the parameter that is this group of settings, or one with its values.
 
@@ -113,6 +113,8 @@ class Trace:
         same = [name for name, given in alike if given is group] or [name for name, given in alike if given == group]
         return same[0] if same else alike[0][0] if len(alike) == 1 else ""
 
+    def role(self, argument: object, call: str) -> str:
+        """Return the role that `argument` represents. Raises GraphError unless it is a model parameter."""
         name = self.parameters.get(id(argument), "")
         if name not in self.models:
             needed = "a Model parameter of the flow itself, no copy"
@@ -218,8 +220,6 @@ def _numbers(name: str, settings: Settings) -> Iterator[tuple[str, object]]:
             yield f"{name}.{field_name}", value
 
 
-def check_not_chosen(trace: Trace, rows: RowSet, call: str) -> None:
-    """Raise GraphError if a call would make new rows from rows that a select keeps."""
 def _groups(name: str, settings: Settings) -> Iterator[tuple[str, Settings]]:
     """Yield the dotted name and value of a group of settings, and of the groups in it."""
     yield name, settings
@@ -228,6 +228,8 @@ def _groups(name: str, settings: Settings) -> Iterator[tuple[str, Settings]]:
             yield from _groups(f"{name}.{field_name}", value)
 
 
+def check_not_chosen(trace: Trace, rows: RowSet, call: str) -> None:
+    """Raise GraphError if a call would make new rows from rows that a select keeps."""
     if rows.choices:
         raise GraphError(
             f"flow {trace.flow}: {call} would make new rows from the rows that {rows.choices[0].name} keeps: make "
@@ -292,6 +294,9 @@ def trace_body(
             if not place or place.partition(" in ")[0] in str(error):
                 raise
             raise GraphError(f"{error} ({place})") from error
+        except WrongCall as error:
+            place = own_place(error)
+            raise GraphError(f"flow {flow}: {error}" + (f" ({place})" if place else "")) from error
         except RlhfError:
             raise
         except (Exception, SystemExit) as error:
@@ -313,9 +318,6 @@ class Algorithm:
         check_body(self.name, self.body)
 
     @property
-        except WrongCall as error:
-            place = own_place(error)
-            raise GraphError(f"flow {flow}: {error}" + (f" ({place})" if place else "")) from error
     def is_shipped(self) -> bool:
         """Whether the algorithm belongs to this package, whose tests verify it."""
         return self.body.__module__.partition(".")[0] == __name__.partition(".")[0]

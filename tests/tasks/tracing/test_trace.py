@@ -15,6 +15,7 @@ from prefect_rlhf.placement.models.model import ModelSpec, TransformerShape
 from prefect_rlhf.tasks.settings import Optimizer, Product, Sampling, Settings, Update
 from prefect_rlhf.tasks.tracing.calls import compute, generate, inference, train_step
 from prefect_rlhf.tasks.tracing.operations import Bound, computation, loss
+from prefect_rlhf.tasks.tracing.select import select
 from prefect_rlhf.tasks.tracing.trace import trace_body
 
 pytestmark = pytest.mark.quick
@@ -538,9 +539,68 @@ def test_values_of_several_samples_of_a_row_are_refused_with_their_number_and_th
         traced(body, {"actor": MODELS["actor"]})
     assert PLACE.sub("", str(error.value)) == (
         "flow some: train_step actor_train trains on the tokens of actor_generate, and vine_advantages has 3 rows for "
-        "each row of actor_generate, expected 1. A body may loop: 3 calls of generate without samples and with a name "
-        "make a row each, and a computation may take all of them (*rows)"
+        "each row of actor_generate, expected 1; compute(..., per=ROWS) has a row for each of ROWS, and reads the 3 "
+        "scores of each as [B, 3]"
     )
+
+
+def vine(per, of="scores", kept=False):
+    """A body that reads the scores of three responses to each row."""
+
+    def body(prompts, actor):
+        rollout = generate(actor, prompts)
+        again = compute(new_prompts, rollout, settings=Settings(), longest=20)
+        samples = generate(actor, again, samples=3, name="samples")
+        read = {
+            "scores": lambda: compute(lengths_of_samples, samples, settings=Settings()),
+            "tokens": lambda: samples,
+            "own": lambda: rollout,
+            "others": lambda: generate(actor, prompts, every=2, name="evaluation"),
+        }[of]()
+        rows = {"rollout": rollout, "again": again, "prompts": prompts}[per]
+        rows = select(kept_of_samples, rows, settings=Settings()) if kept else rows
+        values = compute(mean_value, rollout, read, settings=Settings(), per=rows)
+        train_step(actor, some_loss(Gain()).on(rollout, values))
+
+    return body
+
+
+@pytest.mark.parametrize("per", ["rollout", "again"])
+def test_a_computation_reads_the_numbers_of_the_rows_that_were_made_of_each_row(per):
+    graph = traced(vine(per), {"actor": MODELS["actor"]})
+    call = graph.call("mean_value")
+    assert (call.num_rows, call.rows.base) == (10, graph.call("actor_generate").rows.base)
+    assert [(port.source, port.children, port.rows_each) for port in call.inputs] == [
+        ("actor_generate", 1, 1),
+        ("lengths_of_samples", 3, 1),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        (
+            vine("rollout", "tokens"),
+            "got samples, which has tokens, and per=actor_generate: samples has 3 for each of ",
+        ),
+        (vine("rollout", "own"), "per=actor_generate is not used: no input has several rows for each; remove it"),
+        (vine("rollout", "others"), "got evaluation and per=actor_generate, expected rows that were made of actor_gen"),
+        (vine("rollout", kept=True), "got rows that a select keeps, expected all rows beside per=actor_generate"),
+    ],
+)
+def test_rows_that_do_not_belong_to_each_row_are_refused(body, says):
+    with pytest.raises(GraphError, match=f"^flow some: compute mean_value: {re.escape(says)}"):
+        traced(body, {"actor": MODELS["actor"]})
+
+
+@computation("scores")
+def lengths_of_samples(rows, settings):
+    return Computed({"scores": rows["prompt_length"]})
+
+
+@computation("keep")
+def kept_of_samples(rows, settings):
+    return Computed({"keep": rows["prompt_length"]})
 
 
 def test_a_body_may_loop_and_a_computation_may_take_what_all_calls_made():
@@ -557,6 +617,12 @@ def test_a_body_may_loop_and_a_computation_may_take_what_all_calls_made():
 @computation("prompt_tokens")
 def new_prompts(rollout, settings):
     return Computed({"prompt_tokens": rollout.columns["tokens"]})
+
+
+class Rates(Settings):
+    """A group of optimizers."""
+
+    actor: Optimizer = Optimizer()
 
 
 class Sizes(Settings):
@@ -597,15 +663,6 @@ def test_too_many_mini_batches_are_refused_with_the_setting_that_was_set():
         traced_with(body, Sizes(critic_update=Update(mini_batches=7)))
 
 
-def traced_with(body, algo):
-    models = {"actor": MODELS["actor"]}
-    return trace_body("some", body, {name: Stand() for name in (*models, *DATASETS)} | {"algo": algo}, models, DATASETS)
-class Rates(Settings):
-    """A group of optimizers."""
-
-    actor: Optimizer = Optimizer()
-
-
 class OneTurn(Settings):
     """Settings with a group of each class."""
 
@@ -639,3 +696,6 @@ def test_a_call_knows_the_parameter_that_is_its_settings():
     assert replace(graph.calls[0].operation, parameter="") == graph.calls[0].operation
 
 
+def traced_with(body, algo):
+    models = {"actor": MODELS["actor"]}
+    return trace_body("some", body, {name: Stand() for name in (*models, *DATASETS)} | {"algo": algo}, models, DATASETS)
