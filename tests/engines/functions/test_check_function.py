@@ -82,7 +82,7 @@ def test_a_column_that_the_dataset_lacks_is_refused():
 def test_a_missing_column_is_answered_with_how_another_column_takes_its_place():
     """verl's functions need two, and most files call them otherwise."""
     with pytest.raises(InvalidInput) as refused:
-        check_function(function("named_only", "verl"), columns=["question", "answer"])
+        check_function(function("compute_score", "verl"), columns=["question", "answer"])
     remedy = "a column of another name is given by prompts.columns: {data_source: COLUMN, ground_truth: COLUMN}"
     assert str(refused.value).endswith(remedy)
 
