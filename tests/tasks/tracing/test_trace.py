@@ -347,7 +347,7 @@ def empty(prompts, actor, reward):
         (loss_of_a_language_model, "needs a model with head: scalar"),
         (bare_function, "decorated with @computation"),
         (loss_as_computation, "decorated with @computation"),
-        (trained_twice, "two train_steps"),
+        (trained_twice, "both train the weights of actor"),
         (
             an_input_too_few,
             r"^flow some: of_three\(rollout, scores, ref, settings, context\) is given 2 inputs and settings: "
