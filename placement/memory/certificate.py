@@ -25,6 +25,7 @@ from prefect_rlhf.placement.cost.sizes import ModelSizes
 from prefect_rlhf.placement.cost.workload import Workload
 from prefect_rlhf.placement.devices.mesh import Backend, ClusterShape, Device, DeviceMesh, lanes
 from prefect_rlhf.placement.graph import DataflowGraph
+from prefect_rlhf.placement.layout.sharing import shared_weights
 from prefect_rlhf.placement.memory.alike import Spread, classes
 from prefect_rlhf.placement.memory.building import Building
 from prefect_rlhf.placement.memory.bytes import base_bytes, byte_size
@@ -196,13 +197,16 @@ def _kept(augmented: AugmentedGraph, max_length: int, backend: Backend) -> dict[
     """Bytes that each instance keeps on its devices. Raises InvalidInput for a cache smaller than a row's."""
     kept: dict[ModelInstance, Spread[Kept]] = {}
     graph, plan, cluster = augmented.graph, augmented.plan, augmented.plan.cluster
+    shared = shared_weights(graph, plan)
     for instance, calls in instances(graph, plan).items():
         model, cache = graph.model(instance.role), plan[calls[0].name].cache_bytes
         field = f"plan.calls.{calls[0].name}"
         check_cache(field, cache, max_length, ModelSizes.of(model), instance.strategy.tp)
         most = tuple(call.cut(plan.parts(call.name)) for call in calls)  # rows in flight
         speeds, per_node = cluster.node_speeds, cluster.devices_per_node
-        kept[instance] = kept_bytes(instance, most, model, max_length, backend, per_node, speeds, cache)
+        there = shared.get(instance, {})
+        elsewhere = tuple(own.part for own in graph.weights(instance.role) if own.name in there)
+        kept[instance] = kept_bytes(instance, most, model, max_length, backend, per_node, speeds, cache, elsewhere)
     return kept
 
 
