@@ -12,6 +12,7 @@ from prefect_rlhf.placement.memory.certificate import certify_plan
 from prefect_rlhf.placement.plan import ExecutionPlan
 from prefect_rlhf.placement.planner.best_plan import plan_graph
 from prefect_rlhf.placement.planner.question import Question, Site
+from prefect_rlhf.placement.planner.space.plan_problem import PlanSpace
 from prefect_rlhf.placement.schedule.estimate import estimate
 from tests.placement.layout.test_sharing import judged
 from tests.strategies import GIB, SMOLLM2, on
@@ -35,9 +36,17 @@ def graphs():
     return together, replace(together, models=tuple(replace(model, content="") for model in together.models))
 
 
+def copies_in_common(graph):
+    """Copies of weights that options of both frozen models name in the search."""
+    calls = PlanSpace.of(Question(graph, Site(TIGHT, TIGHT.whole, SOURCES), WORK)).least.problem.calls
+    of = {call.name: {option.copy for option in call.options} for call in calls}
+    return of["ref_inference"] & of["judge_inference"]
+
+
 def test_a_plan_that_fits_since_weights_are_held_once_is_not_below_the_bound(graphs):
     """Both frozen models stay on a device that has no room for another trunk."""
     together, apart = graphs
+    assert copies_in_common(together) and not copies_in_common(apart)
     plan = ExecutionPlan("resident", TIGHT, tuple((call.name, PLACED[call.name]) for call in together))
     assert certify_plan(plan, together, WORK, "cuda").fits
     assert not certify_plan(plan, apart, WORK, "cuda").fits
