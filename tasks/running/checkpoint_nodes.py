@@ -27,7 +27,7 @@ from prefect_rlhf.tasks.running.training_run import TrainingRun
 
 @dataclass(frozen=True, slots=True)
 class Checkpointing:
-    """The checkpoints of a run. After a move it takes over the states of computations from the plan `before`."""
+    """The checkpoints of a run. After a switch it takes over the states of computations from the plan `before`."""
 
     run: TrainingRun
     fingerprints: Fingerprints
@@ -53,10 +53,10 @@ class Checkpointing:
             self.fingerprints.learn(name, checkpoint.step if name in checkpoint.manifest.shards else 0, fingerprint)
 
     def restore(self) -> Restore | None:
-        """Return the place of the state of trained weights in a resumed or moved run, None in a new run."""
+        """Return the place of the state of trained weights in a resumed or switched run, None in a new run."""
         checkpoint = self.run.checkpoint
-        if self.run.moved_after is not None:
-            return Restore(None, self.run.moved_after)
+        if self.run.switched_after is not None:
+            return Restore(None, self.run.switched_after)
         return Restore(checkpoint.folder, checkpoint.step) if checkpoint else None
 
     def restore_states(self) -> None:

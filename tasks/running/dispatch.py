@@ -41,7 +41,7 @@ from prefect_rlhf.placement.layout.layout import Layout, held_parts, layout_of
 from prefect_rlhf.placement.layout.sharing import shared_weights
 from prefect_rlhf.placement.models.weights import Weights
 from prefect_rlhf.placement.plan import ModelInstance, instances, moved_parts, offloaded_parts, trained_instance
-from prefect_rlhf.placement.plans.moves import closed_instances
+from prefect_rlhf.placement.plans.switch import closed_instances
 from prefect_rlhf.placement.rows.partition import Part
 from prefect_rlhf.tasks.data.tokenizer import response_ends
 from prefect_rlhf.tasks.running.checkpoint_nodes import Checkpointing
@@ -56,7 +56,7 @@ class Dispatcher:
     """Sends each node's commands to a gang, and compares reported with known fingerprints of every version."""
 
     def __init__(self, run: TrainingRun, gang: Gang[Rank], before: Dispatcher | None = None) -> None:
-        """Dispatch the nodes of a run. After a move, fingerprints and states of computations are those of `before`."""
+        """Dispatch a run's nodes. After a switch, fingerprints and states of computations are those of `before`."""
         self.run, self.gang = run, gang
         self.fingerprints: Fingerprints = Fingerprints() if before is None else before.fingerprints
         self.rows = StepRows(run)
@@ -86,8 +86,8 @@ class Dispatcher:
             on_built(instance, outcome_of(reports))
         self.checkpointing.restore_states()
 
-    def move_from(self, before: Dispatcher, on_built: Callable[[ModelInstance, NodeOutcome], None]) -> NodeOutcome:
-        """Take over the ranks from another plan of the run, whose last step has ended: the work of a move.
+    def switch_from(self, before: Dispatcher, on_built: Callable[[ModelInstance, NodeOutcome], None]) -> NodeOutcome:
+        """Take over the ranks from another plan of the run, whose last step has ended: the work of a switch.
 
         Instances that differ are closed, and then built; trained instances get the state that checkpoint nodes have
         copied to host memory, and must then have the fingerprint of their version.

@@ -5,7 +5,7 @@ from functools import cache
 
 import pytest
 
-from benchmarks.smallest import Smallest, sizes_of, smallest_that_fits
+from benchmarks.planner.smallest import Smallest, sizes_of, smallest_that_fits
 from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.placement.cost.datasheets.hardware import DATASHEETS, NETWORKS, Hardware
 from prefect_rlhf.placement.cost.sizes import ModelSizes

@@ -234,7 +234,7 @@ def test_a_run_that_loses_a_rank_after_its_last_step_has_its_end_to_do_again(
     assert_same_bits(retried, whole)
 
 
-@pytest.mark.all  # as `benchmarks/chaos.py` does with a worker, of which `make test` has a part
+@pytest.mark.all  # as `benchmarks/faults/chaos.py` does with a worker, of which `make test` has a part
 def test_a_suspended_run_ends_its_step_and_goes_on_when_it_is_resumed(parameters, whole, at_node, tmp_path):
     """With a checkpoint in the middle of a period; no process is left meanwhile. What the button Suspend does."""
     context = []

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.paper_engines import HybridFlowExecution, RealExecution
+from benchmarks.papers.engines import HybridFlowExecution, RealExecution
 from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.placement.cost.call import _CallSeconds, call_cost, train_step_costs
 from prefect_rlhf.placement.cost.call_bytes import call_bytes
