@@ -12,7 +12,7 @@ from prefect_rlhf.placement.layout.sharing import shared_weights, storage_name
 from prefect_rlhf.placement.memory.certificate import certify_plan
 from prefect_rlhf.placement.models.weights import num_parameters
 from prefect_rlhf.placement.plan import ExecutionPlan, instances
-from prefect_rlhf.placement.plans.moves import closed_instances
+from prefect_rlhf.placement.plans.switch import closed_instances
 from tests.strategies import GIB, QWEN3, SMALL, call, model, on
 
 CLUSTER = ClusterShape("two", 1, 2, 8 * GIB)
@@ -152,7 +152,7 @@ def test_calls_that_may_hold_weights_once_are_one_copy_of_the_search():
     assert storage_name(plain, ref, TWO) == "ref"
 
 
-def test_an_instance_is_built_anew_if_a_move_takes_the_holder_of_its_weights():
+def test_an_instance_is_built_anew_if_a_switch_takes_the_holder_of_its_weights():
     """To a plan in which the reference is elsewhere: the judge then has to hold its own trunk."""
     graph = judged()
     before, after = plan(graph), plan(graph, ref_inference=on("n0:0-1", "megatron", dp=2))
