@@ -30,6 +30,15 @@ def shared_weights(graph: DataflowGraph, plan: ExecutionPlan) -> Shared:
     return _shared_weights(graph, plan) if _may_share(graph) else {}
 
 
+def borrowers(graph: DataflowGraph, plan: ExecutionPlan) -> Mapping[ModelInstance, tuple[str, ...]]:
+    """Return, for each instance whose weights others use, the roles of these."""
+    found: dict[ModelInstance, list[str]] = {}
+    for instance, held in shared_weights(graph, plan).items():
+        for holder in dict.fromkeys(held.values()):
+            found.setdefault(holder, []).append(instance.role)
+    return {holder: tuple(roles) for holder, roles in found.items()}
+
+
 @lru_cache(maxsize=256)  # a certificate, an estimate and a run ask for the same
 def _shared_weights(graph: DataflowGraph, plan: ExecutionPlan) -> Shared:
     first: dict[object, ModelInstance] = {}

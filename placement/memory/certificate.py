@@ -25,7 +25,7 @@ from prefect_rlhf.placement.cost.sizes import ModelSizes
 from prefect_rlhf.placement.cost.workload import Workload
 from prefect_rlhf.placement.devices.mesh import Backend, ClusterShape, Device, DeviceMesh, lanes
 from prefect_rlhf.placement.graph import DataflowGraph
-from prefect_rlhf.placement.layout.sharing import shared_weights
+from prefect_rlhf.placement.layout.sharing import borrowers, shared_weights
 from prefect_rlhf.placement.memory.alike import Spread, classes
 from prefect_rlhf.placement.memory.building import Building
 from prefect_rlhf.placement.memory.bytes import base_bytes, byte_size
@@ -166,7 +166,7 @@ def certify(
     held = _kept(augmented, workload.longest, backend)
     needs = node_needs(augmented, held, workload, backend)
     beside = spread_overhead(augmented.graph, plan, backend)
-    found = _AlikeDevices(cluster, held, needs, beside)
+    found = _AlikeDevices(cluster, held, needs, beside, borrowers(augmented.graph, plan))
     open_windows = OpenWindows(augmented)
     building = Building(augmented.graph, plan, workload, backend, kept)
     fullest: dict[object, _FullestMoment] = {}
@@ -222,9 +222,10 @@ class _AlikeDevices:
         held: Mapping[ModelInstance, Spread[Kept]],
         needs: Sequence[NodeNeeds],
         beside: Spread[tuple[ByteShare, ...]],
+        borrowers: Mapping[ModelInstance, tuple[str, ...]],
     ) -> None:
         self._per_node, num_devices = cluster.devices_per_node, cluster.num_nodes * cluster.devices_per_node
-        self._held, self._needs, self._beside = held, needs, beside
+        self._held, self._needs, self._beside, self._borrowers = held, needs, beside, borrowers
         used: dict[int, Spread[Any]] = {id(each): each for each in held.values()}
         used |= {id(need.terms): need.terms for need in needs}
         self._columns = {key: spread.column(num_devices) for key, spread in used.items()}
@@ -255,8 +256,12 @@ class _AlikeDevices:
 
     def load(self, device: int) -> _DeviceLoad:
         """Return what a device holds and needs; equal needs are a single object."""
+
+        def also(instance: ModelInstance, what: str) -> tuple[str, ...]:
+            return self._borrowers.get(instance, ()) if what == "weights" else ()
+
         held = [
-            ResidentBytes(self._device(device), instance, what, size)
+            ResidentBytes(self._device(device), instance, what, size, also(instance, what))
             for instance, spread in self._held.items()
             if (kind := self._columns[id(spread)][device])
             for what, size in spread.values[kind - 1]
@@ -335,7 +340,7 @@ class _DeviceLoad:
 
 
 def _shares(held: Sequence[ResidentBytes]) -> tuple[ByteShare, ...]:
-    return tuple(ByteShare(kept.instance.name, kept.what, kept.num_bytes, False) for kept in held)
+    return tuple(ByteShare(kept.instance.name, kept.label, kept.num_bytes, False) for kept in held)
 
 
 def _total(shares: Sequence[ByteShare]) -> int:

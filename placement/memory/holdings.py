@@ -37,12 +37,21 @@ _SCALE_BYTES = 16  # vLLM's four scales of a layer's attention
 
 @dataclass(frozen=True, slots=True)
 class ResidentBytes:
-    """`num_bytes` of a kind (`what`) that a resident instance keeps on a device."""
+    """`num_bytes` of a kind (`what`) that a resident instance keeps on a device.
+
+    Instances of the roles `also` compute from some of them.
+    """
 
     device: Device
     instance: ModelInstance
     what: str
     num_bytes: int
+    also: tuple[str, ...] = ()
+
+    @property
+    def label(self) -> str:
+        """The kind, and the other roles that use these bytes, for people."""
+        return f"{self.what}, also of {' and '.join(self.also)}" if self.also else self.what
 
     def moves_with(self, part: OffloadPart) -> bool:
         """Return whether an offload of `part` takes them away."""

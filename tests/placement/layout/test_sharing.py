@@ -141,6 +141,13 @@ def test_a_certificate_counts_a_storage_once(shape, judge, strategy):
         assert all(whole / 2 <= bytes_spared < 0.6 * whole for bytes_spared in spared.values())
 
 
+def test_a_certificate_names_all_roles_of_a_storage():
+    graph = judged("lm")
+    text = certify_plan(plan(graph), graph, WORK, "cuda").table()
+    assert "ref.megatron n0:0-1 tp2: weights, also of judge" in text
+    assert "judge.megatron n0:0-1 tp2: weights" not in text, "it has nothing of its own"
+
+
 def test_calls_that_may_hold_weights_once_are_one_copy_of_the_search():
     """Where their meshes are equal. An offloaded one holds its own; a trained model is never part of it."""
     graph = judged()
