@@ -385,7 +385,7 @@ class Rank:
         return replace(self._report(began), bytes_moved=bytes_written)
 
     def check_shards(self, indexes: Sequence[tuple[str, Path]]) -> RankReport:
-        """Compare shards of weights, each with their name, with their checksums."""
+        """Compare shards with their checksums; each index comes with the name of its weights."""
         began = time.perf_counter()
         bytes_read = sum(check_shard(on_this_machine(index.parent) / index.name, name) for name, index in indexes)
         return replace(self._report(began), bytes_moved=bytes_read)
