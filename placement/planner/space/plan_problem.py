@@ -24,6 +24,7 @@ from prefect_rlhf.placement.cost.sizes import ModelSizes
 from prefect_rlhf.placement.devices.mesh import DeviceMesh
 from prefect_rlhf.placement.engine_constants import BUCKET_BYTES
 from prefect_rlhf.placement.graph import Call, DataflowGraph, VersionEdge
+from prefect_rlhf.placement.layout.sharing import storage_name
 from prefect_rlhf.placement.memory.bytes import usable_bytes
 from prefect_rlhf.placement.memory.overhead import GROUP_BYTES, call_overhead, communicator_bytes
 from prefect_rlhf.placement.plan import ModelInstance, Placement
@@ -292,7 +293,8 @@ def _moves(call: Call, candidates: Candidates, context: CostContext, copies: boo
 
 def _option(call: Call, candidate: Candidate, context: CostContext, counted: MemoryCount) -> Option:
     placement = candidate.placement
-    copy = f"{call.role} {placement.engine} {placement.strategy} {placement.offload == 'all'}"
+    storage = storage_name(context.graph, call, placement)
+    copy = f"{storage} {placement.engine} {placement.strategy} {placement.offload == 'all'}"
     fed = nodes_before(call, context.graph) if counted == "most" else int(surely_fed(call, candidate, context.graph))
     held, fullest, seconds = candidate.most, candidate.most.peak, candidate.seconds
     if counted == "least":
