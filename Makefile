@@ -48,7 +48,7 @@ stop:
 lint: setup
 	$(RUN)/ruff check .
 	$(RUN)/ruff format --check .
-	MYPYPATH=src $(RUN)/mypy -p prefect_rlhf -p benchmarks.demo
+	MYPYPATH=src:. $(RUN)/mypy -p prefect_rlhf -p benchmarks.demo
 
 # The search is compiled in the background, for half a minute on a free core. Tests that need it come last.
 test: setup

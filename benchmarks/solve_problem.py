@@ -1,6 +1,6 @@
-"""Solve a closed planning problem: `python benchmarks/solve_problem.py FILE [--budget-seconds S] [--evaluations N]`.
+"""Solve a closed planning problem: `python -m benchmarks.solve_problem FILE [--budget-seconds S] [--evaluations N]`.
 
-FILE is JSON, or gzipped JSON, as `benchmarks/closed_problem.py` reads it. The last line printed is JSON; progress
+FILE is JSON, or gzipped JSON, as `benchmarks.planner.closed_problem` reads it. The last line printed is JSON; progress
 goes to standard error. Ctrl-C ends the search with the best plan so far.
 """
 
@@ -14,7 +14,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # run as a file, too: it reads files with `benchmarks`
 
-from benchmarks.closed_problem import ClosedProblem, load_closed_problem  # noqa: E402  after the path is set
+from benchmarks.planner.closed_problem import ClosedProblem, load_closed_problem  # noqa: E402  after the path is set
 from prefect_rlhf.errors.errors import InvalidInput  # noqa: E402  after the path is set
 from prefect_rlhf.placement.search.driver import SearchResult, search  # noqa: E402  after the path is set
 

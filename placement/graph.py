@@ -12,6 +12,7 @@ from pydantic import Field
 from prefect_rlhf.errors.errors import GraphError
 from prefect_rlhf.placement.devices.hashed_once import HashedOnce, hashed_once
 from prefect_rlhf.placement.models.model import ModelSpec
+from prefect_rlhf.placement.models.weights import Weights, weights_of
 from prefect_rlhf.placement.row_set import RowCount, RowLimit, RowSet
 
 CallKind = Literal["generate", "inference", "train_step", "compute"]
@@ -241,8 +242,16 @@ class DataflowGraph(HashedOnce):
     def model(self, role: str) -> ModelSpec:
         return self._models[role]
 
+    def weights(self, role: str) -> tuple[Weights, ...]:
+        """Return the weights of a role's model."""
+        return weights_of(self._models[role], role in self._trainers)
+
+    def all_weights(self) -> tuple[Weights, ...]:
+        """Return the weights of all models."""
+        return tuple(own for model in self.models for own in self.weights(model.role))
+
     def trained_by(self, role: str) -> Call | None:
-        """Return the call that writes the weights of `role`, or None when the role is frozen."""
+        """Return the call that writes the trained weights of `role`, or None when the role is frozen."""
         return self._trainers.get(role)
 
     def generated_by(self, call: Call) -> Call | None:
@@ -302,15 +311,16 @@ class DataflowGraph(HashedOnce):
 def check_graph(graph: DataflowGraph) -> None:
     """Raise GraphError for calls that no order of task runs could satisfy."""
     names: set[str] = set()
-    trained: set[str | None] = set()
+    trainers: dict[str | None, str] = {}
     for call in graph:
         if call.name in names:
             raise GraphError(f"flow {graph.name}: two calls are named {call.name!r}; give the second call a name=...")
         names.add(call.name)
         if call.kind == "train_step":
-            if call.role in trained:
-                raise GraphError(f"flow {graph.name}: {call.role} has two train_steps; a version needs a single call")
-            trained.add(call.role)
+            first = trainers.setdefault(call.role, call.name)
+            if first != call.name:
+                both = f"{first} and {call.name} both train the weights of {call.role}"
+                raise GraphError(f"flow {graph.name}: {both}; weights belong to a single train_step")
     if graph.staleness < 0:
         raise GraphError(f"flow {graph.name}: staleness is {graph.staleness}; it counts steps, so 0 or more")
     earlier: dict[str, Call] = {}

@@ -84,8 +84,9 @@ class MegatronEngine:
             self._wrapped = with_gradient_buffers(self._model, self._groups, copies)
             self._optimizer = MainOptimizer(self._wrapped, self._spec.optimizer, self._groups, copies)
         self._shards = weights.shards(self._model, self._spec, self._groups)
-        if command.restore is None:  # otherwise they are read from the checkpoint
-            weights.load(self._shards, self._spec)
+        unread = self._shards if command.restore is None else command.frozen  # the others are in the checkpoint
+        if unread:
+            weights.load({name: shard for name, shard in self._shards.items() if name in unread}, self._spec)
             self.weights_written()
 
     def weights(self) -> dict[str, Shard]:

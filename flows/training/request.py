@@ -245,20 +245,20 @@ def check_has_checkpoints(options: RunOptions) -> None:
 
 
 def check_replan(options: RunOptions, graph: DataflowGraph) -> None:
-    """Raise InvalidInput for settings of `replan` without effect, and for a run that cannot move to another plan."""
+    """Raise InvalidInput for settings of `replan` without effect, and for a run that cannot switch to another plan."""
     fields, plan = RunOptions.model_fields, options.plan
-    if options.replan != "move" and options.replan_every != fields["replan_every"].default:
-        raise NotUsed("replan_every", options.replan_every, f"replan is {options.replan}", "set replan: move")
+    if options.replan != "switch" and options.replan_every != fields["replan_every"].default:
+        raise NotUsed("replan_every", options.replan_every, f"replan is {options.replan}", "set replan: switch")
     if options.replan == "off" and options.replan_gain != fields["replan_gain"].default:
-        raise NotUsed("replan_gain", options.replan_gain, "replan is off", "set replan: say or move")
-    if options.replan != "move":
+        raise NotUsed("replan_gain", options.replan_gain, "replan is off", "set replan: say or switch")
+    if options.replan != "switch":
         return
     if words := options.stated_words:
         call, word = min(names_of(words))
-        right = f"say or off beside placement.{call}.{word}: a run that moves chooses every word"
-        raise InvalidInput("replan", "move", right)
+        right = f"say or off beside placement.{call}.{word}: a run that switches chooses every word"
+        raise InvalidInput("replan", "switch", right)
     if not isinstance(plan, str) or Path(plan).is_file():
-        raise InvalidInput("replan", "move", "say or off with a plan file or plans by step, which pin the plan")
+        raise InvalidInput("replan", "switch", "say or off with a plan file or plans by step, which pin the plan")
     if graph.staleness and options.checkpoint_every is None:
         right = "a number of steps: with staleness a run can leave its plan after a checkpoint only"
         raise InvalidInput("checkpoint_every", None, right)

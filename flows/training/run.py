@@ -40,12 +40,12 @@ from prefect_rlhf.flows.training.choice.plans_by_step import (
     plan_in_words,
     plans_yaml,
 )
-from prefect_rlhf.flows.training.choice.price_check import RECHECKED, earlier_check, price_check
 from prefect_rlhf.flows.training.host_fit import check_host
 from prefect_rlhf.flows.training.log import LogLine, engines_in_log, kept_lines, log_info, log_warning, write_kept
-from prefect_rlhf.flows.training.moving.plan_mover import plan_mover
-from prefect_rlhf.flows.training.moving.predicted import later_plan, predict_run, predicted_by
 from prefect_rlhf.flows.training.probed import SPEEDS, awaits_probe, with_speeds
+from prefect_rlhf.flows.training.replan.plan_switcher import plan_switcher
+from prefect_rlhf.flows.training.replan.predicted import later_plan, predict_run, predicted_by
+from prefect_rlhf.flows.training.replan.price_check import RECHECKED, earlier_check, price_check
 from prefect_rlhf.flows.training.request import RunRequest, read_request
 from prefect_rlhf.flows.training.run_folder import (
     COMMITS,
@@ -66,8 +66,8 @@ from prefect_rlhf.placement.cost.sizes import copied_bytes
 from prefect_rlhf.placement.devices.lease import Lease
 from prefect_rlhf.placement.devices.mesh import ClusterShape
 from prefect_rlhf.placement.memory.bytes import byte_size
-from prefect_rlhf.placement.plans.moves import PlanAt
 from prefect_rlhf.placement.plans.plan_file import plan_yaml
+from prefect_rlhf.placement.plans.switch import PlanAt
 from prefect_rlhf.placement.schedule.estimate import Prediction
 from prefect_rlhf.tasks.checkpoints.best import carry_over_best, export_stored
 from prefect_rlhf.tasks.checkpoints.elsewhere import publish, publish_record, writing_to
@@ -78,7 +78,7 @@ from prefect_rlhf.tasks.reporting.report import LaterPlan, PlannedSteps, RunRepo
 from prefect_rlhf.tasks.reporting.run_record import PARAMETERS, keep_parameters, new_record, recorded
 from prefect_rlhf.tasks.running.journal import Journal
 from prefect_rlhf.tasks.running.steps.learning import Learning
-from prefect_rlhf.tasks.running.steps.moves import Moves
+from prefect_rlhf.tasks.running.switch.requests import Switches
 from prefect_rlhf.tasks.running.training_run import TrainingRun
 from prefect_rlhf.tasks.server.failures import is_by_hand
 from prefect_rlhf.tasks.server.task_run_record import complete_record
@@ -91,7 +91,7 @@ from prefect_rlhf.tasks.trackers.tracking import check_trackers
 class PreparedRun:
     """A checked and planned run. `prediction` is None if the hardware is unknown.
 
-    `augmented` is the graph of its first steps. `plans` are all its plans by step, `later` those that it moves to.
+    `augmented` is the graph of its first steps. `plans` are all its plans by step, `later` those that it switches to.
     """
 
     request: RunRequest
@@ -205,17 +205,17 @@ def run_algorithm(algorithm: Algorithm, arguments: Mapping[str, Any], options: R
         check = price_check(prepared.request, prepared.chosen.plan, prediction) if is_one_plan else None
         first, later = PlannedSteps(prepared.chosen.certificate, prepared.augmented, prediction), prepared.later
         planned = (PlanAt(each.step, each.augmented.plan) for each in later)
-        moves = Moves(planned, may_ask=prepared.request.options.replan == "move")
-        mover = None if options.dry_run else plan_mover(prepared.request, prepared.plans, prediction, moves)
-        for each in (check, mover):
+        switches = Switches(planned, may_ask=prepared.request.options.replan == "switch")
+        switcher = None if options.dry_run else plan_switcher(prepared.request, prepared.plans, prediction, switches)
+        for each in (check, switcher):
             if each is not None:
                 held.enter_context(closing(each))
-        report = RunReport(first, leased, later=later, limits=limits, check=check, mover=mover)
+        report = RunReport(first, leased, later=later, limits=limits, check=check, switcher=switcher)
         report.planned(dry_run=options.dry_run)
         if options.dry_run:
             steps = prepared.request.options.steps
             return {"plan": prepared.augmented.plan.name, "steps": steps, "dry_run": True}
-        return train_prepared(prepared, report, moves, run_dir)
+        return train_prepared(prepared, report, switches, run_dir)
 
 
 def prepare_leased(
@@ -278,8 +278,8 @@ def prepare(
     if options.checkpoint_every is not None:
         log_info(checkpoint_memory(augmented))
     prediction, turns = predict_run(request, augmented), pairwise((ChosenAt(finished + 1, chosen), *later))
-    moves = tuple(later_plan(request, before.chosen.plan, after) for before, after in turns)
-    return PreparedRun(request, chosen, augmented, prediction, plans, moves)
+    switches = tuple(later_plan(request, before.chosen.plan, after) for before, after in turns)
+    return PreparedRun(request, chosen, augmented, prediction, plans, switches)
 
 
 def checkpoint_memory(augmented: AugmentedGraph) -> str:
@@ -313,13 +313,13 @@ def own_folder(
         yield run_dir
 
 
-def train_prepared(prepared: PreparedRun, report: RunReport, moves: Moves, run_dir: Path) -> Mapping[str, Any]:
+def train_prepared(prepared: PreparedRun, report: RunReport, switches: Switches, run_dir: Path) -> Mapping[str, Any]:
     """Train in the folder of the flow run; returns the folder and the trained models."""
     with writing_to(run_dir):
-        return train_in(run_dir, prepared, report, moves)
+        return train_in(run_dir, prepared, report, switches)
 
 
-def train_in(run_dir: Path, prepared: PreparedRun, report: RunReport, moves: Moves) -> Mapping[str, Any]:
+def train_in(run_dir: Path, prepared: PreparedRun, report: RunReport, switches: Switches) -> Mapping[str, Any]:
     """Train in a folder that no other process writes; returns the result of `train_prepared`."""
     from prefect_rlhf.tasks.running.train import train  # imported here: a dry run needs no engine
 
@@ -337,7 +337,7 @@ def train_in(run_dir: Path, prepared: PreparedRun, report: RunReport, moves: Mov
     parameters = to_jsonable_python(flow_run.parameters, fallback=str)
     try:
         with followed(journal, before, options.tracking, parameters, log_warning):
-            stop = train(run, journal, report, options.steps_per_group, moves, learning)
+            stop = train(run, journal, report, options.steps_per_group, switches, learning)
         if stop is not None and not stop.is_end:
             stop.leave()
     except BaseException as error:  # also a cancellation
@@ -387,7 +387,7 @@ def open_journal(run_dir: Path, prepared: PreparedRun, later: Sequence[LaterPlan
         journal.keep(SPEEDS, prepared.request.speeds.to_json())
     if earlier := earlier_check(prepared.request):
         journal.keep(RECHECKED, json.dumps(earlier, indent=1))
-    if len(prepared.plans) > 1 or prepared.request.options.replan == "move":
+    if len(prepared.plans) > 1 or prepared.request.options.replan == "switch":
         journal.keep(PLANS_FILE, plans_yaml(prepared.plans))
     if prediction:
         journal.keep("plan.svg", planned_timeline(prediction))

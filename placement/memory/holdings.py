@@ -4,7 +4,7 @@ They include memory that a layout does not show: fused and padded buffers, rows 
 and, on CPU, its packed copies.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from math import lcm
@@ -20,6 +20,7 @@ from prefect_rlhf.placement.layout.layout import padded_vocabulary
 from prefect_rlhf.placement.memory.alike import Spread, spread_by_replica
 from prefect_rlhf.placement.models.families.known import FAMILIES
 from prefect_rlhf.placement.models.model import ModelSpec
+from prefect_rlhf.placement.models.weights import Parameter
 from prefect_rlhf.placement.plan import ModelInstance, OffloadPart
 from prefect_rlhf.placement.rows.partition import counts
 from prefect_rlhf.placement.rows.shares import replica_speeds
@@ -104,8 +105,9 @@ def _megatron(model: ModelSpec, instance: ModelInstance, stage: int, trained: bo
     sizes, strategy = ModelSizes.of(model), instance.strategy
     tensors = list(_tensors(sizes, strategy.tp, padded_vocabulary(model, "megatron", strategy.tp), strategy.pp, stage))
     experts = list(_expert_tensors(sizes, strategy, stage))
+    frozen = sum(_further_tensors(sizes, sizes.frozen, strategy, stage))
     if not trained:
-        return (("weights", (sum(tensors) + sum(experts)) * sizes.item),)
+        return (("weights", (sum(tensors) + sum(experts) + frozen) * sizes.item),)
     ends = [_padded(size, _START) for size in tensors]
     buckets = [sum(ends)]
     if strategy.pp > 1 and sizes.tied and "lm" in sizes.head and stage in (0, strategy.pp - 1):
@@ -118,7 +120,7 @@ def _megatron(model: ModelSpec, instance: ModelInstance, stage: int, trained: bo
     state = ADAM_BYTES + (MAIN_WEIGHT_BYTES if model.dtype != "float32" else 0)
     states = buffer * state // strategy.dp + of_experts * state // replicas
     return (
-        ("weights", (buffer + of_experts) * sizes.item),
+        ("weights", (buffer + of_experts + frozen) * sizes.item),
         ("gradients", (buffer + of_experts) * GRADIENT_BYTES),
         ("optimizer", states + _STEP_BYTES * (len(tensors) + len(experts))),
     )
@@ -131,6 +133,7 @@ def _vllm(model: ModelSpec, strategy: Strategy, cache_bytes: int, backend: Backe
     vocabulary = padded_vocabulary(model, "vllm", tp)
     experts = sum(_expert_tensors(sizes, strategy, 0))
     tensors = sum(_tensors(sizes, tp, vocabulary, 1, 0)) + experts
+    tensors += sum(_further_tensors(sizes, sizes.frozen, strategy, 0))
     bases = 1 if shape.window is None else 2
     tables = bases * shape.max_position_embeddings * shape.head_dim * sizes.item + _SCALE_BYTES * sizes.num_layers
     tables += _NORMALIZER_BYTES if FAMILIES[shape.family].scaled_embedding else 0
@@ -154,12 +157,19 @@ def _tensors(sizes: ModelSizes, tp: int, vocabulary: int, pp: int, stage: int) -
             yield sizes.router
         else:
             yield from (2 * sizes.inner * sizes.hidden // tp, sizes.inner * sizes.hidden // tp)
+    yield from _further_tensors(sizes, sizes.further, Strategy(tp=tp, pp=pp), stage)
     if last:
         yield sizes.hidden
         if "scalar" in sizes.head:
             yield sizes.hidden
         if "lm" in sizes.head and not (sizes.tied and first):
             yield table
+
+
+def _further_tensors(sizes: ModelSizes, further: Iterable[Parameter], strategy: Strategy, stage: int) -> Iterator[int]:
+    """Elements of the tensors of further parts that a stage has on a device; none is fused."""
+    for parameter in sizes.on_stage(further, strategy.pp, stage):
+        yield parameter.elements_of(strategy.tp)
 
 
 def _expert_tensors(sizes: ModelSizes, strategy: Strategy, stage: int) -> Iterator[int]:

@@ -25,15 +25,15 @@ from prefect_rlhf.errors.errors import RlhfError
 from prefect_rlhf.placement.augmented.node import BEHIND, Node
 from prefect_rlhf.placement.augmented.step_groups import StepGroups
 from prefect_rlhf.placement.plan import ExecutionPlan
-from prefect_rlhf.placement.plans.moves import moving_roles
+from prefect_rlhf.placement.plans.switch import moving_roles
 from prefect_rlhf.tasks.run_log import run_log
 from prefect_rlhf.tasks.running.device_locks import DeviceLocks
 from prefect_rlhf.tasks.running.dispatch import Dispatcher
 from prefect_rlhf.tasks.running.journal import Journal, TaskRunSpan, measured_on
 from prefect_rlhf.tasks.running.outcome import NodeOutcome
-from prefect_rlhf.tasks.running.steps.moves import Moves
 from prefect_rlhf.tasks.running.steps.step_ledger import StepLedger
 from prefect_rlhf.tasks.running.stop_request import STOP_POLL_SECONDS, StopRequest
+from prefect_rlhf.tasks.running.switch.requests import Switches
 from prefect_rlhf.tasks.running.task_runner import MeshTaskRunner
 from prefect_rlhf.tasks.running.training_run import TrainingRun
 from prefect_rlhf.tasks.server.failures import failed, failed_task_run, say_nothing_of_cancelled_runs
@@ -53,11 +53,11 @@ class GraphRunner:
         journal: Journal,
         groups: StepGroups,
         stop: StopRequest,
-        moves: Moves | None = None,
+        switches: Switches | None = None,
     ) -> None:
-        """Run the `groups`. If a check asks for one of the `moves`, they end early, as for a stop."""
+        """Run the `groups`. If a check asks for one of the `switches`, they end early, as for a stop."""
         self.run, self.dispatcher, self.journal = run, dispatcher, journal
-        self._groups, self._stop, self._moves = groups, stop, moves or Moves()
+        self._groups, self._stop, self._switches = groups, stop, switches or Switches()
         self._in_flight: list[GroupRun] = []
         self._nodes: dict[str, Node] = {}  # of the groups in flight
         self._ledger = StepLedger()
@@ -113,8 +113,8 @@ class GraphRunner:
         while not _are_over(threads):
             if self._stop and self._ledger.last_step is None:
                 self._stop_early()
-            elif self._moves.asked is not None and self._ledger.last_step is None:
-                self._move_early(self._moves.asked)
+            elif self._switches.asked is not None and self._ledger.last_step is None:
+                self._switch_early(self._switches.asked)
             try:
                 wait(threads, STOP_POLL_SECONDS, FIRST_EXCEPTION)
             except TerminationSignal as termination:
@@ -132,11 +132,11 @@ class GraphRunner:
             run_log().info("%s: no other step begins", self._stop)
         self._end_after(last)
 
-    def _move_early(self, plan: ExecutionPlan) -> None:
+    def _switch_early(self, plan: ExecutionPlan) -> None:
         """Leave the plan after the steps that have a started node; the run continues under the next plan."""
-        last = self._groups.move(self._locks.hold(), moving_roles(self.run.graph, self.run.plan, plan))
+        last = self._groups.switch(self._locks.hold(), moving_roles(self.run.graph, self.run.plan, plan))
         if last is None:
-            self._moves.ask(None)  # too few steps are left
+            self._switches.ask(None)  # too few steps are left
             self._locks.go_on_to(self.run.num_steps)
         else:
             self._end_after(last)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.closed_problem import load_closed_problem, read_closed_problem
+from benchmarks.planner.closed_problem import load_closed_problem, read_closed_problem
 from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.placement.search.driver import search
 from tests.placement.search.clusters import closed_file, greedy_safe_ppo, safe_ppo

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from benchmarks.read_flags import read_flags
+from benchmarks.planner.read_flags import read_flags
 from prefect_rlhf.flows.commands.cli import COMMANDS, main
 from prefect_rlhf.flows.commands.plan import plan
 from tests.cases import first

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.read_flags import read_flags
+from benchmarks.planner.read_flags import read_flags
 from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.flows.algorithm.rlhf_flow import find_flow
 from prefect_rlhf.flows.commands.plan import plan, read_options

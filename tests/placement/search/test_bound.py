@@ -9,7 +9,7 @@ from random import Random
 import numpy as np
 import pytest
 
-from benchmarks.closed_problem import read_closed_problem
+from benchmarks.planner.closed_problem import read_closed_problem
 from prefect_rlhf.placement.devices.strategy import Strategy
 from prefect_rlhf.placement.search.driver import prove, search
 from prefect_rlhf.placement.search.exact.binding import binding_term

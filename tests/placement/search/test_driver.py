@@ -7,7 +7,7 @@ import numba
 import numpy as np
 import pytest
 
-from benchmarks.closed_problem import load_closed_problem, read_closed_problem
+from benchmarks.planner.closed_problem import load_closed_problem, read_closed_problem
 from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.placement.devices.strategy import Strategy
 from prefect_rlhf.placement.schedule.list_schedule import Job, job_spans

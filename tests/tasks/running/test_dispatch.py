@@ -47,7 +47,6 @@ TWO_NODES = {
     "actor_train_step": on("n0-1:0-1", "megatron", dp=2, tp=2),
     "critic_train_step": on("n0-1:0-1", "megatron", dp=4),
 }
-ROLES = ("actor", "critic", "ref", "reward")
 PLANS = {"colocated": (FOUR, COLOCATED), "pipelines": (FOUR, PIPELINES), "two nodes": (SLOW_HALF, TWO_NODES)}
 
 
@@ -213,7 +212,7 @@ def test_who_has_no_rows_of_a_mini_batch_knows_and_so_do_the_others(gang, tmp_pa
 def test_what_no_later_node_asks_for_is_forgotten(gang, tmp_path):
     """Rows of finished steps and fingerprints of old versions do not pile up over a long run."""
     dispatcher = started(gang, "colocated", tmp_path, num_steps=5)
-    rows, fingerprints = dispatcher.rows, dispatcher.fingerprints
+    rows, fingerprints, weights = dispatcher.rows, dispatcher.fingerprints, dispatcher.run.graph.all_weights()
     for step in range(1, 6):
         for node in row_world.whole_graph(dispatcher.run).of_step(step):
             if node.kind != "export":
@@ -221,9 +220,10 @@ def test_what_no_later_node_asks_for_is_forgotten(gang, tmp_path):
         assert rows.told(step)
         dispatcher.finish_step(step, oldest=step + 1)
         assert not any((rows._told, rows._row_ids, rows._uses_left, rows._versions))
-        versions = {role: sorted(v for other, v in fingerprints._learned if other == role) for role in ROLES}
+        names = {own.name for own in weights}
+        versions = {name: sorted(v for other, v in fingerprints._learned if other == name) for name in names}
         trained = [step - 1, step]  # what the next step reads, and the one before
-        assert versions == {"actor": trained, "critic": trained, "ref": [0], "reward": [0]}
+        assert versions == {own.name: trained if own.trained else [0] for own in weights}
 
 
 def test_calls_on_the_same_rows_share_their_numbers(gang, tmp_path):

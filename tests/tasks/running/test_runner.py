@@ -264,7 +264,7 @@ def test_sigterm_ends_the_step_in_flight_and_writes_a_checkpoint(tmp_path, check
 
 
 def test_a_checkpoint_that_a_stop_adds_waits_for_a_step_that_is_still_being_submitted(tmp_path):
-    """The checkpoint is of the next group. After a move no earlier step could be the last."""
+    """The checkpoint is of the next group. After a switch no earlier step could be the last."""
     dispatcher = Dispatcher()
 
     def body(runner):

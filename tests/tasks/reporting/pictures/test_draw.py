@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from prefect_rlhf.placement.augmented.augment import augment
-from prefect_rlhf.placement.augmented.node import MOVE
+from prefect_rlhf.placement.augmented.node import SWITCH
 from prefect_rlhf.placement.devices.mesh import ClusterShape
 from prefect_rlhf.placement.planner.preset_plan import preset
 from prefect_rlhf.placement.schedule.schedule import schedule
@@ -143,6 +143,6 @@ def test_no_two_bars_cover_each_other(bars):
 
 
 def test_the_legend_names_the_kinds_that_ran():
-    kinds = ("generate", "offload", MOVE)
+    kinds = ("generate", "offload", SWITCH)
     text = timeline_svg([Bar(kind, kind, ("n0:0",), start, start + 1) for start, kind in enumerate(kinds)])
     assert {kind for kind in COLOURS if f">{kind}</text>" in text} == set(kinds)
