@@ -162,7 +162,7 @@ class Call(HashedOnce):
     play: PlayBounds | None = None
 
     def setting(self, field_name: str) -> str:
-        """Return the name of a setting as a person states it: a parameter, if the settings are one.
+        """Return the name of a setting as a person states it, with the parameter that has the call's settings.
 
         >>> rows = RowSet("prompts", "prompts")
         >>> sample = Operation("sample", parameter="algo.first")

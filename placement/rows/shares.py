@@ -65,7 +65,7 @@ class RowShare(HashedOnce):
         return tuple(sum(sizes[start : start + finer]) for start in range(0, len(sizes), finer))
 
     def read_from(self, own: RowSet, source: RowSet) -> RowShare:
-        """Return the rows of `source` that these rows, of `own`, read: those that they were made of, or children."""
+        """Return the rows of `source` that these rows, of `own`, read: the rows that they were made of, or children."""
         if (children := own.children(source)) > 1:
             return replace(self, children=children)
         rows_each = own.per_row(source)
