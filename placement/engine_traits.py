@@ -91,6 +91,8 @@ class EngineTraits:
     """Whether it runs a pass of the largest size when it is built on cuda."""
     packs_weights: bool = False
     """Whether it packs weights into another format for its products after each move of weights."""
+    shares_weights: bool = False
+    """Whether an instance can compute from frozen weights that another instance holds."""
     leaves_out: tuple[str, ...] = ()
     """The parts of a language model that it does not hold, since none of its calls uses them."""
     vocabulary_multiple: int | None = None
@@ -178,6 +180,7 @@ _TRAITS: dict[EngineKind, EngineTraits] = {
         pipelines=True,
         recomputes=True,
         divides_sequences=True,
+        shares_weights=True,
         drops_weights=True,
         attends_by_torch=True,
     ),

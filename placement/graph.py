@@ -12,7 +12,7 @@ from pydantic import Field
 from prefect_rlhf.errors.errors import GraphError
 from prefect_rlhf.placement.devices.hashed_once import HashedOnce, hashed_once
 from prefect_rlhf.placement.models.model import ModelSpec
-from prefect_rlhf.placement.models.weights import Weights, weights_of
+from prefect_rlhf.placement.models.weights import Weights, named_weights
 from prefect_rlhf.placement.row_set import RowCount, RowLimit, RowSet
 
 CallKind = Literal["generate", "inference", "train_step", "compute"]
@@ -245,6 +245,7 @@ class DataflowGraph(HashedOnce):
     _models: dict[str, ModelSpec] = field(init=False, repr=False, compare=False, hash=False)
     _trainers: dict[str, Call] = field(init=False, repr=False, compare=False, hash=False)
     _reads: dict[str, dict[str, tuple[str, ...]]] = field(init=False, repr=False, compare=False, hash=False)
+    _weights: Mapping[str, tuple[Weights, ...]] = field(init=False, repr=False, compare=False, hash=False)
 
     def __post_init__(self) -> None:
         trainers = {call.role: call for call in self.calls if call.kind == "train_step"}
@@ -252,6 +253,7 @@ class DataflowGraph(HashedOnce):
         object.__setattr__(self, "_models", {model.role: model for model in self.models})
         object.__setattr__(self, "_trainers", trainers)
         object.__setattr__(self, "_reads", {call.name: self._keys_by_producer(call) for call in self.calls})
+        object.__setattr__(self, "_weights", self._named_weights())
         check_graph(self)
 
     def __iter__(self) -> Iterator[Call]:
@@ -264,12 +266,13 @@ class DataflowGraph(HashedOnce):
         return self._models[role]
 
     def weights(self, role: str) -> tuple[Weights, ...]:
-        """Return the weights of a role's model."""
-        return weights_of(self._models[role], role in self._trainers)
+        """Return the weights of a role's model; frozen weights may also be another model's."""
+        return self._weights[role]
 
     def all_weights(self) -> tuple[Weights, ...]:
-        """Return the weights of all models."""
-        return tuple(own for model in self.models for own in self.weights(model.role))
+        """Return the weights of all models, each once."""
+        every = (own for model in self.models for own in self.weights(model.role))
+        return tuple({own.name: own for own in every}.values())
 
     def trained_by(self, role: str) -> Call | None:
         """Return the call that writes the trained weights of `role`, or None when the role is frozen."""
@@ -321,6 +324,12 @@ class DataflowGraph(HashedOnce):
             lag = 1 if call == trainer else 0 if after_trainer else 1 + self.staleness
             edges.append(VersionEdge(trainer.name, call.name, trainer.role or "", lag))
         return tuple(edges)
+
+    def _named_weights(self) -> Mapping[str, tuple[Weights, ...]]:
+        try:
+            return named_weights(self.models, frozenset(self._trainers))
+        except GraphError as error:
+            raise GraphError(f"flow {self.name}: {error}") from error
 
     def _keys_by_producer(self, consumer: Call) -> dict[str, tuple[str, ...]]:
         keys: dict[str, tuple[str, ...]] = {}

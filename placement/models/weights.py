@@ -12,6 +12,7 @@ from functools import lru_cache
 from math import prod
 from typing import Any
 
+from prefect_rlhf.errors.errors import GraphError
 from prefect_rlhf.placement.models.families.family import axis_length
 from prefect_rlhf.placement.models.families.known import FAMILIES
 from prefect_rlhf.placement.models.model import ModelSpec, TransformerShape
@@ -149,6 +150,42 @@ def weights_of(model: ModelSpec, trained: bool) -> tuple[Weights, ...]:
 def _weights_of(model: ModelSpec, trained: bool, known: tuple[tuple[str, Part], ...]) -> tuple[Weights, ...]:
     own = {name: trained and part.learns(model) for name, part in known if name in parts(model)}
     return tuple(_weights(f"{model.role}.{name}", model, name, learns) for name, learns in own.items())
+
+
+def named_weights(models: tuple[ModelSpec, ...], trained: frozenset[str]) -> Mapping[str, tuple[Weights, ...]]:
+    """Return the weights of each role's model, of which the `trained` have a train_step.
+
+    Models with the same content name the same frozen weights, by the first of the roles. Raises GraphError if these
+    differ in shape.
+    """
+    return _named_weights(models, trained, tuple(PARTS.items()))
+
+
+@lru_cache(maxsize=64)
+def _named_weights(
+    models: tuple[ModelSpec, ...], trained: frozenset[str], known: tuple[tuple[str, Part], ...]
+) -> Mapping[str, tuple[Weights, ...]]:
+    first: dict[object, tuple[ModelSpec, Weights]] = {}
+
+    def named(model: ModelSpec, own: Weights) -> Weights:
+        if own.trained or not model.content:
+            return own
+        other, shared = first.setdefault((model.content, model.dtype, own.part), (model, own))
+        theirs, mine = ({parameter.name: parameter for parameter in each.parameters} for each in (shared, own))
+        for name in theirs | mine if theirs != mine else ():
+            if theirs.get(name) != mine.get(name):
+                shapes = f"is {_shape(theirs.get(name))} in {other.role} and {_shape(mine.get(name))} in {model.role}"
+                both = f"{other.role} and {model.role} name the same weights, {shared.name}"
+                raise GraphError(f"{both}, but {name} {shapes}; read them from folders of their own")
+        return _weights(shared.name, model, own.part, trained=False)
+
+    return {
+        model.role: tuple(named(model, own) for own in weights_of(model, model.role in trained)) for model in models
+    }
+
+
+def _shape(parameter: Parameter | None) -> str:
+    return "absent" if parameter is None else str(parameter.shape)
 
 
 def _weights(name: str, model: ModelSpec, part: str, trained: bool) -> Weights:

@@ -38,6 +38,7 @@ from prefect_rlhf.placement.augmented.work import (
 )
 from prefect_rlhf.placement.graph import Call
 from prefect_rlhf.placement.layout.layout import Layout, held_parts, layout_of
+from prefect_rlhf.placement.layout.sharing import shared_weights
 from prefect_rlhf.placement.models.weights import Weights
 from prefect_rlhf.placement.plan import ModelInstance, instances, moved_parts, offloaded_parts, trained_instance
 from prefect_rlhf.placement.plans.switch import closed_instances
@@ -255,6 +256,7 @@ class Dispatcher:
             is_offloaded=offloaded_parts(self._graph, self._plan).get(instance) == "all",
             end_tokens=response_ends(model.path, model.eos_token, model.chat_template) if needs_ends else None,
             weights=weights,
+            shared=shared_weights(self._graph, self._plan).get(instance, {}),
         )
 
     def _fullest_rows(self, call: Call) -> int:
