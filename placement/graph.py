@@ -212,7 +212,7 @@ class Call(HashedOnce):
         return tuple(found)
 
     def cut(self, parts: int) -> Call:
-        """Return the call on a single one of so many equal parts of its rows."""
+        """Return the call on a single part of `parts` equal parts of its rows."""
         return self if parts == 1 else replace(self, num_rows=self.num_rows // parts)
 
     @property
