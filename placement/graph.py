@@ -27,7 +27,8 @@ class Operation:
     `name` is a registered name (a loss, an advantage estimator) or a plain word that an engine knows (`logprobs`,
     `values`, `scores`, `sample`); `settings` is JSON. `module` registers the name, and `settings_type` is the
     `module:class` of the settings; `file` and `settings_file` are the files of these modules, wherever they lie. Other
-    processes import both, but they are neither saved nor compared.
+    processes import both, but they are neither saved nor compared. Nor is `parameter`, the name under which a person
+    states the settings, such as algo.sampling; empty for settings that the body makes.
     """
 
     name: str
@@ -36,22 +37,31 @@ class Operation:
     settings_type: Annotated[str, Field(exclude=True)] = field(default="", compare=False)
     file: Annotated[str, Field(exclude=True)] = field(default="", compare=False)
     settings_file: Annotated[str, Field(exclude=True)] = field(default="", compare=False)
+    parameter: Annotated[str, Field(exclude=True)] = field(default="", compare=False)
 
 
 @dataclass(frozen=True, slots=True)
 class Port:
     """An input of a call: `keys` that call or dataset `source` produced, bound to parameter `argument`.
 
-    A row of the source belongs to `rows_each` rows of the call, the rows made of it.
+    A row of the source belongs to `rows_each` rows of the call, the rows made of it. Or a row of the call has
+    `children` rows of the source, which were made of it and are read together.
     """
 
     argument: str
     source: str
     keys: tuple[str, ...]
     rows_each: int = 1
+    children: int = 1
 
     def source_rows(self, rows: Iterable[int]) -> list[int]:
-        """Return the row of the source that each of the call's `rows` was made of."""
+        """Return the row of the source that each of the call's `rows` was made of, or the children of each, in order.
+
+        >>> Port("a", "a", (), rows_each=2).source_rows((2, 3)), Port("a", "a", (), children=2).source_rows((2, 3))
+        ([1, 1], [4, 5, 6, 7])
+        """
+        if self.children > 1:
+            return [child for row in rows for child in range(row * self.children, (row + 1) * self.children)]
         return [row // self.rows_each for row in rows]
 
 
@@ -150,6 +160,17 @@ class Call(HashedOnce):
     row_limit: RowLimit | None = None
     draws: str = ""
     play: PlayBounds | None = None
+
+    def setting(self, field_name: str) -> str:
+        """Return the name of a setting as a person states it: a parameter, if the settings are one.
+
+        >>> rows = RowSet("prompts", "prompts")
+        >>> sample = Operation("sample", parameter="algo.first")
+        >>> Call("turn", "generate", "actor", (), (), sample, rows, 8).setting("stop")
+        'algo.first.stop'
+        """
+        parameter = self.operation.parameter
+        return f"{parameter}.{field_name}" if parameter else f"{field_name} of {self.name}"
 
     @property
     def row_count(self) -> RowCount:
@@ -261,7 +282,8 @@ class DataflowGraph(HashedOnce):
         """Return the generate that made the rows of a call, even through other calls; None for rows of a dataset."""
         if call.kind == "generate":
             return call
-        sources = (self.generated_by(self.call(port.source)) for port in call.inputs if port.source in self._by_name)
+        own_first = sorted(call.inputs, key=lambda port: port.children)
+        sources = (self.generated_by(self.call(port.source)) for port in own_first if port.source in self._by_name)
         return next((source for source in sources if source), None)
 
     def makes_prompts_of(self, rows: RowSet) -> bool:
@@ -389,6 +411,9 @@ def _check_port(graph: DataflowGraph, call: Call, port: Port, earlier: dict[str,
         raise GraphError(
             f"{where} comes from {producer.name}, which runs {_when(producer)}, but {call.name} runs {_when(call)}"
         )
+    if port.children > 1:
+        _check_children(where, call, port, producer)
+        return
     if not call.rows.may_read(producer.rows):
         raise GraphError(
             f"{where} comes from {producer.name}, which has rows of {producer.rows.name}; {call.name} works on "
@@ -398,6 +423,15 @@ def _check_port(graph: DataflowGraph, call: Call, port: Port, earlier: dict[str,
         raise GraphError(
             f"{where} comes from {producer.name} with {producer.span} rows a step, but {call.name} works on "
             f"{call.span}, {port.rows_each} of each"
+        )
+
+
+def _check_children(where: str, call: Call, port: Port, producer: Call) -> None:
+    is_made = producer.rows.may_read(call.rows) and not producer.rows.choices
+    if call.kind != "compute" or not is_made or port.children != call.rows.children(producer.rows):
+        raise GraphError(
+            f"{where} comes from {producer.name} with {port.children} rows for each of {call.rows.name}; only a "
+            "compute reads rows that were made of its own, and all of them"
         )
 
 

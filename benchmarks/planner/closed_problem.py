@@ -115,7 +115,6 @@ def read_closed_problem(data: Any, name: str = "problem") -> ClosedProblem:
         nodes=tuple(_nodes(calls, list(_moves_of(data, calls, hooks)))),
         edges=tuple(_edges(data, calls, hooks)),
         iterations=_count(data, "iterations"),
-        rule="ready_first",
     )
     ids = tuple(mesh["id"] for mesh in data["meshes"])
     return ClosedProblem(problem, ids, tuple(key for key in data if key not in READ | DESCRIPTIVE))

@@ -326,11 +326,11 @@ def _new_reallocation(
     (trained, trained_kinds), (readers, reader_kinds) = _moved_alike(trained), _moved_alike(readers)
     sizes = ModelSizes.of(context.graph.model(call.role or ""))
     sources, role = context.site.sources, call.role or ""
-    written = [
-        sources.written_seconds(ModelInstance(role, p.engine, p.mesh, p.strategy), sizes)
+    taken = [
+        sources.taken_seconds(ModelInstance(role, p.engine, p.mesh, p.strategy), sizes)
         for p in (option.placement for option in readers)
     ]
-    seconds = least_move_seconds(trained, readers, sizes, sources) + sources.orchestration_seconds + written
+    seconds = least_move_seconds(trained, readers, sizes, sources) + sources.orchestration_seconds + taken
     seconds = np.maximum(seconds, 1 / MICROSECONDS)  # only an absent move takes no time
     numbers: dict[object, int] = {}
     trained_copy, read_copy = (
