@@ -70,7 +70,7 @@ class PlanOptions(Form):
     )
     runtime: Literal["prefect-rlhf", "public"] = Field(
         "prefect-rlhf",
-        description="The software that the seconds are of: our engines, by readings of one H100, or the engines of "
+        description="The software that the seconds are of: our engines, by readings of an H100, or the engines of "
         "public runs.",
     )
     profiles: list[PathText] = Field([], max_length=100, description="Files of measured times, in place of datasheets.")

@@ -19,7 +19,7 @@ class Runtime:
     source: str
 
 
-OURS = Runtime("prefect-rlhf", RUNTIME, "readings of one H100")
+OURS = Runtime("prefect-rlhf", RUNTIME, "readings of an H100")
 """Our engines, with which a run of ours is predicted."""
 PUBLIC = Runtime("public", replace(RUNTIME, matmul=0.62, taken_layer_seconds=0.43), "half of the public runs")
 """The engines of public runs together: NeMo-RL, verl and prime-rl of 2025 and 2026. Two constants are not ours. They
@@ -38,7 +38,7 @@ def runtime(name: str) -> Runtime:
 def with_runtime(site: Site, other: Runtime, call_seconds: float | None = None) -> Site:
     """Return a site of GPUs with the constants of another runtime, and with `call_seconds` if stated.
 
-    Raises InvalidInput for CPUs, whose constants are those of our runtime alone.
+    Raises InvalidInput for CPUs, which have constants of our runtime alone.
     """
     if site.backend == "cpu":
         raise InvalidInput("runtime", other.name, f"{OURS.name}, or a cluster of GPUs")
@@ -48,7 +48,7 @@ def with_runtime(site: Site, other: Runtime, call_seconds: float | None = None) 
 
 
 def runtime_of(node: Hardware) -> Runtime | None:
-    """Return the runtime whose constants a node has, whatever its call takes; None for constants of no runtime."""
+    """Return the runtime whose constants a node has, apart from `call_seconds`; None for constants of no runtime."""
     alike = (each for each in RUNTIMES.values() if each.efficiency == _with_call_of(node.efficiency, each.efficiency))
     return next(alike, None)
 

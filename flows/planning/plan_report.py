@@ -63,7 +63,7 @@ class PlanAnswer:
 
     @cached_property
     def public_range(self) -> Range | None:
-        """The seconds of public runs of this kind, by their record; None where no record is about the answer."""
+        """The seconds of public runs of this kind, by their record; None if no record is about the answer."""
         return public_range(self.question, self.planned.plan)
 
     @cached_property

@@ -1,4 +1,4 @@
-"""The record of public runs: how long they took beside the estimate, and the range that an answer has by it."""
+"""The record of public runs: their seconds over the estimated seconds, and the range of an answer that follows."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -40,7 +40,7 @@ class Range:
 
 
 def public_range(question: Question, plan: ExecutionPlan) -> Range | None:
-    """Return the range of a plan's step. None on CPUs, and where a profile has measured the calls.
+    """Return the range of a plan's step. None on CPUs, and if a profile has measured the calls.
 
     It is the estimate of the plan with the constants of public runs, times the record of its kind.
     """

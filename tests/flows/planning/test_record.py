@@ -48,7 +48,7 @@ def test_no_public_run_was_on_cpus():
 def test_an_answer_states_the_runtime_that_its_seconds_are_of():
     ours, public = asked(), asked("--runtime", "public")
     assert [runtime_of(each.site.sources.nodes[0]) for each in (ours, public)] == [OURS, PUBLIC]
-    assert origin(ours.site.sources) == "from datasheets and readings of one H100"
+    assert origin(ours.site.sources) == "from datasheets and readings of an H100"
     assert origin(public.site.sources) == "from datasheets and half of the public runs"
     assert public.estimate(planned(ours)).seconds > ours.estimate(planned(ours)).seconds
     stated = asked("--runtime", "public", "--call-seconds", "0.5").site.sources.nodes[0]
