@@ -12,6 +12,7 @@ from prefect_rlhf.flows.hardware.profiles import origin
 from prefect_rlhf.flows.planning.assumptions import assumptions
 from prefect_rlhf.flows.planning.given_plan import GivenPlan
 from prefect_rlhf.flows.planning.hints import uneven_batch
+from prefect_rlhf.flows.planning.record import Range, public_range
 from prefect_rlhf.flows.training.choice.searched_plan import plan_file, summary
 from prefect_rlhf.placement.graph import DataflowGraph
 from prefect_rlhf.placement.layout.alignment import aligned
@@ -61,6 +62,11 @@ class PlanAnswer:
         return self._speeds(self.planned.estimate)
 
     @cached_property
+    def public_range(self) -> Range | None:
+        """The seconds of public runs of this kind, by their record; None if no record is about the answer."""
+        return public_range(self.question, self.planned.plan)
+
+    @cached_property
     def sections(self) -> Sequence[Section]:
         """The whole answer for a person, most important sections first."""
         given, assumed = self.given, assumptions(self.question, self.states_imbalance)
@@ -69,6 +75,7 @@ class PlanAnswer:
             Section("Assumed", "\n".join(f"assumed: {line}" for line in assumed)),
             *([Section("Your plan", self._given_text(given))] if given else []),
             Section("Answer", summary(self.planned, *([given.row] if given else []), work=self.work)),
+            *([Section("Record", str(self.public_range))] if self.public_range else []),
             Section("Calls", table(speed_rows(self.speeds.values()))),
             Section("Plan", self._table(self.planned.plan)),
         ]
