@@ -7,7 +7,6 @@ from statistics import NormalDist
 from prefect_rlhf.placement.cost.datasheets.hardware import GIB, HOST_SHARE, usual_host_bytes
 from prefect_rlhf.placement.cost.workload import LengthDistribution
 from prefect_rlhf.placement.engine_constants import EXPERT_IMBALANCE
-from prefect_rlhf.placement.memory.processes import MEASURED
 from prefect_rlhf.placement.planner.question import Question
 from prefect_rlhf.tasks.play import Play
 
@@ -97,5 +96,5 @@ def assumed_of_devices(question: Question) -> Iterator[str]:
         if site.backend == "cuda":
             yield f"{kept} for what allocators reserve, other processes and smaller cards; --headroom changes it"
         else:
-            yield f"{kept} for programs and what allocators keep, {MEASURED}; --headroom changes it"
+            yield f"{kept} for programs and what allocators keep, as a dry run counts them; --headroom changes it"
     yield f"the controller adds {1000 * sources.orchestration_seconds:g} ms to every node"
