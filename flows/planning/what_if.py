@@ -29,7 +29,7 @@ from prefect_rlhf.placement.cost.times.profile import Profile
 from prefect_rlhf.placement.cost.workload import LengthDistribution, Workload
 from prefect_rlhf.placement.engine_constants import EXPERT_IMBALANCE
 from prefect_rlhf.placement.graph import DataflowGraph, PlayBounds
-from prefect_rlhf.placement.memory.bytes import with_headroom
+from prefect_rlhf.placement.memory.room import with_room
 from prefect_rlhf.placement.models.model import ModelSpec
 from prefect_rlhf.placement.planner.question import Question, Site
 from prefect_rlhf.tasks.model_shape import model_shape
@@ -96,7 +96,7 @@ def read_site(options: PlanOptions, models: Mapping[str, ModelSpec]) -> Site:
     leased = given_lease()
     if leased is None:
         raise InvalidInput("cluster", options.cluster, "nodes x devices : kind, such as 16x8:h100")
-    leased = replace(leased, cluster=with_headroom(leased.cluster, options.headroom, leased.kind))
+    leased = replace(leased, cluster=with_room(leased.cluster, options.headroom, leased.kind))
     return Site.of_lease(leased, measured_sources(models.values(), leased))
 
 
