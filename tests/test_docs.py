@@ -95,7 +95,7 @@ def table_rows(name):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """The folder that docs/install.md has a reader make, in a clone; models and data are small, with the names of real ones.
+    """The folder that docs/install.md has a reader make. Models and data are small, with the names of real ones.
 
     The files that the docs say to save are in it, and what the commands of its table make.
     """
