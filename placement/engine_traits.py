@@ -59,6 +59,8 @@ class EngineTraits:
     """Packages of others without which `preloads` cannot be imported, beside those of torch."""
     cuda_libraries: tuple[str, ...] = ()
     """The same of `cuda_modules`, where `libraries` does not have them."""
+    cpu_system_libraries: tuple[str, ...] = ()
+    """Shared libraries of the host that its code for CPU is linked with; no Python package has them."""
     holds_weights: bool = True
     """Whether its calls have a model; computations have no model and run on the host CPU."""
     micro_batches: bool = False
@@ -91,6 +93,8 @@ class EngineTraits:
     """Whether it runs a pass of the largest size when it is built on cuda."""
     packs_weights: bool = False
     """Whether it packs weights into another format for its products after each move of weights."""
+    shares_weights: bool = False
+    """Whether an instance can compute from frozen weights that another instance holds."""
     leaves_out: tuple[str, ...] = ()
     """The parts of a language model that it does not hold, since none of its calls uses them."""
     vocabulary_multiple: int | None = None
@@ -143,6 +147,7 @@ _TRAITS: dict[EngineKind, EngineTraits] = {
             *("urllib3", "uvloop", "xgrammar", "yaml", "zmq"),
         ),
         cuda_libraries=("torchvision", "triton"),  # its warm-up of kernels and the runner of our sampler
+        cpu_system_libraries=("libnuma.so.1",),
         paged_cache=True,
         sleeps_on_cuda=True,
         drops_weights=True,
@@ -178,6 +183,7 @@ _TRAITS: dict[EngineKind, EngineTraits] = {
         pipelines=True,
         recomputes=True,
         divides_sequences=True,
+        shares_weights=True,
         drops_weights=True,
         attends_by_torch=True,
     ),

@@ -99,7 +99,7 @@ class RowSet:
 
     @property
     def base(self) -> RowSet:
-        """The earliest row set of its lineage whose rows correspond one to one to these rows."""
+        """The earliest row set of its lineage with exactly a row for each of these rows."""
         rows = self
         while rows.parent is not None and rows.samples == 1 and rows.choice is None:
             rows = rows.parent
@@ -107,7 +107,7 @@ class RowSet:
 
     @property
     def numbered(self) -> RowSet:
-        """The row set whose numbers these rows have: itself, or the row set from which they were chosen."""
+        """The row set whose numbers these rows have: itself, or the row set that a choice took them from."""
         rows = self
         while rows.choice is not None and rows.parent is not None:
             rows = rows.parent
@@ -151,6 +151,15 @@ class RowSet:
                 return rows_each
             rows_each *= rows.samples
         raise ValueError(f"{self.name} may not read {other.name}")
+
+    def children(self, other: RowSet) -> int:
+        """Return the number of rows of `other` that were made of each of these rows; 1 if each has its own row there.
+
+        >>> prompts = RowSet("prompts", "prompts")
+        >>> prompts.children(RowSet("group", "prompts", 4, prompts)), prompts.children(prompts)
+        (4, 1)
+        """
+        return 1 if self.may_read(other) else other.per_row(self)
 
     def groups(self, rows: Sequence[int]) -> tuple[int, ...]:
         """Return the number of the source row of each of these rows; for a dataset's rows, the number of their item.

@@ -13,7 +13,7 @@ from prefect_rlhf.tasks.checkpoints.run_identity import run_identity
 
 
 def write_shards(augmented: AugmentedGraph, run_dir: Path, step: int, without: str = "") -> None:
-    """What ranks write: a shard for each trained weights, as before the optimizer's first step."""
+    """What ranks write: a shard for each trained set of weights, as before the optimizer's first step."""
     for own in (own for own in augmented.graph.all_weights() if own.trained):
         parts = [
             StatePart("main", p.name, tuple((0, size) for size in p.shape), torch.zeros(p.shape).flatten())

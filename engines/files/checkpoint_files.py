@@ -1,4 +1,4 @@
-"""The shard files of a checkpoint: one per rank and weights. Each tensor is a region of main weights or moments.
+"""The shard files of a checkpoint: a file per rank and set of weights, with regions of main weights and moments.
 
 A shard is a safetensors file whose tensors are named `exp_avg model.norm.weight [0:64]`. A JSON index next to it holds
 a checksum of each tensor. The controller reads indexes, the ranks read tensors.
@@ -183,7 +183,7 @@ class StoredState:
 
 
 def shard_indexes(folder: Path) -> list[Path]:
-    """Return the index files of a folder of weights."""
+    """Return the index files in the folder of a set of weights."""
     return sorted(folder.glob("shard-*.json"))
 
 

@@ -65,7 +65,8 @@ def read_model_spec(
     config, field = read_config(folder, role), f"{role}.config.json"
     shape = runnable_shape(config, field)
     place = str(path) if is_remote(str(path)) else str(folder)
-    spec = ModelSpec(role, place, head, shape, dtype, new_head, optimizer, eos_token)
+    content = place if is_remote(place) else str(folder.resolve())
+    spec = ModelSpec(role, place, head, shape, dtype, new_head, optimizer, eos_token, content=content)
     _check_tensors(spec, stored_tensors(folder, f"{role}.path"))
     return spec
 

@@ -59,9 +59,9 @@ class HostCopy:
         return sum(copy.nbytes for copy in copies)
 
     def write(self, folder: Path) -> list[Path]:
-        """Write this rank's shards into a checkpoint, a folder for each weights; return their files.
+        """Write this rank's shards into a checkpoint, a folder for each set of weights; return their files.
 
-        Weights of which this rank writes nothing have no file. Runs concurrently with calls.
+        A set has no file if this rank writes no part of it. Runs concurrently with calls.
 
         Raises OutputFailed, which names the file, if the disk is full.
         """

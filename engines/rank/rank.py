@@ -23,7 +23,7 @@ from prefect_rlhf.engines.commands import (
     TransferCommand,
 )
 from prefect_rlhf.engines.compute import Computed, Context
-from prefect_rlhf.engines.engine import Engine, GenerationEngine, PlayingEngine, TrainingEngine
+from prefect_rlhf.engines.engine import Engine, GenerationEngine, PlayingEngine, SharingEngine, TrainingEngine
 from prefect_rlhf.engines.files.checkpoint_files import check_shard
 from prefect_rlhf.engines.files.export import export
 from prefect_rlhf.engines.files.saved_state import SavedState, decode, encode
@@ -123,6 +123,7 @@ class Rank:
         local = model_folder(command.model.path, f"{command.model.role}.path")
         command = replace(command, model=replace(command.model, path=str(local)))
         engine = self._engine_factory(command, self.rank)
+        self._lend(command, engine)
         check_layout(engine, command, self.rank)
         model = self.models[command.instance] = LoadedModel(engine, command)
         if command.restore is not None and command.restore.folder is None:
@@ -133,6 +134,16 @@ class Rank:
             restore(cast(TrainingEngine, engine), folders, command.frozen)
         digest = model.label(command.restore.version if command.restore else 0, whole=True)
         return replace(self._report(began, model), digest=digest)
+
+    def _lend(self, command: BuildCommand, engine: Engine) -> None:
+        """Give an engine the tensors of other instances that its command names."""
+        lent = []
+        for own in command.weights:
+            if (owner := command.shared.get(own.name)) is not None:
+                names = [parameter.name for parameter in own.parameters]
+                lent.append((self._model(owner, f"build {command.instance.name}").engine, names))
+        if lent:
+            cast(SharingEngine, engine).share(lent)
 
     def close_instances(self, closed: Sequence[ModelInstance]) -> RankReport:
         """Free all memory of the instances that are on this rank. Copies of their training states stay on the host."""
@@ -374,7 +385,7 @@ class Rank:
         return replace(self._report(began), bytes_moved=bytes_written)
 
     def check_shards(self, indexes: Sequence[tuple[str, Path]]) -> RankReport:
-        """Compare shards of weights, each with their name, with their checksums."""
+        """Compare shards with their checksums; each index comes with the name of its weights."""
         began = time.perf_counter()
         bytes_read = sum(check_shard(on_this_machine(index.parent) / index.name, name) for name, index in indexes)
         return replace(self._report(began), bytes_moved=bytes_read)

@@ -19,7 +19,7 @@ Fingerprint = Mapping[str, int]
 
 @final
 class Fingerprints:
-    """The fingerprint of each version of each weights, by their name, that a later node may ask for."""
+    """The fingerprint of each version of each set of weights, by its name, that a later node may ask for."""
 
     def __init__(self) -> None:
         self._learned: dict[tuple[str, int], dict[str, int]] = {}
@@ -63,7 +63,7 @@ class Fingerprints:
         return dict(self._learned[name, version])
 
     def forget_before(self, version: int) -> None:
-        """Drop versions that no later node needs: of each weights, those below `version` except the newest of them.
+        """Drop versions that no later node needs: of each set of weights, those below `version` except their newest.
 
         The newest is the only version of frozen weights, and the most likely content of stale weights.
         """

@@ -38,7 +38,13 @@ def assumptions(question: Question, states_imbalance: bool = False) -> Iterator[
 
     `states_imbalance`: the question states its expert imbalance.
     """
-    workload, sources, site = question.workload, question.site.sources, question.site
+    yield from assumed_of_rows(question, states_imbalance)
+    yield from assumed_of_devices(question)
+
+
+def assumed_of_rows(question: Question, states_imbalance: bool = False) -> Iterator[str]:
+    """Yield the assumptions about the rows, which a person may know better."""
+    workload = question.workload
     longest = workload.responses.longest
     if workload.responses == tail(longest) and longest > 1:
         yield (
@@ -59,18 +65,25 @@ def assumptions(question: Question, states_imbalance: bool = False) -> Iterator[
             "experts (ep above 1); the memory certificate counts this, and the seconds assume equal loads; "
             "--expert-imbalance changes it"
         )
+
+
+def assumed_of_devices(question: Question) -> Iterator[str]:
+    """Yield the assumptions about devices, hosts and the controller."""
+    sources, site = question.site.sources, question.site
     if not sources.profiles:
         calls = " and ".join(dict.fromkeys(f"{1000 * node.efficiency.call_seconds:g} ms" for node in sources.nodes))
-        measured = "" if site.backend == "cpu" else ", which no run on GPUs has confirmed yet"
+        seen = "" if site.backend == "cpu" else " (seen on an H100)"
         change = "--call-seconds changes it, a profile measures it"
-        yield f"a call has a fixed overhead of {calls} on its hosts{measured}; {change}"
+        yield f"a call has a fixed overhead of {calls} on its hosts{seen}; {change}"
     if not sources.profiles and site.backend == "cuda" and any(call.kind == "generate" for call in question.graph):
-        layers = " and ".join(
-            dict.fromkeys(f"{1e6 * node.efficiency.graph_layer_seconds:g} us" for node in sources.nodes)
+        layers, steps, rows = (
+            " and ".join(dict.fromkeys(f"{1e6 * getattr(node.efficiency, name):g}" for node in sources.nodes))
+            for name in ("graph_layer_seconds", "host_step_seconds", "host_row_seconds")
         )
         yield (
-            f"vLLM needs {layers} for a layer of a decoding step besides its reads, by published figures of a single "
-            "stream; on an H100 the host took some 45 us more for each row, which is not counted; a profile measures it"
+            f"vLLM needs {layers} us for a layer of a decoding step besides its reads, by published figures of a "
+            f"single stream; its host needs {steps} us more for the step and {rows} us for each row, by two readings "
+            "of an H100; a profile measures it"
         )
     usual = [usual_host_bytes(node.device, node.devices_per_node) for node in sources.nodes]
     if site.backend == "cuda" and usual and site.cluster.host_memory_bytes == min(usual) > 0:
@@ -78,4 +91,10 @@ def assumptions(question: Question, states_imbalance: bool = False) -> Iterator[
             f"plans may use {site.cluster.host_memory_bytes / GIB:.0f} GiB of a host's memory, {HOST_SHARE:.0%} of the "
             "memory of usual hosts of these GPUs; --host-memory-gib changes it"
         )
+    if site.cluster.room:
+        kept = f"{site.cluster.room:.0%} of each device is kept free"
+        if site.backend == "cuda":
+            yield f"{kept} for what allocators reserve, other processes and smaller cards; --headroom changes it"
+        else:
+            yield f"{kept} for programs and what allocators keep, as a dry run counts them; --headroom changes it"
     yield f"the controller adds {1000 * sources.orchestration_seconds:g} ms to every node"

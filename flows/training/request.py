@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from prefect_rlhf.errors.errors import InvalidInput, NotUsed
@@ -21,7 +22,7 @@ from prefect_rlhf.placement.cost.speeds import KnownSpeeds
 from prefect_rlhf.placement.cost.workload import Workload
 from prefect_rlhf.placement.devices.lease import Lease
 from prefect_rlhf.placement.graph import DataflowGraph
-from prefect_rlhf.placement.memory.bytes import with_headroom
+from prefect_rlhf.placement.memory.room import with_room
 from prefect_rlhf.placement.plan import ExecutionPlan
 from prefect_rlhf.placement.planner.question import Question, Site
 from prefect_rlhf.placement.plans.stated_words import check_calls, names_of
@@ -37,6 +38,7 @@ from prefect_rlhf.tasks.running.training_run import TrainingRun
 from prefect_rlhf.tasks.settings import Optimizer
 from prefect_rlhf.tasks.tracing.trace import Algorithm
 
+NO_COMMITS: Mapping[str, str] = MappingProxyType({})
 NO_BEST_METRIC = "best_metric is not set"
 
 
@@ -45,7 +47,7 @@ class RunRequest:
     """A checked request for a run. It continues from `checkpoint`, or starts from step 1 if that is None.
 
     `speeds` are those of the lease's devices, if they were probed. `reward_warnings` are of the rewards' trial. The
-    lease's cluster has the headroom of the options; raises InvalidInput if it leaves nothing.
+    lease's cluster has the headroom of the options, or the usual room; raises InvalidInput if it leaves nothing.
     """
 
     options: RunOptions
@@ -59,7 +61,7 @@ class RunRequest:
     reward_warnings: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        cluster = with_headroom(self.lease.cluster, self.options.headroom, self.lease.kind)
+        cluster = with_room(self.lease.cluster, self.options.headroom, self.lease.kind)
         object.__setattr__(self, "lease", replace(self.lease, cluster=cluster))
 
     @cached_property
@@ -113,14 +115,16 @@ def read_request(
     *,
     is_restart: bool = False,
     reward_warnings: tuple[str, ...] | None = None,
+    commits: Mapping[str, str] = NO_COMMITS,
 ) -> RunRequest:
     """Read inputs and graph, and try an author's own operators. Raises InvalidInput or GraphError if they cannot run.
 
     A run that did not reach its end may continue from a checkpoint of its last step: the work after that step is still
-    to be done. Rewards are tried, unless their warnings are given, or the run starts again.
+    to be done. Rewards are tried, unless their warnings are given, or the run starts again. Without a checkpoint, a
+    repository on the Hub is read at its commit in `commits`, if an earlier attempt at this run has read it.
     """
     checkpoint = checkpoint_of(options)
-    arguments, commits = at_commits(arguments, checkpoint.manifest.lineage.commits if checkpoint else {})
+    arguments, commits = at_commits(arguments, checkpoint.manifest.lineage.commits if checkpoint else commits)
     inputs = replace(read_run_inputs(arguments), commits=commits)
     graph = algorithm.trace(arguments, inputs.models, inputs.datasets)
     options = with_steps(options, graph)

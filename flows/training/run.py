@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from prefect.runtime import flow_run
 from pydantic_core import to_jsonable_python
@@ -46,7 +46,7 @@ from prefect_rlhf.flows.training.probed import SPEEDS, awaits_probe, with_speeds
 from prefect_rlhf.flows.training.replan.plan_switcher import plan_switcher
 from prefect_rlhf.flows.training.replan.predicted import later_plan, predict_run, predicted_by
 from prefect_rlhf.flows.training.replan.price_check import RECHECKED, earlier_check, price_check
-from prefect_rlhf.flows.training.request import RunRequest, read_request
+from prefect_rlhf.flows.training.request import NO_COMMITS, RunRequest, read_request
 from prefect_rlhf.flows.training.run_folder import (
     COMMITS,
     FIELD,
@@ -56,6 +56,7 @@ from prefect_rlhf.flows.training.run_folder import (
     earlier_folder,
     new_folder,
     output_folder,
+    read_commits,
     read_result,
 )
 from prefect_rlhf.flows.training.run_name import tag_run
@@ -85,6 +86,13 @@ from prefect_rlhf.tasks.server.task_run_record import complete_record
 from prefect_rlhf.tasks.tracing.trace import Algorithm
 from prefect_rlhf.tasks.trackers.follow import followed
 from prefect_rlhf.tasks.trackers.tracking import check_trackers
+
+
+class Again(TypedDict):
+    """What an earlier attempt at a run leaves: whether it has a checkpoint, and the commits on the Hub that it read."""
+
+    is_restart: bool
+    commits: Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +137,7 @@ def check_run(
     cluster: ClusterShape,
     *,
     is_restart: bool = False,
+    commits: Mapping[str, str] = NO_COMMITS,
 ) -> CheckedRun:
     """Make every check of a run that will use all devices of `cluster`: the checks of a dry run, and of the engines.
 
@@ -137,7 +146,8 @@ def check_run(
     check_engines(cluster.backend)
     dry = options.model_copy(update={"dry_run": True})
     with kept_lines() as lines:
-        prepared = prepare(algorithm, arguments, dry, dry_lease(cluster, cluster.backend), is_restart=is_restart)
+        lease = dry_lease(cluster, cluster.backend)
+        prepared = prepare(algorithm, arguments, dry, lease, is_restart=is_restart, commits=commits)
     return CheckedRun(algorithm, arguments, options, prepared, tuple(lines))
 
 
@@ -186,9 +196,10 @@ def run_algorithm(algorithm: Algorithm, arguments: Mapping[str, Any], options: R
     own = newest_finished(earlier) if earlier else None
     if own is not None:
         options = options.model_copy(update={"resume_from": str(own)})
+    again: Again = {"is_restart": own is not None, "commits": read_commits(earlier)}
     with complete_record(), ExitStack() as held:
         if not options.dry_run and given_lease() is None:
-            checked = check_run(algorithm, arguments, options, leased.cluster, is_restart=own is not None)
+            checked = check_run(algorithm, arguments, options, leased.cluster, **again)
             leased = held.enter_context(leased_after(checked, log_info, flow_run.name or algorithm.name))
         leased, run_dir = on_living_nodes(leased, log_info), earlier or Path()
 
@@ -197,9 +208,8 @@ def run_algorithm(algorithm: Algorithm, arguments: Mapping[str, Any], options: R
             if not options.dry_run:
                 run_dir = held.enter_context(own_folder(algorithm, arguments, asked, request, earlier))
 
-        prepared = prepare_leased(algorithm, arguments, options, leased, is_restart=own is not None, begin=begin)
+        prepared = prepare_leased(algorithm, arguments, options, leased, **again, begin=begin)
         tag_run(algorithm.name, arguments, plan_in_words(options.plan), prepared.chosen.plan.name)
-        limits = prepared.request.options.limits
         prediction = prepared.prediction
         is_one_plan = len(prepared.plans) == 1 and not options.dry_run
         check = price_check(prepared.request, prepared.chosen.plan, prediction) if is_one_plan else None
@@ -210,7 +220,9 @@ def run_algorithm(algorithm: Algorithm, arguments: Mapping[str, Any], options: R
         for each in (check, switcher):
             if each is not None:
                 held.enter_context(closing(each))
-        report = RunReport(first, leased, later=later, limits=limits, check=check, switcher=switcher)
+        report = RunReport(
+            first, leased, later=later, limits=prepared.request.options.limits, check=check, switcher=switcher
+        )
         report.planned(dry_run=options.dry_run)
         if options.dry_run:
             steps = prepared.request.options.steps
@@ -225,6 +237,7 @@ def prepare_leased(
     lease: Lease,
     *,
     is_restart: bool,
+    commits: Mapping[str, str],
     begin: Callable[[RunRequest], None],
 ) -> PreparedRun:
     """Prepare a run that has its devices. The result of an earlier check on the same mesh is reused.
@@ -234,7 +247,7 @@ def prepare_leased(
     """
     checked, asked = _checked.get(), (algorithm, arguments, options)
     if checked is None or (checked.algorithm, checked.arguments, checked.options) != asked:
-        return prepare(algorithm, arguments, options, lease, is_restart=is_restart, begin=begin)
+        return prepare(algorithm, arguments, options, lease, is_restart=is_restart, commits=commits, begin=begin)
     was_for = checked.prepared.request.lease
     is_measured = isinstance(options.plan, str) and plans_to_measure(options.plan)
     is_same = (was_for.cluster, was_for.mesh, was_for.kind) == (lease.cluster, lease.mesh, lease.kind)
@@ -243,7 +256,8 @@ def prepare_leased(
         begin(prepared.request)
         return prepared
     warnings = checked.prepared.request.reward_warnings
-    return prepare(algorithm, arguments, options, lease, is_restart=is_restart, reward_warnings=warnings, begin=begin)
+    again: Again = {"is_restart": is_restart, "commits": commits}
+    return prepare(algorithm, arguments, options, lease, **again, reward_warnings=warnings, begin=begin)
 
 
 def prepare(
@@ -254,6 +268,7 @@ def prepare(
     *,
     is_restart: bool = False,
     reward_warnings: tuple[str, ...] | None = None,
+    commits: Mapping[str, str] = NO_COMMITS,
     begin: Callable[[RunRequest], None] = lambda request: None,
 ) -> PreparedRun:
     """Make all decisions before the first step. Raises InvalidInput or GraphError for a run that is not possible.
@@ -265,7 +280,8 @@ def prepare(
     """
     hide()  # before the first play, which could read the variables of this process
     check_trackers(options.tracking)
-    request = read_request(algorithm, arguments, options, lease, is_restart=is_restart, reward_warnings=reward_warnings)
+    again: Again = {"is_restart": is_restart, "commits": commits}
+    request = read_request(algorithm, arguments, options, lease, **again, reward_warnings=reward_warnings)
     begin(request)
     request = with_speeds(request)
     plans = choose_plans(request)

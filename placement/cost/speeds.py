@@ -58,6 +58,7 @@ class Speeds:
             further_rows_share=min(1.0, further / self.product_flops) if further else sheet.further_rows_share,
             host_bytes_per_second=self.host_bytes_per_second / reached.link,
             link_bytes_per_second=link / reached.link if link else sheet.link_bytes_per_second,
+            product_share=1.0,
             source=PROBED,
             **peak,
         )

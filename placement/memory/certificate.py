@@ -25,6 +25,7 @@ from prefect_rlhf.placement.cost.sizes import ModelSizes
 from prefect_rlhf.placement.cost.workload import Workload
 from prefect_rlhf.placement.devices.mesh import Backend, ClusterShape, Device, DeviceMesh, lanes
 from prefect_rlhf.placement.graph import DataflowGraph
+from prefect_rlhf.placement.layout.sharing import borrowers, shared_weights
 from prefect_rlhf.placement.memory.alike import Spread, classes
 from prefect_rlhf.placement.memory.building import Building
 from prefect_rlhf.placement.memory.bytes import base_bytes, byte_size
@@ -35,7 +36,7 @@ from prefect_rlhf.placement.memory.overhead import DEVICE, spread_overhead
 from prefect_rlhf.placement.memory.windows import OpenWindows, Window
 from prefect_rlhf.placement.plan import ExecutionPlan, ModelInstance, instances
 
-NEARLY_FULL = 0.95  # of a device's memory: more leaves too little for a longer row or for unmodelled memory
+NEARLY_FULL = 0.96  # of a device's memory: more leaves less than the room that plans keep (`room.CARD_ROOM`)
 STEPS_CERTIFIED = 3  # beyond the staleness: the first step, a middle step, the last step
 
 
@@ -95,23 +96,27 @@ class Certificate:
             distinct.setdefault((id(peak.shares), peak.device_bytes), peak)
         return max(distinct.values(), key=lambda peak: peak.num_bytes / max(1, peak.device_bytes), default=None)
 
-    def used_share(self, headroom: float = 0.0) -> float:
-        """Return the share of the fullest device that is used; `headroom` is the share of each that no plan may use."""
+    def used_share(self, kept: float = 0.0) -> float:
+        """Return the share of the fullest device that is used; `kept` is the share of each that plans keep free."""
         fullest = self.fullest
-        return fullest.num_bytes / max(1, fullest.device_bytes) * (1 - headroom) if fullest else 0.0
+        return fullest.num_bytes / max(1, fullest.device_bytes) * (1 - kept) if fullest else 0.0
 
-    def rows(self) -> list[dict[str, str]]:
-        """Return a row for each device: its peak, the node, and the largest owners; equal devices share a row."""
+    def by_devices(self) -> dict[str, Peak]:
+        """Return each peak by the names of its devices; equal devices share one."""
         nameless = {DeviceMesh.parse(peak.device).devices()[0]: replace(peak, device="") for peak in self.peaks}
         alike: dict[Peak, list[str]] = defaultdict(list)
         for lane in lanes(nameless):
             alike[nameless[lane.devices()[0]]].append(lane.name)
+        return {", ".join(names): peak for peak, names in alike.items()}
+
+    def rows(self) -> list[dict[str, str]]:
+        """Return a row for each device: its peak, the node, and the largest owners; equal devices share a row."""
         rows = []
-        for peak, names in alike.items():
+        for devices, peak in self.by_devices().items():
             largest = sorted(peak.shares, key=lambda share: -share.num_bytes)[:3]
             rows.append(
                 {
-                    "devices": ", ".join(names),
+                    "devices": devices,
                     "peak": byte_size(peak.num_bytes),
                     "of": byte_size(peak.device_bytes),
                     "at": peak.node,
@@ -140,6 +145,15 @@ class Certificate:
         return json.dumps({**whole, "peaks": peaks, "hosts": [asdict(host) for host in self.hosts]})
 
 
+def during(node: str) -> str:
+    """Return when a peak is, in words.
+
+    >>> during("ref_inference@1"), during("between nodes")
+    ('during ref_inference', 'between calls')
+    """
+    return "between calls" if node == "between nodes" else f"during {node.partition('@')[0]}"
+
+
 def certify_plan(
     plan: ExecutionPlan,
     graph: DataflowGraph,
@@ -165,7 +179,7 @@ def certify(
     held = _kept(augmented, workload.longest, backend)
     needs = node_needs(augmented, held, workload, backend)
     beside = spread_overhead(augmented.graph, plan, backend)
-    found = _AlikeDevices(cluster, held, needs, beside)
+    found = _AlikeDevices(cluster, held, needs, beside, borrowers(augmented.graph, plan))
     open_windows = OpenWindows(augmented)
     building = Building(augmented.graph, plan, workload, backend, kept)
     fullest: dict[object, _FullestMoment] = {}
@@ -196,13 +210,16 @@ def _kept(augmented: AugmentedGraph, max_length: int, backend: Backend) -> dict[
     """Bytes that each instance keeps on its devices. Raises InvalidInput for a cache smaller than a row's."""
     kept: dict[ModelInstance, Spread[Kept]] = {}
     graph, plan, cluster = augmented.graph, augmented.plan, augmented.plan.cluster
+    shared = shared_weights(graph, plan)
     for instance, calls in instances(graph, plan).items():
         model, cache = graph.model(instance.role), plan[calls[0].name].cache_bytes
         field = f"plan.calls.{calls[0].name}"
         check_cache(field, cache, max_length, ModelSizes.of(model), instance.strategy.tp)
         most = tuple(call.cut(plan.parts(call.name)) for call in calls)  # rows in flight
         speeds, per_node = cluster.node_speeds, cluster.devices_per_node
-        kept[instance] = kept_bytes(instance, most, model, max_length, backend, per_node, speeds, cache)
+        there = shared.get(instance, {})
+        elsewhere = tuple(own.part for own in graph.weights(instance.role) if own.name in there)
+        kept[instance] = kept_bytes(instance, most, model, max_length, backend, per_node, speeds, cache, elsewhere)
     return kept
 
 
@@ -218,9 +235,10 @@ class _AlikeDevices:
         held: Mapping[ModelInstance, Spread[Kept]],
         needs: Sequence[NodeNeeds],
         beside: Spread[tuple[ByteShare, ...]],
+        borrowers: Mapping[ModelInstance, tuple[str, ...]],
     ) -> None:
         self._per_node, num_devices = cluster.devices_per_node, cluster.num_nodes * cluster.devices_per_node
-        self._held, self._needs, self._beside = held, needs, beside
+        self._held, self._needs, self._beside, self._borrowers = held, needs, beside, borrowers
         used: dict[int, Spread[Any]] = {id(each): each for each in held.values()}
         used |= {id(need.terms): need.terms for need in needs}
         self._columns = {key: spread.column(num_devices) for key, spread in used.items()}
@@ -251,8 +269,12 @@ class _AlikeDevices:
 
     def load(self, device: int) -> _DeviceLoad:
         """Return what a device holds and needs; equal needs are a single object."""
+
+        def also(instance: ModelInstance, what: str) -> tuple[str, ...]:
+            return self._borrowers.get(instance, ()) if what == "weights" else ()
+
         held = [
-            ResidentBytes(self._device(device), instance, what, size)
+            ResidentBytes(self._device(device), instance, what, size, also(instance, what))
             for instance, spread in self._held.items()
             if (kind := self._columns[id(spread)][device])
             for what, size in spread.values[kind - 1]
@@ -331,7 +353,7 @@ class _DeviceLoad:
 
 
 def _shares(held: Sequence[ResidentBytes]) -> tuple[ByteShare, ...]:
-    return tuple(ByteShare(kept.instance.name, kept.what, kept.num_bytes, False) for kept in held)
+    return tuple(ByteShare(kept.instance.name, kept.label, kept.num_bytes, False) for kept in held)
 
 
 def _total(shares: Sequence[ByteShare]) -> int:

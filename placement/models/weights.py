@@ -12,6 +12,7 @@ from functools import lru_cache
 from math import prod
 from typing import Any
 
+from prefect_rlhf.errors.errors import GraphError
 from prefect_rlhf.placement.models.families.family import axis_length
 from prefect_rlhf.placement.models.families.known import FAMILIES
 from prefect_rlhf.placement.models.model import ModelSpec, TransformerShape
@@ -38,7 +39,7 @@ class Parameter:
         return prod(self.shape)
 
     def elements_of(self, tp: int) -> int:
-        """Return the most elements that one of tp devices holds."""
+        """Return the most elements that any of tp devices holds."""
         if self.split_axis is None:
             return self.num_elements
         size, parts = self.shape[self.split_axis], min(tp, self.most_parts or tp)
@@ -71,7 +72,7 @@ class Weights:
         return self.name.rpartition(".")[2]
 
     def version(self, trained: int) -> int:
-        """Return their version where the trained weights of the same model have version `trained`."""
+        """Return their version when the trained weights of the same model have version `trained`."""
         return trained if self.trained else 0
 
 
@@ -122,7 +123,7 @@ def _parts(model: ModelSpec, known: tuple[tuple[str, Part], ...]) -> Mapping[str
 
 
 def further_parameters(model: ModelSpec, learning: bool) -> tuple[Parameter, ...]:
-    """Return the parameters beside the trunk and the heads, of parts that a train_step writes, or of all others."""
+    """Return all parameters but trunk and heads: of the parts that a train_step writes, or of all other parts."""
     further = [name for name, part in PARTS.items() if name not in _IN_SHAPE and part.learns(model) == learning]
     return tuple(parameter for name in further for parameter in parts(model).get(name, ()))
 
@@ -149,6 +150,42 @@ def weights_of(model: ModelSpec, trained: bool) -> tuple[Weights, ...]:
 def _weights_of(model: ModelSpec, trained: bool, known: tuple[tuple[str, Part], ...]) -> tuple[Weights, ...]:
     own = {name: trained and part.learns(model) for name, part in known if name in parts(model)}
     return tuple(_weights(f"{model.role}.{name}", model, name, learns) for name, learns in own.items())
+
+
+def named_weights(models: tuple[ModelSpec, ...], trained: frozenset[str]) -> Mapping[str, tuple[Weights, ...]]:
+    """Return the weights of each role's model. The `trained` roles have a train_step.
+
+    Models with the same content name the same frozen weights, by the first of the roles. Raises GraphError if these
+    differ in shape.
+    """
+    return _named_weights(models, trained, tuple(PARTS.items()))
+
+
+@lru_cache(maxsize=64)
+def _named_weights(
+    models: tuple[ModelSpec, ...], trained: frozenset[str], known: tuple[tuple[str, Part], ...]
+) -> Mapping[str, tuple[Weights, ...]]:
+    first: dict[object, tuple[ModelSpec, Weights]] = {}
+
+    def named(model: ModelSpec, own: Weights) -> Weights:
+        if own.trained or not model.content:
+            return own
+        other, shared = first.setdefault((model.content, model.dtype, own.part), (model, own))
+        theirs, mine = ({parameter.name: parameter for parameter in each.parameters} for each in (shared, own))
+        for name in theirs | mine if theirs != mine else ():
+            if theirs.get(name) != mine.get(name):
+                shapes = f"is {_shape(theirs.get(name))} in {other.role} and {_shape(mine.get(name))} in {model.role}"
+                both = f"{other.role} and {model.role} name the same weights, {shared.name}"
+                raise GraphError(f"{both}, but {name} {shapes}; read them from folders of their own")
+        return _weights(shared.name, model, own.part, trained=False)
+
+    return {
+        model.role: tuple(named(model, own) for own in weights_of(model, model.role in trained)) for model in models
+    }
+
+
+def _shape(parameter: Parameter | None) -> str:
+    return "absent" if parameter is None else str(parameter.shape)
 
 
 def _weights(name: str, model: ModelSpec, part: str, trained: bool) -> Weights:

@@ -1,6 +1,6 @@
 """The rows and keys that each device needs for a call, and holds after it.
 
-Rows are numbered 0..num_rows-1 within a step, whatever the plan.
+Rows are numbered 0..num_rows-1 within a step, under every plan.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from prefect_rlhf.placement.devices.mesh import Device
 from prefect_rlhf.placement.devices.strategy import Strategy
 from prefect_rlhf.placement.graph import Call, DataflowGraph
 from prefect_rlhf.placement.plan import ExecutionPlan, ModelInstance, Placement, device_coordinates
+from prefect_rlhf.placement.row_set import RowSet
 from prefect_rlhf.placement.rows.partition import WHOLE, Part, RowIndices, RowPartition
 
 ToldByCall = Mapping[str, tuple[int, ...]]
@@ -28,12 +29,14 @@ ToldByCall = Mapping[str, tuple[int, ...]]
 class RowShare(HashedOnce):
     """The rows of a replica. They are known after lengths and choices are; equal shares are equal rows in any case.
 
-    With `rows_each`, they are the source rows of these rows: each source row made `rows_each` rows.
+    With `rows_each`, they are the source rows of these rows: each source row made `rows_each` rows. With `children`,
+    they are the rows that were made of these rows, as many of each.
     """
 
     partition: RowPartition
     replica: int
     rows_each: int = 1
+    children: int = 1
 
     def rows(self, told: ToldByCall | None = None, part: Part = WHOLE) -> RowIndices:
         """Return its rows of a part, mini-batch by mini-batch; until it is `told`, as if equally long and all kept.
@@ -44,6 +47,8 @@ class RowShare(HashedOnce):
         rows = tuple(
             row for batch in batches[part.within(len(batches)) if part.of > 1 else slice(None)] for row in batch
         )
+        if self.children > 1:
+            return tuple(child for row in rows for child in range(row * self.children, (row + 1) * self.children))
         return rows if self.rows_each == 1 else tuple(dict.fromkeys(row // self.rows_each for row in rows))
 
     def mini_batches(self, told: ToldByCall | None = None) -> tuple[RowIndices, ...]:
@@ -59,8 +64,11 @@ class RowShare(HashedOnce):
         finer = len(sizes) // mini_batches
         return tuple(sum(sizes[start : start + finer]) for start in range(0, len(sizes), finer))
 
-    def made_of(self, rows_each: int) -> RowShare:
-        """Return the source rows of these rows; `rows_each` rows were made of each source row."""
+    def read_from(self, own: RowSet, source: RowSet) -> RowShare:
+        """Return the rows of `source` that these rows, of `own`, read: the rows that they were made of, or children."""
+        if (children := own.children(source)) > 1:
+            return replace(self, children=children)
+        rows_each = own.per_row(source)
         return self if rows_each == 1 else replace(self, rows_each=self.rows_each * rows_each)
 
     def surely_within(self, shares: Sequence[RowShare]) -> bool:
@@ -177,7 +185,7 @@ def _partition(graph: DataflowGraph, plan: ExecutionPlan, call: Call) -> RowPart
 
 
 def _cuts(graph: DataflowGraph, plan: ExecutionPlan, call: Call) -> tuple[int, int]:
-    """Return the mini-batches and the rows per item of a call: a multiple of its parts, and else whatever the plan."""
+    """Return the mini-batches and the rows per item of a call: a multiple of its parts, else equal under every plan."""
     same_rows = _on_rows_of(graph, call)
     width = math.lcm(*(other.rows_per_item for other in same_rows))
     finest = math.lcm(*(other.mini_batches for other in same_rows), *(plan.parts(other.name) for other in same_rows))

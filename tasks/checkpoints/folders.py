@@ -1,10 +1,10 @@
 """Checkpoints of a run as the controller sees them: finding, checking, finishing and deleting; never loading.
 
     <run>/checkpoints/step-000004/checkpoint.json              the manifest; written last
-    <run>/checkpoints/step-000004/actor.trunk/shard-00000.*    written by the ranks, a folder for each weights
+    <run>/checkpoints/step-000004/actor.trunk/shard-00000.*    written by the ranks
     <run>/checkpoints/step-000006.part/                        not finished: never read
 
-A step's folder is named after the number of finished steps.
+A step's folder is named after the number of finished steps, and a folder in it after a trained set of weights.
 """
 
 import json
@@ -53,7 +53,7 @@ UNFINISHED = ".part"
 PARAMETER = "resume_from"  # as errors name it
 FORMAT = 5
 """Of manifests. 1 stored paths of modules for operations, 2 did not store losses of a train_step by name, the records
-beside those of 3 count steps from 0, and 4 had a folder for each role, not for each weights."""
+beside those of 3 count steps from 0, and 4 had a folder for each role."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ class Checkpoint:
         return self.manifest.step
 
     def shards(self, weights: str) -> tuple[Path, ...]:
-        """Return the index files of the shards of weights."""
+        """Return the index files of the shards of a set of weights."""
         return tuple(self.folder / weights / name for name in self.manifest.shards[weights])
 
     def unfinished(self) -> tuple[str, ...]:

@@ -38,6 +38,7 @@ from prefect_rlhf.placement.augmented.work import (
 )
 from prefect_rlhf.placement.graph import Call
 from prefect_rlhf.placement.layout.layout import Layout, held_parts, layout_of
+from prefect_rlhf.placement.layout.sharing import shared_weights
 from prefect_rlhf.placement.models.weights import Weights
 from prefect_rlhf.placement.plan import ModelInstance, instances, moved_parts, offloaded_parts, trained_instance
 from prefect_rlhf.placement.plans.switch import closed_instances
@@ -68,8 +69,8 @@ class Dispatcher:
     def build(self, on_built: Callable[[ModelInstance, NodeOutcome], None]) -> None:
         """Open the datasets and build every model instance; all copies of weights must hold the same version 0.
 
-        A resumed run verifies the whole checkpoint before it builds anything. Raises InvalidInput if frozen weights
-        differ from those of the run to resume.
+        A resumed run verifies the whole checkpoint before it builds anything. Raises InvalidInput if the run to resume
+        had other frozen weights.
         """
         self.checkpointing.check(self.gang.size)
         for source in self.run.sources.values():
@@ -255,6 +256,7 @@ class Dispatcher:
             is_offloaded=offloaded_parts(self._graph, self._plan).get(instance) == "all",
             end_tokens=response_ends(model.path, model.eos_token, model.chat_template) if needs_ends else None,
             weights=weights,
+            shared=shared_weights(self._graph, self._plan).get(instance, {}),
         )
 
     def _fullest_rows(self, call: Call) -> int:
@@ -263,7 +265,7 @@ class Dispatcher:
         return max(len(need.share.rows(part=Part(index, count))) for need in needs for index in range(count))
 
     def _weights(self, instance: ModelInstance, trained: bool = False) -> tuple[Weights, ...]:
-        """Return the weights that an instance holds, or only those of them that a train_step writes."""
+        """Return the weights that an instance holds, or only the trained weights among them."""
         held = held_parts(self._graph.model(instance.role), instance.engine)
         every = (own for own in self._graph.weights(instance.role) if own.part in held)
         return tuple(own for own in every if own.trained or not trained)

@@ -19,7 +19,10 @@ FILE = PROJECT / "tests" / "placement" / "data" / "real_ppo_7b_7b.json"
 def run(path):
     """The benchmark as a user runs it."""
     return subprocess.run(
-        [sys.executable, "benchmarks/papers/estimate_calls.py", str(path)], cwd=PROJECT, capture_output=True, text=True
+        [sys.executable, "-m", "benchmarks.papers.estimate_calls", str(path)],
+        cwd=PROJECT,
+        capture_output=True,
+        text=True,
     )
 
 

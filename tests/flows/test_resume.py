@@ -120,7 +120,7 @@ def all_but_one_shard(run_dir):
     return all(written) and '"node": "gae@4"' in (run_dir / "task_runs.jsonl").read_text()
 
 
-SHARD = "checkpoints/step-000003.part/critic/shard-00001.safetensors"
+SHARD = "checkpoints/step-000003.part/critic.trunk/shard-00001.safetensors"
 
 
 @pytest.fixture(scope="module")

@@ -94,7 +94,7 @@ def test_what_is_known_of_the_plan_is_said():
 
 @pytest.mark.parametrize(
     ("bound", "words"),
-    [(1.0, "proved: no searched plan is more than"), (0.8, "plans between it and this plan are not ruled out")],
+    [(1.0, "proved: no searched plan is more than"), (0.8, "one between the bound and this plan may exist")],
 )
 def test_proved_is_said_of_the_printed_plan_alone(found, bound, words):
     """A search that solved its own problem to the end proves its bound; where that is lower, not the plan."""
@@ -199,7 +199,7 @@ def test_a_cluster_that_is_asked_about_is_counted_as_a_leased_one():
     (gpu,), (cpu,) = (site_of(parse_cluster(text)).sources.nodes for text in ("1x2:h200", "1x2:cpu"))
     assert gpu.efficiency == RUNTIME
     assert cpu == cost_sources(HELD, "cpu").nodes[0]
-    assert cpu.efficiency.call_seconds < RUNTIME.call_seconds < 0.1 < Efficiency().call_seconds
+    assert cpu.efficiency.call_seconds == RUNTIME.call_seconds < 0.1 < Efficiency().call_seconds
 
 
 def test_a_gpu_that_nobody_knows_stops_no_plan_that_was_given(monkeypatch, tmp_path, caplog):

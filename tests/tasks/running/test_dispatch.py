@@ -4,6 +4,7 @@ The engines compute nothing (see row_world), so what is under test is the contro
 """
 
 from dataclasses import replace
+from types import MappingProxyType
 
 import pytest
 
@@ -12,11 +13,13 @@ from prefect_rlhf.engines.gang.processes.messages import GangSettings
 from prefect_rlhf.engines.rank.rank import Rank
 from prefect_rlhf.placement.augmented.row_uses import row_uses
 from prefect_rlhf.placement.devices.mesh import ClusterShape
+from prefect_rlhf.placement.graph import Operation, Port
 from prefect_rlhf.placement.plan import ExecutionPlan
 from prefect_rlhf.placement.plans.check import check_plan
+from prefect_rlhf.placement.row_set import RowSet
 from prefect_rlhf.tasks.running.commands import call_commands
 from prefect_rlhf.tasks.running.dispatch import Dispatcher
-from tests.strategies import GIB, on, ppo
+from tests.strategies import GIB, ROLLOUT, call, on, ppo
 from tests.tasks import row_world
 
 pytestmark = pytest.mark.slow
@@ -59,9 +62,10 @@ def gang():
     gang.close()
 
 
-def started(gang, name, folder, num_steps=2, num_rows=8, change=lambda graph: graph):
-    """A dispatcher whose instances are built."""
+def started(gang, name, folder, num_steps=2, num_rows=8, change=lambda graph: graph, more=MappingProxyType({})):
+    """A dispatcher whose instances are built; `more` places calls that `change` adds."""
     cluster, placements = PLANS[name]
+    placements = placements | more
     graph = row_world.with_operations(ppo(mini_batches=2))
     graph = change(replace(graph, calls=tuple(replace(call, num_rows=num_rows) for call in graph)))
     plan = ExecutionPlan(name, cluster, tuple((placements | {"advantages": on("n0:0", "python")}).items()))
@@ -105,6 +109,41 @@ def test_calls_get_their_rows_and_stores_are_empty_after_each_step(gang, tmp_pat
         row_world.OpenRank.store_bytes, dict.fromkeys(range(4), ()), doing="look", deadline_seconds=10
     )
     assert set(store_bytes.values()) == {0}
+
+
+def with_children(graph):
+    """The graph, with two further responses to each prompt, whose scores a computation reads by the rollout's rows."""
+    prompts = graph.call("actor_generate").rows.parent
+    again = RowSet("again", "prompts", 2, prompts)
+    own, reads = graph.call("actor_generate").rows, {"again": ROLLOUT[:2]}
+    many = {"rows": again, "num_rows": 2 * graph.call("actor_generate").num_rows}
+    ports = (Port("actor_generate", "actor_generate", ("tokens",)), Port("scores", "scores", ("scores",), children=2))
+    compute = replace(graph.call("advantages"), name="values", inputs=ports, outputs=("values",), stateful=False)
+    checked = replace(compute, operation=row_world.check_children().operation, rows=own)
+    more = (
+        replace(graph.call("actor_generate"), name="again", draws="again", **many),
+        replace(call("scores", "inference", "reward", reads, ("scores",), **many), operation=Operation("scores")),
+        checked,
+    )
+    return replace(graph, calls=(*graph.calls[:-2], *more, *graph.calls[-2:]))
+
+
+@pytest.mark.parametrize("num_rows", [8, 7])
+def test_a_computation_gets_the_scores_of_the_rows_that_were_made_of_each_of_its_own(gang, tmp_path, num_rows):
+    """From all replicas that have some of them."""
+    more = {
+        "again": COLOCATED["actor_generate"],
+        "scores": COLOCATED["reward_inference"],
+        "values": on("n0:0", "python"),
+    }
+    dispatcher = started(gang, "colocated", tmp_path, 1, num_rows, with_children, more)
+    seen = {}
+    for node in row_world.whole_graph(dispatcher.run):
+        if node.kind != "export":
+            seen[node.id] = dispatcher.execute(node)
+    assert seen["values@1"].metrics["rows"] == num_rows, "it asserts the scores of each row"
+    assert "transfer.values@1" in seen and held(gang, 1) == set()
+    dispatcher.finish_step(1, oldest=2)
 
 
 def test_a_key_is_gone_right_after_its_last_consumer(gang, tmp_path):

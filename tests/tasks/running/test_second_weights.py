@@ -71,6 +71,9 @@ class TrainedEngine(row_world.KnowingEngine):
     def begin_after(self, num_updates):
         self.num_updates = num_updates
 
+    def close(self):
+        self.shards = {}
+
 
 class Made:
     """A run whose actor has the second weights, on one rank."""
@@ -196,6 +199,25 @@ def test_other_content_of_frozen_second_weights_is_refused_on_resuming(frozen, t
     later = Made(tmp_path / "later", FROZEN, checkpoint=read_checkpoint(folder_of(frozen.run.run_dir, 1)))
     with pytest.raises(InvalidInput, match="a checkpoint of a run with other weights of actor"):
         later.build()
+
+
+@pytest.mark.parametrize(("path", "trained"), [(TRAINED, True), (FROZEN, False)])
+def test_second_weights_go_along_when_a_run_switches_to_another_plan(tmp_path, monkeypatch, path, trained):
+    """All instances end, and are built anew: trained weights come from host memory, frozen ones from the folder."""
+    monkeypatch.setitem(of_models.PARTS, "bonus", SECOND)
+    made = Made(tmp_path / "run", path).build()
+    made.step(1)
+    made.step(2)
+    engines = {model.engine for model in made.rank.models.values()}
+    faster = replace(made.run.plan, cluster=replace(ONE, node_speeds=(2.0,)))
+    before, made.run = made.dispatcher, made.run.under(faster, 3)
+    made.dispatcher = Dispatcher(made.run, made.gang, before)
+    made.dispatcher.switch_from(before, lambda instance, outcome: None)
+    assert not engines & {model.engine for model in made.rank.models.values()}
+    assert made.bonus("megatron").unique().tolist() == [2 if trained else 0]
+    made.step(3)
+    assert made.bonus("megatron").unique().tolist() == [3 if trained else 0]
+    made.gang.close()
 
 
 @pytest.mark.parametrize(
