@@ -67,6 +67,7 @@ class PlanFlags:
     host_memory_gib: Annotated[str | None, _flag("host_memory_gib", metavar="GIB")] = None
     expert_imbalance: Annotated[str | None, _flag("expert_imbalance", metavar="RATIO")] = None
     call_seconds: Annotated[str | None, _flag("call_seconds", metavar="SECONDS")] = None
+    runtime: Annotated[str | None, _flag("runtime")] = None
     prompt_length: Annotated[str | None, _flag("prompt_length", metavar="TOKENS")] = None
     response_length: Annotated[str | None, _flag("response_length", metavar="TOKENS")] = None
     batch_size: Annotated[str | None, _flag("batch_size", metavar="N")] = None

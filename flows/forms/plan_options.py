@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -71,6 +71,11 @@ class PlanOptions(Form):
     )
     call_seconds: float | None = Field(
         None, ge=0, le=1e3, description="Fixed overhead of a call, in seconds; empty means our estimate."
+    )
+    runtime: Literal["prefect-rlhf", "public"] = Field(
+        "prefect-rlhf",
+        description="The software that the seconds are of: our engines, by readings of an H100, or the engines of "
+        "public runs.",
     )
     profiles: list[PathText] = Field([], max_length=100, description="Files of measured times, in place of datasheets.")
     prompt_length: str = Field(

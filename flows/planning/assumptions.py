@@ -72,7 +72,7 @@ def assumed_of_devices(question: Question) -> Iterator[str]:
     sources, site = question.site.sources, question.site
     if not sources.profiles:
         calls = " and ".join(dict.fromkeys(f"{1000 * node.efficiency.call_seconds:g} ms" for node in sources.nodes))
-        seen = "" if site.backend == "cpu" else " (seen on one H100)"
+        seen = "" if site.backend == "cpu" else " (seen on an H100)"
         change = "--call-seconds changes it, a profile measures it"
         yield f"a call has a fixed overhead of {calls} on its hosts{seen}; {change}"
     if not sources.profiles and site.backend == "cuda" and any(call.kind == "generate" for call in question.graph):

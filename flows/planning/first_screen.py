@@ -6,6 +6,7 @@ from shlex import join
 from typing import Any
 
 from prefect_rlhf.flows.forms.plan_options import PlanOptions
+from prefect_rlhf.flows.planning.record import Range
 from prefect_rlhf.flows.training.lengths import names_rollouts
 from prefect_rlhf.placement.cost.datasheets.hardware import GIB
 from prefect_rlhf.placement.devices.mesh import DeviceMesh
@@ -39,12 +40,13 @@ def fit_line(certificate: Certificate, plan: ExecutionPlan) -> str:
     return line
 
 
-def steps_line(seconds: float, work: IterationWork, steps: int) -> str:
-    """Return the seconds and dollars of a step, and of a number of steps."""
+def steps_line(seconds: float, work: IterationWork, steps: int, record: Range | None) -> str:
+    """Return the seconds and dollars of a step, the range of public runs, and the same for a number of steps."""
     per_hour = work.dollars_per_hour
     each, every = (f", {money(per_hour * s / 3600)}" if per_hour else "" for s in (seconds, steps * seconds))
     named = f"{steps} step{'s' if steps > 1 else ''}"
-    return f"{seconds:.4g} s a step{each}; {named}: {duration(steps * seconds)}{every}"
+    known = f" ({record})" if record else ""
+    return f"{seconds:.4g} s a step{known}{each}; {named}: {duration(steps * seconds)}{every}"
 
 
 def planned_steps(options: PlanOptions) -> int:

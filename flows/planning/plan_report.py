@@ -14,6 +14,7 @@ from prefect_rlhf.flows.planning.first_screen import STEPS, YOURS, fit_line, pla
 from prefect_rlhf.flows.planning.given_plan import GivenPlan
 from prefect_rlhf.flows.planning.hints import uneven_batch
 from prefect_rlhf.flows.planning.notes import not_run, notes, rows_of_a_micro_batch
+from prefect_rlhf.flows.planning.record import Range, public_range
 from prefect_rlhf.flows.training.choice.searched_plan import plan_file, proof_lines
 from prefect_rlhf.placement.graph import DataflowGraph
 from prefect_rlhf.placement.layout.alignment import aligned
@@ -71,13 +72,18 @@ class PlanAnswer:
         return self._speeds(self.planned.estimate)
 
     @cached_property
+    def public_range(self) -> Range | None:
+        """The seconds of public runs of this kind, by their record; None if no record is about the answer."""
+        return public_range(self.question, self.planned.plan)
+
+    @cached_property
     def first_lines(self) -> Sequence[str]:
         """Whether it fits, what a step takes and costs, and the command that runs it, or why none does."""
         planned = self.planned
         blocked = next(not_run(self.question), "")
         run = blocked or (f"run it{place_of(self.question.site)}: {self.command}" if self.command else "")
-        lines = [fit_line(planned.certificate, planned.plan), steps_line(planned.seconds, self.work, self.steps), run]
-        return [line for line in lines if line]
+        took = steps_line(planned.seconds, self.work, self.steps, self.public_range)
+        return [line for line in (fit_line(planned.certificate, planned.plan), took, run) if line]
 
     @cached_property
     def notes(self) -> Sequence[str]:
