@@ -1,4 +1,4 @@
-"""The shard files of a checkpoint, one per rank and set of weights: regions of main weights and moments.
+"""The shard files of a checkpoint: a file per rank and set of weights, with regions of main weights and moments.
 
 A shard is a safetensors file whose tensors are named `exp_avg model.norm.weight [0:64]`. A JSON index next to it holds
 a checksum of each tensor. The controller reads indexes, the ranks read tensors.

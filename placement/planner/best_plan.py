@@ -41,7 +41,7 @@ from prefect_rlhf.placement.planner.space.plan_problem import PlanSpace
 from prefect_rlhf.placement.planner.space.restrictions import pinned
 from prefect_rlhf.placement.planner.time_sharing import keep_resident_where_free
 from prefect_rlhf.placement.plans.plan_file import name_in_lease
-from prefect_rlhf.placement.plans.stated_words import NO_WORDS, Words, names_of
+from prefect_rlhf.placement.plans.stated_words import NO_WORDS, Words, names_of, stated_mesh
 from prefect_rlhf.placement.schedule.changed_constants import TWICE, changed_seconds
 from prefect_rlhf.placement.search.budget import Budget, Meter
 from prefect_rlhf.placement.search.driver import Progress, warm_up
@@ -98,10 +98,11 @@ def plan_graph(
     question.site.cluster.check_mesh(question.site.mesh)
     for each in dict.fromkeys(("exact", method)):
         warm_up(each)  # before the budget begins: the answer is the same on a machine that must compile first
-    space_of = partial(_space, pins=pins or {}, start=start)
+    pins = _with_stated_meshes(question, pins or {}, words)
+    space_of = partial(_space, pins=pins, start=start)
     space = space_of(question)
-    known = [] if start is None else _known(question, start, pins or {})
-    meshes = {call: {"mesh": name_in_lease(mesh, question.site.cluster)} for call, mesh in (pins or {}).items()}
+    known = [] if start is None else _known(question, start, pins)
+    meshes = {call: {"mesh": name_in_lease(mesh, question.site.cluster)} for call, mesh in pins.items()}
     both = {call: {**words.get(call, {}), **meshes.get(call, {})} for call in (*words, *meshes)}
     if question.graph.staleness > 0:
         half = replace(budget, seconds=budget.seconds / 2)
@@ -109,6 +110,22 @@ def plan_graph(
         budget = half
     request = SearchRequest(question, space, budget, method, progress, space_of, both)
     return _planned(request, known, proof if proves else None)
+
+
+def _with_stated_meshes(question: Question, pins: Mapping[str, DeviceMesh], words: Words) -> dict[str, DeviceMesh]:
+    """The pins and the meshes that the words state for calls with a model.
+
+    Raises InvalidInput, which names both, for a call with two meshes.
+    """
+    found = dict(pins)
+    for call in question.graph:
+        mesh = stated_mesh(words, call.name, question.site.cluster)
+        if mesh is None or call.role is None:
+            continue
+        if found.setdefault(call.name, mesh) != mesh:
+            right = f"{mesh.name}, as placement.{call.name}.mesh"
+            raise InvalidInput(f"pins.{call.name}", found[call.name].name, right)
+    return found
 
 
 def _planned(request: SearchRequest, known: Sequence[ExecutionPlan], proof: Budget | None = None) -> Planned:

@@ -44,7 +44,7 @@ def with_fewest_cuts(question: Question, plan: ExecutionPlan, context: CostConte
 
     No device becomes nearly full. Larger kernels are more efficient, which no estimate counts.
     """
-    headroom = question.site.cluster.headroom
+    headroom = question.site.cluster.kept_share
     for call in context.graph:
         placed = plan[call.name]
         if TRAITS[placed.engine].micro_batches and placed.micro_batches > 1 and placed.mesh in context.space.meshes:

@@ -116,6 +116,10 @@ SMALLEST = {
         f"--steps 2 --batch-size 4 --plans split {TINY}",
         "auto_vs_best_preset max_error median_error num_plans pairs_in_order plans rank_correlation ranks",
     ),
+    "public_runs": (
+        "--only prime_rl_06b_8k prime_rl_06b_16k",
+        "fitted in_order not_fitted our_runtime ranges real_calls",
+    ),
     "planner.referee": (
         "--only 17 --plans 3 --budget 0.5",
         "beaten beaten_by_at_most fastest_beaten_by_at_most median_gap questions violations worst_gap",
