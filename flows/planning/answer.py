@@ -100,7 +100,7 @@ def _answer_with_table(
 ) -> PlanAnswer:
     """The answer for the named cluster, or for the smallest that suffices, with the table of all clusters.
 
-    A named cluster without enough memory is a row of the table, and the answer is that of the smallest that has enough;
+    A named cluster without enough memory is a row of the table, and the smallest with enough is answered for;
     only a plan of one's own is for the named cluster alone. If no cluster has enough memory, the refusal states how
     many devices of each kind are enough.
     """

@@ -22,7 +22,7 @@ YOURS = "YOURS.yaml"  # in the command: a file with the models' folders and the 
 
 
 def fit_line(certificate: Certificate, plan: ExecutionPlan) -> str:
-    """Return whether a plan fits, with the fullest device, and what is kept free of each."""
+    """Return whether a plan fits, with the fullest device, and the memory kept free on each."""
     cluster, peak = plan.cluster, certificate.fullest
     if peak is None:
         return "fits: no device is used"
@@ -75,7 +75,7 @@ def run_command(options: PlanOptions, question: Question, stated: Sequence[str] 
 
 
 def place_of(site: Site) -> str:
-    """Return in words where the command runs the plan: nothing for this machine."""
+    """Return the place of the run in words, empty for this machine."""
     nodes, devices = site.cluster.num_nodes, site.cluster.devices_per_node
     return f", in a work pool of {nodes} x {devices} devices" if nodes > 1 else ""
 

@@ -1,1 +1,1 @@
-"""What the planner does, one after another, with the plans that its searches found."""
+"""The passes of the planner, which improve the plans that its searches found."""

@@ -44,7 +44,7 @@ def improve_with_rows_first(pool: Pool) -> Pool:
 
 
 def improved(question: Question, space: PlanSpace, starts: Sequence[ExecutionPlan], budget: Budget) -> ExecutionPlan:
-    """Return the best result of a local search from each start; the others get what a start leaves of its share."""
+    """Return the best result of a local search from each start; time that a start leaves goes to the others."""
     meter, found = Meter(budget), []
     for index, start in enumerate(starts):
         share = Meter(meter.left.times(1 / (len(starts) - index)))

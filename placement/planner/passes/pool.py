@@ -1,4 +1,4 @@
-"""The pool of plans that fit, with their times, and the passes that improve it one after another."""
+"""The pool of plans that fit, with their times, and the passes that improve it."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ class Refinement:
 class Pool:
     """What is known about the plans of a request.
 
-    `timed` are plans that fit, with their seconds. The answer takes no more than `at_most` seconds: those of the
+    `timed` are plans that fit, with their seconds. The answer takes no more than `at_most` seconds, the time of the
     fastest plan that is known without a search of the whole space. `budget` is for each local search. `fastest` is the
     fastest plan so far, `chosen` a plan that is preferred to it.
 
     `improved` are the plans that the local search began with. The answer is compared with its `rivals` if constants are
-    wrong; without rivals nothing is known about that.
+    wrong; without rivals there is no such comparison.
     """
 
     request: SearchRequest
@@ -56,7 +56,7 @@ class Pool:
         refinements: tuple[Refinement, ...],
         budget: Budget,
     ) -> Pool | None:
-        """Return the pool of all plans that were found, and of those that were `known` before; None without a plan."""
+        """Return the pool of all plans that were found and of the plans `known` before; None without a plan."""
         question, findings = request.question, tuple(findings)
         presets = [preset for finding in findings for preset in finding.presets]
         compared = [(plan, question.seconds(plan)) for plan in known]
@@ -89,7 +89,7 @@ class Pool:
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """A step of the planner: what it makes of a pool, and the pools to which it applies."""
+    """A step of the planner: `improve` makes a better pool, if the pool `applies`."""
 
     name: str
     improve: Callable[[Pool], Pool]

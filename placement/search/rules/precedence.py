@@ -1,6 +1,6 @@
 """Runs that certainly end before other runs start, by ReaL's rule (`ready_first`), compiled.
 
-Runs are placed in the order in which they become ready (ties: earlier iteration, then earlier node). A run starts after
+Runs are placed in the order of their ready times (ties: earlier iteration, then earlier node). A run starts after
 all runs that were placed before it on overlapping meshes. So if all dependencies of run a have ended before run b is
 ready, a is ready no later than b, and goes first if their meshes overlap. By the same rule the runs of a node go in
 sequence: a node that has ended in an iteration has ended in all iterations before.

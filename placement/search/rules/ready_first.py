@@ -1,6 +1,6 @@
 """ReaL's rule (arXiv:2406.14088, algorithm 1): the node that was ready first is placed next; compiled.
 
-Of the ready nodes the one with the smallest ready time goes first (ties: earlier iteration, then earlier node). It
+The ready node with the smallest ready time goes first (ties: earlier iteration, then earlier node). It
 starts when it is ready and the last node placed on any overlapping mesh has ended. Zero-length nodes are contracted:
 their successors inherit their predecessors. What counts is the makespan of all iterations. For closed problems.
 

@@ -15,7 +15,7 @@ from prefect_rlhf.placement.search.record import Record
 
 
 class Rule(Record):
-    """What a rule knows of a problem, and room for its results. A subclass is a rule; `search(..., rule=RunOrder)`.
+    """A rule's knowledge of a problem, and room for its results. A subclass is a rule; `search(..., rule=RunOrder)`.
 
     Its compiled functions get the record itself first, then the tables.
 
@@ -34,4 +34,4 @@ class Rule(Record):
     @classmethod
     @abstractmethod
     def of(cls, problem: Problem, iterations: int) -> Self:
-        """Return the rule for a problem. Raises InvalidInput for what the rule does not know."""
+        """Return the rule for a problem. Raises InvalidInput for a problem that the rule does not know."""
