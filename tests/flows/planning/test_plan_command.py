@@ -242,7 +242,7 @@ def test_a_run_keeps_the_headroom_of_its_options(folder):
         for word in ("headroom=0", "headroom=50%")
     )
     assert less.chosen.certificate.device_bytes == whole.chosen.certificate.device_bytes // 2
-    with pytest.raises(InvalidInput, match=r"headroom: got 0.51, expected at most 0.5"):
+    with pytest.raises(InvalidInput, match=r"headroom: got '51%', expected at most 0.5"):
         prepared(ppo, read_parameters(folder / "parameters.yaml", ["headroom=51%"]), HELD)
 
 
@@ -494,10 +494,10 @@ CASES = {
     "GPUs beside none": (["--cluster", "1x8:h100+1x8:cpu", *LENGTHS, *MODELS], "only GPUs"),
     "an unknown network": (["--cluster", "2x8:h100", "--network", "pigeon", *LENGTHS, *MODELS], "pigeon"),
     "no memory": ([*ONE, "--device-memory-gib", "0", *LENGTHS, *MODELS], "device_memory_gib"),
-    "a headroom of more than half": ([*ONE, "--headroom", "51%", *LENGTHS, *MODELS], "headroom: got 0.51, expected at most 0.5"),
+    "a headroom of more than half": ([*ONE, "--headroom", "51%", *LENGTHS, *MODELS], "headroom: got '51%', expected at most 0.5"),
     "a headroom that leaves nothing": ([*ONE, "--device-memory-gib", "2", "--headroom", "0.5", *LENGTHS, *MODELS], "headroom: got 0.5, expected less than 0.1"),
     "a mesh and a pin of a call": ([*ONE, *LENGTHS, *MODELS, "--pin", "ref_inference=n0:0-3", "-p", "placement.ref_inference.mesh=n0:4-7"], "pins.ref_inference: got 'n0:0-3', expected n0:4-7, as placement.ref_inference.mesh"),
-    "a word that the engine lacks": ([*ONE, *LENGTHS, *MODELS, "-p", "placement.actor_generate.micro_batches=2"], "placement.actor_generate.micro_batches: 2 is not used: vllm has no"),
+    "a word that the engine lacks": ([*ONE, *LENGTHS, *MODELS, "-p", "placement.ref_inference.recompute=all"], "placement.ref_inference.recompute: 'all' is not used"),
     "words that conflict": ([*ONE, *LENGTHS, *MODELS, "-p", "placement.critic_inference.offload=all", "-p", "placement.critic_train.offload=none"], "placement.critic_train.offload: got 'none', expected all, as placement.critic_inference.offload"),
     "a negative headroom": ([*ONE, "--headroom=-10%", *LENGTHS, *MODELS], "headroom: got '-10%'"),
     "a headroom that is no share": ([*ONE, "--headroom", "much", *LENGTHS, *MODELS], "headroom: got 'much'"),
