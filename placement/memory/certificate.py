@@ -102,7 +102,7 @@ class Certificate:
         return fullest.num_bytes / max(1, fullest.device_bytes) * (1 - kept) if fullest else 0.0
 
     def by_devices(self) -> dict[str, Peak]:
-        """Return each peak by the names of its devices; equal devices share one."""
+        """Return each peak by the names of its devices; equal devices share a peak."""
         nameless = {DeviceMesh.parse(peak.device).devices()[0]: replace(peak, device="") for peak in self.peaks}
         alike: dict[Peak, list[str]] = defaultdict(list)
         for lane in lanes(nameless):

@@ -38,9 +38,9 @@ def no_plan_fits(question: Question, space: PlanSpace, budget: Budget) -> TooLit
 
 
 def has_fitting_plan(question: Question, budget: Budget) -> bool:
-    """Whether a preset has a plan that fits, or a short search with time sharing finds one.
+    """Whether a preset has a plan that fits, or a short search with time sharing finds such a plan.
 
-    In that search all layers may be recomputed. No says nothing.
+    In that search all layers may be recomputed. No is not a proof.
     """
     if some_preset_fits(question):
         return True
