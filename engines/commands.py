@@ -141,7 +141,7 @@ class BuildCommand:
 
     @property
     def name_of(self) -> Mapping[str, str]:
-        """The name of the weights that each parameter belongs to; without weights, no parameter has one."""
+        """The name of the weights that each parameter belongs to; empty without weights."""
         return {parameter.name: own.name for own in self.weights for parameter in own.parameters}
 
 

@@ -91,7 +91,7 @@ def write_shard(folder: Path, number: int, num_updates: int, parts: Iterable[Sta
 
 
 def read_index(index: Path, weights: str) -> ShardIndex:
-    """Read the index of a shard. Its file must exist with the recorded length. Raises InvalidInput in one line."""
+    """Read the index of a shard. Its file must exist with the recorded length. Raises InvalidInput."""
     file = index.with_suffix(".safetensors")
     field = f"checkpoint.{weights}"
     try:

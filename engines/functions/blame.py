@@ -33,7 +33,7 @@ class _Users:
 
 @contextmanager
 def kept_names() -> Iterator[None]:
-    """Keep the local names of the place where a KeyError is raised, for `blame_of` of errors in the body.
+    """Keep the local names at the raise of a KeyError, for `blame_of` of errors in the body.
 
     From Python 3.12 on, a comprehension is a part of its function, and its names are gone once an error has left it.
     Without them a key that all rows lack would be blamed on the response.

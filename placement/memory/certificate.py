@@ -268,7 +268,7 @@ class _AlikeDevices:
         return self._beside.values[kind - 1] if kind else ()
 
     def load(self, device: int) -> _DeviceLoad:
-        """Return what a device holds and needs; equal needs are a single object."""
+        """Return the load of a device, held and needed; equal needs are a single object."""
 
         def also(instance: ModelInstance, what: str) -> tuple[str, ...]:
             return self._borrowers.get(instance, ()) if what == "weights" else ()

@@ -184,7 +184,7 @@ class Savings:
         return TRAITS[plan[call.name].engine].micro_batches and self.is_free(plan, call, "micro_batches")
 
     def _in_most_micro_batches(self, plan: ExecutionPlan, least_tokens: int = 1) -> ExecutionPlan:
-        """The plan with the most micro-batches of at least `least_tokens` for each tensor-parallel part."""
+        """The plan with the most micro-batches of at least `least_tokens` tokens for each tensor-parallel part."""
         for call in self.graph:
             if self._may_be_cut(plan, call):
                 numbers = self.numbers_of_micro_batches(call, plan[call.name])

@@ -24,7 +24,7 @@ MEASURED = "details seconds_per_call seconds_per_step"
 
 SMALLEST = {
     "planner.ablation": (
-        "--only 17 --evaluations 4000 --parts presets,divisions,annealing",
+        "--only 17 --evaluations 4000 --parts presets,divisions",
         "evaluations parts processor_seconds questions",
     ),
     "parts.certify_memory": (

@@ -23,10 +23,10 @@ from prefect_rlhf.placement.memory.bytes import usable_bytes
 from prefect_rlhf.placement.models.known_models import known_shape
 from prefect_rlhf.placement.planner import attempts
 from prefect_rlhf.placement.planner.best_plan import plan_graph
+from prefect_rlhf.placement.planner.passes.simplicity import NEARLY
 from prefect_rlhf.placement.planner.planned import ROUNDING, Planned
 from prefect_rlhf.placement.planner.preset_plan import preset_result
 from prefect_rlhf.placement.planner.question import Question, Site
-from prefect_rlhf.placement.planner.simplicity import NEARLY
 from prefect_rlhf.placement.planner.space.candidates import CostContext, candidate, fitting_candidates
 from prefect_rlhf.placement.planner.space.mesh_space import MeshSpace, meshes_of
 from prefect_rlhf.placement.planner.space.plan_problem import PlanSpace

@@ -13,8 +13,8 @@ from prefect_rlhf.placement.engine_traits import TRAITS
 from prefect_rlhf.placement.graph import Call
 from prefect_rlhf.placement.memory.savings import with_changes
 from prefect_rlhf.placement.plan import ExecutionPlan, Placement, recomputed_layers
+from prefect_rlhf.placement.planner.passes.simplicity import is_nearly_full
 from prefect_rlhf.placement.planner.question import Question
-from prefect_rlhf.placement.planner.simplicity import is_nearly_full
 from prefect_rlhf.placement.planner.space.candidates import CostContext, candidate
 from prefect_rlhf.placement.plans.check import violations
 from prefect_rlhf.placement.plans.streaming import in_parts, streaming_calls
