@@ -92,7 +92,7 @@ def plan(flags: Annotated[PlanFlags, ALL_AT_ONCE]) -> int:
 
     A plan states the devices and the parallelism of each call. The answer begins
     with three lines: whether it fits, seconds and dollars of a step, and the command
-    that runs it. The plan, the usual placements beside it and notes follow; the
+    that runs it. The plan, the usual placements and notes follow; the
     proof, the search and the memory with --explain:
 
       prefect-rlhf plan ppo --model actor=llama-70b --model critic=llama-7b \\

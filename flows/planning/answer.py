@@ -100,8 +100,8 @@ def _answer_with_table(
 ) -> PlanAnswer:
     """The answer for the named cluster, or for the smallest that suffices, with the table of all clusters.
 
-    A named cluster without enough memory is a row of the table, and the smallest with enough is answered for;
-    only a plan of one's own is for the named cluster alone. If no cluster has enough memory, the refusal states how
+    A named cluster without enough memory is a row of the table, and the answer is for the smallest that has enough;
+    only a plan file is for the named cluster alone. If no cluster has enough memory, the refusal states how
     many devices of each kind are enough.
     """
     named, plain = named_cluster(options), options.model_copy(update={"plan": "", "explain": False})

@@ -1,4 +1,4 @@
-"""The first three lines of an answer: whether it fits, what a step takes and costs, and the command that runs it."""
+"""The first three lines of an answer: whether it fits, time and price of a step, and the command that runs it."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -22,7 +22,7 @@ YOURS = "YOURS.yaml"  # in the command: a file with the models' folders and the 
 
 
 def fit_line(certificate: Certificate, plan: ExecutionPlan) -> str:
-    """Return whether a plan fits, with the fullest device, and the memory kept free on each."""
+    """Return whether a plan fits, with the fullest device, and the bytes of each that are kept free."""
     cluster, peak = plan.cluster, certificate.fullest
     if peak is None:
         return "fits: no device is used"
@@ -50,7 +50,7 @@ def steps_line(seconds: float, work: IterationWork, steps: int, record: Range | 
 
 
 def planned_steps(options: PlanOptions) -> int:
-    """Return the number of steps that the question's parameters state, or the usual one."""
+    """Return the number of steps that the question's parameters state, or the usual number."""
     stated = options.parameters.get("steps")
     return stated if isinstance(stated, int) and stated > 0 else STEPS
 
@@ -75,7 +75,7 @@ def run_command(options: PlanOptions, question: Question, stated: Sequence[str] 
 
 
 def place_of(site: Site) -> str:
-    """Return the place of the run in words, empty for this machine."""
+    """Return in words the work pool that runs the plan; empty for this machine."""
     nodes, devices = site.cluster.num_nodes, site.cluster.devices_per_node
     return f", in a work pool of {nodes} x {devices} devices" if nodes > 1 else ""
 

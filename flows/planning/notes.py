@@ -1,4 +1,4 @@
-"""Notes of an answer: remedies and facts about this plan that a person can use, a line each."""
+"""Notes of an answer: lines about this plan that a person can act on."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def notes(question: Question, planned: Planned, work: IterationWork, *, states_i
 
 
 def of_calls(question: Question, plan: ExecutionPlan) -> Iterator[str]:
-    """Yield in words how calls of every step differ from the usual; calls with the same words share a line."""
+    """Yield in words the unusual decisions for the calls of every step; calls with the same words share a line."""
     found: dict[str, list[str]] = defaultdict(list)
     for call in question.graph:
         if call.role is not None and call.every is None:
@@ -58,7 +58,7 @@ def of_calls(question: Question, plan: ExecutionPlan) -> Iterator[str]:
 
 
 def of_placement(call: Call, placed: Placement, question: Question) -> Iterator[str]:
-    """Yield in words how a placement differs from the usual: offloads, a limited cache, micro-batches of a row."""
+    """Yield in words the unusual decisions of a placement: offloads, a limited cache."""
     if placed.offload != "none":
         what = "optimizer states" if placed.offload == "optimizer" else "weights"
         what = "weights and optimizer states" if (placed.offload, call.kind) == ("all", "train_step") else what
@@ -74,7 +74,7 @@ def of_placement(call: Call, placed: Placement, question: Question) -> Iterator[
 
 
 def rows_of_a_micro_batch(call: Call, placed: Placement) -> str:
-    """Return the micro-batches of a call with the rows of each: `128 of 1 row`; `1` alone for a single micro-batch."""
+    """Return the micro-batches of a call with the rows of each: `128 of 1 row`; `1` for a single micro-batch."""
     count = placed.micro_batches
     if count == 1:
         return "1"

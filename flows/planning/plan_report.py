@@ -78,7 +78,7 @@ class PlanAnswer:
 
     @cached_property
     def first_lines(self) -> Sequence[str]:
-        """Whether it fits, what a step takes and costs, and the command that runs it, or why none does."""
+        """Whether it fits, time and price of a step, and the command that runs it, or the reason for its absence."""
         planned = self.planned
         blocked = next(not_run(self.question), "")
         run = blocked or (f"run it{place_of(self.question.site)}: {self.command}" if self.command else "")
@@ -87,7 +87,7 @@ class PlanAnswer:
 
     @cached_property
     def notes(self) -> Sequence[str]:
-        """What a person may do or should know about this plan; the first lines have what hinders a run."""
+        """Lines that a person can act on; obstacles of a run are in the first lines."""
         found = notes(self.question, self.planned, self.work, states_imbalance=self.states_imbalance)
         named = [f"{YOURS} of the command has your models' folders and data"] if YOURS in self.command else []
         return [*(line for line in found if line not in self.first_lines), *named]
@@ -123,7 +123,7 @@ class PlanAnswer:
 
     @cached_property
     def screen_rows(self) -> list[dict[str, str]]:
-        """The calls with models of every step as rows of a table: where, how split, and how fast."""
+        """The calls with models of every step as rows of a table: devices, strategy, speed."""
         graph, plan = self.question.graph, self.planned.plan
         rows = []
         for call, row in zip(graph, self.plan_rows, strict=True):

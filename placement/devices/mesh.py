@@ -111,7 +111,7 @@ class ClusterShape(HashedOnce):
     is the host memory of each node for offloaded models; 0: unknown. `backend` is the kind of code that the devices
     run, as a lease or site of the cluster states it. `leased` is the part that the lease or site has; None: all of it.
     `headroom` is the share of each device that no plan may use, as a run or a question states it. `room` is the share
-    that plans keep free if none is stated, for what no certificate counts.
+    that plans keep free without a headroom, for uncounted memory.
     """
 
     name: str

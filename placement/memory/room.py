@@ -1,4 +1,4 @@
-"""Room: the share of each device that plans keep free for memory beyond certificates, unless a person states it."""
+"""Room: the share of each device that plans keep free for uncounted memory, unless a person states another."""
 
 from dataclasses import replace
 
@@ -16,9 +16,9 @@ MOST_ROOM = 0.5
 
 
 def with_room(cluster: ClusterShape, headroom: float | None, backend: Backend) -> ClusterShape:
-    """Return the cluster with the stated headroom, or else with the room that plans keep.
+    """Return the cluster with the stated headroom, or without it with the room that plans keep.
 
-    Raises InvalidInput for a headroom that leaves no memory to plans.
+    Raises InvalidInput for a headroom that leaves no memory.
     """
     if headroom is not None:
         return replace(with_headroom(cluster, headroom, backend), room=0.0)
@@ -28,15 +28,15 @@ def with_room(cluster: ClusterShape, headroom: float | None, backend: Backend) -
 
 
 def without_room(cluster: ClusterShape) -> ClusterShape:
-    """Return the cluster without room, for the plan of a file: its author may fill a device up to the headroom."""
+    """Return the cluster for the plan of a file, which may fill the room."""
     return replace(cluster, room=0.0)
 
 
 def process_share(device_bytes: int, devices_per_node: int) -> float:
-    """Return the share of a CPU device that its process takes without tensors: programs, and the allocators' least.
+    """Return the share of a CPU device for its process without tensors: programs, and the allocators' least.
 
     These are the numbers of `processes`, which a dry run shows. A device that has no memory for the programs is not the
-    memory of a process, so the share is 0.
+    memory of a process, so it keeps no room.
 
     >>> round(process_share(8 << 30, 1), 2), process_share(1 << 29, 1)
     (0.31, 0.0)

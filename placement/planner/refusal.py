@@ -38,7 +38,7 @@ def no_plan_fits(question: Question, space: PlanSpace, budget: Budget) -> TooLit
 
 
 def has_fitting_plan(question: Question, budget: Budget) -> bool:
-    """Whether a preset has a plan that fits, or a short search with time sharing finds one.
+    """Whether a preset has a plan that fits, or a short search with time sharing finds such a plan.
 
     In that search all layers may be recomputed. `False` proves no absence.
     """

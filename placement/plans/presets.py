@@ -46,7 +46,7 @@ class Preset:
     `micro_batch_tokens` is the most tokens per device in a micro-batch of a symmetric preset, whose calls all have
     equally many micro-batches; None: each call has a suitable number. `parts` is the number of streamed parts of
     generation and inference on disjoint devices; half as many, and so on, if a step's rows have no such parts.
-    `what` says in a few words what it is.
+    `what` describes it in a few words.
     """
 
     mesh_rule: MeshRule

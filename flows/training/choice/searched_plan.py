@@ -26,7 +26,7 @@ def summary(planned: Planned, *others: PresetResult, work: IterationWork | None 
 
 
 def proof_lines(planned: Planned, work: IterationWork | None = None) -> Iterator[str]:
-    """Yield lines about a plan: estimate, bound, throughput, what binds it, what was searched."""
+    """Yield lines about a plan: estimate, bound, throughput, binding constraint, search."""
     yield f"{planned.seconds:.4g} s per iteration by the estimate, {_against_bound(planned)}"
     yield from _causes(planned)
     if work is not None:

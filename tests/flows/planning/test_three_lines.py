@@ -59,7 +59,7 @@ def test_the_first_three_lines_say_whether_it_fits_what_it_takes_and_how_it_runs
     of_device = f"{peak.num_bytes / GIB:.1f} of {whole / GIB:.1f} GiB ({peak.num_bytes / whole:.1%})"
     assert fits.startswith(f"fits: {of_device} on the fullest device, {peak.device} during ")
     assert fits.endswith("; 3.2 GiB are kept as room") and whole == DATASHEETS["h100"].memory_bytes
-    assert takes.startswith(f"{grpo.planned.seconds:.4g} s a step, $")
+    assert takes.startswith(f"{grpo.planned.seconds:.4g} s a step")
     dollars = [float(text) for text in re.findall(r"\$([\d.]+)", takes)]
     assert dollars == pytest.approx([16 * steps * grpo.planned.seconds / 3600 for steps in (1, 100)], rel=0.02)
     assert "; 100 steps: " in takes
