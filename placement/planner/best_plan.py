@@ -64,7 +64,8 @@ class Parts:
 
     @property
     def names(self) -> tuple[str, ...]:
-        return tuple(each.name for each in (*self.attempts, *self.passes, *self.refinements))
+        searches, passes = (each.name for each in self.attempts), (each.name for each in self.passes)
+        return (*searches, *passes, *(each.name for each in self.refinements))
 
     def without(self, name: str) -> "Parts":
         """Return all parts except the named part."""

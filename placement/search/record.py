@@ -57,7 +57,7 @@ class Record:
         block = np.array(words, dtype=np.int64)
         object.__setattr__(self, "_words", block)
         object.__setattr__(self, "address", _address(block))
-        object.__setattr__(self, "_kind", _record_type(type(self), tuple(kinds)))
+        object.__setattr__(self, "_kind", _kind_of(type(self), tuple(kinds)))
 
 
 def _stored(name: str, value: Any) -> tuple[Any, list[int]]:
@@ -100,6 +100,10 @@ class RecordType(types.Type):  # type: ignore[misc]  # numba has no types
 
 METHODS: dict[str, Mapping[str, Any]] = {}
 """The static methods of records, by the names of their classes. Types are stored with compiled code, without these."""
+
+
+def _kind_of(of: type[Record], members: tuple[tuple[str, Any], ...]) -> RecordType:
+    return _record_type(of, members)  # type: ignore[arg-type]  # mypy takes the hash of a class for that of its objects
 
 
 @cache

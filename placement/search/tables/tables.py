@@ -112,9 +112,13 @@ class Tables(Record):
     loops: Ints  # [loops, 2]: nodes and iterations of each, see `loops`
 
 
-@lru_cache(maxsize=1)  # a local search ranks the neighbours of many plans by the same problem
 def build_tables(problem: Problem, rule: type[Rule]) -> Tables:
     """Number nodes, calls, options and meshes. The same problem always gives the same arrays."""
+    return _build_tables(problem, rule)  # type: ignore[arg-type]  # mypy takes a class's hash for that of its objects
+
+
+@lru_cache(maxsize=1)  # a local search ranks the neighbours of many plans by the same problem
+def _build_tables(problem: Problem, rule: type[Rule]) -> Tables:
     # Numba compiles functions of arrays of numbers well, and functions of Python objects not at all. So everything
     # that the inner loops read is flattened here, once. Lists of different lengths share an array with an array of
     # starts, and sets of at most 62 nodes are bits of a word, which makes union and membership single instructions.
