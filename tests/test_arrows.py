@@ -116,7 +116,7 @@ SUB_ROOMS: Mapping[str, Mapping[str, str]] = {
         "layout": "models models.families devices .",
         "models": "models.families",
         "models.families": "models",
-        "rows": "devices .",
+        "rows": "devices models .",
         "search": "search.exact search.partial search.sampling search.tables devices",
         "search.bound": "search search.tables",
         "search.exact": "search search.bound search.partial search.sampling search.tables",

@@ -24,6 +24,7 @@ from prefect_rlhf.flows.training.spec.replanning import Say
 from prefect_rlhf.flows.training.spec.run_spec import RunSpec
 from prefect_rlhf.placement.augmented.node import subject_of
 from prefect_rlhf.placement.engine_traits import TRAITS
+from prefect_rlhf.placement.models.outputs import OUTPUTS
 from prefect_rlhf.placement.plan import ExecutionPlan
 from prefect_rlhf.placement.planner.fitted_constants import Measured
 from prefect_rlhf.placement.planner.recheck import Recheck
@@ -128,6 +129,7 @@ def begun_recheck(
         was_searched=searched or is_searched(request.spec.plan),
         evaluations=EVALUATIONS,
         traits={str(name): traits for name, traits in TRAITS.items()},
+        outputs=dict(OUTPUTS),
         rollouts=tuple(rollouts[-STEPS_AWAITED:]),
         least_gain=least_gain,
     )
