@@ -128,6 +128,18 @@ def shown_folder(folder: str) -> str:
     return folder if found is None else f"{found['owner']}/{found['name']}@{found['commit'][:12]}"
 
 
+def repository_of(path: str) -> str | None:
+    """Return the name on the Hub of a model at a path there, or in the Hub's cache; None for any other folder.
+
+    >>> repository_of("hf://acme/tiny@main"), repository_of("models/tiny")
+    ('acme/tiny', None)
+    """
+    if (found := _SNAPSHOT.search(path)) is not None:
+        return f"{found['owner']}/{found['name']}"
+    place = hub_path(path, "path")
+    return None if place is None else place.repo
+
+
 def _in_url(revision: str) -> str:
     is_ref = revision.startswith(("refs/pr/", "refs/convert/"))  # hf:// takes only these with slashes
     return revision if is_ref else revision.replace("/", "%2F")

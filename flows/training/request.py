@@ -109,11 +109,14 @@ def read_request(asked: AskedRun, lease: Lease, *, reward_warnings: tuple[str, .
     """Read inputs and graph, and try an author's own operators. Raises InvalidInput or GraphError if they cannot run.
 
     A run that did not reach its end may continue from a checkpoint of its last step: the work after that step is still
-    to be done. Rewards are tried, unless their warnings are given, or the run starts again.
+    to be done. Rewards are tried, unless their warnings are given, or the run starts again. Without a checkpoint, a
+    repository on the Hub is read at the commit that an earlier attempt at this run has read.
     """
     algorithm, spec = asked.algorithm, asked.spec
     checkpoint = None if spec.resume is None else find_checkpoint(spec.resume, spec.place)
-    arguments, commits = at_commits(asked.arguments, checkpoint.manifest.lineage.commits if checkpoint else {})
+    arguments, commits = at_commits(
+        asked.arguments, checkpoint.manifest.lineage.commits if checkpoint else asked.commits
+    )
     inputs = replace(read_run_inputs(arguments), commits=commits)
     graph = algorithm.trace(arguments, inputs.models, inputs.datasets)
     spec = with_steps(spec, graph)

@@ -50,6 +50,7 @@ from prefect_rlhf.flows.training.run_folder import (
     check_latest,
     earlier_folder,
     new_folder,
+    read_commits,
     read_result,
 )
 from prefect_rlhf.flows.training.run_name import tag_run
@@ -174,9 +175,8 @@ def run_algorithm(algorithm: Algorithm, parameters: Mapping[str, Any]) -> Mappin
     if earlier is not None and (result := read_result(earlier)) is not None:
         log_info(f"{earlier} holds the finished run: no step is left")
         return result
-    own = newest_finished(earlier) if earlier else None
-    if own is not None:
-        asked = asked.restarted(own)
+    if earlier is not None:
+        asked = asked.restarted(newest_finished(earlier), read_commits(earlier))
     with complete_record(), ExitStack() as held:
         if not dry_run and given_lease() is None:
             checked = check_run(asked, leased.cluster)

@@ -1,4 +1,4 @@
-"""The outputs of a model's forward pass: the columns that an inference makes, and what a loss asks for.
+"""The outputs of a model's forward pass: the columns that an inference makes and a loss reads.
 
 Tracing, costs, rows and engines read this table, so another output is another entry.
 """
@@ -34,7 +34,7 @@ class Output:
 
     @property
     def vector(self) -> tuple[int, ...]:
-        """The shape of what a token or a row has."""
+        """The shape of the numbers of a token or a row."""
         return () if self.width is None else (self.width,)
 
 
@@ -52,7 +52,7 @@ OUTPUTS: Mapping[str, Output] = MappingProxyType(_OUTPUTS)
 def register(name: str, output: Output) -> None:
     """Add an output that is not part of this package. Ranks receive it when they start.
 
-    Raises InvalidInput for a name that another output has, and for one that is no identifier.
+    Raises InvalidInput for the name of another output, and for a name that is no identifier.
     """
     if not name.isidentifier() or OUTPUTS.get(name, output) != output:
         raise InvalidInput("output", name, f"an identifier besides {', '.join(OUTPUTS)}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from prefect_rlhf.placement.graph import Call, DataflowGraph
+from prefect_rlhf.placement.layout.sharing import shared_weights
 from prefect_rlhf.placement.plan import ExecutionPlan, ModelInstance, instances, trained_instance
 
 
@@ -19,7 +20,8 @@ class PlanAt:
 def closed_instances(graph: DataflowGraph, plan: ExecutionPlan, other: ExecutionPlan) -> tuple[ModelInstance, ...]:
     """Return the instances of `plan` that `other` lacks: after a switch to `other` they have ended.
 
-    An instance stays only if its calls, its cache and its offloading stay. Swapped, it returns the instances to build.
+    An instance stays only if its calls, its cache, its offloading and the weights that it takes from others stay.
+    Swapped, it returns the instances to build.
     """
     stay = _as_used(graph, other)
     return tuple(instance for instance, used in _as_used(graph, plan).items() if stay.get(instance) != used)
@@ -39,5 +41,10 @@ def _as_used(graph: DataflowGraph, plan: ExecutionPlan) -> dict[ModelInstance, o
         placement = plan[call.name]
         return call.name, placement.offload, placement.cache_gib, placement.parts
 
-    speeds = plan.cluster.node_speeds
-    return {instance: (speeds, *map(use, calls)) for instance, calls in instances(graph, plan).items()}
+    speeds, shared = plan.cluster.node_speeds, shared_weights(graph, plan)
+    own = {instance: (speeds, *map(use, calls)) for instance, calls in instances(graph, plan).items()}
+
+    def taken(instance: ModelInstance) -> dict[str, object]:
+        return {name: (holder, own[holder]) for name, holder in shared.get(instance, {}).items()}
+
+    return {instance: (used, taken(instance)) for instance, used in own.items()}

@@ -41,6 +41,7 @@ from prefect_rlhf.tasks.server.patience import hurry
 
 MAX_GROUPS_IN_FLIGHT = 2
 STOPPED = "The run was stopped"  # in the states of groups and nodes that ended without their own failure
+NEVER_BEGAN = "Never began"  # the state of a group whose steps were handed out before the run ended
 
 
 class GraphRunner:
@@ -206,7 +207,7 @@ class GraphRunner:
         )
         try:
             state: State[Any] = flow(return_state=True)
-            if not state.is_completed():
+            if not state.is_completed() and not group.never_began:
                 self._fail(_error_of(state, group.name))
         except BaseException as error:  # noqa: BLE001  any error of a group ends the run, with the first error's message
             self._fail(error)
@@ -229,6 +230,8 @@ class GraphRunner:
             future.wait()
             if future.state.is_failed() or future.state.is_crashed():  # also if Prefect never called our function
                 self._fail(_error_of(future.state, node.title))
+        if group.never_began:
+            return Cancelled(name=NEVER_BEGAN, message=f"The run ended before {group.name}")
         if self._is_stopped:
             return Cancelled(message=STOPPED)
         if isinstance(self._failure, RlhfError):
@@ -356,6 +359,11 @@ class GroupRun:
         self._not_begun = {node.id for node in nodes}
         self._not_ended = {node.id for node in nodes if node.kind not in BEHIND}
         self._last_step = steps.count(max(steps))
+
+    @property
+    def never_began(self) -> bool:
+        """Whether no node has begun: the UI shows a group from the moment that its nodes are handed out."""
+        return len(self._not_begun) == len(self.nodes)
 
     def node_began(self, node: Node) -> None:
         """Count a started node if it belongs to this group."""

@@ -31,4 +31,4 @@ def registered():
     try:
         yield
     finally:
-        del outputs._OUTPUTS[NAME]
+        outputs._OUTPUTS.pop(NAME, None)

@@ -70,7 +70,7 @@ def test_a_loss_on_the_output_is_trained(folder):
     sequences, batch = cases.make_rows(8)
     with torch.no_grad():
         values = spread(expected(folder, sequences, 1.0), batch).values
-    engine = Case(folder, optimizer=replace(OPTIMIZER, warmup_steps=0)).build(0)
+    engine = Case(folder, optimizer=replace(OPTIMIZER, warmup_steps=0, lr=1e-4)).build(0)
     first, second = (cases.train_on(engine, sequences, batch, spread, Walk(NAME))["loss"] for _ in range(2))
     assert first == pytest.approx(float(values.sum() / batch["mask"].sum()), abs=2e-4)
     assert second < first
@@ -80,7 +80,8 @@ def test_a_loss_on_the_output_is_trained(folder):
 def test_ranks_that_start_later_have_it_and_keep_its_vectors(tmp_path):
     """On two ranks that divide the vocabulary: the rows of a rank hold a vector for each response token."""
     folder = make_model(tmp_path / "llama", heads=4, kv_heads=2)
-    settings = GangSettings(2, OpenRank, environment={**RANK_ENVIRONMENT, **FORK_ENVIRONMENT})
+    environment = {**RANK_ENVIRONMENT, **FORK_ENVIRONMENT}
+    settings = GangSettings(2, OpenRank, environment=environment, preload=("torch.distributed",))
     gang = LocalGang(settings)
 
     def on_all(method, *arguments):

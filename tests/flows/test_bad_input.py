@@ -247,7 +247,7 @@ CASES = {
     ),
     "the best of no metric": (lambda g: at(g, "best_is", "lowest"), "best_is: 'lowest' is not used: best_metric is not set; remove it, or set best_metric"),
     "checkpoints to keep of none": (lambda g: at(g, "keep_checkpoints", 5), "keep_checkpoints: 5 is not used: without checkpoint_every a run writes no checkpoints; remove it, or set"),
-    "a fall after a warm-up that does not end": (lambda g: at(at(g, "algo.actor_optimizer.schedule", "cosine"), "algo.actor_optimizer.warmup_steps", 50), "warmup_steps of the actor's optimizer: got 50"),
+    "a fall after a warm-up that does not end": (lambda g: at(at(g, "algo.actor_optimizer.schedule", "cosine"), "algo.actor_optimizer.warmup_steps", 50), "algo.actor_optimizer.warmup_steps: got 50"),
     "a temperature below zero": (lambda g: at(g, "algo.sampling.temperature", -1.0), "temperature"),
     "a learning rate of zero": (lambda g: at(g, "algo.actor_optimizer.lr", 0.0), "lr"),
     "an unknown word of replan": (lambda g: at(g, "replan", "do"), "replan: got 'do', expected 'off', 'say' or 'switch'"),

@@ -17,7 +17,7 @@ from prefect_rlhf.engines.megatron.vocabulary.head import token_logprobs, token_
 
 @dataclass(frozen=True, slots=True)
 class HeadInput:
-    """What a head computes an output from, with gradients.
+    """The input of a head, with gradients.
 
     `hidden_NH` are the states before the tokens `targets_N`; for an output of rows they are the states of the last
     tokens, and `targets_N` is empty. The first `num_rows` rows of `weight_VH` are tokens (of a scalar head: the only

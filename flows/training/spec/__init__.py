@@ -1,1 +1,1 @@
-"""What a person asks of a run, read from its form once: the place of its files, its plans, its switches."""
+"""The request for a run, read from its form once: the place of its files, its plans, its switches."""

@@ -1,4 +1,4 @@
-"""Where a run's files are, and where the checkpoint is that it continues from: folders here, or mirrors of a store."""
+"""The folders of a run's files, and of the checkpoint that it continues from: on this machine, or in its mirrors."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +19,7 @@ class RunPlace:
 
 
 def read_place(output_dir: str) -> RunPlace:
-    """Return the place that `output_dir` names. Raises InvalidInput for a text that names none, or a read-only store.
+    """Return the place that `output_dir` names. Raises InvalidInput for a text that is no path, or a read-only store.
 
     >>> read_place("s3://bucket/runs").url, read_place("/tmp/runs")
     ('s3://bucket/runs', RunPlace(folder=PosixPath('/tmp/runs'), url=None))
@@ -31,7 +31,7 @@ def read_place(output_dir: str) -> RunPlace:
 
 @dataclass(frozen=True, slots=True)
 class Resume:
-    """The checkpoint that a run continues from: the newest in the run's place, or the one of `folder`.
+    """The checkpoint that a run continues from: the newest in the run's place, or that of `folder`.
 
     `folder` belongs to a run or to a checkpoint. `is_own`: the same run wrote it, and was started again.
     """

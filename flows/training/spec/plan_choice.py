@@ -28,7 +28,7 @@ class Auto:
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """The fastest of the best `count` plans of a search, each of which is run and measured first."""
+    """The fastest of a search's best `count` plans, after a measurement of each."""
 
     count: int
 
@@ -71,7 +71,7 @@ SinglePlan = Auto | Measure | PresetPlan | PlanFile | PlanContent
 
 @dataclass(frozen=True, slots=True)
 class PlansByStep:
-    """Plans and the steps from which a run uses them, as stated; from `file` if they are in a file."""
+    """Plans with their first steps, in the stated order; `file` has them, unless the form does."""
 
     plans: tuple[tuple[int, SinglePlan], ...]
     file: Path | None = None
@@ -88,7 +88,7 @@ class PlansByStep:
         return ", ".join([*(name for _, name in names[:1]), *(f"{name} from {step}" for step, name in names[1:])])
 
     def until(self, step: int) -> PlansByStep | None:
-        """Return the plans that begin at `step` or before; None if there are none."""
+        """Return the plans that begin at `step` or before; None without any."""
         plans = tuple(each for each in self.plans if each[0] <= step)
         return PlansByStep(plans, self.file) if plans else None
 

@@ -1,4 +1,4 @@
-"""The parameter `replan` as a value: what a run does about a better plan that its measured steps show."""
+"""The parameter `replan` as a value: the reaction of a run to a better plan by its measured steps."""
 
 from dataclasses import dataclass
 
@@ -26,7 +26,7 @@ Replanning = Say | Switch
 
 
 def read_replanning(options: RunOptions) -> Replanning | None:
-    """Return what a run does about a better plan. Raises NotUsed for settings of `replan` without effect."""
+    """Return the reaction to a better plan. Raises NotUsed for settings of `replan` without effect."""
     fields = RunOptions.model_fields
     if options.replan != "switch" and options.replan_every != fields["replan_every"].default:
         raise NotUsed("replan_every", options.replan_every, f"replan is {options.replan}", "set replan: switch")

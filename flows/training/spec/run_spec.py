@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -61,19 +61,24 @@ class RunSpec:
 
 @dataclass(frozen=True, slots=True)
 class AskedRun:
-    """A run of `algorithm` with the `arguments` of its body."""
+    """A run of `algorithm` with the `arguments` of its body.
+
+    `commits` are those that an earlier attempt at this run read of repositories on the Hub, by repository and branch.
+    """
 
     algorithm: Algorithm
     arguments: Mapping[str, Any]
     spec: RunSpec
+    commits: Mapping[str, str] = field(default_factory=dict)
 
     def dry(self) -> AskedRun:
         """Return the run without its steps: checks, plan and graph."""
         return replace(self, spec=replace(self.spec, dry_run=True))
 
-    def restarted(self, checkpoint: Path) -> AskedRun:
-        """Return the run as it continues after it was started again, from a checkpoint of its own."""
-        return replace(self, spec=replace(self.spec, resume=Resume(checkpoint, is_own=True)))
+    def restarted(self, checkpoint: Path | None, commits: Mapping[str, str]) -> AskedRun:
+        """Return the run as it continues after it was started again, from its own `checkpoint` if that exists."""
+        resume = self.spec.resume if checkpoint is None else Resume(checkpoint, is_own=True)
+        return replace(self, spec=replace(self.spec, resume=resume), commits=commits)
 
 
 def asked_run(algorithm: Algorithm, parameters: Mapping[str, Any]) -> AskedRun:
@@ -120,7 +125,7 @@ def read_spec(options: RunOptions) -> RunSpec:
 
 
 def _check_used(options: RunOptions) -> None:
-    """Raise NotUsed for `steps` beside `epochs`, and for settings of checkpoints in a run without any."""
+    """Raise NotUsed for `steps` with `epochs`, and for settings of checkpoints in a run without any."""
     fields = RunOptions.model_fields
     if options.epochs is not None and options.steps != fields["steps"].default:
         raise NotUsed("steps", options.steps, "epochs sets the number of steps", "remove epochs")

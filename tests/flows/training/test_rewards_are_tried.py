@@ -32,7 +32,7 @@ def warned(parameters, tmp_path, monkeypatch):
         given = ppo.validate_parameters(parameters | {"reward": reward})
         asked = asked_run(ppo.algorithm, given)
         if restarts:
-            asked = asked.restarted(tmp_path)
+            asked = asked.restarted(tmp_path, {})
             monkeypatch.setattr(request, "find_checkpoint", lambda resume, place: None)
         prepare(asked, DESK, reward_warnings=reward_warnings)
         of_rewards = [line for line in warnings if "reward" in line]

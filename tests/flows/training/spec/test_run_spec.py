@@ -67,7 +67,8 @@ def test_a_value_without_effect_is_refused_where_the_form_is_read(field):
 def test_a_run_that_was_started_again_continues_from_its_own_checkpoint():
     asked = AskedRun(ppo.algorithm, {}, read_spec(RunOptions(resume_from="latest")))
     assert asked.spec.resume == Resume() and not asked.spec.is_restart
-    again = asked.restarted(Path("/runs/amber/checkpoints/step-000002"))
-    assert again.spec.is_restart
+    again = asked.restarted(Path("/runs/amber/checkpoints/step-000002"), {"hf://acme/judge": "0f3a"})
+    assert again.spec.is_restart and again.commits == {"hf://acme/judge": "0f3a"}
+    assert asked.restarted(None, {}) == asked
     assert again.spec == replace(asked.spec, resume=Resume(Path("/runs/amber/checkpoints/step-000002"), is_own=True))
     assert asked.dry().spec == replace(asked.spec, dry_run=True)

@@ -85,7 +85,8 @@ def test_the_graph_as_text_names_every_node_of_the_first_steps_and_why_it_waits(
         assert all(node.title in text for node in augmented.of_step(step))
     assert "    version <- reallocate.actor.vllm@2 (actor v1)" in text
     assert text.splitlines()[1] == "    data <- dataset prompts (prompt_tokens)"
-    assert text.endswith("... and 3 more steps")
+    assert text.endswith("\n... and 3 more steps")
+    assert graph_text(augment(ppo(), PLAN, 3)).endswith("\n... and 1 more step")
     assert augment(ppo(), PLAN, 2).nodes[-1].title in graph_text(augment(ppo(), PLAN, 2))
 
 
