@@ -102,9 +102,10 @@ SUB_ROOMS: Mapping[str, Mapping[str, str]] = {
     },
     "placement": {
         "planner": (
-            "planner.space memory plans schedule cost cost.datasheets cost.times augmented layout search "
-            "search.partial devices ."
+            "planner.passes planner.space memory plans schedule cost cost.datasheets cost.times augmented layout "
+            "search search.partial devices ."
         ),
+        "planner.passes": "planner planner.space memory plans schedule cost cost.datasheets search .",
         "planner.space": "planner augmented memory plans schedule cost cost.datasheets layout search rows devices .",
         "memory": "plans cost cost.datasheets augmented layout models models.families rows devices .",
         "plans": "layout models rows devices .",

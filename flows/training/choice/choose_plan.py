@@ -20,6 +20,7 @@ from prefect_rlhf.flows.training.spec.plan_choice import (
 from prefect_rlhf.placement.layout.alignment import aligned
 from prefect_rlhf.placement.memory.certificate import Certificate
 from prefect_rlhf.placement.memory.fit import check_fits
+from prefect_rlhf.placement.memory.room import without_room
 from prefect_rlhf.placement.plan import ExecutionPlan
 from prefect_rlhf.placement.planner.explain import next_best
 from prefect_rlhf.placement.planner.preset_plan import completed_preset
@@ -40,26 +41,26 @@ class ChosenPlan:
 def choose_plan(request: RunRequest, choice: SinglePlan) -> ChosenPlan:
     """Return the plan of a choice: searched (`auto`), the fastest of `measure(k)`, a preset, or a plan file.
 
-    A preset is completed, and keeps the words of the parameter `placement`; in the plan of a file they replace the
-    file's. If a plan states no order of devices, copies of trained weights get the order that moves the fewest bytes. A
-    dry run does not measure: it uses the plan that would be measured first. Raises InvalidInput for a plan that cannot
-    run.
+    A preset is completed, and keeps the words of the parameter `placement`, as `auto` does; in the plan of a file they
+    replace the file's. A file's plan may fill the room that others keep. If a plan states no order of devices, copies
+    of trained weights get the order that moves the fewest bytes. A dry run does not measure: it uses the plan that
+    would be measured first. Raises InvalidInput for a plan that cannot run.
     """
     graph, lease, words = request.graph, request.lease, request.spec.words
     match choice:
-        case Auto() | Measure() if words:
-            raise searched_beside(words, choice)
+        case Measure() if words:
+            raise measured_beside(words, choice)
         case Auto():
-            return ChosenPlan(*auto_plan(request.question, log_info))
+            return ChosenPlan(*auto_plan(request.question, log_info, words))
         case Measure(count):
             return measured_choice(request, count)
         case PresetPlan(name):
             plan = completed_preset(name, graph, lease.cluster, lease.mesh, request.workload, lease.kind, words)
             return chosen_file(request, plan)
         case PlanFile(path):
-            return chosen_file(request, read_plan(path, lease.cluster), words)
+            return chosen_file(request, read_plan(path, without_room(lease.cluster)), words)
         case PlanContent(content):
-            return chosen_file(request, parse_plan(content, lease.cluster))
+            return chosen_file(request, parse_plan(content, without_room(lease.cluster)))
         case _:
             assert_never(choice)
 
@@ -72,10 +73,10 @@ def measured_choice(request: RunRequest, count: int) -> ChosenPlan:
     return ChosenPlan(plan, check_fits(plan, request.graph, request.workload, request.lease.kind), trials)
 
 
-def searched_beside(words: Words, choice: SinglePlan) -> InvalidInput:
-    """Return the error for stated words beside a plan that a search chooses."""
+def measured_beside(words: Words, choice: Measure) -> InvalidInput:
+    """Return the error for stated words beside plans of a search that are measured, which differ in their words."""
     call, word = sorted(names_of(words))[0]
-    right = f"no word beside plan: {choice}, which chooses every word; set plan to a preset or a plan file"
+    right = f"no word beside plan: {choice}, which chooses every word; set plan to auto, a preset or a plan file"
     return InvalidInput(f"placement.{call}.{word}", words[call][word], right)
 
 

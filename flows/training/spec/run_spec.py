@@ -41,7 +41,7 @@ class RunSpec:
     seed: int
     words: Words
     expected_response_length: str
-    headroom: float
+    headroom: float | None
     checkpoint_every: int | None
     keep_checkpoints: int
     resume_changes: tuple[str, ...]

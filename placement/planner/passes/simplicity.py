@@ -28,7 +28,7 @@ def complexity(question: Question, plan: ExecutionPlan, certificate: Certificate
     tensor-parallel groups, or whose pipelines, cross nodes; a train_step that recomputes layers; a device that is
     nearly full.
     """
-    return _structure(question, plan) + is_nearly_full(certificate, question.site.cluster.headroom)
+    return _structure(question, plan) + is_nearly_full(certificate, question.site.cluster.kept_share)
 
 
 def is_nearly_full(certificate: Certificate, headroom: float = 0.0) -> bool:
