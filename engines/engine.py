@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, Protocol
 
-from prefect_rlhf.engines.loss_protocol import LossTerm, Output
+from prefect_rlhf.engines.loss_protocol import LossTerm
 from prefect_rlhf.placement.layout.regions import Region, shape_of
 from prefect_rlhf.placement.plan import ModelInstance, OffloadPart, Recompute
 
@@ -292,11 +292,12 @@ class Engine(Protocol):
 class TrainingEngine(Engine, Protocol):
     """An engine that runs inference and train_step. Every rank of the mesh makes the same calls in the same order."""
 
-    def infer(self, sequences: Sequences, output: Output, micro_batches: int, temperature: float) -> Tensor | None:
+    def infer(self, sequences: Sequences, output: str, micro_batches: int, temperature: float) -> Tensor | None:
         """Run this data-parallel replica's rows; the replica may have no rows.
 
-        Returns logprobs [B, T] (of response tokens), values [B, T] (at the token before each response token) or scores
-        [B] (at the last token) on ranks of the last pipeline stage with tp coordinate 0, None on other ranks.
+        Returns the output on ranks of the last pipeline stage with tp coordinate 0, None on other ranks: logprobs
+        [B, T] (of response tokens), for example, values [B, T] (at the token before each response token) or scores [B]
+        (at the last token). Vectors have a last axis more.
         """
         ...
 

@@ -7,15 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from prefect_rlhf.placement.graph import MeanOver, Port
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-Output = Literal["logprobs", "values", "scores", "entropy"]
-"""A response token's log-probability, its value or the entropy of its distribution; a row's score."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +29,8 @@ class LossValues:
 class Loss(Protocol):
     """A pure function of a model's outputs and the rows' other columns; importable, so that it can be sent to ranks.
 
-    Outputs come first, in the order of the term: logprobs, values and entropy are [B, T], scores [B]. `batch` holds
+    Outputs come first, in the order of the term: logprobs, values and entropy are [B, T], scores [B]; another output
+    has the shape of its entry in `placement/models/outputs.py`. `batch` holds
     padded columns [B, T] or [B], and `mask` [B, T], 1.0 at trained tokens. Padded positions hold zeros. Rows that
     belong together (a chosen and a rejected answer) are adjacent.
     """
@@ -42,14 +40,14 @@ class Loss(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LossTerm:
-    """A loss of a train_step: the outputs that it needs of the forward pass, and its part in the sum.
+    """A loss of a train_step: the names of the outputs that it needs of the forward pass, and its part in the sum.
 
     The step's loss is the sum over terms of `weight` times the mean. `inputs` are the ports of its columns. `name`
     distinguishes its metrics from other terms' metrics; it is empty for a single term.
     """
 
     loss: Loss
-    outputs: tuple[Output, ...]
+    outputs: tuple[str, ...]
     name: str = ""
     weight: float = 1.0
     mean_over: MeanOver = "tokens"

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from prefect_rlhf.errors.errors import InvalidInput
+from prefect_rlhf.placement.models.outputs import OUTPUTS
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -15,11 +16,15 @@ ColumnKind = Literal["number", "text", "other"]
 Column = Sequence["Tensor"]
 """A tensor per row: 0-d (a score), 1-d (tokens), or 2-d, [tokens, width] (a vector per token)."""
 
-KEYS_OF_CALLS = (
+_KEYS_OF_CALLS = (
     *("tokens", "prompt_tokens", "prompt_length", "logprobs", "values", "scores"),
     *("mask", "turn", "turn_rewards", "truncated"),  # of plays
 )
-"""Keys that calls make: a dataset's column or a reward with such a name needs another name."""
+
+
+def keys_of_calls() -> tuple[str, ...]:
+    """Return the keys that calls make: a dataset's column or a reward with such a name needs another name."""
+    return (*_KEYS_OF_CALLS, *(name for name in OUTPUTS if name not in _KEYS_OF_CALLS))
 
 
 class NoSuchColumn(KeyError):

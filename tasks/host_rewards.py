@@ -9,7 +9,7 @@ from pydantic import Field, StringConstraints, model_validator
 
 from prefect_rlhf.engines.functions.function import HostFunction, HostSettings
 from prefect_rlhf.engines.functions.scores import MOST_SCORE
-from prefect_rlhf.engines.rows import KEYS_OF_CALLS
+from prefect_rlhf.engines.rows import keys_of_calls
 from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.errors.wrong_setting import not_used, wrong
 from prefect_rlhf.files.path_text import PathText, resolved
@@ -24,8 +24,6 @@ _COMPUTATIONS = (
     "group_rows",
     "importance",
 )
-TAKEN = frozenset((*KEYS_OF_CALLS, *_COMPUTATIONS))
-"""Keys that calls make; a reward must have another name."""
 
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_]\w*$", max_length=200)]
 
@@ -86,7 +84,7 @@ class HostRewards(Settings):
     def host_functions(self) -> tuple[HostFunction, ...]:
         """The functions in the pool's form. Raises InvalidInput for a name that is also a key of the rows."""
         for name in self.functions:
-            if name in TAKEN:
+            if name in {*keys_of_calls(), *_COMPUTATIONS}:
                 raise InvalidInput("reward.functions", name, "a name that is not a key of the rows")
         return tuple(
             HostFunction(name, stated.function, stated.weight, stated.signature)

@@ -20,8 +20,8 @@ from safetensors.torch import load_file
 
 from prefect_rlhf.blocks.cluster import Cluster
 from prefect_rlhf.flows.algorithm.rlhf_flow import AlgorithmFlow
-from prefect_rlhf.flows.forms.options import RunOptions
 from prefect_rlhf.flows.training.run import PreparedRun, prepare
+from prefect_rlhf.flows.training.spec.run_spec import asked_run
 from prefect_rlhf.placement.devices.lease import ENVIRONMENT_VARIABLE, Lease
 from prefect_rlhf.placement.devices.mesh import ClusterShape, DeviceMesh
 
@@ -53,8 +53,7 @@ def folder_of(state: State) -> Path:
 
 def prepared(flow: AlgorithmFlow, given: Mapping[str, Any], lease: Lease) -> PreparedRun:
     """Return what a run decides before it uses a device."""
-    options, arguments = RunOptions.split(flow.validate_parameters(dict(given)))
-    return prepare(flow.algorithm, arguments, options, lease)
+    return prepare(asked_run(flow.algorithm, flow.validate_parameters(dict(given))), lease)
 
 
 def whole(cluster: ClusterShape, kind: str = "cpu") -> Lease:

@@ -40,12 +40,13 @@ MAY_IMPORT = {
 """Rooms: what each may import of the others. `files` and `errors` are the ground rooms of all."""
 SUB_ROOMS: Mapping[str, Mapping[str, str]] = {
     "flows": {
-        "commands": "planning algorithm training forms forms.dictionary hardware .",
+        "commands": "planning algorithm training training.spec forms forms.dictionary hardware .",
         "planning": "algorithm training training.choice forms hardware",
-        "algorithm": "training forms hardware",
-        "training": "training.replan training.choice forms hardware",
-        "training.replan": "training training.choice forms hardware",
-        "training.choice": "training hardware",
+        "algorithm": "training training.spec forms hardware",
+        "training": "training.replan training.choice training.spec forms hardware",
+        "training.replan": "training training.choice training.spec hardware",
+        "training.choice": "training training.spec hardware",
+        "training.spec": "training forms",
         "forms": "forms.dictionary",
         "forms.dictionary": "forms",
         "hardware": "",
@@ -116,7 +117,7 @@ SUB_ROOMS: Mapping[str, Mapping[str, str]] = {
         "layout": "models devices .",
         "models": "models.families",
         "models.families": "models",
-        "rows": "devices .",
+        "rows": "devices models .",
         "search": "search.exact search.partial search.rules search.sampling search.tables devices",
         "search.bound": "search search.tables",
         "search.exact": "search search.bound search.partial search.sampling search.tables",

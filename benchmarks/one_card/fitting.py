@@ -19,18 +19,18 @@ from benchmarks.one_card.memory import certified, rounded
 from benchmarks.one_card.ours import PARAMETERS
 from benchmarks.one_card.work import Work
 from prefect_rlhf.errors.errors import InvalidInput
-from prefect_rlhf.flows.forms.options import RunOptions
 from prefect_rlhf.flows.grpo import grpo
 from prefect_rlhf.flows.hardware.device_kind import unheld_devices
 from prefect_rlhf.flows.training.run import PreparedRun, prepare
+from prefect_rlhf.flows.training.spec.run_spec import asked_run
 from prefect_rlhf.placement.devices.lease import Lease
 from prefect_rlhf.placement.plans.plan_file import plan_yaml
 
 
 def prepared(parameters: Mapping[str, Any], kind: Any, lease: Lease | None = None) -> PreparedRun:
     """Prepare the run as a dry run does, with its completed plan. Raises PlanDoesNotFit if none fits."""
-    options, arguments = RunOptions.split(grpo.validate_parameters({**parameters, "dry_run": True}))
-    return prepare(grpo.algorithm, arguments, options, lease or unheld_devices(1, kind))
+    asked = asked_run(grpo.algorithm, grpo.validate_parameters({**parameters, "dry_run": True}))
+    return prepare(asked, lease or unheld_devices(1, kind))
 
 
 def flow_parameters(work: Work, folder: Path) -> dict[str, Any]:

@@ -26,9 +26,9 @@ from prefect_rlhf.engines.gang.open import open_gang
 from prefect_rlhf.engines.gang.process_gang import ProcessGang
 from prefect_rlhf.engines.gang.processes.messages import GangSettings, Start
 from prefect_rlhf.engines.rank.rank import Rank
-from prefect_rlhf.flows.forms.options import RunOptions
 from prefect_rlhf.flows.ppo import ppo
 from prefect_rlhf.flows.training.run import prepare
+from prefect_rlhf.flows.training.spec.run_spec import asked_run
 from prefect_rlhf.placement.augmented.augment import augment
 from prefect_rlhf.placement.devices.lease import Lease
 from prefect_rlhf.placement.devices.mesh import ClusterShape
@@ -149,9 +149,9 @@ def stub_run(lease: Lease, folder: Path) -> TrainingRun:
         "plan": str(file),
         "output_dir": str(folder / "runs"),
     }
-    options, arguments = RunOptions.split(ppo.validate_parameters(given))
+    asked = asked_run(ppo.algorithm, ppo.validate_parameters(given))
     with running_on(lease):
-        prepared = prepare(ppo.algorithm, arguments, options, lease)
+        prepared = prepare(asked, lease)
     (folder / "run").mkdir()
     return prepared.request.training_run(prepared.chosen.plan, folder / "run")
 

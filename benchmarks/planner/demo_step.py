@@ -34,11 +34,11 @@ from benchmarks.planner.predict_plans import calls, demo_work
 from prefect_rlhf.blocks.lease import leased_devices
 from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.flows.algorithm.rlhf_flow import AlgorithmFlow
-from prefect_rlhf.flows.forms.options import RunOptions
 from prefect_rlhf.flows.grpo import grpo
 from prefect_rlhf.flows.ppo import ppo
-from prefect_rlhf.flows.training.choice.auto_plan import AUTO
 from prefect_rlhf.flows.training.run import PreparedRun, prepare
+from prefect_rlhf.flows.training.spec.plan_choice import AUTO
+from prefect_rlhf.flows.training.spec.run_spec import asked_run
 from prefect_rlhf.placement.engine_traits import engines_of
 from prefect_rlhf.placement.plan import EngineKind, ExecutionPlan
 from prefect_rlhf.placement.plans.plan_file import plan_yaml
@@ -150,9 +150,9 @@ def generated_by(engine: EngineKind, prepared: PreparedRun) -> ExecutionPlan:
 
 def prepared_run(flow: AlgorithmFlow, parameters: Mapping[str, Any]) -> PreparedRun:
     """Prepare a run on the devices that are leased to this process."""
-    options, arguments = RunOptions.split(flow.validate_parameters(dict(parameters)))
+    asked = asked_run(flow.algorithm, flow.validate_parameters(dict(parameters)))
     with leased_devices() as lease:
-        return prepare(flow.algorithm, arguments, options, lease)
+        return prepare(asked, lease)
 
 
 def predicted_and_measured(flow: AlgorithmFlow, parameters: Mapping[str, Any], name: str) -> tuple[float, list[float]]:

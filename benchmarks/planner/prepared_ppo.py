@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from prefect_rlhf.blocks.lease import leased_devices
-from prefect_rlhf.flows.forms.options import RunOptions
 from prefect_rlhf.flows.ppo import ppo
 from prefect_rlhf.flows.training.run import PreparedRun, prepare
+from prefect_rlhf.flows.training.spec.run_spec import asked_run
 
 
 def prepared_ppo(parameters: Mapping[str, Any]) -> PreparedRun:
     """Prepare PPO with these parameters on the devices that are leased to this process."""
-    options, arguments = RunOptions.split(ppo.validate_parameters(dict(parameters)))
+    asked = asked_run(ppo.algorithm, ppo.validate_parameters(dict(parameters)))
     with leased_devices() as lease:
-        return prepare(ppo.algorithm, arguments, options, lease)
+        return prepare(asked, lease)

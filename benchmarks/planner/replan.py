@@ -41,9 +41,10 @@ from prefect_rlhf.blocks.lease import leased_devices
 from prefect_rlhf.files.yaml_text import read_yaml
 from prefect_rlhf.flows.grpo import grpo
 from prefect_rlhf.flows.hardware.probes import probed_speeds
-from prefect_rlhf.flows.training.choice.auto_plan import AUTO, EVALUATIONS
+from prefect_rlhf.flows.training.choice.auto_plan import EVALUATIONS
 from prefect_rlhf.flows.training.choice.plans_by_step import PLANS_FILE
 from prefect_rlhf.flows.training.replan.price_check import PriceCheck
+from prefect_rlhf.flows.training.spec.plan_choice import AUTO
 from prefect_rlhf.placement.cost.workload import LengthDistribution
 from prefect_rlhf.placement.devices.lease import Lease
 from prefect_rlhf.placement.plan import ExecutionPlan

@@ -28,7 +28,6 @@ from prefect_rlhf.engines.engine import (
     TrainingRows,
     TrainSettings,
 )
-from prefect_rlhf.engines.loss_protocol import Output
 from prefect_rlhf.engines.megatron import weights
 from prefect_rlhf.engines.megatron.cpu import shim as cpu_shim
 from prefect_rlhf.engines.megatron.groups import build_groups
@@ -47,8 +46,7 @@ from prefect_rlhf.engines.megatron.training.gradient_buffers import with_gradien
 from prefect_rlhf.engines.megatron.training.key_value_copies import KeyValueCopies
 from prefect_rlhf.engines.megatron.training.optimizer import MainOptimizer
 from prefect_rlhf.engines.megatron.training.sequence_parallel import sequence_parallel
-from prefect_rlhf.engines.megatron.vocabulary.entropy import token_entropy
-from prefect_rlhf.engines.megatron.vocabulary.head import token_logprobs, token_values
+from prefect_rlhf.engines.megatron.vocabulary.outputs import HeadInput, function_of
 from prefect_rlhf.engines.process_groups import shared
 from prefect_rlhf.engines.sampling.conversation import in_rounds
 from prefect_rlhf.engines.sampling.response_end import check_lengths, ends_of, stopped_turns
@@ -56,7 +54,7 @@ from prefect_rlhf.engines.sampling.stop_strings import stop_strings
 from prefect_rlhf.engines.weights.memory import storage_bytes
 from prefect_rlhf.engines.weights.offload import OffloadedTensors, empty
 from prefect_rlhf.errors.errors import InvalidInput
-from prefect_rlhf.placement.models.model import head_of
+from prefect_rlhf.placement.models.outputs import OUTPUTS
 from prefect_rlhf.placement.plan import OffloadPart, recomputed_layers
 
 FromHidden = Callable[[Tensor, MicroBatch], Any]
@@ -138,7 +136,7 @@ class MegatronEngine:
         self._outdate_host_copies()
         self._optimizer.begin_after(num_updates)
 
-    def infer(self, sequences: Sequences, output: Output, micro_batches: int, temperature: float) -> Tensor | None:
+    def infer(self, sequences: Sequences, output: str, micro_batches: int, temperature: float) -> Tensor | None:
         micros = self._cut(sequences, micro_batches)
         self._model.eval()
         wanted = (output, temperature)
@@ -149,7 +147,8 @@ class MegatronEngine:
         if not self._groups.is_last_stage or self._groups.coordinate.tp:
             return None
         if not parts:
-            return torch.empty((0,) if output == "scores" else (0, 0), device=self._device)
+            entry = OUTPUTS[output]
+            return torch.empty((0,) if entry.per == "row" else (0, 0), device=self._device)
         return scatter_rows(list(zip(micros, parts, strict=True)), len(sequences))
 
     def generate(
@@ -275,7 +274,7 @@ class MegatronEngine:
     def _outputs(
         self, hidden: Tensor, micro: MicroBatch, wanted: Sequence[losses.Wanted]
     ) -> dict[losses.Wanted, Tensor]:
-        """Compute the requested outputs of response tokens, [b, T], or of rows, [b]."""
+        """Compute the requested outputs of response tokens, [b, T], or of rows, [b]; vectors have an axis more."""
         sequences, place_SB = micro.sequences, micro.packing.place_SB
         packed_NH = hidden.flatten(0, 1)
         row_N, t_N = micro.response_index()
@@ -283,21 +282,20 @@ class MegatronEngine:
         hidden_NH = packed_NH[place_SB[position_N - 1, row_N]]
         targets_N = sequences.tokens_BS[row_N, position_N]
         found: dict[losses.Wanted, Tensor] = {}
-        for output, temperature in wanted:
-            weight = self._model.head_weight(head_of(output))
-            if output == "scores":
+        for name, temperature in wanted:
+            output = OUTPUTS[name]
+            states_NH, after_N = hidden_NH, targets_N
+            if output.per == "row":
                 last_b = sequences.lengths_B - 1
-                last_bH = packed_NH[place_SB[last_b, torch.arange(len(sequences), device=last_b.device)]]
-                found[output, temperature] = token_values(last_bH, weight)
-                continue
-            if output == "values":
-                made_N = token_values(hidden_NH, weight)
-            elif output == "entropy":
-                made_N = token_entropy(hidden_NH, weight, temperature, self._groups.tp, self._num_rows)
-            else:
-                made_N = token_logprobs(hidden_NH, weight, targets_N, temperature, self._groups.tp, self._num_rows)
-            whole = made_N.new_zeros(len(sequences), micro.width)
-            found[output, temperature] = whole.index_put((row_N, t_N), made_N)
+                states_NH = packed_NH[place_SB[last_b, torch.arange(len(sequences), device=last_b.device)]]
+                after_N = targets_N[:0]
+            weight = self._model.head_weight(output.head)
+            read = HeadInput(states_NH, after_N, weight, temperature, self._groups.tp, self._num_rows)
+            made = function_of(output.made_by)(read)
+            if output.per == "token":
+                whole = made.new_zeros(len(sequences), micro.width, *made.shape[1:])
+                made = whole.index_put((row_N, t_N), made)
+            found[name, temperature] = made
         return found
 
     def _weights(self, passes: Sequence[losses.PassRows], mini_batches: int) -> Tensor:

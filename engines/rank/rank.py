@@ -55,6 +55,7 @@ from prefect_rlhf.files.storage.publish import publish
 from prefect_rlhf.placement.engine_traits import TRAITS
 from prefect_rlhf.placement.graph import CallKind
 from prefect_rlhf.placement.layout.layout import Layout
+from prefect_rlhf.placement.models.outputs import OUTPUTS
 from prefect_rlhf.placement.plan import ModelInstance, OffloadPart
 
 
@@ -259,7 +260,8 @@ class Rank:
         metrics, metric_rows = {}, {}
         if output is not None:
             lengths = (sequences.lengths_B - sequences.prompt_lengths_B).tolist()
-            rows = unpad(output.float().cpu(), lengths)
+            made = output.float().cpu()
+            rows = list(made) if OUTPUTS[command.output].per == "row" else unpad(made, lengths)
             if command.output == "scores":
                 rows, failed = within_bound(command, rows)
                 metrics, metric_rows = {"failed": failed}, {"failed": len(rows)}

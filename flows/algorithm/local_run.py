@@ -21,14 +21,15 @@ from prefect_rlhf.flows.algorithm.quiet_process import quiet_process
 from prefect_rlhf.flows.algorithm.rlhf_flow import AlgorithmFlow, check_by_name, find_flow
 from prefect_rlhf.flows.algorithm.run_result import PlannedRun, RunResult
 from prefect_rlhf.flows.algorithm.terminal import new_log
-from prefect_rlhf.flows.forms.options import MOST_RESTARTS, RunOptions
+from prefect_rlhf.flows.forms.options import MOST_RESTARTS
 from prefect_rlhf.flows.hardware.device_kind import local_cluster, unheld_devices
 from prefect_rlhf.flows.hardware.installed_engines import check_builds
 from prefect_rlhf.flows.hardware.surroundings import check_surroundings
 from prefect_rlhf.flows.training.run import check_run, leased_after, prepare
-from prefect_rlhf.flows.training.run_folder import output_folder
 from prefect_rlhf.flows.training.run_name import new_name
 from prefect_rlhf.flows.training.server import check_given_server, check_server
+from prefect_rlhf.flows.training.spec.place import read_place
+from prefect_rlhf.flows.training.spec.run_spec import asked_run
 from prefect_rlhf.placement.devices.lease import Lease
 from prefect_rlhf.placement.devices.mesh import MOST_DEVICES, Backend
 
@@ -112,7 +113,7 @@ def run(
     if checked["dry_run"]:
         return plan_locally(flow, checked, devices, kind)
     check_given_server()
-    log = new_log(output_folder(RunOptions.split(checked)[0]))
+    log = new_log(read_place(checked["output_dir"]).folder)
     with nullcontext() if verbose else quiet_process(log) as terminal:
         say = terminal.say if terminal else print_line
         state = run_locally(flow, checked, devices, max_restarts, kind=kind, say=say)
@@ -138,10 +139,9 @@ def plan_locally(
     flow: AlgorithmFlow, checked: Mapping[str, Any], devices: int | None, kind: Backend | None = None
 ) -> PlannedRun:
     """Return the plan of a run with checked parameters. Raises InvalidInput or GraphError if it cannot run."""
-    options, arguments = RunOptions.split(checked)
     leased = _given_lease(devices, kind) or unheld_devices(devices, kind)
     check_surroundings(leased.mesh.num_devices, own_leases=given_lease() is None)
-    return PlannedRun.of(prepare(flow.algorithm, arguments, options, leased))
+    return PlannedRun.of(prepare(asked_run(flow.algorithm, checked), leased))
 
 
 def run_locally(
@@ -157,15 +157,14 @@ def run_locally(
 
     `say` gets each line about the wait for devices.
     """
-    options, arguments = RunOptions.split(checked)
-    name = new_name(flow.algorithm.name, arguments)
+    name = new_name(flow.algorithm.name, checked)
     restarting = flow.with_options(retries=max_restarts or None, flow_run_name=name)
     if _given_lease(devices, kind) is not None:
         return _final_state(restarting, checked)
     cluster = local_cluster(devices, kind)
     check_surroundings(cluster.whole.num_devices, own_leases=True)
     with stopped_at("stopped before the run began"):
-        found = check_run(flow.algorithm, arguments, options, cluster)
+        found = check_run(asked_run(flow.algorithm, checked), cluster)
         check_server()
     with ExitStack() as held:
         with stopped_at("stopped while waiting for devices; no step was run"):

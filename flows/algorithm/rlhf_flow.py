@@ -83,8 +83,7 @@ def rlhf_flow(name: str) -> Callable[[Callable[..., None]], AlgorithmFlow]:
             # Imported here: tracing and planning need no engine.
             from prefect_rlhf.flows.training.run import run_algorithm
 
-            options, arguments = RunOptions.split(parameters)
-            return run_algorithm(algorithm, arguments, options)
+            return run_algorithm(algorithm, parameters)
 
         flow = AlgorithmFlow(
             form_entry(body, RunOptions, run, own_parameters(body)), name="rlhf", flow_run_name=naming(name)

@@ -111,7 +111,7 @@ class PlannedRun:
     @classmethod
     def of(cls, prepared: PreparedRun) -> PlannedRun:
         """Return the plan and the predicted time of a prepared run."""
-        augmented, prediction, steps = prepared.augmented, prepared.prediction, prepared.request.options.steps
+        augmented, prediction, steps = prepared.augmented, prepared.prediction, prepared.request.spec.steps
         seconds = None if prediction is None else prediction.seconds_per_step
         plan, graph = augmented.plan, augmented.graph
         lines = [

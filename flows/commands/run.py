@@ -26,7 +26,7 @@ from prefect_rlhf.flows.commands.flags import (
 )
 from prefect_rlhf.flows.commands.next_steps import next_steps
 from prefect_rlhf.flows.commands.prefect_settings import check_prefect_settings
-from prefect_rlhf.flows.forms.options import MOST_RESTARTS, RunOptions
+from prefect_rlhf.flows.forms.options import MOST_RESTARTS
 from prefect_rlhf.placement.devices.mesh import MOST_DEVICES
 
 RESUME = ("resume_from=", "resume_changes=")
@@ -93,13 +93,13 @@ def run(flags: Annotated[RunFlags, ALL_AT_ONCE]) -> int:
     # Imported here: a wrong parameter needs no search.
     from prefect_rlhf.flows.algorithm.local_run import plan_locally, run_locally
     from prefect_rlhf.flows.algorithm.terminal import new_log, quiet_terminal
-    from prefect_rlhf.flows.training.run_folder import output_folder
+    from prefect_rlhf.flows.training.spec.place import read_place
     from prefect_rlhf.tasks.server.patience import ServerAway
 
     if checked["dry_run"]:
         print(plan_locally(flow, checked, flags.devices, flags.kind))
         return 0
-    log = new_log(output_folder(RunOptions.split(checked)[0]))
+    log = new_log(read_place(checked["output_dir"]).folder)
     with nullcontext() if flags.verbose else quiet_terminal(log) as terminal:
         say = terminal.say if terminal else print_error
         try:

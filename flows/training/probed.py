@@ -8,10 +8,9 @@ from dataclasses import replace
 from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.flows.hardware.probes import is_uniform, machine_key, probed_speeds, stored_speeds, unprobed
 from prefect_rlhf.flows.hardware.profiles import measured_sources
-from prefect_rlhf.flows.training.choice.auto_plan import AUTO
-from prefect_rlhf.flows.training.choice.measured_plan import plans_to_measure
 from prefect_rlhf.flows.training.log import log_info
 from prefect_rlhf.flows.training.request import RunRequest
+from prefect_rlhf.flows.training.spec.plan_choice import is_searched
 from prefect_rlhf.placement.cost.speeds import KnownSpeeds
 from prefect_rlhf.placement.cost.times.contradiction import contradictions
 from prefect_rlhf.placement.models.model import Dtype
@@ -46,10 +45,8 @@ def awaits_probe(request: RunRequest) -> bool:
 
 def _may_probe(request: RunRequest) -> bool:
     """Whether a run searches a plan for devices that it holds and that are alike."""
-    options, leased = request.options, request.lease
-    asked = [options.plan] if isinstance(options.plan, str) else options.plan.values()
-    is_searched = any(plan == AUTO or plans_to_measure(plan) is not None for plan in asked)
-    return is_searched and not options.dry_run and bool(leased.devices) and is_uniform(leased)
+    spec, leased = request.spec, request.lease
+    return is_searched(spec.plan) and not spec.dry_run and bool(leased.devices) and is_uniform(leased)
 
 
 def _is_due(request: RunRequest, stored: KnownSpeeds | None) -> bool:

@@ -5,16 +5,18 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
-from prefect_rlhf.errors.errors import InvalidInput, NotUsed
-from prefect_rlhf.flows.forms.options import RunOptions
+from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.flows.hardware.profiles import measured_sources
 from prefect_rlhf.flows.training.inputs import RunInputs, at_commits, read_run_inputs
 from prefect_rlhf.flows.training.log import log_info, log_warning
-from prefect_rlhf.flows.training.run_folder import check_output_folder, output_folder, read_result
-from prefect_rlhf.flows.training.steps import falling_over, with_steps
+from prefect_rlhf.flows.training.run_folder import check_output_folder, read_result
+from prefect_rlhf.flows.training.spec.place import Resume, RunPlace
+from prefect_rlhf.flows.training.spec.plan_choice import PlanFile, PlansByStep
+from prefect_rlhf.flows.training.spec.replanning import Switch
+from prefect_rlhf.flows.training.spec.run_spec import AskedRun, RunSpec
+from prefect_rlhf.flows.training.spec.steps import falling_over, with_steps
 from prefect_rlhf.flows.training.tokenizers import check_model_settings, check_play_templates, check_tokenizers
 from prefect_rlhf.flows.training.workload import run_workload
 from prefect_rlhf.placement.cost.sources import CostSources
@@ -29,17 +31,13 @@ from prefect_rlhf.placement.plans.stated_words import check_calls, names_of
 from prefect_rlhf.placement.rows.tokenizers import Tokenizers
 from prefect_rlhf.tasks.checkpoints.best import BestModel
 from prefect_rlhf.tasks.checkpoints.changes import ResumedRun
-from prefect_rlhf.tasks.checkpoints.folders import Checkpoint, check_resumable, find_checkpoint
+from prefect_rlhf.tasks.checkpoints.folders import Checkpoint, check_resumable, checkpoint_in, newest_checkpoint
 from prefect_rlhf.tasks.checkpoints.lineage import Lineage, parameters_of
 from prefect_rlhf.tasks.checkpoints.run_identity import run_identity, with_defaults
 from prefect_rlhf.tasks.data.role_tokenizers import tokenizers_of
 from prefect_rlhf.tasks.data.rows.row_order import items_read
 from prefect_rlhf.tasks.running.training_run import TrainingRun
 from prefect_rlhf.tasks.settings import Optimizer
-from prefect_rlhf.tasks.tracing.trace import Algorithm
-
-NO_COMMITS: Mapping[str, str] = MappingProxyType({})
-NO_BEST_METRIC = "best_metric is not set"
 
 
 @dataclass(frozen=True)
@@ -47,10 +45,10 @@ class RunRequest:
     """A checked request for a run. It continues from `checkpoint`, or starts from step 1 if that is None.
 
     `speeds` are those of the lease's devices, if they were probed. `reward_warnings` are of the rewards' trial. The
-    lease's cluster has the headroom of the options, or the usual room; raises InvalidInput if it leaves nothing.
+    lease's cluster has the headroom of `spec`, or the usual room; raises InvalidInput if it leaves nothing.
     """
 
-    options: RunOptions
+    spec: RunSpec
     lease: Lease
     inputs: RunInputs
     graph: DataflowGraph
@@ -61,7 +59,7 @@ class RunRequest:
     reward_warnings: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        cluster = with_room(self.lease.cluster, self.options.headroom, self.lease.kind)
+        cluster = with_room(self.lease.cluster, self.spec.headroom, self.lease.kind)
         object.__setattr__(self, "lease", replace(self.lease, cluster=cluster))
 
     @cached_property
@@ -84,19 +82,19 @@ class RunRequest:
         return TrainingRun(
             graph=self.graph,
             plan=plan,
-            num_steps=self.options.steps,
+            num_steps=self.spec.steps,
             lease=self.lease,
             sources=self.inputs.sources,
             tokenizers=self.tokenizers,
             run_dir=run_dir,
-            seed=self.options.seed,
+            seed=self.spec.seed,
             max_sequence_length=self.workload.longest,
-            call_deadline_seconds=self.options.call_deadline_seconds,
+            call_deadline_seconds=self.spec.call_deadline_seconds,
             checkpoint=self.checkpoint,
-            checkpoint_every=self.options.checkpoint_every,
-            keep_checkpoints=self.options.keep_checkpoints,
-            best=best_model(self.options),
-            role_deadlines=self.options.role_deadlines,
+            checkpoint_every=self.spec.checkpoint_every,
+            keep_checkpoints=self.spec.keep_checkpoints,
+            best=self.spec.best,
+            role_deadlines=self.spec.role_deadlines,
             lineage=self.lineage,
         )
 
@@ -107,33 +105,26 @@ class RunRequest:
         return replace(alone, graph=graph, num_steps=num_steps)
 
 
-def read_request(
-    algorithm: Algorithm,
-    arguments: Mapping[str, Any],
-    options: RunOptions,
-    lease: Lease,
-    *,
-    is_restart: bool = False,
-    reward_warnings: tuple[str, ...] | None = None,
-    commits: Mapping[str, str] = NO_COMMITS,
-) -> RunRequest:
+def read_request(asked: AskedRun, lease: Lease, *, reward_warnings: tuple[str, ...] | None = None) -> RunRequest:
     """Read inputs and graph, and try an author's own operators. Raises InvalidInput or GraphError if they cannot run.
 
     A run that did not reach its end may continue from a checkpoint of its last step: the work after that step is still
     to be done. Rewards are tried, unless their warnings are given, or the run starts again. Without a checkpoint, a
-    repository on the Hub is read at its commit in `commits`, if an earlier attempt at this run has read it.
+    repository on the Hub is read at the commit that an earlier attempt at this run has read.
     """
-    checkpoint = checkpoint_of(options)
-    arguments, commits = at_commits(arguments, checkpoint.manifest.lineage.commits if checkpoint else commits)
+    algorithm, spec = asked.algorithm, asked.spec
+    checkpoint = None if spec.resume is None else find_checkpoint(spec.resume, spec.place)
+    arguments, commits = at_commits(
+        asked.arguments, checkpoint.manifest.lineage.commits if checkpoint else asked.commits
+    )
     inputs = replace(read_run_inputs(arguments), commits=commits)
     graph = algorithm.trace(arguments, inputs.models, inputs.datasets)
-    options = with_steps(options, graph)
-    graph = falling_over(graph, options.steps)
-    check_names(options, graph)
-    check_has_checkpoints(options)
-    check_replan(options, graph)
-    if (best := best_model(options)) is not None:
-        best.check(graph, options.checkpoint_every, options.keep_checkpoints)
+    spec = with_steps(spec, graph)
+    graph = falling_over(graph, spec.steps)
+    check_names(spec, graph)
+    check_may_switch(spec, graph)
+    if spec.best is not None:
+        spec.best.check(graph, spec.checkpoint_every, spec.keep_checkpoints)
     if line := untrained(graph):
         log_warning(line)
     for line in check_tokenizers(graph):
@@ -141,64 +132,56 @@ def read_request(
     tokenizers = tokenizers_of(graph)
     check_play_templates(graph, tokenizers)
     check_model_settings(graph, tokenizers.speaks, arguments)
-    inputs = inputs.read_by(tokenizers.speaks).checked(items_read(graph, options.steps, options.seed))
+    inputs = inputs.read_by(tokenizers.speaks).checked(items_read(graph, spec.steps, spec.seed))
     for line in inputs.warnings():
         log_warning(line)
     for line in inputs.remarks:
         log_info(line)
     workload = replace(
-        run_workload(graph, inputs, options.expected_response_length),
-        has_checkpoints=options.checkpoint_every is not None,
+        run_workload(graph, inputs, spec.expected_response_length),
+        has_checkpoints=spec.checkpoint_every is not None,
     )
-    lineage = read_lineage(algorithm, arguments, options, inputs, graph, checkpoint)
-    check_output_folder(options, graph, checkpoint.folder if checkpoint and is_restart else None)
+    lineage = read_lineage(AskedRun(algorithm, arguments, spec), inputs, graph, checkpoint)
+    check_output_folder(spec, graph, checkpoint.folder if checkpoint and spec.is_restart else None)
     if any(call.on_hosts or call.play is not None for call in graph):
-        found = check_functions(graph, inputs, options.seed, calls=not is_restart and reward_warnings is None)
+        found = check_functions(graph, inputs, spec.seed, calls=not spec.is_restart and reward_warnings is None)
         reward_warnings = found if reward_warnings is None else reward_warnings
     for line in reward_warnings or ():
         log_warning(line)
-    if options.dry_run and any(call.play is not None for call in graph):
+    if spec.dry_run and any(call.play is not None for call in graph):
         check_plays(graph, inputs, tokenizers)
-    check_operators(graph, inputs, tokenizers, best, is_own=not algorithm.is_shipped)
-    return RunRequest(
-        options, lease, inputs, graph, workload, checkpoint, lineage, reward_warnings=reward_warnings or ()
-    )
+    check_operators(graph, inputs, tokenizers, spec.best, is_own=not algorithm.is_shipped)
+    return RunRequest(spec, lease, inputs, graph, workload, checkpoint, lineage, reward_warnings=reward_warnings or ())
 
 
-def read_lineage(
-    algorithm: Algorithm,
-    arguments: Mapping[str, Any],
-    options: RunOptions,
-    inputs: RunInputs,
-    graph: DataflowGraph,
-    checkpoint: Checkpoint | None,
-) -> Lineage:
+def read_lineage(asked: AskedRun, inputs: RunInputs, graph: DataflowGraph, checkpoint: Checkpoint | None) -> Lineage:
     """Return the lineage of this run, which continues the run that wrote the checkpoint, if any.
 
     Raises InvalidInput if it would be another run, apart from its `resume_changes`.
     """
+    arguments, spec = asked.arguments, asked.spec
     if checkpoint is None:
         return Lineage(parameters_of(arguments), commits=dict(inputs.commits))
     before = checkpoint.manifest
 
     def identity_of(others: Mapping[str, Any]) -> dict[str, Any]:
-        traced = falling_over(algorithm.trace(others, inputs.models, inputs.datasets), options.steps)
-        return run_identity(traced, options.seed, options.checkpoint_every)
+        traced = falling_over(asked.algorithm.trace(others, inputs.models, inputs.datasets), spec.steps)
+        return run_identity(traced, spec.seed, spec.checkpoint_every)
 
     saved = with_defaults(before.identity, graph)
     resumed = ResumedRun(checkpoint, saved, arguments, identity_of, optimizer_parameters(graph, arguments))
-    changes, identity = resumed.changes(options.resume_changes)
+    changes, identity = resumed.changes(spec.resume_changes)
     has_ended = read_result(checkpoint.folder.parent.parent) is not None
-    check_resumable(checkpoint, graph, identity, options.steps, has_ended)
+    check_resumable(checkpoint, graph, identity, spec.steps, has_ended)
     lineage = Lineage(parameters_of(arguments), (*before.lineage.changes, *changes), dict(inputs.commits))
     for change in lineage.changes:
         log_info(str(change))
     return lineage
 
 
-def checkpoint_of(options: RunOptions) -> Checkpoint | None:
-    """Return the checkpoint that a run continues from. Raises InvalidInput if `resume_from` names none."""
-    return None if options.resume_from is None else find_checkpoint(options.resume_from, output_folder(options))
+def find_checkpoint(resume: Resume, place: RunPlace) -> Checkpoint:
+    """Return the checkpoint that a run continues from. Raises InvalidInput if there is none."""
+    return newest_checkpoint(place.folder) if resume.folder is None else checkpoint_in(resume.folder)
 
 
 def optimizer_parameters(graph: DataflowGraph, arguments: Mapping[str, Any]) -> dict[str, str]:
@@ -225,61 +208,31 @@ def untrained(graph: DataflowGraph) -> str:
     return f"{graph.name} has no train_step: no weights change; train_step(actor, LOSS(algo).on(rows)) trains"
 
 
-def check_names(options: RunOptions, graph: DataflowGraph) -> None:
+def check_names(spec: RunSpec, graph: DataflowGraph) -> None:
     """Raise InvalidInput for a role or a call that the algorithm lacks: its setting would never apply."""
-    check_calls(options.stated_words, graph)
+    check_calls(spec.words, graph)
     roles, calls = {call.role: None for call in graph if call.role}, {call.name for call in graph}
-    for role in options.role_deadlines:
+    for role in spec.role_deadlines:
         if role not in roles:
             raise InvalidInput("role_deadlines", role, f"a role with calls: {', '.join(roles)}")
-    for metric in options.limits:
+    for metric in spec.limits:
         if metric.rpartition(".")[0] not in calls:
             raise InvalidInput("limits", metric, f"a metric of a call: {', '.join(f'{name}.*' for name in calls)}")
 
 
-def check_has_checkpoints(options: RunOptions) -> None:
-    """Raise InvalidInput for settings of checkpoints in a run that writes none, or that resumes from none."""
-    if options.resume_changes and options.resume_from is None:
-        reason = "without resume_from a run has no checkpoint from which it differs"
-        raise NotUsed("resume_changes", ",".join(options.resume_changes), reason, "set resume_from")
-    default = RunOptions.model_fields["keep_checkpoints"].default
-    if options.checkpoint_every is None and options.keep_checkpoints != default:
-        reason = "without checkpoint_every a run writes no checkpoints"
-        raise NotUsed("keep_checkpoints", options.keep_checkpoints, reason, "set checkpoint_every")
-
-
-def check_replan(options: RunOptions, graph: DataflowGraph) -> None:
-    """Raise InvalidInput for settings of `replan` without effect, and for a run that cannot switch to another plan."""
-    fields, plan = RunOptions.model_fields, options.plan
-    if options.replan != "switch" and options.replan_every != fields["replan_every"].default:
-        raise NotUsed("replan_every", options.replan_every, f"replan is {options.replan}", "set replan: switch")
-    if options.replan == "off" and options.replan_gain != fields["replan_gain"].default:
-        raise NotUsed("replan_gain", options.replan_gain, "replan is off", "set replan: say or switch")
-    if options.replan != "switch":
+def check_may_switch(spec: RunSpec, graph: DataflowGraph) -> None:
+    """Raise InvalidInput for `replan: switch` in a run that cannot switch to another plan."""
+    if not isinstance(spec.replanning, Switch):
         return
-    if words := options.stated_words:
-        call, word = min(names_of(words))
+    if spec.words:
+        call, word = min(names_of(spec.words))
         right = f"say or off beside placement.{call}.{word}: a run that switches chooses every word"
         raise InvalidInput("replan", "switch", right)
-    if not isinstance(plan, str) or Path(plan).is_file():
+    if isinstance(spec.plan, PlanFile | PlansByStep):
         raise InvalidInput("replan", "switch", "say or off with a plan file or plans by step, which pin the plan")
-    if graph.staleness and options.checkpoint_every is None:
+    if graph.staleness and spec.checkpoint_every is None:
         right = "a number of steps: with staleness a run can leave its plan after a checkpoint only"
         raise InvalidInput("checkpoint_every", None, right)
-
-
-def best_model(options: RunOptions) -> BestModel | None:
-    """Return the rule for the best model, or None without `best_metric`.
-
-    Raises InvalidInput for settings that need `best_metric`.
-    """
-    if options.best_metric is None:
-        if options.patience is not None:
-            raise NotUsed("patience", options.patience, NO_BEST_METRIC, "set best_metric")
-        if options.best_is != RunOptions.model_fields["best_is"].default:
-            raise NotUsed("best_is", options.best_is, NO_BEST_METRIC, "set best_metric")
-        return None
-    return BestModel(options.best_metric, options.best_is == "highest", options.patience)
 
 
 def check_functions(graph: DataflowGraph, inputs: RunInputs, seed: int, *, calls: bool) -> tuple[str, ...]:

@@ -1,6 +1,5 @@
 """One flow run, read from top to bottom: lease, request, plan, augmented graph, training."""
 
-import inspect
 import json
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -10,7 +9,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any
 
 from prefect.runtime import flow_run
 from pydantic_core import to_jsonable_python
@@ -22,22 +21,19 @@ from prefect_rlhf.files.environment import hide
 from prefect_rlhf.files.installed import own_version
 from prefect_rlhf.files.path_text import from_here
 from prefect_rlhf.files.remote_path import local_path, shown
-from prefect_rlhf.flows.forms.form_flow import own_parameters
-from prefect_rlhf.flows.forms.options import RunOptions
-from prefect_rlhf.flows.forms.parameters_file import changed, plain_parameters
+from prefect_rlhf.flows.forms.parameters_file import changed
 from prefect_rlhf.flows.hardware.attention import attention_lines
 from prefect_rlhf.flows.hardware.device_kind import check_leased_gpus, device_line, unheld_devices
 from prefect_rlhf.flows.hardware.installed_engines import check_builds, check_engines
 from prefect_rlhf.flows.hardware.living_nodes import on_living_nodes
 from prefect_rlhf.flows.hardware.surroundings import check_surroundings
 from prefect_rlhf.flows.training.choice.choose_plan import ChosenPlan
-from prefect_rlhf.flows.training.choice.measured_plan import plans_to_measure, trials_json
+from prefect_rlhf.flows.training.choice.measured_plan import trials_json
 from prefect_rlhf.flows.training.choice.plans_by_step import (
     PLANS_FILE,
     ChosenAt,
     choose_plans,
     in_effect,
-    plan_in_words,
     plans_yaml,
 )
 from prefect_rlhf.flows.training.host_fit import check_host
@@ -46,20 +42,22 @@ from prefect_rlhf.flows.training.probed import SPEEDS, awaits_probe, with_speeds
 from prefect_rlhf.flows.training.replan.plan_switcher import plan_switcher
 from prefect_rlhf.flows.training.replan.predicted import later_plan, predict_run, predicted_by
 from prefect_rlhf.flows.training.replan.price_check import RECHECKED, earlier_check, price_check
-from prefect_rlhf.flows.training.request import NO_COMMITS, RunRequest, read_request
+from prefect_rlhf.flows.training.request import RunRequest, read_request
 from prefect_rlhf.flows.training.run_folder import (
     COMMITS,
-    FIELD,
     LATEST,
     RESULT,
     check_latest,
     earlier_folder,
     new_folder,
-    output_folder,
     read_commits,
     read_result,
 )
 from prefect_rlhf.flows.training.run_name import tag_run
+from prefect_rlhf.flows.training.spec.place import FIELD
+from prefect_rlhf.flows.training.spec.plan_choice import Measure
+from prefect_rlhf.flows.training.spec.replanning import Switch
+from prefect_rlhf.flows.training.spec.run_spec import AskedRun, asked_run, stated_parameters
 from prefect_rlhf.flows.training.stopped import stopped_run
 from prefect_rlhf.placement.augmented.augmented_graph import AugmentedGraph
 from prefect_rlhf.placement.augmented.preview import preview
@@ -88,13 +86,6 @@ from prefect_rlhf.tasks.trackers.follow import followed
 from prefect_rlhf.tasks.trackers.tracking import check_trackers
 
 
-class Again(TypedDict):
-    """What an earlier attempt at a run leaves: whether it has a checkpoint, and the commits on the Hub that it read."""
-
-    is_restart: bool
-    commits: Mapping[str, str]
-
-
 @dataclass(frozen=True, slots=True)
 class PreparedRun:
     """A checked and planned run. `prediction` is None if the hardware is unknown.
@@ -114,41 +105,29 @@ class PreparedRun:
 class CheckedRun:
     """A run that was checked and planned before its lease, with the lines for its log."""
 
-    algorithm: Algorithm
-    arguments: Mapping[str, Any]
-    options: RunOptions
+    asked: AskedRun
     prepared: PreparedRun
     lines: Sequence[tuple[int, str]]
 
     def on(self, lease: Lease) -> PreparedRun:
         """Return the prepared run with the devices of `lease`."""
         request = self.prepared.request
-        options = request.options.model_copy(update={"dry_run": False})
-        return replace(self.prepared, request=replace(request, lease=lease, options=options))
+        spec = replace(request.spec, dry_run=False)
+        return replace(self.prepared, request=replace(request, lease=lease, spec=spec))
 
 
 _checked: ContextVar[CheckedRun | None] = ContextVar("rlhf_checked_run", default=None)
 
 
-def check_run(
-    algorithm: Algorithm,
-    arguments: Mapping[str, Any],
-    options: RunOptions,
-    cluster: ClusterShape,
-    *,
-    is_restart: bool = False,
-    commits: Mapping[str, str] = NO_COMMITS,
-) -> CheckedRun:
+def check_run(asked: AskedRun, cluster: ClusterShape) -> CheckedRun:
     """Make every check of a run that will use all devices of `cluster`: the checks of a dry run, and of the engines.
 
     The devices are of the cluster's `backend`. Raises InvalidInput, GraphError, or RlhfError for a missing engine.
     """
     check_engines(cluster.backend)
-    dry = options.model_copy(update={"dry_run": True})
     with kept_lines() as lines:
-        lease = dry_lease(cluster, cluster.backend)
-        prepared = prepare(algorithm, arguments, dry, lease, is_restart=is_restart, commits=commits)
-    return CheckedRun(algorithm, arguments, options, prepared, tuple(lines))
+        prepared = prepare(asked.dry(), dry_lease(cluster, cluster.backend))
+    return CheckedRun(asked, prepared, tuple(lines))
 
 
 @contextmanager
@@ -175,100 +154,92 @@ def leased_after(checked: CheckedRun, say: LogLine, name: str) -> Iterator[Lease
 
 
 @engines_in_log()
-def run_algorithm(algorithm: Algorithm, arguments: Mapping[str, Any], options: RunOptions) -> Mapping[str, Any]:
+def run_algorithm(algorithm: Algorithm, parameters: Mapping[str, Any]) -> Mapping[str, Any]:
     """Prepare a run of `algorithm`, then train. Returns its run folder and trained models, or the plan of a dry run.
 
-    A flow run that is started again continues in its own folder, from its newest checkpoint. A run that had reached its
-    end, for example before it was suspended, has nothing left to do.
+    The form's `parameters` are read here: behind this function a run is made of values. A flow run that is started
+    again continues in its own folder, from its newest checkpoint. A run that had reached its end, for example before it
+    was suspended, has nothing left to do.
     """
     check_builds()
-    leased, asked = given_lease() or unheld_devices(), options
+    leased = given_lease() or unheld_devices()
     check_surroundings(leased.mesh.num_devices, own_leases=given_lease() is None)
-    if not options.dry_run:
+    asked = asked_run(algorithm, parameters)
+    dry_run, words = asked.spec.dry_run, str(asked.spec.plan)
+    if not dry_run:
         check_engines(leased.kind)
         check_leased_gpus(leased)
     log_info(device_line(leased))
-    tag_run(algorithm.name, arguments, plan_in_words(options.plan))
-    earlier = earlier_folder(output_folder(options), flow_run.name or "run", str(flow_run.id))
+    tag_run(algorithm.name, asked.arguments, words)
+    earlier = earlier_folder(asked.spec.place.folder, flow_run.name or "run", str(flow_run.id))
     if earlier is not None and (result := read_result(earlier)) is not None:
         log_info(f"{earlier} holds the finished run: no step is left")
         return result
-    own = newest_finished(earlier) if earlier else None
-    if own is not None:
-        options = options.model_copy(update={"resume_from": str(own)})
-    again: Again = {"is_restart": own is not None, "commits": read_commits(earlier)}
+    if earlier is not None:
+        asked = asked.restarted(newest_finished(earlier), read_commits(earlier))
     with complete_record(), ExitStack() as held:
-        if not options.dry_run and given_lease() is None:
-            checked = check_run(algorithm, arguments, options, leased.cluster, **again)
+        if not dry_run and given_lease() is None:
+            checked = check_run(asked, leased.cluster)
             leased = held.enter_context(leased_after(checked, log_info, flow_run.name or algorithm.name))
         leased, run_dir = on_living_nodes(leased, log_info), earlier or Path()
 
         def begin(request: RunRequest) -> None:
             nonlocal run_dir
-            if not options.dry_run:
-                run_dir = held.enter_context(own_folder(algorithm, arguments, asked, request, earlier))
+            if not dry_run:
+                stated = stated_parameters(algorithm, parameters)
+                run_dir = held.enter_context(own_folder(algorithm, stated, request, earlier))
 
-        prepared = prepare_leased(algorithm, arguments, options, leased, **again, begin=begin)
-        tag_run(algorithm.name, arguments, plan_in_words(options.plan), prepared.chosen.plan.name)
-        prediction = prepared.prediction
-        is_one_plan = len(prepared.plans) == 1 and not options.dry_run
-        check = price_check(prepared.request, prepared.chosen.plan, prediction) if is_one_plan else None
-        first, later = PlannedSteps(prepared.chosen.certificate, prepared.augmented, prediction), prepared.later
-        planned = (PlanAt(each.step, each.augmented.plan) for each in later)
-        switches = Switches(planned, may_ask=prepared.request.options.replan == "switch")
-        switcher = None if options.dry_run else plan_switcher(prepared.request, prepared.plans, prediction, switches)
+        prepared = prepare_leased(asked, leased, begin=begin)
+        tag_run(algorithm.name, asked.arguments, words, prepared.chosen.plan.name)
+        return carry_out(prepared, run_dir)
+
+
+def carry_out(prepared: PreparedRun, run_dir: Path) -> Mapping[str, Any]:
+    """Report what a run will do, and train unless it is dry; returns the result of `run_algorithm`."""
+    request, prediction, later = prepared.request, prepared.prediction, prepared.later
+    spec, plan = request.spec, prepared.chosen.plan
+    planned = (PlanAt(each.step, each.augmented.plan) for each in later)
+    switches = Switches(planned, may_ask=isinstance(spec.replanning, Switch))
+    is_checked = len(prepared.plans) == 1 and not spec.dry_run
+    check = price_check(request, plan, prediction) if is_checked else None
+    switcher = None if spec.dry_run else plan_switcher(request, prepared.plans, prediction, switches)
+    with ExitStack() as held:
         for each in (check, switcher):
             if each is not None:
                 held.enter_context(closing(each))
-        report = RunReport(
-            first, leased, later=later, limits=prepared.request.options.limits, check=check, switcher=switcher
-        )
-        report.planned(dry_run=options.dry_run)
-        if options.dry_run:
-            steps = prepared.request.options.steps
-            return {"plan": prepared.augmented.plan.name, "steps": steps, "dry_run": True}
+        first = PlannedSteps(prepared.chosen.certificate, prepared.augmented, prediction)
+        report = RunReport(first, request.lease, later=later, limits=spec.limits, check=check, switcher=switcher)
+        report.planned(dry_run=spec.dry_run)
+        if spec.dry_run:
+            return {"plan": prepared.augmented.plan.name, "steps": spec.steps, "dry_run": True}
         return train_prepared(prepared, report, switches, run_dir)
 
 
-def prepare_leased(
-    algorithm: Algorithm,
-    arguments: Mapping[str, Any],
-    options: RunOptions,
-    lease: Lease,
-    *,
-    is_restart: bool,
-    commits: Mapping[str, str],
-    begin: Callable[[RunRequest], None],
-) -> PreparedRun:
+def prepare_leased(asked: AskedRun, lease: Lease, begin: Callable[[RunRequest], None]) -> PreparedRun:
     """Prepare a run that has its devices. The result of an earlier check on the same mesh is reused.
 
     `measure(k)` measures plans on the devices, so such a run is always prepared again; so is a run whose devices are to
     be probed.
     """
-    checked, asked = _checked.get(), (algorithm, arguments, options)
-    if checked is None or (checked.algorithm, checked.arguments, checked.options) != asked:
-        return prepare(algorithm, arguments, options, lease, is_restart=is_restart, commits=commits, begin=begin)
+    checked = _checked.get()
+    if checked is None or checked.asked != asked:
+        return prepare(asked, lease, begin=begin)
     was_for = checked.prepared.request.lease
-    is_measured = isinstance(options.plan, str) and plans_to_measure(options.plan)
+    is_measured = isinstance(asked.spec.plan, Measure)
     is_same = (was_for.cluster, was_for.mesh, was_for.kind) == (lease.cluster, lease.mesh, lease.kind)
     if is_same and not is_measured and not awaits_probe((prepared := checked.on(lease)).request):
         write_kept(checked.lines)
         begin(prepared.request)
         return prepared
     warnings = checked.prepared.request.reward_warnings
-    again: Again = {"is_restart": is_restart, "commits": commits}
-    return prepare(algorithm, arguments, options, lease, **again, reward_warnings=warnings, begin=begin)
+    return prepare(asked, lease, reward_warnings=warnings, begin=begin)
 
 
 def prepare(
-    algorithm: Algorithm,
-    arguments: Mapping[str, Any],
-    options: RunOptions,
+    asked: AskedRun,
     lease: Lease,
     *,
-    is_restart: bool = False,
     reward_warnings: tuple[str, ...] | None = None,
-    commits: Mapping[str, str] = NO_COMMITS,
     begin: Callable[[RunRequest], None] = lambda request: None,
 ) -> PreparedRun:
     """Make all decisions before the first step. Raises InvalidInput or GraphError for a run that is not possible.
@@ -279,9 +250,8 @@ def prepare(
     checked request, before a device is used.
     """
     hide()  # before the first play, which could read the variables of this process
-    check_trackers(options.tracking)
-    again: Again = {"is_restart": is_restart, "commits": commits}
-    request = read_request(algorithm, arguments, options, lease, **again, reward_warnings=reward_warnings)
+    check_trackers(asked.spec.tracking)
+    request = read_request(asked, lease, reward_warnings=reward_warnings)
     begin(request)
     request = with_speeds(request)
     plans = choose_plans(request)
@@ -290,8 +260,9 @@ def prepare(
     check_host((chosen.certificate, *(each.chosen.certificate for each in later)), lease)
     for line in attention_lines(request.graph, [chosen.plan]) if lease.kind == "cuda" else ():
         log_info(line)
-    augmented = preview(request.graph, chosen.plan, request.options.steps, finished, options.checkpoint_every)
-    if options.checkpoint_every is not None:
+    spec = request.spec
+    augmented = preview(request.graph, chosen.plan, spec.steps, finished, spec.checkpoint_every)
+    if spec.checkpoint_every is not None:
         log_info(checkpoint_memory(augmented))
     prediction, turns = predict_run(request, augmented), pairwise((ChosenAt(finished + 1, chosen), *later))
     switches = tuple(later_plan(request, before.chosen.plan, after) for before, after in turns)
@@ -307,25 +278,23 @@ def checkpoint_memory(augmented: AugmentedGraph) -> str:
 
 @contextmanager
 def own_folder(
-    algorithm: Algorithm, arguments: Mapping[str, Any], asked: RunOptions, request: RunRequest, earlier: Path | None
+    algorithm: Algorithm, stated: Mapping[str, Any], request: RunRequest, earlier: Path | None
 ) -> Iterator[Path]:
-    """Yield the folder of the flow run, `earlier` if it exists, with its parameters and its record.
+    """Yield the folder of the flow run, `earlier` if it exists, with its `stated` parameters and its record.
 
-    `asked` are the options as they were given. After the body the record says how the run ended.
+    After the body the record says how the run ended.
     """
-    run_dir = earlier or new_folder(output_folder(asked), flow_run.name or "run", str(flow_run.id))
+    run_dir = earlier or new_folder(request.spec.place.folder, flow_run.name or "run", str(flow_run.id))
     checkpoint, devices = request.checkpoint, request.lease.mesh.num_devices
     is_other = earlier is None and checkpoint is not None
     came_from = checkpoint.folder.parent.parent if checkpoint is not None and is_other else None
     if checkpoint is not None and is_other:  # `latest` will be another checkpoint
-        asked = asked.model_copy(update={"resume_from": shown(checkpoint.folder)})
-    options = {name: getattr(asked, name) for name in RunOptions.model_fields}
-    signature = inspect.Signature([*own_parameters(algorithm.body), *RunOptions.signature()])
+        stated = {**stated, "resume_from": shown(checkpoint.folder)}
     words = ["prefect-rlhf", "run", algorithm.word or "", "--parameters", from_here(shown(run_dir / PARAMETERS))]
     command = shlex.join([*words, *(["--devices", str(devices)] if devices > 1 else [])]) if algorithm.word else None
-    record = new_record(algorithm.name, command, own_version(), request.options.steps)
+    record = new_record(algorithm.name, command, own_version(), request.spec.steps)
     with recorded(run_dir, record):
-        keep_parameters(run_dir, record, plain_parameters(signature, {**arguments, **options}), changed, came_from)
+        keep_parameters(run_dir, record, stated, changed, came_from)
         yield run_dir
 
 
@@ -339,7 +308,7 @@ def train_in(run_dir: Path, prepared: PreparedRun, report: RunReport, switches: 
     """Train in a folder that no other process writes; returns the result of `train_prepared`."""
     from prefect_rlhf.tasks.running.train import train  # imported here: a dry run needs no engine
 
-    request, options = prepared.request, prepared.request.options
+    request, spec = prepared.request, prepared.request.spec
     clear_unfinished(run_dir)
     run = request.training_run(prepared.chosen.plan, run_dir)
     journal = open_journal(run_dir, prepared, report.later)
@@ -347,13 +316,13 @@ def train_in(run_dir: Path, prepared: PreparedRun, report: RunReport, switches: 
     before = journal.go_on_after(*_begin(request.checkpoint, run_dir))
     if run.best is not None:
         carry_over_best(run.best, _begin(request.checkpoint, run_dir)[1], run_dir)
-    learning = Learning(run.graph, options.most_empty_steps, options.limits)
+    learning = Learning(run.graph, spec.most_empty_steps, spec.limits)
     learning.go_on(before)
     report.resumed(run, before, learning.warnings)
     parameters = to_jsonable_python(flow_run.parameters, fallback=str)
     try:
-        with followed(journal, before, options.tracking, parameters, log_warning):
-            stop = train(run, journal, report, options.steps_per_group, switches, learning)
+        with followed(journal, before, spec.tracking, parameters, log_warning):
+            stop = train(run, journal, report, spec.steps_per_group, switches, learning)
         if stop is not None and not stop.is_end:
             stop.leave()
     except BaseException as error:  # also a cancellation
@@ -403,7 +372,7 @@ def open_journal(run_dir: Path, prepared: PreparedRun, later: Sequence[LaterPlan
         journal.keep(SPEEDS, prepared.request.speeds.to_json())
     if earlier := earlier_check(prepared.request):
         journal.keep(RECHECKED, json.dumps(earlier, indent=1))
-    if len(prepared.plans) > 1 or prepared.request.options.replan == "switch":
+    if len(prepared.plans) > 1 or isinstance(prepared.request.spec.replanning, Switch):
         journal.keep(PLANS_FILE, plans_yaml(prepared.plans))
     if prediction:
         journal.keep("plan.svg", planned_timeline(prediction))

@@ -14,9 +14,9 @@ from typing import Any
 from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.files.atomic_file import writing
 from prefect_rlhf.files.foreign_file import read_json_object
-from prefect_rlhf.files.path_text import checked_path, resolved
-from prefect_rlhf.files.remote_path import is_remote, remote_path, writable_path
-from prefect_rlhf.flows.forms.options import RunOptions
+from prefect_rlhf.files.remote_path import remote_path
+from prefect_rlhf.flows.training.spec.place import FIELD
+from prefect_rlhf.flows.training.spec.run_spec import RunSpec
 from prefect_rlhf.placement.cost.sizes import ModelSizes
 from prefect_rlhf.placement.graph import DataflowGraph
 from prefect_rlhf.placement.memory.bytes import byte_size
@@ -57,10 +57,10 @@ def read_result(folder: Path) -> Mapping[str, Any] | None:
     return read_json_object("output_dir", file, "the result that the run wrote") if file.is_file() else None
 
 
-def read_commits(folder: Path | None) -> Mapping[str, str]:
+def read_commits(folder: Path) -> Mapping[str, str]:
     """Return the commits on the Hub that an earlier attempt read, by repository and branch; empty without any."""
-    file = folder / COMMITS if folder else None
-    return read_json_object(FIELD, file, "the commits that the run wrote") if file and file.is_file() else {}
+    file = folder / COMMITS
+    return read_json_object(FIELD, file, "the commits that the run wrote") if file.is_file() else {}
 
 
 def _taken(output_dir: Path, name: str) -> Iterator[Path]:
@@ -75,23 +75,22 @@ def _named(output_dir: Path, name: str, number: int) -> Path:
     return output_dir / (name if number == 1 else f"{name}-{number}")
 
 
-FIELD = "output_dir"
 CHECKPOINT_BYTES = 12  # per parameter: its main weight and two moments, in float32
 
 
-def check_output_folder(options: RunOptions, graph: DataflowGraph, kept: Path | None = None) -> None:
-    """Raise InvalidInput unless `output_dir` is writable and has room for checkpoints and trained models.
+def check_output_folder(spec: RunSpec, graph: DataflowGraph, kept: Path | None = None) -> None:
+    """Raise InvalidInput unless the place of a run is writable and has room for checkpoints and trained models.
 
     `kept` is the folder of a checkpoint if this same run continues from it. The existing checkpoints next to it need no
     new room.
     """
-    folder = output_folder(options)
-    if is_remote(options.output_dir):
-        check_writable(options.output_dir)
+    folder = spec.place.folder
+    if spec.place.url is not None:
+        check_writable(spec.place.url)
     there = _writable_part(folder)
     check_latest(folder)
     written = len(list(kept.parent.glob("step-*[0-9]"))) if kept else 0
-    needed = needed_bytes(graph, options, written)
+    needed = needed_bytes(graph, spec, written)
     free = shutil.disk_usage(there).free
     if free < needed:
         expected = f"{byte_size(needed)} for checkpoints (keep_checkpoints) and trained models"
@@ -107,23 +106,16 @@ def check_latest(folder: Path) -> None:
         raise InvalidInput(FIELD, str(latest), right)
 
 
-def output_folder(options: RunOptions) -> Path:
-    """Return the folder that contains the run's folder; for a remote folder, its local mirror."""
-    if is_remote(options.output_dir):
-        return writable_path(options.output_dir, FIELD)
-    return resolved(checked_path(FIELD, options.output_dir))
-
-
-def needed_bytes(graph: DataflowGraph, options: RunOptions, written: int = 0) -> int:
+def needed_bytes(graph: DataflowGraph, spec: RunSpec, written: int = 0) -> int:
     """Return the most bytes of checkpoints and exports that a run adds to the disk at any time.
 
     `keep_checkpoints + 1` checkpoints exist while the newest is being written; `written` of them exist already.
     """
-    trained = [model for model in graph.models if graph.trained_by(model.role)] if options.steps else []
+    trained = [model for model in graph.models if graph.trained_by(model.role)] if spec.steps else []
     sizes = [ModelSizes.of(model) for model in trained]
     checkpoints = 0
-    if options.checkpoint_every is not None:
-        checkpoints = min(options.keep_checkpoints + 1, ceil(options.steps / options.checkpoint_every))
+    if spec.checkpoint_every is not None:
+        checkpoints = min(spec.keep_checkpoints + 1, ceil(spec.steps / spec.checkpoint_every))
     per_checkpoint = CHECKPOINT_BYTES * sum(size.num_parameters for size in sizes)
     exports = sum(size.num_parameters * size.item for size in sizes)
     return max(0, checkpoints - written) * per_checkpoint + exports

@@ -19,6 +19,7 @@ from prefect_rlhf.placement.devices.strategy import Coordinate
 from prefect_rlhf.placement.engine_constants import COLUMN_BYTES, TOKEN_BYTES
 from prefect_rlhf.placement.layout.experts import experts_held
 from prefect_rlhf.placement.layout.layout import stages
+from prefect_rlhf.placement.models.outputs import OUTPUTS
 from prefect_rlhf.placement.plan import ModelInstance, device_coordinates
 from prefect_rlhf.placement.rows.moves import DeviceTransfer, PlacedMoves, transfers_of_equal_rows
 from prefect_rlhf.placement.rows.partition import Part
@@ -45,7 +46,15 @@ _BYTES = {
     "turn": ColumnBytes(response_token=2),
     **dict.fromkeys(("turn_rewards", "truncated"), ColumnBytes(row=COLUMN_BYTES)),
 }
-_OTHER = ColumnBytes(response_token=COLUMN_BYTES)  # of a key that is not in the table
+_OTHER = ColumnBytes(response_token=COLUMN_BYTES)  # of a key that is in no table
+
+
+def _column_bytes(key: str) -> ColumnBytes:
+    """Return the bytes of a column: as the table has it, as an output of models, or a number for each token."""
+    if key in _BYTES or (output := OUTPUTS.get(key)) is None:
+        return _BYTES.get(key, _OTHER)
+    num_bytes = COLUMN_BYTES * output.numbers
+    return ColumnBytes(row=num_bytes) if output.per == "row" else ColumnBytes(response_token=num_bytes)
 
 
 class Flow(NamedTuple):
@@ -145,7 +154,7 @@ def row_bytes(keys: Iterable[str], workload: Workload) -> float:
     """
 
     def of_key(key: str) -> float:
-        of = _BYTES.get(key, _OTHER)
+        of = _column_bytes(key)
         return of.row + of.token * workload.mean_length + of.response_token * workload.responses.mean
 
     return sum(map(of_key, keys))

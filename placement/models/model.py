@@ -12,15 +12,6 @@ Schedule = Literal["constant", "linear", "cosine"]
 """The way of the learning rate after the warm-up: it stays, falls in a line, or along half a cosine."""
 
 
-def head_of(output: str) -> Literal["lm", "scalar"]:
-    """Return the head that makes an output.
-
-    >>> head_of("entropy"), head_of("values")
-    ('lm', 'scalar')
-    """
-    return "scalar" if output in ("values", "scores") else "lm"
-
-
 NO_BIASES: tuple[str, ...] = ()
 QUERY_BIASES = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
 """The matrices of a layer that have a bias in Qwen2."""

@@ -16,6 +16,7 @@ from prefect_rlhf.placement.devices.mesh import DeviceMesh
 from prefect_rlhf.placement.devices.strategy import Strategy, strategies
 from prefect_rlhf.placement.engine_traits import engines_of
 from prefect_rlhf.placement.graph import Call, DataflowGraph
+from prefect_rlhf.placement.models.outputs import head_of
 from prefect_rlhf.placement.plan import EngineKind
 
 REAL_TOKENS = 512 * 2048 // 16 // 4
@@ -112,7 +113,7 @@ def everywhere(call: Call, mesh: DeviceMesh, graph: DataflowGraph, ratio: float)
 
 
 def interleaved(call: Call, mesh: DeviceMesh, graph: DataflowGraph, ratio: float, critic_apart: bool) -> DeviceMesh:
-    """Place inference of frozen models on two parts: log-probabilities on the first, scores on the second.
+    """Place inference of frozen models on two parts: what an lm head makes on the first, scores on the second.
 
     With `critic_apart` the critic's inference is on the second too, so that it does not wait for the reference model.
     """
@@ -120,7 +121,7 @@ def interleaved(call: Call, mesh: DeviceMesh, graph: DataflowGraph, ratio: float
     if call.kind != "inference" or not (frozen or critic_apart):
         return mesh
     first, second = cut(mesh, ratio)
-    return first if "logprobs" in call.outputs else second
+    return first if "lm" in map(head_of, call.outputs) else second
 
 
 def halved_by_head(

@@ -16,6 +16,7 @@ from prefect_rlhf.placement.devices.hashed_once import HashedOnce, hashed_once
 from prefect_rlhf.placement.devices.mesh import Device
 from prefect_rlhf.placement.devices.strategy import Strategy
 from prefect_rlhf.placement.graph import Call, DataflowGraph
+from prefect_rlhf.placement.models.outputs import OUTPUTS
 from prefect_rlhf.placement.plan import ExecutionPlan, ModelInstance, Placement, device_coordinates
 from prefect_rlhf.placement.row_set import RowSet
 from prefect_rlhf.placement.rows.partition import WHOLE, Part, RowIndices, RowPartition
@@ -271,6 +272,7 @@ def _stage_keys(call: Call, stage: int, strategy: Strategy, inputs: frozenset[st
         return keys
     if call.kind == "train_step":
         return inputs
-    if "logprobs" in call.outputs:
+    outputs = [OUTPUTS[name] for name in call.outputs if name in OUTPUTS]
+    if any(output.reads_tokens for output in outputs):
         return keys | {"tokens", "prompt_length"}
-    return keys | {"prompt_length"} if {"values", "entropy"} & set(call.outputs) else keys
+    return keys | {"prompt_length"} if any(output.per == "token" for output in outputs) else keys

@@ -23,9 +23,9 @@ def switch_seconds(
 ) -> float:
     """Return the seconds of a switch from `plan` to `other`.
 
-    Each new instance costs the start of its engine, and the reading of its weights from a disk. A trained
-    instance gets its weights and its optimizer over the host link instead. The copies to host memory before the switch
-    are nodes of the last step. `starts` are measured seconds of the start of an engine, in place of its trait.
+    Each new instance costs the start of its engine, and the reading of its weights from a disk. A trained instance gets
+    its weights and its optimizer over the host link instead. The copies to host memory before the switch are nodes of
+    the last step. `starts` are measured seconds of the start of an engine, in place of its trait.
     """
     seconds = sources.orchestration_seconds
     for instance in closed_instances(graph, other, plan):

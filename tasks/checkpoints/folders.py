@@ -31,7 +31,7 @@ from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.files.atomic_file import flush_to_disk
 from prefect_rlhf.files.foreign_file import read_json
 from prefect_rlhf.files.path_text import resolved
-from prefect_rlhf.files.remote_path import local_path, shown
+from prefect_rlhf.files.remote_path import shown
 from prefect_rlhf.placement.graph import DataflowGraph
 from prefect_rlhf.placement.models.weights import Weights
 from prefect_rlhf.placement.plan import ExecutionPlan
@@ -171,28 +171,30 @@ def newest_finished(run_dir: Path) -> Path | None:
     return next(reversed(_finished(run_dir)), None)
 
 
-def find_checkpoint(resume_from: str, output_dir: Path) -> Checkpoint:
-    """Return the checkpoint that `resume_from` names: its folder, the newest of a run's folder, or `latest`.
+def newest_checkpoint(place: Path) -> Checkpoint:
+    """Return the checkpoint that a run in this folder finished last. Raises InvalidInput as `checkpoint_in`."""
+    recall_manifests(place)
+    runs = (run for run in place.glob("*") if not run.is_symlink())
+    newest = [folder for run in runs if (folder := newest_finished(run))]
+    if not newest:
+        raise InvalidInput(PARAMETER, LATEST, f"a run in {shown(place)} that finished a checkpoint")
+    return _read(max(newest, key=lambda folder: (folder / MANIFEST).stat().st_mtime).resolve())
 
-    `latest` is the checkpoint that was finished last among all runs in `output_dir`. Raises InvalidInput if no
-    checkpoint exists, if its content has changed, or if it has an older format.
+
+def checkpoint_in(place: Path) -> Checkpoint:
+    """Return the checkpoint of a folder: its own, or the newest of a run's folder.
+
+    Raises InvalidInput if there is none, if its content has changed, or if it has an older format.
     """
-    if resume_from == LATEST:
-        recall_manifests(output_dir)
-        runs = (run for run in output_dir.glob("*") if not run.is_symlink())
-        newest = [folder for run in runs if (folder := newest_finished(run))]
-        if not newest:
-            raise InvalidInput(PARAMETER, resume_from, f"a run in {shown(output_dir)} that finished a checkpoint")
-        return _read(max(newest, key=lambda folder: (folder / MANIFEST).stat().st_mtime).resolve())
-    path = resolved(local_path(resume_from, PARAMETER))
+    path, seen = resolved(place), shown(place)
     recall_folder(path, PARAMETER)
     if not path.is_dir():
-        raise InvalidInput(PARAMETER, resume_from, f"the folder of a run or of a checkpoint, or {LATEST!r}")
+        raise InvalidInput(PARAMETER, seen, f"the folder of a run or of a checkpoint, or {LATEST!r}")
     if path.suffix == UNFINISHED:
-        raise InvalidInput(PARAMETER, resume_from, "a finished checkpoint; the writing of this folder was interrupted")
+        raise InvalidInput(PARAMETER, seen, "a finished checkpoint; the writing of this folder was interrupted")
     folder = path if (path / MANIFEST).is_file() else newest_finished(path)
     if folder is None:
-        raise InvalidInput(PARAMETER, resume_from, "a folder with a finished checkpoint")
+        raise InvalidInput(PARAMETER, seen, "a folder with a finished checkpoint")
     return _read(folder)
 
 

@@ -6,7 +6,7 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import Any
 
-from prefect_rlhf.engines.rows import KEYS_OF_CALLS, ColumnKind
+from prefect_rlhf.engines.rows import ColumnKind, keys_of_calls
 from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.tasks.data.formats.find import Wanted
 from prefect_rlhf.tasks.data.formats.format import Kind
@@ -96,7 +96,7 @@ class DatasetSource:
     @property
     def columns(self) -> tuple[str, ...]:
         """The names that `read_column` accepts: keys of `column_paths`, and stored columns that no call's key hides."""
-        return tuple(name for name in self._paths if name not in KEYS_OF_CALLS)
+        return tuple(name for name in self._paths if name not in keys_of_calls())
 
     @property
     def column_kinds(self) -> Mapping[str, ColumnKind]:
@@ -182,8 +182,10 @@ class DatasetSource:
     def check_columns(self) -> None:
         """Raise InvalidInput for a name of `column_paths` that a call's key hides, and for a missing column."""
         for key, path in self.column_paths.items():
-            if key in KEYS_OF_CALLS:
-                raise InvalidInput(f"{self.name}.columns", key, f"another name: calls make {', '.join(KEYS_OF_CALLS)}")
+            if key in keys_of_calls():
+                raise InvalidInput(
+                    f"{self.name}.columns", key, f"another name: calls make {', '.join(keys_of_calls())}"
+                )
             self.stored.column(path, f"{self.name}.columns.{key}")
             self.stored.read(path, [0])
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cache, lru_cache
-from typing import Any, cast
+from typing import Any
 
 from prefect_rlhf.engines.commands import CallCommand, PassCommand
 from prefect_rlhf.engines.engine import SamplingSettings, TrainSettings
-from prefect_rlhf.engines.loss_protocol import LossTerm, Output
+from prefect_rlhf.engines.loss_protocol import LossTerm
 from prefect_rlhf.placement.augmented.node import Node
 from prefect_rlhf.placement.augmented.row_uses import RowKey
 from prefect_rlhf.placement.augmented.work import Compute, ModelCall
@@ -119,7 +119,7 @@ def loss_terms(call: Call, is_only: bool) -> tuple[LossTerm, ...]:
     return tuple(
         LossTerm(
             loss=Bound(term.operation),
-            outputs=cast(tuple[Output, ...], term.outputs),
+            outputs=term.outputs,
             name="" if is_only else term.name,
             weight=term.weight,
             mean_over=term.mean_over,

@@ -16,7 +16,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from prefect_rlhf.engines.loss_protocol import Output
 from prefect_rlhf.errors.errors import GraphError, InvalidInput
 from prefect_rlhf.placement.graph import Call, Operation, Term
 from prefect_rlhf.placement.models.model import OptimizerSpec
@@ -116,13 +115,16 @@ def inference(
     model: object,
     rows: object,
     *,
-    output: Output,
+    output: str,
     temperature: float = 1.0,
     batch_size: int | None = None,
     every: int | None = None,
     name: str | None = None,
 ) -> RowsHandle:
-    """Add a forward pass: key `logprobs`, `values` or `entropy` for each response token, or `scores` for each row."""
+    """Add a forward pass: key `logprobs`, `values` or `entropy` for each response token, or `scores` for each row.
+
+    Each output has a name, and so has one that you register (`placement/models/outputs.py`).
+    """
     trace = current_trace("inference")
     role = trace.role(model, "inference")
     check_output(trace.flow, trace.models[role], output, "inference")

@@ -1,19 +1,15 @@
 """Checks of a model's heads: every call has the head that it needs, and every head is used."""
 
-from typing import get_args
-
-from prefect_rlhf.engines.loss_protocol import Output
 from prefect_rlhf.errors.errors import GraphError, InvalidInput
 from prefect_rlhf.placement.graph import DataflowGraph
-from prefect_rlhf.placement.models.model import ModelSpec, head_of
+from prefect_rlhf.placement.models.model import ModelSpec
+from prefect_rlhf.placement.models.outputs import OUTPUTS, head_of
 
 
 def check_output(flow: str, model: ModelSpec, output: str, call: str) -> None:
     """Raise GraphError unless the model has the head for an output; `call` is the name of the body's function."""
-    if output not in get_args(Output):
-        raise GraphError(
-            f"flow {flow}: {call} of {model.role}: got output {output!r}, expected one of {get_args(Output)}"
-        )
+    if output not in (*OUTPUTS,):
+        raise GraphError(f"flow {flow}: {call} of {model.role}: got output {output!r}, expected one of {(*OUTPUTS,)}")
     head = head_of(output)
     if head not in model.head:
         needed = f"a model with head: {head} (or lm+scalar, which has both)"

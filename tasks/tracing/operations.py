@@ -9,17 +9,18 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, Literal, NoReturn, ParamSpec, TypeVar, get_args
+from typing import Any, Generic, Literal, NoReturn, ParamSpec, TypeVar
 
 from prefect_rlhf.engines.compute import Computed
 from prefect_rlhf.engines.functions.scores import MOST_SCORE, SCORES
-from prefect_rlhf.engines.loss_protocol import LossValues, Output
+from prefect_rlhf.engines.loss_protocol import LossValues
 from prefect_rlhf.engines.registry import Registry
 from prefect_rlhf.engines.rows import Batch, Columns, NoSuchColumn
 from prefect_rlhf.errors.blame import own_place
 from prefect_rlhf.errors.errors import GraphError, InvalidInput
 from prefect_rlhf.files.modules import import_from, importable
 from prefect_rlhf.placement.graph import MeanOver, Operation
+from prefect_rlhf.placement.models.outputs import OUTPUTS
 from prefect_rlhf.placement.row_set import RowLimit
 from prefect_rlhf.tasks.settings import Settings
 from prefect_rlhf.tasks.tracing.terms import LossOn, Terms
@@ -136,7 +137,8 @@ class Bound:
         operator = self.operator
         if operator.kind != "loss":
             raise GraphError(f"{operator.name} is a {operator.kind}; a train_step has losses: functions with @loss")
-        whole_rows = "scores" in operator.outputs or operator.rows_per_item > 1
+        of_rows = any(name in OUTPUTS and OUTPUTS[name].per == "row" for name in operator.outputs)
+        whole_rows = of_rows or operator.rows_per_item > 1
         stated = getattr(self.settings, "mean_over", None) if mean_over is None else mean_over
         over = stated or ("rows" if whole_rows else "tokens")
         if over not in ("tokens", "rows", "groups") and (isinstance(over, str | bool) or not over > 0):
@@ -227,7 +229,7 @@ def _longest(columns: Mapping[str, Any]) -> int:
 
 
 def loss(
-    *outputs: Output, rows_per_item: int = 1, name: str = ""
+    *outputs: str, rows_per_item: int = 1, name: str = ""
 ) -> Callable[[Callable[Arguments, Result]], Operator[Arguments, Result]]:
     """Mark `f(*outputs, batch, settings) -> LossValues` as a loss on the outputs of a model's forward pass.
 
@@ -238,8 +240,8 @@ def loss(
     """
     _check_has_parentheses("loss", outputs, '@loss("logprobs")')
     for output in outputs or ("none",):
-        if output not in get_args(Output):
-            raise GraphError(f"@loss: got output {output!r:.40}, expected one or more of {', '.join(get_args(Output))}")
+        if output not in (*OUTPUTS,):
+            raise GraphError(f"@loss: got output {output!r:.40}, expected one or more of {', '.join(OUTPUTS)}")
 
     def register(function: Callable[Arguments, Result]) -> Operator[Arguments, Result]:
         operator = Operator(name or function.__name__, function, "loss", outputs, rows_per_item)

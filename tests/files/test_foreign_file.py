@@ -13,7 +13,7 @@ from prefect_rlhf.files.foreign_file import finished_lines, parse_json, read_con
 from prefect_rlhf.files.yaml_text import read_yaml
 from prefect_rlhf.flows.training.run_folder import read_result
 from prefect_rlhf.placement.cost.times.profile import Profile
-from prefect_rlhf.tasks.checkpoints.folders import find_checkpoint, read_checkpoint
+from prefect_rlhf.tasks.checkpoints.folders import newest_checkpoint, read_checkpoint
 from prefect_rlhf.tasks.data.stored.files import find_files
 from prefect_rlhf.tasks.data.stored.json_files import read_json as read_rows
 from prefect_rlhf.tasks.running.journal import Journal
@@ -45,7 +45,7 @@ def no_object(path):
 
 READERS = {
     "a checkpoint": ("checkpoint.json", lambda file: read_checkpoint(file.parent)),
-    "a run's newest checkpoint": ("checkpoint.json", lambda file: find_checkpoint("latest", file.parents[3])),
+    "a run's newest checkpoint": ("checkpoint.json", lambda file: newest_checkpoint(file.parents[3])),
     "an index of a shard": ("shard-00000.json", lambda file: read_index(file, "actor")),
     "a plan": ("plan.yaml", lambda file: read_yaml("plan", file)),
     "a profile": ("profile.json", Profile.read),

@@ -86,4 +86,4 @@ def test_epochs_say_how_many_steps(parameters):
     """Of one row, three passes of a row a step."""
     del parameters["steps"]
     request = prepared(sft, parameters | {"epochs": 3}, ONE_DEVICE).request
-    assert request.options.steps == request.training_run(None, Path()).num_steps == 3
+    assert request.spec.steps == request.training_run(None, Path()).num_steps == 3

@@ -8,7 +8,7 @@ import pytest
 from prefect_rlhf.errors.errors import RankLost
 from prefect_rlhf.flows.dpo import dpo
 from prefect_rlhf.flows.training import run as training_run
-from prefect_rlhf.tasks.checkpoints.folders import find_checkpoint
+from prefect_rlhf.tasks.checkpoints.folders import newest_checkpoint
 from tests.hub_stand_in import in_this_process, stand_in
 from tests.runs import end, read_lines
 from tests.tiny import make_model, make_pairs
@@ -50,7 +50,7 @@ def test_a_resumed_run_reads_the_commits_of_its_checkpoint_whatever_main_has_bec
         "hf://datasets/acme/pairs@main": hub.repositories["datasets/acme/pairs"].branches["main"],
     }
     assert json.loads((Path(first["run_dir"]) / "hub_commits.json").read_text()) == commits
-    assert find_checkpoint("latest", tmp_path / "runs").manifest.lineage.commits == commits
+    assert newest_checkpoint(tmp_path / "runs").manifest.lineage.commits == commits
 
     make_model(tmp_path / "newer", hidden=128)
     hub.add("acme/tiny", tmp_path / "newer")

@@ -91,7 +91,7 @@ def test_a_run_returns_models_metrics_and_rollouts_and_is_planned_once(given, pr
     assert (result.version, result.commit) == (own_version().version, own_version().commit)
     stated, kept = (prepared(rl.algorithms.grpo, each, whole(ONE_CPU)) for each in (given, result.parameters))
     assert kept.request.graph == stated.request.graph and kept.chosen.plan == stated.chosen.plan
-    assert kept.request.options == stated.request.options
+    assert kept.request.spec == stated.request.spec
 
 
 def test_a_folder_without_a_result_is_refused(tmp_path):

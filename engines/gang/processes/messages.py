@@ -11,6 +11,7 @@ from prefect_rlhf.engines.gang.processes.preload import modules_of
 from prefect_rlhf.engines.gang.protocol import AnyRank
 from prefect_rlhf.placement.devices.mesh import Backend
 from prefect_rlhf.placement.engine_traits import TRAITS, EngineTraits
+from prefect_rlhf.placement.models.outputs import OUTPUTS, Output
 from prefect_rlhf.placement.plan import EngineKind
 
 StartMethod = Literal["fork", "spawn"]
@@ -46,6 +47,7 @@ class GangSettings(Generic[AnyRank]):
     collective_seconds: float = 7200.0
     preload: tuple[str, ...] = field(default_factory=lambda: modules_of(TRAITS))
     engines: Mapping[EngineKind, EngineTraits] = field(default_factory=lambda: dict(TRAITS))  # also those registered
+    outputs: Mapping[str, Output] = field(default_factory=lambda: dict(OUTPUTS))  # also those registered
     records: Path | None = None
     method: StartMethod | None = None  # None: fork, but spawn on CUDA, which does not survive a fork
 

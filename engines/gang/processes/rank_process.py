@@ -33,6 +33,7 @@ from prefect_rlhf.engines.gang.processes.messages import RecordRequest, Reply, R
 from prefect_rlhf.engines.process_groups import open_communicators
 from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.placement.engine_traits import register
+from prefect_rlhf.placement.models.outputs import register as register_output
 
 LOGGER = "prefect_rlhf"  # this module may be __main__
 MOST_WARNINGS = 100  # the newest warnings that are kept for a reply
@@ -154,6 +155,8 @@ def join(start: Start, listener: int | None) -> object:
     gang, rank = start.gang, start.rank
     for name, traits in gang.engines.items():
         register(name, traits)
+    for key, output in gang.outputs.items():
+        register_output(key, output)
     use_device(start)
     backend = "cpu:gloo,cuda:nccl" if gang.device == "cuda" else "gloo"
     timeout = timedelta(seconds=gang.start_seconds)

@@ -12,17 +12,17 @@ import torch.distributed as dist
 from torch import Tensor
 
 from prefect_rlhf.engines.engine import TrainingRows, TrainSettings
-from prefect_rlhf.engines.loss_protocol import LossTerm, Output
+from prefect_rlhf.engines.loss_protocol import LossTerm
 from prefect_rlhf.engines.mean_over import UNITS, RowParts, row_parts
 from prefect_rlhf.engines.megatron.one_copy import to_device
 from prefect_rlhf.engines.megatron.training.batches import MicroBatch, micro_batch_rows, mini_batch_rows
-from prefect_rlhf.placement.models.model import head_of
+from prefect_rlhf.placement.models.outputs import head_of
 
 SumKey = tuple[int, int, str]
 """The term's number, the unit of its values (a place in UNITS), and the name: `loss`, or that of a metric."""
 Sums = Mapping[SumKey, float]
-Wanted = tuple[Output, float]
-"""An output of a forward pass, and the temperature that logits are divided by."""
+Wanted = tuple[str, float]
+"""The name of an output of a forward pass, and the temperature that logits are divided by."""
 LOSS = "loss"
 
 

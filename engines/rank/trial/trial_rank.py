@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from prefect_rlhf.engines.commands import CallCommand, RankReport
-from prefect_rlhf.engines.loss_protocol import Output
 from prefect_rlhf.engines.mean_over import row_parts
 from prefect_rlhf.engines.rank.inputs import read_prompts, training_rows
 from prefect_rlhf.engines.rank.rank import Rank
@@ -21,6 +20,7 @@ from prefect_rlhf.engines.rank.trial.mistake import Mistake, is_mistake
 from prefect_rlhf.engines.rows import pad
 from prefect_rlhf.errors.blame import described
 from prefect_rlhf.errors.errors import InvalidInput
+from prefect_rlhf.placement.models.outputs import OUTPUTS
 
 LONGEST = 3  # made-up response tokens, if the algorithm may sample that many
 
@@ -146,14 +146,15 @@ def has_gradient(total: Tensor, outputs: Sequence[Tensor]) -> bool:
     return any(gradient is not None for gradient in torch.autograd.grad(total, outputs, allow_unused=True))
 
 
-def made_up(output: Output, lengths: Sequence[int]) -> list[Tensor]:
-    """Return a model's possible results for rows of these response lengths: a score per row, or a value per token.
+def made_up(output: str, lengths: Sequence[int]) -> list[Tensor]:
+    """Return a model's possible results for rows of these response lengths: numbers for each row, or for each token.
 
     >>> [values.tolist() for values in made_up("logprobs", [2, 1])]
     [[-0.5, -0.75], [-0.625]]
     """
-    if output == "scores":
-        return [torch.tensor(0.5 - 0.125 * row) for row in range(len(lengths))]
-    return [
-        -0.5 - 0.125 * row % 4 - 0.25 * torch.arange(length, dtype=torch.float32) for row, length in enumerate(lengths)
-    ]
+    entry = OUTPUTS[output]
+    if entry.per == "row":
+        return [torch.full(entry.vector, 0.5 - 0.125 * row) for row in range(len(lengths))]
+    places = [torch.arange(length, dtype=torch.float32) for length in lengths]
+    numbers = [-0.5 - 0.125 * row % 4 - 0.25 * place for row, place in enumerate(places)]
+    return numbers if entry.width is None else [each[:, None].repeat(1, entry.width) for each in numbers]

@@ -23,7 +23,6 @@ from prefect_rlhf.placement.plans.check import check_plan
 from prefect_rlhf.placement.plans.plan_file import read_plan
 from prefect_rlhf.placement.plans.stated_words import NO_WORDS, Words
 
-AUTO = "auto"
 EVALUATIONS = 1_000_000  # of a search: a plan is worth more to a run than to a question
 PLANS = Path("~/.prefect-rlhf/plans")
 

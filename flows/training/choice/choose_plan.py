@@ -1,14 +1,22 @@
-"""The plan that the parameter `plan` names: a searched or measured plan, a preset, or a plan file."""
+"""The plan that a run asks for: a searched or measured plan, a preset, or a plan file."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from typing import assert_never
 
 from prefect_rlhf.errors.errors import InvalidInput
-from prefect_rlhf.flows.training.choice.auto_plan import AUTO, auto_plan, search_plan
-from prefect_rlhf.flows.training.choice.measured_plan import PlanTrial, fastest, measure, plans_to_measure
+from prefect_rlhf.flows.training.choice.auto_plan import auto_plan, search_plan
+from prefect_rlhf.flows.training.choice.measured_plan import PlanTrial, fastest, measure
 from prefect_rlhf.flows.training.log import log_info
 from prefect_rlhf.flows.training.request import RunRequest
+from prefect_rlhf.flows.training.spec.plan_choice import (
+    Auto,
+    Measure,
+    PlanContent,
+    PlanFile,
+    PresetPlan,
+    SinglePlan,
+)
 from prefect_rlhf.placement.layout.alignment import aligned
 from prefect_rlhf.placement.memory.certificate import Certificate
 from prefect_rlhf.placement.memory.fit import check_fits
@@ -17,8 +25,7 @@ from prefect_rlhf.placement.plan import ExecutionPlan
 from prefect_rlhf.placement.planner.explain import next_best
 from prefect_rlhf.placement.planner.preset_plan import completed_preset
 from prefect_rlhf.placement.plans.check import check_plan
-from prefect_rlhf.placement.plans.plan_file import read_plan
-from prefect_rlhf.placement.plans.presets import is_preset
+from prefect_rlhf.placement.plans.plan_file import parse_plan, read_plan
 from prefect_rlhf.placement.plans.stated_words import NO_WORDS, Words, as_stated, names_of, with_words
 
 
@@ -31,36 +38,45 @@ class ChosenPlan:
     trials: Sequence[PlanTrial] = ()
 
 
-def choose_plan(request: RunRequest, name: str) -> ChosenPlan:
-    """Return the plan of that name: searched (`auto`), the fastest of `measure(k)`, a preset, or a plan file.
+def choose_plan(request: RunRequest, choice: SinglePlan) -> ChosenPlan:
+    """Return the plan of a choice: searched (`auto`), the fastest of `measure(k)`, a preset, or a plan file.
 
     A preset is completed, and keeps the words of the parameter `placement`, as `auto` does; in the plan of a file they
     replace the file's. A file's plan may fill the room that others keep. If a plan states no order of devices, copies
     of trained weights get the order that moves the fewest bytes. A dry run does not measure: it uses the plan that
     would be measured first. Raises InvalidInput for a plan that cannot run.
     """
-    graph, lease, workload = request.graph, request.lease, request.workload
-    words = request.options.stated_words
-    if words and plans_to_measure(name):
-        raise measured_beside(words, name)
-    if name == AUTO:
-        return ChosenPlan(*auto_plan(request.question, log_info, words))
-    trials: Sequence[PlanTrial] = ()
-    if count := plans_to_measure(name):
-        plans = best_plans(request, 1 if request.options.dry_run else count)
-        trials = () if request.options.dry_run else measure(request, plans)
-        plan = fastest(trials) if trials else plans[0]
-        return ChosenPlan(plan, check_fits(plan, graph, workload, lease.kind), trials)
-    if is_preset(name) or (name.isidentifier() and not Path(name).exists()):  # raises with the list of presets
-        plan = completed_preset(name, graph, lease.cluster, lease.mesh, workload, lease.kind, words)
-        return chosen_file(request, plan)
-    return chosen_file(request, read_plan(Path(name), without_room(lease.cluster)), words)
+    graph, lease, words = request.graph, request.lease, request.spec.words
+    match choice:
+        case Measure() if words:
+            raise measured_beside(words, choice)
+        case Auto():
+            return ChosenPlan(*auto_plan(request.question, log_info, words))
+        case Measure(count):
+            return measured_choice(request, count)
+        case PresetPlan(name):
+            plan = completed_preset(name, graph, lease.cluster, lease.mesh, request.workload, lease.kind, words)
+            return chosen_file(request, plan)
+        case PlanFile(path):
+            return chosen_file(request, read_plan(path, without_room(lease.cluster)), words)
+        case PlanContent(content):
+            return chosen_file(request, parse_plan(content, without_room(lease.cluster)))
+        case _:
+            assert_never(choice)
 
 
-def measured_beside(words: Words, name: str) -> InvalidInput:
+def measured_choice(request: RunRequest, count: int) -> ChosenPlan:
+    """Return the fastest of the `count` best plans, each measured; in a dry run the best, which is not measured."""
+    plans = best_plans(request, 1 if request.spec.dry_run else count)
+    trials = () if request.spec.dry_run else measure(request, plans)
+    plan = fastest(trials) if trials else plans[0]
+    return ChosenPlan(plan, check_fits(plan, request.graph, request.workload, request.lease.kind), trials)
+
+
+def measured_beside(words: Words, choice: Measure) -> InvalidInput:
     """Return the error for stated words beside plans of a search that are measured, which differ in their words."""
     call, word = sorted(names_of(words))[0]
-    right = f"no word beside plan: {name}, which chooses every word; set plan to auto, a preset or a plan file"
+    right = f"no word beside plan: {choice}, which chooses every word; set plan to auto, a preset or a plan file"
     return InvalidInput(f"placement.{call}.{word}", words[call][word], right)
 
 

@@ -4,7 +4,6 @@ This is APP's Judger (arXiv:2312.11819, section V-C). A candidate that fails is 
 """
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +18,7 @@ from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.errors.table import table
 from prefect_rlhf.flows.training.log import log_info
 from prefect_rlhf.flows.training.request import RunRequest
+from prefect_rlhf.flows.training.spec.plan_choice import Measure
 from prefect_rlhf.placement.augmented.augment import augment
 from prefect_rlhf.placement.plan import ExecutionPlan, ModelInstance
 from prefect_rlhf.placement.plans.plan_file import plan_yaml
@@ -30,8 +30,6 @@ from prefect_rlhf.tasks.running.outcome import NodeOutcome
 from prefect_rlhf.tasks.running.steps.learning import Findings
 from prefect_rlhf.tasks.running.training_run import TrainingRun
 
-WORD = "measure"
-MOST_PLANS = 10
 STEPS_MEASURED = 2  # the first step builds and compiles, the second reuses that
 
 
@@ -43,20 +41,6 @@ class PlanTrial:
     predicted_seconds: float
     measured_seconds: float | None = None
     failure: str = ""
-
-
-def plans_to_measure(name: str) -> int | None:
-    """Return the k of `measure(k)`, or None for another plan's name. Raises InvalidInput for an invalid k.
-
-    >>> plans_to_measure("measure(3)"), plans_to_measure("flattening")
-    (3, None)
-    """
-    if not re.fullmatch(rf"{WORD}\b.*", name) or name.endswith((".yaml", ".yml", ".json")):
-        return None
-    match = re.fullmatch(rf"{WORD}\((\d{{1,3}})\)", name)
-    if match is None or not 1 <= int(match[1]) <= MOST_PLANS:
-        raise InvalidInput("plan", name, f"{WORD}(k), which runs k plans, from 1 to {MOST_PLANS}")
-    return int(match[1])
 
 
 class _Silence:
@@ -114,7 +98,7 @@ def fastest(trials: Sequence[PlanTrial]) -> ExecutionPlan:
     timed = [trial for trial in trials if trial.measured_seconds is not None]
     if not timed:
         failures = "; ".join(f"{trial.plan.name}: {trial.failure}" for trial in trials)
-        raise InvalidInput("plan", f"{WORD}({len(trials)})", f"at least one plan that runs ({failures})")
+        raise InvalidInput("plan", str(Measure(len(trials))), f"at least one plan that runs ({failures})")
     return min(timed, key=lambda trial: trial.measured_seconds or 0.0).plan
 
 

@@ -25,6 +25,7 @@ from prefect_rlhf.flows.training.replan.price_check import (
 )
 from prefect_rlhf.flows.training.replan.recheck_process import RecheckProcess
 from prefect_rlhf.flows.training.request import RunRequest
+from prefect_rlhf.flows.training.spec.replanning import Switch
 from prefect_rlhf.placement.plan import EngineKind, ExecutionPlan, ModelInstance
 from prefect_rlhf.placement.planner.recheck import Recheck, pays
 from prefect_rlhf.placement.schedule.estimate import Prediction
@@ -56,6 +57,7 @@ class PlanSwitcher:
     """A run's checks and switches. `plans` are its plans so far, the last in use; `step` is the last that ended."""
 
     request: RunRequest
+    policy: Switch
     plans: list[ChosenAt]
     asks: Switches
     step: int
@@ -105,14 +107,15 @@ class PlanSwitcher:
 
     def _is_due(self) -> bool:
         """Whether to check now: after the first steps, and then at most every `replan_every` steps."""
-        every = self.request.options.replan_every
+        every = self.policy.every
         is_first = len(self.plans) == 1 and self._steps == STEPS_AWAITED
-        return (is_first or self._steps % every == 0) and self.step < self.request.options.steps
+        return (is_first or self._steps % every == 0) and self.step < self.request.spec.steps
 
     def _begin(self, journal: Journal) -> str | None:
         spans, was_switched = journal.last_steps(min(STEPS_KEPT, self._steps)), len(self.plans) > 1
         try:  # the run waits for a better plan: a check that yields to busy ranks may take longer than the plan gains
-            self._process = begun_recheck(self.request, self._plan, spans, journal, searched=was_switched, yields=False)
+            asked = self.request, self._plan, spans, journal, self.policy.gain
+            self._process = begun_recheck(*asked, searched=was_switched, yields=False)
         except OSError as error:
             self._is_over = True
             return f"the plan was not compared with others by measured seconds ({error})"
@@ -133,7 +136,7 @@ class PlanSwitcher:
     def _decide(self, found: Recheck, better: ExecutionPlan, journal: Journal) -> str:
         """Ask for a switch if the better plan pays for it and fits."""
         gain = gain_in_words(found, self._plan.name)
-        left, seconds = self.request.options.steps - self.step, self._switch_seconds(better)
+        left, seconds = self.request.spec.steps - self.step, self._switch_seconds(better)
         if not pays(found, left, seconds):
             return f"{gain}; the run stays: a switch takes {seconds:.1f} s, too long for the {left} steps left"
         try:
@@ -180,9 +183,10 @@ def plan_switcher(
     request: RunRequest, plans: tuple[ChosenAt, ...], predicted: Prediction | None, asks: Switches
 ) -> PlanSwitcher | None:
     """Return the switcher for `replan: switch`; None if the devices are unknown, or the models were profiled."""
-    if request.options.replan != "switch":
+    policy = request.spec.replanning
+    if not isinstance(policy, Switch):
         return None
     if predicted is None or request.cost_sources.profiles:
         log_info("replan: the run keeps its plan: only constants of a known device without a profile are corrected")
         return None
-    return PlanSwitcher(request, list(plans), asks, request.checkpoint.step if request.checkpoint else 0)
+    return PlanSwitcher(request, policy, list(plans), asks, request.checkpoint.step if request.checkpoint else 0)

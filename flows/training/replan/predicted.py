@@ -20,7 +20,7 @@ from prefect_rlhf.tasks.reporting.report import LaterPlan
 def predict_run(request: RunRequest, augmented: AugmentedGraph) -> Prediction | None:
     """Predict the seconds of each node. Unknown hardware does not stop a run whose plan is given: it returns None."""
     try:
-        later = distant_nodes(augmented, request.options.checkpoint_every)
+        later = distant_nodes(augmented, request.spec.checkpoint_every)
         prediction = predict(augmented, request.workload, request.cost_sources, later)
     except InvalidInput as error:
         log_info(f"no predictions: {error}")
@@ -40,8 +40,8 @@ def later_plan(
 
     `starts` are measured seconds of the start of an engine.
     """
-    plan, options = after.chosen.plan, request.options
-    augmented = preview(request.graph, plan, options.steps, after.step - 1, options.checkpoint_every)
+    plan, spec = after.chosen.plan, request.spec
+    augmented = preview(request.graph, plan, spec.steps, after.step - 1, spec.checkpoint_every)
     prediction = predict_run(request, augmented)
     seconds = None if prediction is None else switch_seconds(request.graph, before, plan, request.cost_sources, starts)
     assumed = assumed_starts(request.graph, before, plan, starts)

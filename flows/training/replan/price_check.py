@@ -15,14 +15,16 @@ from pathlib import Path
 from prefect_rlhf.errors.errors import InvalidInput, RlhfError
 from prefect_rlhf.files.foreign_file import read_json_object
 from prefect_rlhf.files.remote_path import shown
-from prefect_rlhf.flows.forms.options import RunOptions
-from prefect_rlhf.flows.training.choice.auto_plan import AUTO, EVALUATIONS
-from prefect_rlhf.flows.training.choice.measured_plan import plans_to_measure
+from prefect_rlhf.flows.training.choice.auto_plan import EVALUATIONS
 from prefect_rlhf.flows.training.log import log_info
 from prefect_rlhf.flows.training.replan.recheck_process import RecheckProcess, RecheckRequest
 from prefect_rlhf.flows.training.request import RunRequest
+from prefect_rlhf.flows.training.spec.plan_choice import is_searched
+from prefect_rlhf.flows.training.spec.replanning import Say
+from prefect_rlhf.flows.training.spec.run_spec import RunSpec
 from prefect_rlhf.placement.augmented.node import subject_of
 from prefect_rlhf.placement.engine_traits import TRAITS
+from prefect_rlhf.placement.models.outputs import OUTPUTS
 from prefect_rlhf.placement.plan import ExecutionPlan
 from prefect_rlhf.placement.planner.fitted_constants import Measured
 from prefect_rlhf.placement.planner.recheck import Recheck
@@ -43,6 +45,7 @@ class PriceCheck:
     """The check of a run: once, after its first steps."""
 
     request: RunRequest
+    policy: Say
     plan: ExecutionPlan
     predicted: Prediction
     _process: RecheckProcess | None = field(default=None, init=False)
@@ -78,7 +81,7 @@ class PriceCheck:
             self._is_over = True
             return self._unexplained()
         try:
-            self._process = begun_recheck(self.request, self.plan, self._spans, journal)
+            self._process = begun_recheck(self.request, self.plan, self._spans, journal, self.policy.gain)
         except OSError as error:
             self._is_over = True
             return f"the plan was not compared with others by measured seconds ({error})"
@@ -91,7 +94,7 @@ class PriceCheck:
             found = replace(found, better=better)
             journal.keep(BETTER_PLAN, plan_yaml(better))
             first = self.request.checkpoint.step if self.request.checkpoint else 0
-            way = way_to_switch(journal.run_dir, self.request.options, first + self._steps)
+            way = way_to_switch(journal.run_dir, self.request.spec, first + self._steps)
             line = f"{gain_in_words(found, self.plan.name)}; {way}"
         elif not found.fitted.explains:
             line = self._unexplained()
@@ -109,23 +112,26 @@ def begun_recheck(
     plan: ExecutionPlan,
     spans: Sequence[TaskRunSpan],
     journal: Journal,
+    least_gain: float,
     searched: bool = False,
     yields: bool = True,
 ) -> RecheckProcess:
     """Start the process that prices a plan by the measured `spans` of its steps. Raises OSError if it cannot start.
 
-    `searched`: the plan is the answer of an earlier check. `yields`: the process yields to all other programs.
+    `least_gain` is the share of a step that a better plan must save. `searched`: the plan is the answer of an earlier
+    check. `yields`: the process yields to all other programs.
     """
-    name, rollouts = str(request.options.plan), sorted((journal.run_dir / ROLLOUTS).glob("*.parquet"))
+    rollouts = sorted((journal.run_dir / ROLLOUTS).glob("*.parquet"))
     question = RecheckRequest(
         request.question,
         plan,
         measured_nodes(spans),
-        was_searched=searched or name == AUTO or plans_to_measure(name) is not None,
+        was_searched=searched or is_searched(request.spec.plan),
         evaluations=EVALUATIONS,
         traits={str(name): traits for name, traits in TRAITS.items()},
+        outputs=dict(OUTPUTS),
         rollouts=tuple(rollouts[-STEPS_AWAITED:]),
-        least_gain=request.options.replan_gain,
+        least_gain=least_gain,
     )
     return RecheckProcess(question, yields)
 
@@ -151,10 +157,10 @@ def gain_in_words(found: Recheck, name: str) -> str:
     return f"by {prices}, another plan takes {times}"
 
 
-def way_to_switch(run_dir: Path, options: RunOptions, done: int) -> str:
+def way_to_switch(run_dir: Path, spec: RunSpec, done: int) -> str:
     """Return how a reader can use the better plan of a run that has done so many steps."""
-    use, every = f"-p plan={shown(run_dir / BETTER_PLAN)}", options.checkpoint_every
-    if every is None or (at := (done // every + 1) * every) >= options.steps:
+    use, every = f"-p plan={shown(run_dir / BETTER_PLAN)}", spec.checkpoint_every
+    if every is None or (at := (done // every + 1) * every) >= spec.steps:
         return f"to use it in the next run: {use}"
     resume = f"{use} -p resume_from={shown(run_dir)}"
     return f"to switch, stop this run after its checkpoint of step {at} and resume it with {resume}"
@@ -162,15 +168,16 @@ def way_to_switch(run_dir: Path, options: RunOptions, done: int) -> str:
 
 def price_check(request: RunRequest, plan: ExecutionPlan, predicted: Prediction | None) -> PriceCheck | None:
     """Return the check of a run with one plan; None if it is off, was made before, or lacks predictions or steps."""
-    if request.options.replan != "say" or predicted is None:
+    policy = request.spec.replanning
+    if not isinstance(policy, Say) or predicted is None:
         return None
     first = request.checkpoint.step if request.checkpoint else 0
-    if request.options.steps - first <= STEPS_AWAITED:
+    if request.spec.steps - first <= STEPS_AWAITED:
         return None
     earlier = earlier_check(request)
     if earlier and plan_yaml(plan) in (earlier.get("plan"), earlier.get("better_plan")):
         return None
-    return PriceCheck(request, plan, predicted)
+    return PriceCheck(request, policy, plan, predicted)
 
 
 def earlier_check(request: RunRequest) -> Mapping[str, object] | None:

@@ -22,6 +22,8 @@ from prefect_rlhf.files.environment import shown, take, written
 from prefect_rlhf.flows.training.lengths import distribution
 from prefect_rlhf.placement.cost.workload import Workload
 from prefect_rlhf.placement.engine_traits import EngineTraits, register
+from prefect_rlhf.placement.models.outputs import Output
+from prefect_rlhf.placement.models.outputs import register as register_output
 from prefect_rlhf.placement.plan import ExecutionPlan
 from prefect_rlhf.placement.planner.fitted_constants import Measured
 from prefect_rlhf.placement.planner.question import Question
@@ -47,7 +49,7 @@ _ENVIRONMENT = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "CUDA_VISIB
 
 @dataclass(frozen=True, slots=True)
 class RecheckRequest:
-    """The arguments of `recheck`, the traits of all engines, and files of rollouts with the measured responses."""
+    """The arguments of `recheck`, all engines and outputs, and files of rollouts with the measured responses."""
 
     question: Question
     plan: ExecutionPlan
@@ -55,6 +57,7 @@ class RecheckRequest:
     was_searched: bool
     evaluations: int
     traits: Mapping[str, EngineTraits]
+    outputs: Mapping[str, Output]
     rollouts: tuple[Path, ...]
     least_gain: float
 
@@ -121,6 +124,8 @@ def main() -> None:
     request: RecheckRequest = pickle.load(sys.stdin.buffer)
     for name, traits in request.traits.items():
         register(name, traits)
+    for key, output in request.outputs.items():
+        register_output(key, output)
     try:
         answer: Recheck | RlhfError | None = request.answer()
     except RlhfError as error:

@@ -16,17 +16,17 @@ from prefect_rlhf.flows.hardware.profiles import measured_sources
 from prefect_rlhf.flows.training.choice import auto_plan as auto
 from prefect_rlhf.flows.training.choice.choose_plan import choose_plan
 from prefect_rlhf.flows.training.choice.measured_plan import (
-    MOST_PLANS,
     STEPS_MEASURED,
     PlanTrial,
     fastest,
-    plans_to_measure,
     trial_rows,
     trials_json,
 )
 from prefect_rlhf.flows.training.choice.searched_plan import summary
 from prefect_rlhf.flows.training.request import RunRequest
 from prefect_rlhf.flows.training.run import predict_run
+from prefect_rlhf.flows.training.spec.plan_choice import MOST_PLANS
+from prefect_rlhf.flows.training.spec.run_spec import read_spec
 from prefect_rlhf.placement.augmented.augment import augment
 from prefect_rlhf.placement.augmented.step_groups import StepGroups
 from prefect_rlhf.placement.cost.datasheets.hardware import Efficiency
@@ -61,13 +61,13 @@ def question(graph=None, held=HELD, work=WORK) -> Question:
 
 def chosen_plan(asked):
     """The plan that the options of a request name."""
-    return choose_plan(asked, asked.options.plan)
+    return choose_plan(asked, asked.spec.plan)
 
 
 def request(plan, held=HELD, dry_run=False) -> RunRequest:
     """A run that was read, as far as its plan depends on it."""
-    options = RunOptions(plan=plan, dry_run=dry_run)
-    return RunRequest(options, held, inputs=None, graph=remax(), workload=WORK, checkpoint=None)
+    spec = read_spec(RunOptions(plan=plan, dry_run=dry_run))
+    return RunRequest(spec, held, inputs=None, graph=remax(), workload=WORK, checkpoint=None)
 
 
 @pytest.fixture(autouse=True)
@@ -215,32 +215,6 @@ def test_a_gpu_that_nobody_knows_stops_no_plan_that_was_given(monkeypatch, tmp_p
     assert "no predictions: kind: got 'cuda'" in caplog.text
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "measure(0)",
-        f"measure({MOST_PLANS + 1})",
-        "measure()",
-        "measure",
-        "measure(two)",
-        "measure(-1)",
-        "measure(2.5)",
-        "measure 2",
-        "measure(2",
-        "measure(2) ",
-    ],
-)
-def test_a_number_of_plans_that_cannot_be_measured_is_refused(name):
-    with pytest.raises(InvalidInput) as error:
-        plans_to_measure(name)
-    assert str(error.value) == f"plan: got {name!r}, expected measure(k), which runs k plans, from 1 to 10"
-
-
-@pytest.mark.parametrize("name", ["auto", "split", "plans/measure(2).yaml", "measured.yaml", "measurement"])
-def test_other_plans_are_not_measured(name):
-    assert plans_to_measure(name) is None
-
-
 @pytest.fixture(scope="module")
 def found():
     return auto.plan_graph(question(ppo(evaluate_every=2)), 0.5)
@@ -258,8 +232,8 @@ def test_the_plans_to_measure_differ_and_the_best_is_first(found, count):
 
 
 def test_what_is_measured_are_two_steps_without_evaluation_checkpoint_and_export(tmp_path):
-    options, inputs = RunOptions(plan="flattening", checkpoint_every=1), SimpleNamespace(sources={})
-    asked = replace(request("flattening"), options=options, inputs=inputs, graph=ppo(evaluate_every=2))
+    spec, inputs = read_spec(RunOptions(plan="flattening", checkpoint_every=1)), SimpleNamespace(sources={})
+    asked = replace(request("flattening"), spec=spec, inputs=inputs, graph=ppo(evaluate_every=2))
     run = asked.trial_run(*without_evaluation(asked.graph, chosen_plan(asked).plan), STEPS_MEASURED, tmp_path)
     groups = StepGroups(run.graph, run.plan, run.num_steps, 2, run.finished, run.checkpoint_every, run.exports)
     measured = groups.next_group()

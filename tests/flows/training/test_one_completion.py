@@ -14,7 +14,9 @@ from prefect_rlhf.flows.hardware.node_hardware import cost_sources
 from prefect_rlhf.flows.training.choice import auto_plan
 from prefect_rlhf.flows.training.choice.choose_plan import choose_plan
 from prefect_rlhf.flows.training.choice.plans_by_step import choose_plans
-from prefect_rlhf.flows.training.request import RunRequest, check_names, check_replan
+from prefect_rlhf.flows.training.request import RunRequest, check_may_switch, check_names
+from prefect_rlhf.flows.training.spec.plan_choice import PresetPlan
+from prefect_rlhf.flows.training.spec.run_spec import read_spec
 from prefect_rlhf.placement.devices.lease import Lease
 from prefect_rlhf.placement.devices.mesh import ClusterShape
 from prefect_rlhf.placement.memory.certificate import certify_plan
@@ -43,15 +45,15 @@ def leased(nodes: int, devices: int, mebibytes: int) -> Lease:
 def request(plan, held: Lease, graph: str = "ppo", dry_run: bool = False, flags: str = "") -> RunRequest:
     """A run that was read, as far as its plan depends on it, with options from a command line."""
     values = read_parameters(None, flags.replace("-p ", "").split()) | {"plan": plan, "dry_run": dry_run}
-    options = RunOptions(**checked_parameters(inspect.Signature(RunOptions.signature()), values))
+    spec = read_spec(RunOptions(**checked_parameters(inspect.Signature(RunOptions.signature()), values)))
     work = longest_rows(GRAPHS[graph], 128)
-    return RunRequest(options, held, inputs=None, graph=GRAPHS[graph], workload=work, checkpoint=None)
+    return RunRequest(spec, held, inputs=None, graph=GRAPHS[graph], workload=work, checkpoint=None)
 
 
 def of_run(asked: RunRequest) -> ExecutionPlan | None:
     """The run's plan; None if it is refused."""
     try:
-        chosen = choose_plan(asked, asked.options.plan)
+        chosen = choose_plan(asked, asked.spec.plan)
     except InvalidInput:
         return None
     assert chosen.certificate.fits
@@ -114,7 +116,7 @@ def test_the_flags_of_a_refusal_make_it_fit(mebibytes, word):
     """What the line says is put on the command line in place of the stated word, and the run has a plan."""
     held, stated = leased(1, 1, mebibytes), f"-p placement.actor_train_step.{word}"
     try:
-        choose_plan(request("flattening", held, "dpo", flags=stated), "flattening")
+        choose_plan(request("flattening", held, "dpo", flags=stated), PresetPlan("flattening"))
         return  # it fits
     except PlanDoesNotFit as error:
         if "it fits with " not in str(error):
@@ -160,15 +162,15 @@ def test_a_wrong_word_is_a_line_that_names_what_is_right(wrong):
     flags, line = WRONG[wrong]
     with pytest.raises(InvalidInput, match=line) as error:
         asked = request("flattening", leased(1, 2, 4096), flags=f"-p placement.{flags}")
-        check_names(asked.options, asked.graph)
-        choose_plan(asked, "flattening")
+        check_names(asked.spec, asked.graph)
+        choose_plan(asked, PresetPlan("flattening"))
     assert "\n" not in str(error.value)
 
 
 def test_a_word_beside_plans_that_are_measured_is_refused():
     asked = request("measure(2)", leased(1, 2, 4096), flags="-p placement.actor_train_step.micro_batches=2")
     with pytest.raises(InvalidInput, match=r"_train_step\.micro_batches: got 2, expected no word beside"):
-        choose_plan(asked, "measure(2)")
+        choose_plan(asked, asked.spec.plan)
 
 
 @pytest.mark.parametrize("word", ["micro_batches=2", "mesh=n0:1"])
@@ -202,13 +204,13 @@ def test_a_word_beside_a_run_that_switches_is_refused():
         "flattening", leased(1, 2, 4096), flags="-p placement.actor_train_step.micro_batches=2 replan=switch"
     )
     with pytest.raises(InvalidInput, match=r"replan: got 'switch', expected say or off beside placement\."):
-        check_replan(asked.options, asked.graph)
+        check_may_switch(asked.spec, asked.graph)
 
 
 def test_a_job_that_fits_nothing_is_told_the_proof_and_how_many_devices_do():
     held = leased(1, 1, 5)
     with pytest.raises(PlanDoesNotFit, match=r"no plan fits these devices: .* needs .*; \d+ devices are enough, as"):
-        choose_plan(request("flattening", held, "dpo"), "flattening")
+        choose_plan(request("flattening", held, "dpo"), PresetPlan("flattening"))
 
 
 def test_the_answer_of_a_search_has_the_stated_words():

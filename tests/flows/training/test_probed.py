@@ -12,6 +12,7 @@ from prefect_rlhf.flows.ppo import ppo
 from prefect_rlhf.flows.training import probed
 from prefect_rlhf.flows.training.probed import SPEEDS, awaits_probe, contradicted_profiles, with_speeds
 from prefect_rlhf.flows.training.request import RunRequest
+from prefect_rlhf.flows.training.spec.run_spec import read_spec
 from prefect_rlhf.placement.cost.datasheets.hardware import Links
 from prefect_rlhf.placement.cost.sizes import ModelSizes
 from prefect_rlhf.placement.cost.speeds import KnownSpeeds
@@ -44,7 +45,9 @@ def logged(monkeypatch):
 
 def request(lease=HELD, checkpoint=None, **options):
     """A request for PPO, without its inputs."""
-    return RunRequest(RunOptions(**options), lease, SimpleNamespace(), traced(ppo), Workload.fixed(8, 8), checkpoint)
+    return RunRequest(
+        read_spec(RunOptions(**options)), lease, SimpleNamespace(), traced(ppo), Workload.fixed(8, 8), checkpoint
+    )
 
 
 @pytest.mark.parametrize("plan", ["auto", "measure(2)"])

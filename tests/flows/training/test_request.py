@@ -10,7 +10,7 @@ from prefect_rlhf.flows.dpo import dpo
 from prefect_rlhf.flows.ppo import ppo
 from prefect_rlhf.flows.reward import reward
 from prefect_rlhf.flows.training.inputs import read_run_inputs
-from prefect_rlhf.flows.training.steps import falling_over
+from prefect_rlhf.flows.training.spec.steps import falling_over
 from prefect_rlhf.flows.training.tokenizers import check_model_settings
 from prefect_rlhf.placement.rows.token_writers import speaking_role
 from prefect_rlhf.tasks.data.role_tokenizers import tokenizers_of

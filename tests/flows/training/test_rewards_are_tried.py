@@ -2,10 +2,10 @@
 
 import pytest
 
-from prefect_rlhf.flows.forms.options import RunOptions
 from prefect_rlhf.flows.ppo import ppo
 from prefect_rlhf.flows.training import request
 from prefect_rlhf.flows.training.run import prepare
+from prefect_rlhf.flows.training.spec.run_spec import asked_run
 from prefect_rlhf.placement.devices.mesh import ClusterShape
 from tests.runs import whole
 from tests.tiny import ppo_parameters
@@ -24,14 +24,17 @@ def warned(parameters, tmp_path, monkeypatch):
     warnings: list[str] = []
     monkeypatch.setattr(request, "log_warning", warnings.append)
 
-    def prepared(body, start=None, **function):
+    def prepared(body, restarts=False, reward_warnings=None, **function):
         calls = tmp_path / "calls.txt"
         calls.write_text("")
         (tmp_path / "mine.py").write_text(f"def f(row):\n    open({str(calls)!r}, 'a').write('x')\n    {body}\n")
         reward = {"functions": {"exact": {"function": f"{tmp_path / 'mine.py'}:f", **function}}}
         given = ppo.validate_parameters(parameters | {"reward": reward})
-        options, arguments = RunOptions.split(given)
-        prepare(ppo.algorithm, arguments, options, DESK, **start or {})
+        asked = asked_run(ppo.algorithm, given)
+        if restarts:
+            asked = asked.restarted(tmp_path, {})
+            monkeypatch.setattr(request, "find_checkpoint", lambda resume, place: None)
+        prepare(asked, DESK, reward_warnings=reward_warnings)
         of_rewards = [line for line in warnings if "reward" in line]
         return of_rewards, len(calls.read_text())
 
@@ -58,9 +61,9 @@ def test_a_reward_that_must_not_be_tried_is_not_called(warned):
 
 
 def test_a_run_that_starts_again_has_tried_its_rewards(warned):
-    assert warned("return 1.0", {"is_restart": True}) == ([], 0)
+    assert warned("return 1.0", restarts=True) == ([], 0)
 
 
 def test_a_run_that_is_prepared_again_tells_the_warnings_of_its_check(warned):
     """It was checked before it leased its devices, which it then probed or measured."""
-    assert warned("return 1.0", {"reward_warnings": ("reward as before",)}) == (["reward as before"], 0)
+    assert warned("return 1.0", reward_warnings=("reward as before",)) == (["reward as before"], 0)

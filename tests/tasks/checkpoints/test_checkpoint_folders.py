@@ -12,7 +12,14 @@ from prefect_rlhf.placement.augmented.augment import augment
 from prefect_rlhf.placement.devices.mesh import ClusterShape
 from prefect_rlhf.placement.planner.preset_plan import preset
 from prefect_rlhf.tasks.checkpoints import folders as checkpoints
-from prefect_rlhf.tasks.checkpoints.folders import FORMAT, check_resumable, find_checkpoint, folder_of, keep_newest
+from prefect_rlhf.tasks.checkpoints.folders import (
+    FORMAT,
+    check_resumable,
+    checkpoint_in,
+    folder_of,
+    keep_newest,
+    newest_checkpoint,
+)
 from prefect_rlhf.tasks.checkpoints.run_identity import run_identity
 from tests.finished_steps import write_checkpoint, write_shards
 from tests.strategies import GIB, ppo
@@ -45,9 +52,9 @@ def test_latest_is_what_was_finished_last_of_all_runs(written, tmp_path):
         os.utime(folder / "checkpoint.json", (at, at))
     (tmp_path / "latest").symlink_to("amber")
     (tmp_path / "notes.txt").touch()
-    assert find_checkpoint("latest", tmp_path).folder == folder_of(tmp_path / "brown", 2)
+    assert newest_checkpoint(tmp_path).folder == folder_of(tmp_path / "brown", 2)
     shutil.rmtree(tmp_path / "brown")
-    assert find_checkpoint("latest", tmp_path).folder == folder_of(tmp_path / "cyan", 4)
+    assert newest_checkpoint(tmp_path).folder == folder_of(tmp_path / "cyan", 4)
 
 
 def test_a_damaged_old_run_is_not_in_the_way_of_latest(run_dir, tmp_path):
@@ -55,13 +62,13 @@ def test_a_damaged_old_run_is_not_in_the_way_of_latest(run_dir, tmp_path):
     shutil.copytree(folder_of(run_dir, 2), broken)
     (broken / "checkpoint.json").write_text("{")
     os.utime(broken / "checkpoint.json", (1, 1))
-    assert find_checkpoint("latest", tmp_path).folder == folder_of(run_dir, 2)
+    assert newest_checkpoint(tmp_path).folder == folder_of(run_dir, 2)
 
 
 def test_a_run_stands_for_its_newest_checkpoint_and_a_checkpoint_for_itself(run_dir, tmp_path):
     newest = shutil.copytree(folder_of(run_dir, 2), folder_of(run_dir, 10))
-    assert find_checkpoint(str(run_dir), tmp_path).folder == newest
-    assert find_checkpoint(str(folder_of(run_dir, 2)), tmp_path).folder == folder_of(run_dir, 2)
+    assert checkpoint_in(run_dir).folder == newest
+    assert checkpoint_in(folder_of(run_dir, 2)).folder == folder_of(run_dir, 2)
 
 
 @pytest.mark.parametrize(
@@ -82,7 +89,7 @@ def test_what_is_no_checkpoint_is_refused_in_one_line(tmp_path, named, says):
     write_shards(augmented(), tmp_path / "empty", 4)
     (tmp_path / "file").touch()
     with pytest.raises(InvalidInput, match=says) as error:
-        find_checkpoint(named if named == "latest" else str(tmp_path / named), tmp_path)
+        newest_checkpoint(tmp_path) if named == "latest" else checkpoint_in(tmp_path / named)
     assert "\n" not in str(error.value)
 
 
@@ -114,7 +121,7 @@ def tampered(file, old, new):
 def test_a_checkpoint_that_is_not_what_was_written_is_refused_when_it_is_found(run_dir, tmp_path, damage, says):
     damage(folder_of(run_dir, 2))
     with pytest.raises(InvalidInput, match=says) as error:
-        find_checkpoint(str(run_dir), tmp_path)
+        checkpoint_in(run_dir)
     assert "\n" not in str(error.value)
 
 
@@ -132,7 +139,7 @@ def test_a_checkpoint_of_another_format_is_refused_in_one_line_that_says_what_to
     assert stored["format"] == FORMAT and stored["written_by"].startswith("prefect-rlhf ")
     manifest.write_text(json.dumps({"manifest": stored["manifest"], "checksum": stored["checksum"], **header}))
     with pytest.raises(InvalidInput) as error:
-        find_checkpoint(str(run_dir), tmp_path)
+        checkpoint_in(run_dir)
     assert str(error.value) == (
         f"resume_from: got '{manifest}, written by {author}', expected a checkpoint of format {FORMAT}; finish the run "
         "with that version, or start a new run from the Hugging Face folders that it exports after its last step"
@@ -159,7 +166,7 @@ def test_a_full_disk_while_finishing_leaves_the_checkpoint_before(run_dir, monke
     monkeypatch.setattr(checkpoints, "write_json", full)
     with pytest.raises(OSError, match="No space"):
         write_checkpoint(augmented(), run_dir, 4)
-    assert find_checkpoint(str(run_dir), run_dir.parent).step == 2
+    assert checkpoint_in(run_dir).step == 2
 
 
 @pytest.mark.parametrize("number", [1, 2])
@@ -189,7 +196,7 @@ def test_an_end_while_throwing_away_leaves_no_half_checkpoint(run_dir, monkeypat
 def test_with_staleness_a_checkpoint_interval_is_part_of_the_problem(tmp_path, staleness, accepted):
     """Checkpoints then decide which weights are read."""
     write_checkpoint(augmented(staleness), tmp_path / "run", 4, every=2)
-    found, graph = find_checkpoint("latest", tmp_path), augmented(staleness).graph
+    found, graph = newest_checkpoint(tmp_path), augmented(staleness).graph
     check_resumable(found, graph, run_identity(graph, 1, 2), 9, has_ended=True)
     if accepted:
         check_resumable(found, graph, run_identity(graph, 1, 3), 9, has_ended=True)

@@ -13,10 +13,11 @@ from prefect_rlhf.files.storage.publish import withdraw
 from prefect_rlhf.tasks.checkpoints.elsewhere import publish, writing_to
 from prefect_rlhf.tasks.checkpoints.folders import (
     MANIFEST,
+    checkpoint_in,
     clear_unfinished,
-    find_checkpoint,
     folder_of,
     keep_newest,
+    newest_checkpoint,
     newest_finished,
 )
 from tests.finished_steps import write_checkpoint
@@ -45,12 +46,12 @@ def test_latest_is_the_newest_finished_one_at_the_store_whatever_this_machine_ha
     write(runs / "amber", 4)
     half = write(runs / "amber", 6)
     shutil.rmtree(tmp_path / "cache")
-    assert find_checkpoint("latest", runs).step == 6
+    assert newest_checkpoint(runs).step == 6
     withdraw(half / MANIFEST)
-    assert find_checkpoint("latest", runs).step == 4, "what the store does not have is forgotten here"
+    assert newest_checkpoint(runs).step == 4, "what the store does not have is forgotten here"
     shutil.rmtree(tmp_path / "cache")
-    assert find_checkpoint("s3://bucket/runs/amber", runs).step == 4
-    assert find_checkpoint("s3://bucket/runs/amber/checkpoints/step-000002", runs).step == 2
+    assert checkpoint_in(local_path("s3://bucket/runs/amber", "resume_from")).step == 4
+    assert checkpoint_in(local_path("s3://bucket/runs/amber/checkpoints/step-000002", "resume_from")).step == 2
 
 
 WRITER = """
@@ -78,8 +79,12 @@ def written_by_another_process(run_dir):
         writer.communicate()
 
 
-@pytest.mark.parametrize("resume_from", ["latest", "s3://bucket/runs/amber"])
-def test_a_live_run_keeps_its_checkpoint_and_record_that_the_store_does_not_have_yet(runs, resume_from):
+@pytest.mark.parametrize(
+    "find",
+    [newest_checkpoint, lambda runs: checkpoint_in(runs / "amber")],
+    ids=["latest", "the run's folder"],
+)
+def test_a_live_run_keeps_its_checkpoint_and_record_that_the_store_does_not_have_yet(runs, find):
     """Between the rename of a checkpoint and the upload of its manifest another run asks what there is."""
     write(runs / "amber", 2)
     (runs / "amber" / "metrics.jsonl").write_text("step 1\n")
@@ -88,10 +93,10 @@ def test_a_live_run_keeps_its_checkpoint_and_record_that_the_store_does_not_have
     withdraw(folder_of(runs / "amber", 4) / MANIFEST)
     (runs / "amber" / "metrics.jsonl").write_text("step 1\nstep 2\nstep 3\nstep 4\n")
     with written_by_another_process(runs / "amber"):
-        assert find_checkpoint(resume_from, runs).step == 4
+        assert find(runs).step == 4
         assert (folder_of(runs / "amber", 4) / MANIFEST).is_file()
         assert (runs / "amber" / "metrics.jsonl").read_text().count("\n") == 4
-    assert find_checkpoint(resume_from, runs).step == 2, "its process was killed: the store says what there is"
+    assert find(runs).step == 2, "its process was killed: the store says what there is"
 
 
 def test_a_second_process_of_a_run_does_not_write_its_folder(runs, monkeypatch):
@@ -112,9 +117,9 @@ def test_a_second_process_of_a_run_does_not_write_its_folder(runs, monkeypatch):
 
 def test_a_folder_without_a_finished_checkpoint_is_refused_with_its_remote_path(runs):
     with pytest.raises(InvalidInput, match="resume_from: got 'latest', expected a run in s3://bucket/runs"):
-        find_checkpoint("latest", runs)
+        newest_checkpoint(runs)
     with pytest.raises(InvalidInput, match="resume_from: got 's3://bucket/runs/amber', expected the folder of a run"):
-        find_checkpoint("s3://bucket/runs/amber", runs)
+        checkpoint_in(local_path("s3://bucket/runs/amber", "resume_from"))
 
 
 def test_what_is_too_old_goes_at_the_store_too_and_what_was_never_finished_as_well(runs):

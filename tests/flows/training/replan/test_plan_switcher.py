@@ -7,10 +7,11 @@ import pytest
 
 from prefect_rlhf.errors.errors import InvalidInput, RlhfError
 from prefect_rlhf.flows.training.choice.choose_plan import chosen_file
-from prefect_rlhf.flows.training.choice.plans_by_step import PLANS_FILE, ChosenAt, check_switch, plans_by_step
+from prefect_rlhf.flows.training.choice.plans_by_step import PLANS_FILE, ChosenAt, check_switch
 from prefect_rlhf.flows.training.replan import plan_switcher as switchers
 from prefect_rlhf.flows.training.replan.plan_switcher import PlanSwitcher, pace, plan_switcher
 from prefect_rlhf.flows.training.replan.price_check import STEPS_AWAITED
+from prefect_rlhf.flows.training.spec.plan_choice import read_plans_by_step
 from prefect_rlhf.placement.cost.datasheets.correction import Correction
 from prefect_rlhf.placement.planner.fitted_constants import FittedConstants
 from prefect_rlhf.placement.planner.preset_plan import preset
@@ -47,7 +48,7 @@ def checks(own_home, monkeypatch):
     """The steps at which checks began, and what the next check answers."""
     seen = SimpleNamespace(steps=[], found=None)
 
-    def begun(request, plan, spans, journal, searched, yields):
+    def begun(request, plan, spans, journal, least_gain, searched, yields):
         assert not yields, "a run that switches does not wait until its cores are free"
         seen.steps.append(max(span.step for span in spans))
         return Process(seen.found)
@@ -58,7 +59,7 @@ def checks(own_home, monkeypatch):
 
 def switcher(**options):
     asked = request(**{"replan": "switch", "steps": 200} | options)
-    return PlanSwitcher(asked, [ChosenAt(1, chosen_file(asked, PLAN))], Switches(), 0)
+    return PlanSwitcher(asked, asked.spec.replanning, [ChosenAt(1, chosen_file(asked, PLAN))], Switches(), 0)
 
 
 def better(seconds=100.0):
@@ -93,7 +94,7 @@ def test_a_plan_that_pays_is_asked_for_once_and_recorded(checks, tmp_path):
     later = one.switches(run)
     assert later.step == 10 and later.switch_seconds > 0
     one.switched(run, journal)
-    assert list(plans_by_step(str(tmp_path / PLANS_FILE))) == [1, 10]
+    assert [step for step, _ in read_plans_by_step(tmp_path / PLANS_FILE).plans] == [1, 10]
 
 
 def switched(checks, tmp_path, seconds, tokens=1000):

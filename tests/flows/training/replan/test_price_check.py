@@ -21,6 +21,7 @@ from prefect_rlhf.flows.training.replan.price_check import (
     way_to_switch,
 )
 from prefect_rlhf.flows.training.request import RunRequest
+from prefect_rlhf.flows.training.spec.run_spec import read_spec
 from prefect_rlhf.placement.augmented.augment import augment
 from prefect_rlhf.placement.cost.datasheets.correction import Correction
 from prefect_rlhf.placement.cost.node import NodeCosts
@@ -53,7 +54,7 @@ def short_search(own_home, monkeypatch):
 
 def request(checkpoint=None, **options):
     given = {"plan": "auto", "steps": 20, "checkpoint_every": 5} | options
-    return RunRequest(RunOptions(**given), HELD, SimpleNamespace(), GRAPH, WORKLOAD, checkpoint)
+    return RunRequest(read_spec(RunOptions(**given)), HELD, SimpleNamespace(), GRAPH, WORKLOAD, checkpoint)
 
 
 def predicted(asked, plan=PLAN):
@@ -124,7 +125,7 @@ def test_a_better_plan_is_a_file_and_a_line_with_its_gain_and_the_way_to_it_once
 
 @pytest.mark.parametrize("options", [{"checkpoint_every": None}, {"checkpoint_every": 20}, {"steps": 10}])
 def test_a_run_without_later_checkpoints_is_told_what_the_next_run_may_use(tmp_path, options):
-    way = way_to_switch(tmp_path, request(**options).options, done=5)
+    way = way_to_switch(tmp_path, request(**options).spec, done=5)
     assert way == f"to use it in the next run: -p plan={tmp_path / BETTER_PLAN}"
 
 

@@ -13,11 +13,12 @@ from types import SimpleNamespace
 import pytest
 
 from prefect_rlhf.flows.training.choice.choose_plan import chosen_file
-from prefect_rlhf.flows.training.choice.plans_by_step import PLANS_FILE, ChosenAt, plans_by_step
+from prefect_rlhf.flows.training.choice.plans_by_step import PLANS_FILE, ChosenAt
 from prefect_rlhf.flows.training.replan import price_check
 from prefect_rlhf.flows.training.replan.plan_switcher import PlanSwitcher
 from prefect_rlhf.flows.training.replan.price_check import STEPS_AWAITED
 from prefect_rlhf.flows.training.request import RunRequest
+from prefect_rlhf.flows.training.spec.plan_choice import read_plans_by_step
 from prefect_rlhf.placement.augmented.augment import augment
 from prefect_rlhf.placement.augmented.node import subject_of
 from prefect_rlhf.placement.cost.datasheets.correction import Correction
@@ -79,9 +80,11 @@ class Simulated:
 
     def run(self):
         generator = random.Random(self.seed)
-        switcher = PlanSwitcher(self.asked, [ChosenAt(1, chosen_file(self.asked, self.plan))], Switches(), 0)
+        switcher = PlanSwitcher(
+            self.asked, self.asked.spec.replanning, [ChosenAt(1, chosen_file(self.asked, self.plan))], Switches(), 0
+        )
         now, plan = 0.0, self.plan
-        for step in range(1, self.asked.options.steps + 1):
+        for step in range(1, self.asked.spec.steps + 1):
             now = self._step(plan, step, now, generator)
             switcher.step_ended(self.journal)
             if (better := switcher.asks.asked) is not None:
@@ -133,7 +136,7 @@ def test_a_run_whose_constants_are_wrong_switches_to_a_plan_that_is_faster(tmp_p
     run = simulated(tmp_path, 0, PLAN, SLOW_LINK, steps=11, plan="flattening")
     ((before, after),) = run.switches
     assert after < 0.9 * before
-    assert list(plans_by_step(str(run.journal.run_dir / PLANS_FILE))) == [1, STEPS_AWAITED + 2]
+    assert [step for step, _ in read_plans_by_step(run.journal.run_dir / PLANS_FILE).plans] == [1, STEPS_AWAITED + 2]
 
 
 def test_a_gain_below_replan_gain_switches_no_run(tmp_path):

@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 
 from prefect_rlhf.blocks.dataset import Preferences, Prompts, read_as
-from prefect_rlhf.engines.rows import KEYS_OF_CALLS
+from prefect_rlhf.engines.rows import keys_of_calls
 from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.flows.training.inputs import open_source
 from prefect_rlhf.tasks.data.datasets import PreferenceDataset, PromptDataset
@@ -79,7 +79,7 @@ def test_both_rows_of_a_pair_have_its_columns(tmp_path, tokenizer):
 
 def test_columns_with_names_of_calls_keys_are_read_under_others(tmp_path, tokenizer):
     """Those of a run's rollouts, say."""
-    names = {name: [1.0] for name in KEYS_OF_CALLS}
+    names = {name: [1.0] for name in keys_of_calls()}
     path = parquet(tmp_path / "p.parquet", prompt=["a film"], **names)
     source = PromptDataset("prompts", path, tokenizer, split_column=None, column_paths={"earlier": "scores"})
     source.check(max_tokens=5)

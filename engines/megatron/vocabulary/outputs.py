@@ -1,0 +1,58 @@
+"""How each output of a forward pass is made from the last hidden states.
+
+Shapes: N tokens of a micro-batch, H hidden, V rows of the head's weight that this tensor-parallel rank holds.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+
+import torch.distributed as dist
+from torch import Tensor
+
+from prefect_rlhf.engines.megatron.vocabulary.entropy import token_entropy
+from prefect_rlhf.engines.megatron.vocabulary.head import token_logprobs, token_values
+
+
+@dataclass(frozen=True, slots=True)
+class HeadInput:
+    """The input of a head, with gradients.
+
+    `hidden_NH` are the states before the tokens `targets_N`; for an output of rows they are the states of the last
+    tokens, and `targets_N` is empty. The first `num_rows` rows of `weight_VH` are tokens (of a scalar head: the only
+    row); a head of the vocabulary is split over `tp`. Logits are divided by `temperature`.
+    """
+
+    hidden_NH: Tensor
+    targets_N: Tensor
+    weight_VH: Tensor
+    temperature: float
+    tp: dist.ProcessGroup
+    num_rows: int
+
+
+OutputFunction = Callable[[HeadInput], Tensor]
+
+
+@cache
+def function_of(place: str) -> OutputFunction:
+    """Import the function of an output from its place, `module:function`."""
+    module, _, name = place.partition(":")
+    found: OutputFunction = getattr(import_module(module), name)
+    return found
+
+
+def logprobs(of: HeadInput) -> Tensor:
+    """Compute the log-probability [N] of each target."""
+    return token_logprobs(of.hidden_NH, of.weight_VH, of.targets_N, of.temperature, of.tp, of.num_rows)
+
+
+def entropy(of: HeadInput) -> Tensor:
+    """Compute the entropy [N] of each token's distribution."""
+    return token_entropy(of.hidden_NH, of.weight_VH, of.temperature, of.tp, of.num_rows)
+
+
+def values(of: HeadInput) -> Tensor:
+    """Compute the number [N] of a scalar head."""
+    return token_values(of.hidden_NH, of.weight_VH)
