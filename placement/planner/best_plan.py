@@ -64,7 +64,8 @@ class Parts:
 
     @property
     def names(self) -> tuple[str, ...]:
-        return tuple(each.name for each in (*self.attempts, *self.passes, *self.refinements))
+        parts: tuple[Attempt | Pass | Refinement, ...] = (*self.attempts, *self.passes, *self.refinements)
+        return tuple(each.name for each in parts)
 
     def without(self, name: str) -> "Parts":
         """Return all parts but one."""

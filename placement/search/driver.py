@@ -189,9 +189,14 @@ def whole_microseconds(seconds: float) -> int:
     return INFINITE if seconds == math.inf else math.floor(seconds / MICROSECOND)
 
 
-@cache
 def warm_up(method: Method = "exact", rule: type[Rule] = RunOrder) -> None:
     """Load all compiled functions of a method by a rule, or compile them, once in a process: no budget pays for it."""
+    key: Any = rule  # a class can be hashed, which mypy does not see
+    _warm_up(method, key)
+
+
+@cache
+def _warm_up(method: Method, rule: type[Rule]) -> None:
     announce_compilation()
     tables = build_tables(SMALLEST, rule)
     solver = _solver(method, 0, 0.0)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 
@@ -112,9 +113,14 @@ class Tables(Record):
     loops: Ints  # [loops, 2]: nodes and iterations of each, see `loops`
 
 
-@lru_cache(maxsize=1)  # a local search ranks the neighbours of many plans by the same problem
 def build_tables(problem: Problem, rule: type[Rule]) -> Tables:
     """Number nodes, calls, options and meshes. The same problem always gives the same arrays."""
+    key: Any = rule  # a class can be hashed, which mypy does not see
+    return _build_tables(problem, key)
+
+
+@lru_cache(maxsize=1)  # a local search ranks the neighbours of many plans by the same problem
+def _build_tables(problem: Problem, rule: type[Rule]) -> Tables:
     # Numba compiles functions of arrays of numbers well, and functions of Python objects not at all. So everything
     # that the inner loops read is flattened here, once. Lists of different lengths share an array with an array of
     # starts, and sets of at most 62 nodes are bits of a word, which makes union and membership single instructions.
