@@ -1,6 +1,6 @@
 """From a question to the best plan that a search finds, a bound on every plan, and the presets' times.
 
-Several searches look for plans that fit (see `attempts`). They make a pool, which `PASSES` improve in this order:
+Several searches look for plans that fit (see `attempts`). They make a pool, which `PASSES` improve one after another:
 the fastest plans, improved on their augmented graphs, then the simplest of the nearly fastest. The bound holds for the
 whole space.
 """
@@ -56,7 +56,7 @@ IMPROVING_SHARE = 0.9  # of the budget, at least, to improve them; they also get
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """The parts of the planner by name: searches for plans, passes over a pool, refinements of each plan."""
+    """The parts of the planner by name: searches for plans, passes over what they found, refinements of each plan."""
 
     attempts: tuple[Attempt, ...]
     passes: tuple[Pass, ...]
@@ -64,11 +64,11 @@ class Parts:
 
     @property
     def names(self) -> tuple[str, ...]:
-        searches, passes = (each.name for each in self.attempts), (each.name for each in self.passes)
-        return (*searches, *passes, *(each.name for each in self.refinements))
+        parts: tuple[Attempt | Pass | Refinement, ...] = (*self.attempts, *self.passes, *self.refinements)
+        return tuple(each.name for each in parts)
 
     def without(self, name: str) -> "Parts":
-        """Return all parts except the named part."""
+        """Return all parts but one."""
         return Parts(
             tuple(each for each in self.attempts if each.name != name),
             tuple(each for each in self.passes if each.name != name),

@@ -32,6 +32,10 @@ WORD = ir.IntType(64)
 WORD_BYTES = 8
 
 
+METHODS: dict[str, Mapping[str, Any]] = {}
+"""The static methods of records, by the names of their classes. Types are stored with compiled code, without these."""
+
+
 class Record:
     """The base of dataclasses of integers, arrays of integers and records.
 
@@ -46,6 +50,12 @@ class Record:
     _words: Ints
     address: int
 
+    def __init_subclass__(cls) -> None:
+        """Keep the static methods for the compiler."""
+        METHODS[cls.__name__] = {
+            name: each.__func__ for name, each in vars(cls).items() if isinstance(each, staticmethod)
+        }
+
     def __post_init__(self) -> None:
         """Write all integers, and the addresses and shapes of all arrays, into `_words`; its address is passed."""
         words: list[int] = []
@@ -57,7 +67,7 @@ class Record:
         block = np.array(words, dtype=np.int64)
         object.__setattr__(self, "_words", block)
         object.__setattr__(self, "address", _address(block))
-        object.__setattr__(self, "_kind", _kind_of(type(self), tuple(kinds)))
+        object.__setattr__(self, "_kind", _record_type(type(self).__name__, tuple(kinds)))
 
 
 def _stored(name: str, value: Any) -> tuple[Any, list[int]]:
@@ -98,19 +108,9 @@ class RecordType(types.Type):  # type: ignore[misc]  # numba has no types
         return self.name, *self.places.items()
 
 
-METHODS: dict[str, Mapping[str, Any]] = {}
-"""The static methods of records, by the names of their classes. Types are stored with compiled code, without these."""
-
-
-def _kind_of(of: type[Record], members: tuple[tuple[str, Any], ...]) -> RecordType:
-    return _record_type(of, members)  # type: ignore[arg-type]  # mypy takes the hash of a class for that of its objects
-
-
 @cache
-def _record_type(of: type[Record], members: tuple[tuple[str, Any], ...]) -> RecordType:
-    methods = {name: each.__func__ for name, each in vars(of).items() if isinstance(each, staticmethod)}
-    METHODS[of.__name__] = methods
-    return RecordType(of.__name__, members)
+def _record_type(name: str, members: tuple[tuple[str, Any], ...]) -> RecordType:
+    return RecordType(name, members)
 
 
 @register_model(RecordType)

@@ -12,6 +12,8 @@ cursors store the present alternative of each decision, so a round can stop anyw
 
 from __future__ import annotations
 
+import numpy as np
+
 from prefect_rlhf.placement.search.compiled import compiled, inner
 from prefect_rlhf.placement.search.exact.decisions import next_alternative
 from prefect_rlhf.placement.search.exact.domains import deeper, narrow
@@ -20,6 +22,7 @@ from prefect_rlhf.placement.search.exact.search_state import (
     BOUNDS_ONLY,
     CURRENT,
     EVALUATIONS,
+    FIRST,
     GROUP,
     LEAST_BOUND,
     LEAST_LEFT,
@@ -27,7 +30,7 @@ from prefect_rlhf.placement.search.exact.search_state import (
     THRESHOLD,
     SearchState,
 )
-from prefect_rlhf.placement.search.partial.complete import INFINITE
+from prefect_rlhf.placement.search.partial.complete import INFINITE, CompletePlan
 from prefect_rlhf.placement.search.partial.fullest import beyond_fullest
 from prefect_rlhf.placement.search.partial.incumbent import Incumbent
 from prefect_rlhf.placement.search.partial.packing import (
@@ -47,6 +50,7 @@ from prefect_rlhf.placement.search.partial.partial import (
     fits_apart,
     fits_together,
     possible,
+    relate,
 )
 from prefect_rlhf.placement.search.tables.tables import DISJOINT, UNDECIDED, Tables, ends_of_moves
 
@@ -74,21 +78,48 @@ def decision_order(t: Tables, bounds_only: bool = False) -> list[int]:
 
 
 def begin(t: Tables, s: SearchState, threshold: int) -> None:
-    """Start a round that looks for plans that end before `threshold`; it is over if the first call has no option."""
-    partial, whole = s.partial, empty_partial(t)
+    """Start a round that looks for plans that end before `threshold`."""
+    _clear(s, threshold)
+    _enter(t, s, 0)
+
+
+def _clear(s: SearchState, threshold: int) -> None:
     s.cursor[:] = -1
-    partial.option[:] = UNDECIDED
-    partial.relation[:] = UNDECIDED
-    partial.overlap[:] = whole.overlap
-    partial.apart[:] = partial.depth[:] = 0
-    partial.domain[:], partial.least[:] = whole.domain, whole.least
+    s.partial.option[:] = UNDECIDED
+    s.partial.relation[:] = UNDECIDED
+    s.partial.overlap[:] = 1 << np.arange(len(s.order))
+    s.partial.apart[:] = 0
+    s.scalars[CURRENT] = 0
     s.tally[LEAST_LEFT] = s.tally[LEAST_BOUND] = INFINITE
     s.scalars[THRESHOLD] = min(threshold, s.scalars[BEST])
-    s.scalars[CURRENT] = 0 if narrow(t, partial, int(s.scalars[THRESHOLD]), s.tally) else -1
+
+
+def _enter(t: Tables, s: SearchState, num_kept: int) -> None:
+    """Go to the first call that is not kept; to the end of the round when it has no option left."""
+    partial, whole = s.partial, empty_partial(t)
+    partial.depth[0] = num_kept
+    partial.domain[:], partial.least[:] = whole.domain, whole.least
+    s.scalars[CURRENT] = s.scalars[FIRST] = num_kept * (num_kept + 1) // 2
+    if not narrow(t, partial, int(s.scalars[THRESHOLD]), s.tally):
+        s.scalars[CURRENT] -= 1
+
+
+def begin_within(t: Tables, s: SearchState, plan: CompletePlan, num_kept: int) -> None:
+    """Start a round among the plans that keep the options and relations of the first calls of the order.
+
+    All relations of `plan` must be written, as `fill_relations` does.
+    """
+    _clear(s, int(s.scalars[BEST]))
+    kept = [int(call) for call in s.order[:num_kept]]
+    for index, call in enumerate(kept):
+        s.partial.option[call], s.partial.mesh[call] = plan.option[call], plan.mesh[call]
+        for other in kept[:index]:
+            relate(s.partial, call, other, int(plan.relation[call, other]))
+    _enter(t, s, num_kept)
 
 
 def lower(s: SearchState, makespan: int) -> None:
-    """Look only for plans better than a plan of this makespan, which annealing found."""
+    """Look only for plans better than a plan of this makespan, which another search found."""
     if makespan < s.scalars[BEST]:
         s.scalars[BEST] = makespan
         s.best_option[:] = UNDECIDED
@@ -108,7 +139,7 @@ def advance(t: Tables, s: SearchState, evaluations: int) -> bool:
     until = s.tally[EVALUATIONS] + evaluations
     # The recursion is written as a loop over cursors: compiled code keeps no stack between two calls, and the driver
     # needs to stop after some milliseconds to check the budget and Ctrl-C.
-    while s.scalars[CURRENT] >= 0 and s.tally[EVALUATIONS] < until:
+    while s.scalars[CURRENT] >= s.scalars[FIRST] and s.tally[EVALUATIONS] < until:
         decision = s.scalars[CURRENT]
         call, other = s.decision_call[decision], s.decision_other[decision]
         s.partial.depth[0] = s.decision_depth[decision]
@@ -120,7 +151,7 @@ def advance(t: Tables, s: SearchState, evaluations: int) -> bool:
             elif s.decision_other[decision + 1] != GROUP or descend(t, s):
                 s.cursor[decision + 1] = -1
                 s.scalars[CURRENT] += 1
-    return s.scalars[CURRENT] < 0
+    return s.scalars[CURRENT] < s.scalars[FIRST]
 
 
 @inner

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import final
 
 from prefect_rlhf.placement.search.exact.deepening import advance, begin, best_plan, decision_order, lower
+from prefect_rlhf.placement.search.exact.neighbourhood import Neighbourhoods, step_neighbourhood
 from prefect_rlhf.placement.search.exact.search_state import (
     BEST,
     BOUNDS_ONLY,
@@ -41,7 +42,8 @@ STALE_SHARE = 0.2  # of its share is left to a search for plans that is stale
 class ExactState:
     """The state of both searches. The arrays of `search` and `annealing` are changed in place.
 
-    No plan takes less than `proved_us` by the rule, nor less than `lower_bound_us` in any order that it allows.
+    No plan takes less than `proved_us` by the problem's rule, nor less than `lower_bound_us` in any order. `near` is
+    None as long as there is no plan, and when all around the best have been searched.
     """
 
     search: SearchState
@@ -50,7 +52,9 @@ class ExactState:
     lower_bound_us: int
     growth: float
     incumbent: Incumbent | None = None
-    improved_at: int = 0  # `improving_evaluations` when annealing last found a better plan
+    near: Neighbourhoods | None = None
+    near_evaluations: int = 0
+    improved_at: int = 0  # `improving_evaluations` when these last found a better plan
     ended: bool = False
     began_at: int = 0  # evaluations when the round under way began
     last_round: int = 0  # evaluations of the round before
@@ -63,7 +67,7 @@ class ExactState:
     @property
     def improving_evaluations(self) -> int:
         """Evaluations spent on finding plans, not on bounds."""
-        return self.annealing.evaluations
+        return self.annealing.evaluations + self.near_evaluations
 
     @property
     def evaluations(self) -> int:
@@ -106,7 +110,7 @@ class IterativeDeepening:
         stale_after = max(STALE_AFTER_LEAST, STALE_AFTER * state.improved_at)
         share = self.improving_share * (1 if state.improving_evaluations < stale_after else STALE_SHARE)
         if state.improving_evaluations < share * state.proving_evaluations:
-            return _anneal(t, state)
+            return _improve(t, state)
         ended = advance(t, state.search, EVALUATIONS_A_STEP)
         state = _adopt(state, best_plan(state.search))
         if ended:
@@ -143,19 +147,27 @@ def _next_round(t: Tables, state: ExactState) -> ExactState:
     return replace(state, began_at=state.proving_evaluations)
 
 
-def _anneal(t: Tables, state: ExactState) -> ExactState:
-    """Search a step for a better plan."""
-    annealing = step_annealing(t, state.annealing)
-    improved = _adopt(replace(state, annealing=annealing), annealing.best)
+def _improve(t: Tables, state: ExactState) -> ExactState:
+    """Search a step for a better plan: near the best plan while that is new, else anywhere."""
+    if state.near is None or state.annealing.evaluations <= state.near_evaluations:
+        annealing = step_annealing(t, state.annealing)
+        improved = _adopt(replace(state, annealing=annealing), annealing.best)
+    else:
+        near = step_neighbourhood(t, state.near)
+        if near is None:
+            return replace(state, near=None)
+        spent = state.near_evaluations + near.evaluations - state.near.evaluations
+        improved = _adopt(replace(state, near=near, near_evaluations=spent), near.center)
     if improved.incumbent is state.incumbent:
         return improved
     return replace(improved, improved_at=improved.improving_evaluations)
 
 
 def _adopt(state: ExactState, plan: Incumbent | None) -> ExactState:
-    """Take a plan if it is better than the best so far: it prunes the round."""
+    """Take a plan if it is better than the best so far: it prunes the round, and is the next to be searched around."""
     best = INFINITE if state.incumbent is None else state.incumbent.makespan_us
     if plan is None or plan.makespan_us >= best:
         return state
     lower(state.search, plan.makespan_us)
-    return replace(state, incumbent=plan)
+    near = Neighbourhoods(plan) if state.near is None else state.near.around(plan)
+    return replace(state, incumbent=plan, near=near)

@@ -15,7 +15,7 @@ from prefect_rlhf.placement.search.tables.tables import UNDECIDED, Tables, calls
 
 LARGE = 0.5  # of a device's memory
 GROUP, OPTION = -1, -2  # decisions about a call alone
-CURRENT, THRESHOLD, BEST, BOUNDS_ONLY = range(4)  # places in `SearchState.scalars`
+CURRENT, FIRST, THRESHOLD, BEST, BOUNDS_ONLY = range(5)  # places in `SearchState.scalars`
 LEAST_LEFT, EVALUATIONS, LEAST_BOUND = range(3)  # places in `SearchState.tally`
 
 
@@ -39,13 +39,13 @@ class SearchState(Record):
     trial: Ints  # [C]: meshes that it tries
     best_option: Ints  # [C]
     best_mesh: Ints  # [C]
-    scalars: Ints  # [4]: present decision, threshold, best time, whether plans take their bounds
+    scalars: Ints  # [5]: present and first free decision, threshold, best time, whether plans take their bounds
     tally: Ints  # [3]: see above
 
 
-def empty_search_state(t: Tables, order: Sequence[int]) -> SearchState:
-    """Start before the first round: no plan, no threshold."""
-    decisions = list(_decisions(t, order))
+def empty_search_state(t: Tables, order: Sequence[int], num_kept: int = 0) -> SearchState:
+    """Start before the first round: no plan, no threshold. The first calls of the order may be kept as they are."""
+    decisions = list(_decisions(t, order, num_kept))
     return SearchState(
         order=np.array(order, dtype=np.int64),
         decision_call=np.array([call for call, _, _ in decisions], dtype=np.int64),
@@ -58,12 +58,12 @@ def empty_search_state(t: Tables, order: Sequence[int]) -> SearchState:
         trial=np.zeros(t.num_calls, dtype=np.int64),
         best_option=np.full(t.num_calls, UNDECIDED, dtype=np.int64),
         best_mesh=np.full(t.num_calls, UNDECIDED, dtype=np.int64),
-        scalars=np.array([0, 0, INFINITE, 0], dtype=np.int64),
+        scalars=np.array([0, 0, 0, INFINITE, 0], dtype=np.int64),
         tally=np.array([INFINITE, 0, INFINITE], dtype=np.int64),
     )
 
 
-def _decisions(t: Tables, order: Sequence[int]) -> Iterator[tuple[int, int, int]]:
+def _decisions(t: Tables, order: Sequence[int], num_kept: int) -> Iterator[tuple[int, int, int]]:
     """Yield for each decision the call, the earlier call or GROUP or OPTION, and the number of calls before.
 
     The time of weight moves, and the models that fit next to a large model, depend on the options. So the options of
@@ -72,9 +72,9 @@ def _decisions(t: Tables, order: Sequence[int]) -> Iterator[tuple[int, int, int]
     at_once = calls_with_moves(t)
     at_once |= {call for call in order if _fastest_bytes(t, call) > LARGE * t.most_bytes}
     for depth, call in enumerate(order):
-        options = [OPTION] if call in at_once else []
+        options = [OPTION] if call in at_once and depth >= num_kept else []
         yield from ((call, other, depth) for other in [GROUP, *_decisive_first(t, call, order[:depth]), *options])
-    yield from ((call, OPTION, len(order)) for call in order if call not in at_once)
+    yield from ((call, OPTION, len(order)) for call in order[num_kept:] if call not in at_once)
 
 
 def _decisive_first(t: Tables, call: int, others: Sequence[int]) -> list[int]:

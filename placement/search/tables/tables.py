@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 
@@ -114,7 +115,8 @@ class Tables(Record):
 
 def build_tables(problem: Problem, rule: type[Rule]) -> Tables:
     """Number nodes, calls, options and meshes. The same problem always gives the same arrays."""
-    return _build_tables(problem, rule)  # type: ignore[arg-type]  # mypy takes a class's hash for that of its objects
+    key: Any = rule  # a class can be hashed, which mypy does not see
+    return _build_tables(problem, key)
 
 
 @lru_cache(maxsize=1)  # a local search ranks the neighbours of many plans by the same problem
