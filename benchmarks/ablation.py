@@ -302,7 +302,7 @@ PARTS = {
     "recomputation": Part(
         candidates, "_with_recomputation", _few_options(candidates._with_recomputation), is_value=True
     ),
-    "sequence parallelism": Part(candidates, "_divided", lambda call, plain: iter((plain,)), is_value=True),
+    "sequence parallelism": Part(candidates, "searched", lambda call, plain, graph: iter((plain,)), is_value=True),
     "offloaded copies": Part(candidates, "_offloaded", lambda *arguments: iter(()), is_value=True),
     "smaller caches": Part(candidates, "_caches", _first_cache(candidates._caches), is_value=True),
 }
