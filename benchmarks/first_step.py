@@ -20,13 +20,13 @@ import time
 from pathlib import Path
 from typing import Any
 
+from benchmarks.beside_trl.step_work import StepWork
 from benchmarks.one_card.card import device_facts, others_on_card, versions
 from benchmarks.one_card.child import relayed, started
 from benchmarks.one_card.ours import PARAMETERS, POLL_SECONDS, program, spans_of
 from benchmarks.one_card.parts import log_of, parts_of
 from benchmarks.one_card.record import Record
 from benchmarks.one_card.work import SIZES, Work
-from benchmarks.step_work import StepWork
 
 LIMIT_SECONDS = 300.0
 CACHES = {

@@ -1,6 +1,6 @@
-"""Solve a closed planning problem: `python benchmarks/solve_problem.py FILE [--budget-seconds S] [--evaluations N]`.
+"""Solve a closed planning problem: `python -m benchmarks.solve_problem FILE [--budget-seconds S] [--evaluations N]`.
 
-FILE is JSON, or gzipped JSON, as `benchmarks/closed_problem.py` reads it. The last line printed is JSON; progress
+FILE is JSON, or gzipped JSON, as `benchmarks.planner.closed_problem` reads it. The last line printed is JSON; progress
 goes to standard error. Ctrl-C ends the search with the best plan so far.
 """
 
@@ -14,9 +14,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # run as a file, too: it reads files with `benchmarks`
 
-from benchmarks.closed_problem import ClosedProblem, load_closed_problem  # noqa: E402  after the path is set
+from benchmarks.planner.closed_problem import ClosedProblem, load_closed_problem  # noqa: E402  after the path is set
 from prefect_rlhf.errors.errors import InvalidInput  # noqa: E402  after the path is set
 from prefect_rlhf.placement.search.driver import SearchResult, search  # noqa: E402  after the path is set
+from prefect_rlhf.placement.search.rules.ready_first import ReadyFirst, period_seconds  # noqa: E402  after the path
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -43,6 +44,7 @@ def main(arguments: list[str] | None = None) -> int:
             options.seed,
             max_evaluations=math.inf if options.evaluations is None else options.evaluations,
             progress=show,
+            rule=ReadyFirst,
         )
     except InvalidInput as error:
         show(error)
@@ -65,7 +67,7 @@ def report(closed: ClosedProblem, result: SearchResult) -> int:
         show(f"no plan of {closed.problem.name} found in {result.cpu_seconds:.3f} s")
         return 1
     print(f"binding: {result.binding}")
-    print(f"{result.period_seconds:.3f} s per iteration, {result.evaluations:,} evaluations")
+    print(f"{period_seconds(closed.problem, result.plan):.3f} s per iteration, {result.evaluations:,} evaluations")
     last_line = {
         "plan": closed.plan_in_file(result.plan),
         "makespan_seconds": result.seconds,

@@ -6,8 +6,9 @@ from typing import Any, ClassVar
 
 from httpx import HTTPError, InvalidURL
 from prefect.blocks.core import Block
-from pydantic import BaseModel, ConfigDict, Field, HttpUrl, model_validator
+from pydantic import ConfigDict, Field, HttpUrl, model_validator
 
+from prefect_rlhf.errors.by_hand import ByHand
 from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.files.path_text import MOST_CHARACTERS, PathText
 
@@ -26,7 +27,7 @@ def load_example(module: str, block: str, variable: str) -> str:
     """
 
 
-class DeploymentParameter(BaseModel):
+class DeploymentParameter(ByHand):
     """Base of parameters that a block may supply. Values are frozen, and an unknown key is an error.
 
     A parameter of a Block type would have no form in the UI, only a list of saved blocks, and it would lose values that

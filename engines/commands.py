@@ -21,6 +21,7 @@ from prefect_rlhf.placement.graph import Call
 from prefect_rlhf.placement.layout.layout import Layout
 from prefect_rlhf.placement.layout.regions import Region, intersection
 from prefect_rlhf.placement.models.model import ModelSpec
+from prefect_rlhf.placement.models.weights import Weights
 from prefect_rlhf.placement.plan import ModelInstance
 from prefect_rlhf.placement.rows.tokenizers import Tokenizers
 
@@ -94,7 +95,7 @@ class RowSource(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Restore:
-    """The folder of a trained role's state on disk, and its weight version.
+    """The folder of a checkpoint, and the version of the trained weights in it.
 
     Without a folder, ranks have the state in host memory, and send it after the build (`MoveStateCommand`).
     """
@@ -105,8 +106,10 @@ class Restore:
 
 @dataclass(frozen=True, slots=True)
 class BuildCommand:
-    """Build a model instance on `ranks` (in the mesh's order) and load its weights, from `restore` if it is given.
+    """Build a model instance on `ranks` (in the mesh's order) and load its weights; trained ones from any `restore`.
 
+    `weights` are those that the engine holds; empty: a single set, which is trained, under the name of the role. Of
+    those that are `shared`, by name, it uses the tensors of another instance, which has been built before.
     `max_rows` is the largest number of rows of a generate. vLLM's cache has `cache_bytes`, or room for all these rows
     at their longest. `is_offloaded`: the plan moves the whole instance between device and host. `end_tokens` end a
     response; None: they are found in the model's folder.
@@ -123,6 +126,23 @@ class BuildCommand:
     is_offloaded: bool = False
     restore: Restore | None = None
     end_tokens: tuple[int, ...] | None = None
+    weights: tuple[Weights, ...] = ()
+    shared: Mapping[str, ModelInstance] = field(default_factory=dict)
+
+    @property
+    def trained(self) -> tuple[str, ...]:
+        """The names of its trained weights, which are their folders in a checkpoint."""
+        return tuple(own.name for own in self.weights if own.trained) if self.weights else (self.instance.role,)
+
+    @property
+    def frozen(self) -> frozenset[str]:
+        """The parameters that no train_step writes."""
+        return frozenset(parameter.name for own in self.weights if not own.trained for parameter in own.parameters)
+
+    @property
+    def name_of(self) -> Mapping[str, str]:
+        """The name of the weights that each parameter belongs to; without weights, no parameter has one."""
+        return {parameter.name: own.name for own in self.weights for parameter in own.parameters}
 
 
 @dataclass(frozen=True)

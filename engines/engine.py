@@ -5,7 +5,7 @@ Shapes: B rows, S prompt and response tokens (right-padded), T response tokens (
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
@@ -329,6 +329,14 @@ class TrainingEngine(Engine, Protocol):
 
     def begin_after(self, num_updates: int) -> None:
         """Continue as if after that many optimizer steps; the moments exist as zeros, to be overwritten."""
+        ...
+
+
+class SharingEngine(Engine, Protocol):
+    """An engine with the trait `shares_weights`: if its command has `shared` weights, `share` ends its build."""
+
+    def share(self, lent: Sequence[tuple[Engine, Collection[str]]]) -> None:
+        """Use the tensors that other engines of its class have of some parameters, and none of its own for these."""
         ...
 
 

@@ -91,8 +91,10 @@ class EngineTraits:
     """Whether it runs a pass of the largest size when it is built on cuda."""
     packs_weights: bool = False
     """Whether it packs weights into another format for its products after each move of weights."""
-    drops_scalar_head: bool = False
-    """Whether it leaves out the scalar head of a language model."""
+    shares_weights: bool = False
+    """Whether an instance can compute from frozen weights that another instance holds."""
+    leaves_out: tuple[str, ...] = ()
+    """The parts of a language model that it does not hold, since none of its calls uses them."""
     vocabulary_multiple: int | None = None
     """The vocabulary is padded to a multiple of this before tp splits it; None: to a multiple of tp."""
     head_widths: tuple[HeadWidths, ...] = ()
@@ -153,7 +155,7 @@ _TRAITS: dict[EngineKind, EngineTraits] = {
         has_reduce_buffers=True,
         tries_model=True,
         packs_weights=True,
-        drops_scalar_head=True,
+        leaves_out=("scalar_head",),
         vocabulary_multiple=64,
         head_widths=(
             HeadWidths("cpu", ("float32", "bfloat16"), (32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)),
@@ -180,6 +182,7 @@ _TRAITS: dict[EngineKind, EngineTraits] = {
         pipelines=True,
         recomputes=True,
         divides_sequences=True,
+        shares_weights=True,
         drops_weights=True,
         attends_by_torch=True,
     ),

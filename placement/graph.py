@@ -12,6 +12,7 @@ from pydantic import Field
 from prefect_rlhf.errors.errors import GraphError
 from prefect_rlhf.placement.devices.hashed_once import HashedOnce, hashed_once
 from prefect_rlhf.placement.models.model import ModelSpec
+from prefect_rlhf.placement.models.weights import Weights, named_weights
 from prefect_rlhf.placement.row_set import RowCount, RowLimit, RowSet
 
 CallKind = Literal["generate", "inference", "train_step", "compute"]
@@ -26,7 +27,8 @@ class Operation:
     `name` is a registered name (a loss, an advantage estimator) or a plain word that an engine knows (`logprobs`,
     `values`, `scores`, `sample`); `settings` is JSON. `module` registers the name, and `settings_type` is the
     `module:class` of the settings; `file` and `settings_file` are the files of these modules, wherever they lie. Other
-    processes import both, but they are neither saved nor compared.
+    processes import both, but they are neither saved nor compared. Nor is `parameter`, the name under which a person
+    states the settings, such as algo.sampling; empty for settings that the body makes.
     """
 
     name: str
@@ -35,22 +37,31 @@ class Operation:
     settings_type: Annotated[str, Field(exclude=True)] = field(default="", compare=False)
     file: Annotated[str, Field(exclude=True)] = field(default="", compare=False)
     settings_file: Annotated[str, Field(exclude=True)] = field(default="", compare=False)
+    parameter: Annotated[str, Field(exclude=True)] = field(default="", compare=False)
 
 
 @dataclass(frozen=True, slots=True)
 class Port:
     """An input of a call: `keys` that call or dataset `source` produced, bound to parameter `argument`.
 
-    A row of the source belongs to `rows_each` rows of the call, the rows made of it.
+    A row of the source belongs to `rows_each` rows of the call, the rows made of it. Or a row of the call has
+    `children` rows of the source, which were made of it and are read together.
     """
 
     argument: str
     source: str
     keys: tuple[str, ...]
     rows_each: int = 1
+    children: int = 1
 
     def source_rows(self, rows: Iterable[int]) -> list[int]:
-        """Return the row of the source that each of the call's `rows` was made of."""
+        """Return the row of the source that each of the call's `rows` was made of, or the children of each, in order.
+
+        >>> Port("a", "a", (), rows_each=2).source_rows((2, 3)), Port("a", "a", (), children=2).source_rows((2, 3))
+        ([1, 1], [4, 5, 6, 7])
+        """
+        if self.children > 1:
+            return [child for row in rows for child in range(row * self.children, (row + 1) * self.children)]
         return [row // self.rows_each for row in rows]
 
 
@@ -150,6 +161,17 @@ class Call(HashedOnce):
     draws: str = ""
     play: PlayBounds | None = None
 
+    def setting(self, field_name: str) -> str:
+        """Return the name of a setting as a person states it: a parameter, if the settings are one.
+
+        >>> rows = RowSet("prompts", "prompts")
+        >>> sample = Operation("sample", parameter="algo.first")
+        >>> Call("turn", "generate", "actor", (), (), sample, rows, 8).setting("stop")
+        'algo.first.stop'
+        """
+        parameter = self.operation.parameter
+        return f"{parameter}.{field_name}" if parameter else f"{field_name} of {self.name}"
+
     @property
     def row_count(self) -> RowCount:
         """The rows that it works on: as many in every step, unless they are chosen."""
@@ -223,6 +245,7 @@ class DataflowGraph(HashedOnce):
     _models: dict[str, ModelSpec] = field(init=False, repr=False, compare=False, hash=False)
     _trainers: dict[str, Call] = field(init=False, repr=False, compare=False, hash=False)
     _reads: dict[str, dict[str, tuple[str, ...]]] = field(init=False, repr=False, compare=False, hash=False)
+    _weights: Mapping[str, tuple[Weights, ...]] = field(init=False, repr=False, compare=False, hash=False)
 
     def __post_init__(self) -> None:
         trainers = {call.role: call for call in self.calls if call.kind == "train_step"}
@@ -230,6 +253,7 @@ class DataflowGraph(HashedOnce):
         object.__setattr__(self, "_models", {model.role: model for model in self.models})
         object.__setattr__(self, "_trainers", trainers)
         object.__setattr__(self, "_reads", {call.name: self._keys_by_producer(call) for call in self.calls})
+        object.__setattr__(self, "_weights", self._named_weights())
         check_graph(self)
 
     def __iter__(self) -> Iterator[Call]:
@@ -241,15 +265,25 @@ class DataflowGraph(HashedOnce):
     def model(self, role: str) -> ModelSpec:
         return self._models[role]
 
+    def weights(self, role: str) -> tuple[Weights, ...]:
+        """Return the weights of a role's model; frozen weights may also be another model's."""
+        return self._weights[role]
+
+    def all_weights(self) -> tuple[Weights, ...]:
+        """Return the weights of all models, each once."""
+        every = (own for model in self.models for own in self.weights(model.role))
+        return tuple({own.name: own for own in every}.values())
+
     def trained_by(self, role: str) -> Call | None:
-        """Return the call that writes the weights of `role`, or None when the role is frozen."""
+        """Return the call that writes the trained weights of `role`, or None when the role is frozen."""
         return self._trainers.get(role)
 
     def generated_by(self, call: Call) -> Call | None:
         """Return the generate that made the rows of a call, even through other calls; None for rows of a dataset."""
         if call.kind == "generate":
             return call
-        sources = (self.generated_by(self.call(port.source)) for port in call.inputs if port.source in self._by_name)
+        own_first = sorted(call.inputs, key=lambda port: port.children)
+        sources = (self.generated_by(self.call(port.source)) for port in own_first if port.source in self._by_name)
         return next((source for source in sources if source), None)
 
     def makes_prompts_of(self, rows: RowSet) -> bool:
@@ -291,6 +325,12 @@ class DataflowGraph(HashedOnce):
             edges.append(VersionEdge(trainer.name, call.name, trainer.role or "", lag))
         return tuple(edges)
 
+    def _named_weights(self) -> Mapping[str, tuple[Weights, ...]]:
+        try:
+            return named_weights(self.models, frozenset(self._trainers))
+        except GraphError as error:
+            raise GraphError(f"flow {self.name}: {error}") from error
+
     def _keys_by_producer(self, consumer: Call) -> dict[str, tuple[str, ...]]:
         keys: dict[str, tuple[str, ...]] = {}
         for port in consumer.inputs:
@@ -302,15 +342,16 @@ class DataflowGraph(HashedOnce):
 def check_graph(graph: DataflowGraph) -> None:
     """Raise GraphError for calls that no order of task runs could satisfy."""
     names: set[str] = set()
-    trained: set[str | None] = set()
+    trainers: dict[str | None, str] = {}
     for call in graph:
         if call.name in names:
             raise GraphError(f"flow {graph.name}: two calls are named {call.name!r}; give the second call a name=...")
         names.add(call.name)
         if call.kind == "train_step":
-            if call.role in trained:
-                raise GraphError(f"flow {graph.name}: {call.role} has two train_steps; a version needs a single call")
-            trained.add(call.role)
+            first = trainers.setdefault(call.role, call.name)
+            if first != call.name:
+                both = f"{first} and {call.name} both train the weights of {call.role}"
+                raise GraphError(f"flow {graph.name}: {both}; weights belong to a single train_step")
     if graph.staleness < 0:
         raise GraphError(f"flow {graph.name}: staleness is {graph.staleness}; it counts steps, so 0 or more")
     earlier: dict[str, Call] = {}
@@ -370,6 +411,9 @@ def _check_port(graph: DataflowGraph, call: Call, port: Port, earlier: dict[str,
         raise GraphError(
             f"{where} comes from {producer.name}, which runs {_when(producer)}, but {call.name} runs {_when(call)}"
         )
+    if port.children > 1:
+        _check_children(where, call, port, producer)
+        return
     if not call.rows.may_read(producer.rows):
         raise GraphError(
             f"{where} comes from {producer.name}, which has rows of {producer.rows.name}; {call.name} works on "
@@ -379,6 +423,15 @@ def _check_port(graph: DataflowGraph, call: Call, port: Port, earlier: dict[str,
         raise GraphError(
             f"{where} comes from {producer.name} with {producer.span} rows a step, but {call.name} works on "
             f"{call.span}, {port.rows_each} of each"
+        )
+
+
+def _check_children(where: str, call: Call, port: Port, producer: Call) -> None:
+    is_made = producer.rows.may_read(call.rows) and not producer.rows.choices
+    if call.kind != "compute" or not is_made or port.children != call.rows.children(producer.rows):
+        raise GraphError(
+            f"{where} comes from {producer.name} with {port.children} rows for each of {call.rows.name}; only a "
+            "compute reads rows that were made of its own, and all of them"
         )
 
 

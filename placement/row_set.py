@@ -152,6 +152,15 @@ class RowSet:
             rows_each *= rows.samples
         raise ValueError(f"{self.name} may not read {other.name}")
 
+    def children(self, other: RowSet) -> int:
+        """Return the number of rows of `other` that were made of each of these rows; 1 if each has its own row there.
+
+        >>> prompts = RowSet("prompts", "prompts")
+        >>> prompts.children(RowSet("group", "prompts", 4, prompts)), prompts.children(prompts)
+        (4, 1)
+        """
+        return 1 if self.may_read(other) else other.per_row(self)
+
     def groups(self, rows: Sequence[int]) -> tuple[int, ...]:
         """Return the number of the source row of each of these rows; for a dataset's rows, the number of their item.
 

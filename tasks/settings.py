@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import ConfigDict, Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
+from prefect_rlhf.errors.by_hand import ByHand
 from prefect_rlhf.errors.wrong_setting import not_used, wrong
 from prefect_rlhf.placement.models.model import Schedule
 
@@ -23,13 +24,18 @@ Staleness = Annotated[
 ]
 """With 1, the responses of the next step are generated while this step's responses are trained on."""
 
+GREEDY: Mapping[str, tuple[int, str]] = MappingProxyType(
+    {"temperature": (0, "above 0"), "top_k": (1, "0 or at least 2"), "min_p": (1, "below 1")}
+)
+"""The settings with which sampling always takes the likeliest token, each with its value for that and other values."""
+
 StopString = Annotated[str, Field(min_length=1, max_length=256)]
 
 Decay = Annotated[float, Field(ge=0, lt=1)]
 """The share of the old value in a moving average."""
 
 
-class Settings(BaseModel):
+class Settings(ByHand):
     """Base of every group of settings: frozen; no key is ignored; each value has its exact type and is finite.
 
     So true is not 1, "5" is not 5, and .inf is not a number, from any source. A field of your own that should accept
@@ -92,6 +98,17 @@ class Sampling(Settings):
         if 0 < temperature < LOWEST_TEMPERATURE:
             raise PydanticCustomError("temperature", f"0, which is greedy, or at least {LOWEST_TEMPERATURE}")
         return temperature
+
+    @model_validator(mode="after")
+    def _is_used(self) -> Sampling:
+        """Refuse settings of chance where the likeliest token is always taken."""
+        why = next((one for one, (value, _) in GREEDY.items() if getattr(self, one) == value), None)
+        fields = {name: type(self).model_fields[name].default for name in ("top_p", "top_k", "min_p")}
+        unused = [name for name, default in fields.items() if name != why and getattr(self, name) != default]
+        if why is not None and unused:
+            value, right = GREEDY[why]
+            raise not_used(unused[0], f"{why} {value} always takes the likeliest token", f"set {why}: {right}")
+        return self
 
     def greedy(self) -> Sampling:
         """Return settings with the same lengths that always take the likeliest token."""

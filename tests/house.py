@@ -13,24 +13,18 @@ import networkx as nx
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = "prefect_rlhf"
-SOURCES = ROOT / "src" / PACKAGE
 ROOMS = ("flows", "tasks", "blocks", "engines", "placement", "files", "errors")
-"""Each room imports only rooms that follow it. The last two are ground rooms: they lie in src/, next to the door."""
+"""Each room imports only rooms that follow it."""
 PICTURE = ROOT / "docs" / "images" / "house.svg"
 PAGE = ROOT / "docs" / "architecture.md"
 TABLE = re.compile(r"(?<=<!-- rooms -->\n).*(?=<!-- end of rooms -->)", re.DOTALL)
-
-
-def room_folder(room: str) -> Path:
-    """The folder of a room: in the root, except for the ground rooms."""
-    return ROOT / room if (ROOT / room).is_dir() else SOURCES / room
 
 
 @cache
 def files() -> Mapping[str, Path]:
     """Every file of the package by its dotted name without the package's; a folder's `__init__` has the folder's."""
     found = {}
-    for folder in map(room_folder, ROOMS):
+    for folder in (ROOT / room for room in ROOMS):
         for path in sorted(folder.rglob("*.py")):
             if "__pycache__" not in path.parts:
                 found[".".join(path.relative_to(folder.parent).with_suffix("").parts).removesuffix(".__init__")] = path

@@ -43,9 +43,9 @@ SUB_ROOMS: Mapping[str, Mapping[str, str]] = {
         "commands": "planning algorithm training forms forms.dictionary hardware .",
         "planning": "algorithm training training.choice forms hardware",
         "algorithm": "training forms hardware",
-        "training": "training.moving training.choice forms hardware",
-        "training.moving": "training training.choice hardware",
-        "training.choice": "training forms hardware",
+        "training": "training.replan training.choice forms hardware",
+        "training.replan": "training training.choice forms hardware",
+        "training.choice": "training hardware",
         "forms": "forms.dictionary",
         "forms.dictionary": "forms",
         "hardware": "",
@@ -59,8 +59,9 @@ SUB_ROOMS: Mapping[str, Mapping[str, str]] = {
         "rl.settings": ".",
         "trackers": "running data .",
         "trial": "data running tracing .",
-        "running": "running.steps checkpoints data server tracing .",
+        "running": "running.steps running.switch checkpoints data server tracing .",
         "running.steps": "running data.rows",
+        "running.switch": "running server",
         "checkpoints": "tracing .",
         "data": "data.formats data.rows data.stored tracing .",
         "data.formats": "data.stored",
@@ -114,14 +115,15 @@ SUB_ROOMS: Mapping[str, Mapping[str, str]] = {
         "cost.times": "cost cost.datasheets models devices .",
         "words": "layout rows .",
         "augmented": "rows devices .",
-        "layout": "models models.families devices .",
+        "layout": "models devices .",
         "models": "models.families",
         "models.families": "models",
         "rows": "devices .",
-        "search": "search.exact search.partial search.sampling search.tables devices",
+        "search": "search.exact search.partial search.rules search.sampling search.tables devices",
         "search.bound": "search search.tables",
         "search.exact": "search search.bound search.partial search.sampling search.tables",
         "search.partial": "search search.bound search.tables",
+        "search.rules": "search search.bound search.partial search.tables",
         "search.sampling": "search search.partial search.tables",
         "search.tables": "search",
         "devices": "",
@@ -222,7 +224,7 @@ def test_files_and_sub_rooms_of_a_folder_import_each_other_in_no_circle(folder):
 
 @pytest.mark.parametrize("folder", folders())
 def test_a_folder_has_few_boxes_on_few_floors(folder):
-    """The ground rooms in `src/` count too."""
+    """The ground rooms count too."""
     graph = boxes(folder)
     assert len(graph) <= MAX_BOXES
     assert len(floors(graph)) <= MAX_FLOORS

@@ -47,6 +47,18 @@ def test_a_name_that_is_not_there_is_said_so():
         prefect_rlhf.generat  # noqa: B018
 
 
+def test_a_name_that_is_elsewhere_or_misspelt_is_named():
+    """Python shows the similar names of the object, of the name that an error has, below it."""
+    with pytest.raises(AttributeError, match="; it is in prefect_rlhf.computations$"):
+        prefect_rlhf.grpo_advantages  # noqa: B018
+    with pytest.raises(AttributeError, match="; it is in prefect_rlhf.losses and prefect_rlhf.algorithms$"):
+        prefect_rlhf.grpo  # noqa: B018
+    for module, name, meant in ((prefect_rlhf, "Promts", "Prompts"), (prefect_rlhf.algorithms, "grop", "grpo")):
+        with pytest.raises(AttributeError) as refused:
+            getattr(module, name)
+        assert (refused.value.obj, refused.value.name) == (module, name) and meant in dir(module)
+
+
 FLOW = """from prefect_rlhf import GRPO, Model, Prompts, Reward
 from prefect_rlhf import compute, computations, generate, losses, rlhf_flow, score, train_step
 

@@ -75,16 +75,16 @@ def test_nor_do_three_machines_change_it(parameters, alone, nodes, name, record_
     assert_equal(alone, result, record_property)
 
 
-def test_nor_does_a_move_from_machine_to_machine(parameters, alone, nodes, tmp_path, record_property):
+def test_nor_does_a_switch_from_machine_to_machine(parameters, alone, nodes, tmp_path, record_property):
     """The critic's state goes to the first machine, the actor's to both, from the memory of ranks of the second."""
     before, after = (
         str(plan_file(FOUR_RANKS[name], tmp_path / f"{name}.json", per_node=2)) for name in ("disjoint", "dp4")
     )
     with leased(4, nodes=2):
-        moved = Result.of(end(ppo, parameters | {"plan": {1: before, STEPS: after}}))
-    assert_equal(alone, moved, record_property)
-    (move,) = (span for span in read_spans(moved.run_dir) if span.kind == "move")
-    assert move.title == f"move · step {STEPS - 1} · disjoint → dp4" and move.bytes_moved > 0
+        switched = Result.of(end(ppo, parameters | {"plan": {1: before, STEPS: after}}))
+    assert_equal(alone, switched, record_property)
+    (switch,) = (span for span in read_spans(switched.run_dir) if span.kind == "switch")
+    assert switch.title == f"switch · step {STEPS - 1} · disjoint → dp4" and switch.bytes_moved > 0
 
 
 @pytest.mark.parametrize("name", GRPO)

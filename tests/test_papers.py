@@ -5,9 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import paper_app, paper_hybridflow, paper_real
-from benchmarks.paper_checks import Comparison
-from benchmarks.papers import PAPERS, text
+from benchmarks.papers import app as paper_app
+from benchmarks.papers import hybridflow as paper_hybridflow
+from benchmarks.papers import real as paper_real
+from benchmarks.papers.__main__ import PAPERS, text
+from benchmarks.papers.checks import Comparison
 from tests.cases import first
 
 PAGE = (Path(__file__).parents[1] / "docs" / "papers.md").read_text()

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.house import ROOMS, files, room_folder
+from tests.house import ROOMS, files
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "CONTRIBUTING.md").read_text()
@@ -24,7 +24,7 @@ STATE = {
     "LoadedModel",
     "OpenPlay",
     "PlayRow",
-    "PlanMover",
+    "PlanSwitcher",
     "PriceCheck",
     "Seat",
     "SentEvent",
@@ -70,7 +70,7 @@ def test_a_docstring_begins_and_ends_as_a_sentence():
 def test_folders_of_tests_mirror_the_rooms():
     """`data` holds no tests."""
     tests = [(room, path) for room in ROOMS for path in (ROOT / "tests" / room).rglob("*.py")]
-    mirrored = {room_folder(room) / path.parent.relative_to(ROOT / "tests" / room) for room, path in tests}
+    mirrored = {ROOT / room / path.parent.relative_to(ROOT / "tests" / room) for room, path in tests}
     assert [folder for folder in mirrored if not folder.is_dir()] == []
 
 

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 
 from prefect_rlhf.flows.grpo import grpo
 from prefect_rlhf.tasks.running.dispatch import Dispatcher
-from tests.flows.test_plan_moves import children
+from tests.flows.test_plan_switches import children
 from tests.flows.test_resume import descendants
 from tests.plan_matrix import CASES
 from tests.runs import environment

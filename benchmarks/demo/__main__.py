@@ -26,6 +26,7 @@ from benchmarks.demo.ratings import prepare_ratings
 from benchmarks.demo.server import DemoFailed, DemoServer
 from prefect_rlhf.errors.errors import RlhfError
 from prefect_rlhf.errors.install_command import install_command
+from prefect_rlhf.files.path_text import from_here
 from prefect_rlhf.flows.hardware.installed_engines import check_builds
 from prefect_rlhf.tasks.checkpoints.best import EVALUATIONS
 from prefect_rlhf.tasks.running.journal import PROGRESS
@@ -74,6 +75,8 @@ def fetch(server: DemoServer, model: str) -> int:
     print_heading("model and human ratings")
     prepare_model(model, server.home / "models" / model, server.home / "downloads")
     prepare_ratings(server.home / "data", server.home / "downloads")
+    places = {"model": server.home / "models" / model, "data": server.home / "data"}
+    print_heading("; ".join(f"{name}: {from_here(str(place))}" for name, place in places.items()))
     return 0
 
 

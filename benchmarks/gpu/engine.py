@@ -76,11 +76,11 @@ def calls(lm: str, scalar: str, dtype: str, folder: Path) -> dict[str, Any]:
     command = _command(case)
     copy = HostCopy(command, 0)
     copy.take(engine)
-    copy.write(folder / "actor")
+    copy.write(folder)
     train_on(engine, sequences, columns, loss, walk)
     results["unrestored"] = _weights(engine)
     again = case.build(0)
-    restore(again, folder / "actor")
+    restore(again, [folder / "actor"])
     train_on(again, sequences, columns, loss, walk)
     results["after_restore"] = _weights(again)
     return results

@@ -18,8 +18,8 @@ from benchmarks.gpu.step import SEEN, Constant, Expected, Found, Machine, Step
 from prefect_rlhf.engines.engine import SamplingSettings
 from prefect_rlhf.engines.megatron.engine import MegatronEngine
 from prefect_rlhf.engines.weights.fingerprint import Factors, Sample, digest
-from prefect_rlhf.flows.hardware.node_hardware import GPU_CALL_SECONDS
-from prefect_rlhf.placement.cost.datasheets.hardware import DATASHEETS, Efficiency, Hardware
+from prefect_rlhf.flows.hardware.node_hardware import CALL_SECONDS, RUNTIME
+from prefect_rlhf.placement.cost.datasheets.hardware import DATASHEETS, Hardware
 from prefect_rlhf.placement.cost.sizes import ModelSizes
 from prefect_rlhf.placement.cost.times.roofline import DatasheetTimes
 from prefect_rlhf.placement.models.model import TransformerShape
@@ -99,7 +99,7 @@ def _decoding(machine: Machine, engine: MegatronEngine, shape: TransformerShape)
         for n in (few, many)
     )
     step = (long - short) / (many - few)
-    model = DatasheetTimes.of(ModelSizes.of(engine._spec), Hardware(DATASHEETS["h100"], 1))
+    model = DatasheetTimes.of(ModelSizes.of(engine._spec), Hardware(DATASHEETS["h100"], 1, efficiency=RUNTIME))
     layer = model.decode(rows, prompt + (few + many) / 2, 1, cuda_graphs=False)
     counted = shape.num_layers * (layer.total - layer.launch) + model.sample(rows, 1).total
     machine.found["decode_step_ms"] = 1e3 * step
@@ -146,7 +146,7 @@ def _seconds(call: Callable[[], Any]) -> float:
     return min(measured)
 
 
-_HARDWARE = "placement/cost/datasheets/hardware.py, Efficiency"
+_RUNTIME = "flows/hardware/node_hardware.py, RUNTIME"
 STEPS_OF_SPEED = (
     Step(
         "host_waits",
@@ -171,10 +171,10 @@ STEPS_OF_SPEED = (
         throughput,
         findings="C1, C4, C7, C8",
         constants=(
-            Constant("eager_layer_seconds", _HARDWARE, Efficiency().eager_layer_seconds, "eager_layer_seconds"),
-            Constant("matmul", _HARDWARE, Efficiency().matmul, "matmul"),
-            Constant("memory", _HARDWARE, Efficiency().memory, "memory"),
-            Constant("GPU_CALL_SECONDS", "flows/hardware/node_hardware.py", GPU_CALL_SECONDS, "call_seconds"),
+            Constant("eager_layer_seconds", _RUNTIME, RUNTIME.eager_layer_seconds, "eager_layer_seconds"),
+            Constant("matmul", _RUNTIME, RUNTIME.matmul, "matmul"),
+            Constant("memory", _RUNTIME, RUNTIME.memory, "memory"),
+            Constant("CALL_SECONDS", "flows/hardware/node_hardware.py", CALL_SECONDS, "call_seconds"),
         ),
     ),
 )

@@ -131,7 +131,7 @@ def watched(trainer: Any) -> Any:
     """Time the parts of each step, and print each step as it ends."""
     import torch
 
-    from benchmarks.trl_stopwatch import Stopwatch
+    from benchmarks.beside_trl.trl_stopwatch import Stopwatch
 
     def wait() -> None:
         if torch.cuda.is_available():

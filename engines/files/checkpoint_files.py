@@ -1,4 +1,4 @@
-"""The shard files of a checkpoint: one per rank. Each tensor is a region of a parameter's main weights or moments.
+"""The shard files of a checkpoint, one per rank and set of weights: regions of main weights and moments.
 
 A shard is a safetensors file whose tensors are named `exp_avg model.norm.weight [0:64]`. A JSON index next to it holds
 a checksum of each tensor. The controller reads indexes, the ranks read tensors.
@@ -90,10 +90,10 @@ def write_shard(folder: Path, number: int, num_updates: int, parts: Iterable[Sta
     return file
 
 
-def read_index(index: Path, role: str) -> ShardIndex:
+def read_index(index: Path, weights: str) -> ShardIndex:
     """Read the index of a shard. Its file must exist with the recorded length. Raises InvalidInput in one line."""
     file = index.with_suffix(".safetensors")
-    field = f"checkpoint.{role}"
+    field = f"checkpoint.{weights}"
     try:
         content = read_json(index)
         parts = tuple(_parse(file, key, value) for key, value in content["checksums"].items())
@@ -110,9 +110,9 @@ def read_index(index: Path, role: str) -> ShardIndex:
     return shard
 
 
-def check_coverage(role: str, indexes: Sequence[ShardIndex], shapes: Mapping[str, tuple[int, ...]]) -> None:
+def check_coverage(weights: str, indexes: Sequence[ShardIndex], shapes: Mapping[str, tuple[int, ...]]) -> None:
     """Raise InvalidInput unless the shards hold every element of every parameter once, after the same step."""
-    field = f"checkpoint.{role}"
+    field = f"checkpoint.{weights}"
     updates = sorted({index.num_updates for index in indexes})
     if len(updates) != 1:
         raise InvalidInput(field, f"shards after {updates} optimizer steps", "shards of the same step")
@@ -128,30 +128,30 @@ def check_coverage(role: str, indexes: Sequence[ShardIndex], shapes: Mapping[str
                 )
 
 
-def check_shard(index: Path, role: str) -> int:
+def check_shard(index: Path, weights: str) -> int:
     """Compare every tensor of a shard with its checksum; return the bytes read.
 
     Raises InvalidInput at the first difference.
     """
-    shard = read_index(index, role)
+    shard = read_index(index, weights)
     try:
         with safe_open(shard.file, framework="pt") as stored:
             for part in shard.parts:
                 if checksum(stored.get_tensor(part.key)) != part.checksum:
-                    raise InvalidInput(f"checkpoint.{role}", f"other content of {part.key} in {shard.file}", WHOLE)
+                    raise InvalidInput(f"checkpoint.{weights}", f"other content of {part.key} in {shard.file}", WHOLE)
     except SafetensorError as error:
         seen = f"{shard.file}, which does not open (of {_some(shard.parts)}; {error})"
-        raise InvalidInput(f"checkpoint.{role}", seen, WHOLE) from error
+        raise InvalidInput(f"checkpoint.{weights}", seen, WHOLE) from error
     return shard.num_bytes
 
 
 class StoredState:
-    """All shards of a role. Any region of any parameter can be read."""
+    """All shards of a model's trained weights, a folder each. Any region of any parameter can be read."""
 
-    def __init__(self, folder: Path) -> None:
-        self._role = folder.name
+    def __init__(self, *folders: Path) -> None:
+        self._names = " and ".join(folder.name for folder in folders)
         self._opened: dict[Path, Any] = {}
-        indexes = [read_index(index, self._role) for index in shard_indexes(folder)]
+        indexes = [read_index(index, folder.name) for folder in folders for index in shard_indexes(folder)]
         self.num_updates = max((index.num_updates for index in indexes), default=0)
         self._parts: dict[tuple[str, str], list[StoredPart]] = defaultdict(list)
         for part in (part for index in indexes for part in index.parts):
@@ -172,7 +172,7 @@ class StoredState:
                 filled += num_elements(common)
         if filled != num_elements(region):
             seen = f"{filled} of {num_elements(region)} elements of {kind} {parameter}"
-            raise InvalidInput(f"checkpoint.{self._role}", seen, "all elements")
+            raise InvalidInput(f"checkpoint.{self._names}", seen, "all elements")
         return whole
 
     def _slice(self, part: StoredPart, region: Region) -> Tensor:
@@ -183,7 +183,7 @@ class StoredState:
 
 
 def shard_indexes(folder: Path) -> list[Path]:
-    """Return the index files of a role's folder."""
+    """Return the index files in the folder of a set of weights."""
     return sorted(folder.glob("shard-*.json"))
 
 

@@ -26,9 +26,9 @@ from prefect_rlhf.files.atomic_file import write_atomically
 from prefect_rlhf.files.foreign_file import read_json_object
 from prefect_rlhf.files.remote_path import is_remote
 from prefect_rlhf.files.storage.inputs import model_folder
-from prefect_rlhf.placement.layout.parameters import parameters
 from prefect_rlhf.placement.models.families.known import FAMILIES
 from prefect_rlhf.placement.models.model import Dtype, Head, ModelSpec, OptimizerSpec, TransformerShape
+from prefect_rlhf.placement.models.weights import parameters
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -65,7 +65,8 @@ def read_model_spec(
     config, field = read_config(folder, role), f"{role}.config.json"
     shape = runnable_shape(config, field)
     place = str(path) if is_remote(str(path)) else str(folder)
-    spec = ModelSpec(role, place, head, shape, dtype, new_head, optimizer, eos_token)
+    content = place if is_remote(place) else str(folder.resolve())
+    spec = ModelSpec(role, place, head, shape, dtype, new_head, optimizer, eos_token, content=content)
     _check_tensors(spec, stored_tensors(folder, f"{role}.path"))
     return spec
 

@@ -202,6 +202,7 @@ def _write(
 
 def _files(folder: Path, field: str) -> list[Path]:
     if (folder / INDEX).is_file():
+        refuse_pointer(field, folder / INDEX)
         unreadable = (OSError, ValueError, KeyError, AttributeError, TypeError)
         with refusing(unreadable, field, INDEX, "a JSON object with a weight_map", most=0):
             names = sorted(set(read_json(folder / INDEX)["weight_map"].values()))

@@ -4,7 +4,8 @@ Ranks do not communicate: each writes its own part, under names and regions of t
 """
 
 import ctypes
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import final
@@ -57,16 +58,22 @@ class HostCopy:
         self._copied, self._is_written = (engine.num_updates, parts), False
         return sum(copy.nbytes for copy in copies)
 
-    def write(self, folder: Path) -> Path:
-        """Write this rank's shard into a role's folder; return its file. Runs concurrently with calls.
+    def write(self, folder: Path) -> list[Path]:
+        """Write this rank's shards into a checkpoint, a folder for each set of weights; return their files.
+
+        A set of which this rank writes no element has no file. Runs concurrently with calls.
 
         Raises OutputFailed, which names the file, if the disk is full.
         """
         if self._copied is None or self._is_written:
             raise RlhfError(f"{self._command.instance.name}: no copy in host memory is left to write")
-        file = write_shard(folder, self._number, *self._copied)
+        num_updates, parts = self._copied
+        name_of, named = self._command.name_of, defaultdict[str, list[StatePart]](list)
+        for part in parts:
+            named[name_of.get(part.parameter, self._command.instance.role)].append(part)
+        files = [write_shard(folder / name, self._number, num_updates, own) for name, own in named.items()]
         self._is_written = True
-        return file
+        return files
 
     @property
     def copied(self) -> tuple[int, Sequence[StatePart]]:
@@ -101,14 +108,15 @@ def _copy(target: Tensor, source: Tensor) -> None:
         target.copy_(source, non_blocking=True)
 
 
-def restore(engine: TrainingEngine, folder: Path) -> None:
-    """Fill the engine's weights, main weights and moments from a role's folder, as if the engine had trained so far.
+def restore(engine: TrainingEngine, folders: Sequence[Path], frozen: Collection[str] = ()) -> None:
+    """Fill the engine's weights, main weights and moments from its weights' folders, as if it had trained so far.
 
-    Compute weights are the main weights rounded to their format, as the optimizer makes them.
+    Compute weights are the main weights rounded to their format, as the optimizer makes them. `frozen` parameters are
+    not in the folders.
     """
-    stored = StoredState(on_this_machine(folder))
+    stored = StoredState(*map(on_this_machine, folders))
     with torch.no_grad():
-        for name, shard in engine.weights().items():
+        for name, shard in ((name, shard) for name, shard in engine.weights().items() if name not in frozen):
             shard.view.copy_(stored.read("main", name, shard.region).view(shard.view.shape))
         engine.weights_written()
         engine.begin_after(stored.num_updates)

@@ -4,10 +4,10 @@ Shapes: S tokens of a row (padded), b rows of a micro-batch, H hidden, B rows of
 response tokens of a micro-batch.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import cached_property, partial
 from itertools import chain
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -18,6 +18,7 @@ from torch import Tensor
 from prefect_rlhf.engines.commands import BuildCommand
 from prefect_rlhf.engines.engine import (
     Conversed,
+    Engine,
     Generated,
     PlayTable,
     SamplingSettings,
@@ -31,7 +32,7 @@ from prefect_rlhf.engines.loss_protocol import Output
 from prefect_rlhf.engines.megatron import weights
 from prefect_rlhf.engines.megatron.cpu import shim as cpu_shim
 from prefect_rlhf.engines.megatron.groups import build_groups
-from prefect_rlhf.engines.megatron.model import build_model, num_vocabulary_rows
+from prefect_rlhf.engines.megatron.model import build_model, num_vocabulary_rows, own_device
 from prefect_rlhf.engines.megatron.sampling.generation import Generation
 from prefect_rlhf.engines.megatron.sampling.row_group import row_groups
 from prefect_rlhf.engines.megatron.training import loss_sums as losses
@@ -71,11 +72,12 @@ class MegatronEngine:
         self.instance = command.instance
         self._command, self._spec = command, command.model
         self._groups = build_groups(command.ranks, command.instance.strategy, rank)
-        self._model = build_model(self._spec, self._groups)
+        self._model = build_model(self._spec, self._groups, on_host=bool(command.shared))
         self._num_rows = num_vocabulary_rows(self._spec, self._groups)
         self._wrapped: Any = self._model
         self._optimizer: MainOptimizer | None = None
-        self._offloaded = {name: OffloadedTensors(self._device) for name in ("weights", "optimizer")}
+        self._offloaded = {name: OffloadedTensors(own_device()) for name in ("weights", "optimizer")}
+        self._lent: set[int] = set()  # storages of other engines
         self._max_length = command.max_sequence_length
         if self._spec.optimizer is None:
             self._model.requires_grad_(False)
@@ -84,9 +86,8 @@ class MegatronEngine:
             self._wrapped = with_gradient_buffers(self._model, self._groups, copies)
             self._optimizer = MainOptimizer(self._wrapped, self._spec.optimizer, self._groups, copies)
         self._shards = weights.shards(self._model, self._spec, self._groups)
-        if command.restore is None:  # otherwise they are read from the checkpoint
-            weights.load(self._shards, self._spec)
-            self.weights_written()
+        if not command.shared:
+            self._load(self._shards if command.restore is None else command.frozen)  # the checkpoint has the others
 
     def weights(self) -> dict[str, Shard]:
         """Views of the compute weights under their Hugging Face names."""
@@ -97,6 +98,27 @@ class MegatronEngine:
         self._outdate_host_copies()
         if self._optimizer is not None:
             self._optimizer.reload_main_weights()
+
+    def share(self, lent: Sequence[tuple[Engine, Collection[str]]]) -> None:
+        """See SharingEngine."""
+        parameters_of, taken = weights.by_storage(self._shards), set[str]()
+        for owner, names in lent:
+            theirs = dict(cast(MegatronEngine, owner)._model.named_parameters())
+            for name, own in self._model.named_parameters():
+                held = parameters_of.get(own.untyped_storage()._cdata, frozenset())
+                if held and held.issubset(names):
+                    own.data = theirs[name].data
+                    taken |= held
+                    self._lent.add(own.untyped_storage()._cdata)
+        self._model.to(own_device())
+        self._shards = weights.shards(self._model, self._spec, self._groups)
+        self._load(self._shards.keys() - taken)
+
+    def _load(self, names: Collection[str]) -> None:
+        """Read parameters from the model's folder."""
+        if names:
+            weights.load({name: shard for name, shard in self._shards.items() if name in names}, self._spec)
+            self.weights_written()
 
     @property
     def layers(self) -> Sequence[torch.nn.Module]:
@@ -378,4 +400,6 @@ class MegatronEngine:
         return own, [buffer.grad_data for buffer in buffers], []
 
     def _compute_weights(self) -> list[Tensor]:
-        return [*self._model.parameters(), *self._model.buffers()]
+        """Return the tensors of its weights, without those of other engines."""
+        every = [*self._model.parameters(), *self._model.buffers()]
+        return [tensor for tensor in every if tensor.untyped_storage()._cdata not in self._lent]

@@ -81,9 +81,12 @@ class ScalarHead(torch.nn.Module):
         self.weight.is_scalar_head = True  # type: ignore[attr-defined]  # the optimizer gives it its own learning rate
 
 
-def build_model(spec: ModelSpec, groups: Groups) -> Transformer:
-    """Allocate this rank's layers, weights unset. The embedding is on the first stage, the heads are on the last."""
-    shape, config, strategy = spec.shape, transformer_config(spec, groups), groups.strategy
+def build_model(spec: ModelSpec, groups: Groups, on_host: bool = False) -> Transformer:
+    """Allocate this rank's layers, weights unset. The embedding is on the first stage, the heads are on the last.
+
+    With `on_host`, they use no memory of the device yet.
+    """
+    shape, config, strategy = spec.shape, transformer_config(spec, groups, on_host), groups.strategy
     layers = stages(shape.num_layers, strategy.pp)[groups.coordinate.pp]
     model = Transformer(
         config,
@@ -104,8 +107,12 @@ def build_model(spec: ModelSpec, groups: Groups) -> Transformer:
         model.scalar_head = ScalarHead(shape.hidden_size, DTYPES[spec.dtype])
     _mark_split_weights(model)
     _clear_padding(model, num_vocabulary_rows(spec, groups))
-    device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
-    return cast(Transformer, model.to(device=device, dtype=DTYPES[spec.dtype]))
+    return cast(Transformer, model.to(device="cpu" if on_host else own_device(), dtype=DTYPES[spec.dtype]))
+
+
+def own_device() -> torch.device:
+    """Return the device of this process."""
+    return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
 
 
 def num_vocabulary_rows(spec: ModelSpec, groups: Groups) -> int:
@@ -117,7 +124,7 @@ def num_vocabulary_rows(spec: ModelSpec, groups: Groups) -> int:
     return stop - start
 
 
-def transformer_config(spec: ModelSpec, groups: Groups) -> TransformerConfig:
+def transformer_config(spec: ModelSpec, groups: Groups, on_host: bool = False) -> TransformerConfig:
     """Make Megatron's settings for a dense decoder, without randomness and without fusions that need CUDA.
 
     If tp exceeds the number of key-value heads, each rank has a copy of the head that its queries attend to, as if
@@ -150,7 +157,7 @@ def transformer_config(spec: ModelSpec, groups: Groups) -> TransformerConfig:
         pipeline_dtype=dtype,
         bf16=dtype == torch.bfloat16,
         calculate_per_token_loss=True,  # gradients are sums; each micro-batch's part of the loss is divided already
-        use_cpu_initialization=not torch.cuda.is_available(),
+        use_cpu_initialization=on_host or not torch.cuda.is_available(),
         perform_initialization=False,
         persist_layer_norm=False,
         deallocate_pipeline_outputs=False,

@@ -3,7 +3,8 @@
 Megatron fuses per rank: qkv holds for each group of query heads its queries, key and value; fc1 holds gate above up.
 """
 
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -25,6 +26,14 @@ QKV: tuple[Part, Part, Part] = ("queries", "keys", "values")
 def shards(model: Transformer, spec: ModelSpec, groups: Groups) -> dict[str, Shard]:
     """Return every parameter this rank holds. Views stay valid until the model's storage moves."""
     return dict(_shards(model, spec, groups))
+
+
+def by_storage(weights: Mapping[str, Shard]) -> dict[int, frozenset[str]]:
+    """Return the parameters whose views lie in each storage: several in that of a fused tensor."""
+    found: dict[int, set[str]] = defaultdict(set)
+    for name, shard in weights.items():
+        found[shard.view.untyped_storage()._cdata].add(name)
+    return {storage: frozenset(names) for storage, names in found.items()}
 
 
 def load(weights: dict[str, Shard], spec: ModelSpec) -> None:

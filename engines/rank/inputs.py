@@ -126,13 +126,25 @@ def read_call_inputs(command: CallCommand, store: RowStore, datasets: Mapping[st
             columns.append({key: [torch.as_tensor(value) for value in read[key]] for key in keys})
         else:
             numbers_there = port.source_rows(command.rows)
-            columns.append({key: store.get(command.step, port.source, key, numbers_there) for key in keys})
+            stored: dict[str, Column] = {key: store.get(command.step, port.source, key, numbers_there) for key in keys}
+            columns.append(stored if port.children == 1 else _together(port, stored))
     source = datasets.get(rows.dataset)
     dataset = RowsOfDataset(source, command.row_ids) if source is not None else None
     groups = rows.groups(command.rows)
     ports = command.call.inputs
     tokenizers = tuple(command.tokenizers.of_rows(port.source) for port in ports)
     return CallInputs(ports, tuple(columns), groups, dataset, command.lengths, command.keys, tokenizers)
+
+
+def _together(port: Port, stored: Mapping[str, Column]) -> dict[str, Column]:
+    """Return columns whose rows are the numbers of `port.children` rows, [B, k]. Raises InvalidInput for others."""
+    found: dict[str, Column] = {}
+    for key, rows in stored.items():
+        if any(row.dim() for row in rows):
+            seen, expected = f"{rows[0].dim()} dimensions", "a number for each row, as per=... reads them together"
+            raise InvalidInput(f"{port.source}.{key}", seen, expected)
+        found[key] = list(torch.stack(list(rows)).view(-1, port.children)) if rows else []
+    return found
 
 
 def tokenizers_here(tokenizers: Tokenizers) -> Tokenizers:

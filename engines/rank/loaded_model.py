@@ -1,12 +1,13 @@
-"""A model instance in a rank's memory: its engine, and the weight version that it is known to hold."""
+"""A model instance in a rank's memory: its engine, and the versions that its weights are known to have."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from prefect_rlhf.engines.commands import BuildCommand, Digest
-from prefect_rlhf.engines.engine import Engine
+from prefect_rlhf.engines.engine import Engine, Shard
 from prefect_rlhf.engines.weights.fingerprint import Factors, Sample, digest
 from prefect_rlhf.errors.errors import StaleWeights
 from prefect_rlhf.placement.plan import OffloadPart
@@ -14,7 +15,10 @@ from prefect_rlhf.placement.plan import OffloadPart
 
 @dataclass(slots=True)
 class LoadedModel:
-    """An engine with the version its weights are labelled with, and a sample of them taken when they were labelled."""
+    """An engine with the version its weights are labelled with, and samples of them taken when they were labelled.
+
+    `version` is that of its trained weights; frozen weights have version 0.
+    """
 
     engine: Engine
     command: BuildCommand  # that built it
@@ -22,21 +26,39 @@ class LoadedModel:
     offloaded: set[OffloadPart] = field(default_factory=set)
     is_empty: bool = False  # reloaded without weights, which a reallocation brings
     _fingerprint_seconds: float = 0.0  # since the last report
-    _sample: Sample | None = None  # of the weights as they were labelled
+    _samples: dict[bool, Sample] = field(default_factory=dict)  # of frozen and of other weights as they were labelled
+    _frozen: frozenset[str] = field(init=False)  # parameters
     _factors: Factors = field(default_factory=Factors)
 
-    def label(self, version: int) -> Digest:
-        """Label the weights as `version`; return their whole digest, and keep a sample of the weights."""
+    def __post_init__(self) -> None:
+        self._frozen = self.command.frozen
+
+    def label(self, version: int, whole: bool = False) -> Digest:
+        """Label the trained weights as `version`; return their digest, and keep a sample of them.
+
+        `whole`: all weights were written, the frozen ones too, and the digest is of all.
+        """
         began = time.perf_counter()
         self.version, self.is_empty = version, False
-        whole = self.digest()
-        self._sample = Sample(self.engine.weights(), f"{self.command.instance.name} v{version}", self._factors)
+        for frozen in (True, False) if whole else (False,):
+            shards = self._shards(frozen)
+            if shards:
+                key = f"{self.command.instance.name} v{0 if frozen else version}"
+                self._samples[frozen] = Sample(shards, key, self._factors)
+        found = self.digest(whole)
         self._fingerprint_seconds += time.perf_counter() - began
-        return whole
+        return found
 
-    def digest(self) -> Digest:
-        """Return the whole digest of the weights as they are now."""
-        return Digest.of(digest(self.engine.weights(), self._factors))
+    def digest(self, whole: bool = True) -> Digest:
+        """Return the digest of the weights as they are now; without `whole`, of those that are not frozen."""
+        return Digest.of(digest(self.engine.weights() if whole else self._shards(frozen=False), self._factors))
+
+    def _shards(self, frozen: bool) -> Mapping[str, Shard]:
+        """Return the shards of frozen weights, or of all others."""
+        shards = self.engine.weights()
+        if not self._frozen and not frozen:
+            return shards
+        return {name: shard for name, shard in shards.items() if (name in self._frozen) == frozen}
 
     def offload(self, part: OffloadPart, copies: bool = True) -> int:
         """Move a part to host memory, or drop it; return the bytes copied."""
@@ -65,12 +87,13 @@ class LoadedModel:
         if version is not None and version != self.version:
             raise StaleWeights(f"{doing}: {name} holds weights v{self.version}, its edge names v{version}")
         began = time.perf_counter()
-        assert self._sample is not None  # a model is labelled when it is built
-        changed = self._sample.changed(self.engine.weights())
+        samples = self._samples.items()
+        changed = [name for frozen, sample in samples for name in sample.changed(self._shards(frozen))]
         self._fingerprint_seconds += time.perf_counter() - began
         if changed:
             content = f"but {changed[0]} was written since that version was fingerprinted"
-            raise StaleWeights(f"{doing}: {name} is labelled v{self.version}, {content}")
+            labelled = 0 if changed[0] in self._frozen else self.version
+            raise StaleWeights(f"{doing}: {name} is labelled v{labelled}, {content}")
 
     def require_on_device(self, doing: str) -> None:
         """Raise StaleWeights if the instance is in host memory: the memory that its weights had may be another's."""

@@ -23,7 +23,7 @@ from prefect_rlhf.engines.commands import (
     TransferCommand,
 )
 from prefect_rlhf.engines.compute import Computed, Context
-from prefect_rlhf.engines.engine import Engine, GenerationEngine, PlayingEngine, TrainingEngine
+from prefect_rlhf.engines.engine import Engine, GenerationEngine, PlayingEngine, SharingEngine, TrainingEngine
 from prefect_rlhf.engines.files.checkpoint_files import check_shard
 from prefect_rlhf.engines.files.export import export
 from prefect_rlhf.engines.files.saved_state import SavedState, decode, encode
@@ -123,15 +123,27 @@ class Rank:
         local = model_folder(command.model.path, f"{command.model.role}.path")
         command = replace(command, model=replace(command.model, path=str(local)))
         engine = self._engine_factory(command, self.rank)
+        self._lend(command, engine)
         check_layout(engine, command, self.rank)
         model = self.models[command.instance] = LoadedModel(engine, command)
         if command.restore is not None and command.restore.folder is None:
             model.is_empty = True
             return self._report(began, model)
         if command.restore is not None and command.restore.folder is not None:
-            restore(cast(TrainingEngine, engine), command.restore.folder)
-        digest = model.label(command.restore.version if command.restore else 0)
+            folders = [command.restore.folder / name for name in command.trained]
+            restore(cast(TrainingEngine, engine), folders, command.frozen)
+        digest = model.label(command.restore.version if command.restore else 0, whole=True)
         return replace(self._report(began, model), digest=digest)
+
+    def _lend(self, command: BuildCommand, engine: Engine) -> None:
+        """Give an engine the tensors of other instances that its command names."""
+        lent = []
+        for own in command.weights:
+            if (owner := command.shared.get(own.name)) is not None:
+                names = [parameter.name for parameter in own.parameters]
+                lent.append((self._model(owner, f"build {command.instance.name}").engine, names))
+        if lent:
+            cast(SharingEngine, engine).share(lent)
 
     def close_instances(self, closed: Sequence[ModelInstance]) -> RankReport:
         """Free all memory of the instances that are on this rank. Copies of their training states stay on the host."""
@@ -166,7 +178,7 @@ class Rank:
         lacking: tuple[StateRegion, ...] = ()
         bytes_moved = exchange_state(command.moves, self.rank, held, state_writer(engine, command.is_last))
         if command.is_last:
-            digest = model.label(command.version)
+            digest = model.label(command.version, whole=True)
         else:
             engine.weights_written()
             engine.begin_after(command.num_updates)
@@ -341,7 +353,7 @@ class Rank:
         bytes_moved = model.reload(part, copies)
         if part == "optimizer" or not copies:  # the weights were not offloaded, and may be in use; or do not exist yet
             return replace(self._report(began), bytes_moved=bytes_moved)
-        digest = model.label(model.version)
+        digest = model.label(model.version, whole=True)
         return replace(self._report(began, model), digest=digest, bytes_moved=bytes_moved)
 
     def export(self, instance: ModelInstance, path: Path, tokenizer: str | Path, layout: Layout) -> RankReport:
@@ -366,16 +378,16 @@ class Rank:
         Runs concurrently with calls.
         """
         began = time.perf_counter()
-        files = [copy.write(folder / instance.role) for instance, copy in self._copies.items()]
+        files = [file for copy in self._copies.values() for file in copy.write(folder)]
         for file in (each for shard in files for each in (shard, shard.with_suffix(".json"))):
             publish(file, to=finished / file.relative_to(folder))
         bytes_written = sum(file.stat().st_size for file in files)
         return replace(self._report(began), bytes_moved=bytes_written)
 
     def check_shards(self, indexes: Sequence[tuple[str, Path]]) -> RankReport:
-        """Compare shards of roles with their checksums."""
+        """Compare shards with their checksums; each index comes with the name of its weights."""
         began = time.perf_counter()
-        bytes_read = sum(check_shard(on_this_machine(index.parent) / index.name, role) for role, index in indexes)
+        bytes_read = sum(check_shard(on_this_machine(index.parent) / index.name, name) for name, index in indexes)
         return replace(self._report(began), bytes_moved=bytes_read)
 
     def restore_states(self, states: Mapping[str, SavedState], modules: Sequence[tuple[str, str]]) -> None:

@@ -3,13 +3,14 @@
 A rank checks the version that it holds before each call: `LoadedModel.require` in `engines/rank/loaded_model.py`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import final
 
 from prefect_rlhf.engines.commands import FINGERPRINT_MODULUS, Digest
 from prefect_rlhf.errors.errors import StaleWeights
 from prefect_rlhf.placement.layout.layout import Layout
 from prefect_rlhf.placement.layout.regions import Region
+from prefect_rlhf.placement.models.weights import Weights
 from prefect_rlhf.placement.plan import ModelInstance
 
 Fingerprint = Mapping[str, int]
@@ -18,46 +19,59 @@ Fingerprint = Mapping[str, int]
 
 @final
 class Fingerprints:
-    """The fingerprint of each version of each role that a later node may ask for."""
+    """The fingerprint of each version of each set of weights, by its name, that a later node may ask for."""
 
     def __init__(self) -> None:
         self._learned: dict[tuple[str, int], dict[str, int]] = {}
 
-    def settle(self, instance: ModelInstance, version: int, digests: Mapping[int, Digest], layout: Layout) -> None:
+    def settle(
+        self,
+        instance: ModelInstance,
+        weights: Iterable[Weights],
+        version: int,
+        digests: Mapping[int, Digest],
+        layout: Layout,
+    ) -> None:
         """Check that `instance` holds the content of `version`; record the content of parameters that are new.
 
-        An engine may leave parameters out; only its own are checked. Raises StaleWeights, which names the version that
-        the content has, if it is known.
+        `layout` has the parameters that were written, and each of `weights` its own of them; frozen weights have
+        version 0. An engine may leave parameters out; only its own are checked. Raises StaleWeights, which names the
+        version that the content has, if it is known.
         """
         held = combined(instance, layout, digests)
-        expected = self._learned.setdefault((instance.role, version), {})
-        differing = [name for name in held if expected.get(name, held[name]) != held[name]]
+        for own in weights:
+            content = {parameter.name: held[parameter.name] for parameter in own.parameters if parameter.name in held}
+            self._settle(instance, own.name, own.version(version), content)
+
+    def _settle(self, instance: ModelInstance, name: str, version: int, held: Fingerprint) -> None:
+        expected = self._learned.setdefault((name, version), {})
+        differing = [parameter for parameter in held if expected.get(parameter, held[parameter]) != held[parameter]]
         if differing:
             learned = list(self._learned.items())  # at once: another thread may settle a version meanwhile
-            versions = [v for (role, v), other in learned if role == instance.role and held.items() <= other.items()]
+            versions = [v for (other, v), content in learned if other == name and held.items() <= content.items()]
             other_content = f"other content than v{version} (first in {differing[0]})"
             content = f"the content of v{max(versions)}" if versions else other_content
-            raise StaleWeights(f"{instance.name} holds {content}, expected v{version}")
+            raise StaleWeights(f"{instance.name} holds {content}, expected v{version} of {name}")
         expected.update(held)
 
-    def learn(self, role: str, version: int, fingerprint: Fingerprint) -> None:
-        """Record the content of a version from the instance that wrote it."""
-        self._learned[role, version] = dict(fingerprint)
+    def learn(self, name: str, version: int, fingerprint: Fingerprint) -> None:
+        """Record the content of a version of weights from the instance that wrote it."""
+        self._learned[name, version] = dict(fingerprint)
 
-    def content(self, role: str, version: int) -> Fingerprint:
-        """Return the fingerprint of a recorded version."""
-        return dict(self._learned[role, version])
+    def content(self, name: str, version: int) -> Fingerprint:
+        """Return the fingerprint of a recorded version of weights."""
+        return dict(self._learned[name, version])
 
     def forget_before(self, version: int) -> None:
-        """Drop versions that no later node needs: for each role, versions below `version` except the newest of them.
+        """Drop versions that no later node needs: of each set of weights, those below `version` except their newest.
 
-        The newest is the only version of a role without a trainer, and the most likely content of stale weights.
+        The newest is the only version of frozen weights, and the most likely content of stale weights.
         """
         learned = list(self._learned)  # at once, as above
-        for role in {role for role, _ in learned}:
-            older = sorted(v for other, v in learned if other == role and v < version)
+        for name in {name for name, _ in learned}:
+            older = sorted(v for other, v in learned if other == name and v < version)
             for forgotten in older[:-1]:
-                self._learned.pop((role, forgotten), None)
+                self._learned.pop((name, forgotten), None)
 
 
 def combined(instance: ModelInstance, layout: Layout, digests: Mapping[int, Digest]) -> Fingerprint:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
-from typing import Any, Literal, overload
+from functools import wraps
+from typing import Any, Literal, ParamSpec, TypeVar, overload
 
 from prefect import Flow
 from prefect.client.schemas.objects import State
@@ -17,7 +18,7 @@ from prefect.client.schemas.objects import State
 from prefect_rlhf.blocks.lease import given_lease, running_on
 from prefect_rlhf.errors.errors import InvalidInput, RlhfError, RunStopped
 from prefect_rlhf.flows.algorithm.quiet_process import quiet_process
-from prefect_rlhf.flows.algorithm.rlhf_flow import AlgorithmFlow, find_flow
+from prefect_rlhf.flows.algorithm.rlhf_flow import AlgorithmFlow, check_by_name, find_flow
 from prefect_rlhf.flows.algorithm.run_result import PlannedRun, RunResult
 from prefect_rlhf.flows.algorithm.terminal import new_log
 from prefect_rlhf.flows.forms.options import MOST_RESTARTS, RunOptions
@@ -30,6 +31,20 @@ from prefect_rlhf.flows.training.run_name import new_name
 from prefect_rlhf.flows.training.server import check_given_server, check_server
 from prefect_rlhf.placement.devices.lease import Lease
 from prefect_rlhf.placement.devices.mesh import MOST_DEVICES, Backend
+
+Given = ParamSpec("Given")
+Found = TypeVar("Found")
+
+
+def _by_name(function: Callable[Given, Found]) -> Callable[Given, Found]:
+    """Make a function of an algorithm refuse further arguments without a name in a line."""
+
+    @wraps(function)
+    def checked(*arguments: Given.args, **parameters: Given.kwargs) -> Found:
+        check_by_name(function.__name__, arguments[1:])
+        return function(*arguments, **parameters)
+
+    return checked
 
 
 @overload
@@ -56,6 +71,7 @@ def run(
     verbose: bool = False,
     **parameters: Any,
 ) -> RunResult: ...
+@_by_name
 def run(
     algorithm: AlgorithmFlow | str,
     /,

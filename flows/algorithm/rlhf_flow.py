@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+
+from prefect.exceptions import ParameterBindError
 
 from prefect_rlhf.errors.blame import described
 from prefect_rlhf.errors.errors import GraphError, InvalidInput
@@ -24,6 +26,8 @@ from prefect_rlhf.flows.training.run_name import naming
 from prefect_rlhf.tasks.server.patience import wait_for_server
 from prefect_rlhf.tasks.tracing.trace import Algorithm
 
+OF_PREFECT = ("return_state", "wait_for")  # arguments of the call of a flow
+
 
 class AlgorithmFlow(FormFlow):
     """A Prefect flow that knows the algorithm it runs."""
@@ -33,7 +37,12 @@ class AlgorithmFlow(FormFlow):
     def __call__(self, *arguments: Any, **parameters: Any) -> Any:
         """Run the algorithm. Raises GraphError if it is called by importing a file in a rank."""
         self.check_not_in_rank()
-        return super().__call__(*arguments, **parameters)
+        check_by_name(self.algorithm.name, arguments)
+        try:
+            return super().__call__(**parameters)
+        except ParameterBindError:
+            self.validate_parameters({name: one for name, one in parameters.items() if name not in OF_PREFECT})
+            raise
 
     def check_not_in_rank(self) -> None:
         """Raise GraphError in a rank: it imports the file of an operator, and that file would start a run there."""
@@ -42,6 +51,15 @@ class AlgorithmFlow(FormFlow):
             raise GraphError(
                 f'importing the file of {name} starts a run; put the call under `if __name__ == "__main__":`'
             )
+
+
+def check_by_name(called: str, arguments: Sequence[object]) -> None:
+    """Raise InvalidInput for arguments of a call without a name: a person counts on an order that there is not."""
+    if arguments:
+        right = f"parameters by name: {called}(actor=..., steps=...)"
+        if isinstance(arguments[0], Mapping):
+            right = f"parameters by name; two stars name those of a mapping: {called}(**parameters)"
+        raise InvalidInput(called, arguments[0], right)
 
 
 def rlhf_flow(name: str) -> Callable[[Callable[..., None]], AlgorithmFlow]:

@@ -64,7 +64,7 @@ class Runs(tuple[Row, ...]):
     @property
     def _shown(self) -> list[str]:
         """The columns that have a value in some row."""
-        return [name for name in (self[0] if self else ()) if any(row[name] is not None for row in self)]
+        return [name for name in (self[0] if self else ()) if any(_cell(row[name], name) for row in self)]
 
     def _cells(self) -> Iterator[list[str]]:
         yield from ([_cell(row[name], name) for name in self._shown] for row in self)
@@ -149,7 +149,7 @@ def _differs(name: str, read: Sequence[_Run]) -> bool:
 
 
 def _cell(value: Any, name: str) -> str:
-    if value is None:
+    if value is None or value == []:  # no changes, no trackers
         return ""
     if isinstance(value, float):
         return f"{value:.4g}"

@@ -61,12 +61,18 @@ def meant_argument(rest: Sequence[str], words: Sequence[str], names: Collection[
     >>> flags = ["--parameters", "--param", "-p"]
     >>> meant_argument(["mine.yaml"], [], flags), meant_argument(["steps=3"], [], flags)
     ('; here: --parameters mine.yaml', '; here: -p steps=3')
+    >>> meant_argument(["is", "2?"], ["runs/latest/actor", "What", "is", "2?"], ["--message"])
+    "; a message needs quotes: 'What is 2?'"
     >>> meant_argument(["3"], ["-p", "steps", "3"], flags)
     '; here: -p steps=3'
     """
     first = rest[0] if rest else ""
     if first and first[0] in _DASHES:
         return f"; here: --{first.lstrip(_DASHES)}, with two hyphens"
+    if "--message" in names and first:
+        has_flags = any(word.startswith("-") for word in words)
+        message = "'MESSAGE'" if has_flags else shlex.quote(" ".join(words[1:]))  # words[0] is the model
+        return f"; a message needs quotes: {message}"
     if "-p" not in names or not first:
         return ""
     if (before := _name_before(first, words)) is not None:

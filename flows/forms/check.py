@@ -8,11 +8,11 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, PydanticUserError, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
-from prefect_rlhf.errors.errors import InvalidInput, Missing, NotUsed, UnknownKey
+from prefect_rlhf.errors.errors import InvalidInput, Missing, UnknownKey
 from prefect_rlhf.errors.right_value import right_value
-from prefect_rlhf.errors.wrong_setting import NOT_USED, WRONG
+from prefect_rlhf.errors.wrong_setting import known_mistake, without_branches
 from prefect_rlhf.flows.forms.left_out import refuse_left_out
-from prefect_rlhf.flows.forms.shape import group_in_words, shape_of, types_at, without_branches
+from prefect_rlhf.flows.forms.shape import group_in_words, shape_of, types_at
 from prefect_rlhf.flows.forms.unknown_key import Has, has_parameter, hint, keys_at, meaning, several, unknown_parameters
 
 STRICT = ConfigDict(strict=True, allow_inf_nan=False)  # for types that have no configuration of their own
@@ -98,21 +98,12 @@ def invalid_input(
     Of unknown keys all are returned. With `has`, a correction names only parameters that there are.
     """
     first = error.errors()[0]
-    cause = first.get("ctx", {}).get("error")
-    if isinstance(cause, InvalidInput):
-        return cause
     field = ".".join((name, *without_branches(first["loc"])))
-    if first["type"] == WRONG:
-        inner, expected = first["ctx"]["field"], first["ctx"]["expected"]
-        return InvalidInput(f"{field}.{inner}", _at(first["input"], inner.split(".")), expected)
-    if first["type"] == NOT_USED:
-        inner, reason, remedy = (first["ctx"][key] for key in ("field", "reason", "remedy"))
-        return NotUsed(f"{field}.{inner}", _at(first["input"], inner.split(".")), reason, remedy)
+    if (known := known_mistake(field, first)) is not None:
+        return known
     if first["type"] == "extra_forbidden":
         unknown = [each for each in error.errors() if each["type"] == "extra_forbidden"]
         return several([_unknown_key(name, each, annotation, has) for each in unknown])
-    if first["type"] == "missing":
-        return Missing(field, "a value, since it has no default")
     seen = _given(value, first["loc"], first["input"])
     right = _right(first, types_at(annotation, first["loc"]), seen)
     meant = meaning(field, first["input"], has) if "literal" in first["type"] else ""
@@ -133,13 +124,6 @@ def _unknown_key(name: str, error: Any, annotation: Any, has: Has | None) -> Unk
     return UnknownKey(
         ".".join((name, *place)), error["input"], hint(place[-1], keys_at(annotation, place[:-1]), has=has)
     )
-
-
-def _at(group: Any, path: Sequence[str]) -> Any:
-    """Return the value at a path within groups, which are mappings or settings; None if the path does not exist."""
-    for key in path:
-        group = group.get(key) if isinstance(group, Mapping) else getattr(group, key, None)
-    return group
 
 
 def _given(value: Any, place: Sequence[int | str], seen: Any) -> Any:

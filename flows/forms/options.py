@@ -143,13 +143,13 @@ class RunOptions(Form):
         description="Expected tokens of a response, for the planner: 256, shares such as 256:3,1024:1, or the rollouts "
         "of an earlier run. Empty: as many as are allowed.",
     )
-    replan: Annotated[Literal["off", "say", "move"], BeforeValidator(_off)] = Field(
-        "say", description="A better plan by measured steps: off looks for none, say names it, move moves to it."
+    replan: Annotated[Literal["off", "say", "switch"], BeforeValidator(_off)] = Field(
+        "say", description="A better plan by measured steps: off looks for none, say names it, switch uses it."
     )
     replan_gain: float = Field(
         0.1, ge=0.03, le=0.9, description="Smallest share of a step that a better plan must save."
     )
-    replan_every: int = Field(20, ge=5, le=MOST_STEPS, description="With replan: move, steps between two checks.")
+    replan_every: int = Field(20, ge=5, le=MOST_STEPS, description="With replan: switch, steps between two checks.")
     headroom: Share = Field(0.0, ge=0, lt=1, description="Share of each device that no plan may use, such as 10%.")
     seed: int = Field(
         1, ge=0, le=MOST_SEED, description="Decides the order of rows and every sampled token, under any plan."

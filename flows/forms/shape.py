@@ -8,17 +8,12 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from pydantic import BaseModel
 
 from prefect_rlhf.errors.right_value import written
+from prefect_rlhf.errors.wrong_setting import without_branches
 
 MAIN = ("path", "function")
 """Fields that stand for their whole group: who writes `actor: m0` means its path."""
 MOST_KEYS = 8
-_BRANCH = re.compile(r"<.*|[a-z-]*\[.*\]")  # a branch of a union, in pydantic's location of an error
 _IS_FUNCTION = re.compile(r"[\w./-]+:\w+")
-
-
-def without_branches(place: Sequence[int | str]) -> list[str]:
-    """Return a location of pydantic as words, without the branches of unions."""
-    return [str(part) for part in place if not _BRANCH.fullmatch(str(part))]
 
 
 def types_at(annotation: Any, place: Sequence[int | str]) -> list[Any]:

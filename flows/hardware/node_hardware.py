@@ -21,16 +21,30 @@ from prefect_rlhf.placement.devices.lease import Lease
 NETWORK = NETWORKS["infiniband-200"]  # default between nodes: the slower of the networks in papers
 
 CALL_SECONDS = 0.01
-"""Fixed overhead of a call on its ranks, in place of the 2.2 s of ReaL's runtime (docs/cost_model.md)."""
-GPU_CALL_SECONDS = 0.05
-"""The same on a GPU. It includes the fingerprint of the weights before a call: some 1,500 short kernels that the host
-starts and waits for, weight by weight. It is an estimate until a profile has measured it."""
+"""Fixed overhead of a call on its ranks, in place of the 2.2 s of ReaL's runtime. On an H100 the sample of the weights
+before a call, some 1,500 short kernels, took all of it (docs/cost_model.md)."""
 VLLM_LAYER_SECONDS = 40e-6
 """The part of a layer's decoding step in vLLM that does not depend on its size, in place of the 190 us of ReaL's engine
 of 2024. It is what public figures of a single stream leave of a step after the bytes that it reads
 (docs/cost_model.md). `vllm_layer_seconds` of a probe, or a profile, replaces it."""
-RUNTIME = Efficiency(call_seconds=GPU_CALL_SECONDS, graph_layer_seconds=VLLM_LAYER_SECONDS)
-"""The constants between a datasheet's peaks and calls of our own runs."""
+RUNTIME = Efficiency(
+    matmul=0.77,
+    memory=0.845,
+    passes=105.0,
+    graph_layer_seconds=VLLM_LAYER_SECONDS,
+    eager_layer_seconds=1.02e-3,
+    call_seconds=CALL_SECONDS,
+    gradient_pass_bytes=12.0,
+    makes_logits_again=True,
+    host_step_seconds=1.4e-3,
+    host_row_seconds=42e-6,
+    taken_layer_seconds=4e-3,
+    attention=1.0,
+    attention_half=700.0,
+)
+"""The constants between a datasheet's peaks and calls of our own runs on GPUs, by the readings of an H100 on 2026-11-27
+(benchmarks/results/2026-11-27_h100): single kernels, training and inference of 1.3B and 1.5B, attention of 640 tokens,
+decoding of 8 and 256 rows, and a move of weights into vLLM. The constants of links were not measured."""
 
 CPU = Hardware(
     Datasheet(
@@ -46,7 +60,13 @@ CPU = Hardware(
         elementwise_share=0.2,
     ),
     devices_per_node=1,
-    efficiency=replace(RUNTIME, call_seconds=CALL_SECONDS, graph_layer_seconds=400e-6, eager_layer_seconds=400e-6),
+    efficiency=Efficiency(
+        graph_layer_seconds=400e-6,
+        eager_layer_seconds=400e-6,
+        call_seconds=CALL_SECONDS,
+        gradient_pass_bytes=12.0,
+        makes_logits_again=True,
+    ),
 )
 """A process with its own core, as a rank on a machine without GPUs. It only ranks plans; a profile gives seconds."""
 

@@ -61,16 +61,18 @@ def assumptions(question: Question, states_imbalance: bool = False) -> Iterator[
         )
     if not sources.profiles:
         calls = " and ".join(dict.fromkeys(f"{1000 * node.efficiency.call_seconds:g} ms" for node in sources.nodes))
-        measured = "" if site.backend == "cpu" else ", which no run on GPUs has confirmed yet"
+        seen = "" if site.backend == "cpu" else " (seen on one H100)"
         change = "--call-seconds changes it, a profile measures it"
-        yield f"a call has a fixed overhead of {calls} on its hosts{measured}; {change}"
+        yield f"a call has a fixed overhead of {calls} on its hosts{seen}; {change}"
     if not sources.profiles and site.backend == "cuda" and any(call.kind == "generate" for call in question.graph):
-        layers = " and ".join(
-            dict.fromkeys(f"{1e6 * node.efficiency.graph_layer_seconds:g} us" for node in sources.nodes)
+        layers, steps, rows = (
+            " and ".join(dict.fromkeys(f"{1e6 * getattr(node.efficiency, name):g}" for node in sources.nodes))
+            for name in ("graph_layer_seconds", "host_step_seconds", "host_row_seconds")
         )
         yield (
-            f"vLLM needs {layers} for a layer of a decoding step besides its reads, by published figures of a single "
-            "stream; on an H100 the host took some 45 us more for each row, which is not counted; a profile measures it"
+            f"vLLM needs {layers} us for a layer of a decoding step besides its reads, by published figures of a "
+            f"single stream; its host needs {steps} us more for the step and {rows} us for each row, by two readings "
+            "of an H100; a profile measures it"
         )
     usual = [usual_host_bytes(node.device, node.devices_per_node) for node in sources.nodes]
     if site.backend == "cuda" and usual and site.cluster.host_memory_bytes == min(usual) > 0:

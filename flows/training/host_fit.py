@@ -24,7 +24,7 @@ def check_host(certificates: Iterable[Certificate], lease: Lease) -> None:
     if not needs or free is None:
         return
     refuse_what_does_not_fit(max(needs, key=lambda need: need.least_bytes), free)
-    log_info(f"memory of the run's processes: {max(needs, key=lambda need: need.usual_bytes)}; {_room(free)}")
+    log_info(f"memory of the run's processes: {max(needs, key=lambda need: need.usual_bytes)}; {_left(free)}")
 
 
 def refuse_what_does_not_fit(need: HostNeed, free: FreeMemory) -> None:
@@ -35,4 +35,8 @@ def refuse_what_does_not_fit(need: HostNeed, free: FreeMemory) -> None:
 
 
 def _room(free: FreeMemory) -> str:
-    return f"{byte_size(free.num_bytes)} that {socket.gethostname()} has left ({free.limit})"
+    return f"{_left(free)} ({free.limit})"
+
+
+def _left(free: FreeMemory) -> str:
+    return f"{byte_size(free.num_bytes)} that {socket.gethostname()} has left"

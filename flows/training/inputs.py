@@ -210,7 +210,7 @@ def longest_sequence(graph: DataflowGraph, inputs: RunInputs) -> int:
         limit = call.row_limit
         if limit is not None and limit.longest is not None:
             raise InvalidInput(f"{call.name}.longest", limit.longest, f"at most {context}, the context of the models")
-        field = f"{call.name}.max_new_tokens" if limit else f"{call.name}.sampling.max_new_tokens"
+        field = f"{call.name}.max_new_tokens" if limit else call.setting("max_new_tokens")
         field = field if call.play is None else "play.max_tokens"
         new = limit.max_new_tokens if limit else call.max_new_tokens
         left = context - (lengths[call.name] - new)

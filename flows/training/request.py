@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from prefect_rlhf.errors.errors import InvalidInput, NotUsed
@@ -37,6 +38,7 @@ from prefect_rlhf.tasks.running.training_run import TrainingRun
 from prefect_rlhf.tasks.settings import Optimizer
 from prefect_rlhf.tasks.tracing.trace import Algorithm
 
+NO_COMMITS: Mapping[str, str] = MappingProxyType({})
 NO_BEST_METRIC = "best_metric is not set"
 
 
@@ -113,14 +115,16 @@ def read_request(
     *,
     is_restart: bool = False,
     reward_warnings: tuple[str, ...] | None = None,
+    commits: Mapping[str, str] = NO_COMMITS,
 ) -> RunRequest:
     """Read inputs and graph, and try an author's own operators. Raises InvalidInput or GraphError if they cannot run.
 
     A run that did not reach its end may continue from a checkpoint of its last step: the work after that step is still
-    to be done. Rewards are tried, unless their warnings are given, or the run starts again.
+    to be done. Rewards are tried, unless their warnings are given, or the run starts again. Without a checkpoint, a
+    repository on the Hub is read at its commit in `commits`, if an earlier attempt at this run has read it.
     """
     checkpoint = checkpoint_of(options)
-    arguments, commits = at_commits(arguments, checkpoint.manifest.lineage.commits if checkpoint else {})
+    arguments, commits = at_commits(arguments, checkpoint.manifest.lineage.commits if checkpoint else commits)
     inputs = replace(read_run_inputs(arguments), commits=commits)
     graph = algorithm.trace(arguments, inputs.models, inputs.datasets)
     options = with_steps(options, graph)
@@ -245,20 +249,20 @@ def check_has_checkpoints(options: RunOptions) -> None:
 
 
 def check_replan(options: RunOptions, graph: DataflowGraph) -> None:
-    """Raise InvalidInput for settings of `replan` without effect, and for a run that cannot move to another plan."""
+    """Raise InvalidInput for settings of `replan` without effect, and for a run that cannot switch to another plan."""
     fields, plan = RunOptions.model_fields, options.plan
-    if options.replan != "move" and options.replan_every != fields["replan_every"].default:
-        raise NotUsed("replan_every", options.replan_every, f"replan is {options.replan}", "set replan: move")
+    if options.replan != "switch" and options.replan_every != fields["replan_every"].default:
+        raise NotUsed("replan_every", options.replan_every, f"replan is {options.replan}", "set replan: switch")
     if options.replan == "off" and options.replan_gain != fields["replan_gain"].default:
-        raise NotUsed("replan_gain", options.replan_gain, "replan is off", "set replan: say or move")
-    if options.replan != "move":
+        raise NotUsed("replan_gain", options.replan_gain, "replan is off", "set replan: say or switch")
+    if options.replan != "switch":
         return
     if words := options.stated_words:
         call, word = min(names_of(words))
-        right = f"say or off beside placement.{call}.{word}: a run that moves chooses every word"
-        raise InvalidInput("replan", "move", right)
+        right = f"say or off beside placement.{call}.{word}: a run that switches chooses every word"
+        raise InvalidInput("replan", "switch", right)
     if not isinstance(plan, str) or Path(plan).is_file():
-        raise InvalidInput("replan", "move", "say or off with a plan file or plans by step, which pin the plan")
+        raise InvalidInput("replan", "switch", "say or off with a plan file or plans by step, which pin the plan")
     if graph.staleness and options.checkpoint_every is None:
         right = "a number of steps: with staleness a run can leave its plan after a checkpoint only"
         raise InvalidInput("checkpoint_every", None, right)

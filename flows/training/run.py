@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from prefect.runtime import flow_run
 from pydantic_core import to_jsonable_python
@@ -40,13 +40,13 @@ from prefect_rlhf.flows.training.choice.plans_by_step import (
     plan_in_words,
     plans_yaml,
 )
-from prefect_rlhf.flows.training.choice.price_check import RECHECKED, earlier_check, price_check
 from prefect_rlhf.flows.training.host_fit import check_host
 from prefect_rlhf.flows.training.log import LogLine, engines_in_log, kept_lines, log_info, log_warning, write_kept
-from prefect_rlhf.flows.training.moving.plan_mover import plan_mover
-from prefect_rlhf.flows.training.moving.predicted import later_plan, predict_run, predicted_by
 from prefect_rlhf.flows.training.probed import SPEEDS, awaits_probe, with_speeds
-from prefect_rlhf.flows.training.request import RunRequest, read_request
+from prefect_rlhf.flows.training.replan.plan_switcher import plan_switcher
+from prefect_rlhf.flows.training.replan.predicted import later_plan, predict_run, predicted_by
+from prefect_rlhf.flows.training.replan.price_check import RECHECKED, earlier_check, price_check
+from prefect_rlhf.flows.training.request import NO_COMMITS, RunRequest, read_request
 from prefect_rlhf.flows.training.run_folder import (
     COMMITS,
     FIELD,
@@ -56,6 +56,7 @@ from prefect_rlhf.flows.training.run_folder import (
     earlier_folder,
     new_folder,
     output_folder,
+    read_commits,
     read_result,
 )
 from prefect_rlhf.flows.training.run_name import tag_run
@@ -66,8 +67,8 @@ from prefect_rlhf.placement.cost.sizes import copied_bytes
 from prefect_rlhf.placement.devices.lease import Lease
 from prefect_rlhf.placement.devices.mesh import ClusterShape
 from prefect_rlhf.placement.memory.bytes import byte_size
-from prefect_rlhf.placement.plans.moves import PlanAt
 from prefect_rlhf.placement.plans.plan_file import plan_yaml
+from prefect_rlhf.placement.plans.switch import PlanAt
 from prefect_rlhf.placement.schedule.estimate import Prediction
 from prefect_rlhf.tasks.checkpoints.best import carry_over_best, export_stored
 from prefect_rlhf.tasks.checkpoints.elsewhere import publish, publish_record, writing_to
@@ -78,7 +79,7 @@ from prefect_rlhf.tasks.reporting.report import LaterPlan, PlannedSteps, RunRepo
 from prefect_rlhf.tasks.reporting.run_record import PARAMETERS, keep_parameters, new_record, recorded
 from prefect_rlhf.tasks.running.journal import Journal
 from prefect_rlhf.tasks.running.steps.learning import Learning
-from prefect_rlhf.tasks.running.steps.moves import Moves
+from prefect_rlhf.tasks.running.switch.requests import Switches
 from prefect_rlhf.tasks.running.training_run import TrainingRun
 from prefect_rlhf.tasks.server.failures import is_by_hand
 from prefect_rlhf.tasks.server.task_run_record import complete_record
@@ -87,11 +88,18 @@ from prefect_rlhf.tasks.trackers.follow import followed
 from prefect_rlhf.tasks.trackers.tracking import check_trackers
 
 
+class Again(TypedDict):
+    """What an earlier attempt at a run leaves: whether it has a checkpoint, and the commits on the Hub that it read."""
+
+    is_restart: bool
+    commits: Mapping[str, str]
+
+
 @dataclass(frozen=True, slots=True)
 class PreparedRun:
     """A checked and planned run. `prediction` is None if the hardware is unknown.
 
-    `augmented` is the graph of its first steps. `plans` are all its plans by step, `later` those that it moves to.
+    `augmented` is the graph of its first steps. `plans` are all its plans by step, `later` those that it switches to.
     """
 
     request: RunRequest
@@ -129,6 +137,7 @@ def check_run(
     cluster: ClusterShape,
     *,
     is_restart: bool = False,
+    commits: Mapping[str, str] = NO_COMMITS,
 ) -> CheckedRun:
     """Make every check of a run that will use all devices of `cluster`: the checks of a dry run, and of the engines.
 
@@ -137,7 +146,8 @@ def check_run(
     check_engines(cluster.backend)
     dry = options.model_copy(update={"dry_run": True})
     with kept_lines() as lines:
-        prepared = prepare(algorithm, arguments, dry, dry_lease(cluster, cluster.backend), is_restart=is_restart)
+        lease = dry_lease(cluster, cluster.backend)
+        prepared = prepare(algorithm, arguments, dry, lease, is_restart=is_restart, commits=commits)
     return CheckedRun(algorithm, arguments, options, prepared, tuple(lines))
 
 
@@ -186,9 +196,10 @@ def run_algorithm(algorithm: Algorithm, arguments: Mapping[str, Any], options: R
     own = newest_finished(earlier) if earlier else None
     if own is not None:
         options = options.model_copy(update={"resume_from": str(own)})
+    again: Again = {"is_restart": own is not None, "commits": read_commits(earlier)}
     with complete_record(), ExitStack() as held:
         if not options.dry_run and given_lease() is None:
-            checked = check_run(algorithm, arguments, options, leased.cluster, is_restart=own is not None)
+            checked = check_run(algorithm, arguments, options, leased.cluster, **again)
             leased = held.enter_context(leased_after(checked, log_info, flow_run.name or algorithm.name))
         leased, run_dir = on_living_nodes(leased, log_info), earlier or Path()
 
@@ -197,25 +208,26 @@ def run_algorithm(algorithm: Algorithm, arguments: Mapping[str, Any], options: R
             if not options.dry_run:
                 run_dir = held.enter_context(own_folder(algorithm, arguments, asked, request, earlier))
 
-        prepared = prepare_leased(algorithm, arguments, options, leased, is_restart=own is not None, begin=begin)
+        prepared = prepare_leased(algorithm, arguments, options, leased, **again, begin=begin)
         tag_run(algorithm.name, arguments, plan_in_words(options.plan), prepared.chosen.plan.name)
-        limits = prepared.request.options.limits
         prediction = prepared.prediction
         is_one_plan = len(prepared.plans) == 1 and not options.dry_run
         check = price_check(prepared.request, prepared.chosen.plan, prediction) if is_one_plan else None
         first, later = PlannedSteps(prepared.chosen.certificate, prepared.augmented, prediction), prepared.later
         planned = (PlanAt(each.step, each.augmented.plan) for each in later)
-        moves = Moves(planned, may_ask=prepared.request.options.replan == "move")
-        mover = None if options.dry_run else plan_mover(prepared.request, prepared.plans, prediction, moves)
-        for each in (check, mover):
+        switches = Switches(planned, may_ask=prepared.request.options.replan == "switch")
+        switcher = None if options.dry_run else plan_switcher(prepared.request, prepared.plans, prediction, switches)
+        for each in (check, switcher):
             if each is not None:
                 held.enter_context(closing(each))
-        report = RunReport(first, leased, later=later, limits=limits, check=check, mover=mover)
+        report = RunReport(
+            first, leased, later=later, limits=prepared.request.options.limits, check=check, switcher=switcher
+        )
         report.planned(dry_run=options.dry_run)
         if options.dry_run:
             steps = prepared.request.options.steps
             return {"plan": prepared.augmented.plan.name, "steps": steps, "dry_run": True}
-        return train_prepared(prepared, report, moves, run_dir)
+        return train_prepared(prepared, report, switches, run_dir)
 
 
 def prepare_leased(
@@ -225,6 +237,7 @@ def prepare_leased(
     lease: Lease,
     *,
     is_restart: bool,
+    commits: Mapping[str, str],
     begin: Callable[[RunRequest], None],
 ) -> PreparedRun:
     """Prepare a run that has its devices. The result of an earlier check on the same mesh is reused.
@@ -234,7 +247,7 @@ def prepare_leased(
     """
     checked, asked = _checked.get(), (algorithm, arguments, options)
     if checked is None or (checked.algorithm, checked.arguments, checked.options) != asked:
-        return prepare(algorithm, arguments, options, lease, is_restart=is_restart, begin=begin)
+        return prepare(algorithm, arguments, options, lease, is_restart=is_restart, commits=commits, begin=begin)
     was_for = checked.prepared.request.lease
     is_measured = isinstance(options.plan, str) and plans_to_measure(options.plan)
     is_same = (was_for.cluster, was_for.mesh, was_for.kind) == (lease.cluster, lease.mesh, lease.kind)
@@ -243,7 +256,8 @@ def prepare_leased(
         begin(prepared.request)
         return prepared
     warnings = checked.prepared.request.reward_warnings
-    return prepare(algorithm, arguments, options, lease, is_restart=is_restart, reward_warnings=warnings, begin=begin)
+    again: Again = {"is_restart": is_restart, "commits": commits}
+    return prepare(algorithm, arguments, options, lease, **again, reward_warnings=warnings, begin=begin)
 
 
 def prepare(
@@ -254,6 +268,7 @@ def prepare(
     *,
     is_restart: bool = False,
     reward_warnings: tuple[str, ...] | None = None,
+    commits: Mapping[str, str] = NO_COMMITS,
     begin: Callable[[RunRequest], None] = lambda request: None,
 ) -> PreparedRun:
     """Make all decisions before the first step. Raises InvalidInput or GraphError for a run that is not possible.
@@ -265,7 +280,8 @@ def prepare(
     """
     hide()  # before the first play, which could read the variables of this process
     check_trackers(options.tracking)
-    request = read_request(algorithm, arguments, options, lease, is_restart=is_restart, reward_warnings=reward_warnings)
+    again: Again = {"is_restart": is_restart, "commits": commits}
+    request = read_request(algorithm, arguments, options, lease, **again, reward_warnings=reward_warnings)
     begin(request)
     request = with_speeds(request)
     plans = choose_plans(request)
@@ -278,8 +294,8 @@ def prepare(
     if options.checkpoint_every is not None:
         log_info(checkpoint_memory(augmented))
     prediction, turns = predict_run(request, augmented), pairwise((ChosenAt(finished + 1, chosen), *later))
-    moves = tuple(later_plan(request, before.chosen.plan, after) for before, after in turns)
-    return PreparedRun(request, chosen, augmented, prediction, plans, moves)
+    switches = tuple(later_plan(request, before.chosen.plan, after) for before, after in turns)
+    return PreparedRun(request, chosen, augmented, prediction, plans, switches)
 
 
 def checkpoint_memory(augmented: AugmentedGraph) -> str:
@@ -313,13 +329,13 @@ def own_folder(
         yield run_dir
 
 
-def train_prepared(prepared: PreparedRun, report: RunReport, moves: Moves, run_dir: Path) -> Mapping[str, Any]:
+def train_prepared(prepared: PreparedRun, report: RunReport, switches: Switches, run_dir: Path) -> Mapping[str, Any]:
     """Train in the folder of the flow run; returns the folder and the trained models."""
     with writing_to(run_dir):
-        return train_in(run_dir, prepared, report, moves)
+        return train_in(run_dir, prepared, report, switches)
 
 
-def train_in(run_dir: Path, prepared: PreparedRun, report: RunReport, moves: Moves) -> Mapping[str, Any]:
+def train_in(run_dir: Path, prepared: PreparedRun, report: RunReport, switches: Switches) -> Mapping[str, Any]:
     """Train in a folder that no other process writes; returns the result of `train_prepared`."""
     from prefect_rlhf.tasks.running.train import train  # imported here: a dry run needs no engine
 
@@ -337,7 +353,7 @@ def train_in(run_dir: Path, prepared: PreparedRun, report: RunReport, moves: Mov
     parameters = to_jsonable_python(flow_run.parameters, fallback=str)
     try:
         with followed(journal, before, options.tracking, parameters, log_warning):
-            stop = train(run, journal, report, options.steps_per_group, moves, learning)
+            stop = train(run, journal, report, options.steps_per_group, switches, learning)
         if stop is not None and not stop.is_end:
             stop.leave()
     except BaseException as error:  # also a cancellation
@@ -387,7 +403,7 @@ def open_journal(run_dir: Path, prepared: PreparedRun, later: Sequence[LaterPlan
         journal.keep(SPEEDS, prepared.request.speeds.to_json())
     if earlier := earlier_check(prepared.request):
         journal.keep(RECHECKED, json.dumps(earlier, indent=1))
-    if len(prepared.plans) > 1 or prepared.request.options.replan == "move":
+    if len(prepared.plans) > 1 or prepared.request.options.replan == "switch":
         journal.keep(PLANS_FILE, plans_yaml(prepared.plans))
     if prediction:
         journal.keep("plan.svg", planned_timeline(prediction))

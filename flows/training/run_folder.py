@@ -57,6 +57,12 @@ def read_result(folder: Path) -> Mapping[str, Any] | None:
     return read_json_object("output_dir", file, "the result that the run wrote") if file.is_file() else None
 
 
+def read_commits(folder: Path | None) -> Mapping[str, str]:
+    """Return the commits on the Hub that an earlier attempt read, by repository and branch; empty without any."""
+    file = folder / COMMITS if folder else None
+    return read_json_object(FIELD, file, "the commits that the run wrote") if file and file.is_file() else {}
+
+
 def _taken(output_dir: Path, name: str) -> Iterator[Path]:
     for number in count(1):
         folder = _named(output_dir, name, number)

@@ -25,7 +25,7 @@ def _falling_over(model: ModelSpec, graph: DataflowGraph, steps: int) -> ModelSp
     updates = steps * call.epochs * call.mini_batches
     if spec.warmup_steps >= updates:
         expected = f"fewer than the {updates} optimizer steps of this run: its rate decays after them"
-        raise InvalidInput(f"warmup_steps of the {model.role}'s optimizer", spec.warmup_steps, expected)
+        raise InvalidInput(call.setting("warmup_steps"), spec.warmup_steps, expected)
     return replace(model, optimizer=replace(spec, decay_steps=updates))
 
 

@@ -28,8 +28,8 @@ class StepRange:
 
     Steps count from 1. `finished` steps were made before, up to the checkpoint that the run resumes from: each trained
     role starts with weights v`finished`. If `every` is None, the run writes no checkpoint. A run that is `stopped`
-    after that step writes a checkpoint there. If it is stopped to move to another plan, the state of the `moving` roles
-    is copied to host memory instead. Without `exports`, the last step ends the run, without evaluation.
+    after that step writes a checkpoint there. If it is stopped to switch to another plan, the state of the `moving`
+    roles is copied to host memory instead. Without `exports`, the last step ends the run, without evaluation.
     """
 
     num_steps: int
@@ -64,15 +64,15 @@ class StepRange:
         return step == self.stopped and step > self.finished and not self._is_regular(step)
 
     def is_committed(self, step: int) -> bool:
-        """Whether the copies after `step` are written to disk: not those of a move alone."""
+        """Whether the copies after `step` are written to disk: not those of a switch alone."""
         return self._is_regular(step) or (self.is_extra(step) and self.moving is None)
 
-    def can_move(self, step: int, staleness: int) -> bool:
-        """Whether a move to another plan after `step` leaves the weights that later steps read unchanged.
+    def can_switch(self, step: int, staleness: int) -> bool:
+        """Whether a switch to another plan after `step` leaves the weights that later steps read unchanged.
 
         With staleness, only after a regular checkpoint: right after it, calls read the newest weights in any case.
 
-        >>> [step for step in range(7) if StepRange(num_steps=6, every=2).can_move(step, staleness=1)]
+        >>> [step for step in range(7) if StepRange(num_steps=6, every=2).can_switch(step, staleness=1)]
         [2, 4]
         """
         return step < self.num_steps and (staleness == 0 or self._is_regular(step))

@@ -133,8 +133,7 @@ def _needed_of(parts: tuple[PlacedCall, ...], producer: PlacedCall, key: str) ->
     """Return the producer's rows that each device of the parts of a call needs for a key: a share for each row set."""
     needed: dict[Device, tuple[RowShare, ...]] = {}
     for placed in parts:
-        rows_each = placed.call.rows.per_row(producer.call.rows)
         for device, need in placed.needs().items():
             if key in need.keys:
-                needed[device] = (*needed.get(device, ()), need.share.made_of(rows_each))
+                needed[device] = (*needed.get(device, ()), need.share.read_from(placed.call.rows, producer.call.rows))
     return needed

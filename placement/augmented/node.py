@@ -27,9 +27,9 @@ from prefect_rlhf.placement.plan import ModelInstance
 from prefect_rlhf.placement.rows.partition import WHOLE, Part
 
 DependencyKind = Literal["data", "version", "state", "overwrite", "memory", "order"]
-MOVE = "move"
+SWITCH = "switch"
 """The kind of the task run between two plans of a run, which is no node of either."""
-BEHIND = frozenset({Commit.kind, Export.kind, MOVE})
+BEHIND = frozenset({Commit.kind, Export.kind, SWITCH})
 """Kinds that do not belong to the time of a step: they run behind the next steps, after the last, or between two."""
 
 _STEP = re.compile(r"(\.v\d+)?@\d+$")  # of a node's id, with the version that an earlier step trained

@@ -58,10 +58,11 @@ from prefect_rlhf.placement.plan import (
 def is_overwritten(graph: DataflowGraph, plan: ExecutionPlan, instance: ModelInstance) -> bool:
     """Return whether a reallocation writes an offloaded instance before its first use, so that it may lose its weights.
 
-    That is so for copies of a trained role, apart from the copy that is trained.
+    That is so for copies of weights that are trained elsewhere, if the instance holds no frozen weights beside them.
     """
     trained = trained_instance(graph, plan, instance.role)
-    return TRAITS[instance.engine].drops_weights and trained not in (None, instance)
+    is_copy = trained not in (None, instance) and all(own.trained for own in graph.weights(instance.role))
+    return TRAITS[instance.engine].drops_weights and is_copy
 
 
 def add_offloads(builder: GraphBuilder, graph: DataflowGraph, plan: ExecutionPlan, steps: StepRange) -> None:

@@ -87,11 +87,11 @@ class StepGroups:
         return self._unfinished
 
     @property
-    def moves(self) -> bool:
+    def switches(self) -> bool:
         """Whether the run leaves its plan for another at `end`."""
         return self._steps.moving is not None
 
-    def move(self, begun: int, moving: frozenset[str]) -> int | None:
+    def switch(self, begun: int, moving: frozenset[str]) -> int | None:
         """Leave the plan as early as `stop` would end the run; return the last step under it, None if it stays.
 
         The training states of the roles in `moving` are then in host memory. With staleness, the last step precedes a
@@ -103,7 +103,7 @@ class StepGroups:
                 return None
             for last in range(max(begun, steps.finished + 1), steps.num_steps):
                 shorter = replace(steps, stopped=last, moving=moving)
-                if shorter.can_move(last, self.graph.staleness) and self._is_part_of(shorter):
+                if shorter.can_switch(last, self.graph.staleness) and self._is_part_of(shorter):
                     self._end_with(shorter, last)
                     return last
             return None
@@ -118,8 +118,8 @@ class StepGroups:
         `checkpoint_every` is set, the last step precedes a regular checkpoint. The nodes handed out must also be right
         for a shorter run: if weights leave the devices only after a later step has read them, that step runs too. If
         no other step is left, or `next_group` has reported the end, the run continues to its end, with exports, and
-        `num_steps` is returned; if it ends its plan with a move, it continues to that, and the last step before the
-        move is returned.
+        `num_steps` is returned; if it ends its plan with a switch, it continues to that, and the last step before the
+        switch is returned.
         """
         with self._lock:
             if self._stopped_after is not None:

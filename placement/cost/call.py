@@ -209,7 +209,8 @@ class _CallSeconds:
     def _decode_step(self, rows: float, context: float, pieces: int) -> Seconds:
         """Make a token for each of `pieces` micro-batches of `rows`, which follow each other around the pipeline.
 
-        If there are too few micro-batches to keep every stage busy, each waits for its own token.
+        If there are too few micro-batches to keep every stage busy, each waits for its own token. The devices wait
+        while the host prepares the next step, which needs the tokens of the last.
         """
         tp = self.execution.strategy.tp
         graphs = self.work.workload.cuda_graphs and self.execution.replays_graphs
@@ -217,7 +218,7 @@ class _CallSeconds:
         layer = layer + self._tp_reduces(rows) + self._to_experts(rows)
         slowest, around = self._stages(layer, self._to_next_stage(rows), self.times.sample(rows, tp))
         idle = max(0.0, around - pieces * slowest.total)
-        host = pieces * rows * self.execution.row_step_seconds
+        host = pieces * (rows * self.execution.row_step_seconds + self.times.host_step(rows))
         return slowest.times(pieces) + Seconds(launch=host, pipeline_bubble=idle)
 
     def _pipelined(

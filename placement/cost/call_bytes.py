@@ -159,11 +159,12 @@ def static_bytes(execution: Execution, sizes: ModelSizes, trained: bool, stage: 
     if not trained:
         return CallBytes(weights=weights)
     state, strategy = ADAM_BYTES + (MAIN_WEIGHT_BYTES if sizes.dtype != "float32" else 0), execution.strategy
+    written = sizes.stage_trained(strategy, stage)
     experts = sizes.stage_experts(strategy, stage)  # the same in every ep-th replica alone
     return CallBytes(
         weights=weights,
-        gradients=parameters * execution.gradient_bytes,
-        optimizer=(parameters - experts) * state // strategy.dp + experts * state // (strategy.dp // strategy.ep),
+        gradients=written * execution.gradient_bytes,
+        optimizer=(written - experts) * state // strategy.dp + experts * state // (strategy.dp // strategy.ep),
     )
 
 

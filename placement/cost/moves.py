@@ -257,6 +257,10 @@ def _shared_stages(stage: int, source_pp: int, target_pp: int, sizes: ModelSizes
     for other, source in enumerate(stages(sizes.num_layers, source_pp)):
         layers = max(0, min(target.stop, source.stop) - max(target.start, source.start))
         split, whole = _shared_ends(stage, target_pp, other, source_pp, sizes)
+        further = set(sizes.on_stage(sizes.further, target_pp, stage)) if sizes.further else set()
+        for parameter in further.intersection(sizes.on_stage(sizes.further, source_pp, other)):
+            split += parameter.num_elements if parameter.split_axis is not None else 0
+            whole += parameter.num_elements if parameter.split_axis is None else 0
         if layers or split or whole:
             shared[other] = layers, split, whole
     return shared

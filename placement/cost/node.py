@@ -128,7 +128,7 @@ class NodeCosts:
             case Reallocate(source, target):
                 sizes = self._sizes(source.role)
                 moved = reallocation_seconds(source, target, sizes, self.sources.links(node.meshes))
-                return Seconds(transfer=moved, call=self.sources.written_seconds(target, sizes))
+                return Seconds(transfer=moved, call=self.sources.taken_seconds(target, sizes))
             case HostCopy(instance, part):
                 written = isinstance(node.work, Reload) and part == "all" and node.work.copies
                 return Seconds(

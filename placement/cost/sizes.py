@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 
@@ -17,6 +18,7 @@ from prefect_rlhf.placement.graph import DataflowGraph
 from prefect_rlhf.placement.layout.layout import stages
 from prefect_rlhf.placement.models.engine_constants import ADAM_BYTES, ITEM_BYTES, MAIN_WEIGHT_BYTES
 from prefect_rlhf.placement.models.model import NO_BIASES, QUERY_BIASES, Dtype, Head, ModelSpec, TransformerShape
+from prefect_rlhf.placement.models.weights import Parameter, further_parameters
 from prefect_rlhf.placement.plan import EngineKind, ExecutionPlan, ModelInstance, device_coordinates, trained_instance
 
 
@@ -25,7 +27,8 @@ from prefect_rlhf.placement.plan import EngineKind, ExecutionPlan, ModelInstance
 class ModelSizes(HashedOnce):
     """The numbers that every cost formula needs, counted once. Counts are elements; `queries` and `keys` are widths.
 
-    With experts, `inner` is the width of an expert; a dense model has no experts.
+    With experts, `inner` is the width of an expert; a dense model has no experts. `further` are the parameters of parts
+    beside the trunk and the heads; a train_step does not write those that are `frozen`.
     """
 
     hidden: int
@@ -44,11 +47,15 @@ class ModelSizes(HashedOnce):
     window: int | None = None
     num_experts: int = 0
     experts_per_token: int = 0
+    further: tuple[Parameter, ...] = ()
+    frozen: tuple[Parameter, ...] = ()
 
     @classmethod
     def of(cls, model: ModelSpec) -> ModelSizes:
         """Return the sizes of a role's model."""
-        return cls.of_shape(model.shape, model.head, model.dtype)
+        sizes = cls.of_shape(model.shape, model.head, model.dtype)
+        further, frozen = (further_parameters(model, learning) for learning in (True, False))
+        return replace(sizes, further=further, frozen=frozen) if further or frozen else sizes
 
     @classmethod
     def of_shape(cls, shape: TransformerShape, head: Head = "lm", dtype: Dtype = "bfloat16") -> ModelSizes:
@@ -72,8 +79,9 @@ class ModelSizes(HashedOnce):
         )
 
     def held_by(self, engine: EngineKind) -> ModelSizes:
-        """Return the sizes of the part of the model that an engine holds; see `held_model`."""
-        return replace(self, head="lm") if TRAITS[engine].drops_scalar_head and self.head == "lm+scalar" else self
+        """Return the sizes of the parts of the model that an engine holds; see `held_parts`."""
+        left_out = "scalar_head" in TRAITS[engine].leaves_out
+        return replace(self, head="lm") if left_out and self.head == "lm+scalar" else self
 
     def on(self, tp: int) -> ModelSizes:
         """Return the sizes per device if tp devices divide the tensors that tp splits.
@@ -172,6 +180,7 @@ class ModelSizes(HashedOnce):
         """All elements of the model."""
         ends = self.table + self.hidden + (self.hidden if "scalar" in self.head else 0)
         output = self.table if "lm" in self.head and not self.tied else 0
+        ends += sum(parameter.num_elements for parameter in (*self.further, *self.frozen))
         return self.num_layers * (self.layer_matrices + self.layer_experts + self.layer_norms) + ends + output
 
     def stage_layers(self, pp: int, stage: int = 0) -> int:
@@ -184,6 +193,18 @@ class ModelSizes(HashedOnce):
         The first stage has the embedding; the last the final norm and the head, which is a copy of a tied embedding.
         """
         return _stage_parameters(self, strategy, stage)
+
+    def on_stage(self, parameters: Iterable[Parameter], pp: int, stage: int) -> Iterator[Parameter]:
+        """Yield those of some further parameters that a pipeline stage has; the last has those without a layer."""
+        layers = stages(self.num_layers, pp)[stage]
+        for parameter in parameters:
+            if stage == pp - 1 if parameter.layer is None else parameter.layer in layers:
+                yield parameter
+
+    def stage_trained(self, strategy: Strategy, stage: int) -> int:
+        """Count the elements that a device of a pipeline stage holds and that a train_step of the model writes."""
+        frozen = sum(parameter.elements_of(strategy.tp) for parameter in self.on_stage(self.frozen, strategy.pp, stage))
+        return self.stage_parameters(strategy, stage) - frozen
 
     def stage_experts(self, strategy: Strategy, stage: int) -> int:
         """Count the elements of experts that a device of a pipeline stage holds: of every ep-th, its tp-th part."""
@@ -223,7 +244,7 @@ def instance_copied_bytes(instance: ModelInstance, sizes: ModelSizes) -> dict[De
     @cache
     def elements(stage: int) -> int:
         experts = sizes.stage_experts(strategy, stage)
-        others = sizes.stage_parameters(strategy, stage) - experts
+        others = sizes.stage_trained(strategy, stage) - experts
         return -(-others // strategy.dp) + -(-experts * strategy.ep // strategy.dp)
 
     return {device: elements(at.pp) * per_element for device, at in device_coordinates(instance)}
@@ -242,4 +263,5 @@ def _stage_parameters(sizes: ModelSizes, strategy: Strategy, stage: int) -> int:
         elements += sizes.hidden + (sizes.hidden if "scalar" in sizes.head else 0)
         if "lm" in sizes.head and not (sizes.tied and first):
             elements += table
-    return elements
+    further = sizes.on_stage((*sizes.further, *sizes.frozen), strategy.pp, stage)
+    return elements + sum(parameter.elements_of(strategy.tp) for parameter in further)

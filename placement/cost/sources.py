@@ -117,6 +117,13 @@ class CostSources:
         parameters, nodes = sizes.fullest_stage_parameters(instance.strategy), self.distinct_hardware(instance.mesh)
         return max(self.times(sizes, node, instance.engine).written(parameters) for node in nodes)
 
+    def taken_seconds(self, instance: ModelInstance, sizes: ModelSizes) -> float:
+        """Return the cost of bringing new weights into an instance, their fingerprint included, but for their bytes."""
+        pp, nodes = instance.strategy.pp, self.distinct_hardware(instance.mesh)
+        layers = max(sizes.stage_layers(pp, stage) for stage in (0, pp - 1))
+        taken = max(self.times(sizes, node, instance.engine).taken(layers) for node in nodes)
+        return taken + self.written_seconds(instance, sizes)
+
     def links(self, meshes: Iterable[DeviceMesh]) -> Links:
         """Return the slower of each link among the nodes of some meshes, for a device on an otherwise idle host."""
         by_kind = [
@@ -168,7 +175,7 @@ class CostSources:
 
     def _make(self, sizes: ModelSizes, hardware: Hardware, engine: EngineKind) -> LayerTimes:
         if not self._profiles(hardware):
-            return DatasheetTimes.of(sizes, hardware)
+            return DatasheetTimes.of(sizes, hardware, engine)
         if profiles := self._profiles(hardware, sizes):
             return ProfiledTimes(profiles[0], sizes, engine)
         device = hardware.device.name

@@ -58,6 +58,7 @@ class Speeds:
             further_rows_share=min(1.0, further / self.product_flops) if further else sheet.further_rows_share,
             host_bytes_per_second=self.host_bytes_per_second / reached.link,
             link_bytes_per_second=link / reached.link if link else sheet.link_bytes_per_second,
+            product_share=1.0,
             source=PROBED,
             **peak,
         )
@@ -66,6 +67,7 @@ class Speeds:
             link_latency_seconds=self.link_latency_seconds or reached.link_latency_seconds,
             eager_layer_seconds=self.megatron_layer_seconds or reached.eager_layer_seconds,
             graph_layer_seconds=self.vllm_layer_seconds or reached.graph_layer_seconds,
+            host_step_seconds=0.0 if self.vllm_layer_seconds else reached.host_step_seconds,  # the layers include it
         )
         return replace(hardware, device=device, efficiency=efficiency)
 

@@ -16,7 +16,7 @@ from scipy.optimize import linear_sum_assignment
 from prefect_rlhf.placement.devices.mesh import Device, DeviceMesh
 from prefect_rlhf.placement.devices.strategy import Coordinate, Strategy
 from prefect_rlhf.placement.graph import DataflowGraph
-from prefect_rlhf.placement.layout.layout import Layout, held_model, layout_of
+from prefect_rlhf.placement.layout.layout import Layout, held_parts, layout_of
 from prefect_rlhf.placement.layout.regions import Region, intersection, num_elements
 from prefect_rlhf.placement.models.model import ModelSpec
 from prefect_rlhf.placement.plan import (
@@ -106,26 +106,26 @@ def _overlaps(one: ModelInstance, other: ModelInstance, model: ModelSpec) -> NDA
 
     The stage of a shard decides which parameters it has, its part (see `_shard`) how much of each.
     """
-    parts = ((each.engine, replace(each.strategy, dp=each.strategy.ep)) for each in (one, other))
-    return _overlaps_of(*parts, held_model(model, other.engine))
+    sides = ((each.engine, replace(each.strategy, dp=each.strategy.ep)) for each in (one, other))
+    return _overlaps_of(*sides, model, held_parts(model, other.engine))
 
 
 @lru_cache(maxsize=256)  # the same for any number of replicas
 def _overlaps_of(
-    one: tuple[EngineKind, Strategy], other: tuple[EngineKind, Strategy], model: ModelSpec
+    one: tuple[EngineKind, Strategy], other: tuple[EngineKind, Strategy], model: ModelSpec, moved: tuple[str, ...]
 ) -> NDArray[np.int64]:
-    (a, b), (in_a, in_b) = (one[1], other[1]), (_stages(*one, model), _stages(*other, model))
+    (a, b), (in_a, in_b) = (one[1], other[1]), (_stages(*one, model, moved), _stages(*other, model, moved))
     both = (in_a[:, None] & in_b[None, :]).reshape(a.pp * b.pp, -1)
     shared_out = (Strategy(each.ep, each.tp, ep=each.ep) for each in (a, b))
-    held, wanted = (_split(of[0], parts, model) for of, parts in zip((one, other), shared_out, strict=True))
+    held, wanted = (_split(of[0], parts, model, moved) for of, parts in zip((one, other), shared_out, strict=True))
     num_parts = a.ep * a.tp, b.ep * b.tp
     shared = _shared_parts(held, wanted, *num_parts)
     return (both @ shared).reshape(a.pp, b.pp, *num_parts).transpose(0, 2, 1, 3)
 
 
-def _stages(engine: EngineKind, strategy: Strategy, model: ModelSpec) -> NDArray[np.int64]:
+def _stages(engine: EngineKind, strategy: Strategy, model: ModelSpec, moved: tuple[str, ...]) -> NDArray[np.int64]:
     """Return [stage, parameter]: 1 if the stage has the parameter."""
-    layout = _split(engine, Strategy(pp=strategy.pp), model)
+    layout = _split(engine, Strategy(pp=strategy.pp), model, moved)
     on_stage = [[stage in layout.regions[name] for name in layout.shapes] for stage in range(strategy.pp)]
     return np.array(on_stage, dtype=np.int64)
 
@@ -146,10 +146,10 @@ def _shared_parts(one: Layout, other: Layout, parts: int, other_parts: int) -> N
 
 
 @lru_cache(maxsize=64)
-def _split(engine: EngineKind, strategy: Strategy, model: ModelSpec) -> Layout:
-    """Return the layout of a model in an engine that is split so; rank r is the r-th stage or part."""
+def _split(engine: EngineKind, strategy: Strategy, model: ModelSpec, only: tuple[str, ...]) -> Layout:
+    """Return the layout of parts of a model in an engine that is split so; rank r is the r-th stage or part."""
     mesh = DeviceMesh(0, 1, 0, strategy.num_devices)  # any will do
-    return layout_of(ModelInstance(model.role, engine, mesh, strategy), model, mesh)
+    return layout_of(ModelInstance(model.role, engine, mesh, strategy), model, mesh, only)
 
 
 def _assignment(shared: NDArray[np.float64], kinds: Sequence[int], positions: Sequence[Sequence[int]]) -> list[int]:

@@ -9,7 +9,7 @@ instance rank by rank, so they need no layout of their own.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cache, cached_property, lru_cache
 from typing import Any
 
@@ -18,9 +18,9 @@ from prefect_rlhf.placement.devices.mesh import DeviceMesh
 from prefect_rlhf.placement.devices.strategy import Coordinate, Strategy
 from prefect_rlhf.placement.engine_traits import TRAITS
 from prefect_rlhf.placement.layout.experts import experts_held, wrong_ep
-from prefect_rlhf.placement.layout.parameters import Parameter, parameters
 from prefect_rlhf.placement.layout.regions import Region
 from prefect_rlhf.placement.models.model import ModelSpec
+from prefect_rlhf.placement.models.weights import Parameter, parts
 from prefect_rlhf.placement.plan import EngineKind, ModelInstance
 
 
@@ -34,7 +34,7 @@ class Layout:
 
     shapes: Mapping[str, tuple[int, ...]]
     regions: Mapping[str, Mapping[int, Region]]
-    made_of: tuple[ModelSpec, EngineKind, Strategy, tuple[int, ...]] | None = field(
+    made_of: tuple[ModelSpec, EngineKind, Strategy, tuple[int, ...], tuple[str, ...]] | None = field(
         default=None, compare=False, repr=False
     )
 
@@ -66,16 +66,23 @@ class Layout:
         }
 
 
-def layout_of(instance: ModelInstance, model: ModelSpec, lease: DeviceMesh) -> Layout:
-    """Return the layout of an instance. A rank is the position of its device in `lease.devices()`."""
+def layout_of(
+    instance: ModelInstance, model: ModelSpec, lease: DeviceMesh, only: tuple[str, ...] | None = None
+) -> Layout:
+    """Return the layout of an instance, or `only` of some parts of the model.
+
+    A rank is the position of its device in `lease.devices()`.
+    """
     position = {device: rank for rank, device in enumerate(lease.devices())}
     ranks = tuple(position[device] for device in instance.devices)
-    return engine_layout(model, instance.engine, instance.strategy, ranks)
+    held = held_parts(model, instance.engine) if only is None else only
+    return engine_layout(model, instance.engine, instance.strategy, ranks, held)
 
 
-def held_model(model: ModelSpec, engine: EngineKind) -> ModelSpec:
-    """Return the model as an engine holds it: vLLM, which generates, has no scalar head."""
-    return replace(model, head="lm") if TRAITS[engine].drops_scalar_head and model.head == "lm+scalar" else model
+def held_parts(model: ModelSpec, engine: EngineKind) -> tuple[str, ...]:
+    """Return the parts of a model that an engine holds: vLLM, which generates, has no scalar head."""
+    left_out = TRAITS[engine].leaves_out if "lm" in model.head else ()
+    return tuple(part for part in parts(model) if part not in left_out)
 
 
 @cache
@@ -139,14 +146,21 @@ def vocabulary_rows(model: ModelSpec, engine: EngineKind, tp: int, index: int) -
 
 
 @lru_cache(maxsize=32)  # a rank is told the same few with every move of weights
-def engine_layout(model: ModelSpec, engine: EngineKind, strategy: Strategy, ranks: tuple[int, ...]) -> Layout:
+def engine_layout(
+    model: ModelSpec,
+    engine: EngineKind,
+    strategy: Strategy,
+    ranks: tuple[int, ...],
+    only: tuple[str, ...] | None = None,
+) -> Layout:
     """Split heads, feed-forward columns and vocabulary over tp, and the layers over pp as `stages` says.
 
-    `ranks` are in the order of coordinates. With more tp ranks than key-value heads, neighbours hold copies of a head.
-    `experts_held` says how replicas share experts. The vocabulary is padded before tp splits it, so the last ranks may
-    hold less of it. The first stage has the embedding, the last the final norm and the output; with tied embeddings and
-    a language-model head the last stage has a copy of the embedding too. Raises InvalidInput for degrees that do not
-    suit the model or the engine.
+    The layout has all parts of the model that the engine holds, or `only` some. `ranks` are in the order of
+    coordinates. With more tp ranks than key-value heads, neighbours hold copies of a head. `experts_held` says how
+    replicas share experts. The vocabulary is padded before tp splits it, so the last ranks may hold less of it. The
+    first stage has the embedding, the last the final norm and the output; with tied embeddings and a language-model
+    head the last stage has a copy of the embedding too. Raises InvalidInput for degrees that do not suit the model or
+    the engine.
     """
     if right := wrong_tp(model, engine, strategy.tp):
         raise InvalidInput("tp", strategy.tp, right)
@@ -160,7 +174,8 @@ def engine_layout(model: ModelSpec, engine: EngineKind, strategy: Strategy, rank
     vocabulary = padded_vocabulary(model, engine, strategy.tp)
     shapes: dict[str, tuple[int, ...]] = {}
     regions: dict[str, dict[int, Region]] = {}
-    for parameter in parameters(held_model(model, engine)):
+    held = held_parts(model, engine) if only is None else only
+    for parameter in (parameter for part in held for parameter in parts(model)[part]):
         shapes[parameter.name] = parameter.shape
         by_rank = {
             rank: _region(parameter, at, engine, strategy, vocabulary)
@@ -170,7 +185,7 @@ def engine_layout(model: ModelSpec, engine: EngineKind, strategy: Strategy, rank
         regions[parameter.name] = {
             rank: region for rank, region in by_rank.items() if all(start < stop for start, stop in region)
         }
-    return Layout(shapes, regions, (model, engine, strategy, ranks))
+    return Layout(shapes, regions, (model, engine, strategy, ranks, held))
 
 
 def _region(parameter: Parameter, at: Coordinate, engine: EngineKind, strategy: Strategy, padded_vocab: int) -> Region:

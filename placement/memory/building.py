@@ -56,7 +56,7 @@ class Building:
                 yield f"{name}: {what}", (*stays, *(ByteShare(name, *item, True) for item in moment.items() if item[1]))
             part = self._leaves.get(instance)
             stays += [
-                ByteShare(instance.name, kept.what, kept.num_bytes, False)
+                ByteShare(instance.name, kept.label, kept.num_bytes, False)
                 for kept in of_instance[instance]
                 if part is None or not kept.moves_with(part)
             ]

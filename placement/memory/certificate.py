@@ -25,6 +25,7 @@ from prefect_rlhf.placement.cost.sizes import ModelSizes
 from prefect_rlhf.placement.cost.workload import Workload
 from prefect_rlhf.placement.devices.mesh import Backend, ClusterShape, Device, DeviceMesh, lanes
 from prefect_rlhf.placement.graph import DataflowGraph
+from prefect_rlhf.placement.layout.sharing import borrowers, shared_weights
 from prefect_rlhf.placement.memory.alike import Spread, classes
 from prefect_rlhf.placement.memory.building import Building
 from prefect_rlhf.placement.memory.bytes import base_bytes, byte_size
@@ -165,7 +166,7 @@ def certify(
     held = _kept(augmented, workload.longest, backend)
     needs = node_needs(augmented, held, workload, backend)
     beside = spread_overhead(augmented.graph, plan, backend)
-    found = _AlikeDevices(cluster, held, needs, beside)
+    found = _AlikeDevices(cluster, held, needs, beside, borrowers(augmented.graph, plan))
     open_windows = OpenWindows(augmented)
     building = Building(augmented.graph, plan, workload, backend, kept)
     fullest: dict[object, _FullestMoment] = {}
@@ -196,13 +197,16 @@ def _kept(augmented: AugmentedGraph, max_length: int, backend: Backend) -> dict[
     """Bytes that each instance keeps on its devices. Raises InvalidInput for a cache smaller than a row's."""
     kept: dict[ModelInstance, Spread[Kept]] = {}
     graph, plan, cluster = augmented.graph, augmented.plan, augmented.plan.cluster
+    shared = shared_weights(graph, plan)
     for instance, calls in instances(graph, plan).items():
         model, cache = graph.model(instance.role), plan[calls[0].name].cache_bytes
         field = f"plan.calls.{calls[0].name}"
         check_cache(field, cache, max_length, ModelSizes.of(model), instance.strategy.tp)
         most = tuple(call.cut(plan.parts(call.name)) for call in calls)  # rows in flight
         speeds, per_node = cluster.node_speeds, cluster.devices_per_node
-        kept[instance] = kept_bytes(instance, most, model, max_length, backend, per_node, speeds, cache)
+        there = shared.get(instance, {})
+        elsewhere = tuple(own.part for own in graph.weights(instance.role) if own.name in there)
+        kept[instance] = kept_bytes(instance, most, model, max_length, backend, per_node, speeds, cache, elsewhere)
     return kept
 
 
@@ -218,9 +222,10 @@ class _AlikeDevices:
         held: Mapping[ModelInstance, Spread[Kept]],
         needs: Sequence[NodeNeeds],
         beside: Spread[tuple[ByteShare, ...]],
+        borrowers: Mapping[ModelInstance, tuple[str, ...]],
     ) -> None:
         self._per_node, num_devices = cluster.devices_per_node, cluster.num_nodes * cluster.devices_per_node
-        self._held, self._needs, self._beside = held, needs, beside
+        self._held, self._needs, self._beside, self._borrowers = held, needs, beside, borrowers
         used: dict[int, Spread[Any]] = {id(each): each for each in held.values()}
         used |= {id(need.terms): need.terms for need in needs}
         self._columns = {key: spread.column(num_devices) for key, spread in used.items()}
@@ -251,8 +256,12 @@ class _AlikeDevices:
 
     def load(self, device: int) -> _DeviceLoad:
         """Return what a device holds and needs; equal needs are a single object."""
+
+        def also(instance: ModelInstance, what: str) -> tuple[str, ...]:
+            return self._borrowers.get(instance, ()) if what == "weights" else ()
+
         held = [
-            ResidentBytes(self._device(device), instance, what, size)
+            ResidentBytes(self._device(device), instance, what, size, also(instance, what))
             for instance, spread in self._held.items()
             if (kind := self._columns[id(spread)][device])
             for what, size in spread.values[kind - 1]
@@ -331,7 +340,7 @@ class _DeviceLoad:
 
 
 def _shares(held: Sequence[ResidentBytes]) -> tuple[ByteShare, ...]:
-    return tuple(ByteShare(kept.instance.name, kept.what, kept.num_bytes, False) for kept in held)
+    return tuple(ByteShare(kept.instance.name, kept.label, kept.num_bytes, False) for kept in held)
 
 
 def _total(shares: Sequence[ByteShare]) -> int:

@@ -4,7 +4,7 @@ They include memory that a layout does not show: fused and padded buffers, rows 
 and, on CPU, its packed copies.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from math import lcm
@@ -20,6 +20,7 @@ from prefect_rlhf.placement.memory.alike import Spread, spread_by_replica
 from prefect_rlhf.placement.models.engine_constants import ADAM_BYTES, GRADIENT_BYTES, MAIN_WEIGHT_BYTES
 from prefect_rlhf.placement.models.families.known import FAMILIES
 from prefect_rlhf.placement.models.model import ModelSpec
+from prefect_rlhf.placement.models.weights import Parameter, parts
 from prefect_rlhf.placement.plan import ModelInstance, OffloadPart
 from prefect_rlhf.placement.rows.partition import counts
 from prefect_rlhf.placement.rows.shares import replica_speeds
@@ -36,12 +37,21 @@ _SCALE_BYTES = 16  # vLLM's four scales of a layer's attention
 
 @dataclass(frozen=True, slots=True)
 class ResidentBytes:
-    """`num_bytes` of a kind (`what`) that a resident instance keeps on a device."""
+    """`num_bytes` of a kind (`what`) that a resident instance keeps on a device.
+
+    Instances of the roles `also` compute from some of them.
+    """
 
     device: Device
     instance: ModelInstance
     what: str
     num_bytes: int
+    also: tuple[str, ...] = ()
+
+    @property
+    def label(self) -> str:
+        """The kind, and the other roles that use these bytes, for people."""
+        return f"{self.what}, also of {' and '.join(self.also)}" if self.also else self.what
 
     def moves_with(self, part: OffloadPart) -> bool:
         """Return whether an offload of `part` takes them away."""
@@ -67,11 +77,12 @@ def kept_bytes(
     per_node: int,
     node_speeds: tuple[float, ...] = (),
     cache_bytes: int | None = None,
+    elsewhere: tuple[str, ...] = (),
 ) -> Spread[Kept]:
     """Count all bytes of an instance by kind of device; `calls` share it, `max_length` is the longest row's tokens.
 
     If nodes have speeds, replicas have rows in proportion to them. vLLM's cache takes `cache_bytes` of each device, or
-    has room for all rows at their longest. Nodes have `per_node` devices.
+    has room for all rows at their longest. Nodes have `per_node` devices. Another instance holds the parts `elsewhere`.
     """
     trained = any(call.kind == "train_step" for call in calls)
 
@@ -81,7 +92,7 @@ def kept_bytes(
         return tuple((what, size) for what, size in kept if size)
 
     def of_stage(_: int, stage: int) -> Kept:
-        return tuple((what, size) for what, size in _megatron(model, instance, stage, trained) if size)
+        return tuple((what, size) for what, size in _megatron(model, instance, stage, trained, elsewhere) if size)
 
     if TRAITS[instance.engine].paged_cache:
         return spread_by_replica(instance, per_node, most_rows(instance, calls, node_speeds), of_cache)
@@ -96,16 +107,22 @@ def most_rows(instance: ModelInstance, calls: tuple[Call, ...], node_speeds: tup
 
 
 @cache
-def _megatron(model: ModelSpec, instance: ModelInstance, stage: int, trained: bool) -> tuple[tuple[str, int], ...]:
+def _megatron(
+    model: ModelSpec, instance: ModelInstance, stage: int, trained: bool, elsewhere: tuple[str, ...]
+) -> tuple[tuple[str, int], ...]:
     """Weights; with training in flat buffers, whose padding counts, and optimizer states shared out over dp.
 
-    Experts have a buffer of their own, whose states those replicas share out that hold the same.
+    A frozen instance may compute from parts that another instance holds. Experts have a buffer of their own, whose
+    states those replicas share out that hold the same.
     """
     sizes, strategy = ModelSizes.of(model), instance.strategy
     tensors = list(_tensors(sizes, strategy.tp, padded_vocabulary(model, "megatron", strategy.tp), strategy.pp, stage))
     experts = list(_expert_tensors(sizes, strategy, stage))
+    frozen = sum(_further_tensors(sizes, sizes.frozen, strategy, stage))
     if not trained:
-        return (("weights", (sum(tensors) + sum(experts)) * sizes.item),)
+        whole = sum(tensors) + sum(experts) + frozen
+        there = sum(_elements_of(part, model, strategy, stage, whole) for part in elsewhere)
+        return (("weights", (whole - there) * sizes.item),)
     ends = [_padded(size, _START) for size in tensors]
     buckets = [sum(ends)]
     if strategy.pp > 1 and sizes.tied and "lm" in sizes.head and stage in (0, strategy.pp - 1):
@@ -118,7 +135,7 @@ def _megatron(model: ModelSpec, instance: ModelInstance, stage: int, trained: bo
     state = ADAM_BYTES + (MAIN_WEIGHT_BYTES if model.dtype != "float32" else 0)
     states = buffer * state // strategy.dp + of_experts * state // replicas
     return (
-        ("weights", (buffer + of_experts) * sizes.item),
+        ("weights", (buffer + of_experts + frozen) * sizes.item),
         ("gradients", (buffer + of_experts) * GRADIENT_BYTES),
         ("optimizer", states + _STEP_BYTES * (len(tensors) + len(experts))),
     )
@@ -131,6 +148,7 @@ def _vllm(model: ModelSpec, strategy: Strategy, cache_bytes: int, backend: Backe
     vocabulary = padded_vocabulary(model, "vllm", tp)
     experts = sum(_expert_tensors(sizes, strategy, 0))
     tensors = sum(_tensors(sizes, tp, vocabulary, 1, 0)) + experts
+    tensors += sum(_further_tensors(sizes, sizes.frozen, strategy, 0))
     bases = 1 if shape.window is None else 2
     tables = bases * shape.max_position_embeddings * shape.head_dim * sizes.item + _SCALE_BYTES * sizes.num_layers
     tables += _NORMALIZER_BYTES if FAMILIES[shape.family].scaled_embedding else 0
@@ -154,12 +172,32 @@ def _tensors(sizes: ModelSizes, tp: int, vocabulary: int, pp: int, stage: int) -
             yield sizes.router
         else:
             yield from (2 * sizes.inner * sizes.hidden // tp, sizes.inner * sizes.hidden // tp)
+    yield from _further_tensors(sizes, sizes.further, Strategy(tp=tp, pp=pp), stage)
     if last:
         yield sizes.hidden
         if "scalar" in sizes.head:
             yield sizes.hidden
         if "lm" in sizes.head and not (sizes.tied and first):
             yield table
+
+
+def _elements_of(part: str, model: ModelSpec, strategy: Strategy, stage: int, whole: int) -> int:
+    """Elements of a part of a frozen model that a device of a stage holds, of the `whole` that it holds."""
+    sizes, is_last = ModelSizes.of(model), stage == strategy.pp - 1
+    if part == "trunk":  # all but the others
+        others = (each for each in parts(model) if each != "trunk")
+        return whole - sum(_elements_of(each, model, strategy, stage, whole) for each in others)
+    if part == "scalar_head":
+        return sizes.hidden if is_last else 0
+    if part == "lm_head":
+        return padded_vocabulary(model, "megatron", strategy.tp) // strategy.tp * sizes.hidden if is_last else 0
+    return sum(_further_tensors(sizes, parts(model)[part], strategy, stage))
+
+
+def _further_tensors(sizes: ModelSizes, further: Iterable[Parameter], strategy: Strategy, stage: int) -> Iterator[int]:
+    """Elements of the tensors of further parts that a stage has on a device; none is fused."""
+    for parameter in sizes.on_stage(further, strategy.pp, stage):
+        yield parameter.elements_of(strategy.tp)
 
 
 def _expert_tensors(sizes: ModelSizes, strategy: Strategy, stage: int) -> Iterator[int]:

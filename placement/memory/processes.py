@@ -20,10 +20,10 @@ ALONE_BYTES = 766 * MIB
 """Of the flow run's process with the only rank in it."""
 ALLOCATOR_SHARES = 0.4, 1.3
 """Of the tensors: what allocators keep after tensors were freed, and pages of weight files. The least and the most of
-runs of 135M parameters in bfloat16 with 8 rows: 4.3 GiB for 2.4 GiB of tensors, and up to 8.1 GB for 3.0 GB."""
-MEASURED = "measured 2026-11-27 on two cores of an AMD EPYC"
-"""When and where all of these were measured: `prefect-rlhf run grpo --devices 1` and `2`, for programs with a model of
-0.1 MB, with torch 2.13.0, vLLM 0.32.0 and Prefect's temporary server."""
+runs of 135M parameters in bfloat16 with 8 rows: 4.3 GiB for 2.4 GiB of tensors, and up to 8.1 GB for 3.0 GB.
+
+All of these were measured on 2026-11-27, on two cores of an AMD EPYC: `prefect-rlhf run grpo --devices 1` and `2`, for
+programs with a model of 0.1 MB, with torch 2.13.0, vLLM 0.32.0 and Prefect's temporary server."""
 LEAST_SHARE = 0.5
 """Of those programs that a refusal counts: a run may do without vLLM, or have a server elsewhere."""
 UNTOUCHED = "key-value cache"
@@ -53,9 +53,8 @@ class HostNeed:
         copies = f", {byte_size(self.copied_bytes)} of copies in host memory" if self.copied_bytes else ""
         least, most = map(byte_size, self.usual_bytes)
         return (
-            f"about {least} to {most}: {byte_size(self.tensor_bytes)} of tensors by the certificate, "
-            f"{ALLOCATOR_SHARES[0]:.0%} to {ALLOCATOR_SHARES[1]:.0%} more that allocators keep{copies}, and "
-            f"{byte_size(self.program_bytes)} of programs (Python, torch, engines, Prefect), {MEASURED}"
+            f"about {least} to {most}: {byte_size(self.tensor_bytes)} of tensors, {ALLOCATOR_SHARES[0]:.0%} to "
+            f"{ALLOCATOR_SHARES[1]:.0%} more that allocators keep{copies}, {byte_size(self.program_bytes)} of programs"
         )
 
 

@@ -84,6 +84,6 @@ def with_largest_caches(question: Question, plan: ExecutionPlan) -> ExecutionPla
     return plan
 
 
-def pays(found: Recheck, steps_left: int, move_seconds: float) -> bool:
-    """Return whether the better plan saves at least twice the seconds of the move to it, in the steps that are left."""
-    return (found.seconds - found.best_seconds) * steps_left > 2 * move_seconds
+def pays(found: Recheck, steps_left: int, switch_seconds: float) -> bool:
+    """Return whether the better plan saves at least twice the switch's seconds in the steps that are left."""
+    return (found.seconds - found.best_seconds) * steps_left > 2 * switch_seconds

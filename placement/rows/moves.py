@@ -63,13 +63,12 @@ def row_moves(graph: DataflowGraph, plan: ExecutionPlan, consumer: str) -> tuple
 @lru_cache(maxsize=1024)  # many of the plans that a question compares have the same
 def _lacking(consumer: PlacedCall, producer: PlacedCall, keys: tuple[str, ...]) -> tuple[str, ...]:
     """Return the keys of a producer whose rows some device of the consumer may lack."""
-    held, needed = producer.rows_held(), consumer.needs().items()
-    rows_each = consumer.call.rows.per_row(producer.call.rows)
+    held, needed, rows = producer.rows_held(), consumer.needs().items(), (consumer.call.rows, producer.call.rows)
     distinct = {(need, held.get(device)) for device, need in needed}  # many devices need and hold the same
     apart = [
         need
         for need, share in distinct
-        if not need.share.made_of(rows_each).surely_within([] if share is None else [share])
+        if not need.share.read_from(*rows).surely_within([] if share is None else [share])
     ]
     return tuple(key for key in keys if any(key in need.keys for need in apart))
 
@@ -121,10 +120,10 @@ def _transfers(placed: PlacedMoves, told: ToldByCall | None, streamed: Part) -> 
         by_holders = cache(partial(_by_holders, _holders(producer.rows_held(), told)))
         brought: dict[tuple[Device, str], set[int]] = defaultdict(set)
         for consumer in (c for c in consumers if any(port.source == move.producer for port in c.call.inputs)):
-            rows_each = consumer.call.rows.per_row(producer.call.rows)
+            row_sets = consumer.call.rows, producer.call.rows
             for need, targets in consumer.devices_by_need().items():
                 keys = tuple(key for key in move.keys if key in need.keys)
-                needed = need.share.made_of(rows_each).rows(told, streamed) if keys else ()
+                needed = need.share.read_from(*row_sets).rows(told, streamed) if keys else ()
                 held = by_holders(needed)
                 for target in targets:
                     if len(consumers) > 1:

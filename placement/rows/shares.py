@@ -17,6 +17,7 @@ from prefect_rlhf.placement.devices.mesh import Device
 from prefect_rlhf.placement.devices.strategy import Strategy
 from prefect_rlhf.placement.graph import Call, DataflowGraph
 from prefect_rlhf.placement.plan import ExecutionPlan, ModelInstance, Placement, device_coordinates
+from prefect_rlhf.placement.row_set import RowSet
 from prefect_rlhf.placement.rows.partition import WHOLE, Part, RowIndices, RowPartition
 
 ToldByCall = Mapping[str, tuple[int, ...]]
@@ -28,12 +29,14 @@ ToldByCall = Mapping[str, tuple[int, ...]]
 class RowShare(HashedOnce):
     """The rows of a replica. They are known after lengths and choices are; equal shares are equal rows in any case.
 
-    With `rows_each`, they are the source rows of these rows: each source row made `rows_each` rows.
+    With `rows_each`, they are the source rows of these rows: each source row made `rows_each` rows. With `children`,
+    they are the rows that were made of these rows, as many of each.
     """
 
     partition: RowPartition
     replica: int
     rows_each: int = 1
+    children: int = 1
 
     def rows(self, told: ToldByCall | None = None, part: Part = WHOLE) -> RowIndices:
         """Return its rows of a part, mini-batch by mini-batch; until it is `told`, as if equally long and all kept.
@@ -44,6 +47,8 @@ class RowShare(HashedOnce):
         rows = tuple(
             row for batch in batches[part.within(len(batches)) if part.of > 1 else slice(None)] for row in batch
         )
+        if self.children > 1:
+            return tuple(child for row in rows for child in range(row * self.children, (row + 1) * self.children))
         return rows if self.rows_each == 1 else tuple(dict.fromkeys(row // self.rows_each for row in rows))
 
     def mini_batches(self, told: ToldByCall | None = None) -> tuple[RowIndices, ...]:
@@ -59,8 +64,11 @@ class RowShare(HashedOnce):
         finer = len(sizes) // mini_batches
         return tuple(sum(sizes[start : start + finer]) for start in range(0, len(sizes), finer))
 
-    def made_of(self, rows_each: int) -> RowShare:
-        """Return the source rows of these rows; `rows_each` rows were made of each source row."""
+    def read_from(self, own: RowSet, source: RowSet) -> RowShare:
+        """Return the rows of `source` that these rows, of `own`, read: those that they were made of, or children."""
+        if (children := own.children(source)) > 1:
+            return replace(self, children=children)
+        rows_each = own.per_row(source)
         return self if rows_each == 1 else replace(self, rows_each=self.rows_each * rows_each)
 
     def surely_within(self, shares: Sequence[RowShare]) -> bool:

@@ -20,6 +20,7 @@ from prefect_rlhf.placement.search.partial.complete import (
     time_of,
 )
 from prefect_rlhf.placement.search.problem import Choice, Plan, Problem
+from prefect_rlhf.placement.search.rules.run_order import RunOrder
 from prefect_rlhf.placement.search.tables.tables import Tables, build_tables
 
 
@@ -38,7 +39,7 @@ def alternatives(problem: Problem, plan: Plan, most_us: int = INFINITE) -> Mappi
     Choices that take longer than `most_us` are left out; a bound tells most of them, without a schedule. The plan's own
     choice is ranked like the others. Meshes are equivalent if they have the same relations to the other calls' meshes.
     """
-    tables = build_tables(problem)
+    tables = build_tables(problem, RunOrder)
     complete = empty_complete_plan(tables)
     complete.option[:] = [plan[call.name].option for call in problem.calls]
     complete.mesh[:] = [plan[call.name].mesh for call in problem.calls]
@@ -51,7 +52,7 @@ def timed_together(
     problem: Problem, plan: Plan, calls: Sequence[str], changes: Sequence[Sequence[Choice]]
 ) -> list[tuple[int, bool]]:
     """Return the makespan with each change of the `calls`, and whether every device then has memory enough."""
-    tables, index = build_tables(problem), {call.name: number for number, call in enumerate(problem.calls)}
+    tables, index = build_tables(problem, RunOrder), {call.name: number for number, call in enumerate(problem.calls)}
     complete = empty_complete_plan(tables)
     planned = [(plan[call.name].option, plan[call.name].mesh) for call in problem.calls]
     choices = np.repeat(np.array(planned, dtype=np.int64)[None], len(changes), axis=0)

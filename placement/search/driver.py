@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, Protocol, TypeVar
 
@@ -15,11 +15,11 @@ from prefect_rlhf.placement.search.compiled import announce_compilation
 from prefect_rlhf.placement.search.exact.binding import binding_term
 from prefect_rlhf.placement.search.exact.exact import ExactState, IterativeDeepening
 from prefect_rlhf.placement.search.method import Method
-from prefect_rlhf.placement.search.partial.complete import INFINITE, evaluate
+from prefect_rlhf.placement.search.partial.complete import INFINITE
 from prefect_rlhf.placement.search.partial.incumbent import Incumbent, SearchOutcome
-from prefect_rlhf.placement.search.problem import LEAST_ITERATIONS, Choice, Interval, Option, PlannedCall, Problem
-from prefect_rlhf.placement.search.sampling.metropolis import MetropolisHastings
-from prefect_rlhf.placement.search.tables.dependencies import num_dependencies
+from prefect_rlhf.placement.search.problem import Choice, Interval, Option, PlannedCall, Problem
+from prefect_rlhf.placement.search.rules.run_order import LEAST_ITERATIONS, RunOrder
+from prefect_rlhf.placement.search.tables.rule import Rule
 from prefect_rlhf.placement.search.tables.tables import Tables, build_tables
 
 PROGRESS_EVERY_SECONDS = 0.25
@@ -83,16 +83,14 @@ class Progress:
 class SearchResult:
     """The best plan and a bound on every plan. `plan` is None, and times infinite, if no plan was found.
 
-    `seconds` follow the problem's rule: of an iteration of a long run, or the makespan of all iterations.
-    `period_seconds` are the seconds of another iteration once the pipeline is full. No plan of the whole space takes
-    less than `lower_bound_seconds`, for any order of its nodes; by ReaL's rule, for its order. `binding` describes the
-    term of the bound that keeps the plan from being faster.
+    `seconds` are what counts by the rule: the seconds of an iteration of a long run. No plan of the whole space takes
+    less than `lower_bound_seconds`, in any order of its nodes that the rule allows. `binding` describes the term of the
+    bound that keeps the plan from being faster.
     """
 
     outcome: SearchOutcome
     plan: dict[str, Choice] | None
     seconds: float
-    period_seconds: float
     lower_bound_seconds: float
     binding: str
     evaluations: int
@@ -132,19 +130,20 @@ def search(
     max_evaluations: float = math.inf,
     progress: Callable[[Progress], None] | None = None,
     enough_seconds: float = math.inf,
+    rule: type[Rule] = RunOrder,
 ) -> SearchResult:
     """Search for the best plan, and for a lower bound on any plan, until a budget is spent.
 
     The budget is `budget_seconds` of processor time, or about `max_evaluations`. The search ends early if the plan is
     proved optimal, if its gap is at most `max_gap`, if the bound reaches `enough_seconds`, or on KeyboardInterrupt,
-    with the best results so far. The same problem, seed and number of evaluations give the same plan. Raises
-    InvalidInput for a budget that is not positive.
+    with the best results so far. The same problem, seed and number of evaluations give the same plan. What a plan takes
+    follows from the `rule`, the order of a run by default. Raises InvalidInput for a budget that is not positive.
     """
     if not budget_seconds > 0:
         raise InvalidInput("budget_seconds", budget_seconds, "more than 0 seconds")
-    tables = build_tables(problem)
+    tables = build_tables(problem, rule)
     solver = _solver(method, seed, max_gap)
-    warm_up(method)
+    warm_up(method, rule)
     begun = solver.init(tables)
     outcome, state, cpu_seconds = _run(solver, tables, begun, budget_seconds, max_evaluations, progress, enough_seconds)
     return _result(problem, tables, state, outcome, cpu_seconds)
@@ -157,8 +156,9 @@ def prove(
     max_evaluations: float = math.inf,
     enough_seconds: float = math.inf,
     earlier: Proof | None = None,
+    rule: type[Rule] = RunOrder,
 ) -> Proof:
-    """Prove a bound of at most `most_seconds` on every plan, for any order of its nodes.
+    """Prove a bound of at most `most_seconds` on every plan, in any order of its nodes that the rule allows.
 
     It looks for no plan: a plan takes its bound. So it ends when no plan is below the least bound of a visited plan,
     and no further evaluation raises it. The other parameters are as of `search`. It goes on from an `earlier` proof of
@@ -166,11 +166,11 @@ def prove(
     """
     if not budget_seconds > 0:
         raise InvalidInput("budget_seconds", budget_seconds, "more than 0 seconds")
-    warm_up()
+    warm_up(rule=rule)
     most_us = whole_microseconds(most_seconds)
     solver = IterativeDeepening(improving_share=0.0, bounds_only=True, most_us=most_us)
     if earlier is None or earlier.reached is None:
-        tables = build_tables(problem)
+        tables = build_tables(problem, rule)
         state = solver.init(tables)
     else:
         tables, state = earlier.reached[0], solver.again(earlier.reached[1])
@@ -188,10 +188,10 @@ def whole_microseconds(seconds: float) -> int:
 
 
 @cache
-def warm_up(method: Method = "exact") -> None:
-    """Load all compiled functions of a method, or compile them, once in a process, so that no budget pays for it."""
+def warm_up(method: Method = "exact", rule: type[Rule] = RunOrder) -> None:
+    """Load all compiled functions of a method by a rule, or compile them, once in a process: no budget pays for it."""
     announce_compilation()
-    tables = build_tables(SMALLEST)
+    tables = build_tables(SMALLEST, rule)
     solver = _solver(method, 0, 0.0)
     state = solver.step(tables, solver.step(tables, solver.init(tables)))
     _result(SMALLEST, tables, state, SearchOutcome.OUT_OF_BUDGET, 0.0)
@@ -201,6 +201,10 @@ def _solver(method: Method, seed: int, max_gap: float) -> Search:
     if method == "exact":
         return IterativeDeepening(seed, max_gap)
     if method == "metropolis-hastings":
+        from prefect_rlhf.placement.search.sampling.metropolis import (
+            MetropolisHastings,  # imported here: few ask for it
+        )
+
         return MetropolisHastings(seed)
     raise InvalidInput("method", method, "exact or metropolis-hastings")
 
@@ -237,14 +241,11 @@ def _run(
 
 def _result(problem: Problem, tables: Tables, state: State, outcome: SearchOutcome, cpu_seconds: float) -> SearchResult:
     best = state.incumbent
-    makespan_us, period = math.inf, math.inf
-    if best is not None:
-        makespan_us, period = best.makespan_us, _period_seconds(problem, tables, best)
+    makespan_us = math.inf if best is None else best.makespan_us
     return SearchResult(
         outcome=outcome,
         plan=_plan(problem, best),
         seconds=makespan_us * MICROSECOND,
-        period_seconds=period,
         lower_bound_seconds=min(makespan_us, state.lower_bound_us) * MICROSECOND,
         binding=binding_term(problem, tables, best),
         evaluations=state.evaluations,
@@ -257,15 +258,3 @@ def _plan(problem: Problem, best: Incumbent | None) -> dict[str, Choice] | None:
         return None
     chosen = zip(problem.calls, best.options, best.meshes, strict=True)
     return {call.name: Choice(option, mesh) for call, option, mesh in chosen}
-
-
-def _period_seconds(problem: Problem, t: Tables, best: Incumbent) -> float:
-    """Seconds per iteration once the pipeline is full, measured over the second half of many iterations."""
-    if problem.rule == "graph_order":
-        return best.makespan_us * MICROSECOND
-    half = 4 * problem.iterations
-    makespans = []
-    for iterations in (half, 2 * half):
-        longer = replace(t, iterations=iterations, num_dependencies=num_dependencies(problem, iterations))
-        makespans.append(int(evaluate(longer, best.complete_plan(longer))))
-    return (makespans[1] - makespans[0]) * MICROSECOND / half

@@ -21,15 +21,7 @@ from prefect_rlhf.placement.search.compiled import Ints
 
 MAX_CALLS = 16
 MAX_NODES = 62  # a set of nodes is a 64-bit word in the compiled part
-LEAST_ITERATIONS = 6  # needed to detect a period
 Occupies = Literal["first", "second", "both"]
-Rule = Literal["graph_order", "ready_first"]
-"""When nodes start, and what a plan takes.
-
-`graph_order`: as a run's device locks let them (`placement.schedule`); what counts is the period of a long run.
-`ready_first`: ReaL's algorithm 1 (arXiv:2406.14088, appendix C), in which the node that was ready first is placed next,
-behind whatever was placed on its devices before; what counts is the makespan of all iterations. For closed problems.
-"""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -113,9 +105,9 @@ class PairNode:
 class LinkNode:
     """An offload or reload: occupies the host link of a call's mesh, or its compute. Absent if it takes 0.
 
-    Under `graph_order` the visit of a call's model is exclusive: while the call or its present link nodes run, no call
-    of another role with present link nodes runs on overlapping meshes, nor do its link nodes. A visit is also
-    exclusive of each call of another role that runs within its mesh and leaves no room for its `loaded_bytes`.
+    The visit of a call's model is exclusive: while the call or its present link nodes run, no call of another role with
+    present link nodes runs on overlapping meshes, nor do its link nodes. A visit is also exclusive of each call of
+    another role that runs within its mesh and leaves no room for its `loaded_bytes`.
     """
 
     name: str
@@ -166,8 +158,8 @@ class Problem:
     """The question of a search.
 
     `nodes` are in a topological order of the edges of lag 0: the order of the run, which its locks follow, or the order
-    of a file. Ties of either rule go to the earlier node. Under `graph_order` a period is measured in `iterations`; at
-    most `in_flight` of them have begun and are not over.
+    of a file. Ties go to the earlier node. A plan is timed over `iterations`. In a run at most `in_flight` of them have
+    begun and are not over.
 
     `device_bytes[d]` is the memory of device d of the line. A mesh class is a set of meshes (indices into `meshes`) of
     the same size and the same cost for every option. With equal nodes there is a class per size; with nodes of two
@@ -181,7 +173,6 @@ class Problem:
     nodes: tuple[ProblemNode, ...]
     edges: tuple[Edge, ...]
     iterations: int
-    rule: Rule = "graph_order"
     in_flight: int = 4
 
     def __post_init__(self) -> None:
@@ -221,9 +212,8 @@ def check_problem(problem: Problem) -> None:
 
 
 def _check_sizes(problem: Problem) -> None:
-    least = LEAST_ITERATIONS if problem.rule == "graph_order" else 1
-    if problem.iterations < least:
-        raise InvalidInput("iterations", problem.iterations, f"{least} or more")
+    if problem.iterations < 1:
+        raise InvalidInput("iterations", problem.iterations, "1 or more")
     if not 1 <= len(problem.calls) <= MAX_CALLS:
         raise InvalidInput("calls", len(problem.calls), f"1 to {MAX_CALLS} calls")
     if len(problem.nodes) > MAX_NODES:

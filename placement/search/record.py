@@ -6,7 +6,7 @@ of every function, and their code takes minutes to compile. A record is a single
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from functools import cache
 from typing import Any
@@ -37,6 +37,8 @@ class Record:
 
     Elements of the arrays may change, but no array is replaced. Raises TypeError for an array that is not contiguous
     or not of int64: compiled code is specific to a layout, so another layout would compile all functions again.
+
+    Compiled code may call the static methods of a record, which are compiled: which code that is depends on the type.
     """
 
     __slots__ = ("_kind", "_words", "address")
@@ -55,7 +57,7 @@ class Record:
         block = np.array(words, dtype=np.int64)
         object.__setattr__(self, "_words", block)
         object.__setattr__(self, "address", _address(block))
-        object.__setattr__(self, "_kind", _record_type(type(self).__name__, tuple(kinds)))
+        object.__setattr__(self, "_kind", _record_type(type(self), tuple(kinds)))
 
 
 def _stored(name: str, value: Any) -> tuple[Any, list[int]]:
@@ -82,6 +84,7 @@ class RecordType(types.Type):  # type: ignore[misc]  # numba has no types
     """The type of a record for the compiler: the place of each field in the words, and its type."""
 
     def __init__(self, name: str, members: Sequence[tuple[str, Any]]) -> None:
+        self.record = name
         self.places: dict[str, tuple[int, Any]] = {}
         place = 0
         for member, kind in members:
@@ -95,9 +98,15 @@ class RecordType(types.Type):  # type: ignore[misc]  # numba has no types
         return self.name, *self.places.items()
 
 
+METHODS: dict[str, Mapping[str, Any]] = {}
+"""The static methods of records, by the names of their classes. Types are stored with compiled code, without these."""
+
+
 @cache
-def _record_type(name: str, members: tuple[tuple[str, Any], ...]) -> RecordType:
-    return RecordType(name, members)
+def _record_type(of: type[Record], members: tuple[tuple[str, Any], ...]) -> RecordType:
+    methods = {name: each.__func__ for name, each in vars(of).items() if isinstance(each, staticmethod)}
+    METHODS[of.__name__] = methods
+    return RecordType(of.__name__, members)
 
 
 @register_model(RecordType)
@@ -124,11 +133,15 @@ class _FieldTypes(AttributeTemplate):  # type: ignore[misc]
     key = RecordType
 
     def generic_resolve(self, kind: RecordType, name: str) -> Any:
-        return kind.places[name][1] if name in kind.places else None
+        if name in kind.places:
+            return kind.places[name][1]
+        return types.Dispatcher(METHODS[kind.record][name]) if name in METHODS[kind.record] else None
 
 
 @lower_getattr_generic(RecordType)  # type: ignore[untyped-decorator]
 def _read_field(context: Any, builder: Any, kind: RecordType, pointer: Any, name: str) -> Any:
+    if name not in kind.places:
+        return context.get_dummy_value()  # a method: its type says which
     place, member = kind.places[name]
     if member == types.int64:
         return _read_word(builder, pointer, place, WORD)

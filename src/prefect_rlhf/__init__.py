@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 import sys
 from importlib import import_module
+from importlib.util import find_spec
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -21,10 +22,20 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Any:
-    """Return a name of the door. Raises AttributeError for any other."""
-    if not name.startswith("_") and name in (door := _door()).__all__:
-        return getattr(door, name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    """Return a name of the door. Raises AttributeError for any other, with the module that has it.
+
+    Python shows a similar name below the error.
+    """
+    hint = ""
+    if not name.startswith("_"):
+        door = _door()
+        if name in door.__all__:
+            return getattr(door, name)
+        is_room = find_spec(f"{__name__}.{name}") is not None  # which the import of a room asks for first
+        modules = () if is_room else door.MODULES
+        inside = [f"{__name__}.{module}" for module in modules if name in getattr(door, module).__all__]
+        hint = f"; it is in {' and '.join(inside)}" if inside else ""
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}{hint}", name=name, obj=sys.modules[__name__])
 
 
 def __dir__() -> list[str]:

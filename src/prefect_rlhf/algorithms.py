@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -36,7 +37,7 @@ def __getattr__(name: str) -> Any:
     """Return the flow of a built-in algorithm. Raises AttributeError for any other name."""
     if name in __all__:
         return getattr(import_module(f"prefect_rlhf.flows.{name}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name, obj=sys.modules[__name__])
 
 
 def __dir__() -> list[str]:

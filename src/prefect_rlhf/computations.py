@@ -18,7 +18,7 @@ from prefect_rlhf.tasks.rl.kl import kl_estimate
 from prefect_rlhf.tasks.rl.masked import masked_mean, response_mask, row_means, row_sums, whiten
 from prefect_rlhf.tasks.rl.old_policy import old_policy
 from prefect_rlhf.tasks.rl.preference_evaluation import kto_kl, label_accuracy, mismatched_answers, preference_accuracy
-from prefect_rlhf.tasks.rl.rewards import compare_logprobs, kl_penalised_rewards
+from prefect_rlhf.tasks.rl.rewards import compare_logprobs, kl_penalised_rewards, mean_scores
 from prefect_rlhf.tasks.rl.safety import (
     kl_penalised_costs,
     lagrange_advantages,
@@ -37,6 +37,7 @@ __all__ = [
     "lagrange_multiplier",
     "lagrange_advantages",
     "importance_weights",
+    "mean_scores",
     # selected rows and new rows
     "informative",
     "mismatched_answers",

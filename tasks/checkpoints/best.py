@@ -15,8 +15,8 @@ from prefect_rlhf.files.foreign_file import finished_lines
 from prefect_rlhf.files.storage.inputs import model_folder
 from prefect_rlhf.files.storage.mirror import on_this_machine
 from prefect_rlhf.placement.graph import DataflowGraph
-from prefect_rlhf.placement.layout.parameters import parameters
 from prefect_rlhf.placement.models.model import ModelSpec
+from prefect_rlhf.placement.models.weights import parameters, weights_of
 from prefect_rlhf.tasks.checkpoints.elsewhere import MANIFEST, publish, recall_checkpoint
 from prefect_rlhf.tasks.checkpoints.folders import folder_of
 from prefect_rlhf.tasks.checkpoints.metric_names import metric_names
@@ -127,7 +127,7 @@ def carry_over_best(best: BestModel, earlier: Path, run_dir: Path) -> None:
 
 
 def export_stored(checkpoint: Path, spec: ModelSpec, path: Path) -> None:
-    """Export a role's weights from a checkpoint as a Hugging Face folder, rounded to the dtype of its training.
+    """Export a role's model from a checkpoint as a Hugging Face folder, rounded to the dtype of its training.
 
     The folder has the tokenizer of the model that was trained.
     """
@@ -136,7 +136,8 @@ def export_stored(checkpoint: Path, spec: ModelSpec, path: Path) -> None:
     from prefect_rlhf.engines.files.checkpoint_files import StoredState
     from prefect_rlhf.engines.files.huggingface import write_folder
 
-    stored, dtype = StoredState(on_this_machine(checkpoint / spec.role)), getattr(torch, spec.dtype)
+    folders = [on_this_machine(checkpoint / own.name) for own in weights_of(spec, trained=True) if own.trained]
+    stored, dtype = StoredState(*folders), getattr(torch, spec.dtype)
     tensors = (
         (one.name, stored.read("main", one.name, tuple((0, size) for size in one.shape)).to(dtype))
         for one in parameters(spec)

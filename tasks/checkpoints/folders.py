@@ -1,10 +1,10 @@
 """Checkpoints of a run as the controller sees them: finding, checking, finishing and deleting; never loading.
 
-    <run>/checkpoints/step-000004/checkpoint.json        the manifest; written last
-    <run>/checkpoints/step-000004/actor/shard-00000.*    written by the ranks
-    <run>/checkpoints/step-000006.part/                  not finished: never read
+    <run>/checkpoints/step-000004/checkpoint.json              the manifest; written last
+    <run>/checkpoints/step-000004/actor.trunk/shard-00000.*    written by the ranks
+    <run>/checkpoints/step-000006.part/                        not finished: never read
 
-A step's folder is named after the number of finished steps.
+A step's folder is named after the number of finished steps, and a folder in it after a trained set of weights.
 """
 
 import json
@@ -20,7 +20,6 @@ from pydantic import TypeAdapter, ValidationError
 
 from prefect_rlhf.engines.files.checkpoint_files import (
     WHOLE,
-    ShardIndex,
     check_coverage,
     read_index,
     shard_indexes,
@@ -34,7 +33,7 @@ from prefect_rlhf.files.foreign_file import read_json
 from prefect_rlhf.files.path_text import resolved
 from prefect_rlhf.files.remote_path import local_path, shown
 from prefect_rlhf.placement.graph import DataflowGraph
-from prefect_rlhf.placement.layout.parameters import parameters
+from prefect_rlhf.placement.models.weights import Weights
 from prefect_rlhf.placement.plan import ExecutionPlan
 from prefect_rlhf.placement.plans.plan_file import plan_yaml
 from prefect_rlhf.tasks.checkpoints.elsewhere import (
@@ -52,18 +51,18 @@ from prefect_rlhf.tasks.checkpoints.run_identity import first_difference, with_d
 LATEST = "latest"
 UNFINISHED = ".part"
 PARAMETER = "resume_from"  # as errors name it
-FORMAT = 4
-"""Of manifests. 1 stored paths of modules for operations, 2 did not store losses of a train_step by name, and the
-records beside those of 3 count steps from 0."""
+FORMAT = 5
+"""Of manifests. 1 stored paths of modules for operations, 2 did not store losses of a train_step by name, the records
+beside those of 3 count steps from 0, and 4 had a folder for each role."""
 
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """The content of a checkpoint except its shards. `step` steps are finished; every trained role has weights v`step`.
+    """The content of a checkpoint except its shards. `step` steps are finished; all trained weights are v`step`.
 
-    `identity` is the identity of the run. `shards` has a checksum of each index by trained role and file name.
-    `fingerprints` has the fingerprints of the weights by role, including frozen roles. `lineage` has the parameters of
-    the run, and those that were changed on the way.
+    `identity` is the identity of the run. `shards` has a checksum of each index by the name of trained weights and of
+    the file. `fingerprints` has the fingerprints of all weights by their names, including frozen weights. `lineage` has
+    the parameters of the run, and those that were changed on the way.
     """
 
     step: int
@@ -86,9 +85,9 @@ class Checkpoint:
     def step(self) -> int:
         return self.manifest.step
 
-    def shards(self, role: str) -> tuple[Path, ...]:
-        """Return the index files of a role's shards."""
-        return tuple(self.folder / role / name for name in self.manifest.shards[role])
+    def shards(self, weights: str) -> tuple[Path, ...]:
+        """Return the index files of the shards of a set of weights."""
+        return tuple(self.folder / weights / name for name in self.manifest.shards[weights])
 
     def unfinished(self) -> tuple[str, ...]:
         """Return the names of adjacent folders whose writing was interrupted; no code reads them."""
@@ -121,26 +120,27 @@ def finish(
 ) -> Path:
     """Add the manifest to the ranks' shards, and rename the folder: it is now the newest checkpoint.
 
-    Raises InvalidInput, without renaming, unless the shards hold every element of every trained role exactly once.
+    Raises InvalidInput, without renaming, unless the shards hold every element of all trained weights exactly once.
     """
     folder = folder_of(run_dir, step)
     part = beside(folder)
-    shards = {role: shard_indexes(part / role) for role in fingerprints if graph.trained_by(role)}
-    for role, indexes in shards.items():
-        _check_role(graph, role, [read_index(index, role) for index in indexes])
+    trained = [own for own in graph.all_weights() if own.trained]
+    shards = {own.name: shard_indexes(part / own.name) for own in trained}
+    for own in trained:
+        _check_shards(own, shards[own.name])
     manifest = Manifest(
         step=step,
         plan=plan_yaml(plan),
         identity=identity,
-        fingerprints={role: dict(fingerprint) for role, fingerprint in fingerprints.items()},
+        fingerprints={name: dict(fingerprint) for name, fingerprint in fingerprints.items()},
         states=dict(states),
-        shards={role: {i.name: _checksum(i.read_bytes()) for i in indexes} for role, indexes in shards.items()},
+        shards={name: {i.name: _checksum(i.read_bytes()) for i in indexes} for name, indexes in shards.items()},
         lineage=lineage or Lineage(),
     )
     content = asdict(manifest)
     header = {"format": FORMAT, "written_by": f"prefect-rlhf {version('prefect-rlhf')}"}
     write_json(part / MANIFEST, header | {"manifest": content, "checksum": _checksum(_canonical(content))})
-    for path in (*(part / role for role in shards), part):
+    for path in (*(part / name for name in shards), part):
         flush_to_disk(path)
     part.rename(folder)
     flush_to_disk(folder.parent)
@@ -214,11 +214,11 @@ def read_checkpoint(folder: Path) -> Checkpoint:
         raise InvalidInput(PARAMETER, f"an unreadable {folder / MANIFEST}", WHOLE) from error
     if not is_whole:
         raise InvalidInput(PARAMETER, f"other content of {folder / MANIFEST}", WHOLE)
-    for role, shards in manifest.shards.items():
+    for weights, shards in manifest.shards.items():
         for name, checksum in shards.items():
-            read_index(folder / role / name, role)
-            if _checksum((folder / role / name).read_bytes()) != checksum:
-                raise InvalidInput(f"checkpoint.{role}", f"other content of {folder / role / name}", WHOLE)
+            read_index(folder / weights / name, weights)
+            if _checksum((folder / weights / name).read_bytes()) != checksum:
+                raise InvalidInput(f"checkpoint.{weights}", f"other content of {folder / weights / name}", WHOLE)
     return Checkpoint(folder, manifest)
 
 
@@ -241,8 +241,9 @@ def check_resumable(
         bound = "more than" if has_ended else "at least"
         expected = f"{bound} {checkpoint.step}, the steps that {checkpoint.folder.name} has finished"
         raise InvalidInput("steps", num_steps, expected)
-    for role in checkpoint.manifest.shards:
-        _check_role(graph, role, [read_index(index, role) for index in checkpoint.shards(role)])
+    for own in graph.all_weights():
+        if own.trained:
+            _check_shards(own, checkpoint.shards(own.name))
 
 
 def _check_format(folder: Path, stored: Mapping[str, Any]) -> None:
@@ -256,8 +257,9 @@ def _check_format(folder: Path, stored: Mapping[str, Any]) -> None:
         )
 
 
-def _check_role(graph: DataflowGraph, role: str, indexes: Sequence[ShardIndex]) -> None:
-    check_coverage(role, indexes, {parameter.name: parameter.shape for parameter in parameters(graph.model(role))})
+def _check_shards(weights: Weights, indexes: Sequence[Path]) -> None:
+    shapes = {parameter.name: parameter.shape for parameter in weights.parameters}
+    check_coverage(weights.name, [read_index(index, weights.name) for index in indexes], shapes)
 
 
 def _finished(run_dir: Path) -> list[Path]:

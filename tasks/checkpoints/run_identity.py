@@ -13,7 +13,7 @@ from prefect_rlhf.placement.graph import Call, DataflowGraph, Operation
 from prefect_rlhf.tasks.play import Play
 from prefect_rlhf.tasks.tracing.operations import Bound
 
-ORIGIN = ("path", "new_head")
+ORIGIN = ("path", "new_head", "content")
 """Fields of a model that matter only to where its version 0 comes from."""
 
 _OF_EXECUTION = (
@@ -41,9 +41,10 @@ def run_identity(graph: DataflowGraph, seed: int, checkpoint_every: int | None) 
     long may resume with a larger length.
     """
     models = {model.role: asdict(model) for model in graph.models}
-    for model in models.values():
+    for role, model in models.items():
         for name in ORIGIN:
             del model[name]
+        model["weights"] = [own.name for own in graph.weights(role)]
     content = {
         "algorithm": graph.name,
         "seed": seed,

@@ -98,9 +98,9 @@ class PromptDataset(DatasetSource):
         if limit is None:
             return CheckedRows(rows.lengths, self.remarks())
         limit.check(self.name, rows)
-        said = () if self.overlong_prompts == "refuse" else (limit.remark(self.name, rows.lengths),)
+        remark = "" if self.overlong_prompts == "refuse" else limit.remark(self.name, rows.lengths)
         lengths = [min(rows.lengths[row], limit.most) for row in limit.kept(rows.lengths)]
-        return CheckedRows(lengths, (*self.remarks(), *said))
+        return CheckedRows(lengths, (*self.remarks(), *([remark] if remark else [])))
 
     def remarks(self) -> tuple[str, ...]:
         """Return a line for the log with the chat template's rendering, if the template writes the rows."""

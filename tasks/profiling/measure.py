@@ -15,7 +15,7 @@ from prefect_rlhf.placement.cost.sizes import ModelSizes
 from prefect_rlhf.placement.cost.times.profile import Measurement, ModelPiece, Profile, Subject
 from prefect_rlhf.placement.cost.workload import ModelCallKind
 from prefect_rlhf.placement.engine_traits import TRAITS, refused_heads
-from prefect_rlhf.placement.layout.parameters import num_parameters
+from prefect_rlhf.placement.models.weights import num_parameters
 from prefect_rlhf.placement.plan import EngineKind
 from prefect_rlhf.tasks.profiling.bench import ENGINES, Bench, PassMethod, Sizes, open_bench, part_of
 from prefect_rlhf.tasks.profiling.contention import number_of_probes, time_contention

@@ -5,6 +5,7 @@ from pathlib import PurePath
 
 import yaml
 
+from prefect_rlhf.files.hub.hub_path import repository_of
 from prefect_rlhf.placement.models.model import ModelSpec
 
 CARD = "README.md"
@@ -23,11 +24,12 @@ model = AutoModelForSequenceClassification.from_pretrained("FOLDER OR NAME")  # 
 def model_card(spec: ModelSpec, algorithm: str, steps: int, run: str) -> str:
     """Return the card of the model that `steps` steps of an algorithm trained in the role of `spec`.
 
-    It names the folder of the base model without the folders above it, which may name a person. A licence and the
-    base model's name on the Hub are left to the reader, because no file of a run has them.
+    It names the base model on the Hub; or its folder, without the folders above it, which may name a person. The
+    licence, and the Hub's name of a folder, are left to the reader, because no file of a run has them.
     """
-    generates = spec.head != "scalar"
+    generates, base = spec.head != "scalar", repository_of(spec.path)
     header = {
+        **({"base_model": base} if base else {}),
         "library_name": "transformers",
         "pipeline_tag": "text-generation" if generates else "text-classification",
         "tags": ["prefect-rlhf", algorithm],
@@ -36,8 +38,8 @@ def model_card(spec: ModelSpec, algorithm: str, steps: int, run: str) -> str:
         f"---\n{yaml.safe_dump(header, sort_keys=False)}---\n\n"
         f"# {spec.role} of {run}\n\n"
         f"The algorithm `{algorithm}` of prefect-rlhf {version('prefect-rlhf')} trained this model from "
-        f"`{PurePath(spec.path).name}` in {steps} steps.\n\n"
+        f"`{base or PurePath(spec.path).name}` in {steps} steps.\n\n"
         f"```python\n{_GENERATES if generates else _SCORES}```\n\n"
-        "Before you upload it, add `license` and `base_model` to the lines at the top: the licence of the base model "
-        "applies.\n"
+        f"Before you upload it, add `license`{'' if base else ' and `base_model`'} to the lines at the top: the "
+        "licence of the base model applies.\n"
     )

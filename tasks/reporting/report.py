@@ -69,12 +69,12 @@ class PlannedSteps:
 
 @dataclass(frozen=True, slots=True)
 class LaterPlan(PlannedSteps):
-    """The steps of a run under a plan that it moves to, and the predicted seconds of the move.
+    """The steps of a run under a plan that it switches to, and the predicted seconds of the switch.
 
-    `assumed` has a line for each assumption behind `move_seconds`, which is None if the hardware is unknown.
+    `assumed` has a line for each assumption behind `switch_seconds`, which is None if the hardware is unknown.
     """
 
-    move_seconds: float | None
+    switch_seconds: float | None
     assumed: tuple[str, ...] = ()
 
     @property
@@ -84,13 +84,13 @@ class LaterPlan(PlannedSteps):
 
     @property
     def announced(self) -> str:
-        """A line that says when the run will move, and to which plan."""
-        line = f"before step {self.step} the run moves to plan {self.augmented.plan.name}"
-        if self.prediction is None or self.move_seconds is None:
+        """A line that says when the run will switch, and to which plan."""
+        line = f"before step {self.step} the run switches to plan {self.augmented.plan.name}"
+        if self.prediction is None or self.switch_seconds is None:
             return line
         step = self.prediction.seconds_per_step
         assumed = f" (assumed: {', '.join(self.assumed)})" if self.assumed else ""
-        return f"{line}: predicted {step:.3g} s per step, after a move of {self.move_seconds:.1f} s{assumed}"
+        return f"{line}: predicted {step:.3g} s per step, after a switch of {self.switch_seconds:.1f} s{assumed}"
 
 
 class StepCheck(Protocol):
@@ -101,19 +101,19 @@ class StepCheck(Protocol):
         ...
 
 
-class Mover(StepCheck, Protocol):
-    """A check that moves the run to a better plan."""
+class Switcher(StepCheck, Protocol):
+    """A check that switches the run to a better plan."""
 
     def built(self, instance: ModelInstance, seconds: float) -> None:
         """Note the seconds that the build of an instance took."""
         ...
 
-    def moves(self, run: TrainingRun) -> LaterPlan:
-        """Return the plan that the run moves to now."""
+    def switches(self, run: TrainingRun) -> LaterPlan:
+        """Return the plan that the run switches to now."""
         ...
 
-    def moved(self, run: TrainingRun, journal: Journal) -> None:
-        """Record the plan that the run has moved to."""
+    def switched(self, run: TrainingRun, journal: Journal) -> None:
+        """Record the plan that the run has switched to."""
         ...
 
 
@@ -128,11 +128,11 @@ class RunReport:
         later: Sequence[LaterPlan],
         limits: Mapping[str, float],
         check: StepCheck | None = None,
-        mover: Mover | None = None,
+        switcher: Switcher | None = None,
     ) -> None:
         """Report a run whose `first` plan is followed by the `later` plans. `check` may add a line after a step."""
         self.lease, self.later = lease, list(later)
-        self._now, self._check, self._mover = first, mover or check, mover
+        self._now, self._check, self._switcher = first, switcher or check, switcher
         self._memory = MeasuredMemory(first.certificate, lease)
         self._log = run_log()
         evaluations = [call.name for call in first.augmented.graph.calls if call.every is not None]
@@ -176,23 +176,23 @@ class RunReport:
                     "plan %s for %s:\n%s", later.augmented.plan.name, graph.name, plan_text(later.augmented.plan, graph)
                 )
 
-    def moves(self, run: TrainingRun) -> None:
-        """Note that a move begins: from now on the devices may hold what the next plan keeps."""
-        if self._mover is not None:
-            self.later.append(self._mover.moves(run))
+    def switches(self, run: TrainingRun) -> None:
+        """Note that a switch begins: from now on the devices may hold what the next plan keeps."""
+        if self._switcher is not None:
+            self.later.append(self._switcher.switches(run))
         self._warn_of_memory()  # what the last step reported belongs to the plan that ends
         self._memory = MeasuredMemory(self._later_from(run.finished + 1).certificate, self.lease, self._memory)
 
-    def moved(self, run: TrainingRun, seconds: float) -> None:
-        """Report a move, and show the next plan instead of the last."""
+    def switched(self, run: TrainingRun, seconds: float) -> None:
+        """Report a switch, and show the next plan instead of the last."""
         self._now = later = self._later_from(run.finished + 1)
         if self._journal is not None:
             self._journal.keep("plan.yaml", plan_yaml(run.plan))
             self._journal.keep("certificate.json", later.certificate.to_json())
-            if self._mover is not None:
-                self._mover.moved(run, self._journal)
-        said = "" if later.move_seconds is None else f", predicted {later.move_seconds:.1f} s"
-        self._say(f"moved to plan {run.plan.name} before step {later.step} in {seconds:.1f} s{said}")
+            if self._switcher is not None:
+                self._switcher.switched(run, self._journal)
+        said = "" if later.switch_seconds is None else f", predicted {later.switch_seconds:.1f} s"
+        self._say(f"switched to plan {run.plan.name} before step {later.step} in {seconds:.1f} s{said}")
         self._show_plan()
 
     def _show_plan(self) -> None:
@@ -236,8 +236,8 @@ class RunReport:
     def built(self, instance: ModelInstance, outcome: NodeOutcome) -> None:
         """Report that a model is built on its devices."""
         self._memory.add(outcome, f"build {instance.name}")
-        if self._mover is not None:
-            self._mover.built(instance, outcome.seconds)
+        if self._switcher is not None:
+            self._switcher.built(instance, outcome.seconds)
         gib = max(outcome.device_bytes.values()) / (1 << 30)
         self._log.info("built %s in %.1f s; its devices hold up to %.2f GiB", instance.name, outcome.seconds, gib)
 
@@ -338,12 +338,12 @@ class RunReport:
         self._show_curves()
         publish(
             create_markdown_artifact,
-            timeline_markdown(self._journal.last_steps(STEPS_SHOWN, with_moves=True)),
+            timeline_markdown(self._journal.last_steps(STEPS_SHOWN, with_switches=True)),
             key="timeline",
             description="Timeline",
         )
         if self._now.prediction is not None:
-            first = self._now.augmented.finished + 1  # the steps before a move had another plan
+            first = self._now.augmented.finished + 1  # the steps before a switch had another plan
             spans = [span for span in self._journal.last_steps(STEPS_KEPT) if span.step >= first]
             rows = comparison_rows(compare(self._now.prediction, spans))
             publish(create_table_artifact, rows, key="predicted-and-measured", description="Predicted and measured")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from prefect_rlhf.engines.compute import Computed, saved_state
 from prefect_rlhf.engines.rows import Batch
+from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.tasks.rl.kl import kl_estimate, next_coefficient
 from prefect_rlhf.tasks.rl.masked import (
     last_token,
@@ -136,6 +137,22 @@ def rollout_metrics(logprobs_BT: Tensor, kl_BT: Tensor, scores_B: Tensor, mask_B
         "entropy": -float(masked_mean(logprobs_BT, mask_BT)),
         "response_tokens": float(mask_BT.sum(1).mean()),
     }
+
+
+@computation("scores")
+def mean_scores(scores: Batch, settings: Settings) -> Computed:
+    """Take the mean score of the rows that were made of each row: [B] from [B, k].
+
+    `compute(mean_scores, score(reward, samples), per=rows, settings=algo)` is a Monte Carlo value of `rows`, such as
+    VinePPO's (Kazemnejad et al. 2024), if `samples` are k responses to each. Rows without a score (NaN) are left out; a
+    mean without any score is NaN. Raises InvalidInput without `per`.
+    """
+    import torch  # only here: a flow is traced, and planned, without it
+
+    scores_BK = scores["scores"]
+    if scores_BK.dim() != 2:  # noqa: PLR2004  rows, and what was made of each
+        raise InvalidInput("scores of mean_scores", "a score for each row", "several: compute(..., per=ROWS)")
+    return Computed({"scores": torch.nanmean(scores_BK, dim=1)})
 
 
 @computation()

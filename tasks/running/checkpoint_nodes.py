@@ -27,14 +27,14 @@ from prefect_rlhf.tasks.running.training_run import TrainingRun
 
 @dataclass(frozen=True, slots=True)
 class Checkpointing:
-    """The checkpoints of a run. After a move it takes over the states of computations from the plan `before`."""
+    """The checkpoints of a run. After a switch it takes over the states of computations from the plan `before`."""
 
     run: TrainingRun
     fingerprints: Fingerprints
     call: RankCalls
     before: InitVar[Checkpointing | None] = None
     _states: LeftStates = field(init=False)
-    _copied: dict[int, dict[str, Fingerprint]] = field(init=False)  # by step and role: in host memory, not yet on disk
+    _copied: dict[int, dict[str, Fingerprint]] = field(init=False)  # by step and weights: in host memory, not on disk
 
     def __post_init__(self, before: Checkpointing | None) -> None:
         states = LeftStates(self.run.checkpoint_every) if before is None else before._states
@@ -46,18 +46,18 @@ class Checkpointing:
         checkpoint = self.run.checkpoint
         if checkpoint is None:
             return
-        shards = [(role, index) for role in checkpoint.manifest.shards for index in checkpoint.shards(role)]
+        shards = [(name, index) for name in checkpoint.manifest.shards for index in checkpoint.shards(name)]
         by_rank = {rank: (shards[rank::num_ranks],) for rank in range(num_ranks)}
         self.call(Rank.check_shards, by_rank, f"check {checkpoint.folder.name}")
-        for role, fingerprint in checkpoint.manifest.fingerprints.items():
-            self.fingerprints.learn(role, checkpoint.step if role in checkpoint.manifest.shards else 0, fingerprint)
+        for name, fingerprint in checkpoint.manifest.fingerprints.items():
+            self.fingerprints.learn(name, checkpoint.step if name in checkpoint.manifest.shards else 0, fingerprint)
 
-    def restore_of(self, role: str) -> Restore | None:
-        """Return the place of a trained role's state in a resumed or moved run, None in a new run."""
+    def restore(self) -> Restore | None:
+        """Return the place of the state of trained weights in a resumed or switched run, None in a new run."""
         checkpoint = self.run.checkpoint
-        if self.run.moved_after is not None:
-            return Restore(None, self.run.moved_after)
-        return Restore(checkpoint.folder / role, checkpoint.step) if checkpoint else None
+        if self.run.switched_after is not None:
+            return Restore(None, self.run.switched_after)
+        return Restore(checkpoint.folder, checkpoint.step) if checkpoint else None
 
     def restore_states(self) -> None:
         """Restore each stateful computation's state from the checkpoint, on the rank that now runs it."""
@@ -89,14 +89,13 @@ class Checkpointing:
     def refusal(self, error: StaleWeights, command: BuildCommand) -> RlhfError:
         """Return the error for built weights that differ from their version.
 
-        The path of a frozen role may hold other weights than in the run to resume.
+        The path of frozen weights may hold others than in the run to resume.
         """
-        checkpoint, role = self.run.checkpoint, command.instance.role
-        if checkpoint is None or role in checkpoint.manifest.shards:
+        if self.run.checkpoint is None or all(own.trained for own in command.weights):
             return error
         return InvalidInput(
             "resume_from",
-            f"a checkpoint of a run with other weights of {role}",
+            f"a checkpoint of a run with other weights of {command.instance.role}",
             f"the weights in {command.model.path}, as in this run",
         )
 
@@ -107,10 +106,11 @@ class Checkpointing:
                 self._states.leave(call.name, step, report.state)
 
     def copy(self, node: Node, work: Checkpoint) -> dict[int, RankReport]:
-        """Make ranks copy their parts of a role into host memory, and record the fingerprint of its weights."""
+        """Make ranks copy their parts of trained weights into host memory, and record the weights' fingerprints."""
         instance, version = work.instance, work.reads
         reports = self.call(Rank.checkpoint, dict.fromkeys(self.run.ranks(instance), (instance, version)), node.title)
-        self._copied[node.step][instance.role] = self.fingerprints.content(instance.role, version)
+        trained = (own.name for own in self.run.graph.weights(instance.role) if own.trained)
+        self._copied[node.step] |= {name: self.fingerprints.content(name, version) for name in trained}
         return reports
 
     def commit(self, node: Node) -> NodeOutcome:
@@ -122,8 +122,8 @@ class Checkpointing:
         folder = folder_of(run.run_dir, node.step)
         ranks = [run.rank(device) for device in node.devices]
         reports = self.call(Rank.commit, dict.fromkeys(ranks, (beside(folder), folder)), node.title, "disk")
-        frozen = {m.role: self.fingerprints.content(m.role, 0) for m in graph.models if not graph.trained_by(m.role)}
-        fingerprints = {**frozen, **self._copied.pop(node.step)}
+        frozen = (own.name for own in graph.all_weights() if not own.trained)
+        fingerprints = {name: self.fingerprints.content(name, 0) for name in frozen} | self._copied.pop(node.step)
         identity = run_identity(graph, run.seed, run.checkpoint_every)
         states = self._states.written_after(node.step)
         with writing(folder):

@@ -37,9 +37,11 @@ from prefect_rlhf.placement.augmented.work import (
     Transfer,
 )
 from prefect_rlhf.placement.graph import Call
-from prefect_rlhf.placement.layout.layout import Layout, held_model, layout_of
+from prefect_rlhf.placement.layout.layout import Layout, held_parts, layout_of
+from prefect_rlhf.placement.layout.sharing import shared_weights
+from prefect_rlhf.placement.models.weights import Weights
 from prefect_rlhf.placement.plan import ModelInstance, instances, moved_parts, offloaded_parts, trained_instance
-from prefect_rlhf.placement.plans.moves import closed_instances
+from prefect_rlhf.placement.plans.switch import closed_instances
 from prefect_rlhf.placement.rows.partition import Part
 from prefect_rlhf.tasks.data.tokenizer import response_ends
 from prefect_rlhf.tasks.running.checkpoint_nodes import Checkpointing
@@ -54,7 +56,7 @@ class Dispatcher:
     """Sends each node's commands to a gang, and compares reported with known fingerprints of every version."""
 
     def __init__(self, run: TrainingRun, gang: Gang[Rank], before: Dispatcher | None = None) -> None:
-        """Dispatch the nodes of a run. After a move, fingerprints and states of computations are those of `before`."""
+        """Dispatch a run's nodes. After a switch, fingerprints and states of computations are those of `before`."""
         self.run, self.gang = run, gang
         self.fingerprints: Fingerprints = Fingerprints() if before is None else before.fingerprints
         self.rows = StepRows(run)
@@ -62,13 +64,13 @@ class Dispatcher:
         earlier: Checkpointing | None = None if before is None else before.checkpointing
         self.checkpointing: Checkpointing = Checkpointing(run, self.fingerprints, self._call, earlier)
         self._graph, self._plan = run.graph, run.plan
-        self._layouts: dict[ModelInstance, Layout] = {}
+        self._layouts: dict[tuple[ModelInstance, tuple[str, ...]], Layout] = {}
 
     def build(self, on_built: Callable[[ModelInstance, NodeOutcome], None]) -> None:
-        """Open the datasets and build every model instance; all copies of a role must hold the same version 0.
+        """Open the datasets and build every model instance; all copies of weights must hold the same version 0.
 
-        A resumed run verifies the whole checkpoint before it builds anything. Raises InvalidInput if a frozen role has
-        other weights than in the run to resume.
+        A resumed run verifies the whole checkpoint before it builds anything. Raises InvalidInput if frozen weights
+        differ from those of the run to resume.
         """
         self.checkpointing.check(self.gang.size)
         for source in self.run.sources.values():
@@ -77,15 +79,15 @@ class Dispatcher:
             command = self._build_command(instance, calls)
             reports = self._call(Rank.build, dict.fromkeys(command.ranks, (command,)), f"build {instance.name}")
             try:
-                self._settle(instance, command.restore.version if command.restore else 0, reports)
+                self._settle(instance, command.restore.version if command.restore else 0, reports, command.weights)
             except StaleWeights as error:
                 raise self.checkpointing.refusal(error, command) from error
             self._offload_built(instance)
             on_built(instance, outcome_of(reports))
         self.checkpointing.restore_states()
 
-    def move_from(self, before: Dispatcher, on_built: Callable[[ModelInstance, NodeOutcome], None]) -> NodeOutcome:
-        """Take over the ranks from another plan of the run, whose last step has ended: the work of a move.
+    def switch_from(self, before: Dispatcher, on_built: Callable[[ModelInstance, NodeOutcome], None]) -> NodeOutcome:
+        """Take over the ranks from another plan of the run, whose last step has ended: the work of a switch.
 
         Instances that differ are closed, and then built; trained instances get the state that checkpoint nodes have
         copied to host memory, and must then have the fingerprint of their version.
@@ -99,7 +101,7 @@ class Dispatcher:
             reports = self._call(Rank.build, dict.fromkeys(command.ranks, (command,)), f"build {instance.name}")
             on_built(instance, outcome_of(reports))
             if command.restore is None:
-                self._settle(instance, 0, reports)
+                self._settle(instance, 0, reports, command.weights)
             else:
                 bytes_moved += self._move_state(before, instance, command.restore.version)
             self._offload_built(instance)
@@ -115,7 +117,7 @@ class Dispatcher:
         copied = self._call(Rank.copied_state, dict.fromkeys(holders, (source,)), f"list the state of {source.name}")
         held = {rank: regions for rank, (_, regions) in copied.items()}
         num_updates = max(updates for updates, _ in copied.values())
-        layout = self._layout(target)
+        layout = self._layout(target, self._weights(target, trained=True))
         lacking: Mapping[int, Sequence[StateRegion]] = {
             rank: [StateRegion("main", name, region) for name, region in layout.of_rank(rank).items()]
             for rank in takers
@@ -128,7 +130,8 @@ class Dispatcher:
             found = self._call(Rank.move_state, arguments, f"restore {target.name}")
             bytes_moved += sum(report.bytes_moved for report, _ in found.values())
             lacking = {rank: regions for rank, (_, regions) in found.items()}
-        self._settle(target, version, {rank: report for rank, (report, _) in found.items()})
+        reports = {rank: report for rank, (report, _) in found.items()}
+        self._settle(target, version, reports, self._weights(target))
         return bytes_moved
 
     def _offload_built(self, instance: ModelInstance) -> None:
@@ -172,7 +175,7 @@ class Dispatcher:
         if isinstance(work, Generate):
             self.rows.generated(work, node.step, reports)
         if isinstance(work, TrainStep):
-            self._settle(work.instance, work.writes, reports)
+            self._settle(work.instance, work.writes, reports, self._weights(work.instance, trained=True))
         return reports
 
     def _compute(self, node: Node, work: Compute) -> dict[int, RankReport]:
@@ -202,12 +205,12 @@ class Dispatcher:
 
     def _reallocate(self, node: Node, work: Reallocate) -> dict[int, RankReport]:
         source, target, version = work.source, work.target, work.reads
-        model = held_model(self._graph.model(source.role), target.engine)
-        layouts = layout_of(source, model, self.run.lease.mesh), self._layout(target)
+        moved = self._weights(target, trained=True)
+        layouts = self._layout(source, moved), self._layout(target, moved)
         command = MoveWeightsCommand(source, target, version, *layouts, self.run.lease.devices)
         ranks = [self.run.rank(device) for device in node.devices]
         reports = self._call(Rank.reallocate, dict.fromkeys(ranks, (command,)), node.title)
-        self._settle(target, version, reports)
+        self._settle(target, version, reports, moved)
         return reports
 
     def _move_between_host_and_device(self, node: Node, work: HostCopy) -> dict[int, RankReport]:
@@ -215,39 +218,45 @@ class Dispatcher:
         method = Rank.offload if isinstance(work, Offload) else Rank.reload
         reports = self._call(method, arguments, node.title, node.resources[0])
         if isinstance(work, Reload) and work.part != "optimizer" and work.copies:
-            self._settle(work.instance, work.reads, reports)
+            self._settle(work.instance, work.reads, reports, self._weights(work.instance))
         return reports
 
     def _export(self, node: Node, work: Export) -> dict[int, RankReport]:
         """Write `run_dir/<role>`, a Hugging Face folder. The ranks write it; no data passes through the controller."""
         instance = work.instance
         tokenizer = self._graph.model(instance.role).path
-        arguments = (instance, self.run.run_dir / instance.role, tokenizer, self._layout(instance))
+        layout = self._layout(instance, self._weights(instance))
+        arguments = (instance, self.run.run_dir / instance.role, tokenizer, layout)
         return self._call(Rank.export, dict.fromkeys(self.run.ranks(instance), arguments), node.title)
 
-    def _settle(self, instance: ModelInstance, version: int, reports: Mapping[int, RankReport]) -> None:
+    def _settle(
+        self, instance: ModelInstance, version: int, reports: Mapping[int, RankReport], written: Sequence[Weights]
+    ) -> None:
         """Compare newly written weights with the version's fingerprint; the first copy defines that fingerprint."""
         ranks = self.run.ranks(instance)
         digests = {
             rank: report.digest for rank, report in reports.items() if rank in ranks and report.digest is not None
         }
-        self.fingerprints.settle(instance, version, digests, self._layout(instance))
+        self.fingerprints.settle(instance, written, version, digests, self._layout(instance, written))
 
     def _build_command(self, instance: ModelInstance, calls: Sequence[Call]) -> BuildCommand:
         model = self._graph.model(instance.role)
         is_trained = instance == trained_instance(self._graph, self._plan, instance.role)
+        weights = self._weights(instance)
         needs_ends = "lm" in model.head and (is_trained or any(call.kind == "generate" for call in calls))
         return BuildCommand(
             model=model if is_trained else replace(model, optimizer=None),  # a read-only copy needs no optimizer
             instance=instance,
             ranks=self.run.ranks(instance),
-            layout=self._layout(instance),
-            restore=self.checkpointing.restore_of(instance.role) if is_trained else None,
+            layout=self._layout(instance, weights),
+            restore=self.checkpointing.restore() if is_trained else None,
             max_sequence_length=self.run.max_sequence_length,
             max_rows=max(map(self._fullest_rows, calls)),
             cache_bytes=self._plan[calls[0].name].cache_bytes,
             is_offloaded=offloaded_parts(self._graph, self._plan).get(instance) == "all",
             end_tokens=response_ends(model.path, model.eos_token, model.chat_template) if needs_ends else None,
+            weights=weights,
+            shared=shared_weights(self._graph, self._plan).get(instance, {}),
         )
 
     def _fullest_rows(self, call: Call) -> int:
@@ -255,7 +264,15 @@ class Dispatcher:
         count, needs = self._plan.parts(call.name), self.rows.by_row_set[call.name][0].needs().values()
         return max(len(need.share.rows(part=Part(index, count))) for need in needs for index in range(count))
 
-    def _layout(self, instance: ModelInstance) -> Layout:
-        if instance not in self._layouts:
-            self._layouts[instance] = layout_of(instance, self._graph.model(instance.role), self.run.lease.mesh)
-        return self._layouts[instance]
+    def _weights(self, instance: ModelInstance, trained: bool = False) -> tuple[Weights, ...]:
+        """Return the weights that an instance holds, or only those of them that a train_step writes."""
+        held = held_parts(self._graph.model(instance.role), instance.engine)
+        every = (own for own in self._graph.weights(instance.role) if own.part in held)
+        return tuple(own for own in every if own.trained or not trained)
+
+    def _layout(self, instance: ModelInstance, weights: Sequence[Weights]) -> Layout:
+        """Return the layout of some of the weights of an instance."""
+        key = instance, tuple(own.part for own in weights)
+        if key not in self._layouts:
+            self._layouts[key] = layout_of(instance, self._graph.model(instance.role), self.run.lease.mesh, key[1])
+        return self._layouts[key]

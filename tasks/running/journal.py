@@ -16,7 +16,7 @@ from typing import Any
 from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.files.atomic_file import write_atomically, writing
 from prefect_rlhf.files.foreign_file import finished_lines
-from prefect_rlhf.placement.augmented.node import BEHIND, MOVE
+from prefect_rlhf.placement.augmented.node import BEHIND, SWITCH
 from prefect_rlhf.placement.devices.lease import Lease
 from prefect_rlhf.placement.devices.mesh import Device
 from prefect_rlhf.placement.graph import DataflowGraph
@@ -135,21 +135,21 @@ class Journal:
         """Call `watcher` with each recorded task run, a call at a time. The run waits for it."""
         self._watchers.append(watcher)
 
-    def last_steps(self, number: int, *, with_moves: bool = False) -> tuple[TaskRunSpan, ...]:
+    def last_steps(self, number: int, *, with_switches: bool = False) -> tuple[TaskRunSpan, ...]:
         """Return the task runs of the newest steps so far; `number` is at most `STEPS_KEPT`.
 
-        `with_moves` includes the moves from plan to plan before these steps.
+        `with_switches` includes the switches from plan to plan before these steps.
         """
         with self._lock:
             steps = sorted(self._by_step)[-number:]
             spans = (span for step in steps for span in self._by_step[step])
-            return tuple(span for span in spans if with_moves or span.kind != MOVE)
+            return tuple(span for span in spans if with_switches or span.kind != SWITCH)
 
     def record(self, span: TaskRunSpan) -> None:
         """Record a finished task run, with its predicted seconds next to the measured seconds."""
         span = replace(span, predicted_seconds=self._predicted_seconds(span.node))
         with self._lock:
-            is_late = span.kind in BEHIND and span.kind != MOVE and span.step not in self._by_step
+            is_late = span.kind in BEHIND and span.kind != SWITCH and span.step not in self._by_step
             if not is_late:  # a commit may end after its step was dropped
                 self._by_step[span.step].append(span)
             values = {field.name: getattr(span, field.name) for field in fields(span)}  # asdict would copy all of them

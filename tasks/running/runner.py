@@ -25,15 +25,15 @@ from prefect_rlhf.errors.errors import RlhfError
 from prefect_rlhf.placement.augmented.node import BEHIND, Node
 from prefect_rlhf.placement.augmented.step_groups import StepGroups
 from prefect_rlhf.placement.plan import ExecutionPlan
-from prefect_rlhf.placement.plans.moves import moving_roles
+from prefect_rlhf.placement.plans.switch import moving_roles
 from prefect_rlhf.tasks.run_log import run_log
 from prefect_rlhf.tasks.running.device_locks import DeviceLocks
 from prefect_rlhf.tasks.running.dispatch import Dispatcher
 from prefect_rlhf.tasks.running.journal import Journal, TaskRunSpan, measured_on
 from prefect_rlhf.tasks.running.outcome import NodeOutcome
-from prefect_rlhf.tasks.running.steps.moves import Moves
 from prefect_rlhf.tasks.running.steps.step_ledger import StepLedger
 from prefect_rlhf.tasks.running.stop_request import STOP_POLL_SECONDS, StopRequest
+from prefect_rlhf.tasks.running.switch.requests import Switches
 from prefect_rlhf.tasks.running.task_runner import MeshTaskRunner
 from prefect_rlhf.tasks.running.training_run import TrainingRun
 from prefect_rlhf.tasks.server.failures import failed, failed_task_run, say_nothing_of_cancelled_runs
@@ -41,6 +41,7 @@ from prefect_rlhf.tasks.server.patience import hurry
 
 MAX_GROUPS_IN_FLIGHT = 2
 STOPPED = "The run was stopped"  # in the states of groups and nodes that ended without their own failure
+NEVER_BEGAN = "Never began"  # the state of a group whose steps were handed out before the run ended
 
 
 class GraphRunner:
@@ -53,11 +54,11 @@ class GraphRunner:
         journal: Journal,
         groups: StepGroups,
         stop: StopRequest,
-        moves: Moves | None = None,
+        switches: Switches | None = None,
     ) -> None:
-        """Run the `groups`. If a check asks for one of the `moves`, they end early, as for a stop."""
+        """Run the `groups`. If a check asks for one of the `switches`, they end early, as for a stop."""
         self.run, self.dispatcher, self.journal = run, dispatcher, journal
-        self._groups, self._stop, self._moves = groups, stop, moves or Moves()
+        self._groups, self._stop, self._switches = groups, stop, switches or Switches()
         self._in_flight: list[GroupRun] = []
         self._nodes: dict[str, Node] = {}  # of the groups in flight
         self._ledger = StepLedger()
@@ -113,8 +114,8 @@ class GraphRunner:
         while not _are_over(threads):
             if self._stop and self._ledger.last_step is None:
                 self._stop_early()
-            elif self._moves.asked is not None and self._ledger.last_step is None:
-                self._move_early(self._moves.asked)
+            elif self._switches.asked is not None and self._ledger.last_step is None:
+                self._switch_early(self._switches.asked)
             try:
                 wait(threads, STOP_POLL_SECONDS, FIRST_EXCEPTION)
             except TerminationSignal as termination:
@@ -132,11 +133,11 @@ class GraphRunner:
             run_log().info("%s: no other step begins", self._stop)
         self._end_after(last)
 
-    def _move_early(self, plan: ExecutionPlan) -> None:
+    def _switch_early(self, plan: ExecutionPlan) -> None:
         """Leave the plan after the steps that have a started node; the run continues under the next plan."""
-        last = self._groups.move(self._locks.hold(), moving_roles(self.run.graph, self.run.plan, plan))
+        last = self._groups.switch(self._locks.hold(), moving_roles(self.run.graph, self.run.plan, plan))
         if last is None:
-            self._moves.ask(None)  # too few steps are left
+            self._switches.ask(None)  # too few steps are left
             self._locks.go_on_to(self.run.num_steps)
         else:
             self._end_after(last)
@@ -206,7 +207,7 @@ class GraphRunner:
         )
         try:
             state: State[Any] = flow(return_state=True)
-            if not state.is_completed():
+            if not state.is_completed() and not group.never_began:
                 self._fail(_error_of(state, group.name))
         except BaseException as error:  # noqa: BLE001  any error of a group ends the run, with the first error's message
             self._fail(error)
@@ -229,6 +230,8 @@ class GraphRunner:
             future.wait()
             if future.state.is_failed() or future.state.is_crashed():  # also if Prefect never called our function
                 self._fail(_error_of(future.state, node.title))
+        if group.never_began:
+            return Cancelled(name=NEVER_BEGAN, message=f"The run ended before {group.name}")
         if self._is_stopped:
             return Cancelled(message=STOPPED)
         if isinstance(self._failure, RlhfError):
@@ -356,6 +359,11 @@ class GroupRun:
         self._not_begun = {node.id for node in nodes}
         self._not_ended = {node.id for node in nodes if node.kind not in BEHIND}
         self._last_step = steps.count(max(steps))
+
+    @property
+    def never_began(self) -> bool:
+        """Whether no node has begun: the UI shows a group from the moment that its nodes are handed out."""
+        return len(self._not_begun) == len(self.nodes)
 
     def node_began(self, node: Node) -> None:
         """Count a started node if it belongs to this group."""

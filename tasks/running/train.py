@@ -11,16 +11,16 @@ from typing import Protocol
 from prefect_rlhf.engines.gang.open import open_gang
 from prefect_rlhf.engines.rank.rank import Rank
 from prefect_rlhf.placement.augmented.step_groups import PlanEnd, StepGroups
-from prefect_rlhf.placement.plans.moves import PlanAt, moving_roles
+from prefect_rlhf.placement.plans.switch import PlanAt, moving_roles
 from prefect_rlhf.tasks.run_log import run_log
 from prefect_rlhf.tasks.running.device_memory import check_device_memory, limit_torch
 from prefect_rlhf.tasks.running.dispatch import Dispatcher
 from prefect_rlhf.tasks.running.journal import Journal
-from prefect_rlhf.tasks.running.plan_move import Builder, move_to
 from prefect_rlhf.tasks.running.runner import GraphRunner
 from prefect_rlhf.tasks.running.steps.learning import Findings, Learning
-from prefect_rlhf.tasks.running.steps.moves import Moves
 from prefect_rlhf.tasks.running.stop_request import StopRequest
+from prefect_rlhf.tasks.running.switch.requests import Switches
+from prefect_rlhf.tasks.running.switch.run_switch import Builder, switch_to
 from prefect_rlhf.tasks.running.training_run import TrainingRun
 
 
@@ -35,17 +35,17 @@ def train(
     journal: Journal,
     audience: Audience,
     steps_per_group: int,
-    moves: Moves | None = None,
+    switches: Switches | None = None,
     learning: Learning | None = None,
 ) -> StopRequest | None:
-    """Build the models and run the whole graph, under the run's plan and then under those of `moves`.
+    """Build the models and run the whole graph, under the run's plan and then under those of `switches`.
 
     The gang is closed on return. Returns the request that ended the run early, after a checkpoint of the steps until
     then; None after a full run. Raises NothingLearnt, after such a checkpoint, once `learning` finds too many empty
     steps.
     """
-    moves, learning = moves or Moves(), learning or Learning(run.graph)
-    engines = {placement.engine for _, placement in run.plan.placements} | moves.engines
+    switches, learning = switches or Switches(), learning or Learning(run.graph)
+    engines = {placement.engine for _, placement in run.plan.placements} | switches.engines
     lease = run.lease
     opened = open_gang(
         lease.devices_of_nodes,
@@ -62,29 +62,29 @@ def train(
     )
     with closing(opened) as gang:
         check_device_memory(lease, gang, run.call_deadline_seconds)
-        if not moves.may_ask:  # torch cannot lift a limit, and the plans to come are unknown
-            limit_torch(run, gang, moves.plans)
+        if not switches.may_ask:  # torch cannot lift a limit, and the plans to come are unknown
+            limit_torch(run, gang, switches.plans)
         dispatcher = Dispatcher(run, gang)
         dispatcher.build(audience.built)
         stop = StopRequest()
         with imports_frozen():
             on_step = partial(_step_ended, run, audience, stop, learning)
             while True:
-                groups = _groups(dispatcher.run, steps_per_group, moves.planned)
-                runner = GraphRunner(dispatcher.run, dispatcher, journal, groups, stop, moves)
+                groups = _groups(dispatcher.run, steps_per_group, switches.planned)
+                runner = GraphRunner(dispatcher.run, dispatcher, journal, groups, stop, switches)
                 stopped_after = runner.run_all(on_step)
-                if stopped_after is not None or not groups.moves:
+                if stopped_after is not None or not groups.switches:
                     stop.check()
                     return None if stopped_after is None else stop
-                dispatcher = move_to(moves.take(groups.end + 1), dispatcher, journal, audience, stop)
+                dispatcher = switch_to(switches.take(groups.end + 1), dispatcher, journal, audience, stop)
 
 
-def _groups(run: TrainingRun, steps_per_group: int, move: PlanAt | None) -> StepGroups:
-    """Return the steps of the run under its plan, up to a move if there is one."""
-    ends = None if move is None else PlanEnd(move.step, moving_roles(run.graph, run.plan, move.plan))
+def _groups(run: TrainingRun, steps_per_group: int, switch: PlanAt | None) -> StepGroups:
+    """Return the steps of the run under its plan, up to a switch if there is one."""
+    ends = None if switch is None else PlanEnd(switch.step, moving_roles(run.graph, run.plan, switch.plan))
     steps = run.num_steps, steps_per_group, run.finished, run.checkpoint_every, run.exports
     is_regular = run.checkpoint_every is not None and run.finished % run.checkpoint_every == 0
-    is_saved = run.moved_after is None or is_regular
+    is_saved = run.switched_after is None or is_regular
     return StepGroups(run.graph, run.plan, *steps, ends=ends, is_saved=is_saved)
 
 

@@ -24,8 +24,8 @@ class TrainingRun:
     `sources` are the datasets by parameter name. `tokenizers` decode the rows of each call. The run resumes from
     `checkpoint`, if set. Every `checkpoint_every` steps it writes a checkpoint; it keeps the newest `keep_checkpoints`
     and the checkpoint of the `best` model. `role_deadlines` replace `call_deadline_seconds` for calls of some roles, in
-    seconds. A run that came from another plan begins after `moved_after` steps, with the states that its ranks have in
-    host memory. `lineage` goes into its checkpoints.
+    seconds. A run that switched from another plan begins after `switched_after` steps, with the states that its ranks
+    have in host memory. `lineage` goes into its checkpoints.
     """
 
     graph: DataflowGraph
@@ -44,7 +44,7 @@ class TrainingRun:
     keep_checkpoints: int = 2
     best: BestModel | None = None
     role_deadlines: Mapping[str, float] = field(default_factory=dict, hash=False)
-    moved_after: int | None = None
+    switched_after: int | None = None
     lineage: Lineage = field(default_factory=Lineage, hash=False)
     _ranks: Mapping[Device, int] = field(init=False, repr=False, compare=False)
 
@@ -54,13 +54,13 @@ class TrainingRun:
     @property
     def finished(self) -> int:
         """The number of steps before the run's first: those that its checkpoint has finished, or of other plans."""
-        if self.moved_after is not None:
-            return self.moved_after
+        if self.switched_after is not None:
+            return self.switched_after
         return self.checkpoint.step if self.checkpoint else 0
 
     def under(self, plan: ExecutionPlan, step: int) -> TrainingRun:
-        """Return the run after a move to another plan before `step`."""
-        return replace(self, plan=plan, moved_after=step - 1)
+        """Return the run after a switch to another plan before `step`."""
+        return replace(self, plan=plan, switched_after=step - 1)
 
     def rank(self, device: Device) -> int:
         """Return the gang's rank on `device`: its position in the lease."""

@@ -5,8 +5,30 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable
+from functools import wraps
+from typing import ParamSpec, TypeVar
 
 from prefect_rlhf.errors.errors import GraphError
+
+Given = ParamSpec("Given")
+Result = TypeVar("Result")
+
+
+def naming_arguments(function: Callable[Given, Result]) -> Callable[Given, Result]:
+    """Make a function of bodies name its arguments in the TypeError of a call with other arguments."""
+    signature = inspect.signature(function)
+    of_many = inspect.Parameter.VAR_POSITIONAL
+    names = ", ".join(("*" if each.kind is of_many else "") + name for name, each in signature.parameters.items())
+
+    @wraps(function)
+    def checked(*arguments: Given.args, **named: Given.kwargs) -> Result:
+        try:
+            signature.bind(*arguments, **named)
+        except TypeError as error:
+            raise TypeError(f"{function.__name__}() {error}; its arguments are {names}") from None
+        return function(*arguments, **named)
+
+    return checked
 
 
 def check_whole(where: str, name: str, value: object, meaning: str, least: int | None = None) -> None:

@@ -23,8 +23,8 @@ from prefect_rlhf.placement.models.model import OptimizerSpec
 from prefect_rlhf.placement.row_set import RowLimit, RowSet
 from prefect_rlhf.tasks.host_rewards import HostRewards
 from prefect_rlhf.tasks.play import Play
-from prefect_rlhf.tasks.settings import Optimizer, Sampling, Settings, Update
-from prefect_rlhf.tasks.tracing.arguments import check_kind, check_number, check_whole
+from prefect_rlhf.tasks.settings import GREEDY, Optimizer, Sampling, Settings, Update
+from prefect_rlhf.tasks.tracing.arguments import check_kind, check_number, check_whole, naming_arguments
 from prefect_rlhf.tasks.tracing.heads import check_output
 from prefect_rlhf.tasks.tracing.operations import ROW_KEYS, Bound, Operator, operation
 from prefect_rlhf.tasks.tracing.terms import LossOn, Terms
@@ -36,6 +36,7 @@ PLAYED_KEYS = (*GENERATED_KEYS, "mask", "turn", "turn_rewards", "scores", "trunc
 GROUP_KEYS = ("group_tokens", "group_rows")
 
 
+@naming_arguments
 def generate(
     model: object,
     prompts: object,
@@ -81,8 +82,9 @@ def generate(
     if draws is not None and (not isinstance(draws, str) or not draws):
         expected = "a name of random numbers, such as the name of another generate"
         raise GraphError(f"{where} has draws {draws!r:.40}; expected {expected}")
+    parameter = trace.parameter_of(settings)
     if samples > 1:
-        check_sampled(name, settings, samples)
+        check_sampled(parameter or f"{name}.sampling", settings, samples)
     rows = RowSet(name, source.rows.dataset, samples, source.rows)
     bounds = None
     if play is not None:
@@ -90,7 +92,7 @@ def generate(
         play.settings  # noqa: B018  checks the function's name
         if play.answers_messages and not settings.stop_at_eos:
             right = f"true: with signature {play.signature} an answer follows the end of the model's turn"
-            raise InvalidInput("sampling.stop_at_eos", False, right)
+            raise InvalidInput(f"{parameter or 'sampling'}.stop_at_eos", False, right)
         bounds = play.bounds
     call = Call(
         name=name,
@@ -98,7 +100,7 @@ def generate(
         role=role,
         inputs=(replace(source, keys=("prompt_tokens",)).port(rows),),
         outputs=GENERATED_KEYS if play is None else PLAYED_KEYS,
-        operation=operation("sample", settings),
+        operation=operation("sample", settings, parameter=parameter),
         rows=rows,
         num_rows=source.num_rows * samples,
         every=every,
@@ -109,6 +111,7 @@ def generate(
     return trace.add(call)
 
 
+@naming_arguments
 def inference(
     model: object,
     rows: object,
@@ -143,6 +146,7 @@ def inference(
     return trace.add(call)
 
 
+@naming_arguments
 def score(reward: object, rows: object, *, every: int | None = None, name: str | None = None) -> RowsHandle:
     """Add the key `scores`, a number for each row, from a reward model's forward pass or from Python functions.
 
@@ -177,10 +181,12 @@ def score(reward: object, rows: object, *, every: int | None = None, name: str |
     return trace.add(call)
 
 
+@naming_arguments
 def compute(
     operator: Operator[Any, Any],
     *inputs: object,
     settings: Settings,
+    per: object = None,
     longest: int | None = None,
     max_new_tokens: int | None = None,
     batch_size: int | None = None,
@@ -190,7 +196,8 @@ def compute(
     """Add a pure function of rows, on the host CPU of a device; it makes the keys that its @computation names.
 
     All inputs have the same rows, or rows that these were made of, whose values are then repeated. A dataset parameter
-    contributes `batch_size` items, or all items.
+    contributes `batch_size` items, or all items. With `per`, the result has a row for each row of `per`. Inputs may
+    then be numbers of the k rows that were made of each, such as scores of `samples=k`: the column is [B, k].
 
     A computation of `tokens` and `prompt_length`, or of `prompt_tokens`, makes a new row for each row. The body states
     the length of new rows, because memory is planned for it: `longest` tokens, or `max_new_tokens` more than the
@@ -206,7 +213,7 @@ def compute(
         raise GraphError(f"flow {trace.flow}: compute {name}: got settings={settings!r:.60}, expected {expected}")
     if not handles:
         raise GraphError(f"flow {trace.flow}: compute {name} has no input; it needs rows of a call or dataset")
-    own = trace.common_rows(handles, f"compute {name}")
+    own = trace.common_rows(handles, f"compute {name}") if per is None else _parents(trace, name, per, every, handles)
     makes_rows = ROW_KEYS.intersection(operator.outputs)
     if makes_rows:
         check_not_chosen(trace, own.rows, f"compute {name}")
@@ -216,7 +223,7 @@ def compute(
         name=name,
         kind="compute",
         role=None,
-        inputs=tuple(handle.port(rows) for handle in handles),
+        inputs=tuple(handle.port(rows if per is None else own.rows) for handle in handles),
         outputs=operator.outputs,
         operation=operator(settings).operation,
         rows=rows,
@@ -229,13 +236,33 @@ def compute(
     return trace.add(call)
 
 
-def check_sampled(call: str, sampling: Sampling, samples: int) -> None:
+def _parents(trace: Trace, name: str, per: object, every: int | None, handles: Sequence[RowsHandle]) -> RowsHandle:
+    """Return the rows that a compute makes its result for. Raises GraphError unless all inputs belong to them."""
+    where = f"flow {trace.flow}: compute {name}"
+    own, made = trace.rows(per, "compute", None, every), []
+    for handle in handles:
+        if own.rows.may_read(handle.rows):
+            continue
+        if own.rows.choices or handle.rows.choices:
+            raise GraphError(f"{where}: got rows that a select keeps, expected all rows beside per={own.source}")
+        if not handle.rows.may_read(own.rows):
+            expected = f"rows that were made of {own.source}, or of which it was made: {origin_of(handle.rows)}"
+            raise GraphError(f"{where}: got {handle.source} and per={own.source}, expected {expected}")
+        if ROW_KEYS.intersection(handle.keys):
+            several = f"{origin_of(handle.rows)}; per reads a number for each of them, such as scores"
+            raise GraphError(f"{where}: got {handle.source}, which has tokens, and per={own.source}: {several}")
+        made.append(handle)
+    if not made:
+        raise GraphError(f"{where}: per={own.source} is not used: no input has several rows for each; remove it")
+    return own
+
+
+def check_sampled(where: str, sampling: Sampling, samples: int) -> None:
     """Raise InvalidInput for sampling that always takes the likeliest token: all samples of a prompt would be equal."""
-    greedy = {"temperature": (0, "above 0"), "top_k": (1, "0 or at least 2"), "min_p": (1, "below 1")}
-    for field, (value, right) in greedy.items():
+    for field, (value, right) in GREEDY.items():
         if getattr(sampling, field) == value:
             expected = f"{right}, or samples=1: without chance the {samples} samples of a prompt are all equal"
-            raise InvalidInput(f"{call}.sampling.{field}", getattr(sampling, field), expected)
+            raise InvalidInput(f"{where}.{field}", getattr(sampling, field), expected)
 
 
 def _row_limit(
@@ -261,6 +288,7 @@ def _row_limit(
     return RowLimit(longest, max_new_tokens or 0)
 
 
+@naming_arguments
 def train_step(
     model: object,
     losses: Terms,
@@ -291,7 +319,7 @@ def train_step(
         role=role,
         inputs=tuple(inputs),
         outputs=(),
-        operation=Operation("train"),
+        operation=Operation("train", parameter=trace.parameter_of(optimizer) if optimizer else ""),
         rows=first.rows,
         num_rows=first.num_rows,
         rows_per_item=math.lcm(*(term.rows_per_item for term in terms if term.rows == first.rows)),
@@ -365,8 +393,8 @@ def _check_not_of_parents(trace: Trace, where: str, own: RowsHandle, handles: Se
         parents, count = next(iter(rows_each.items()))
         raise GraphError(
             f"flow {trace.flow}: {where} trains on the tokens of {parents.source}, and {own.source} has {count} rows "
-            f"for each row of {parents.source}, expected 1. A body may loop: {count} calls of generate without samples "
-            "and with a name make a row each, and a computation may take all of them (*rows)"
+            f"for each row of {parents.source}, expected 1; compute(..., per=ROWS) has a row for each of ROWS, and "
+            f"reads the {count} scores of each as [B, {count}]"
         )
 
 

@@ -83,13 +83,16 @@ class Operator(Generic[Arguments, Result]):
 OPERATORS: Registry[Operator[..., Any]] = Registry("loss or computation")
 
 
-def operation(name: str, settings: Settings, module: str = "") -> Operation:
-    """Return a call's operation. `module` is the module that registers the name, empty for a name of the engines."""
+def operation(name: str, settings: Settings, module: str = "", parameter: str = "") -> Operation:
+    """Return a call's operation.
+
+    `module` is the module that registers the name, empty for a name of the engines. `parameter` states the settings.
+    """
     kind = type(settings)
     module, file = importable(module)
     settings_module, settings_file = importable(kind.__module__)
     settings_type = f"{settings_module}:{kind.__name__}"
-    return Operation(name, settings.model_dump_json(), module, settings_type, file, settings_file)
+    return Operation(name, settings.model_dump_json(), module, settings_type, file, settings_file, parameter)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,11 +8,13 @@ from prefect_rlhf.errors.errors import GraphError
 from prefect_rlhf.placement.graph import Call
 from prefect_rlhf.placement.row_set import Choice, RowSet
 from prefect_rlhf.tasks.settings import Settings
+from prefect_rlhf.tasks.tracing.arguments import naming_arguments
 from prefect_rlhf.tasks.tracing.calls import check_computation
 from prefect_rlhf.tasks.tracing.operations import Operator
 from prefect_rlhf.tasks.tracing.trace import RowsHandle, current_trace
 
 
+@naming_arguments
 def select(
     operator: Operator[Any, Any],
     *inputs: object,

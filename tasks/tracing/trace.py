@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from prefect_rlhf.errors.blame import described, own_place
+from prefect_rlhf.errors.by_hand import WrongCall
 from prefect_rlhf.errors.errors import GraphError, InvalidInput, RlhfError
 from prefect_rlhf.files.path_text import from_here
 from prefect_rlhf.placement.graph import Call, DataflowGraph, Dataset, Port
@@ -43,7 +44,9 @@ class RowsHandle:
     rows_per_item: int = 1
 
     def port(self, reader: RowSet) -> Port:
-        """Return the input of a call that works on the rows of `reader`, which must be able to read these rows."""
+        """Return the input of a call on the rows of `reader`, which read these rows, or of which these were made."""
+        if (children := reader.children(self.rows)) > 1:
+            return Port(self.source, self.source, self.keys, children=children)
         return Port(argument=self.source, source=self.source, keys=self.keys, rows_each=reader.per_row(self.rows))
 
     @property
@@ -98,6 +101,17 @@ class Trace:
         """Return the settings whose names end so and that have this value; empty for a value of no setting."""
         numbers = [one for name, settings in self.settings.items() for one in _numbers(name, settings)]
         return " or ".join(name for name, set_value in numbers if name.endswith(ending) and set_value == value)
+
+    def parameter_of(self, group: Settings) -> str:
+        """Return the name of the parameter that is this group of settings, or one with its values.
+
+        A body may derive a group, as greedy sampling for an evaluation; then it is the only parameter of its class.
+        Empty if several could be meant.
+        """
+        named = [one for name, given in self.settings.items() for one in _groups(name, given)]
+        alike = [(name, given) for name, given in named if type(given) is type(group)]
+        same = [name for name, given in alike if given is group] or [name for name, given in alike if given == group]
+        return same[0] if same else alike[0][0] if len(alike) == 1 else ""
 
     def role(self, argument: object, call: str) -> str:
         """Return the role that `argument` represents. Raises GraphError unless it is a model parameter."""
@@ -206,6 +220,14 @@ def _numbers(name: str, settings: Settings) -> Iterator[tuple[str, object]]:
             yield f"{name}.{field_name}", value
 
 
+def _groups(name: str, settings: Settings) -> Iterator[tuple[str, Settings]]:
+    """Yield the dotted name and value of a group of settings, and of the groups in it."""
+    yield name, settings
+    for field_name, value in settings:
+        if isinstance(value, Settings):
+            yield from _groups(f"{name}.{field_name}", value)
+
+
 def check_not_chosen(trace: Trace, rows: RowSet, call: str) -> None:
     """Raise GraphError if a call would make new rows from rows that a select keeps."""
     if rows.choices:
@@ -272,6 +294,9 @@ def trace_body(
             if not place or place.partition(" in ")[0] in str(error):
                 raise
             raise GraphError(f"{error} ({place})") from error
+        except WrongCall as error:
+            place = own_place(error)
+            raise GraphError(f"flow {flow}: {error}" + (f" ({place})" if place else "")) from error
         except RlhfError:
             raise
         except (Exception, SystemExit) as error:

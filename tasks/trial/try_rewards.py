@@ -69,7 +69,7 @@ def try_rewards(
             with HostPool((function,), limits) as pool:
                 (loaded,) = pool.load()
                 for name in names:
-                    check_columns(function, loaded, tuple(sources[name].column_kinds))
+                    check_columns(function, loaded, tuple(sources[name].column_kinds), name)
                 if not calls or not rewards.functions[function.name].try_first:
                     continue
                 rows |= {name: made_up_rows(sources[name], seed, items.get(name)) for name in names if name not in rows}

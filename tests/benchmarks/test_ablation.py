@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks.ablation import PARTS
+from benchmarks.planner.ablation import PARTS
 
 
 @pytest.mark.parametrize("name", PARTS)

@@ -1,4 +1,4 @@
-"""Moments of `benchmarks/chaos.py`: harmed runs end by themselves, as if nothing had been."""
+"""Moments of `benchmarks/faults/chaos.py`: harmed runs end by themselves, as if nothing had been."""
 
 import json
 import os
@@ -30,7 +30,7 @@ pytestmark = [
 )
 def test_harmed_runs_end_by_themselves_with_the_weights_of_an_undisturbed_one(moments, words):
     words = ["--moments", str(moments), "--steps", "3", *words]
-    line = [sys.executable, "-m", "benchmarks.chaos", *words]
+    line = [sys.executable, "-m", "benchmarks.faults.chaos", *words]
     done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, timeout=3500, check=False)
     last = json.loads(done.stdout.splitlines()[-1])
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]

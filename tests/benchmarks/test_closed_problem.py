@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.closed_problem import load_closed_problem, read_closed_problem
+from benchmarks.planner.closed_problem import load_closed_problem, read_closed_problem
 from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.placement.search.driver import search
+from prefect_rlhf.placement.search.rules.ready_first import ReadyFirst
 from tests.placement.search.clusters import closed_file, greedy_safe_ppo, safe_ppo
 from tests.placement.search.plain_closed import Closed, read
 
@@ -50,7 +51,7 @@ def test_the_best_plans_known_are_proved_optimal(name):
 def test_a_plan_of_the_baseline_is_valid_too():
     """Metropolis-Hastings may find a worse plan, with an honest gap, never an impossible one."""
     closed = load_closed_problem(DATA / "ppo_7b_7b_1x8.json")
-    result = search(closed.problem, 60, method="metropolis-hastings", max_evaluations=20_000)
+    result = search(closed.problem, 60, method="metropolis-hastings", max_evaluations=20_000, rule=ReadyFirst)
     plain = Closed(read(DATA / "ppo_7b_7b_1x8.json"), closed.plan_in_file(result.plan))
     assert plain.fits()
     assert plain.makespan_us() == pytest.approx(result.seconds * 1e6, abs=0.5)
@@ -120,7 +121,7 @@ def test_a_call_may_have_no_hook_and_a_file_no_reallocation():
     """Then nothing moves, and the plan is no slower."""
     problem = read_closed_problem(changed("realloc", None)).problem
     assert len(SMALL["calls"]) == len(problem.nodes)
-    assert search(problem, 60).seconds <= BEST_KNOWN_SECONDS["grpo_7b_1x8.json"]
+    assert search(problem, 60, rule=ReadyFirst).seconds <= BEST_KNOWN_SECONDS["grpo_7b_1x8.json"]
 
 
 def test_keys_that_decide_nothing_are_named():

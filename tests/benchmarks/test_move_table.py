@@ -4,8 +4,8 @@ from random import Random
 
 import pytest
 
-from benchmarks import move_table
-from benchmarks.move_table import moves_between
+from benchmarks.planner import move_table
+from benchmarks.planner.move_table import moves_between
 from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.placement.devices.strategy import Strategy
 

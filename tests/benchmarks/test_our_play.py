@@ -5,8 +5,8 @@ from dataclasses import asdict
 
 import pytest
 
-from benchmarks.our_play import measured
-from benchmarks.play_work import PlayWork
+from benchmarks.beside_trl.our_play import measured
+from benchmarks.beside_trl.play_work import PlayWork
 from prefect_rlhf.tasks.running.journal import TaskRunSpan
 
 pytestmark = pytest.mark.quick

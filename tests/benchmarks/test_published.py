@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.published import estimate_calls, estimate_end_to_end, read_published
+from benchmarks.papers.published import estimate_calls, estimate_end_to_end, read_published
 from prefect_rlhf.errors.errors import InvalidInput
 
 PROJECT = Path(__file__).parents[2]
@@ -19,7 +19,10 @@ FILE = PROJECT / "tests" / "placement" / "data" / "real_ppo_7b_7b.json"
 def run(path):
     """The benchmark as a user runs it."""
     return subprocess.run(
-        [sys.executable, "benchmarks/estimate_calls.py", str(path)], cwd=PROJECT, capture_output=True, text=True
+        [sys.executable, "-m", "benchmarks.papers.estimate_calls", str(path)],
+        cwd=PROJECT,
+        capture_output=True,
+        text=True,
     )
 
 

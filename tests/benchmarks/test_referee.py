@@ -4,7 +4,7 @@ from random import Random
 
 import pytest
 
-from benchmarks.referee import judge, questions
+from benchmarks.planner.referee import judge, questions
 from tests.cases import first
 
 LINES = questions()

@@ -4,8 +4,8 @@ from math import inf
 
 import pytest
 
-from benchmarks.referee import asked, questions
-from benchmarks.regret import QUESTIONS, Change, Regrets, regrets, seconds_under, summary
+from benchmarks.planner.referee import asked, questions
+from benchmarks.planner.regret import QUESTIONS, Change, Regrets, regrets, seconds_under, summary
 from prefect_rlhf.placement.cost.datasheets.correction import CONSTANTS, Correction
 from prefect_rlhf.placement.planner.best_plan import plan_graph
 from prefect_rlhf.placement.planner.fitted_constants import corrected

@@ -5,15 +5,15 @@ from functools import cache
 
 import pytest
 
-from benchmarks.smallest import Smallest, sizes_of, smallest_that_fits
+from benchmarks.planner.smallest import Smallest, sizes_of, smallest_that_fits
 from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.placement.cost.datasheets.hardware import DATASHEETS, NETWORKS, Hardware
 from prefect_rlhf.placement.cost.sizes import ModelSizes
 from prefect_rlhf.placement.cost.workload import Workload
 from prefect_rlhf.placement.devices.strategy import Strategy
 from prefect_rlhf.placement.graph import DataflowGraph
-from prefect_rlhf.placement.layout.parameters import num_parameters
 from prefect_rlhf.placement.models.known_models import KNOWN_SHAPES
+from prefect_rlhf.placement.models.weights import num_parameters
 from prefect_rlhf.placement.planner.best_plan import plan_graph
 from prefect_rlhf.placement.planner.question import Question
 from prefect_rlhf.placement.plans.check import check_plan

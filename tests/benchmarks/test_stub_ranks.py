@@ -1,8 +1,8 @@
-"""The stub ranks of benchmarks/many_nodes.py: a gang starts with them as with ranks that compute."""
+"""The stub ranks of benchmarks/parts/many_nodes.py: a gang starts with them as with ranks that compute."""
 
 from contextlib import closing
 
-from benchmarks.many_nodes import stub_gang
+from benchmarks.parts.many_nodes import stub_gang
 from prefect_rlhf.engines.rank.rank import Rank
 
 

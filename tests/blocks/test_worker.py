@@ -320,7 +320,7 @@ def test_failures_restarts_and_retries(site):
     site.until(lambda: site.unfinished_tasks() == [], 20)
 
 
-@pytest.mark.all  # as `benchmarks/chaos.py` does with a real run, of which `make test` has a part
+@pytest.mark.all  # as `benchmarks/faults/chaos.py` does with a real run, of which `make test` has a part
 def test_a_suspended_run_ends_its_step_and_goes_on_when_resumed(site):
     """Its devices are free when its process has ended, not before; Resume may be pressed before that."""
     out = str(site.folder / "suspended")

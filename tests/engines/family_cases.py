@@ -99,7 +99,7 @@ def learn(rank: int, case: Case) -> tuple[np.ndarray | None, dict[str, tuple], f
 
 
 def record(record_property: Callable[[str, object], None], family: str, what: str, value: float) -> None:
-    """Note a difference in the report of tests, for `benchmarks.families`."""
+    """Note a difference in the report of tests, for `benchmarks.parts.families`."""
     record_property("difference", json.dumps([family, what, float(value)]))
 
 

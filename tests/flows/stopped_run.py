@@ -3,7 +3,7 @@
     python -m tests.flows.stopped_run ALGORITHM PARAMETERS NUM_DEVICES [NODE FILE]
 
 When node NODE begins, a pipe that nobody reads takes the place of FILE in the run's folder: who opens it to write
-hangs. The move `move@STEP` hangs itself, until somebody opens that pipe to write. Without NODE, the play hangs.
+hangs. The switch `switch@STEP` hangs itself, until somebody opens that pipe to write. Without NODE, the play hangs.
 """
 
 import json
@@ -17,7 +17,7 @@ from tests.runs import end, leased
 
 
 def main(algorithm: str, parameters: str, num_devices: str, node_id: str = "", file: str = "") -> None:
-    execute, move_from = Dispatcher.execute, Dispatcher.move_from
+    execute, switch_from = Dispatcher.execute, Dispatcher.switch_from
 
     def put_pipe(run):
         place = run.run_dir / file
@@ -30,12 +30,12 @@ def main(algorithm: str, parameters: str, num_devices: str, node_id: str = "", f
             put_pipe(self.run)
         return execute(self, node)
 
-    def hang_move(self, *arguments):
-        if f"move@{self.run.finished + 1}" == node_id:
+    def hang_switch(self, *arguments):
+        if f"switch@{self.run.finished + 1}" == node_id:
             put_pipe(self.run).read_bytes()
-        return move_from(self, *arguments)
+        return switch_from(self, *arguments)
 
-    Dispatcher.execute, Dispatcher.move_from = hang, hang_move
+    Dispatcher.execute, Dispatcher.switch_from = hang, hang_switch
     with leased(int(num_devices)):
         state = end(find_flow(algorithm), json.loads(Path(parameters).read_text()))
     print(state.message)  # noqa: T201  the test reads it

@@ -5,7 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from prefect_rlhf.errors.errors import RankLost
 from prefect_rlhf.flows.dpo import dpo
+from prefect_rlhf.flows.training import run as training_run
 from prefect_rlhf.tasks.checkpoints.folders import find_checkpoint
 from tests.hub_stand_in import in_this_process, stand_in
 from tests.runs import end, read_lines
@@ -63,3 +65,25 @@ def test_a_resumed_run_reads_the_commits_of_its_checkpoint_whatever_main_has_bec
         for run in (whole, resumed)
     ]
     assert losses[0] == losses[1]
+
+
+def test_a_run_that_starts_again_before_its_first_checkpoint_reads_the_commits_of_its_first_attempt(
+    hub, tmp_path, monkeypatch
+):
+    """Its folder has them, once its plan is chosen; the branch may have moved meanwhile."""
+    read = []
+
+    def train_in(run_dir, prepared, report, moves):
+        read.append(prepared.request.lineage.commits)
+        training_run.open_journal(run_dir, prepared, report.later)
+        if len(read) == 1:
+            hub.add("acme/tiny", {"README.md": b"moved"})
+            raise RankLost("rank 0 died")
+        return {"run_dir": str(run_dir), "models": {}}
+
+    monkeypatch.setattr(training_run, "train_in", train_in)
+    monkeypatch.setattr(dpo, "retries", 1)
+    state = end(dpo, given(tmp_path, steps=2))
+    assert state.is_completed(), state.message
+    assert read[0] == read[1]
+    assert read[0]["hf://acme/tiny@main"] != hub.repositories["acme/tiny"].branches["main"]

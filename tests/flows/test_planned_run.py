@@ -10,8 +10,9 @@ from prefect.artifacts import Artifact
 from prefect_rlhf.errors.errors import OutOfDeviceMemory, PlanDoesNotFit
 from prefect_rlhf.flows.hardware import probes
 from prefect_rlhf.flows.ppo import ppo
-from prefect_rlhf.flows.training.choice import auto_plan, measured_plan, price_check, recheck_process
-from prefect_rlhf.flows.training.choice.recheck_process import RecheckProcess
+from prefect_rlhf.flows.training.choice import auto_plan, measured_plan
+from prefect_rlhf.flows.training.replan import price_check, recheck_process
+from prefect_rlhf.flows.training.replan.recheck_process import RecheckProcess
 from prefect_rlhf.placement.devices.lease import ENVIRONMENT_VARIABLE
 from prefect_rlhf.placement.devices.mesh import ClusterShape
 from prefect_rlhf.tasks.running import train as session

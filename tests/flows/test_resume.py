@@ -116,11 +116,11 @@ def descendants(pid):
 def all_but_one_shard(run_dir):
     """The actor's shards are on disk, and the critic's but for one; behind it the next step has rewards."""
     part = run_dir / "checkpoints" / "step-000003.part"
-    written = [(part / "actor" / "shard-00001.json").exists(), (part / "critic" / "shard-00000.json").exists()]
+    written = [(part / name).exists() for name in ("actor.trunk/shard-00001.json", "critic.trunk/shard-00000.json")]
     return all(written) and '"node": "gae@4"' in (run_dir / "task_runs.jsonl").read_text()
 
 
-SHARD = "checkpoints/step-000003.part/critic/shard-00001.safetensors"
+SHARD = "checkpoints/step-000003.part/critic.trunk/shard-00001.safetensors"
 
 
 @pytest.fixture(scope="module")
@@ -234,7 +234,7 @@ def test_a_run_that_loses_a_rank_after_its_last_step_has_its_end_to_do_again(
     assert_same_bits(retried, whole)
 
 
-@pytest.mark.all  # as `benchmarks/chaos.py` does with a worker, of which `make test` has a part
+@pytest.mark.all  # as `benchmarks/faults/chaos.py` does with a worker, of which `make test` has a part
 def test_a_suspended_run_ends_its_step_and_goes_on_when_it_is_resumed(parameters, whole, at_node, tmp_path):
     """With a checkpoint in the middle of a period; no process is left meanwhile. What the button Suspend does."""
     context = []
@@ -270,7 +270,7 @@ def test_training_moves_on_after_the_checkpoint(parameters, whole, half):
     """Else equality would say nothing."""
     first, *_, last = metrics_of(whole)[:STEPS]
     assert first["kl_penalised_rewards.kl_coefficient"] != last["kl_penalised_rewards.kl_coefficient"]
-    shards = (half / "checkpoints" / "step-000002" / "actor").glob("*.safetensors")
+    shards = (half / "checkpoints" / "step-000002" / "actor.trunk").glob("*.safetensors")
     stored = {key: values for shard in shards for key, values in load_file(shard).items()}
     final = load_file(whole / "actor" / "model.safetensors")["model.norm.weight"]
     assert (stored["main model.norm.weight [0:128]"] - final).abs().max() > 1e-3
@@ -333,7 +333,7 @@ def test_a_full_disk_leaves_the_checkpoint_before_and_says_so(parameters, monkey
     output = Path(parameters["output_dir"]).parent / "full"
     state = run(parameters, "one", num_devices=1, output_dir=str(output))
     assert re.fullmatch(
-        r"OutputFailed: rank 0: .*step-000004\.part/actor/shard-00000\.safetensors cannot be written: No space left.*",
+        r"OutputFailed: rank 0: .*step-000004\.part/actor\.trunk/shard-00000\.safetensors cannot be written: No.*",
         state.message,
     )
     (checkpoints,) = output.glob("*/checkpoints")
@@ -439,24 +439,25 @@ def test_other_weights_of_a_frozen_model_are_refused(parameters, half, tmp_path)
 
 
 def test_a_corrupt_shard_ends_the_run_before_anything_is_built(parameters, half, tmp_path, caplog):
-    """One flipped bit: one line with file, role and parameter, and nobody recommends that checkpoint."""
+    """One flipped bit: one line with file, weights and parameter, and nobody recommends that checkpoint."""
     copy = shutil.copytree(half, tmp_path / "copy", ignore=shutil.ignore_patterns("*.part"))
-    shard = copy / "checkpoints" / "step-000002" / "critic" / "shard-00000.safetensors"
+    shard = copy / "checkpoints" / "step-000002" / "critic.trunk" / "shard-00000.safetensors"
     content = bytearray(shard.read_bytes())
     content[-3] ^= 1
     shard.write_bytes(content)
     said = ends_before_any_task_run(parameters, tmp_path / "runs", resume_from=str(copy))
-    assert re.search(rf"checkpoint\.critic: got 'other content of exp_avg.* in .*{shard.name}'", said)
+    assert re.search(rf"checkpoint\.critic\.trunk: got 'other content of exp_avg.* in .*{shard.name}'", said)
     assert "is complete; to resume from it" not in caplog.text
 
 
 def test_what_is_stored_is_float32_under_hugging_face_names(half):
-    stored = load_file(half / "checkpoints" / "step-000002" / "actor" / "shard-00000.safetensors")
+    stored = load_file(half / "checkpoints" / "step-000002" / "actor.trunk" / "shard-00000.safetensors")
     assert {tensor.dtype for tensor in stored.values()} == {torch.float32}
     assert {key.split()[0] for key in stored} == {"main", "exp_avg", "exp_avg_sq"}
     manifest = json.loads((half / "checkpoints" / "step-000002" / "checkpoint.json").read_text())["manifest"]
     assert manifest["states"]["kl_penalised_rewards"]["type"] == "RewardState"
-    assert manifest["fingerprints"].keys() == {"actor", "critic", "ref", "reward"}
+    trunks, heads = {f"{role}.trunk" for role in ("actor", "critic", "ref", "reward")}, ("critic", "reward")
+    assert manifest["fingerprints"].keys() == trunks | {f"{role}.scalar_head" for role in heads}
 
 
 def test_a_flow_run_finds_its_own_folder_again_and_never_that_of_another_of_the_same_name(tmp_path):

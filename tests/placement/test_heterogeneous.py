@@ -237,7 +237,15 @@ def test_kinds_are_divided_where_there_are_several():
 @pytest.mark.all
 def test_one_command_says_apps_table_iii():
     """Its last line: throughput of the A100s alone, of APP's placement and of the best found, and the gains."""
-    command = [sys.executable, "-m", "benchmarks.heterogeneous", "--batch-sizes", "16", "--evaluations", "100000"]
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks.planner.heterogeneous",
+        "--batch-sizes",
+        "16",
+        "--evaluations",
+        "100000",
+    ]
     done = subprocess.run(
         command, cwd=Path(__file__).parents[2], capture_output=True, text=True, check=True, timeout=600
     )

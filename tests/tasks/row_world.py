@@ -140,6 +140,15 @@ def check_columns(rollout, ref, reward, critic, settings: Settings, context) -> 
     return Computed({"advantages": 2 * rollout["logprobs"], "returns": 3 * rollout["logprobs"]}, {"rows": len(ids)})
 
 
+@computation("values")
+def check_children(rollout, scores, settings: Settings, context) -> Computed:
+    """Beside each row the scores of both rows that were made of its prompt."""
+    ids = context.row_ids
+    assert [row.tolist() for row in rollout.columns["tokens"]] == [prompt(i) + response(i) for i in ids]
+    assert scores["scores"].tolist() == [[length(i)] * 2 for i in ids]
+    return Computed({"values": scores["scores"].mean(1)}, {"rows": len(ids)})
+
+
 @loss("logprobs")
 def check_policy_columns(_, batch, settings: Settings) -> LossValues:
     """Advantages are beside the log-probabilities of their own row."""

@@ -149,9 +149,14 @@ def check_function(
         check_columns(function, loaded, columns)
 
 
-def check_columns(function: HostFunction, loaded: Loaded, columns: Collection[str]) -> None:
-    """Raise InvalidInput if an imported function needs a column that a dataset with these `columns` lacks."""
+def check_columns(function: HostFunction, loaded: Loaded, columns: Collection[str], dataset: str = "prompts") -> None:
+    """Raise InvalidInput if an imported function needs a column that a dataset with these `columns` lacks.
+
+    The error says how the parameter `dataset` gives columns other names.
+    """
     lacking = function.lacking(loaded.named, {*columns, *OF_ROWS, "completion_ids"})
     if lacking:
-        expected = f"a dataset with a column {lacking[0]}, which {function.function} needs"
+        names = ", ".join(f"{name}: COLUMN" for name in lacking)
+        remedy = f"a column of another name is given by {dataset}.columns: {{{names}}}"
+        expected = f"a dataset with a column {lacking[0]}, which {function.function} needs; {remedy}"
         raise InvalidInput(function.field, sorted(columns), expected)

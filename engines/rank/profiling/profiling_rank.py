@@ -36,8 +36,8 @@ from prefect_rlhf.engines.rank.rank import Rank, build_engine
 from prefect_rlhf.engines.weights.send_receive import send_receive
 from prefect_rlhf.errors.errors import EngineFailed
 from prefect_rlhf.placement.engine_traits import TRAITS
-from prefect_rlhf.placement.layout.parameters import parameters
 from prefect_rlhf.placement.models.model import Dtype, ModelSpec
+from prefect_rlhf.placement.models.weights import parameters
 from prefect_rlhf.placement.plan import ModelInstance
 
 WEIGHT_DEVIATION = 0.02  # of random weights, as models are initialised

@@ -7,7 +7,7 @@ from typing import Any
 
 from prefect_rlhf.flows.forms.dictionary.job import Job
 from prefect_rlhf.flows.forms.dictionary.rule import NULL, Null, Rule, Untranslatable
-from prefect_rlhf.flows.forms.dictionary.shared import SCHEDULES, files_of, listed, passes
+from prefect_rlhf.flows.forms.dictionary.shared import GREEDY, SCHEDULES, files_of, listed, passes
 from prefect_rlhf.tasks.rl.settings.policy import CLIPS
 
 UPDATES = "algo.update.mini_batches * algo.update.epochs"
@@ -232,7 +232,12 @@ ONLINE: tuple[Rule, ...] = (
     Rule("algo.update.epochs", "train.max_epochs"),
     Rule("algo.sampling.max_new_tokens", "rollout.max_new_tokens | data.max_len", by=_most_tokens),
     Rule("algo.sampling.temperature", "rollout.temperature"),
-    Rule("algo.sampling.top_p", "rollout.top_p"),
+    Rule(
+        "algo.sampling.top_p",
+        "rollout.top_p",
+        when=lambda job: bool(job["rollout.temperature"]),
+        otherwise=GREEDY,
+    ),
     Rule("algo.old_logprobs", "", "OpenRLHF computes them with the model that is trained", by=lambda job: "recompute"),
     *(
         Rule(

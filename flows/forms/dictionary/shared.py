@@ -31,6 +31,8 @@ FILE_ENDINGS = (".parquet", ".json", ".jsonl")
 MOST_FUNCTIONS = 64
 OF_TRL = ("accuracy_reward", "reasoning_accuracy_reward", "think_format_reward")
 """Reward functions that TRL has and that need no argument."""
+GREEDY = "temperature 0 always takes the likeliest token"
+"""Why an option of sampling has no effect."""
 YOUR_FILE = "rewards.py"
 """The file of rewards that a parameter file names, if the other library has them by names of its own."""
 

@@ -48,7 +48,7 @@ _REFUSED: Mapping[str, str] = MappingProxyType(
         "the last layer has the format of actor.dtype": "cast_lm_head_to_fp32",
         "no noise is added to embeddings": "neftune_noise_alpha",
         "code in a model's folder is not run": "trust_remote_code",
-        "put the template into the model's folder, as chat_template.jinja": "chat_template_path chat_template",
+        "write the template into a file, which actor.chat_template names": "chat_template",
         "the keywords of a model are not passed on; actor.dtype is there": "model_init_kwargs",
         "a checkpoint of TRL cannot be resumed; actor.path may be its model": "resume_from_checkpoint",
         "state best_metric, such as record_evaluation.score, and best_is: metrics have other names here": (
@@ -89,7 +89,7 @@ _WITHOUT_EFFECT: Mapping[str, str] = MappingProxyType(
         " split_batches ignore_bias_buffers skip_memory_metrics debug",
         "the engines bring their own kernels": "attn_implementation use_liger_kernel liger_kernel_config tf32"
         " use_flash_attention_2",
-        "main weights are float32, computed in actor.dtype": "dtype torch_dtype bf16_full_eval fp16_full_eval",
+        "an evaluation computes in actor.dtype": "bf16_full_eval fp16_full_eval",
         "a model is trained without dropout": "disable_dropout",
         "checkpoints are complete": "save_only_model save_on_each_node enable_jit_checkpoint"
         " restore_callback_states_from_checkpoint ignore_data_skip save_safetensors",

@@ -8,6 +8,7 @@ from typing import Any
 from prefect_rlhf.flows.forms.dictionary.job import Job
 from prefect_rlhf.flows.forms.dictionary.rule import NULL, Null, Rule, Untranslatable, Unused
 from prefect_rlhf.flows.forms.dictionary.shared import (
+    GREEDY,
     SCHEDULES,
     TRACKERS,
     files_of,
@@ -56,9 +57,24 @@ def _by(what: str, strategy: str) -> Callable[[Job], bool]:
 
 
 def _dtype(job: Job) -> str | None:
-    if job["fp16"]:
+    """The format of the computation: TRL's `bf16` is on by default, and without it a model computes in its own."""
+    model = str(job["dtype"] if job["torch_dtype"] is None else job["torch_dtype"]).removeprefix("torch.")
+    if job["fp16"] or model in ("float16", "half"):
         raise Untranslatable("float16 is not trained here; bfloat16 and float32 are")
-    return "float32" if job["bf16"] is False else "bfloat16"
+    return "float32" if job["bf16"] is False and model not in ("bfloat16", "auto") else "bfloat16"
+
+
+def _template(job: Job) -> str | None:
+    """The file of a chat template, where TRL also takes the folder or the name of a model."""
+    path = job["chat_template_path"]
+    if path is not None and not str(path).endswith((".jinja", ".jinja2")):
+        raise Untranslatable("here it is a file: the chat_template.jinja of that model")
+    return None if path is None else str(path)
+
+
+def _samples(job: Job) -> bool:
+    """Whether a response depends on chance."""
+    return bool(job["temperature"])
 
 
 def _path(job: Job) -> Any:
@@ -247,8 +263,9 @@ def model(role: str, head: str | None = None) -> tuple[Rule, ...]:
     made: tuple[tuple[str, Any], ...] = (("head", head), ("new_head", True)) if head else ()
     return (
         Rule(f"{role}.path", "model_name_or_path model_revision", by=_path),
-        Rule(f"{role}.dtype", "bf16 fp16", by=_dtype),
+        Rule(f"{role}.dtype", "bf16 fp16 dtype torch_dtype", "main weights are float32", by=_dtype),
         Rule(f"{role}.eos_token", "eos_token"),
+        Rule(f"{role}.chat_template", "chat_template_path", by=_template),
         *(Rule(f"{role}.{name}", "", by=_always(value)) for name, value in made),
     )
 
@@ -318,9 +335,15 @@ GENERATION: tuple[Rule, ...] = (
     Rule("algo.update.epochs", "num_iterations"),
     Rule("algo.sampling.max_new_tokens", "max_completion_length"),
     Rule("algo.sampling.temperature", "temperature"),
-    Rule("algo.sampling.top_p", "top_p"),
-    Rule("algo.sampling.top_k", "top_k", by=lambda job: max(job["top_k"] or 0, 0)),
-    Rule("algo.sampling.min_p", "min_p"),
+    Rule("algo.sampling.top_p", "top_p", when=_samples, otherwise=GREEDY),
+    Rule(
+        "algo.sampling.top_k",
+        "top_k",
+        by=lambda job: max(job["top_k"] or 0, 0),
+        when=_samples,
+        otherwise=GREEDY,
+    ),
+    Rule("algo.sampling.min_p", "min_p", when=_samples, otherwise=GREEDY),
     Rule("algo.sampling.stop", "generation_kwargs", by=_stop),
     Rule("algo.old_logprobs", "", "TRL computes them with the model that is trained", by=lambda job: "recompute"),
     Rule("algo.overlong.mask", "mask_truncated_completions"),

@@ -7,7 +7,7 @@ from typing import Any
 
 from prefect_rlhf.flows.forms.dictionary.job import Job
 from prefect_rlhf.flows.forms.dictionary.rule import NULL, Rule, Untranslatable, Unused
-from prefect_rlhf.flows.forms.dictionary.shared import ESTIMATORS, SCHEDULES, TRACKERS, listed, passes
+from prefect_rlhf.flows.forms.dictionary.shared import ESTIMATORS, GREEDY, SCHEDULES, TRACKERS, listed, passes
 from prefect_rlhf.tasks.rl.settings.policy import CLIPS
 
 UPDATES = "algo.update.mini_batches * algo.update.epochs"
@@ -28,6 +28,11 @@ CUTS = {"error": "refuse", "left": "keep_end", "right": "keep_start"}
 
 def _above_zero(option: str) -> Callable[[Job], bool]:
     return lambda job: isinstance(job[option], int | float) and job[option] > 0
+
+
+def _samples(job: Job) -> bool:
+    """Whether a response depends on chance."""
+    return bool(job["rollout.do_sample"] and job["rollout.temperature"])
 
 
 def _is_adam(option: str) -> Callable[[Job], None]:
@@ -284,12 +289,14 @@ SHARED: tuple[Rule, ...] = (
         "rollout.temperature rollout.do_sample",
         by=lambda job: job["rollout.temperature"] if job["rollout.do_sample"] else 0.0,
     ),
-    Rule("algo.sampling.top_p", "rollout.top_p"),
+    Rule("algo.sampling.top_p", "rollout.top_p", when=_samples, otherwise=GREEDY),
     Rule(
         "algo.sampling.top_k",
         "rollout.top_k",
         "0 is what verl writes as -1",
         by=lambda job: max(job["rollout.top_k"] or 0, 0),
+        when=_samples,
+        otherwise=GREEDY,
     ),
     Rule(
         "algo.sampling.stop_at_eos",

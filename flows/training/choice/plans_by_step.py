@@ -19,16 +19,16 @@ from prefect_rlhf.flows.training.request import RunRequest
 from prefect_rlhf.placement.augmented.checkpointing import StepRange
 from prefect_rlhf.placement.memory.bytes import byte_size
 from prefect_rlhf.placement.memory.certificate import certify_plan
-from prefect_rlhf.placement.memory.move_memory import move_loads
+from prefect_rlhf.placement.memory.switch_memory import switch_loads
 from prefect_rlhf.placement.plan import instances
-from prefect_rlhf.placement.plans.moves import closed_instances
 from prefect_rlhf.placement.plans.plan_file import parse_plan, plan_yaml
 from prefect_rlhf.placement.plans.presets import is_preset
 from prefect_rlhf.placement.plans.stated_words import names_of
+from prefect_rlhf.placement.plans.switch import closed_instances
 from prefect_rlhf.tasks.checkpoints.folders import Checkpoint
 
 PLANS_FILE = "plans.yaml"
-"""The file of a run folder with the plans of a run by step; as `plan` of another run it repeats the moves."""
+"""The file of a run folder with the plans of a run by step; as `plan` of another run it repeats the switches."""
 
 PlansByStep = Mapping[int, Any]
 """Step -> a plan's name or file, or the content of a plan file."""
@@ -69,17 +69,17 @@ def plan_in_words(plan: str | Mapping[int, str]) -> str:
 def choose_plans(request: RunRequest) -> tuple[ChosenAt, ...]:
     """Return the plans of a run by step: the plan of the parameter `plan`, or each plan of a list.
 
-    Raises InvalidInput for a list with wrong steps, a plan that cannot run, or a move that is not possible.
+    Raises InvalidInput for a list with wrong steps, a plan that cannot run, or a switch that is not possible.
     """
     by_step = plans_by_step(request.options.plan)
-    if by_step is None and request.options.replan == "move" and request.checkpoint is not None:
+    if by_step is None and request.options.replan == "switch" and request.checkpoint is not None:
         by_step = _made_until(request.checkpoint)
     if by_step is None:
         return (ChosenAt(1, choose_plan(request, _single(request.options.plan))),)
     check_steps(by_step, request)
     found = tuple(ChosenAt(step, _chosen(request, step, by_step[step])) for step in by_step)
     for before, after in pairwise(found):
-        check_move(request, before.chosen, after)
+        check_switch(request, before.chosen, after)
     return found
 
 
@@ -90,7 +90,7 @@ def in_effect(plans: Sequence[ChosenAt], finished: int) -> tuple[ChosenPlan, tup
 
 
 def check_steps(by_step: PlansByStep, request: RunRequest) -> None:
-    """Raise InvalidInput unless the steps begin at 1, increase, end with the run, and permit a move."""
+    """Raise InvalidInput unless the steps begin at 1, increase, end with the run, and permit a switch."""
     steps, seen = list(by_step), f"steps {', '.join(map(str, by_step))}"
     options, staleness = request.options, request.graph.staleness
     if not steps or steps[0] != 1:
@@ -101,24 +101,24 @@ def check_steps(by_step: PlansByStep, request: RunRequest) -> None:
         raise InvalidInput("plan", seen, f"steps up to {options.steps}, the number of steps of this run")
     run = StepRange(options.steps, every=options.checkpoint_every)
     for step in steps[1:]:
-        if not run.can_move(step - 1, staleness):
+        if not run.can_switch(step - 1, staleness):
             every = options.checkpoint_every
-            after = f"a move after a checkpoint, at 1 + a multiple of {every} (checkpoint_every)"
-            right = after if every else "no move without checkpoint_every"
-            raise InvalidInput(f"plan.{step}", f"a move before step {step}", f"with staleness, {right}")
+            after = f"a switch after a checkpoint, at 1 + a multiple of {every} (checkpoint_every)"
+            right = after if every else "no switch without checkpoint_every"
+            raise InvalidInput(f"plan.{step}", f"a switch before step {step}", f"with staleness, {right}")
 
 
-def check_move(request: RunRequest, before: ChosenPlan, after: ChosenAt) -> None:
-    """Raise InvalidInput for a move that does not fit in host memory, or on a device beside the copies that stay."""
+def check_switch(request: RunRequest, before: ChosenPlan, after: ChosenAt) -> None:
+    """Raise InvalidInput for a switch that does not fit in host memory, or on a device beside the copies that stay."""
     certificates, graph = (before.certificate, after.chosen.certificate), request.graph
-    seen = f"a move from {before.plan.name} to {after.chosen.plan.name}"
+    seen = f"a switch from {before.plan.name} to {after.chosen.plan.name}"
     built = closed_instances(graph, after.chosen.plan, before.plan)
     kept = [instance for instance in instances(graph, after.chosen.plan) if instance not in built]
     fullest = certify_plan(after.chosen.plan, graph, request.workload, request.lease.kind, kept).fullest
     if fullest is not None and fullest.num_bytes > fullest.device_bytes:
         taken = f"{seen} that takes {byte_size(fullest.num_bytes)} of {fullest.device} at {fullest.node}"
         raise InvalidInput(f"plan.{after.step}", taken, f"at most {byte_size(fullest.device_bytes)}")
-    for load in move_loads(graph, before.plan, after.chosen.plan, certificates):
+    for load in switch_loads(graph, before.plan, after.chosen.plan, certificates):
         if load.excess_bytes:
             taken = f"{seen} that keeps {byte_size(load.num_bytes)}"
             right = f"at most the {byte_size(load.host_bytes)} of the host of n{load.node} (host_memory_gib)"
@@ -148,7 +148,7 @@ def _chosen(request: RunRequest, step: int, plan: Any) -> ChosenPlan:
 
 
 def _made_until(checkpoint: Checkpoint) -> PlansByStep | None:
-    """Return the plans of the run that wrote a checkpoint until then, if it moved by itself."""
+    """Return the plans of the run that wrote a checkpoint until then, if it switched by itself."""
     by_step = plans_by_step(str(checkpoint.folder.parent.parent / PLANS_FILE)) or {}
     return {step: plan for step, plan in by_step.items() if step <= checkpoint.step + 1} or None
 

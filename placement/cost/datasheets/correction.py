@@ -21,7 +21,8 @@ class Correction:
 
     `compute` is of matrix products, `memory` of reads and writes of device memory, `link` of messages within a node,
     `network` of messages between nodes, `host` of copies between device and host. `eager_launch` and `graph_launch` are
-    of a layer's kernels without and with CUDA graphs, `call` is of the fixed part of a call.
+    of a layer's kernels without and with CUDA graphs, with the host's work for a decoding step. `call` is of the fixed
+    part of a call, and of the host's work to take new weights.
 
     >>> print(Correction(compute=0.15, link=2.7))
     compute 6.67 times as fast, link 2.7 times as slow
@@ -57,6 +58,9 @@ class Correction:
             link_latency_seconds=reached.link_latency_seconds * self.link,
             eager_layer_seconds=reached.eager_layer_seconds * self.eager_launch,
             graph_layer_seconds=reached.graph_layer_seconds * self.graph_launch,
+            host_step_seconds=reached.host_step_seconds * self.graph_launch,
+            host_row_seconds=reached.host_row_seconds * self.graph_launch,
+            taken_layer_seconds=reached.taken_layer_seconds * self.call,
             call_seconds=reached.call_seconds * self.call,
         )
         if network is not None:

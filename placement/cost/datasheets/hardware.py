@@ -1,7 +1,7 @@
 """Peaks of devices and links by their datasheets, and the share of them that real kernels reach.
 
-A datasheet says peaks. `Efficiency` holds the eight constants between peaks and measured calls; they were set once, on
-ReaL's appendix tables 4 to 6 (H100, 7B), and hold for every kind of call, plan, model and device alike.
+A datasheet says peaks. `Efficiency` holds the constants of a runtime between peaks and measured calls. Its defaults
+were set once, on ReaL's appendix tables 4 to 6 (H100, 7B). They hold for every kind of call, plan, model and device.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ LinkSpan = Literal["device", "node", "network", "host"]
 
 @dataclass(frozen=True, slots=True)
 class Efficiency:
-    """The constants between peaks and the times of calls; they are independent of call, plan and model.
+    """The constants of a runtime between peaks and the times of calls; they are independent of call, plan and model.
 
     `matmul`: share of peak FLOP/s in large matrix products. `memory`: share of memory bandwidth in kernels that only
     move bytes. `link`: share of a link's bandwidth in collectives and copies. `link_latency_seconds`: of a hop of a
@@ -32,6 +32,14 @@ class Efficiency:
     float32, residuals); tensor parallelism does not divide it. `graph_layer_seconds` and `eager_layer_seconds`: the
     launches of a layer's kernels, with and without CUDA graphs. `call_seconds`: the fixed part of every call (request,
     gather and split of its batch); the value is ReaL's, and another runtime has its own.
+
+    The others are what engines of today have and ReaL's tables do not show. `graph_passes`: as `passes`, in an engine
+    that replays graphs, whose kernels are fused. `gradient_pass_bytes`: per parameter and micro-batch, if gradients are
+    added to their sums in passes of their own. `makes_logits_again`: the backward pass does. `host_step_seconds` and
+    `host_row_seconds`: the host's work for a decoding step in an engine that replays graphs, and for each of its rows,
+    while the devices wait. `taken_layer_seconds`: the host's work to bring new weights of a layer into another engine.
+    `attention`: speed of the attention kernels of forward and backward relative to flash attention 2 (0: as fast as
+    other products); a row of `attention_half` tokens reaches half of it.
     """
 
     matmul: float = 0.75
@@ -42,6 +50,14 @@ class Efficiency:
     graph_layer_seconds: float = 190e-6
     eager_layer_seconds: float = 700e-6
     call_seconds: float = 2.2
+    graph_passes: float = 40.0
+    gradient_pass_bytes: float = 0.0
+    makes_logits_again: bool = False
+    host_step_seconds: float = 0.0
+    host_row_seconds: float = 0.0
+    taken_layer_seconds: float = 0.0
+    attention: float = 0.0
+    attention_half: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +69,9 @@ class Datasheet:
     that element-wise work reaches: a GPU waits for its memory, a processor core for its arithmetic. `decoding_share` is
     the part of the FLOP/s of large products that products of a decoding step reach for its first FEW_ROWS rows if
     arithmetic limits them, `further_rows_share` the part that they reach for all further rows.
-    `host_bytes` is the memory of a usual host of such devices, for each of them; 0: not known.
+    `host_bytes` is the memory of a usual host of such devices, for each of them; 0: not known. `product_share` is the
+    part of the peak that the library's products reach, relative to those of NVIDIA's GPUs. `attention_share` is the
+    part of the peak that flash attention 2 reaches over long rows.
     """
 
     name: str
@@ -70,6 +88,8 @@ class Datasheet:
     decoding_share: float = 1.0
     further_rows_share: float = 1.0
     host_bytes: int = 0
+    product_share: float = 1.0
+    attention_share: float = 0.35
 
     def flops_per_second(self, dtype: Dtype) -> float:
         """Return the dense peak in that format."""
@@ -194,12 +214,33 @@ def usual_host_bytes(device: Datasheet, devices_per_node: int) -> int:
     return int(devices_per_node * device.host_bytes * HOST_SHARE)
 
 
+PRODUCT_SHARES: Mapping[str, float] = MappingProxyType({"mi300x": 0.6})
+"""Products of the MI300X reach some 45% of its peak, in all formats, its memory 81% (aiweekly.co/alerts/
+amd-mi300x-hits-only-45-of-peak-flops-in-practice, of a paper): 0.6 of our 0.77."""
+ATTENTION_SHARES: Mapping[str, float] = MappingProxyType(
+    {"a100-80": 0.65, "a100-40": 0.65, "l40s": 0.65, "a10": 0.65, "rtx4090": 0.65, "b200": 0.15}
+)
+"""Flash attention 2 reaches 50% to 73% of the peak of the GPUs that it was written for (arXiv:2307.08691) and 35% on an
+H100 (arXiv:2407.08608). On others it is assumed to be as fast as on an H100."""
+
+
 def _printed(
     name: str, half: float, full: float, memory: float, gib: float, link: float, host: float, source: str
 ) -> Datasheet:
     """Read TFLOP/s and GB/s as datasheets print them, links per direction, and the GiB that its driver reports."""
-    of_host, speeds = HOST_GIB.get(name, 0) * GIB // HOST_DEVICES, (half * 1e12, full * 1e12, memory * 1e9)
-    return Datasheet(name, *speeds, int(gib * GIB), link * 1e9, host * 1e9, source, host_bytes=of_host)
+    return Datasheet(
+        name,
+        half * 1e12,
+        full * 1e12,
+        memory * 1e9,
+        int(gib * GIB),
+        link * 1e9,
+        host * 1e9,
+        source,
+        host_bytes=HOST_GIB.get(name, 0) * GIB // HOST_DEVICES,
+        product_share=PRODUCT_SHARES.get(name, 1.0),
+        attention_share=ATTENTION_SHARES.get(name, 0.35),
+    )
 
 
 _KINDS = (

@@ -65,6 +65,14 @@ class LayerTimes(Hashable, Protocol):
         """Return the cost of the first generation after weights were written, if its engine packs them."""
         ...
 
+    def taken(self, num_layers: int) -> float:
+        """Return the host's work to bring that number of layers of new weights into another engine."""
+        ...
+
+    def host_step(self, rows: float) -> float:
+        """Return the host's work for a decoding step of `rows` rows, for which the devices wait."""
+        ...
+
     def all_reduce(self, num_bytes: float, group: CollectiveGroup) -> float:
         """Give every rank of the group the sum of `num_bytes` of each."""
         ...

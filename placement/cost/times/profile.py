@@ -266,6 +266,14 @@ class ProfiledTimes:
     def packed(self, num_parameters: float) -> float:
         return num_parameters * self._packed_seconds
 
+    def taken(self, num_layers: int) -> float:
+        """See LayerTimes: zero, because a profile measures moves of whole weights."""
+        return 0.0
+
+    def host_step(self, rows: float) -> float:
+        """See LayerTimes: zero, because a measured decoding step includes it."""
+        return 0.0
+
     def all_reduce(self, num_bytes: float, group: CollectiveGroup) -> float:
         """See LayerTimes; by bandwidth if no group of that size was measured."""
         grid = self._measured("all_reduce", group)

@@ -19,6 +19,8 @@ from prefect_rlhf.placement.cost.seconds import Seconds
 from prefect_rlhf.placement.cost.sizes import ModelSizes
 from prefect_rlhf.placement.cost.workload import ModelCallKind
 from prefect_rlhf.placement.devices.hashed_once import HashedOnce, hashed_once
+from prefect_rlhf.placement.engine_traits import TRAITS
+from prefect_rlhf.placement.plan import EngineKind
 
 LOGIT_PASSES = 4  # float32 logits: written, read for maximum and sum, read and written for the result
 LOGIT_BYTES = 4
@@ -28,7 +30,6 @@ MIXTURE_LAUNCHES = 2.5
 products. The public figures of docs/cost_model.md say so."""
 EXCHANGE_LAUNCHES = 10  # a batch of a send and a receive, what groups and awaits them, and Megatron's synchronisation
 COPY_PASSES = 4  # over each copy of a token's hidden state that an expert gets: made and read, its result the same
-GRADIENT_PASS_BYTES = 12  # per parameter and micro-batch: bfloat16 gradient made and read, float32 sum read and written
 ADAM_PASS_BYTES = 32  # per parameter: main weight, two moments, each read and written; gradient read for norm and step
 
 
@@ -38,9 +39,8 @@ ADAM_PASS_BYTES = 32  # per parameter: main weight, two moments, each read and w
 class DatasheetTimes(HashedOnce):
     """Implements LayerTimes. `attended` is the share of all pairs of tokens that attention multiplies: causal, half.
 
-    On CPU (`is_host`) a backward adds gradients to their sums in passes of their own, and the head makes its logits
-    again. A GPU's constants were set on published systems, whose products add gradients and whose heads keep logits.
-    Arithmetic limits element-wise work on CPU, so there a float32 logit takes as long as an element of another format.
+    Arithmetic limits element-wise work on CPU (`is_host`), so there a float32 logit takes as long as an element of
+    another format.
     """
 
     sizes: ModelSizes
@@ -55,25 +55,43 @@ class DatasheetTimes(HashedOnce):
     decoding_share: float = 1.0
     further_rows_share: float = 1.0
     attended: float = 0.5
+    gradient_pass_bytes: float = 0.0
+    makes_logits_again: bool = False
+    host_step_seconds: float = 0.0
+    host_row_seconds: float = 0.0
+    taken_layer_seconds: float = 0.0
+    attention: float = 1.0  # reached by long rows, relative to the FLOP/s of large products
+    attention_half: float = 0.0
 
     @classmethod
-    def of(cls, sizes: ModelSizes, hardware: Hardware) -> DatasheetTimes:
-        """Return a model's times by a datasheet. Raises InvalidInput for a measured kind, which has no datasheet."""
-        device, reached = hardware.device, hardware.efficiency
+    def of(cls, sizes: ModelSizes, hardware: Hardware, engine: EngineKind = "megatron") -> DatasheetTimes:
+        """Return a model's times in an engine by a datasheet.
+
+        Raises InvalidInput for a measured kind, which has no datasheet.
+        """
+        device, reached, has_graphs = hardware.device, hardware.efficiency, TRAITS[engine].replays_graphs
+        products = reached.matmul * device.product_share
         if device.measured:
             raise Missing("profile", f"a profile of {device.name}, which has no datasheet: run rlhf/profile")
         return cls(
             sizes,
             hardware.links(),
             reached.call_seconds,
-            device.flops_per_second(sizes.dtype) * reached.matmul,
-            reached.passes,
+            device.flops_per_second(sizes.dtype) * products,
+            reached.graph_passes if has_graphs else reached.passes,
             reached.graph_layer_seconds,
             reached.eager_layer_seconds,
             device.is_host,
             device.elementwise_share,
             device.decoding_share,
             device.further_rows_share,
+            gradient_pass_bytes=reached.gradient_pass_bytes,
+            makes_logits_again=reached.makes_logits_again,
+            host_step_seconds=reached.host_step_seconds if has_graphs else 0.0,
+            host_row_seconds=reached.host_row_seconds if has_graphs else 0.0,
+            taken_layer_seconds=reached.taken_layer_seconds,
+            attention=reached.attention * device.attention_share / products or 1.0,
+            attention_half=reached.attention_half,
         )
 
     def fixed(self, kind: ModelCallKind) -> float:
@@ -95,7 +113,7 @@ class DatasheetTimes(HashedOnce):
     def head_backward(self, tokens: float, tp: int) -> Seconds:
         if "lm" not in self.sizes.head:
             return Seconds()
-        again = self._head(tokens, tp, passes=1).compute if self.is_host else 0.0
+        again = self._head(tokens, tp, passes=1).compute if self.makes_logits_again else 0.0
         return self._head(tokens, tp, passes=2) + Seconds(compute=again) + self._added(self.sizes.table / tp)
 
     def decode(self, rows: float, context: float, tp: int, cuda_graphs: bool, ep: int = 1) -> Seconds:
@@ -127,6 +145,12 @@ class DatasheetTimes(HashedOnce):
     def packed(self, num_parameters: float) -> float:
         return 0.0
 
+    def taken(self, num_layers: int) -> float:
+        return num_layers * self.taken_layer_seconds
+
+    def host_step(self, rows: float) -> float:
+        return self.host_step_seconds + rows * self.host_row_seconds
+
     def all_reduce(self, num_bytes: float, group: CollectiveGroup) -> float:
         return all_reduce_seconds(num_bytes, group, self.links)
 
@@ -155,7 +179,8 @@ class DatasheetTimes(HashedOnce):
 
     def _layer(self, rows: float, length: float, tp: int, split: int, ep: int, passes: int) -> Seconds:
         sizes, tokens = self.sizes.on(tp), rows * length
-        flops = tokens * (2 * sizes.layer_products + 4 * self.attended * sizes.queries * length) / tp
+        pairs = 4 * self.attended * sizes.queries * (length + self.attention_half) / self.attention
+        flops = tokens * (2 * sizes.layer_products + pairs) / tp
         compute = passes * (flops + tokens * 2 * sizes.router) / self.flops
         read = passes * sizes.layer_matrices / tp + passes * self._experts_read(tokens, tp, ep)
         weights = read * sizes.item / self.links.device
@@ -174,5 +199,4 @@ class DatasheetTimes(HashedOnce):
 
     def _added(self, gradients: float) -> Seconds:
         """Add the gradients of a micro-batch to their sums."""
-        seconds = gradients * GRADIENT_PASS_BYTES / self.links.device
-        return Seconds(memory_traffic=seconds) if self.is_host else Seconds()
+        return Seconds(memory_traffic=gradients * self.gradient_pass_bytes / self.links.device)

@@ -23,6 +23,7 @@ from prefect_rlhf.placement.augmented.reallocations import trained_behind
 from prefect_rlhf.placement.cost.sizes import ModelSizes
 from prefect_rlhf.placement.devices.mesh import DeviceMesh
 from prefect_rlhf.placement.graph import Call, DataflowGraph, VersionEdge
+from prefect_rlhf.placement.layout.sharing import storage_name
 from prefect_rlhf.placement.memory.bytes import usable_bytes
 from prefect_rlhf.placement.memory.overhead import GROUP_BYTES, call_overhead, communicator_bytes
 from prefect_rlhf.placement.models.engine_constants import BUCKET_BYTES
@@ -292,7 +293,8 @@ def _moves(call: Call, candidates: Candidates, context: CostContext, copies: boo
 
 def _option(call: Call, candidate: Candidate, context: CostContext, counted: MemoryCount) -> Option:
     placement = candidate.placement
-    copy = f"{call.role} {placement.engine} {placement.strategy} {placement.offload == 'all'}"
+    storage = storage_name(context.graph, call, placement)
+    copy = f"{storage} {placement.engine} {placement.strategy} {placement.offload == 'all'}"
     fed = nodes_before(call, context.graph) if counted == "most" else int(surely_fed(call, candidate, context.graph))
     held, fullest, seconds = candidate.most, candidate.most.peak, candidate.seconds
     if counted == "least":
@@ -324,11 +326,11 @@ def _new_reallocation(
     (trained, trained_kinds), (readers, reader_kinds) = _moved_alike(trained), _moved_alike(readers)
     sizes = ModelSizes.of(context.graph.model(call.role or ""))
     sources, role = context.site.sources, call.role or ""
-    written = [
-        sources.written_seconds(ModelInstance(role, p.engine, p.mesh, p.strategy), sizes)
+    taken = [
+        sources.taken_seconds(ModelInstance(role, p.engine, p.mesh, p.strategy), sizes)
         for p in (option.placement for option in readers)
     ]
-    seconds = least_move_seconds(trained, readers, sizes, sources) + sources.orchestration_seconds + written
+    seconds = least_move_seconds(trained, readers, sizes, sources) + sources.orchestration_seconds + taken
     seconds = np.maximum(seconds, 1 / MICROSECONDS)  # only an absent move takes no time
     numbers: dict[object, int] = {}
     trained_copy, read_copy = (

@@ -21,6 +21,17 @@ def visitors(t: Tables, us: Ints) -> int:
 
 
 @inner
+def in_reach(t: Tables, resources: int, overlap: Ints) -> int:
+    """All resources that may not be in use while `resources` are. `overlap[c]`: calls on meshes that overlap c's."""
+    reached = 0
+    while resources:
+        bit = lowest(resources)
+        resources &= resources - 1
+        reached |= overlap[bit] if bit < t.num_calls else overlap[bit - t.num_calls] << t.num_calls
+    return reached
+
+
+@inner
 def fill_conflicts(t: Tables, us: Ints, overlap: Ints, crowded: Ints, by_resource: Ints, conflict: Ints) -> None:
     """Write for each node the set of nodes that never run concurrently with it.
 

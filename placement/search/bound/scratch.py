@@ -7,7 +7,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from prefect_rlhf.placement.search.bound.cliques import STACK
-from prefect_rlhf.placement.search.bound.precedence import Order, order_for
 from prefect_rlhf.placement.search.compiled import Ints
 from prefect_rlhf.placement.search.record import Record
 from prefect_rlhf.placement.search.tables.tables import Tables
@@ -22,31 +21,21 @@ class Scratch(Record):
     area: Ints  # [V]: device-microseconds of each node, see `fill_areas`
     crowded: Ints  # [C]: see `fill_crowded`
     binding: Ints  # [5]: see `bound_of`
-    head: Ints  # [V]
-    tail: Ints  # [V]
     conflict: Ints  # [V]
     adjacent: Ints  # [V]
-    total_us: Ints  # [V]: of several runs
-    total_area: Ints  # [V]
-    order: Order
     by_resource: Ints  # [2 C]
     stack: Ints  # [STACK], of `heaviest_clique`
 
 
 def scratch_for(t: Tables) -> Scratch:
     """Allocate arrays of the right sizes."""
-    area, head, tail, conflict, adjacent, total_us, total_area = np.zeros((7, t.num_nodes), dtype=np.int64)
+    area, conflict, adjacent = np.zeros((3, t.num_nodes), dtype=np.int64)
     return Scratch(
         area=area,
         crowded=np.zeros(t.num_calls, dtype=np.int64),
         binding=np.zeros(5, dtype=np.int64),
-        head=head,
-        tail=tail,
         conflict=conflict,
         adjacent=adjacent,
-        total_us=total_us,
-        total_area=total_area,
-        order=order_for(t),
         by_resource=np.zeros(2 * t.num_calls, dtype=np.int64),
         stack=np.zeros(STACK, dtype=np.int64),
     )

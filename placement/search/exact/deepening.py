@@ -30,10 +30,10 @@ from prefect_rlhf.placement.search.exact.search_state import (
     THRESHOLD,
     SearchState,
 )
-from prefect_rlhf.placement.search.partial.complete import INFINITE, CompletePlan, time_by_rule
+from prefect_rlhf.placement.search.partial.complete import INFINITE, CompletePlan, time_by_schedule
+from prefect_rlhf.placement.search.partial.durations import fill_durations
 from prefect_rlhf.placement.search.partial.fullest import beyond_fullest
 from prefect_rlhf.placement.search.partial.incumbent import Incumbent
-from prefect_rlhf.placement.search.partial.list_schedule import fill_durations
 from prefect_rlhf.placement.search.partial.packing import (
     IMPOSSIBLE,
     PACKED,
@@ -53,7 +53,7 @@ from prefect_rlhf.placement.search.partial.partial import (
     possible,
     relate,
 )
-from prefect_rlhf.placement.search.tables.tables import DISJOINT, GRAPH_ORDER, UNDECIDED, Tables, ends_of_moves
+from prefect_rlhf.placement.search.tables.tables import DISJOINT, UNDECIDED, Tables, ends_of_moves
 
 NOWHERE = -1  # the mesh of a call whose packing took too long
 FEW = 2  # undecided calls for which it does not pay to narrow their domains
@@ -271,12 +271,9 @@ def schedule_all_alike(t: Tables, s: SearchState) -> None:
             return
     # Decisions visit a single plan of each symmetry class, because all have the same bound. Their times differ, since
     # the order of nodes breaks ties, so here all of them are scheduled and the best is kept.
-    bound = 0
-    if t.rule == GRAPH_ORDER or s.scalars[BOUNDS_ONLY] != 0:
-        bound = bound_partial(t, p, INFINITE)
-        s.tally[LEAST_BOUND] = min(s.tally[LEAST_BOUND], bound)
+    bound = bound_partial(t, p, INFINITE)
     if s.scalars[BOUNDS_ONLY] != 0:
-        take_if_better(t, s, p.option, p.mesh, bound)
+        take_if_better(t, s, p.option, p.mesh, bound, bound)
         return
     for number in range(len(s.symmetry)):
         schedule_moved(t, s, s.symmetry[number], bound)
@@ -294,12 +291,13 @@ def schedule_moved(t: Tables, s: SearchState, goes: Ints, bound: int) -> None:
             if call == other or p.relation[call, other] > DISJOINT:
                 moved.overlap[goes[call]] |= 1 << goes[other]
     fill_durations(t, moved.option, moved.relation, t.least_size, moved.us)  # all calls are decided
-    take_if_better(t, s, moved.option, moved.mesh, max(bound, time_by_rule(t, moved)))
+    take_if_better(t, s, moved.option, moved.mesh, bound, max(bound, time_by_schedule(t, moved)))
 
 
 @inner
-def take_if_better(t: Tables, s: SearchState, option: Ints, mesh: Ints, us: int) -> None:
-    """Keep a plan that takes `us` if it is the best so far."""
+def take_if_better(t: Tables, s: SearchState, option: Ints, mesh: Ints, bound: int, us: int) -> None:
+    """Keep a plan that takes `us`, and no less than `bound`, if it is the best so far."""
+    s.tally[LEAST_BOUND] = min(s.tally[LEAST_BOUND], t.rule.least_in_any_order(bound, us))
     s.tally[LEAST_LEFT] = min(s.tally[LEAST_LEFT], us)
     if us < s.scalars[BEST]:
         s.scalars[BEST] = us

@@ -25,8 +25,8 @@ class SearchState(Record):
     """A depth-first pass of D decisions; arrays are changed in place.
 
     In the tally, LEAST_LEFT is the least bound or time of all plans that this round left out, and EVALUATIONS counts
-    the evaluations of all rounds. LEAST_BOUND is, under `graph_order`, the least bound of the plans that were scheduled
-    in this round: with another order of nodes a plan might take as little as its bound.
+    the evaluations of all rounds. LEAST_BOUND is what the plans that were scheduled in this round take at least, if
+    the rule allows another order of their nodes: then a plan might take as little as its bound.
     """
 
     order: Ints  # [C]: calls, the most decisive first

@@ -9,18 +9,11 @@ import numpy as np
 from prefect_rlhf.placement.search.bound.bound import bound_of, fill_areas
 from prefect_rlhf.placement.search.bound.scratch import Scratch, scratch_for
 from prefect_rlhf.placement.search.compiled import Ints, compiled, inner
+from prefect_rlhf.placement.search.partial.durations import fill_durations
 from prefect_rlhf.placement.search.partial.fullest import beyond_fullest, fill_crowded
-from prefect_rlhf.placement.search.partial.graph_order import period_in_graph_order
-from prefect_rlhf.placement.search.partial.list_schedule import (
-    Agenda,
-    agenda_for,
-    fill_durations,
-    makespan_ready_first,
-    surely_absent,
-)
 from prefect_rlhf.placement.search.partial.packing import Packing, load_of, relation_of
 from prefect_rlhf.placement.search.record import Record
-from prefect_rlhf.placement.search.tables.tables import DISJOINT, EQUAL, GRAPH_ORDER, OVERLAP, Tables
+from prefect_rlhf.placement.search.tables.tables import DISJOINT, EQUAL, OVERLAP, Tables
 
 INFINITE = 1 << 62  # microseconds: the time if there is no plan
 OVERFLOW_FACTOR = 3  # multiplies the time of a plan that overflows memory (ReaL, section 5.2)
@@ -36,7 +29,6 @@ class CompletePlan(Record):
     overlap: Ints  # [C]
     us: Ints  # [V]
     order: Ints  # [C]
-    agenda: Agenda
     scratch: Scratch
 
 
@@ -50,37 +42,32 @@ def empty_complete_plan(t: Tables) -> CompletePlan:
         overlap=np.zeros(t.num_calls, dtype=np.int64),
         us=np.zeros(t.num_nodes, dtype=np.int64),
         order=np.arange(t.num_calls, dtype=np.int64),
-        agenda=agenda_for(t),
         scratch=scratch_for(t),
     )
 
 
 @compiled
 def evaluate(t: Tables, p: CompletePlan) -> int:
-    """The time in microseconds, times OVERFLOW_FACTOR when a device overflows; starts are in `p.agenda`."""
+    """The time in microseconds, times OVERFLOW_FACTOR when a device overflows."""
     us = time_of(t, p)
     return us if fits(t, p) else OVERFLOW_FACTOR * us
 
 
 @inner
 def time_of(t: Tables, p: CompletePlan) -> int:
-    """The time of a plan in microseconds, whether or not it fits: of an iteration, or of all under `ready_first`.
+    """The time of a plan in microseconds, whether or not it fits, by the rule.
 
     A measured period can be too short while a part of the graph is ahead of another, so the plan's own bound counts
     too.
     """
     fill_relations(t, p)
-    us = time_by_rule(t, p)
-    return max(us, own_bound(t, p, INFINITE)) if t.rule == GRAPH_ORDER else us
+    return max(time_by_schedule(t, p), own_bound(t, p, INFINITE))
 
 
 @inner
-def time_by_rule(t: Tables, p: CompletePlan) -> int:
-    """The time of a plan's schedule by the problem's rule, in microseconds; relations and durations are filled."""
-    if t.rule == GRAPH_ORDER:
-        fill_crowded(t, p.option, p.relation, p.us, p.agenda.crowded)
-        return period_in_graph_order(t, p.us, p.overlap, p.agenda)
-    return makespan_ready_first(t, p.us, p.overlap, p.agenda)
+def time_by_schedule(t: Tables, p: CompletePlan) -> int:
+    """The time of a plan's schedule in microseconds; relations and durations are filled."""
+    return t.rule.schedule(t.rule, t, p.option, p.relation, p.us, p.overlap)
 
 
 @inner
@@ -88,7 +75,7 @@ def own_bound(t: Tables, p: CompletePlan, enough: int) -> int:
     """The bound of a plan with filled relations and durations."""
     fill_areas(t, p.option, t.least_area, t.least_size, p.us, p.scratch.area)
     fill_crowded(t, p.option, p.relation, p.us, p.scratch.crowded)
-    return bound_of(t, p.us, surely_absent(t, p.option, p.relation, p.us), p.overlap, p.scratch, enough)
+    return bound_of(t, p.option, p.relation, p.us, p.overlap, p.scratch, enough)
 
 
 @compiled

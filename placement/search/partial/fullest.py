@@ -8,7 +8,7 @@ from __future__ import annotations
 from prefect_rlhf.placement.search.bound.exclusion import visitors
 from prefect_rlhf.placement.search.compiled import Ints, inner, lowest
 from prefect_rlhf.placement.search.partial.packing import may_share, mesh_class
-from prefect_rlhf.placement.search.tables.tables import EQUAL, GRAPH_ORDER, OVERLAP, UNDECIDED, Tables
+from prefect_rlhf.placement.search.tables.tables import EQUAL, OVERLAP, UNDECIDED, Tables
 
 
 @inner
@@ -26,10 +26,9 @@ def beyond_fullest(t: Tables, option: Ints, relation: Ints) -> int:
 def fill_crowded(t: Tables, option: Ints, relation: Ints, us: Ints, crowded: Ints) -> None:
     """Write for each call the calls of other roles whose visits surely find no room on its devices while it runs.
 
-    A visit is a call with its link nodes. Its mesh has all devices of the running call, also the fullest. By ReaL's
-    rule the sets are empty.
+    A visit is a call with its link nodes. Its mesh has all devices of the running call, also the fullest.
     """
-    visiting = visitors(t, us) if t.rule == GRAPH_ORDER else 0
+    visiting = visitors(t, us)
     for running in range(t.num_calls):
         crowded[running] = 0
         if option[running] == UNDECIDED:

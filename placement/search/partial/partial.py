@@ -10,8 +10,8 @@ from prefect_rlhf.placement.search.bound.bound import bound_of, call_size, fill_
 from prefect_rlhf.placement.search.bound.cliques import heaviest_clique
 from prefect_rlhf.placement.search.bound.scratch import Scratch, scratch_for
 from prefect_rlhf.placement.search.compiled import Ints, compiled, inner, lowest
+from prefect_rlhf.placement.search.partial.durations import fill_durations
 from prefect_rlhf.placement.search.partial.fullest import fill_crowded
-from prefect_rlhf.placement.search.partial.list_schedule import fill_durations, surely_absent
 from prefect_rlhf.placement.search.partial.packing import may_share, mesh_class
 from prefect_rlhf.placement.search.record import Record
 from prefect_rlhf.placement.search.tables.tables import DISJOINT, EQUAL, UNDECIDED, Tables
@@ -77,7 +77,7 @@ def bound_partial(t: Tables, p: Partial, enough: int) -> int:
     fill_areas(t, p.option, least[AREA], least[SIZE], p.us, p.scratch.area)
     fill_must_overlap(t, p, least[SIZE])
     fill_crowded(t, p.option, p.relation, p.us, p.scratch.crowded)
-    return bound_of(t, p.us, surely_absent(t, p.option, p.relation, p.us), p.must_overlap, p.scratch, enough)
+    return bound_of(t, p.option, p.relation, p.us, p.must_overlap, p.scratch, enough)
 
 
 @inner

@@ -20,7 +20,7 @@ from prefect_rlhf.placement.search.partial.complete import (
     fill_relations,
     overflow,
     own_bound,
-    time_by_rule,
+    time_by_schedule,
 )
 from prefect_rlhf.placement.search.partial.incumbent import Incumbent
 from prefect_rlhf.placement.search.record import Record
@@ -123,7 +123,7 @@ def cost_of(t: Tables, walk: Walk, limit: int) -> int:
     if excess > 0:
         return MISFIT + excess
     bound = own_bound(t, plan, limit + 1)
-    return bound if bound > limit else max(bound, time_by_rule(t, plan))
+    return bound if bound > limit else max(bound, time_by_schedule(t, plan))
 
 
 @compiled

@@ -13,12 +13,12 @@ from typing import final
 
 import numpy as np
 
-from prefect_rlhf.placement.search.compiled import Ints, compiled
+from prefect_rlhf.placement.search.compiled import Ints, compiled, inner
 from prefect_rlhf.placement.search.partial.complete import INFINITE, CompletePlan, empty_complete_plan, evaluate, fits
 from prefect_rlhf.placement.search.partial.incumbent import Incumbent, SearchOutcome
 from prefect_rlhf.placement.search.partial.partial import bound_partial, empty_partial
 from prefect_rlhf.placement.search.record import Record
-from prefect_rlhf.placement.search.sampling.random_moves import PROPOSALS_A_STEP, below, draw_pair, fraction
+from prefect_rlhf.placement.search.sampling.random_moves import PROPOSALS_A_STEP, below, fraction
 from prefect_rlhf.placement.search.tables.tables import Tables
 
 
@@ -85,6 +85,24 @@ def _each_alone_fastest(t: Tables) -> CompletePlan:
 
 def _best(chain: Chain) -> Incumbent | None:
     return Incumbent.from_arrays(chain.cost[1], chain.best_option, chain.best_mesh)
+
+
+@inner
+def draw_pair(t: Tables, state: Ints, pair_end: Ints, call: int) -> tuple[int, int]:
+    """Draw a (option, mesh) pair of the call, each with the same probability.
+
+    `pair_end` counts the pairs of a call up to and with each of its options.
+    """
+    low, high = t.option_start[call], t.group_start[call] - 1
+    drawn = below(state, pair_end[high])
+    while low < high:
+        middle = (low + high) // 2
+        if pair_end[middle] > drawn:
+            high = middle
+        else:
+            low = middle + 1
+    after_class = t.class_start[t.option_class[low] + 1]
+    return low - t.option_start[call], t.class_mesh[after_class - (pair_end[low] - drawn)]
 
 
 @compiled

@@ -1,9 +1,8 @@
-"""Random numbers and random changes of a plan, compiled; the state is an array, so that a search can stop and go on."""
+"""Random numbers, compiled; the state is an array, so that a search can stop and go on."""
 
 from __future__ import annotations
 
 from prefect_rlhf.placement.search.compiled import Ints, inner
-from prefect_rlhf.placement.search.tables.tables import Tables
 
 PROPOSALS_A_STEP = 2_000  # of a search by random moves: some ten milliseconds
 MULTIPLIER, INCREMENT = 6364136223846793005, 1442695040888963407  # Knuth's MMIX, modulo 2^64
@@ -26,21 +25,3 @@ def below(state: Ints, count: int) -> int:
 def fraction(state: Ints) -> float:
     """Draw a number above 0, at most 1."""
     return (next_31_bits(state) + 1) / 2147483648.0
-
-
-@inner
-def draw_pair(t: Tables, state: Ints, pair_end: Ints, call: int) -> tuple[int, int]:
-    """Draw a (option, mesh) pair of the call, each with the same probability.
-
-    `pair_end` counts the pairs of a call up to and with each of its options.
-    """
-    low, high = t.option_start[call], t.group_start[call] - 1
-    drawn = below(state, pair_end[high])
-    while low < high:
-        middle = (low + high) // 2
-        if pair_end[middle] > drawn:
-            high = middle
-        else:
-            low = middle + 1
-    after_class = t.class_start[t.option_class[low] + 1]
-    return low - t.option_start[call], t.class_mesh[after_class - (pair_end[low] - drawn)]

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from functools import lru_cache
+from collections.abc import Sequence
 from itertools import islice, pairwise
 
 import networkx as nx
 import numpy as np
 
-from prefect_rlhf.placement.search.compiled import Ints, word
+from prefect_rlhf.placement.search.compiled import Ints
 from prefect_rlhf.placement.search.problem import Problem
 
 NEVER = 1 << 40  # a lag that no path has, microseconds that no call takes
-LAGS = 3  # 0, 1, and all larger lags together
 MOST_LOOPS = 32  # that a bound counts
 MOST_LISTED = 2_000  # of which these are chosen
 
@@ -29,24 +27,6 @@ def direct_dependencies(problem: Problem) -> Direct:
     for edge in (edge for edge in problem.edges if edge.without is None):
         direct[position[edge.target]].add((position[edge.source], edge.lag))
     return tuple(map(frozenset, direct))
-
-
-@lru_cache(maxsize=64)  # most problems of a question have the same dependencies
-def dependency_arrays(direct: Direct) -> Mapping[str, Ints]:
-    """The arrays `depends_on` and `ready_last` of `Tables`."""
-    lags = least_lags(direct, own_lag=1)
-    nodes = range(len(direct))
-
-    def ended(node: int, source: int) -> bool:
-        """Whether `source` of the last iteration has ended when `node` is ready."""
-        return any((source == other and lag <= 1) or lags[source, other] <= 1 - lag for other, lag in direct[node])
-
-    by_lag = [[{other for other, lag in pairs if min(lag, LAGS - 1) == row} for pairs in direct] for row in range(LAGS)]
-    depends_on = [[word([other in others for other in nodes]) for others in row] for row in by_lag]
-    return {
-        "depends_on": np.array(depends_on, dtype=np.int64),
-        "ready_last": np.array([word([ended(node, source) for source in nodes]) for node in nodes], dtype=np.int64),
-    }
 
 
 def num_dependencies(problem: Problem, iterations: int) -> Ints:
@@ -81,6 +61,19 @@ def least_lags(direct: Direct, own_lag: int = NEVER) -> Ints:
         own = [edge["lag"] for _, target, edge in graph.out_edges(source, data=True) if target == source]
         lags[source, source] = min([NEVER, *around, *own])
     return lags
+
+
+def anchors_of(lags: Ints, iterations: int) -> list[int]:
+    """The first node of each cycle through the iterations: a cycle is nodes that wait for each other's past runs.
+
+    Without any such cycle, the first node of the problem, which has no predecessor.
+    """
+    anchors: list[int] = []
+    for node in range(len(lags)):
+        on_cycle = lags[node, node] < iterations
+        if on_cycle and not any(lags[node, other] + lags[other, node] < NEVER for other in anchors):
+            anchors.append(node)
+    return anchors or [0]
 
 
 def loops(direct: Direct, covered: Sequence[int] = ()) -> Ints:

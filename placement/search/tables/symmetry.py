@@ -143,9 +143,3 @@ def not_before(group: Sequence[Permutation], order: Sequence[int]) -> list[int]:
             if all(goes[before] == before for before in kept) and goes[call] != call:
                 earlier[goes[call]] |= 1 << call
     return earlier
-
-
-def wins_ties(group: Sequence[Sequence[int]]) -> list[list[bool]]:
-    """Whether, as [a, b], node a goes before b if both become ready at once: by number, in all permutations."""
-    nodes = range(len(group[0]))
-    return [[all(goes[a] < goes[b] for goes in group) for b in nodes] for a in nodes]

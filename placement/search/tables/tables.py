@@ -27,18 +27,17 @@ from prefect_rlhf.placement.search.record import Record
 from prefect_rlhf.placement.search.tables.dependencies import (
     NEVER,
     Direct,
-    dependency_arrays,
+    anchors_of,
     direct_dependencies,
     least_lags,
     loops,
-    num_dependencies,
 )
 from prefect_rlhf.placement.search.tables.groups import groups_of, option_arrays
-from prefect_rlhf.placement.search.tables.symmetry import node_permutation, symmetries, wins_ties
+from prefect_rlhf.placement.search.tables.rule import Rule
+from prefect_rlhf.placement.search.tables.symmetry import symmetries
 
 UNDECIDED, DISJOINT, OVERLAP, EQUAL = -1, 0, 1, 2
 CALL, PAIR, LINK, COMPUTE = 0, 1, 2, 3
-GRAPH_ORDER, READY_FIRST = 0, 1
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -49,8 +48,7 @@ class Tables(Record):
     num_nodes: int
     num_devices: int
     iterations: int
-    rule: int  # GRAPH_ORDER or READY_FIRST
-    in_flight: int  # iterations
+    rule: Rule
     most_bytes: int  # of the largest device
     # nodes [V]
     node_kind: Ints  # CALL, PAIR, LINK or COMPUTE
@@ -60,7 +58,7 @@ class Tables(Record):
     node_of: Ints  # [C]: the node that is the call
     nodes_of: Ints  # [2 C]: set of nodes that occupy a resource
     visit_nodes: Ints  # [C]: set of the call and its link nodes
-    strangers: Ints  # [C]: set of calls of other roles, whose visits to a device exclude its own; empty by ReaL's rule
+    strangers: Ints  # [C]: set of calls of other roles, whose visits to a device exclude its own
     cost_start: Ints  # [V + 1]: the start of its durations in `cost`
     cost_columns: Ints  # kinds of options of the second call, for a pair
     cost_layers: Ints  # 3 when durations of a pair depend on the relation, else 1
@@ -102,28 +100,22 @@ class Tables(Record):
     lies_within: Ints  # [K, K]: whether a mesh of the first class lies inside each of the second that it overlaps
     tells_equal: Ints  # [C, C]: whether EQUAL differs from OVERLAP for this pair
     symmetry: Ints  # [S, C]: permutations of the calls, see `symmetry`; the first changes nothing
-    wins_ties: Ints  # [V]: set of nodes that it goes before if both become ready at once, under all permutations
     # dependencies
     edge_start: Ints  # [V + 1]
     edge_target: Ints
     edge_lag: Ints
-    num_dependencies: Ints  # [iterations * V]: of each run
-    without: Ints  # [E, 4]: source, target and lag of each edge that only holds without a move, and that move
     # orders that hold in every plan, as sets of nodes
     ordered_once: Ints  # [V]: nodes ordered against it within an iteration
     ordered_always: Ints  # [V]: nodes whose every run is ordered against every run of it
     anchor: Ints  # [A]
     anchor_lag: Ints
     anchor_cycle: Ints  # [A]: the anchor and all between it and its next run that must wait for it
-    anchor_followers: Ints  # [A]: the anchor and all that waits for it in its iteration
     cycle_ordered: Ints  # [A, V]: nodes of the cycle that are ordered against it
     loops: Ints  # [loops, 2]: nodes and iterations of each, see `loops`
-    depends_on: Ints  # [3, V]: its direct dependencies, by lag: 0, 1, more
-    ready_last: Ints  # [V]: the nodes whose last run has ended when it is ready
 
 
 @lru_cache(maxsize=1)  # a local search ranks the neighbours of many plans by the same problem
-def build_tables(problem: Problem) -> Tables:
+def build_tables(problem: Problem, rule: type[Rule]) -> Tables:
     """Number nodes, calls, options and meshes. The same problem always gives the same arrays."""
     # Numba compiles functions of arrays of numbers well, and functions of Python objects not at all. So everything
     # that the inner loops read is flattened here, once. Lists of different lengths share an array with an array of
@@ -136,18 +128,16 @@ def build_tables(problem: Problem) -> Tables:
         num_nodes=len(problem.nodes),
         num_devices=problem.num_devices,
         iterations=problem.iterations,
-        rule=GRAPH_ORDER if problem.rule == "graph_order" else READY_FIRST,
-        in_flight=problem.in_flight,
+        rule=rule.of(problem, problem.iterations),
         most_bytes=max(problem.device_bytes),
         **_node_arrays(problem, calls, groups),
         **option_arrays(problem, groups),
         **_least_arrays(problem),
         **_mesh_arrays(problem),
         tells_equal=_tells_equal(problem, calls),
-        **_symmetry_arrays(problem),
+        symmetry=_ints(symmetries(problem)),
         **_edge_arrays(problem),
         **_order_arrays(direct, problem.iterations),
-        **dependency_arrays(direct),
     )
 
 
@@ -185,8 +175,7 @@ def _node_arrays(problem: Problem, calls: dict[str, int], groups: dict[str, list
         "nodes_of": _ints([word([bool(word >> bit & 1) for word in resources]) for bit in range(2 * len(calls))]),
         "visit_nodes": _ints([word([not isinstance(node, PairNode) and calls_of(node) == (name,)
                                     for node in problem.nodes]) for name in calls]),
-        "strangers": _ints([word([other.role != call.role and problem.rule == "graph_order"
-                                  for other in problem.calls]) for call in problem.calls]),
+        "strangers": _ints([word([other.role != call.role for other in problem.calls]) for call in problem.calls]),
         "cost_start": starts([cost.size for cost in tables]),
         "cost_columns": _ints([cost.shape[2] for cost in tables]),
         "cost_layers": _ints([cost.shape[0] for cost in tables]),
@@ -316,22 +305,13 @@ def _tells_equal(problem: Problem, calls: dict[str, int]) -> Ints:
     return tells
 
 
-def _symmetry_arrays(problem: Problem) -> dict[str, Ints]:
-    group = symmetries(problem)
-    node_group = [goes for goes in (node_permutation(problem, calls) for calls in group) if goes is not None]
-    return {"symmetry": _ints(group), "wins_ties": _ints([word(row) for row in wins_ties(node_group)])}
-
-
 def _edge_arrays(problem: Problem) -> dict[str, Ints]:
     position = {node.name: index for index, node in enumerate(problem.nodes)}
     edges = sorted({(position[e.source], position[e.target], e.lag) for e in problem.edges if e.without is None})
-    without = [(position[e.source], position[e.target], e.lag, position[e.without]) for e in problem.edges if e.without]
     return {
         "edge_start": starts([sum(source == node for source, _, _ in edges) for node in range(len(position))]),
         "edge_target": _ints([target for _, target, _ in edges]),
         "edge_lag": _ints([lag for _, _, lag in edges]),
-        "num_dependencies": num_dependencies(problem, problem.iterations),
-        "without": np.array(without, dtype=np.int64).reshape(-1, 4),
     }
 
 
@@ -341,7 +321,7 @@ def _order_arrays(direct: Direct, iterations: int) -> Mapping[str, Ints]:
     nodes = range(len(lags))
     once = [[min(lags[u, v], lags[v, u]) == 0 and u != v for v in nodes] for u in nodes]
     always = [[lags[u, v] + lags[v, u] <= 1 and u != v for v in nodes] for u in nodes]
-    anchors = _anchors(lags, iterations)
+    anchors = anchors_of(lags, iterations)
     cycles = [_cycle(lags, anchor) for anchor in anchors]
     counted = [word([v in cycle for v in nodes]) for a, cycle in zip(anchors, cycles, strict=True) if lags[a, a] == 1]
     return {
@@ -350,24 +330,10 @@ def _order_arrays(direct: Direct, iterations: int) -> Mapping[str, Ints]:
         "anchor": _ints(anchors),
         "anchor_lag": _ints([int(lags[anchor, anchor]) for anchor in anchors]),
         "anchor_cycle": _ints([word([v in cycle for v in nodes]) for cycle in cycles]),
-        "anchor_followers": _ints([word(_followers(lags, anchor)) for anchor in anchors]),
         "cycle_ordered": _ints([[word([_ordered_in(cycle, lags, u, v) for v in nodes]) for u in nodes]
                                 for cycle in cycles]),
         "loops": loops(direct, counted),
     }  # fmt: skip
-
-
-def _anchors(lags: Ints, iterations: int) -> list[int]:
-    """The first node of each cycle through the iterations: a cycle is nodes that wait for each other's past runs.
-
-    Without any such cycle, the first node of the problem, which has no predecessor.
-    """
-    anchors: list[int] = []
-    for node in range(len(lags)):
-        on_cycle = lags[node, node] < iterations
-        if on_cycle and not any(lags[node, other] + lags[other, node] < NEVER for other in anchors):
-            anchors.append(node)
-    return anchors or [0]
 
 
 def _cycle(lags: Ints, anchor: int) -> dict[int, int]:
@@ -375,13 +341,6 @@ def _cycle(lags: Ints, anchor: int) -> dict[int, int]:
     period = lags[anchor, anchor]
     between = {v: int(lags[anchor, v]) for v in range(len(lags)) if lags[anchor, v] + lags[v, anchor] <= period}
     return between | {anchor: 0}
-
-
-def _followers(lags: Ints, anchor: int) -> list[bool]:
-    """The anchor and all that waits for it in its iteration; all nodes when there is no cycle to be the anchor of."""
-    if lags[anchor, anchor] == NEVER:
-        return [True] * len(lags)
-    return [bool(node == anchor or lags[anchor, node] == 0) for node in range(len(lags))]
 
 
 def _ordered_in(cycle: dict[int, int], lags: Ints, node: int, other: int) -> bool:

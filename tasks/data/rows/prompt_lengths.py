@@ -1,4 +1,4 @@
-"""Prompts above the length limit: refused, left out, or cut at an end; the log always reports their number."""
+"""Prompts above the length limit: refused, left out, or cut at an end; the log reports their number."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -48,7 +48,9 @@ class PromptLimit:
             raise InvalidInput(f"{name}.max_prompt_length", self.most, expected)
 
     def remark(self, name: str, lengths: Sequence[int]) -> str:
-        """Return a line with the number of prompts that are dropped or cut."""
+        """Return a line with the number of prompts that are dropped or cut; empty if all fit."""
         longer = sum(length > self.most for length in lengths)
+        if not longer:
+            return ""
         done = "left out" if self.overlong == "drop" else f"cut to their {self.overlong.removeprefix('keep_')}"
         return f"{name}: {longer} of {len(lengths)} prompts are longer than {self.most} tokens and {done}"

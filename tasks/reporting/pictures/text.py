@@ -51,7 +51,7 @@ def graph_text(augmented: AugmentedGraph, num_steps: int = STEPS_LISTED) -> str:
     for step in range(first, last + 1):
         lines += [line for node in augmented.of_step(step) for line in _node_lines(node, datasets)]
     left = augmented.num_steps - last
-    return "\n".join([*lines, f"... and {left} more steps"] if left > 0 else lines)
+    return "\n".join([*lines, f"... and {left} more step{'s' * (left > 1)}"] if left > 0 else lines)
 
 
 def _plan_row(call: Call, plan: ExecutionPlan, graph: DataflowGraph) -> dict[str, str]:

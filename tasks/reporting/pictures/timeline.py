@@ -27,7 +27,7 @@ COLOURS: Mapping[str, str] = MappingProxyType(
         "checkpoint": "#ff8ab7",
         "commit": "#b5487a",
         "export": "#97bbf5",
-        "move": "#4f5d75",
+        "switch": "#4f5d75",
     }
 )
 

@@ -167,9 +167,9 @@ class GRPO(PolicyGradient):
         if self.reward_weights and not one_scale:
             raise not_used("reward_weights", f"advantage {self.advantage} does not read it", "set advantage: gdpo")
         if not ends and (self.overlong.mask or self.overlong.buffer is not None):
-            raise not_used("overlong", "without sampling.stop_at_eos every response is cut off")
+            raise not_used("overlong", "without algo.sampling.stop_at_eos every response is cut off")
         if (self.overlong.buffer or 0) > limit:
-            raise wrong("overlong.buffer", f"at most {limit}, sampling.max_new_tokens")
+            raise wrong("overlong.buffer", f"at most {limit}, algo.sampling.max_new_tokens")
         if one_scale and self.kl.in_reward:
             raise wrong("kl.place", "loss: with advantage gdpo it has no separate scale in the reward")
         if one_scale and self.overlong.buffer is not None:

@@ -1,1 +1,1 @@
-"""The steps in flight, the nodes and rows that each has left, and the moves between steps."""
+"""The steps in flight, and the nodes and rows that each has left."""

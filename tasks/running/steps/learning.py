@@ -29,7 +29,7 @@ class Cause:
 
 
 NO_REWARD = Cause("no row has a reward", "let the reward return a number for some rows")
-CUT = Cause("every answer was cut and masked", "raise algo.sampling.max_new_tokens, or set algo.overlong.mask to false")
+CUT = "every answer was cut and masked"
 EQUAL = Cause(
     "no group differs",
     "use prompts that the model answers now well, now badly, or a reward that tells its answers apart",
@@ -63,7 +63,8 @@ class Learning:
         self._trains = tuple(call for call in graph if call.kind == "train_step")
         self._before = {call.name: frozenset(calls_before(graph, call.name)) for call in self._trains}
         self._evaluations = frozenset(call.name for call in graph if call.every is not None)
-        self._cut = [f"{call.name}.truncated" for call in graph if call.kind == "generate" and call.every is None]
+        generates = [call for call in graph if call.kind == "generate" and call.every is None]
+        self._lengths = {f"{call.name}.truncated": length_of(call) for call in generates}
         self._judges_kl = not any(name.rpartition(".")[2] in KL_METRICS for name in limited)
         self._empty_steps = 0
         self._idle: Counter[str] = Counter()  # steps in a row without a gradient, by train_step
@@ -137,9 +138,9 @@ class Learning:
 
     def _signs(self, step: str, metrics: Mapping[str, float]) -> Iterator[tuple[tuple[str, ...], str]]:
         """Yield a key and a text for each sign in a step's metrics."""
-        name, share = largest({name: metrics[name] for name in self._cut if name in metrics}, "truncated")
+        name, share = largest({name: metrics[name] for name in self._lengths if name in metrics}, "truncated")
         if share > MOST_SHARE:
-            remedy = "raise sampling.max_new_tokens, or teach shorter answers"
+            remedy = f"raise {self._lengths[name]}, or teach shorter answers"
             yield ("cut",), f"{step}: {share:.0%} of the answers were cut ({name}); {remedy}"
         name, share = largest(metrics, "unscored")
         if share > MOST_SHARE:
@@ -148,8 +149,9 @@ class Learning:
         name, kl = largest(per_token(metrics), "kl_per_token")
         if kl > MOST_KL_PER_TOKEN and self._judges_kl:
             far = f"the KL to the reference is {kl:.3g} nats per token, above {MOST_KL_PER_TOKEN} ({name})"
-            remedy = "lower the learning rate or raise the KL coefficient; limits sets another bound"
-            yield ("kl",), f"{step}: {far}; {remedy}"
+            rates = " or ".join(dict.fromkeys(call.setting("lr") for call in self._trains))
+            remedy = f"lower {rates or 'the learning rate'} or raise the KL coefficient"
+            yield ("kl",), f"{step}: {far}; {remedy}; limits sets another bound"
 
     def _warn(self, key: tuple[str, ...], text: str) -> None:
         if key not in self._said:
@@ -169,7 +171,9 @@ class Learning:
         if kept_none is not None and not equal:
             return Cause(f"{kept_none:.40} kept no row", f"let {kept_none} keep more")
         if any(found["truncated"] == 1 and found["trained_tokens"] == 0 for found in of.values()):
-            return CUT
+            lengths = [length for name, length in self._lengths.items() if name.rpartition(".")[0] in of]
+            raised = " and ".join(lengths) or "the longest answer"
+            return Cause(CUT, f"raise {raised}, or set algo.overlong.mask to false")
         if kept_none is None and Values(call.name, metrics)["skipped_updates"] == call.epochs * call.mini_batches:
             return NOT_IN_LOSS
         if equal:
@@ -195,6 +199,11 @@ def is_idle(call: Call, metrics: Mapping[str, float]) -> bool | None:
         return None
     without = (of["skipped_updates"] or 0) + (of["empty_updates"] or 0)
     return without >= call.epochs * call.mini_batches
+
+
+def length_of(call: Call) -> str:
+    """Return the settings that bound a generate's answers, as a person states them."""
+    return call.setting("max_new_tokens") if call.play is None else "play.max_tokens or play.max_turns"
 
 
 def calls_before(graph: DataflowGraph, name: str) -> set[str]:

@@ -66,7 +66,7 @@ def copies_in_turn(rank: int, case: Case, folder: Path):
 def load_train(rank: int, case: Case, folder: Path, offload: bool = False):
     """The same from the folder."""
     engine = MegatronEngine(build_command(case, folder), rank)
-    restore(engine, folder)
+    restore(engine, [folder / "actor"])
     if offload:
         engine.offload("all")
         engine.reload("all")
@@ -76,7 +76,7 @@ def load_train(rank: int, case: Case, folder: Path, offload: bool = False):
 def main_weights(rank: int, case: Case, folder: Path):
     """How far compute weights are from the main weights rounded, after a load: nothing."""
     engine = MegatronEngine(build_command(case, folder), rank)
-    restore(engine, folder)
+    restore(engine, [folder / "actor"])
     views = {name: (shard.region, shard.view.reshape(shard.shape)) for name, shard in engine.weights().items()}
     worst = 0.0
     for piece in engine.state_parts():
@@ -90,15 +90,15 @@ def main_weights(rank: int, case: Case, folder: Path):
 
 
 def stored_bits(folder: Path) -> dict[str, torch.Tensor]:
-    """Every tensor of every shard in a folder."""
-    return {key: value for file in sorted(folder.glob("*.safetensors")) for key, value in load_file(file).items()}
+    """Every tensor of every shard in a folder and below it."""
+    return {key: value for file in sorted(folder.glob("**/*.safetensors")) for key, value in load_file(file).items()}
 
 
 def load_save(rank: int, case: Case, folder: Path, target: Path):
     """Load and save again, with nothing between."""
     command = build_command(case, folder)
     engine = MegatronEngine(command, rank)
-    restore(engine, folder)
+    restore(engine, [folder / "actor"])
     copy = HostCopy(command, rank)
     copy.take(engine)
     copy.write(target)

@@ -23,7 +23,7 @@ from prefect_rlhf.engines.files.checkpoint_files import (
     shard_indexes,
 )
 from prefect_rlhf.errors.errors import InvalidInput
-from prefect_rlhf.placement.layout.parameters import parameters
+from prefect_rlhf.placement.models.weights import parameters
 from tests.cases import combinations, first
 
 pytestmark = pytest.mark.slow
@@ -159,11 +159,10 @@ def test_a_copy_takes_12_bytes_a_parameter_in_memory_that_is_used_again(world, f
 
 @pytest.fixture(scope="module")
 def stored(world, folders, tmp_path_factory):
-    """A role's folder of two shards."""
-    folder = tmp_path_factory.mktemp("stored") / "actor"
-    case = case_of(folders, "tied", "tp2")
+    """A folder of two shards of weights."""
+    folder, case = tmp_path_factory.mktemp("stored"), case_of(folders, "tied", "tp2")
     world.run(case.ranks, work.train_save_train, case, folder)
-    return folder, {p.name: p.shape for p in parameters(case.spec())}
+    return folder / "actor", {p.name: p.shape for p in parameters(case.spec())}
 
 
 def copy_of(stored, tmp_path):

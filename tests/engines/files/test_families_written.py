@@ -13,9 +13,9 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceC
 
 from prefect_rlhf.engines.files.huggingface import _config_of, write_folder
 from prefect_rlhf.engines.files.model_config import runnable_shape
-from prefect_rlhf.placement.layout.parameters import parameters
 from prefect_rlhf.placement.models.known_models import KNOWN_SHAPES
 from prefect_rlhf.placement.models.model import ModelSpec
+from prefect_rlhf.placement.models.weights import parameters
 
 
 def rewritten(case: Case, target: Path) -> dict:

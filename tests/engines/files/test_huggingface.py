@@ -124,6 +124,12 @@ BROKEN = {
     "cut data": (lambda f: cut(f / "model.safetensors", 1000), "expected a whole file; it ends inside tensor"),
     "header": (lambda f: (f / "model.safetensors").write_bytes(b"\x01" + b"\0" * 7 + b"{"), "its header is not JSON"),
     "index": (lambda f: (f / "model.safetensors.index.json").write_text("{}"), "a JSON object with a weight_map"),
+    "an index that is a Git LFS pointer": (
+        lambda f: (f / "model.safetensors.index.json").write_text(
+            "version https://git-lfs.github.com/spec/v1\noid sha256:6\nsize 9\n"
+        ),
+        "model.safetensors.index.json', expected the file, not a Git LFS pointer to it: run git lfs pull in ",
+    ),
     "shard": (
         lambda f: (f / "model.safetensors.index.json").write_text('{"weight_map": {"a": "model-2.safetensors"}}'),
         "no file model-2.safetensors in",

@@ -10,11 +10,11 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 
 from prefect_rlhf.engines.files.huggingface import read_model_spec, read_shape
 from prefect_rlhf.errors.errors import InvalidInput
-from prefect_rlhf.placement.layout.parameters import parameters
 from prefect_rlhf.placement.models.families import known as families
 from prefect_rlhf.placement.models.families.config_keys import GENERATION, HARMLESS, NOTES, READ, is_off
 from prefect_rlhf.placement.models.known_models import KNOWN_SHAPES
 from prefect_rlhf.placement.models.model import ModelSpec
+from prefect_rlhf.placement.models.weights import parameters
 
 pytestmark = pytest.mark.quick
 

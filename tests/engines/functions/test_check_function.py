@@ -79,6 +79,14 @@ def test_a_column_that_the_dataset_lacks_is_refused():
         check_function(function("named_only", "trl"), columns=["label"])
 
 
+def test_a_missing_column_is_answered_with_how_another_column_takes_its_place():
+    """verl's functions need two, and most files call them otherwise."""
+    with pytest.raises(InvalidInput) as refused:
+        check_function(function("compute_score", "verl"), columns=["question", "answer"])
+    remedy = "a column of another name is given by prompts.columns: {data_source: COLUMN, ground_truth: COLUMN}"
+    assert str(refused.value).endswith(remedy)
+
+
 def test_what_lies_beside_a_function_is_found(tmp_path):
     """A file that is named is imported with its folder on the path, a module from where the process runs."""
     (tmp_path / "beside.py").write_text("def helped(row):\n    return 1\n")

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.grpo_step import TRL_VERSION
-from benchmarks.step_sides import TRL_NEEDS
+from benchmarks.beside_trl.grpo_step import TRL_VERSION
+from benchmarks.beside_trl.step_sides import TRL_NEEDS
 from prefect_rlhf.engines.functions.plays.messages import Asks, Failed, Over, Told
 from prefect_rlhf.engines.functions.plays.pool import PlayPool
 from prefect_rlhf.engines.functions.signatures.load import load_play

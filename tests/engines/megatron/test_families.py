@@ -12,7 +12,7 @@ from megatron_world import World
 
 from prefect_rlhf.placement.devices.mesh import DeviceMesh
 from prefect_rlhf.placement.devices.strategy import Strategy
-from prefect_rlhf.placement.layout.parameters import parameters
+from prefect_rlhf.placement.models.weights import parameters
 from prefect_rlhf.placement.plan import ModelInstance
 from tests.by_device import instance_holdings
 from tests.layouts import megatron_layout

@@ -9,7 +9,7 @@ from megatron_cases import Case
 
 from prefect_rlhf.placement.devices.mesh import DeviceMesh
 from prefect_rlhf.placement.devices.strategy import Strategy
-from prefect_rlhf.placement.layout.parameters import parameters
+from prefect_rlhf.placement.models.weights import parameters
 from prefect_rlhf.placement.plan import ModelInstance
 from tests.by_device import instance_holdings
 from tests.cases import combinations

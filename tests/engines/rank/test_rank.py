@@ -19,6 +19,7 @@ from prefect_rlhf.placement.devices.strategy import Strategy
 from prefect_rlhf.placement.graph import Call, Operation, Port
 from prefect_rlhf.placement.layout.layout import Layout
 from prefect_rlhf.placement.models.model import ModelSpec, TransformerShape
+from prefect_rlhf.placement.models.weights import Parameter, Weights
 from prefect_rlhf.placement.plan import ModelInstance
 from prefect_rlhf.placement.row_set import RowSet
 from tests.tasks.small_tokenizer import alone
@@ -27,6 +28,7 @@ ONE = DeviceMesh(0, 1, 0, 1)
 TRAINED = ModelInstance("actor", "megatron", ONE, Strategy())
 SAMPLER = ModelInstance("actor", "vllm", ONE, Strategy())
 SHAPES = {"embed": (64, 8), "norm": (8,)}
+ACTOR = (Weights("actor", tuple(Parameter(name, shape) for name, shape in SHAPES.items()), trained=True),)
 LAYOUT = Layout(SHAPES, {name: {0: tuple((0, size) for size in shape)} for name, shape in SHAPES.items()})
 SHAPE = TransformerShape(8, 8, 1, 1, 1, 8, 64, 64, 1e4, 1e-5, True)
 SPEC = ModelSpec("actor", "/models/actor", "lm", SHAPE, dtype="float32")
@@ -343,9 +345,9 @@ def test_reallocated_weights_are_the_version(rank):
     """reallocate labels the target; its fingerprint is the version's, and its engine is told."""
     known = Fingerprints()
     trained = run_step(rank)["train"]
-    known.settle(TRAINED, 1, {0: trained.digest}, LAYOUT)
+    known.settle(TRAINED, ACTOR, 1, {0: trained.digest}, LAYOUT)
     report = rank.reallocate(MoveWeightsCommand(TRAINED, SAMPLER, 1, LAYOUT, LAYOUT))
-    known.settle(SAMPLER, 1, {0: report.digest}, LAYOUT)
+    known.settle(SAMPLER, ACTOR, 1, {0: report.digest}, LAYOUT)
     assert engine_of(rank, SAMPLER).seen["written"]
     assert report.bytes_moved == 0  # all of it stays on the rank
     rank.generate(command(GENERATE, SAMPLER, 1, reads=1, sampling=SamplingSettings(100)))
@@ -362,12 +364,12 @@ def test_a_planted_stale_weight_is_called_by_its_version(rank):
     """Old content under a new label: the controller names the version expected and the one it is."""
     known = Fingerprints()
     old = engine_of(rank, TRAINED).tensors["embed"].clone()
-    known.settle(TRAINED, 0, {0: rank.models[TRAINED].digest()}, LAYOUT)
-    known.settle(TRAINED, 1, {0: run_step(rank)["train"].digest}, LAYOUT)
+    known.settle(TRAINED, ACTOR, 0, {0: rank.models[TRAINED].digest()}, LAYOUT)
+    known.settle(TRAINED, ACTOR, 1, {0: run_step(rank)["train"].digest}, LAYOUT)
     rank.reallocate(MoveWeightsCommand(TRAINED, SAMPLER, 1, LAYOUT, LAYOUT))
     engine_of(rank, SAMPLER).tensors["embed"].copy_(old)
     with pytest.raises(StaleWeights, match=r"actor.vllm n0:0 dp1 holds the content of v0, expected v1"):
-        known.settle(SAMPLER, 1, {0: rank.models[SAMPLER].digest()}, LAYOUT)
+        known.settle(SAMPLER, ACTOR, 1, {0: rank.models[SAMPLER].digest()}, LAYOUT)
 
 
 def test_offloaded_weights_serve_no_call(rank):

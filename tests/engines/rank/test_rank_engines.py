@@ -29,6 +29,7 @@ from prefect_rlhf.placement.devices.strategy import Strategy
 from prefect_rlhf.placement.graph import Call, Operation, Port
 from prefect_rlhf.placement.layout.layout import layout_of
 from prefect_rlhf.placement.models.model import OptimizerSpec
+from prefect_rlhf.placement.models.weights import weights_of
 from prefect_rlhf.placement.plan import ModelInstance
 from prefect_rlhf.placement.row_set import RowSet
 from tests.engines.vllm_cases import make_folder
@@ -119,6 +120,7 @@ class World:
         self.folder, self.known = folder, Fingerprints()
         optimizer = OptimizerSpec(lr=1e-3, eps=1e-3)
         self.spec = read_model_spec("actor", folder, "lm", dtype="float32", optimizer=optimizer)
+        self.weights = weights_of(self.spec, trained=True)
         self.call(TamperedRank.open_dataset, Prompts())
         for instance in (TRAINED, SAMPLER):
             command = BuildCommand(self.spec, instance, RANKS, self.layout(instance), 128, 8)
@@ -132,7 +134,7 @@ class World:
 
     def settle(self, instance, version, reports):
         digests = {rank: report.digest for rank, report in reports.items()}
-        self.known.settle(instance, version, digests, self.layout(instance))
+        self.known.settle(instance, self.weights, version, digests, self.layout(instance))
 
     def command(self, call, instance, step, rows, **more):
         common = {"seed": 3, "run_dir": Path(), "tokenizers": alone(self.folder), "row_ids": rows}
@@ -243,7 +245,8 @@ def check_tampering(world):
     ):
         world.generate(step=10, version=2)
     with pytest.raises(StaleWeights, match=r"ranks 0 and 1 hold different copies of model.layers.2.mlp.up_proj.weight"):
-        world.known.settle(SAMPLER, 2, world.call(TamperedRank.digest, SAMPLER), world.layout(SAMPLER))
+        digests = world.call(TamperedRank.digest, SAMPLER)
+        world.known.settle(SAMPLER, world.weights, 2, digests, world.layout(SAMPLER))
     world.reallocate(2)
 
 

@@ -18,6 +18,7 @@ from prefect_rlhf.errors.errors import StaleWeights
 from prefect_rlhf.placement.devices.mesh import DeviceMesh
 from prefect_rlhf.placement.devices.strategy import Strategy
 from prefect_rlhf.placement.layout.layout import Layout
+from prefect_rlhf.placement.models.weights import Parameter, Weights
 from prefect_rlhf.placement.plan import ModelInstance
 from tests.cases import examples
 from tests.device import DEVICE
@@ -194,6 +195,7 @@ def test_hashing_is_fast_enough():
 VLLM = ModelInstance("actor", "vllm", DeviceMesh(0, 1, 0, 2), Strategy(dp=2))
 MEGATRON = ModelInstance("actor", "megatron", DeviceMesh(0, 1, 0, 2), Strategy(tp=2))
 SHAPES = {"w": (4, 8), "norm": (8,)}
+ACTOR = (Weights("actor", tuple(Parameter(name, shape) for name, shape in SHAPES.items()), trained=True),)
 REPLICAS = Layout(SHAPES, {"w": {0: ((0, 4), (0, 8)), 1: ((0, 4), (0, 8))}, "norm": {0: ((0, 8),), 1: ((0, 8),)}})
 HALVES = Layout(SHAPES, {"w": {0: ((0, 2), (0, 8)), 1: ((2, 4), (0, 8))}, "norm": {0: ((0, 8),), 1: ((0, 8),)}})
 
@@ -216,8 +218,8 @@ def digests(layout, held):
 def test_layouts_of_one_version_agree():
     """A version learnt from halves is recognised in replicas, and is what the definition gives."""
     known, v0 = Fingerprints(), weights(0)
-    known.settle(MEGATRON, 0, digests(HALVES, [v0, v0]), HALVES)
-    known.settle(VLLM, 0, digests(REPLICAS, [v0, v0]), REPLICAS)
+    known.settle(MEGATRON, ACTOR, 0, digests(HALVES, [v0, v0]), HALVES)
+    known.settle(VLLM, ACTOR, 0, digests(REPLICAS, [v0, v0]), REPLICAS)
     assert known.content("actor", 0) == {name: defined(name, tensor) for name, tensor in v0.items()}
 
 
@@ -248,17 +250,17 @@ def test_an_engine_that_leaves_a_parameter_out_is_held_to_the_others():
     """Whoever comes first: what it lacks is learnt of the next, and held against those after it."""
     known, v0 = Fingerprints(), weights(0)
     without = Layout({"w": SHAPES["w"]}, {"w": REPLICAS.regions["w"]})
-    known.settle(VLLM, 0, digests(without, [v0, v0]), without)
-    known.settle(MEGATRON, 0, digests(HALVES, [v0, v0]), HALVES)
-    known.settle(VLLM, 0, digests(without, [v0, v0]), without)
+    known.settle(VLLM, ACTOR, 0, digests(without, [v0, v0]), without)
+    known.settle(MEGATRON, ACTOR, 0, digests(HALVES, [v0, v0]), HALVES)
+    known.settle(VLLM, ACTOR, 0, digests(without, [v0, v0]), without)
     assert known.content("actor", 0) == {name: defined(name, tensor) for name, tensor in v0.items()}
     other = v0 | {"norm": torch.zeros(8)}
     with pytest.raises(StaleWeights, match=r"first in norm"):
-        known.settle(MEGATRON, 0, digests(HALVES, [other, other]), HALVES)
+        known.settle(MEGATRON, ACTOR, 0, digests(HALVES, [other, other]), HALVES)
     v1 = weights(1)
-    known.settle(MEGATRON, 1, digests(HALVES, [v1, v1]), HALVES)
+    known.settle(MEGATRON, ACTOR, 1, digests(HALVES, [v1, v1]), HALVES)
     with pytest.raises(StaleWeights, match="holds the content of v0, expected v1"):
-        known.settle(VLLM, 1, digests(without, [v0, v0]), without)
+        known.settle(VLLM, ACTOR, 1, digests(without, [v0, v0]), without)
 
 
 def test_an_older_version_is_named():
@@ -266,9 +268,9 @@ def test_an_older_version_is_named():
     known = Fingerprints()
     for version in (2, 3):
         held = weights(version)
-        known.settle(MEGATRON, version, digests(HALVES, [held, held]), HALVES)
+        known.settle(MEGATRON, ACTOR, version, digests(HALVES, [held, held]), HALVES)
     with pytest.raises(StaleWeights, match="actor.vllm n0:0-1 dp2 holds the content of v2, expected v3"):
-        known.settle(VLLM, 3, digests(REPLICAS, [weights(2), weights(2)]), REPLICAS)
+        known.settle(VLLM, ACTOR, 3, digests(REPLICAS, [weights(2), weights(2)]), REPLICAS)
 
 
 def test_only_versions_that_may_be_asked_for_are_kept():
@@ -276,26 +278,26 @@ def test_only_versions_that_may_be_asked_for_are_kept():
     known, held = Fingerprints(), {version: weights(version) for version in range(5)}
     known.learn("reference", 0, {"w": 1})
     for version, tensors in held.items():
-        known.settle(MEGATRON, version, digests(HALVES, [tensors, tensors]), HALVES)
+        known.settle(MEGATRON, ACTOR, version, digests(HALVES, [tensors, tensors]), HALVES)
         known.forget_before(version)
     assert sorted(known._learned) == [("actor", 3), ("actor", 4), ("reference", 0)]
     with pytest.raises(StaleWeights, match="holds the content of v3, expected v4"):
-        known.settle(VLLM, 4, digests(REPLICAS, [held[3], held[3]]), REPLICAS)
+        known.settle(VLLM, ACTOR, 4, digests(REPLICAS, [held[3], held[3]]), REPLICAS)
 
 
 def test_unknown_content_names_a_parameter():
     """Content of no version names the first parameter that differs."""
     known, v1 = Fingerprints(), weights(1)
-    known.settle(MEGATRON, 1, digests(HALVES, [v1, v1]), HALVES)
+    known.settle(MEGATRON, ACTOR, 1, digests(HALVES, [v1, v1]), HALVES)
     other = v1 | {"norm": torch.zeros(8)}
     with pytest.raises(StaleWeights, match=r"holds other content than v1 \(first in norm\), expected v1"):
-        known.settle(VLLM, 1, digests(REPLICAS, [other, other]), REPLICAS)
+        known.settle(VLLM, ACTOR, 1, digests(REPLICAS, [other, other]), REPLICAS)
 
 
 def test_replicas_must_agree():
     """Two ranks whose copies differ are named with the parameter."""
     with pytest.raises(StaleWeights, match="ranks 0 and 1 hold different copies of w"):
-        Fingerprints().settle(VLLM, 0, digests(REPLICAS, [weights(0), weights(1)]), REPLICAS)
+        Fingerprints().settle(VLLM, ACTOR, 0, digests(REPLICAS, [weights(0), weights(1)]), REPLICAS)
 
 
 @pytest.mark.parametrize("rank", range(4))
@@ -316,4 +318,4 @@ def test_a_missing_report_is_told():
     """A rank of the layout that gave no digest is an error, not a gap."""
     v0 = weights(0)
     with pytest.raises(StaleWeights, match="rank 1 gave no digest of w"):
-        Fingerprints().settle(VLLM, 0, {0: digests(REPLICAS, [v0, v0])[0]}, REPLICAS)
+        Fingerprints().settle(VLLM, ACTOR, 0, {0: digests(REPLICAS, [v0, v0])[0]}, REPLICAS)

@@ -97,6 +97,15 @@ def test_it_is_a_table_in_a_terminal_and_in_a_notebook(folder):
     assert "<td>runs/&lt;b&gt;</td>" in html and "runs/<b>" not in html
 
 
+def test_an_empty_list_is_an_empty_cell(folder):
+    """Most runs change nothing when they resume."""
+    write_run(folder / "more" / "plain", resume_changes=[])
+    write_run(folder / "more" / "changed", resume_changes=["algo.optimizer.lr"])
+    table = runs(folder / "more")
+    assert sorted(row["resume_changes"] for row in table) == [[], ["algo.optimizer.lr"]]
+    assert "['algo.optimizer.lr']" in str(table) and "[]" not in str(table)
+
+
 @pytest.mark.parametrize(
     ("file", "text", "says"),
     [

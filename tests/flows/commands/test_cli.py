@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from benchmarks.read_flags import read_flags
+from benchmarks.planner.read_flags import read_flags
 from prefect_rlhf.flows.commands.cli import COMMANDS, main
 from prefect_rlhf.flows.commands.plan import plan
 from tests.cases import first
@@ -57,6 +57,8 @@ def test_help_of_a_command_says_what_it_is_for_and_every_flag(command, capsys):
         ),
         (["ppo", "--step", "5"], "unknown flag --step; closest: -p steps=VALUE; "),
         (["ppo", "--parameters", "a", "--parameters", "b"], "--parameters is repeated; expected a single value"),
+        (["chat", "m", "What", "is", "2?"], "too many arguments: is 2?; a message needs quotes: 'What is 2?'; see "),
+        (["chat", "m", "What", "is", "--plain"], "too many arguments: is; a message needs quotes: 'MESSAGE'; see "),
         (["run", "ppo", "again"], "too many arguments: again; see prefect-rlhf run --help"),
         (["plan"], "ALGORITHM: missing value; see prefect-rlhf plan --help"),
         (["plan", "ppo", "--cluster"], "--cluster: missing value"),

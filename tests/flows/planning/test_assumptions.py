@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.read_flags import read_flags
+from benchmarks.planner.read_flags import read_flags
 from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.flows.algorithm.rlhf_flow import find_flow
 from prefect_rlhf.flows.commands.plan import plan, read_options
@@ -45,10 +45,10 @@ def test_one_number_is_a_limit_and_shares_are_as_they_are_said():
 def test_the_hosts_part_of_a_call_is_named_and_may_be_said():
     words = ["--response-length", "64"]
     ours, slower = asked(*words), asked(*words, "--call-seconds", "2.2")
-    assert any("50 ms" in line and "--call-seconds" in line for line in assumptions(ours))
+    assert any("10 ms" in line and "--call-seconds" in line for line in assumptions(ours))
     assert any("2200 ms" in line for line in assumptions(slower))
     nodes = [question.site.sources.nodes[0].efficiency.call_seconds for question in (ours, slower)]
-    assert nodes == [0.05, 2.2]
+    assert nodes == [0.01, 2.2]
 
 
 def test_the_memory_of_a_host_is_that_of_its_kind_unless_it_is_said():
@@ -69,7 +69,8 @@ def test_the_memory_of_a_host_is_that_of_its_kind_unless_it_is_said():
 
 
 def test_the_constant_of_vllms_steps_is_named_if_vllm_generates_on_gpus():
-    assert any("40 us for a layer" in line for line in assumptions(asked("--response-length", "64")))
+    said = list(assumptions(asked("--response-length", "64")))
+    assert any("40 us for a layer" in line and "42 us for each row" in line for line in said)
     dpo = asked("--response-length", "64", algorithm="dpo", models=WORDS[2:4])
     assert not any("vLLM" in line for line in assumptions(dpo))
 

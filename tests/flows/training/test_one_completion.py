@@ -181,9 +181,11 @@ def test_a_word_beside_a_whole_plan_of_a_step_is_refused(tmp_path):
         choose_plans(asked)
 
 
-def test_a_word_beside_a_run_that_moves_is_refused():
-    asked = request("flattening", leased(1, 2, 4096), flags="-p placement.actor_train_step.micro_batches=2 replan=move")
-    with pytest.raises(InvalidInput, match=r"replan: got 'move', expected say or off beside placement\."):
+def test_a_word_beside_a_run_that_switches_is_refused():
+    asked = request(
+        "flattening", leased(1, 2, 4096), flags="-p placement.actor_train_step.micro_batches=2 replan=switch"
+    )
+    with pytest.raises(InvalidInput, match=r"replan: got 'switch', expected say or off beside placement\."):
         check_replan(asked.options, asked.graph)
 
 

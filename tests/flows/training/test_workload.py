@@ -1,7 +1,6 @@
 """What the cost model is told of a run's rows: lengths as the data has them, the longest possible row for memory."""
 
 import pytest
-from pydantic import ValidationError
 
 from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.flows.forms.options import RunOptions
@@ -45,7 +44,7 @@ def test_responses_are_as_long_as_expected_and_memory_counts_the_longest(tmp_pat
 def test_expected_lengths_may_be_a_number_of_yaml(tmp_path):
     options, _ = RunOptions.split(ppo.validate_parameters(ppo_parameters(tmp_path) | {"expected_response_length": 2}))
     assert options.expected_response_length == "2"
-    with pytest.raises(ValidationError, match="expected_response_length"):
+    with pytest.raises(InvalidInput, match="expected_response_length"):
         RunOptions(expected_response_length=True)
 
 

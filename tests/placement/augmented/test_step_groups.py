@@ -280,7 +280,7 @@ def test_a_plan_that_ends_with_a_move_is_that_of_a_stopped_run(data, graph, num_
 
 
 @pytest.mark.parametrize(("every", "last"), [(None, 3), (2, 3)])
-def test_a_stop_before_a_move_writes_a_checkpoint_instead(every, last):
+def test_a_stop_before_a_switch_writes_a_checkpoint_instead(every, last):
     graph = ppo()
     plan = preset("flattening", graph, FOUR_DEVICES, FOUR_DEVICES.whole)
     groups = StepGroups(graph, plan, 9, 2, 0, every, ends=PlanEnd(4, ACTOR))
@@ -290,7 +290,7 @@ def test_a_stop_before_a_move_writes_a_checkpoint_instead(every, last):
     assert [node.kind for node in groups.next_group()].count("commit") == 1
 
 
-def test_a_run_that_has_moved_stops_after_a_step_whose_state_is_saved():
+def test_a_run_that_has_switched_stops_after_a_step_whose_state_is_saved():
     graph = ppo()
     plan = preset("flattening", graph, FOUR_DEVICES, FOUR_DEVICES.whole)
     assert StepGroups(graph, plan, 9, 2, 3, is_saved=True).stop(-1) == 3
@@ -300,20 +300,20 @@ def test_a_run_that_has_moved_stops_after_a_step_whose_state_is_saved():
 @settings(max_examples=examples(50))
 @given(st.data(), long_graphs(), st.integers(2, 10), st.integers(1, 3), st.sampled_from([None, 1, 2, 3]))
 def test_a_run_leaves_its_plan_as_early_as_it_could_stop(data, graph, num_steps, per_group, every):
-    """With staleness only before a regular checkpoint, and with no move in its last step; else it goes on as before."""
+    """With staleness only before a regular checkpoint, with no switch in its last step; else it goes on as before."""
     plan = data.draw(plans(graph, FOUR_DEVICES))
     groups = StepGroups(graph, plan, num_steps, per_group, 0, every)
     submitted, begun = some_submitted(data, groups)
     before = [node for group in submitted for node in group]
-    last = groups.move(begun, ACTOR)
+    last = groups.switch(begun, ACTOR)
     rest = [node for group in handed_out(groups) for node in group]
     if last is None:
-        assert not groups.moves and groups.end == num_steps
+        assert not groups.switches and groups.end == num_steps
         assert {node.id for node in (*before, *rest)} == {node.id for node in augment(graph, plan, num_steps, 0, every)}
         return
-    assert groups.moves and begun <= last == groups.end < num_steps
+    assert groups.switches and begun <= last == groups.end < num_steps
     assert not graph.staleness or last % every == 0
     nodes = [node for node in (*before, *rest) if node.step <= last]
     copied = [node.work.instance.role for node in nodes if node.kind == "checkpoint" and node.step == last]
     assert ("actor" in copied) == (graph.trained_by("actor") is not None)
-    assert groups.move(begun, ACTOR) is None and groups.stop(begun) == groups.end
+    assert groups.switch(begun, ACTOR) is None and groups.stop(begun) == groups.end

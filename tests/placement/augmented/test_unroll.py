@@ -104,7 +104,7 @@ SCORE = {"actor_generate": ("tokens",)}
     ("calls", "says"),
     [
         ([GENERATE, GENERATE], "two calls are named 'actor_generate'"),
-        ([GENERATE, TRAIN, call("again", "train_step", "actor", SCORE)], "actor has two train_steps"),
+        ([GENERATE, TRAIN, call("again", "train_step", "actor", SCORE)], "and again both train the weights of actor"),
         ([call("x", "inference", "judge", {"prompts": ()})], "role 'judge', which no model has"),
         ([call("x", "inference", None, {"prompts": ()})], r"\(inference\) has role None"),
         ([call("x", "compute", "actor", {"prompts": ()})], r"\(compute\) has role 'actor'"),

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.paper_engines import HybridFlowExecution, RealExecution
+from benchmarks.papers.engines import HybridFlowExecution, RealExecution
 from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.placement.cost.call import _CallSeconds, call_cost, train_step_costs
 from prefect_rlhf.placement.cost.call_bytes import call_bytes
@@ -20,9 +20,9 @@ from prefect_rlhf.placement.cost.times.roofline import DatasheetTimes
 from prefect_rlhf.placement.cost.workload import CallWork, LengthDistribution, Workload
 from prefect_rlhf.placement.devices.strategy import Strategy
 from prefect_rlhf.placement.graph import Operation, Term
-from prefect_rlhf.placement.layout.parameters import num_parameters
 from prefect_rlhf.placement.models.known_models import KNOWN_SHAPES
 from prefect_rlhf.placement.models.model import ModelSpec
+from prefect_rlhf.placement.models.weights import num_parameters
 from tests.strategies import ppo
 
 LLAMA = ModelSizes.of_shape(KNOWN_SHAPES["llama-7b"])

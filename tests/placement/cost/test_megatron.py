@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks.paper_megatron import TABLE, errors
+from benchmarks.papers.megatron import TABLE, errors
 
 
 @pytest.mark.parametrize("row", TABLE)

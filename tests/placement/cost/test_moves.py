@@ -23,7 +23,7 @@ from prefect_rlhf.placement.cost.workload import Workload
 from prefect_rlhf.placement.devices.mesh import Device, DeviceMesh
 from prefect_rlhf.placement.devices.strategy import Strategy
 from prefect_rlhf.placement.layout.alignment import overlapping_order
-from prefect_rlhf.placement.layout.layout import held_model, layout_of
+from prefect_rlhf.placement.layout.layout import held_parts, layout_of
 from prefect_rlhf.placement.layout.reshard import reshard
 from prefect_rlhf.placement.models.model import QUERY_BIASES, ModelSpec
 from prefect_rlhf.placement.plan import ModelInstance
@@ -70,8 +70,8 @@ def test_the_closed_form_moves_what_reshard_moves(source, target, head, shape):
     source, target = with_experts_of(shape, source, target)
     model = ModelSpec("actor", "", head, shape)
     devices = CLUSTER.devices()
-    held = held_model(model, target.engine)
-    plan = reshard(*(layout_of(instance, held, CLUSTER) for instance in (source, target)), devices)
+    held = held_parts(model, target.engine)
+    plan = reshard(*(layout_of(instance, model, CLUSTER, held) for instance in (source, target)), devices)
     expected, found = defaultdict(float), defaultdict(float)
     for piece in plan:
         flow = Flow(devices[piece.source], devices[piece.target], piece.num_elements * 2)

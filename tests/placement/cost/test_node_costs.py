@@ -16,7 +16,7 @@ from prefect_rlhf.placement.cost.sizes import ModelSizes
 from prefect_rlhf.placement.cost.sources import CostSources
 from prefect_rlhf.placement.cost.times.roofline import DatasheetTimes
 from prefect_rlhf.placement.cost.workload import CallWork, Workload
-from prefect_rlhf.placement.layout.parameters import num_parameters
+from prefect_rlhf.placement.models.weights import num_parameters
 from prefect_rlhf.placement.planner.preset_plan import preset
 from tests.strategies import TWO_DEVICES, placed, ppo
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.simulate_rounds import by_row
+from benchmarks.planner.simulate_rounds import by_row
 from prefect_rlhf.placement.cost.call import Execution
 from prefect_rlhf.placement.cost.workload import CallWork, LengthDistribution, Workload
 from prefect_rlhf.placement.devices.strategy import Strategy

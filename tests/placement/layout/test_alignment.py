@@ -12,9 +12,9 @@ from prefect_rlhf.placement.devices.mesh import ClusterShape, DeviceMesh
 from prefect_rlhf.placement.devices.strategy import Strategy
 from prefect_rlhf.placement.layout.alignment import aligned, overlapping_order
 from prefect_rlhf.placement.layout.layout import layout_of
-from prefect_rlhf.placement.layout.parameters import parameters
 from prefect_rlhf.placement.layout.reshard import reshard
 from prefect_rlhf.placement.models.model import Experts, TransformerShape
+from prefect_rlhf.placement.models.weights import parameters
 from prefect_rlhf.placement.plan import ExecutionPlan, ModelInstance
 from tests.cases import examples
 from tests.strategies import GIB, SMALL, degrees, model, on, ppo

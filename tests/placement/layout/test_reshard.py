@@ -13,8 +13,8 @@ from prefect_rlhf.placement.devices.mesh import ClusterShape, Device, DeviceMesh
 from prefect_rlhf.placement.devices.strategy import Strategy
 from prefect_rlhf.placement.layout.alignment import overlapping_order
 from prefect_rlhf.placement.layout.layout import Layout, layout_of
-from prefect_rlhf.placement.layout.parameters import parameters
 from prefect_rlhf.placement.layout.reshard import reshard
+from prefect_rlhf.placement.models.weights import parameters
 from prefect_rlhf.placement.plan import ModelInstance
 from tests.cases import examples
 from tests.layouts import megatron_layout, num_lacking, vllm_layout

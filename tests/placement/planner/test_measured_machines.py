@@ -1,7 +1,7 @@
 """`auto` on two real machines: from the speeds of their probes it chooses a plan that was the best by measured steps.
 
 `data/measured_machines.json` has, of each machine, the speeds, the measured seconds of nodes, and those of whole steps
-under some plans (`benchmarks/demo_step.py` prints all of them). A plan costs what its nodes took: seconds by call,
+under some plans (`benchmarks.planner.demo_step` prints all of them). A plan costs what its nodes took: seconds by call,
 engine, strategy and micro-batches, in the schedule of its graph. A call that was measured with dp 2 and not on a single
 device takes as many times longer there as the estimate says. Any other node that was not measured fails the test: then
 it has to be measured.

@@ -11,7 +11,7 @@ from prefect_rlhf.placement.cost.node import NodeCosts
 from prefect_rlhf.placement.cost.sizes import copied_bytes
 from prefect_rlhf.placement.cost.sources import CostSources
 from prefect_rlhf.placement.cost.workload import Workload
-from prefect_rlhf.placement.layout.parameters import num_parameters
+from prefect_rlhf.placement.models.weights import num_parameters
 from prefect_rlhf.placement.planner.preset_plan import preset
 from prefect_rlhf.placement.schedule.estimate import estimate, predict, without_evaluation
 from prefect_rlhf.placement.schedule.schedule import schedule

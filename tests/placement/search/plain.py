@@ -171,7 +171,7 @@ def visits(problem: Problem, plan: Mapping[str, Choice], node: ProblemNode) -> s
             coming = next(call for call in problem.calls if call.name == its)
             if coming.role != one.role and is_crowded(problem, plan, one, coming):
                 pairs.add(frozenset((one.name, other.name)))
-    return set(pairs) if problem.rule == "graph_order" else set()
+    return set(pairs)
 
 
 Run = tuple[int, int]  # an iteration and the number of a node

@@ -19,18 +19,21 @@ from prefect_rlhf.placement.search.problem import (
     PlannedCall,
     Problem,
     ProblemNode,
-    Rule,
     calls_of,
 )
+from prefect_rlhf.placement.search.rules.ready_first import ReadyFirst
 from prefect_rlhf.placement.search.tables.dependencies import direct_dependencies, least_lags
+from prefect_rlhf.placement.search.tables.rule import Rule
 
 LINE = 4
 PERIOD_ITERATIONS = 16
 MESHES = tuple(Interval(start, start + size, f"{start}+{size}") for size in (1, 2, 4) for start in range(0, LINE, size))
 
 
-def random_problem(seed: int, rule: Rule = "ready_first") -> Problem:
-    """The same seed gives the same problem, by either rule; but under a run's an edge may hold without a move only."""
+def random_problem(seed: int, rule: type[Rule] = ReadyFirst) -> Problem:
+    """The same seed gives the same problem by either rule. But what comes and goes, computations, and edges that hold
+    only without a move are a run's alone.
+    """
     random = Random(seed)
     uneven = random.random() < 0.3
     classes = _classes(uneven)
@@ -47,13 +50,18 @@ def random_problem(seed: int, rule: Rule = "ready_first") -> Problem:
         nodes=tuple(nodes),
         edges=tuple(edges),
         iterations=iterations,
-        rule="ready_first",
     )
-    if rule == "ready_first":
-        return problem
+    if rule is ReadyFirst:
+        return _without_links(problem)
     overwrites = _overwrites(random, problem)
-    lasting = replace(problem, rule=rule, edges=(*edges, *overwrites), iterations=PERIOD_ITERATIONS)
+    lasting = replace(problem, edges=(*edges, *overwrites), iterations=PERIOD_ITERATIONS)
     return _with_computations(lasting, Random(seed)) if seed % 2 else lasting
+
+
+def _without_links(problem: Problem) -> Problem:
+    links = {node.name for node in problem.nodes if isinstance(node, LinkNode)}
+    edges = tuple(edge for edge in problem.edges if links.isdisjoint((edge.source, edge.target)))
+    return replace(problem, nodes=tuple(node for node in problem.nodes if node.name not in links), edges=edges)
 
 
 def _with_computations(problem: Problem, random: Random) -> Problem:
@@ -131,7 +139,7 @@ def _overwrites(random: Random, problem: Problem) -> list[Edge]:
     return [Edge(source, target, lag, random.choice(moves))] if moves and not in_circle else []
 
 
-def with_twins(problem: Problem) -> Problem:
+def with_twins(problem: Problem, rule: type[Rule]) -> Problem:
     """The same with a second one of its last call that is in some move or none, and of the moves with it."""
     twin = problem.calls[-1]
     new = {node.name: f"{node.name} again" for node in problem.nodes if twin.name in calls_of(node)}
@@ -142,7 +150,7 @@ def with_twins(problem: Problem) -> Problem:
         name=f"{problem.name} with twins",
         nodes=tuple(_in_topological_order([*problem.nodes, *added], {edge for both in pairs for edge in both})),
         edges=tuple(dict.fromkeys(edge for both in pairs for edge in both)),
-        iterations=min(2, problem.iterations) if problem.rule == "ready_first" else problem.iterations,
+        iterations=min(2, problem.iterations) if rule is ReadyFirst else problem.iterations,
     )
 
 

@@ -9,7 +9,7 @@ from random import Random
 import numpy as np
 import pytest
 
-from benchmarks.closed_problem import read_closed_problem
+from benchmarks.planner.closed_problem import read_closed_problem
 from prefect_rlhf.placement.devices.strategy import Strategy
 from prefect_rlhf.placement.search.driver import prove, search
 from prefect_rlhf.placement.search.exact.binding import binding_term
@@ -27,6 +27,9 @@ from prefect_rlhf.placement.search.problem import (
     PlannedCall,
     Problem,
 )
+from prefect_rlhf.placement.search.rules.ready_first import ReadyFirst
+from prefect_rlhf.placement.search.rules.run_order import RunOrder
+from prefect_rlhf.placement.search.tables.rule import Rule
 from prefect_rlhf.placement.search.tables.symmetry import MOST_PERMUTATIONS, symmetries
 from prefect_rlhf.placement.search.tables.tables import Tables, build_tables
 from tests.cases import first
@@ -42,12 +45,8 @@ def blocks():
     return [range(start, start + BLOCK) for start in range(0, len(SEEDS), BLOCK)]
 
 
-def both_rules(seed: int) -> list[Problem]:
-    return [random_problem(seed, rule) for rule in ("ready_first", "graph_order")]
-
-
-def numbered(seeds: Sequence[int]) -> list[tuple[int, Problem]]:
-    return [(seed, problem) for seed in seeds for problem in both_rules(seed)]
+def by_both_rules(seeds: Sequence[int]) -> list[tuple[int, Problem, type[Rule]]]:
+    return [(seed, random_problem(seed, rule), rule) for seed in seeds for rule in (ReadyFirst, RunOrder)]
 
 
 def own_bound(problem: Problem, tables: Tables, plan: dict[str, Choice]) -> int:
@@ -103,10 +102,10 @@ def test_the_exact_search_finds_the_best_of_all_plans(seeds):
 
     By a run's the bound holds in any order, so it may be lower: no lower than the least of the plans' own.
     """
-    for _, problem in numbered(seeds):
-        tables = build_tables(problem)
+    for _, problem, rule in by_both_rules(seeds):
+        tables = build_tables(problem, rule)
         fitting = [plan for plan in plain.every_plan(problem) if plain.fits(problem, plan)]
-        result = search(problem, budget_seconds=60)
+        result = search(problem, budget_seconds=60, rule=rule)
         if not fitting:
             assert (result.outcome, result.plan) == (SearchOutcome.INFEASIBLE, None), problem.name
             continue
@@ -114,7 +113,7 @@ def test_the_exact_search_finds_the_best_of_all_plans(seeds):
         assert SearchOutcome.OPTIMAL is result.outcome, problem.name
         assert plain.legal(problem, result.plan) and plain.fits(problem, result.plan), problem.name
         assert [best] * 2 == [time_of_any(problem, tables, result.plan), round(result.seconds * 1e6)], problem.name
-        least = best if problem.rule == "ready_first" else min(own_bound(problem, tables, plan) for plan in fitting)
+        least = best if rule is ReadyFirst else min(own_bound(problem, tables, plan) for plan in fitting)
         assert least <= round(result.lower_bound_seconds * 1e6) <= best, problem.name
 
 
@@ -123,8 +122,8 @@ def test_a_proof_ends_at_the_least_bound_of_all_plans_that_fit(seeds):
     """No plan is below it, and no further evaluation would raise it; a known plan limits it. It may go on later."""
     below = 0
     for seed in seeds:
-        problem = random_problem(seed, "graph_order")
-        tables = build_tables(problem)
+        problem = random_problem(seed, RunOrder)
+        tables = build_tables(problem, RunOrder)
         fitting = [plan for plan in plain.every_plan(problem) if plain.fits(problem, plan)]
         if not fitting:
             continue
@@ -142,15 +141,15 @@ def test_a_proof_ends_at_the_least_bound_of_all_plans_that_fit(seeds):
 def test_calls_that_can_change_places_do_not_hide_the_best_plan():
     """Of plans that are the same but for who is who, one is looked at: ties may favour another, which is found too."""
     moved = 0
-    for _, problem in numbered(range(30)):
-        problem = with_twins(problem)
-        problem = with_twins(problem) if len(problem.calls) == 3 else problem
+    for _, problem, rule in by_both_rules(range(30)):
+        problem = with_twins(problem, rule)
+        problem = with_twins(problem, rule) if len(problem.calls) == 3 else problem
         if len(problem.calls) > 4 or len(symmetries(problem)) == 1:
             continue
         moved += len(problem.nodes) > len(problem.calls)
-        tables = build_tables(problem)
+        tables = build_tables(problem, rule)
         costs = [time_of_any(problem, tables, p) for p in plain.every_plan(problem) if plain.fits(problem, p)]
-        result = search(problem, budget_seconds=60)
+        result = search(problem, budget_seconds=60, rule=rule)
         assert min(costs, default=math.inf) == pytest.approx(result.seconds * 1e6, abs=0.5), problem.name
         assert not costs or result.proved_optimal, problem.name
     assert moved > 3
@@ -160,7 +159,7 @@ def test_calls_that_can_change_places_do_not_hide_the_best_plan():
 def test_one_bound_holds_for_all_plans_that_are_the_same_but_for_who_is_who(seed):
     """Whom ties favour depends on who is who, so a bound may not rest on it: nine calls, three of equal cost."""
     problem = read_closed_problem(closed_file(safe_ppo(7, 7), num_nodes=2, batch=64, scatter=0.0)).problem
-    tables, random = build_tables(problem), Random(seed)
+    tables, random = build_tables(problem, ReadyFirst), Random(seed)
     for _ in range(50):
         plan = {call.name: random_choice(problem, call, random) for call in problem.calls}
         complete = as_incumbent(problem, plan).complete_plan(tables)
@@ -182,8 +181,8 @@ def test_calls_that_cost_the_same_can_change_places(scatter, count):
 @pytest.mark.parametrize("seeds", first(4, blocks()), ids=str)
 def test_no_plan_ends_before_the_bound_of_any_part_of_it(seeds):
     """A bound of some decided calls and relations holds for each plan that agrees with them."""
-    for seed, problem in numbered(seeds):
-        random, tables = Random(seed), build_tables(problem)
+    for seed, problem, rule in by_both_rules(seeds):
+        random, tables = Random(seed), build_tables(problem, rule)
         for plan in sample_of_plans(problem, seed):
             complete = as_incumbent(problem, plan).complete_plan(tables)
             decided = [call for call in range(tables.num_calls) if random.random() < 0.7]
@@ -200,9 +199,9 @@ def test_no_order_of_the_nodes_beats_the_bound_of_a_long_run(seeds):
     """
     many = 40
     for seed in seeds:
-        lasting, random = random_problem(seed, "graph_order"), Random(seed)
+        lasting, random = random_problem(seed, RunOrder), Random(seed)
         for plan in sample_of_plans(lasting, seed, 5):
-            period = own_bound(lasting, build_tables(lasting), plan)
+            period = own_bound(lasting, build_tables(lasting, RunOrder), plan)
             for _ in range(6):
                 found = plain.makespan_in_random_order(lasting, plan, many, random)
                 assert (many - 2) * (period - 1) <= found, (lasting.name, plan)
@@ -222,7 +221,7 @@ def test_a_loop_of_calls_takes_its_duration_once_in_its_iterations(num_devices, 
         iterations=12,
     )
     plan = {name: Choice(0, number % num_devices) for number, name in enumerate("abc")}
-    assert own_bound(problem, build_tables(problem), plan) == period == plain.period(problem, plan)
+    assert own_bound(problem, build_tables(problem, RunOrder), plan) == period == plain.period(problem, plan)
 
 
 def test_by_reals_rule_a_move_that_takes_no_time_passes_its_dependencies_on():
@@ -240,19 +239,19 @@ def test_by_reals_rule_a_move_that_takes_no_time_passes_its_dependencies_on():
     strategies = [option.strategy for option in critic_inf.options]
     as_trained = strategies.index(critic_train.options[chosen["critic_train"].option].strategy)
     chosen["critic_inf"] = replace(chosen["critic_inf"], option=as_trained)
-    assert own_bound(problem, build_tables(problem), chosen) == plain.makespan(problem, chosen)
+    assert own_bound(problem, build_tables(problem, ReadyFirst), chosen) == plain.makespan(problem, chosen)
 
 
 @pytest.mark.parametrize("seeds", first(4, blocks()), ids=str)
 def test_the_compiled_schedule_is_the_plain_one(seeds):
     """Time and memory of any plan, with all that makes nodes wait or vanish: ReaL's algorithm, and the run's locks."""
     below = 0
-    for seed, problem in numbered(seeds):
-        tables = build_tables(problem)
-        for plan in sample_of_plans(problem, seed, 40 if problem.rule == "ready_first" else 5):
+    for seed, problem, rule in by_both_rules(seeds):
+        tables = build_tables(problem, rule)
+        for plan in sample_of_plans(problem, seed, 40 if rule is ReadyFirst else 5):
             factor = 1 if plain.fits(problem, plan) else OVERFLOW_FACTOR
             complete = as_incumbent(problem, plan).complete_plan(tables)
-            found = plain.makespan(problem, plan) if problem.rule == "ready_first" else plain.period(problem, plan)
+            found = plain.makespan(problem, plan) if rule is ReadyFirst else plain.period(problem, plan)
             bound = own_bound(problem, tables, plan)
             below += found < bound
             assert factor * max(found, bound) == evaluate(tables, complete), (problem.name, plan)
@@ -262,13 +261,13 @@ def test_the_compiled_schedule_is_the_plain_one(seeds):
 def test_the_random_problems_hold_every_case():
     """Otherwise the tests above would say less than they seem to."""
     problems = [random_problem(seed) for seed in SEEDS]
-    lasting = [random_problem(seed, "graph_order") for seed in SEEDS]
+    lasting = [random_problem(seed, RunOrder) for seed in SEEDS]
     assert {-1, 0, 1} == {edge.lag for problem in lasting for edge in problem.edges if edge.without}
     nodes = [node for problem in problems for node in problem.nodes]
     pairs = [node for node in nodes if isinstance(node, PairNode)]
     assert {"first", "second", "both"} == {node.occupies for node in pairs}
     assert {2, 3} == {node.microseconds.ndim for node in pairs}
-    assert any(isinstance(node, LinkNode) for node in nodes)
+    assert any(isinstance(node, LinkNode) for problem in lasting for node in problem.nodes)
     assert any(isinstance(node, ComputeNode) for problem in lasting for node in problem.nodes)
     roles = [
         {(call.role, call.name) for call in p.calls if any(getattr(n, "call", "") == call.name for n in p.nodes)}
@@ -287,7 +286,7 @@ def test_the_random_problems_hold_every_case():
     assert any(crowded), "what comes finds no room beside a call"
     assert {0, 1, 2} == {edge.lag for problem in problems for edge in problem.edges}
     assert any(len(set(problem.device_bytes)) == 2 for problem in problems)
-    outcomes = {search(problem, budget_seconds=60).outcome for problem in problems[:60]}
+    outcomes = {search(problem, budget_seconds=60, rule=ReadyFirst).outcome for problem in problems[:60]}
     assert {SearchOutcome.OPTIMAL, SearchOutcome.INFEASIBLE} == outcomes
 
 
@@ -297,12 +296,12 @@ def test_kinds_of_options_change_nothing(seed):
     problem = random_problem(seed)
     by_kind = replace(problem, nodes=tuple(map(_twice, problem.nodes)))
     by_option = replace(by_kind, nodes=tuple(_without_kinds(node) for node in by_kind.nodes))
-    found = [search(each, 60, max_evaluations=400) for each in (by_kind, by_option)]
+    found = [search(each, 60, max_evaluations=400, rule=ReadyFirst) for each in (by_kind, by_option)]
     assert replace(found[0], cpu_seconds=0.0) == replace(found[1], cpu_seconds=0.0)
     random = Random(seed)
     for _ in range(10):
         plan = {call.name: random_choice(by_kind, call, random) for call in by_kind.calls}
-        times = [time_of_any(each, build_tables(each), plan) for each in (by_kind, by_option)]
+        times = [time_of_any(each, build_tables(each, ReadyFirst), plan) for each in (by_kind, by_option)]
         assert times[0] == times[1]
 
 
@@ -323,6 +322,6 @@ def _without_kinds(node):
 def test_the_binding_term_names_what_binds():
     """One call after another is a chain; the bound of the best plan is that of its calls."""
     problem = next(p for p in map(random_problem, SEEDS) if len(p.calls) == 3 and p.iterations == 1)
-    words = binding_term(problem, build_tables(problem), None)
+    words = binding_term(problem, build_tables(problem, ReadyFirst), None)
     assert any(kind in words for kind in ("chain", "one after the other", "device load", "area"))
     assert any(call.name in words for call in problem.calls)

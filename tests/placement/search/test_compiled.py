@@ -1,4 +1,4 @@
-"""What is compiled, and how often: each function for a single signature, and all of them before the budget begins."""
+"""What is compiled, and how often: each function once for a rule, and all of them before the budget begins."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 import pkgutil
 import subprocess
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib import import_module
 
@@ -19,20 +20,36 @@ from prefect_rlhf.placement.search.alternatives import alternatives, timed_toget
 from prefect_rlhf.placement.search.compiled import Ints
 from prefect_rlhf.placement.search.driver import search
 from prefect_rlhf.placement.search.record import Record
+from prefect_rlhf.placement.search.rules.ready_first import ReadyFirst
+from prefect_rlhf.placement.search.rules.run_order import RunOrder
+from prefect_rlhf.placement.search.tables.rule import Rule
 from tests.placement.search.random_problems import random_problem
 
 PROGRAM = """
-import json
+import json, sys
 from prefect_rlhf.placement.search.driver import warm_up
-from tests.placement.search.test_compiled import METHODS, functions, searches
+from tests.placement.search.test_compiled import METHODS, RULES, functions, searches
+rule = RULES[sys.argv[1]]
 for method in METHODS:
-    warm_up(method)
+    warm_up(method, rule)
 before = {name: len(each.signatures) for name, each in functions().items()}
-searches()
+searches(rule)
 after = {name: len(each.signatures) for name, each in functions().items()}
 print(json.dumps([before, after]))
 """
+A_RUN = """
+import sys
+from prefect_rlhf.placement.planner import best_plan
+from prefect_rlhf.placement.search.alternatives import alternatives
+from prefect_rlhf.placement.search.driver import SMALLEST, prove, search
+alternatives(SMALLEST, search(SMALLEST, 60.0).plan)
+prove(SMALLEST, 1.0)
+print(*sys.modules)
+"""
 METHODS = ("exact", "metropolis-hastings")
+RULES = {"run_order": RunOrder, "ready_first": ReadyFirst}
+OF_A_RULE = {"run_order": {"run_order", "period"}, "ready_first": {"ready_first", "precedence", "cycles"}}
+"""The files of each rule."""
 BY_ALTERNATIVES = {"alternatives.fill_makespans", "alternatives.fill_together"}
 """Ranked after the search, so not in its budget."""
 
@@ -49,42 +66,70 @@ def functions() -> dict[str, Dispatcher]:
     }
 
 
-def searches():
-    """Short searches by both methods under both rules, with moves, shared copies and unequal devices among them."""
-    rules = ("ready_first", "graph_order")
-    for problem in (random_problem(seed, rule) for seed in range(6) for rule in rules):
+def searches(rule: type[Rule]):
+    """Short searches by both methods, with moves, shared copies and unequal devices among them."""
+    for problem in (random_problem(seed, rule) for seed in range(6)):
         for method in METHODS:
-            plan = search(problem, 60, method, max_evaluations=20_000).plan
-            if plan is not None:
+            plan = search(problem, 60, method, max_evaluations=20_000, rule=rule).plan
+            if plan is not None and rule is RunOrder:
                 alternatives(problem, plan)
                 timed_together(problem, plan, list(plan), [list(plan.values())])
 
 
-@pytest.fixture(scope="module", params=["kept", pytest.param("fresh", marks=pytest.mark.all)])
-def numbers(request, tmp_path_factory):
-    """The number of signatures of each function after `warm_up`, and after searches, in a process of its own.
+def printed(program: str, *arguments: str, **environment: str) -> str:
+    command, around = [sys.executable, "-c", program, *arguments], {**os.environ, **environment}
+    ended = subprocess.run(command, env=around, capture_output=True, text=True, check=True, timeout=900)
+    return ended.stdout.splitlines()[-1]
 
-    A fresh process compiles all functions, which takes half a minute. With the kept code it loads the functions that
-    Python calls, and compiles only what is missing.
+
+def of_others(rule: str, names: Iterable[str]) -> set[str]:
+    """The functions in the files of another rule."""
+    files = set().union(*(own for name, own in OF_A_RULE.items() if name != rule))
+    return {name for name in names if name.partition(".")[0] in files}
+
+
+@pytest.fixture(scope="module", params=["kept", pytest.param("fresh", marks=pytest.mark.all)])
+def environment(request, tmp_path_factory):
+    """A fresh process compiles all functions, which takes half a minute.
+
+    With the kept code it loads the functions that Python calls, and compiles only what is missing.
     """
-    fresh = {"NUMBA_CACHE_DIR": str(tmp_path_factory.mktemp("numba"))} if request.param == "fresh" else {}
-    command, environment = [sys.executable, "-c", PROGRAM], {**os.environ, **fresh}
-    ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=900)
-    before, after = json.loads(ended.stdout.splitlines()[-1])
+    return {"NUMBA_CACHE_DIR": str(tmp_path_factory.mktemp("numba"))} if request.param == "fresh" else {}
+
+
+@pytest.fixture(scope="module", params=RULES)
+def numbers(request, environment):
+    """The number of signatures of each function after `warm_up`, and after searches, in a process for a rule alone."""
+    before, after = json.loads(printed(PROGRAM, request.param, **environment))
     assert len(after) > 80
-    assert request.param != "fresh" or 0 not in after.values()
-    return before, after
+    unused = {name for name, number in after.items() if number == 0} - of_others(request.param, after)
+    assert not environment or unused <= (BY_ALTERNATIVES if request.param == "ready_first" else set())
+    return request.param, before, after
 
 
 def test_every_function_is_compiled_for_a_single_signature(numbers):
     """Each further signature would cost every user seconds of compilation."""
-    assert {name: number for name, number in numbers[1].items() if number > 1} == {}
+    _, _, after = numbers
+    assert {name: number for name, number in after.items() if number > 1} == {}
 
 
 def test_a_search_compiles_nothing_within_its_budget(numbers):
     """So the answer is the same on a machine that has compiled nothing before."""
-    before, after = numbers
+    _, before, after = numbers
     assert {name for name, number in after.items() if number > before[name]} <= BY_ALTERNATIVES
+
+
+def test_a_search_compiles_no_rule_that_it_was_not_given(numbers):
+    """The rule is a value: compiled code is specific to it, and does not ask which it is."""
+    rule, _, after = numbers
+    assert {name for name in of_others(rule, after) if after[name]} == set()
+
+
+def test_a_run_reaches_neither_reals_rule_nor_its_random_walk():
+    """They are for closed problems, and for the flag that asks for the walk."""
+    reached = {name.removeprefix(f"{folder.__name__}.") for name in printed(A_RUN).split()}
+    assert {"rules.run_order", "exact.deepening", "sampling.annealing"} <= reached
+    assert reached.isdisjoint({"rules.ready_first", "rules.precedence", "rules.cycles", "sampling.metropolis"})
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -7,13 +7,15 @@ import numba
 import numpy as np
 import pytest
 
-from benchmarks.closed_problem import load_closed_problem, read_closed_problem
+from benchmarks.planner.closed_problem import load_closed_problem, read_closed_problem
 from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.placement.devices.strategy import Strategy
 from prefect_rlhf.placement.schedule.list_schedule import Job, job_spans
 from prefect_rlhf.placement.search.driver import search
 from prefect_rlhf.placement.search.partial.incumbent import SearchOutcome
 from prefect_rlhf.placement.search.problem import Edge, Interval, LinkNode, Option, PairNode, PlannedCall, Problem
+from prefect_rlhf.placement.search.rules.ready_first import ReadyFirst, period_seconds
+from prefect_rlhf.placement.search.rules.run_order import RunOrder
 from prefect_rlhf.placement.search.tables.tables import build_tables
 from tests.placement.search import plain
 from tests.placement.search.clusters import closed_file, safe_ppo
@@ -29,9 +31,11 @@ def large() -> Problem:
 
 
 def test_all_problems_are_of_one_type_for_the_compiled_code(large):
-    """Another type of array would compile everything anew, a minute of a user's time."""
+    """Another type of array would compile everything anew, a minute of a user's time. Only a rule has its own code."""
     problems = [large, two_calls(), *map(random_problem, range(200))]
-    assert len({numba.typeof(build_tables(problem)) for problem in problems}) == 1
+    by_real = {numba.typeof(build_tables(problem, ReadyFirst)) for problem in problems}
+    by_run = {numba.typeof(build_tables(random_problem(seed, RunOrder), RunOrder)) for seed in range(200)}
+    assert (len(by_real), len(by_run), len(by_real | by_run)) == (1, 1, 2)
 
 
 def two_calls(memory: int = 100) -> Problem:
@@ -45,14 +49,13 @@ def two_calls(memory: int = 100) -> Problem:
         nodes=tuple(PlannedCall(name, "actor", name, (one, two)) for name in ("generate", "train")),
         edges=(Edge("generate", "train"), Edge("train", "generate", lag=1)),
         iterations=3,
-        rule="ready_first",
     )  # fmt: skip
 
 
 def test_on_policy_calls_alternate_on_all_devices():
     """Nothing can run at the same time, so each call takes both devices: a chain of 10 microseconds an iteration."""
-    result = search(two_calls(), 60)
-    assert pytest.approx((result.seconds, result.period_seconds)) == (30e-6, 10e-6)
+    result = search(two_calls(), 60, rule=ReadyFirst)
+    assert pytest.approx((result.seconds, period_seconds(two_calls(), result.plan))) == (30e-6, 10e-6)
     assert result.binding == "chain: generate -> train"
     assert (result.proved_optimal, result.gap) == (True, 0.0)
 
@@ -61,10 +64,11 @@ def test_with_staleness_two_halves_work_at_the_same_time():
     """With lag 2 the generation of one iteration overlaps the training of the one before: of all plans the best."""
     problem = two_calls()
     stale = replace(problem, edges=(Edge("generate", "train"), Edge("train", "generate", lag=2)), iterations=6)
-    result = search(stale, 60)
+    result = search(stale, 60, rule=ReadyFirst)
     best = min(plain.makespan(stale, plan) for plan in plain.every_plan(stale) if plain.fits(stale, plan))
     assert best == round(result.seconds * 1e6)
-    assert result.period_seconds < search(problem, 60).period_seconds
+    in_turn = search(problem, 60, rule=ReadyFirst)
+    assert period_seconds(stale, result.plan) < period_seconds(problem, in_turn.plan)
 
 
 def test_the_run_goes_in_the_order_of_the_graph_where_reals_rule_takes_what_is_ready_first():
@@ -85,7 +89,7 @@ def test_the_run_goes_in_the_order_of_the_graph_where_reals_rule_takes_what_is_r
         edges=(Edge("first", "third"), Edge("second", "third"), Edge("first", "fourth"), Edge("third", "fifth")),
         iterations=12,
     )
-    by_run, by_real = search(problem, 60), search(replace(problem, rule="ready_first", iterations=1), 60)
+    by_run, by_real = search(problem, 60), search(replace(problem, iterations=1), 60, rule=ReadyFirst)
     assert (by_run.seconds, by_run.lower_bound_seconds, by_run.proved_optimal) == (13.0, 13.0, True)
     assert (by_real.seconds, by_real.proved_optimal) == (15.0, True)
     jobs = [Job(0b1, 3.0), Job(0b1, 2.0), Job(0b1, 3.0, (0, 1)), Job(0b1, 5.0, (0,)), Job(0b10, 2.0, (2,))]
@@ -101,7 +105,6 @@ def test_a_train_step_waits_for_a_call_that_reads_its_own_copy_of_stale_weights(
                   for index, name in enumerate(("generate", "train")))  # fmt: skip
     problem = replace(
         two_calls(),
-        rule="graph_order",
         iterations=12,
         mesh_classes=((0,), (1,)),
         nodes=(apart[0], copied, apart[1]),
@@ -119,7 +122,7 @@ def test_a_reload_occupies_the_host_link_alone():
     """It delays what waits for it, not what runs on the same devices meanwhile."""
     problem = two_calls()
     nodes = (problem.nodes[0], LinkNode("reload", "train", (4, 4)), problem.nodes[1])
-    beside = replace(problem, nodes=nodes, edges=(*problem.edges, Edge("reload", "train")), iterations=1)
+    beside = replace(problem, nodes=nodes, edges=(*problem.edges, Edge("reload", "train")), iterations=12)
     between = replace(beside, edges=(*beside.edges, Edge("generate", "reload")))
     assert pytest.approx(search(beside, 60).seconds) == 10e-6
     assert pytest.approx(search(between, 60).seconds) == 14e-6
@@ -127,14 +130,14 @@ def test_a_reload_occupies_the_host_link_alone():
 
 def test_what_fits_nowhere_is_infeasible():
     """An outcome, not an exception: the caller knows which field to blame."""
-    result = search(two_calls(memory=50), 60)
+    result = search(two_calls(memory=50), 60, rule=ReadyFirst)
     assert (SearchOutcome.INFEASIBLE, None, float("inf")) == (result.outcome, result.plan, result.seconds)
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_the_same_work_gives_the_same_plan(large, method):
     """Neither time nor an earlier search has a say."""
-    first, second = (search(large, 600, method, max_evaluations=30_000) for _ in range(2))
+    first, second = (search(large, 600, method, max_evaluations=30_000, rule=ReadyFirst) for _ in range(2))
     assert replace(first, cpu_seconds=0) == replace(second, cpu_seconds=0)
 
 
@@ -147,7 +150,7 @@ def test_an_interrupt_from_the_keyboard_keeps_the_best_plan_so_far(method):
         if progress.seconds is not None:
             raise KeyboardInterrupt
 
-    result = search(problem, 600, method, progress=interrupt)
+    result = search(problem, 600, method, progress=interrupt, rule=ReadyFirst)
     assert (result.outcome, result.plan is not None) == (SearchOutcome.INTERRUPTED, True)
     assert result.seconds >= 62.349
     assert result.lower_bound_seconds <= 62.351
@@ -157,7 +160,7 @@ def test_an_interrupt_from_the_keyboard_keeps_the_best_plan_so_far(method):
 def test_progress_only_gets_better(large):
     """Plans get faster, the bound rises, and the last line is the result."""
     seen = []
-    result = search(large, 600, max_evaluations=300_000, progress=seen.append)
+    result = search(large, 600, max_evaluations=300_000, progress=seen.append, rule=ReadyFirst)
     spans = [p.seconds for p in seen if p.seconds is not None]
     assert sorted(spans, reverse=True) == spans
     assert sorted(p.lower_bound_seconds for p in seen) == [p.lower_bound_seconds for p in seen]
@@ -167,7 +170,7 @@ def test_progress_only_gets_better(large):
 
 def test_it_ends_at_the_gap_that_was_asked_for(large):
     """No work is spent on what does not matter."""
-    result = search(large, 600, max_gap=0.5)
+    result = search(large, 600, max_gap=0.5, rule=ReadyFirst)
     assert SearchOutcome.WITHIN_GAP is result.outcome
     assert result.gap <= 0.5
 
@@ -175,9 +178,22 @@ def test_it_ends_at_the_gap_that_was_asked_for(large):
 @pytest.mark.parametrize("budget", [0, -1, float("nan")])
 def test_a_budget_must_be_positive(budget):
     with pytest.raises(InvalidInput, match="budget_seconds"):
-        search(two_calls(), budget)
+        search(two_calls(), budget, rule=ReadyFirst)
 
 
 def test_a_method_that_does_not_exist_is_named():
     with pytest.raises(InvalidInput, match="method: got 'guess', expected exact or metropolis-hastings"):
-        search(two_calls(), 1, method="guess")
+        search(two_calls(), 1, method="guess", rule=ReadyFirst)
+
+
+def test_what_a_rule_does_not_know_is_refused_in_a_line():
+    """A period needs some iterations. ReaL's rule times neither offloads nor edges that hold without a move alone."""
+    problem = two_calls()
+    with pytest.raises(InvalidInput, match="iterations: got 3, expected 6 or more"):
+        search(problem, 60)
+    reload = LinkNode("reload", "train", (4, 4))
+    with pytest.raises(InvalidInput, match="nodes: got 'reload', expected no offload and no reload, by ReaL's rule"):
+        search(replace(problem, nodes=(*problem.nodes, reload)), 60, rule=ReadyFirst)
+    loose = Edge("generate", "train", without="train")
+    with pytest.raises(InvalidInput, match="edges: got 'without train', expected edges of every plan, by ReaL's rule"):
+        search(replace(problem, edges=(loose,)), 60, rule=ReadyFirst)

@@ -9,7 +9,7 @@ import torch
 from prefect_rlhf.engines.engine import StatePart
 from prefect_rlhf.engines.files.checkpoint_files import write_shard
 from prefect_rlhf.errors.errors import InvalidInput
-from prefect_rlhf.placement.layout.parameters import parameters
+from prefect_rlhf.placement.models.weights import parameters
 from prefect_rlhf.tasks.checkpoints.best import EVALUATIONS, BestModel, Evaluation, carry_over_best, export_stored
 from prefect_rlhf.tasks.checkpoints.folders import folder_of, keep_newest
 from prefect_rlhf.tasks.data.vocabulary import have_same_files
@@ -114,7 +114,7 @@ def test_a_best_model_is_exported_with_the_tokenizer_of_its_own_folder(tmp_path)
         StatePart("main", one.name, tuple((0, size) for size in one.shape), torch.zeros(one.shape).flatten())
         for one in parameters(spec)
     ]
-    write_shard(tmp_path / "checkpoint" / "judge", 0, 0, parts)
+    write_shard(tmp_path / "checkpoint" / "judge.trunk", 0, 0, parts)
     export_stored(tmp_path / "checkpoint", spec, tmp_path / "best")
     assert have_same_files(tmp_path / "judge", tmp_path / "best", "judge.path")
 

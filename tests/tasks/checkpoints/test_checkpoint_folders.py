@@ -97,14 +97,17 @@ def tampered(file, old, new):
     [
         (lambda f: (f / "checkpoint.json").write_text("{}"), r"resume_from: .*an unreadable .*checkpoint\.json"),
         (lambda f: tampered(f / "checkpoint.json", '"step": 2', '"step": 3'), r"other content of .*checkpoint\.json"),
-        (lambda f: (f / "actor" / "shard-00000.json").unlink(), r"checkpoint\.actor: .*no file .*shard-00000\.json"),
         (
-            lambda f: tampered(f / "critic" / "shard-00000.json", '"num_updates": 0', '"num_updates": 1'),
-            r"checkpoint\.critic: .*other content of .*critic/shard-00000\.json",
+            lambda f: (f / "actor.trunk" / "shard-00000.json").unlink(),
+            r"checkpoint\.actor\.trunk: .*no file .*shard-00000\.json",
         ),
         (
-            lambda f: (f / "critic" / "shard-00000.safetensors").unlink(),
-            r"checkpoint\.critic: .*no file .*critic/shard-00000\.safetensors \(of model\..* and \d+ more\)",
+            lambda f: tampered(f / "critic.trunk" / "shard-00000.json", '"num_updates": 0', '"num_updates": 1'),
+            r"checkpoint\.critic\.trunk: .*other content of .*critic\.trunk/shard-00000\.json",
+        ),
+        (
+            lambda f: (f / "critic.scalar_head" / "shard-00000.safetensors").unlink(),
+            r"checkpoint\.critic\.scalar_head: .*no file .*head/shard-00000\.safetensors \(of score\.weight\)",
         ),
     ],
 )
@@ -144,7 +147,7 @@ def test_the_identity_of_a_run_knows_operations_by_their_names():
 
 
 def test_a_checkpoint_that_lacks_a_parameter_is_never_finished(run_dir):
-    with pytest.raises(InvalidInput, match=r"checkpoint\.actor: got '0 elements of main model\.norm\.weight'"):
+    with pytest.raises(InvalidInput, match=r"checkpoint\.actor\.trunk: got '0 elements of main model\.norm\.weight'"):
         write_checkpoint(augmented(), run_dir, 4, without="model.norm.weight")
     assert checkpoints.newest_finished(run_dir) == folder_of(run_dir, 2)
 
@@ -198,8 +201,10 @@ def test_with_staleness_a_checkpoint_interval_is_part_of_the_problem(tmp_path, s
 def test_what_is_small_is_plain_json(written):
     content = json.loads((written / "checkpoint.json").read_text())
     assert content["manifest"]["step"] == 2 and content["manifest"]["fingerprints"].keys() >= {
-        "actor",
-        "critic",
-        "ref",
-        "reward",
+        "actor.trunk",
+        "critic.trunk",
+        "critic.scalar_head",
+        "ref.trunk",
+        "reward.trunk",
+        "reward.scalar_head",
     }

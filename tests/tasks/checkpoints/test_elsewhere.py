@@ -122,7 +122,7 @@ def test_what_is_too_old_goes_at_the_store_too_and_what_was_never_finished_as_we
         write(runs / "amber", step)
     keep_newest(runs / "amber", 1)
     assert {name.split("/")[0] for name in names("s3://bucket/runs/amber/checkpoints")} == {"step-000006"}
-    shard = folder_of(runs / "amber", 8) / "actor" / "shard-00000.json"
+    shard = folder_of(runs / "amber", 8) / "actor.trunk" / "shard-00000.json"
     shard.parent.mkdir(parents=True)
     shard.write_text("{}")
     publish(shard)

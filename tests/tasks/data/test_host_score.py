@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from pydantic import ValidationError
 
 from prefect_rlhf.engines.compute import Context
 from prefect_rlhf.engines.functions.scoring.pool import HostFunctionFailed
 from prefect_rlhf.engines.rows import Batch
+from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.tasks.data.host_score import HostScore, plain_rows, pool_of
 from prefect_rlhf.tasks.host_rewards import HostRewards, RewardFunction
 from tests.tasks.small_tokenizer import save_small_tokenizer
@@ -125,5 +125,5 @@ def test_a_failure_names_its_own_call(score):
 def test_a_value_of_failed_rows_that_weights_carry_beyond_the_bound_is_refused():
     heavy = {"exact": RewardFunction(function="mine:exact", weight=-1e6)}
     assert HostRewards(functions=heavy, failed_value=-1000).failed_value == -1000
-    with pytest.raises(ValidationError, match="failed_value: at most 1000 in size, since a weight is 1e[+]06"):
+    with pytest.raises(InvalidInput, match="failed_value: got 1001, expected at most 1000 in size, since a weight"):
         HostRewards(functions=heavy, failed_value=1001)

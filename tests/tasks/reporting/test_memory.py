@@ -75,7 +75,7 @@ def test_a_device_beyond_its_certificate_is_named_once():
     assert kept[0]["measured_bytes"] == peak + GIB and kept[0]["certified_bytes"] == peak
 
 
-def test_after_a_move_the_numbers_of_earlier_plans_stay_in_the_file():
+def test_after_a_switch_the_numbers_of_earlier_plans_stay_in_the_file():
     """So that the file which a warning names has its numbers, however many plans follow."""
     first = measured("cuda")
     first.add(reports(1, gpu=gpu(70 * GIB)), "actor.train_step · step 0")

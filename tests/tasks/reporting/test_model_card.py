@@ -36,6 +36,16 @@ def test_a_card_names_the_base_model_without_the_folders_above_it():
     assert "from `smollm2`" in text and "anna" not in text
 
 
+@pytest.mark.parametrize(
+    "path", ["hf://acme/tiny@main", f"/home/anna/hub/models--acme--tiny/snapshots/{'7ae557604a' * 4}"]
+)
+def test_a_card_names_a_base_model_of_the_hub_as_the_hub_does(path):
+    """So the Hub shows the model below its base."""
+    card = ModelCard(model_card(replace(ACTOR, path=path), "grpo", 10, "amber-fox"))
+    assert card.data.base_model == "acme/tiny" and "from `acme/tiny` in" in card.text and "anna" not in card.text
+    assert "add `license` to" in card.text and "`base_model`" not in card.text
+
+
 def test_a_card_has_no_name_of_a_base_model_that_the_hub_would_refuse():
     """A folder's path is no name on the Hub: an upload with it ends in an error."""
     assert "base_model" not in ModelCard(model_card(ACTOR, "grpo", 10, "amber-fox")).data.to_dict()

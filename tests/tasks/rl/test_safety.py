@@ -6,9 +6,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import ValidationError
 
 from prefect_rlhf.engines.rows import Batch
+from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.tasks.rl.rewards import kl_penalised_rewards
 from prefect_rlhf.tasks.rl.safety import LagrangeState, kl_penalised_costs, lagrange_advantages, lagrange_multiplier
 from prefect_rlhf.tasks.rl.settings.online import KLControl
@@ -89,10 +89,10 @@ def test_advantages_are_weighed_against_each_other():
 
 def test_a_setting_that_nothing_reads_is_refused():
     assert SafeRLHF.model_validate_json(SafeRLHF().model_dump_json()) == SafeRLHF()
-    with pytest.raises(ValidationError, match="value_weight is not used: it weighs the values of a shared trunk"):
+    with pytest.raises(InvalidInput, match="value_weight: 0.5 is not used: it weighs the values of a shared trunk"):
         SafeRLHF(value_weight=0.5)
 
 
 def test_a_multiplier_that_starts_above_its_bound_is_refused():
-    with pytest.raises(ValidationError, match="start: at most 2, its `most`"):
+    with pytest.raises(InvalidInput, match="start: got 3.0, expected at most 2, its `most`"):
         SafeRLHF(lagrange={"start": 3.0, "most": 2.0})

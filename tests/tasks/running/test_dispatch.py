@@ -4,6 +4,7 @@ The engines compute nothing (see row_world), so what is under test is the contro
 """
 
 from dataclasses import replace
+from types import MappingProxyType
 
 import pytest
 
@@ -12,11 +13,13 @@ from prefect_rlhf.engines.gang.processes.messages import GangSettings
 from prefect_rlhf.engines.rank.rank import Rank
 from prefect_rlhf.placement.augmented.row_uses import row_uses
 from prefect_rlhf.placement.devices.mesh import ClusterShape
+from prefect_rlhf.placement.graph import Operation, Port
 from prefect_rlhf.placement.plan import ExecutionPlan
 from prefect_rlhf.placement.plans.check import check_plan
+from prefect_rlhf.placement.row_set import RowSet
 from prefect_rlhf.tasks.running.commands import call_commands
 from prefect_rlhf.tasks.running.dispatch import Dispatcher
-from tests.strategies import GIB, on, ppo
+from tests.strategies import GIB, ROLLOUT, call, on, ppo
 from tests.tasks import row_world
 
 pytestmark = pytest.mark.slow
@@ -47,7 +50,6 @@ TWO_NODES = {
     "actor_train_step": on("n0-1:0-1", "megatron", dp=2, tp=2),
     "critic_train_step": on("n0-1:0-1", "megatron", dp=4),
 }
-ROLES = ("actor", "critic", "ref", "reward")
 PLANS = {"colocated": (FOUR, COLOCATED), "pipelines": (FOUR, PIPELINES), "two nodes": (SLOW_HALF, TWO_NODES)}
 
 
@@ -60,9 +62,10 @@ def gang():
     gang.close()
 
 
-def started(gang, name, folder, num_steps=2, num_rows=8, change=lambda graph: graph):
-    """A dispatcher whose instances are built."""
+def started(gang, name, folder, num_steps=2, num_rows=8, change=lambda graph: graph, more=MappingProxyType({})):
+    """A dispatcher whose instances are built; `more` places calls that `change` adds."""
     cluster, placements = PLANS[name]
+    placements = placements | more
     graph = row_world.with_operations(ppo(mini_batches=2))
     graph = change(replace(graph, calls=tuple(replace(call, num_rows=num_rows) for call in graph)))
     plan = ExecutionPlan(name, cluster, tuple((placements | {"advantages": on("n0:0", "python")}).items()))
@@ -106,6 +109,41 @@ def test_calls_get_their_rows_and_stores_are_empty_after_each_step(gang, tmp_pat
         row_world.OpenRank.store_bytes, dict.fromkeys(range(4), ()), doing="look", deadline_seconds=10
     )
     assert set(store_bytes.values()) == {0}
+
+
+def with_children(graph):
+    """The graph, with two further responses to each prompt, whose scores a computation reads by the rollout's rows."""
+    prompts = graph.call("actor_generate").rows.parent
+    again = RowSet("again", "prompts", 2, prompts)
+    own, reads = graph.call("actor_generate").rows, {"again": ROLLOUT[:2]}
+    many = {"rows": again, "num_rows": 2 * graph.call("actor_generate").num_rows}
+    ports = (Port("actor_generate", "actor_generate", ("tokens",)), Port("scores", "scores", ("scores",), children=2))
+    compute = replace(graph.call("advantages"), name="values", inputs=ports, outputs=("values",), stateful=False)
+    checked = replace(compute, operation=row_world.check_children().operation, rows=own)
+    more = (
+        replace(graph.call("actor_generate"), name="again", draws="again", **many),
+        replace(call("scores", "inference", "reward", reads, ("scores",), **many), operation=Operation("scores")),
+        checked,
+    )
+    return replace(graph, calls=(*graph.calls[:-2], *more, *graph.calls[-2:]))
+
+
+@pytest.mark.parametrize("num_rows", [8, 7])
+def test_a_computation_gets_the_scores_of_the_rows_that_were_made_of_each_of_its_own(gang, tmp_path, num_rows):
+    """From all replicas that have some of them."""
+    more = {
+        "again": COLOCATED["actor_generate"],
+        "scores": COLOCATED["reward_inference"],
+        "values": on("n0:0", "python"),
+    }
+    dispatcher = started(gang, "colocated", tmp_path, 1, num_rows, with_children, more)
+    seen = {}
+    for node in row_world.whole_graph(dispatcher.run):
+        if node.kind != "export":
+            seen[node.id] = dispatcher.execute(node)
+    assert seen["values@1"].metrics["rows"] == num_rows, "it asserts the scores of each row"
+    assert "transfer.values@1" in seen and held(gang, 1) == set()
+    dispatcher.finish_step(1, oldest=2)
 
 
 def test_a_key_is_gone_right_after_its_last_consumer(gang, tmp_path):
@@ -213,7 +251,7 @@ def test_who_has_no_rows_of_a_mini_batch_knows_and_so_do_the_others(gang, tmp_pa
 def test_what_no_later_node_asks_for_is_forgotten(gang, tmp_path):
     """Rows of finished steps and fingerprints of old versions do not pile up over a long run."""
     dispatcher = started(gang, "colocated", tmp_path, num_steps=5)
-    rows, fingerprints = dispatcher.rows, dispatcher.fingerprints
+    rows, fingerprints, weights = dispatcher.rows, dispatcher.fingerprints, dispatcher.run.graph.all_weights()
     for step in range(1, 6):
         for node in row_world.whole_graph(dispatcher.run).of_step(step):
             if node.kind != "export":
@@ -221,9 +259,10 @@ def test_what_no_later_node_asks_for_is_forgotten(gang, tmp_path):
         assert rows.told(step)
         dispatcher.finish_step(step, oldest=step + 1)
         assert not any((rows._told, rows._row_ids, rows._uses_left, rows._versions))
-        versions = {role: sorted(v for other, v in fingerprints._learned if other == role) for role in ROLES}
+        names = {own.name for own in weights}
+        versions = {name: sorted(v for other, v in fingerprints._learned if other == name) for name in names}
         trained = [step - 1, step]  # what the next step reads, and the one before
-        assert versions == {"actor": trained, "critic": trained, "ref": [0], "reward": [0]}
+        assert versions == {own.name: trained if own.trained else [0] for own in weights}
 
 
 def test_calls_on_the_same_rows_share_their_numbers(gang, tmp_path):

@@ -153,14 +153,14 @@ def test_a_long_run_keeps_the_newest_steps_in_memory(tmp_path):
     assert [run.step for run in read_spans(tmp_path)] == list(range(1, 31))
 
 
-def test_a_move_stands_in_the_timeline_of_the_step_after_it_and_in_no_time_of_a_step(tmp_path):
+def test_a_switch_stands_in_the_timeline_of_the_step_after_it_and_in_no_time_of_a_step(tmp_path):
     journal = Journal(tmp_path)
     journal.record(span("generate", 0.0, 1.0))
     journal.finish_step(1)
-    journal.record(span("move", 1.0, 5.0, step=2))
+    journal.record(span("switch", 1.0, 5.0, step=2))
     journal.record(span("generate", 5.0, 7.0, step=2))
     assert journal.finish_step(2)["seconds"] == 2.0
-    assert [run.kind for run in journal.last_steps(1, with_moves=True)] == ["move", "generate"]
+    assert [run.kind for run in journal.last_steps(1, with_switches=True)] == ["switch", "generate"]
     assert [run.kind for run in journal.last_steps(1)] == ["generate"]
 
 

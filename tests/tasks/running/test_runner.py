@@ -80,6 +80,13 @@ def task_runs(state):
         return {task_run.name: task_run for task_run in client.read_task_runs(flow_run_filter=parent, limit=200)}
 
 
+def groups_below(flow_run_id):
+    """States of the subflows by their names."""
+    parent = FlowRunFilter(parent_flow_run_id=FlowRunFilterParentFlowRunId(any_=[flow_run_id]))
+    with get_client(sync_client=True) as client:
+        return {group.name: group.state_name for group in client.read_flow_runs(flow_run_filter=parent)}
+
+
 def settled(state, number):
     """Task runs, once the server has taken in all of them."""
     for _ in range(100):
@@ -118,6 +125,41 @@ def test_the_first_failure_ends_the_run_and_nothing_begins_after_it(tmp_path):
         augmented.node("actor_train_step@1").title
     }
     assert len(runs) == len(dispatcher.begun) < len(augmented)
+
+
+@pytest.mark.parametrize("end", ["failed", "stopped"])
+def test_a_group_of_steps_that_never_began_says_so(tmp_path, end):
+    """The UI shows a group once it is handed out, which is before its first node can begin."""
+    handed_out = threading.Event()
+    runners = []
+
+    def until_the_next_group_waits():
+        assert handed_out.wait(60)
+        if end == "failed":
+            raise StaleWeights("actor holds v0, expected v1")
+        runners[0]._stop.end("asked for")
+        threading.Event().wait(2 * STOP_POLL_SECONDS)  # until it is noticed
+
+    def body(runner):
+        runners.append(runner)
+        submit = runner._submit
+
+        def announced(group):
+            if group.name == "step 2":
+                threading.Timer(STOP_POLL_SECONDS, handed_out.set).start()  # by then its nodes are submitted
+            return submit(group)
+
+        runner._submit = announced
+        return runner.run_all(lambda metrics: None)
+
+    dispatcher = Dispatcher(calling="actor_train_step@1", do=until_the_next_group_waits)
+    _, state, _ = run(tmp_path, dispatcher, 6, steps_per_group=1, body=body)
+    begun = {f"step {name.rpartition('@')[2]}" for name in dispatcher.begun}
+    groups = groups_below(state.state_details.flow_run_id)
+    assert groups["step 1"] == ("Failed" if end == "failed" else "Completed")
+    assert state.is_failed() == (end == "failed")
+    never = {name for name, its in groups.items() if its == "Never began"}
+    assert never == groups.keys() - begun and "step 2" in never, groups
 
 
 def test_a_long_run_keeps_nothing_of_steps_that_ended(tmp_path):
@@ -264,7 +306,7 @@ def test_sigterm_ends_the_step_in_flight_and_writes_a_checkpoint(tmp_path, check
 
 
 def test_a_checkpoint_that_a_stop_adds_waits_for_a_step_that_is_still_being_submitted(tmp_path):
-    """The checkpoint is of the next group. After a move no earlier step could be the last."""
+    """The checkpoint is of the next group. After a switch no earlier step could be the last."""
     dispatcher = Dispatcher()
 
     def body(runner):
@@ -288,7 +330,10 @@ def test_a_checkpoint_that_a_stop_adds_waits_for_a_step_that_is_still_being_subm
 
 
 def test_ctrl_c_ends_the_run_at_once_and_nothing_of_it_counts_as_failed(tmp_path, logged):
-    """Calls in flight lose their ranks: their task runs are cancelled. No group begins after it."""
+    """Calls in flight lose their ranks: their task runs are cancelled. No group begins after it.
+
+    The group that was handed out by then says in the UI that it never began, as in a run that ends early in any way.
+    """
     closed = threading.Event()
 
     def interrupted_call():
@@ -310,7 +355,9 @@ def test_ctrl_c_ends_the_run_at_once_and_nothing_of_it_counts_as_failed(tmp_path
     with get_client(sync_client=True) as client:
         parent = FlowRunFilter(parent_flow_run_id=FlowRunFilterParentFlowRunId(any_=parents))
         states = [task_run.state_name for task_run in client.read_task_runs(flow_run_filter=parent, limit=200)]
-        groups = [group.state_name for group in client.read_flow_runs(flow_run_filter=parent)]
+    groups = groups_below(parents[0])
+    begun = {f"step {name.rpartition('@')[2]}" for name in dispatcher.begun}
     assert "Failed" not in states and "Crashed" not in states
-    assert {*groups} == {"Completed", "Cancelled"} and len(groups) <= 3, groups
+    assert {groups[name] for name in begun} == {"Completed", "Cancelled"} and len(groups) <= 3, groups
+    assert {state for name, state in groups.items() if name not in begun} <= {"Never began"}, groups
     assert "Traceback" not in logged() and "RankLost" not in logged() and "Cancelled" not in logged()

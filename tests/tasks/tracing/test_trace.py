@@ -12,9 +12,10 @@ from prefect_rlhf.engines.loss_protocol import LossValues
 from prefect_rlhf.errors.errors import GraphError, InvalidInput
 from prefect_rlhf.placement.graph import Dataset, Operation
 from prefect_rlhf.placement.models.model import ModelSpec, TransformerShape
-from prefect_rlhf.tasks.settings import Product, Sampling, Settings, Update
+from prefect_rlhf.tasks.settings import Optimizer, Product, Sampling, Settings, Update
 from prefect_rlhf.tasks.tracing.calls import compute, generate, inference, train_step
 from prefect_rlhf.tasks.tracing.operations import Bound, computation, loss
+from prefect_rlhf.tasks.tracing.select import select
 from prefect_rlhf.tasks.tracing.trace import trace_body
 
 pytestmark = pytest.mark.quick
@@ -346,7 +347,7 @@ def empty(prompts, actor, reward):
         (loss_of_a_language_model, "needs a model with head: scalar"),
         (bare_function, "decorated with @computation"),
         (loss_as_computation, "decorated with @computation"),
-        (trained_twice, "two train_steps"),
+        (trained_twice, "both train the weights of actor"),
         (
             an_input_too_few,
             r"^flow some: of_three\(rollout, scores, ref, settings, context\) is given 2 inputs and settings: "
@@ -408,8 +409,11 @@ def empty(prompts, actor, reward):
         (asks_of_scores_alone, "judge_prompts: got max_new_tokens, expected longest=...: its inputs have no tokens"),
         (misspelt_attribute, r"the rows of actor_generate, and their 'filter', do not exist while the body is traced;"),
         (misspelt_name, rf"^flow some: its body raised NameError: name 'promts' is not def.* \({__file__}:\d+ in "),
-        (misspelt_argument, rf"^flow some: its body raised TypeError: generate\(\) got .*'num_samples' \({__file__}:"),
-        (misspelt_setting, r"^flow some: its body raised ValidationError: Sampling.temprature: Extra inputs are not "),
+        (
+            misspelt_argument,
+            r"^flow some: its body raised TypeError: generate\(\) got .*'num_samples'; its arg",
+        ),
+        (misspelt_setting, r"^flow some: Sampling.temprature: unknown key \(got 1.0\); closest: temperature"),
     ],
 )
 def test_a_body_that_describes_no_algorithm_is_refused_with_its_reason(body, says):
@@ -442,7 +446,7 @@ def test_a_batch_larger_than_its_dataset_is_refused():
     [
         (
             Sampling(temperature=0),
-            r"temperature: got 0\.0, expected above 0, or samples=1: without chance the 4 samples",
+            r"temperature: got 0\.0, expected above 0, or samples=1: without chance the 4",
         ),
         (Sampling(top_k=1), "top_k: got 1, expected 0 or at least 2, or samples=1"),
         (Sampling(min_p=1.0), r"min_p: got 1\.0, expected below 1, or samples=1"),
@@ -535,9 +539,68 @@ def test_values_of_several_samples_of_a_row_are_refused_with_their_number_and_th
         traced(body, {"actor": MODELS["actor"]})
     assert PLACE.sub("", str(error.value)) == (
         "flow some: train_step actor_train trains on the tokens of actor_generate, and vine_advantages has 3 rows for "
-        "each row of actor_generate, expected 1. A body may loop: 3 calls of generate without samples and with a name "
-        "make a row each, and a computation may take all of them (*rows)"
+        "each row of actor_generate, expected 1; compute(..., per=ROWS) has a row for each of ROWS, and reads the 3 "
+        "scores of each as [B, 3]"
     )
+
+
+def vine(per, of="scores", kept=False):
+    """A body that reads the scores of three responses to each row."""
+
+    def body(prompts, actor):
+        rollout = generate(actor, prompts)
+        again = compute(new_prompts, rollout, settings=Settings(), longest=20)
+        samples = generate(actor, again, samples=3, name="samples")
+        read = {
+            "scores": lambda: compute(lengths_of_samples, samples, settings=Settings()),
+            "tokens": lambda: samples,
+            "own": lambda: rollout,
+            "others": lambda: generate(actor, prompts, every=2, name="evaluation"),
+        }[of]()
+        rows = {"rollout": rollout, "again": again, "prompts": prompts}[per]
+        rows = select(kept_of_samples, rows, settings=Settings()) if kept else rows
+        values = compute(mean_value, rollout, read, settings=Settings(), per=rows)
+        train_step(actor, some_loss(Gain()).on(rollout, values))
+
+    return body
+
+
+@pytest.mark.parametrize("per", ["rollout", "again"])
+def test_a_computation_reads_the_numbers_of_the_rows_that_were_made_of_each_row(per):
+    graph = traced(vine(per), {"actor": MODELS["actor"]})
+    call = graph.call("mean_value")
+    assert (call.num_rows, call.rows.base) == (10, graph.call("actor_generate").rows.base)
+    assert [(port.source, port.children, port.rows_each) for port in call.inputs] == [
+        ("actor_generate", 1, 1),
+        ("lengths_of_samples", 3, 1),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        (
+            vine("rollout", "tokens"),
+            "got samples, which has tokens, and per=actor_generate: samples has 3 for each of ",
+        ),
+        (vine("rollout", "own"), "per=actor_generate is not used: no input has several rows for each; remove it"),
+        (vine("rollout", "others"), "got evaluation and per=actor_generate, expected rows that were made of actor_gen"),
+        (vine("rollout", kept=True), "got rows that a select keeps, expected all rows beside per=actor_generate"),
+    ],
+)
+def test_rows_that_do_not_belong_to_each_row_are_refused(body, says):
+    with pytest.raises(GraphError, match=f"^flow some: compute mean_value: {re.escape(says)}"):
+        traced(body, {"actor": MODELS["actor"]})
+
+
+@computation("scores")
+def lengths_of_samples(rows, settings):
+    return Computed({"scores": rows["prompt_length"]})
+
+
+@computation("keep")
+def kept_of_samples(rows, settings):
+    return Computed({"keep": rows["prompt_length"]})
 
 
 def test_a_body_may_loop_and_a_computation_may_take_what_all_calls_made():
@@ -554,6 +617,12 @@ def test_a_body_may_loop_and_a_computation_may_take_what_all_calls_made():
 @computation("prompt_tokens")
 def new_prompts(rollout, settings):
     return Computed({"prompt_tokens": rollout.columns["tokens"]})
+
+
+class Rates(Settings):
+    """A group of optimizers."""
+
+    actor: Optimizer = Optimizer()
 
 
 class Sizes(Settings):
@@ -592,6 +661,39 @@ def test_too_many_mini_batches_are_refused_with_the_setting_that_was_set():
 
     with pytest.raises(InvalidInput, match="^algo.critic_update.mini_batches: got 7, expected at most 4, since"):
         traced_with(body, Sizes(critic_update=Update(mini_batches=7)))
+
+
+class OneTurn(Settings):
+    """Settings with a group of each class."""
+
+    first: Sampling = Sampling(max_new_tokens=3)
+    rates: Rates = Rates()
+
+
+class TwoTurns(OneTurn):
+    """Settings with two groups of one class."""
+
+    second: Sampling = Sampling(max_new_tokens=5)
+
+
+def test_a_call_knows_the_parameter_that_is_its_settings():
+    """So a message about them names what a person states. A value of the body is none, if several could be meant."""
+
+    def body(prompts, actor, algo):
+        rollout = generate(actor, prompts, batch_size=4, sampling=algo.first)
+        generate(actor, prompts, batch_size=4, sampling=Sampling(max_new_tokens=5), name="second")
+        generate(actor, prompts, sampling=algo.first.greedy(), every=2, name="evaluation")
+        train_step(actor, some_loss(Gain()).on(rollout), optimizer=algo.rates.actor)
+
+    graph = traced_with(body, TwoTurns())
+    assert [call.setting("max_new_tokens") for call in graph.calls[:3]] == [
+        "algo.first.max_new_tokens",
+        "algo.second.max_new_tokens",
+        "max_new_tokens of evaluation",
+    ]
+    assert graph.call("actor_train").setting("lr") == "algo.rates.actor.lr"
+    assert traced_with(body, OneTurn()).call("evaluation").setting("stop") == "algo.first.stop"
+    assert replace(graph.calls[0].operation, parameter="") == graph.calls[0].operation
 
 
 def traced_with(body, algo):

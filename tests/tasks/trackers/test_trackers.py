@@ -17,7 +17,6 @@ import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import ValidationError
 
 from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.flows.commands.cli import main
@@ -262,5 +261,5 @@ def test_a_tracker_that_is_not_installed_or_said_twice_is_refused_in_one_line(mo
     monkeypatch.setattr(tracking, "find_spec", lambda name: None)
     with pytest.raises(InvalidInput, match=r"tracking.report_to: got 'wandb', .*pip install '\.\[wandb\]'"):
         check_trackers(Tracking(report_to=["wandb"]))
-    with pytest.raises(ValidationError, match="expected each tracker once"):
+    with pytest.raises(InvalidInput, match="expected each tracker once"):
         Tracking(report_to=["wandb", "wandb"])

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.read_flags import read_flags
-from benchmarks.referee import QUESTIONS
+from benchmarks.planner.read_flags import read_flags
+from benchmarks.planner.referee import QUESTIONS
 from prefect_rlhf.errors.errors import RlhfError
 from prefect_rlhf.flows.algorithm.rlhf_flow import find_flow
 from prefect_rlhf.flows.commands import plan as plan_command

@@ -5,7 +5,6 @@ import pickle
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from pydantic import ValidationError
 
 from prefect_rlhf.blocks.dataset import Prompts
 from prefect_rlhf.errors.errors import InvalidInput
@@ -41,6 +40,11 @@ def test_prompts_that_are_left_out_are_said_and_leave_columns_where_they_belong(
     assert checked.remarks == ("prompts: 2 of 4 prompts are longer than 4 tokens and left out",)
 
 
+@pytest.mark.parametrize("overlong", ["drop", "keep_end", "keep_start"])
+def test_nothing_is_said_where_every_prompt_fits(prompts, overlong):
+    assert prompts(max_prompt_length=40, overlong_prompts=overlong).check(max_tokens=64).remarks == ()
+
+
 @pytest.mark.parametrize(("keep", "text"), [("keep_end", "is the best film"), ("keep_start", "<s> what is the")])
 def test_prompts_are_cut_at_the_end_that_is_asked_for(prompts, keep, text):
     source = prompts(max_prompt_length=4, overlong_prompts=keep)
@@ -68,7 +72,7 @@ def test_what_makes_no_sense_is_refused(prompts, settings, says):
 
 
 def test_a_way_with_long_prompts_needs_a_length():
-    with pytest.raises(ValidationError, match="overlong_prompts is not used: no prompt is overlong"):
+    with pytest.raises(InvalidInput, match="overlong_prompts: 'drop' is not used: no prompt is overlong"):
         Prompts(path="a", overlong_prompts="drop")
 
 

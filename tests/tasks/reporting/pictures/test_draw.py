@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from prefect_rlhf.placement.augmented.augment import augment
-from prefect_rlhf.placement.augmented.node import MOVE
+from prefect_rlhf.placement.augmented.node import SWITCH
 from prefect_rlhf.placement.devices.mesh import ClusterShape
 from prefect_rlhf.placement.planner.preset_plan import preset
 from prefect_rlhf.placement.schedule.schedule import schedule
@@ -85,7 +85,8 @@ def test_the_graph_as_text_names_every_node_of_the_first_steps_and_why_it_waits(
         assert all(node.title in text for node in augmented.of_step(step))
     assert "    version <- reallocate.actor.vllm@2 (actor v1)" in text
     assert text.splitlines()[1] == "    data <- dataset prompts (prompt_tokens)"
-    assert text.endswith("... and 3 more steps")
+    assert text.endswith("\n... and 3 more steps")
+    assert graph_text(augment(ppo(), PLAN, 3)).endswith("\n... and 1 more step")
     assert augment(ppo(), PLAN, 2).nodes[-1].title in graph_text(augment(ppo(), PLAN, 2))
 
 
@@ -143,6 +144,6 @@ def test_no_two_bars_cover_each_other(bars):
 
 
 def test_the_legend_names_the_kinds_that_ran():
-    kinds = ("generate", "offload", MOVE)
+    kinds = ("generate", "offload", SWITCH)
     text = timeline_svg([Bar(kind, kind, ("n0:0",), start, start + 1) for start, kind in enumerate(kinds)])
     assert {kind for kind in COLOURS if f">{kind}</text>" in text} == set(kinds)

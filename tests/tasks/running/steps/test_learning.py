@@ -1,14 +1,15 @@
 """What the metrics of steps say about learning: for runs that cannot learn, and no word for runs that do."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from prefect_rlhf.errors.errors import MISTAKES
-from prefect_rlhf.placement.graph import DataflowGraph, Dataset
-from prefect_rlhf.tasks.running.steps.learning import Findings, Learning
+from prefect_rlhf.placement.graph import DataflowGraph, Dataset, Operation, PlayBounds
+from prefect_rlhf.tasks.running.steps.learning import WARN_AFTER, Findings, Learning
 from tests.strategies import ROLLOUT, call, dpo, generated, model, ppo
 
 pytestmark = pytest.mark.quick
@@ -171,6 +172,22 @@ def test_a_sign_of_a_bad_run_is_a_warning_once(sign, says):
     found, warnings = run(GRPO, LEARNS, *[LEARNS | sign] * 5)
     assert warnings == found[1].warnings and len(warnings) == 1
     assert warnings[0].startswith(f"step 2: {says}") and "\n" not in warnings[0]
+
+
+def test_a_warning_about_cut_answers_names_the_parameter_that_bounds_them():
+    """As a person states it, in this algorithm: with -p, or in a file."""
+    rollout = replace(GRPO.call("actor_generate"), operation=Operation("sample", parameter="algo.first"))
+    others = GRPO.calls[1:]
+    cut, mask = LEARNS | {"actor_generate.truncated": 0.6}, SKIPPED | CUT
+    _, (warning,) = run(replace(GRPO, calls=(rollout, *others)), cut)
+    assert "raise algo.first.max_new_tokens, or teach shorter answers" in warning
+    _, warnings = run(replace(GRPO, calls=(rollout, *others)), *[mask] * WARN_AFTER)
+    assert "raise algo.first.max_new_tokens, or set algo.overlong.mask to false" in warnings[-1]
+    _, (warning,) = run(GRPO, cut)
+    assert "raise max_new_tokens of actor_generate, or" in warning
+    play = replace(rollout, play=PlayBounds("{}", 9, 2, 2.0, 0.0, 0.0), max_new_tokens=9)
+    _, (warning,) = run(replace(GRPO, calls=(play, *others)), cut)
+    assert "raise play.max_tokens or play.max_turns, or teach" in warning
 
 
 def test_a_limit_of_the_user_replaces_the_default_of_a_kl():

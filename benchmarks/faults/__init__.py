@@ -1,0 +1,1 @@
+"""Harm done to real runs, and runs long enough to show what grows."""

@@ -1,0 +1,1 @@
+"""The papers' settings without devices: tables, and whether the papers' orders come out."""

@@ -1,0 +1,1 @@
+"""How good the planner's answers are: rivals, closed problems, regret, and predicted beside measured steps."""

@@ -1,0 +1,194 @@
+"""`replan: say`: after a few steps of a run, check the prices of its plan by its measured seconds.
+
+The check corrects constants of the cost model and searches again, in a process that yields to the run. A line names a
+better plan and the way to switch to it. The folder of the run keeps the result, so a resumed run does not repeat it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+
+from prefect_rlhf.errors.errors import InvalidInput, RlhfError
+from prefect_rlhf.files.foreign_file import read_json_object
+from prefect_rlhf.files.remote_path import shown
+from prefect_rlhf.flows.forms.options import RunOptions
+from prefect_rlhf.flows.training.choice.auto_plan import AUTO, EVALUATIONS
+from prefect_rlhf.flows.training.choice.measured_plan import plans_to_measure
+from prefect_rlhf.flows.training.log import log_info
+from prefect_rlhf.flows.training.replan.recheck_process import RecheckProcess, RecheckRequest
+from prefect_rlhf.flows.training.request import RunRequest
+from prefect_rlhf.placement.augmented.node import subject_of
+from prefect_rlhf.placement.engine_traits import TRAITS
+from prefect_rlhf.placement.plan import ExecutionPlan
+from prefect_rlhf.placement.planner.fitted_constants import Measured
+from prefect_rlhf.placement.planner.recheck import Recheck
+from prefect_rlhf.placement.plans.plan_file import plan_yaml
+from prefect_rlhf.placement.schedule.estimate import Prediction
+from prefect_rlhf.tasks.data.rollouts import ROLLOUTS
+from prefect_rlhf.tasks.reporting.deviation import deviation
+from prefect_rlhf.tasks.running.journal import STEPS_KEPT, Journal, TaskRunSpan
+
+STEPS_AWAITED = 4  # the first builds and compiles, the others are measured
+RECHECKED = "replan.json"
+BETTER_PLAN = "plans/replanned.yaml"
+TRY_PLANS = "plan: measure(3) compares plans by measured steps"
+
+
+@dataclass(slots=True)
+class PriceCheck:
+    """The check of a run: once, after its first steps."""
+
+    request: RunRequest
+    plan: ExecutionPlan
+    predicted: Prediction
+    _process: RecheckProcess | None = field(default=None, init=False)
+    _spans: Sequence[TaskRunSpan] = field(default=(), init=False)
+    _steps: int = field(default=0, init=False)
+    _is_over: bool = field(default=False, init=False)
+
+    def step_ended(self, journal: Journal) -> str | None:
+        """Return a line for the run's log if the check has a result that its reader can act on."""
+        self._steps += 1
+        if self._is_over or self._steps < STEPS_AWAITED:
+            return None
+        if self._process is None:
+            return self._begin(journal)
+        if not self._process.ended:
+            return None
+        self._is_over = True
+        try:
+            found = self._process.answer()
+        except RlhfError as error:
+            return f"the plan was not compared with others by measured seconds ({error})"
+        return self._result(found, journal) if found else None
+
+    def close(self) -> None:
+        """End an unfinished check."""
+        if self._process is not None:
+            self._process.close()
+
+    def _begin(self, journal: Journal) -> str | None:
+        """Start the process. Profiles measured the model itself, so there are no constants to correct."""
+        self._spans = journal.last_steps(STEPS_KEPT)
+        if self.request.cost_sources.profiles:
+            self._is_over = True
+            return self._unexplained()
+        try:
+            self._process = begun_recheck(self.request, self.plan, self._spans, journal)
+        except OSError as error:
+            self._is_over = True
+            return f"the plan was not compared with others by measured seconds ({error})"
+        return None
+
+    def _result(self, found: Recheck, journal: Journal) -> str | None:
+        line, better = None, found.better
+        if better is not None:
+            better = replace(better, name="replanned")
+            found = replace(found, better=better)
+            journal.keep(BETTER_PLAN, plan_yaml(better))
+            first = self.request.checkpoint.step if self.request.checkpoint else 0
+            way = way_to_switch(journal.run_dir, self.request.options, first + self._steps)
+            line = f"{gain_in_words(found, self.plan.name)}; {way}"
+        elif not found.fitted.explains:
+            line = self._unexplained()
+        journal.keep(RECHECKED, json.dumps(record_of(self.plan, found), indent=1))
+        return line
+
+    def _unexplained(self) -> str | None:
+        """Return the deviation of the steps from their prediction, if other plans exist that could be faster."""
+        found = deviation(self.predicted, self._spans)
+        return f"{found}; {TRY_PLANS}" if found and self.request.lease.mesh.num_devices > 1 else None
+
+
+def begun_recheck(
+    request: RunRequest,
+    plan: ExecutionPlan,
+    spans: Sequence[TaskRunSpan],
+    journal: Journal,
+    searched: bool = False,
+    yields: bool = True,
+) -> RecheckProcess:
+    """Start the process that prices a plan by the measured `spans` of its steps. Raises OSError if it cannot start.
+
+    `searched`: the plan is the answer of an earlier check. `yields`: the process yields to all other programs.
+    """
+    name, rollouts = str(request.options.plan), sorted((journal.run_dir / ROLLOUTS).glob("*.parquet"))
+    question = RecheckRequest(
+        request.question,
+        plan,
+        measured_nodes(spans),
+        was_searched=searched or name == AUTO or plans_to_measure(name) is not None,
+        evaluations=EVALUATIONS,
+        traits={str(name): traits for name, traits in TRAITS.items()},
+        rollouts=tuple(rollouts[-STEPS_AWAITED:]),
+        least_gain=request.options.replan_gain,
+    )
+    return RecheckProcess(question, yields)
+
+
+def record_of(plan: ExecutionPlan, found: Recheck) -> dict[str, object]:
+    """Return the result of a check of a plan, as a file of the run keeps it."""
+    return {
+        "plan": plan_yaml(plan),
+        "correction": asdict(found.fitted.correction),
+        "deviation": [found.fitted.before, found.fitted.after],
+        "seconds": found.seconds,
+        "better_plan": None if found.better is None else plan_yaml(found.better),
+        "best_seconds": found.best_seconds,
+    }
+
+
+def gain_in_words(found: Recheck, name: str) -> str:
+    """Return the gain of the better plan over the plan `name`, and the reason for it."""
+    prices = f"constants of the measured steps: {found.fitted.correction}"
+    if found.fitted.confirms:
+        prices = "the constants, which the measured steps confirm"
+    times = f"{found.best_seconds:.3g} s per step, {found.gain:.0%} less than {name} ({found.seconds:.3g} s)"
+    return f"by {prices}, another plan takes {times}"
+
+
+def way_to_switch(run_dir: Path, options: RunOptions, done: int) -> str:
+    """Return how a reader can use the better plan of a run that has done so many steps."""
+    use, every = f"-p plan={shown(run_dir / BETTER_PLAN)}", options.checkpoint_every
+    if every is None or (at := (done // every + 1) * every) >= options.steps:
+        return f"to use it in the next run: {use}"
+    resume = f"{use} -p resume_from={shown(run_dir)}"
+    return f"to switch, stop this run after its checkpoint of step {at} and resume it with {resume}"
+
+
+def price_check(request: RunRequest, plan: ExecutionPlan, predicted: Prediction | None) -> PriceCheck | None:
+    """Return the check of a run with one plan; None if it is off, was made before, or lacks predictions or steps."""
+    if request.options.replan != "say" or predicted is None:
+        return None
+    first = request.checkpoint.step if request.checkpoint else 0
+    if request.options.steps - first <= STEPS_AWAITED:
+        return None
+    earlier = earlier_check(request)
+    if earlier and plan_yaml(plan) in (earlier.get("plan"), earlier.get("better_plan")):
+        return None
+    return PriceCheck(request, plan, predicted)
+
+
+def earlier_check(request: RunRequest) -> Mapping[str, object] | None:
+    """Return the result of the check of the run that this run continues."""
+    file = request.checkpoint.folder.parent.parent / RECHECKED if request.checkpoint else None
+    if file is None or not file.is_file():
+        return None
+    try:
+        return read_json_object("resume_from", file)
+    except InvalidInput as error:
+        log_info(f"the earlier check of the plan is ignored ({error})")
+        return None
+
+
+def measured_nodes(spans: Sequence[TaskRunSpan]) -> Mapping[str, Measured]:
+    """Return the measured seconds of each node, by subject, without the first step of `spans`."""
+    first, seconds = max(1, min(span.step for span in spans)), defaultdict[str, list[float]](list)
+    for span in spans:
+        if span.step > first and span.seconds > 0:
+            seconds[subject_of(span.node)].append(span.seconds)
+    return {subject: Measured.of(values) for subject, values in seconds.items()}

@@ -1,0 +1,82 @@
+"""Frozen weights that several models name: instances that split them alike on the same devices hold them once."""
+
+from collections.abc import Mapping
+from functools import lru_cache
+
+from prefect_rlhf.placement.engine_traits import TRAITS
+from prefect_rlhf.placement.graph import Call, DataflowGraph
+from prefect_rlhf.placement.layout.layout import held_parts
+from prefect_rlhf.placement.models.model import ModelSpec
+from prefect_rlhf.placement.models.weights import Weights
+from prefect_rlhf.placement.plan import (
+    EngineKind,
+    ExecutionPlan,
+    ModelInstance,
+    Placement,
+    instances,
+    offloaded_parts,
+)
+
+Shared = Mapping[ModelInstance, Mapping[str, ModelInstance]]
+"""Of instances that hold less than all of their weights: the instance that holds each of the others, by their name."""
+
+
+def shared_weights(graph: DataflowGraph, plan: ExecutionPlan) -> Shared:
+    """Return the weights that instances compute from and that an earlier instance of the plan holds.
+
+    Both have the same engine, mesh, strategy and order of devices, so each rank needs the same regions. An instance
+    that the plan offloads holds its own: it comes and goes as a whole.
+    """
+    return _shared_weights(graph, plan) if _may_share(graph) else {}
+
+
+def borrowers(graph: DataflowGraph, plan: ExecutionPlan) -> Mapping[ModelInstance, tuple[str, ...]]:
+    """Return, for each instance whose weights others use, the roles of these."""
+    found: dict[ModelInstance, list[str]] = {}
+    for instance, held in shared_weights(graph, plan).items():
+        for holder in dict.fromkeys(held.values()):
+            found.setdefault(holder, []).append(instance.role)
+    return {holder: tuple(roles) for holder, roles in found.items()}
+
+
+@lru_cache(maxsize=256)  # a certificate, an estimate and a run ask for the same
+def _shared_weights(graph: DataflowGraph, plan: ExecutionPlan) -> Shared:
+    first: dict[object, ModelInstance] = {}
+    found: dict[ModelInstance, dict[str, ModelInstance]] = {}
+    offloaded = offloaded_parts(graph, plan)
+    for instance in instances(graph, plan):
+        if instance in offloaded or not TRAITS[instance.engine].shares_weights:
+            continue
+        place = instance.engine, instance.mesh, instance.strategy, instance.device_order
+        for own in _frozen(graph, instance.role, instance.engine):
+            held_by = first.setdefault((own.name, place, _ends(graph.model(instance.role), instance)), instance)
+            if held_by != instance:
+                found.setdefault(instance, {})[own.name] = held_by
+    return found
+
+
+def storage_name(graph: DataflowGraph, call: Call, placement: Placement) -> str:
+    """Return a name that calls have in common if some of their weights are held once where their meshes are equal."""
+    role = call.role or ""
+    if not _may_share(graph) or placement.offload != "none" or not TRAITS[placement.engine].shares_weights:
+        return role
+    frozen = _frozen(graph, role, placement.engine)
+    if len(frozen) < len(graph.weights(role)):
+        return role
+    return f"{frozen[0].name} {_ends(graph.model(role), placement)}"
+
+
+@lru_cache(maxsize=16)  # asked for every option of a search
+def _may_share(graph: DataflowGraph) -> bool:
+    """Whether two models name the same weights."""
+    return len(graph.all_weights()) < sum(len(graph.weights(model.role)) for model in graph.models)
+
+
+def _frozen(graph: DataflowGraph, role: str, engine: EngineKind) -> list[Weights]:
+    held = held_parts(graph.model(role), engine)
+    return [own for own in graph.weights(role) if not own.trained and own.part in held]
+
+
+def _ends(model: ModelSpec, placed: ModelInstance | Placement) -> bool:
+    """Whether the last stage of a pipeline has a copy of the embedding, which is in the trunk."""
+    return placed.strategy.pp > 1 and model.shape.tied_embeddings and "lm" in model.head

@@ -1,0 +1,203 @@
+"""Weights: the parameters of a model in sets, each with a name under which it is versioned, moved, stored and checked.
+
+A model has a set for each of its parts: a trunk, a language-model head, a scalar head. Parameters have their Hugging
+Face names; a layer's experts are stacked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from math import prod
+from typing import Any
+
+from prefect_rlhf.errors.errors import GraphError
+from prefect_rlhf.placement.models.families.family import axis_length
+from prefect_rlhf.placement.models.families.known import FAMILIES
+from prefect_rlhf.placement.models.model import ModelSpec, TransformerShape
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """A weight: its global shape, the axis that tensor parallelism splits, and its layer.
+
+    `most_parts`, if given, is the largest number of parts: keys and values are cut by whole heads. More tp ranks hold
+    copies of parts, neighbours the same copy. ep divides the first axis of a parameter that is `over_experts`.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    split_axis: int | None = None
+    layer: int | None = None
+    over_vocabulary: bool = False
+    most_parts: int | None = None
+    over_experts: bool = False
+
+    @property
+    def num_elements(self) -> int:
+        return prod(self.shape)
+
+    def elements_of(self, tp: int) -> int:
+        """Return the most elements that one of tp devices holds."""
+        if self.split_axis is None:
+            return self.num_elements
+        size, parts = self.shape[self.split_axis], min(tp, self.most_parts or tp)
+        return self.num_elements // size * -(-size // parts)
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """A set of parameters with a version of its own, under a name that is unique in a graph: `actor.trunk`.
+
+    A train_step writes `trained` weights, and each of its runs makes a version. Frozen weights keep version 0.
+
+    Weights that are `made_of` a part of a model are pickled as these: otherwise a command to 128 ranks carries
+    megabytes of parameters.
+    """
+
+    name: str
+    parameters: tuple[Parameter, ...] = field(repr=False)
+    trained: bool
+    made_of: tuple[ModelSpec, str] | None = field(default=None, compare=False, repr=False)
+
+    def __reduce__(self) -> tuple[Callable[..., Weights], tuple[Any, ...]]:
+        if self.made_of is None:
+            return Weights, (self.name, self.parameters, self.trained)
+        return _weights, (self.name, *self.made_of, self.trained)
+
+    @property
+    def part(self) -> str:
+        """The part of the model that they are."""
+        return self.name.rpartition(".")[2]
+
+    def version(self, trained: int) -> int:
+        """Return their version where the trained weights of the same model have version `trained`."""
+        return trained if self.trained else 0
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A part of models. `parameters` are in the order of a forward pass; without any, the model has no such part.
+
+    A train_step of a model writes the part if it `learns`.
+    """
+
+    parameters: Callable[[ModelSpec], Iterable[Parameter]]
+    learns: Callable[[ModelSpec], bool] = lambda model: True
+
+
+def _trunk(model: ModelSpec) -> Iterator[Parameter]:
+    shape = model.shape
+    yield Parameter("model.embed_tokens.weight", (shape.vocab_size, shape.hidden_size), 0, over_vocabulary=True)
+    for layer in range(shape.num_layers):
+        yield from _layer(shape, layer)
+    yield Parameter("model.norm.weight", (shape.hidden_size,))
+
+
+def _scalar_head(model: ModelSpec) -> Iterator[Parameter]:
+    if "scalar" in model.head:
+        yield Parameter("score.weight", (1, model.shape.hidden_size))
+
+
+def _lm_head(model: ModelSpec) -> Iterator[Parameter]:
+    shape = model.shape
+    if "lm" in model.head and not shape.tied_embeddings:  # a tied head is the trunk's embedding
+        yield Parameter("lm_head.weight", (shape.vocab_size, shape.hidden_size), 0, over_vocabulary=True)
+
+
+PARTS: dict[str, Part] = {"trunk": Part(_trunk), "scalar_head": Part(_scalar_head), "lm_head": Part(_lm_head)}
+"""Every part that a model may have, in the order of a forward pass."""
+_IN_SHAPE = frozenset(PARTS)  # parts that a shape and a head describe, so that sizes have them in closed form
+
+
+def parts(model: ModelSpec) -> Mapping[str, tuple[Parameter, ...]]:
+    """Return the parameters of each part that a model has."""
+    return _parts(model, tuple(PARTS.items()))
+
+
+@lru_cache(maxsize=64)  # layouts, certificates and commands of a run ask for the same few models
+def _parts(model: ModelSpec, known: tuple[tuple[str, Part], ...]) -> Mapping[str, tuple[Parameter, ...]]:
+    found = {name: tuple(part.parameters(model)) for name, part in known}
+    return {name: own for name, own in found.items() if own}
+
+
+def further_parameters(model: ModelSpec, learning: bool) -> tuple[Parameter, ...]:
+    """Return the parameters beside the trunk and the heads, of parts that a train_step writes, or of all others."""
+    further = [name for name, part in PARTS.items() if name not in _IN_SHAPE and part.learns(model) == learning]
+    return tuple(parameter for name in further for parameter in parts(model).get(name, ()))
+
+
+def parameters(model: ModelSpec) -> tuple[Parameter, ...]:
+    """Return all parameters of `model` in the order of a forward pass. Tied embeddings are a single parameter."""
+    return tuple(parameter for own in parts(model).values() for parameter in own)
+
+
+def num_parameters(model: ModelSpec) -> int:
+    """Count the elements of all parameters."""
+    return sum(parameter.num_elements for parameter in parameters(model))
+
+
+def weights_of(model: ModelSpec, trained: bool) -> tuple[Weights, ...]:
+    """Return the weights of a role's model, a set for each part, named after both: `actor.trunk`.
+
+    `trained`: the model has a train_step.
+    """
+    return _weights_of(model, trained, tuple(PARTS.items()))
+
+
+@lru_cache(maxsize=64)
+def _weights_of(model: ModelSpec, trained: bool, known: tuple[tuple[str, Part], ...]) -> tuple[Weights, ...]:
+    own = {name: trained and part.learns(model) for name, part in known if name in parts(model)}
+    return tuple(_weights(f"{model.role}.{name}", model, name, learns) for name, learns in own.items())
+
+
+def named_weights(models: tuple[ModelSpec, ...], trained: frozenset[str]) -> Mapping[str, tuple[Weights, ...]]:
+    """Return the weights of each role's model, of which the `trained` have a train_step.
+
+    Models with the same content name the same frozen weights, by the first of the roles. Raises GraphError if these
+    differ in shape.
+    """
+    return _named_weights(models, trained, tuple(PARTS.items()))
+
+
+@lru_cache(maxsize=64)
+def _named_weights(
+    models: tuple[ModelSpec, ...], trained: frozenset[str], known: tuple[tuple[str, Part], ...]
+) -> Mapping[str, tuple[Weights, ...]]:
+    first: dict[object, tuple[ModelSpec, Weights]] = {}
+
+    def named(model: ModelSpec, own: Weights) -> Weights:
+        if own.trained or not model.content:
+            return own
+        other, shared = first.setdefault((model.content, model.dtype, own.part), (model, own))
+        theirs, mine = ({parameter.name: parameter for parameter in each.parameters} for each in (shared, own))
+        for name in theirs | mine if theirs != mine else ():
+            if theirs.get(name) != mine.get(name):
+                shapes = f"is {_shape(theirs.get(name))} in {other.role} and {_shape(mine.get(name))} in {model.role}"
+                both = f"{other.role} and {model.role} name the same weights, {shared.name}"
+                raise GraphError(f"{both}, but {name} {shapes}; read them from folders of their own")
+        return _weights(shared.name, model, own.part, trained=False)
+
+    return {
+        model.role: tuple(named(model, own) for own in weights_of(model, model.role in trained)) for model in models
+    }
+
+
+def _shape(parameter: Parameter | None) -> str:
+    return "absent" if parameter is None else str(parameter.shape)
+
+
+def _weights(name: str, model: ModelSpec, part: str, trained: bool) -> Weights:
+    return Weights(name, parts(model)[part], trained, (model, part))
+
+
+def _layer(shape: TransformerShape, layer: int) -> Iterator[Parameter]:
+    for weight in FAMILIES[shape.family].layer:
+        size, name = tuple(axis_length(axis, shape) for axis in weight.axes), f"model.layers.{layer}.{weight.name}"
+        most = shape.num_kv_heads if weight.axes[0] == "keys" else None
+        split, of_experts = weight.split_axis, weight.of_experts
+        yield Parameter(f"{name}.weight", size, split, layer, most_parts=most, over_experts=of_experts)
+        if weight.name in shape.biases:
+            axis = 0 if weight.split_axis == 0 else None
+            yield Parameter(f"{name}.bias", size[:1], axis, layer, most_parts=most)

@@ -1,0 +1,51 @@
+"""A run's switch from plan to plan: the instances that end and begin, and the training states that move."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from prefect_rlhf.placement.graph import Call, DataflowGraph
+from prefect_rlhf.placement.layout.sharing import shared_weights
+from prefect_rlhf.placement.plan import ExecutionPlan, ModelInstance, instances, trained_instance
+from prefect_rlhf.placement.words.table import WORDS
+
+
+@dataclass(frozen=True, slots=True)
+class PlanAt:
+    """A plan that a run uses from `step` on."""
+
+    step: int
+    plan: ExecutionPlan
+
+
+def closed_instances(graph: DataflowGraph, plan: ExecutionPlan, other: ExecutionPlan) -> tuple[ModelInstance, ...]:
+    """Return the instances of `plan` that `other` lacks: after a switch to `other` they have ended.
+
+    An instance stays only if its calls, its cache, its offloading and the weights that it takes from others stay.
+    Swapped, it returns the instances to build.
+    """
+    stay = _as_used(graph, other)
+    return tuple(instance for instance, used in _as_used(graph, plan).items() if stay.get(instance) != used)
+
+
+def moving_roles(graph: DataflowGraph, plan: ExecutionPlan, other: ExecutionPlan) -> frozenset[str]:
+    """Return the trained roles whose training state has to move if a run changes from `plan` to `other`."""
+    closed = closed_instances(graph, plan, other)
+    roles = (model.role for model in graph.models)
+    return frozenset(role for role in roles if trained_instance(graph, plan, role) in closed)
+
+
+def _as_used(graph: DataflowGraph, plan: ExecutionPlan) -> dict[ModelInstance, object]:
+    """Return, for each instance, all that its engine is built for."""
+
+    def use(call: Call) -> object:
+        placement = plan[call.name]
+        return call.name, *(word.of(placement) for word in WORDS.values() if word.rebuilds)
+
+    speeds, shared = plan.cluster.node_speeds, shared_weights(graph, plan)
+    own = {instance: (speeds, *map(use, calls)) for instance, calls in instances(graph, plan).items()}
+
+    def taken(instance: ModelInstance) -> dict[str, object]:
+        return {name: (holder, own[holder]) for name, holder in shared.get(instance, {}).items()}
+
+    return {instance: (used, taken(instance)) for instance, used in own.items()}

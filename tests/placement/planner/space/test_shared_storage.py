@@ -1,0 +1,55 @@
+"""Frozen weights that two roles hold once are counted once by the search too, so its bound stays true."""
+
+from dataclasses import replace
+
+import pytest
+
+from prefect_rlhf.placement.cost.datasheets.hardware import DATASHEETS, Efficiency, Hardware
+from prefect_rlhf.placement.cost.sources import CostSources
+from prefect_rlhf.placement.cost.workload import Workload
+from prefect_rlhf.placement.devices.mesh import ClusterShape
+from prefect_rlhf.placement.memory.certificate import certify_plan
+from prefect_rlhf.placement.plan import ExecutionPlan
+from prefect_rlhf.placement.planner.best_plan import plan_graph
+from prefect_rlhf.placement.planner.question import Question, Site
+from prefect_rlhf.placement.planner.space.plan_problem import PlanSpace
+from prefect_rlhf.placement.schedule.estimate import estimate
+from tests.placement.layout.test_sharing import judged
+from tests.strategies import GIB, SMOLLM2, on
+
+WORK = Workload.fixed(128, 128)
+SOURCES = CostSources.equal_nodes(Hardware(DATASHEETS["h100"], 1, efficiency=Efficiency(call_seconds=0.05)), 1)
+TIGHT = ClusterShape("tight", 1, 1, int(5.35 * GIB))
+ONE = on("n0:0", "megatron")
+PLACED = {
+    "actor_generate": replace(on("n0:0", "vllm"), offload="all"),
+    "ref_inference": ONE,
+    "judge_inference": ONE,
+    "actor_train_step": replace(ONE, micro_batches=8, recompute="all"),
+}
+
+
+@pytest.fixture(scope="module")
+def graphs():
+    """With a trunk that the reference and the judge hold once, and with a trunk each."""
+    together = judged("scalar", SMOLLM2)
+    return together, replace(together, models=tuple(replace(model, content="") for model in together.models))
+
+
+def copies_in_common(graph):
+    """Copies of weights that options of both frozen models name in the search."""
+    calls = PlanSpace.of(Question(graph, Site(TIGHT, TIGHT.whole, SOURCES), WORK)).least.problem.calls
+    of = {call.name: {option.copy for option in call.options} for call in calls}
+    return of["ref_inference"] & of["judge_inference"]
+
+
+def test_a_plan_that_fits_since_weights_are_held_once_is_not_below_the_bound(graphs):
+    """Both frozen models stay on a device that has no room for another trunk."""
+    together, apart = graphs
+    assert copies_in_common(together) and not copies_in_common(apart)
+    plan = ExecutionPlan("resident", TIGHT, tuple((call.name, PLACED[call.name]) for call in together))
+    assert certify_plan(plan, together, WORK, "cuda").fits
+    assert not certify_plan(plan, apart, WORK, "cuda").fits
+    found = plan_graph(Question(together, Site(TIGHT, TIGHT.whole, SOURCES), WORK), budget_seconds=0.3)
+    assert found.certificate.fits and not found.beats_bound
+    assert estimate(together, plan, WORK, SOURCES).seconds >= found.lower_bound_seconds
