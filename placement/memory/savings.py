@@ -157,7 +157,7 @@ class Savings:
         return not any((name, word) in self.stated for name in names)
 
     def _saving(self, plan: ExecutionPlan, word: Word[Any]) -> ExecutionPlan:
-        """The plan in which every call that may has the value of the word that needs the least memory."""
+        """The plan with the least memory that a word gives to every call that may have it."""
         for call in self.graph:
             placed = plan[call.name]
             if word.may_have(call, placed.engine) and self.is_free(plan, call, word.name):

@@ -171,7 +171,7 @@ def _refused_heads(engine: EngineKind, model: ModelSpec, backend: Backend) -> st
 
 
 def _rows(call: Call) -> Iterator[InvalidInput]:
-    """Check that items are whole, and that each mini-batch has one; they need not be equally many."""
+    """Check that items are whole, and that each mini-batch has an item; they need not be equally many."""
     if call.kind == "compute":
         return
     for each in call.by_row_set:

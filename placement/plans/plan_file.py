@@ -60,16 +60,16 @@ class CallEntry(Entries):
     @classmethod
     def of(cls, placement: Placement, cluster: ClusterShape) -> CallEntry:
         strategy = placement.strategy
-        return cls(
-            mesh=name_in_lease(placement.mesh, cluster),
-            engine=placement.engine,
-            dp=strategy.dp,
-            tp=strategy.tp,
-            pp=strategy.pp,
-            ep=strategy.ep,
-            order=list(placement.device_order),
-            **{name: word.of(placement) for name, word in WORDS.items()},
-        )
+        values = {
+            "mesh": name_in_lease(placement.mesh, cluster),
+            "engine": placement.engine,
+            "dp": strategy.dp,
+            "tp": strategy.tp,
+            "pp": strategy.pp,
+            "ep": strategy.ep,
+            "order": list(placement.device_order),
+        }
+        return cls.model_validate(values | {name: word.of(placement) for name, word in WORDS.items()})
 
     def line(self) -> str:
         """Return the entry on a single line, without default or inapplicable fields."""

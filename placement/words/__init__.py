@@ -1,1 +1,1 @@
-"""Words of a placement, a file each: how a call computes, what it keeps, when its rows move. A table has them all."""
+"""Words of a placement, a file each: cuts of a call, memory that it saves, moves of its rows. A table lists them."""

@@ -1,4 +1,4 @@
-"""Micro-batches: a replica's rows of a mini-batch run one part after the other, so that fewer activations exist."""
+"""Micro-batches: a replica's rows of a mini-batch run in several parts, so that fewer activations exist."""
 
 from collections.abc import Iterator, Sequence
 from typing import Annotated
@@ -16,7 +16,7 @@ MOST = 1 << 20
 
 
 def most_micro_batches(call: Call, placement: Placement) -> int:
-    """Return the number of micro-batches of a single item each, in the replica that has the most."""
+    """Return the number of micro-batches with a single item each, in the fullest replica."""
     return max(each.cut(placement.parts).most_items(placement.strategy.dp) for each in call.by_row_set)
 
 
@@ -26,7 +26,7 @@ def _not_in(engine: EngineKind) -> str:
 
 
 def _wrong(call: Call, placement: Placement, graph: DataflowGraph) -> Iterator[InvalidInput]:
-    """Check that each micro-batch of the fullest replica has an item; others may be empty."""
+    """Check that each micro-batch of the fullest replica has an item."""
     field, count, parts = field_of(call, MICRO_BATCHES.name), placement.micro_batches, placement.parts
     if count < 1:
         yield InvalidInput(field, count, "1 or more")

@@ -39,8 +39,8 @@ _OTHER_KEYS = {"mesh", "engine", "dp", "tp", "pp", "ep", "order"}
 def register(word: Word[Any]) -> None:
     """Add a word that is not part of this package, such as a word of an engine of your own.
 
-    Its values are `registered` in placements, executions and settings, where `Word.of` finds them. Raises InvalidInput
-    for the name of another word or key of a plan file.
+    Placements, executions and settings keep its values as `registered`, and `Word.of` finds them there. Raises
+    InvalidInput for the name of another word or key of a plan file.
     """
     taken = {**dict.fromkeys(_FIELDS | _OTHER_KEYS), **_WORDS}
     if word.name in taken and taken[word.name] is not word:
@@ -69,7 +69,7 @@ def without(placement: Placement, words: Iterable[Word[Any]]) -> Placement:
 
 
 def phrases(placement: Placement) -> Iterator[str]:
-    """Yield what a placement states, for people: `8 micro-batches`, `recompute all`."""
+    """Yield the stated words of a placement for people: `8 micro-batches`, `recompute all`."""
     return (word.phrase(word.of(placement)) for word in stated(placement) if word.phrase is not None)
 
 

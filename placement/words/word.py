@@ -35,7 +35,7 @@ def _no_fields(placement: Placement) -> Mapping[str, Any]:
 
 
 def every_engine(traits: EngineTraits) -> bool:
-    """Say that an engine offers a word, whatever its traits."""
+    """Say that every engine offers a word."""
     return True
 
 
@@ -43,8 +43,8 @@ def every_engine(traits: EngineTraits) -> bool:
 class Word(Generic[T]):
     """A word of a placement.
 
-    The default of each field is the simplest word: every call may have it, and it changes nothing but what reads it. A
-    value that is the word's default is never wrong, and has no effect, no setting and no phrase.
+    The default of each field is the simplest word: every call may have it, and only its file reads it. A value that is
+    the word's default is never wrong, and has no effect, no setting and no phrase.
     """
 
     name: str
@@ -65,8 +65,7 @@ class Word(Generic[T]):
     wrong: Callable[[Call, Placement, DataflowGraph], Iterator[InvalidInput]] = _nothing
     """What else is wrong with it, in a call that may have it."""
     values: Callable[[Call, Placement, DataflowGraph], Sequence[T]] = _no_values
-    """The values that a legal call may have, from the fastest to the one that needs the least memory; empty: its value
-    saves no memory."""
+    """The values that a legal call may have, from the fastest to the smallest in memory; empty: it saves no memory."""
     is_searched: bool = False
     """Whether the search tries each of `values` with all others. Words that are not have a search of their own."""
     saves: Literal["never", "first", "later"] = "never"
@@ -92,7 +91,7 @@ class Word(Generic[T]):
     """Its value for people, such as `8 micro-batches`; None: it is not said."""
 
     def of(self, placed: Worded) -> T:
-        """Return its value in a placement, or in an execution or settings that were made of one."""
+        """Return its value in a placement, or in an execution or settings that were made of it."""
         try:
             return cast(T, getattr(placed, self.name))
         except AttributeError:
