@@ -38,8 +38,8 @@ class Placement(HashedOnce):
     its input with its rows have ended. With `rows_first` the rows of the call move to their readers directly after it,
     ahead of other calls that could begin then.
 
-    `placement/words/` has a file for each word, from `micro_batches` on: what it means to checks, searches, costs and
-    engines. `registered` are words that are not part of this package, by name, unless they have their default.
+    `placement/words/` has a file for each word, with its check, its effect on costs and its setting for engines.
+    `registered` are words that are not part of this package, by name, unless they have their default.
     """
 
     mesh: DeviceMesh

@@ -169,8 +169,7 @@ class Savings:
         now, was = word.of(plan[call.name]), word.of(before[call.name])
         if now == was:
             return plan
-        values = list(word.values(call, plan[call.name], self.graph))
-        values = values[: values.index(now)]
+        values = word.faster(call, plan[call.name], self.graph)
         later = values[values.index(was) + 1 :] if was in values else [value for value in values if value > was]
         plans = [with_changes(plan, [call], **{word.name: value}) for value in (was, *later)]
         return (*plans, plan)[self._first_that_fits(plans)]

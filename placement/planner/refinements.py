@@ -31,10 +31,9 @@ def with_least_recomputation(question: Question, plan: ExecutionPlan, context: C
     """
     for word in (word for word in WORDS.values() if word.saves == "later"):
         for call in context.graph:
-            now = word.of(plan[call.name])
-            if now != word.default:
-                values = list(word.values(call, plan[call.name], context.graph))
-                faster = [with_changes(plan, (call,), **{word.name: value}) for value in values[: values.index(now)]]
+            if word.of(plan[call.name]) != word.default:
+                values = word.faster(call, plan[call.name], context.graph)
+                faster = [with_changes(plan, (call,), **{word.name: value}) for value in values]
                 fastest = bisect_left(faster, True, key=question.fits)
                 plan = faster[fastest] if fastest < len(faster) else plan
     return plan

@@ -27,14 +27,16 @@ def _not_in(engine: EngineKind) -> str:
 
 def _wrong(call: Call, placement: Placement, graph: DataflowGraph) -> Iterator[InvalidInput]:
     """Check that each micro-batch of the fullest replica has an item."""
-    field, count, parts = field_of(call, MICRO_BATCHES.name), placement.micro_batches, placement.parts
+    count, parts = placement.micro_batches, placement.parts
     if count < 1:
-        yield InvalidInput(field, count, "1 or more")
+        yield InvalidInput(field_of(call, MICRO_BATCHES.name), count, "1 or more")
     elif parts != 1 and any(PARTS.mistakes(call, placement, graph)):
         return  # it cuts parts
     elif count > (most := max(1, most_micro_batches(call, placement))):
         piece = "mini-batch" if parts == 1 else f"part, with parts {parts}"
-        yield InvalidInput(field, count, f"at most {most}, the items that a replica has of a {piece}")
+        yield InvalidInput(
+            field_of(call, MICRO_BATCHES.name), count, f"at most {most}, the items that a replica has of a {piece}"
+        )
 
 
 def _values(call: Call, placement: Placement, graph: DataflowGraph) -> Sequence[int]:

@@ -359,7 +359,8 @@ def _candidate(call: Call, placement: Placement, mesh_class: int, context: CostC
 def _untimed(call: Call, placements: Sequence[Placement], mesh_class: int, context: CostContext) -> Iterator[Candidate]:
     """The candidates of placements that differ in recomputed layers alone, without their seconds."""
     site, works, first = context.site, context.works(call), placements[0]
-    execution, recomputes = context.execution(first), [context.execution(each).recompute for each in placements]
+    execution, *others = (context.execution(each) for each in placements)
+    recomputes = [each.recompute for each in (execution, *others)]
     by_device = [
         CallOnStage(
             share, execution, works.sizes, first.engine, stage, share.workload.longest, site.backend == "cpu"

@@ -23,6 +23,7 @@ from prefect_rlhf.placement.plans.plan_file import parse_plan, plan_yaml
 from prefect_rlhf.placement.plans.stated_words import flags, with_words
 from prefect_rlhf.placement.plans.switch import closed_instances
 from prefect_rlhf.placement.words import table
+from prefect_rlhf.placement.words.recompute import RECOMPUTE
 from prefect_rlhf.placement.words.table import WORDS, register, stated
 from prefect_rlhf.placement.words.word import Word
 from prefect_rlhf.tasks.reporting.pictures.text import plan_rows
@@ -154,6 +155,16 @@ def test_a_word_cannot_have_the_name_of_another_or_of_a_key():
         with pytest.raises(InvalidInput, match=f"^word: got '{name}', expected a name besides cache_gib, "):
             register(replace(TILES, name=name))
     register(WORDS["offload"])
+
+
+def test_all_layers_as_a_number_have_every_smaller_number_before_them():
+    """A plan file may count all layers of a stage in place of `all`."""
+    graph = ppo()
+    plan = preset("flattening", graph, TWO_DEVICES, TWO_DEVICES.whole)
+    call, layers = graph.call(TRAIN), graph.model("actor").shape.num_layers
+    for value in (layers, "all"):
+        assert RECOMPUTE.faster(call, replace(plan[TRAIN], recompute=value), graph) == list(range(layers))
+    assert RECOMPUTE.faster(call, replace(plan[TRAIN], recompute=1), graph) == [0]
 
 
 LIMITS = {"sequence_parallel": 6, "recompute": 9, "cache_gib": 10, "rows_first": 6}
