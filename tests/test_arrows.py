@@ -113,7 +113,7 @@ SUB_ROOMS: Mapping[str, Mapping[str, str]] = {
         "cost": "cost.datasheets cost.times words augmented layout models rows devices .",
         "cost.datasheets": "models",
         "cost.times": "cost cost.datasheets models devices .",
-        "words": "layout rows .",
+        "words": "layout rows devices .",
         "augmented": "rows devices .",
         "layout": "models devices .",
         "models": "models.families",

@@ -10,10 +10,9 @@ from prefect_rlhf.placement.words.entries import Entries, with_words
 from prefect_rlhf.tasks.settings import Settings
 
 MOST = 1 << 20  # of any number, as in a plan file
-Degree = Annotated[int, Field(ge=1, le=MOST)]
 
 
-@with_words  # it adds a field for each word of placement/words/
+@with_words  # it adds a field for each axis and each word of placement/words/
 class PlacementWords(Settings, Entries):
     """Words of a call's placement; a word that is empty is chosen by the plan. They mean what a plan file's mean."""
 
@@ -21,10 +20,6 @@ class PlacementWords(Settings, Entries):
 
     mesh: str | None = Field(None, min_length=1, max_length=256, description="Devices, such as n0:0-3.")
     engine: str | None = Field(None, min_length=1, max_length=256, description="Engine: megatron or vllm.")
-    dp: Degree | None = Field(None, description="Data-parallel replicas.")
-    tp: Degree | None = Field(None, description="Devices that share each layer.")
-    pp: Degree | None = Field(None, description="Stages of a pipeline of layers.")
-    ep: Degree | None = Field(None, description="Replicas that divide the experts of a mixture.")
     order: tuple[Annotated[int, Field(ge=0, lt=MOST)], ...] | None = Field(
         None, strict=False, description="The mesh's devices, by position, in the order of coordinates."
     )

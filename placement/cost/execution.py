@@ -105,25 +105,24 @@ class Execution(HashedOnce):
         return times.share(num_parameters, self.dp_group())
 
     def tp_group(self) -> CollectiveGroup:
-        return self._group(self.strategy.tp, 1)
+        return self._group(self.strategy.tp, self.strategy.stride("tp"))
 
     def dp_group(self) -> CollectiveGroup:
-        return self._group(self.strategy.dp, self.strategy.tp)
+        return self._group(self.strategy.dp, self.strategy.stride("dp"))
 
     def ep_group(self) -> CollectiveGroup:
         """Return the devices of a stage that share its experts out: replicas' equal tp parts, with vLLM all devices."""
         if TRAITS[self.engine].experts_over_tp:
             return self._group(self.strategy.dp * self.strategy.tp, 1)
-        return self._group(self.strategy.ep, self.strategy.tp)
+        return self._group(self.strategy.ep, self.strategy.stride("dp"))
 
     def same_experts_group(self) -> CollectiveGroup:
         """Return the replicas of a stage that hold the same experts."""
-        return self._group(self.strategy.dp // self.strategy.ep, self.strategy.tp * self.strategy.ep)
+        return self._group(self.strategy.dp // self.strategy.ep, self.strategy.stride("dp") * self.strategy.ep)
 
     def pp_span(self) -> LinkSpan:
         """Return the link between neighbouring stages."""
-        stage = self.strategy.tp * self.strategy.dp
-        return "node" if self.strategy.pp * stage <= self.devices_per_node else "network"
+        return "node" if self.strategy.num_devices <= self.devices_per_node else "network"
 
     def _group(self, size: int, stride: int) -> CollectiveGroup:
         if size * stride <= self.devices_per_node or self.num_nodes == 1:

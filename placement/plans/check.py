@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from prefect_rlhf.errors.errors import InvalidInput, Missing, SeveralMistakes
+from prefect_rlhf.placement.devices.axes import ORDER
 from prefect_rlhf.placement.devices.mesh import Backend, DeviceMesh
 from prefect_rlhf.placement.engine_traits import TRAITS, engines_of, refused_heads
 from prefect_rlhf.placement.graph import Call, DataflowGraph
@@ -36,7 +37,7 @@ def check_plan(plan: ExecutionPlan, graph: DataflowGraph, mesh: DeviceMesh) -> E
 def violations(call: Call, placement: Placement, graph: DataflowGraph, backend: Backend) -> Iterator[InvalidInput]:
     """Yield everything wrong with running `call` so, wherever its mesh of `backend` lies. Empty: legal."""
     yield from _degrees(call, placement)
-    if min(placement.strategy.dp, placement.strategy.tp, placement.strategy.pp, placement.strategy.ep) < 1:
+    if min(placement.strategy.degrees.values()) < 1:
         return  # what follows divides by them
     yield from _engine(call, placement)
     if placement.engine not in TRAITS:
@@ -117,11 +118,12 @@ def _wrong_calls(plan: ExecutionPlan, graph: DataflowGraph, mesh: DeviceMesh) ->
 
 def _degrees(call: Call, placement: Placement) -> Iterator[InvalidInput]:
     strategy, mesh = placement.strategy, placement.mesh
-    for axis in ("dp", "tp", "pp", "ep"):
-        if (degree := getattr(strategy, axis)) < 1:
+    for axis, degree in strategy.degrees.items():
+        if degree < 1:
             yield InvalidInput(_field(call.name, axis), degree, "1 or more")
             return  # what follows divides by it
-    product = f"dp {strategy.dp} * tp {strategy.tp} * pp {strategy.pp} = {strategy.num_devices}"
+    own = (f"{axis} {degree}" for axis, degree in strategy.degrees.items() if axis in ORDER)
+    product = f"{' * '.join(own)} = {strategy.num_devices}"
     if call.kind == "compute" and max(mesh.num_devices, strategy.num_devices) > 1:
         right = "a mesh of a single device and dp 1, since a computation sees all rows together"
         yield InvalidInput(f"plan.calls.{call.name}", f"{mesh.name} with {product}", right)

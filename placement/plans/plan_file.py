@@ -20,15 +20,14 @@ from pydantic import (
 
 from prefect_rlhf.errors.errors import InvalidInput, SeveralMistakes
 from prefect_rlhf.files.yaml_text import read_yaml
+from prefect_rlhf.placement.devices.axes import OFFERED, ORDER
 from prefect_rlhf.placement.devices.mesh import ClusterShape, DeviceMesh
 from prefect_rlhf.placement.devices.strategy import Strategy
 from prefect_rlhf.placement.engine_traits import TRAITS
 from prefect_rlhf.placement.plan import EngineKind, ExecutionPlan, Placement
 from prefect_rlhf.placement.plans.file_words import mistakes_of
-from prefect_rlhf.placement.words.entries import Entries, with_words
+from prefect_rlhf.placement.words.entries import MOST_DEVICES, Entries, with_words
 from prefect_rlhf.placement.words.table import WORDS, having
-
-MOST_DEVICES = 1 << 20
 
 
 def _or_registered(engine: object, validate: ValidatorFunctionWrapHandler) -> object:
@@ -44,36 +43,29 @@ class CallEntry(Entries):
 
     mesh: str
     engine: Annotated[EngineKind, WrapValidator(_or_registered)]
-    dp: int = Field(1, ge=1, le=MOST_DEVICES)
-    tp: int = Field(1, ge=1, le=MOST_DEVICES)
-    pp: int = Field(1, ge=1, le=MOST_DEVICES)
-    ep: int = Field(1, ge=1, le=MOST_DEVICES)
     order: list[Annotated[int, Field(ge=0, lt=MOST_DEVICES)]] = Field(default_factory=list)
 
     def placement(self, field: str, cluster: ClusterShape) -> Placement:
         """Return the placement it describes; its mesh must lie in the usable part of `cluster`."""
         mesh = leased_mesh(self.mesh, cluster, f"{field}.mesh")
-        strategy = Strategy(self.dp, self.tp, self.pp, self.ep)
+        strategy = Strategy(**{axis: getattr(self, axis) for axis in OFFERED})
         placed = Placement(mesh, strategy, self.engine, device_order=tuple(self.order))
         return having(placed, {name: getattr(self, name) for name in WORDS})
 
     @classmethod
     def of(cls, placement: Placement, cluster: ClusterShape) -> CallEntry:
-        strategy = placement.strategy
         values = {
             "mesh": name_in_lease(placement.mesh, cluster),
             "engine": placement.engine,
-            "dp": strategy.dp,
-            "tp": strategy.tp,
-            "pp": strategy.pp,
-            "ep": strategy.ep,
             "order": list(placement.device_order),
+            **placement.strategy.degrees,
+            **{name: word.of(placement) for name, word in WORDS.items()},
         }
-        return cls.model_validate(values | {name: word.of(placement) for name, word in WORDS.items()})
+        return cls.model_validate(values)
 
     def line(self) -> str:
         """Return the entry on a single line, without default or inapplicable fields."""
-        plain = {"ep"} if self.ep == 1 else set()
+        plain = {axis for axis in OFFERED if axis not in ORDER and getattr(self, axis) == 1}
         plain |= set() if self.order else {"order"}
         for name, word in WORDS.items():
             if getattr(self, name) == word.default and not (word.is_written and word.is_offered(self.engine)):

@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 from prefect_rlhf.errors.errors import InvalidInput, NotUsed, SeveralMistakes
+from prefect_rlhf.placement.devices.axes import OFFERED
 from prefect_rlhf.placement.devices.mesh import ClusterShape, DeviceMesh
 from prefect_rlhf.placement.devices.strategy import Strategy
 from prefect_rlhf.placement.graph import DataflowGraph
@@ -19,7 +20,6 @@ from prefect_rlhf.placement.words.word import shown
 Words = Mapping[str, Mapping[str, Any]]
 """By call, the values of words; the words are those of a call in a plan file."""
 NO_WORDS: Words = MappingProxyType({})
-DEGREES = ("dp", "tp", "pp", "ep")
 
 
 def check_calls(words: Words, graph: DataflowGraph) -> None:
@@ -43,13 +43,13 @@ def stated_mesh(words: Words, call: str, cluster: ClusterShape) -> DeviceMesh | 
 
 def has_degrees(words: Words, call: str) -> bool:
     """Whether some degree of a call's strategy is stated."""
-    return any(axis in words.get(call, {}) for axis in DEGREES)
+    return any(axis in words.get(call, {}) for axis in OFFERED)
 
 
 def agreeing(strategies: Iterator[Strategy], words: Words, call: str) -> Iterator[Strategy]:
     """Yield the strategies that have the degrees stated for a call; a stated `ep` is added."""
     values = words.get(call, {})
-    degrees = {axis: values[axis] for axis in DEGREES if axis in values}
+    degrees = {axis: values[axis] for axis in OFFERED if axis in values}
     for strategy in strategies:
         spread = replace(strategy, ep=degrees.get("ep", strategy.ep))
         if all(getattr(spread, axis) == degree for axis, degree in degrees.items()):
@@ -60,7 +60,7 @@ def with_values(placement: Placement, words: Words, call: str) -> Placement:
     """Return a placement with the words stated for its call, apart from mesh and degrees."""
     values = dict(words.get(call, {}))
     order = values.pop("order", None)
-    fields = {word: value for word, value in values.items() if word not in (*DEGREES, "mesh")}
+    fields = {word: value for word, value in values.items() if word not in (*OFFERED, "mesh")}
     return having(placement, fields | ({} if order is None else {"device_order": tuple(order)}))
 
 
@@ -72,7 +72,7 @@ def with_words(plan: ExecutionPlan, graph: DataflowGraph, words: Words) -> Execu
     placements = []
     for name, placed in plan.placements:
         values = words.get(name, {})
-        degrees = {axis: values[axis] for axis in DEGREES if axis in values}
+        degrees = {axis: values[axis] for axis in OFFERED if axis in values}
         mesh = stated_mesh(words, name, plan.cluster) or placed.mesh
         moved = replace(placed, mesh=mesh, strategy=replace(placed.strategy, **degrees))
         moved = moved if (moved.mesh, moved.strategy) == (placed.mesh, placed.strategy) else _unordered(moved)
@@ -137,13 +137,13 @@ def flag(call: str, word: str, value: object) -> str:
 
 def value_of(placed: Placement, word: str) -> object:
     """Return the value of a word in a placement."""
-    if word in DEGREES:
+    if word in OFFERED:
         return getattr(placed.strategy, word)
     return WORDS[word].of(placed) if word in WORDS else getattr(placed, word)
 
 
 def _differing(before: Placement, after: Placement) -> Iterator[tuple[str, object]]:
-    for word in (*DEGREES, *WORDS):
+    for word in (*OFFERED, *WORDS):
         if (value := value_of(after, word)) != value_of(before, word):
             yield word, value
 

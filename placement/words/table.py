@@ -3,10 +3,12 @@
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields, replace
 from itertools import product
+from operator import attrgetter
 from types import MappingProxyType
 from typing import Any
 
 from prefect_rlhf.errors.errors import InvalidInput
+from prefect_rlhf.placement.devices.axes import AXES
 from prefect_rlhf.placement.graph import Call, DataflowGraph
 from prefect_rlhf.placement.plan import Placement
 from prefect_rlhf.placement.words.cache import CACHE
@@ -32,8 +34,10 @@ _OURS: tuple[Word[Any], ...] = (
 _WORDS: dict[str, Word[Any]] = {word.name: word for word in _OURS}
 WORDS: Mapping[str, Word[Any]] = MappingProxyType(_WORDS)
 """Every word by its name. Words that save memory come in the order of the seconds that they usually lose."""
+_VALUES = attrgetter(*(word.name for word in _OURS))  # a search asks for them many thousand times
+_DEFAULTS = tuple(word.default for word in _OURS)
 _FIELDS = {field.name for field in fields(Placement)}
-_OTHER_KEYS = {"mesh", "engine", "dp", "tp", "pp", "ep", "order"}
+_OTHER_KEYS = {"mesh", "engine", "order", *AXES}
 
 
 def register(word: Word[Any]) -> None:
@@ -50,7 +54,13 @@ def register(word: Word[Any]) -> None:
 
 def stated(placement: Placement) -> list[Word[Any]]:
     """Return the words that a placement has with another value than the default."""
-    return [word for word in _WORDS.values() if word.of(placement) != word.default]
+    values = _VALUES(placement)
+    found = (
+        []
+        if values == _DEFAULTS
+        else [word for word, value in zip(_OURS, values, strict=True) if value != word.default]
+    )
+    return found + [WORDS[name] for name, _ in placement.registered] if placement.registered else found
 
 
 def having(placement: Placement, values: Mapping[str, Any]) -> Placement:

@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterator
 from prefect_rlhf.errors.table import table
 from prefect_rlhf.placement.augmented.augmented_graph import AugmentedGraph
 from prefect_rlhf.placement.augmented.node import Node
+from prefect_rlhf.placement.devices.axes import ORDER
 from prefect_rlhf.placement.engine_traits import TRAITS
 from prefect_rlhf.placement.graph import Call, DataflowGraph
 from prefect_rlhf.placement.plan import ExecutionPlan, Placement
@@ -56,17 +57,16 @@ def graph_text(augmented: AugmentedGraph, num_steps: int = STEPS_LISTED) -> str:
 
 def _plan_row(call: Call, plan: ExecutionPlan, graph: DataflowGraph) -> dict[str, str]:
     placement = plan[call.name]
-    strategy = placement.strategy
     return {
         "call": call.name,
         "runs": call.kind if call.every is None else f"{call.kind} every {call.every} steps",
         "role": call.role or "",
         "engine": placement.engine,
         "mesh": placement.mesh.name,
-        "dp": str(strategy.dp),
-        "tp": str(strategy.tp),
-        "pp": str(strategy.pp),
-        "ep": "" if strategy.ep == 1 else str(strategy.ep),
+        **{
+            axis: str(degree) if axis in ORDER or degree > 1 else ""
+            for axis, degree in placement.strategy.degrees.items()
+        },
         "rows": _rows(call, plan, graph),
         "mini-batches": str(call.mini_batches) if call.kind == "train_step" else "",
         "micro-batches": str(placement.micro_batches) if TRAITS[placement.engine].micro_batches else "",
