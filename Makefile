@@ -2,6 +2,8 @@
 # make test   lint, types and all tests that fit in minutes;  make test-all adds the long ones
 # make test-gpu  the tests that can run on a GPU, on a GPU
 # make stop   end everything that make demo started
+# make test-python PYTHON=python3.13   the engines, a run and a resume on another Python; not a part of CI
+# make pins   the files of pins again, by uv; UPGRADE="numpy ray" for newer versions of these, UPGRADE=all of every package
 # make setup-cuda  an environment for GPUs in .venv-cuda, with the pins of constraints-cuda.txt
 # make docs   the documentation as a site, in build/site; a warning is an error
 # make release VERSION=0.1.0  bump, check, build and tag a version on this machine (docs/internals/releasing.md)
@@ -11,6 +13,7 @@ PYTHON ?= python3.11
 PORT ?= 4200
 MODEL ?= smollm2
 VENV := .venv
+CUDA_VENV := .venv-cuda
 RUN := PYTHONUNBUFFERED=1 HF_HUB_OFFLINE=1 $(VENV)/bin
 
 # Two files of tests at a time, in the order of tests/conftest.py: much of a test is waiting for processes to start.
@@ -20,13 +23,20 @@ SIDE_BY_SIDE := -n 2 --dist loadfile --no-loadscope-reorder
 SITE := --fail-on-warning --keep-going --nitpicky --quiet --doctree-dir build/doctrees
 
 # Tests of a GPU need the builds of constraints-cuda.txt; without them the tests end in a line.
-GPU_VENV := $(if $(wildcard .venv-cuda/.ready),.venv-cuda,$(VENV))
+GPU_VENV := $(if $(wildcard $(CUDA_VENV)/.ready),$(CUDA_VENV),$(VENV))
 
-.PHONY: setup setup-cuda demo stop test test-all test-gpu lint docs dist release workflows
+# In a line, before anything is made or downloaded: an environment has to be of a Python that the pins are for.
+CHECK_PYTHON = @python=$(firstword $(wildcard $(@D)/bin/python) $(PYTHON)); \
+	found=$$($$python -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2> /dev/null) || found="a Python that does not start"; \
+	case $$found in 3.11|3.12|3.13) ;; \
+	*) echo "PYTHON: got '$$python', $$found; expected 3.11, 3.12 or 3.13: make setup PYTHON=python3.12" >&2; exit 2;; esac
+
+.PHONY: setup setup-cuda demo stop test test-all test-gpu test-python lint docs dist pins release workflows
 setup: $(VENV)/.ready
 
 # The files of pins are complete, so nothing is resolved and the CPU build of torch, installed first, stays.
 $(VENV)/.ready: constraints.txt constraints-docs.txt pyproject.toml
+	$(CHECK_PYTHON)
 	test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
 	$(VENV)/bin/pip install --quiet torch==2.13.0
 	$(VENV)/bin/pip install --quiet --no-deps --requirement constraints.txt --requirement constraints-docs.txt
@@ -34,11 +44,12 @@ $(VENV)/.ready: constraints.txt constraints-docs.txt pyproject.toml
 	touch $@
 
 # torch of the package index is the build for CUDA on Linux, so it is a pin like any other.
-setup-cuda: .venv-cuda/.ready
-.venv-cuda/.ready: constraints-cuda.txt pyproject.toml
-	test -x .venv-cuda/bin/python || $(PYTHON) -m venv .venv-cuda
-	.venv-cuda/bin/pip install --quiet --no-deps --requirement constraints-cuda.txt
-	.venv-cuda/bin/pip install --quiet --no-deps --editable .
+setup-cuda: $(CUDA_VENV)/.ready
+$(CUDA_VENV)/.ready: constraints-cuda.txt pyproject.toml
+	$(CHECK_PYTHON)
+	test -x $(CUDA_VENV)/bin/python || $(PYTHON) -m venv $(CUDA_VENV)
+	$(CUDA_VENV)/bin/pip install --quiet --no-deps --requirement constraints-cuda.txt
+	$(CUDA_VENV)/bin/pip install --quiet --no-deps --editable .
 	touch $@
 
 demo: setup
@@ -65,6 +76,23 @@ test-all: lint
 test-gpu:
 	@RLHF_TEST_DEVICE=cuda RLHF_OUTCOMES=build/gpu-tests.jsonl HF_HUB_OFFLINE=1 $(GPU_VENV)/bin/python -m pytest -m gpu \
 		-v -rf --tb=short --junitxml=build/gpu-tests.xml -p tests.outcomes
+
+# python3.13 is taken from Debian 13, in a folder of its own, if this machine has none.
+test-python:
+	sh tests/with_python.sh $(PYTHON) $(MAKE) engines-on-python PYTHON=$(PYTHON) VENV=.venv-$(PYTHON)
+
+.PHONY: engines-on-python
+engines-on-python: setup
+	$(RUN)/pytest -m "not all" tests/test_door.py tests/engines tests/flows/test_grpo_run.py tests/flows/test_resume.py \
+		tests/test_plan_invariance.py --durations=5
+
+pins: .venv-pins/.ready
+	PATH=$(CURDIR)/.venv-pins/bin:$$PATH .venv-pins/bin/python -m tests.pins $(UPGRADE)
+
+.venv-pins/.ready: Makefile
+	test -x .venv-pins/bin/python || $(PYTHON) -m venv .venv-pins
+	.venv-pins/bin/pip install --quiet uv==0.13.9
+	touch $@
 
 # tests/test_site.py does the same as a part of `make test`.
 docs: setup

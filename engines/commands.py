@@ -106,10 +106,10 @@ class Restore:
 
 @dataclass(frozen=True, slots=True)
 class BuildCommand:
-    """Build a model instance on `ranks` (in the mesh's order) and load its weights; trained ones from any `restore`.
+    """Build a model instance on `ranks` (in the mesh's order) and load its weights, trained weights from any `restore`.
 
-    `weights` are those that the engine holds; empty: a single set, which is trained, under the name of the role. Of
-    those that are `shared`, by name, it uses the tensors of another instance, which has been built before.
+    The engine holds `weights`; empty: a single set, which is trained, under the name of the role. For `shared` weights,
+    by name, it uses the tensors of another instance, which has been built before.
     `max_rows` is the largest number of rows of a generate. vLLM's cache has `cache_bytes`, or room for all these rows
     at their longest. `is_offloaded`: the plan moves the whole instance between device and host. `end_tokens` end a
     response; None: they are found in the model's folder.
@@ -141,7 +141,7 @@ class BuildCommand:
 
     @property
     def name_of(self) -> Mapping[str, str]:
-        """The name of the weights that each parameter belongs to; without weights, no parameter has one."""
+        """The name of the weights that each parameter belongs to; empty without weights."""
         return {parameter.name: own.name for own in self.weights for parameter in own.parameters}
 
 

@@ -336,7 +336,7 @@ class SharingEngine(Engine, Protocol):
     """An engine with the trait `shares_weights`: if its command has `shared` weights, `share` ends its build."""
 
     def share(self, lent: Sequence[tuple[Engine, Collection[str]]]) -> None:
-        """Use the tensors that other engines of its class have of some parameters, and none of its own for these."""
+        """Use other engines' tensors for some parameters, and free its own; all engines are of its class."""
         ...
 
 

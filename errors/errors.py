@@ -215,7 +215,7 @@ class BeyondBound(RlhfError):
 
 
 MISTAKES = (InvalidInput, GraphError, NotFinite, BeyondBound, NothingLearnt)
-"""What a person has to mend: to try again is in vain."""
+"""Errors that retrying cannot fix: a person has to."""
 
 
 class StaleWeights(RlhfError):

@@ -59,6 +59,8 @@ class EngineTraits:
     """Packages of others without which `preloads` cannot be imported, beside those of torch."""
     cuda_libraries: tuple[str, ...] = ()
     """The same of `cuda_modules`, where `libraries` does not have them."""
+    cpu_system_libraries: tuple[str, ...] = ()
+    """Shared libraries of the host that its code for CPU is linked with; no Python package has them."""
     holds_weights: bool = True
     """Whether its calls have a model; computations have no model and run on the host CPU."""
     micro_batches: bool = False
@@ -147,6 +149,7 @@ _TRAITS: dict[EngineKind, EngineTraits] = {
             *("urllib3", "uvloop", "xgrammar", "yaml", "zmq"),
         ),
         cuda_libraries=("torchvision", "triton"),  # its warm-up of kernels and the runner of our sampler
+        cpu_system_libraries=("libnuma.so.1",),
         paged_cache=True,
         sleeps_on_cuda=True,
         drops_weights=True,

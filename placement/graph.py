@@ -162,7 +162,7 @@ class Call(HashedOnce):
     play: PlayBounds | None = None
 
     def setting(self, field_name: str) -> str:
-        """Return the name of a setting as a person states it: a parameter, if the settings are one.
+        """Return the name of a setting as a person states it, with the parameter that has the call's settings.
 
         >>> rows = RowSet("prompts", "prompts")
         >>> sample = Operation("sample", parameter="algo.first")
@@ -212,7 +212,7 @@ class Call(HashedOnce):
         return tuple(found)
 
     def cut(self, parts: int) -> Call:
-        """Return the call on a single one of so many equal parts of its rows."""
+        """Return the call on a single part of `parts` equal parts of its rows."""
         return self if parts == 1 else replace(self, num_rows=self.num_rows // parts)
 
     @property

@@ -99,7 +99,7 @@ class RowSet:
 
     @property
     def base(self) -> RowSet:
-        """The earliest row set of its lineage whose rows correspond one to one to these rows."""
+        """The earliest row set of its lineage with exactly a row for each of these rows."""
         rows = self
         while rows.parent is not None and rows.samples == 1 and rows.choice is None:
             rows = rows.parent
@@ -107,7 +107,7 @@ class RowSet:
 
     @property
     def numbered(self) -> RowSet:
-        """The row set whose numbers these rows have: itself, or the row set from which they were chosen."""
+        """The row set whose numbers these rows have: itself, or the row set that a choice took them from."""
         rows = self
         while rows.choice is not None and rows.parent is not None:
             rows = rows.parent

@@ -101,9 +101,10 @@ SUB_ROOMS: Mapping[str, Mapping[str, str]] = {
     },
     "placement": {
         "planner": (
-            "planner.space memory plans schedule cost cost.datasheets cost.times augmented layout search "
-            "search.partial words devices ."
+            "planner.passes planner.space memory plans schedule cost cost.datasheets cost.times augmented layout "
+            "search search.partial words devices ."
         ),
+        "planner.passes": "planner planner.space memory plans schedule cost.datasheets search words .",
         "planner.space": (
             "planner augmented memory plans schedule cost cost.datasheets words layout models search rows devices ."
         ),

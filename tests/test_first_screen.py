@@ -1,4 +1,4 @@
-"""The README's first screen, word for word, in an empty environment: from a clone to a trained model."""
+"""The commands of docs/install.md, word for word, in an empty environment: from a clone to a trained model."""
 
 import os
 import re
@@ -15,14 +15,14 @@ import torch
 from safetensors.torch import load_file
 
 PROJECT = Path(__file__).parents[1]
-README = (PROJECT / "README.md").read_text()
+INSTALL = (PROJECT / "docs" / "install.md").read_text()
 INDEX = re.compile(r" --index-url (\S+)")
 NAMES = ("PYTHONPATH", "VIRTUAL_ENV", "RLHF_LEASE", "RLHF_HOME", "PREFECT_API_URL", "CUDA_VISIBLE_DEVICES")
 
 
 def first_screen():
-    """The commands of the README's first console block."""
-    block = re.findall(r"^```console\n(.*?)^```", README, re.MULTILINE | re.DOTALL)[0]
+    """The commands of the page's first console block."""
+    block = re.findall(r"^```console\n(.*?)^```", INSTALL, re.MULTILINE | re.DOTALL)[0]
     return [line.removeprefix("$ ").partition("  #")[0].rstrip() for line in block.splitlines()]
 
 
@@ -46,7 +46,7 @@ def test_the_versions_of_the_first_screen_are_those_of_the_project():
     assert commands[2] == f"pip install {pin} --index-url https://download.pytorch.org/whl/cpu"
     assert f"pip install --quiet {pin}\n" in (PROJECT / "Makefile").read_text()
     assert commands[3] == "pip install --no-deps -r constraints.txt ."
-    assert "`pip install --no-deps -r constraints-cuda.txt .`" in README
+    assert "`pip install --no-deps -r constraints-cuda.txt .`" in INSTALL
 
 
 @pytest.mark.slow

@@ -28,8 +28,8 @@ from prefect_rlhf.placement.cost.datasheets.correction import CONSTANTS, Correct
 from prefect_rlhf.placement.plan import ExecutionPlan
 from prefect_rlhf.placement.planner.best_plan import plan_graph
 from prefect_rlhf.placement.planner.fitted_constants import corrected
+from prefect_rlhf.placement.planner.passes.simplicity import nearly
 from prefect_rlhf.placement.planner.question import Question
-from prefect_rlhf.placement.planner.simplicity import nearly
 from prefect_rlhf.placement.schedule.changed_constants import CHANGES, changed_seconds
 
 QUESTIONS = (43, 9, 36, 11, 18, 3, 5, 39)

@@ -1,4 +1,4 @@
-"""The shard files of a checkpoint, one per rank and set of weights: regions of main weights and moments.
+"""The shard files of a checkpoint: a file per rank and set of weights, with regions of main weights and moments.
 
 A shard is a safetensors file whose tensors are named `exp_avg model.norm.weight [0:64]`. A JSON index next to it holds
 a checksum of each tensor. The controller reads indexes, the ranks read tensors.
@@ -91,7 +91,7 @@ def write_shard(folder: Path, number: int, num_updates: int, parts: Iterable[Sta
 
 
 def read_index(index: Path, weights: str) -> ShardIndex:
-    """Read the index of a shard. Its file must exist with the recorded length. Raises InvalidInput in one line."""
+    """Read the index of a shard. Its file must exist with the recorded length. Raises InvalidInput."""
     file = index.with_suffix(".safetensors")
     field = f"checkpoint.{weights}"
     try:

@@ -61,7 +61,7 @@ class HostCopy:
     def write(self, folder: Path) -> list[Path]:
         """Write this rank's shards into a checkpoint, a folder for each set of weights; return their files.
 
-        A set of which this rank writes no element has no file. Runs concurrently with calls.
+        A set has no file if this rank writes no part of it. Runs concurrently with calls.
 
         Raises OutputFailed, which names the file, if the disk is full.
         """

@@ -4,10 +4,13 @@ import ast
 import inspect
 import linecache
 import re
+import sys
 import traceback
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
+from threading import Lock
 from types import CodeType, FrameType, ModuleType
 from typing import Any
 
@@ -16,6 +19,53 @@ from prefect_rlhf.engines.functions.scores import Blame
 _OF_A_CALL = re.compile(r"\(\) (takes|missing|got) ")
 _MOST_VALUES = 10_000  # of the given rows that are looked at
 _HERE = str(Path(__file__).parent)
+_NAMES = "_names_where_it_was_raised"  # an attribute of an error
+_MONITORING: Any = getattr(sys, "monitoring", None)  # of Python 3.12 and later
+_TOOL = 4  # a number that no kind of tool has by convention
+
+
+class _Users:
+    """The calls that keep names at the moment. Calls of a process may overlap, also in threads."""
+
+    lock = Lock()
+    number = 0
+
+
+@contextmanager
+def kept_names() -> Iterator[None]:
+    """Keep the local names at the raise of a KeyError, for `blame_of` of errors in the body.
+
+    From Python 3.12 on, a comprehension is a part of its function, and its names are gone once an error has left it.
+    Without them a key that all rows lack would be blamed on the response.
+    """
+    _use(1)
+    try:
+        yield
+    finally:
+        _use(-1)
+
+
+def _use(more: int) -> None:
+    """Count a user more or less. The first turns the interpreter's report of errors on, the last turns it off."""
+    if _MONITORING is None:
+        return
+    with _Users.lock:
+        was, _Users.number = _Users.number, _Users.number + more
+        if not was and _MONITORING.get_tool(_TOOL) is None:  # otherwise another tool has the number: no names are kept
+            _MONITORING.use_tool_id(_TOOL, __name__)
+            _MONITORING.register_callback(_TOOL, _MONITORING.events.RAISE, _keep_names)
+            _MONITORING.set_events(_TOOL, _MONITORING.events.RAISE)
+        elif not _Users.number and _MONITORING.get_tool(_TOOL) == __name__:
+            _MONITORING.set_events(_TOOL, 0)
+            _MONITORING.register_callback(_TOOL, _MONITORING.events.RAISE, None)
+            _MONITORING.free_tool_id(_TOOL)
+
+
+def _keep_names(code: CodeType, _: int, error: BaseException) -> None:
+    """Note the names of the innermost frame: an error comes to the frames of its callers later."""
+    frame = sys._getframe(1)
+    if type(error) is KeyError and not hasattr(error, _NAMES) and frame.f_code is code:
+        setattr(error, _NAMES, dict(frame.f_locals))
 
 
 def blame_of(error: BaseException, given: Iterable[object]) -> Blame:
@@ -87,21 +137,22 @@ def _passed_on(code: CodeType) -> tuple[str, ...]:
 
 def _lacks_key(error: BaseException, written: ast.Subscript, frame: FrameType, given: Iterable[object]) -> bool:
     """Whether a key that is written in the code is missing in a dict that was given."""
-    key = written.slice
-    is_global = isinstance(key, ast.Name) and key.id not in frame.f_locals
+    key, local = written.slice, getattr(error, _NAMES, frame.f_locals)
+    is_global = isinstance(key, ast.Name) and key.id not in local
     if not is_global and not isinstance(key, ast.Constant):
         return False
-    return error.args == (_value(key, frame),) and _is_given(_value(written.value, frame), given)
+    names = {**frame.f_globals, **local}
+    return error.args == (_value(key, names),) and _is_given(_value(written.value, names), given)
 
 
-def _value(expression: ast.expr, frame: FrameType) -> Any:
+def _value(expression: ast.expr, names: Mapping[str, Any]) -> Any:
     """Return the value of a name, of a constant, or of an item of such. Raises LookupError for others."""
     if isinstance(expression, ast.Constant):
         return expression.value
     if isinstance(expression, ast.Name):
-        return {**frame.f_globals, **frame.f_locals}[expression.id]
+        return names[expression.id]
     if isinstance(expression, ast.Subscript) and isinstance(expression.slice, ast.Constant):
-        whole = _value(expression.value, frame)
+        whole = _value(expression.value, names)
         if isinstance(whole, dict | list | tuple):
             item: Any = expression.slice.value
             return whole[item]

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any, NoReturn
 
 from prefect_rlhf.engines.functions.arguments import Row, arguments, fitting_signature
-from prefect_rlhf.engines.functions.blame import blame_of
+from prefect_rlhf.engines.functions.blame import blame_of, kept_names
 from prefect_rlhf.engines.functions.load import LoadedFunction, at, reason
 from prefect_rlhf.engines.functions.scores import MOST_NUMBER, MOST_SCORE, SCORES, Blame, Verdict, mean, wrong_names
 from prefect_rlhf.errors.in_short import in_short, one_line
@@ -42,9 +42,10 @@ def call(function: LoadedFunction, rows: Sequence[Row], runner: asyncio.Runner) 
     logged: dict[str, list[float]] = {}
     given: list[object] = [*rows]
     try:
-        returned = _called(function, rows, logged, given)
-        if inspect.isawaitable(returned):
-            returned = runner.run(_awaited(returned))
+        with kept_names():
+            returned = _called(function, rows, logged, given)
+            if inspect.isawaitable(returned):
+                returned = runner.run(_awaited(returned))
         return _judged(function, rows, returned, logged)
     except BaseException as error:  # noqa: BLE001  a user's function may raise anything, SystemExit too
         return _all_failed(rows, _why(error, function), blame=blame_of(error, given))
@@ -56,8 +57,9 @@ async def call_async(function: LoadedFunction, rows: Sequence[Row], seconds: flo
     given: list[object] = [*rows]
     limit, before = asyncio.timeout(seconds), delay.seconds
     try:
-        async with limit:
-            returned = await _called(function, rows, logged, given)
+        with kept_names():
+            async with limit:
+                returned = await _called(function, rows, logged, given)
         return _judged(function, rows, returned, logged)
     except BaseException as error:  # noqa: BLE001  as above
         if not limit.expired():

@@ -400,6 +400,6 @@ class MegatronEngine:
         return own, [buffer.grad_data for buffer in buffers], []
 
     def _compute_weights(self) -> list[Tensor]:
-        """Return the tensors of its weights, without those of other engines."""
+        """Return the tensors of its own weights, without tensors that other engines lend."""
         every = [*self._model.parameters(), *self._model.buffers()]
         return [tensor for tensor in every if tensor.untyped_storage()._cdata not in self._lent]

@@ -29,7 +29,7 @@ def shards(model: Transformer, spec: ModelSpec, groups: Groups) -> dict[str, Sha
 
 
 def by_storage(weights: Mapping[str, Shard]) -> dict[int, frozenset[str]]:
-    """Return the parameters whose views lie in each storage: several in that of a fused tensor."""
+    """Return the parameters whose views lie in each storage; a fused tensor has several."""
     found: dict[int, set[str]] = defaultdict(set)
     for name, shard in weights.items():
         found[shard.view.untyped_storage()._cdata].add(name)

@@ -17,7 +17,7 @@ from prefect_rlhf.placement.plan import OffloadPart
 class LoadedModel:
     """An engine with the version its weights are labelled with, and samples of them taken when they were labelled.
 
-    `version` is that of its trained weights; frozen weights have version 0.
+    Its trained weights have `version`, its frozen weights version 0.
     """
 
     engine: Engine
@@ -36,7 +36,7 @@ class LoadedModel:
     def label(self, version: int, whole: bool = False) -> Digest:
         """Label the trained weights as `version`; return their digest, and keep a sample of them.
 
-        `whole`: all weights were written, the frozen ones too, and the digest is of all.
+        `whole`: all weights were written, frozen weights too, and the digest is of all.
         """
         began = time.perf_counter()
         self.version, self.is_empty = version, False
@@ -50,7 +50,7 @@ class LoadedModel:
         return found
 
     def digest(self, whole: bool = True) -> Digest:
-        """Return the digest of the weights as they are now; without `whole`, of those that are not frozen."""
+        """Return the digest of the weights as they are now; without `whole`, frozen weights are left out."""
         return Digest.of(digest(self.engine.weights() if whole else self._shards(frozen=False), self._factors))
 
     def _shards(self, frozen: bool) -> Mapping[str, Shard]:

@@ -7,12 +7,13 @@ import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
+from json import dumps
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from prefect_rlhf.errors.errors import InvalidInput
+from prefect_rlhf.errors.errors import InvalidInput, TooLittleMemory
 from prefect_rlhf.files.remote_path import require_local
 from prefect_rlhf.files.yaml_text import parse_yaml
 from prefect_rlhf.flows.algorithm.places import find_place
@@ -66,6 +67,7 @@ class PlanFlags:
     host_memory_gib: Annotated[str | None, _flag("host_memory_gib", metavar="GIB")] = None
     expert_imbalance: Annotated[str | None, _flag("expert_imbalance", metavar="RATIO")] = None
     call_seconds: Annotated[str | None, _flag("call_seconds", metavar="SECONDS")] = None
+    runtime: Annotated[str | None, _flag("runtime")] = None
     prompt_length: Annotated[str | None, _flag("prompt_length", metavar="TOKENS")] = None
     response_length: Annotated[str | None, _flag("response_length", metavar="TOKENS")] = None
     batch_size: Annotated[str | None, _flag("batch_size", metavar="N")] = None
@@ -82,14 +84,16 @@ class PlanFlags:
     sweep: Annotated[str | None, _flag("sweep", metavar="NODES,...")] = None
     at_least: Annotated[str | None, _flag("at_least", metavar="TOKENS")] = None
     output_dir: Annotated[str | None, _flag("output_dir", "--output", "FOLDER")] = None
+    json: Annotated[bool, Parameter(help="Print the answer as JSON, also that no plan fits.")] = False
 
 
 def plan(flags: Annotated[PlanFlags, ALL_AT_ONCE]) -> int:
     """Search for the best plan of an algorithm on a cluster you need not have.
 
-    A plan states the devices and the parallelism of each call. The answer has its
-    seconds per iteration, its memory use, a bound on its distance from the best
-    plan, and a comparison with the usual placements:
+    A plan states the devices and the parallelism of each call. The answer begins
+    with three lines: whether it fits, seconds and dollars of a step, and the command
+    that runs it. The plan, the usual placements beside it and notes follow; the
+    proof, the search and the memory with --explain:
 
       prefect-rlhf plan ppo --model actor=llama-70b --model critic=llama-7b \\
         --cluster 16x8:h100 --batch-size 512 \\
@@ -112,10 +116,25 @@ def plan(flags: Annotated[PlanFlags, ALL_AT_ONCE]) -> int:
     from prefect_rlhf.flows.planning.answer import answer_question
 
     with interruptible() as progress:
-        answer = answer_question(options, progress)
+        try:
+            answer = answer_question(options, progress, parameter_words(flags))
+        except TooLittleMemory as error:
+            if not flags.json:
+                raise
+            print(dumps({"fits": False, "refused": str(error), "report": getattr(error, "report", "")}, indent=1))
+            return 2
     paths = answer.write(require_local(options.output_dir, "output_dir").expanduser())
-    print(answer.text(), "", *paths.values(), sep="\n")
+    if flags.json:
+        print(answer.to_json(paths))
+    else:
+        print(answer.text(), "", *paths.values(), sep="\n")
     return 0
+
+
+def parameter_words(flags: PlanFlags) -> list[str]:
+    """Return the words of the command that state parameters: a run takes them as they stand."""
+    file = ["--parameters", str(flags.parameters)] if flags.parameters else []
+    return [*file, *(word for text in flags.param for word in ("-p", text))]
 
 
 def read_options(flags: PlanFlags) -> PlanOptions:
@@ -162,6 +181,9 @@ def _price_form(kind: str, text: str) -> str:
     return f"KIND=DOLLARS, such as {kind}={dollars if dollars.replace('.', '', 1).isdecimal() else 2.5}"
 
 
+QUIET_SECONDS = 1.0  # of a search, before its progress is shown
+
+
 @contextmanager
 def interruptible() -> Iterator[Callable[[Progress], None]]:
     """Yield a function that prints progress on stderr; the first Ctrl-C ends the search.
@@ -176,7 +198,8 @@ def interruptible() -> Iterator[Callable[[Progress], None]]:
         signal.signal(signal.SIGINT, before)
 
     def show(progress: Progress) -> None:
-        print_error(progress)
+        if interrupted or progress.elapsed_seconds >= QUIET_SECONDS:
+            print_error(progress)
         if interrupted:
             raise KeyboardInterrupt  # the search's driver expects it and returns the best plan so far
 

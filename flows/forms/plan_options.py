@@ -2,14 +2,14 @@
 
 import inspect
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
 from prefect_rlhf.files.path_text import MOST_CHARACTERS, PathText
 from prefect_rlhf.flows.forms.check import checked_parameters
 from prefect_rlhf.flows.forms.options import Form
-from prefect_rlhf.flows.forms.share import Share
+from prefect_rlhf.flows.forms.share import Headroom
 from prefect_rlhf.placement.models.engine_constants import EXPERT_IMBALANCE
 from prefect_rlhf.placement.search.method import Method
 from prefect_rlhf.tasks.settings import MOST_ROWS
@@ -57,7 +57,11 @@ class PlanOptions(Form):
         le=1e6,
         description="Host memory per node for offloading and checkpoints; empty means the usual host's of such GPUs.",
     )
-    headroom: Share = Field(0.0, ge=0, lt=1, description="Share of each device that no plan may use, such as 10%.")
+    headroom: Headroom | None = Field(
+        None,
+        description="Share of each device that no plan may use, such as 10%; empty keeps room: 4% of a GPU, on CPU "
+        "what its process takes besides tensors.",
+    )
     expert_imbalance: float | None = Field(
         None,
         ge=1,
@@ -67,6 +71,11 @@ class PlanOptions(Form):
     )
     call_seconds: float | None = Field(
         None, ge=0, le=1e3, description="Fixed overhead of a call, in seconds; empty means our estimate."
+    )
+    runtime: Literal["prefect-rlhf", "public"] = Field(
+        "prefect-rlhf",
+        description="The software that the seconds are of: our engines, by readings of an H100, or the engines of "
+        "public runs.",
     )
     profiles: list[PathText] = Field([], max_length=100, description="Files of measured times, in place of datasheets.")
     prompt_length: str = Field(

@@ -3,7 +3,7 @@
 import re
 from typing import Annotated
 
-from pydantic import BeforeValidator
+from pydantic import BeforeValidator, Field
 
 
 def read_share(value: object) -> object:
@@ -18,3 +18,6 @@ def read_share(value: object) -> object:
 
 
 Share = Annotated[float, BeforeValidator(read_share)]
+
+MOST_HEADROOM = 0.5  # a larger one would hide a wrong number
+Headroom = Annotated[float, BeforeValidator(read_share), Field(ge=0, le=MOST_HEADROOM)]

@@ -17,7 +17,7 @@ from prefect_rlhf.placement.cost.datasheets.hardware import (
 )
 from prefect_rlhf.placement.cost.sources import CostSources
 from prefect_rlhf.placement.devices.mesh import MOST_DEVICES, MOST_NODES, Backend, ClusterShape
-from prefect_rlhf.placement.memory.bytes import with_headroom
+from prefect_rlhf.placement.memory.room import with_room
 from prefect_rlhf.placement.planner.question import Site
 
 _GROUP = re.compile(r"([0-9]{1,9})x([0-9]{1,9}):([\w. -]+)")
@@ -114,14 +114,14 @@ def site_of(
     memory_gib: float | None = None,
     call_seconds: float | None = None,
     host_memory_gib: float | None = None,
-    headroom: float = 0.0,
+    headroom: float | None = 0.0,
 ) -> Site:
     """Return the site that `groups` describe.
 
     `memory_gib` is the memory of every device; by default, each has the memory of its datasheet. `call_seconds` is the
     host overhead of a call, apart from its layers; by default, the estimate for our runtime. `host_memory_gib` is the
     memory of each node's host for offloading and checkpoints; by default, that of `usual_host_bytes`. `headroom` is the
-    share of each device that no plan may use.
+    share of each device that no plan may use; None keeps the usual room.
 
     Raises InvalidInput for a cluster that no plan could span, and for a headroom that leaves nothing.
     """
@@ -151,7 +151,7 @@ def site_of(
     shape = shape.with_speeds(relative_speeds(hardware))
     sources = CostSources(hardware, orchestration_seconds=ORCHESTRATION_SECONDS)
     backend: Backend = "cpu" if kinds == {"cpu"} else "cuda"
-    return Site(with_headroom(shape, headroom, backend), shape.whole, sources, backend)
+    return Site(with_room(shape, headroom, backend), shape.whole, sources, backend)
 
 
 def parse_network(text: str) -> Network:

@@ -67,7 +67,8 @@ def device_line(leased: Lease) -> str:
     if leased.cluster.through_ray or not leased.devices:
         return f"devices: {number} GPU{'s' if number > 1 else ''} (kind: cuda)"
     gpu = visible_gpus()[leased.devices[0].index]
-    counted = byte_size(leased.cluster.memory_bytes(leased.devices[0].node))
+    cluster, node = leased.cluster, leased.devices[0].node
+    counted = byte_size(cluster.whole_memory_bytes(node))
     memory = (
         f"plans count with {counted} of each; the driver lists {byte_size(gpu.memory_bytes)}, and CUDA keeps a part"
     )

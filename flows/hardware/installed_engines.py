@@ -1,5 +1,6 @@
 """Checks that the engines are installed, with their libraries and in compatible builds; planning needs no engine."""
 
+import ctypes
 import sys
 from collections.abc import Collection, Mapping
 from importlib.util import find_spec
@@ -24,6 +25,8 @@ DISTRIBUTIONS = {
     "zmq": "pyzmq",
 }
 """Names for pip that differ from the name of the package by more than a dash."""
+SYSTEM_PACKAGES = {"libnuma.so.1": "libnuma1"}
+"""Packages of Debian and Ubuntu, by the shared library that they have. Small images lack them."""
 
 
 def check_engines(kind: Backend = "cpu") -> None:
@@ -40,6 +43,22 @@ def check_engines(kind: Backend = "cpu") -> None:
     for engine in ("torch", *TRAITS):
         if missing := missing_libraries(engine, kind):
             raise RlhfError(without_libraries(engine, missing, kind))
+        if kind == "cpu" and _is_there(engine):
+            check_system_libraries(engine)
+
+
+def check_system_libraries(engine: str) -> None:
+    """Raise RlhfError for a shared library that the engine's code for CPU loads and that the host does not have.
+
+    Without it vLLM leaves out its own kernels with a warning, and its build fails at the first of them.
+    """
+    traits = TRAITS.get(engine)  # type: ignore[call-overload]  # torch has none
+    for name in traits.cpu_system_libraries if traits else ():
+        try:
+            ctypes.CDLL(name)
+        except OSError as error:
+            command = f"in Debian and Ubuntu, apt-get install {SYSTEM_PACKAGES.get(name, name)}"
+            raise RlhfError(f"{name}: not found, but {engine} on cpu loads it: {command}") from error
 
 
 def check_python(version: tuple[int, int, int]) -> None:

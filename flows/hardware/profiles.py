@@ -12,6 +12,7 @@ from pathlib import Path
 from prefect_rlhf.files.atomic_file import write_atomically
 from prefect_rlhf.files.installed import installed_version
 from prefect_rlhf.flows.hardware.node_hardware import cost_sources, gpu_name
+from prefect_rlhf.flows.hardware.runtimes import runtime_of
 from prefect_rlhf.placement.cost.datasheets.hardware import datasheet
 from prefect_rlhf.placement.cost.sources import CostSources
 from prefect_rlhf.placement.cost.speeds import PROBED, KnownSpeeds
@@ -130,4 +131,7 @@ def origin(sources: CostSources) -> str:
     devices = [node.device for node in sources.nodes]
     if all(device.source == PROBED for device in devices):
         return "from a probe of these devices"
-    return "a guess, since CPUs have no datasheet" if any(d.name == "cpu" for d in devices) else "from datasheets"
+    if any(device.name == "cpu" for device in devices):
+        return "a guess, since CPUs have no datasheet"
+    runtime = runtime_of(sources.nodes[0])
+    return "from datasheets" if runtime is None else f"from datasheets and {runtime.source}"

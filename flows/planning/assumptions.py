@@ -38,7 +38,13 @@ def assumptions(question: Question, states_imbalance: bool = False) -> Iterator[
 
     `states_imbalance`: the question states its expert imbalance.
     """
-    workload, sources, site = question.workload, question.site.sources, question.site
+    yield from assumed_of_rows(question, states_imbalance)
+    yield from assumed_of_devices(question)
+
+
+def assumed_of_rows(question: Question, states_imbalance: bool = False) -> Iterator[str]:
+    """Yield the assumptions about the rows, which a person may know better."""
+    workload = question.workload
     longest = workload.responses.longest
     if workload.responses == tail(longest) and longest > 1:
         yield (
@@ -59,9 +65,14 @@ def assumptions(question: Question, states_imbalance: bool = False) -> Iterator[
             "experts (ep above 1); the memory certificate counts this, and the seconds assume equal loads; "
             "--expert-imbalance changes it"
         )
+
+
+def assumed_of_devices(question: Question) -> Iterator[str]:
+    """Yield the assumptions about devices, hosts and the controller."""
+    sources, site = question.site.sources, question.site
     if not sources.profiles:
         calls = " and ".join(dict.fromkeys(f"{1000 * node.efficiency.call_seconds:g} ms" for node in sources.nodes))
-        seen = "" if site.backend == "cpu" else " (seen on one H100)"
+        seen = "" if site.backend == "cpu" else " (seen on an H100)"
         change = "--call-seconds changes it, a profile measures it"
         yield f"a call has a fixed overhead of {calls} on its hosts{seen}; {change}"
     if not sources.profiles and site.backend == "cuda" and any(call.kind == "generate" for call in question.graph):
@@ -80,4 +91,10 @@ def assumptions(question: Question, states_imbalance: bool = False) -> Iterator[
             f"plans may use {site.cluster.host_memory_bytes / GIB:.0f} GiB of a host's memory, {HOST_SHARE:.0%} of the "
             "memory of usual hosts of these GPUs; --host-memory-gib changes it"
         )
+    if site.cluster.room:
+        kept = f"{site.cluster.room:.0%} of each device is kept free"
+        if site.backend == "cuda":
+            yield f"{kept} for what allocators reserve, other processes and smaller cards; --headroom changes it"
+        else:
+            yield f"{kept} for programs and what allocators keep, as a dry run counts them; --headroom changes it"
     yield f"the controller adds {1000 * sources.orchestration_seconds:g} ms to every node"

@@ -9,7 +9,8 @@ from pathlib import Path
 from prefect_rlhf.errors.errors import InvalidInput, PlanDoesNotFit
 from prefect_rlhf.placement.layout.alignment import aligned
 from prefect_rlhf.placement.memory.bytes import byte_size
-from prefect_rlhf.placement.memory.certificate import Certificate
+from prefect_rlhf.placement.memory.certificate import Certificate, certify_plan
+from prefect_rlhf.placement.memory.room import without_room
 from prefect_rlhf.placement.plan import ExecutionPlan
 from prefect_rlhf.placement.planner.planned import Planned, PresetResult
 from prefect_rlhf.placement.planner.question import Question
@@ -34,10 +35,14 @@ class GivenPlan:
         Raises InvalidInput with a single-line message if it cannot run. A plan that exceeds the memory is still priced.
         """
         graph, site = question.graph, question.site
-        plan = aligned(check_plan(read_plan(path, site.cluster), graph, site.mesh), graph)
+        plan = aligned(check_plan(read_plan(path, without_room(site.cluster)), graph, site.mesh), graph)
         if plan.name in ("auto", *PRESETS):  # the answer's tables name other plans so
             plan = replace(plan, name=f"{plan.name} of {Path(path).name}")
-        return cls(plan, question.estimate(plan), question.certificate(plan))
+        return cls(plan, question.estimate(plan), certify_plan(plan, graph, question.workload, site.backend))
+
+    def with_room_of(self, question: Question) -> ExecutionPlan:
+        """Return the plan for a search, whose plans keep the question's room."""
+        return replace(self.plan, cluster=replace(self.plan.cluster, room=question.site.cluster.room))
 
     @property
     def row(self) -> PresetResult:

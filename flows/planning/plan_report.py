@@ -1,7 +1,7 @@
 """The answer to a what-if, for people and machines: text, Markdown, and the files of its folder."""
 
-from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -10,9 +10,12 @@ from typing import Any
 from prefect_rlhf.errors.table import table
 from prefect_rlhf.flows.hardware.profiles import origin
 from prefect_rlhf.flows.planning.assumptions import assumptions
+from prefect_rlhf.flows.planning.first_screen import STEPS, YOURS, fit_line, place_of, steps_line
 from prefect_rlhf.flows.planning.given_plan import GivenPlan
 from prefect_rlhf.flows.planning.hints import uneven_batch
-from prefect_rlhf.flows.training.choice.searched_plan import plan_file, summary
+from prefect_rlhf.flows.planning.notes import not_run, notes, rows_of_a_micro_batch
+from prefect_rlhf.flows.planning.record import Range, public_range
+from prefect_rlhf.flows.training.choice.searched_plan import plan_file, proof_lines
 from prefect_rlhf.placement.graph import DataflowGraph
 from prefect_rlhf.placement.layout.alignment import aligned
 from prefect_rlhf.placement.plan import ExecutionPlan
@@ -21,13 +24,18 @@ from prefect_rlhf.placement.planner.planned import Planned
 from prefect_rlhf.placement.planner.question import Question
 from prefect_rlhf.placement.planner.sweep import Sweep
 from prefect_rlhf.placement.plans.plan_file import plan_json
-from prefect_rlhf.placement.rows.token_writers import shared_rows
+from prefect_rlhf.placement.plans.presets import PRESETS
 from prefect_rlhf.placement.schedule.estimate import Estimate
 from prefect_rlhf.placement.schedule.throughput import CallSpeed, IterationWork, call_speeds
+from prefect_rlhf.tasks.reporting.pictures.memory import memory_svg
 from prefect_rlhf.tasks.reporting.pictures.plan import plan_svg
-from prefect_rlhf.tasks.reporting.pictures.speeds import speed_rows, with_speeds
+from prefect_rlhf.tasks.reporting.pictures.speeds import money, speed_rows, with_speeds
 from prefect_rlhf.tasks.reporting.pictures.sweep import sweep_svg
 from prefect_rlhf.tasks.reporting.pictures.text import plan_rows
+
+SCREEN = ("call", "engine", "mesh", "dp", "tp", "pp", "ep", "rows", "micro-batches", "seconds", "share", "MFU")
+"""Columns of the plan on the screen, as far as the plan has them; other decisions of a call are in a last column."""
+LEFT_OUT = ("runs", "role", "tokens/s")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +57,9 @@ class PlanAnswer:
     given: GivenPlan | None = None
     dollars_per_hour: float | None = None
     states_imbalance: bool = False  # of experts: the options state it, so it is not assumed
+    steps: int = STEPS
+    command: str = ""
+    is_explained: bool = False
 
     @cached_property
     def work(self) -> IterationWork:
@@ -61,23 +72,94 @@ class PlanAnswer:
         return self._speeds(self.planned.estimate)
 
     @cached_property
+    def public_range(self) -> Range | None:
+        """The seconds of public runs of this kind, by their record; None if no record is about the answer."""
+        return public_range(self.question, self.planned.plan)
+
+    @cached_property
+    def first_lines(self) -> Sequence[str]:
+        """Whether it fits, what a step takes and costs, and the command that runs it, or why none does."""
+        planned = self.planned
+        blocked = next(not_run(self.question), "")
+        run = blocked or (f"run it{place_of(self.question.site)}: {self.command}" if self.command else "")
+        took = steps_line(planned.seconds, self.work, self.steps, self.public_range)
+        return [line for line in (fit_line(planned.certificate, planned.plan), took, run) if line]
+
+    @cached_property
+    def notes(self) -> Sequence[str]:
+        """What a person may do or should know about this plan; the first lines have what hinders a run."""
+        found = notes(self.question, self.planned, self.work, states_imbalance=self.states_imbalance)
+        named = [f"{YOURS} of the command has your models' folders and data"] if YOURS in self.command else []
+        return [*(line for line in found if line not in self.first_lines), *named]
+
+    @cached_property
     def sections(self) -> Sequence[Section]:
-        """The whole answer for a person, most important sections first."""
+        """The answer for a person: three lines, the plan, how it compares, and notes."""
+        given = self.given
+        sections = [
+            Section("Answer", "\n".join(self.first_lines)),
+            *([Section("Your plan", self._given_text(given))] if given else []),
+            *([Section("Sizes", self.sweep.text())] if self.sweep else []),
+            Section("Plan", table(self.screen_rows)),
+            Section("Beside it", table(self.compared)),
+            Section("Notes", "\n".join(self.notes)),
+        ]
+        return [section for section in sections if section.text]
+
+    @cached_property
+    def details(self) -> Sequence[Section]:
+        """What stands behind the answer: the question, the assumptions, the proof, every call, and the memory."""
         given, assumed = self.given, assumptions(self.question, self.states_imbalance)
         sections = [
             Section("Question", question_text(self.question)),
             Section("Assumed", "\n".join(f"assumed: {line}" for line in assumed)),
-            *([Section("Your plan", self._given_text(given))] if given else []),
-            Section("Answer", summary(self.planned, *([given.row] if given else []), work=self.work)),
-            Section("Calls", table(speed_rows(self.speeds.values()))),
-            Section("Plan", self._table(self.planned.plan)),
+            Section("Proof", "\n".join(proof_lines(self.planned, self.work))),
+            Section("Calls", table(self.plan_rows)),
         ]
-        if self.sweep:
-            sections.append(Section("Sizes", self.sweep.text()))
         if self.explanations:
             sections.append(Section("Why", explanation_text(self.explanations)))
         sections.append(Section("Memory", self.planned.certificate.table()))
         return [*sections, *([Section("Memory of your plan", given.certificate.table())] if given else [])]
+
+    @cached_property
+    def screen_rows(self) -> list[dict[str, str]]:
+        """The calls with models of every step as rows of a table: where, how split, and how fast."""
+        graph, plan = self.question.graph, self.planned.plan
+        rows = []
+        for call, row in zip(graph, self.plan_rows, strict=True):
+            if call.role is None or call.every is not None:
+                continue
+            shown = {name: row[name] for name in SCREEN if name in row}
+            if row.get("micro-batches"):
+                shown["micro-batches"] = rows_of_a_micro_batch(call, plan[call.name])
+            others = (name for name in row if name not in (*SCREEN, *LEFT_OUT) and row[name])
+            words = [name if row[name] == "yes" else f"{name} {row[name]}" for name in others]
+            words = [word for word in words if word != "mini-batches 1"]
+            rows.append(shown | {"words": ", ".join(words)})
+        return [{name: row[name] for name in row if any(other[name] for other in rows)} for row in rows]
+
+    @cached_property
+    def compared(self) -> list[dict[str, str]]:
+        """The plan and the presets as rows of a table; presets with the same plan share a row."""
+        rows = self.planned.rows(*([self.given.row] if self.given else []), work=self.work)
+        placements: dict[str, object] = {
+            result.name: result.plan.placements for result in self.planned.presets if result.plan
+        }
+        found: dict[object, dict[str, str]] = {}
+        for row in rows:
+            name, seconds = row["plan"], row["seconds"]
+            what = PRESETS[name].what if name in PRESETS else ""
+            shown = {"plan": name, "seconds a step": seconds, "against it": row["against auto"]}
+            if self.dollars_per_hour is not None:
+                dollars = "-" if seconds == "-" else money(self.dollars_per_hour * float(seconds) / 3600)
+                shown["$ a step"] = dollars
+            same = placements.get(name, name)
+            if same in found:
+                found[same]["plan"] += f", {name}"
+                continue
+            found[same] = shown | {"note": row["note"], "what it is": what}
+        shown_rows = list(found.values())
+        return [{name: row[name] for name in row if any(other[name] for other in shown_rows)} for row in shown_rows]
 
     @cached_property
     def plan_rows(self) -> list[dict[str, str]]:
@@ -107,23 +189,46 @@ class PlanAnswer:
             "plan.json": plan_json(plan, figures(self.planned, self.work, self.speeds)) + "\n",
             "certificate.json": self.planned.certificate.to_json() + "\n",
             "timeline.svg": plan_svg(self.planned.estimate) + "\n",
+            "memory.svg": memory_svg(self.planned.certificate, plan.cluster) + "\n",
         }
         if self.given:
             files |= {
                 "your_certificate.json": self.given.certificate.to_json() + "\n",
                 "your_timeline.svg": plan_svg(self.given.estimate) + "\n",
+                "your_memory.svg": memory_svg(self.given.certificate, self.given.plan.cluster) + "\n",
             }
         if self.sweep:
             files |= {"sweep.json": self.sweep.to_json() + "\n", "sweep.svg": sweep_svg(self.sweep) + "\n"}
         return files
 
     def text(self) -> str:
-        """Return the answer for a terminal."""
-        return "\n\n".join(section.text for section in self.sections)
+        """Return the answer for a terminal; with what stands behind it if it `is_explained`."""
+        shown = [*self.sections, *(self.details if self.is_explained else ())]
+        return "\n\n".join(section.text for section in shown)
+
+    def to_json(self, paths: Mapping[str, Path]) -> str:
+        """Return the answer for a machine, with the paths of its files."""
+        planned, plan = self.planned, without_orders(self.planned.plan, self.question.graph)
+        return json.dumps(
+            {
+                "fits": planned.certificate.fits,
+                "lines": self.first_lines,
+                "seconds_a_step": planned.seconds,
+                "dollars_a_step": self.dollars_per_hour and self.dollars_per_hour * planned.seconds / 3600,
+                "steps": self.steps,
+                "command": self.command,
+                "plan": json.loads(plan_json(plan, figures(planned, self.work, self.speeds))),
+                "beside_it": self.compared,
+                "notes": self.notes,
+                "sizes": json.loads(self.sweep.to_json()) if self.sweep else None,
+                "files": {name: str(path) for name, path in paths.items()},
+            },
+            indent=1,
+        )
 
     def markdown(self) -> str:
         """Return the answer as a page that links the pictures next to it."""
-        parts = [f"## {section.title}\n\n```text\n{section.text}\n```" for section in self.sections]
+        parts = [f"## {section.title}\n\n```text\n{section.text}\n```" for section in (*self.sections, *self.details)]
         pictures = [f"![{name}]({name})" for name in self.files if name.endswith(".svg")]
         return "\n\n".join([f"# Plan of {self.question.graph.name}", *parts, *pictures]) + "\n"
 
@@ -150,7 +255,7 @@ def figures(planned: Planned, work: IterationWork, speeds: Mapping[str, CallSpee
         "dollars_per_hour": work.dollars_per_hour,
         "dollars_per_million_response_tokens": work.dollars_per_million(seconds),
         "fullest_device_bytes": fullest.num_bytes if fullest else 0,
-        "fullest_device_share": planned.certificate.used_share(planned.plan.cluster.headroom),
+        "fullest_device_share": planned.certificate.used_share(planned.plan.cluster.kept_share),
         "calls": {name: {k: v for k, v in asdict(speed).items() if k != "call"} for name, speed in speeds.items()},
     }
 
@@ -197,24 +302,7 @@ def question_text(question: Question) -> str:
             f"{rows} rows per step, prompts of {workload.prompts.mean:.0f} and responses of "
             f"{workload.responses.mean:.0f} tokens on average, at most {workload.longest} together",
             table(models),
-            *not_run(graph),
+            *not_run(question),
             *filter(None, [uneven_batch(question)]),
         ]
     )
-
-
-def not_run(graph: DataflowGraph) -> Iterator[str]:
-    """Yield a line for each model that can be planned but not run, and for each reader that lacks some tokens."""
-    roles: dict[tuple[str, str], list[str]] = defaultdict(list)
-    for model in graph.models:
-        if model.shape.not_run:
-            roles[model.path, model.shape.not_run].append(model.role)
-    for rows in shared_rows(graph):
-        writer, reader = (graph.model(role).shape.vocab_size for role in (rows.writer, rows.reader))
-        if rows.is_sampled and reader < writer:
-            yield (
-                f"planned, but cannot run: {rows.reader}, whose vocabulary of {reader} lacks some of the {writer} "
-                f"tokens that {rows.writer} may sample"
-            )
-    for (path, reason), played in roles.items():
-        yield f"planned, but cannot run yet: {path} ({', '.join(played)}), since our engines do not run {reason}"

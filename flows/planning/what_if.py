@@ -17,6 +17,7 @@ from prefect_rlhf.flows.forms.plan_options import PlanOptions
 from prefect_rlhf.flows.hardware.cluster_spec import Groups, parse_clusters, site_of
 from prefect_rlhf.flows.hardware.described_device import read_device
 from prefect_rlhf.flows.hardware.profiles import measured_sources
+from prefect_rlhf.flows.hardware.runtimes import OURS, runtime, with_runtime
 from prefect_rlhf.flows.planning.assumptions import tail
 from prefect_rlhf.flows.planning.what_if_arguments import read_arguments
 from prefect_rlhf.flows.training.inputs import MANY, RunInputs, read_inputs
@@ -27,7 +28,7 @@ from prefect_rlhf.placement.cost.made_rows import with_made_rows
 from prefect_rlhf.placement.cost.times.profile import Profile
 from prefect_rlhf.placement.cost.workload import LengthDistribution, Workload
 from prefect_rlhf.placement.graph import DataflowGraph, PlayBounds
-from prefect_rlhf.placement.memory.bytes import with_headroom
+from prefect_rlhf.placement.memory.room import with_room
 from prefect_rlhf.placement.models.engine_constants import EXPERT_IMBALANCE
 from prefect_rlhf.placement.models.model import ModelSpec
 from prefect_rlhf.placement.planner.question import Question, Site
@@ -84,6 +85,9 @@ def read_site(options: PlanOptions, models: Mapping[str, ModelSpec]) -> Site:
         raise InvalidInput(
             "call_seconds", options.call_seconds, "a named cluster without profiles, because profiles measure it"
         )
+    if options.runtime != OURS.name and (options.profiles or not options.cluster):
+        right = f"{OURS.name}, or a named cluster of GPUs without profiles, because profiles measure ours"
+        raise InvalidInput("runtime", options.runtime, right)
     if options.cluster:
         clusters = parse_clusters(options.cluster, options.sweep, read_device(options.device))
         kinds = sorted({group.device for groups in clusters for group in groups})
@@ -92,14 +96,15 @@ def read_site(options: PlanOptions, models: Mapping[str, ModelSpec]) -> Site:
     leased = given_lease()
     if leased is None:
         raise InvalidInput("cluster", options.cluster, "nodes x devices : kind, such as 16x8:h100")
-    leased = replace(leased, cluster=with_headroom(leased.cluster, options.headroom, leased.kind))
+    leased = replace(leased, cluster=with_room(leased.cluster, options.headroom, leased.kind))
     return Site.of_lease(leased, measured_sources(models.values(), leased))
 
 
 def named_site(options: PlanOptions, groups: Groups) -> Site:
     """Return the site of a cluster with the memory and network of the options, without profiles."""
     memory, call_seconds = options.device_memory_gib, options.call_seconds
-    return site_of(groups, options.network, memory, call_seconds, options.host_memory_gib, options.headroom)
+    site = site_of(groups, options.network, memory, call_seconds, options.host_memory_gib, options.headroom)
+    return site if options.runtime == OURS.name else with_runtime(site, runtime(options.runtime), call_seconds)
 
 
 def read_profile(file: Path, models: Mapping[str, ModelSpec], devices: Sequence[str]) -> Profile:

@@ -22,7 +22,7 @@ from prefect_rlhf.placement.cost.speeds import KnownSpeeds
 from prefect_rlhf.placement.cost.workload import Workload
 from prefect_rlhf.placement.devices.lease import Lease
 from prefect_rlhf.placement.graph import DataflowGraph
-from prefect_rlhf.placement.memory.bytes import with_headroom
+from prefect_rlhf.placement.memory.room import with_room
 from prefect_rlhf.placement.plan import ExecutionPlan
 from prefect_rlhf.placement.planner.question import Question, Site
 from prefect_rlhf.placement.plans.stated_words import check_calls, names_of
@@ -47,7 +47,7 @@ class RunRequest:
     """A checked request for a run. It continues from `checkpoint`, or starts from step 1 if that is None.
 
     `speeds` are those of the lease's devices, if they were probed. `reward_warnings` are of the rewards' trial. The
-    lease's cluster has the headroom of the options; raises InvalidInput if it leaves nothing.
+    lease's cluster has the headroom of the options, or the usual room; raises InvalidInput if it leaves nothing.
     """
 
     options: RunOptions
@@ -61,7 +61,7 @@ class RunRequest:
     reward_warnings: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        cluster = with_headroom(self.lease.cluster, self.options.headroom, self.lease.kind)
+        cluster = with_room(self.lease.cluster, self.options.headroom, self.lease.kind)
         object.__setattr__(self, "lease", replace(self.lease, cluster=cluster))
 
     @cached_property

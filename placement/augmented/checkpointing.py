@@ -64,7 +64,7 @@ class StepRange:
         return step == self.stopped and step > self.finished and not self._is_regular(step)
 
     def is_committed(self, step: int) -> bool:
-        """Whether the copies after `step` are written to disk: not those of a switch alone."""
+        """Whether the copies after `step` are written to disk. Copies for a switch alone are not."""
         return self._is_regular(step) or (self.is_extra(step) and self.moving is None)
 
     def can_switch(self, step: int, staleness: int) -> bool:

@@ -58,7 +58,7 @@ from prefect_rlhf.placement.plan import (
 def is_overwritten(graph: DataflowGraph, plan: ExecutionPlan, instance: ModelInstance) -> bool:
     """Return whether a reallocation writes an offloaded instance before its first use, so that it may lose its weights.
 
-    That is so for copies of weights that are trained elsewhere, if the instance holds no frozen weights beside them.
+    That is so for copies of weights that are trained elsewhere, if the instance holds no frozen weights too.
     """
     trained = trained_instance(graph, plan, instance.role)
     is_copy = trained not in (None, instance) and all(own.trained for own in graph.weights(instance.role))

@@ -27,8 +27,8 @@ from prefect_rlhf.placement.plan import EngineKind, ExecutionPlan, ModelInstance
 class ModelSizes(HashedOnce):
     """The numbers that every cost formula needs, counted once. Counts are elements; `queries` and `keys` are widths.
 
-    With experts, `inner` is the width of an expert; a dense model has no experts. `further` are the parameters of parts
-    beside the trunk and the heads; a train_step does not write those that are `frozen`.
+    With experts, `inner` is the width of an expert; a dense model has no experts. `further` and `frozen` are parameters
+    of parts other than the trunk and the heads; a train_step does not write `frozen` parameters.
     """
 
     hidden: int
@@ -195,7 +195,7 @@ class ModelSizes(HashedOnce):
         return _stage_parameters(self, strategy, stage)
 
     def on_stage(self, parameters: Iterable[Parameter], pp: int, stage: int) -> Iterator[Parameter]:
-        """Yield those of some further parameters that a pipeline stage has; the last has those without a layer."""
+        """Yield the further parameters of a pipeline stage; the last stage has all that belong to no layer."""
         layers = stages(self.num_layers, pp)[stage]
         for parameter in parameters:
             if stage == pp - 1 if parameter.layer is None else parameter.layer in layers:

@@ -67,7 +67,6 @@ class Speeds:
             link_latency_seconds=self.link_latency_seconds or reached.link_latency_seconds,
             eager_layer_seconds=self.megatron_layer_seconds or reached.eager_layer_seconds,
             graph_layer_seconds=self.vllm_layer_seconds or reached.graph_layer_seconds,
-            host_step_seconds=0.0 if self.vllm_layer_seconds else reached.host_step_seconds,  # the layers include it
         )
         return replace(hardware, device=device, efficiency=efficiency)
 

@@ -110,7 +110,8 @@ class ClusterShape(HashedOnce):
     names the kind of device of each node, such as a100-80; empty: all the same, of an unknown kind. `host_memory_bytes`
     is the host memory of each node for offloaded models; 0: unknown. `backend` is the kind of code that the devices
     run, as a lease or site of the cluster states it. `leased` is the part that the lease or site has; None: all of it.
-    `headroom` is the share of each device that no plan may use, as a run or a question states it.
+    `headroom` is the share of each device that no plan may use, as a run or a question states it. `room` is the share
+    that plans keep free if none is stated, for what no certificate counts.
     """
 
     name: str
@@ -123,6 +124,7 @@ class ClusterShape(HashedOnce):
     node_devices: tuple[str, ...] = ()
     backend: Backend = field(default="cuda", compare=False)  # of a lease or site, not of the shape
     headroom: float = field(default=0.0, compare=False)
+    room: float = field(default=0.0, compare=False)
     leased: DeviceMesh | None = field(default=None, compare=False, repr=False)  # of a lease or site
 
     @property
@@ -157,12 +159,21 @@ class ClusterShape(HashedOnce):
         return replace(self, node_memory_bytes=tuple(memory_bytes))
 
     def memory_bytes(self, node: int) -> int:
-        """The memory of each device of a node without the headroom.
+        """The memory of each device of a node that plans may fill: without the headroom and the room.
 
         >>> ClusterShape("mixed", 2, 8, 80 << 30).with_memory((80 << 30, 32 << 30)).memory_bytes(1) >> 30
         32
         """
+        return int(self.whole_memory_bytes(node) * (1 - self.kept_share))
+
+    def stated_memory_bytes(self, node: int) -> int:
+        """The memory of each device of a node without the headroom that a person stated, with the room."""
         return int(self.whole_memory_bytes(node) * (1 - self.headroom))
+
+    @property
+    def kept_share(self) -> float:
+        """The share of each device that plans keep free."""
+        return self.headroom + self.room
 
     def whole_memory_bytes(self, node: int) -> int:
         """The memory of each device of a node with the headroom."""

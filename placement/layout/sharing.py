@@ -56,7 +56,7 @@ def _shared_weights(graph: DataflowGraph, plan: ExecutionPlan) -> Shared:
 
 
 def storage_name(graph: DataflowGraph, call: Call, placement: Placement) -> str:
-    """Return a name that calls have in common if some of their weights are held once where their meshes are equal."""
+    """Return a name that calls have in common if equal meshes would hold some of their weights once."""
     role = call.role or ""
     if not _may_share(graph) or placement.offload != "none" or not TRAITS[placement.engine].shares_weights:
         return role

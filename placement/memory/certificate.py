@@ -36,7 +36,7 @@ from prefect_rlhf.placement.memory.overhead import DEVICE, spread_overhead
 from prefect_rlhf.placement.memory.windows import OpenWindows, Window
 from prefect_rlhf.placement.plan import ExecutionPlan, ModelInstance, instances
 
-NEARLY_FULL = 0.95  # of a device's memory: more leaves too little for a longer row or for unmodelled memory
+NEARLY_FULL = 0.96  # of a device's memory: more leaves less than the room that plans keep (`room.CARD_ROOM`)
 STEPS_CERTIFIED = 3  # beyond the staleness: the first step, a middle step, the last step
 
 
@@ -96,23 +96,27 @@ class Certificate:
             distinct.setdefault((id(peak.shares), peak.device_bytes), peak)
         return max(distinct.values(), key=lambda peak: peak.num_bytes / max(1, peak.device_bytes), default=None)
 
-    def used_share(self, headroom: float = 0.0) -> float:
-        """Return the share of the fullest device that is used; `headroom` is the share of each that no plan may use."""
+    def used_share(self, kept: float = 0.0) -> float:
+        """Return the share of the fullest device that is used; `kept` is the share of each that plans keep free."""
         fullest = self.fullest
-        return fullest.num_bytes / max(1, fullest.device_bytes) * (1 - headroom) if fullest else 0.0
+        return fullest.num_bytes / max(1, fullest.device_bytes) * (1 - kept) if fullest else 0.0
 
-    def rows(self) -> list[dict[str, str]]:
-        """Return a row for each device: its peak, the node, and the largest owners; equal devices share a row."""
+    def by_devices(self) -> dict[str, Peak]:
+        """Return each peak by the names of its devices; equal devices share a peak."""
         nameless = {DeviceMesh.parse(peak.device).devices()[0]: replace(peak, device="") for peak in self.peaks}
         alike: dict[Peak, list[str]] = defaultdict(list)
         for lane in lanes(nameless):
             alike[nameless[lane.devices()[0]]].append(lane.name)
+        return {", ".join(names): peak for peak, names in alike.items()}
+
+    def rows(self) -> list[dict[str, str]]:
+        """Return a row for each device: its peak, the node, and the largest owners; equal devices share a row."""
         rows = []
-        for peak, names in alike.items():
+        for devices, peak in self.by_devices().items():
             largest = sorted(peak.shares, key=lambda share: -share.num_bytes)[:3]
             rows.append(
                 {
-                    "devices": ", ".join(names),
+                    "devices": devices,
                     "peak": byte_size(peak.num_bytes),
                     "of": byte_size(peak.device_bytes),
                     "at": peak.node,
@@ -139,6 +143,15 @@ class Certificate:
         peaks = [{**asdict(peak), "num_bytes": peak.num_bytes} for peak in self.peaks]
         whole = {"plan": self.plan, "fits": self.fits, "device_bytes": self.device_bytes}
         return json.dumps({**whole, "peaks": peaks, "hosts": [asdict(host) for host in self.hosts]})
+
+
+def during(node: str) -> str:
+    """Return when a peak is, in words.
+
+    >>> during("ref_inference@1"), during("between nodes")
+    ('during ref_inference', 'between calls')
+    """
+    return "between calls" if node == "between nodes" else f"during {node.partition('@')[0]}"
 
 
 def certify_plan(
@@ -255,7 +268,7 @@ class _AlikeDevices:
         return self._beside.values[kind - 1] if kind else ()
 
     def load(self, device: int) -> _DeviceLoad:
-        """Return what a device holds and needs; equal needs are a single object."""
+        """Return the load of a device, held and needed; equal needs are a single object."""
 
         def also(instance: ModelInstance, what: str) -> tuple[str, ...]:
             return self._borrowers.get(instance, ()) if what == "weights" else ()

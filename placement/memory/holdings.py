@@ -195,7 +195,7 @@ def _elements_of(part: str, model: ModelSpec, strategy: Strategy, stage: int, wh
 
 
 def _further_tensors(sizes: ModelSizes, further: Iterable[Parameter], strategy: Strategy, stage: int) -> Iterator[int]:
-    """Elements of the tensors of further parts that a stage has on a device; none is fused."""
+    """Elements of the tensors of further parts that a stage has on a device; they are not fused."""
     for parameter in sizes.on_stage(further, strategy.pp, stage):
         yield parameter.elements_of(strategy.tp)
 

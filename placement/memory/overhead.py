@@ -106,8 +106,9 @@ def _of_engine(instance: ModelInstance, model: ModelSpec) -> tuple[tuple[str, in
 def torch_limits(graph: DataflowGraph, plan: ExecutionPlan, backend: Backend) -> dict[Device, int]:
     """Return the bytes that torch may reserve on each device of a plan: all but CUDA's context and communicators.
 
-    A device whose engine sleeps has no limit. Torch counts the memory of a sleeping engine, which vLLM has unmapped, as
-    its own, so a limit would refuse memory that is free. On CPU there are no limits.
+    The room that the plan keeps is torch's too, a stated headroom is not. A device whose engine sleeps has no limit.
+    Torch counts the memory of a sleeping engine, which vLLM has unmapped, as its own, so a limit would refuse memory
+    that is free. On CPU there are no limits.
     """
     if backend == "cpu":
         return {}
@@ -122,7 +123,7 @@ def torch_limits(graph: DataflowGraph, plan: ExecutionPlan, backend: Backend) ->
     limits = {}
     for device in sorted(devices):
         collectives = sum(share.num_bytes for share in groups.get(device, ()) if share.owner == DEVICE)
-        limits[device] = plan.cluster.memory_bytes(device.node) - CONTEXT_BYTES - collectives
+        limits[device] = plan.cluster.stated_memory_bytes(device.node) - CONTEXT_BYTES - collectives
     return limits
 
 

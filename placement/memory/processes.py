@@ -30,6 +30,13 @@ UNTOUCHED = "key-value cache"
 """Memory that is allocated, and takes pages of the host only where rows write it."""
 
 
+def rank_program_bytes(devices_per_node: int) -> int:
+    """Return the programs of a node's processes for each of its ranks, with Prefect's server and the flow run."""
+    if devices_per_node == 1:
+        return SERVER_BYTES + ALONE_BYTES
+    return RANK_BYTES + (SERVER_BYTES + RUN_BYTES + FORK_SERVER_BYTES) // devices_per_node
+
+
 @dataclass(frozen=True, slots=True)
 class HostNeed:
     """Host memory of a run: the tensors of all ranks at their peaks, copies on the host, and programs.

@@ -1,4 +1,4 @@
-"""Host memory of a switch from plan to plan: the training states that leave their devices are there meanwhile."""
+"""Host memory of a switch from plan to plan: the training states that leave their devices wait there."""
 
 from collections import Counter
 

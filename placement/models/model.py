@@ -113,7 +113,7 @@ class ModelSpec:
     `dtype` is the compute format; with bfloat16 the optimizer keeps float32 main weights. If a role has a scalar head
     and its checkpoint does not, it starts with a head of zeros, but only if `new_head` is true. `eos_token` is the text
     of the token that ends an answer; None: the chat template or the tokenizer says so. `chat_template` is the text of a
-    template in place of the folder's. `content` is the folder that was read: models with the same one have the same
+    template in place of the folder's. `content` is the folder that was read: models with the same content have the same
     weights as long as nothing trains them. It is empty for a model that is only planned, since its path is then just a
     size.
     """

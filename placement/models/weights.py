@@ -39,7 +39,7 @@ class Parameter:
         return prod(self.shape)
 
     def elements_of(self, tp: int) -> int:
-        """Return the most elements that one of tp devices holds."""
+        """Return the most elements that any of tp devices holds."""
         if self.split_axis is None:
             return self.num_elements
         size, parts = self.shape[self.split_axis], min(tp, self.most_parts or tp)
@@ -72,7 +72,7 @@ class Weights:
         return self.name.rpartition(".")[2]
 
     def version(self, trained: int) -> int:
-        """Return their version where the trained weights of the same model have version `trained`."""
+        """Return their version when the trained weights of the same model have version `trained`."""
         return trained if self.trained else 0
 
 
@@ -123,7 +123,7 @@ def _parts(model: ModelSpec, known: tuple[tuple[str, Part], ...]) -> Mapping[str
 
 
 def further_parameters(model: ModelSpec, learning: bool) -> tuple[Parameter, ...]:
-    """Return the parameters beside the trunk and the heads, of parts that a train_step writes, or of all others."""
+    """Return all parameters but trunk and heads: of the parts that a train_step writes, or of all other parts."""
     further = [name for name, part in PARTS.items() if name not in _IN_SHAPE and part.learns(model) == learning]
     return tuple(parameter for name in further for parameter in parts(model).get(name, ()))
 
@@ -153,7 +153,7 @@ def _weights_of(model: ModelSpec, trained: bool, known: tuple[tuple[str, Part], 
 
 
 def named_weights(models: tuple[ModelSpec, ...], trained: frozenset[str]) -> Mapping[str, tuple[Weights, ...]]:
-    """Return the weights of each role's model, of which the `trained` have a train_step.
+    """Return the weights of each role's model. The `trained` roles have a train_step.
 
     Models with the same content name the same frozen weights, by the first of the roles. Raises GraphError if these
     differ in shape.

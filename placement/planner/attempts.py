@@ -87,11 +87,12 @@ class Finding:
 class Attempt:
     """A way to find plans that fit; if it is not `always` made, a plan close to the bound makes it needless."""
 
+    name: str
     make: Callable[[SearchRequest], Finding]
     always: bool = False
 
 
-def make_attempts(request: SearchRequest) -> list[Finding]:
+def make_attempts(request: SearchRequest, attempts: Sequence[Attempt]) -> list[Finding]:
     """Make the attempts with a short budget; if no plan is close to the bound, repeat them with the rest of the budget.
 
     A long search prefers plans that are faster by its problem but may be slower by the estimate: either budget may find
@@ -99,13 +100,13 @@ def make_attempts(request: SearchRequest) -> list[Finding]:
     bound.
     """
     meter, short = Meter(request.budget), replace(request, budget=request.budget.at_most(SHORT))
-    findings = _make_attempts(short)
+    findings = _make_attempts(short, attempts)
     if short == request or is_close(request.question, findings):
         return findings
     meter.spend(short.budget.evaluations)
     left = meter.left
     if left.seconds == math.inf or left.seconds > short.budget.seconds:
-        return findings + _make_attempts(replace(request, budget=left))
+        return findings + _make_attempts(replace(request, budget=left), attempts)
     rest = replace(left, seconds=request.budget.seconds - short.budget.seconds)
     return [*findings, search_whole_space(replace(request, budget=rest))]
 
@@ -122,10 +123,19 @@ def highest_bound(findings: Sequence[Finding]) -> SearchResult:
     return max(bounds, key=lambda bound: bound.lower_bound_seconds)
 
 
-def _make_attempts(request: SearchRequest) -> list[Finding]:
+def presets_of(findings: Sequence[Finding]) -> tuple[PresetResult, ...]:
+    """Return the faster of each preset's results; a result that fits is preferred."""
+    results: dict[str, PresetResult] = {}
+    for result in (preset for finding in findings for preset in finding.presets):
+        known = results.get(result.name, result)
+        results[result.name] = min((known, result), key=lambda one: one.estimate.seconds if one.estimate else math.inf)
+    return tuple(results.values())
+
+
+def _make_attempts(request: SearchRequest, attempts: Sequence[Attempt]) -> list[Finding]:
     """Make the attempts in order until a plan is close to the bound, and the attempts that are always made."""
     findings: list[Finding] = []
-    for attempt in ATTEMPTS:
+    for attempt in attempts:
         if attempt.always or not is_close(request.question, findings):
             findings.append(attempt.make(request))
     return findings
@@ -227,11 +237,11 @@ def _finding(*plans: ExecutionPlan | None, bound: SearchResult | None = None) ->
 
 
 ATTEMPTS = (
-    Attempt(search_whole_space, always=True),
-    Attempt(search_copies),
-    Attempt(search_presets, always=True),
-    Attempt(search_least_bound),
-    Attempt(search_fullest_devices),
-    Attempt(search_divisions, always=True),
-    Attempt(search_time_sharing),
+    Attempt("whole space", search_whole_space, always=True),
+    Attempt("copies", search_copies),
+    Attempt("presets", search_presets, always=True),
+    Attempt("plan of the least bound", search_least_bound),
+    Attempt("fullest devices", search_fullest_devices),
+    Attempt("divisions", search_divisions, always=True),
+    Attempt("time sharing", search_time_sharing),
 )

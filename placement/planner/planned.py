@@ -17,12 +17,16 @@ ROUNDING = 1e-6  # of an iteration: what summing seconds may lose
 
 @dataclass(frozen=True, slots=True)
 class PresetResult:
-    """The plan of a preset and its estimate, or the reason for their absence."""
+    """The plan of a preset and its estimate, or the reason for their absence.
+
+    A preset that `is_impossible` has no legal plan on these devices, however large their memory is.
+    """
 
     name: str
     plan: ExecutionPlan | None = None
     estimate: Estimate | None = None
     refused: str = ""
+    is_impossible: bool = False
 
 
 @dataclass(frozen=True)  # without slots, since it keeps its dependence
@@ -85,13 +89,14 @@ class Planned:
         }
 
     def rows(self, *others: PresetResult, work: IterationWork | None = None) -> list[dict[str, str]]:
-        """Return a row for the plan, for each of `others`, and for every preset, for a table.
+        """Return a row for the plan, for each of `others`, and for every preset that is possible, for a table.
 
         With the `work` of an iteration the rows have tokens per second, and with its price the dollars per million
         response tokens.
         """
         rows = []
-        for result in (PresetResult(self.plan.name, self.plan, self.estimate), *others, *self.presets):
+        possible = (preset for preset in self.presets if not preset.is_impossible)
+        for result in (PresetResult(self.plan.name, self.plan, self.estimate), *others, *possible):
             row = {"plan": result.name, "seconds": "-", "against auto": "-"}
             speeds = {"tokens/s": "-"} if work else {}
             speeds |= {"$/M response tokens": "-"} if work and work.dollars_per_hour is not None else {}
@@ -111,7 +116,7 @@ class Planned:
         if result.plan is None:
             return ""
         question = self.space.context.question
-        used = question.certificate(result.plan).used_share(question.site.cluster.headroom)
+        used = question.certificate(result.plan).used_share(result.plan.cluster.kept_share)
         return f"fills {used:.1%} of a device" if used > NEARLY_FULL else ""
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence, Set
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
@@ -105,7 +106,7 @@ class _Completion:
         Raises InvalidInput if no plan is legal.
         """
         refused: list[InvalidInput] = []
-        too_large: list[ExecutionPlan] = []
+        splits: list[ExecutionPlan] = []
         savings = Savings(self.graph, self.workload, self.backend, names_of(words))
         for least in (n for n in range(1, self.mesh.num_devices + 1) if self.mesh.num_devices % n == 0):
             try:
@@ -114,12 +115,12 @@ class _Completion:
                 refused.append(error)
                 continue
             # Calls of parts run at the same time, so their plan may need more memory than the plan without parts.
-            streamed = _with_stated_parts(in_parts(self.graph, whole, self.rule.parts), words)
-            for given in dict.fromkeys((streamed, whole)):
-                plan = savings.least(given)
-                if plan is not None:
-                    return plan
-                too_large.append(savings.all_of(given)[-1])
+            splits += [_with_stated_parts(in_parts(self.graph, whole, self.rule.parts), words), whole]
+        for may_be_slow, plan in product((False, True), dict.fromkeys(splits)):  # a split loses less than slow savings
+            fitting = savings.least(plan, may_be_slow=may_be_slow)
+            if fitting is not None:
+                return fitting
+        too_large = [savings.all_of(plan)[-1] for plan in dict.fromkeys(splits)]
         if too_large:
             return too_large
         raise self._illegal(refused[0])
@@ -287,10 +288,21 @@ def preset_result(question: Question, name: str, words: Words = NO_WORDS) -> Pre
     try:
         found = asked.complete(words)
     except RlhfError as error:
-        return PresetResult(name, refused=str(error).splitlines()[0])
+        return PresetResult(name, refused=str(error).splitlines()[0], is_impossible=True)
     if isinstance(found, ExecutionPlan):
         return PresetResult(name, found, question.estimate(found))
-    return PresetResult(name, refused="no plan with its meshes fits the devices' memory")
+    return PresetResult(name, refused="does not fit")
+
+
+def some_preset_fits(question: Question) -> bool:
+    """Whether some preset has a plan that fits."""
+    site = question.site
+    for name, rule in PRESETS.items():
+        asked = _Completion(rule, name, question.graph, site.cluster, site.mesh, question.workload, site.backend)
+        with suppress(RlhfError):
+            if isinstance(asked.complete(NO_WORDS), ExecutionPlan):
+                return True
+    return False
 
 
 def best_admitted(

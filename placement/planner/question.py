@@ -80,7 +80,7 @@ class Question:
 
     def certificate(self, plan: ExecutionPlan) -> Certificate:
         """Count a plan's bytes, evaluation included; once for plans that differ in their name alone."""
-        key = plan.cluster, plan.placements
+        key = plan.cluster, plan.cluster.kept_share, plan.placements
         if key not in self._certificates:
             self._certificates[key] = certify_plan(plan, self.graph, self.workload, self.site.backend)
         return replace(self._certificates[key], plan=plan.name)

@@ -11,6 +11,7 @@ from prefect_rlhf.placement.memory.certificate import Certificate
 from prefect_rlhf.placement.memory.remedies import Remedy, refusal
 from prefect_rlhf.placement.memory.savings import with_changes
 from prefect_rlhf.placement.plan import ExecutionPlan
+from prefect_rlhf.placement.planner.preset_plan import some_preset_fits
 from prefect_rlhf.placement.planner.question import Question
 from prefect_rlhf.placement.planner.solution import fitting, solution, solutions, with_prefetch
 from prefect_rlhf.placement.planner.space.plan_problem import PlanProblem, PlanSpace
@@ -40,10 +41,12 @@ def no_plan_fits(question: Question, space: PlanSpace, budget: Budget) -> TooLit
 
 
 def has_fitting_plan(question: Question, budget: Budget) -> bool:
-    """Whether a short search with time sharing finds a plan that fits, if need be with all layers recomputed.
+    """Whether a preset has a plan that fits, or a short search with time sharing finds one.
 
-    No says nothing.
+    In that search all layers may be recomputed. `False` proves no absence.
     """
+    if some_preset_fits(question):
+        return True
     try:
         problem = time_sharing_problem(PlanSpace.of(question))
     except TooLittleMemory:
@@ -89,7 +92,7 @@ def _too_large(question: Question, plan: ExecutionPlan, certificate: Certificate
         return refusal(plan, certificate, [])  # its hosts are too small
     backend = question.site.backend
     filled = max(peak.num_bytes - sum(base_bytes(peak.device_bytes, backend).values()) for peak in certificate.peaks)
-    enough = enough_bytes(ceil(filled / (1 - plan.cluster.headroom)), backend)
+    enough = enough_bytes(ceil(filled / (1 - plan.cluster.kept_share)), backend)
     larger = replace(plan, cluster=replace(plan.cluster, device_memory_bytes=enough, node_memory_bytes=()))
     remedy = Remedy(f"devices of {byte_size(enough)}", larger, question.certificate(larger))
     shown = refusal(plan, certificate, [remedy])

@@ -13,7 +13,7 @@ from prefect_rlhf.placement.plan import ExecutionPlan, instances, offloaded_part
 from prefect_rlhf.placement.planner.question import Question
 from prefect_rlhf.placement.planner.space.plan_problem import PlanProblem
 from prefect_rlhf.placement.plans.check import check_plan
-from prefect_rlhf.placement.plans.stated_words import Words, names_of, with_words
+from prefect_rlhf.placement.plans.stated_words import Words, as_stated, names_of, with_words
 from prefect_rlhf.placement.search.budget import Budget
 from prefect_rlhf.placement.search.driver import Proof, SearchResult, search
 from prefect_rlhf.placement.search.method import Method
@@ -95,9 +95,16 @@ def keeping_words(
         return plan
     found = list(others)
     changed = with_words(plan, question.graph, words)
-    if is_legal(question, changed):
+    refused: RlhfError | None = None
+    try:
+        check_plan(changed, question.graph, question.site.mesh)
+    except RlhfError as error:
+        refused = as_stated(error, words) if isinstance(error, InvalidInput) else error
+    else:
         saved = Savings(question.graph, question.workload, question.site.backend, names_of(words)).least(changed)
         found += [replace(saved, name=plan.name)] if saved is not None else []
+    if not found and refused is not None:
+        raise refused
     if not found:
         stated = ", ".join(f"{call}.{word}" for call, word in sorted(names_of(words)))
         raise InvalidInput("placement", stated, "words with which some plan fits; state fewer of them")

@@ -91,16 +91,25 @@ class SizeResult:
         """Device hours of an iteration."""
         return None if self.seconds is None else self.seconds * self.num_devices / 3600
 
+    @property
+    def dollars_a_step(self) -> float | None:
+        """Dollars of an iteration; None without a plan or a price."""
+        if self.seconds is None or self.dollars_per_hour is None:
+            return None
+        return self.seconds * self.dollars_per_hour / 3600
+
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
     """The results of clusters: the kinds in the order of the question, the sizes of a kind in ascending order.
 
-    `at_least` are the tokens per second that the question requires, or None.
+    `at_least` are the tokens per second that the question requires, or None. `enough` says in words how many devices
+    are enough, if that is no size of the table.
     """
 
     sizes: tuple[SizeResult, ...]
     at_least: float | None = None
+    enough: str = ""
 
     @property
     def first_below(self) -> dict[str, SizeResult | None]:
@@ -119,6 +128,12 @@ class Sweep:
         return min(enough, key=_price, default=None)
 
     @property
+    def cheapest(self) -> SizeResult | None:
+        """The cluster whose step costs least, in dollars if there are prices, else in device-hours; None: no plan."""
+        has_prices = all(size.dollars_per_hour is not None for size in self._planned)
+        return min(self._planned, key=lambda size: _of_a_step(size, has_prices), default=None)
+
+    @property
     def fastest(self) -> SizeResult | None:
         """The cluster with the most tokens per second; None if no cluster has a plan."""
         return max(self._planned, key=lambda size: size.tokens_per_second or 0.0, default=None)
@@ -132,10 +147,12 @@ class Sweep:
         has_prices = any(size.dollars_per_hour is not None for size in self.sizes)
         below, lines = self.first_below, []
         for kind, first in below.items():
-            words = f"static memory use does not fall below {ENOUGH:.0%} on any of these sizes"
-            if first:
-                nodes = f"{first.num_nodes} {'node' if first.num_nodes == 1 else 'nodes'}"
-                words = f"static memory use is below {ENOUGH:.0%} from {nodes} ({first.num_devices} devices) on"
+            if first is None or all(size.num_devices <= first.num_devices for size in self._planned):
+                continue  # it says nothing about these sizes
+            words = (
+                f"beyond {first.num_devices} devices a step gains less and less: from there on gradients and optimizer "
+                f"states fill less than {ENOUGH:.0%} of a device"
+            )
             lines.append(f"{kind}: {words}" if len(below) > 1 else words)
         return "\n".join([table([_row(size, has_prices) for size in self.sizes]), *self._conclusion(), *lines])
 
@@ -145,13 +162,22 @@ class Sweep:
             return []
         by = "fewest dollars an hour" if smallest.dollars_per_hour is not None else "fewest devices"
         reaches = "has a plan" if self.at_least is None else f"reaches {self.at_least:,.0f} tokens/s"
-        return [f"{smallest.cluster} is the smallest cluster that {reaches} ({by})"]
+        lines = [f"{smallest.cluster} is the smallest cluster that {reaches} ({by})"]
+        if self.enough:
+            lines.append(self.enough)
+        if (cheapest := self.cheapest) is not None:
+            dollars = cheapest.dollars_a_step
+            cost = f"{cheapest.device_hours:.3g} device-hours" if dollars is None else f"${dollars:,.3g}"
+            lines.append(f"{cheapest.cluster} is the cheapest per step: {cost}")
+        return lines
 
     def to_json(self) -> str:
         """Return the sweep for a machine."""
-        sizes = [{**asdict(size), "device_hours": size.device_hours} for size in self.sizes]
+        own = ("device_hours", "dollars_a_step")
+        sizes = [{**asdict(size), **{name: getattr(size, name) for name in own}} for size in self.sizes]
         first = {kind: size and size.num_nodes for kind, size in self.first_below.items()}
         answer = {"at_least": self.at_least, "smallest": self.smallest and self.smallest.cluster}
+        answer |= {"cheapest": self.cheapest and self.cheapest.cluster, "enough": self.enough}
         return json.dumps({"sizes": sizes, "first_below": first, "below": ENOUGH, **answer}, indent=1)
 
 
@@ -169,7 +195,8 @@ def sweep(
         except InvalidInput as error:
             errors.append(error)
             lacks_memory = isinstance(error, TooLittleMemory)
-            refused = f"does not fit: {error.seen}" if lacks_memory else str(error)
+            limit = error.expected.partition(":")[0]  # what a plan may fill; remedies follow
+            refused = f"does not fit: {error.seen}; {limit}" if lacks_memory else str(error)
             shape = size.name, size.kind, size.num_nodes, size.num_devices
             results.append(SizeResult(*shape, refused=refused, lacks_memory=lacks_memory))
     if len(errors) == len(results) and len({str(error) for error in errors}) == 1:
@@ -220,21 +247,24 @@ def _price(size: SizeResult) -> tuple[float, float]:
     return cost, -(size.tokens_per_second or 0.0)
 
 
+def _of_a_step(size: SizeResult, has_prices: bool) -> float:
+    return (size.dollars_a_step if has_prices else size.device_hours) or 0.0
+
+
 def _row(size: SizeResult, has_prices: bool) -> dict[str, str]:
     dollars = {
         "$/hour": _shown(size.dollars_per_hour, ",.2f"),
+        "$/step": _shown(size.dollars_a_step, ",.3g"),
         "$/M response tokens": _shown(size.dollars_per_million_response_tokens, ".3g"),
     }
     return {
         "cluster": size.cluster,
         "devices": str(size.num_devices),
-        "seconds": _shown(size.seconds, ".2f"),
-        "bound": _shown(size.lower_bound_seconds, ".2f"),
+        "seconds a step": _shown(size.seconds, ".2f"),
         "tokens/s": _shown(size.tokens_per_second, ",.0f"),
         "MFU": _shown(size.utilisation, ".1%"),
         **(dollars if has_prices else {}),
-        "device-hours": _shown(size.device_hours, ".3f"),
-        "static memory": _shown(size.static_share, ".1%"),
+        "device-hours a step": _shown(size.device_hours, ".3f"),
         "fullest device": _shown(size.fullest_share, ".1%"),
         "note": size.refused or ("nearly full" if (size.fullest_share or 0.0) > NEARLY_FULL else ""),
     }

@@ -46,6 +46,7 @@ class Preset:
     `micro_batch_tokens` is the most tokens per device in a micro-batch of a symmetric preset, whose calls all have
     equally many micro-batches; None: each call has a suitable number. `parts` is the number of streamed parts of
     generation and inference on disjoint devices; half as many, and so on, if a step's rows have no such parts.
+    `what` says in a few words what it is.
     """
 
     mesh_rule: MeshRule
@@ -56,6 +57,7 @@ class Preset:
     engine: EngineKind | None = None
     micro_batch_tokens: int | None = None
     parts: int = 1
+    what: str = ""
 
     def mesh(self, call: Call, lease: DeviceMesh, graph: DataflowGraph) -> DeviceMesh:
         """Return the mesh of a call. Raises InvalidInput if the lease has no such part."""
@@ -185,19 +187,43 @@ def cut(mesh: DeviceMesh, ratio: float) -> tuple[DeviceMesh, DeviceMesh]:
 
 PRESETS: Mapping[str, Preset] = MappingProxyType(
     {
-        "flattening": Preset(everywhere),
+        "flattening": Preset(everywhere, what="every call on all devices, one after another"),
         # Xiao et al. 2023 (arXiv:2312.11819), sections V-A1 and V-A2
-        "interleaving": Preset(partial(interleaved, critic_apart=False), 0.5, "the reference model"),
-        "side_by_side": Preset(partial(interleaved, critic_apart=True), 0.5, "the reference model"),
-        "separation": Preset(separated, 0.5, "generation and inference"),
+        "interleaving": Preset(
+            partial(interleaved, critic_apart=False),
+            0.5,
+            "the reference model",
+            what="reference and reward model on a half each, all else on all devices",
+        ),
+        "side_by_side": Preset(
+            partial(interleaved, critic_apart=True),
+            0.5,
+            "the reference model",
+            what="as interleaving, and the critic's values beside the reward model",
+        ),
+        "separation": Preset(separated, 0.5, "generation and inference", what="training on a half of its own"),
         # the same, section V-A2 and figure 5
-        "separation-streamed": Preset(separated_in_three, 0.5, "generation and inference", parts=4),
-        "split": Preset(partial(halved_by_head, generate_everywhere=True), 0.5, "actor and reference model"),
+        "separation-streamed": Preset(
+            separated_in_three,
+            0.5,
+            "generation and inference",
+            parts=4,
+            what="training on a half, generation and inference on a quarter each, in parts",
+        ),
+        "split": Preset(
+            partial(halved_by_head, generate_everywhere=True),
+            0.5,
+            "actor and reference model",
+            what="models that score on a half of their own, generation on all devices",
+        ),
         # Sheng et al. 2024 (arXiv:2409.19256), section 8.3: what NeMo-Aligner and OpenRLHF do; colocate is flattening
         "hybridflow-split": Preset(
-            partial(halved_by_head, generate_everywhere=False), 0.5, "actor and reference model"
+            partial(halved_by_head, generate_everywhere=False),
+            0.5,
+            "actor and reference model",
+            what="as split, and generation on the actor's half",
         ),
-        "standalone": Preset(alone, 0.5, "the actor"),
+        "standalone": Preset(alone, 0.5, "the actor", what="each model on devices of its own"),
         # Mei et al. 2024 (arXiv:2406.14088), section 8.1
         "real-heuristic": Preset(
             everywhere,
@@ -205,6 +231,7 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
             symmetric=True,
             engine="megatron",
             micro_batch_tokens=REAL_TOKENS,
+            what="one strategy for all calls, tensor parallelism within nodes, pipelines across",
         ),
     }
 )

@@ -1,6 +1,6 @@
 """The rows and keys that each device needs for a call, and holds after it.
 
-Rows are numbered 0..num_rows-1 within a step, whatever the plan.
+Rows are numbered 0..num_rows-1 within a step, under every plan.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class RowShare(HashedOnce):
         return tuple(sum(sizes[start : start + finer]) for start in range(0, len(sizes), finer))
 
     def read_from(self, own: RowSet, source: RowSet) -> RowShare:
-        """Return the rows of `source` that these rows, of `own`, read: those that they were made of, or children."""
+        """Return the rows of `source` that these rows, of `own`, read: the rows that they were made of, or children."""
         if (children := own.children(source)) > 1:
             return replace(self, children=children)
         rows_each = own.per_row(source)
@@ -185,7 +185,7 @@ def _partition(graph: DataflowGraph, plan: ExecutionPlan, call: Call) -> RowPart
 
 
 def _cuts(graph: DataflowGraph, plan: ExecutionPlan, call: Call) -> tuple[int, int]:
-    """Return the mini-batches and the rows per item of a call: a multiple of its parts, and else whatever the plan."""
+    """Return the mini-batches and the rows per item of a call: a multiple of its parts, else equal under every plan."""
     same_rows = _on_rows_of(graph, call)
     width = math.lcm(*(other.rows_per_item for other in same_rows))
     finest = math.lcm(*(other.mini_batches for other in same_rows), *(plan.parts(other.name) for other in same_rows))

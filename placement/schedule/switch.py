@@ -1,4 +1,4 @@
-"""Seconds of a switch from plan to plan: engines start one after another, then states reach their new devices."""
+"""Seconds of a switch from plan to plan: engines start in turn, then states reach their new devices."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -23,7 +23,7 @@ def switch_seconds(
 ) -> float:
     """Return the seconds of a switch from `plan` to `other`.
 
-    Each new instance costs the start of its engine, and the reading of its weights from a disk. A trained one gets its
+    Each new instance costs the start of its engine, and the reading of its weights from a disk. A trained instance gets its
     weights and its optimizer over the host link instead. The copies to host memory before the switch are nodes of the
     last step. `starts` are measured seconds of the start of an engine, in place of its trait.
     """

@@ -71,11 +71,13 @@ class Progress:
 
     def __str__(self) -> str:
         if self.seconds is None:
-            return f"{self.elapsed_seconds:5.1f} s: no plan yet, lower bound {self.lower_bound_seconds:.3f} s"
-        gap = self.seconds / self.lower_bound_seconds - 1
+            return (
+                f"searching for {self.elapsed_seconds:.1f} s: no plan yet; none takes less than the lower bound of "
+                f"{self.lower_bound_seconds:.4g} s a step"
+            )
         return (
-            f"{self.elapsed_seconds:5.1f} s: {self.seconds:.3f} s, lower bound {self.lower_bound_seconds:.3f} s"
-            f" (gap {gap:.2%}), {self.evaluations:,} evaluations"
+            f"searching for {self.elapsed_seconds:.1f} s: the best plan so far takes {self.seconds:.4g} s a step; none "
+            f"takes less than the lower bound of {self.lower_bound_seconds:.4g} s"
         )
 
 

@@ -159,7 +159,8 @@ def _layer_seconds(bench: Bench, engine: EngineKind, hardware: Hardware) -> floa
     bench.build(engine, Sizes(ROWS, CONTEXT))
     measured = bench.time(ProfilingRank.generate, engine, ROWS, CONTEXT).decode / MODEL_SHAPE.num_layers
     sizes = ModelSizes.of(bench.model)
-    counted = DatasheetTimes.of(sizes, hardware).decode(ROWS, CONTEXT, 1, cuda_graphs=bench.replays(engine))
+    times, graphs = DatasheetTimes.of(sizes, hardware, engine), bench.replays(engine)
+    counted = times.decode(ROWS, CONTEXT, 1, cuda_graphs=graphs)
     return max(LEAST_LAYER_SECONDS, measured - counted.total + counted.launch)
 
 

@@ -69,8 +69,8 @@ class Dispatcher:
     def build(self, on_built: Callable[[ModelInstance, NodeOutcome], None]) -> None:
         """Open the datasets and build every model instance; all copies of weights must hold the same version 0.
 
-        A resumed run verifies the whole checkpoint before it builds anything. Raises InvalidInput if frozen weights
-        differ from those of the run to resume.
+        A resumed run verifies the whole checkpoint before it builds anything. Raises InvalidInput if the run to resume
+        had other frozen weights.
         """
         self.checkpointing.check(self.gang.size)
         for source in self.run.sources.values():
@@ -265,7 +265,7 @@ class Dispatcher:
         return max(len(need.share.rows(part=Part(index, count))) for need in needs for index in range(count))
 
     def _weights(self, instance: ModelInstance, trained: bool = False) -> tuple[Weights, ...]:
-        """Return the weights that an instance holds, or only those of them that a train_step writes."""
+        """Return the weights that an instance holds, or only the trained weights among them."""
         held = held_parts(self._graph.model(instance.role), instance.engine)
         every = (own for own in self._graph.weights(instance.role) if own.part in held)
         return tuple(own for own in every if own.trained or not trained)

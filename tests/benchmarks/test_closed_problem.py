@@ -183,7 +183,7 @@ def test_larger_graphs_come_within_a_small_gap(graph, num_nodes, max_gap):
     """In an amount of work that takes a few seconds; the plan is as long as other code reads from the file."""
     data = closed_file(graph, num_nodes, batch=512 if num_nodes == 16 else 256, slices=(1, 2, 4))
     closed = read_closed_problem(data)
-    result = search(closed.problem, 600, max_gap=max_gap, max_evaluations=2_000_000)
+    result = search(closed.problem, 600, max_gap=max_gap, max_evaluations=2_000_000, rule=ReadyFirst)
     assert result.gap <= max_gap
     plain = Closed(data, closed.plan_in_file(result.plan))
     assert plain.fits()
@@ -203,6 +203,6 @@ def test_nine_calls_are_proved_with_few_evaluations(graph, num_nodes, batch, sec
     """With 30% more evaluations than the proof needed on 2026-11-26."""
     data = closed_file(graph, num_nodes, batch)
     closed = read_closed_problem(data)
-    result = search(closed.problem, 600, max_evaluations=enough)
+    result = search(closed.problem, 600, max_evaluations=enough, rule=ReadyFirst)
     assert (result.proved_optimal, result.seconds) == (True, pytest.approx(seconds))
     assert Closed(data, closed.plan_in_file(result.plan)).makespan_us() == pytest.approx(seconds * 1e6, abs=0.5)

@@ -24,7 +24,7 @@ MEASURED = "details seconds_per_call seconds_per_step"
 
 SMALLEST = {
     "planner.ablation": (
-        "--only 17 --evaluations 4000 --parts presets,divisions,annealing",
+        "--only 17 --evaluations 4000 --parts presets,divisions",
         "evaluations parts processor_seconds questions",
     ),
     "parts.certify_memory": (
@@ -115,6 +115,10 @@ SMALLEST = {
     "planner.predict_plans": (
         f"--steps 2 --batch-size 4 --plans split {TINY}",
         "auto_vs_best_preset max_error median_error num_plans pairs_in_order plans rank_correlation ranks",
+    ),
+    "public_runs": (
+        "--only prime_rl_06b_8k prime_rl_06b_16k",
+        "fitted in_order not_fitted our_runtime ranges real_calls",
     ),
     "planner.referee": (
         "--only 17 --plans 3 --budget 0.5",

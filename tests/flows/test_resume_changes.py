@@ -8,6 +8,7 @@ import pytest
 from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.flows.sft import sft
 from prefect_rlhf.placement.devices.mesh import ClusterShape
+from prefect_rlhf.placement.plans.plan_file import read_plan
 from tests.finished_steps import write_checkpoint
 from tests.runs import completed, prepared, read_lines, whole
 from tests.tasks.data.stored import json_lines
@@ -19,6 +20,8 @@ HALF, STEPS = 2, 4
 RISES_LONG = {"lr": 4e-3, "warmup_steps": STEPS}
 RISES_TO_HALF = {"lr": 2e-3, "warmup_steps": HALF}
 """The same rates in the first two steps, bit for bit: a quarter and a half of 4e-3."""
+WORDS = {"actor_train": {"micro_batches": 2}}
+"""A word of a placement, which every run here has."""
 NAMES = "algo.optimizer.lr,algo.optimizer.warmup_steps"
 ONE_DEVICE = whole(ClusterShape("desk", num_nodes=1, devices_per_node=1, device_memory_bytes=8 << 30))
 
@@ -38,6 +41,7 @@ def parameters(tmp_path_factory):
             "actor": {"path": make_model(folder / "actor"), "dtype": "float32"},
             "checkpoint_every": HALF,
             "output_dir": str(folder / "runs"),
+            "placement": WORDS,
         }
 
 
@@ -71,6 +75,15 @@ def test_a_run_resumed_at_another_rate_is_bit_for_bit_the_run_whose_rate_changed
     one, other = ((run / "actor" / "model.safetensors").read_bytes() for run in (reference, resumed))
     assert one == other
     assert f"`sft` of prefect-rlhf {version('prefect-rlhf')}" in (resumed / "actor" / "README.md").read_text()
+
+
+def test_a_resumed_run_keeps_the_words_of_placements_or_takes_others(parameters, resumed):
+    """The runs above are bit for bit alike with the word; a plan's words are none of the checkpoint's parameters."""
+    assert read_plan(resumed / "plan.yaml", ONE_DEVICE.cluster)["actor_train"].micro_batches == 2
+    again = given(parameters, RISES_LONG, steps=STEPS + 1, resume_from=str(resumed))
+    for word in (2, 1):
+        words = {"placement": {"actor_train": {"micro_batches": word}}}
+        assert prepared(sft, again | words, ONE_DEVICE).augmented.plan["actor_train"].micro_batches == word
 
 
 def test_a_change_is_in_the_run_folder_and_in_every_later_checkpoint(parameters, resumed, caplog):

@@ -16,7 +16,7 @@ from tests.test_end_to_end import CACHE
 pytestmark = [pytest.mark.slow, pytest.mark.all, pytest.mark.timeout(1500), pytest.mark.usefixtures("prefect")]
 
 STEPS = 10
-LEAST_GAIN = 0.1  # seeds 1 to 3 gained 0.38 or more when docs/first_hour.md was written
+LEAST_GAIN = 0.1  # seeds 1 to 3 gained 0.38 or more when docs/internals/first_hour.md was written
 LIMIT_SECONDS = 1200
 
 

@@ -64,6 +64,8 @@ def pretend_gpu() -> Iterator[PretendGpu]:
             stack.enter_context(patch.object(torch.cuda, name, value))
         for module in (schedules, optimizer, clip_grads, utils):
             stack.enter_context(patch.object(module, "torch", torch))
+        # An optimizer of torch's build for CUDA would ask the driver for its stream; the build for CPU says None too.
+        stack.enter_context(patch.object(torch.accelerator, "current_accelerator", lambda *_, **__: None))
         stack.enter_context(patch.object(torch.Tensor, "cuda", torch._C.TensorBase.cuda))
         stack.enter_context(patch.object(layers, "torch", _TorchByNumber()))
         stack.enter_context(patch.object(layers, "_grad_accum_fusion_available", False))

@@ -95,7 +95,7 @@ class HostPool(Staff[ScoringHand, Settled]):
                 raise self._too_many(work.failures(), len(rows), doing)
 
     def _staff(self, calls: int) -> None:
-        """Start workers until each of `calls` and each running call has one, at most `settings.workers`."""
+        """Start workers until each of `calls` and each running call has a worker, at most `settings.workers`."""
         busy = sum(hand.busy for hand in self._hands)
         while len(self._hands) < min(self.settings.workers, busy + calls):
             self._hands.append(self._hired())
@@ -141,7 +141,7 @@ def check_function(
 ) -> None:
     """Raise InvalidInput if `function` cannot be imported, is not a function, or takes other arguments.
 
-    With `columns`, those of the dataset, also if the function needs a column that is missing there.
+    With `columns`, which a dataset has, also if the function needs a column that is missing there.
     """
     with HostPool((function,), HostSettings(workers=1), seconds) as pool:
         (loaded,) = pool.load()

@@ -21,38 +21,43 @@ from prefect_rlhf.placement.planner.planned import Planned
 from prefect_rlhf.placement.planner.question import Question
 from prefect_rlhf.placement.plans.check import check_plan
 from prefect_rlhf.placement.plans.plan_file import read_plan
+from prefect_rlhf.placement.plans.stated_words import NO_WORDS, Words
 
 AUTO = "auto"
 EVALUATIONS = 1_000_000  # of a search: a plan is worth more to a run than to a question
 PLANS = Path("~/.prefect-rlhf/plans")
 
 
-def auto_plan(question: Question, say: LogLine) -> tuple[ExecutionPlan, Certificate]:
-    """Return the best known plan and its certificate: found now, or by an earlier run with the same question."""
-    file = PLANS.expanduser() / f"{question_hash(question)}.yaml"
+def auto_plan(question: Question, say: LogLine, words: Words = NO_WORDS) -> tuple[ExecutionPlan, Certificate]:
+    """Return the best known plan with these words and its certificate: found now, or by an earlier run that asked it.
+
+    Raises InvalidInput if no plan with these words fits.
+    """
+    file = PLANS.expanduser() / f"{question_hash(question, words)}.yaml"
     plan = remembered_plan(file, question, say)
     if plan is not None:
         return plan, check_fits(plan, question.graph, question.workload, question.site.backend)
-    planned = search_plan(question, say)
+    planned = search_plan(question, say, words)
     text = plan_file(planned, planned.plan)
     write_atomically(file, lambda part: part.write_text(text))
     return planned.plan, planned.certificate
 
 
-def search_plan(question: Question, say: LogLine) -> Planned:
+def search_plan(question: Question, say: LogLine, words: Words = NO_WORDS) -> Planned:
     """Search with `EVALUATIONS` and log the result."""
     say(describe_sources(question.site.sources))
-    planned = plan_graph(question, evaluations=EVALUATIONS, progress=lambda progress: say(str(progress)))
+    planned = plan_graph(question, evaluations=EVALUATIONS, progress=lambda progress: say(str(progress)), words=words)
     say(summary(planned))
     return planned
 
 
-def question_hash(question: Question) -> str:
+def question_hash(question: Question, words: Words = NO_WORDS) -> str:
     """Return a hash of everything an automatic plan depends on. Equal values have equal texts."""
     site = question.site
     where = (site.cluster, site.mesh, site.backend)
     values = (question.graph, *where, question.workload, site.sources, EVALUATIONS, version("prefect-rlhf"))
-    return hashlib.sha256(repr(values).encode()).hexdigest()[:32]
+    stated = sorted((call, sorted(values.items())) for call, values in words.items())
+    return hashlib.sha256(repr((values, stated)).encode()).hexdigest()[:32]
 
 
 def remembered_plan(file: Path, question: Question, say: LogLine) -> ExecutionPlan | None:

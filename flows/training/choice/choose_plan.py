@@ -12,6 +12,7 @@ from prefect_rlhf.flows.training.request import RunRequest
 from prefect_rlhf.placement.layout.alignment import aligned
 from prefect_rlhf.placement.memory.certificate import Certificate
 from prefect_rlhf.placement.memory.fit import check_fits
+from prefect_rlhf.placement.memory.room import without_room
 from prefect_rlhf.placement.plan import ExecutionPlan
 from prefect_rlhf.placement.planner.explain import next_best
 from prefect_rlhf.placement.planner.preset_plan import completed_preset
@@ -33,17 +34,17 @@ class ChosenPlan:
 def choose_plan(request: RunRequest, name: str) -> ChosenPlan:
     """Return the plan of that name: searched (`auto`), the fastest of `measure(k)`, a preset, or a plan file.
 
-    A preset is completed, and keeps the words of the parameter `placement`; in the plan of a file they replace the
-    file's. If a plan states no order of devices, copies of trained weights get the order that moves the fewest bytes. A
-    dry run does not measure: it uses the plan that would be measured first. Raises InvalidInput for a plan that cannot
-    run.
+    A preset is completed, and keeps the words of the parameter `placement`, as `auto` does; in the plan of a file they
+    replace the file's. A file's plan may fill the room that others keep. If a plan states no order of devices, copies
+    of trained weights get the order that moves the fewest bytes. A dry run does not measure: it uses the plan that
+    would be measured first. Raises InvalidInput for a plan that cannot run.
     """
     graph, lease, workload = request.graph, request.lease, request.workload
     words = request.options.stated_words
-    if words and (name == AUTO or plans_to_measure(name)):
-        raise searched_beside(words, name)
+    if words and plans_to_measure(name):
+        raise measured_beside(words, name)
     if name == AUTO:
-        return ChosenPlan(*auto_plan(request.question, log_info))
+        return ChosenPlan(*auto_plan(request.question, log_info, words))
     trials: Sequence[PlanTrial] = ()
     if count := plans_to_measure(name):
         plans = best_plans(request, 1 if request.options.dry_run else count)
@@ -53,13 +54,13 @@ def choose_plan(request: RunRequest, name: str) -> ChosenPlan:
     if is_preset(name) or (name.isidentifier() and not Path(name).exists()):  # raises with the list of presets
         plan = completed_preset(name, graph, lease.cluster, lease.mesh, workload, lease.kind, words)
         return chosen_file(request, plan)
-    return chosen_file(request, read_plan(Path(name), lease.cluster), words)
+    return chosen_file(request, read_plan(Path(name), without_room(lease.cluster)), words)
 
 
-def searched_beside(words: Words, name: str) -> InvalidInput:
-    """Return the error for stated words beside a plan that a search chooses."""
+def measured_beside(words: Words, name: str) -> InvalidInput:
+    """Return the error for stated words beside plans of a search that are measured, which differ in their words."""
     call, word = sorted(names_of(words))[0]
-    right = f"no word beside plan: {name}, which chooses every word; set plan to a preset or a plan file"
+    right = f"no word beside plan: {name}, which chooses every word; set plan to auto, a preset or a plan file"
     return InvalidInput(f"placement.{call}.{word}", words[call][word], right)
 
 

@@ -19,6 +19,7 @@ from prefect_rlhf.flows.training.request import RunRequest
 from prefect_rlhf.placement.augmented.checkpointing import StepRange
 from prefect_rlhf.placement.memory.bytes import byte_size
 from prefect_rlhf.placement.memory.certificate import certify_plan
+from prefect_rlhf.placement.memory.room import without_room
 from prefect_rlhf.placement.memory.switch_memory import switch_loads
 from prefect_rlhf.placement.plan import instances
 from prefect_rlhf.placement.plans.plan_file import parse_plan, plan_yaml
@@ -144,7 +145,7 @@ def _chosen(request: RunRequest, step: int, plan: Any) -> ChosenPlan:
             f"placement.{call}.{word}", words[call][word], f"no word beside {field}, which states a plan"
         )
     with _at(field, "this plan"):
-        return chosen_file(request, parse_plan(plan, request.lease.cluster))
+        return chosen_file(request, parse_plan(plan, without_room(request.lease.cluster)))
 
 
 def _made_until(checkpoint: Checkpoint) -> PlansByStep | None:

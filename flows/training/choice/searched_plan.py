@@ -1,5 +1,6 @@
 """The summary and the file of a searched plan, for people and for the next run."""
 
+import re
 from collections.abc import Iterator
 
 from prefect_rlhf.errors.table import table
@@ -11,29 +12,53 @@ from prefect_rlhf.placement.schedule.throughput import IterationWork
 from prefect_rlhf.tasks.reporting.pictures.speeds import iteration_text
 
 SHOWN_SHARE = 0.0005  # smallest part of a gap that is shown: less reads 0.0%
+COLD_SHARE = 0.01  # smallest share by which the first steps differ that is shown
 LARGE_GAP = 0.05  # from here on, a line says how far each cause of the gap is known
 PROVED_GAP = 0.0005  # up to this gap, the bound proves the plan itself
 
 
 def summary(planned: Planned, *others: PresetResult, work: IterationWork | None = None) -> str:
-    """Return a summary of a plan: estimate, bound, binding constraint, search, a table with `others` and presets.
+    """Return a summary of a plan: its proof, and a table with `others` and presets.
 
     With the `work` of an iteration it includes the throughput.
     """
-    left_out, depends = planned.space.left_out, planned.dependence
-    return "\n".join(
-        [
-            f"{planned.seconds:.4g} s per iteration by the estimate, {_against_bound(planned)}",
-            *_causes(planned),
-            *([iteration_text(work, planned.seconds)] if work else []),
-            f"a cold start: {planned.estimate.cold_seconds:.4g} s for the first {COLD_ITERATIONS} iterations",
-            f"binding constraint: {planned.binding}",
-            *([str(depends)] if depends else []),
-            f"search: {_proof(planned)} ({planned.search.cpu_seconds:.1f} s)",
-            f"not searched: {left_out}",
-            table(planned.rows(*others, work=work)),
-        ]
-    )
+    return "\n".join([*proof_lines(planned, work), table(planned.rows(*others, work=work))])
+
+
+def proof_lines(planned: Planned, work: IterationWork | None = None) -> Iterator[str]:
+    """Yield lines about a plan: estimate, bound, throughput, what binds it, what was searched."""
+    yield f"{planned.seconds:.4g} s per iteration by the estimate, {_against_bound(planned)}"
+    yield from _causes(planned)
+    if work is not None:
+        yield iteration_text(work, planned.seconds)
+    cold, steady = planned.estimate.cold_seconds, COLD_ITERATIONS * planned.seconds
+    if abs(cold / steady - 1) > COLD_SHARE:
+        yield f"the first {COLD_ITERATIONS} iterations take {cold:.4g} s together, and {steady:.4g} s later in the run"
+    yield f"binding constraint: {_binding_in_words(planned.binding)}"
+    if planned.dependence:
+        yield str(planned.dependence)
+    yield f"search: {_proof(planned)} ({planned.search.cpu_seconds:.1f} processor seconds)"
+    yield f"not searched: {planned.space.left_out}"
+
+
+BINDING = {
+    "chain: ": "these wait for each other: ",
+    "device load of ": "these share devices: ",
+    "area of ": "the work of ",
+    "loop: ": "these wait for each other from step to step: ",
+}
+"""The words of the bound's terms (`search.exact.binding`), for a person."""
+
+
+def _binding_in_words(binding: str) -> str:
+    """Return what keeps a plan from being faster.
+
+    >>> _binding_in_words("chain: actor_generate -> actor_train with 1 move")
+    'these wait for each other: actor_generate -> actor_train and 1 move of weights'
+    """
+    for term, words in BINDING.items():
+        binding = binding.replace(term, words)
+    return re.sub(r" with (\d+) (moves?)\b", r" and \1 \2 of weights", binding)
 
 
 def _proof(planned: Planned) -> str:
@@ -43,8 +68,8 @@ def _proof(planned: Planned) -> str:
     if planned.lower_bound_seconds < planned.provable_seconds and not planned.search.proved_optimal:
         return planned.search.outcome.value
     return (
-        "the relaxed problem is solved, with free row transfers and least memory: no plan is below the bound, but "
-        "plans between it and this plan are not ruled out"
+        "complete for a simpler problem, in which rows move for free and memory is counted at its least: no plan takes "
+        "less than the bound, but one between the bound and this plan may exist"
     )
 
 
@@ -63,13 +88,13 @@ def _causes(planned: Planned) -> Iterator[str]:
     if planned.gap <= LARGE_GAP:
         return
     searched, uncounted, _ = planned.gap_parts.values()
-    parts = [f"of this gap a longer search (--evaluations) can close {searched:.1%} at most by a higher bound"]
+    parts = [f"of this a longer search (--evaluations) can explain at most {searched:.1%} by a higher bound"]
     if abs(uncounted) >= SHOWN_SHARE:
         parts.append(
-            f"{uncounted:.1%} are above the bound of a single plan: the bound leaves out some memory, moves and "
-            "waits, or a faster plan exists"
+            f"for the other {uncounted:.1%} either the bound leaves out memory, moves and waits that this plan needs, "
+            "or a faster plan exists that was not found"
         )
-    yield ". ".join(parts)
+    yield "; ".join(parts)
 
 
 def plan_file(planned: Planned, plan: ExecutionPlan, work: IterationWork | None = None) -> str:

@@ -271,7 +271,7 @@ class ProfiledTimes:
         return 0.0
 
     def host_step(self, rows: float) -> float:
-        """See LayerTimes: zero, because a measured decoding step includes it."""
+        """See LayerTimes: zero, because the measured choice of tokens lasts until the next step begins."""
         return 0.0
 
     def all_reduce(self, num_bytes: float, group: CollectiveGroup) -> float:

@@ -151,7 +151,7 @@ class PlanSpace:
     def computed(self) -> PlanProblem:
         """`least` with a node for each computation: for bounds.
 
-        As nodes they lead a search for plans to slower plans (`docs/measured_log.md`).
+        As nodes they lead a search for plans to slower plans (`docs/internals/measured_log.md`).
         """
         return plan_problem(self.context, self.candidates, computations=True)
 

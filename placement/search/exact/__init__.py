@@ -1,1 +1,1 @@
-"""The exact search: iterative deepening with neighbourhoods."""
+"""The exact search: iterative deepening, and annealing that finds plans for it."""

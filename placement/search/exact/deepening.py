@@ -12,17 +12,14 @@ cursors store the present alternative of each decision, so a round can stop anyw
 
 from __future__ import annotations
 
-import numpy as np
-
-from prefect_rlhf.placement.search.compiled import Ints, compiled, inner
-from prefect_rlhf.placement.search.exact.decisions import next_alternative, relation_is_first_of_alike
+from prefect_rlhf.placement.search.compiled import compiled, inner
+from prefect_rlhf.placement.search.exact.decisions import next_alternative
 from prefect_rlhf.placement.search.exact.domains import deeper, narrow
 from prefect_rlhf.placement.search.exact.search_state import (
     BEST,
     BOUNDS_ONLY,
     CURRENT,
     EVALUATIONS,
-    FIRST,
     GROUP,
     LEAST_BOUND,
     LEAST_LEFT,
@@ -30,8 +27,7 @@ from prefect_rlhf.placement.search.exact.search_state import (
     THRESHOLD,
     SearchState,
 )
-from prefect_rlhf.placement.search.partial.complete import INFINITE, CompletePlan, time_by_schedule
-from prefect_rlhf.placement.search.partial.durations import fill_durations
+from prefect_rlhf.placement.search.partial.complete import INFINITE
 from prefect_rlhf.placement.search.partial.fullest import beyond_fullest
 from prefect_rlhf.placement.search.partial.incumbent import Incumbent
 from prefect_rlhf.placement.search.partial.packing import (
@@ -51,7 +47,6 @@ from prefect_rlhf.placement.search.partial.partial import (
     fits_apart,
     fits_together,
     possible,
-    relate,
 )
 from prefect_rlhf.placement.search.tables.tables import DISJOINT, UNDECIDED, Tables, ends_of_moves
 
@@ -79,48 +74,21 @@ def decision_order(t: Tables, bounds_only: bool = False) -> list[int]:
 
 
 def begin(t: Tables, s: SearchState, threshold: int) -> None:
-    """Start a round that looks for plans that end before `threshold`."""
-    _clear(s, threshold)
-    _enter(t, s, 0)
-
-
-def _clear(s: SearchState, threshold: int) -> None:
+    """Start a round that looks for plans that end before `threshold`; it is over if the first call has no option."""
+    partial, whole = s.partial, empty_partial(t)
     s.cursor[:] = -1
-    s.partial.option[:] = UNDECIDED
-    s.partial.relation[:] = UNDECIDED
-    s.partial.overlap[:] = 1 << np.arange(len(s.order))
-    s.partial.apart[:] = 0
-    s.scalars[CURRENT] = 0
+    partial.option[:] = UNDECIDED
+    partial.relation[:] = UNDECIDED
+    partial.overlap[:] = whole.overlap
+    partial.apart[:] = partial.depth[:] = 0
+    partial.domain[:], partial.least[:] = whole.domain, whole.least
     s.tally[LEAST_LEFT] = s.tally[LEAST_BOUND] = INFINITE
     s.scalars[THRESHOLD] = min(threshold, s.scalars[BEST])
-
-
-def _enter(t: Tables, s: SearchState, num_kept: int) -> None:
-    """Go to the first call that is not kept; to the end of the round when it has no option left."""
-    partial, whole = s.partial, empty_partial(t)
-    partial.depth[0] = num_kept
-    partial.domain[:], partial.least[:] = whole.domain, whole.least
-    s.scalars[CURRENT] = s.scalars[FIRST] = num_kept * (num_kept + 1) // 2
-    if not narrow(t, partial, int(s.scalars[THRESHOLD]), s.tally):
-        s.scalars[CURRENT] -= 1
-
-
-def begin_within(t: Tables, s: SearchState, plan: CompletePlan, num_kept: int) -> None:
-    """Start a round among the plans that keep the options and relations of the first calls of the order.
-
-    All relations of `plan` must be written, as `fill_relations` does.
-    """
-    _clear(s, int(s.scalars[BEST]))
-    kept = [int(call) for call in s.order[:num_kept]]
-    for index, call in enumerate(kept):
-        s.partial.option[call], s.partial.mesh[call] = plan.option[call], plan.mesh[call]
-        for other in kept[:index]:
-            relate(s.partial, call, other, int(plan.relation[call, other]))
-    _enter(t, s, num_kept)
+    s.scalars[CURRENT] = 0 if narrow(t, partial, int(s.scalars[THRESHOLD]), s.tally) else -1
 
 
 def lower(s: SearchState, makespan: int) -> None:
-    """Look only for plans better than a plan of this makespan, which another search found."""
+    """Look only for plans better than a plan of this makespan, which annealing found."""
     if makespan < s.scalars[BEST]:
         s.scalars[BEST] = makespan
         s.best_option[:] = UNDECIDED
@@ -140,7 +108,7 @@ def advance(t: Tables, s: SearchState, evaluations: int) -> bool:
     until = s.tally[EVALUATIONS] + evaluations
     # The recursion is written as a loop over cursors: compiled code keeps no stack between two calls, and the driver
     # needs to stop after some milliseconds to check the budget and Ctrl-C.
-    while s.scalars[CURRENT] >= s.scalars[FIRST] and s.tally[EVALUATIONS] < until:
+    while s.scalars[CURRENT] >= 0 and s.tally[EVALUATIONS] < until:
         decision = s.scalars[CURRENT]
         call, other = s.decision_call[decision], s.decision_other[decision]
         s.partial.depth[0] = s.decision_depth[decision]
@@ -148,11 +116,11 @@ def advance(t: Tables, s: SearchState, evaluations: int) -> bool:
             s.scalars[CURRENT] -= 1
         elif admissible(t, s, decision, call, other):
             if decision + 1 == len(s.decision_call):
-                schedule_all_alike(t, s)
+                schedule(t, s)
             elif s.decision_other[decision + 1] != GROUP or descend(t, s):
                 s.cursor[decision + 1] = -1
                 s.scalars[CURRENT] += 1
-    return s.scalars[CURRENT] < s.scalars[FIRST]
+    return s.scalars[CURRENT] < 0
 
 
 @inner
@@ -177,7 +145,7 @@ def admissible(t: Tables, s: SearchState, decision: int, call: int, other: int) 
         )
         return fitting and (decision > 0 or can_pack(t, s, call))
     relation = p.relation[call, other]
-    if not possible(t, p, call, other, relation) or not relation_is_first_of_alike(s, decision, call, other):
+    if not possible(t, p, call, other, relation):
         return False
     # The order of the checks is their cost: memory first, then the bound, and packing only after a call's last
     # relation. Disjoint meshes and forced overlaps leave the bound as it was, so they need no evaluation.
@@ -222,7 +190,7 @@ def is_promising(t: Tables, s: SearchState, decision: int, call: int) -> bool:
 def can_pack(t: Tables, s: SearchState, call: int) -> bool:
     """Whether the meshes decided so far can be packed: first with the earlier meshes unchanged, then from the start.
 
-    Only a packing that succeeds is kept. A packing that takes too long is left to `schedule_all_alike`.
+    Only a packing that succeeds is kept. A packing that takes too long is left to `schedule`.
     """
     # Relations determine times and memory, so positions matter only for existence: any packing will do, and the
     # packing of the earlier calls is tried first because it mostly extends. UNKNOWN may not prune, since the plan may
@@ -255,8 +223,8 @@ def all_placed(s: SearchState, count: int) -> bool:
 
 
 @inner
-def schedule_all_alike(t: Tables, s: SearchState) -> None:
-    """Schedule a complete plan and all plans that differ from it by a permutation of calls, and keep the best.
+def schedule(t: Tables, s: SearchState) -> None:
+    """Schedule a complete plan, and keep it if it is the best so far.
 
     A plan that could neither be packed nor shown impossible may exist, so its bound counts.
     """
@@ -269,33 +237,14 @@ def schedule_all_alike(t: Tables, s: SearchState) -> None:
             s.tally[LEAST_LEFT] = min(s.tally[LEAST_LEFT], bound_partial(t, p, s.scalars[THRESHOLD]))
         if result != PACKED:
             return
-    # Decisions visit a single plan of each symmetry class, because all have the same bound. Their times differ, since
-    # the order of nodes breaks ties, so here all of them are scheduled and the best is kept.
-    bound = bound_partial(t, p, INFINITE)
-    if s.scalars[BOUNDS_ONLY] != 0:
-        take_if_better(t, s, p.option, p.mesh, bound, bound)
-        return
-    for number in range(len(s.symmetry)):
-        schedule_moved(t, s, s.symmetry[number], bound)
+    us = bound = bound_partial(t, p, INFINITE)
+    if s.scalars[BOUNDS_ONLY] == 0:
+        us = max(bound, t.rule.schedule(t.rule, t, p.option, p.relation, p.us, p.overlap))
+    take_if_better(t, s, bound, us)
 
 
 @inner
-def schedule_moved(t: Tables, s: SearchState, goes: Ints, bound: int) -> None:
-    """Schedule the plan with the calls permuted by `goes`; it takes no less than `bound`."""
-    p, moved = s.partial, s.moved
-    for call in range(t.num_calls):
-        moved.option[goes[call]], moved.mesh[goes[call]] = p.option[call], p.mesh[call]
-        moved.overlap[goes[call]] = 0
-        for other in range(t.num_calls):
-            moved.relation[goes[call], goes[other]] = p.relation[call, other]
-            if call == other or p.relation[call, other] > DISJOINT:
-                moved.overlap[goes[call]] |= 1 << goes[other]
-    fill_durations(t, moved.option, moved.relation, t.least_size, moved.us)  # all calls are decided
-    take_if_better(t, s, moved.option, moved.mesh, bound, max(bound, time_by_schedule(t, moved)))
-
-
-@inner
-def take_if_better(t: Tables, s: SearchState, option: Ints, mesh: Ints, bound: int, us: int) -> None:
+def take_if_better(t: Tables, s: SearchState, bound: int, us: int) -> None:
     """Keep a plan that takes `us`, and no less than `bound`, if it is the best so far."""
     s.tally[LEAST_BOUND] = min(s.tally[LEAST_BOUND], t.rule.least_in_any_order(bound, us))
     s.tally[LEAST_LEFT] = min(s.tally[LEAST_LEFT], us)
@@ -303,4 +252,4 @@ def take_if_better(t: Tables, s: SearchState, option: Ints, mesh: Ints, bound: i
         s.scalars[BEST] = us
         s.scalars[THRESHOLD] = min(s.scalars[THRESHOLD], us)
         for call in range(t.num_calls):
-            s.best_option[call], s.best_mesh[call] = option[call], mesh[call]
+            s.best_option[call], s.best_mesh[call] = s.partial.option[call], s.partial.mesh[call]

@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from typing import final
 
 from prefect_rlhf.placement.search.exact.deepening import advance, begin, best_plan, decision_order, lower
-from prefect_rlhf.placement.search.exact.neighbourhood import Neighbourhoods, step_neighbourhood
 from prefect_rlhf.placement.search.exact.search_state import (
     BEST,
     BOUNDS_ONLY,
@@ -42,8 +41,7 @@ STALE_SHARE = 0.2  # of its share is left to a search for plans that is stale
 class ExactState:
     """The state of both searches. The arrays of `search` and `annealing` are changed in place.
 
-    No plan takes less than `proved_us` by the problem's rule, nor less than `lower_bound_us` in any order. `near` is
-    None as long as there is no plan, and when all around the best have been searched.
+    No plan takes less than `proved_us` by the rule, nor less than `lower_bound_us` in any order that it allows.
     """
 
     search: SearchState
@@ -52,9 +50,7 @@ class ExactState:
     lower_bound_us: int
     growth: float
     incumbent: Incumbent | None = None
-    near: Neighbourhoods | None = None
-    near_evaluations: int = 0
-    improved_at: int = 0  # `improving_evaluations` when these last found a better plan
+    improved_at: int = 0  # `improving_evaluations` when annealing last found a better plan
     ended: bool = False
     began_at: int = 0  # evaluations when the round under way began
     last_round: int = 0  # evaluations of the round before
@@ -67,7 +63,7 @@ class ExactState:
     @property
     def improving_evaluations(self) -> int:
         """Evaluations spent on finding plans, not on bounds."""
-        return self.annealing.evaluations + self.near_evaluations
+        return self.annealing.evaluations
 
     @property
     def evaluations(self) -> int:
@@ -110,7 +106,7 @@ class IterativeDeepening:
         stale_after = max(STALE_AFTER_LEAST, STALE_AFTER * state.improved_at)
         share = self.improving_share * (1 if state.improving_evaluations < stale_after else STALE_SHARE)
         if state.improving_evaluations < share * state.proving_evaluations:
-            return _improve(t, state)
+            return _anneal(t, state)
         ended = advance(t, state.search, EVALUATIONS_A_STEP)
         state = _adopt(state, best_plan(state.search))
         if ended:
@@ -147,27 +143,19 @@ def _next_round(t: Tables, state: ExactState) -> ExactState:
     return replace(state, began_at=state.proving_evaluations)
 
 
-def _improve(t: Tables, state: ExactState) -> ExactState:
-    """Search a step for a better plan: near the best plan while that is new, else anywhere."""
-    if state.near is None or state.annealing.evaluations <= state.near_evaluations:
-        annealing = step_annealing(t, state.annealing)
-        improved = _adopt(replace(state, annealing=annealing), annealing.best)
-    else:
-        near = step_neighbourhood(t, state.near)
-        if near is None:
-            return replace(state, near=None)
-        spent = state.near_evaluations + near.evaluations - state.near.evaluations
-        improved = _adopt(replace(state, near=near, near_evaluations=spent), near.center)
+def _anneal(t: Tables, state: ExactState) -> ExactState:
+    """Search a step for a better plan."""
+    annealing = step_annealing(t, state.annealing)
+    improved = _adopt(replace(state, annealing=annealing), annealing.best)
     if improved.incumbent is state.incumbent:
         return improved
     return replace(improved, improved_at=improved.improving_evaluations)
 
 
 def _adopt(state: ExactState, plan: Incumbent | None) -> ExactState:
-    """Take a plan if it is better than the best so far: it prunes the round, and is the next to be searched around."""
+    """Take a plan if it is better than the best so far: it prunes the round."""
     best = INFINITE if state.incumbent is None else state.incumbent.makespan_us
     if plan is None or plan.makespan_us >= best:
         return state
     lower(state.search, plan.makespan_us)
-    near = Neighbourhoods(plan) if state.near is None else state.near.around(plan)
-    return replace(state, incumbent=plan, near=near)
+    return replace(state, incumbent=plan)

@@ -8,15 +8,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from prefect_rlhf.placement.search.compiled import Ints
-from prefect_rlhf.placement.search.partial.complete import INFINITE, CompletePlan, empty_complete_plan
+from prefect_rlhf.placement.search.partial.complete import INFINITE
 from prefect_rlhf.placement.search.partial.partial import Partial, empty_partial
 from prefect_rlhf.placement.search.record import Record
-from prefect_rlhf.placement.search.tables.symmetry import not_before
 from prefect_rlhf.placement.search.tables.tables import UNDECIDED, Tables, calls_with_moves
 
 LARGE = 0.5  # of a device's memory
 GROUP, OPTION = -1, -2  # decisions about a call alone
-CURRENT, FIRST, THRESHOLD, BEST, BOUNDS_ONLY = range(5)  # places in `SearchState.scalars`
+CURRENT, THRESHOLD, BEST, BOUNDS_ONLY = range(4)  # places in `SearchState.scalars`
 LEAST_LEFT, EVALUATIONS, LEAST_BOUND = range(3)  # places in `SearchState.tally`
 
 
@@ -34,46 +33,37 @@ class SearchState(Record):
     decision_depth: Ints  # [D]: calls before it
     decision_other: Ints  # [D]: the earlier call that a relation is with; or GROUP or OPTION
     group: Ints  # [C]: the group of the call's option
-    not_before: Ints  # [C]: see `symmetry`
-    symmetry: Ints  # [S, C]
-    place: Ints  # [C]: of each call in the order
     cursor: Ints  # [D]: the alternative that each decision is at
     partial: Partial
-    moved: CompletePlan  # scratch of `schedule_moved`
     pack_cursor: Ints  # [C]: scratch of `pack_meshes`
     trial: Ints  # [C]: meshes that it tries
     best_option: Ints  # [C]
     best_mesh: Ints  # [C]
-    scalars: Ints  # [5]: present and first free decision, threshold, best time, whether plans take their bounds
+    scalars: Ints  # [4]: present decision, threshold, best time, whether plans take their bounds
     tally: Ints  # [3]: see above
 
 
-def empty_search_state(t: Tables, order: Sequence[int], num_kept: int = 0) -> SearchState:
-    """Start before the first round: no plan, no threshold. The first calls of the order may be kept as they are."""
-    decisions = list(_decisions(t, order, num_kept))
-    symmetry = t.symmetry[: 1 if num_kept else None]
+def empty_search_state(t: Tables, order: Sequence[int]) -> SearchState:
+    """Start before the first round: no plan, no threshold."""
+    decisions = list(_decisions(t, order))
     return SearchState(
         order=np.array(order, dtype=np.int64),
         decision_call=np.array([call for call, _, _ in decisions], dtype=np.int64),
         decision_depth=np.array([depth for _, _, depth in decisions], dtype=np.int64),
         decision_other=np.array([other for _, other, _ in decisions], dtype=np.int64),
         group=np.zeros(t.num_calls, dtype=np.int64),
-        not_before=np.array(not_before([tuple(map(int, goes)) for goes in symmetry], order), dtype=np.int64),
-        symmetry=symmetry,
-        place=np.argsort(order).astype(np.int64),
         cursor=np.full(len(decisions), -1, dtype=np.int64),
         partial=empty_partial(t),
-        moved=empty_complete_plan(t),
         pack_cursor=np.zeros(t.num_calls, dtype=np.int64),
         trial=np.zeros(t.num_calls, dtype=np.int64),
         best_option=np.full(t.num_calls, UNDECIDED, dtype=np.int64),
         best_mesh=np.full(t.num_calls, UNDECIDED, dtype=np.int64),
-        scalars=np.array([0, 0, 0, INFINITE, 0], dtype=np.int64),
+        scalars=np.array([0, 0, INFINITE, 0], dtype=np.int64),
         tally=np.array([INFINITE, 0, INFINITE], dtype=np.int64),
     )
 
 
-def _decisions(t: Tables, order: Sequence[int], num_kept: int) -> Iterator[tuple[int, int, int]]:
+def _decisions(t: Tables, order: Sequence[int]) -> Iterator[tuple[int, int, int]]:
     """Yield for each decision the call, the earlier call or GROUP or OPTION, and the number of calls before.
 
     The time of weight moves, and the models that fit next to a large model, depend on the options. So the options of
@@ -82,9 +72,9 @@ def _decisions(t: Tables, order: Sequence[int], num_kept: int) -> Iterator[tuple
     at_once = calls_with_moves(t)
     at_once |= {call for call in order if _fastest_bytes(t, call) > LARGE * t.most_bytes}
     for depth, call in enumerate(order):
-        options = [OPTION] if call in at_once and depth >= num_kept else []
+        options = [OPTION] if call in at_once else []
         yield from ((call, other, depth) for other in [GROUP, *_decisive_first(t, call, order[:depth]), *options])
-    yield from ((call, OPTION, len(order)) for call in order[num_kept:] if call not in at_once)
+    yield from ((call, OPTION, len(order)) for call in order if call not in at_once)
 
 
 def _decisive_first(t: Tables, call: int, others: Sequence[int]) -> list[int]:

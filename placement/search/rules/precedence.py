@@ -10,7 +10,6 @@ The order of a run keeps no such rule, so only dependencies and shared devices e
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,7 +18,6 @@ from prefect_rlhf.placement.search.compiled import Ints, inner, lowest, word
 from prefect_rlhf.placement.search.problem import Problem
 from prefect_rlhf.placement.search.record import Record
 from prefect_rlhf.placement.search.tables.dependencies import Direct, direct_dependencies, least_lags
-from prefect_rlhf.placement.search.tables.symmetry import node_permutation, symmetries
 from prefect_rlhf.placement.search.tables.tables import Tables
 
 SAME, LAST, EARLIER = range(3)  # iterations
@@ -28,11 +26,10 @@ LAGS = 3  # 0, 1, and all larger lags together
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Order(Record):
-    """Sets of nodes for each node. The first three hold in every plan; `fill_order` fills the others."""
+    """Sets of nodes for each node. The first two hold in every plan; `fill_order` fills the others."""
 
     direct: Ints  # [3, V]: its direct dependencies, by lag: 0, 1, more
     ready_last: Ints  # [V]: the nodes whose last run has ended when it is ready
-    wins_ties: Ints  # [V]: nodes that it goes before if both become ready at once, under all permutations of `symmetry`
     absent: Ints  # [1]: the absent nodes for which `depends_on` was filled
     depends_on: Ints  # [3, V]: direct dependencies: of its own iteration, the last, and earlier iterations
     ready: Ints  # [V]: nodes of its own iteration that have ended when it is ready
@@ -42,13 +39,11 @@ class Order(Record):
 
 def order_for(problem: Problem) -> Order:
     """Return the sets that hold in every plan, and room for the others."""
-    swaps = [goes for goes in (node_permutation(problem, calls) for calls in symmetries(problem)) if goes is not None]
     direct = direct_dependencies(problem)
     ready, same, last = np.zeros((3, len(problem.nodes)), dtype=np.int64)
     return Order(
         direct=_by_lag(direct),
         ready_last=_ready_last(direct),
-        wins_ties=np.array([word(row) for row in _wins_ties(swaps)], dtype=np.int64),
         absent=np.full(1, -1, dtype=np.int64),
         depends_on=np.zeros((LAGS, len(problem.nodes)), dtype=np.int64),
         ready=ready,
@@ -72,12 +67,6 @@ def _ready_last(direct: Direct) -> Ints:
         return any((source == other and lag <= 1) or lags[source, other] <= 1 - lag for other, lag in direct[node])
 
     return np.array([word([ended(node, source) for source in nodes]) for node in nodes], dtype=np.int64)
-
-
-def _wins_ties(group: Sequence[Sequence[int]]) -> list[list[bool]]:
-    """Whether, as [a, b], node a goes before b if both become ready at once: by number, in all permutations."""
-    nodes = range(len(group[0]))
-    return [[all(goes[a] < goes[b] for goes in group) for b in nodes] for a in nodes]
 
 
 @inner
@@ -133,8 +122,8 @@ def fill_same(rivals: int, nodes: int, node: int, o: Order) -> None:
     while rivals:
         rival = lowest(rivals)
         rivals &= rivals - 1
-        if o.wins_ties[rival] >> node & 1 and depends_within(o, rival, ready, ready_last):
-            o.same[node] |= 1 << rival | o.same[rival]  # the winner of a tie has the smaller number: it has been filled
+        if rival < node and depends_within(o, rival, ready, ready_last):
+            o.same[node] |= 1 << rival | o.same[rival]  # of a tie the smaller number wins: it has been filled
         elif late and depends_within(o, rival, started, started_last):
             o.same[node] |= 1 << rival | (o.same[rival] if rival < node else 0)
 

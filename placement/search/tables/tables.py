@@ -34,7 +34,6 @@ from prefect_rlhf.placement.search.tables.dependencies import (
 )
 from prefect_rlhf.placement.search.tables.groups import groups_of, option_arrays
 from prefect_rlhf.placement.search.tables.rule import Rule
-from prefect_rlhf.placement.search.tables.symmetry import symmetries
 
 UNDECIDED, DISJOINT, OVERLAP, EQUAL = -1, 0, 1, 2
 CALL, PAIR, LINK, COMPUTE = 0, 1, 2, 3
@@ -99,7 +98,6 @@ class Tables(Record):
     can_lie: Ints  # [relation, K, K]: whether two meshes of these classes can have the relation
     lies_within: Ints  # [K, K]: whether a mesh of the first class lies inside each of the second that it overlaps
     tells_equal: Ints  # [C, C]: whether EQUAL differs from OVERLAP for this pair
-    symmetry: Ints  # [S, C]: permutations of the calls, see `symmetry`; the first changes nothing
     # dependencies
     edge_start: Ints  # [V + 1]
     edge_target: Ints
@@ -135,7 +133,6 @@ def build_tables(problem: Problem, rule: type[Rule]) -> Tables:
         **_least_arrays(problem),
         **_mesh_arrays(problem),
         tells_equal=_tells_equal(problem, calls),
-        symmetry=_ints(symmetries(problem)),
         **_edge_arrays(problem),
         **_order_arrays(direct, problem.iterations),
     )

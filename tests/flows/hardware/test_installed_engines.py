@@ -1,8 +1,10 @@
 """A library that an engine imports and that is not there costs a line, before anything starts."""
 
 import ast
+import re
 import sys
 import tomllib
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -20,6 +22,8 @@ from prefect_rlhf.flows.hardware.installed_engines import (
 )
 from prefect_rlhf.placement.engine_traits import TRAITS
 from tests.flows.hardware.test_gpus import CUDA_BUILDS, builds, driver, row  # noqa: F401  fixtures
+
+SHARED = re.compile(rb"(?<=\0)lib[\w+.-]+\.so(?:\.\d+)*(?=\0)")
 
 
 def lacking(monkeypatch, *names):
@@ -53,6 +57,32 @@ def test_a_run_on_cpu_requires_no_torchvision_but_the_other_libraries(monkeypatc
 def test_the_libraries_of_an_engine_that_is_not_installed_are_not_missed(monkeypatch):
     lacking(monkeypatch, "vllm", "PIL", "torchvision")
     assert missing_libraries("vllm", "cuda") == []
+
+
+def test_a_library_of_the_host_that_vllm_is_linked_with_costs_a_line_before_anything_is_built(monkeypatch):
+    """An image without libnuma built vLLM's engine up to its first own kernel, which was not there."""
+    traits = replace(TRAITS["vllm"], cpu_system_libraries=("libnuma_that_nobody_has.so.1",))
+    monkeypatch.setattr(installed_engines, "TRAITS", {**TRAITS, "vllm": traits})
+    monkeypatch.setitem(installed_engines.SYSTEM_PACKAGES, "libnuma_that_nobody_has.so.1", "libnuma1")
+    line = (
+        "libnuma_that_nobody_has.so.1: not found, but vllm on cpu loads it: "
+        "in Debian and Ubuntu, apt-get install libnuma1"
+    )
+    with pytest.raises(RlhfError) as caught:
+        check_engines("cpu")
+    assert str(caught.value) == line
+    assert line in [found.text for found in findings("cpu", 1) if found.is_fault]
+    lacking(monkeypatch, "vllm")
+    check_engines("cpu")  # Megatron generates
+
+
+def test_the_libraries_of_the_host_are_those_that_the_code_of_vllm_for_cpu_names():
+    """Every shared library that it names, but for torch's, those of any Linux, and a profiler that may be absent."""
+    folder = Path(find_spec("vllm").submodule_search_locations[0])
+    named = {name.decode() for file in folder.glob("_C*.so") for name in SHARED.findall(file.read_bytes())}
+    of_torch = {path.name for path in Path(find_spec("torch").submodule_search_locations[0], "lib").iterdir()}
+    of_any = {"libc.so.6", "libm.so.6", "libstdc++.so.6", "libgcc_s.so.1", "libpthread.so.0", "libdl.so.2"}
+    assert named - of_torch - of_any - {"libittnotify.so"} == set(TRAITS["vllm"].cpu_system_libraries)
 
 
 def test_a_python_without_builds_of_the_engines_costs_a_line(monkeypatch):

@@ -45,7 +45,7 @@ def answered(prefect, tmp_path_factory):
 @pytest.mark.slow
 def test_the_flow_returns_the_paths_of_what_it_wrote(answered):
     paths, *_ = answered
-    assert set(paths) == {"plan.yaml", "plan.json", "report.md", "certificate.json", "timeline.svg"}
+    assert set(paths) == {"plan.yaml", "plan.json", "report.md", "certificate.json", "timeline.svg", "memory.svg"}
     cluster = ClusterShape("bought", 1, 8, 80 << 30)
     assert read_plan(paths["plan.yaml"], cluster).name == "auto"
 
@@ -88,5 +88,5 @@ def test_a_plan_on_devices_is_refused():
 
 
 def test_every_field_of_the_form_is_a_flag_of_the_command():
-    assert {*PlanOptions.model_fields, "param"} == {field.name for field in fields(PlanFlags)}
+    assert {*PlanOptions.model_fields, "param", "json"} == {field.name for field in fields(PlanFlags)}
     assert set(inspect.signature(plan.fn).parameters) == {*PlanOptions.model_fields, "dry_run"}

@@ -11,6 +11,7 @@ from prefect_rlhf.flows.commands.flags import read_parameters
 from prefect_rlhf.flows.forms.check import checked_parameters
 from prefect_rlhf.flows.forms.options import RunOptions
 from prefect_rlhf.flows.hardware.node_hardware import cost_sources
+from prefect_rlhf.flows.training.choice import auto_plan
 from prefect_rlhf.flows.training.choice.choose_plan import choose_plan
 from prefect_rlhf.flows.training.choice.plans_by_step import choose_plans
 from prefect_rlhf.flows.training.request import RunRequest, check_names, check_replan
@@ -164,11 +165,26 @@ def test_a_wrong_word_is_a_line_that_names_what_is_right(wrong):
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("plan", ["auto", "measure(2)"])
-def test_a_word_beside_a_plan_that_a_search_chooses_is_refused(plan):
-    asked = request(plan, leased(1, 2, 4096), flags="-p placement.actor_train_step.micro_batches=2")
+def test_a_word_beside_plans_that_are_measured_is_refused():
+    asked = request("measure(2)", leased(1, 2, 4096), flags="-p placement.actor_train_step.micro_batches=2")
     with pytest.raises(InvalidInput, match=r"_train_step\.micro_batches: got 2, expected no word beside"):
-        choose_plan(asked, plan)
+        choose_plan(asked, "measure(2)")
+
+
+@pytest.mark.parametrize("word", ["micro_batches=2", "mesh=n0:1"])
+def test_a_searched_plan_of_a_run_keeps_the_stated_words_and_is_stored_with_them(word, monkeypatch, tmp_path):
+    """As `prefect-rlhf plan` does: a run without the word does not find the stored plan."""
+    monkeypatch.setattr(auto_plan, "EVALUATIONS", 1_000)
+    monkeypatch.setattr(auto_plan, "PLANS", tmp_path)
+    held, flag = leased(1, 2, 4096), f"-p placement.actor_train_step.{word}"
+    monkeypatch.setattr(RunRequest, "cost_sources", property(lambda asked: cost_sources(asked.lease, "cpu")))
+    stated = of_run(request("auto", held, flags=flag))
+    assert of_run(request("auto", held, flags=flag)) == stated
+    assert len(list(tmp_path.iterdir())) == 1
+    placed, (name, value) = stated["actor_train_step"], word.split("=")
+    assert str(placed.mesh.name if name == "mesh" else placed.micro_batches) == value
+    of_run(request("auto", held))
+    assert len(list(tmp_path.iterdir())) == 2
 
 
 def test_a_word_beside_a_whole_plan_of_a_step_is_refused(tmp_path):

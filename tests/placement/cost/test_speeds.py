@@ -169,6 +169,7 @@ def test_the_host_of_a_decoding_step_works_while_the_devices_wait():
     sizes, node = ModelSizes.of_shape(KNOWN_SHAPES["qwen2.5-1.5b"]), node_hardware("h100", 1, None)
     assert DatasheetTimes.of(sizes, node, "vllm").host_step(256) == pytest.approx(1.4e-3 + 256 * 42e-6)
     assert DatasheetTimes.of(sizes, node, "megatron").host_step(256) == 0
+    assert DatasheetTimes.of(sizes, SPEEDS.on(node), "vllm").host_step(1) > 0  # a probe measures the layers alone
 
 
 def test_products_of_an_mi300x_reach_less_of_its_peak_unless_a_probe_measured_them():

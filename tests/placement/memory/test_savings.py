@@ -10,7 +10,7 @@ from prefect_rlhf.placement.devices.mesh import ClusterShape
 from prefect_rlhf.placement.graph import DataflowGraph
 from prefect_rlhf.placement.memory.certificate import certify_plan
 from prefect_rlhf.placement.memory.fit import longest_rows
-from prefect_rlhf.placement.memory.savings import CACHE_STEP, Savings, with_changes
+from prefect_rlhf.placement.memory.savings import CACHE_STEP, LARGE_TOKENS, Savings, with_changes
 from prefect_rlhf.placement.plan import ExecutionPlan, Placement, instances
 from prefect_rlhf.placement.planner.preset_plan import preset
 from prefect_rlhf.placement.plans.check import check_plan
@@ -160,3 +160,19 @@ def test_sequence_parallelism_saves_before_recomputation():
             train = next(found[call.name] for call in graph if call.kind == "train_step")
             seen.add((train.sequence_parallel, bool(train.recompute)))
     assert {(False, False), (True, False)} <= seen
+
+
+def test_on_a_gpu_small_micro_batches_come_after_copies_that_leave_and_recomputation():
+    """A device waits for launches of kernels in a micro-batch of few tokens; on CPU nothing is launched."""
+    graph, plan = problem("dpo")
+    work = longest_rows(graph, LONGEST)
+    large = LARGE_TOKENS["cuda"]
+    savings = Savings(graph, work, "cuda")
+    fast, slow = savings.all_of(plan, may_be_slow=False), savings.all_of(plan)
+    assert slow[: len(fast)] == fast
+    train = next(call for call in graph if call.kind == "train_step")
+    assert ROWS["dpo"] * LONGEST < 2 * large, "all rows are a single large micro-batch"
+    assert fast[-1][train.name].micro_batches == 1 and fast[-1][train.name].recompute == "all"
+    assert slow[-1][train.name].micro_batches == train.most_items(1)
+    on_cpu = Savings(graph, work, "cpu").all_of(plan)[1]
+    assert on_cpu[train.name].micro_batches == train.most_items(1)

@@ -137,7 +137,7 @@ def test_alternatives_are_ranked_by_their_makespan_and_have_the_chosen_one():
         assert plan[call] in [one.choice for one in found]
         for one in found:
             changed = plan | {call: one.choice}
-            assert (one.makespan_us, one.has_room) == (plain.makespan(problem, changed), plain.fits(problem, changed))
+            assert (one.makespan_us, one.has_room) == (plain.period(problem, changed), plain.fits(problem, changed))
         for most_us in {one.makespan_us - less for one in found for less in (0, 1)}:
             within = [one for one in found if one.makespan_us <= most_us]
             assert list(alternatives(problem, plan, most_us)[call]) == within

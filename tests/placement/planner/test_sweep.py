@@ -92,8 +92,9 @@ def test_static_memory_is_gradients_and_optimizer_of_the_device_that_has_most():
 
 def test_the_first_size_whose_static_use_is_below_60_percent_is_named(swept):
     assert swept.first_below == {"h100": swept.sizes[2]}
-    assert "below 60% from 4 nodes (32 devices) on" in swept.text()
-    assert "on any of these sizes" in sweep(sizes("h100", 2), planned).text()
+    assert "fill less than" not in swept.text(), "no larger size is in the table"
+    larger = sweep(sizes("h100", 1, 2, 4, 8), planned)
+    assert "beyond 32 devices a step gains less and less" in larger.text()
 
 
 def test_a_size_without_a_plan_says_why(swept):

@@ -3,7 +3,7 @@
 Moves, links, computations, lags, shared copies, unequal devices.
 """
 
-from dataclasses import fields, replace
+from dataclasses import replace
 from random import Random
 
 import numpy as np
@@ -19,7 +19,6 @@ from prefect_rlhf.placement.search.problem import (
     PlannedCall,
     Problem,
     ProblemNode,
-    calls_of,
 )
 from prefect_rlhf.placement.search.rules.ready_first import ReadyFirst
 from prefect_rlhf.placement.search.tables.dependencies import direct_dependencies, least_lags
@@ -137,39 +136,3 @@ def _overwrites(random: Random, problem: Problem) -> list[Edge]:
     source, target, lag = problem.calls[first].name, problem.calls[second].name, random.choice([-1, 0, 1])
     in_circle = lag + least_lags(direct_dependencies(problem))[position[target], position[source]] <= 0
     return [Edge(source, target, lag, random.choice(moves))] if moves and not in_circle else []
-
-
-def with_twins(problem: Problem, rule: type[Rule]) -> Problem:
-    """The same with a second one of its last call that is in some move or none, and of the moves with it."""
-    twin = problem.calls[-1]
-    new = {node.name: f"{node.name} again" for node in problem.nodes if twin.name in calls_of(node)}
-    added = [_renamed(node, new) for node in problem.nodes if node.name in new]
-    pairs = [(edge, _moved(edge, new)) for edge in problem.edges]
-    return replace(
-        problem,
-        name=f"{problem.name} with twins",
-        nodes=tuple(_in_topological_order([*problem.nodes, *added], {edge for both in pairs for edge in both})),
-        edges=tuple(dict.fromkeys(edge for both in pairs for edge in both)),
-        iterations=min(2, problem.iterations) if rule is ReadyFirst else problem.iterations,
-    )
-
-
-def _moved(edge: Edge, new: dict[str, str]) -> Edge:
-    source, target = (new.get(name, name) for name in (edge.source, edge.target))
-    return Edge(source, target, edge.lag, edge.without and new.get(edge.without, edge.without))
-
-
-def _renamed(node: ProblemNode, new: dict[str, str]) -> ProblemNode:
-    ends = {"first", "second", "call"} & {field.name for field in fields(node)}
-    return replace(node, name=new[node.name], **{end: new.get(getattr(node, end), getattr(node, end)) for end in ends})
-
-
-def _in_topological_order(nodes: list[ProblemNode], edges: set[Edge]) -> list[ProblemNode]:
-    """Each node as soon as all that it waits for in its iteration are there."""
-    ordered: list[ProblemNode] = []
-    while nodes:
-        names = {node.name for node in nodes}
-        waiting = {edge.target for edge in edges if edge.lag == 0 and edge.source in names}
-        ordered.append(next(node for node in nodes if node.name not in waiting))
-        nodes = [node for node in nodes if node is not ordered[-1]]
-    return ordered

@@ -30,12 +30,11 @@ from prefect_rlhf.placement.search.problem import (
 from prefect_rlhf.placement.search.rules.ready_first import ReadyFirst
 from prefect_rlhf.placement.search.rules.run_order import RunOrder
 from prefect_rlhf.placement.search.tables.rule import Rule
-from prefect_rlhf.placement.search.tables.symmetry import MOST_PERMUTATIONS, symmetries
 from prefect_rlhf.placement.search.tables.tables import Tables, build_tables
 from tests.cases import first
 from tests.placement.search import plain
-from tests.placement.search.clusters import closed_file, ppo, safe_ppo
-from tests.placement.search.random_problems import random_problem, with_twins
+from tests.placement.search.clusters import closed_file, ppo
+from tests.placement.search.random_problems import random_problem
 
 SEEDS = range(300)
 BLOCK = 20
@@ -136,46 +135,6 @@ def test_a_proof_ends_at_the_least_bound_of_all_plans_that_fit(seeds):
             assert [round(proof.lower_bound_seconds * 1e6), round(proof.provable_seconds * 1e6)] == [expected] * 2
         below += least < best
     assert below, "of some problem the best plan is above the bound"
-
-
-def test_calls_that_can_change_places_do_not_hide_the_best_plan():
-    """Of plans that are the same but for who is who, one is looked at: ties may favour another, which is found too."""
-    moved = 0
-    for _, problem, rule in by_both_rules(range(30)):
-        problem = with_twins(problem, rule)
-        problem = with_twins(problem, rule) if len(problem.calls) == 3 else problem
-        if len(problem.calls) > 4 or len(symmetries(problem)) == 1:
-            continue
-        moved += len(problem.nodes) > len(problem.calls)
-        tables = build_tables(problem, rule)
-        costs = [time_of_any(problem, tables, p) for p in plain.every_plan(problem) if plain.fits(problem, p)]
-        result = search(problem, budget_seconds=60, rule=rule)
-        assert min(costs, default=math.inf) == pytest.approx(result.seconds * 1e6, abs=0.5), problem.name
-        assert not costs or result.proved_optimal, problem.name
-    assert moved > 3
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_one_bound_holds_for_all_plans_that_are_the_same_but_for_who_is_who(seed):
-    """Whom ties favour depends on who is who, so a bound may not rest on it: nine calls, three of equal cost."""
-    problem = read_closed_problem(closed_file(safe_ppo(7, 7), num_nodes=2, batch=64, scatter=0.0)).problem
-    tables, random = build_tables(problem, ReadyFirst), Random(seed)
-    for _ in range(50):
-        plan = {call.name: random_choice(problem, call, random) for call in problem.calls}
-        complete = as_incumbent(problem, plan).complete_plan(tables)
-        bound = bound_partial(tables, as_partial(tables, complete, range(tables.num_calls), 1.0, random), INFINITE)
-        for goes in symmetries(problem):
-            moved = {problem.calls[goes[at]].name: plan[call.name] for at, call in enumerate(problem.calls)}
-            makespan = time_of(tables, as_incumbent(problem, moved).complete_plan(tables))
-            assert bound <= makespan, (plan, goes)
-
-
-@pytest.mark.parametrize(("scatter", "count"), [(0.0, 6), (0.02, 1)])
-def test_calls_that_cost_the_same_can_change_places(scatter, count):
-    """Reward, cost and reference model of one size: six ways to order three; none when their costs differ."""
-    problem = read_closed_problem(closed_file(safe_ppo(7, 7), num_nodes=1, batch=64, scatter=scatter)).problem
-    assert len(symmetries(problem)) == count
-    assert count <= MOST_PERMUTATIONS
 
 
 @pytest.mark.parametrize("seeds", first(4, blocks()), ids=str)

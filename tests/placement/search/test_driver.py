@@ -38,7 +38,7 @@ def test_all_problems_are_of_one_type_for_the_compiled_code(large):
     assert (len(by_real), len(by_run), len(by_real | by_run)) == (1, 1, 2)
 
 
-def two_calls(memory: int = 100) -> Problem:
+def two_calls(memory: int = 100, iterations: int = 12) -> Problem:
     """A generation and a training on one or two devices; two of either at once do not fit one device."""
     one, two = Option(Strategy(), 0, 8, 10, 60), Option(Strategy(dp=2), 1, 5, 10, 60)
     return Problem(
@@ -48,21 +48,22 @@ def two_calls(memory: int = 100) -> Problem:
         mesh_classes=((0, 1), (2,)),
         nodes=tuple(PlannedCall(name, "actor", name, (one, two)) for name in ("generate", "train")),
         edges=(Edge("generate", "train"), Edge("train", "generate", lag=1)),
-        iterations=3,
+        iterations=iterations,
     )  # fmt: skip
 
 
 def test_on_policy_calls_alternate_on_all_devices():
     """Nothing can run at the same time, so each call takes both devices: a chain of 10 microseconds an iteration."""
-    result = search(two_calls(), 60, rule=ReadyFirst)
-    assert pytest.approx((result.seconds, period_seconds(two_calls(), result.plan))) == (30e-6, 10e-6)
+    problem = two_calls(iterations=3)
+    result = search(problem, 60, rule=ReadyFirst)
+    assert pytest.approx((result.seconds, period_seconds(problem, result.plan))) == (30e-6, 10e-6)
     assert result.binding == "chain: generate -> train"
     assert (result.proved_optimal, result.gap) == (True, 0.0)
 
 
 def test_with_staleness_two_halves_work_at_the_same_time():
     """With lag 2 the generation of one iteration overlaps the training of the one before: of all plans the best."""
-    problem = two_calls()
+    problem = two_calls(iterations=3)
     stale = replace(problem, edges=(Edge("generate", "train"), Edge("train", "generate", lag=2)), iterations=6)
     result = search(stale, 60, rule=ReadyFirst)
     best = min(plain.makespan(stale, plan) for plan in plain.every_plan(stale) if plain.fits(stale, plan))
@@ -188,7 +189,7 @@ def test_a_method_that_does_not_exist_is_named():
 
 def test_what_a_rule_does_not_know_is_refused_in_a_line():
     """A period needs some iterations. ReaL's rule times neither offloads nor edges that hold without a move alone."""
-    problem = two_calls()
+    problem = two_calls(iterations=3)
     with pytest.raises(InvalidInput, match="iterations: got 3, expected 6 or more"):
         search(problem, 60)
     reload = LinkNode("reload", "train", (4, 4))

@@ -3,9 +3,9 @@
 from dataclasses import replace
 
 from prefect_rlhf.placement.devices.mesh import ClusterShape
+from prefect_rlhf.placement.planner.passes.refinements import with_fewest_cuts
+from prefect_rlhf.placement.planner.passes.simplicity import is_nearly_full
 from prefect_rlhf.placement.planner.preset_plan import preset
-from prefect_rlhf.placement.planner.refinements import with_fewest_cuts
-from prefect_rlhf.placement.planner.simplicity import is_nearly_full
 from prefect_rlhf.placement.planner.space.candidates import CostContext
 from tests.placement.planner.test_planner import GRAPHS, question
 from tests.strategies import GIB, placed

@@ -12,8 +12,8 @@ from prefect_rlhf.placement.engine_traits import TRAITS
 from prefect_rlhf.placement.graph import Call
 from prefect_rlhf.placement.memory.savings import with_changes
 from prefect_rlhf.placement.plan import ExecutionPlan, Placement
+from prefect_rlhf.placement.planner.passes.simplicity import is_nearly_full
 from prefect_rlhf.placement.planner.question import Question
-from prefect_rlhf.placement.planner.simplicity import is_nearly_full
 from prefect_rlhf.placement.planner.space.candidates import CostContext, candidate
 from prefect_rlhf.placement.plans.check import violations
 from prefect_rlhf.placement.plans.streaming import in_parts, streaming_calls
@@ -44,7 +44,7 @@ def with_fewest_cuts(question: Question, plan: ExecutionPlan, context: CostConte
 
     No device becomes nearly full. Larger kernels are more efficient, which no estimate counts.
     """
-    headroom = question.site.cluster.headroom
+    headroom = question.site.cluster.kept_share
     for call in context.graph:
         placed = plan[call.name]
         if TRAITS[placed.engine].micro_batches and placed.micro_batches > 1 and placed.mesh in context.space.meshes:

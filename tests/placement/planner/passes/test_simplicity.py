@@ -3,8 +3,8 @@
 import pytest
 
 from prefect_rlhf.placement.devices.mesh import ClusterShape
+from prefect_rlhf.placement.planner.passes.simplicity import NEARLY, complexity, simplest
 from prefect_rlhf.placement.planner.preset_plan import preset
-from prefect_rlhf.placement.planner.simplicity import NEARLY, complexity, simplest
 from tests.placement.planner.test_planner import GRAPHS, planned, question
 from tests.strategies import GIB, placed
 

@@ -29,7 +29,7 @@ def complexity(question: Question, plan: ExecutionPlan, certificate: Certificate
     tensor-parallel groups, or whose pipelines, cross nodes; a word that `is_complex`, such as recomputed layers; a
     device that is nearly full.
     """
-    return _structure(question, plan) + is_nearly_full(certificate, question.site.cluster.headroom)
+    return _structure(question, plan) + is_nearly_full(certificate, question.site.cluster.kept_share)
 
 
 def is_nearly_full(certificate: Certificate, headroom: float = 0.0) -> bool:

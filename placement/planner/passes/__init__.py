@@ -1,0 +1,1 @@
+"""What the planner does, one after another, with the plans that its searches found."""
