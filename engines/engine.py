@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from prefect_rlhf.engines.loss_protocol import LossTerm
 from prefect_rlhf.placement.layout.regions import Region, shape_of
@@ -79,14 +79,16 @@ class TrainSettings:
     """Settings of a train_step: `epochs` passes over the rows in `mini_batches`, with an optimizer step for each.
 
     `recompute` are the layers of each pipeline stage that keep only their input for the backward. With
-    `sequence_parallel` each tensor-parallel rank has its part of the tokens between products; see Placement.
+    `tokens_over_tp` each tensor-parallel rank has its part of the tokens between products. `registered` are words of
+    the placement that are not part of this package.
     """
 
     mini_batches: int = 1
     micro_batches: int = 1
     epochs: int = 1
     recompute: Recompute = 0
-    sequence_parallel: bool = False
+    tokens_over_tp: bool = False
+    registered: tuple[tuple[str, Any], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

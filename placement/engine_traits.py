@@ -68,7 +68,7 @@ class EngineTraits:
     pipelines: bool = False
     """Whether a model may be split over pp."""
     recomputes: bool = False
-    """Whether a train_step can recompute layers during its backward, to keep fewer activations."""
+    """Whether a train_step can run layers forward again during its backward, to keep fewer activations."""
     divides_sequences: bool = False
     """Whether a train_step can divide the tokens between products over tp."""
     plays: bool = False
@@ -108,6 +108,8 @@ class EngineTraits:
     experts_over_tp: bool = False
     """Whether expert parallelism divides whole experts over all dp * tp devices. Otherwise ep divides them over
     replicas, and tp splits each expert."""
+    words: tuple[str, ...] = ()
+    """Names of registered words of placements that it offers (`register` in placement/words/table.py)."""
 
 
 _TRAITS: dict[EngineKind, EngineTraits] = {

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Literal
+from typing import Any, Literal
 
 from prefect_rlhf.placement.devices.hashed_once import HashedOnce, hashed_once
 from prefect_rlhf.placement.devices.mesh import ClusterShape, Device, DeviceMesh
@@ -37,6 +37,9 @@ class Placement(HashedOnce):
     `parts` equal parts, by whole groups. Each part is a task run, and a part of a reader may begin when the parts of
     its input with its rows have ended. With `rows_first` the rows of the call move to their readers directly after it,
     ahead of other calls that could begin then.
+
+    `placement/words/` has a file for each word, with its check, its effect on costs and its setting for engines.
+    `registered` are words that are not part of this package, by name, unless they have their default.
     """
 
     mesh: DeviceMesh
@@ -51,6 +54,7 @@ class Placement(HashedOnce):
     sequence_parallel: bool = False
     parts: int = 1
     rows_first: bool = False
+    registered: tuple[tuple[str, Any], ...] = ()
 
     @property
     def cache_bytes(self) -> int | None:

@@ -14,9 +14,10 @@ from prefect_rlhf.placement.engine_traits import engines_of
 from prefect_rlhf.placement.graph import Call, DataflowGraph, Dataset, Operation, Port
 from prefect_rlhf.placement.models.model import QUERY_BIASES, Experts, ModelSpec, SlidingWindow, TransformerShape
 from prefect_rlhf.placement.plan import ExecutionPlan, Placement, instances
-from prefect_rlhf.placement.plans.check import sends_rows, violations
+from prefect_rlhf.placement.plans.check import violations
 from prefect_rlhf.placement.row_set import RowSet
 from prefect_rlhf.placement.rows.shares import num_groups
+from prefect_rlhf.placement.words.rows_first import sends_rows
 
 GIB = 1 << 30
 SMALL = TransformerShape(

@@ -103,16 +103,19 @@ SUB_ROOMS: Mapping[str, Mapping[str, str]] = {
     "placement": {
         "planner": (
             "planner.passes planner.space memory plans schedule cost cost.datasheets cost.times augmented layout "
-            "search search.partial devices ."
+            "search search.partial words devices ."
         ),
-        "planner.passes": "planner planner.space memory plans schedule cost cost.datasheets search .",
-        "planner.space": "planner augmented memory plans schedule cost cost.datasheets layout search rows devices .",
-        "memory": "plans cost cost.datasheets augmented layout models models.families rows devices .",
-        "plans": "layout models rows devices .",
+        "planner.passes": "planner planner.space memory plans schedule cost.datasheets search words .",
+        "planner.space": (
+            "planner augmented memory plans schedule cost cost.datasheets words layout models search rows devices ."
+        ),
+        "memory": "plans cost cost.datasheets words augmented layout models models.families rows devices .",
+        "plans": "words layout models rows devices .",
         "schedule": "cost cost.datasheets plans augmented devices .",
-        "cost": "cost.datasheets cost.times augmented layout models rows devices .",
-        "cost.datasheets": "models .",
+        "cost": "cost.datasheets cost.times words augmented layout models rows devices .",
+        "cost.datasheets": "models",
         "cost.times": "cost cost.datasheets models devices .",
+        "words": "layout rows devices .",
         "augmented": "rows devices .",
         "layout": "models devices .",
         "models": "models.families",

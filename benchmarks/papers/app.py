@@ -15,7 +15,7 @@ from prefect_rlhf.placement.cost.execution import Execution
 from prefect_rlhf.placement.cost.sizes import ModelSizes
 from prefect_rlhf.placement.cost.workload import CallWork, Workload
 from prefect_rlhf.placement.devices.strategy import Strategy
-from prefect_rlhf.placement.engine_constants import GRADIENT_BYTES
+from prefect_rlhf.placement.models.engine_constants import GRADIENT_BYTES
 from prefect_rlhf.placement.plans.presets import PRESETS, preset_named
 
 HARDWARE = Hardware(DATASHEETS["a100-80"], 8, NETWORKS["infiniband-800"])

@@ -45,7 +45,7 @@ from prefect_rlhf.engines.megatron.training.batches import (
 from prefect_rlhf.engines.megatron.training.gradient_buffers import with_gradient_buffers
 from prefect_rlhf.engines.megatron.training.key_value_copies import KeyValueCopies
 from prefect_rlhf.engines.megatron.training.optimizer import MainOptimizer
-from prefect_rlhf.engines.megatron.training.sequence_parallel import sequence_parallel
+from prefect_rlhf.engines.megatron.training.tokens_over_tp import tokens_over_tp
 from prefect_rlhf.engines.megatron.vocabulary.outputs import HeadInput, function_of
 from prefect_rlhf.engines.process_groups import shared
 from prefect_rlhf.engines.sampling.conversation import in_rounds
@@ -218,13 +218,13 @@ class MegatronEngine:
         steps: list[tuple[losses.Sums, list[list[float]]]] = []
         norms = []
         self._model.train()
-        split = self._groups.strategy.tp if settings.sequence_parallel else 1
+        split = self._groups.strategy.tp if settings.tokens_over_tp else 1
         recomputed = recomputed_layers(settings.recompute, len(self.layers))
         for number, layer in enumerate(self._model.decoder.layers):
             layer.recomputes = number < recomputed
         for mini_batch in list(range(settings.mini_batches)) * settings.epochs:
             work = self._work(passes, mini_batch, settings.micro_batches, weights_MT3[mini_batch], split)
-            with sequence_parallel(self._model, settings.sequence_parallel):
+            with tokens_over_tp(self._model, settings.tokens_over_tp):
                 sums, norm = self._step(work, bool(weights_MT3[mini_batch].any()), some_without_rows)
             steps.append((sums, weights_MT3[mini_batch].tolist()))
             norms.append(norm)

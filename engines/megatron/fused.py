@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.backends.cuda import cudnn_sdp_enabled, enable_cudnn_sdp
 
-from prefect_rlhf.placement.engine_constants import window_block
+from prefect_rlhf.placement.models.engine_constants import window_block
 
 
 def rms_norm(x: Tensor, weight_H: Tensor, eps: float) -> Tensor:

@@ -13,8 +13,8 @@ from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.placement.cost.paged_cache import check_cache, pass_tokens, rows_at_once, whole_cache_bytes
 from prefect_rlhf.placement.cost.sizes import ModelSizes
 from prefect_rlhf.placement.devices.mesh import Backend
-from prefect_rlhf.placement.engine_constants import CACHE_BLOCK
 from prefect_rlhf.placement.engine_traits import refused_heads
+from prefect_rlhf.placement.models.engine_constants import CACHE_BLOCK
 
 
 def engine_arguments(command: BuildCommand, ranks: Sequence[int], executor: type) -> EngineArgs:

@@ -9,8 +9,8 @@ from dataclasses import replace
 
 import torch
 
-from prefect_rlhf.placement.engine_constants import BUCKET_BYTES
 from prefect_rlhf.placement.layout.reshard import Piece
+from prefect_rlhf.placement.models.engine_constants import BUCKET_BYTES
 
 MESSAGE_BYTES = 8 << 20
 ALONE_BYTES = 512 << 10

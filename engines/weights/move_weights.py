@@ -20,8 +20,8 @@ from prefect_rlhf.engines.weights.rank_transfers import RankTransfers, Shards, W
 from prefect_rlhf.engines.weights.read_peer_memory import read_peer_memory
 from prefect_rlhf.engines.weights.views import copy_rows
 from prefect_rlhf.errors.errors import InvalidInput
-from prefect_rlhf.placement.engine_constants import BUCKET_BYTES
 from prefect_rlhf.placement.layout.reshard import reshard
+from prefect_rlhf.placement.models.engine_constants import BUCKET_BYTES
 from prefect_rlhf.placement.plan import ModelInstance
 
 NOTHING: Shards = MappingProxyType({})

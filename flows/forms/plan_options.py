@@ -10,7 +10,7 @@ from prefect_rlhf.files.path_text import MOST_CHARACTERS, PathText
 from prefect_rlhf.flows.forms.check import checked_parameters
 from prefect_rlhf.flows.forms.options import Form
 from prefect_rlhf.flows.forms.share import Headroom
-from prefect_rlhf.placement.engine_constants import EXPERT_IMBALANCE
+from prefect_rlhf.placement.models.engine_constants import EXPERT_IMBALANCE
 from prefect_rlhf.placement.search.method import Method
 from prefect_rlhf.tasks.settings import MOST_ROWS
 

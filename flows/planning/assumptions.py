@@ -6,7 +6,7 @@ from statistics import NormalDist
 
 from prefect_rlhf.placement.cost.datasheets.hardware import GIB, HOST_SHARE, usual_host_bytes
 from prefect_rlhf.placement.cost.workload import LengthDistribution
-from prefect_rlhf.placement.engine_constants import EXPERT_IMBALANCE
+from prefect_rlhf.placement.models.engine_constants import EXPERT_IMBALANCE
 from prefect_rlhf.placement.planner.question import Question
 from prefect_rlhf.tasks.play import Play
 

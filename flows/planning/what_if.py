@@ -27,9 +27,9 @@ from prefect_rlhf.flows.training.workload import run_workload
 from prefect_rlhf.placement.cost.made_rows import with_made_rows
 from prefect_rlhf.placement.cost.times.profile import Profile
 from prefect_rlhf.placement.cost.workload import LengthDistribution, Workload
-from prefect_rlhf.placement.engine_constants import EXPERT_IMBALANCE
 from prefect_rlhf.placement.graph import DataflowGraph, PlayBounds
 from prefect_rlhf.placement.memory.room import with_room
+from prefect_rlhf.placement.models.engine_constants import EXPERT_IMBALANCE
 from prefect_rlhf.placement.models.model import ModelSpec
 from prefect_rlhf.placement.planner.question import Question, Site
 from prefect_rlhf.tasks.model_shape import model_shape

@@ -18,9 +18,9 @@ from prefect_rlhf.placement.cost.paged_cache import in_flight, mean_context
 from prefect_rlhf.placement.cost.seconds import Seconds
 from prefect_rlhf.placement.cost.times.layer_times import LayerTimes
 from prefect_rlhf.placement.cost.workload import CallWork
-from prefect_rlhf.placement.engine_constants import CACHE_BLOCK
 from prefect_rlhf.placement.engine_traits import TRAITS
 from prefect_rlhf.placement.graph import PlayBounds
+from prefect_rlhf.placement.models.engine_constants import CACHE_BLOCK
 from prefect_rlhf.placement.plan import Recompute, recomputed_layers
 
 _NOTHING = Seconds()
@@ -125,7 +125,7 @@ class _CallSeconds:
             (self if part is self.work else replace(self, work=part))._there_and_back(recomputes)
             for part in (self.work.by_row_set if self.work.others else (self.work,))
         ]
-        uncut = replace(self.execution, micro_batches=1, recompute=0, sequence_parallel=False)
+        uncut = replace(self.execution, micro_batches=1, recompute=0, tokens_over_tp=False)
         update, steps = _update(uncut, self.times), self.work.epochs * self.work.mini_batches
         return [(reduce(add, passes, Seconds()) + update).times(steps) for passes in zip(*by_part, strict=True)]
 
@@ -265,7 +265,7 @@ class _CallSeconds:
         strategy = self.execution.strategy
         layer = self.times.backward(rows, length, strategy.tp, self.execution.sequence_split, strategy.ep)
         reduces = self._tp_reduces(rows * length)
-        if self.execution.sequence_parallel:  # its inputs of products are gathered once more, for gradients of weights
+        if self.execution.tokens_over_tp:  # its inputs of products are gathered once more, for gradients of weights
             reduces = reduces.times(1.5)
         return layer + reduces + self._to_experts(rows * length)
 

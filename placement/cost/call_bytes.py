@@ -15,7 +15,8 @@ from prefect_rlhf.placement.cost.execution import Execution
 from prefect_rlhf.placement.cost.paged_cache import pass_tokens, rows_at_once, whole_cache_bytes
 from prefect_rlhf.placement.cost.sizes import ModelSizes
 from prefect_rlhf.placement.cost.workload import CallWork, Workload
-from prefect_rlhf.placement.engine_constants import (
+from prefect_rlhf.placement.engine_traits import TRAITS
+from prefect_rlhf.placement.models.engine_constants import (
     ADAM_BYTES,
     COLUMN_BYTES,
     LOGITS_AT_ONCE_CPU,
@@ -27,7 +28,6 @@ from prefect_rlhf.placement.engine_constants import (
     TOKEN_BYTES,
     window_block,
 )
-from prefect_rlhf.placement.engine_traits import TRAITS
 from prefect_rlhf.placement.plan import EngineKind, Recompute, recomputed_layers
 
 SAMPLED_COPIES = 3  # of a row's logits in float32: whole, and two copies to sample from
@@ -89,10 +89,7 @@ def call_bytes(
     """
     stages = sorted({0, execution.strategy.pp - 1}) if stage is None else [stage]
     longest = max_length or work.workload.longest
-    found = [
-        CallOnStage(work, execution, sizes, engine, each, longest, on_cpu).num_bytes((execution.recompute,))[0]
-        for each in stages
-    ]
+    found = [CallOnStage(work, execution, sizes, engine, each, longest, on_cpu).as_planned() for each in stages]
     return max(found, key=lambda num_bytes: num_bytes.total)
 
 
@@ -107,6 +104,10 @@ class CallOnStage:
     stage: int
     max_length: int
     on_cpu: bool
+
+    def as_planned(self) -> CallBytes:
+        """Return the bytes of the device with the execution's own number of recomputed layers."""
+        return self.num_bytes((self.execution.recompute,))[0]
 
     def num_bytes(self, recomputes: Sequence[Recompute]) -> list[CallBytes]:
         """Return the bytes of the device for each number of recomputed layers, in place of that of the execution."""
@@ -225,7 +226,7 @@ class _Active:
         that the saved inputs of other layers are freed before.
         """
         rows = self._micro_rows(train=True)
-        split = self.execution.strategy.tp if self.execution.sequence_parallel else 1
+        split = self.execution.strategy.tp if self.execution.tokens_over_tp else 1
         tokens = -(-rows * self._length // split) * split  # filled up, so that tp divides them
         dp, pp = self.execution.strategy.dp, self.execution.strategy.pp
         mini_batches = (part.mini_batch_rows(dp) // part.rows_per_item for part in (self.work, *self.work.others))
@@ -233,7 +234,7 @@ class _Active:
         in_flight, num_layers = min(pieces, pp - self.stage), self._layers
         layer, boundary = self._saved_bytes, self.sizes.hidden * self.sizes.item // self.execution.sequence_split
         gathered = 0
-        if self.execution.sequence_parallel:  # all tokens: a buffer of the products, and the last hidden states
+        if self.execution.tokens_over_tp:  # all tokens: a buffer of the products, and the last hidden states
             gathered = (2 if self._is_last else 1) * self.sizes.hidden * self.sizes.item
         backward, head = self._layer_backward(rows, tokens), (self._head_backward(tokens), self._logits(tokens))
         row_bytes = self._rows(2 + NUM_COLUMNS)
@@ -321,7 +322,7 @@ class _Active:
         """
         sizes, tp = self.sizes, self._tp
         inner, hidden = self._inner, 3 * sizes.hidden + self._copies
-        if self.execution.sequence_parallel:  # gradients of all tokens, before and after a product
+        if self.execution.tokens_over_tp:  # gradients of all tokens, before and after a product
             hidden += 2 * sizes.hidden
         experts = max(1, sizes.num_experts // self.execution.strategy.ep)  # of a device
         of_weight = experts * 2 * sizes.inner * sizes.hidden / tp  # gate and up

@@ -1,16 +1,17 @@
 """The parts of a call's execution that decide its time and memory: strategy, span of nodes, cuts, recomputation."""
 
 from dataclasses import dataclass
-from typing import ClassVar, Self, TypeVar
+from typing import Any, ClassVar, Self, TypeVar
 
 from prefect_rlhf.placement.cost.datasheets.collectives import CollectiveGroup
 from prefect_rlhf.placement.cost.datasheets.hardware import LinkSpan
 from prefect_rlhf.placement.cost.times.layer_times import LayerTimes
 from prefect_rlhf.placement.devices.hashed_once import HashedOnce, hashed_once
 from prefect_rlhf.placement.devices.strategy import Strategy
-from prefect_rlhf.placement.engine_constants import GRADIENT_BYTES
 from prefect_rlhf.placement.engine_traits import TRAITS
+from prefect_rlhf.placement.models.engine_constants import GRADIENT_BYTES
 from prefect_rlhf.placement.plan import EngineKind, Placement, Recompute
+from prefect_rlhf.placement.words.table import stated
 
 Tokens = TypeVar("Tokens", int, float)
 
@@ -23,9 +24,10 @@ class Execution(HashedOnce):
     An estimate of another system derives from it and overrides what that system's engine does differently.
 
     `recompute`: these layers of each stage keep their input only in training, and run forward again. With
-    `sequence_parallel` tp divides the tokens of a train_step between products. `cache_bytes`: the size of a paged
+    `tokens_over_tp` tp divides the tokens of a train_step between products. `cache_bytes`: the size of a paged
     key-value cache on each device, which rows in flight fill (None: room for all rows). `engine` names the engine whose
-    layers a profile has.
+    layers a profile has. `registered` are a placement's words that are not part of this package, for formulas that read
+    them.
     """
 
     gradient_bytes: ClassVar[int] = GRADIENT_BYTES
@@ -38,22 +40,24 @@ class Execution(HashedOnce):
     devices_per_node: int = 1
     micro_batches: int = 1
     recompute: Recompute = 0
-    sequence_parallel: bool = False
+    tokens_over_tp: bool = False
     cache_bytes: int | None = None
     engine: EngineKind = "megatron"
+    registered: tuple[tuple[str, Any], ...] = ()
 
     @classmethod
     def of(cls, placement: Placement) -> Self:
         """Execute as a plan says."""
+        effects: dict[str, Any] = {}
+        for word in stated(placement):
+            effects |= word.effect(placement)
         return cls(
             placement.strategy,
             placement.mesh.num_nodes,
             placement.mesh.devices_per_node,
-            placement.micro_batches,
-            placement.recompute,
-            placement.sequence_parallel,
-            cache_bytes=placement.cache_bytes,
             engine=placement.engine,
+            registered=placement.registered,
+            **effects,
         )
 
     def pieces(self, items: float, train: bool) -> tuple[int, int]:
@@ -72,7 +76,7 @@ class Execution(HashedOnce):
     @property
     def sequence_split(self) -> int:
         """The number of parts that [tokens, hidden] is split into outside of matrix products."""
-        return self.strategy.tp if self.sequence_parallel else 1
+        return self.strategy.tp if self.tokens_over_tp else 1
 
     @property
     def boundary_split(self) -> int:
@@ -101,25 +105,24 @@ class Execution(HashedOnce):
         return times.share(num_parameters, self.dp_group())
 
     def tp_group(self) -> CollectiveGroup:
-        return self._group(self.strategy.tp, 1)
+        return self._group(self.strategy.tp, self.strategy.stride("tp"))
 
     def dp_group(self) -> CollectiveGroup:
-        return self._group(self.strategy.dp, self.strategy.tp)
+        return self._group(self.strategy.dp, self.strategy.stride("dp"))
 
     def ep_group(self) -> CollectiveGroup:
         """Return the devices of a stage that share its experts out: replicas' equal tp parts, with vLLM all devices."""
         if TRAITS[self.engine].experts_over_tp:
             return self._group(self.strategy.dp * self.strategy.tp, 1)
-        return self._group(self.strategy.ep, self.strategy.tp)
+        return self._group(self.strategy.ep, self.strategy.stride("dp"))
 
     def same_experts_group(self) -> CollectiveGroup:
         """Return the replicas of a stage that hold the same experts."""
-        return self._group(self.strategy.dp // self.strategy.ep, self.strategy.tp * self.strategy.ep)
+        return self._group(self.strategy.dp // self.strategy.ep, self.strategy.stride("dp") * self.strategy.ep)
 
     def pp_span(self) -> LinkSpan:
         """Return the link between neighbouring stages."""
-        stage = self.strategy.tp * self.strategy.dp
-        return "node" if self.strategy.pp * stage <= self.devices_per_node else "network"
+        return "node" if self.strategy.num_devices <= self.devices_per_node else "network"
 
     def _group(self, size: int, stride: int) -> CollectiveGroup:
         if size * stride <= self.devices_per_node or self.num_nodes == 1:

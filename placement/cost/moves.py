@@ -16,9 +16,9 @@ from prefect_rlhf.placement.cost.sizes import ModelSizes
 from prefect_rlhf.placement.cost.workload import Workload
 from prefect_rlhf.placement.devices.mesh import Device
 from prefect_rlhf.placement.devices.strategy import Coordinate
-from prefect_rlhf.placement.engine_constants import COLUMN_BYTES, TOKEN_BYTES
 from prefect_rlhf.placement.layout.experts import experts_held
 from prefect_rlhf.placement.layout.layout import stages
+from prefect_rlhf.placement.models.engine_constants import COLUMN_BYTES, TOKEN_BYTES
 from prefect_rlhf.placement.models.outputs import OUTPUTS
 from prefect_rlhf.placement.plan import ModelInstance, device_coordinates
 from prefect_rlhf.placement.rows.moves import DeviceTransfer, PlacedMoves, transfers_of_equal_rows

@@ -12,7 +12,7 @@ from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.placement.cost.datasheets.hardware import GIB
 from prefect_rlhf.placement.cost.sizes import ModelSizes
 from prefect_rlhf.placement.cost.workload import Workload
-from prefect_rlhf.placement.engine_constants import CACHE_BLOCK, PASS_TOKENS
+from prefect_rlhf.placement.models.engine_constants import CACHE_BLOCK, PASS_TOKENS
 
 NULL_BLOCKS = 2  # blocks that no row fills, vLLM's own null block among them
 MOST_AT_ONCE = 1024  # rows in flight on CUDA: vLLM's own limit on large GPUs; each takes logits

@@ -13,10 +13,10 @@ from functools import cache, lru_cache
 from prefect_rlhf.placement.devices.hashed_once import HashedOnce, hashed_once
 from prefect_rlhf.placement.devices.mesh import Device
 from prefect_rlhf.placement.devices.strategy import Strategy
-from prefect_rlhf.placement.engine_constants import ADAM_BYTES, ITEM_BYTES, MAIN_WEIGHT_BYTES
 from prefect_rlhf.placement.engine_traits import TRAITS
 from prefect_rlhf.placement.graph import DataflowGraph
 from prefect_rlhf.placement.layout.layout import stages
+from prefect_rlhf.placement.models.engine_constants import ADAM_BYTES, ITEM_BYTES, MAIN_WEIGHT_BYTES
 from prefect_rlhf.placement.models.model import NO_BIASES, QUERY_BIASES, Dtype, Head, ModelSpec, TransformerShape
 from prefect_rlhf.placement.models.weights import Parameter, further_parameters
 from prefect_rlhf.placement.plan import EngineKind, ExecutionPlan, ModelInstance, device_coordinates, trained_instance

@@ -9,8 +9,8 @@ from typing import Literal
 
 from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.placement.devices.hashed_once import HashedOnce, hashed_once
-from prefect_rlhf.placement.engine_constants import EXPERT_IMBALANCE
 from prefect_rlhf.placement.graph import Call, PlayBounds
+from prefect_rlhf.placement.models.engine_constants import EXPERT_IMBALANCE
 from prefect_rlhf.placement.models.outputs import head_of
 from prefect_rlhf.placement.row_set import RowSet
 

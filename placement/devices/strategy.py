@@ -1,12 +1,16 @@
-"""A parallelization strategy (dp, tp, pp, ep) and where each of its coordinates sits on a mesh."""
+"""A parallelization strategy (dp, tp, pp, ep), and the place of each of its coordinates on a mesh."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import product
+from itertools import accumulate, product
+from math import prod
+from operator import mul
+from types import MappingProxyType
 
+from prefect_rlhf.placement.devices.axes import OFFERED, ORDER
 from prefect_rlhf.placement.devices.hashed_once import HashedOnce, hashed_once
 
 
@@ -29,11 +33,23 @@ class Strategy(HashedOnce):
 
     @property
     def num_devices(self) -> int:
-        return self.dp * self.tp * self.pp
+        return _num_devices(self)
+
+    @property
+    def degrees(self) -> Mapping[str, int]:
+        """The degree of each axis, in the order of the table."""
+        return _degrees(self)
+
+    def stride(self, axis: str) -> int:
+        """Return the distance, in the order of coordinates, of devices that differ by 1 along an axis alone.
+
+        >>> [Strategy(dp=2, tp=4, pp=2).stride(axis) for axis in ("tp", "dp", "pp")]
+        [1, 4, 8]
+        """
+        return _strides(self)[axis]
 
     def __str__(self) -> str:
-        degrees = (("dp", self.dp), ("tp", self.tp), ("pp", self.pp), ("ep", self.ep))
-        return " ".join(f"{axis}{degree}" for axis, degree in degrees if degree > 1) or "dp1"
+        return " ".join(f"{axis}{degree}" for axis, degree in self.degrees.items() if degree > 1) or "dp1"
 
     def coordinates(self) -> tuple[Coordinate, ...]:
         """Return the coordinates of a mesh's devices, in order: tp varies fastest, then dp, then pp (as in Megatron).
@@ -53,10 +69,28 @@ class Coordinate:
     pp: int
 
 
-@lru_cache(maxsize=4096)  # planning requests the coordinates of the same few hundred strategies many times
+# Planning requests these of the same few hundred strategies many times.
+@lru_cache(maxsize=4096)
+def _degrees(strategy: Strategy) -> Mapping[str, int]:
+    return MappingProxyType({axis: getattr(strategy, axis) for axis in OFFERED})
+
+
+@lru_cache(maxsize=4096)
+def _num_devices(strategy: Strategy) -> int:
+    return prod(getattr(strategy, axis) for axis in ORDER)
+
+
+@lru_cache(maxsize=4096)
+def _strides(strategy: Strategy) -> dict[str, int]:
+    inner = accumulate((getattr(strategy, axis) for axis in ORDER), mul, initial=1)
+    return dict(zip(ORDER, inner, strict=False))  # the last product is of all
+
+
+@lru_cache(maxsize=4096)
 def _coordinates(strategy: Strategy) -> tuple[Coordinate, ...]:
-    degrees = product(range(strategy.pp), range(strategy.dp), range(strategy.tp))
-    return tuple(Coordinate(dp, tp, pp) for pp, dp, tp in degrees)
+    outermost_first = ORDER[::-1]
+    places = product(*(range(getattr(strategy, axis)) for axis in outermost_first))
+    return tuple(Coordinate(**dict(zip(outermost_first, place, strict=True))) for place in places)
 
 
 def strategies(num_devices: int) -> Iterator[Strategy]:

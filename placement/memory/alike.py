@@ -88,8 +88,8 @@ def coordinates(strategy: Strategy) -> tuple[Ints, Ints, Ints]:
     >>> [axis.tolist() for axis in coordinates(Strategy(dp=2, pp=2))]
     [[0, 1, 0, 1], [0, 0, 0, 0], [0, 0, 1, 1]]
     """
-    place = np.arange(strategy.num_devices, dtype=np.int64)
-    return place // strategy.tp % strategy.dp, place % strategy.tp, place // (strategy.tp * strategy.dp)
+    places = np.array([(at.dp, at.tp, at.pp) for at in strategy.coordinates()], dtype=np.int64)
+    return places[:, 0], places[:, 1], places[:, 2]
 
 
 def summed(numbers: Ints, amounts: Sequence[int] | Ints, length: int) -> Ints:

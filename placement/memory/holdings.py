@@ -13,11 +13,11 @@ from prefect_rlhf.placement.cost.paged_cache import whole_cache_bytes
 from prefect_rlhf.placement.cost.sizes import ModelSizes
 from prefect_rlhf.placement.devices.mesh import Backend, Device
 from prefect_rlhf.placement.devices.strategy import Strategy
-from prefect_rlhf.placement.engine_constants import ADAM_BYTES, GRADIENT_BYTES, MAIN_WEIGHT_BYTES
 from prefect_rlhf.placement.engine_traits import TRAITS
 from prefect_rlhf.placement.graph import Call
 from prefect_rlhf.placement.layout.layout import padded_vocabulary
 from prefect_rlhf.placement.memory.alike import Spread, spread_by_replica
+from prefect_rlhf.placement.models.engine_constants import ADAM_BYTES, GRADIENT_BYTES, MAIN_WEIGHT_BYTES
 from prefect_rlhf.placement.models.families.known import FAMILIES
 from prefect_rlhf.placement.models.model import ModelSpec
 from prefect_rlhf.placement.models.weights import Parameter, parts

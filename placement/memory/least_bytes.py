@@ -20,6 +20,7 @@ from prefect_rlhf.placement.memory.bytes import byte_size, usable_bytes
 from prefect_rlhf.placement.memory.overhead import call_overhead
 from prefect_rlhf.placement.plan import Placement
 from prefect_rlhf.placement.plans.check import able_engines, violations
+from prefect_rlhf.placement.words.table import thriftiest
 
 MOST_NODES = 16  # of a lease: with more, the meshes are too many for a refusal
 
@@ -73,26 +74,15 @@ def _meshes(lease: DeviceMesh) -> Iterator[DeviceMesh]:
 
 def _bytes(call: Call, plain: Placement, graph: DataflowGraph, workload: Workload, backend: Backend) -> int:
     """Bytes of the fullest device of a placement with everything that saves memory."""
-    model, traits = graph.model(call.role or ""), TRAITS[plain.engine]
-    sizes, trains = ModelSizes.of(model), call.kind == "train_step"
-    own = workload.of(call.rows)
-    placed = replace(
-        plain,
-        micro_batches=max(each.most_items(plain.strategy.dp) for each in call.by_row_set)
-        if traits.micro_batches
-        else 1,
-        recompute="all" if trains and traits.recomputes else 0,
-        sequence_parallel=trains and traits.divides_sequences and plain.strategy.tp > 1,
-        cache_gib=gib_above(whole_cache_bytes(1, own.longest, sizes, plain.strategy.tp))
-        if traits.paged_cache
-        else None,
-    )
+    model, own = graph.model(call.role or ""), workload.of(call.rows)
+    sizes = ModelSizes.of(model)
+    placed = thriftiest(call, plain, graph)
+    if TRAITS[plain.engine].paged_cache:
+        placed = replace(placed, cache_gib=gib_above(whole_cache_bytes(1, own.longest, sizes, plain.strategy.tp)))
     overhead = sum(call_overhead(call, placed, model, backend))
     execution, last = Execution.of(placed), placed.strategy.pp - 1
     found = [
-        CallOnStage(work, execution, sizes, placed.engine, stage, work.workload.longest, backend == "cpu").num_bytes(
-            [execution.recompute]
-        )[0]
+        CallOnStage(work, execution, sizes, placed.engine, stage, work.workload.longest, backend == "cpu").as_planned()
         for work in different_works(CallWork.of(call, workload), placed, ())
         for stage in sorted({0, last})
     ]

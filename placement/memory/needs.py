@@ -29,10 +29,10 @@ from prefect_rlhf.placement.cost.sizes import ModelSizes
 from prefect_rlhf.placement.cost.uneven import replica_works
 from prefect_rlhf.placement.cost.workload import CallWork, Workload
 from prefect_rlhf.placement.devices.mesh import Backend, Device, DeviceMesh
-from prefect_rlhf.placement.engine_constants import BUCKET_BYTES
 from prefect_rlhf.placement.engine_traits import TRAITS
 from prefect_rlhf.placement.memory.alike import Spread, spread_by_replica, spread_on
 from prefect_rlhf.placement.memory.holdings import Kept
+from prefect_rlhf.placement.models.engine_constants import BUCKET_BYTES
 from prefect_rlhf.placement.plan import ModelInstance, Placement
 
 STATIC_TERMS = ("weights", "gradients", "optimizer")  # of a call's bytes: kept by its instance

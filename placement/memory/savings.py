@@ -32,17 +32,16 @@ from prefect_rlhf.placement.plan import (
     Offload,
     Placement,
     instances,
-    recomputed_layers,
     trained_instance,
 )
 from prefect_rlhf.placement.plans.check import sleepless
-from prefect_rlhf.placement.plans.stated_words import OF_A_COPY
+from prefect_rlhf.placement.words.micro_batches import MICRO_BATCHES
+from prefect_rlhf.placement.words.table import WORDS, having, without
+from prefect_rlhf.placement.words.word import Word
 
 StatedWords = Set[tuple[str, str]]
 """Words of placements that a person stated, each as its call and its name: no saving changes them."""
 CACHE_STEP = sqrt(2)  # ratio of the bytes of consecutive cache sizes
-COMPUTES_ALIKE: Mapping[str, Any] = {"micro_batches": 1, "recompute": 0, "sequence_parallel": False, "cache_gib": None}
-"""Words of a placement that change no node of the augmented graph."""
 Change = Callable[[ExecutionPlan], ExecutionPlan]
 LARGE_TOKENS: Mapping[Backend, int] = MappingProxyType({"cuda": 2048, "cpu": 1})
 """Tokens for each tensor-parallel part from which on a micro-batch is large. In a small one a GPU waits for launches of
@@ -55,8 +54,7 @@ def with_changes(plan: ExecutionPlan, calls: Sequence[Call], **fields: object) -
     names = {call.name for call in calls}
 
     def change(old: Placement) -> Placement:
-        order = () if "strategy" in fields else old.device_order
-        return replace(old, **{"device_order": order, **fields})  # type: ignore[arg-type]  # names of Placement's fields
+        return having(old, {"device_order": (), **fields} if "strategy" in fields else fields)
 
     return replace(plan, placements=tuple((n, change(old) if n in names else old) for n, old in plan.placements))
 
@@ -84,7 +82,8 @@ class Savings:
 
     def _augment(self, plan: ExecutionPlan) -> AugmentedGraph:
         """Return the plan's nodes, made once for plans that differ only in how a call computes."""
-        alike = tuple((name, replace(placed, **COMPUTES_ALIKE)) for name, placed in plan.placements)
+        alone = [word for word in WORDS.values() if word.moves_nothing]
+        alike = tuple((name, without(placed, alone)) for name, placed in plan.placements)
         key = plan.cluster, alike
         if key not in self._augmented:
             self._augmented[key] = augment(self.graph, plan, self.graph.staleness + STEPS_CERTIFIED)
@@ -126,10 +125,10 @@ class Savings:
         others = [instance for instance in self._largest_first(plan) if instance not in self._trained(plan)]
         others.sort(key=lambda instance: self.graph.trained_by(instance.role) is not None)  # frozen copies first
         yield partial(self._in_most_micro_batches, least_tokens=LARGE_TOKENS[self.backend])
-        yield self._dividing_sequences
+        yield from (partial(self._saving, word=word) for word in self._words("first") if word is not MICRO_BATCHES)
         yield self._with_enough_caches
         yield from (partial(self._offloading, instance=instance, part="all") for instance in others)
-        yield self._recomputing
+        yield from (partial(self._saving, word=word) for word in self._words("later"))
 
     def _slow(self, plan: ExecutionPlan) -> Iterator[Change]:
         """Yield the other savings, the fastest first."""
@@ -152,13 +151,15 @@ class Savings:
         plan = self._reloading_early(plan, before)
         for instance in reversed(list(instances(self.graph, plan))):
             plan = self._staying(plan, before, instance)
-        for call in self.graph:
-            plan = self._recomputing_least(plan, before, call)
-        plan = self._taken_back(plan, before, "sequence_parallel", tuple(self.graph))
+        for word in self._words("later")[::-1]:
+            for call in self.graph:
+                plan = self._saving_least(plan, before, call, word)
+        for word in (word for word in self._words("first")[::-1] if word is not MICRO_BATCHES):
+            plan = self._taken_back(plan, before, word, tuple(self.graph))
         trains_first = sorted(self.graph, key=lambda call: call.kind != "train_step")
-        plan = self._taken_back(plan, before, "micro_batches", [c for c in trains_first if c.kind != "train_step"])
+        plan = self._taken_back(plan, before, MICRO_BATCHES, [c for c in trains_first if c.kind != "train_step"])
         for call in trains_first:
-            plan = self._in_fewest_micro_batches(plan, before, call)
+            plan = self._saving_least(plan, before, call, MICRO_BATCHES)
         return plan
 
     def is_free(self, plan: ExecutionPlan, call: Call, word: str) -> bool:
@@ -166,68 +167,47 @@ class Savings:
         if not self.stated:
             return True
         names = [call.name]
-        if word in OF_A_COPY:
+        if word in WORDS and WORDS[word].of_copy:
             names = [other.name for calls in instances(self.graph, plan).values() if call in calls for other in calls]
         return not any((name, word) in self.stated for name in names)
-
-    def numbers_of_micro_batches(self, call: Call, placed: Placement) -> list[int]:
-        """Return the numbers that a call may have: those with equal micro-batches, and without a pipeline 2, 4, 8, ...
-
-        With a pipeline, some uneven number of micro-batches may need more memory than a smaller one.
-        """
-        most = max(each.cut(placed.parts).most_items(placed.strategy.dp) for each in call.by_row_set)
-        even = {number for number in range(1, most + 1) if most % number == 0}
-        powers = {1 << power for power in range(most.bit_length())} if placed.strategy.pp == 1 else set()
-        return sorted(even | powers)
-
-    def _may_be_cut(self, plan: ExecutionPlan, call: Call) -> bool:
-        return TRAITS[plan[call.name].engine].micro_batches and self.is_free(plan, call, "micro_batches")
 
     def _in_most_micro_batches(self, plan: ExecutionPlan, least_tokens: int = 1) -> ExecutionPlan:
         """The plan with the most micro-batches of at least `least_tokens` tokens for each tensor-parallel part."""
         for call in self.graph:
-            if self._may_be_cut(plan, call):
-                numbers = self.numbers_of_micro_batches(call, plan[call.name])
+            placed = plan[call.name]
+            if MICRO_BATCHES.may_have(call, placed.engine) and self.is_free(plan, call, MICRO_BATCHES.name):
+                numbers = MICRO_BATCHES.values(call, placed, self.graph)
                 tokens = numbers[-1] * call.rows_per_item * self.workload.mean_length
-                least = least_tokens * plan[call.name].strategy.tp
+                least = least_tokens * placed.strategy.tp
                 most = max((number for number in numbers if tokens >= number * least), default=1)
-                plan = with_changes(plan, [call], micro_batches=max(most, plan[call.name].micro_batches))
+                plan = with_changes(plan, [call], micro_batches=max(most, placed.micro_batches))
         return plan
 
-    def _in_fewest_micro_batches(self, plan: ExecutionPlan, before: ExecutionPlan, call: Call) -> ExecutionPlan:
-        now, least = plan[call.name].micro_batches, before[call.name].micro_batches
-        if now == least:
+    @staticmethod
+    def _words(saves: str) -> list[Word[Any]]:
+        return [word for word in WORDS.values() if word.saves == saves]
+
+    def _saving(self, plan: ExecutionPlan, word: Word[Any]) -> ExecutionPlan:
+        """The plan with the least memory that a word gives to every call that may have it."""
+        for call in self.graph:
+            placed = plan[call.name]
+            if word.may_have(call, placed.engine) and self.is_free(plan, call, word.name):
+                plan = with_changes(plan, [call], **{word.name: word.values(call, placed, self.graph)[-1]})
+        return plan
+
+    def _saving_least(self, plan: ExecutionPlan, before: ExecutionPlan, call: Call, word: Word[Any]) -> ExecutionPlan:
+        """The plan with the fastest value of a call's word with which it fits, of those since `before`."""
+        now, was = word.of(plan[call.name]), word.of(before[call.name])
+        if now == was:
             return plan
-        numbers = [n for n in self.numbers_of_micro_batches(call, plan[call.name]) if least < n < now]
-        plans = [with_changes(plan, [call], micro_batches=number) for number in (least, *numbers)]
+        values = word.faster(call, plan[call.name], self.graph)
+        later = values[values.index(was) + 1 :] if was in values else [value for value in values if value > was]
+        plans = [with_changes(plan, [call], **{word.name: value}) for value in (was, *later)]
         return (*plans, plan)[self._first_that_fits(plans)]
 
     def _first_that_fits(self, plans: Sequence[ExecutionPlan]) -> int:
         """Return the index of the first plan that fits, of plans that need less and less."""
         return 0 if plans and self.fits(plans[0]) else bisect_left(plans, True, key=self.fits)
-
-    def _dividing_sequences(self, plan: ExecutionPlan) -> ExecutionPlan:
-        for call in self.graph:
-            placed = plan[call.name]
-            may = call.kind == "train_step" and TRAITS[placed.engine].divides_sequences and placed.strategy.tp > 1
-            if may and self.is_free(plan, call, "sequence_parallel"):
-                plan = with_changes(plan, [call], sequence_parallel=True)
-        return plan
-
-    def _recomputing(self, plan: ExecutionPlan) -> ExecutionPlan:
-        for call in self.graph:
-            may = call.kind == "train_step" and TRAITS[plan[call.name].engine].recomputes
-            if may and self.is_free(plan, call, "recompute"):
-                plan = with_changes(plan, [call], recompute="all")
-        return plan
-
-    def _recomputing_least(self, plan: ExecutionPlan, before: ExecutionPlan, call: Call) -> ExecutionPlan:
-        if plan[call.name].recompute == before[call.name].recompute:
-            return plan
-        layers = ModelSizes.of(self.graph.model(call.role or "")).stage_layers(plan[call.name].strategy.pp)
-        least = recomputed_layers(before[call.name].recompute, layers)
-        plans = [with_changes(plan, [call], recompute=count) for count in range(least, layers)]
-        return (*plans, plan)[self._first_that_fits(plans)]
 
     def _largest_first(self, plan: ExecutionPlan) -> list[ModelInstance]:
         """The copies of weights that may leave their devices, the largest first."""
@@ -312,12 +292,12 @@ class Savings:
         return plan
 
     def _taken_back(
-        self, plan: ExecutionPlan, before: ExecutionPlan, word: str, calls: Sequence[Call]
+        self, plan: ExecutionPlan, before: ExecutionPlan, word: Word[Any], calls: Sequence[Call]
     ) -> ExecutionPlan:
         """The plan with a word of all these calls as it was before, if it still fits."""
         back = plan
         for call in calls:
-            back = with_changes(back, [call], **{word: getattr(before[call.name], word)})
+            back = with_changes(back, [call], **{word.name: word.of(before[call.name])})
         return back if back == plan or self.fits(back) else plan
 
 

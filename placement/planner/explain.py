@@ -14,6 +14,7 @@ from prefect_rlhf.placement.planner.neighbours import NEGLIGIBLE, Neighbour, cha
 from prefect_rlhf.placement.planner.planned import Planned, differently_placed
 from prefect_rlhf.placement.planner.question import Question
 from prefect_rlhf.placement.schedule.schedule import slack_seconds
+from prefect_rlhf.placement.words.table import phrases
 
 PLACEMENTS_ESTIMATED = 6  # of a call, at most
 
@@ -92,18 +93,7 @@ def explain(question: Question, planned: Planned) -> tuple[Explanation, ...]:
 
 def in_words(placement: Placement) -> str:
     """Return a placement in words, such as `n0:0-7 dp4 tp2 megatron, 8 micro-batches`."""
-    cuts = f", {placement.micro_batches} micro-batches" if placement.micro_batches > 1 else ""
-    if placement.cache_gib is not None:
-        cuts = f", a cache of {placement.cache_gib:g} GiB"
-    if placement.sequence_parallel:
-        cuts += ", sequence parallel"
-    if placement.recompute:
-        cuts += f", recompute {placement.recompute}"
-    if placement.parts > 1:
-        cuts += f", {placement.parts} parts"
-    if placement.rows_first:
-        cuts += ", rows first"
-    return f"{placement.name} {placement.engine}{cuts}"
+    return ", ".join((f"{placement.name} {placement.engine}", *phrases(placement)))
 
 
 def _best_two(

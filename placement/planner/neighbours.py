@@ -20,13 +20,17 @@ from prefect_rlhf.placement.planner.question import Question, with_copies_agreed
 from prefect_rlhf.placement.planner.solution import made_to_fit
 from prefect_rlhf.placement.planner.space.candidates import Candidate
 from prefect_rlhf.placement.planner.space.plan_problem import PlanProblem, PlanSpace
-from prefect_rlhf.placement.plans.check import check_plan, sends_rows
+from prefect_rlhf.placement.plans.check import check_plan
 from prefect_rlhf.placement.plans.completion import completed
 from prefect_rlhf.placement.plans.streaming import in_parts
 from prefect_rlhf.placement.search.alternatives import Alternative, alternatives, timed_together, unlike
 from prefect_rlhf.placement.search.budget import ESTIMATE, Budget, Meter
 from prefect_rlhf.placement.search.driver import MICROSECOND, whole_microseconds
 from prefect_rlhf.placement.search.problem import Choice, PlannedCall, Problem
+from prefect_rlhf.placement.words.cache import CACHE
+from prefect_rlhf.placement.words.micro_batches import MICRO_BATCHES
+from prefect_rlhf.placement.words.rows_first import sends_rows
+from prefect_rlhf.placement.words.table import WORDS
 
 NEGLIGIBLE = 1e-3  # of an iteration: a difference that no estimate means
 WHOLE_CACHE = 1e6  # GiB that stand for a cache of all rows
@@ -276,14 +280,15 @@ def _streamed_like(plan: ExecutionPlan, changed: ExecutionPlan, graph: DataflowG
 def _choice(problem: PlanProblem, call: str, placement: Placement) -> Choice:
     """The candidate that the plan took, or the most similar; others differ in cuts, caches, offloads."""
     options, meshes = problem.candidates[call], problem.problem.meshes
+    decisions = [word for word in WORDS.values() if word not in (MICRO_BATCHES, CACHE)]
     mesh = next(index for index, interval in enumerate(meshes) if interval.label == placement.mesh.name)
 
     def unlikeness(option: int) -> tuple[bool, bool, int, float]:
         other = options[option].placement
         cuts = abs(other.micro_batches - placement.micro_batches)
         caches = abs((other.cache_gib or WHOLE_CACHE) - (placement.cache_gib or WHOLE_CACHE))
-        offloads = (other.offload != placement.offload) + (other.recompute != placement.recompute)
-        return other.strategy != placement.strategy, other.engine != placement.engine, offloads, cuts + caches
+        words = sum(word.of(other) != word.of(placement) for word in decisions)
+        return other.strategy != placement.strategy, other.engine != placement.engine, words, cuts + caches
 
     classes = {index for index, members in enumerate(problem.problem.mesh_classes) if mesh in members}
     on_mesh = [i for i, option in enumerate(options) if option.mesh_class in classes]

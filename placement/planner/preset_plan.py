@@ -10,6 +10,7 @@ from typing import Any
 
 from prefect_rlhf.errors.errors import InvalidInput, RlhfError
 from prefect_rlhf.placement.cost.workload import Workload
+from prefect_rlhf.placement.devices.axes import OFFERED
 from prefect_rlhf.placement.devices.mesh import Backend, ClusterShape, DeviceMesh
 from prefect_rlhf.placement.devices.strategy import Strategy
 from prefect_rlhf.placement.graph import Call, DataflowGraph
@@ -28,7 +29,6 @@ from prefect_rlhf.placement.plans.check import able_engines, check_plan, violati
 from prefect_rlhf.placement.plans.plan_file import name_in_lease
 from prefect_rlhf.placement.plans.presets import PRESETS, Preset, preset_named
 from prefect_rlhf.placement.plans.stated_words import (
-    DEGREES,
     NO_WORDS,
     Words,
     agreeing,
@@ -165,7 +165,7 @@ class _Completion:
                 return placement
             refused.append(violation)
         if not agreed:
-            seen = " ".join(f"{axis}{words[name][axis]}" for axis in DEGREES if axis in words[name])
+            seen = " ".join(f"{axis}{words[name][axis]}" for axis in OFFERED if axis in words[name])
             degrees = f"degrees of {self.name} whose product is {mesh.num_devices}, the devices of {mesh.name}"
             raise InvalidInput(f"placement.{name}", seen, degrees)
         if refused and name in words and isinstance(stated := as_stated(refused[0], words), InvalidInput):

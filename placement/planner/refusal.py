@@ -2,9 +2,10 @@
 
 from dataclasses import replace
 from math import ceil
+from typing import Any
 
 from prefect_rlhf.errors.errors import PlanDoesNotFit, TooLittleMemory
-from prefect_rlhf.placement.engine_traits import TRAITS
+from prefect_rlhf.placement.graph import Call
 from prefect_rlhf.placement.memory.bytes import base_bytes, byte_size, enough_bytes
 from prefect_rlhf.placement.memory.certificate import Certificate
 from prefect_rlhf.placement.memory.remedies import Remedy, refusal
@@ -17,6 +18,8 @@ from prefect_rlhf.placement.planner.space.plan_problem import PlanProblem, PlanS
 from prefect_rlhf.placement.planner.time_sharing import time_sharing_problem
 from prefect_rlhf.placement.search.budget import Budget
 from prefect_rlhf.placement.search.driver import search
+from prefect_rlhf.placement.words.table import WORDS
+from prefect_rlhf.placement.words.word import Word
 
 FEW_SHARES = (1.0, 0.96, 0.9, 0.8)  # of the memory, to find any plan that fits
 LARGER = (1.1, 1.25, 1.5, 2.0, 3.0, 5.0, 8.0)  # shares of memory beyond what there is, to say how much is missing
@@ -69,10 +72,16 @@ def _hosts_too_small(question: Question, problem: PlanProblem, budget: Budget) -
 
 def _recomputing(question: Question, plan: ExecutionPlan) -> ExecutionPlan:
     """The plan with all layers of each train_step recomputed, if its engine can."""
-    for call in question.graph:
-        if call.kind == "train_step" and TRAITS[plan[call.name].engine].recomputes:
-            plan = with_changes(plan, (call,), recompute="all")
+    for call, word in _late_savings(question, plan):
+        value = word.values(call, plan[call.name], question.graph)[-1]
+        plan = with_changes(plan, (call,), **{word.name: value})
     return plan
+
+
+def _late_savings(question: Question, plan: ExecutionPlan) -> list[tuple[Call, Word[Any]]]:
+    """The words that the calls of a plan may have and that cost the most time, such as recomputed layers."""
+    late = [word for word in WORDS.values() if word.saves == "later"]
+    return [(call, word) for word in late for call in question.graph if word.may_have(call, plan[call.name].engine)]
 
 
 def _too_large(question: Question, plan: ExecutionPlan, certificate: Certificate) -> PlanDoesNotFit:
@@ -89,7 +98,7 @@ def _too_large(question: Question, plan: ExecutionPlan, certificate: Certificate
     shown = refusal(plan, certificate, [remedy])
     missing, within = byte_size(peak.num_bytes - peak.device_bytes), byte_size(peak.device_bytes)
     by = "more or larger devices, shorter rows, or smaller models"
-    if _recomputing(question, plan) != plan or any(placement.recompute for _, placement in plan.placements):
+    if _late_savings(question, plan):
         by += "; no plan was found with recomputation of layers either"
     return PlanDoesNotFit(
         f"plan of {question.graph.name}",

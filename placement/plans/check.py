@@ -3,15 +3,17 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from prefect_rlhf.errors.errors import InvalidInput, Missing, NotUsed, SeveralMistakes
+from prefect_rlhf.errors.errors import InvalidInput, Missing, SeveralMistakes
+from prefect_rlhf.placement.devices.axes import ORDER
 from prefect_rlhf.placement.devices.mesh import Backend, DeviceMesh
 from prefect_rlhf.placement.engine_traits import TRAITS, engines_of, refused_heads
 from prefect_rlhf.placement.graph import Call, DataflowGraph
 from prefect_rlhf.placement.layout.experts import wrong_ep
-from prefect_rlhf.placement.layout.layout import stages, wrong_tp
+from prefect_rlhf.placement.layout.layout import wrong_tp
 from prefect_rlhf.placement.models.model import ModelSpec
 from prefect_rlhf.placement.plan import EngineKind, ExecutionPlan, ModelInstance, Placement, instances
-from prefect_rlhf.placement.rows.shares import num_groups
+from prefect_rlhf.placement.words.table import WORDS, stated
+from prefect_rlhf.placement.words.word import shown
 
 
 def check_plan(plan: ExecutionPlan, graph: DataflowGraph, mesh: DeviceMesh) -> ExecutionPlan:
@@ -35,7 +37,7 @@ def check_plan(plan: ExecutionPlan, graph: DataflowGraph, mesh: DeviceMesh) -> E
 def violations(call: Call, placement: Placement, graph: DataflowGraph, backend: Backend) -> Iterator[InvalidInput]:
     """Yield everything wrong with running `call` so, wherever its mesh of `backend` lies. Empty: legal."""
     yield from _degrees(call, placement)
-    if min(placement.strategy.dp, placement.strategy.tp, placement.strategy.pp, placement.strategy.ep) < 1:
+    if min(placement.strategy.degrees.values()) < 1:
         return  # what follows divides by them
     yield from _engine(call, placement)
     if placement.engine not in TRAITS:
@@ -44,10 +46,9 @@ def violations(call: Call, placement: Placement, graph: DataflowGraph, backend: 
     if call.role is not None:
         yield from _shape(call, placement, graph.model(call.role))
         yield from _heads(call, placement.engine, graph.model(call.role), backend)
-    if placement.rows_first and not sends_rows(call, graph):
-        yield NotUsed(_field(call.name, "rows_first"), True, "no call reads its rows")
-    wrong_parts = list(_parts(call, placement, graph))
-    yield from wrong_parts or _rows(call, placement)
+    for word in stated(placement):
+        yield from word.mistakes(call, placement, graph)
+    yield from _rows(call)
 
 
 def able_engines(
@@ -62,11 +63,6 @@ def able_engines(
         return among
     model = graph.model(call.role)
     return [engine for engine in among if not _refused_heads(engine, model, backend)] or among
-
-
-def sends_rows(call: Call, graph: DataflowGraph) -> bool:
-    """Return whether some call reads rows that this call makes."""
-    return any(call.name in graph.reads_of(other.name) for other in graph)
 
 
 def sleepless(plan: ExecutionPlan, graph: DataflowGraph) -> Iterator[tuple[Call, ...]]:
@@ -122,11 +118,12 @@ def _wrong_calls(plan: ExecutionPlan, graph: DataflowGraph, mesh: DeviceMesh) ->
 
 def _degrees(call: Call, placement: Placement) -> Iterator[InvalidInput]:
     strategy, mesh = placement.strategy, placement.mesh
-    for axis in ("dp", "tp", "pp", "ep"):
-        if (degree := getattr(strategy, axis)) < 1:
+    for axis, degree in strategy.degrees.items():
+        if degree < 1:
             yield InvalidInput(_field(call.name, axis), degree, "1 or more")
             return  # what follows divides by it
-    product = f"dp {strategy.dp} * tp {strategy.tp} * pp {strategy.pp} = {strategy.num_devices}"
+    own = (f"{axis} {degree}" for axis, degree in strategy.degrees.items() if axis in ORDER)
+    product = f"{' * '.join(own)} = {strategy.num_devices}"
     if call.kind == "compute" and max(mesh.num_devices, strategy.num_devices) > 1:
         right = "a mesh of a single device and dp 1, since a computation sees all rows together"
         yield InvalidInput(f"plan.calls.{call.name}", f"{mesh.name} with {product}", right)
@@ -138,8 +135,6 @@ def _degrees(call: Call, placement: Placement) -> Iterator[InvalidInput]:
     if placement.device_order and sorted(placement.device_order) != list(range(mesh.num_devices)):
         right = f"each of 0 to {mesh.num_devices - 1}, the devices of mesh {mesh.name}, once"
         yield InvalidInput(_field(call.name, "order"), list(placement.device_order), right)
-    if placement.micro_batches < 1:
-        yield InvalidInput(_field(call.name, "micro_batches"), placement.micro_batches, "1 or more")
 
 
 def _engine(call: Call, placement: Placement) -> Iterator[InvalidInput]:
@@ -149,52 +144,8 @@ def _engine(call: Call, placement: Placement) -> Iterator[InvalidInput]:
         yield InvalidInput(_field(call.name, "engine"), engine, f"{right}, which runs {call.kind}")
     if engine not in TRAITS:
         return  # `violations` ends here too
-    traits = TRAITS[engine]
-    if not traits.micro_batches and placement.micro_batches > 1:
-        instead = ", cache_gib limits the memory of its rows" if traits.paged_cache else ""
-        reason = f"{engine} has no micro-batches{instead}"
-        yield NotUsed(_field(call.name, "micro_batches"), placement.micro_batches, reason)
-    if not traits.paged_cache and placement.cache_gib is not None:
-        yield NotUsed(_field(call.name, "cache_gib"), placement.cache_gib, f"{engine} has no cache")
-    if placement.cache_gib is not None and not placement.cache_gib > 0:
-        yield InvalidInput(_field(call.name, "cache_gib"), placement.cache_gib, "more than 0")
-    yield from _activations(call, placement)
-    if not traits.pipelines and placement.strategy.pp > 1:
+    if not TRAITS[engine].pipelines and placement.strategy.pp > 1:
         yield InvalidInput(_field(call.name, "pp"), placement.strategy.pp, f"1: {engine} runs no pipeline here")
-    if not traits.holds_weights and placement.offload != "none":
-        yield NotUsed(_field(call.name, "offload"), placement.offload, "a computation holds no weights")
-    if placement.offload == "none" and not placement.prefetch:
-        yield NotUsed(_field(call.name, "prefetch"), False, "the call offloads no weights")
-
-
-def _activations(call: Call, placement: Placement) -> Iterator[InvalidInput]:
-    """Check the words that save activations."""
-    if placement.recompute != 0:
-        yield from _recomputation(call, placement)
-    if placement.sequence_parallel:
-        yield from _sequence_parallelism(call, placement)
-
-
-def _recomputation(call: Call, placement: Placement) -> Iterator[InvalidInput]:
-    """Check that the call has a backward pass, and that its engine can recompute layers."""
-    field, recompute = _field(call.name, "recompute"), placement.recompute
-    if call.kind != "train_step":
-        yield NotUsed(field, recompute, f"a call of kind {call.kind} has no backward pass")
-    elif not TRAITS[placement.engine].recomputes:
-        yield NotUsed(field, recompute, f"{placement.engine} recomputes no layers")
-    elif recompute != "all" and recompute < 0:
-        yield InvalidInput(field, recompute, "all, or a number of layers of 0 or more")
-
-
-def _sequence_parallelism(call: Call, placement: Placement) -> Iterator[InvalidInput]:
-    """Check that the call saves activations, which ranks can divide, and that its engine can divide them."""
-    field = _field(call.name, "sequence_parallel")
-    if call.kind != "train_step":
-        yield NotUsed(field, True, f"a call of kind {call.kind} saves no activations")
-    elif not TRAITS[placement.engine].divides_sequences:
-        yield NotUsed(field, True, f"{placement.engine} divides no sequences")
-    elif placement.strategy.tp == 1:
-        yield NotUsed(field, True, "it divides tokens over tp, which is 1")
 
 
 def _shape(call: Call, placement: Placement, model: ModelSpec) -> Iterator[InvalidInput]:
@@ -205,9 +156,6 @@ def _shape(call: Call, placement: Placement, model: ModelSpec) -> Iterator[Inval
         yield InvalidInput(_field(call.name, "ep"), placement.strategy.ep, right)
     if pp > shape.num_layers:
         yield InvalidInput(_field(call.name, "pp"), pp, f"at most {shape.num_layers}, the layers of {model.role}")
-    elif placement.recompute != "all" and placement.recompute > (most := len(stages(shape.num_layers, pp)[0])):
-        right = f"all, or at most {most}, the layers of a pipeline stage of {model.role}"
-        yield InvalidInput(_field(call.name, "recompute"), placement.recompute, right)
     if call.kind == "generate" and "lm" not in model.head:
         yield InvalidInput(f"models.{model.role}.head", model.head, f"lm, since {call.name} generates with it")
 
@@ -224,36 +172,8 @@ def _refused_heads(engine: EngineKind, model: ModelSpec, backend: Backend) -> st
     return refused_heads(engine, model.shape.head_dim, model.dtype, backend)
 
 
-def _parts(call: Call, placement: Placement, graph: DataflowGraph) -> Iterator[InvalidInput]:
-    """Check that parts are equal, of whole groups, and that each fills a pipeline."""
-    field, parts = _field(call.name, "parts"), placement.parts
-    if parts == 1:
-        return
-    if parts < 1:
-        yield InvalidInput(field, parts, "1 or more")
-    elif call.kind in ("compute", "train_step"):
-        yield NotUsed(field, parts, f"a call of kind {call.kind} needs all rows of the step at once")
-    elif call.rows.choices:
-        yield NotUsed(
-            field, parts, f"its rows are chosen, by {call.waits_for_choices[0]}, which needs all rows at once"
-        )
-    elif (groups := num_groups(graph, call)) < parts:
-        yield InvalidInput(field, parts, f"at most {groups}, the groups of rows of a step")
-    elif groups % parts:
-        yield InvalidInput(field, parts, f"a divisor of {groups}, the groups of rows of a step")
-    else:
-        strategy, cut = placement.strategy, call.cut(parts)
-        rows = cut.most_items(strategy.dp) * cut.rows_per_item
-        if strategy.pp > rows:
-            right = f"fewer: a replica has {rows} rows of a part, which do not fill a pipeline of {strategy.pp} stages"
-            yield InvalidInput(field, parts, right)
-
-
-def _rows(call: Call, placement: Placement) -> Iterator[InvalidInput]:
-    """Check that items are whole, and that each mini-batch, and each micro-batch of the fullest replica, has an item.
-
-    They need not be equally many, and a replica may be empty.
-    """
+def _rows(call: Call) -> Iterator[InvalidInput]:
+    """Check that items are whole, and that each mini-batch has an item; they need not be equally many."""
     if call.kind == "compute":
         return
     for each in call.by_row_set:
@@ -264,15 +184,10 @@ def _rows(call: Call, placement: Placement) -> Iterator[InvalidInput]:
         elif each.num_items < cuts:
             right = f"at least {cuts * item}, an item for each of {cuts} mini-batches"
             yield InvalidInput(_field(call.name, "rows"), seen, right)
-    most = max(each.cut(placement.parts).most_items(placement.strategy.dp) for each in call.by_row_set)
-    if placement.micro_batches > max(1, most):
-        piece = "mini-batch" if placement.parts == 1 else "part"
-        right = f"at most {most}, the items that a replica has of a {piece}"
-        yield InvalidInput(_field(call.name, "micro_batches"), placement.micro_batches, right)
 
 
 def _check_copies(plan: ExecutionPlan, graph: DataflowGraph) -> None:
-    """Check that calls with a common copy of weights agree on offload and cache; copies differ in more than order."""
+    """Check that calls with a common copy of weights agree on words of a copy; copies differ in more than order."""
     users = instances(graph, plan)
     first: dict[ModelInstance, tuple[Call, ModelInstance]] = {}
     for instance, calls in users.items():
@@ -283,12 +198,11 @@ def _check_copies(plan: ExecutionPlan, graph: DataflowGraph) -> None:
     for instance, calls in users.items():
         offload = plan[calls[0].name].offload
         for call in calls:
-            for key in ("offload", "prefetch", "cache_gib"):
-                seen, common = getattr(plan[call.name], key), getattr(plan[calls[0].name], key)
+            for word in (word for word in WORDS.values() if word.of_copy):
+                seen, common = word.of(plan[call.name]), word.of(plan[calls[0].name])
                 if seen != common:
-                    value = str(common).lower() if key == "prefetch" else common
-                    right = f"{value} as for {calls[0].name}: both use the copy {instance.name}"
-                    raise InvalidInput(_field(call.name, key), seen, right)
+                    right = f"{shown(common)} as for {calls[0].name}: both use the copy {instance.name}"
+                    raise InvalidInput(_field(call.name, word.name), seen, right)
         if offload == "optimizer" and all(call.kind != "train_step" for call in calls):
             right = f"none or all: no call trains {instance.name}, so it has no optimizer"
             raise InvalidInput(_field(calls[0].name, "offload"), offload, right)

@@ -10,6 +10,7 @@ from prefect_rlhf.placement.engine_traits import engines_of
 from prefect_rlhf.placement.graph import Call, DataflowGraph
 from prefect_rlhf.placement.plan import Placement
 from prefect_rlhf.placement.plans.check import able_engines, violations
+from prefect_rlhf.placement.words.table import WORDS, without
 
 
 def completed(
@@ -52,7 +53,7 @@ def _proposals(
         if placement.engine in engines_of(call.kind):
             cuts = placement.micro_batches
             # An evaluation has no backward pass, and readers of its own.
-            placement = replace(placement, recompute=0, sequence_parallel=False, parts=1, rows_first=False)
+            placement = without(placement, (word for word in WORDS.values() if not word.of_evaluation))
             while cuts > 1:
                 yield replace(placement, micro_batches=cuts)
                 cuts //= 2

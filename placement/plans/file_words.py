@@ -6,7 +6,8 @@ from types import MappingProxyType
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from prefect_rlhf.errors.errors import InvalidInput, Missing, UnknownKey
+from prefect_rlhf.errors.errors import InvalidInput, Missing, NotUsed, UnknownKey
+from prefect_rlhf.errors.wrong_setting import NOT_USED
 
 NAMES_OF_CALLS = "names of calls, each with a mesh and an engine"
 ENTRY = 'a mapping such as {mesh: "n0:0-1", engine: megatron, dp: 2}'
@@ -41,6 +42,9 @@ def _in_our_words(mistake: ErrorDetails, file_keys: Sequence[str], call_keys: Se
     if kind == "extra_forbidden":
         keys = file_keys if len(place) == 1 else call_keys
         return UnknownKey(field, seen, f"the keys are {', '.join(keys)}")
+    if kind == NOT_USED:
+        field = ".".join((field, mistake["ctx"]["field"]))
+        return NotUsed(field, seen[mistake["ctx"]["field"]], mistake["ctx"]["reason"])
     if kind == "missing":
         return Missing(field, "a value: this key is required")
     if "[key]" in mistake["loc"] or kind == "invalid_key":

@@ -6,14 +6,13 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import yaml
 from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
-    PlainValidator,
     ValidationError,
     ValidatorFunctionWrapHandler,
     WrapValidator,
@@ -21,14 +20,14 @@ from pydantic import (
 
 from prefect_rlhf.errors.errors import InvalidInput, SeveralMistakes
 from prefect_rlhf.files.yaml_text import read_yaml
+from prefect_rlhf.placement.devices.axes import OFFERED, ORDER
 from prefect_rlhf.placement.devices.mesh import ClusterShape, DeviceMesh
 from prefect_rlhf.placement.devices.strategy import Strategy
 from prefect_rlhf.placement.engine_traits import TRAITS
-from prefect_rlhf.placement.plan import EngineKind, ExecutionPlan, Offload, Placement
+from prefect_rlhf.placement.plan import EngineKind, ExecutionPlan, Placement
 from prefect_rlhf.placement.plans.file_words import mistakes_of
-
-MOST_DEVICES = 1 << 20
-Layers = Annotated[int, Field(ge=0, le=MOST_DEVICES)]
+from prefect_rlhf.placement.words.entries import MOST_DEVICES, Entries, with_words
+from prefect_rlhf.placement.words.table import WORDS, having
 
 
 def _or_registered(engine: object, validate: ValidatorFunctionWrapHandler) -> object:
@@ -36,89 +35,41 @@ def _or_registered(engine: object, validate: ValidatorFunctionWrapHandler) -> ob
     return engine if isinstance(engine, str) and engine in TRAITS else validate(engine)
 
 
-def _all_or_layers(recompute: object) -> object:
-    """Accept a number of layers or `all`; a single mistake names both."""
-    is_number = isinstance(recompute, int) and not isinstance(recompute, bool) and 0 <= recompute <= MOST_DEVICES
-    if is_number or recompute == "all":
-        return recompute
-    raise ValueError("all, or the number of layers of each pipeline stage")
-
-
-class CallEntry(BaseModel):
-    """One call of a plan file."""
+@with_words
+class CallEntry(Entries):
+    """One call of a plan file. Its words have a field each, which the table of words adds."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
     mesh: str
     engine: Annotated[EngineKind, WrapValidator(_or_registered)]
-    dp: int = Field(1, ge=1, le=MOST_DEVICES)
-    tp: int = Field(1, ge=1, le=MOST_DEVICES)
-    pp: int = Field(1, ge=1, le=MOST_DEVICES)
-    ep: int = Field(1, ge=1, le=MOST_DEVICES)
-    micro_batches: int = Field(1, ge=1, le=MOST_DEVICES)
-    offload: Offload = "none"
-    prefetch: bool = True
-    cache_gib: float | None = Field(None, gt=0, le=MOST_DEVICES)
-    recompute: Annotated[Literal["all"] | Layers, PlainValidator(_all_or_layers)] = 0
-    sequence_parallel: bool = False
-    parts: int = Field(1, ge=1, le=MOST_DEVICES)
-    rows_first: bool = False
     order: list[Annotated[int, Field(ge=0, lt=MOST_DEVICES)]] = Field(default_factory=list)
 
     def placement(self, field: str, cluster: ClusterShape) -> Placement:
         """Return the placement it describes; its mesh must lie in the usable part of `cluster`."""
         mesh = leased_mesh(self.mesh, cluster, f"{field}.mesh")
-        strategy = Strategy(self.dp, self.tp, self.pp, self.ep)
-        return Placement(
-            mesh,
-            strategy,
-            self.engine,
-            self.micro_batches,
-            self.offload,
-            tuple(self.order),
-            self.prefetch,
-            self.cache_gib,
-            self.recompute,
-            self.sequence_parallel,
-            self.parts,
-            self.rows_first,
-        )
+        strategy = Strategy(**{axis: getattr(self, axis) for axis in OFFERED})
+        placed = Placement(mesh, strategy, self.engine, device_order=tuple(self.order))
+        return having(placed, {name: getattr(self, name) for name in WORDS})
 
     @classmethod
     def of(cls, placement: Placement, cluster: ClusterShape) -> CallEntry:
-        strategy = placement.strategy
-        return cls(
-            mesh=name_in_lease(placement.mesh, cluster),
-            engine=placement.engine,
-            dp=strategy.dp,
-            tp=strategy.tp,
-            pp=strategy.pp,
-            ep=strategy.ep,
-            micro_batches=placement.micro_batches,
-            offload=placement.offload,
-            prefetch=placement.prefetch,
-            cache_gib=placement.cache_gib,
-            recompute=placement.recompute,
-            sequence_parallel=placement.sequence_parallel,
-            parts=placement.parts,
-            rows_first=placement.rows_first,
-            order=list(placement.device_order),
-        )
+        values = {
+            "mesh": name_in_lease(placement.mesh, cluster),
+            "engine": placement.engine,
+            "order": list(placement.device_order),
+            **placement.strategy.degrees,
+            **{name: word.of(placement) for name, word in WORDS.items()},
+        }
+        return cls.model_validate(values)
 
     def line(self) -> str:
         """Return the entry on a single line, without default or inapplicable fields."""
-        is_plain = {
-            "ep": self.ep == 1,
-            "order": not self.order,
-            "prefetch": self.prefetch,
-            "cache_gib": self.cache_gib is None,
-            "recompute": self.recompute == 0,
-            "sequence_parallel": not self.sequence_parallel,
-            "parts": self.parts == 1,
-            "rows_first": not self.rows_first,
-            "micro_batches": TRAITS[self.engine].paged_cache and self.micro_batches == 1,
-        }
-        plain = {name for name, applies in is_plain.items() if applies}
+        plain = {axis for axis in OFFERED if axis not in ORDER and getattr(self, axis) == 1}
+        plain |= set() if self.order else {"order"}
+        for name, word in WORDS.items():
+            if getattr(self, name) == word.default and not (word.is_written and word.is_offered(self.engine)):
+                plain.add(name)
         content = self.model_dump(mode="json", exclude=plain)
         return yaml.safe_dump(content, default_flow_style=True, sort_keys=False, width=10_000).strip()
 
@@ -129,14 +80,9 @@ class PlanFile(BaseModel):
     `mesh` counts devices from the first device of the lease: `n0:0` is `n0:1` if that device was leased.
     `order` lists the mesh's devices, by position, in the order of coordinates: tp varies fastest, then dp, then pp.
     Without it a run chooses the order that moves the fewest weights. `ep` divides dp: `ep` neighbouring replicas divide
-    the experts of a mixture. With `prefetch: false` an offloaded part is reloaded only when its devices are idle:
-    later, but no other call needs room for it. `cache_gib` is the size of vLLM's key-value cache on each device;
-    without it all rows have room at their longest. `recompute`, `all` or a number of layers of each pipeline stage,
-    saves memory of a train_step: these layers keep only their input, and run forward again. `sequence_parallel: true`
-    divides the tokens of a train_step over tp between products. `parts` cuts the rows of a generate or an inference
-    into equal parts by whole groups, a task run each. With `rows_first: true` the rows of a call move to their readers
-    directly after it, ahead of other calls that could begin then. `node_speeds` are the relative speeds of each node's
-    leased devices: replicas get rows in proportion. Without them all devices are equally fast.
+    the experts of a mixture. The other keys of a call are words, each with its default (`placement/words/`;
+    docs/plans.md explains them). `node_speeds` are the relative speeds of each node's leased devices: replicas get rows
+    in proportion. Without them all devices are equally fast.
 
     `figures` are what `prefect-rlhf plan` estimated for the plan (`plan.json`); a reader of the plan skips them.
 

@@ -8,18 +8,18 @@ from types import MappingProxyType
 from typing import Any
 
 from prefect_rlhf.errors.errors import InvalidInput, NotUsed, SeveralMistakes
+from prefect_rlhf.placement.devices.axes import OFFERED
 from prefect_rlhf.placement.devices.mesh import ClusterShape, DeviceMesh
 from prefect_rlhf.placement.devices.strategy import Strategy
 from prefect_rlhf.placement.graph import DataflowGraph
 from prefect_rlhf.placement.plan import ExecutionPlan, Placement, instances
 from prefect_rlhf.placement.plans.plan_file import leased_mesh
+from prefect_rlhf.placement.words.table import WORDS, having
+from prefect_rlhf.placement.words.word import shown
 
 Words = Mapping[str, Mapping[str, Any]]
 """By call, the values of words; the words are those of a call in a plan file."""
 NO_WORDS: Words = MappingProxyType({})
-DEGREES = ("dp", "tp", "pp", "ep")
-OF_A_COPY = ("offload", "prefetch", "cache_gib")
-"""Words that all calls with a common copy of weights share."""
 
 
 def check_calls(words: Words, graph: DataflowGraph) -> None:
@@ -43,13 +43,13 @@ def stated_mesh(words: Words, call: str, cluster: ClusterShape) -> DeviceMesh | 
 
 def has_degrees(words: Words, call: str) -> bool:
     """Whether some degree of a call's strategy is stated."""
-    return any(axis in words.get(call, {}) for axis in DEGREES)
+    return any(axis in words.get(call, {}) for axis in OFFERED)
 
 
 def agreeing(strategies: Iterator[Strategy], words: Words, call: str) -> Iterator[Strategy]:
     """Yield the strategies that have the degrees stated for a call; a stated `ep` is added."""
     values = words.get(call, {})
-    degrees = {axis: values[axis] for axis in DEGREES if axis in values}
+    degrees = {axis: values[axis] for axis in OFFERED if axis in values}
     for strategy in strategies:
         spread = replace(strategy, ep=degrees.get("ep", strategy.ep))
         if all(getattr(spread, axis) == degree for axis, degree in degrees.items()):
@@ -60,8 +60,8 @@ def with_values(placement: Placement, words: Words, call: str) -> Placement:
     """Return a placement with the words stated for its call, apart from mesh and degrees."""
     values = dict(words.get(call, {}))
     order = values.pop("order", None)
-    fields = {word: value for word, value in values.items() if word not in (*DEGREES, "mesh")}
-    return replace(placement, **fields | ({} if order is None else {"device_order": tuple(order)}))
+    fields = {word: value for word, value in values.items() if word not in (*OFFERED, "mesh")}
+    return having(placement, fields | ({} if order is None else {"device_order": tuple(order)}))
 
 
 def with_words(plan: ExecutionPlan, graph: DataflowGraph, words: Words) -> ExecutionPlan:
@@ -72,7 +72,7 @@ def with_words(plan: ExecutionPlan, graph: DataflowGraph, words: Words) -> Execu
     placements = []
     for name, placed in plan.placements:
         values = words.get(name, {})
-        degrees = {axis: values[axis] for axis in DEGREES if axis in values}
+        degrees = {axis: values[axis] for axis in OFFERED if axis in values}
         mesh = stated_mesh(words, name, plan.cluster) or placed.mesh
         moved = replace(placed, mesh=mesh, strategy=replace(placed.strategy, **degrees))
         moved = moved if (moved.mesh, moved.strategy) == (placed.mesh, placed.strategy) else _unordered(moved)
@@ -87,15 +87,15 @@ def with_shared_words(plan: ExecutionPlan, graph: DataflowGraph, words: Words) -
     """
     placements = dict(plan.placements)
     for instance, calls in instances(graph, plan).items():
-        for word in OF_A_COPY:
+        for word in (word.name for word in WORDS.values() if word.of_copy):
             stated = [(call, words[call.name][word]) for call in calls if word in words.get(call.name, {})]
             for call, value in stated[1:]:
                 first, common = stated[0]
                 if value != common:
-                    right = f"{_shown(common)}, as placement.{first.name}.{word}: both use the copy {instance.name}"
+                    right = f"{shown(common)}, as placement.{first.name}.{word}: both use the copy {instance.name}"
                     raise InvalidInput(f"placement.{call.name}.{word}", value, right)
             for call in calls if stated else ():
-                placements[call.name] = replace(placements[call.name], **{word: stated[0][1]})
+                placements[call.name] = having(placements[call.name], {word: stated[0][1]})
     return replace(plan, placements=tuple(placements.items()))
 
 
@@ -118,7 +118,7 @@ def flags(before: ExecutionPlan, after: ExecutionPlan, graph: DataflowGraph) -> 
     copies = {call.name: copy for copy, calls in instances(graph, after).items() for call in calls}
     for name, placed in after.placements:
         for word, value in _differing(before[name], placed):
-            if word in OF_A_COPY:
+            if word in WORDS and WORDS[word].of_copy:
                 if (copies.get(name), word) in shared:
                     continue
                 shared.add((copies.get(name), word))
@@ -129,27 +129,24 @@ def flags(before: ExecutionPlan, after: ExecutionPlan, graph: DataflowGraph) -> 
 def flag(call: str, word: str, value: object) -> str:
     """Return a word as a flag of a command.
 
-    >>> flag("actor_train", "sequence_parallel", True)
-    '-p placement.actor_train.sequence_parallel=true'
+    >>> flag("actor_train", "prefetch", False)
+    '-p placement.actor_train.prefetch=false'
     """
-    return f"-p placement.{call}.{word}={_shown(value)}"
+    return f"-p placement.{call}.{word}={shown(value)}"
 
 
 def value_of(placed: Placement, word: str) -> object:
     """Return the value of a word in a placement."""
-    return getattr(placed.strategy, word) if word in DEGREES else getattr(placed, word)
+    if word in OFFERED:
+        return getattr(placed.strategy, word)
+    return WORDS[word].of(placed) if word in WORDS else getattr(placed, word)
 
 
 def _differing(before: Placement, after: Placement) -> Iterator[tuple[str, object]]:
-    words = (*DEGREES, "micro_batches", "sequence_parallel", "recompute", "cache_gib", "offload", "prefetch")
-    for word in words:
+    for word in (*OFFERED, *WORDS):
         if (value := value_of(after, word)) != value_of(before, word):
             yield word, value
 
 
 def _unordered(placed: Placement) -> Placement:
     return replace(placed, device_order=())
-
-
-def _shown(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else f"{value:g}" if isinstance(value, float) else str(value)

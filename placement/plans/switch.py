@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from prefect_rlhf.placement.graph import Call, DataflowGraph
 from prefect_rlhf.placement.layout.sharing import shared_weights
 from prefect_rlhf.placement.plan import ExecutionPlan, ModelInstance, instances, trained_instance
+from prefect_rlhf.placement.words.table import WORDS
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +40,7 @@ def _as_used(graph: DataflowGraph, plan: ExecutionPlan) -> dict[ModelInstance, o
 
     def use(call: Call) -> object:
         placement = plan[call.name]
-        return call.name, placement.offload, placement.cache_gib, placement.parts
+        return call.name, *(word.of(placement) for word in WORDS.values() if word.rebuilds)
 
     speeds, shared = plan.cluster.node_speeds, shared_weights(graph, plan)
     own = {instance: (speeds, *map(use, calls)) for instance, calls in instances(graph, plan).items()}

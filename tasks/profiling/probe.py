@@ -20,8 +20,8 @@ from prefect_rlhf.placement.cost.sizes import ModelSizes
 from prefect_rlhf.placement.cost.speeds import Speeds
 from prefect_rlhf.placement.cost.times.roofline import DatasheetTimes
 from prefect_rlhf.placement.devices.mesh import Backend
-from prefect_rlhf.placement.engine_constants import GRADIENT_BYTES, ITEM_BYTES
 from prefect_rlhf.placement.engine_traits import TRAITS
+from prefect_rlhf.placement.models.engine_constants import GRADIENT_BYTES, ITEM_BYTES
 from prefect_rlhf.placement.models.families.llama import LLAMA
 from prefect_rlhf.placement.models.model import Dtype, TransformerShape
 from prefect_rlhf.placement.plan import EngineKind

@@ -13,8 +13,9 @@ from prefect_rlhf.placement.augmented.node import Node
 from prefect_rlhf.placement.augmented.row_uses import RowKey
 from prefect_rlhf.placement.augmented.work import Compute, ModelCall
 from prefect_rlhf.placement.graph import Call, DataflowGraph
-from prefect_rlhf.placement.plan import Recompute
+from prefect_rlhf.placement.plan import Placement
 from prefect_rlhf.placement.rows.shares import Need, PlacedCall
+from prefect_rlhf.placement.words.table import stated
 from prefect_rlhf.tasks.data.host_score import HostScore
 from prefect_rlhf.tasks.play import Play
 from prefect_rlhf.tasks.running.steps.step_rows import StepRows
@@ -41,7 +42,7 @@ def call_commands(
         "writes": node.writes,
         "versions": step_rows.versions(node),
         "generated_by": generated.role if generated else None,
-        **operation_fields(call, placement.micro_batches, placement.recompute, placement.sequence_parallel),
+        **operation_fields(call, placement),
         **host_fields(run.graph, call),
     }
     placed = step_rows.by_row_set[call.name]
@@ -91,10 +92,8 @@ def _passes(run: TrainingRun, placed: PlacedCall, node: Node, step_rows: StepRow
 
 
 @lru_cache(maxsize=64)  # the same in every step
-def operation_fields(
-    call: Call, micro_batches: int = 1, recompute: Recompute = 0, sequence_parallel: bool = False
-) -> Mapping[str, Any]:
-    """Return the fields of a CallCommand that define its work, from the call's operation and its placement."""
+def operation_fields(call: Call, placement: Placement | None = None) -> Mapping[str, Any]:
+    """Return the fields of a CallCommand that define its work, from the call's operation and its placement's words."""
     if call.kind == "generate":
         sampling = SamplingSettings(**Sampling.model_validate_json(call.operation.settings).model_dump())
         play = None if call.play is None else Play.model_validate_json(call.play.settings).settings
@@ -103,7 +102,17 @@ def operation_fields(
         return {"output": call.operation.name, "temperature": call.temperature}
     if call.kind == "compute":
         return {} if call.on_hosts else {"function": Bound(call.operation, call.row_limit)}
-    return {"train": TrainSettings(call.mini_batches, micro_batches, call.epochs, recompute, sequence_parallel)}
+    return {"train": TrainSettings(call.mini_batches, epochs=call.epochs, **engine_settings(placement))}
+
+
+def engine_settings(placement: Placement | None) -> dict[str, Any]:
+    """Return the fields of TrainSettings that a placement's words set; none without a placement."""
+    if placement is None:
+        return {}
+    found: dict[str, Any] = {"registered": placement.registered}
+    for word in stated(placement):
+        found |= word.setting(placement)
+    return found
 
 
 def host_fields(graph: DataflowGraph, call: Call) -> Mapping[str, Any]:

@@ -98,7 +98,7 @@ class Walk:
     mini_batch_rows: tuple[int, ...] = ()
     some_without_rows: bool = False
     recompute: Recompute = 0
-    sequence_parallel: bool = False
+    tokens_over_tp: bool = False
 
 
 def train_on(engine: MegatronEngine, sequences: Sequences, batch: dict, function, walk: Walk) -> dict[str, float]:
@@ -107,7 +107,7 @@ def train_on(engine: MegatronEngine, sequences: Sequences, batch: dict, function
     term = LossTerm(function, (walk.output,), mean_over=over, temperature=walk.temperature)
     dealt = walk.mini_batch_rows, walk.some_without_rows
     rows = TrainingRows(sequences, (term,), (batch,), walk.rows_per_item, *dealt)
-    again = walk.recompute, walk.sequence_parallel
+    again = walk.recompute, walk.tokens_over_tp
     return engine.train([rows], TrainSettings(walk.mini_batches, walk.micro_batches, walk.epochs, *again))
 
 

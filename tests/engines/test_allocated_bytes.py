@@ -100,10 +100,10 @@ def test_a_shard_of_a_train_step_holds_what_is_predicted(world, deep_folder, tmp
     runs is the true one.
     """
     case = Case(deep_folder, ranks=(0, 1), tp=2, optimizer=OPTIMIZER)
-    settings = cases.Walk("logprobs", recompute=recompute, sequence_parallel=sequence_parallel)
+    settings = cases.Walk("logprobs", recompute=recompute, tokens_over_tp=sequence_parallel)
     peaks = [world.run(case.ranks, allocations.train_peak, case, settings, 16, LONG, str(tmp_path)) for _ in range(3)]
     measured = min(max(of_ranks) for of_ranks in peaks)
-    expected = predicted(case, "train_step", 16, LONG, recompute=recompute, sequence_parallel=sequence_parallel)
+    expected = predicted(case, "train_step", 16, LONG, recompute=recompute, tokens_over_tp=sequence_parallel)
     late = GLOO_THREADS * 16 * LONG * case.spec().shape.hidden_size * 4
     assert measured <= expected <= TOLERANCE * (measured + late), (expected, peaks)
 

@@ -18,8 +18,8 @@ from prefect_rlhf.engines.vllm.engine import VllmEngine
 from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.placement.devices.mesh import DeviceMesh
 from prefect_rlhf.placement.devices.strategy import Strategy
-from prefect_rlhf.placement.engine_constants import CACHE_BLOCK
 from prefect_rlhf.placement.engine_traits import TRAITS, refused_heads
+from prefect_rlhf.placement.models.engine_constants import CACHE_BLOCK
 from prefect_rlhf.placement.plan import ModelInstance
 from tests.layouts import vllm_layout
 

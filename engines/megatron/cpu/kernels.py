@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from prefect_rlhf.engines.megatron.rotary import rotate
-from prefect_rlhf.placement.engine_constants import LONGEST_EXPLICIT
+from prefect_rlhf.placement.models.engine_constants import LONGEST_EXPLICIT
 
 BLOCK_ROWS = 128  # tokens at a time, so that the output of a pass is still in cache for the next
 

@@ -14,7 +14,7 @@ from prefect_rlhf.engines.megatron.key_value_cache import Decode, KeyValueCache,
 from prefect_rlhf.engines.megatron.one_copy import to_device
 from prefect_rlhf.engines.megatron.packing import Packing
 from prefect_rlhf.engines.sampling.stop_strings import StopStrings
-from prefect_rlhf.placement.engine_constants import PASS_TOKENS
+from prefect_rlhf.placement.models.engine_constants import PASS_TOKENS
 
 
 class RowGroup:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from prefect_rlhf.engines.megatron.cpu.products import product, weight_product
 from prefect_rlhf.engines.megatron.gradients import GradientSink, add_rows_of
-from prefect_rlhf.placement.engine_constants import LOGITS_AT_ONCE_CPU, LOGITS_AT_ONCE_CUDA
+from prefect_rlhf.placement.models.engine_constants import LOGITS_AT_ONCE_CPU, LOGITS_AT_ONCE_CUDA
 
 
 def token_logprobs(

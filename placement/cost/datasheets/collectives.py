@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from math import ceil, log2
 
 from prefect_rlhf.placement.cost.datasheets.hardware import Links, LinkSpan
-from prefect_rlhf.placement.engine_constants import GRADIENT_BYTES
+from prefect_rlhf.placement.models.engine_constants import GRADIENT_BYTES
 
 
 @dataclass(frozen=True, slots=True)

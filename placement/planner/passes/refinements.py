@@ -8,16 +8,16 @@ from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import replace
 
-from prefect_rlhf.placement.cost.sizes import ModelSizes
 from prefect_rlhf.placement.engine_traits import TRAITS
 from prefect_rlhf.placement.graph import Call
 from prefect_rlhf.placement.memory.savings import with_changes
-from prefect_rlhf.placement.plan import ExecutionPlan, Placement, recomputed_layers
+from prefect_rlhf.placement.plan import ExecutionPlan, Placement
 from prefect_rlhf.placement.planner.passes.simplicity import is_nearly_full
 from prefect_rlhf.placement.planner.question import Question
 from prefect_rlhf.placement.planner.space.candidates import CostContext, candidate
 from prefect_rlhf.placement.plans.check import violations
 from prefect_rlhf.placement.plans.streaming import in_parts, streaming_calls
+from prefect_rlhf.placement.words.table import WORDS
 
 PARTS = (2, 4)  # numbers of streamed parts that are tried
 STREAMED_GAIN = 0.02  # of an iteration: streamed parts that gain less are only more task runs
@@ -26,16 +26,16 @@ STREAMED_GAIN = 0.02  # of an iteration: streamed parts that gain less are only 
 def with_least_recomputation(question: Question, plan: ExecutionPlan, context: CostContext) -> ExecutionPlan:
     """Return the plan with each train_step recomputing the fewest layers of a stage with which the plan fits.
 
-    Fewer layers take less time and more memory, so the fewest are found by bisection.
+    The same holds for every word that saves memory late. Its faster values need more memory, so the fastest that fits
+    is found by bisection.
     """
-    for call in context.graph:
-        placed = plan[call.name]
-        if placed.recompute:
-            sizes = ModelSizes.of(context.graph.model(call.role or ""))
-            most = recomputed_layers(placed.recompute, sizes.stage_layers(placed.strategy.pp))
-            counts = [with_changes(plan, (call,), recompute=count) for count in range(most)]
-            fewest = bisect_left(counts, True, key=question.fits)
-            plan = counts[fewest] if fewest < most else plan
+    for word in (word for word in WORDS.values() if word.saves == "later"):
+        for call in context.graph:
+            if word.of(plan[call.name]) != word.default:
+                values = word.faster(call, plan[call.name], context.graph)
+                faster = [with_changes(plan, (call,), **{word.name: value}) for value in values]
+                fastest = bisect_left(faster, True, key=question.fits)
+                plan = faster[fastest] if fastest < len(faster) else plan
     return plan
 
 

@@ -13,6 +13,7 @@ from prefect_rlhf.placement.plan import ExecutionPlan, instances, offloaded_part
 from prefect_rlhf.placement.planner.neighbours import changed_plan, neighbours
 from prefect_rlhf.placement.planner.question import Question
 from prefect_rlhf.placement.planner.space.plan_problem import PlanSpace
+from prefect_rlhf.placement.words.table import stated
 
 NEARLY = 0.03  # of the fastest plan's time: less than the estimates are wrong by
 STEADY = 0.03  # regret of a plan, if a constant is wrong by up to two times, that is as good as none
@@ -25,8 +26,8 @@ def complexity(question: Question, plan: ExecutionPlan, certificate: Certificate
     """Count the parts of a plan's description.
 
     Each of these counts 1: a mesh; a strategy on a mesh; a copy of weights that is offloaded and reloaded; a call whose
-    tensor-parallel groups, or whose pipelines, cross nodes; a train_step that recomputes layers; a device that is
-    nearly full.
+    tensor-parallel groups, or whose pipelines, cross nodes; a word that `is_complex`, such as recomputed layers; a
+    device that is nearly full.
     """
     return _structure(question, plan) + is_nearly_full(certificate, question.site.cluster.kept_share)
 
@@ -87,8 +88,8 @@ def _structure(question: Question, plan: ExecutionPlan) -> int:
         + (placement.strategy.pp > 1 and placement.mesh.num_nodes > 1)
         for placement in placed
     )
-    recomputing = sum(placement.recompute != 0 for placement in placed)
-    return len(meshes) + len(strategies) + len(offloaded_parts(question.graph, plan)) + crossing + recomputing
+    complex_words = sum(word.is_complex for placement in placed for word in stated(placement))
+    return len(meshes) + len(strategies) + len(offloaded_parts(question.graph, plan)) + crossing + complex_words
 
 
 def _with_calls_moved(

@@ -29,6 +29,7 @@ from prefect_rlhf.placement.planner.space.mesh_space import MeshSpace
 from prefect_rlhf.placement.plans.check import able_engines, violations
 from prefect_rlhf.placement.schedule.estimate import training
 from prefect_rlhf.placement.search.problem import PairNode
+from prefect_rlhf.placement.words.table import WORDS, phrases, searched, without
 
 ENOUGH_MICRO_BATCHES = 64  # for time; more only if memory requires them
 CACHE_STEP = sqrt(2)  # ratio of the bytes of consecutive cache sizes
@@ -224,7 +225,7 @@ def _resident(call: Call, context: CostContext) -> Iterator[list[Candidate]]:
             for engine in engines_of(call.kind):
                 for spread in with_expert_degrees(strategy, model, engine):
                     ways = _caches if TRAITS[engine].paged_cache else _cuts
-                    wholes = _divided(call, Placement(mesh, spread, engine))
+                    wholes = searched(call, Placement(mesh, spread, engine), context.graph)
                     yield [way for whole in wholes for way in ways(call, whole, mesh_class, context)]
 
 
@@ -248,7 +249,7 @@ def pareto_front(candidates: Iterable[Candidate]) -> list[Candidate]:
 
 def uncut(placement: Placement) -> Placement:
     """Return the placement that candidates have in common of which a few stand for all; see `pareto_front`."""
-    return replace(placement, micro_batches=1, cache_gib=None, recompute=0, sequence_parallel=False)
+    return without(placement, (word for word in WORDS.values() if word.moves_nothing))
 
 
 def in_micro_batches(call: Call, whole: Placement, context: CostContext) -> Iterator[Placement]:
@@ -264,13 +265,6 @@ def candidate(call: Call, placement: Placement, context: CostContext) -> Candida
     """Return the candidate of a legal placement, for any number of bytes."""
     mesh = context.space.meshes.index(placement.mesh)
     return _candidate(call, placement, context.space.class_of(mesh), context)
-
-
-def _divided(call: Call, plain: Placement) -> Iterator[Placement]:
-    """The placement without sequence parallelism, and with it if it can be."""
-    yield plain
-    if call.kind == "train_step" and TRAITS[plain.engine].divides_sequences and plain.strategy.tp > 1:
-        yield replace(plain, sequence_parallel=True)
 
 
 def _cuts(call: Call, whole: Placement, mesh_class: int, context: CostContext) -> Iterator[Candidate]:
@@ -365,7 +359,8 @@ def _candidate(call: Call, placement: Placement, mesh_class: int, context: CostC
 def _untimed(call: Call, placements: Sequence[Placement], mesh_class: int, context: CostContext) -> Iterator[Candidate]:
     """The candidates of placements that differ in recomputed layers alone, without their seconds."""
     site, works, first = context.site, context.works(call), placements[0]
-    execution, recomputes = context.execution(first), [context.execution(each).recompute for each in placements]
+    execution, *others = (context.execution(each) for each in placements)
+    recomputes = [each.recompute for each in (execution, *others)]
     by_device = [
         CallOnStage(
             share, execution, works.sizes, first.engine, stage, share.workload.longest, site.backend == "cpu"
@@ -469,9 +464,8 @@ def stops_devices(placement: Placement, context: CostContext) -> bool:
 
 def _cut_in_words(placement: Placement) -> str:
     if not TRAITS[placement.engine].paged_cache:
-        again = f", recompute {placement.recompute}" if placement.recompute else ""
-        return f"{placement.micro_batches} micro-batches{again}"
-    return "a cache for all rows" if placement.cache_gib is None else f"a cache of {placement.cache_gib:g} GiB"
+        return ", ".join(phrases(placement)) or "in a single micro-batch"
+    return ", ".join(phrases(placement)) or "a cache for all rows"
 
 
 def _comes_for(call: Call, placement: Placement, context: CostContext) -> bool:

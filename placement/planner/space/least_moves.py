@@ -111,7 +111,7 @@ class Spread(NamedTuple):
     @classmethod
     def of(cls, placement: Placement) -> Spread:
         strategy = placement.strategy
-        return cls(strategy.pp, strategy.dp * strategy.tp, placement.mesh.devices_per_node)
+        return cls(strategy.pp, strategy.stride("pp"), placement.mesh.devices_per_node)
 
 
 def _alike(options: Sequence[Candidate]) -> tuple[list[Spread], NDArray[np.int64]]:

@@ -22,11 +22,11 @@ from prefect_rlhf.placement.augmented.priority import CallPriorities
 from prefect_rlhf.placement.augmented.reallocations import trained_behind
 from prefect_rlhf.placement.cost.sizes import ModelSizes
 from prefect_rlhf.placement.devices.mesh import DeviceMesh
-from prefect_rlhf.placement.engine_constants import BUCKET_BYTES
 from prefect_rlhf.placement.graph import Call, DataflowGraph, VersionEdge
 from prefect_rlhf.placement.layout.sharing import storage_name
 from prefect_rlhf.placement.memory.bytes import usable_bytes
 from prefect_rlhf.placement.memory.overhead import GROUP_BYTES, call_overhead, communicator_bytes
+from prefect_rlhf.placement.models.engine_constants import BUCKET_BYTES
 from prefect_rlhf.placement.plan import ModelInstance, Placement
 from prefect_rlhf.placement.planner.question import Question
 from prefect_rlhf.placement.planner.space.candidates import (

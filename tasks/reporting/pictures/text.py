@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
-from dataclasses import fields
 
 from prefect_rlhf.errors.table import table
 from prefect_rlhf.placement.augmented.augmented_graph import AugmentedGraph
 from prefect_rlhf.placement.augmented.node import Node
+from prefect_rlhf.placement.devices.axes import ORDER
 from prefect_rlhf.placement.engine_traits import TRAITS
 from prefect_rlhf.placement.graph import Call, DataflowGraph
 from prefect_rlhf.placement.plan import ExecutionPlan, Placement
 from prefect_rlhf.placement.rows.shares import partition_of
+from prefect_rlhf.placement.words.table import WORDS
 
 NUMBERS_SHOWN = 8  # of an order of devices
-_COLUMNS = ("mesh", "strategy", "engine", "micro_batches")  # fields of Placement with columns of their own
+_COLUMN = "micro_batches"  # a word with a column of its own
 STEPS_LISTED = 2  # after step 0, if any; the first step differs: no training precedes it
 
 
@@ -56,17 +57,16 @@ def graph_text(augmented: AugmentedGraph, num_steps: int = STEPS_LISTED) -> str:
 
 def _plan_row(call: Call, plan: ExecutionPlan, graph: DataflowGraph) -> dict[str, str]:
     placement = plan[call.name]
-    strategy = placement.strategy
     return {
         "call": call.name,
         "runs": call.kind if call.every is None else f"{call.kind} every {call.every} steps",
         "role": call.role or "",
         "engine": placement.engine,
         "mesh": placement.mesh.name,
-        "dp": str(strategy.dp),
-        "tp": str(strategy.tp),
-        "pp": str(strategy.pp),
-        "ep": "" if strategy.ep == 1 else str(strategy.ep),
+        **{
+            axis: str(degree) if axis in ORDER or degree > 1 else ""
+            for axis, degree in placement.strategy.degrees.items()
+        },
         "rows": _rows(call, plan, graph),
         "mini-batches": str(call.mini_batches) if call.kind == "train_step" else "",
         "micro-batches": str(placement.micro_batches) if TRAITS[placement.engine].micro_batches else "",
@@ -74,14 +74,11 @@ def _plan_row(call: Call, plan: ExecutionPlan, graph: DataflowGraph) -> dict[str
 
 
 def _decided(placement: Placement) -> dict[str, str]:
-    """What the placement has otherwise than usual, of the fields that have no column of their own."""
-    others = [field for field in fields(Placement) if field.name not in _COLUMNS]
-    return {
-        field.name.removeprefix("device_").replace("_", "-"): ""
-        if (value := getattr(placement, field.name)) == field.default
-        else _in_a_cell(value)
-        for field in others
-    }
+    """What the placement has otherwise than usual, of the words that have no column of their own."""
+    values = {word: (word.of(placement), word.default) for name, word in WORDS.items() if name != _COLUMN}
+    cells = {word.name: "" if value == default else _in_a_cell(value) for word, (value, default) in values.items()}
+    cells["order"] = _in_a_cell(placement.device_order) if placement.device_order else ""
+    return {name.replace("_", "-"): cell for name, cell in cells.items()}
 
 
 def _in_a_cell(value: object) -> str:

@@ -301,6 +301,6 @@ def test_sequence_parallelism_equals_a_plain_loop(world, folders, kind, layout, 
     head = "scalar" if kind == "scalar" else "lm"
     case = Case(folders[kind], head=head, optimizer=OPTIMIZER, **LAYOUTS[layout])
     settings = cases.Walk(
-        "values" if head == "scalar" else "logprobs", 3, 2, temperature=0.8, recompute=recompute, sequence_parallel=True
+        "values" if head == "scalar" else "logprobs", 3, 2, temperature=0.8, recompute=recompute, tokens_over_tp=True
     )
     assert_plain_loop(folders[kind], case, settings, world.run(case.ranks, cases.train, case, settings))

@@ -9,12 +9,12 @@ from megatron_cases import OPTIMIZER, Case
 from prefect_rlhf.engines.engine import Sequences
 from prefect_rlhf.engines.megatron import fused, layers
 from prefect_rlhf.engines.megatron.cpu import kernels as cpu_kernels
-from prefect_rlhf.placement import engine_constants
 from prefect_rlhf.placement.cost.call_bytes import call_bytes
 from prefect_rlhf.placement.cost.execution import Execution
 from prefect_rlhf.placement.cost.sizes import ModelSizes
 from prefect_rlhf.placement.cost.workload import CallWork, Workload
 from prefect_rlhf.placement.devices.strategy import Strategy
+from prefect_rlhf.placement.models import engine_constants
 
 ROWS, LENGTH = 3, 64
 SHALLOW, DEEP = 2, 3

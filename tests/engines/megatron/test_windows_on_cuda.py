@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 
 from prefect_rlhf.engines.engine import Sequences
 from prefect_rlhf.engines.megatron import fused
-from prefect_rlhf.placement.engine_constants import window_block
+from prefect_rlhf.placement.models.engine_constants import window_block
 from tests.pretend_gpu import pretend_gpu
 
 WINDOW, LENGTH = 20, 300  # more than a block of queries, which has at least 256

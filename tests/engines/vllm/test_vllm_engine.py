@@ -26,7 +26,7 @@ from prefect_rlhf.engines.vllm.environment import inspect_here, survive_scan
 from prefect_rlhf.errors.errors import EngineFailed, InvalidInput
 from prefect_rlhf.placement.cost.paged_cache import whole_cache_bytes
 from prefect_rlhf.placement.cost.sizes import ModelSizes
-from prefect_rlhf.placement.engine_constants import CACHE_BLOCK
+from prefect_rlhf.placement.models.engine_constants import CACHE_BLOCK
 from prefect_rlhf.placement.models.families.known import RUN
 
 pytestmark = pytest.mark.slow

@@ -19,10 +19,10 @@ from prefect_rlhf.engines.weights.views import blocks, copy_rows
 from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.placement.devices.mesh import DeviceMesh
 from prefect_rlhf.placement.devices.strategy import Strategy
-from prefect_rlhf.placement.engine_constants import BUCKET_BYTES
 from prefect_rlhf.placement.layout.layout import Layout
 from prefect_rlhf.placement.layout.regions import num_elements
 from prefect_rlhf.placement.layout.reshard import Piece
+from prefect_rlhf.placement.models.engine_constants import BUCKET_BYTES
 from prefect_rlhf.placement.plan import ModelInstance
 from tests.cases import first
 from tests.layouts import num_lacking

@@ -135,7 +135,7 @@ BAD = {
         computed(mesh="n0:0-1", dp=2),
         "plan.calls.advantages: got 'n0:0-1 with dp 2 * tp 1 * pp 1 = 2', expected a mesh of a single device and dp 1",
     ),
-    "offloaded computation": (computed(offload="all"), "a computation holds no weights"),
+    "offloaded computation": (computed(offload="all"), "offload: 'all' is not used: python holds no weights"),
     "micro-batches of a computation": (
         computed(micro_batches=2),
         "advantages.micro_batches: 2 is not used: python has no micro-batches",
@@ -211,7 +211,7 @@ BAD = {
     ),
     "late reload of nothing": (
         ref(prefetch=False),
-        "plan.calls.ref_inference.prefetch: False is not used: the call offloads no weights; remove it",
+        "plan.calls.ref_inference.prefetch: False is not used: offload is none, so nothing is reloaded; remove it",
     ),
     "offload of half a copy": (
         placed(placed(GOOD, "critic_inference", mesh="n0:0-3"), "critic_inference", offload="all"),

@@ -233,6 +233,6 @@ def test_sequence_parallelism_takes_the_layers_that_were_measured_and_another_ga
     """A profile has no layers with it, so a plan with it is priced as slower, never as faster."""
     work, times = CallWork("train_step", 32, Workload.fixed(256, 256)), ProfiledTimes(PROFILE, SIZES)
     plain = Execution(Strategy(tp=2), 1, 8, micro_batches=4)
-    divided = replace(plain, sequence_parallel=True)
+    divided = replace(plain, tokens_over_tp=True)
     (before, after) = (call_cost(work, execution, times) for execution in (plain, divided))
     assert (after.compute, after.total > before.total) == (before.compute, True)

@@ -28,9 +28,10 @@ from prefect_rlhf.placement.plan import ExecutionPlan, Placement, instances
 from prefect_rlhf.placement.planner.best_plan import plan_graph
 from prefect_rlhf.placement.planner.question import Question
 from prefect_rlhf.placement.planner.space.mesh_space import meshes_of
-from prefect_rlhf.placement.plans.check import check_plan, sends_rows, violations
+from prefect_rlhf.placement.plans.check import check_plan, violations
 from prefect_rlhf.placement.plans.plan_file import plan_yaml, read_plan
 from prefect_rlhf.placement.rows.shares import num_groups
+from prefect_rlhf.placement.words.rows_first import sends_rows
 from tests.strategies import divisors
 
 LINES = QUESTIONS.read_text().splitlines()

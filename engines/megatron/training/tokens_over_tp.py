@@ -17,7 +17,7 @@ from prefect_rlhf.engines.megatron.model import Transformer
 
 
 @contextmanager
-def sequence_parallel(model: Transformer, is_on: bool) -> Iterator[None]:
+def tokens_over_tp(model: Transformer, is_on: bool) -> Iterator[None]:
     """Let the model's layers divide tokens, if `is_on`; the number of tokens must divide by tp."""
     if not is_on:
         yield
