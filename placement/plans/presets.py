@@ -188,7 +188,7 @@ def cut(mesh: DeviceMesh, ratio: float) -> tuple[DeviceMesh, DeviceMesh]:
 
 PRESETS: Mapping[str, Preset] = MappingProxyType(
     {
-        "flattening": Preset(everywhere, what="every call on all devices, one after another"),
+        "flattening": Preset(everywhere, what="every call on all devices, so calls take turns"),
         # Xiao et al. 2023 (arXiv:2312.11819), sections V-A1 and V-A2
         "interleaving": Preset(
             partial(interleaved, critic_apart=False),
@@ -200,7 +200,7 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
             partial(interleaved, critic_apart=True),
             0.5,
             "the reference model",
-            what="as interleaving, and the critic's values beside the reward model",
+            what="as interleaving, and the critic's values next to the reward model",
         ),
         "separation": Preset(separated, 0.5, "generation and inference", what="training on a half of its own"),
         # the same, section V-A2 and figure 5

@@ -72,7 +72,7 @@ class Progress:
     def __str__(self) -> str:
         if self.seconds is None:
             return (
-                f"searching for {self.elapsed_seconds:.1f} s: no plan yet; none takes less than the lower bound of "
+                f"searching for {self.elapsed_seconds:.1f} s: no plan yet; no plan takes less than the lower bound of "
                 f"{self.lower_bound_seconds:.4g} s a step"
             )
         return (

@@ -54,7 +54,7 @@ MICRO_BATCHES = Word(
     name="micro_batches",
     default=1,
     type=Annotated[int, Field(ge=1, le=MOST)],
-    description="Parts of a replica's mini-batch that run one by one.",
+    description="Parts of a replica's mini-batch that run in sequence.",
     offered=lambda traits: traits.micro_batches,
     other_engines=_not_in,
     wrong=_wrong,
