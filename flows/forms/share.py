@@ -17,7 +17,6 @@ def read_share(value: object) -> object:
     return value
 
 
-Share = Annotated[float, BeforeValidator(read_share)]
-
 MOST_HEADROOM = 0.5  # a larger one would hide a wrong number
-Headroom = Annotated[float, BeforeValidator(read_share), Field(ge=0, le=MOST_HEADROOM)]
+# The bounds stand before the validator, so that a form's schema has them.
+Headroom = Annotated[float, Field(ge=0, le=MOST_HEADROOM), BeforeValidator(read_share)]

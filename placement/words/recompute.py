@@ -1,9 +1,9 @@
 """Recomputed layers keep only their input for the backward of a train_step, which runs them forward again (ADR 38)."""
 
 from collections.abc import Iterator, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Literal
 
-from pydantic import PlainValidator, WithJsonSchema
+from pydantic import Field, PlainValidator
 
 from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.placement.graph import Call, DataflowGraph
@@ -12,7 +12,7 @@ from prefect_rlhf.placement.plan import Placement, Recompute
 from prefect_rlhf.placement.words.word import Word, field_of
 
 MOST = 1 << 20
-_SCHEMA: dict[str, Any] = {"anyOf": [{"type": "integer", "minimum": 0}, {"type": "string", "enum": ["all"]}]}
+_AllOrLayers = Literal["all"] | Annotated[int, Field(ge=0, le=MOST)]
 
 
 def _all_or_layers(value: object) -> object:
@@ -45,7 +45,9 @@ def _values(call: Call, placement: Placement, graph: DataflowGraph) -> Sequence[
 RECOMPUTE = Word[Recompute](
     name="recompute",
     default=0,
-    type=Annotated[Recompute, PlainValidator(_all_or_layers), WithJsonSchema(_SCHEMA)],
+    type=Annotated[
+        Literal["all"] | _Layers, PlainValidator(_all_or_layers, json_schema_input_type=Literal["all"] | _Layers)
+    ],
     description="Layers of a stage that run forward again: a number, or all.",
     calls=("train_step",),
     other_calls="has no backward pass",

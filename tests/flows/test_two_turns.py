@@ -88,7 +88,7 @@ def test_the_certificate_counts_what_the_tool_adds(flow, given):
         ({"tool_tokens": 60}, r"ask_tool\.max_new_tokens: got 60, expected at most \d+, the room left in the context"),
         (
             {"tool_tokens": 50, "second": {"max_new_tokens": 30}},
-            r"second_turn\.sampling\.max_new_tokens: got 30, expected at most \d, the room left in the context",
+            r"algo\.second\.max_new_tokens: got 30, expected at most \d, the room left in the context",
         ),
     ],
 )
