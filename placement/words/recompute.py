@@ -45,9 +45,7 @@ def _values(call: Call, placement: Placement, graph: DataflowGraph) -> Sequence[
 RECOMPUTE = Word[Recompute](
     name="recompute",
     default=0,
-    type=Annotated[
-        Literal["all"] | _Layers, PlainValidator(_all_or_layers, json_schema_input_type=Literal["all"] | _Layers)
-    ],
+    type=Annotated[_AllOrLayers, PlainValidator(_all_or_layers, json_schema_input_type=_AllOrLayers)],
     description="Layers of a stage that run forward again: a number, or all.",
     calls=("train_step",),
     other_calls="has no backward pass",
