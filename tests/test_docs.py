@@ -162,7 +162,7 @@ def test_yaml_is_a_plan_that_runs_or_parameters_that_are_taken(folder, monkeypat
     """Parameters are of GRPO; what a block leaves out is that of `my_grpo.yaml`. Those of PPO are without a critic."""
     loaded = yaml.safe_load(text)
     if "node_kinds" in loaded:
-        assert Cluster(**loaded).shape.node_devices == ("a100-80", "a100-80", "v100-32")
+        assert Cluster(**loaded).shape.node_devices == ("h100", "h100", "a100-40")
     elif loaded.get("kind") == "RayCluster":
         check_ray_cluster(loaded["spec"])
     elif "calls" in loaded:
