@@ -1,7 +1,7 @@
 """Models as flows read them, without importing an engine: from a folder's config.json, or by a known name."""
 
+from prefect_rlhf.engines.files.huggingface import read_content, read_shape
 from prefect_rlhf.engines.files.huggingface import read_model_spec as read_model_spec
-from prefect_rlhf.engines.files.huggingface import read_shape
 from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.files.hub.hub_path import is_name
 from prefect_rlhf.files.path_text import checked_path
@@ -18,11 +18,20 @@ def model_shape(role: str, name: str) -> TransformerShape:
     >>> model_shape("actor", "llama-7b").num_layers
     32
     """
-    folder = checked_path(f"models.{role}", name)
-    is_other = find_shape(name) is None and (folder.exists() or is_name(name))  # a known name needs no request
-    if is_remote(name) or is_other or (folder / "config.json").is_file():
+    if _is_read(role, name):
         return read_shape(role, name)
     return known_shape(name, f"models.{role}", otherwise="a Hugging Face folder, or ")
+
+
+def model_content(role: str, name: str) -> str:
+    """Return the name of the content of the model that `name` identifies, as a run has it; empty for a short name."""
+    return read_content(role, name) if _is_read(role, name) else ""
+
+
+def _is_read(role: str, name: str) -> bool:
+    folder = checked_path(f"models.{role}", name)
+    is_other = find_shape(name) is None and (folder.exists() or is_name(name))  # a known name needs no request
+    return is_remote(name) or is_other or (folder / "config.json").is_file()
 
 
 def runnable_shape(role: str, name: str) -> TransformerShape:

@@ -65,8 +65,7 @@ def read_model_spec(
     config, field = read_config(folder, role), f"{role}.config.json"
     shape = runnable_shape(config, field)
     place = str(path) if is_remote(str(path)) else str(folder)
-    content = place if is_remote(place) else str(folder.resolve())
-    spec = ModelSpec(role, place, head, shape, dtype, new_head, optimizer, eos_token, content=content)
+    spec = ModelSpec(role, place, head, shape, dtype, new_head, optimizer, eos_token, content=_content(place, folder))
     _check_tensors(spec, stored_tensors(folder, f"{role}.path"))
     return spec
 
@@ -78,6 +77,15 @@ def read_shape(role: str, path: str | Path) -> TransformerShape:
     """
     folder = model_folder(str(path), f"{role}.path", "config")
     return planned_shape(read_config(folder, role), f"{role}.config.json")
+
+
+def read_content(role: str, path: str | Path) -> str:
+    """Return the name of a folder's content: roles that read the same folder have the same frozen weights."""
+    return _content(str(path), model_folder(str(path), f"{role}.path", "config"))
+
+
+def _content(path: str, folder: Path) -> str:
+    return path if is_remote(path) else str(folder.resolve())
 
 
 def write_folder(

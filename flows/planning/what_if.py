@@ -32,7 +32,7 @@ from prefect_rlhf.placement.memory.room import with_room
 from prefect_rlhf.placement.models.engine_constants import EXPERT_IMBALANCE
 from prefect_rlhf.placement.models.model import ModelSpec
 from prefect_rlhf.placement.planner.question import Question, Site
-from prefect_rlhf.tasks.model_shape import model_shape
+from prefect_rlhf.tasks.model_shape import model_content, model_shape
 
 
 def read_question(flow: AlgorithmFlow, options: PlanOptions) -> Question:
@@ -73,7 +73,7 @@ def read_imbalance(options: PlanOptions, graph: DataflowGraph) -> float:
 
 def read_model_shape(role: str, model: Model) -> ModelSpec:
     """Read a model's shape; it needs no weights."""
-    return model.to_spec(role, model_shape(role, model.path))
+    return replace(model.to_spec(role, model_shape(role, model.path)), content=model_content(role, model.path))
 
 
 def read_site(options: PlanOptions, models: Mapping[str, ModelSpec]) -> Site:

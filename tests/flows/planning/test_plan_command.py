@@ -458,7 +458,7 @@ def test_without_rollouts_turns_are_those_of_the_settings():
 
 def test_nodes_of_two_kinds_keep_their_own_memory():
     where = question(cluster="1x8:a100-40+1x8:v100-32").site
-    assert [where.cluster.memory_bytes(node) >> 30 for node in (0, 1)] == [39, 31]
+    assert [where.cluster.whole_memory_bytes(node) >> 30 for node in (0, 1)] == [39, 31]
     assert [node.device.name for node in where.sources.nodes] == ["a100-40", "v100-32"]
 
 
@@ -595,7 +595,7 @@ def test_a_list_of_kinds_and_sizes_is_a_single_table_and_the_answer_its_smallest
 
 def test_where_no_plan_fits_the_table_says_what_fills_the_devices_and_what_would_help(capsys, tmp_path):
     """The actor trains alone on the devices, all else is in host memory: its state is more than a device has."""
-    small = ["--cluster", "1x2:h100", "--device-memory-gib", "61.0", "--budget", "0.3"]
+    small = ["--cluster", "1x2:h100", "--device-memory-gib", "63.6", "--budget", "0.3"]
     assert main(["plan", "ppo", *small, *LENGTHS, *MODELS, "--output", str(tmp_path / "plans")]) == 2
     said = [line for line in capsys.readouterr().err.splitlines() if " s: " not in line]
     first = next(index for index, line in enumerate(said) if line.startswith("prefect-rlhf: "))

@@ -108,6 +108,7 @@ DRAWN: Mapping[str, Callable[[random.Random, Call, Placement, Question], object]
     ),
     "parts": drawn_parts,
     "rows_first": lambda draw, call, placed, asked: sends_rows(call, asked.graph) and draw.random() < 0.5,
+    "registered": lambda draw, call, placed, asked: (),  # no word of another package is registered here
 }
 """How each field of a placement is drawn, of a call whose earlier fields are drawn already."""
 
