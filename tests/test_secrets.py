@@ -24,7 +24,7 @@ NOBODY = (
 ROOT = Path(__file__).parents[1]
 
 
-@pytest.fixture(params=["this user", "another user"])
+@pytest.fixture(params=["this user", pytest.param("another user", marks=pytest.mark.all)])
 def prefix(request):
     if request.param == "this user":
         return ()

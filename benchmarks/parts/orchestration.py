@@ -106,7 +106,7 @@ def cost_of_a_node(folder: Path, steps: int) -> Mapping[str, object]:
 def cost_of_a_transfer(times: int) -> Mapping[str, float]:
     """Exchange the same rows between two ranks, again and again."""
     ways = (RowTransfer(0, 1, CALL, KEYS, tuple(range(16))), RowTransfer(1, 0, CALL, KEYS, tuple(range(16, 32))))
-    both = dict.fromkeys((0, 1), (TransferCommand(0, ways),))
+    both = dict.fromkeys((0, 1), (TransferCommand(1, ways),))
     seen, on_ranks = [], []
     with closing(open_gang((2,), rank_factory=RankWithRows, device="cpu", engines=())) as gang:
         gang.call(RankWithRows.hold, {0: (range(16),), 1: (range(16, 32),)}, doing="hold", deadline_seconds=60)

@@ -262,15 +262,17 @@ def test_a_large_gap_names_what_a_longer_search_can_close_and_what_it_cannot():
     found = planned("dpo")
     least = {"lower_bound_seconds": 0.5 * found.seconds, "provable_seconds": 0.6 * found.seconds}
     large = replace(found, **least, fastest_seconds=found.seconds)
-    (line,) = [line for line in summary(large).splitlines() if line.startswith("of this gap")]
-    assert "can close 20.0% at most" in line and "80.0% are above the bound of a single plan" in line
+    (line,) = [line for line in summary(large).splitlines() if line.startswith("of this a longer search")]
+    assert (
+        "explain at most 20.0% by a higher bound" in line and "for the other 80.0% either the bound leaves out" in line
+    )
     (line,) = [
         line
         for line in summary(replace(large, provable_seconds=found.seconds)).splitlines()
-        if line.startswith("of this gap")
+        if line.startswith("of this a longer search")
     ]
-    assert "can close 100.0% at most" in line and "above the bound" not in line
-    assert "of this gap" not in summary(replace(found, lower_bound_seconds=found.seconds))
+    assert "explain at most 100.0% by a higher bound" in line and "for the other" not in line
+    assert "of this a longer search" not in summary(replace(found, lower_bound_seconds=found.seconds))
 
 
 @pytest.mark.parametrize("budget", [0, -1.0, float("nan")])
