@@ -3,7 +3,7 @@
 import re
 from typing import Annotated
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, WithJsonSchema
 
 
 def read_share(value: object) -> object:
@@ -18,5 +18,10 @@ def read_share(value: object) -> object:
 
 
 MOST_HEADROOM = 0.5  # a larger one would hide a wrong number
-# The bounds stand before the validator, so that a form's schema has them.
-Headroom = Annotated[float, Field(ge=0, le=MOST_HEADROOM), BeforeValidator(read_share)]
+# The bounds follow the validator, so that a mistake names the text as it was typed. Then pydantic's schema lacks them.
+Headroom = Annotated[
+    float,
+    BeforeValidator(read_share),
+    Field(ge=0, le=MOST_HEADROOM),
+    WithJsonSchema({"type": "number", "minimum": 0, "maximum": MOST_HEADROOM}),
+]
