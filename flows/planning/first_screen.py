@@ -1,5 +1,6 @@
 """The first three lines of an answer: whether it fits, time and price of a step, and the command that runs it."""
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from shlex import join
@@ -111,4 +112,9 @@ def _words(parameters: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
 
 
 def _as_yaml(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else "null" if value is None else str(value)
+    r"""Return a value as `-p` reads it.
+
+    >>> _as_yaml(["\n"]), _as_yaml(False), _as_yaml("auto")
+    ('["\\n"]', 'false', 'auto')
+    """
+    return value if isinstance(value, str) else json.dumps(value)
