@@ -78,7 +78,7 @@ class Report(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A report with the question that it asks, and the plan of its placement."""
+    """A public report, as a question for the planner and the plan that it ran."""
 
     name: str
     report: Report

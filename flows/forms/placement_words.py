@@ -7,9 +7,8 @@ from typing import Annotated, Any, ClassVar
 from pydantic import Field, model_serializer
 
 from prefect_rlhf.placement.words.entries import Entries, with_words
+from prefect_rlhf.placement.words.word import MOST
 from prefect_rlhf.tasks.settings import Settings
-
-MOST = 1 << 20  # of any number, as in a plan file
 
 
 @with_words  # it adds a field for each axis and each word of placement/words/

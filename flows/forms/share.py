@@ -5,6 +5,8 @@ from typing import Annotated
 
 from pydantic import BeforeValidator, Field, WithJsonSchema
 
+from prefect_rlhf.placement.memory.room import MOST_ROOM
+
 
 def read_share(value: object) -> object:
     """Return the number of a text in per cent; any other value as it is.
@@ -17,11 +19,10 @@ def read_share(value: object) -> object:
     return value
 
 
-MOST_HEADROOM = 0.5  # a larger one would hide a wrong number
 # The bounds follow the validator, so that a mistake names the text as it was typed. Then pydantic's schema lacks them.
 Headroom = Annotated[
     float,
     BeforeValidator(read_share),
-    Field(ge=0, le=MOST_HEADROOM),
-    WithJsonSchema({"type": "number", "minimum": 0, "maximum": MOST_HEADROOM}),
+    Field(ge=0, le=MOST_ROOM),
+    WithJsonSchema({"type": "number", "minimum": 0, "maximum": MOST_ROOM}),
 ]

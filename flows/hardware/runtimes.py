@@ -22,7 +22,7 @@ class Runtime:
 OURS = Runtime("prefect-rlhf", RUNTIME, "readings of an H100")
 """Our engines, with which a run of ours is predicted."""
 PUBLIC = Runtime("public", replace(RUNTIME, matmul=0.62, taken_layer_seconds=0.43), "half of the public runs")
-"""The engines of public runs together: NeMo-RL, verl and prime-rl of 2025 and 2026. Two constants are not ours. They
+"""One runtime for all public runs, NeMo-RL, verl and prime-rl of 2025 and 2026. Two constants differ from ours. They
 were fitted to half of the runs (benchmarks/public_runs.py): what products reach within a whole engine, and the host's
 work for a layer until a rollout begins: weights into the engine, and the memory that both engines share."""
 RUNTIMES: Mapping[str, Runtime] = MappingProxyType({runtime.name: runtime for runtime in (OURS, PUBLIC)})

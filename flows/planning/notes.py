@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 
+from prefect_rlhf.files.gpus import LEAST_CAPABILITY
 from prefect_rlhf.flows.planning.assumptions import assumed_of_rows
 from prefect_rlhf.flows.planning.hints import uneven_batch
 from prefect_rlhf.flows.training.choice.searched_plan import SHOWN_SHARE
+from prefect_rlhf.placement.cost.datasheets.hardware import NO_BFLOAT16
 from prefect_rlhf.placement.cost.paged_cache import in_flight
 from prefect_rlhf.placement.cost.sizes import ModelSizes
 from prefect_rlhf.placement.graph import Call, DataflowGraph
@@ -20,8 +22,6 @@ from prefect_rlhf.placement.rows.token_writers import shared_rows
 from prefect_rlhf.placement.schedule.throughput import IterationWork
 
 PROVED = "proved: no plan is faster than this one"
-NO_BFLOAT16 = ("v100-32", "v100-16")
-"""Kinds with a datasheet that a run refuses (`files.gpus.LEAST_CAPABILITY`): they have no bfloat16."""
 
 
 def notes(question: Question, planned: Planned, work: IterationWork, *, states_imbalance: bool) -> Iterator[str]:
@@ -92,7 +92,8 @@ def not_run(question: Question) -> Iterator[str]:
     kinds = dict.fromkeys(node.device.name for node in question.site.sources.nodes)
     for kind in kinds:
         if kind in NO_BFLOAT16:
-            yield f"planned, but cannot run: {kind} has compute capability 7.0; a run needs 8.0 or newer, for bfloat16"
+            least = f"a run needs {LEAST_CAPABILITY} or newer, for bfloat16"
+            yield f"planned, but cannot run: {kind} has compute capability 7.0; {least}"
     yield from models_not_run(question.graph)
 
 

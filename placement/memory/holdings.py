@@ -182,7 +182,7 @@ def _tensors(sizes: ModelSizes, tp: int, vocabulary: int, pp: int, stage: int) -
 
 
 def _elements_of(part: str, model: ModelSpec, strategy: Strategy, stage: int, whole: int) -> int:
-    """Elements of a part of a frozen model that a device of a stage holds, of the `whole` that it holds."""
+    """Count a frozen part's elements on a device of a stage, which holds `whole` elements of the model."""
     sizes, is_last = ModelSizes.of(model), stage == strategy.pp - 1
     if part == "trunk":  # all but the others
         others = (each for each in parts(model) if each != "trunk")

@@ -26,8 +26,9 @@ from prefect_rlhf.placement.devices.strategy import Strategy
 from prefect_rlhf.placement.engine_traits import TRAITS
 from prefect_rlhf.placement.plan import EngineKind, ExecutionPlan, Placement
 from prefect_rlhf.placement.plans.file_words import mistakes_of
-from prefect_rlhf.placement.words.entries import MOST_DEVICES, Entries, with_words
+from prefect_rlhf.placement.words.entries import Entries, with_words
 from prefect_rlhf.placement.words.table import WORDS, having
+from prefect_rlhf.placement.words.word import MOST
 
 
 def _or_registered(engine: object, validate: ValidatorFunctionWrapHandler) -> object:
@@ -43,7 +44,7 @@ class CallEntry(Entries):
 
     mesh: str
     engine: Annotated[EngineKind, WrapValidator(_or_registered)]
-    order: list[Annotated[int, Field(ge=0, lt=MOST_DEVICES)]] = Field(default_factory=list)
+    order: list[Annotated[int, Field(ge=0, lt=MOST)]] = Field(default_factory=list)
 
     def placement(self, field: str, cluster: ClusterShape) -> Placement:
         """Return the placement it describes; its mesh must lie in the usable part of `cluster`."""

@@ -8,9 +8,7 @@ from pydantic import Field
 from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.placement.graph import Call, DataflowGraph
 from prefect_rlhf.placement.plan import Placement
-from prefect_rlhf.placement.words.word import Word, field_of
-
-MOST_GIB = 1 << 20
+from prefect_rlhf.placement.words.word import MOST, Word, field_of
 
 
 def _wrong(call: Call, placement: Placement, graph: DataflowGraph) -> Iterator[InvalidInput]:
@@ -21,7 +19,7 @@ def _wrong(call: Call, placement: Placement, graph: DataflowGraph) -> Iterator[I
 CACHE = Word[float | None](
     name="cache_gib",
     default=None,
-    type=Annotated[float, Field(gt=0, le=MOST_GIB)],
+    type=Annotated[float, Field(gt=0, le=MOST)],
     description="GiB of vLLM's key-value cache on a device.",
     offered=lambda traits: traits.paged_cache,
     other_engines="{} has no cache".format,

@@ -11,10 +11,9 @@ from pydantic import BaseModel, Field, ModelWrapValidatorHandler, create_model, 
 from prefect_rlhf.errors.wrong_setting import not_used
 from prefect_rlhf.placement.devices.axes import AXES, OFFERED
 from prefect_rlhf.placement.words.table import WORDS
-from prefect_rlhf.placement.words.word import Word
+from prefect_rlhf.placement.words.word import MOST, Word
 
-MOST_DEVICES = 1 << 20
-Degree = Annotated[int, Field(ge=1, le=MOST_DEVICES)]
+Degree = Annotated[int, Field(ge=1, le=MOST)]
 
 
 class Entries(BaseModel):

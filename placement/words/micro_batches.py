@@ -10,9 +10,7 @@ from prefect_rlhf.placement.engine_traits import TRAITS
 from prefect_rlhf.placement.graph import Call, DataflowGraph
 from prefect_rlhf.placement.plan import EngineKind, Placement
 from prefect_rlhf.placement.words.parts import PARTS
-from prefect_rlhf.placement.words.word import Word, field_of
-
-MOST = 1 << 20
+from prefect_rlhf.placement.words.word import MOST, Word, field_of
 
 
 def most_micro_batches(call: Call, placement: Placement) -> int:

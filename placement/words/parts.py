@@ -12,9 +12,7 @@ from prefect_rlhf.errors.errors import InvalidInput, NotUsed
 from prefect_rlhf.placement.graph import Call, DataflowGraph
 from prefect_rlhf.placement.plan import Placement
 from prefect_rlhf.placement.rows.shares import num_groups
-from prefect_rlhf.placement.words.word import Word, every_engine, field_of
-
-MOST = 1 << 20
+from prefect_rlhf.placement.words.word import MOST, Word, every_engine, field_of
 
 
 def _wrong(call: Call, placement: Placement, graph: DataflowGraph) -> Iterator[InvalidInput]:

@@ -9,9 +9,8 @@ from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.placement.graph import Call, DataflowGraph
 from prefect_rlhf.placement.layout.layout import stages
 from prefect_rlhf.placement.plan import Placement, Recompute
-from prefect_rlhf.placement.words.word import Word, field_of
+from prefect_rlhf.placement.words.word import MOST, Word, field_of
 
-MOST = 1 << 20
 _AllOrLayers = Literal["all"] | Annotated[int, Field(ge=0, le=MOST)]
 
 

@@ -12,11 +12,13 @@ from prefect_rlhf.placement.graph import Call, CallKind, DataflowGraph
 from prefect_rlhf.placement.plan import EngineKind, Placement
 
 T = TypeVar("T")
+MOST = 1 << 20
+"""The highest number that a plan file may state, of devices, layers, rows or GiB."""
 EVERY_KIND: tuple[CallKind, ...] = ("generate", "inference", "train_step", "compute")
 
 
 class Worded(Protocol):
-    """A value with words: fields of its own, and `registered` words by name."""
+    """A value that has words: ours as fields, and other packages' in `registered`, by name."""
 
     @property
     def registered(self) -> tuple[tuple[str, Any], ...]: ...

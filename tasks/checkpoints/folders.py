@@ -184,7 +184,7 @@ def newest_checkpoint(place: Path) -> Checkpoint:
 def checkpoint_in(place: Path) -> Checkpoint:
     """Return the checkpoint of a folder: its own, or the newest of a run's folder.
 
-    Raises InvalidInput if there is none, if its content has changed, or if it has an older format.
+    Raises InvalidInput for a missing or changed checkpoint, and for an older format.
     """
     path, seen = resolved(place), shown(place)
     recall_folder(path, PARAMETER)

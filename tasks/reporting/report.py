@@ -69,7 +69,7 @@ class PlannedSteps:
 
 @dataclass(frozen=True, slots=True)
 class LaterPlan(PlannedSteps):
-    """The steps of a run under a plan that it switches to, and the predicted seconds of the switch.
+    """A later plan of a run: its steps, and how long the switch to it should take.
 
     `assumed` has a line for each assumption behind `switch_seconds`, which is None if the hardware is unknown.
     """

@@ -260,6 +260,8 @@ _KINDS = (
 DATASHEETS: Mapping[str, Datasheet] = MappingProxyType({kind.name: kind for kind in _KINDS})
 """Dense peaks; memory is what CUDA reports, somewhat less than what is sold. The V100 has no bfloat16: its tensor
 cores' float16 peak stands for every format of two bytes."""
+NO_BFLOAT16 = ("v100-32", "v100-16")
+"""Kinds that can be planned and that a run refuses (`files.gpus.LEAST_CAPABILITY`)."""
 GPUS: Mapping[str, Datasheet] = MappingProxyType({k: kind for k, kind in DATASHEETS.items() if not kind.measured})
 """Those that say what a GPU has."""
 

@@ -29,7 +29,7 @@ def folders(tmp_path_factory):
     ("kind", "layout"), first(2, [("tied", "tp2 pp2"), ("untied", "one"), ("untied", "tp2 pp2"), ("tied", "dp2")])
 )
 def test_roles_with_the_same_frozen_weights_have_one_storage(world, folders, kind, layout):
-    """Same addresses, same outputs bit for bit, bytes of one; and the second may end while the first goes on."""
+    """Both use the same addresses and give equal bits in the memory of one copy. The second may close first."""
     case = Case(folders[kind], head="lm+scalar", **LAYOUTS[layout])
     found = world.run(case.ranks, lent_weights.lend, case)
     heads = set()

@@ -1,4 +1,4 @@
-"""The first screen of `prefect-rlhf plan`: three lines, the plan, what is beside it, and notes a person can act on."""
+"""The first screen of `prefect-rlhf plan`: three lines, the plan, the presets, and notes that you can act on."""
 
 import json
 import re

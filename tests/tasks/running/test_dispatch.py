@@ -63,7 +63,7 @@ def gang():
 
 
 def started(gang, name, folder, num_steps=2, num_rows=8, change=lambda graph: graph, more=MappingProxyType({})):
-    """A dispatcher whose instances are built; `more` places calls that `change` adds."""
+    """A dispatcher with all engines built. `change` edits the graph, and `more` places the calls that it adds."""
     cluster, placements = PLANS[name]
     placements = placements | more
     graph = row_world.with_operations(ppo(mini_batches=2))
