@@ -5,7 +5,7 @@ from typing import Annotated
 
 from pydantic import BeforeValidator, Field, WithJsonSchema
 
-from prefect_rlhf.placement.memory.room import MOST_ROOM
+from prefect_rlhf.placement.devices.mesh import MOST_ROOM
 
 
 def read_share(value: object) -> object:

@@ -19,6 +19,7 @@ from prefect_rlhf.placement.devices.hashed_once import HashedOnce, hashed_once
 Backend = Literal["cpu", "cuda"]
 MOST_NODES = 10_000  # of a cluster
 MOST_DEVICES = 1024  # of a node
+MOST_ROOM = 0.5  # of a device's memory; a plan that keeps more free, or is told to, would hide a wrong number
 
 _MESH_NAME = re.compile(r"n(\d+)(?:-(\d+))?:(\d+)(?:-(\d+))?", re.ASCII)
 

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from prefect_rlhf.placement.devices.mesh import Backend, ClusterShape
+from prefect_rlhf.placement.devices.mesh import MOST_ROOM, Backend, ClusterShape
 from prefect_rlhf.placement.memory.bytes import usable_bytes, with_headroom
 from prefect_rlhf.placement.memory.processes import ALLOCATOR_SHARES, rank_program_bytes
 
@@ -11,8 +11,6 @@ CARD_ROOM = 0.04
 than their datasheet: of an H100's 79.1 GiB 3.2. An assumption, until a run's `memory.json` on a full card replaces it.
 The readings in benchmarks/results/2026-11-27_h100: the tensors of a call took 94.8% to 99.9% of its certificate
 (bytes_of_calls.jsonl), a context takes 1.67 GiB (`bytes.CONTEXT_BYTES`), and the card had 78.45 GiB for a plan."""
-MOST_ROOM = 0.5
-"""More is kept on no device, and a larger headroom is refused: it would hide a wrong number."""
 
 
 def with_room(cluster: ClusterShape, headroom: float | None, backend: Backend) -> ClusterShape:

@@ -5,12 +5,12 @@ import pytest
 from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.flows.forms.plan_options import plan_options
 from prefect_rlhf.flows.hardware.cluster_spec import parse_cluster, site_of
-from prefect_rlhf.placement.devices.mesh import ClusterShape
+from prefect_rlhf.placement.devices.mesh import MOST_ROOM, ClusterShape
 from prefect_rlhf.placement.memory.bytes import GIB, usable_bytes
 from prefect_rlhf.placement.memory.certificate import NEARLY_FULL
 from prefect_rlhf.placement.memory.overhead import torch_limits
 from prefect_rlhf.placement.memory.processes import ALLOCATOR_SHARES, rank_program_bytes
-from prefect_rlhf.placement.memory.room import CARD_ROOM, MOST_ROOM, with_room, without_room
+from prefect_rlhf.placement.memory.room import CARD_ROOM, with_room, without_room
 from prefect_rlhf.placement.plan import ExecutionPlan
 from tests.strategies import dpo, on
 
