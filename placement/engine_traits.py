@@ -95,6 +95,8 @@ class EngineTraits:
     """Whether it packs weights into another format for its products after each move of weights."""
     shares_weights: bool = False
     """Whether an instance can compute from frozen weights that another instance holds."""
+    adapts: bool = False
+    """Whether it computes a model with an adapter."""
     leaves_out: tuple[str, ...] = ()
     """The parts of a language model that it does not hold, since none of its calls uses them."""
     vocabulary_multiple: int | None = None
@@ -186,6 +188,7 @@ _TRAITS: dict[EngineKind, EngineTraits] = {
         recomputes=True,
         divides_sequences=True,
         shares_weights=True,
+        adapts=True,
         drops_weights=True,
         attends_by_torch=True,
     ),

@@ -9,6 +9,7 @@ from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.placement import engine_traits
 from prefect_rlhf.placement.devices.mesh import ClusterShape, DeviceMesh
 from prefect_rlhf.placement.engine_traits import EngineTraits
+from prefect_rlhf.placement.models.adapter import AdapterSpec
 from prefect_rlhf.placement.models.model import Experts
 from prefect_rlhf.placement.planner.preset_plan import preset
 from prefect_rlhf.placement.plans.check import check_plan, violations
@@ -279,6 +280,25 @@ def test_one_role_may_infer_and_train_in_different_ways_on_one_mesh():
     """They are two copies of the weights."""
     plan = placed(GOOD, "critic_inference", dp=2, tp=2)
     assert check_plan(plan, GRAPH, LEASE) is plan
+
+
+def test_an_engine_without_adapters_is_not_taken_for_a_model_with_one(monkeypatch):
+    """A plan that names it is refused in a line, and presets name another that can."""
+    monkeypatch.setitem(engine_traits._TRAITS, "vllm", replace(engine_traits.TRAITS["vllm"], adapts=False))
+    actor = replace(GRAPH.model("actor"), adapter=AdapterSpec(4, 8.0, ("q_proj",)))
+    graph = replace(GRAPH, models=tuple(actor if each.role == "actor" else each for each in GRAPH.models))
+    assert GOOD["actor_generate"].engine == "vllm"
+    with pytest.raises(InvalidInput) as refused:
+        check_plan(GOOD, graph, LEASE)
+    assert str(refused.value) == (
+        "plan.calls.actor_generate.engine: got 'vllm', expected megatron for actor (/models/actor): it has an adapter, "
+        "which vllm does not compute here"
+    )
+    found = preset("flattening", graph, CLUSTER, LEASE)
+    assert {call.name: found[call.name].engine for call in graph if call.role == "actor"} == {
+        "actor_generate": "megatron",
+        "actor_train_step": "megatron",
+    }
 
 
 def test_on_cuda_one_vllm_instance_leaves_a_device():
