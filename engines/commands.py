@@ -128,6 +128,7 @@ class BuildCommand:
     end_tokens: tuple[int, ...] | None = None
     weights: tuple[Weights, ...] = ()
     shared: Mapping[str, ModelInstance] = field(default_factory=dict)
+    seed: int = 0
 
     @property
     def trained(self) -> tuple[str, ...]:
