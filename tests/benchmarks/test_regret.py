@@ -7,9 +7,9 @@ import pytest
 from benchmarks.planner.referee import asked, questions
 from benchmarks.planner.regret import QUESTIONS, Change, Regrets, regrets, seconds_under, summary
 from prefect_rlhf.placement.cost.datasheets.correction import CONSTANTS, Correction
+from prefect_rlhf.placement.planner.attempts import NEARLY
 from prefect_rlhf.placement.planner.best_plan import plan_graph
 from prefect_rlhf.placement.planner.fitted_constants import corrected
-from prefect_rlhf.placement.planner.passes.simplicity import NEARLY
 from prefect_rlhf.placement.schedule.changed_constants import CHANGES, FACTORS
 
 GRPO = next(line for line in questions() if line.startswith("grpo") and "1x8" in line)

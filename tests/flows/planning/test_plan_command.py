@@ -227,6 +227,15 @@ def test_no_plan_uses_the_headroom_of_a_device():
     )
 
 
+def test_simplicity_is_how_much_slower_than_the_fastest_plan_a_simpler_answer_may_be():
+    simple, fastest = (
+        answer_question(plan_options(ONE_NODE | {"evaluations": 3000, "simplicity": share})).planned
+        for share in ("30%", 0)
+    )
+    assert 1.03 * simple.fastest_seconds < simple.seconds <= 1.3 * simple.fastest_seconds
+    assert fastest.seconds == fastest.fastest_seconds
+
+
 def test_a_plan_that_fills_a_device_nearly_is_marked():
     answer = answer_question(plan_options(ONE_NODE | {"evaluations": 3000, "device_memory_gib": 64, "headroom": 0}))
     plans = {"auto": answer.planned.plan} | {one.name: one.plan for one in answer.planned.presets}
@@ -495,6 +504,7 @@ CASES = {
     "an unknown network": (["--cluster", "2x8:h100", "--network", "pigeon", *LENGTHS, *MODELS], "pigeon"),
     "no memory": ([*ONE, "--device-memory-gib", "0", *LENGTHS, *MODELS], "device_memory_gib"),
     "a headroom of more than half": ([*ONE, "--headroom", "51%", *LENGTHS, *MODELS], "headroom: got '51%', expected at most 0.5"),
+    "a simplicity of more than half": ([*ONE, "--simplicity", "51%", *LENGTHS, *MODELS], "simplicity: got '51%', expected at most 0.5"),
     "a headroom that leaves nothing": ([*ONE, "--device-memory-gib", "2", "--headroom", "0.5", *LENGTHS, *MODELS], "headroom: got 0.5, expected less than 0.1"),
     "a mesh and a pin of a call": ([*ONE, *LENGTHS, *MODELS, "--pin", "ref_inference=n0:0-3", "-p", "placement.ref_inference.mesh=n0:4-7"], "pins.ref_inference: got 'n0:0-3', expected n0:4-7, as placement.ref_inference.mesh"),
     "a word that the engine lacks": ([*ONE, *LENGTHS, *MODELS, "-p", "placement.ref_inference.recompute=all"], "placement.ref_inference.recompute: 'all' is not used"),

@@ -22,8 +22,8 @@ from prefect_rlhf.placement.graph import DataflowGraph
 from prefect_rlhf.placement.memory.bytes import usable_bytes
 from prefect_rlhf.placement.models.known_models import known_shape
 from prefect_rlhf.placement.planner import attempts
+from prefect_rlhf.placement.planner.attempts import NEARLY
 from prefect_rlhf.placement.planner.best_plan import plan_graph
-from prefect_rlhf.placement.planner.passes.simplicity import NEARLY
 from prefect_rlhf.placement.planner.planned import ROUNDING, Planned
 from prefect_rlhf.placement.planner.preset_plan import preset_result
 from prefect_rlhf.placement.planner.question import Question, Site
