@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 from prefect_rlhf.engines.engine import Shard
-from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.placement.models.model import ModelSpec
 from prefect_rlhf.placement.models.weights import parts
 
@@ -18,8 +17,6 @@ def fill_adapter(shards: Mapping[str, Shard], spec: ModelSpec, seed: int) -> fro
     Every plan begins with the same values: each parameter is drawn whole, and then cut.
     """
     found = {parameter.name: parameter.shape for parameter in parts(spec).get("adapter", ())}
-    if spec.adapter is not None and spec.adapter.path:
-        raise InvalidInput(f"{spec.role}.adapter.path", spec.adapter.path, "no folder: adapters begin new here")
     with torch.no_grad():
         for name in found.keys() & shards.keys():
             shard = shards[name]
