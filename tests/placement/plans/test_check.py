@@ -335,7 +335,7 @@ def test_an_adapter_for_which_vllm_has_no_room_is_megatrons_to_generate():
     graph, call = adapted(GRAPH, rank=600), GRAPH.call("actor_generate")
     assert able_engines(call, graph, "cpu") == ["megatron"]
     assert able_engines(call, adapted(GRAPH), "cpu") == list(engines_of("generate"))
-    line = "engine: got 'vllm with rank 600', expected megatron, or actor.adapter.rank of at most 512"
+    line = r"engine: got 'vllm', expected megatron for actor .*: its adapter has rank 600, and vllm has room for 512"
     with pytest.raises(InvalidInput, match=line):
         check_plan(placed(GOOD, "actor_generate", engine="vllm"), graph, LEASE)
 
