@@ -115,7 +115,7 @@ def _adapter(model: ModelSpec) -> Iterator[Parameter]:
         return
     if model.shape.experts is not None:
         raise GraphError(f"{model.role} is a mixture of experts, which can have no adapter yet")
-    adapted = [each for each in FAMILIES[model.shape.family].layer if matrix_name(each) in model.adapter.matrices]
+    adapted = [each for each in adapted_weights(model.shape) if matrix_name(each) in model.adapter.matrices]
     for layer in range(model.shape.num_layers):
         for weight in adapted:
             outputs, inputs = (axis_length(axis, model.shape) for axis in weight.axes)
@@ -124,6 +124,11 @@ def _adapter(model: ModelSpec) -> Iterator[Parameter]:
             yield Parameter(f"{name}.lora_A.weight", (model.adapter.rank, inputs), 1 if by_inputs else None, layer)
             split = None if by_inputs else weight.split_axis
             yield Parameter(f"{name}.lora_B.weight", (outputs, model.adapter.rank), split, layer, most_parts=most)
+
+
+def adapted_weights(shape: TransformerShape) -> tuple[Weight, ...]:
+    """Return the weights of a layer that an adapter may be beside: its matrices."""
+    return tuple(weight for weight in FAMILIES[shape.family].layer if len(weight.axes) == 2 and weight.part != "router")
 
 
 def matrix_name(weight: Weight) -> str:
