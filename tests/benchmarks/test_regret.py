@@ -47,6 +47,7 @@ def test_the_sums_count_the_changes_above_each_limit():
     assert sums["constants"]["host"] == 0
 
 
+@pytest.mark.all
 def test_the_answer_stays_close_to_the_best_if_launches_of_kernels_take_twice_as_long():
     """The fastest plan of GRPO is 12% slower then than a plan that is 1% slower now."""
     change = Correction(eager_launch=2.0)

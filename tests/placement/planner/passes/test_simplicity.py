@@ -35,9 +35,8 @@ def test_the_simplest_plan_fits_is_no_more_complex_and_takes_little_longer(name)
     assert counts[0] <= counts[1]
 
 
-@pytest.mark.parametrize("name", GRAPHS)
-def test_with_simplicity_0_the_answer_is_the_fastest_plan_that_was_found(name):
-    found = plan_graph(question(GRAPHS[name]), budget_seconds=0.5, simplicity=0.0)
+def test_with_simplicity_0_the_answer_is_the_fastest_plan_that_was_found():
+    found = plan_graph(question(GRAPHS["ppo"]), budget_seconds=0.5, simplicity=0.0)
     assert found.seconds == found.fastest_seconds
 
 
