@@ -7,8 +7,8 @@ without dropout and masks, and in the compute format. In a mixture of experts, a
 layers of its experts, and the backward of each reads a copy of the token's hidden state. Where devices divide experts,
 the fullest device has `expert_imbalance` times as many tokens as the mean, by the workload; no token is dropped.
 
-With an adapter a layer keeps the inputs of adapted matrices alone, which their A's need. In addition it keeps what is
-between A's and B's, and the B's of fused matrices as one matrix.
+With an adapter a layer keeps the inputs of adapted matrices alone, which their A's need. In addition it keeps the
+numbers between A's and B's, and the B's of fused matrices as a single matrix.
 """
 
 from collections.abc import Sequence
@@ -303,7 +303,7 @@ class _Active:
         copies = self.load * sizes.experts_per_token * sizes.hidden
         if sizes.adapter is not None:
             norms = sum(not sizes.adapter.count(*names) for names in (QUERIES_KEYS_VALUES, GATES))
-            whole -= norms * sizes.hidden / self.execution.sequence_split  # their results, which nobody needs
+            whole -= norms * sizes.hidden / self.execution.sequence_split  # their results, which no backward reads
             split -= 0 if sizes.adapter.count("o_proj") else sizes.queries
             split -= 0 if sizes.adapter.count("down_proj") else inner
             whole += sizes.adapter.narrow
@@ -311,7 +311,7 @@ class _Active:
 
     @property
     def _fused_b(self) -> tuple[int, int]:
-        """Bytes of the B's of a layer's fused matrices, each fusion as one matrix, and of one while it is made."""
+        """Bytes of the B's of fused matrices, each fusion as a single matrix, and of the largest while it is made."""
         adapter, sizes = self.sizes.adapter, self.sizes
         if adapter is None:
             return 0, 0
@@ -421,7 +421,7 @@ def _cuda_forward_bytes(sizes: ModelSizes, tp: int, load: float, has_blocks: boo
 def _inner_at_once(sizes: ModelSizes) -> int:
     """Count tensors of the feed-forward layer's width that exist at once: gate, up and the result of both.
 
-    Where an adapter adds to gate and up, the sums are new tensors.
+    If an adapter adds to gate and up, the sums are new tensors.
     """
     return 4 if sizes.adapter is not None and sizes.adapter.count(*GATES) else 3
 
