@@ -90,7 +90,7 @@ class Adapter(ByHand):
             raise InvalidInput(field, f"rank {self.rank}", "no adapter: adapters of mixtures of experts do not run yet")
         weights = {matrix_name(weight): weight for weight in adapted_weights(shape)}
         names = tuple(weights)
-        if self.target_modules != (ALL_LINEAR,):
+        if ALL_LINEAR not in self.target_modules:
             asked = {name.rpartition(".")[2]: name for name in self.target_modules}
             for last, name in asked.items():
                 own = f".{weights[last].name}" if last in weights else ""

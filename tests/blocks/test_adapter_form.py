@@ -24,6 +24,7 @@ def test_an_adapter_is_on_every_matrix_of_a_layer_unless_told(shape):
     [
         ("all-linear", EVERY),
         (["all-linear"], EVERY),
+        (["q_proj", "all-linear"], EVERY),
         (["v_proj", "q_proj"], ("q_proj", "v_proj")),
         ("down_proj", ("down_proj",)),
         (["self_attn.o_proj", "mlp.up_proj", "up_proj"], ("o_proj", "up_proj")),
