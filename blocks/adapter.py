@@ -1,4 +1,4 @@
-"""LoRA adapters: the settings of the thin matrices that a run trains beside frozen weights."""
+"""LoRA adapters: the settings of the thin matrices that a run trains, with frozen weights."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from prefect_rlhf.placement.models.weights import adapted_weights, matrix_name
 
 ALL_LINEAR = "all-linear"
 NOT_OFFERED: Mapping[str, str] = {
-    "modules_to_save": "no value: a scalar head is always trained, and nothing else beside the adapter can be",
+    "modules_to_save": "no value: a scalar head is always trained, and no other module can be",
     "use_dora": "no value: DoRA is not offered",
     "bias": "no value: biases are frozen",
     "lora_dropout": "no value: there is no dropout",
@@ -30,7 +30,7 @@ NOT_OFFERED: Mapping[str, str] = {
     "alpha_pattern": "no value: all matrices have the same alpha",
     "init_lora_weights": "no value: A begins random, as PEFT draws it, and B at zero",
 }
-"""Settings of PEFT that we do not offer, and what to write instead."""
+"""Settings of PEFT that we do not offer, with the right value."""
 OUTSIDE = ("embed_tokens", "lm_head")
 
 Matrix = Annotated[str, Field(min_length=1, max_length=256)]

@@ -11,7 +11,7 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from types import MappingProxyType
@@ -179,7 +179,7 @@ def print_heading(words: str) -> None:
     print(f"== {words}", flush=True)
 
 
-ACTIONS = {"run": run, "fetch": fetch, "stop": stop}
+ACTIONS: Mapping[str, Callable[[DemoServer, str, int | None], int]] = {"run": run, "fetch": fetch, "stop": stop}
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -1,4 +1,4 @@
-"""Megatron's linear layers with a low-rank adapter beside their frozen weight.
+"""Megatron's linear layers with a frozen weight and a low-rank adapter.
 
 A layer that fuses matrices (queries, keys and values; gate and up) has their A's on end, so that it multiplies once.
 Each B is a parameter of its own.
@@ -31,21 +31,21 @@ from prefect_rlhf.placement.models.model import TransformerShape
 
 @dataclass(frozen=True, slots=True)
 class Fusion:
-    """The order of the rows of a fused layer: `groups` times these matrices, each with so many rows of a group."""
+    """The order of a fused layer's rows: `groups` groups, each with `rows[name]` rows of each matrix."""
 
     rows: Mapping[str, int]
     groups: int = 1
 
     @classmethod
     def of_queries(cls, shape: TransformerShape, tp: int) -> Fusion:
-        """Return that of queries, keys and values on one of tp ranks; each has at least one key-value head."""
+        """Return the order of queries, keys and values on a rank of tp; each rank has at least a key-value head."""
         heads = max(shape.num_kv_heads, tp)
         queries = shape.num_attention_heads // heads * shape.head_dim
         return cls({"q_proj": queries, "k_proj": shape.head_dim, "v_proj": shape.head_dim}, heads // tp)
 
     @classmethod
     def of_gates(cls, shape: TransformerShape, tp: int) -> Fusion:
-        """Return that of gate and up on one of tp ranks."""
+        """Return the order of gate and up on a rank of tp."""
         return cls(dict.fromkeys(("gate_proj", "up_proj"), shape.intermediate_size // tp))
 
 

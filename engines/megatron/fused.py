@@ -97,7 +97,7 @@ def window_attention(query_BHSD: Tensor, key_BGSD: Tensor, value_BGSD: Tensor, w
 
 @lru_cache(maxsize=4)  # all layers with a window share a mask, which autograd keeps
 def _window_mask(window: int, heads: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Return what a block's queries, with `heads` rows for each token, see of the keys before and in it.
+    """Return the mask of a block's queries, with `heads` rows for each token, over the keys before and in it.
 
     It is 0 for a key that a query sees and minus infinity elsewhere.
     """

@@ -210,10 +210,10 @@ def _layer_spec(spec: ModelSpec, rotary: Rotary, window: int | None, tp: int) ->
 
 
 def _adapt(parts: Any, adapter: AdapterSpec, shape: TransformerShape, tp: int) -> None:
-    """Let a layer's submodules have the adapted classes where some of their matrices are adapted."""
+    """Give a layer's submodules the adapted classes if some of their matrices are adapted."""
     matrices, rows = set(adapter.matrices), AdaptedNormedRowLinear if shape.norms_after else AdaptedRowLinear
     queries, gates = Fusion.of_queries(shape, tp), Fusion.of_gates(shape, tp)
-    if not matrices.isdisjoint(queries.rows):  # Megatron calls this one as it is, and the others by their spec
+    if not matrices.isdisjoint(queries.rows):  # Megatron calls this class itself, and builds the others from a spec
         parts.self_attention.submodules.linear_qkv = partial(AdaptedColumnLinear, adapter=adapter, fusion=queries)
     if not matrices.isdisjoint(gates.rows):
         parts.mlp.submodules.linear_fc1 = ModuleSpec(AdaptedColumnLinear, {"adapter": adapter, "fusion": gates})

@@ -1,7 +1,7 @@
 """Replacements that let Megatron-core run without CUDA; with CUDA they are not installed.
 
 Megatron-core 0.16 writes `device="cuda"` and `torch.cuda.current_device()` as literals, and compares tensor type names
-with `torch.cuda.FloatTensor`. Each replacement below answers one of these.
+with `torch.cuda.FloatTensor`. Each replacement below answers such code.
 """
 
 import contextlib

@@ -156,8 +156,8 @@ def means(
 ) -> dict[str, float]:
     """Divide the sums of some optimizer steps by the sums of their weights, [terms, 3] of each.
 
-    >>> one = LossTerm(abs, ("logprobs",))
-    >>> means([({(0, 0, "loss"): 2.0}, [[1.0, 1, 1]]), ({(0, 0, "loss"): 6.0}, [[3.0, 1, 1]])], [one])
+    >>> term = LossTerm(abs, ("logprobs",))
+    >>> means([({(0, 0, "loss"): 2.0}, [[1.0, 1, 1]]), ({(0, 0, "loss"): 6.0}, [[3.0, 1, 1]])], [term])
     {'loss': 2.0}
     """
     totals: dict[SumKey, float] = {}

@@ -67,7 +67,7 @@ class MainOptimizer:
         return norm
 
     def _update(self, clip: float) -> None:
-        """Take AdamW's step with gradients times `clip`; round the main weights, and gather those of other replicas."""
+        """Take AdamW's step with gradients times `clip`; round the main weights, and gather other replicas' weights."""
         if not torch.cuda.is_available():
             for part in self._chain.chained_optimizers:
                 cpu_adamw.step(part, clip)
@@ -134,7 +134,7 @@ class MainOptimizer:
         return root
 
     def _set_rates(self) -> None:
-        """Set the rates of the next step; one-dimensional weights (norms and biases) do not decay."""
+        """Set the rates of the next step; norms and biases do not decay."""
         self._steps += 1
         share = rate_share(self._spec, self._steps)
         for group in self._chain.param_groups:

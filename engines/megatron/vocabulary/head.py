@@ -80,7 +80,7 @@ class _TokenLogprobs(torch.autograd.Function):
 def _weight_gradients(ctx: Any, mixed_NH: Tensor, above_NH: Tensor) -> Iterator[Tensor]:
     """Yield softmax.T @ above for each slice of the vocabulary [C, H]; add softmax @ weight to `mixed_NH`.
 
-    A frozen weight needs the latter alone, and nothing is yielded.
+    A frozen weight needs the latter alone, and no gradient is yielded.
     """
     hidden_NH, weight_VH, _, logsumexp_N = ctx.saved_tensors
     for start, stop in slices(hidden_NH, weight_VH[: ctx.num_rows]):
