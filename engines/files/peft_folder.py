@@ -78,7 +78,7 @@ def read_adapter(
     _check_shapes(tensors, replace(spec, adapter=found), field)
     _check_base(config, spec, field, say)
     if config.get("lora_dropout"):
-        say(f"{field}: the adapter was trained with dropout {config['lora_dropout']}; here it has none")
+        say(f"{field}: the adapter was trained with dropout {config['lora_dropout']}; here it has no dropout")
     return found
 
 

@@ -230,7 +230,7 @@ def _read_header(file: Path, field: str) -> tuple[dict[str, Any], int]:
         length = struct.unpack("<Q", start)[0] if len(start) == 8 else size
         if length > size - 8:
             refuse_pointer(field, file)
-            raise InvalidInput(field, file.name, "a safetensors file; this one is cut short or of another format")
+            raise InvalidInput(field, file.name, "a safetensors file; this file is cut short or of another format")
         with refusing(ValueError, field, file.name, "a safetensors file; its header is not JSON", most=0):
             header: Any = parse_json(stored.read(length))
     if not isinstance(header, dict):

@@ -114,7 +114,7 @@ BROKEN = {
     "vocabulary": (lambda f: edit(f, vocab_size=100), r"embed_tokens.weight of shape \(480, 64\).*shape \(100, 64\)"),
     "no weights": (lambda f: (f / "model.safetensors").unlink(), "no file model.safetensors in"),
     "missing tensor": (lambda f: edit(f, num_hidden_layers=3), "no tensor model.layers.2.input_layernorm.weight"),
-    "cut short": (lambda f: (f / "model.safetensors").write_bytes(b"\x10"), "this one is cut short or of another"),
+    "cut short": (lambda f: (f / "model.safetensors").write_bytes(b"\x10"), "this file is cut short or of another"),
     "a Git LFS pointer": (
         lambda f: (f / "model.safetensors").write_text(
             "version https://git-lfs.github.com/spec/v1\noid sha256:6\nsize 9\n"

@@ -108,7 +108,7 @@ def test_values_that_were_stated_too_have_to_be_the_folders(base, saved):
 def test_dropout_is_left_out_and_said(base, tmp_path):
     said = []
     read(base, save_adapter(base, tmp_path / "made", lora_dropout=0.1), said)
-    assert said == ["actor.adapter.path: the adapter was trained with dropout 0.1; here it has none"]
+    assert said == ["actor.adapter.path: the adapter was trained with dropout 0.1; here it has no dropout"]
 
 
 def test_a_scalar_head_beside_an_adapter_is_the_roles_if_it_has_such_a_head(base, tmp_path):
