@@ -81,7 +81,8 @@ def _update(execution: Execution, times: LayerTimes) -> Seconds:
     strategy, sizes = execution.strategy, times.sizes
     stage, tied = sizes.fullest_stage(strategy), 0.0
     experts = sizes.stage_trained_experts(strategy, stage)
-    parameters = sizes.stage_trained(strategy, stage) - experts
+    trained = sizes.stage_trained(strategy, stage) if sizes.adapter is None else sizes.most_trained(strategy)
+    parameters = trained - experts
     if strategy.pp > 1 and sizes.tied and "lm" in sizes.head and not sizes.adapter:
         num_bytes = sizes.table / strategy.tp * execution.gradient_bytes
         tied = times.all_reduce(num_bytes, CollectiveGroup(2, execution.pp_span(), 1))

@@ -220,7 +220,7 @@ def _parts_held(at: Coordinate, instance: ModelInstance, sizes: ModelSizes) -> s
 
 
 def _needed(at: Coordinate, giving: ModelInstance, taking: ModelInstance, sizes: ModelSizes) -> Mapping[_Part, float]:
-    """Return the elements that a coordinate of the target takes from each part of the source: what is trained."""
+    """Return the elements that a coordinate of the target takes from each part of the source: of trained weights."""
     taken: dict[_Part, float] = {}
     layer, stage, part, source, target = sizes.moved_layer, at.pp, at.tp, giving.strategy, taking.strategy
     of_target, of_source = (min(strategy.tp, sizes.kv_heads) for strategy in (target, source))

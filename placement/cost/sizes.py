@@ -243,8 +243,10 @@ class ModelSizes(HashedOnce):
             head = self.hidden if stage == pp - 1 and "scalar" in self.head else 0
             further = sum(parameter.elements_of(tp) for parameter in self.on_stage(self.further, pp, stage))
             return self.stage_layers(pp, stage) * self.layer_adapter(tp) + head + further
-        frozen = sum(parameter.elements_of(tp) for parameter in self.on_stage(self.frozen, pp, stage))
-        return self.stage_parameters(strategy, stage) - frozen
+        parameters = self.stage_parameters(strategy, stage)
+        if not self.frozen:
+            return parameters
+        return parameters - sum(parameter.elements_of(tp) for parameter in self.on_stage(self.frozen, pp, stage))
 
     def stage_trained_experts(self, strategy: Strategy, stage: int) -> int:
         """Count the elements of `stage_trained` that belong to experts: zero with an adapter, whose base is frozen."""

@@ -104,8 +104,8 @@ def with_copies_agreed(plan: ExecutionPlan, graph: DataflowGraph) -> ExecutionPl
         caches = [plan[call.name].cache_gib for call in calls]
         cache_gib = None if None in caches else max(cache for cache in caches if cache is not None)
         plan = with_changes(plan, calls, offload=offload, prefetch=prefetch, cache_gib=cache_gib)
-    users = instances(graph, plan)
     for alike in one_base(graph, plan):
+        users = instances(graph, plan)
         away = [users[instance] for instance in alike if plan[users[instance][0].name].offload == "all"]
         for calls in away if len(away) < len(alike) else ():
             trains = any(call.kind == "train_step" for call in calls)

@@ -31,11 +31,11 @@ def test_no_plan_of_a_small_question_is_below_its_bound(line):
     assert sum(verdict.gap_parts.values()) == pytest.approx(verdict.gap)
 
 
-@pytest.mark.parametrize("line", [line for line in ADAPTED if line.startswith(("ppo", "dpo")) and "1x2:h100" in line])
+@pytest.mark.parametrize("line", first(1, sorted(line for line in ADAPTED if "1x2:h100" in line)))
 def test_no_plan_of_models_with_a_base_in_common_is_below_its_bound(line):
     """Actor, reference and critic hold it once: rival plans share it too, or offload it."""
-    verdict = judge(line, 20, None, Random(len(line)), evaluations=20_000)
-    assert (verdict.violations, verdict.plans >= 20) == (0, True)
+    verdict = judge(line, 15, None, Random(len(line)), evaluations=10_000)
+    assert (verdict.violations, verdict.plans >= 15) == (0, True)
 
 
 def test_several_questions_are_about_adapters():

@@ -15,6 +15,7 @@ from prefect_rlhf.engines.megatron.cpu import kernels as cpu_kernels
 from prefect_rlhf.engines.vllm.engine import VllmEngine
 from prefect_rlhf.placement.devices.mesh import DeviceMesh
 from prefect_rlhf.placement.models.adapter import AdapterSpec
+from tests.cases import first
 from tests.engines.megatron.test_saved_bytes import DEEP, LENGTH, ROWS, SHALLOW, counted_bytes, saved_bytes
 from tests.engines.test_allocated_bytes import assert_close_above, predicted
 from tests.engines.test_holdings import predicted as predicted_holdings
@@ -51,7 +52,7 @@ def test_an_adapted_instance_keeps_what_is_predicted(tmp_path, dtype, adapter, h
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("adapter", [EVERY, FEW])
+@pytest.mark.parametrize("adapter", first(1, [FEW, EVERY]))
 def test_an_adapted_vllm_instance_keeps_what_is_predicted(tmp_path, adapter):
     """With slots of the next rank that vLLM has, for all matrices of a fused layer if one of them is adapted."""
     made = vllm_cases.make_folder(tmp_path, 1, tied=True)
@@ -65,7 +66,9 @@ def test_an_adapted_vllm_instance_keeps_what_is_predicted(tmp_path, adapter):
     assert held <= found <= HELD * held
 
 
-@pytest.mark.parametrize(("adapter", "micro_batches", "recompute"), [(EVERY, 1, 0), (EVERY, 4, "all"), (FEW, 1, 2)])
+@pytest.mark.parametrize(
+    ("adapter", "micro_batches", "recompute"), first(2, [(EVERY, 1, 0), (FEW, 1, 2), (EVERY, 4, "all")])
+)
 def test_a_train_step_of_an_adapter_holds_what_is_predicted(folder, tmp_path, adapter, micro_batches, recompute):
     """It keeps the inputs that the A's need, what lies between A's and B's, and no gradient of the base."""
     case = Case(folder, optimizer=OPTIMIZER, adapter=adapter)

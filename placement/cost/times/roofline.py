@@ -35,9 +35,7 @@ EXCHANGE_LAUNCHES = 10  # a batch of a send and a receive, what groups and await
 COPY_PASSES = 4  # over each copy of a token's hidden state that an expert gets: made and read, its result the same
 ADAPTER_LAUNCHES = 3  # for each matrix of an adapter: products with A and B, and the sum with the result of the base
 DECODED_ADAPTER_LAUNCHES = 2  # vLLM's kernel for B adds to the base's result
-ADAPTER_PASSES = (
-    4  # over the results of an adapter: written, then read and added to the base's, which are read, written
-)
+ADAPTER_PASSES = 2  # over the results of an adapted matrix: read, and written with what the adapter adds
 ADAM_PASS_BYTES = 32  # per parameter: main weight, two moments, each read and written; gradient read for norm and step
 
 

@@ -16,7 +16,7 @@ from prefect_rlhf.placement.planner.space.plan_problem import PlanSpace
 from tests.cases import first
 
 PAGE = (Path(__file__).parents[3] / "docs" / "adapters.md").read_text()
-SHOWN = re.findall(r"```console\n\$ prefect-rlhf plan (.*)\n```\n\n```text\n(.*?)```", PAGE, re.DOTALL)
+SHOWN = re.findall(r"```console\n\$ prefect-rlhf plan ([^\n]*)\n```\n\n```text\n(.*?)```", PAGE, re.DOTALL)
 
 
 def test_the_page_shows_7b_on_one_device_and_70b_on_eight():
