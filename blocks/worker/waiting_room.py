@@ -8,11 +8,13 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
 import httpx
+from prefect.exceptions import ObjectNotFound
 from prefect.logging.loggers import get_logger
 from prefect.states import Failed
 
 from prefect_rlhf.blocks.lease import LeaseTimeout
 from prefect_rlhf.blocks.lease_book import Busy
+from prefect_rlhf.blocks.lease_queue import FIRST
 from prefect_rlhf.blocks.worker.claimed_run import TakenRun, can_be_taken
 from prefect_rlhf.blocks.worker.run_records import WAITING, RunRecords
 from prefect_rlhf.errors.errors import RlhfError
@@ -99,7 +101,8 @@ class WaitingRoom:
         try:
             if configuration.run.id not in self._places:
                 start = flow_run.next_scheduled_start_time
-                place = taken.enter_queue(min(start.timestamp(), time.time()) if start else None)
+                arrived = min(start.timestamp(), time.time()) if start else None
+                place = taken.enter_queue(arrived, await self._priority(flow_run))
                 self._places.update({configuration.run.id: place} if place else {})
             busy = taken.take_devices()
             if busy is None:
@@ -111,6 +114,15 @@ class WaitingRoom:
             raise
         taken.release()
         return None
+
+    async def _priority(self, flow_run: FlowRun) -> int:
+        """Return the priority of the run's work queue; that of a default queue, if the queue was deleted meanwhile."""
+        if flow_run.work_queue_id is None:
+            return FIRST
+        try:
+            return (await self.client.read_work_queue(flow_run.work_queue_id)).priority or FIRST
+        except ObjectNotFound:
+            return FIRST
 
     async def _wait(
         self, flow_run: FlowRun, configuration: GpuMeshConfiguration, busy: Busy, logger: PrefectLogAdapter

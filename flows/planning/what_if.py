@@ -20,7 +20,7 @@ from prefect_rlhf.flows.hardware.profiles import measured_sources
 from prefect_rlhf.flows.hardware.runtimes import OURS, runtime, with_runtime
 from prefect_rlhf.flows.planning.assumptions import tail
 from prefect_rlhf.flows.planning.what_if_arguments import read_arguments
-from prefect_rlhf.flows.training.inputs import MANY, RunInputs, read_inputs
+from prefect_rlhf.flows.training.inputs import MANY, RunInputs, read_inputs, with_adapter
 from prefect_rlhf.flows.training.lengths import PlayedTurns, names_rollouts, parse_lengths, rollout_turns, together
 from prefect_rlhf.flows.training.tokenizers import check_vocabulary_sizes
 from prefect_rlhf.flows.training.workload import run_workload
@@ -46,6 +46,7 @@ def read_question(flow: AlgorithmFlow, options: PlanOptions) -> Question:
     limit = responses.longest if responses and options.response_length.strip().isdecimal() else None
     arguments = read_arguments(flow, options, responses)
     inputs = read_inputs(arguments, read_model_shape, may_be_absent=True).checked()
+    inputs = replace(inputs, models=with_named_bases(inputs.models))
     site = read_site(options, inputs.models)
     graph = resize_evaluation(flow.algorithm.trace(arguments, inputs.models, inputs.datasets), inputs)
     if options.response_length and names_rollouts(options.response_length):
@@ -72,8 +73,24 @@ def read_imbalance(options: PlanOptions, graph: DataflowGraph) -> float:
 
 
 def read_model_shape(role: str, model: Model) -> ModelSpec:
-    """Read a model's shape; it needs no weights."""
-    return replace(model.to_spec(role, model_shape(role, model.path)), content=model_content(role, model.path))
+    """Read a model's shape, and its adapter's folder; it needs no weights."""
+    shape, plain = model_shape(role, model.path), model.model_copy(update={"adapter": None})
+    return with_adapter(replace(plain.to_spec(role, shape), content=model_content(role, model.path)), model)
+
+
+def with_named_bases(models: Mapping[str, ModelSpec]) -> dict[str, ModelSpec]:
+    """Return the models, of which those with a known name and an adapter have the named model as their base.
+
+    A language model of that name without an adapter is the base itself. A scalar model without one was trained from
+    it, so it has other weights. Without any adapter, a name is just a size.
+    """
+    bases = {model.path for model in models.values() if model.adapter is not None and not model.content}
+    return {
+        role: replace(model, content=model.path)
+        if not model.content and model.path in bases and (model.adapter is not None or model.head == "lm")
+        else model
+        for role, model in models.items()
+    }
 
 
 def read_site(options: PlanOptions, models: Mapping[str, ModelSpec]) -> Site:

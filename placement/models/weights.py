@@ -147,7 +147,7 @@ PARTS: dict[str, Part] = {
     "adapter": Part(_adapter),
 }
 """Every part that a model may have, in the order of a forward pass."""
-_IN_SHAPE = frozenset(PARTS) - {"adapter"}  # a shape and a head describe these, so sizes have them in closed form
+_IN_SHAPE = frozenset(PARTS)  # a shape, a head and an adapter describe these, so sizes have them in closed form
 
 
 def parts(model: ModelSpec) -> Mapping[str, tuple[Parameter, ...]]:
@@ -162,7 +162,7 @@ def _parts(model: ModelSpec, known: tuple[tuple[str, Part], ...]) -> Mapping[str
 
 
 def further_parameters(model: ModelSpec, learning: bool) -> tuple[Parameter, ...]:
-    """Return all parameters but trunk and heads: of the parts that a train_step writes, or of all other parts."""
+    """Return all parameters but trunk, heads and adapter: of parts that a train_step writes, or of all other parts."""
     further = [name for name, part in PARTS.items() if name not in _IN_SHAPE and part.learns(model) == learning]
     return tuple(parameter for name in further for parameter in parts(model).get(name, ()))
 

@@ -10,6 +10,7 @@ from prefect_rlhf.placement.engine_traits import TRAITS, engines_of, has_not_sle
 from prefect_rlhf.placement.graph import Call, DataflowGraph
 from prefect_rlhf.placement.layout.experts import wrong_ep
 from prefect_rlhf.placement.layout.layout import wrong_tp
+from prefect_rlhf.placement.layout.sharing import one_base
 from prefect_rlhf.placement.models.model import ModelSpec
 from prefect_rlhf.placement.plan import EngineKind, ExecutionPlan, ModelInstance, Placement, instances
 from prefect_rlhf.placement.words.table import WORDS, stated
@@ -28,6 +29,7 @@ def check_plan(plan: ExecutionPlan, graph: DataflowGraph, mesh: DeviceMesh) -> E
     if mistakes:
         raise SeveralMistakes.of(mistakes)
     _check_copies(plan, graph)
+    _check_bases(plan, graph)
     for call, *_ in sleepless(plan, graph):
         right = "none: on cuda a device can offload a single vllm instance, and here two"
         if _has_not_slept(plan[call.name].engine, graph.model(call.role or ""), "cuda"):
@@ -220,3 +222,15 @@ def _check_copies(plan: ExecutionPlan, graph: DataflowGraph) -> None:
         if offload == "optimizer" and all(call.kind != "train_step" for call in calls):
             right = f"none or all: no call trains {instance.name}, so it has no optimizer"
             raise InvalidInput(_field(calls[0].name, "offload"), offload, right)
+
+
+def _check_bases(plan: ExecutionPlan, graph: DataflowGraph) -> None:
+    """Check that frozen weights that several models use leave their devices for all of them, or for none."""
+    users = instances(graph, plan)
+    for alike in one_base(graph, plan):
+        away = [instance for instance in alike if plan[users[instance][0].name].offload == "all"]
+        if away and len(away) < len(alike):
+            roles = ", ".join(model.role for model in graph.models if any(each.role == model.role for each in alike))
+            first = alike[0]
+            right = f"none, or all for {roles} alike: they hold their base once, as {first.engine} {first.mesh.name}"
+            raise InvalidInput(_field(users[away[0]][0].name, "offload"), "all", right)

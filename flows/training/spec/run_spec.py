@@ -51,6 +51,7 @@ class RunSpec:
     call_deadline_seconds: float
     role_deadlines: Mapping[str, float]
     limits: Mapping[str, float]
+    export_merged: bool = False
     dry_run: bool = False
 
     @property
@@ -120,6 +121,7 @@ def read_spec(options: RunOptions) -> RunSpec:
         call_deadline_seconds=options.call_deadline_seconds,
         role_deadlines=options.role_deadlines,
         limits=options.limits,
+        export_merged=options.export_merged,
         dry_run=options.dry_run,
     )
 

@@ -449,7 +449,8 @@ def host_seconds(call: Call, placement: Placement, context: CostContext) -> tupl
     trainer = context.graph.trained_by(call.role or "")
     if call == trainer or not TRAITS[placement.engine].drops_weights:
         return seconds, seconds
-    is_overwritten = trainer is not None and placement.engine not in engines_of(trainer.kind)
+    is_copy = trainer is not None and placement.engine not in engines_of(trainer.kind)
+    is_overwritten = is_copy and all(own.trained for own in context.graph.weights(call.role or ""))
     return 0.0 if is_overwritten else seconds, 0.0
 
 
