@@ -86,7 +86,7 @@ def main() -> None:
         parser.error("--plot draws a share of held-out tasks, of which this algorithm has none")
     prepare_model("smollm2", home / "models" / "smollm2", home / "downloads")
     flow, given = prepared(home, name, options.seed, options.steps)
-    lr = {} if options.rank is None else adapt(given, options.rank)
+    given, lr = (given, {}) if options.rank is None else adapted(given, options.rank)
     began, processor = time.monotonic(), processor_seconds()
     run_dir = run(flow, given)
     minutes, processor_minutes = (time.monotonic() - began) / 60, (processor_seconds() - processor) / 60
@@ -96,14 +96,13 @@ def main() -> None:
     print(json.dumps(found | lr | {"processor_minutes": round(processor_minutes, 1)}))
 
 
-def adapt(given: dict[str, Any], rank: int) -> dict[str, Any]:
-    """Give the actor of a run's parameters an adapter and its learning rate; return what is printed of them."""
+def adapted(given: Mapping[str, Any], rank: int) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return a run's parameters with an adapter of the actor and its learning rate, and what is printed of them."""
     name = "optimizer" if "optimizer" in given["algo"] else "actor_optimizer"
     optimizer = given["algo"][name]
     lr = RATE_OF_ADAPTERS * optimizer["lr"]
-    given["actor"] = {**given["actor"], "adapter": {"rank": rank}}
-    given["algo"] = {**given["algo"], name: {**optimizer, "lr": lr}}
-    return {"rank": rank, "lr": lr}
+    actor = {**given["actor"], "adapter": {"rank": rank}}
+    return {**given, "actor": actor, "algo": {**given["algo"], name: {**optimizer, "lr": lr}}}, {"rank": rank, "lr": lr}
 
 
 def processor_seconds() -> float:

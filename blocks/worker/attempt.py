@@ -88,7 +88,8 @@ class AttemptEngine(FlowRunEngine[Any, Any]):
     def call_flow_fn(self) -> Any:
         if not self.flow.isgenerator:
             return super().call_flow_fn()
-        for _ in call_with_parameters(self.flow.fn, self.parameters or {}):
+        items: Any = call_with_parameters(self.flow.fn, self.parameters or {})
+        for _ in items:
             pass
         return self.handle_success(None)
 
@@ -112,7 +113,8 @@ class AsyncAttemptEngine(AsyncFlowRunEngine[Any, Any]):
     async def call_flow_fn(self) -> Any:
         if not self.flow.isgenerator:
             return await super().call_flow_fn()
-        async for _ in call_with_parameters(self.flow.fn, self.parameters or {}):
+        items: Any = call_with_parameters(self.flow.fn, self.parameters or {})
+        async for _ in items:
             pass
         return await self.handle_success(None)
 

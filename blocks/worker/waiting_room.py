@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 
 CANNOT_LIST = 500
+MESSAGE_SECONDS = 10.0
+"""A waiting run names new holders at most this often: each message costs requests, and many runs may wait."""
 BROKEN_LIST = (
     "The Prefect server cannot list the runs of this pool, so no run starts. A run with half a surrogate pair in its "
     "parameters or tags, or with a number of 2^64, is a cause: delete that run"
@@ -138,7 +140,9 @@ class WaitingRoom:
             error = LeaseTimeout(f"{busy}; gave up after {configuration.lease_wait_seconds:g} s")
             await self.refuse(flow_run, logger, str(error))
             return
-        if not waits or state is None or state.message != message:
+        is_known = state is not None and waits and state.message == message
+        is_new = state is not None and waits and (now - state.timestamp).total_seconds() < MESSAGE_SECONDS
+        if not is_known and not is_new:
             logger.info(message)
             await records.wait(message, since or now)
         self._waiting.append((configuration, until))

@@ -13,12 +13,11 @@ from prefect_rlhf.engines.files.peft_export import merged, trained_parameters, w
 from prefect_rlhf.engines.files.peft_folder import CONFIG_FILE
 from prefect_rlhf.engines.weights.send_receive import send_receive
 from prefect_rlhf.engines.weights.views import within
+from prefect_rlhf.files.model_folder import MERGED
 from prefect_rlhf.files.storage.publish import publish
 from prefect_rlhf.placement.layout.layout import Layout
 from prefect_rlhf.placement.layout.regions import Region, shape_of
 from prefect_rlhf.placement.models.model import ModelSpec
-
-MERGED = "_merged"
 
 
 def export(

@@ -225,7 +225,7 @@ def _check_copies(plan: ExecutionPlan, graph: DataflowGraph) -> None:
 
 
 def _check_bases(plan: ExecutionPlan, graph: DataflowGraph) -> None:
-    """Check that frozen weights that several models use leave their devices for all of them, or for none."""
+    """Check that frozen weights that several models use leave their devices for all of them, or stay for all."""
     users = instances(graph, plan)
     for alike in one_base(graph, plan):
         away = [instance for instance in alike if plan[users[instance][0].name].offload == "all"]

@@ -150,6 +150,12 @@ def test_a_training_run_still_needs_an_aligned_mesh(tmp_path):
     taken.release()
 
 
+def test_the_page_shows_the_files_of_its_example():
+    page = (PROJECT / "docs" / "share_gpus.md").read_text()
+    for name in ("crunch.py", "prefect.yaml"):
+        assert (EXAMPLE / name).read_text() in page
+
+
 class PlainSite(PrefectSite):
     """A pool of eight CPU devices, with the example of the page and the flows of `plain_flow.py`."""
 

@@ -8,7 +8,7 @@ import torch
 from peft import AutoPeftModelForCausalLM
 from safetensors.torch import load_file
 
-from prefect_rlhf.engines.files.export import MERGED
+from prefect_rlhf.files.model_folder import MERGED
 from prefect_rlhf.flows.grpo import grpo
 from tests import plan_matrix
 from tests.plan_matrix import COMPUTATIONS_OF_GRPO, Case, grpo_plan

@@ -5,10 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from prefect_rlhf.engines.files.export import MERGED as OF_EXPORT
 from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.flows.commands.chat import generating_folder
-from prefect_rlhf.flows.commands.model_folder import MERGED
 from prefect_rlhf.flows.commands.next_steps import PAGE, next_steps
 from prefect_rlhf.flows.commands.run import RunFlags, words_of_new
 from tests.tiny import make_model
@@ -50,7 +48,6 @@ def test_an_adapter_is_trained_further_and_its_merged_model_answers(tmp_path, mo
         generating_folder("run/actor")
     make_model(tmp_path / "run" / "actor_merged")
     assert line(next_steps(COMMAND, {"actor": str(adapter)}), "chat:  ") == ["prefect-rlhf chat run/actor_merged"]
-    assert MERGED == OF_EXPORT
     with pytest.raises(InvalidInput, match="this is an adapter alone: run/actor_merged"):
         generating_folder("run/actor")
 
