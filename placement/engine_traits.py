@@ -8,7 +8,6 @@ from typing import cast
 from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.placement.devices.mesh import Backend
 from prefect_rlhf.placement.graph import CallKind
-from prefect_rlhf.placement.models.engine_constants import SLOT_RANKS
 from prefect_rlhf.placement.models.model import Dtype
 from prefect_rlhf.placement.plan import EngineKind
 
@@ -161,7 +160,7 @@ _TRAITS: dict[EngineKind, EngineTraits] = {
         drops_weights=True,
         plays=True,
         adapts=True,
-        adapter_ranks=SLOT_RANKS,
+        adapter_ranks=(1, 8, 16, 32, 64, 128, 256, 320, 512),
         replays_graphs=True,
         has_reduce_buffers=True,
         tries_model=True,
