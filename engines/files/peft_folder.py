@@ -28,7 +28,7 @@ PREFIX = "base_model.model."
 HEAD = "score.weight"  # of a reward model; peft saves it whole
 HEAD_NAMES = {"score", "classifier"}  # peft has both names for such heads
 PLAIN: Mapping[str, tuple[tuple[Any, ...], str]] = {
-    "bias": (("none",), "none: only the matrices are trained here"),
+    "bias": (("none",), "'none': only the matrices are trained here"),
     "fan_in_fan_out": ((False, None), "false"),
     "use_dora": ((False, None), "false: DoRA is not computed here"),
     "init_lora_weights": (
@@ -110,7 +110,7 @@ def _check_kind(config: Mapping[str, Any], spec: ModelSpec, field: str) -> None:
     saved = config.get("modules_to_save") or []
     head = HEAD_NAMES if "scalar" in spec.head else set()
     if not isinstance(saved, list) or not head.issuperset(map(str, saved)):
-        expected = f"none, or {' and '.join(sorted(head))}" if head else "none: only the adapter is trained"
+        expected = f"no module, or {' and '.join(sorted(head))}" if head else "no module: only the adapter is trained"
         raise InvalidInput(f"{field}: modules_to_save", saved, expected)
     for key in sorted(config.keys() - READ - WITHOUT_EFFECT - PLAIN.keys()):
         if config[key]:

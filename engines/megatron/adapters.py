@@ -38,14 +38,14 @@ class Fusion:
 
     @classmethod
     def of_queries(cls, shape: TransformerShape, tp: int) -> Fusion:
-        """Return that of queries, keys and values on one of tp ranks; each has at least one key-value head."""
+        """Return the order of queries, keys and values on each of tp ranks, which have a key-value head or more."""
         heads = max(shape.num_kv_heads, tp)
         queries = shape.num_attention_heads // heads * shape.head_dim
         return cls({"q_proj": queries, "k_proj": shape.head_dim, "v_proj": shape.head_dim}, heads // tp)
 
     @classmethod
     def of_gates(cls, shape: TransformerShape, tp: int) -> Fusion:
-        """Return that of gate and up on one of tp ranks."""
+        """Return the order of gate and up on each of tp ranks."""
         return cls(dict.fromkeys(("gate_proj", "up_proj"), shape.intermediate_size // tp))
 
 

@@ -75,7 +75,7 @@ def generating_folder(model: str) -> Path:
         raise InvalidInput(FIELD, model, f"the folder of a model in this run: {roles or 'it has trained none'}")
     if is_adapter(folder):
         whole = f"{model.rstrip('/')}{MERGED}"
-        right = whole if Path(whole, CONFIG).is_file() else "that of a run with export_merged=true"
+        right = whole if Path(whole, CONFIG).is_file() else "the model of a run with export_merged=true"
         raise InvalidInput(FIELD, model, f"a whole model, and this is an adapter alone: {right}")
     if not (folder / CONFIG).is_file():
         raise InvalidInput(FIELD, model, f"a Hugging Face folder, with {CONFIG}, such as runs/latest/actor")

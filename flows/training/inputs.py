@@ -105,10 +105,10 @@ class RunInputs:
 
 
 def at_commits(arguments: Mapping[str, Any], known: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return a run's parameters with the commits of what is on the Hub, and all these commits by repository and branch.
+    """Return a run's parameters with the commits of repositories on the Hub, and the commits by repository and branch.
 
-    A `known` commit is taken as it is: a resumed run reads what the run before it has read. What this machine lacks is
-    downloaded. Raises InvalidInput for what the Hub does not have or does not give.
+    A `known` commit is taken as it is: a resumed run reads what the run before it has read. Missing files are
+    downloaded. Raises InvalidInput for a repository that the Hub does not have or does not give.
     """
     commits: dict[str, str] = dict(known)
     pinned: dict[str, Any] = {}
@@ -150,7 +150,7 @@ def read_run_inputs(arguments: Mapping[str, Any]) -> RunInputs:
 
 
 def with_adapter(spec: ModelSpec, model: Model) -> ModelSpec:
-    """Return the specification with the model's adapter: a new one, or that of its folder.
+    """Return the specification with the model's adapter, which is new or read from its folder.
 
     Raises InvalidInput for an adapter that does not suit the model.
     """

@@ -104,7 +104,7 @@ def adapter(role: str, options: Mapping[str, str], is_on: Callable[[Any], bool],
     """Return the rules of a role's adapter.
 
     `options` has the names of its `rank` and `alpha`, and perhaps of its `matrices`, `dropout`, `rslora` and `path`; a
-    further option may be `on`, which turns it on. `off` says why a job without one has none.
+    further option may be `on`, which turns it on. `off` says why a job has no adapter.
     """
 
     def matrices(job: Any) -> list[Any]:

@@ -234,7 +234,9 @@ def test_what_vllm_cannot_do_with_an_adapter_is_refused(folder, command, monkeyp
     with pytest.raises(InvalidInput, match="adapter.rank: got 600, expected at most 512 with engine vllm"):
         settings.adapter_arguments(AdapterSpec(600, 6.0, ALL))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    with pytest.raises(InvalidInput, match=r"actor.vllm.*: offload: got 'all', expected none with an adapter on cuda"):
+    with pytest.raises(
+        InvalidInput, match=r"actor.vllm.*: offload: got 'all', expected no offload with an adapter on cuda"
+    ):
         settings.check_command(replace(command, is_offloaded=True))
 
 

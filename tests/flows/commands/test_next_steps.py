@@ -44,7 +44,7 @@ def test_an_adapter_is_trained_further_and_its_merged_model_answers(tmp_path, mo
     further = "-p actor.path=old -p steps=2 -p critic.path=older -p actor.adapter.path=run/actor"
     assert line(lines, "train: ") == [f"prefect-rlhf run ppo {further}"]
     assert line(lines, "chat:  ") == []
-    with pytest.raises(InvalidInput, match="a whole model, and this is an adapter alone: that of a run"):
+    with pytest.raises(InvalidInput, match="a whole model, and this is an adapter alone: the model of a run"):
         generating_folder("run/actor")
     make_model(tmp_path / "run" / "actor_merged")
     assert line(next_steps(COMMAND, {"actor": str(adapter)}), "chat:  ") == ["prefect-rlhf chat run/actor_merged"]
