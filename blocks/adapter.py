@@ -84,8 +84,6 @@ class Adapter(ByHand):
         matrix's.
         """
         field = f"{role}.adapter"
-        if self.path:
-            raise InvalidInput(f"{field}.path", self.path, "no folder: adapters begin new here")
         if shape.experts is not None:
             raise InvalidInput(field, f"rank {self.rank}", "no adapter: adapters of mixtures of experts do not run yet")
         weights = {matrix_name(weight): weight for weight in adapted_weights(shape)}
@@ -105,3 +103,10 @@ class Adapter(ByHand):
             right = f"at most {most}: {least} is {' x '.join(map(str, lengths[least]))}"
             raise InvalidInput(f"{field}.rank", self.rank, right)
         return AdapterSpec(self.rank, self.alpha, names, self.rslora, self.path)
+
+    def stated(self, role: str, shape: TransformerShape) -> Mapping[str, Any]:
+        """Return the fields of `to_spec` that somebody stated, beside the folder, which has to agree with them."""
+        matrices = self.model_copy(update={"rank": 1}).to_spec(role, shape).matrices  # the rank may be the folder's
+        spec = AdapterSpec(self.rank, self.alpha, matrices, self.rslora)
+        names = {"rank": "rank", "alpha": "alpha", "rslora": "rslora", "target_modules": "matrices"}
+        return {ours: getattr(spec, ours) for name, ours in names.items() if name in self.model_fields_set}

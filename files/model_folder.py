@@ -7,7 +7,14 @@ from prefect_rlhf.files.foreign_file import read_json_object
 
 CONFIG = "config.json"
 RESULT = "result.json"  # of a run's folder
+ADAPTER = "adapter_config.json"
+MERGED = "_merged"  # behind the name of an adapter's folder, of the folder of the whole model
 SCORES = "ForSequenceClassification"
+
+
+def is_adapter(folder: Path) -> bool:
+    """Return whether a folder has an adapter alone."""
+    return (folder / ADAPTER).is_file()
 
 
 def generates(folder: Path) -> bool:

@@ -2,6 +2,7 @@
 
 from prefect_rlhf.engines.files.huggingface import read_content, read_shape
 from prefect_rlhf.engines.files.huggingface import read_model_spec as read_model_spec
+from prefect_rlhf.engines.files.peft_folder import read_adapter as read_adapter
 from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.files.hub.hub_path import is_name
 from prefect_rlhf.files.path_text import checked_path

@@ -106,9 +106,17 @@ def test_a_refused_option_has_no_parameter_and_is_answered(row):
         assert not any(rule.ours and option in rule.stands_for for one in every_dialect() for rule in one.rules), option
 
 
-def test_adapters_are_refused_by_all_their_names():
-    names = ("lora_rank", "--lora_r", "use_peft", "actor_rollout_ref.model.lora_rank", "ds.lora.rank", "lora")
-    assert {answer(name) for name in names} == {"here: adapters are not supported yet; all weights are trained"}
+def test_adapters_are_answered_by_all_their_names():
+    names = ("lora_rank", "--lora_r", "use_peft", "actor_rollout_ref.model.lora_rank", "ds.lora.rank")
+    assert all(answer(name).startswith("here: actor.adapter.rank") for name in names)
+    assert answer("lora_alpha").startswith("here: actor.adapter.alpha")
+    assert answer("lora_target_modules").startswith("here: actor.adapter.target_modules")
+    assert answer("model.lora_adapter_path") == "here: actor.adapter.path"
+    assert answer("critic.model.lora_rank") == "here: critic.adapter.rank"
+    of_plain = "here: only plain adapters are trained: adapter.rank, adapter.alpha, adapter.target_modules and "
+    assert {answer(name) for name in ("lora", "peft_config", "use_dora")} == {f"{of_plain}adapter.rslora"}
+    assert answer("lora_dropout") == "here: an adapter has no dropout here"
+    assert answer("load_in_4bit") == "here: weights are not quantised"
 
 
 TRL = {

@@ -13,12 +13,11 @@ from prefect_rlhf.engines.files.peft_export import merged, trained_parameters, w
 from prefect_rlhf.engines.files.peft_folder import CONFIG_FILE
 from prefect_rlhf.engines.weights.send_receive import send_receive
 from prefect_rlhf.engines.weights.views import within
+from prefect_rlhf.files.model_folder import MERGED
 from prefect_rlhf.files.storage.publish import publish
 from prefect_rlhf.placement.layout.layout import Layout
 from prefect_rlhf.placement.layout.regions import Region, shape_of
 from prefect_rlhf.placement.models.model import ModelSpec
-
-MERGED = "_merged"
 
 
 def export(
@@ -54,10 +53,10 @@ def write_trained(
     ends: Sequence[int] | None = None,
     merge: bool = False,
 ) -> None:
-    """Write a trained model: a Hugging Face folder, or, of one with an adapter, a PEFT folder.
+    """Write a trained model: a Hugging Face folder, or a PEFT folder if the model has an adapter.
 
-    If `merge`, an adapter's whole model is a Hugging Face folder beside it, whose name ends with MERGED. `tensors` are
-    all parameters, or the `trained_parameters` beside an adapter.
+    If `merge`, an adapter's whole model is also a Hugging Face folder, whose name ends with MERGED. `tensors` are all
+    parameters; of a model with an adapter the `trained_parameters`.
     """
     if spec.adapter is None:
         write_folder(path, spec, tensors, tokenizer, ends=ends)

@@ -13,10 +13,10 @@ from prefect_rlhf.placement.models.weights import parts
 
 
 def fill_adapter(shards: Mapping[str, Shard], spec: ModelSpec, seed: int) -> frozenset[str]:
-    """Write a rank's regions of the adapter into the views among `shards`; return the names of what was written.
+    """Write a rank's regions of the adapter into the views among `shards`; return the names of the parameters.
 
-    They are those of the adapter's folder, which may have a scalar head too. Without a folder every plan begins with
-    the same values: each parameter is drawn whole, and then cut.
+    An adapter's folder may have a scalar head too. Without a folder every plan begins with the same values: each
+    parameter is drawn whole, and then cut.
     """
     found = {parameter.name: parameter.shape for parameter in parts(spec).get("adapter", ())}
     if spec.adapter is not None and spec.adapter.path:

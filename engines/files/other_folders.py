@@ -8,7 +8,7 @@ MOST_FOLDERS = 3  # in a hint
 
 
 def without_config(folder: Path) -> str:
-    """Say what a folder without config.json is, and which folder or command is right."""
+    """Describe a folder without config.json, and name the folder or command that is right."""
     if (folder / ADAPTER).is_file():
         return of_adapter(folder)
     if (snapshots := sorted((folder / "snapshots").glob("*/config.json"))) != []:
@@ -21,12 +21,12 @@ def without_config(folder: Path) -> str:
 
 
 def of_adapter(folder: Path) -> str:
-    """Say where an adapter belongs."""
+    """Say how an adapter is given."""
     return f"it is an adapter (LoRA): give its base model as path, and this folder as adapter.path={folder}"
 
 
 def without_safetensors(folder: Path) -> str:
-    """Say what a folder without its safetensors files is, and what to do; empty if that is not clear."""
+    """Describe a folder without its safetensors files, and a remedy; empty if that is not clear."""
     if (folder / ADAPTER).is_file():
         return f"; {of_adapter(folder)}"
     if any(folder.glob("*.bin")):

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def trained_parameters(spec: ModelSpec) -> tuple[Parameter, ...]:
-    """Return the parameters that a train_step of the model writes: of one with an adapter, that and a scalar head."""
+    """Return the parameters that a train_step of the model writes; with an adapter: the adapter and a scalar head."""
     return tuple(one for own in weights_of(spec, trained=True) if own.trained for one in own.parameters)
 
 

@@ -25,10 +25,10 @@ from prefect_rlhf.placement.models.weights import matrix_name, parts
 
 CONFIG_FILE, TENSORS_FILE = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."
-HEAD = "score.weight"  # of a reward model; peft saves it whole beside the adapter
-HEAD_NAMES = {"score", "classifier"}  # by which peft knows such heads
+HEAD = "score.weight"  # of a reward model; peft saves it whole
+HEAD_NAMES = {"score", "classifier"}  # peft has both names for such heads
 PLAIN: Mapping[str, tuple[tuple[Any, ...], str]] = {
-    "bias": (("none",), "none: only the matrices are trained here"),
+    "bias": (("none",), "'none': only the matrices are trained here"),
     "fan_in_fan_out": ((False, None), "false"),
     "use_dora": ((False, None), "false: DoRA is not computed here"),
     "init_lora_weights": (
@@ -43,7 +43,7 @@ PLAIN: Mapping[str, tuple[tuple[Any, ...], str]] = {
 """Values of adapter_config.json that leave an adapter plain, by key, and what is right instead of others."""
 READ = {"peft_type", "r", "lora_alpha", "use_rslora", "modules_to_save", "base_model_name_or_path", "task_type"}
 WITHOUT_EFFECT = {
-    *("target_modules", "exclude_modules", "layers_pattern"),  # the tensors show what they chose
+    *("target_modules", "exclude_modules", "layers_pattern"),  # the tensors show their choice
     *("lora_dropout", "inference_mode", "eva_config", "corda_config", "lora_ga_config", "loftq_config"),  # of training
     *("peft_version", "auto_mapping", "revision", "megatron_config", "megatron_core", "qalora_group_size"),
     *("ensure_weight_tying", "runtime_config"),
@@ -57,8 +57,8 @@ def read_adapter(
 ) -> AdapterSpec:
     """Return the adapter in the PEFT folder `path`, which may be remote, for `spec`'s model, its base.
 
-    `stated` are fields of an AdapterSpec that a person gave, which the folder has to agree with. `say` gets a line on
-    what is left out, and one if only shapes show that the base is right.
+    `stated` are fields of an AdapterSpec that a person gave, which the folder has to agree with. `say` gets a line if
+    dropout is left out, and if only shapes show that the base is right.
 
     Raises InvalidInput, with field `<role>.adapter.path` or `<role>.adapter.<field>`, for another kind of folder, and
     for an adapter of another base.
@@ -110,7 +110,7 @@ def _check_kind(config: Mapping[str, Any], spec: ModelSpec, field: str) -> None:
     saved = config.get("modules_to_save") or []
     head = HEAD_NAMES if "scalar" in spec.head else set()
     if not isinstance(saved, list) or not head.issuperset(map(str, saved)):
-        expected = f"none, or {' and '.join(sorted(head))}" if head else "none: only the adapter is trained"
+        expected = f"no module, or {' and '.join(sorted(head))}" if head else "no module: only the adapter is trained"
         raise InvalidInput(f"{field}: modules_to_save", saved, expected)
     for key in sorted(config.keys() - READ - WITHOUT_EFFECT - PLAIN.keys()):
         if config[key]:
@@ -129,7 +129,7 @@ def _rank_and_alpha(config: Mapping[str, Any], field: str) -> tuple[int, float]:
 
 
 def _matrices(tensors: Mapping[str, StoredTensor], spec: ModelSpec, field: str) -> tuple[str, ...]:
-    """Return the adapted matrices, in the order of a layer. Raises InvalidInput for a tensor beside them."""
+    """Return the adapted matrices, in the order of a layer. Raises InvalidInput for any other tensor."""
     family = FAMILIES[spec.shape.family]
     known = {weight.name: matrix_name(weight) for weight in family.layer if len(weight.axes) == 2}
     of_head = {PREFIX + HEAD} if "scalar" in spec.head else set()
@@ -159,7 +159,7 @@ def _check_shapes(tensors: Mapping[str, StoredTensor], spec: ModelSpec, field: s
 def _check_base(config: Mapping[str, Any], spec: ModelSpec, field: str, say: Callable[[str], None]) -> None:
     """Raise InvalidInput if the base that a config names is on this machine and another model than the role's."""
     named, path = config.get("base_model_name_or_path"), f"{spec.role}.path"
-    if not isinstance(named, str) or not named:
+    if not isinstance(named, str) or not named or not spec.content:  # a model without content is only planned
         return
     if not Path(named, "config.json").is_file():
         if Path(named).name != Path(spec.path).name and named.replace("/", "--") not in spec.path.replace("/", "--"):

@@ -358,12 +358,14 @@ class Rank:
         digest = model.label(model.version, whole=True)
         return replace(self._report(began, model), digest=digest, bytes_moved=bytes_moved)
 
-    def export(self, instance: ModelInstance, path: Path, tokenizer: str | Path, layout: Layout) -> RankReport:
-        """Write a Hugging Face folder. Collective over the ranks of `layout`; its first rank writes."""
+    def export(
+        self, instance: ModelInstance, path: Path, tokenizer: str | Path, layout: Layout, merge: bool = False
+    ) -> RankReport:
+        """Write a trained model, see `write_trained`. Collective over the ranks of `layout`; its first rank writes."""
         began, model = time.perf_counter(), self._model(instance, "export")
         model.require(model.version, f"export {path.name}")
         ends = model.command.end_tokens
-        bytes_moved = export(model.engine, model.command.model, layout, path, tokenizer, self.rank, ends)
+        bytes_moved = export(model.engine, model.command.model, layout, path, tokenizer, self.rank, ends, merge)
         return replace(self._report(began, model), bytes_moved=bytes_moved)
 
     def checkpoint(self, instance: ModelInstance, version: int) -> RankReport:

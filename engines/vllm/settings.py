@@ -92,7 +92,7 @@ def check_command(command: BuildCommand) -> None:
     if reason := refused_heads(engine, model.shape.head_dim, model.dtype, backend):
         raise InvalidInput(f"{command.instance.name}: engine", engine, f"another for {model.path}: {reason}")
     if command.is_offloaded and has_not_slept(engine, model.adapter is not None, backend):
-        raise InvalidInput(f"{command.instance.name}: offload", "all", "none with an adapter on cuda")
+        raise InvalidInput(f"{command.instance.name}: offload", "all", "no offload with an adapter on cuda")
     sizes, tp = ModelSizes.of(command.model), command.instance.strategy.tp
     check_cache(command.instance.name, command.cache_bytes, command.max_sequence_length, sizes, tp)
 

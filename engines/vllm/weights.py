@@ -120,7 +120,7 @@ def kept_beside(model: nn.Module, written: Mapping[str, Shard]) -> str | None:
     """Return the name of a tensor that is kept next to parameters and may be made of them, or None.
 
     It may be packed, converted or cached. Copies inside of functions are not seen: `cpu.kernels` makes these anew. A
-    slot of an adapter has only zeros beside its shards.
+    slot of an adapter has only zeros outside its shards.
     """
     storages = _storages(written)
     for name, module in model.named_modules():

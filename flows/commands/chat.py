@@ -13,7 +13,7 @@ from cyclopts import Parameter
 
 from prefect_rlhf.errors.errors import InvalidInput, RlhfError, refusing
 from prefect_rlhf.files.foreign_file import read_json_object
-from prefect_rlhf.files.model_folder import CONFIG, RESULT, generates
+from prefect_rlhf.files.model_folder import CONFIG, MERGED, RESULT, generates, is_adapter
 from prefect_rlhf.files.storage.inputs import model_folder
 from prefect_rlhf.flows.commands.flags import ALL_AT_ONCE, whole_number
 from prefect_rlhf.flows.hardware.installed_engines import missing_engine
@@ -73,6 +73,10 @@ def generating_folder(model: str) -> Path:
         trained = read_json_object(FIELD, folder / RESULT).get("models")
         roles = ", ".join(f"{model.rstrip('/')}/{role}" for role in (trained if isinstance(trained, dict) else ()))
         raise InvalidInput(FIELD, model, f"the folder of a model in this run: {roles or 'it has trained none'}")
+    if is_adapter(folder):
+        whole = f"{model.rstrip('/')}{MERGED}"
+        right = whole if Path(whole, CONFIG).is_file() else "the model of a run with export_merged=true"
+        raise InvalidInput(FIELD, model, f"a whole model, and this is an adapter alone: {right}")
     if not (folder / CONFIG).is_file():
         raise InvalidInput(FIELD, model, f"a Hugging Face folder, with {CONFIG}, such as runs/latest/actor")
     if not generates(folder):

@@ -5,7 +5,7 @@ import shlex
 from collections.abc import Container, Mapping, Sequence
 from pathlib import Path
 
-from prefect_rlhf.files.model_folder import generates
+from prefect_rlhf.files.model_folder import MERGED, generates, is_adapter
 from prefect_rlhf.files.path_text import from_here
 from prefect_rlhf.files.remote_path import local_path
 from prefect_rlhf.flows.commands.flags import PROGRAM
@@ -22,12 +22,14 @@ def next_steps(command: Sequence[str], models: Mapping[str, str]) -> list[str]:
     if not models:
         return []
     folders = {role: from_here(folder) for role, folder in models.items()}
-    paths = {f"{role}.path": folder for role, folder in folders.items()}
+    here = {role: local_path(folder, role) for role, folder in models.items()}
+    paths = {f"{role}.{'adapter.' if is_adapter(here[role]) else ''}path": folders[role] for role in models}
+    whole = {role: MERGED if is_adapter(folder) else "" for role, folder in here.items()}
     words = [
         *_without(command, paths),
         *(word for name, folder in paths.items() for word in ("-p", f"{name}={folder}")),
     ]
-    talks = [folders[role] for role, folder in models.items() if generates(local_path(folder, role))]
+    talks = [folders[role] + end for role, end in whole.items() if generates(Path(f"{here[role]}{end}"))]
     return [
         *(f"model: {folder}" for folder in folders.values()),
         *(f"chat:  {shlex.join([PROGRAM, 'chat', folder])}" for folder in talks[:1]),

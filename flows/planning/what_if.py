@@ -20,7 +20,7 @@ from prefect_rlhf.flows.hardware.profiles import measured_sources
 from prefect_rlhf.flows.hardware.runtimes import OURS, runtime, with_runtime
 from prefect_rlhf.flows.planning.assumptions import tail
 from prefect_rlhf.flows.planning.what_if_arguments import read_arguments
-from prefect_rlhf.flows.training.inputs import MANY, RunInputs, read_inputs
+from prefect_rlhf.flows.training.inputs import MANY, RunInputs, read_inputs, with_adapter
 from prefect_rlhf.flows.training.lengths import PlayedTurns, names_rollouts, parse_lengths, rollout_turns, together
 from prefect_rlhf.flows.training.tokenizers import check_vocabulary_sizes
 from prefect_rlhf.flows.training.workload import run_workload
@@ -73,8 +73,9 @@ def read_imbalance(options: PlanOptions, graph: DataflowGraph) -> float:
 
 
 def read_model_shape(role: str, model: Model) -> ModelSpec:
-    """Read a model's shape; it needs no weights."""
-    return replace(model.to_spec(role, model_shape(role, model.path)), content=model_content(role, model.path))
+    """Read a model's shape, and its adapter's folder; it needs no weights."""
+    shape, plain = model_shape(role, model.path), model.model_copy(update={"adapter": None})
+    return with_adapter(replace(plain.to_spec(role, shape), content=model_content(role, model.path)), model)
 
 
 def with_named_bases(models: Mapping[str, ModelSpec]) -> dict[str, ModelSpec]:

@@ -24,7 +24,7 @@ from prefect_rlhf.tasks.data.datasets import PreferenceDataset, PromptDataset
 from prefect_rlhf.tasks.data.rows.row_checks import CheckedRows, Say, silent
 from prefect_rlhf.tasks.data.tokenizer import check_end, end_remark, read_template
 from prefect_rlhf.tasks.data.tools import shown_by
-from prefect_rlhf.tasks.model_shape import read_model_spec
+from prefect_rlhf.tasks.model_shape import read_adapter, read_model_spec
 
 ABSENT = "(not there)"  # path of a dataset that was not named, in a what-if
 CHECKED_WHOLE = 100_000  # items: so many are checked in seconds, and all their mistakes are found
@@ -105,10 +105,10 @@ class RunInputs:
 
 
 def at_commits(arguments: Mapping[str, Any], known: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return a run's parameters with the commits of what is on the Hub, and all these commits by repository and branch.
+    """Return a run's parameters with the commits of repositories on the Hub, and the commits by repository and branch.
 
-    A `known` commit is taken as it is: a resumed run reads what the run before it has read. What this machine lacks is
-    downloaded. Raises InvalidInput for what the Hub does not have or does not give.
+    A `known` commit is taken as it is: a resumed run reads what the run before it has read. Missing files are
+    downloaded. Raises InvalidInput for a repository that the Hub does not have or does not give.
     """
     commits: dict[str, str] = dict(known)
     pinned: dict[str, Any] = {}
@@ -118,6 +118,13 @@ def at_commits(arguments: Mapping[str, Any], known: Mapping[str, str]) -> tuple[
         for name, value in values.items():
             path = pin(value.path, f"{name}.path", commits, log_info)
             pinned[name] = value if path == value.path else value.model_copy(update={"path": path})
+    for name, value in models.items():
+        if value.adapter is not None and value.adapter.path:
+            field = f"{name}.adapter.path"
+            path = pinned_model(value.adapter.path, field, commits, log_info)
+            model_folder(path, field, "adapter", seen=value.adapter.path, say=log_now)
+            own = pinned[name].adapter.model_copy(update={"path": path})
+            pinned[name] = pinned[name].model_copy(update={"adapter": own})
     # Small files first: a model that may not be read is found before the weights of another are downloaded.
     for part in ("tokenizer", "all"):
         for name, value in models.items():
@@ -137,10 +144,23 @@ def read_run_inputs(arguments: Mapping[str, Any]) -> RunInputs:
         file = model.chat_template
         template = None if file is None else read_template(file, model.path, f"{role}.chat_template")
         spec = read_model_spec(role, model.path, model.head, dtype=model.dtype, new_head=model.new_head)
-        adapter = None if model.adapter is None else model.adapter.to_spec(role, spec.shape)
-        return replace(spec, eos_token=model.eos_token, chat_template=template, adapter=adapter)
+        return with_adapter(replace(spec, eos_token=model.eos_token, chat_template=template), model)
 
     return read_inputs(arguments, read_model)
+
+
+def with_adapter(spec: ModelSpec, model: Model) -> ModelSpec:
+    """Return the specification with the model's adapter, which is new or read from its folder.
+
+    Raises InvalidInput for an adapter that does not suit the model.
+    """
+    adapter = model.adapter
+    if adapter is None:
+        return spec
+    if not adapter.path:
+        return replace(spec, adapter=adapter.to_spec(spec.role, spec.shape))
+    stated = adapter.stated(spec.role, spec.shape)
+    return replace(spec, adapter=read_adapter(replace(spec, adapter=None), adapter.path, stated, log_info))
 
 
 def read_inputs(

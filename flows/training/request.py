@@ -97,6 +97,7 @@ class RunRequest:
             checkpoint_every=self.spec.checkpoint_every,
             keep_checkpoints=self.spec.keep_checkpoints,
             best=self.spec.best,
+            export_merged=self.spec.export_merged,
             role_deadlines=self.spec.role_deadlines,
             lineage=self.lineage,
         )
@@ -128,6 +129,8 @@ def read_request(asked: AskedRun, lease: Lease, *, reward_warnings: tuple[str, .
     check_may_switch(spec, graph)
     if spec.best is not None:
         spec.best.check(graph, spec.checkpoint_every, spec.keep_checkpoints)
+    if spec.export_merged and not any(model.adapter and graph.trained_by(model.role) for model in graph.models):
+        raise InvalidInput("export_merged", True, "false: no trained model has an adapter")
     if line := untrained(graph):
         log_warning(line)
     for line in check_tokenizers(graph):

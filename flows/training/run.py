@@ -419,7 +419,7 @@ def best_models(run: TrainingRun, checkpoint: Path) -> dict[str, str]:
     for spec in specs:
         with writing(run.run_dir / "best" / spec.role):
             (run.run_dir / "best").mkdir(exist_ok=True)
-            export_stored(checkpoint, spec, run.run_dir / "best" / spec.role)
+            export_stored(checkpoint, spec, run.run_dir / "best" / spec.role, run.export_merged)
     return {spec.role: shown(run.run_dir / "best" / spec.role) for spec in specs}
 
 

@@ -117,7 +117,9 @@ def needed_bytes(graph: DataflowGraph, spec: RunSpec, written: int = 0) -> int:
     if spec.checkpoint_every is not None:
         checkpoints = min(spec.keep_checkpoints + 1, ceil(spec.steps / spec.checkpoint_every))
     per_checkpoint = CHECKPOINT_BYTES * sum(size.num_trained for size in sizes)
-    exports = sum(size.num_parameters * size.item for size in sizes)
+    exports = sum((size.num_trained if size.adapter else size.num_parameters) * size.item for size in sizes)
+    if spec.export_merged:
+        exports += sum(size.base.num_parameters * size.item for size in sizes if size.adapter)
     return max(0, checkpoints - written) * per_checkpoint + exports
 
 

@@ -72,11 +72,12 @@ def add_offloads(builder: GraphBuilder, graph: DataflowGraph, plan: ExecutionPla
         return
     versions = {instance: built_version(graph, plan, instance, steps.finished) for instance in parts}
     names, early = labels(graph, plan), prefetched(graph, plan)
-    windows = _UseWindows(parts, versions, steps, early)
+    overwritten = {instance for instance in parts if is_overwritten(graph, plan, instance)}
+    windows = _UseWindows(parts, versions, steps, early, overwritten)
     ordered = builder.ordered()
     for node in ordered:
         windows.visit(node)
-    windows.drop_copies({instance for instance in parts if is_overwritten(graph, plan, instance)})
+    windows.drop_copies()
     late = [instance.mesh for instance in parts if instance not in early]
     blocks = blocks_of([*late, *(mesh for node in ordered for mesh in node.meshes)]) if late else {}
     _chain(builder, ordered, {block for mesh in late for block in blocks[mesh]}, blocks)
@@ -131,8 +132,9 @@ class _UseWindows:
         versions: Mapping[ModelInstance, int],
         steps: StepRange,
         early: Set[ModelInstance],
+        overwritten: Set[ModelInstance],
     ) -> None:
-        self._parts = parts
+        self._parts, self._overwritten = parts, overwritten
         self._steps = steps
         self._early = early
         self.all: list[_UseWindow] = []
@@ -162,16 +164,16 @@ class _UseWindows:
                 window.written, window.newest = True, max(window.newest, version)
                 self._versions[window.instance] = version
 
-    def drop_copies(self, overwritten: Set[ModelInstance]) -> None:
+    def drop_copies(self) -> None:
         """Decide which offloads copy to the host.
 
-        Reallocations bring each version to the `overwritten` instances. A later step that is not unrolled uses a later
+        Reallocations bring each version to the overwritten instances. A later step that is not unrolled uses a later
         version, so its window begins with a reallocation.
         """
         following: dict[ModelInstance, _UseWindow] = {}  # an overwritten instance comes and goes as a whole
         for window in reversed(self.all):
             instance = window.instance
-            if instance in overwritten:
+            if instance in self._overwritten:
                 needed = instance in following and not following[instance].overwrites
                 window.saves = window.written and needed
             elif TRAITS[instance.engine].drops_weights:
@@ -194,7 +196,7 @@ class _UseWindows:
         after = tuple(window for window in self._closed.values() if window.instance.mesh.overlaps(instance.mesh))
         number, version, overwrites = self._count[part, step], self._versions[instance], False
         if TRAITS[instance.engine].drops_weights and isinstance(first.work, Reallocate):
-            overwrites = first.work.target == instance
+            overwrites = first.work.target == instance and instance in self._overwritten
             version = first.work.reads if overwrites else version
         window = _UseWindow(instance, what, step, number, version, after, version, overwrites)
         self._opened[part] = window

@@ -19,6 +19,11 @@ from transformers import AutoModelForSequenceClassification
 
 model = AutoModelForSequenceClassification.from_pretrained("FOLDER OR NAME")  # one label: the score of a text
 """
+_ADAPTS = """\
+from peft import AutoPeftModelForCausalLM
+
+model = AutoPeftModelForCausalLM.from_pretrained("FOLDER OR NAME")  # loads the base model too
+"""
 
 
 def model_card(spec: ModelSpec, algorithm: str, steps: int, run: str) -> str:
@@ -28,18 +33,21 @@ def model_card(spec: ModelSpec, algorithm: str, steps: int, run: str) -> str:
     licence, and the Hub's name of a folder, are left to the reader, because no file of a run has them.
     """
     generates, base = spec.head != "scalar", repository_of(spec.path)
+    what, example = ("model", _GENERATES if generates else _SCORES) if spec.adapter is None else ("adapter", _ADAPTS)
+    if not generates:
+        example = example.replace("PeftModelForCausalLM", "PeftModelForSequenceClassification")
     header = {
         **({"base_model": base} if base else {}),
-        "library_name": "transformers",
+        "library_name": "transformers" if spec.adapter is None else "peft",
         "pipeline_tag": "text-generation" if generates else "text-classification",
         "tags": ["prefect-rlhf", algorithm],
     }
     return (
         f"---\n{yaml.safe_dump(header, sort_keys=False)}---\n\n"
         f"# {spec.role} of {run}\n\n"
-        f"The algorithm `{algorithm}` of prefect-rlhf {version('prefect-rlhf')} trained this model from "
+        f"The algorithm `{algorithm}` of prefect-rlhf {version('prefect-rlhf')} trained this {what} from "
         f"`{base or PurePath(spec.path).name}` in {steps} steps.\n\n"
-        f"```python\n{_GENERATES if generates else _SCORES}```\n\n"
+        f"```python\n{example}```\n\n"
         f"Before you upload it, add `license`{'' if base else ' and `base_model`'} to the lines at the top: the "
         "licence of the base model applies.\n"
     )

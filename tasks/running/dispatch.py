@@ -222,11 +222,11 @@ class Dispatcher:
         return reports
 
     def _export(self, node: Node, work: Export) -> dict[int, RankReport]:
-        """Write `run_dir/<role>`, a Hugging Face folder. The ranks write it; no data passes through the controller."""
+        """Write `run_dir/<role>`, see `write_trained`. The ranks write it; no data passes through the controller."""
         instance = work.instance
         tokenizer = self._graph.model(instance.role).path
         layout = self._layout(instance, self._weights(instance))
-        arguments = (instance, self.run.run_dir / instance.role, tokenizer, layout)
+        arguments = (instance, self.run.run_dir / instance.role, tokenizer, layout, self.run.export_merged)
         return self._call(Rank.export, dict.fromkeys(self.run.ranks(instance), arguments), node.title)
 
     def _settle(

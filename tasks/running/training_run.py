@@ -23,7 +23,8 @@ class TrainingRun:
 
     `sources` are the datasets by parameter name. `tokenizers` decode the rows of each call. The run resumes from
     `checkpoint`, if set. Every `checkpoint_every` steps it writes a checkpoint; it keeps the newest `keep_checkpoints`
-    and the checkpoint of the `best` model. `role_deadlines` replace `call_deadline_seconds` for calls of some roles, in
+    and the checkpoint of the `best` model. With `export_merged`, models with an adapter are written as whole models
+    too. `role_deadlines` replace `call_deadline_seconds` for calls of some roles, in
     seconds. A run that switched from another plan begins after `switched_after` steps, with the states that its ranks
     have in host memory. `lineage` goes into its checkpoints.
     """
@@ -43,6 +44,7 @@ class TrainingRun:
     checkpoint_every: int | None = None
     keep_checkpoints: int = 2
     best: BestModel | None = None
+    export_merged: bool = False
     role_deadlines: Mapping[str, float] = field(default_factory=dict, hash=False)
     switched_after: int | None = None
     lineage: Lineage = field(default_factory=Lineage, hash=False)

@@ -16,14 +16,16 @@ from prefect_rlhf.flows.forms.dictionary.openrlhf_rules import (
     PAIRS,
     PPO,
     REWARD,
+    adapter_of,
     optimizer,
 )
 from prefect_rlhf.flows.forms.dictionary.rule import Rule
 from prefect_rlhf.flows.forms.dictionary.shared import (
     ENTROPY,
-    LORA,
     MOVING_REFERENCE,
+    NO_DROPOUT,
     NO_SUCH_LOSS,
+    NOT_QUANTISED,
     PLAN,
     TEMPLATE,
     YOUR_FILE,
@@ -31,7 +33,8 @@ from prefect_rlhf.flows.forms.dictionary.shared import (
 
 _REFUSED: Mapping[str, str] = MappingProxyType(
     {
-        LORA: "ds.lora.rank ds.lora.alpha ds.lora.target_modules ds.lora.dropout ds.load_in_4bit",
+        NO_DROPOUT: "ds.lora.dropout",
+        NOT_QUANTISED: "ds.load_in_4bit",
         MOVING_REFERENCE: "train.enable_ema train.ema_beta",
         ENTROPY: "actor.entropy_coef",
         NO_SUCH_LOSS: "actor.dual_clip model.nll_loss_coef model.margin_loss_enable model.loss_type ptx_coef"
@@ -203,7 +206,7 @@ def _dialect(trainer: str, rules: tuple[Rule, ...], options: str, rows: str, rol
         library="openrlhf",
         trainer=trainer,
         defaults=known("openrlhf")[options],
-        rules=rules,
+        rules=(*rules, *adapter_of(role), *(adapter_of("critic") if trainer == "ppo" else ())),
         refused=refused | ({} if online else _LONGEST),
         without_effect=keys(_WITHOUT_EFFECT),
         flow=trainer,

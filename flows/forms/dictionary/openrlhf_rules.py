@@ -7,7 +7,7 @@ from typing import Any
 
 from prefect_rlhf.flows.forms.dictionary.job import Job
 from prefect_rlhf.flows.forms.dictionary.rule import NULL, Null, Rule, Untranslatable
-from prefect_rlhf.flows.forms.dictionary.shared import GREEDY, SCHEDULES, files_of, listed, passes
+from prefect_rlhf.flows.forms.dictionary.shared import GREEDY, SCHEDULES, adapter, files_of, listed, passes
 from prefect_rlhf.tasks.rl.settings.policy import CLIPS
 
 UPDATES = "algo.update.mini_batches * algo.update.epochs"
@@ -173,6 +173,13 @@ def optimizer(prefix: str, path: str) -> tuple[Rule, ...]:
             otherwise="it is 0",
         ),
     )
+
+
+def adapter_of(role: str) -> tuple[Rule, ...]:
+    """Return the rules of a role's adapter: all models that are trained have the same."""
+    names = {"rank": "rank", "alpha": "alpha", "matrices": "target_modules", "dropout": "dropout"}
+    options = {name: f"ds.lora.{option}" for name, option in names.items()}
+    return adapter(role, options, _above_zero(options["rank"]), f"{options['rank']} is 0")
 
 
 def _is_set(option: str) -> Callable[[Job], bool]:

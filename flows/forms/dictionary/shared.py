@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from prefect_rlhf.flows.forms.dictionary.rule import Untranslatable
+from prefect_rlhf.flows.forms.dictionary.rule import Rule, Untranslatable
 
 SCHEDULES: Mapping[str, str] = MappingProxyType(
     {
@@ -93,7 +93,44 @@ def functions_by_name(names: Sequence[Any], weights: Sequence[Any]) -> dict[str,
     return functions or None
 
 
-LORA = "adapters are not supported yet; all weights are trained"
+ADAPTER = "only plain adapters are trained: adapter.rank, adapter.alpha, adapter.target_modules and adapter.rslora"
+NO_DROPOUT = "an adapter has no dropout here"
+NOT_QUANTISED = "weights are not quantised"
+BY_PEFT = ("q_proj", "v_proj")
+"""The matrices that PEFT adapts in all families here if none are stated."""
+
+
+def adapter(role: str, options: Mapping[str, str], is_on: Callable[[Any], bool], off: str) -> tuple[Rule, ...]:
+    """Return the rules of a role's adapter.
+
+    `options` has the names of its `rank` and `alpha`, and perhaps of its `matrices`, `dropout`, `rslora` and `path`; a
+    further option may be `on`, which turns it on. `off` says why a job has no adapter.
+    """
+
+    def matrices(job: Any) -> list[Any]:
+        return listed(job[options["matrices"]]) or list(BY_PEFT)
+
+    def no_dropout(job: Any) -> None:
+        if is_on(job) and job[options["dropout"]]:
+            raise Untranslatable(NO_DROPOUT)
+
+    def rule(name: str, formula: str, by: Callable[[Any], Any] | None = None) -> Rule:
+        return Rule(f"{role}.adapter.{name}", formula, by=by, when=is_on, otherwise=off)
+
+    found = [
+        rule("rank", f"{options['rank']} {options.get('on', '')}", lambda job: job[options["rank"]]),
+        rule("alpha", options["alpha"]),
+        rule("target_modules", options["matrices"], matrices),
+    ]
+    if "dropout" in options:
+        found.append(Rule("", options["dropout"], by=no_dropout, where="check"))
+    if "rslora" in options:
+        found.append(rule("rslora", options["rslora"], lambda job: True if job[options["rslora"]] else None))
+    if "path" in options:
+        found.append(rule("path", options["path"]))
+    return tuple(found)
+
+
 MOVING_REFERENCE = "no flow has a reference model that follows the actor"
 TRAINED_POLICY = "the trained log-probabilities would not be the policy's"
 PLAN = "the plan does it; results do not depend on it"

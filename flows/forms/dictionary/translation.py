@@ -155,7 +155,7 @@ def _stated_elsewhere(job: Job, option: str, rule: Rule) -> Outcome:
 
 def _is_off(value: Any) -> bool:
     """Whether a value turns its option off, whatever the default is."""
-    return value is None or value is False or value in ([], {}, "")
+    return value in (None, False, 0, [], {}, "")
 
 
 def _of_defaults(

@@ -9,7 +9,15 @@ from typing import Any
 
 from prefect_rlhf.flows.forms.dictionary.dialect import Dialect, Refusal, keys, known
 from prefect_rlhf.flows.forms.dictionary.rule import Rule
-from prefect_rlhf.flows.forms.dictionary.shared import LORA, MOVING_REFERENCE, PLAN, TRAINED_POLICY, YOUR_FILE
+from prefect_rlhf.flows.forms.dictionary.shared import (
+    ADAPTER,
+    MOVING_REFERENCE,
+    NO_DROPOUT,
+    NOT_QUANTISED,
+    PLAN,
+    TRAINED_POLICY,
+    YOUR_FILE,
+)
 from prefect_rlhf.flows.forms.dictionary.trl_rules import (
     BATCH,
     GENERATION,
@@ -28,9 +36,10 @@ from prefect_rlhf.flows.forms.dictionary.trl_rules import (
 
 _REFUSED: Mapping[str, str] = MappingProxyType(
     {
-        LORA: "use_peft peft_config lora lora_r lora_alpha lora_dropout lora_target_modules lora_target_parameters"
-        " lora_modules_to_save lora_task_type use_rslora use_dora load_in_8bit load_in_4bit bnb_4bit_quant_type"
-        " use_bnb_nested_quant bnb_4bit_quant_storage bnb_4bit_compute_dtype",
+        ADAPTER: "peft_config lora lora_target_parameters lora_modules_to_save use_dora",
+        NO_DROPOUT: "lora_dropout",
+        NOT_QUANTISED: "load_in_8bit load_in_4bit bnb_4bit_quant_type use_bnb_nested_quant bnb_4bit_quant_storage"
+        " bnb_4bit_compute_dtype",
         MOVING_REFERENCE: "sync_ref_model ref_model_sync_steps ref_model_mixup_alpha",
         TRAINED_POLICY: "repetition_penalty logit_bias vllm_structured_outputs_regex vllm_guided_decoding_regex",
         "no loss here has an entropy bonus; actor_train.entropy is a metric": (
@@ -68,6 +77,7 @@ _WITHOUT_EFFECT: Mapping[str, str] = MappingProxyType(
         "every step is logged": "logging_strategy logging_steps logging_first_step logging_nan_inf_filter"
         " log_on_each_node log_level log_level_replica disable_tqdm include_num_input_tokens_seen logging_dir"
         " include_for_metrics batch_eval_metrics prediction_loss_only include_tokens_per_second",
+        "the model's head says it": "lora_task_type",
         "a run has a name of its own": "run_name wandb_entity wandb_run_group trackio_space_id trackio_bucket_id"
         " trackio_static_space_id",
         "a run uploads nothing; its models are Hugging Face folders": "push_to_hub hub_model_id hub_strategy hub_token"

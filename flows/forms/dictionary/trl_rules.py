@@ -11,6 +11,7 @@ from prefect_rlhf.flows.forms.dictionary.shared import (
     GREEDY,
     SCHEDULES,
     TRACKERS,
+    adapter,
     files_of,
     functions_by_name,
     listed,
@@ -258,6 +259,16 @@ def _always(value: Any) -> Callable[[Job], Any]:
     return lambda job: value
 
 
+ADAPTER_OPTIONS = {
+    "on": "use_peft",
+    "rank": "lora_r",
+    "alpha": "lora_alpha",
+    "matrices": "lora_target_modules",
+    "dropout": "lora_dropout",
+    "rslora": "use_rslora",
+}
+
+
 def model(role: str, head: str | None = None) -> tuple[Rule, ...]:
     """Return the rules of the model that is trained."""
     made: tuple[tuple[str, Any], ...] = (("head", head), ("new_head", True)) if head else ()
@@ -267,6 +278,7 @@ def model(role: str, head: str | None = None) -> tuple[Rule, ...]:
         Rule(f"{role}.eos_token", "eos_token"),
         Rule(f"{role}.chat_template", "chat_template_path", by=_template),
         *(Rule(f"{role}.{name}", "", by=_always(value)) for name, value in made),
+        *adapter(role, ADAPTER_OPTIONS, lambda job: bool(job["use_peft"]), "use_peft is false"),
     )
 
 

@@ -9,14 +9,21 @@ from typing import Any
 
 from prefect_rlhf.flows.forms.dictionary.dialect import Dialect, Refusal, keys, known
 from prefect_rlhf.flows.forms.dictionary.rule import Rule
-from prefect_rlhf.flows.forms.dictionary.shared import ENTROPY, LORA, NO_SUCH_LOSS, PLAN, TEMPLATE
-from prefect_rlhf.flows.forms.dictionary.verl_rules import GROUPS, PENALTY, PPO, REMAX, SHARED, UPDATE, optimizer
+from prefect_rlhf.flows.forms.dictionary.shared import ADAPTER, ENTROPY, NO_SUCH_LOSS, PLAN, TEMPLATE
+from prefect_rlhf.flows.forms.dictionary.verl_rules import (
+    GROUPS,
+    OF_ADAPTER,
+    PENALTY,
+    PPO,
+    REMAX,
+    SHARED,
+    UPDATE,
+    optimizer,
+)
 
 _REFUSED: Mapping[str, str] = MappingProxyType(
     {
-        LORA: "model.lora_rank model.lora_alpha model.lora_adapter_path model.target_modules model.exclude_modules"
-        " model.lora.* critic.model.lora_rank critic.model.lora_alpha critic.model.lora_adapter_path"
-        " critic.model.target_modules critic.model.exclude_modules critic.model.lora.*",
+        ADAPTER: "model.exclude_modules model.lora.* critic.model.exclude_modules critic.model.lora.*",
         ENTROPY: "actor.entropy_coeff",
         NO_SUCH_LOSS: "actor.tau_pos actor.tau_neg actor.policy_loss.* algorithm.use_pf_ppo algorithm.pf_ppo.*"
         " algorithm.rollout_correction.loss_type",
@@ -165,7 +172,7 @@ def _dialect(trainer: str, rules: tuple[Rule, ...]) -> Dialect:
         library="verl",
         trainer=trainer,
         defaults=known("verl")["ppo"],
-        rules=(*rules, *SHARED),
+        rules=(*rules, *OF_ADAPTER, *SHARED),
         refused=refused | {"actor.clip_ratio_c": _DUAL_CLIP},
         without_effect=without | keys(_WITHOUT_EFFECT),
         flow=trainer,

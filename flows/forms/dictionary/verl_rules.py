@@ -7,7 +7,7 @@ from typing import Any
 
 from prefect_rlhf.flows.forms.dictionary.job import Job
 from prefect_rlhf.flows.forms.dictionary.rule import NULL, Rule, Untranslatable, Unused
-from prefect_rlhf.flows.forms.dictionary.shared import ESTIMATORS, GREEDY, SCHEDULES, TRACKERS, listed, passes
+from prefect_rlhf.flows.forms.dictionary.shared import ESTIMATORS, GREEDY, SCHEDULES, TRACKERS, adapter, listed, passes
 from prefect_rlhf.tasks.rl.settings.policy import CLIPS
 
 UPDATES = "algo.update.mini_batches * algo.update.epochs"
@@ -362,6 +362,15 @@ SHARED: tuple[Rule, ...] = (
     Rule("tracking.project", "trainer.project_name", by=_if_tracked("trainer.project_name")),
     Rule("tracking.samples", "trainer.log_val_generations", by=_if_tracked("trainer.log_val_generations")),
 )
+
+
+def _adapter(role: str, model: str) -> tuple[Rule, ...]:
+    names = {"rank": "lora_rank", "alpha": "lora_alpha", "matrices": "target_modules", "path": "lora_adapter_path"}
+    options = {name: f"{model}.{option}" for name, option in names.items()}
+    return adapter(role, options, _above_zero(options["rank"]), f"{options['rank']} is 0")
+
+
+OF_ADAPTER: tuple[Rule, ...] = _adapter("actor", "model")
 UPDATE: tuple[Rule, ...] = (
     Rule("algo.update.mini_batches", "data.train_batch_size / actor.ppo_mini_batch_size"),
     Rule("algo.update.epochs", "actor.ppo_epochs"),
@@ -439,6 +448,7 @@ PPO: tuple[Rule, ...] = (
     Rule("critic.path", "critic.model.path"),
     Rule("critic.head", "", "a value of each token", by=lambda job: "scalar"),
     Rule("critic.new_head", "", by=lambda job: True),
+    *_adapter("critic", "critic.model"),
     Rule("algo.clip", "actor.clip_ratio_low actor.clip_ratio_high", by=_clip),
     Rule("algo.value_clip", "critic.cliprange_value"),
     Rule("algo.gamma", "algorithm.gamma"),

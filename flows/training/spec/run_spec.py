@@ -52,6 +52,7 @@ class RunSpec:
     call_deadline_seconds: float
     role_deadlines: Mapping[str, float]
     limits: Mapping[str, float]
+    export_merged: bool = False
     dry_run: bool = False
 
     @property
@@ -121,6 +122,7 @@ def read_spec(options: RunOptions) -> RunSpec:
         call_deadline_seconds=options.call_deadline_seconds,
         role_deadlines=options.role_deadlines,
         limits={metric_name(name): limit for name, limit in options.limits.items()},
+        export_merged=options.export_merged,
         dry_run=options.dry_run,
     )
 

@@ -12,11 +12,12 @@ from peft import AutoPeftModelForCausalLM, AutoPeftModelForSequenceClassificatio
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from prefect_rlhf.engines.files.export import MERGED, write_trained
+from prefect_rlhf.engines.files.export import write_trained
 from prefect_rlhf.engines.files.huggingface import read_model_spec
 from prefect_rlhf.engines.files.initial_adapter import initial_values
 from prefect_rlhf.engines.files.peft_export import trained_parameters
 from prefect_rlhf.engines.files.peft_folder import open_adapter, read_adapter
+from prefect_rlhf.files.model_folder import MERGED
 from prefect_rlhf.placement.models.adapter import AdapterSpec
 from tests.tasks.small_tokenizer import save_small_tokenizer
 

@@ -114,7 +114,7 @@ def test_dropout_is_left_out_and_said(base, tmp_path):
 def test_a_scalar_head_beside_an_adapter_is_the_roles_if_it_has_such_a_head(base, tmp_path):
     made = save_adapter(base, tmp_path / "made", AutoModelForSequenceClassification, task_type="SEQ_CLS")
     assert read(base, made, head="scalar").rank == 4
-    with pytest.raises(InvalidInput, match=r"modules_to_save: got \['classifier', 'score'\], expected none: only"):
+    with pytest.raises(InvalidInput, match=r"modules_to_save: got \['classifier', 'score'\], expected no module: only"):
         read(base, made)
 
 
@@ -149,9 +149,9 @@ REFUSED = {
     "DoRA": (lambda f: edit(f, use_dora=True), "use_dora: got True, expected false: DoRA is not computed here"),
     "a trained embedding": (
         lambda f: edit(f, modules_to_save=["embed_tokens"]),
-        r"modules_to_save: got \['embed_tokens'\], expected none: only the adapter is trained",
+        r"modules_to_save: got \['embed_tokens'\], expected no module: only the adapter is trained",
     ),
-    "biases": (lambda f: edit(f, bias="lora_only"), "bias: got 'lora_only', expected none: only the matrices"),
+    "biases": (lambda f: edit(f, bias="lora_only"), "bias: got 'lora_only', expected 'none': only the matrices"),
     "PiSSA": (lambda f: edit(f, init_lora_weights="pissa"), "init_lora_weights: got 'pissa', expected a plain adapter"),
     "ranks by name": (lambda f: edit(f, rank_pattern={"q_proj": 8}), "rank_pattern: .* expected no pattern"),
     "some layers": (lambda f: edit(f, layers_to_transform=[1]), r"layers_to_transform: got \[1\], expected null"),

@@ -24,6 +24,8 @@ from prefect_rlhf.errors.errors import EngineFailed, InvalidInput, StaleWeights
 from prefect_rlhf.placement.engine_traits import TRAITS
 from prefect_rlhf.placement.models.adapter import AdapterSpec
 from prefect_rlhf.placement.models.weights import parts
+from tests.by_device import instance_holdings
+from tests.strategies import call
 
 pytestmark = pytest.mark.slow
 ALL = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -114,6 +116,7 @@ def test_some_matrices_of_fused_ones_and_rslora_are_those_of_peft(folder):
     engine, oracle = VllmEngine(command, 0), by_peft(folder, SOME)
     write(engine, command)
     check_sampling(oracle, engine.generate(PROMPTS, SAMPLED, SEEDS), PROMPTS, 1.0, 1.0)
+    assert engine.device_bytes() <= counted(command) <= 1.001 * engine.device_bytes()
     engine.close()
 
 
@@ -134,6 +137,18 @@ def test_weights_of_the_base_have_their_names(folder, engine):
         assert torch.equal(engine.weights()[name].view, shard.view), name
         assert engine.weights()[name].region == shard.region
     plain.close()
+
+
+def counted(command):
+    """The bytes that a certificate has of an engine."""
+    generate = replace(call("a_call", "generate", "actor", {}), num_rows=command.max_rows)
+    holdings = instance_holdings(command.instance, (generate,), command.model, command.max_sequence_length, "cpu")
+    return sum(holding.num_bytes for holding in holdings)
+
+
+def test_a_certificate_counts_the_slots(command, engine):
+    engine.generate(PROMPTS[:1], GREEDY, SEEDS[:1])  # packs the base
+    assert engine.device_bytes() <= counted(command) <= 1.001 * engine.device_bytes()
 
 
 def test_an_adapter_comes_back_from_an_offload(engine):
@@ -178,7 +193,7 @@ def test_a_slot_beside_an_adapter_that_is_not_zero_is_an_error(folder):
     engine = VllmEngine(command, 0)
     engine.generate(PROMPTS[:1], GREEDY, SEEDS[:1])
     engine._runner.get_model().model.layers[1].self_attn.qkv_proj.lora_b_stacked[0][0, 0, 3, 2] = 1
-    line = r"vLLM computes from model.layers.1.self_attn.qkv_proj.lora_b_stacked a copy of its own, expected"
+    line = r"vLLM computes from model.layers.1.self_attn.qkv_proj.lora_b_stacked, a copy of its own, expected"
     with pytest.raises(EngineFailed, match=line):
         engine.generate(PROMPTS[:1], GREEDY, SEEDS[:1])
     engine.close()
@@ -219,7 +234,9 @@ def test_what_vllm_cannot_do_with_an_adapter_is_refused(folder, command, monkeyp
     with pytest.raises(InvalidInput, match="adapter.rank: got 600, expected at most 512 with engine vllm"):
         settings.adapter_arguments(AdapterSpec(600, 6.0, ALL))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    with pytest.raises(InvalidInput, match=r"actor.vllm.*: offload: got 'all', expected none with an adapter on cuda"):
+    with pytest.raises(
+        InvalidInput, match=r"actor.vllm.*: offload: got 'all', expected no offload with an adapter on cuda"
+    ):
         settings.check_command(replace(command, is_offloaded=True))
 
 

@@ -53,7 +53,7 @@ def test_help_of_a_command_says_what_it_is_for_and_every_flag(command, capsys):
         ),
         (
             ["ppo", "--use-peft"],
-            "unknown flag --use-peft; here: adapters are not supported yet; all weights are trained",
+            "unknown flag --use-peft; here: actor.adapter.rank",
         ),
         (["ppo", "--step", "5"], "unknown flag --step; closest: -p steps=VALUE; "),
         (["ppo", "--parameters", "a", "--parameters", "b"], "--parameters is repeated; expected a single value"),

@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from prefect_rlhf.errors.errors import InvalidInput
+from prefect_rlhf.flows.commands.chat import generating_folder
 from prefect_rlhf.flows.commands.next_steps import PAGE, next_steps
 from prefect_rlhf.flows.commands.run import RunFlags, words_of_new
 from tests.tiny import make_model
@@ -31,6 +33,23 @@ def test_a_model_that_generates_has_a_command_to_talk_with_it_and_a_critic_has_n
     assert line(lines, "model: ") == ["a run/critic", "a run/actor"]
     assert line(lines, "chat:  ") == ["prefect-rlhf chat 'a run/actor'"]
     assert line(next_steps(COMMAND, {"critic": folders["critic"]}), "chat:  ") == []
+
+
+def test_an_adapter_is_trained_further_and_its_merged_model_answers(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    adapter = tmp_path / "run" / "actor"
+    adapter.mkdir(parents=True)
+    (adapter / "adapter_config.json").write_text("{}")
+    lines = next_steps(COMMAND, {"actor": str(adapter)})
+    further = "-p actor.path=old -p steps=2 -p critic.path=older -p actor.adapter.path=run/actor"
+    assert line(lines, "train: ") == [f"prefect-rlhf run ppo {further}"]
+    assert line(lines, "chat:  ") == []
+    with pytest.raises(InvalidInput, match="a whole model, and this is an adapter alone: the model of a run"):
+        generating_folder("run/actor")
+    make_model(tmp_path / "run" / "actor_merged")
+    assert line(next_steps(COMMAND, {"actor": str(adapter)}), "chat:  ") == ["prefect-rlhf chat run/actor_merged"]
+    with pytest.raises(InvalidInput, match="this is an adapter alone: run/actor_merged"):
+        generating_folder("run/actor")
 
 
 @pytest.mark.parametrize(("folder", "seen"), [("first", f"../{PAGE}"), ("first/runs", f"../../{PAGE}"), ("", PAGE)])

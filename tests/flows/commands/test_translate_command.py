@@ -140,10 +140,10 @@ def test_settings_that_do_not_go_together_are_said(tmp_path, capsys):
 
 
 def test_what_is_not_translated_is_a_comment_of_the_file(tmp_path):
-    (tmp_path / "theirs.yaml").write_text(GRPO + "use_peft: true\nfoo: 1\n")
+    (tmp_path / "theirs.yaml").write_text(GRPO + "use_dora: true\nfoo: 1\n")
     assert main(["translate", str(tmp_path / "theirs.yaml"), "--out", str(tmp_path / "ours.yaml")]) == 0
     lines = (tmp_path / "ours.yaml").read_text().splitlines()
-    assert "# not translated: use_peft true: adapters are not supported yet; all weights are trained" in lines
+    assert any(line.startswith("# not translated: use_dora true: only plain adapters are trained") for line in lines)
     assert "# not translated: foo 1: no option of TRL 1.16" in lines
 
 

@@ -15,6 +15,7 @@ from prefect_rlhf.placement.cost.workload import Workload
 from prefect_rlhf.placement.devices.mesh import ClusterShape, Device
 from prefect_rlhf.placement.graph import DataflowGraph
 from prefect_rlhf.placement.memory.certificate import certify
+from prefect_rlhf.placement.models.adapter import AdapterSpec
 from prefect_rlhf.placement.planner.preset_plan import preset
 from tests.strategies import GIB, dependency_graph, placed, ppo
 
@@ -142,6 +143,15 @@ def test_a_copy_that_is_overwritten_never_crosses_the_host_link():
         move = augmented.node(f"reallocate.actor.vllm@{step}")
         assert move.reads == step - 1 and f"reload.actor.vllm@{step}" in move.depends_on
     assert augmented.node("reload.actor.vllm@2").title == "actor.vllm.reload (no weights) · step 2 · n0:0 dp1 · v1"
+
+
+def test_a_copy_with_a_frozen_base_comes_back_with_its_content():
+    """A reallocation brings the adapter alone, so what it does not write has to come from the host."""
+    graph, adapter = ppo(), AdapterSpec(4, 8.0, ("q_proj",))
+    models = [replace(each, adapter=adapter) if each.role == "actor" else each for each in graph.models]
+    augmented = on_one_device(replace(graph, models=tuple(models)), 3, actor_generate="all")
+    assert {copied for node, copied in copies(augmented, "actor.vllm") if node.startswith("reload")} == {True}
+    assert augmented.node("reallocate.actor.vllm@2").reads == 1
 
 
 def test_a_version_that_is_used_again_goes_to_the_host():

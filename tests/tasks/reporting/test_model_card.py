@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 from huggingface_hub import ModelCard
 
+from prefect_rlhf.placement.models.adapter import AdapterSpec
 from prefect_rlhf.placement.models.model import ModelSpec
 from prefect_rlhf.tasks.reporting.model_card import model_card
 from tests.flows.test_algorithms import SHAPE
@@ -28,6 +29,17 @@ def test_the_hub_reads_what_a_model_is_for_and_what_trained_it(head, task, opens
     assert (found["library_name"], found["pipeline_tag"]) == ("transformers", task)
     assert found["tags"] == ["prefect-rlhf", "my: algorithm"]
     assert opens_with in card.text and "in 10 steps" in card.text and "# actor of amber-fox" in card.text
+
+
+@pytest.mark.parametrize(
+    ("head", "opens_with"),
+    [("lm", "AutoPeftModelForCausalLM.from"), ("scalar", "AutoPeftModelForSequenceClassification.from")],
+)
+def test_the_card_of_an_adapter_is_for_peft(head, opens_with):
+    adapted = replace(ACTOR, head=head, adapter=AdapterSpec(4, 8.0, ("q_proj",)))
+    card = ModelCard(model_card(adapted, "grpo", 10, "amber-fox"))
+    assert card.data.to_dict()["library_name"] == "peft"
+    assert opens_with in card.text and "trained this adapter from `smollm2`" in card.text
 
 
 def test_a_card_names_the_base_model_without_the_folders_above_it():

@@ -122,6 +122,21 @@ CASES = {
         "openrlhf ppo", {"actor.model_name_or_path": "a", "reward.model_name_or_path": "r"},
         {"critic.path": "r", "reward.path": "r", "reward.head": "scalar", "ref.path": "a"}, 1,
     ),
+    "TRL's adapter, of its own defaults": (
+        "trl grpo", {"use_peft": True}, {"actor.adapter.rank": 16, "actor.adapter.alpha": 32, "actor.adapter.target_modules": ["q_proj", "v_proj"], "actor.adapter.rslora": ...}, 1,
+    ),
+    "TRL's adapter of a reward model": (
+        "trl reward", {"use_peft": True, "lora_r": 8, "lora_alpha": 16, "use_rslora": True, "lora_target_modules": "all-linear"},
+        {"reward.adapter.rank": 8, "reward.adapter.alpha": 16, "reward.adapter.target_modules": ["all-linear"], "reward.adapter.rslora": True}, 1,
+    ),
+    "TRL without an adapter": ("trl sft", {"lora_r": 8}, {"actor.adapter.rank": ..., "actor.adapter.target_modules": ...}, 1),
+    "verl's adapters": (
+        "verl ppo", {"model.lora_rank": 8, "model.target_modules": ["q_proj"], "critic.model.lora_rank": 4, "model.lora_adapter_path": "sft"},
+        {"actor.adapter.rank": 8, "actor.adapter.alpha": 16, "actor.adapter.target_modules": ["q_proj"], "actor.adapter.path": "sft", "critic.adapter.rank": 4}, 1,
+    ),
+    "OpenRLHF's adapter is of every model that is trained": (
+        "openrlhf ppo", {"ds.lora.rank": 8}, {"actor.adapter.rank": 8, "critic.adapter.rank": 8, "actor.adapter.alpha": 16, "actor.adapter.target_modules": ["all-linear"]}, 1,
+    ),
     "cDPO": ("openrlhf dpo", {"model.label_smoothing": 0.1}, {"algo.loss": "cdpo", "algo.label_smoothing": 0.1}, 1),
 }  # fmt: skip
 
@@ -136,7 +151,7 @@ def test_options_become_parameters(case):
 
 REFUSED = {
     "trl grpo": {
-        "loss_type": ("sapo", "no loss here is sapo"), "packing": (True, ""), "use_peft": (True, "adapters"),
+        "loss_type": ("sapo", "no loss here is sapo"), "packing": (True, ""), "use_dora": (True, "only plain adapters"),
         "warmup_ratio": (0.1, "state --rows"), "num_train_epochs": (0.5, "0.5 is no whole number of passes"),
         "lr_scheduler_type": ("polynomial", "only these have a counterpart: constant"),
         "dtype": ("float16", "float16 is not trained here"),
