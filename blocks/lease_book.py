@@ -17,7 +17,7 @@ from datetime import datetime
 from pathlib import Path
 
 from prefect_rlhf.blocks.lease_files import FileLock, make_shared_folder, open_shared, overwrite, read_json, try_lock
-from prefect_rlhf.blocks.lease_queue import LeaseQueue, Waiter
+from prefect_rlhf.blocks.lease_queue import FIRST, LeaseQueue, Waiter
 from prefect_rlhf.errors.errors import InvalidInput, RlhfError
 from prefect_rlhf.errors.in_short import clean_name
 from prefect_rlhf.placement.devices.mesh import ClusterShape, Device, DeviceMesh
@@ -67,7 +67,7 @@ class Holder:
 
 @dataclass(frozen=True, slots=True)
 class Busy:
-    """A mesh that is not free now; try again later. `holders` hold its devices, `before` are earlier waiters."""
+    """A mesh that is not free now; try again later. `holders` hold its devices, `before` wait before it."""
 
     wanted: str
     cluster: str
@@ -77,7 +77,7 @@ class Busy:
     def __str__(self) -> str:
         reasons = [f"held by {_some(self.holders)}"] if self.holders else []
         if self.before:
-            reasons.append(f"after {_some(self.before)}, which came first")
+            reasons.append(f"after {_some(self.before)}, which comes first")
         why = ", ".join(reasons) or "held by another process"
         return f"waiting for {self.wanted} of cluster {self.cluster}: {why}"
 
@@ -100,6 +100,8 @@ class LeasedMesh:
 class LeaseBook:
     """The leases of one cluster on this machine, kept in `directory`.
 
+    With `any_number`, a mesh may also be any consecutive devices of a node: for processes that are no ranks of a plan.
+
     >>> import tempfile
     >>> book = LeaseBook(Path(tempfile.mkdtemp()), ClusterShape("desk", 1, 2, 8 << 30))
     >>> leased = book.acquire("n0:0-1", Holder("id", "ppo/amber-fox", 1, "2026-01-01T10:32:00"))
@@ -108,13 +110,19 @@ class LeaseBook:
     >>> leased.release()
     """
 
-    def __init__(self, directory: Path, cluster: ClusterShape) -> None:
+    def __init__(self, directory: Path, cluster: ClusterShape, any_number: bool = False) -> None:
         self.directory = directory.expanduser() / cluster.name
         self.cluster = cluster
+        self.any_number = any_number
         self.queue = LeaseQueue(self.directory / "queue")
 
     def enter(
-        self, wanted: str | int, flow_run_id: str, flow_run: str, arrived: float | None = None
+        self,
+        wanted: str | int,
+        flow_run_id: str,
+        flow_run: str,
+        arrived: float | None = None,
+        priority: int = FIRST,
     ) -> FileLock | None:
         """Put a flow run into the queue before it requests `wanted`; it keeps its place until the lock is released.
 
@@ -123,10 +131,10 @@ class LeaseBook:
         """
         devices = self._reach(wanted)
         with self._book_lock():
-            return self.queue.enter(flow_run_id, clean_name(flow_run), devices, arrived)
+            return self.queue.enter(flow_run_id, clean_name(flow_run), devices, arrived, priority)
 
     def acquire(self, wanted: str | int, holder: Holder, at_least: int = 0) -> LeasedMesh | Busy:
-        """Lock every device of a mesh or no device: the named mesh, or an aligned mesh of `wanted` devices.
+        """Lock every device of a mesh or no device: the named mesh, or any mesh of `wanted` devices.
 
         If no such mesh is free, `at_least` accepts a smaller mesh: the largest free part with at least this many
         devices. A device that an earlier flow run in the queue could use does not count as free, so no waiting run is
@@ -179,22 +187,29 @@ class LeaseBook:
     def candidates(self, wanted: str | int) -> tuple[DeviceMesh, ...]:
         """Return every mesh that satisfies `wanted`, in device order. Raises InvalidInput if no mesh does."""
         if isinstance(wanted, str):
-            return (self.cluster.check_mesh(DeviceMesh.parse(wanted)),)
+            return (self._named(DeviceMesh.parse(wanted)),)
         if meshes := self._meshes(wanted):
             return meshes
         per_node, num_nodes = self.cluster.devices_per_node, self.cluster.num_nodes
         sizes = "a power of two below" if per_node > 1 else "a multiple of"
+        if self.any_number:
+            sizes = "1 to"
         most = f"at most {num_nodes} x {per_node} in cluster {self.cluster.name}"
         raise InvalidInput("num_devices", wanted, f"{sizes} {per_node}, or whole nodes: {most}")
 
+    def _named(self, mesh: DeviceMesh) -> DeviceMesh:
+        """Return `mesh`. Raises InvalidInput if it is not in the cluster, or is not aligned without `any_number`."""
+        is_slice = mesh.num_nodes == 1 and self.cluster.whole.contains(mesh)
+        return mesh if self.any_number and is_slice else self.cluster.check_mesh(mesh)
+
     def _meshes(self, size: int) -> tuple[DeviceMesh, ...]:
-        """Return every aligned mesh of `size` devices, in device order."""
+        """Return every mesh of `size` devices, in device order; without `any_number` only aligned ones."""
         per_node, num_nodes = self.cluster.devices_per_node, self.cluster.num_nodes
         if size >= per_node and size % per_node == 0 and size // per_node <= num_nodes:
             nodes = size // per_node
             return tuple(DeviceMesh(first, nodes, 0, per_node) for first in range(num_nodes - nodes + 1))
-        if 0 < size < per_node and size & (size - 1) == 0:
-            firsts = range(0, per_node - size + 1, size)
+        if 0 < size < per_node and (self.any_number or size & (size - 1) == 0):
+            firsts = range(0, per_node - size + 1, 1 if self.any_number else size)
             return tuple(DeviceMesh(node, 1, first, size) for node in range(num_nodes) for first in firsts)
         return ()
 
@@ -212,9 +227,16 @@ class LeaseBook:
         )
 
     def _choose(self, candidates: tuple[DeviceMesh, ...], free: Set[Device]) -> DeviceMesh | None:
-        """Return the free candidate in the smallest free aligned block: large blocks remain for large runs."""
+        """Return the free candidate where the fewest devices are free: large blocks remain for large runs.
+
+        With `any_number`, an aligned candidate is taken before others in a gap of the same size.
+        """
         fitting = [mesh for mesh in candidates if all(device in free for device in mesh.devices())]
-        return min(fitting, key=lambda mesh: self._free_block(mesh, free), default=None)
+        if not self.any_number:
+            return min(fitting, key=lambda mesh: self._free_block(mesh, free), default=None)
+        width = candidates[0].devices_per_node
+        step = width if width & (width - 1) == 0 else 1  # only powers of two have aligned meshes
+        return min(fitting, key=lambda mesh: (self._free_gap(mesh, free), mesh.first_device % step), default=None)
 
     def _free_block(self, mesh: DeviceMesh, free: Set[Device]) -> int:
         """Return the number of devices in the largest wholly free aligned block of a node around `mesh`."""
@@ -226,6 +248,15 @@ class LeaseBook:
                 break
             width *= 2
         return width
+
+    def _free_gap(self, mesh: DeviceMesh, free: Set[Device]) -> int:
+        """Return the number of consecutive free devices of a node around `mesh`."""
+        node, first, last = mesh.first_node, mesh.first_device, mesh.first_device + mesh.devices_per_node
+        while Device(node, first - 1) in free:
+            first -= 1
+        while Device(node, last) in free:
+            last += 1
+        return last - first
 
     def _lock_free_devices(self) -> dict[Device, int]:
         """Lock every free device of the cluster; the caller closes the descriptors that it does not keep."""

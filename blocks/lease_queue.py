@@ -1,4 +1,4 @@
-"""The queue of a lease book: waiting runs and the devices that they could use, in order of arrival.
+"""The queue of a lease book: waiting runs and the devices that they could use, by priority and order of arrival.
 
 A waiter holds a ticket, a file that it keeps locked: a dead waiter loses its place. The queue is read and written while
 the book is locked. Any user may have written any file here, so reads of folders and files have limits.
@@ -24,12 +24,18 @@ from prefect_rlhf.placement.devices.mesh import Device, DeviceMesh
 MOST_TICKETS = 1000
 SILENT_SECONDS = 60.0  # a waiter without a request for this long is skipped: it is stopped, or its server is away
 SUFFIX = ".ticket"
+FIRST = 1
+"""The priority of a work pool's default queue, and of a run without a worker."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Waiter:
-    """A run that has waited since `arrived` (seconds since 1970) for some of `devices`; `number` breaks ties."""
+    """A run that has waited since `arrived` (seconds since 1970) for some of `devices`; `number` breaks ties.
 
+    `priority` is that of its work queue in Prefect: a run with a smaller number comes before all with a larger number.
+    """
+
+    priority: int
     arrived: float
     number: int
     flow_run_id: str
@@ -42,8 +48,8 @@ class Waiter:
 
     def to_json(self) -> str:
         """Return the content of a ticket."""
-        values = {"arrived": self.arrived, "number": self.number, "flow_run": self.flow_run}
-        return json.dumps(values | {"devices": self.devices.name})
+        values = {"priority": self.priority, "arrived": self.arrived, "number": self.number}
+        return json.dumps(values | {"flow_run": self.flow_run, "devices": self.devices.name})
 
     @classmethod
     def read(cls, flow_run_id: str, values: object) -> Self | None:
@@ -51,12 +57,12 @@ class Waiter:
         if not isinstance(values, dict):
             return None
         try:
-            arrived, number = float(values["arrived"]), int(values["number"])
+            priority, arrived, number = int(values["priority"]), float(values["arrived"]), int(values["number"])
             devices = DeviceMesh.parse(str(values["devices"]))
             name = clean_name(str(values["flow_run"]))
         except (KeyError, TypeError, ValueError, OverflowError):
             return None
-        return cls(arrived, number, flow_run_id, name, devices) if math.isfinite(arrived) else None
+        return cls(priority, arrived, number, flow_run_id, name, devices) if math.isfinite(arrived) else None
 
 
 class LeaseQueue:
@@ -65,7 +71,9 @@ class LeaseQueue:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def enter(self, flow_run_id: str, flow_run: str, devices: DeviceMesh, arrived: float | None) -> FileLock | None:
+    def enter(
+        self, flow_run_id: str, flow_run: str, devices: DeviceMesh, arrived: float | None, priority: int = FIRST
+    ) -> FileLock | None:
         """Give a run its place, valid while the ticket is locked; None if another process holds the ticket.
 
         The default of `arrived` is the present time.
@@ -73,7 +81,8 @@ class LeaseQueue:
         ticket = FileLock.take(self._path(flow_run_id))
         if ticket is not None:
             number = 1 + max((waiter.number for waiter in self.waiting()), default=0)
-            waiter = Waiter(time.time() if arrived is None else arrived, number, flow_run_id, flow_run, devices)
+            since = time.time() if arrived is None else arrived
+            waiter = Waiter(priority, since, number, flow_run_id, flow_run, devices)
             overwrite(ticket.descriptor, waiter.to_json())
         return ticket
 

@@ -109,9 +109,9 @@ class BuildCommand:
     """Build a model instance on `ranks` (in the mesh's order) and load its weights, trained weights from any `restore`.
 
     The engine holds `weights`; empty: a single set, which is trained, under the name of the role. For `shared` weights,
-    by name, it uses the tensors of another instance, which has been built before.
-    `max_rows` is the largest number of rows of a generate. vLLM's cache has `cache_bytes`, or room for all these rows
-    at their longest. `is_offloaded`: the plan moves the whole instance between device and host. `end_tokens` end a
+    by name, it uses the tensors of another instance, which has been built before. `max_rows` is the largest number of
+    rows of a generate. vLLM's cache has `cache_bytes`, or room for all these rows at their longest. A new adapter
+    follows from `seed`. `is_offloaded`: the plan moves the whole instance between device and host. `end_tokens` end a
     response; None: they are found in the model's folder.
     """
 
@@ -128,6 +128,7 @@ class BuildCommand:
     end_tokens: tuple[int, ...] | None = None
     weights: tuple[Weights, ...] = ()
     shared: Mapping[str, ModelInstance] = field(default_factory=dict)
+    seed: int = 0
 
     @property
     def trained(self) -> tuple[str, ...]:

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from prefect_rlhf.errors.errors import InvalidInput
 
@@ -17,6 +18,8 @@ QUERY = (TOOL, f"--query-gpu={','.join((*COLUMNS, CAPABILITY))}", "--format=csv,
 OLD_QUERY = (TOOL, f"--query-gpu={','.join(COLUMNS)}", "--format=csv,noheader,nounits")
 QUERY_LIMIT_SECONDS = 60
 VISIBLE = "CUDA_VISIBLE_DEVICES"
+PCI_ORDER: Mapping[str, str] = MappingProxyType({"CUDA_DEVICE_ORDER": "PCI_BUS_ID"})
+"""GPUs are numbered as in the driver's list; CUDA's own default, the fastest first, may differ."""
 LEAST_DRIVER = 580
 """torch 2.13 and vLLM 0.32 are builds for CUDA 13, whose release notes state this driver."""
 LEAST_CAPABILITY = 8.0
@@ -110,6 +113,22 @@ def _of_list(every: Sequence[Gpu], entries: Sequence[str]) -> tuple[Gpu, ...]:
             break
         found += named
     return tuple(found)
+
+
+def only_gpus(numbers: Sequence[int], own: str | None) -> dict[str, str]:
+    """Return variables that show a process only the GPUs at `numbers` of its parent's list, in their order.
+
+    `own` is the parent's CUDA_VISIBLE_DEVICES; None if it sees all GPUs. Raises InvalidInput for a number beyond the
+    list.
+
+    >>> only_gpus([0, 2], "4,5,6,7")["CUDA_VISIBLE_DEVICES"]
+    '4,6'
+    """
+    entries = None if own is None else [entry.strip() for entry in own.split(",") if entry.strip()]
+    if entries is not None and max(numbers, default=-1) >= len(entries):
+        raise InvalidInput(VISIBLE, own, f"at least {max(numbers) + 1} GPUs, which the lease has")
+    chosen = [str(number) if entries is None else entries[number] for number in numbers]
+    return {VISIBLE: ",".join(chosen), **PCI_ORDER}
 
 
 def check_gpus(seen: Sequence[Gpu], numbers: Sequence[int], field: str = "devices") -> None:

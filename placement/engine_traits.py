@@ -87,6 +87,9 @@ class EngineTraits:
     """Whether torch chooses its kernel of attention on cuda, by placement/models/attention_kernel.py."""
     replays_graphs: bool = False
     """Whether a decoding step on cuda replays captured CUDA graphs, which hold memory."""
+    adapter_ranks: tuple[int, ...] = ()
+    """The ranks of the slot that holds a model's adapter, in ascending order; it has the next one, and `slot_rank` says
+    which. Empty: an adapter has memory of its own rank."""
     has_reduce_buffers: bool = False
     """Whether tensor parallelism on cuda has buffers of its own for sums over ranks, besides NCCL's."""
     tries_model: bool = False
@@ -95,6 +98,8 @@ class EngineTraits:
     """Whether it packs weights into another format for its products after each move of weights."""
     shares_weights: bool = False
     """Whether an instance can compute from frozen weights that another instance holds."""
+    adapts: bool = False
+    """Whether it computes a model with an adapter."""
     leaves_out: tuple[str, ...] = ()
     """The parts of a language model that it does not hold, since none of its calls uses them."""
     vocabulary_multiple: int | None = None
@@ -154,6 +159,8 @@ _TRAITS: dict[EngineKind, EngineTraits] = {
         sleeps_on_cuda=True,
         drops_weights=True,
         plays=True,
+        adapts=True,
+        adapter_ranks=(1, 8, 16, 32, 64, 128, 256, 320, 512),
         replays_graphs=True,
         has_reduce_buffers=True,
         tries_model=True,
@@ -186,6 +193,7 @@ _TRAITS: dict[EngineKind, EngineTraits] = {
         recomputes=True,
         divides_sequences=True,
         shares_weights=True,
+        adapts=True,
         drops_weights=True,
         attends_by_torch=True,
     ),
@@ -215,6 +223,27 @@ def refused_heads(engine: EngineKind, width: int, dtype: Dtype, backend: Backend
         if widths.backend == backend and dtype in widths.dtypes and width not in widths:
             return f"a head is {width} wide, and {engine} on {backend} in {dtype} takes {widths}"
     return ""
+
+
+def slot_rank(engine: EngineKind, rank: int) -> int | None:
+    """Return the rank of the memory in which an engine holds an adapter; None if it has no room for so high a rank.
+
+    Rows beyond the adapter's rank are zero.
+
+    >>> slot_rank("vllm", 4), slot_rank("vllm", 16), slot_rank("vllm", 600), slot_rank("megatron", 600)
+    (8, 16, None, 600)
+    """
+    ranks = TRAITS[engine].adapter_ranks
+    return next((each for each in ranks if each >= rank), None) if ranks else rank
+
+
+def has_not_slept(engine: EngineKind, with_adapter: bool, backend: Backend) -> bool:
+    """Return whether no GPU has shown yet that an engine's offload on cuda brings its weights back, so it is refused.
+
+    >>> has_not_slept("vllm", True, "cuda"), has_not_slept("vllm", True, "cpu"), has_not_slept("megatron", True, "cuda")
+    (True, False, False)
+    """
+    return TRAITS[engine].sleeps_on_cuda and backend == "cuda" and with_adapter
 
 
 def engines_of(kind: CallKind) -> tuple[EngineKind, ...]:

@@ -163,6 +163,8 @@ def test_yaml_is_a_plan_that_runs_or_parameters_that_are_taken(folder, monkeypat
     loaded = yaml.safe_load(text)
     if "node_kinds" in loaded:
         assert Cluster(**loaded).shape.node_devices == ("h100", "h100", "a100-40")
+    elif "deployments" in loaded:
+        assert text == (PROJECT / "docs" / "examples" / loaded["name"].replace("-", "_") / "prefect.yaml").read_text()
     elif loaded.get("kind") == "RayCluster":
         check_ray_cluster(loaded["spec"])
     elif "calls" in loaded:

@@ -13,6 +13,7 @@ PAGE = (ROOT / "CONTRIBUTING.md").read_text()
 RULES = [line.strip("|").rpartition(" | ") for line in PAGE.splitlines() if line.startswith("| ") and "::" in line]
 CHANGELOG_LINES = 40
 STATE = {
+    "AsyncAttemptEngine",
     "AttemptEngine",
     "Conversation",
     "CountedSteps",
@@ -23,6 +24,7 @@ STATE = {
     "LeasedMesh",
     "LoadedModel",
     "OpenPlay",
+    "Outcome",
     "PlayRow",
     "PlanSwitcher",
     "PriceCheck",

@@ -68,6 +68,7 @@ def test_a_tool_finds_no_secret_in_the_processes_of_its_run(prefix, shown, secre
         assert list(json.loads((tmp_path / f"found-{rank}.json").read_text())) == [str(shown)]
 
 
+@pytest.mark.all
 def test_a_tool_finds_no_secret_in_a_dry_run_at_a_terminal(secrets, tmp_path):
     """Whose plays are tried in processes below it. It wipes its own variables before."""
     shared = {"prompt": "what is it", "secret": secrets[NAMES[0]]}

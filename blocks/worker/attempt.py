@@ -9,11 +9,12 @@ RESTART the run keeps its state until the worker has seen the end of its last pr
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NoReturn
 from uuid import UUID
 
@@ -22,12 +23,12 @@ from prefect._internal.control_listener import configure_from_env
 from prefect._internal.metrics import RunMetrics
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.objects import State
-from prefect.engine import _drive_run_flow_result, handle_engine_signals
+from prefect.engine import handle_engine_signals
 from prefect.exceptions import Abort, TerminationSignal
-from prefect.flow_engine import FlowRunEngine, load_flow, load_flow_run, run_flow
+from prefect.flow_engine import AsyncFlowRunEngine, FlowRunEngine, load_flow, load_flow_run
 from prefect.logging.loggers import flow_run_logger
 from prefect.states import AwaitingRetry, Failed
-from prefect.utilities.callables import get_call_parameters, parameters_to_args_kwargs
+from prefect.utilities.callables import call_with_parameters, get_call_parameters, parameters_to_args_kwargs
 
 from prefect_rlhf.blocks.worker.process_end import MISTAKE, RESTART, STOPPED, leave_reason
 from prefect_rlhf.blocks.worker.restarts import Restarts
@@ -52,31 +53,80 @@ class RestartAsked(Abort):
 
 
 @dataclass
+class Outcome:
+    """Why the flow failed, and whether it may start again."""
+
+    restarts: Restarts
+    failure: object = None
+
+    def failed(self, failure: object, reason: str) -> None:
+        """Record a failure. Raises RestartAsked if a restart is left and no person has to fix a mistake first."""
+        self.failure = failure
+        if self.restarts.are_left and not isinstance(failure, MISTAKES):
+            leave_reason(reason)
+            raise RestartAsked(AwaitingRetry(message=f"restart {self.restarts.next}: {reason}"))
+
+    def see_result(self, result: object) -> None:
+        """Record the failure of a flow that returned a failed state."""
+        if isinstance(result, State) and result.is_failed():
+            self.failed(result.data, result.message or "")
+
+    def see_exception(self, exc: Exception, msg: str | None) -> None:
+        """Record an exception of the flow; Prefect gives a message only for wrong parameters."""
+        if msg is None:
+            self.failed(exc, f"{type(exc).__name__}: {exc}")
+        else:
+            self.failure = InvalidInput("parameters", "", str(exc))
+
+
+@dataclass
 class AttemptEngine(FlowRunEngine[Any, Any]):
     """Prefect's engine that also records why the flow failed, and requests a restart if a restart is left."""
 
-    restarts: Restarts = Restarts()
-    failure: object = None
+    outcome: Outcome = field(default_factory=lambda: Outcome(Restarts()))
+
+    def call_flow_fn(self) -> Any:
+        if not self.flow.isgenerator:
+            return super().call_flow_fn()
+        items: Any = call_with_parameters(self.flow.fn, self.parameters or {})
+        for _ in items:
+            pass
+        return self.handle_success(None)
 
     def handle_success(self, result: Any) -> Any:
-        if isinstance(result, State) and result.is_failed():
-            self._failed(result.data, result.message or "")
+        self.outcome.see_result(result)
         return super().handle_success(result)
 
     def handle_exception(
         self, exc: Exception, msg: str | None = None, result_store: ResultStore | None = None
     ) -> State[Any]:
-        if msg is None:
-            self._failed(exc, f"{type(exc).__name__}: {exc}")
-        else:  # the parameters are wrong
-            self.failure = InvalidInput("parameters", "", str(exc))
+        self.outcome.see_exception(exc, msg)
         return super().handle_exception(exc, msg, result_store)
 
-    def _failed(self, failure: object, reason: str) -> None:
-        self.failure = failure
-        if self.restarts.are_left and not isinstance(failure, MISTAKES):
-            leave_reason(reason)
-            raise RestartAsked(AwaitingRetry(message=f"restart {self.restarts.next}: {reason}"))
+
+@dataclass
+class AsyncAttemptEngine(AsyncFlowRunEngine[Any, Any]):
+    """The same for an async flow."""
+
+    outcome: Outcome = field(default_factory=lambda: Outcome(Restarts()))
+
+    async def call_flow_fn(self) -> Any:
+        if not self.flow.isgenerator:
+            return await super().call_flow_fn()
+        items: Any = call_with_parameters(self.flow.fn, self.parameters or {})
+        async for _ in items:
+            pass
+        return await self.handle_success(None)
+
+    async def handle_success(self, result: Any) -> Any:
+        self.outcome.see_result(result)
+        return await super().handle_success(result)
+
+    async def handle_exception(
+        self, exc: Exception, msg: str | None = None, result_store: ResultStore | None = None
+    ) -> State[Any]:
+        self.outcome.see_exception(exc, msg)
+        return await super().handle_exception(exc, msg, result_store)
 
 
 def run_attempt(flow_run: FlowRun) -> int:
@@ -91,9 +141,6 @@ def run_attempt(flow_run: FlowRun) -> int:
             logger.exception("The flow could not be loaded.")
         return _refused(flow_run, f"The flow could not be loaded: {type(error).__name__}: {error}")
     with RunMetrics(flow_run, flow):
-        if flow.isasync or flow.isgenerator:
-            _drive_run_flow_result(flow, run_flow(flow, flow_run=flow_run))
-            return 0
         try:
             return _run(flow, flow_run)
         except RestartAsked as asked:
@@ -107,14 +154,28 @@ def _run(flow: Flow[..., Any], flow_run: FlowRun) -> int:
         parameters = get_call_parameters(flow.fn, arguments, keywords)
     except TypeError as error:  # a missing parameter, or an unknown name
         return _refused(flow_run, f"parameters: {error}")
-    engine = AttemptEngine(flow=flow, flow_run=flow_run, parameters=parameters, restarts=Restarts.from_environment())
-    with engine.start():
-        while engine.is_running():
-            with engine.run_context():
-                engine.call_flow_fn()
-    if not (engine.state.is_failed() or engine.state.is_crashed()):
+    outcome = Outcome(Restarts.from_environment())
+    if flow.isasync:
+        waiting = AsyncAttemptEngine(flow=flow, flow_run=flow_run, parameters=parameters, outcome=outcome)
+        state = asyncio.run(_run_async(waiting))
+    else:
+        engine = AttemptEngine(flow=flow, flow_run=flow_run, parameters=parameters, outcome=outcome)
+        with engine.start():
+            while engine.is_running():
+                with engine.run_context():
+                    engine.call_flow_fn()
+        state = engine.state
+    if not (state.is_failed() or state.is_crashed()):
         return 0
-    return MISTAKE if isinstance(engine.failure, MISTAKES) else FAILED
+    return MISTAKE if isinstance(outcome.failure, MISTAKES) else FAILED
+
+
+async def _run_async(engine: AsyncAttemptEngine) -> State[Any]:
+    async with engine.start():
+        while engine.is_running():
+            async with engine.run_context():
+                await engine.call_flow_fn()
+    return engine.state
 
 
 def _refused(flow_run: FlowRun, message: str) -> int:

@@ -31,7 +31,7 @@ class TakenRun:
         lock = configuration.lease_book().take_run(configuration.run.id)
         return None if lock is None else cls(configuration, lock)
 
-    def enter_queue(self, arrived: float | None) -> FileLock | None:
+    def enter_queue(self, arrived: float | None, priority: int) -> FileLock | None:
         """Put the run into the queue for devices; None if another worker keeps its place there.
 
         A dry run gets no place: the result is None. Raises InvalidInput for a mesh that the cluster can never provide.
@@ -39,13 +39,13 @@ class TakenRun:
         run = self.configuration.run
         if run.dry_run:
             return None
-        return self.configuration.lease_book().enter(self.configuration.wanted, run.id, run.name, arrived)
+        return self.configuration.lease_book().enter(self.configuration.wanted, run.id, run.name, arrived, priority)
 
     def take_devices(self) -> Busy | None:
         """Lock the devices of the run; return Busy if others hold them.
 
-        Raises InvalidInput for an impossible mesh, and for engines that are built for another kind of device. A dry run
-        locks no devices, but an impossible mesh is refused all the same.
+        Raises InvalidInput for an impossible mesh, for GPUs that the worker does not see, and for engines that are
+        built for another kind of device. A dry run locks no devices, but an impossible mesh is refused all the same.
         """
         book, wanted = self.configuration.lease_book(), self.configuration.wanted
         if self.configuration.run.dry_run:
@@ -59,6 +59,7 @@ class TakenRun:
         if isinstance(answer, Busy):
             return answer
         self.mesh = answer
+        self.configuration.environment(self.lease)  # before a process starts, refuse GPUs that the worker does not see
         return None
 
     def leave_origin(self) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
@@ -12,11 +13,13 @@ from prefect.utilities.processutils import get_sys_executable
 from prefect.workers.base import BaseJobConfiguration, BaseWorkerResult
 from pydantic import PrivateAttr, ValidationError
 
+from prefect_rlhf.blocks.lease_book import LeaseBook
 from prefect_rlhf.blocks.worker.restarts import ENVIRONMENT_VARIABLE as RESTARTS_VARIABLE
 from prefect_rlhf.blocks.worker.restarts import Restarts, restarts_of
 from prefect_rlhf.blocks.worker.variables import MeshFields
 from prefect_rlhf.errors.errors import InvalidInput, SeveralMistakes
 from prefect_rlhf.errors.right_value import right_value
+from prefect_rlhf.files.gpus import VISIBLE, only_gpus
 from prefect_rlhf.placement.devices.lease import ENVIRONMENT_VARIABLE, Lease
 from prefect_rlhf.placement.devices.mesh import DeviceMesh
 
@@ -25,6 +28,11 @@ if TYPE_CHECKING:
     from prefect.client.schemas.objects import Flow, FlowRun, WorkPool
     from prefect.client.schemas.responses import DeploymentResponse
     from pydantic_core import ErrorDetails
+
+
+RLHF_FLOW = "rlhf"
+"""The name of every flow of this package, and of every algorithm that `rlhf_flow` makes."""
+DEVICES_VARIABLE = "GPU_MESH_DEVICES"
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +44,8 @@ class RunFacts:
     pool: str = ""
     dry_run: bool = False
     restarts: int = 0
+    trains: bool = True
+    """Whether it is one of this package's flows, whose ranks need an aligned mesh and engines for its devices."""
 
 
 class GpuMeshConfiguration(MeshFields, BaseJobConfiguration):
@@ -79,14 +89,16 @@ class GpuMeshConfiguration(MeshFields, BaseJobConfiguration):
         worker_id: UUID | None = None,
     ) -> None:
         """Copy the facts that the process needs from the flow run and its pool."""
+        trains = flow is None or flow.name == RLHF_FLOW
         taken_away = {name for name, value in self.env.items() if value is None}
         super().prepare_for_flow_run(flow_run, deployment, flow, work_pool, worker_name, worker_id=worker_id)
         self._run = RunFacts(
             id=str(flow_run.id),
             name=f"{deployment.name if deployment else 'run'}/{flow_run.name}",
             pool=work_pool.name if work_pool else "",
-            dry_run=flow_run.parameters.get("dry_run") is True,
+            dry_run=trains and flow_run.parameters.get("dry_run") is True,
             restarts=restarts_of(flow_run),
+            trains=trains,
         )
         self.env = {name: value for name, value in {**os.environ, **self.env}.items() if name not in taken_away}
 
@@ -98,8 +110,12 @@ class GpuMeshConfiguration(MeshFields, BaseJobConfiguration):
 
     @property
     def has_own_engines(self) -> bool:
-        """Whether the flow runs on this worker's interpreter; another interpreter may have other engines."""
-        return self.arguments[0] == get_sys_executable()
+        """Whether the flow runs engines of this worker's interpreter; another interpreter may have other engines."""
+        return self.run.trains and self.arguments[0] == get_sys_executable()
+
+    def lease_book(self) -> LeaseBook:
+        """Return the book of the leases on the cluster's devices; only training needs an aligned mesh."""
+        return LeaseBook(Path(self.lease_directory), self.shape, any_number=not self.run.trains)
 
     @property
     def restarts(self) -> Restarts:
@@ -107,17 +123,30 @@ class GpuMeshConfiguration(MeshFields, BaseJobConfiguration):
         return Restarts(self.run.restarts, self.max_restarts)
 
     def environment(self, lease: Lease) -> dict[str, str]:
-        """Return the process's environment: the worker's, the form's, and the lease."""
+        """Return the process's environment: the worker's, the form's, and the lease.
+
+        Raises InvalidInput if the worker sees fewer GPUs than the lease has.
+        """
         environment = {name: value for name, value in self.env.items() if value is not None}
         given = {RESTARTS_VARIABLE: self.restarts.to_text(), ENVIRONMENT_VARIABLE: lease.to_json()}
-        # The gang gives each rank its GPU, by the lease and the worker's own list. Other runs see no GPU.
-        hidden = {} if self.kind == "cuda" and lease.devices else {"CUDA_VISIBLE_DEVICES": ""}
-        return {**environment, **hidden, **given}
+        return {**environment, **self._devices(lease), **given}
+
+    def _devices(self, lease: Lease) -> dict[str, str]:
+        """Return the variables that name the leased devices, and show the process its own GPUs alone.
+
+        On Ray the ranks get their GPUs from Ray, so the process of a training run keeps its worker's variables.
+        """
+        if lease.cluster.through_ray:
+            return {} if self.run.trains and self.kind == "cuda" else {VISIBLE: ""}
+        numbers = [device.index for device in lease.devices]
+        named = {DEVICES_VARIABLE: ",".join(map(str, numbers))}
+        return named | (only_gpus(numbers, self.env.get(VISIBLE)) if lease.shows_only_its_gpus else {VISIBLE: ""})
 
     def lease(self, lease_id: str, mesh: DeviceMesh) -> Lease:
         """Return the lease of `mesh`, as the process sees it."""
         devices = () if self.run.dry_run else mesh.devices()
-        return Lease(self.run.pool, lease_id, self.shape, mesh, devices, self.kind, self.min_devices)
+        shown = self.kind == "cuda" and bool(devices) and not self.shape.through_ray
+        return Lease(self.run.pool, lease_id, self.shape, mesh, devices, self.kind, self.min_devices, shown)
 
     @staticmethod
     def _base_flow_run_command() -> str:

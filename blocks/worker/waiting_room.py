@@ -8,11 +8,13 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
 import httpx
+from prefect.exceptions import ObjectNotFound
 from prefect.logging.loggers import get_logger
 from prefect.states import Failed
 
 from prefect_rlhf.blocks.lease import LeaseTimeout
 from prefect_rlhf.blocks.lease_book import Busy
+from prefect_rlhf.blocks.lease_queue import FIRST
 from prefect_rlhf.blocks.worker.claimed_run import TakenRun, can_be_taken
 from prefect_rlhf.blocks.worker.run_records import WAITING, RunRecords
 from prefect_rlhf.errors.errors import RlhfError
@@ -28,6 +30,8 @@ if TYPE_CHECKING:
 
 
 CANNOT_LIST = 500
+MESSAGE_SECONDS = 10.0
+"""A waiting run names new holders at most this often: each message costs requests, and many runs may wait."""
 BROKEN_LIST = (
     "The Prefect server cannot list the runs of this pool, so no run starts. A run with half a surrogate pair in its "
     "parameters or tags, or with a number of 2^64, is a cause: delete that run"
@@ -99,7 +103,8 @@ class WaitingRoom:
         try:
             if configuration.run.id not in self._places:
                 start = flow_run.next_scheduled_start_time
-                place = taken.enter_queue(min(start.timestamp(), time.time()) if start else None)
+                arrived = min(start.timestamp(), time.time()) if start else None
+                place = taken.enter_queue(arrived, await self._priority(flow_run))
                 self._places.update({configuration.run.id: place} if place else {})
             busy = taken.take_devices()
             if busy is None:
@@ -111,6 +116,15 @@ class WaitingRoom:
             raise
         taken.release()
         return None
+
+    async def _priority(self, flow_run: FlowRun) -> int:
+        """Return the priority of the run's work queue; that of a default queue, if the queue was deleted meanwhile."""
+        if flow_run.work_queue_id is None:
+            return FIRST
+        try:
+            return (await self.client.read_work_queue(flow_run.work_queue_id)).priority or FIRST
+        except ObjectNotFound:
+            return FIRST
 
     async def _wait(
         self, flow_run: FlowRun, configuration: GpuMeshConfiguration, busy: Busy, logger: PrefectLogAdapter
@@ -126,7 +140,9 @@ class WaitingRoom:
             error = LeaseTimeout(f"{busy}; gave up after {configuration.lease_wait_seconds:g} s")
             await self.refuse(flow_run, logger, str(error))
             return
-        if not waits or state is None or state.message != message:
+        is_known = state is not None and waits and state.message == message
+        is_new = state is not None and waits and (now - state.timestamp).total_seconds() < MESSAGE_SECONDS
+        if not is_known and not is_new:
             logger.info(message)
             await records.wait(message, since or now)
         self._waiting.append((configuration, until))

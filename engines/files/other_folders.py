@@ -21,11 +21,8 @@ def without_config(folder: Path) -> str:
 
 
 def of_adapter(folder: Path) -> str:
-    """Say how to merge an adapter into its base model."""
-    merged = f"{folder}-merged"
-    code = f"M.from_pretrained({str(folder)!r}).merge_and_unload().save_pretrained({merged!r})"
-    command = f'python -c "from peft import AutoPeftModelForCausalLM as M; {code}"'
-    return f"it is an adapter (LoRA): merge it first, {command}, then copy the base model's tokenizer to {merged}"
+    """Say where an adapter belongs."""
+    return f"it is an adapter (LoRA): give its base model as path, and this folder as adapter.path={folder}"
 
 
 def without_safetensors(folder: Path) -> str:

@@ -43,10 +43,13 @@ class StoredTensor:
     num_bytes: int
 
 
-def stored_tensors(folder: Path, field: str) -> dict[str, StoredTensor]:
-    """Read the headers of all safetensors files in `folder`. Raises InvalidInput naming a missing or corrupt file."""
+def stored_tensors(folder: Path, field: str, files: Collection[str] = ()) -> dict[str, StoredTensor]:
+    """Read the headers of all of a model's safetensors files in `folder`, or of `files` alone.
+
+    Raises InvalidInput naming a missing or corrupt file.
+    """
     tensors: dict[str, StoredTensor] = {}
-    for file in _files(folder, field):
+    for file in [folder / name for name in files] or _files(folder, field):
         header, data_bytes = _read_header(file, field)
         for name, entry in header.items():
             tensors[name] = _stored_tensor(file, field, name, entry, data_bytes)
@@ -85,14 +88,16 @@ def equal_bytes(one: StoredTensor, other: StoredTensor) -> bool:
 
 
 class OpenTensors:
-    """A checkpoint folder opened for reading slices.
+    """A checkpoint folder, or some `files` of it, opened for reading slices; stored names begin with `prefix`.
 
     >>> with OpenTensors(path, "actor.path") as tensors:  # doctest: +SKIP
     ...     tensors.read("model.norm.weight", ((0, 64),))
     """
 
-    def __init__(self, folder: str, field: str) -> None:
-        self._tensors = stored_tensors(Path(folder), field)
+    def __init__(self, folder: str, field: str, files: Collection[str] = (), prefix: str = "") -> None:
+        stored = stored_tensors(Path(folder), field, files)
+        self._names = {name.removeprefix(prefix): name for name in stored}
+        self._tensors = {name: stored[own] for name, own in self._names.items()}
         self._field = field
         self._opened: dict[Path, Any] = {}
 
@@ -115,7 +120,7 @@ class OpenTensors:
         file = self._tensors[name].file
         if file not in self._opened:
             self._opened[file] = safe_open(file, framework="pt")
-        part: Tensor = self._opened[file].get_slice(name)[tuple(slice(*span) for span in region)]
+        part: Tensor = self._opened[file].get_slice(self._names[name])[tuple(slice(*span) for span in region)]
         if not _is_finite(part):
             raise InvalidInput(self._field, f"{name} with NaN or infinite values in {file}", "weights that are finite")
         return part

@@ -17,7 +17,7 @@ from prefect_rlhf.engines.gang.processes.messages import GangSettings
 from prefect_rlhf.engines.gang.processes.preload import modules_of
 from prefect_rlhf.engines.gang.protocol import AnyRank, Gang
 from prefect_rlhf.engines.gang.ray.ray_gang import RayGang
-from prefect_rlhf.errors.errors import InvalidInput
+from prefect_rlhf.files.gpus import PCI_ORDER, only_gpus
 from prefect_rlhf.files.hub.session import WISH, wish
 from prefect_rlhf.files.modules import IN_RANK
 from prefect_rlhf.placement.devices.mesh import Backend
@@ -31,8 +31,6 @@ RANK_ENVIRONMENT: Mapping[str, str] = MappingProxyType(
         "TOKENIZERS_PARALLELISM": "false",
     }
 )
-PCI_ORDER: Mapping[str, str] = MappingProxyType({"CUDA_DEVICE_ORDER": "PCI_BUS_ID"})
-"""GPUs are numbered as in the driver's list; CUDA's own default, the fastest first, may differ."""
 NO_GPU: Mapping[str, str] = MappingProxyType({"CUDA_VISIBLE_DEVICES": ""})
 """Megatron and vLLM look for GPUs through torch themselves, and would use them in a run on CPU."""
 FORK_ENVIRONMENT: Mapping[str, str] = MappingProxyType(
@@ -44,22 +42,6 @@ FORK_ENVIRONMENT: Mapping[str, str] = MappingProxyType(
 MINUTE = 60.0
 START_SECONDS, RANK_START_SECONDS = 120.0, 30.0
 """Limit of each phase of a start: a part for any gang, and a part for each rank of a node, as ranks share its disk."""
-
-
-def only_gpus(numbers: Sequence[int], own: str | None) -> dict[str, str]:
-    """Return variables that show a process only the GPUs at `numbers` of its parent's list, in their order.
-
-    `own` is the parent's CUDA_VISIBLE_DEVICES; None if it sees all GPUs. Raises InvalidInput for a number beyond the
-    list.
-
-    >>> only_gpus([0, 2], "4,5,6,7")["CUDA_VISIBLE_DEVICES"]
-    '4,6'
-    """
-    entries = None if own is None else [entry.strip() for entry in own.split(",") if entry.strip()]
-    if entries is not None and max(numbers, default=-1) >= len(entries):
-        raise InvalidInput("CUDA_VISIBLE_DEVICES", own, f"at least {max(numbers) + 1} GPUs, which the lease has")
-    chosen = [str(number) if entries is None else entries[number] for number in numbers]
-    return {"CUDA_VISIBLE_DEVICES": ",".join(chosen), **PCI_ORDER}
 
 
 def open_gang(

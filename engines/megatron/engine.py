@@ -4,7 +4,7 @@ Shapes: S tokens of a row (padded), b rows of a micro-batch, H hidden, B rows of
 response tokens of a micro-batch.
 """
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence, Set
 from functools import cached_property, partial
 from itertools import chain
 from typing import Any, cast
@@ -85,7 +85,7 @@ class MegatronEngine:
             self._optimizer = MainOptimizer(self._wrapped, self._spec.optimizer, self._groups, copies)
         self._shards = weights.shards(self._model, self._spec, self._groups)
         if not command.shared:
-            self._load(self._shards if command.restore is None else command.frozen)  # the checkpoint has the others
+            self._load(self._own_content)
 
     def weights(self) -> dict[str, Shard]:
         """Views of the compute weights under their Hugging Face names."""
@@ -110,12 +110,19 @@ class MegatronEngine:
                     self._lent.add(own.untyped_storage()._cdata)
         self._model.to(own_device())
         self._shards = weights.shards(self._model, self._spec, self._groups)
-        self._load(self._shards.keys() - taken)
+        self._load(self._own_content - taken)
+
+    @property
+    def _own_content(self) -> Set[str]:
+        """The parameters that a folder or the seed fills; a checkpoint has the others."""
+        return self._shards.keys() if self._command.restore is None else self._command.frozen
 
     def _load(self, names: Collection[str]) -> None:
         """Read parameters from the model's folder."""
         if names:
-            weights.load({name: shard for name, shard in self._shards.items() if name in names}, self._spec)
+            weights.load(
+                {name: shard for name, shard in self._shards.items() if name in names}, self._spec, self._command.seed
+            )
             self.weights_written()
 
     @property

@@ -4,6 +4,7 @@ A buffer whose gradient always arrives this way is not zeroed before a step. It 
 replaces its content.
 """
 
+from collections import deque
 from collections.abc import Iterable
 
 import torch
@@ -16,17 +17,20 @@ TRANSPOSED_AT_ONCE = 64  # rows
 class GradientSink:
     """The destination of a weight's gradient: its DDP buffer if it has a buffer, else a tensor for autograd.
 
-    Autograd takes `result` (None if the gradient is in the buffer already).
+    Autograd takes `result` (None if the gradient is in the buffer already). A gradient that is not `needed`, since the
+    weight is frozen, goes nowhere.
     """
 
-    def __init__(self, weight: Tensor) -> None:
+    def __init__(self, weight: Tensor, needed: bool = True) -> None:
         buffer: Tensor | None = getattr(weight, "main_grad", None)
-        self.result = torch.zeros_like(weight) if buffer is None else None
+        self.result = torch.zeros_like(weight) if needed and buffer is None else None
         self._target = buffer if self.result is None else self.result
 
     def add_all(self, parts: Iterable[Tensor]) -> None:
         """Add consecutive rows from the first on, part by part; later rows have no gradient."""
-        assert self._target is not None
+        if self._target is None:
+            deque(parts, maxlen=0)  # they are made for what they add elsewhere
+            return
         overwrite, start = take_stale(self._target), 0
         for part in parts:
             add_blockwise(self._target[start : start + part.shape[0]], part, overwrite)
@@ -36,7 +40,8 @@ class GradientSink:
 
     def add_at(self, rows_N: Tensor, gradient_NH: Tensor, held_N: Tensor | None = None) -> None:
         """Add to rows in any order, which may repeat; only those `held_N`, if it is given."""
-        assert self._target is not None
+        if self._target is None:
+            return
         if take_stale(self._target):
             self._target.zero_()
         if held_N is not None and held_N.is_cuda:  # a selection's length would have to be waited for

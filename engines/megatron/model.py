@@ -4,6 +4,7 @@ Shapes: S tokens of a row, B rows, H hidden, D head dimension.
 """
 
 import math
+from functools import partial
 from typing import Any, Literal, cast
 
 import torch
@@ -19,6 +20,12 @@ from megatron.core.transformer import ModuleSpec, TransformerConfig
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 from torch import Tensor
 
+from prefect_rlhf.engines.megatron.adapters import (
+    AdaptedColumnLinear,
+    AdaptedNormedRowLinear,
+    AdaptedRowLinear,
+    Fusion,
+)
 from prefect_rlhf.engines.megatron.groups import Groups
 from prefect_rlhf.engines.megatron.layers import (
     GatedActivation,
@@ -32,8 +39,9 @@ from prefect_rlhf.engines.megatron.packing import Packing
 from prefect_rlhf.engines.megatron.rotary import Rotary
 from prefect_rlhf.engines.megatron.vocabulary.embedding import embed
 from prefect_rlhf.placement.layout.layout import padded_vocabulary, stages, vocabulary_rows
+from prefect_rlhf.placement.models.adapter import AdapterSpec
 from prefect_rlhf.placement.models.families.known import FAMILIES
-from prefect_rlhf.placement.models.model import ModelSpec
+from prefect_rlhf.placement.models.model import ModelSpec, TransformerShape
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -90,7 +98,7 @@ def build_model(spec: ModelSpec, groups: Groups, on_host: bool = False) -> Trans
     layers = stages(shape.num_layers, strategy.pp)[groups.coordinate.pp]
     model = Transformer(
         config,
-        TransformerBlockSubmodules(_layer_specs(spec, layers), RMSNorm),
+        TransformerBlockSubmodules(_layer_specs(spec, layers, strategy.tp), RMSNorm),
         vocab_size=padded_vocabulary(spec, "megatron", strategy.tp),
         max_sequence_length=shape.max_position_embeddings,
         pre_process=groups.is_first_stage,
@@ -106,6 +114,8 @@ def build_model(spec: ModelSpec, groups: Groups, on_host: bool = False) -> Trans
     if "scalar" in spec.head and groups.is_last_stage:
         model.scalar_head = ScalarHead(shape.hidden_size, DTYPES[spec.dtype])
     _mark_split_weights(model)
+    if spec.adapter is not None:
+        _freeze_base(model)
     _clear_padding(model, num_vocabulary_rows(spec, groups))
     return cast(Transformer, model.to(device="cpu" if on_host else own_device(), dtype=DTYPES[spec.dtype]))
 
@@ -170,18 +180,18 @@ def transformer_config(spec: ModelSpec, groups: Groups, on_host: bool = False) -
     )
 
 
-def _layer_specs(spec: ModelSpec, numbers: range) -> list[ModuleSpec]:
+def _layer_specs(spec: ModelSpec, numbers: range, tp: int) -> list[ModuleSpec]:
     """Make Megatron's layers of these numbers; equal layers share a spec."""
     shape, window = spec.shape, spec.shape.window
-    whole = _layer_spec(spec, Rotary(shape.rope_theta, shape.head_dim, shape.rope_scaling), None)
+    whole = _layer_spec(spec, Rotary(shape.rope_theta, shape.head_dim, shape.rope_scaling), None, tp)
     if window is None:
         return [whole] * len(numbers)
-    local = _layer_spec(spec, Rotary(window.rope_theta, shape.head_dim), window.tokens)
+    local = _layer_spec(spec, Rotary(window.rope_theta, shape.head_dim), window.tokens, tp)
     return [local if number in window.layers else whole for number in numbers]
 
 
-def _layer_spec(spec: ModelSpec, rotary: Rotary, window: int | None) -> ModuleSpec:
-    """Make Megatron's layer with the pieces of `layers`."""
+def _layer_spec(spec: ModelSpec, rotary: Rotary, window: int | None, tp: int) -> ModuleSpec:
+    """Make Megatron's layer with the pieces of `layers` and `adapters`."""
     shape = spec.shape
     layer = get_gpt_layer_local_spec(normalization="RMSNorm", qk_layernorm=shape.qk_norm)
     layer.module, parts = RecomputingLayer, layer.submodules
@@ -194,7 +204,29 @@ def _layer_spec(spec: ModelSpec, rotary: Rotary, window: int | None) -> ModuleSp
     parts.mlp.submodules.activation_func = GatedActivation
     if shape.norms_after:
         parts.self_attention.submodules.linear_proj = parts.mlp.submodules.linear_fc2 = NormedRowParallelLinear
+    if spec.adapter is not None:
+        _adapt(parts, spec.adapter, shape, tp)
     return layer
+
+
+def _adapt(parts: Any, adapter: AdapterSpec, shape: TransformerShape, tp: int) -> None:
+    """Let a layer's submodules have the adapted classes where some of their matrices are adapted."""
+    matrices, rows = set(adapter.matrices), AdaptedNormedRowLinear if shape.norms_after else AdaptedRowLinear
+    queries, gates = Fusion.of_queries(shape, tp), Fusion.of_gates(shape, tp)
+    if not matrices.isdisjoint(queries.rows):  # Megatron calls this one as it is, and the others by their spec
+        parts.self_attention.submodules.linear_qkv = partial(AdaptedColumnLinear, adapter=adapter, fusion=queries)
+    if not matrices.isdisjoint(gates.rows):
+        parts.mlp.submodules.linear_fc1 = ModuleSpec(AdaptedColumnLinear, {"adapter": adapter, "fusion": gates})
+    if "o_proj" in matrices:
+        parts.self_attention.submodules.linear_proj = ModuleSpec(rows, {"adapter": adapter, "matrix": "o_proj"})
+    if "down_proj" in matrices:
+        parts.mlp.submodules.linear_fc2 = ModuleSpec(rows, {"adapter": adapter, "matrix": "down_proj"})
+
+
+def _freeze_base(model: Transformer) -> None:
+    """Leave gradients to the adapter and a scalar head: Megatron makes no buffers and no optimizer for the others."""
+    for parameter in model.parameters():
+        parameter.requires_grad = hasattr(parameter, "is_adapter") or hasattr(parameter, "is_scalar_head")
 
 
 def _clear_padding(model: Transformer, num_rows: int) -> None:
@@ -208,10 +240,12 @@ def _clear_padding(model: Transformer, num_rows: int) -> None:
 def _mark_split_weights(model: Transformer) -> None:
     """Mark the weights that are split over tp: without initialization Megatron does not, and gradient norms are wrong.
 
-    It always marks the biases. With sequence parallelism norms of hidden states see a part of the tokens, and Megatron
-    sums their gradients over tp.
+    It always marks the biases, and adapters mark themselves. With sequence parallelism norms of hidden states see a
+    part of the tokens, and Megatron sums their gradients over tp.
     """
     for name, parameter in model.named_parameters():
+        if hasattr(parameter, "is_adapter"):
+            continue
         parameter.sequence_parallel = (
             name.endswith("norm.weight") and "q_layernorm" not in name and "k_layernorm" not in name
         )

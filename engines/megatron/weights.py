@@ -11,13 +11,16 @@ import torch
 from torch import Tensor
 
 from prefect_rlhf.engines.engine import Shard
+from prefect_rlhf.engines.files.initial_adapter import fill_adapter
 from prefect_rlhf.engines.files.tensor_files import OpenTensors
+from prefect_rlhf.engines.megatron.adapters import adapted_matrices
 from prefect_rlhf.engines.megatron.groups import Groups
 from prefect_rlhf.engines.megatron.model import Transformer
 from prefect_rlhf.placement.layout.layout import stages, vocabulary_rows
 from prefect_rlhf.placement.models.families.family import Part
 from prefect_rlhf.placement.models.families.known import FAMILIES
 from prefect_rlhf.placement.models.model import ModelSpec
+from prefect_rlhf.placement.models.weights import matrix_name
 
 QKV: tuple[Part, Part, Part] = ("queries", "keys", "values")
 """In the order in which Megatron fuses them."""
@@ -36,10 +39,11 @@ def by_storage(weights: Mapping[str, Shard]) -> dict[int, frozenset[str]]:
     return {storage: frozenset(names) for storage, names in found.items()}
 
 
-def load(weights: dict[str, Shard], spec: ModelSpec) -> None:
-    """Fill the views from the checkpoint folder; read only this rank's region of each tensor."""
+def load(weights: dict[str, Shard], spec: ModelSpec, seed: int) -> None:
+    """Fill the views from the checkpoint folder; read only this rank's region of each tensor. An adapter is new."""
+    of_adapter = fill_adapter(weights, spec, seed)
     with OpenTensors(spec.path, f"{spec.role}.path") as checkpoint, torch.no_grad():
-        for name, shard in weights.items():
+        for name, shard in ((name, shard) for name, shard in weights.items() if name not in of_adapter):
             if name == "score.weight" and spec.new_head and name not in checkpoint:
                 shard.view.zero_()
                 continue
@@ -81,6 +85,11 @@ def _layer_shards(layer: Any, spec: ModelSpec, groups: Groups) -> Iterator[tuple
         yield f"{weight.name}.weight", weights[weight.part]
         if weight.name in spec.shape.biases:
             yield f"{weight.name}.bias", biases[weight.part]
+    bases = {matrix_name(weight): weight for weight in FAMILIES[spec.shape.family].layer}
+    for matrix, a, b in adapted_matrices(layer):
+        (rows, columns), ranks = weights[bases[matrix].part].region, (0, a.shape[0])
+        yield f"{bases[matrix].name}.lora_A.weight", Shard((ranks, columns), a.detach())
+        yield f"{bases[matrix].name}.lora_B.weight", Shard((rows, ranks), b.detach())
 
 
 def _parts(layer: Any, spec: ModelSpec, groups: Groups) -> Iterator[tuple[Part, Shard]]:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import Tensor
 from vllm.inputs.engine import tokens_input
 from vllm.v1.engine.llm_engine import LLMEngine
 
@@ -21,10 +22,12 @@ from prefect_rlhf.engines.engine import (
     Shard,
     Turn,
 )
+from prefect_rlhf.engines.files.initial_adapter import fill_adapter
 from prefect_rlhf.engines.files.tensor_files import OpenTensors
 from prefect_rlhf.engines.sampling.conversation import PlayRow, conversed, in_rounds
 from prefect_rlhf.engines.sampling.response_end import check_lengths, ends_of, stopped_turns
 from prefect_rlhf.engines.sampling.stop_strings import StopStrings, stop_strings
+from prefect_rlhf.engines.vllm.adapter import occupy, scaled_products, slots
 from prefect_rlhf.engines.vllm.cpu.kernels import CpuKernels
 from prefect_rlhf.engines.vllm.environment import inspect_here, survive_scan
 from prefect_rlhf.engines.vllm.group import RankGroup
@@ -56,19 +59,21 @@ class VllmEngine:
         self._group = RankGroup(_tensor_parallel_ranks(command, rank), rank)
         survive_scan()
         inspect_here(FAMILIES[command.model.shape.family].architecture("lm"))
-        with self._group.building() as executor:
+        adapter = command.model.adapter
+        with scaled_products(adapter), self._group.building() as executor:
             self._llm = LLMEngine.from_engine_args(engine_arguments(command, self._group.ranks, executor))
         core = self._llm.engine_core
         core._finalizer.detach()  # it would destroy torch's world when this engine is collected
         self._runner: Any = core.engine_core.model_executor.driver_worker.worker.model_runner
-        self._shards = shards(self._runner.get_model())
+        self._adapter_request = None if adapter is None else occupy(self._runner)
+        self._shards = shards(self._runner.get_model(), adapter)
         _check_layout(self._shards, command, rank)
         self._cpu = None if torch.cuda.is_available() else CpuKernels(self._runner)
         device = next(self._runner.get_model().parameters()).device
         self._offloaded = OffloadedTensors(device)  # on CPU
         self._host_copies = HostCopies(HostLink(device))  # on CUDA
         self._is_asleep = self._has_looked = False
-        self._load(command.model.path, command.model.role)
+        self._load(command)
 
     def weights(self) -> Mapping[str, Shard]:
         """The compute weights held here: views of vLLM's own storage."""
@@ -220,7 +225,7 @@ class VllmEngine:
             raise EngineFailed(f"{said} {name}, {expected}")
         if self._cpu is None and self._has_looked:
             return
-        if name := kept_beside(model):
+        if name := kept_beside(model, self._shards):
             if self._cpu is not None:
                 raise EngineFailed(f"{said} {name}, {expected}")
             logging.getLogger(__name__).warning("%s %s, which may be %s", said, name, expected)
@@ -229,7 +234,8 @@ class VllmEngine:
     def _request(self, context: Sequence[int], sampling: SamplingSettings, seed: int) -> str:
         """Request tokens after a context; return the request's name."""
         name = str(next(self._request_ids))
-        self._llm.add_request(name, tokens_input(list(context)), sampling_parameters(sampling, seed, self._end_tokens))
+        parameters = sampling_parameters(sampling, seed, self._end_tokens)
+        self._llm.add_request(name, tokens_input(list(context)), parameters, lora_request=self._adapter_request)
         return name
 
     def _newly_finished(self, outputs: Sequence[Any], stops: StopStrings | None) -> dict[str, Any]:
@@ -246,8 +252,7 @@ class VllmEngine:
         if self._is_asleep:
             return 0
         packed = 0 if self._cpu is None else self._cpu.num_bytes()
-        model = self._runner.get_model()
-        return packed + storage_bytes([*model.parameters(), *model.buffers(), *self._runner.kv_caches])
+        return packed + storage_bytes([*self._weights(), *self._runner.get_model().buffers(), *self._runner.kv_caches])
 
     def offload(self, part: OffloadPart = "all", copies: bool = True) -> int:
         """Free weights, packed copies and key-value cache; return the bytes copied to host memory.
@@ -263,9 +268,8 @@ class VllmEngine:
         self._is_asleep, model = True, self._runner.get_model()
         if self._cpu is not None:
             self._cpu.drop()
-            weights = list(model.parameters())
-            return self._offloaded.offload(weights, self._runner.kv_caches, list(model.buffers()), copies)
-        bytes_copied = self._host_copies.save(model.parameters()) if copies else 0
+            return self._offloaded.offload(self._weights(), self._runner.kv_caches, list(model.buffers()), copies)
+        bytes_copied = self._host_copies.save(self._weights()) if copies else 0
         with self._group.entered():
             self._llm.sleep(level=2)
         return bytes_copied
@@ -296,21 +300,26 @@ class VllmEngine:
         if self._sleeps and self._cpu is None:
             self.offload(copies=False)
         else:
-            model = self._runner.get_model()
-            empty([*model.parameters(), *model.buffers(), *self._runner.kv_caches])
+            empty([*self._weights(), *self._runner.get_model().buffers(), *self._runner.kv_caches])
         self._offloaded.close()
         self._host_copies.close()
         self._group.close()
+
+    def _weights(self) -> list[Tensor]:
+        model = self._runner.get_model()
+        return [*model.parameters(), *slots(model)]
 
     def _check_part(self, part: OffloadPart) -> None:
         if part != "all":
             raise InvalidInput(f"{self.instance.name}: offload", part, "all: vLLM has no optimizer")
 
-    def _load(self, path: str, role: str) -> None:
-        """Read this rank's regions out of the checkpoint."""
-        with OpenTensors(path, f"{role}.path") as tensors:
+    def _load(self, command: BuildCommand) -> None:
+        """Read this rank's regions out of the checkpoint; an adapter of the run is new."""
+        of_adapter = fill_adapter(self._shards, command.model, command.seed)
+        with OpenTensors(command.model.path, f"{command.model.role}.path") as tensors:
             for name, shard in self._shards.items():
-                shard.view.copy_(tensors.read(name, shard.region))
+                if name not in of_adapter:
+                    shard.view.copy_(tensors.read(name, shard.region))
         self.weights_written()
 
 

@@ -9,11 +9,12 @@ from vllm.sampling_params import RequestOutputKind, SamplingParams
 from prefect_rlhf.engines.commands import BuildCommand
 from prefect_rlhf.engines.engine import SamplingSettings
 from prefect_rlhf.engines.sampling.sampler import stream_seed
+from prefect_rlhf.engines.vllm.adapter import adapter_arguments
 from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.placement.cost.paged_cache import check_cache, pass_tokens, rows_at_once, whole_cache_bytes
 from prefect_rlhf.placement.cost.sizes import ModelSizes
 from prefect_rlhf.placement.devices.mesh import Backend
-from prefect_rlhf.placement.engine_traits import refused_heads
+from prefect_rlhf.placement.engine_traits import has_not_slept, refused_heads
 from prefect_rlhf.placement.models.engine_constants import CACHE_BLOCK
 
 
@@ -54,6 +55,7 @@ def engine_arguments(command: BuildCommand, ranks: Sequence[int], executor: type
         logprobs_mode="processed_logprobs",
         disable_log_stats=True,
         seed=0,
+        **adapter_arguments(command.model.adapter),
     )
 
 
@@ -89,6 +91,8 @@ def check_command(command: BuildCommand) -> None:
     engine, model = command.instance.engine, command.model
     if reason := refused_heads(engine, model.shape.head_dim, model.dtype, backend):
         raise InvalidInput(f"{command.instance.name}: engine", engine, f"another for {model.path}: {reason}")
+    if command.is_offloaded and has_not_slept(engine, model.adapter is not None, backend):
+        raise InvalidInput(f"{command.instance.name}: offload", "all", "none with an adapter on cuda")
     sizes, tp = ModelSizes.of(command.model), command.instance.strategy.tp
     check_cache(command.instance.name, command.cache_bytes, command.max_sequence_length, sizes, tp)
 

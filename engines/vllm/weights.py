@@ -4,12 +4,15 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from torch import Tensor, nn
+from vllm.lora.layers import BaseLayerWithLoRA
 from vllm.model_executor.layers.layernorm import GemmaRMSNorm, RMSNorm
 from vllm.model_executor.layers.linear import MergedColumnParallelLinear, QKVParallelLinear, RowParallelLinear
 from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
 
 from prefect_rlhf.engines.engine import Shard
+from prefect_rlhf.engines.vllm.adapter import SLOTS
 from prefect_rlhf.errors.errors import InvalidInput
+from prefect_rlhf.placement.models.adapter import AdapterSpec
 
 MADE_OF_NO_WEIGHTS = frozenset(
     (
@@ -28,16 +31,20 @@ MADE_OF_NO_WEIGHTS = frozenset(
 """The tensors, besides parameters, that vLLM keeps in modules without parameters for the families that run."""
 
 
-def shards(model: Any) -> dict[str, Shard]:
+def shards(model: Any, adapter: AdapterSpec | None = None) -> dict[str, Shard]:
     """Return every weight of a dense vLLM model as regions of its Hugging Face parameters.
 
-    The views are slices of vLLM's storage, so a write to them changes the model. A tied lm_head is no parameter.
+    The views are slices of vLLM's storage, so a write to them changes the model. A tied lm_head is no parameter. An
+    adapter's are the rows of its rank in the slot.
     """
     by_name: dict[str, Shard] = {}
     for name, module in model.named_modules():
         if name == "lm_head" and module.weight is model.model.embed_tokens.weight:
             continue
-        by_name.update(_shards_of(name, module))
+        if isinstance(module, BaseLayerWithLoRA):
+            assert adapter is not None  # otherwise vLLM makes no such layers
+            by_name.update(_adapter_shards(name, module, adapter))
+        by_name.update(_shards_of(name.removesuffix(".base_layer"), module))
     if name := unwritten(model, by_name):
         raise InvalidInput("model", name, "the parameters of a family that runs")
     return by_name
@@ -57,6 +64,23 @@ def _shards_of(name: str, module: nn.Module) -> Iterator[tuple[str, Shard]]:
         yield f"{name}.weight", _rows(start, module.weight.data[: stop - start])
     elif isinstance(module, RMSNorm | GemmaRMSNorm):
         yield f"{name}.weight", _rows(0, module.weight.data)
+
+
+def _adapter_shards(name: str, module: Any, adapter: AdapterSpec) -> Iterator[tuple[str, Shard]]:
+    """Yield A [rank, inputs] and B [outputs, rank] of each adapted matrix of a layer, which may fuse several.
+
+    Of a matrix that tp splits by inputs a rank has its columns of A, and all of B. Otherwise it has all of A, and the
+    rows of B that belong to its outputs.
+    """
+    base, rank = module.base_layer, adapter.rank
+    by_inputs = isinstance(base, RowParallelLinear)
+    outputs = {own.removesuffix(".weight"): shard for own, shard in _shards_of(name, base) if own.endswith(".weight")}
+    for (matrix, shard), a, b in zip(outputs.items(), module.lora_a_stacked, module.lora_b_stacked, strict=True):
+        if matrix.rpartition(".")[2] in adapter.matrices:
+            rows, columns = shard.region
+            inputs = columns if by_inputs else (0, a.shape[-1])
+            yield f"{matrix}.lora_A.weight", Shard(((0, rank), inputs), a[0, 0, :rank])
+            yield f"{matrix}.lora_B.weight", Shard((rows, (0, rank)), b[0, 0, :, :rank])
 
 
 def _qkv(prefix: str, module: QKVParallelLinear) -> Iterator[tuple[str, Shard]]:
@@ -84,7 +108,7 @@ def _rows(start: int, part: Tensor) -> Shard:
 
 def unwritten(model: nn.Module, written: Mapping[str, Shard]) -> str | None:
     """Return the name of a parameter that has memory of its own, which no write to the shards reaches, or None."""
-    storages = {shard.view.untyped_storage()._cdata for shard in written.values()}
+    storages = _storages(written)
     for name, module in model.named_modules():
         for of_module, parameter in module._parameters.items():
             if parameter is not None and parameter.untyped_storage()._cdata not in storages:
@@ -92,16 +116,26 @@ def unwritten(model: nn.Module, written: Mapping[str, Shard]) -> str | None:
     return None
 
 
-def kept_beside(model: nn.Module) -> str | None:
+def kept_beside(model: nn.Module, written: Mapping[str, Shard]) -> str | None:
     """Return the name of a tensor that is kept next to parameters and may be made of them, or None.
 
-    It may be packed, converted or cached. Copies inside of functions are not seen: `cpu.kernels` makes these anew.
+    It may be packed, converted or cached. Copies inside of functions are not seen: `cpu.kernels` makes these anew. A
+    slot of an adapter has only zeros beside its shards.
     """
+    storages = _storages(written)
     for name, module in model.named_modules():
         for kept in _kept_tensors(module):
+            if isinstance(module, BaseLayerWithLoRA) and kept in SLOTS:
+                slots = (slot for slot in getattr(module, kept) if slot.untyped_storage()._cdata not in storages)
+                if not any(bool(slot.any()) for slot in slots):
+                    continue
             if module._parameters or kept not in MADE_OF_NO_WEIGHTS:
                 return f"{name}.{kept}"
     return None
+
+
+def _storages(written: Mapping[str, Shard]) -> set[int]:
+    return {shard.view.untyped_storage()._cdata for shard in written.values()}
 
 
 def _kept_tensors(module: nn.Module) -> Iterator[str]:

@@ -9,7 +9,7 @@ import json
 import logging
 import shutil
 import time
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import replace
 from fnmatch import fnmatchcase
@@ -24,11 +24,11 @@ from prefect_rlhf.files.hub.progress import Arrived, Say, bar_class, size
 from prefect_rlhf.files.hub.refusals import cache_of_hub, explained
 from prefect_rlhf.files.hub.session import asking
 
-Part = Literal["config", "tokenizer", "all"]
-"""What of a model is needed: config.json, all files without weights, or all files that a run reads."""
+Part = Literal["config", "tokenizer", "all", "adapter"]
+"""What of a model is needed: config.json, all files without weights, all files that a run reads, or an adapter's."""
 
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
-ADAPTER = "adapter_config.json"
+ADAPTER, OF_ADAPTER = "adapter_config.json", "adapter_model.safetensors"
 SMALL = (
     *(CONFIG, INDEX, ADAPTER, "generation_config.json", "chat_template.jinja", "chat_template.json"),
     *("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "special_tokens_map.json", "added_tokens.json"),
@@ -41,6 +41,7 @@ ROWS = (".parquet", ".jsonl", ".json", ".ndjson")
 MOST_SHOWN = 6  # files of a repository, in a message
 
 _log = logging.getLogger(__name__)
+_FILES: Mapping[Part, tuple[str, ...]] = {"config": (CONFIG,), "adapter": (ADAPTER, OF_ADAPTER)}
 _read: dict[tuple[Path, HubPath, Part], Path] = {}  # what this process has found whole, by the cache
 
 
@@ -78,7 +79,7 @@ def model_folder(place: HubPath, field: str, seen: str, part: Part = "all", say:
     key = cache_of_hub(), place, part
     if key in _read and _read[key].is_dir():  # ranks ask for a tokenizer at every call
         return _read[key]
-    small = (CONFIG,) if part == "config" else SMALL
+    small = _FILES.get(part, SMALL)
     folder = _fetch(place, field, seen, _below(place, small), say) / place.inside
     _check_model(place, folder, field, seen, part)
     if part == "all":
@@ -185,16 +186,18 @@ def _free(cache: Path) -> int:
 
 def _check_model(place: HubPath, folder: Path, field: str, seen: str, part: Part) -> None:
     """Raise InvalidInput for a repository that is no model which a role can have."""
-    files = files_of(place)
+    files, first = files_of(place), ADAPTER if part == "adapter" else CONFIG
     if files is None:  # without the Hub, and another program filled the cache
-        if not (folder / CONFIG).is_file():
+        if not (folder / first).is_file():
             raise InvalidInput(
                 field, seen, f"a model that is whole in the Hub's cache; with a network: {place.command}"
             )
         return
     prefix = f"{place.inside}/" if place.inside else ""
     names = {name.removeprefix(prefix) for name in files if name.startswith(prefix)}
-    if CONFIG not in names:
+    if part == "adapter" and (missing := [name for name in _FILES[part] if name not in names]):
+        raise InvalidInput(field, seen, f"an adapter (LoRA) with {missing[0]}, which is not among its files")
+    if part != "adapter" and CONFIG not in names:
         raise InvalidInput(field, seen, f"a model with {CONFIG}, {_instead(names, folder)}")
     if part == "all" and not {WEIGHTS, INDEX} & names:
         raise InvalidInput(field, seen, f"a model with weights as safetensors, {_instead(names, folder)}")
@@ -203,7 +206,8 @@ def _check_model(place: HubPath, folder: Path, field: str, seen: str, part: Part
 def _instead(names: Collection[str], folder: Path) -> str:
     """Name the kind of a repository that lacks a file of a model."""
     if ADAPTER in names:
-        return f"not an adapter (LoRA): it has only the difference to {_base(folder)}, so merge it first"
+        difference = f"it has only the difference to {_base(folder)}"
+        return f"not an adapter (LoRA): {difference}, so give that as path and this as adapter.path"
     kinds = {Path(name).suffix for name in names} & {".gguf", ".bin", ".pth", ".onnx", ".safetensors"}
     return f"not with {' and '.join(sorted(kinds))} alone" if kinds else "which is not among its files"
 

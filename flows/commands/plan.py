@@ -40,6 +40,7 @@ NUMBERS = (
     "call_seconds",
     "batch_size",
     "evaluations",
+    "simplicity",
     "budget_seconds",
     "at_least",
 )
@@ -80,6 +81,7 @@ class PlanFlags:
     method: Annotated[str | None, _flag("method")] = None
     evaluations: Annotated[str | None, _flag("evaluations", metavar="N")] = None
     budget_seconds: Annotated[str | None, _flag("budget_seconds", "--budget", "SECONDS")] = None
+    simplicity: Annotated[str | None, _flag("simplicity", metavar="SHARE")] = None
     explain: Annotated[bool, _flag("explain")] = False
     sweep: Annotated[str | None, _flag("sweep", metavar="NODES,...")] = None
     at_least: Annotated[str | None, _flag("at_least", metavar="TOKENS")] = None

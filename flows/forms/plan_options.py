@@ -9,7 +9,7 @@ from pydantic import Field
 from prefect_rlhf.files.path_text import MOST_CHARACTERS, PathText
 from prefect_rlhf.flows.forms.check import checked_parameters
 from prefect_rlhf.flows.forms.options import Form
-from prefect_rlhf.flows.forms.share import Headroom
+from prefect_rlhf.flows.forms.share import Headroom, Simplicity
 from prefect_rlhf.placement.models.engine_constants import EXPERT_IMBALANCE
 from prefect_rlhf.placement.search.method import Method
 from prefect_rlhf.tasks.settings import MOST_ROWS
@@ -110,6 +110,11 @@ class PlanOptions(Form):
         le=86400,
         description="Processor time of the search in seconds, in place of evaluations: the plan then depends on the "
         "machine and its load.",
+    )
+    simplicity: Simplicity | None = Field(
+        None,
+        description="How much slower than the fastest plan a simpler one may be, such as 1%; 0 asks for the fastest; "
+        "empty means 3%.",
     )
     explain: bool = Field(False, description="Explain the placement of each call, with the cost of the runner-up.")
     sweep: list[Annotated[int, Field(ge=1, le=MOST_NODES)]] = Field(

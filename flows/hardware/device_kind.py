@@ -55,7 +55,7 @@ def unheld_devices(devices: int | None = None, kind: Backend | None = None) -> L
 def check_leased_gpus(leased: Lease) -> None:
     """Raise InvalidInput if ranks cannot start on the leased GPUs of this machine. A gang on Ray checks its nodes."""
     if leased.kind == "cuda" and leased.devices and not leased.cluster.through_ray:
-        usable_gpus([device.index for device in leased.devices], "mesh")
+        usable_gpus(leased.gpus, "mesh")
 
 
 def device_line(leased: Lease) -> str:
@@ -66,7 +66,7 @@ def device_line(leased: Lease) -> str:
         return f"devices: {number} processor core{'s' if number > 1 else ''} (kind: cpu); {reason}"
     if leased.cluster.through_ray or not leased.devices:
         return f"devices: {number} GPU{'s' if number > 1 else ''} (kind: cuda)"
-    gpu = visible_gpus()[leased.devices[0].index]
+    gpu = visible_gpus()[leased.gpus[0]]
     cluster, node = leased.cluster, leased.devices[0].node
     counted = byte_size(cluster.whole_memory_bytes(node))
     memory = (

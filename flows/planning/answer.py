@@ -20,6 +20,7 @@ from prefect_rlhf.flows.planning.what_if import read_question
 from prefect_rlhf.placement.devices.mesh import DeviceMesh
 from prefect_rlhf.placement.graph import DataflowGraph
 from prefect_rlhf.placement.plan import ExecutionPlan
+from prefect_rlhf.placement.planner.attempts import NEARLY
 from prefect_rlhf.placement.planner.best_plan import plan_graph
 from prefect_rlhf.placement.planner.explain import explain
 from prefect_rlhf.placement.planner.planned import Planned
@@ -155,8 +156,12 @@ def _planned(
     question: Question, options: PlanOptions, progress: ShowProgress | None, start: ExecutionPlan | None = None
 ) -> Planned:
     pins, budget_seconds = read_pins(options.pins), options.budget_seconds
+    simplicity = NEARLY if options.simplicity is None else options.simplicity
     words = read_words(options, question.graph)
-    return plan_graph(question, budget_seconds, options.method, progress, pins, options.evaluations, start, words=words)
+    evaluations, method = options.evaluations, options.method
+    return plan_graph(
+        question, budget_seconds, method, progress, pins, evaluations, start, words=words, simplicity=simplicity
+    )
 
 
 def read_words(options: PlanOptions, graph: DataflowGraph) -> Words:

@@ -38,6 +38,7 @@ def assumptions(question: Question, states_imbalance: bool = False) -> Iterator[
 
     `states_imbalance`: the question states its expert imbalance.
     """
+    yield from assumed_of_models(question)
     yield from assumed_of_rows(question, states_imbalance)
     yield from assumed_of_devices(question)
 
@@ -65,6 +66,18 @@ def assumed_of_rows(question: Question, states_imbalance: bool = False) -> Itera
             "experts (ep above 1); the memory certificate counts this, and the seconds assume equal loads; "
             "--expert-imbalance changes it"
         )
+
+
+def assumed_of_models(question: Question) -> Iterator[str]:
+    """Yield the assumption that models with an equal name have the same base, for each name without a folder."""
+    models = question.graph.models
+    for name in dict.fromkeys(model.path for model in models if model.adapter is not None):
+        roles = [model.role for model in models if model.content == model.path == name]
+        if len(roles) > 1:
+            yield (
+                f"{' and '.join(roles)} are the same {name}: if they are split alike, its weights are held once; "
+                "a model with other weights has another name, or a folder"
+            )
 
 
 def assumed_of_devices(question: Question) -> Iterator[str]:

@@ -6,13 +6,14 @@ from collections import defaultdict
 from collections.abc import Iterator
 
 from prefect_rlhf.files.gpus import LEAST_CAPABILITY
-from prefect_rlhf.flows.planning.assumptions import assumed_of_rows
+from prefect_rlhf.flows.planning.assumptions import assumed_of_models, assumed_of_rows
 from prefect_rlhf.flows.planning.hints import uneven_batch
 from prefect_rlhf.flows.training.choice.searched_plan import SHOWN_SHARE
 from prefect_rlhf.placement.cost.datasheets.hardware import NO_BFLOAT16
 from prefect_rlhf.placement.cost.paged_cache import in_flight
 from prefect_rlhf.placement.cost.sizes import ModelSizes
 from prefect_rlhf.placement.graph import Call, DataflowGraph
+from prefect_rlhf.placement.layout.sharing import sharers
 from prefect_rlhf.placement.memory.certificate import NEARLY_FULL
 from prefect_rlhf.placement.memory.processes import host_needs
 from prefect_rlhf.placement.plan import ExecutionPlan, Placement
@@ -36,6 +37,8 @@ def notes(question: Question, planned: Planned, work: IterationWork, *, states_i
     if question.site.backend == "cpu":
         needs = host_needs(planned.certificate).values()
         yield f"memory of its processes: {max(needs, key=lambda need: need.usual_bytes)}"
+    yield from bases(question.graph, planned.plan)
+    yield from (f"assumed: {line}" for line in assumed_of_models(question))
     yield from (f"assumed: {line}" for line in assumed_of_rows(question, states_imbalance))
     if planned.dependence:
         yield f"{planned.dependence}; `prefect-rlhf profile` measures it on your devices"
@@ -55,6 +58,12 @@ def of_calls(question: Question, plan: ExecutionPlan) -> Iterator[str]:
             for words in of_placement(call, plan[call.name], question):
                 found[words].append(call.name)
     yield from (f"{', '.join(names)}: {words}" for words, names in found.items())
+
+
+def bases(graph: DataflowGraph, plan: ExecutionPlan) -> Iterator[str]:
+    """Yield a line for each copy of frozen weights that several models use."""
+    for holder, roles in sharers(graph, plan).items():
+        yield f"{', '.join(roles)} hold their base once, on {holder.mesh.name} ({holder.strategy})"
 
 
 def of_placement(call: Call, placed: Placement, question: Question) -> Iterator[str]:

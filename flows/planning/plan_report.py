@@ -18,6 +18,7 @@ from prefect_rlhf.flows.planning.record import Range, public_range
 from prefect_rlhf.flows.training.choice.searched_plan import plan_file, proof_lines
 from prefect_rlhf.placement.graph import DataflowGraph
 from prefect_rlhf.placement.layout.alignment import aligned
+from prefect_rlhf.placement.models.model import ModelSpec
 from prefect_rlhf.placement.plan import ExecutionPlan
 from prefect_rlhf.placement.planner.explain import Explanation, in_words
 from prefect_rlhf.placement.planner.planned import Planned
@@ -291,7 +292,7 @@ def question_text(question: Question) -> str:
             "hidden": str(model.shape.hidden_size),
             "head": model.head,
             "format": model.dtype,
-            "trained": "yes" if graph.trained_by(model.role) else "",
+            "trained": _trained(model, graph),
         }
         for model in graph.models
     ]
@@ -306,3 +307,10 @@ def question_text(question: Question) -> str:
             *filter(None, [uneven_batch(question)]),
         ]
     )
+
+
+def _trained(model: ModelSpec, graph: DataflowGraph) -> str:
+    if model.adapter is not None:
+        kept = "" if graph.trained_by(model.role) else ", not trained"
+        return f"adapter of rank {model.adapter.rank}{kept}"
+    return "yes" if graph.trained_by(model.role) else ""

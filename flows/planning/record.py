@@ -40,12 +40,13 @@ class Range:
 
 
 def public_range(question: Question, plan: ExecutionPlan) -> Range | None:
-    """Return the range of a plan's step. None on CPUs, and if a profile has measured the calls.
+    """Return the range of a plan's step. None on CPUs, if a profile has measured the calls, and for a model with an
+    adapter, of which there is no public run.
 
     It is the estimate of the plan with the constants of public runs, times the record of its kind.
     """
     site = question.site
-    if site.backend != "cuda" or site.sources.profiles:
+    if site.backend != "cuda" or site.sources.profiles or any(model.adapter for model in question.graph.models):
         return None
     seconds = replace(question, site=with_runtime(site, PUBLIC)).estimate(plan).seconds
     kind: Kind = (

@@ -46,6 +46,7 @@ def read_question(flow: AlgorithmFlow, options: PlanOptions) -> Question:
     limit = responses.longest if responses and options.response_length.strip().isdecimal() else None
     arguments = read_arguments(flow, options, responses)
     inputs = read_inputs(arguments, read_model_shape, may_be_absent=True).checked()
+    inputs = replace(inputs, models=with_named_bases(inputs.models))
     site = read_site(options, inputs.models)
     graph = resize_evaluation(flow.algorithm.trace(arguments, inputs.models, inputs.datasets), inputs)
     if options.response_length and names_rollouts(options.response_length):
@@ -74,6 +75,21 @@ def read_imbalance(options: PlanOptions, graph: DataflowGraph) -> float:
 def read_model_shape(role: str, model: Model) -> ModelSpec:
     """Read a model's shape; it needs no weights."""
     return replace(model.to_spec(role, model_shape(role, model.path)), content=model_content(role, model.path))
+
+
+def with_named_bases(models: Mapping[str, ModelSpec]) -> dict[str, ModelSpec]:
+    """Return the models with the content of their bases: a known name stands for a base if an adapter has that base.
+
+    A language model of that name without an adapter is the base itself. A scalar model without an adapter was trained
+    from it, so it has other weights. Without any adapter, a name is just a size.
+    """
+    bases = {model.path for model in models.values() if model.adapter is not None and not model.content}
+    return {
+        role: replace(model, content=model.path)
+        if not model.content and model.path in bases and (model.adapter is not None or model.head == "lm")
+        else model
+        for role, model in models.items()
+    }
 
 
 def read_site(options: PlanOptions, models: Mapping[str, ModelSpec]) -> Site:

@@ -137,7 +137,8 @@ def read_run_inputs(arguments: Mapping[str, Any]) -> RunInputs:
         file = model.chat_template
         template = None if file is None else read_template(file, model.path, f"{role}.chat_template")
         spec = read_model_spec(role, model.path, model.head, dtype=model.dtype, new_head=model.new_head)
-        return replace(spec, eos_token=model.eos_token, chat_template=template)
+        adapter = None if model.adapter is None else model.adapter.to_spec(role, spec.shape)
+        return replace(spec, eos_token=model.eos_token, chat_template=template, adapter=adapter)
 
     return read_inputs(arguments, read_model)
 

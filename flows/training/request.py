@@ -40,6 +40,7 @@ from prefect_rlhf.tasks.data.role_tokenizers import tokenizers_of
 from prefect_rlhf.tasks.data.rows.row_order import items_read
 from prefect_rlhf.tasks.running.training_run import TrainingRun
 from prefect_rlhf.tasks.settings import Optimizer
+from prefect_rlhf.tasks.tracing.heads import adapter_remarks
 
 
 @dataclass(frozen=True)
@@ -137,7 +138,7 @@ def read_request(asked: AskedRun, lease: Lease, *, reward_warnings: tuple[str, .
     inputs = inputs.read_by(tokenizers.speaks).checked(items_read(graph, spec.steps, spec.seed))
     for line in inputs.warnings():
         log_warning(line)
-    for line in inputs.remarks:
+    for line in (*inputs.remarks, *adapter_remarks(graph)):
         log_info(line)
     workload = replace(
         run_workload(graph, inputs, spec.expected_response_length),

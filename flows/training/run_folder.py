@@ -116,7 +116,7 @@ def needed_bytes(graph: DataflowGraph, spec: RunSpec, written: int = 0) -> int:
     checkpoints = 0
     if spec.checkpoint_every is not None:
         checkpoints = min(spec.keep_checkpoints + 1, ceil(spec.steps / spec.checkpoint_every))
-    per_checkpoint = CHECKPOINT_BYTES * sum(size.num_parameters for size in sizes)
+    per_checkpoint = CHECKPOINT_BYTES * sum(size.num_trained for size in sizes)
     exports = sum(size.num_parameters * size.item for size in sizes)
     return max(0, checkpoints - written) * per_checkpoint + exports
 

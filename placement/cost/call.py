@@ -36,7 +36,7 @@ def call_cost(work: CallWork, execution: Execution, times: LayerTimes) -> Second
     if work.kind == "train_step":
         return train_step_costs(work, execution, times, (execution.recompute,))[0]
     seconds, new_weights = _of_rows(_CallSeconds(work, execution, times).of_a_replica()), 0.0
-    if work.kind == "generate" and work.new_weights:
+    if work.kind == "generate" and work.new_weights and not times.sizes.adapter:  # only a base is packed
         new_weights = times.packed(times.sizes.fullest_stage_parameters(execution.strategy))
     return seconds + Seconds(call=times.fixed(work.kind) + new_weights)
 
@@ -45,8 +45,7 @@ def train_step_costs(
     work: CallWork, execution: Execution, times: LayerTimes, recomputes: Sequence[Recompute]
 ) -> list[Seconds]:
     """Return `call_cost` of a train_step for each number of recomputed layers, not for the execution's own."""
-    parameters = times.sizes.fullest_stage_parameters(execution.strategy)
-    once = Seconds(call=times.fixed(work.kind) + times.written(parameters))
+    once = Seconds(call=times.fixed(work.kind) + times.written(times.sizes.most_trained(execution.strategy)))
     return [seconds + once for seconds in _CallSeconds(work, execution, times).train(recomputes)]
 
 
@@ -81,9 +80,9 @@ def _update(execution: Execution, times: LayerTimes) -> Seconds:
     """
     strategy, sizes = execution.strategy, times.sizes
     stage, tied = sizes.fullest_stage(strategy), 0.0
-    experts = sizes.stage_experts(strategy, stage)
-    parameters = sizes.stage_parameters(strategy, stage) - experts
-    if strategy.pp > 1 and sizes.tied and "lm" in sizes.head:
+    experts = sizes.stage_trained_experts(strategy, stage)
+    parameters = sizes.stage_trained(strategy, stage) - experts
+    if strategy.pp > 1 and sizes.tied and "lm" in sizes.head and not sizes.adapter:
         num_bytes = sizes.table / strategy.tp * execution.gradient_bytes
         tied = times.all_reduce(num_bytes, CollectiveGroup(2, execution.pp_span(), 1))
     shared = execution.replicas_seconds(parameters, times) + tied
@@ -258,12 +257,16 @@ class _CallSeconds:
         """Run a layer forward, with its two all-reduces, and the exchange of tokens with experts."""
         strategy = self.execution.strategy
         layer = self.times.forward(rows, length, strategy.tp, self.execution.sequence_split, strategy.ep)
+        if self.times.sizes.adapter is not None:
+            layer = layer + self._adapter_reduces(rows * length, self.times.sizes.adapter.reduces[0])
         return layer + self._tp_reduces(rows * length) + self._to_experts(rows * length)
 
     def _backward(self, rows: float, length: float) -> Seconds:
         """Run a layer backward, without its forward again."""
         strategy = self.execution.strategy
         layer = self.times.backward(rows, length, strategy.tp, self.execution.sequence_split, strategy.ep)
+        if self.times.sizes.adapter is not None:
+            layer = layer + self._adapter_reduces(rows * length, self.times.sizes.adapter.reduces[1])
         reduces = self._tp_reduces(rows * length)
         if self.execution.tokens_over_tp:  # its inputs of products are gathered once more, for gradients of weights
             reduces = reduces.times(1.5)
@@ -278,6 +281,17 @@ class _CallSeconds:
             return Seconds()
         num_bytes = tokens * self.times.sizes.hidden * self.times.sizes.item
         return Seconds(tp_communication=2 * self.times.all_reduce(num_bytes, self.execution.tp_group()))
+
+    def _adapter_reduces(self, tokens: float, numbers: Sequence[int]) -> Seconds:
+        """Reduce [tokens, number] over the tensor-parallel group, for each message between the A's and B's of a layer.
+
+        In vLLM they travel with the results of the base: there, they are counted too much.
+        """
+        if self.execution.strategy.tp == 1:
+            return Seconds()
+        item, group = self.times.sizes.item, self.execution.tp_group()
+        messages = (self.times.all_reduce(tokens * number * item, group) for number in numbers)
+        return Seconds(tp_communication=sum(messages))
 
     def _to_experts(self, tokens: float) -> Seconds:
         """Send a copy of [tokens, hidden] to each of a token's experts, and return their outputs.

@@ -6,6 +6,9 @@ outputs, attention's heads and result, the feed-forward layer's halves), as in K
 without dropout and masks, and in the compute format. In a mixture of experts, a token passes through the feed-forward
 layers of its experts, and the backward of each reads a copy of the token's hidden state. Where devices divide experts,
 the fullest device has `expert_imbalance` times as many tokens as the mean, by the workload; no token is dropped.
+
+With an adapter a layer keeps the inputs of adapted matrices alone, which their A's need. In addition it keeps the
+numbers between A's and B's, and the B's of fused matrices as a single matrix.
 """
 
 from collections.abc import Sequence
@@ -28,6 +31,7 @@ from prefect_rlhf.placement.models.engine_constants import (
     TOKEN_BYTES,
     window_block,
 )
+from prefect_rlhf.placement.models.layer_adapter import GATES, QUERIES_KEYS_VALUES
 from prefect_rlhf.placement.plan import EngineKind, Recompute, recomputed_layers
 
 SAMPLED_COPIES = 3  # of a row's logits in float32: whole, and two copies to sample from
@@ -160,7 +164,7 @@ def static_bytes(execution: Execution, sizes: ModelSizes, trained: bool, stage: 
         return CallBytes(weights=weights)
     state, strategy = ADAM_BYTES + (MAIN_WEIGHT_BYTES if sizes.dtype != "float32" else 0), execution.strategy
     written = sizes.stage_trained(strategy, stage)
-    experts = sizes.stage_experts(strategy, stage)  # the same in every ep-th replica alone
+    experts = sizes.stage_trained_experts(strategy, stage)  # the same in every ep-th replica alone
     return CallBytes(
         weights=weights,
         gradients=written * execution.gradient_bytes,
@@ -203,7 +207,8 @@ class _Active:
             logits += in_head * -(-self.sizes.vocab // self._tp) * self.sizes.item
         return _with(
             static,
-            working=in_pass * self._forward_bytes + (0 if TRAITS[engine].paged_cache else self._mask),
+            working=in_pass * self._forward_bytes
+            + (0 if TRAITS[engine].paged_cache else self._mask + self._fused_b[1]),
             logits=logits,
             kv_cache=cached,
             rows=self._replica_rows * self.max_length * token_bytes,
@@ -213,7 +218,8 @@ class _Active:
         """Add a micro-batch, within a layer or at its head."""
         tokens = self._micro_rows(train=False) * self._length
         hidden = (2 * tokens + self._head_tokens(tokens)) * self.sizes.hidden * self.sizes.item
-        moment = _fuller((tokens * self._forward_bytes + self._mask, 0), (hidden, self._logits(tokens)))
+        layer = tokens * self._forward_bytes + self._mask + self._fused_b[1]
+        moment = _fuller((layer, 0), (hidden, self._logits(tokens)))
         several = self._replica_rows * self._length > tokens  # then the previous hidden states still exist
         before = tokens * self.sizes.hidden * self.sizes.item if several else 0
         return _with(static, activations=before, **moment, rows=self._rows(2))
@@ -237,14 +243,16 @@ class _Active:
         if self.execution.tokens_over_tp:  # all tokens: a buffer of the products, and the last hidden states
             gathered = (2 if self._is_last else 1) * self.sizes.hidden * self.sizes.item
         backward, head = self._layer_backward(rows, tokens), (self._head_backward(tokens), self._logits(tokens))
-        row_bytes = self._rows(2 + NUM_COLUMNS)
+        row_bytes, fused_b = self._rows(2 + NUM_COLUMNS), self._fused_b[0]
         found = []
         for recompute in recomputes:
             again = recomputed_layers(recompute, num_layers)
             kept = in_flight * (again * boundary + (num_layers - again) * layer)
             recomputed = layer - boundary if again == num_layers else 0  # the last layer, whose backward is the first
             activations = tokens * (kept + in_flight * (2 if self._is_last else 1) * boundary + gathered)
-            moment = _fuller((tokens * recomputed + backward, 0), head)
+            activations += in_flight * (num_layers - again) * fused_b
+            backward_then = backward + (fused_b if again == num_layers else 0)
+            moment = _fuller((tokens * recomputed + backward_then, 0), head)
             found.append(_with(static, activations=activations, **moment, rows=row_bytes))
         return found
 
@@ -293,7 +301,23 @@ class _Active:
         small += 2 * 4 * sizes.num_experts  # the router's logits and shares
         whole = (num_norms + 2) * sizes.hidden / self.execution.sequence_split  # of those after, the inputs alone
         copies = self.load * sizes.experts_per_token * sizes.hidden
+        if sizes.adapter is not None:
+            norms = sum(not sizes.adapter.count(*names) for names in (QUERIES_KEYS_VALUES, GATES))
+            whole -= norms * sizes.hidden / self.execution.sequence_split  # their results, which no backward reads
+            split -= 0 if sizes.adapter.count("o_proj") else sizes.queries
+            split -= 0 if sizes.adapter.count("down_proj") else inner
+            whole += sizes.adapter.narrow
         return int((whole + copies + split / self._tp) * sizes.item + small)
+
+    @property
+    def _fused_b(self) -> tuple[int, int]:
+        """Bytes of the B's of fused matrices, each fusion as a single matrix, and of the largest while it is made."""
+        adapter, sizes = self.sizes.adapter, self.sizes
+        if adapter is None:
+            return 0, 0
+        rows = {QUERIES_KEYS_VALUES: sizes.queries + 2 * sizes.keys, GATES: 2 * sizes.inner}
+        fused = [rows[names] // self._tp * adapter.count(*names) * adapter.rank * sizes.item for names in rows]
+        return sum(fused), 2 * max(fused)
 
     @property
     def _inner(self) -> float:
@@ -310,7 +334,9 @@ class _Active:
         sizes = self.sizes
         if self.on_cpu:  # attention spreads packed rows and works on a copy
             attention = 2 * sizes.hidden + (5 * sizes.queries + 6 * sizes.keys) / self._tp
-            return int(max(attention, 4 * sizes.hidden + self._copies + 3 * self._inner / self._tp) * sizes.item)
+            feed_forward = 4 * sizes.hidden + self._copies + _inner_at_once(sizes) * self._inner / self._tp
+            feed_forward += 0 if sizes.adapter is None else 2 * sizes.adapter.rank  # between A's and B's of gate and up
+            return int(max(attention, feed_forward) * sizes.item)
         return _cuda_forward_bytes(sizes, self._tp, self.load, has_blocks=self._has_blocks)
 
     def _layer_backward(self, rows: int, tokens: int) -> float:
@@ -326,6 +352,8 @@ class _Active:
             hidden += 2 * sizes.hidden
         experts = max(1, sizes.num_experts // self.execution.strategy.ep)  # of a device
         of_weight = experts * 2 * sizes.inner * sizes.hidden / tp  # gate and up
+        if sizes.adapter is not None:  # the base has none, and its inputs have a gradient through A, too
+            of_weight, hidden = self._fused_b[1] / sizes.item, hidden + sizes.hidden
         if not self.on_cpu:
             attention, feed_forward = 4 * sizes.queries + 4 * sizes.keys, 4 * inner
             attention += sizes.queries + 2 * sizes.keys if self._has_blocks else 0  # parts that blocks add to a whole
@@ -386,7 +414,16 @@ def _cuda_forward_bytes(sizes: ModelSizes, tp: int, load: float, has_blocks: boo
     """
     attention = 4 * sizes.queries + 6 * sizes.keys
     attention += sizes.queries if has_blocks else 0  # results of blocks, and all of them
-    return int((3 * sizes.hidden + load * _copies(sizes) + max(attention, 3 * load * _inner(sizes)) / tp) * sizes.item)
+    feed_forward = _inner_at_once(sizes) * load * _inner(sizes)
+    return int((3 * sizes.hidden + load * _copies(sizes) + max(attention, feed_forward) / tp) * sizes.item)
+
+
+def _inner_at_once(sizes: ModelSizes) -> int:
+    """Count tensors of the feed-forward layer's width that exist at once: gate, up and the result of both.
+
+    If an adapter adds to gate and up, the sums are new tensors.
+    """
+    return 4 if sizes.adapter is not None and sizes.adapter.count(*GATES) else 3
 
 
 def _inner(sizes: ModelSizes) -> int:

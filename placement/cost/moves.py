@@ -171,7 +171,7 @@ def disk_seconds(num_bytes: float) -> float:
 
 
 def reallocation_loads(source: ModelInstance, target: ModelInstance, sizes: ModelSizes) -> Loads:
-    """Return the bytes that `reshard` would move between two instances' devices, in closed form.
+    """Return the bytes that `reshard` would move between two instances' devices, in closed form: trained weights.
 
     By pairs of stages, of tp parts, and of shares of experts.
 
@@ -220,19 +220,19 @@ def _parts_held(at: Coordinate, instance: ModelInstance, sizes: ModelSizes) -> s
 
 
 def _needed(at: Coordinate, giving: ModelInstance, taking: ModelInstance, sizes: ModelSizes) -> Mapping[_Part, float]:
-    """Return the elements that a coordinate of the target takes from each part of the source."""
+    """Return the elements that a coordinate of the target takes from each part of the source: what is trained."""
     taken: dict[_Part, float] = {}
-    keys, stage, part, source, target = sizes.keys_and_values, at.pp, at.tp, giving.strategy, taking.strategy
+    layer, stage, part, source, target = sizes.moved_layer, at.pp, at.tp, giving.strategy, taking.strategy
     of_target, of_source = (min(strategy.tp, sizes.kv_heads) for strategy in (target, source))
-    of_experts = _experts_shared(at, giving, taking) if sizes.num_experts else {}
+    of_experts = _experts_shared(at, giving, taking) if sizes.moved_experts else {}
     for other, (layers, split, whole) in _shared_stages(stage, source.pp, target.pp, sizes).items():
         for giver, share in _overlaps(part, target.tp, source.tp).items():
-            taken[other, giver] = share * (layers * (sizes.layer_matrices - keys) + split)
+            taken[other, giver] = share * (layers * (layer.split - layer.keys_and_values) + split)
         for giver, share in _overlaps(part * of_target // target.tp, of_target, of_source).items():
-            taken[other, _keys_part(giver)] = share * layers * keys
+            taken[other, _keys_part(giver)] = share * layers * layer.keys_and_values
         for (column, expert), share in of_experts.items():
-            taken[other, column, expert] = share * layers * sizes.layer_experts
-        taken[other, _UNSPLIT] = layers * sizes.layer_norms + whole
+            taken[other, column, expert] = share * layers * sizes.moved_experts
+        taken[other, _UNSPLIT] = layers * layer.whole + whole
     if _shares_table(sizes) and stage in (0, target.pp - 1):
         for giver, share in _overlaps(part, target.tp, source.tp).items():
             taken[_TABLE, giver] = share * sizes.table
@@ -282,10 +282,14 @@ def _shared_ends(stage: int, pp: int, other: int, other_pp: int, sizes: ModelSiz
     """
     split = whole = 0
     last, other_last = stage == pp - 1, other == other_pp - 1
+    if last and other_last and "scalar" in sizes.head:
+        whole += sizes.hidden
+    if sizes.adapter:  # the base stays where it is
+        return split, whole
     if stage == 0 and other == 0 and not _shares_table(sizes):
         split += sizes.table
     if last and other_last:
-        whole += sizes.hidden + (sizes.hidden if "scalar" in sizes.head else 0)
+        whole += sizes.hidden
         if "lm" in sizes.head and not sizes.tied:
             split += sizes.table
     return split, whole
@@ -293,7 +297,7 @@ def _shared_ends(stage: int, pp: int, other: int, other_pp: int, sizes: ModelSiz
 
 def _shares_table(sizes: ModelSizes) -> bool:
     """Whether the embedding is the output's table too, so that any device of the first or last stage may give it."""
-    return sizes.tied and "lm" in sizes.head
+    return sizes.tied and "lm" in sizes.head and not sizes.adapter
 
 
 def _overlaps(index: int, degree: int, other_degree: int) -> Mapping[int, float]:

@@ -17,6 +17,7 @@ from prefect_rlhf.placement.engine_traits import TRAITS
 from prefect_rlhf.placement.graph import DataflowGraph
 from prefect_rlhf.placement.layout.layout import stages
 from prefect_rlhf.placement.models.engine_constants import ADAM_BYTES, ITEM_BYTES, MAIN_WEIGHT_BYTES
+from prefect_rlhf.placement.models.layer_adapter import LayerAdapter, LayerElements
 from prefect_rlhf.placement.models.model import NO_BIASES, QUERY_BIASES, Dtype, Head, ModelSpec, TransformerShape
 from prefect_rlhf.placement.models.weights import Parameter, further_parameters
 from prefect_rlhf.placement.plan import EngineKind, ExecutionPlan, ModelInstance, device_coordinates, trained_instance
@@ -28,7 +29,8 @@ class ModelSizes(HashedOnce):
     """The numbers that every cost formula needs, counted once. Counts are elements; `queries` and `keys` are widths.
 
     With experts, `inner` is the width of an expert; a dense model has no experts. `further` and `frozen` are parameters
-    of parts other than the trunk and the heads; a train_step does not write `frozen` parameters.
+    of parts other than the trunk, the heads and the adapter; a train_step does not write `frozen` parameters. With an
+    `adapter` it writes that, a scalar head and `further` parameters, and no others.
     """
 
     hidden: int
@@ -49,12 +51,15 @@ class ModelSizes(HashedOnce):
     experts_per_token: int = 0
     further: tuple[Parameter, ...] = ()
     frozen: tuple[Parameter, ...] = ()
+    adapter: LayerAdapter | None = None
 
     @classmethod
     def of(cls, model: ModelSpec) -> ModelSizes:
         """Return the sizes of a role's model."""
         sizes = cls.of_shape(model.shape, model.head, model.dtype)
         further, frozen = (further_parameters(model, learning) for learning in (True, False))
+        if model.adapter is not None:
+            sizes = replace(sizes, adapter=LayerAdapter.of(model))
         return replace(sizes, further=further, frozen=frozen) if further or frozen else sizes
 
     @classmethod
@@ -89,6 +94,11 @@ class ModelSizes(HashedOnce):
         With more devices than key-value heads, each device has a copy of a head, as if there were tp heads.
         """
         return self if tp <= self.kv_heads else replace(self, kv_heads=tp)
+
+    @property
+    def base(self) -> ModelSizes:
+        """The sizes of the model without its adapter."""
+        return self if self.adapter is None else replace(self, adapter=None)
 
     @property
     def item(self) -> int:
@@ -181,7 +191,32 @@ class ModelSizes(HashedOnce):
         ends = self.table + self.hidden + (self.hidden if "scalar" in self.head else 0)
         output = self.table if "lm" in self.head and not self.tied else 0
         ends += sum(parameter.num_elements for parameter in (*self.further, *self.frozen))
-        return self.num_layers * (self.layer_matrices + self.layer_experts + self.layer_norms) + ends + output
+        layer = self.layer_matrices + self.layer_experts + self.layer_norms + self.layer_adapter()
+        return self.num_layers * layer + ends + output
+
+    @property
+    def num_trained(self) -> int:
+        """All elements that a train_step of the model writes."""
+        if not self.adapter:
+            return self.num_parameters - sum(parameter.num_elements for parameter in self.frozen)
+        head = self.hidden if "scalar" in self.head else 0
+        return self.num_layers * self.layer_adapter() + head + sum(each.num_elements for each in self.further)
+
+    @property
+    def moved_layer(self) -> LayerElements:
+        """The elements that a move brings of a layer's weights outside of experts: a train_step writes them."""
+        if self.adapter is None:
+            return LayerElements(self.layer_matrices, self.keys_and_values, self.layer_norms)
+        return self.adapter.layer_elements
+
+    @property
+    def moved_experts(self) -> int:
+        """Elements of a layer's experts that a move brings."""
+        return 0 if self.adapter else self.layer_experts
+
+    def layer_adapter(self, tp: int = 1) -> int:
+        """Elements of a layer's adapter on each of tp devices."""
+        return 0 if self.adapter is None else self.adapter.on(tp).elements
 
     def stage_layers(self, pp: int, stage: int = 0) -> int:
         """Count the layers of a pipeline stage; see `stages`."""
@@ -203,8 +238,21 @@ class ModelSizes(HashedOnce):
 
     def stage_trained(self, strategy: Strategy, stage: int) -> int:
         """Count the elements that a device of a pipeline stage holds and that a train_step of the model writes."""
-        frozen = sum(parameter.elements_of(strategy.tp) for parameter in self.on_stage(self.frozen, strategy.pp, stage))
+        tp, pp = strategy.tp, strategy.pp
+        if self.adapter:
+            head = self.hidden if stage == pp - 1 and "scalar" in self.head else 0
+            further = sum(parameter.elements_of(tp) for parameter in self.on_stage(self.further, pp, stage))
+            return self.stage_layers(pp, stage) * self.layer_adapter(tp) + head + further
+        frozen = sum(parameter.elements_of(tp) for parameter in self.on_stage(self.frozen, pp, stage))
         return self.stage_parameters(strategy, stage) - frozen
+
+    def stage_trained_experts(self, strategy: Strategy, stage: int) -> int:
+        """Count the elements of `stage_trained` that belong to experts: zero with an adapter, whose base is frozen."""
+        return 0 if self.adapter else self.stage_experts(strategy, stage)
+
+    def most_trained(self, strategy: Strategy) -> int:
+        """Count the elements that a train_step writes on a device of the stage with most."""
+        return max(self.stage_trained(strategy, stage) for stage in (0, strategy.pp - 1))
 
     def stage_experts(self, strategy: Strategy, stage: int) -> int:
         """Count the elements of experts that a device of a pipeline stage holds: of every ep-th, its tp-th part."""
@@ -243,7 +291,7 @@ def instance_copied_bytes(instance: ModelInstance, sizes: ModelSizes) -> dict[De
 
     @cache
     def elements(stage: int) -> int:
-        experts = sizes.stage_experts(strategy, stage)
+        experts = sizes.stage_trained_experts(strategy, stage)
         others = sizes.stage_trained(strategy, stage) - experts
         return -(-others // strategy.dp) + -(-experts * strategy.ep // strategy.dp)
 
@@ -255,7 +303,7 @@ def _stage_parameters(sizes: ModelSizes, strategy: Strategy, stage: int) -> int:
     first, last = stage == 0, stage == strategy.pp - 1
     layers = sizes.stage_layers(strategy.pp, stage)
     elements = layers * (-(-sizes.on(strategy.tp).layer_matrices // strategy.tp) + sizes.layer_norms)
-    elements += sizes.stage_experts(strategy, stage)
+    elements += sizes.stage_experts(strategy, stage) + layers * sizes.layer_adapter(strategy.tp)
     table = -(-sizes.vocab // strategy.tp) * sizes.hidden
     if first:
         elements += table

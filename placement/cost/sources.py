@@ -113,8 +113,11 @@ class CostSources:
         return cost.times(slow_down.of_profiled(execution.devices_per_node * working_share(cost)))
 
     def written_seconds(self, instance: ModelInstance, sizes: ModelSizes) -> float:
-        """Return the cost of the fact that an instance's weights were written, in addition to the writing."""
-        parameters, nodes = sizes.fullest_stage_parameters(instance.strategy), self.distinct_hardware(instance.mesh)
+        """Return the cost of the fact that all weights of an instance were written, in addition to the writing."""
+        return self._written_seconds(instance, sizes, sizes.fullest_stage_parameters(instance.strategy))
+
+    def _written_seconds(self, instance: ModelInstance, sizes: ModelSizes, parameters: int) -> float:
+        nodes = self.distinct_hardware(instance.mesh)
         return max(self.times(sizes, node, instance.engine).written(parameters) for node in nodes)
 
     def taken_seconds(self, instance: ModelInstance, sizes: ModelSizes) -> float:
@@ -122,7 +125,7 @@ class CostSources:
         pp, nodes = instance.strategy.pp, self.distinct_hardware(instance.mesh)
         layers = max(sizes.stage_layers(pp, stage) for stage in (0, pp - 1))
         taken = max(self.times(sizes, node, instance.engine).taken(layers) for node in nodes)
-        return taken + self.written_seconds(instance, sizes)
+        return taken + self._written_seconds(instance, sizes, sizes.most_trained(instance.strategy))
 
     def links(self, meshes: Iterable[DeviceMesh]) -> Links:
         """Return the slower of each link among the nodes of some meshes, for a device on an otherwise idle host."""
@@ -170,7 +173,7 @@ class CostSources:
             profile
             for profile in self.profiles
             if profile.device == hardware.device.name
-            and (sizes is None or ModelSizes.of_shape(profile.shape, sizes.head, profile.dtype) == sizes)
+            and (sizes is None or ModelSizes.of_shape(profile.shape, sizes.head, profile.dtype) == sizes.base)
         )
 
     def _make(self, sizes: ModelSizes, hardware: Hardware, engine: EngineKind) -> LayerTimes:

@@ -19,7 +19,8 @@ class Lease:
     """The devices that a flow run leases: `devices` of `mesh` in `cluster`, through work pool `pool`.
 
     After a loss of nodes the run may continue with `min_devices`; 0: only with all of them. A dry run may plan but use
-    no device: it has the mesh that it would get, and no devices. A run without a worker has pool `local`.
+    no device: it has the mesh that it would get, and no devices. A run without a worker has pool `local`. With
+    `shows_only_its_gpus` the processes of the run see the leased GPUs alone, and count them from 0.
 
     >>> cluster = ClusterShape("desk", 1, 2, 8 << 30)
     >>> lease = Lease("mesh-pool", "8c1f", cluster, cluster.whole, cluster.whole.devices())
@@ -38,6 +39,7 @@ class Lease:
     devices: tuple[Device, ...]
     kind: Backend = "cpu"
     min_devices: int = 0
+    shows_only_its_gpus: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "cluster", replace(self.cluster, backend=self.kind, leased=self.mesh))
@@ -56,7 +58,9 @@ class Lease:
 
     @property
     def gpus(self) -> tuple[int, ...]:
-        """The number of each device on its node, in order: the GPUs of the ranks in the list of the leasing process."""
+        """The GPUs of the ranks, in order: their numbers in the list of the process that has the lease."""
+        if self.shows_only_its_gpus:
+            return tuple(range(len(self.devices)))
         return tuple(device.index for device in self.devices)
 
     def require(self, mesh: DeviceMesh, doing: str) -> None:

@@ -25,18 +25,36 @@ def shared_weights(graph: DataflowGraph, plan: ExecutionPlan) -> Shared:
     """Return the weights that instances compute from and that an earlier instance of the plan holds.
 
     Both have the same engine, mesh, strategy and order of devices, so each rank needs the same regions. An instance
-    that the plan offloads holds its own: it comes and goes as a whole.
+    whose weights the plan offloads holds its own: it comes and goes as a whole.
     """
     return _shared_weights(graph, plan) if _may_share(graph) else {}
 
 
-def borrowers(graph: DataflowGraph, plan: ExecutionPlan) -> Mapping[ModelInstance, tuple[str, ...]]:
-    """Return, for each instance whose weights others use, the roles of these."""
-    found: dict[ModelInstance, list[str]] = {}
+def sharers(graph: DataflowGraph, plan: ExecutionPlan) -> Mapping[ModelInstance, tuple[str, ...]]:
+    """Return, for each instance whose weights others use, its role and theirs, in the order of the graph's models."""
+    found: dict[ModelInstance, set[str]] = {}
     for instance, held in shared_weights(graph, plan).items():
-        for holder in dict.fromkeys(held.values()):
-            found.setdefault(holder, []).append(instance.role)
-    return {holder: tuple(roles) for holder, roles in found.items()}
+        for holder in held.values():
+            found.setdefault(holder, {holder.role}).add(instance.role)
+    return {
+        holder: tuple(model.role for model in graph.models if model.role in roles) for holder, roles in found.items()
+    }
+
+
+def one_base(graph: DataflowGraph, plan: ExecutionPlan) -> tuple[tuple[ModelInstance, ...], ...]:
+    """Return the instances, of each base several of them, that hold it once unless the plan offloads them."""
+    return _one_base(graph, plan) if _may_share(graph) else ()
+
+
+@lru_cache(maxsize=256)  # a check of each plan of a search asks for it
+def _one_base(graph: DataflowGraph, plan: ExecutionPlan) -> tuple[tuple[ModelInstance, ...], ...]:
+    found: dict[object, list[ModelInstance]] = {}
+    for instance in instances(graph, plan):
+        frozen = _frozen(graph, instance.role, instance.engine) if TRAITS[instance.engine].shares_weights else []
+        if frozen:
+            ends = _ends(graph.model(instance.role), instance)
+            found.setdefault((frozen[0].name, _place(instance), ends), []).append(instance)
+    return tuple(tuple(alike) for alike in found.values() if len(alike) > 1)
 
 
 @lru_cache(maxsize=256)  # a certificate, an estimate and a run ask for the same
@@ -45,9 +63,9 @@ def _shared_weights(graph: DataflowGraph, plan: ExecutionPlan) -> Shared:
     found: dict[ModelInstance, dict[str, ModelInstance]] = {}
     offloaded = offloaded_parts(graph, plan)
     for instance in instances(graph, plan):
-        if instance in offloaded or not TRAITS[instance.engine].shares_weights:
+        if offloaded.get(instance) == "all" or not TRAITS[instance.engine].shares_weights:
             continue
-        place = instance.engine, instance.mesh, instance.strategy, instance.device_order
+        place = _place(instance)
         for own in _frozen(graph, instance.role, instance.engine):
             held_by = first.setdefault((own.name, place, _ends(graph.model(instance.role), instance)), instance)
             if held_by != instance:
@@ -56,20 +74,25 @@ def _shared_weights(graph: DataflowGraph, plan: ExecutionPlan) -> Shared:
 
 
 def storage_name(graph: DataflowGraph, call: Call, placement: Placement) -> str:
-    """Return a name that calls have in common if equal meshes would hold some of their weights once."""
+    """Return a name that calls have in common if equal meshes would hold some of their weights once.
+
+    Of a model that is trained in part, its base may be held once, too.
+    """
     role = call.role or ""
-    if not _may_share(graph) or placement.offload != "none" or not TRAITS[placement.engine].shares_weights:
+    if not _may_share(graph) or placement.offload == "all" or not TRAITS[placement.engine].shares_weights:
         return role
     frozen = _frozen(graph, role, placement.engine)
-    if len(frozen) < len(graph.weights(role)):
-        return role
-    return f"{frozen[0].name} {_ends(graph.model(role), placement)}"
+    return f"{frozen[0].name} {_ends(graph.model(role), placement)}" if frozen else role
 
 
 @lru_cache(maxsize=16)  # asked for every option of a search
 def _may_share(graph: DataflowGraph) -> bool:
     """Whether two models name the same weights."""
     return len(graph.all_weights()) < sum(len(graph.weights(model.role)) for model in graph.models)
+
+
+def _place(instance: ModelInstance) -> object:
+    return instance.engine, instance.mesh, instance.strategy, instance.device_order
 
 
 def _frozen(graph: DataflowGraph, role: str, engine: EngineKind) -> list[Weights]:

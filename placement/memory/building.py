@@ -75,7 +75,8 @@ class Building:
             return {**whole, "trial pass": {**before, "trial pass": trial}}
         if "gradients" in kept:
             # Megatron allocates both flat buffers, then moves each weight from its own memory into its buffer
-            # (`_ParamAndGradBuffer.__init__`). The optimizer is made after that.
-            twice = {"weights": kept["weights"], "weights in buffers": kept["weights"], "gradients": kept["gradients"]}
-            return {**whole, "weights twice": twice}
+            # (`_ParamAndGradBuffer.__init__`). The optimizer is made after that. A base has no buffer.
+            there = {what: size for what, size in kept.items() if what in ("weights", "adapter", "gradients")}
+            in_buffers = there.get("adapter", there.get("weights", 0))
+            return {**whole, "weights twice": {**there, "weights in buffers": in_buffers}}
         return whole

@@ -25,7 +25,7 @@ from prefect_rlhf.placement.cost.sizes import ModelSizes
 from prefect_rlhf.placement.cost.workload import Workload
 from prefect_rlhf.placement.devices.mesh import Backend, ClusterShape, Device, DeviceMesh, lanes
 from prefect_rlhf.placement.graph import DataflowGraph
-from prefect_rlhf.placement.layout.sharing import borrowers, shared_weights
+from prefect_rlhf.placement.layout.sharing import shared_weights, sharers
 from prefect_rlhf.placement.memory.alike import Spread, classes
 from prefect_rlhf.placement.memory.building import Building
 from prefect_rlhf.placement.memory.bytes import base_bytes, byte_size
@@ -179,7 +179,7 @@ def certify(
     held = _kept(augmented, workload.longest, backend)
     needs = node_needs(augmented, held, workload, backend)
     beside = spread_overhead(augmented.graph, plan, backend)
-    found = _AlikeDevices(cluster, held, needs, beside, borrowers(augmented.graph, plan))
+    found = _AlikeDevices(cluster, held, needs, beside, sharers(augmented.graph, plan))
     open_windows = OpenWindows(augmented)
     building = Building(augmented.graph, plan, workload, backend, kept)
     fullest: dict[object, _FullestMoment] = {}
@@ -235,10 +235,10 @@ class _AlikeDevices:
         held: Mapping[ModelInstance, Spread[Kept]],
         needs: Sequence[NodeNeeds],
         beside: Spread[tuple[ByteShare, ...]],
-        borrowers: Mapping[ModelInstance, tuple[str, ...]],
+        sharers: Mapping[ModelInstance, tuple[str, ...]],
     ) -> None:
         self._per_node, num_devices = cluster.devices_per_node, cluster.num_nodes * cluster.devices_per_node
-        self._held, self._needs, self._beside, self._borrowers = held, needs, beside, borrowers
+        self._held, self._needs, self._beside, self._sharers = held, needs, beside, sharers
         used: dict[int, Spread[Any]] = {id(each): each for each in held.values()}
         used |= {id(need.terms): need.terms for need in needs}
         self._columns = {key: spread.column(num_devices) for key, spread in used.items()}
@@ -270,11 +270,11 @@ class _AlikeDevices:
     def load(self, device: int) -> _DeviceLoad:
         """Return the load of a device, held and needed; equal needs are a single object."""
 
-        def also(instance: ModelInstance, what: str) -> tuple[str, ...]:
-            return self._borrowers.get(instance, ()) if what == "weights" else ()
+        def roles(instance: ModelInstance, what: str) -> tuple[str, ...]:
+            return self._sharers.get(instance, ()) if what == "weights" else ()
 
         held = [
-            ResidentBytes(self._device(device), instance, what, size, also(instance, what))
+            ResidentBytes(self._device(device), instance, what, size, roles(instance, what))
             for instance, spread in self._held.items()
             if (kind := self._columns[id(spread)][device])
             for what, size in spread.values[kind - 1]

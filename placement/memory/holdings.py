@@ -4,7 +4,7 @@ They include memory that a layout does not show: fused and padded buffers, rows 
 and, on CPU, its packed copies.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from math import lcm
@@ -13,12 +13,18 @@ from prefect_rlhf.placement.cost.paged_cache import whole_cache_bytes
 from prefect_rlhf.placement.cost.sizes import ModelSizes
 from prefect_rlhf.placement.devices.mesh import Backend, Device
 from prefect_rlhf.placement.devices.strategy import Strategy
-from prefect_rlhf.placement.engine_traits import TRAITS
+from prefect_rlhf.placement.engine_traits import TRAITS, slot_rank
 from prefect_rlhf.placement.graph import Call
 from prefect_rlhf.placement.layout.layout import padded_vocabulary
 from prefect_rlhf.placement.memory.alike import Spread, spread_by_replica
-from prefect_rlhf.placement.models.engine_constants import ADAM_BYTES, GRADIENT_BYTES, MAIN_WEIGHT_BYTES
+from prefect_rlhf.placement.models.engine_constants import (
+    ADAM_BYTES,
+    GRADIENT_BYTES,
+    ITEM_BYTES,
+    MAIN_WEIGHT_BYTES,
+)
 from prefect_rlhf.placement.models.families.known import FAMILIES
+from prefect_rlhf.placement.models.layer_adapter import GATES, QUERIES_KEYS_VALUES
 from prefect_rlhf.placement.models.model import ModelSpec
 from prefect_rlhf.placement.models.weights import Parameter, parts
 from prefect_rlhf.placement.plan import ModelInstance, OffloadPart
@@ -39,19 +45,19 @@ _SCALE_BYTES = 16  # vLLM's four scales of a layer's attention
 class ResidentBytes:
     """`num_bytes` of a kind (`what`) that a resident instance keeps on a device.
 
-    Instances of the roles `also` compute from some of them.
+    If instances of several `roles` compute from them, it is one of these.
     """
 
     device: Device
     instance: ModelInstance
     what: str
     num_bytes: int
-    also: tuple[str, ...] = ()
+    roles: tuple[str, ...] = ()
 
     @property
     def label(self) -> str:
-        """The kind, and the other roles that use these bytes, for people."""
-        return f"{self.what}, also of {' and '.join(self.also)}" if self.also else self.what
+        """The kind for people; of bytes that several roles use, these roles."""
+        return f"base of {', '.join(self.roles)}" if self.roles else self.what
 
     def moves_with(self, part: OffloadPart) -> bool:
         """Return whether an offload of `part` takes them away."""
@@ -112,17 +118,24 @@ def _megatron(
 ) -> tuple[tuple[str, int], ...]:
     """Weights; with training in flat buffers, whose padding counts, and optimizer states shared out over dp.
 
-    A frozen instance may compute from parts that another instance holds. Experts have a buffer of their own, whose
-    states those replicas share out that hold the same.
+    An instance may compute from frozen parts that another instance holds. Experts have a buffer of their own, whose
+    states those replicas share out that hold the same. With an adapter, its base has no buffer.
     """
     sizes, strategy = ModelSizes.of(model), instance.strategy
     tensors = list(_tensors(sizes, strategy.tp, padded_vocabulary(model, "megatron", strategy.tp), strategy.pp, stage))
     experts = list(_expert_tensors(sizes, strategy, stage))
+    adapter = list(_adapter_tensors(sizes, strategy, stage))
     frozen = sum(_further_tensors(sizes, sizes.frozen, strategy, stage))
-    if not trained:
-        whole = sum(tensors) + sum(experts) + frozen
+    if adapter or not trained:
+        whole = sum(tensors) + sum(experts) + frozen + sum(adapter)
         there = sum(_elements_of(part, model, strategy, stage, whole) for part in elsewhere)
-        return (("weights", (whole - there) * sizes.item),)
+        own = 0 if "adapter" in elsewhere else sum(adapter)
+        if not trained:
+            return ("weights", (whole - there - own) * sizes.item), ("adapter", own * sizes.item)
+        learning = [*adapter, *_further_tensors(sizes, sizes.further, strategy, stage)]
+        learning += [sizes.hidden] if stage == strategy.pp - 1 and "scalar" in sizes.head else []
+        base = (whole - there - sum(learning)) * sizes.item
+        return ("weights", base), *_in_buffer("adapter", learning, model, strategy.dp)
     ends = [_padded(size, _START) for size in tensors]
     buckets = [sum(ends)]
     if strategy.pp > 1 and sizes.tied and "lm" in sizes.head and stage in (0, strategy.pp - 1):
@@ -141,9 +154,20 @@ def _megatron(
     )
 
 
+def _in_buffer(name: str, tensors: Sequence[int], model: ModelSpec, dp: int) -> Kept:
+    """The bytes of trained tensors in one flat buffer, which have a name, and of what training adds to them."""
+    buffer = _padded(sum(_padded(size, _START) for size in tensors), lcm(dp, _BUCKET))
+    state = ADAM_BYTES + (MAIN_WEIGHT_BYTES if model.dtype != "float32" else 0)
+    return (
+        (name, buffer * ITEM_BYTES[model.dtype]),
+        ("gradients", buffer * GRADIENT_BYTES),
+        ("optimizer", buffer * state // dp + _STEP_BYTES * len(tensors)),
+    )
+
+
 @cache
 def _vllm(model: ModelSpec, strategy: Strategy, cache_bytes: int, backend: Backend) -> tuple[tuple[str, int], ...]:
-    """Weights with rotary tables, the cache, and on CPU the copies that products are made from."""
+    """Weights with rotary tables, slots of an adapter, the cache, and on CPU the copies that products are made from."""
     sizes, shape, tp = ModelSizes.of(model).held_by("vllm"), model.shape, strategy.tp
     vocabulary = padded_vocabulary(model, "vllm", tp)
     experts = sum(_expert_tensors(sizes, strategy, 0))
@@ -154,7 +178,28 @@ def _vllm(model: ModelSpec, strategy: Strategy, cache_bytes: int, backend: Backe
     tables += _NORMALIZER_BYTES if FAMILIES[shape.family].scaled_embedding else 0
     linear = sizes.num_layers * sizes.on(tp).matrices // tp + experts + vocabulary // tp * sizes.hidden
     packed = linear * sizes.item if backend == "cpu" else 0
-    return (("weights", tensors * sizes.item + tables), ("packed weights", packed), ("key-value cache", cache_bytes))
+    adapter = sizes.num_layers * _slot_elements(sizes, tp) * sizes.item
+    return (
+        ("weights", tensors * sizes.item + tables),
+        ("adapter", adapter),
+        ("packed weights", packed),
+        ("key-value cache", cache_bytes),
+    )
+
+
+def _slot_elements(sizes: ModelSizes, tp: int) -> int:
+    """Elements of the slots of a layer's adapter: an A and a B for each matrix of a fused layer, if any is adapted."""
+    adapter, on_device = sizes.adapter, sizes.on(tp)
+    if adapter is None:
+        return 0
+    rows = {
+        QUERIES_KEYS_VALUES: 3 * sizes.hidden + (on_device.queries + 2 * on_device.keys) // tp,
+        ("o_proj",): sizes.queries // tp + sizes.hidden,
+        GATES: 2 * sizes.hidden + 2 * sizes.inner // tp,
+        ("down_proj",): sizes.inner // tp + sizes.hidden,
+    }
+    slot = slot_rank("vllm", adapter.rank) or adapter.rank  # a plan with a higher rank is refused
+    return slot * sum(each for matrices, each in rows.items() if adapter.count(*matrices))
 
 
 def _tensors(sizes: ModelSizes, tp: int, vocabulary: int, pp: int, stage: int) -> Iterator[int]:
@@ -184,6 +229,8 @@ def _tensors(sizes: ModelSizes, tp: int, vocabulary: int, pp: int, stage: int) -
 def _elements_of(part: str, model: ModelSpec, strategy: Strategy, stage: int, whole: int) -> int:
     """Count a frozen part's elements on a device of a stage, which holds `whole` elements of the model."""
     sizes, is_last = ModelSizes.of(model), stage == strategy.pp - 1
+    if part == "adapter":
+        return sum(_adapter_tensors(sizes, strategy, stage))
     if part == "trunk":  # all but the others
         others = (each for each in parts(model) if each != "trunk")
         return whole - sum(_elements_of(each, model, strategy, stage, whole) for each in others)
@@ -198,6 +245,13 @@ def _further_tensors(sizes: ModelSizes, further: Iterable[Parameter], strategy: 
     """Elements of the tensors of further parts that a stage has on a device; they are not fused."""
     for parameter in sizes.on_stage(further, strategy.pp, stage):
         yield parameter.elements_of(strategy.tp)
+
+
+def _adapter_tensors(sizes: ModelSizes, strategy: Strategy, stage: int) -> Iterator[int]:
+    """Elements of each tensor of the adapter that a stage has on a device."""
+    if sizes.adapter is not None:
+        for _ in range(sizes.stage_layers(strategy.pp, stage)):
+            yield from sizes.adapter.on(strategy.tp).tensors
 
 
 def _expert_tensors(sizes: ModelSizes, strategy: Strategy, stage: int) -> Iterator[int]:

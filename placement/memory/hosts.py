@@ -14,7 +14,7 @@ from prefect_rlhf.placement.memory.bytes import byte_size
 from prefect_rlhf.placement.memory.holdings import Kept, moves_with
 from prefect_rlhf.placement.plan import ModelInstance, trained_instance
 
-COPIED = frozenset({"weights", "optimizer"})
+COPIED = frozenset({"weights", "adapter", "optimizer"})
 """What goes to the host: gradients come back as zeros, a key-value cache and packed weights are made again."""
 
 

@@ -25,6 +25,7 @@ from prefect_rlhf.placement.cost.workload import Workload
 from prefect_rlhf.placement.devices.mesh import Backend
 from prefect_rlhf.placement.engine_traits import TRAITS
 from prefect_rlhf.placement.graph import Call, DataflowGraph
+from prefect_rlhf.placement.layout.sharing import one_base
 from prefect_rlhf.placement.memory.certificate import STEPS_CERTIFIED, Certificate, certify
 from prefect_rlhf.placement.plan import (
     ExecutionPlan,
@@ -217,21 +218,53 @@ class Savings:
         return sorted(instances(self.graph, plan), key=lambda instance: -held[instance.name])
 
     def _offloading(self, plan: ExecutionPlan, instance: ModelInstance, part: Offload) -> ExecutionPlan:
-        calls = instances(self.graph, plan)[instance]
-        if plan[calls[0].name].offload == "all" or not self.is_free(plan, calls[0], "offload"):
+        """The plan with a part of a copy off its devices: a base that several copies hold once, with all of them.
+
+        A base that a trained copy holds leaves when that copy does.
+        """
+        users = instances(self.graph, plan)
+        together, trained = self._with_same_base(plan, instance) if part == "all" else [instance], self._trained(plan)
+        if instance not in trained and not trained.isdisjoint(together):
+            return plan
+        calls = tuple(call for each in together for call in users[each])
+        if plan[users[instance][0].name].offload == "all":
+            return plan
+        if not all(self.is_free(plan, users[each][0], "offload") for each in together):
             return plan
         return with_changes(plan, calls, offload=part)
 
+    def _with_same_base(self, plan: ExecutionPlan, instance: ModelInstance) -> Sequence[ModelInstance]:
+        return next((alike for alike in one_base(self.graph, plan) if instance in alike), (instance,))
+
     def _staying(self, plan: ExecutionPlan, before: ExecutionPlan, instance: ModelInstance) -> ExecutionPlan:
         """The plan with less of a copy off its devices, if it still fits."""
-        calls = instances(self.graph, plan)[instance]
+        users = instances(self.graph, plan)
+        calls = users[instance]
         now, was = plan[calls[0].name], before[calls[0].name]
         if now.offload == was.offload:
             return plan
+        together = self._with_same_base(plan, instance)
+        if now.offload == "all" and len(together) > 1:
+            return self._base_staying(plan, before, [users[each] for each in together])
         trains = any(call.kind == "train_step" for call in calls)
         parts: list[Offload] = [was.offload, *(["optimizer"] if trains and now.offload == "all" else [])]  # type: ignore[list-item]
         for part in parts:
             stays = with_changes(plan, calls, offload=part, prefetch=was.prefetch if part == "none" else now.prefetch)
+            if self.fits(stays):
+                return stays
+        return plan
+
+    def _base_staying(
+        self, plan: ExecutionPlan, before: ExecutionPlan, copies: Sequence[tuple[Call, ...]]
+    ) -> ExecutionPlan:
+        """The plan with a base that several copies hold once on its devices, if it still fits."""
+        for least in ("none", "optimizer"):
+            stays = plan
+            for calls in copies:
+                was = before[calls[0].name]
+                trains = any(call.kind == "train_step" for call in calls)
+                offload = least if trains and was.offload == "none" else was.offload
+                stays = with_changes(stays, calls, offload=offload, prefetch=was.prefetch)
             if self.fits(stays):
                 return stays
         return plan

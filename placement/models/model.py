@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from prefect_rlhf.placement.models.adapter import AdapterSpec
+
 Head = Literal["lm", "scalar", "lm+scalar"]
 """The end of a model: in tokens, in one number a token, or in both on one trunk, which actor and critic share."""
 Dtype = Literal["float32", "bfloat16"]
@@ -106,7 +108,7 @@ class ModelSpec:
     of the token that ends an answer; None: the chat template or the tokenizer says so. `chat_template` is the text of a
     template in place of the folder's. `content` is the folder that was read: models with the same content have the same
     weights as long as nothing trains them. It is empty for a model that is only planned, since its path is then just a
-    size.
+    size. With an `adapter` a train_step writes the adapter and a scalar head, and the other weights are frozen.
     """
 
     role: str
@@ -119,3 +121,4 @@ class ModelSpec:
     eos_token: str | None = None
     chat_template: str | None = None
     content: str = ""
+    adapter: AdapterSpec | None = None

@@ -1,7 +1,7 @@
 """Weights: the parameters of a model in sets, each with a name under which it is versioned, moved, stored and checked.
 
-A model has a set for each of its parts: a trunk, a language-model head, a scalar head. Parameters have their Hugging
-Face names; a layer's experts are stacked.
+A model has a set for each of its parts: a trunk, a language-model head, a scalar head, an adapter. Parameters have
+their Hugging Face names, those of an adapter PEFT's names without its prefix; a layer's experts are stacked.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from math import prod
 from typing import Any
 
 from prefect_rlhf.errors.errors import GraphError
-from prefect_rlhf.placement.models.families.family import axis_length
+from prefect_rlhf.placement.models.families.family import Weight, axis_length
 from prefect_rlhf.placement.models.families.known import FAMILIES
 from prefect_rlhf.placement.models.model import ModelSpec, TransformerShape
 
@@ -106,9 +106,48 @@ def _lm_head(model: ModelSpec) -> Iterator[Parameter]:
         yield Parameter("lm_head.weight", (shape.vocab_size, shape.hidden_size), 0, over_vocabulary=True)
 
 
-PARTS: dict[str, Part] = {"trunk": Part(_trunk), "scalar_head": Part(_scalar_head), "lm_head": Part(_lm_head)}
+def _adapter(model: ModelSpec) -> Iterator[Parameter]:
+    """Yield A [rank, in] and B [out, rank] of each adapted matrix [out, in], split as that is.
+
+    Of a matrix that tp splits by outputs B is split, and A is whole; of one split by inputs the other way round.
+    """
+    if model.adapter is None:
+        return
+    if model.shape.experts is not None:
+        raise GraphError(f"{model.role} is a mixture of experts, which can have no adapter yet")
+    adapted = [each for each in adapted_weights(model.shape) if matrix_name(each) in model.adapter.matrices]
+    for layer in range(model.shape.num_layers):
+        for weight in adapted:
+            outputs, inputs = (axis_length(axis, model.shape) for axis in weight.axes)
+            name, by_inputs = f"model.layers.{layer}.{weight.name}", weight.split_axis == 1
+            most = model.shape.num_kv_heads if weight.axes[0] == "keys" else None
+            yield Parameter(f"{name}.lora_A.weight", (model.adapter.rank, inputs), 1 if by_inputs else None, layer)
+            split = None if by_inputs else weight.split_axis
+            yield Parameter(f"{name}.lora_B.weight", (outputs, model.adapter.rank), split, layer, most_parts=most)
+
+
+def adapted_weights(shape: TransformerShape) -> tuple[Weight, ...]:
+    """Return the weights of a layer that an adapter may be beside: its matrices."""
+    return tuple(weight for weight in FAMILIES[shape.family].layer if len(weight.axes) == 2 and weight.part != "router")
+
+
+def matrix_name(weight: Weight) -> str:
+    """Return the name by which an adapter calls a weight of a layer: `q_proj` of `self_attn.q_proj`."""
+    return weight.name.rpartition(".")[2]
+
+
+def _has_no_adapter(model: ModelSpec) -> bool:
+    return model.adapter is None
+
+
+PARTS: dict[str, Part] = {
+    "trunk": Part(_trunk, learns=_has_no_adapter),
+    "scalar_head": Part(_scalar_head),
+    "lm_head": Part(_lm_head, learns=_has_no_adapter),
+    "adapter": Part(_adapter),
+}
 """Every part that a model may have, in the order of a forward pass."""
-_IN_SHAPE = frozenset(PARTS)  # parts that a shape and a head describe, so that sizes have them in closed form
+_IN_SHAPE = frozenset(PARTS)  # a shape, a head and an adapter describe these, so sizes have them in closed form
 
 
 def parts(model: ModelSpec) -> Mapping[str, tuple[Parameter, ...]]:
@@ -123,7 +162,7 @@ def _parts(model: ModelSpec, known: tuple[tuple[str, Part], ...]) -> Mapping[str
 
 
 def further_parameters(model: ModelSpec, learning: bool) -> tuple[Parameter, ...]:
-    """Return all parameters but trunk and heads: of the parts that a train_step writes, or of all other parts."""
+    """Return all parameters but trunk, heads and adapter: of parts that a train_step writes, or of all other parts."""
     further = [name for name, part in PARTS.items() if name not in _IN_SHAPE and part.learns(model) == learning]
     return tuple(parameter for name in further for parameter in parts(model).get(name, ()))
 
@@ -170,7 +209,8 @@ def _named_weights(
     def named(model: ModelSpec, own: Weights) -> Weights:
         if own.trained or not model.content:
             return own
-        other, shared = first.setdefault((model.content, model.dtype, own.part), (model, own))
+        adapter = model.adapter if own.part == "adapter" else None
+        other, shared = first.setdefault((model.content, model.dtype, own.part, adapter), (model, own))
         theirs, mine = ({parameter.name: parameter for parameter in each.parameters} for each in (shared, own))
         for name in theirs | mine if theirs != mine else ():
             if theirs.get(name) != mine.get(name):

@@ -35,6 +35,7 @@ CAUTIOUS_SHARE = 0.2  # for a search that counts memory with more caution
 PROVED = 0.01  # of a plan's seconds: a proof ends so close below them, or as far above, if the bound is wrong
 SMALL_SHARE = 0.03  # for each preset and each division: little is left to choose
 SHORT = Budget(EVALUATIONS, 2.0)  # of the first round of attempts, if the budget is longer
+NEARLY = 0.03  # of the fastest plan's time, as a request's simplicity: less than the estimates are wrong by
 CLOSE = 0.03  # of the bound: a plan that is no further above it is as good as known, since no estimate tells more
 
 
@@ -42,7 +43,8 @@ CLOSE = 0.03  # of the bound: a plan that is no further above it is as good as k
 class SearchRequest:
     """The plans to search, and the budget, which is divided over the attempts.
 
-    `space_of` gives the plans of a question with other constants. `words` are what presets must have.
+    `space_of` gives the plans of a question with other constants. `words` are what presets must have. The answer may be
+    slower than the fastest plan by a share of its time, its `simplicity`, if it is simpler.
     """
 
     question: Question
@@ -52,6 +54,7 @@ class SearchRequest:
     progress: Callable[[Progress], None] | None
     space_of: Callable[[Question], PlanSpace]
     words: Words = field(default_factory=dict)
+    simplicity: float = NEARLY
 
     def search(
         self, problem: PlanProblem, share: float, progress: Callable[[Progress], None] | None = None
@@ -101,7 +104,7 @@ def make_attempts(request: SearchRequest, attempts: Sequence[Attempt]) -> list[F
     """
     meter, short = Meter(request.budget), replace(request, budget=request.budget.at_most(SHORT))
     findings = _make_attempts(short, attempts)
-    if short == request or is_close(request.question, findings):
+    if short == request or is_close(request, findings):
         return findings
     meter.spend(short.budget.evaluations)
     left = meter.left
@@ -111,10 +114,10 @@ def make_attempts(request: SearchRequest, attempts: Sequence[Attempt]) -> list[F
     return [*findings, search_whole_space(replace(request, budget=rest))]
 
 
-def is_close(question: Question, findings: Sequence[Finding]) -> bool:
-    """Whether some plan is close to the bound."""
-    least = min(seconds for finding in findings for seconds in (math.inf, *finding.seconds(question)))
-    return least <= highest_bound(findings).lower_bound_seconds * (1 + CLOSE)
+def is_close(request: SearchRequest, findings: Sequence[Finding]) -> bool:
+    """Whether some plan is close to the bound, closer than the simplicity that is asked for."""
+    least = min(seconds for finding in findings for seconds in (math.inf, *finding.seconds(request.question)))
+    return least <= highest_bound(findings).lower_bound_seconds * (1 + min(CLOSE, request.simplicity))
 
 
 def highest_bound(findings: Sequence[Finding]) -> SearchResult:
@@ -136,7 +139,7 @@ def _make_attempts(request: SearchRequest, attempts: Sequence[Attempt]) -> list[
     """Make the attempts in order until a plan is close to the bound, and the attempts that are always made."""
     findings: list[Finding] = []
     for attempt in attempts:
-        if attempt.always or not is_close(request.question, findings):
+        if attempt.always or not is_close(request, findings):
             findings.append(attempt.make(request))
     return findings
 

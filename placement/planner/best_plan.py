@@ -17,6 +17,7 @@ from prefect_rlhf.placement.engine_traits import TRAITS
 from prefect_rlhf.placement.plan import ExecutionPlan
 from prefect_rlhf.placement.planner.attempts import (
     ATTEMPTS,
+    NEARLY,
     Attempt,
     SearchRequest,
     highest_bound,
@@ -100,6 +101,7 @@ def plan_graph(
     proves: bool = True,
     words: Words = NO_WORDS,
     parts: Parts | None = None,
+    simplicity: float = NEARLY,
 ) -> Planned:
     """Return the best plan of a question that a search finds within a budget (`Budget.of`).
 
@@ -107,7 +109,8 @@ def plan_graph(
     time it also depends on the machine. `pins` are calls that must be on these meshes. `start` is a legal plan: the
     answer is never slower, if it fits and keeps to the pins. The answer and the presets have the stated `words`.
     Unless it `proves`, the bound is the search's, of plans without streamed parts, and takes no more time. `parts` are
-    the parts of the planner that look for it, by default `ALL_PARTS`. Raises InvalidInput for a budget that is not
+    the parts of the planner that look for it, by default `ALL_PARTS`. A simpler plan is preferred to the
+    fastest if it takes at most this share more time, the `simplicity`. Raises InvalidInput for a budget that is not
     positive, a mesh outside the cluster, and when no plan fits.
     """
     whole = Budget.of(evaluations, budget_seconds)
@@ -125,9 +128,11 @@ def plan_graph(
     both = {call: {**words.get(call, {}), **meshes.get(call, {})} for call in (*words, *meshes)}
     if question.graph.staleness > 0:
         half = replace(budget, seconds=budget.seconds / 2)
-        known += _without_staleness(SearchRequest(question, space, half, method, None, space_of, both), parts)
+        known += _without_staleness(
+            SearchRequest(question, space, half, method, None, space_of, both, simplicity), parts
+        )
         budget = half
-    request = SearchRequest(question, space, budget, method, progress, space_of, both)
+    request = SearchRequest(question, space, budget, method, progress, space_of, both, simplicity)
     return _planned(request, parts, known, proof if proves else None)
 
 

@@ -15,6 +15,7 @@ from prefect_rlhf.placement.devices.lease import Lease
 from prefect_rlhf.placement.devices.mesh import Backend, ClusterShape, DeviceMesh
 from prefect_rlhf.placement.graph import DataflowGraph
 from prefect_rlhf.placement.layout.alignment import aligned
+from prefect_rlhf.placement.layout.sharing import one_base
 from prefect_rlhf.placement.memory.certificate import Certificate, certify_plan
 from prefect_rlhf.placement.memory.savings import with_changes
 from prefect_rlhf.placement.plan import ExecutionPlan, Offload, Placement, instances
@@ -93,8 +94,8 @@ class Question:
 def with_copies_agreed(plan: ExecutionPlan, graph: DataflowGraph) -> ExecutionPlan:
     """Return the plan that offloads each copy of weights as much as any of its calls requests.
 
-    If only a single copy may leave a device, the first does. A copy has the largest cache that any of its calls
-    requests.
+    If only a single copy may leave a device, the first does. Copies that hold a base once stay, unless all of them
+    leave. A copy has the largest cache that any of its calls requests.
     """
     strength: dict[Offload, int] = {"none": 0, "optimizer": 1, "all": 2}
     for calls in instances(graph, plan).values():
@@ -103,6 +104,12 @@ def with_copies_agreed(plan: ExecutionPlan, graph: DataflowGraph) -> ExecutionPl
         caches = [plan[call.name].cache_gib for call in calls]
         cache_gib = None if None in caches else max(cache for cache in caches if cache is not None)
         plan = with_changes(plan, calls, offload=offload, prefetch=prefetch, cache_gib=cache_gib)
+    users = instances(graph, plan)
+    for alike in one_base(graph, plan):
+        away = [users[instance] for instance in alike if plan[users[instance][0].name].offload == "all"]
+        for calls in away if len(away) < len(alike) else ():
+            trains = any(call.kind == "train_step" for call in calls)
+            plan = with_changes(plan, calls, offload="optimizer" if trains else "none", prefetch=True)
     for calls in sleepless(plan, graph):
         plan = with_changes(plan, calls, offload="none", prefetch=True)
     return plan

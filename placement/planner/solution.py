@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from prefect_rlhf.errors.errors import InvalidInput, RlhfError
+from prefect_rlhf.placement.layout.sharing import one_base
 from prefect_rlhf.placement.memory.certificate import Certificate
 from prefect_rlhf.placement.memory.savings import Savings, with_changes
 from prefect_rlhf.placement.plan import ExecutionPlan, instances, offloaded_parts
@@ -48,14 +49,18 @@ def _changes(question: Question, plan: ExecutionPlan, certificate: Certificate) 
     """Legal plans that keep less of a copy that is resident at the fullest moment."""
     assert certificate.fullest is not None  # it does not fit
     largest_first = sorted(certificate.fullest.shares, key=lambda share: -share.num_bytes)
-    by_name = {instance.name: calls for instance, calls in instances(question.graph, plan).items()}
+    users = instances(question.graph, plan)
+    by_name = {instance.name: calls for instance, calls in users.items()}
+    with_base = {instance.name: alike for alike in one_base(question.graph, plan) for instance in alike}
     for name in dict.fromkeys(share.owner for share in largest_first if share.owner in by_name):
         calls = by_name[name]
         now = plan[calls[0].name]
         is_trained = any(call.kind == "train_step" for call in calls)
         for part in ("optimizer", "all") if is_trained else ("all",):
+            together = with_base.get(name, ()) if part == "all" else ()
+            leaving = tuple(call for each in together for call in users[each]) or calls
             for prefetch in (True, False):
-                changed = with_changes(plan, calls, offload=part, prefetch=prefetch)
+                changed = with_changes(plan, leaving, offload=part, prefetch=prefetch)
                 if (now.offload, now.prefetch) != (part, prefetch) and is_legal(question, changed):
                     yield changed
 

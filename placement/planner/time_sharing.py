@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from prefect_rlhf.placement.graph import Call
+from prefect_rlhf.placement.layout.sharing import one_base
 from prefect_rlhf.placement.memory.savings import with_changes
 from prefect_rlhf.placement.plan import ExecutionPlan, instances
 from prefect_rlhf.placement.planner.planned import ROUNDING
@@ -32,11 +33,13 @@ def time_sharing_problem(space: PlanSpace) -> PlanProblem:
 def keep_resident_where_free(question: Question, plan: ExecutionPlan) -> ExecutionPlan:
     """Keep each copy of weights resident, or all but its optimizer, if that costs no time.
 
-    If it must leave, reload it during the preceding call, if there is room.
+    If it must leave, reload it during the preceding call, if there is room. Copies that hold a base once stay together.
     """
     most_seconds = question.seconds(plan) * (1 + ROUNDING)
-    for calls in instances(question.graph, plan).values():
-        for changed in _more_resident(plan, calls):
+    users = instances(question.graph, plan)
+    with_base = {instance: alike for alike in one_base(question.graph, plan) for instance in alike}
+    for together in dict.fromkeys(with_base.get(instance, (instance,)) for instance in users):
+        for changed in _more_resident(plan, [users[instance] for instance in together]):
             if changed == plan:
                 break  # what follows stays less
             if question.fits(changed) and question.seconds(changed) <= most_seconds:
@@ -45,13 +48,16 @@ def keep_resident_where_free(question: Question, plan: ExecutionPlan) -> Executi
     return plan
 
 
-def _more_resident(plan: ExecutionPlan, calls: Sequence[Call]) -> Iterator[ExecutionPlan]:
-    """Plans with more of what these calls share on its devices; the most first."""
-    trained = any(call.kind == "train_step" for call in calls)
-    for part in ("none", "optimizer") if trained else ("none",):
-        yield with_changes(plan, calls, offload=part, prefetch=True)
-    if not plan[calls[0].name].prefetch:
-        yield with_changes(plan, calls, prefetch=True)
+def _more_resident(plan: ExecutionPlan, copies: Sequence[Sequence[Call]]) -> Iterator[ExecutionPlan]:
+    """Plans with more of some copies on their devices, the most first; `copies` are the calls of each."""
+    trained = [any(call.kind == "train_step" for call in calls) for calls in copies]
+    for part in ("none", "optimizer") if any(trained) else ("none",):
+        changed = plan
+        for calls, trains in zip(copies, trained, strict=True):
+            changed = with_changes(changed, calls, offload=part if trains else "none", prefetch=True)
+        yield changed
+    if not all(plan[calls[0].name].prefetch for calls in copies):
+        yield with_changes(plan, [call for calls in copies for call in calls], prefetch=True)
 
 
 def _offloaded_around(call: Call, option: Candidate, context: CostContext) -> Candidate:

@@ -6,10 +6,11 @@ from dataclasses import replace
 from prefect_rlhf.errors.errors import InvalidInput, Missing, SeveralMistakes
 from prefect_rlhf.placement.devices.axes import ORDER
 from prefect_rlhf.placement.devices.mesh import Backend, DeviceMesh
-from prefect_rlhf.placement.engine_traits import TRAITS, engines_of, refused_heads
+from prefect_rlhf.placement.engine_traits import TRAITS, engines_of, has_not_slept, refused_heads, slot_rank
 from prefect_rlhf.placement.graph import Call, DataflowGraph
 from prefect_rlhf.placement.layout.experts import wrong_ep
 from prefect_rlhf.placement.layout.layout import wrong_tp
+from prefect_rlhf.placement.layout.sharing import one_base
 from prefect_rlhf.placement.models.model import ModelSpec
 from prefect_rlhf.placement.plan import EngineKind, ExecutionPlan, ModelInstance, Placement, instances
 from prefect_rlhf.placement.words.table import WORDS, stated
@@ -28,8 +29,11 @@ def check_plan(plan: ExecutionPlan, graph: DataflowGraph, mesh: DeviceMesh) -> E
     if mistakes:
         raise SeveralMistakes.of(mistakes)
     _check_copies(plan, graph)
+    _check_bases(plan, graph)
     for call, *_ in sleepless(plan, graph):
         right = "none: on cuda a device can offload a single vllm instance, and here two"
+        if _has_not_slept(plan[call.name].engine, graph.model(call.role or ""), "cuda"):
+            right = "none: no GPU has shown yet that an adapter comes back after an offload of vllm on cuda"
         raise InvalidInput(_field(call.name, "offload"), plan[call.name].offload, right)
     return plan
 
@@ -45,7 +49,7 @@ def violations(call: Call, placement: Placement, graph: DataflowGraph, backend: 
     yield from _plays(call, placement)
     if call.role is not None:
         yield from _shape(call, placement, graph.model(call.role))
-        yield from _heads(call, placement.engine, graph.model(call.role), backend)
+        yield from _able(call, placement.engine, graph.model(call.role), backend)
     for word in stated(placement):
         yield from word.mistakes(call, placement, graph)
     yield from _rows(call)
@@ -62,18 +66,20 @@ def able_engines(
     if call.role is None:
         return among
     model = graph.model(call.role)
-    return [engine for engine in among if not _refused_heads(engine, model, backend)] or among
+    return [engine for engine in among if not _refused(engine, model, backend)] or among
 
 
 def sleepless(plan: ExecutionPlan, graph: DataflowGraph) -> Iterator[tuple[Call, ...]]:
-    """Yield the calls of each vLLM instance whose offload conflicts with an earlier instance's on the same cuda device.
+    """Yield the calls of each vLLM instance that may not be offloaded on cuda, but is.
 
-    vLLM's allocator, which maps and unmaps an instance's memory there, serves a single instance per process.
+    vLLM's allocator, which maps and unmaps an instance's memory there, serves a single instance per process; and see
+    `has_not_slept`.
     """
     asleep: list[ModelInstance] = []
     for instance, calls in instances(graph, plan).items() if plan.cluster.backend == "cuda" else ():
         if TRAITS[instance.engine].sleeps_on_cuda and plan[calls[0].name].offload != "none":
-            if any(other.mesh.overlaps(instance.mesh) for other in asleep):
+            adapted = _has_not_slept(instance.engine, graph.model(instance.role), "cuda")
+            if adapted or any(other.mesh.overlaps(instance.mesh) for other in asleep):
                 yield calls
             else:
                 asleep.append(instance)
@@ -160,16 +166,26 @@ def _shape(call: Call, placement: Placement, model: ModelSpec) -> Iterator[Inval
         yield InvalidInput(f"models.{model.role}.head", model.head, f"lm, since {call.name} generates with it")
 
 
-def _heads(call: Call, engine: EngineKind, model: ModelSpec, backend: Backend) -> Iterator[InvalidInput]:
-    """Check that the engine computes heads of the model's width."""
-    if reason := _refused_heads(engine, model, backend):
-        able = [other for other in engines_of(call.kind) if not _refused_heads(other, model, backend)]
+def _able(call: Call, engine: EngineKind, model: ModelSpec, backend: Backend) -> Iterator[InvalidInput]:
+    """Check that the engine computes heads of the model's width, and any adapter."""
+    if reason := _refused(engine, model, backend):
+        able = [other for other in engines_of(call.kind) if not _refused(other, model, backend)]
         right = f"{' or '.join(able) or 'another model'} for {model.role} ({model.path}): {reason}"
         yield InvalidInput(_field(call.name, "engine"), engine, right)
 
 
-def _refused_heads(engine: EngineKind, model: ModelSpec, backend: Backend) -> str:
+def _refused(engine: EngineKind, model: ModelSpec, backend: Backend) -> str:
+    """Return why an engine cannot compute a model; empty: it can."""
+    if model.adapter is not None and not TRAITS[engine].adapts:
+        return f"it has an adapter, which {engine} does not compute here"
+    if model.adapter is not None and slot_rank(engine, model.adapter.rank) is None:
+        most = TRAITS[engine].adapter_ranks[-1]
+        return f"its adapter has rank {model.adapter.rank}, and {engine} has room for {most}"
     return refused_heads(engine, model.shape.head_dim, model.dtype, backend)
+
+
+def _has_not_slept(engine: EngineKind, model: ModelSpec, backend: Backend) -> bool:
+    return has_not_slept(engine, model.adapter is not None, backend)
 
 
 def _rows(call: Call) -> Iterator[InvalidInput]:
@@ -206,3 +222,15 @@ def _check_copies(plan: ExecutionPlan, graph: DataflowGraph) -> None:
         if offload == "optimizer" and all(call.kind != "train_step" for call in calls):
             right = f"none or all: no call trains {instance.name}, so it has no optimizer"
             raise InvalidInput(_field(calls[0].name, "offload"), offload, right)
+
+
+def _check_bases(plan: ExecutionPlan, graph: DataflowGraph) -> None:
+    """Check that frozen weights that several models use leave their devices for all of them, or stay for all."""
+    users = instances(graph, plan)
+    for alike in one_base(graph, plan):
+        away = [instance for instance in alike if plan[users[instance][0].name].offload == "all"]
+        if away and len(away) < len(alike):
+            roles = ", ".join(model.role for model in graph.models if any(each.role == model.role for each in alike))
+            first = alike[0]
+            right = f"none, or all for {roles} alike: they hold their base once, as {first.engine} {first.mesh.name}"
+            raise InvalidInput(_field(users[away[0]][0].name, "offload"), "all", right)

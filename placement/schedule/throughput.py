@@ -115,17 +115,20 @@ def model_flops(work: CallWork, sizes: ModelSizes) -> float:
 
     Forward: 2 per active parameter and token, and 4 x width x context / 2 per token and layer for causal attention
     (Narayanan et al. 2021, appendix). Active are the matrices of the layers, of the experts only those of a token, and
-    the head for tokens of responses. A train_step has three times as many, in each epoch. Recomputed layers do not
-    count.
+    the head for tokens of responses. A train_step has three times as many, in each epoch; with an adapter, two for
+    the base's matrices, which have no gradients. Recomputed layers do not count.
     """
-    flops = 0.0
+    flops, trains = 0.0, work.kind == "train_step"
+    of_base = TRAINING_PASSES - (1 if sizes.adapter else 0) if trains else 1
+    passes = TRAINING_PASSES if trains else 1
     for part in work.by_row_set:
         lengths, has_head = part.workload, part.vocabulary_passes > 0 and "lm" in sizes.head
         length = lengths.mean_length
-        layer = 2 * (sizes.layer_products + sizes.router) + 4 * ATTENDED * sizes.queries * length
-        head = 2 * sizes.table * lengths.responses.mean if has_head else 0.0
+        layer: float = of_base * 2 * (sizes.layer_products + sizes.router)
+        layer += passes * (2 * sizes.layer_adapter() + 4 * ATTENDED * sizes.queries * length)
+        head = of_base * 2 * sizes.table * lengths.responses.mean if has_head else 0.0
         flops += part.rows * (length * sizes.num_layers * layer + head)
-    return flops * (TRAINING_PASSES * work.epochs if work.kind == "train_step" else 1)
+    return flops * (work.epochs if trains else 1)
 
 
 def peak_flops(sources: CostSources, mesh: DeviceMesh, sizes: ModelSizes) -> float | None:

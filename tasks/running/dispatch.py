@@ -257,6 +257,7 @@ class Dispatcher:
             end_tokens=response_ends(model.path, model.eos_token, model.chat_template) if needs_ends else None,
             weights=weights,
             shared=shared_weights(self._graph, self._plan).get(instance, {}),
+            seed=self.run.seed,
         )
 
     def _fullest_rows(self, call: Call) -> int:

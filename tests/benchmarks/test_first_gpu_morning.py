@@ -59,6 +59,7 @@ def test_what_the_pretend_gpu_cannot_run_is_refused_with_a_reason(tmp_path):
     assert {run_step(step, machine).reason for step in needy} == {"the pretend GPU cannot run it"}
 
 
+@pytest.mark.all
 def test_timings_and_bytes_run_at_a_tiny_shape(tmp_path):
     """What only a GPU can measure is said not to be measured; each finding is in a file with its card and time."""
     names = ("throughput", "bytes_of_calls", "worlds_on_one_gpu")

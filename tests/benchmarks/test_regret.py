@@ -7,9 +7,9 @@ import pytest
 from benchmarks.planner.referee import asked, questions
 from benchmarks.planner.regret import QUESTIONS, Change, Regrets, regrets, seconds_under, summary
 from prefect_rlhf.placement.cost.datasheets.correction import CONSTANTS, Correction
+from prefect_rlhf.placement.planner.attempts import NEARLY
 from prefect_rlhf.placement.planner.best_plan import plan_graph
 from prefect_rlhf.placement.planner.fitted_constants import corrected
-from prefect_rlhf.placement.planner.passes.simplicity import NEARLY
 from prefect_rlhf.placement.schedule.changed_constants import CHANGES, FACTORS
 
 GRPO = next(line for line in questions() if line.startswith("grpo") and "1x8" in line)
@@ -47,6 +47,7 @@ def test_the_sums_count_the_changes_above_each_limit():
     assert sums["constants"]["host"] == 0
 
 
+@pytest.mark.all
 def test_the_answer_stays_close_to_the_best_if_launches_of_kernels_take_twice_as_long():
     """The fastest plan of GRPO is 12% slower then than a plan that is 1% slower now."""
     change = Correction(eager_launch=2.0)

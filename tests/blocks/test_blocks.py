@@ -31,13 +31,13 @@ BLOCKS = [Cluster, ModelBlock, PromptsBlock, PreferencesBlock, ChatsBlock, Rated
 DATASET = "path split_column split chat_template chat_template_kwargs tools_column columns form"
 FIELDS = {
     Cluster: "cluster num_nodes devices_per_node device_memory_gib host_memory_gib kind node_kinds lease_directory",
-    ModelBlock: "path head dtype new_head eos_token chat_template",
+    ModelBlock: "path head dtype new_head eos_token chat_template adapter",
     PromptsBlock: f"{DATASET} prompt_column last_answer system_prompt max_prompt_length overlong_prompts",
     PreferencesBlock: f"{DATASET} prompt_column chosen_column rejected_column",
     ChatsBlock: f"{DATASET} messages_column prompt_column completion_column text_column",
     RatedAnswersBlock: f"{DATASET} prompt_column completion_column label_column",
     RatedAnswers: f"{DATASET} prompt_column completion_column label_column saved",
-    Model: "path head dtype new_head eos_token chat_template saved",
+    Model: "path head dtype new_head eos_token chat_template adapter saved",
     Prompts: f"{DATASET} prompt_column last_answer system_prompt max_prompt_length overlong_prompts saved",
     Preferences: f"{DATASET} prompt_column chosen_column rejected_column saved",
     Chats: f"{DATASET} messages_column prompt_column completion_column text_column saved",
@@ -231,15 +231,16 @@ def test_a_misspelt_job_variable_is_refused():
         asyncio.run(configuration.from_template_and_values(template, {"clutser": "x"}, client=None))
 
 
-@pytest.mark.parametrize(("kind", "seen"), [("cpu", ""), ("cuda", "4,5,6,7")])
-def test_a_run_sees_the_gpus_of_its_worker_and_on_cpu_no_gpu(kind, seen):
-    """Its gang gives each rank the leased GPU of that list. Megatron and vLLM ask torch for GPUs themselves."""
+@pytest.mark.parametrize(("kind", "seen"), [("cpu", ""), ("cuda", "6,7")])
+def test_a_run_sees_its_own_gpus_of_the_list_of_its_worker_and_on_cpu_no_gpu(kind, seen):
+    """Its gang gives each rank a GPU of the list that is left. Megatron and vLLM ask torch for GPUs themselves."""
     own = {"CUDA_VISIBLE_DEVICES": "4,5,6,7"}
     configuration = GpuMeshWorker.job_configuration(
         kind=kind, devices_per_node=4, device_memory_gib=8, command="", env=own
     )
-    environment = configuration.environment(configuration.lease("1", DeviceMesh.parse("n0:2-3")))
-    assert environment["CUDA_VISIBLE_DEVICES"] == seen
+    lease = configuration.lease("1", DeviceMesh.parse("n0:2-3"))
+    assert configuration.environment(lease)["CUDA_VISIBLE_DEVICES"] == seen
+    assert lease.gpus == ((0, 1) if kind == "cuda" else (2, 3))
 
 
 def test_a_lease_has_the_kind_of_its_cluster_block(tmp_path):

@@ -151,10 +151,10 @@ def test_who_waits_is_told_who_holds_its_devices_and_who_came_first(tmp_path):
     first = book.enter(2, "first", "grpo/tidy-owl")
     line = str(book.acquire(1, Holder.now("late", "late")))
     assert line.startswith("waiting for 1 device of cluster desk: held by ppo/amber-fox (pid ")
-    assert line.endswith(", after grpo/tidy-owl, which came first")
+    assert line.endswith(", after grpo/tidy-owl, which comes first")
     held.release()
     line = str(book.acquire("n0:1", Holder.now("late", "late")))
-    assert line == "waiting for n0:1 of cluster desk: after grpo/tidy-owl, which came first"
+    assert line == "waiting for n0:1 of cluster desk: after grpo/tidy-owl, which comes first"
     first.release()
 
 
@@ -198,10 +198,10 @@ def test_a_run_has_one_place_whoever_keeps_it_for_it(tmp_path):
         "[" * 4000,
         "{}",
         "null",
-        '{"arrived": NaN, "number": 1, "devices": "n0:0", "flow_run": "x"}',
-        '{"arrived": 1, "number": 1e400, "devices": "n0:0", "flow_run": "x"}',
-        '{"arrived": 1, "number": 1, "devices": "everything", "flow_run": "x"}',
-        '{"arrived": 1, "number": 1, "devices": "n0:0", "flow_run": "' + "x" * 5000 + '"}',
+        '{"priority": 1, "arrived": NaN, "number": 1, "devices": "n0:0", "flow_run": "x"}',
+        '{"priority": 1, "arrived": 1, "number": 1e400, "devices": "n0:0", "flow_run": "x"}',
+        '{"priority": 1, "arrived": 1, "number": 1, "devices": "everything", "flow_run": "x"}',
+        '{"priority": 1, "arrived": 1, "number": 1, "devices": "n0:0", "flow_run": "' + "x" * 5000 + '"}',
     ],
 )
 def test_a_ticket_that_another_user_wrote_badly_counts_for_nothing(tmp_path, written):
@@ -218,7 +218,9 @@ def test_a_ticket_that_another_user_wrote_badly_counts_for_nothing(tmp_path, wri
 def test_the_name_on_a_ticket_is_one_clean_line(tmp_path):
     book = LeaseBook(tmp_path, DESK)
     ticket = book.enter(2, "bad", "bad")
-    ticket.path.write_text(json.dumps({"arrived": 1, "number": 1, "devices": "n0:0-1", "flow_run": "a\x1b[2J\nb"}))
+    ticket.path.write_text(
+        json.dumps({"priority": 1, "arrived": 1, "number": 1, "devices": "n0:0-1", "flow_run": "a\x1b[2J\nb"})
+    )
     line = str(book.acquire(1, Holder.now("late", "late")))
-    assert line == "waiting for 1 device of cluster desk: after a [2J b, which came first"
+    assert line == "waiting for 1 device of cluster desk: after a [2J b, which comes first"
     ticket.release()

@@ -21,6 +21,7 @@ from prefect_rlhf.engines.weights.memory import storage_bytes
 from prefect_rlhf.placement.devices.mesh import DeviceMesh
 from prefect_rlhf.placement.devices.strategy import Strategy
 from prefect_rlhf.placement.layout.layout import Layout
+from prefect_rlhf.placement.models.adapter import AdapterSpec
 from prefect_rlhf.placement.models.model import OptimizerSpec
 from prefect_rlhf.placement.plan import ModelInstance, Offload, Recompute
 
@@ -124,10 +125,11 @@ class Case:
     dtype: str = "float32"
     optimizer: OptimizerSpec | None = None
     new_head: bool = False
+    adapter: AdapterSpec | None = None
 
     def spec(self):
         options = {"dtype": self.dtype, "optimizer": self.optimizer, "new_head": self.new_head}
-        return read_model_spec("actor", self.folder, self.head, **options)
+        return replace(read_model_spec("actor", self.folder, self.head, **options), adapter=self.adapter)
 
     def build(self, rank: int) -> MegatronEngine:
         strategy = Strategy(self.dp, self.tp, self.pp)

@@ -12,6 +12,7 @@ from prefect_rlhf.engines.engine import Generated, Shard
 from prefect_rlhf.placement.devices.mesh import DeviceMesh
 from prefect_rlhf.placement.devices.strategy import Strategy
 from prefect_rlhf.placement.layout.layout import Layout
+from prefect_rlhf.placement.models.adapter import AdapterSpec
 from prefect_rlhf.placement.models.model import ModelSpec, TransformerShape
 from prefect_rlhf.placement.plan import ModelInstance
 from tests.layouts import vllm_layout
@@ -64,9 +65,10 @@ def build_command(
     tied: bool = True,
     dtype: str = "float32",
     head: str = "lm",
+    adapter: AdapterSpec | None = None,
 ) -> BuildCommand:
     shape = TransformerShape(128, 256, 4, 4, 2, 32, 512, 512, 10000.0, 1e-5, tied)
-    model = ModelSpec("actor", folder, head, shape, dtype)
+    model = ModelSpec("actor", folder, head, shape, dtype, adapter=adapter)
     strategy = Strategy(dp, tp, pp)
     instance = ModelInstance("actor", "vllm", DeviceMesh(0, 1, 0, len(ranks)), strategy)
     layout = vllm_layout(model, strategy, ranks) if pp == 1 else Layout({}, {})

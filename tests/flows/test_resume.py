@@ -221,6 +221,7 @@ def test_a_run_that_loses_a_rank_in_the_middle_of_its_parts_is_the_whole_run(
         assert max(float((values - other[name]).abs().max()) for name, values in one.items()) < TOLERANCE
 
 
+@pytest.mark.all
 def test_a_run_that_loses_a_rank_after_its_last_step_has_its_end_to_do_again(
     parameters, whole, at_node, monkeypatch, tmp_path
 ):

@@ -73,6 +73,7 @@ def test_a_run_that_stops_learning_completes_if_a_setting_says_so_and_its_result
     assert [step.get("actor_train.empty_updates", 0) for step in result.metrics] == [0] * 2 + [1] * 8
 
 
+@pytest.mark.all
 def test_a_run_that_learns_slowly_hears_nothing(parameters):
     """In its warm-up, too."""
     run_dir = completed(learns_some, parameters | {"algo": {"steps": 10}})

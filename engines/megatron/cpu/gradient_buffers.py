@@ -26,7 +26,8 @@ class GlooGradientBuffers(DistributedDataParallel):  # type: ignore[misc]
             group.reset()
         for parameter in self.params_with_grad:
             parameter.grad_added_to_main_grad = False
-            if parameter.dim() == 2 and parameter.shape[0] > 1:  # linear layers, embedding, vocabulary: see `gradients`
+            by_sink = parameter.dim() == 2 and parameter.shape[0] > 1 and not hasattr(parameter, "is_adapter")
+            if by_sink:  # linear layers, embedding, vocabulary: see `gradients`
                 mark_stale(parameter.main_grad)
             else:
                 parameter.main_grad.zero_()

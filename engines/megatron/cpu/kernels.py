@@ -59,15 +59,17 @@ class _RmsNorm(torch.autograd.Function):
         gradient = gradients[0]
         grad_NH, wide_weight_H = gradient.reshape(x_NH.shape), weight_H.float()
         grad_x_NH, grad_weight_H = torch.empty_like(x_NH), torch.zeros_like(wide_weight_H)
+        is_trained = ctx.needs_input_grad[1]
         for rows in _blocks(x_NH):
             unit = x_NH[rows].to(torch.float32, copy=True).mul_(inverse_N1[rows])
             wide = grad_NH[rows].to(torch.float32, copy=True)
             shared = wide * unit
-            grad_weight_H += shared.sum(0)
+            if is_trained:
+                grad_weight_H += shared.sum(0)
             along_N1 = torch.mv(shared, wide_weight_H)[:, None].div_(weight_H.shape[0])
             wide.mul_(wide_weight_H).addcmul_(unit, along_N1, value=-1)
             torch.mul(wide, inverse_N1[rows], out=grad_x_NH[rows])
-        return grad_x_NH.view(gradient.shape), grad_weight_H.to(weight_H.dtype), None
+        return grad_x_NH.view(gradient.shape), grad_weight_H.to(weight_H.dtype) if is_trained else None, None
 
 
 class _Gated(torch.autograd.Function):

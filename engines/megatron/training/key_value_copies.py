@@ -1,7 +1,7 @@
 """Copies of key-value heads, if there are more tensor-parallel ranks: gradients add up, and count once in the norm.
 
-Such a rank has the keys and values of a single head, below its own queries in the fused weight and in its bias. The
-copies begin equal and take the same steps.
+Such a rank has the keys and values of a single head, below its own queries in the fused weight and in its bias; an
+adapter has a B for each. The copies begin equal and take the same steps.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from prefect_rlhf.engines.megatron.adapters import AdaptedColumnLinear
 from prefect_rlhf.engines.megatron.groups import Groups, group_of_tp_ranks
 from prefect_rlhf.engines.megatron.model import Transformer
 from prefect_rlhf.placement.models.model import TransformerShape
@@ -21,11 +22,11 @@ from prefect_rlhf.placement.models.model import TransformerShape
 
 @dataclass(frozen=True, slots=True)
 class KeyValueCopies:
-    """The fused weights and biases of this rank's layers, and the ranks with copies of its key-value head."""
+    """The trained tensors of this rank's layers that have keys and values in their last rows, each with the number of
+    these rows, and the ranks with copies of its key-value head."""
 
     group: dist.ProcessGroup
-    fused: tuple[Any, ...]
-    num_rows: int  # the last rows, which are keys and values
+    copied: tuple[tuple[Any, int], ...]
 
     @classmethod
     def of(cls, model: Transformer, shape: TransformerShape, groups: Groups) -> KeyValueCopies | None:
@@ -35,15 +36,20 @@ class KeyValueCopies:
             return None
         first = groups.coordinate.tp // count * count
         layers = [layer.self_attention.linear_qkv for layer in model.decoder.layers]
-        fused = (tensor for layer in layers for tensor in (layer.weight, layer.bias) if tensor is not None)
-        return cls(group_of_tp_ranks(groups, first, first + count), tuple(fused), 2 * shape.head_dim)
+        fused = [(tensor, 2 * shape.head_dim) for layer in layers for tensor in (layer.weight, layer.bias)]
+        adapted = (layer.lora_B.items() for layer in layers if isinstance(layer, AdaptedColumnLinear))
+        fused += [(b, shape.head_dim) for each in adapted for name, b in each if name != "q_proj"]
+        copied = tuple((tensor, rows) for tensor, rows in fused if tensor is not None and tensor.requires_grad)
+        return cls(group_of_tp_ranks(groups, first, first + count), copied)
 
     def sum_gradients(self) -> None:
         """Let every copy have the sum of all copies' gradients."""
         # Each rank's queries attend to its copy, so each copy has only a part of the head's gradient. The sum over
         # copies is the head's gradient, and equal sums keep the copies equal after the optimizer step. All layers
         # travel in a single message, because a message's latency outweighs its few bytes.
-        parts = [tensor.main_grad[-self.num_rows :].view(-1) for tensor in self.fused]
+        parts = [tensor.main_grad[-rows:].view(-1) for tensor, rows in self.copied]
+        if not parts:
+            return
         flat = torch.cat(parts)
         dist.all_reduce(flat, group=self.group)
         for part, summed in zip(parts, torch.split(flat, [len(part) for part in parts]), strict=True):
@@ -58,7 +64,7 @@ class KeyValueCopies:
     def _counted(self, optimizer: Any, all_gradients: Any) -> list[Tensor]:
         """Return the gradients of the norm, cut off before keys and values; each is a flat range of a weight's."""
         ends: dict[int, int] = {}
-        for tensor in self.fused:
+        for tensor, rows in self.copied:
             if tensor in optimizer.model_param_group_index_map:
                 group, place = optimizer.model_param_group_index_map[tensor]
                 # The distributed optimizer shards each weight as a flat range, which may begin or end inside the fused
@@ -66,7 +72,7 @@ class KeyValueCopies:
                 # range up to their start.
                 main = optimizer.optimizer.param_groups[group]["params"][place]
                 start = optimizer._get_model_param_range_map(tensor)["param"].start
-                queries = tensor.numel() // tensor.shape[0] * (tensor.shape[0] - self.num_rows)
+                queries = tensor.numel() // tensor.shape[0] * (tensor.shape[0] - rows)
                 ends[id(main.grad)] = max(0, queries - start)
         gradients: list[Tensor] = all_gradients()
         return [gradient[: ends.get(id(gradient))] for gradient in gradients]

@@ -43,7 +43,7 @@ class _TokenEntropy(torch.autograd.Function):
         """Apply d entropy / d logit = -softmax * (scaled logit - its mean) * scale."""
         hidden_NH, weight_VH, *_ = ctx.saved_tensors
         grad_hidden_NH = torch.zeros_like(hidden_NH, dtype=torch.float32)
-        sink = GradientSink(weight_VH)
+        sink = GradientSink(weight_VH, ctx.needs_input_grad[1])
         sink.add_all(_weight_gradients(ctx, gradients[0] * -ctx.scale, grad_hidden_NH))
         if ctx.tp.size() > 1:
             dist.all_reduce(grad_hidden_NH, group=ctx.tp)
@@ -51,7 +51,8 @@ class _TokenEntropy(torch.autograd.Function):
 
 
 def _weight_gradients(ctx: Any, slope_N: Tensor, grad_hidden_NH: Tensor) -> Iterator[Tensor]:
-    """Yield the weight's gradient for each slice of the vocabulary [C, H]; add the hidden states' to its tensor."""
+    """Yield the weight's gradient, unless it is frozen, for each slice of the vocabulary [C, H]; add the hidden states'
+    gradient to its tensor."""
     hidden_NH, weight_VH, logsumexp_N, mean_N = ctx.saved_tensors
     for start, stop in slices(hidden_NH, weight_VH[: ctx.num_rows]):
         slice_CH = weight_VH[start:stop]
@@ -59,7 +60,8 @@ def _weight_gradients(ctx: Any, slope_N: Tensor, grad_hidden_NH: Tensor) -> Iter
         softmax_NC = (logits_NC - logsumexp_N[:, None]).exp_()
         change_NC = logits_NC.sub_(mean_N[:, None]).mul_(softmax_NC).mul_(slope_N[:, None]).to(hidden_NH.dtype)
         grad_hidden_NH += product(change_NC, slice_CH)
-        yield weight_product(change_NC, hidden_NH)
+        if ctx.needs_input_grad[1]:
+            yield weight_product(change_NC, hidden_NH)
 
 
 def _partial(hidden_NH: Tensor, weight_VH: Tensor, scale: float) -> tuple[Tensor, Tensor]:

@@ -65,7 +65,7 @@ class _TokenLogprobs(torch.autograd.Function):
         slope_N1 = (gradients[0] * ctx.scale)[:, None]
         sloped_NH = (hidden_NH * slope_N1).to(hidden_NH.dtype)
         mixed_NH = torch.zeros_like(hidden_NH, dtype=torch.float32)  # softmax @ weight
-        sink = GradientSink(weight_VH)
+        sink = GradientSink(weight_VH, ctx.needs_input_grad[1])
         sink.add_all(_weight_gradients(ctx, mixed_NH, -sloped_NH))
         held_N = None if ctx.tp.size() == 1 else (local_N >= 0) & (local_N < ctx.num_rows)
         sink.add_at(local_N, sloped_NH, held_N)
@@ -78,13 +78,17 @@ class _TokenLogprobs(torch.autograd.Function):
 
 
 def _weight_gradients(ctx: Any, mixed_NH: Tensor, above_NH: Tensor) -> Iterator[Tensor]:
-    """Yield softmax.T @ above for each slice of the vocabulary [C, H]; add softmax @ weight to `mixed_NH`."""
+    """Yield softmax.T @ above for each slice of the vocabulary [C, H]; add softmax @ weight to `mixed_NH`.
+
+    A frozen weight needs the latter alone, and nothing is yielded.
+    """
     hidden_NH, weight_VH, _, logsumexp_N = ctx.saved_tensors
     for start, stop in slices(hidden_NH, weight_VH[: ctx.num_rows]):
         slice_CH = weight_VH[start:stop]
         softmax_NC = logits_of(hidden_NH, slice_CH, ctx.scale).sub_(logsumexp_N[:, None]).exp_().to(hidden_NH.dtype)
         mixed_NH += product(softmax_NC, slice_CH)
-        yield weight_product(softmax_NC, above_NH)
+        if ctx.needs_input_grad[1]:
+            yield weight_product(softmax_NC, above_NH)
 
 
 def logits_of(hidden_NH: Tensor, slice_CH: Tensor, scale: float) -> Tensor:

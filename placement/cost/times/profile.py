@@ -230,17 +230,20 @@ class ProfiledTimes:
         It measures layers that divide no tokens between products: a split counts as none, so at most too slow.
         """
         _check_no_experts(ep)
-        return self._at("forward", tp, rows, length)
+        return self._with_adapter(self._at("forward", tp, rows, length), tp)
 
     def backward(self, rows: float, length: float, tp: int, split: int = 1, ep: int = 1) -> Seconds:
+        """See LayerTimes and `_backward`."""
         _check_no_experts(ep)
-        return self._at("backward", tp, rows, length)
+        return self._with_adapter(self._backward("backward", "forward", tp, rows, length), tp)
 
     def head_forward(self, tokens: float, tp: int) -> Seconds:
         return Seconds() if self.sizes.head == "scalar" else self._at("head_forward", tp, tokens, 1)
 
     def head_backward(self, tokens: float, tp: int) -> Seconds:
-        return Seconds() if self.sizes.head == "scalar" else self._at("head_backward", tp, tokens, 1)
+        return (
+            Seconds() if self.sizes.head == "scalar" else self._backward("head_backward", "head_forward", tp, tokens, 1)
+        )
 
     def decode(self, rows: float, context: float, tp: int, cuda_graphs: bool, ep: int = 1) -> Seconds:
         """See LayerTimes and `forward`. If only one of both was measured, its time: on GPUs that of graphs, as runs use
@@ -248,7 +251,7 @@ class ProfiledTimes:
         _check_no_experts(ep)
         eager, replayed = ((piece, tp) in self._grids for piece in ("decode", "decode_graphs"))
         graphs = replayed and (cuda_graphs or not eager)
-        return self._at("decode_graphs" if graphs else "decode", tp, rows, context)
+        return self._with_adapter(self._at("decode_graphs" if graphs else "decode", tp, rows, context), tp)
 
     def sample(self, rows: float, tp: int) -> Seconds:
         return self._at("sample", tp, rows, 1)
@@ -285,6 +288,23 @@ class ProfiledTimes:
         if grid is None:
             return replicas_seconds(num_parameters, self.sizes.item, group, self.links)
         return grid.at(num_parameters, 1)
+
+    def _backward(self, piece: ModelPiece, forward: ModelPiece, tp: int, rows: float, length: float) -> Seconds:
+        """The time of a backward. No profile measures a backward without gradients of weights, as of an adapter's base.
+
+        They take no longer than the forward, and no longer than half of the backward, which has as many products for
+        gradients of inputs: the estimate leaves out the shorter of both.
+        """
+        whole = self._at(piece, tp, rows, length)
+        if self.sizes.adapter is None:
+            return whole
+        return Seconds(compute=max(whole.total - self._at(forward, tp, rows, length).total, whole.total / 2))
+
+    def _with_adapter(self, layer: Seconds, tp: int) -> Seconds:
+        """The time of a layer with the adapter, which no profile measures: longer by its share of the elements."""
+        if self.sizes.adapter is None:
+            return layer
+        return layer.times(1 + self.sizes.layer_adapter(tp) * tp / self.sizes.on(tp).layer_products)
 
     def _measured(self, piece: ModelPiece, group: CollectiveGroup) -> Grid | None:
         """Return the grid of a message; they are measured within a node."""

@@ -5,6 +5,9 @@ et al. 2009). Element-wise kernels take their passes over memory, on CPU at a sh
 backward the host runs ahead of a GPU, so launches count only if the device would finish sooner; on CPU they always
 count. A decoding step ends with a sampled token that the host waits for, and its kernels are too short to hide
 launches, so there they add up.
+
+An adapter adds two thin products to each of its matrices. The backward pass of its base forms no gradients of weights:
+one product in place of two (Hu et al. 2021, section 4.2).
 """
 
 from __future__ import annotations
@@ -30,6 +33,11 @@ MIXTURE_LAUNCHES = 2.5
 products. The public figures of docs/cost_model.md say so."""
 EXCHANGE_LAUNCHES = 10  # a batch of a send and a receive, what groups and awaits them, and Megatron's synchronisation
 COPY_PASSES = 4  # over each copy of a token's hidden state that an expert gets: made and read, its result the same
+ADAPTER_LAUNCHES = 3  # for each matrix of an adapter: products with A and B, and the sum with the result of the base
+DECODED_ADAPTER_LAUNCHES = 2  # vLLM's kernel for B adds to the base's result
+ADAPTER_PASSES = (
+    4  # over the results of an adapter: written, then read and added to the base's, which are read, written
+)
 ADAM_PASS_BYTES = 32  # per parameter: main weight, two moments, each read and written; gradient read for norm and step
 
 
@@ -103,7 +111,10 @@ class DatasheetTimes(HashedOnce):
 
     def backward(self, rows: float, length: float, tp: int, split: int = 1, ep: int = 1) -> Seconds:
         """See LayerTimes. Twice the FLOPs and traffic of the forward (Narayanan et al. 2021, appendix)."""
-        gradients = (self.sizes.on(tp).layer_matrices + self.sizes.layer_experts / ep) / tp
+        if self.sizes.adapter is not None:
+            gradients: float = self.sizes.adapter.on(tp).elements
+        else:
+            gradients = (self.sizes.on(tp).layer_matrices + self.sizes.layer_experts / ep) / tp
         return self._layer(rows, length, tp, split, ep, passes=2) + self._added(gradients)
 
     def head_forward(self, tokens: float, tp: int) -> Seconds:
@@ -113,7 +124,10 @@ class DatasheetTimes(HashedOnce):
     def head_backward(self, tokens: float, tp: int) -> Seconds:
         if "lm" not in self.sizes.head:
             return Seconds()
-        again = self._head(tokens, tp, passes=1).compute if self.makes_logits_again else 0.0
+        product = self._head(tokens, tp, passes=1).compute
+        again = product if self.makes_logits_again else 0.0
+        if self.sizes.adapter is not None:  # a frozen table has no gradient
+            return self._head(tokens, tp, passes=2) + Seconds(compute=again - product)
         return self._head(tokens, tp, passes=2) + Seconds(compute=again) + self._added(self.sizes.table / tp)
 
     def decode(self, rows: float, context: float, tp: int, cuda_graphs: bool, ep: int = 1) -> Seconds:
@@ -125,6 +139,11 @@ class DatasheetTimes(HashedOnce):
         products = rows * 2 * (sizes.layer_products / tp + sizes.router) / self.flops * self._slower(rows)
         launches = self.graph_layer_seconds if cuda_graphs else self.eager_layer_seconds
         launches *= MIXTURE_LAUNCHES if sizes.num_experts else 1
+        if sizes.adapter is not None:
+            elements = sizes.adapter.on(tp).elements
+            weights += elements * sizes.item / bandwidth
+            products += rows * 2 * elements / self.flops * self._slower(rows)
+            launches *= 1 + DECODED_ADAPTER_LAUNCHES * sizes.adapter.num_matrices / LAYER_LAUNCHES
         return Seconds(compute=max(0.0, products - weights), memory_traffic=weights + cache + moved, launch=launches)
 
     def sample(self, rows: float, tp: int) -> Seconds:
@@ -185,9 +204,15 @@ class DatasheetTimes(HashedOnce):
         read = passes * sizes.layer_matrices / tp + passes * self._experts_read(tokens, tp, ep)
         weights = read * sizes.item / self.links.device
         moved = passes * self._moved_passes * tokens * sizes.hidden * sizes.item / split / self.elementwise
+        launches = passes * self.eager_layer_seconds
+        if sizes.adapter is not None:
+            own, frozen = sizes.adapter.on(tp), (passes - 1) * sizes.layer_products / tp  # no gradients of weights
+            compute += tokens * 2 * (passes * own.elements - frozen) / self.flops
+            moved += passes * ADAPTER_PASSES * tokens * own.outputs * sizes.item / self.elementwise
+            launches *= 1 + ADAPTER_LAUNCHES * sizes.adapter.num_matrices / LAYER_LAUNCHES
         traffic = moved + max(0.0, weights - compute)
         hidden = 0.0 if self.is_host else compute + traffic
-        return Seconds(compute, traffic, max(0.0, passes * self.eager_layer_seconds - hidden))
+        return Seconds(compute, traffic, max(0.0, launches - hidden))
 
     def _head(self, tokens: float, tp: int, passes: int) -> Seconds:
         if "lm" not in self.sizes.head:

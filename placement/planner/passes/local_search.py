@@ -19,7 +19,7 @@ MOST_DEVICES_AHEAD = 256  # with more, the local search does not begin again wit
 
 def improve_fastest(pool: Pool) -> Pool:
     """Improve the fastest plan if it is close to the bound, else the fastest few."""
-    if is_close(pool.question, pool.findings):
+    if is_close(pool.request, pool.findings):
         starts = _starts(pool.question, pool.timed, 1)
     else:
         turns = [plan for finding in pool.findings if finding.take_turns for plan in finding.plans]

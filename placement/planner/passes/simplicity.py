@@ -10,12 +10,12 @@ from itertools import islice
 from prefect_rlhf.placement.engine_traits import TRAITS
 from prefect_rlhf.placement.memory.certificate import NEARLY_FULL, Certificate
 from prefect_rlhf.placement.plan import ExecutionPlan, instances, offloaded_parts
+from prefect_rlhf.placement.planner.attempts import NEARLY
 from prefect_rlhf.placement.planner.neighbours import changed_plan, neighbours
 from prefect_rlhf.placement.planner.question import Question
 from prefect_rlhf.placement.planner.space.plan_problem import PlanSpace
 from prefect_rlhf.placement.words.table import stated
 
-NEARLY = 0.03  # of the fastest plan's time: less than the estimates are wrong by
 STEADY = 0.03  # regret of a plan, if a constant is wrong by up to two times, that is as good as none
 NEAR_LEAST = 0.01  # more than the least regret: also as good
 TRIED = 4  # simpler placements of each call, the fastest ones, in each round
@@ -45,15 +45,16 @@ def simplest(
     at_most: float = math.inf,
     regret: Callable[[ExecutionPlan], float] = lambda _: 0.0,
     rivals: Iterable[ExecutionPlan] = (),
+    share: float = NEARLY,
 ) -> ExecutionPlan:
-    """Return the simplest plan that takes at most 3% more than `fastest`, and no more than `at_most` seconds.
+    """Return the simplest plan that takes at most a `share` more than `fastest`, and no more than `at_most` seconds.
 
     Its `regret` is at most `STEADY`, or near the least of `fastest` and of those `rivals` (some of `others`) that are
     as fast. Of equally simple plans it is the fastest. `others` are plans that fit, with their seconds. Starting from
     the simplest of them, single calls move to the meshes of other calls.
     """
     least = question.seconds(fastest)
-    limit = nearly(least, at_most)
+    limit = nearly(least, at_most, share)
     within = [(fastest, least), *(pair for pair in others if pair[1] <= limit)]
     compared = (fastest, *(plan for plan in rivals if question.seconds(plan) <= limit))
     most_regret = max(STEADY, min(map(regret, compared)) + NEAR_LEAST)
@@ -74,9 +75,9 @@ def simplest(
     return best[2]
 
 
-def nearly(least: float, at_most: float) -> float:
+def nearly(least: float, at_most: float, share: float = NEARLY) -> float:
     """Return the seconds of which an answer takes no more, if the fastest plan takes `least`."""
-    return max(least, min(least * (1 + NEARLY), at_most))
+    return max(least, min(least * (1 + share), at_most))
 
 
 def _structure(question: Question, plan: ExecutionPlan) -> int:

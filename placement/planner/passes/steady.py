@@ -61,7 +61,7 @@ def choose_simplest(pool: Pool) -> Pool:
     """Choose the simplest of the nearly fastest plans, refined if that leaves it steady."""
     question, space, fastest = pool.question, pool.request.space, pool.fastest
     regret = _regret(question, pool.rivals)
-    simple = simplest(question, space, fastest, pool.timed, pool.at_most, regret, pool.rivals)
+    simple = simplest(question, space, fastest, pool.timed, pool.at_most, regret, pool.rivals, pool.request.simplicity)
     plan = fastest if simple is fastest else pool.refined(replace(simple, name="auto"))
     if regret(plan) > max(STEADY, regret(simple)):
         plan = replace(simple, name="auto")

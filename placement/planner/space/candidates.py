@@ -18,7 +18,7 @@ from prefect_rlhf.placement.cost.uneven import different_works, least_cost
 from prefect_rlhf.placement.cost.workload import CallWork
 from prefect_rlhf.placement.devices.mesh import DeviceMesh
 from prefect_rlhf.placement.devices.strategy import Strategy, strategies
-from prefect_rlhf.placement.engine_traits import TRAITS, engines_of
+from prefect_rlhf.placement.engine_traits import TRAITS, engines_of, has_not_slept
 from prefect_rlhf.placement.graph import Call, DataflowGraph
 from prefect_rlhf.placement.layout.experts import with_expert_degrees
 from prefect_rlhf.placement.memory.bytes import usable_bytes
@@ -405,6 +405,9 @@ def seconds_of(work: CallWork, sizes: ModelSizes, placement: Placement, context:
 
 def _offloads(call: Call, resident: Sequence[Candidate], context: CostContext) -> Iterator[Candidate]:
     """Yield the candidates of a strategy and mesh that keep some of their weights in host memory between calls."""
+    has_adapter = context.graph.model(call.role or "").adapter is not None
+    if resident and has_not_slept(resident[0].placement.engine, has_adapter, context.site.backend):
+        return
     for part in ("optimizer", "all") if call.kind == "train_step" else ("all",):
         yield from _offloaded(call, resident, part, context)
 
@@ -446,7 +449,8 @@ def host_seconds(call: Call, placement: Placement, context: CostContext) -> tupl
     trainer = context.graph.trained_by(call.role or "")
     if call == trainer or not TRAITS[placement.engine].drops_weights:
         return seconds, seconds
-    is_overwritten = trainer is not None and placement.engine not in engines_of(trainer.kind)
+    is_copy = trainer is not None and placement.engine not in engines_of(trainer.kind)
+    is_overwritten = is_copy and all(own.trained for own in context.graph.weights(call.role or ""))
     return 0.0 if is_overwritten else seconds, 0.0
 
 

@@ -95,8 +95,8 @@ class Chain(NamedTuple):
 
         A table that both ends share is left out.
         """
-        layer = sizes.layer_matrices + sizes.layer_experts / ep
-        has_head, table = "lm" in sizes.head, sizes.table / layer
+        layer = sizes.moved_layer.split + sizes.moved_experts / ep
+        has_head, table = "lm" in sizes.head and not sizes.adapter, 0 if sizes.adapter else sizes.table / layer
         embedding, head = table * (not (has_head and sizes.tied)), table * (has_head and not sizes.tied)
         return cls(sizes.num_layers, embedding, head), layer * sizes.item
 
@@ -233,8 +233,9 @@ def _received_elements(trained: Sequence[Candidate], readers: Sequence[Candidate
     )
     wanted, kept = np.moveaxis(layers[source][:, target], -1, 0)
     narrower, of_experts = np.maximum.outer(tp, to_tp), np.maximum.outer(tp * ep, to_tp * to_ep)
-    matrices = sizes.layer_matrices - np.where(narrower > sizes.kv_heads, sizes.keys_and_values, 0)
-    experts = sizes.layer_experts * (wanted / (to_tp * to_ep) - kept / of_experts)
+    layer = sizes.moved_layer
+    matrices = layer.split - np.where(narrower > sizes.kv_heads, layer.keys_and_values, 0)
+    experts = sizes.moved_experts * (wanted / (to_tp * to_ep) - kept / of_experts)
     elements: Numbers = matrices * (wanted / to_tp - kept / narrower) + experts
     return elements
 
@@ -272,7 +273,7 @@ def _parts(options: Sequence[Candidate], sizes: ModelSizes) -> tuple[Numbers, Nu
     for option in options:
         strategy = option.placement.strategy
         if strategy not in by_strategy:
-            stages = [sizes.stage_parameters(strategy, stage) * sizes.item for stage in range(strategy.pp)]
+            stages = [sizes.stage_trained(strategy, stage) * sizes.item for stage in range(strategy.pp)]
             by_strategy[strategy] = max(stages), sum(stages) / len(stages), strategy.num_devices
     columns = np.array([by_strategy[option.placement.strategy] for option in options])
     return columns[:, 0], columns[:, 1], columns[:, 2]

@@ -45,7 +45,7 @@ BROKEN = {
     "no config": (lambda f: (f / "config.json").unlink(), "a Hugging Face folder; it has no config.json"),
     "an adapter": (
         lambda f: (f / "config.json").rename(f / "adapter_config.json"),
-        r"it is an adapter \(LoRA\): merge it first, python -c .*merge_and_unload",
+        r"it is an adapter \(LoRA\): give its base model as path, and this folder as adapter.path=.*copy",
     ),
     "GGUF files": (lambda f: (f / "config.json").rename(f / "model.gguf"), "it has GGUF files: take the folder"),
     "a folder above": (

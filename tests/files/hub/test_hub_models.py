@@ -155,3 +155,13 @@ def test_a_rank_asks_although_its_libraries_may_not(hub, tiny, monkeypatch):
     monkeypatch.setenv(WISH, "1")
     with pytest.raises(InvalidInput, match="because HF_HUB_OFFLINE is set"), asking():
         model_folder("acme/other", "actor.path")
+
+
+def test_of_an_adapter_its_two_files_are_downloaded(hub):
+    files = dict.fromkeys(("adapter_config.json", "adapter_model.safetensors", "README.md", "optimizer.pt"), b"x")
+    hub.add("acme/sft", files)
+    folder = model_folder("acme/sft", "actor.adapter.path", "adapter")
+    assert {file.name for file in folder.iterdir()} == {"adapter_config.json", "adapter_model.safetensors"}
+    hub.add("acme/tiny-base", {"config.json": b"{}"})
+    with pytest.raises(InvalidInput, match="an adapter .LoRA. with adapter_config.json, which is not among its files"):
+        model_folder("acme/tiny-base", "actor.adapter.path", "adapter")

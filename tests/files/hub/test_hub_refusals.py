@@ -172,7 +172,11 @@ def test_a_cache_that_cannot_be_written_is_named(hub, tiny, tmp_path, monkeypatc
         ({"tiny-q4.gguf": b"x"}, "a model with config.json, not with .gguf alone"),
         ({"config.json": b"{}", "pytorch_model.bin": b"x"}, "weights as safetensors, not with .bin alone"),
         ({"README.md": b"x"}, "a model with config.json, which is not among its files"),
-        (ADAPTER, "not an adapter (LoRA): it has only the difference to acme/tiny, so merge it first"),
+        (
+            ADAPTER,
+            "not an adapter (LoRA): it has only the difference to acme/tiny, "
+            "so give that as path and this as adapter.path",
+        ),
         ({"config.json": b"{}", "adapter_config.json": b"[]"}, "it has only the difference to another model"),
     ],
 )

@@ -8,13 +8,13 @@ import pytest
 
 from prefect_rlhf.blocks.lease import ONE_DEVICE
 from prefect_rlhf.engines.gang.local import LocalGang
-from prefect_rlhf.engines.gang.open import only_gpus, open_gang
+from prefect_rlhf.engines.gang.open import open_gang
 from prefect_rlhf.engines.gang.processes.messages import GangSettings, Start
 from prefect_rlhf.engines.gang.processes.rank_process import use_device
 from prefect_rlhf.errors.errors import EngineFailed, InvalidInput
 from prefect_rlhf.files import engine_builds
 from prefect_rlhf.files.engine_builds import other_build
-from prefect_rlhf.files.gpus import visible_gpus
+from prefect_rlhf.files.gpus import only_gpus, visible_gpus
 from prefect_rlhf.flows.hardware import installed_engines, probes
 from prefect_rlhf.flows.hardware.device_kind import check_leased_gpus, device_line, local_cluster, unheld_devices
 from prefect_rlhf.flows.hardware.installed_engines import check_engines

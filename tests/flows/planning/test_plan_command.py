@@ -195,6 +195,7 @@ def test_a_plan_of_ones_own_that_does_not_fit_is_priced_and_said_so(tmp_path):
         GivenPlan.read(str(file), question("actor=llama-7b", "critic=llama-7b", cluster="1x4:h100"))
 
 
+@pytest.mark.all
 def test_a_plan_of_ones_own_is_priced_where_none_is_found(tmp_path):
     """A model of 70 billion parameters on one device, on which no call of it fits."""
     asked = question("actor=llama-70b", "critic=llama-7b", cluster="1x1:h100")
@@ -212,6 +213,7 @@ def test_a_plan_of_ones_own_is_priced_where_none_is_found(tmp_path):
     assert memory.startswith("memory: does not fit")
 
 
+@pytest.mark.all
 def test_no_plan_uses_the_headroom_of_a_device():
     """The answer without it fills more than that; with it the certificate counts what is left."""
     wide, narrow = (
@@ -225,6 +227,16 @@ def test_no_plan_uses_the_headroom_of_a_device():
         for preset in narrow.planned.presets
         if preset.plan
     )
+
+
+@pytest.mark.all
+def test_simplicity_is_how_much_slower_than_the_fastest_plan_a_simpler_answer_may_be():
+    simple, fastest = (
+        answer_question(plan_options(ONE_NODE | {"evaluations": 300, "simplicity": share})).planned
+        for share in ("30%", 0)
+    )
+    assert 1.03 * simple.fastest_seconds < simple.seconds <= 1.3 * simple.fastest_seconds
+    assert fastest.seconds == fastest.fastest_seconds
 
 
 def test_a_plan_that_fills_a_device_nearly_is_marked():
@@ -495,6 +507,7 @@ CASES = {
     "an unknown network": (["--cluster", "2x8:h100", "--network", "pigeon", *LENGTHS, *MODELS], "pigeon"),
     "no memory": ([*ONE, "--device-memory-gib", "0", *LENGTHS, *MODELS], "device_memory_gib"),
     "a headroom of more than half": ([*ONE, "--headroom", "51%", *LENGTHS, *MODELS], "headroom: got '51%', expected at most 0.5"),
+    "a simplicity of more than half": ([*ONE, "--simplicity", "51%", *LENGTHS, *MODELS], "simplicity: got '51%', expected at most 0.5"),
     "a headroom that leaves nothing": ([*ONE, "--device-memory-gib", "2", "--headroom", "0.5", *LENGTHS, *MODELS], "headroom: got 0.5, expected less than 0.1"),
     "a mesh and a pin of a call": ([*ONE, *LENGTHS, *MODELS, "--pin", "ref_inference=n0:0-3", "-p", "placement.ref_inference.mesh=n0:4-7"], "pins.ref_inference: got 'n0:0-3', expected n0:4-7, as placement.ref_inference.mesh"),
     "a word that the engine lacks": ([*ONE, *LENGTHS, *MODELS, "-p", "placement.ref_inference.recompute=all"], "placement.ref_inference.recompute: 'all' is not used"),

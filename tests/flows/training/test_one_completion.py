@@ -27,13 +27,15 @@ from prefect_rlhf.placement.planner.preset_plan import preset_result
 from prefect_rlhf.placement.planner.question import Question, Site
 from prefect_rlhf.placement.plans.plan_file import plan_yaml
 from prefect_rlhf.placement.plans.presets import PRESETS
+from tests.cases import combinations
 from tests.strategies import dpo, ppo, remax
 
 GRAPHS = {
     graph.name: replace(graph, calls=tuple(replace(call, num_rows=32) for call in graph))
     for graph in (ppo(), remax(), dpo())
 }
-SHAPES = ((1, 1), (1, 4), pytest.param((2, 2), marks=pytest.mark.all))
+SHAPES = ((1, 1), (1, 4), (2, 2))
+BRIEFLY = [*((name, (1, 1)) for name in GRAPHS), ("dpo", (1, 4))]
 SIZES = (6, 12, 24, 48, 96)  # MiB of a device
 
 
@@ -60,8 +62,7 @@ def of_run(asked: RunRequest) -> ExecutionPlan | None:
     return chosen.plan
 
 
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("graph", GRAPHS)
+@pytest.mark.parametrize(("graph", "shape"), combinations(GRAPHS, SHAPES, briefly=BRIEFLY), ids=str)
 def test_a_preset_is_the_same_plan_in_a_run_a_dry_run_and_a_question(graph, shape):
     """For every preset and size of device, and where one refuses, the others do."""
     found = 0

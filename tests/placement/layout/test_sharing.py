@@ -144,7 +144,7 @@ def test_a_certificate_counts_a_storage_once(shape, judge, strategy):
 def test_a_certificate_names_all_roles_of_a_storage():
     graph = judged("lm")
     text = certify_plan(plan(graph), graph, WORK, "cuda").table()
-    assert "ref.megatron n0:0-1 tp2: weights, also of judge" in text
+    assert "ref.megatron n0:0-1 tp2: base of ref, judge" in text
     assert "judge.megatron n0:0-1 tp2: weights" not in text, "it has nothing of its own"
 
 

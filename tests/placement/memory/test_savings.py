@@ -73,6 +73,7 @@ def test_plans_that_share_their_nodes_are_certified_as_they_are():
             assert savings.certificate(plan) == certify_plan(plan, graph, workload, "cpu")
 
 
+@pytest.mark.all
 def test_no_smaller_numbers_of_micro_batches_fit():
     """By trying all of them: every vector of divisors that is nowhere larger, and somewhere smaller."""
     for graph, _, found in COMPLETED:

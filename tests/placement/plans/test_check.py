@@ -8,10 +8,11 @@ import pytest
 from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.placement import engine_traits
 from prefect_rlhf.placement.devices.mesh import ClusterShape, DeviceMesh
-from prefect_rlhf.placement.engine_traits import EngineTraits
+from prefect_rlhf.placement.engine_traits import EngineTraits, engines_of
+from prefect_rlhf.placement.models.adapter import AdapterSpec
 from prefect_rlhf.placement.models.model import Experts
 from prefect_rlhf.placement.planner.preset_plan import preset
-from prefect_rlhf.placement.plans.check import check_plan, violations
+from prefect_rlhf.placement.plans.check import able_engines, check_plan, violations
 from prefect_rlhf.placement.row_set import Choice
 from tests.strategies import GIB, MIXTURE, SMALL, dpo, model, on, placed, ppo, remax
 
@@ -281,6 +282,25 @@ def test_one_role_may_infer_and_train_in_different_ways_on_one_mesh():
     assert check_plan(plan, GRAPH, LEASE) is plan
 
 
+def test_an_engine_without_adapters_is_not_taken_for_a_model_with_one(monkeypatch):
+    """A plan that names it is refused in a line, and presets name another that can."""
+    monkeypatch.setitem(engine_traits._TRAITS, "vllm", replace(engine_traits.TRAITS["vllm"], adapts=False))
+    actor = replace(GRAPH.model("actor"), adapter=AdapterSpec(4, 8.0, ("q_proj",)))
+    graph = replace(GRAPH, models=tuple(actor if each.role == "actor" else each for each in GRAPH.models))
+    assert GOOD["actor_generate"].engine == "vllm"
+    with pytest.raises(InvalidInput) as refused:
+        check_plan(GOOD, graph, LEASE)
+    assert str(refused.value) == (
+        "plan.calls.actor_generate.engine: got 'vllm', expected megatron for actor (/models/actor): it has an adapter, "
+        "which vllm does not compute here"
+    )
+    found = preset("flattening", graph, CLUSTER, LEASE)
+    assert {call.name: found[call.name].engine for call in graph if call.role == "actor"} == {
+        "actor_generate": "megatron",
+        "actor_train_step": "megatron",
+    }
+
+
 def test_on_cuda_one_vllm_instance_leaves_a_device():
     """vLLM's allocator serves one instance of a process; on other devices, and on CPU, each may."""
     cluster, second = ClusterShape("four", 1, 4, 8 * GIB), "actor_generate_baseline"
@@ -292,6 +312,32 @@ def test_on_cuda_one_vllm_instance_leaves_a_device():
     assert check_plan(on_cpu, remax(), cluster.whole) is on_cpu
     apart = placed(placed(asleep, second, mesh="n0:0-1", dp=1), "actor_generate", mesh="n0:2-3", dp=2)
     assert check_plan(apart, remax(), cluster.whole) is apart
+
+
+def adapted(graph, rank=8):
+    """The graph with an adapter on the actor."""
+    adapter = AdapterSpec(rank, 16.0, ("q_proj",))
+    models = [replace(each, adapter=adapter) if each.role == "actor" else each for each in graph.models]
+    return replace(graph, models=tuple(models))
+
+
+def test_vllm_with_an_adapter_stays_on_its_device_on_cuda():
+    """No GPU has shown yet that the adapter comes back."""
+    asleep = generate(offload="all")
+    assert check_plan(asleep, GRAPH, LEASE) is asleep
+    with pytest.raises(InvalidInput, match=r"actor_generate.offload: got 'all', expected none: no GPU has shown yet"):
+        check_plan(asleep, adapted(GRAPH), LEASE)
+    on_cpu = replace(asleep, cluster=replace(CLUSTER, backend="cpu"))
+    assert check_plan(on_cpu, adapted(GRAPH), LEASE) is on_cpu
+
+
+def test_an_adapter_for_which_vllm_has_no_room_is_megatrons_to_generate():
+    graph, call = adapted(GRAPH, rank=600), GRAPH.call("actor_generate")
+    assert able_engines(call, graph, "cpu") == ["megatron"]
+    assert able_engines(call, adapted(GRAPH), "cpu") == list(engines_of("generate"))
+    line = r"engine: got 'vllm', expected megatron for actor .*: its adapter has rank 600, and vllm has room for 512"
+    with pytest.raises(InvalidInput, match=line):
+        check_plan(placed(GOOD, "actor_generate", engine="vllm"), graph, LEASE)
 
 
 def test_words_of_activations_that_an_engine_does_not_know_are_refused(monkeypatch):

@@ -125,6 +125,7 @@ def best_plan(correction=RIGHT):
     return plan_graph(true_question(correction), evaluations=SEARCH).plan
 
 
+@pytest.mark.all
 def test_noise_switches_none_of_a_hundred_runs(tmp_path):
     """Four checks each. The plan is the best by constants that are right."""
     plan = best_plan()

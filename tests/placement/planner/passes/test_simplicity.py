@@ -3,7 +3,9 @@
 import pytest
 
 from prefect_rlhf.placement.devices.mesh import ClusterShape
-from prefect_rlhf.placement.planner.passes.simplicity import NEARLY, complexity, simplest
+from prefect_rlhf.placement.planner.attempts import NEARLY
+from prefect_rlhf.placement.planner.best_plan import plan_graph
+from prefect_rlhf.placement.planner.passes.simplicity import complexity, simplest
 from prefect_rlhf.placement.planner.preset_plan import preset
 from tests.placement.planner.test_planner import GRAPHS, planned, question
 from tests.strategies import GIB, placed
@@ -31,6 +33,11 @@ def test_the_simplest_plan_fits_is_no_more_complex_and_takes_little_longer(name)
     assert asked.seconds(chosen) <= asked.seconds(found.plan) * (1 + NEARLY)
     counts = [complexity(asked, plan, asked.certificate(plan)) for plan in (chosen, found.plan)]
     assert counts[0] <= counts[1]
+
+
+def test_with_simplicity_0_the_answer_is_the_fastest_plan_that_was_found():
+    found = plan_graph(question(GRAPHS["ppo"]), budget_seconds=0.5, simplicity=0.0)
+    assert found.seconds == found.fastest_seconds
 
 
 def test_a_plan_that_loses_most_if_a_constant_is_wrong_is_no_answer_however_simple_it_is():

@@ -1,0 +1,144 @@
+"""Megatron's linear layers with a low-rank adapter beside their frozen weight.
+
+A layer that fuses matrices (queries, keys and values; gate and up) has their A's on end, so that it multiplies once.
+Each B is a parameter of its own.
+
+Shapes: S tokens of a row, B rows, R rank, M adapted matrices of the layer, F outputs of the fused layer on this rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from megatron.core.tensor_parallel import (
+    copy_to_tensor_model_parallel_region,
+    gather_from_sequence_parallel_region,
+    reduce_from_tensor_model_parallel_region,
+    reduce_scatter_to_sequence_parallel_region,
+    set_tensor_model_parallel_attributes,
+)
+from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
+from torch import Tensor
+from torch.nn.functional import linear, pad
+
+from prefect_rlhf.engines.megatron.layers import NormedRowParallelLinear
+from prefect_rlhf.placement.models.adapter import AdapterSpec
+from prefect_rlhf.placement.models.model import TransformerShape
+
+
+@dataclass(frozen=True, slots=True)
+class Fusion:
+    """The order of the rows of a fused layer: `groups` times these matrices, each with so many rows of a group."""
+
+    rows: Mapping[str, int]
+    groups: int = 1
+
+    @classmethod
+    def of_queries(cls, shape: TransformerShape, tp: int) -> Fusion:
+        """Return that of queries, keys and values on one of tp ranks; each has at least one key-value head."""
+        heads = max(shape.num_kv_heads, tp)
+        queries = shape.num_attention_heads // heads * shape.head_dim
+        return cls({"q_proj": queries, "k_proj": shape.head_dim, "v_proj": shape.head_dim}, heads // tp)
+
+    @classmethod
+    def of_gates(cls, shape: TransformerShape, tp: int) -> Fusion:
+        """Return that of gate and up on one of tp ranks."""
+        return cls(dict.fromkeys(("gate_proj", "up_proj"), shape.intermediate_size // tp))
+
+
+class AdaptedColumnLinear(ColumnParallelLinear):  # type: ignore[misc]
+    """A layer whose outputs tp splits: every rank holds each A whole, and its rows of each B."""
+
+    def __init__(self, *args: Any, adapter: AdapterSpec, fusion: Fusion, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._fusion, self._scale, self._rank = fusion, adapter.scale, adapter.rank
+        self.adapted = tuple(name for name in fusion.rows if name in adapter.matrices)
+        self.lora_A = _parameter(self.weight, len(self.adapted) * adapter.rank, self.weight.shape[1], split=None)
+        rows = {name: fusion.groups * fusion.rows[name] for name in self.adapted}
+        self.lora_B = torch.nn.ParameterDict(
+            {name: _parameter(self.weight, count, adapter.rank, split=0) for name, count in rows.items()}
+        )
+
+    def forward(self, input_: Tensor, *args: Any, **options: Any) -> tuple[Tensor, Tensor | None]:
+        """Map [S, B, input] to [S, B, F]."""
+        made, bias = super().forward(input_, *args, **options)
+        narrow = linear(input_, self.lora_A)
+        if self.sequence_parallel:
+            narrow = gather_from_sequence_parallel_region(narrow, group=self.tp_group)
+        else:
+            narrow = copy_to_tensor_model_parallel_region(narrow, group=self.tp_group)
+        return _added(made, narrow, self._fused_b(), self._scale), bias
+
+    def matrices(self) -> Iterator[tuple[str, Tensor, Tensor]]:
+        """Yield each adapted matrix with its A and B."""
+        for name, a in zip(self.adapted, torch.split(self.lora_A, self._rank), strict=True):
+            yield name, a, self.lora_B[name]
+
+    def _fused_b(self) -> Tensor:
+        """Return all B's as a matrix [F, M R], whose rows are in the layer's order: each reads its own A alone."""
+        blocks, width = [], self._rank * len(self.adapted)
+        for name, rows in self._fusion.rows.items():
+            if name in self.adapted:
+                before = self._rank * self.adapted.index(name)
+                own = self.lora_B[name].view(self._fusion.groups, rows, self._rank)
+                blocks.append(pad(own, (before, width - before - self._rank)))
+            else:
+                blocks.append(self.lora_A.new_zeros(self._fusion.groups, rows, width))
+        return torch.cat(blocks, dim=1).view(-1, width)
+
+
+class AdaptedRowLinear(RowParallelLinear):  # type: ignore[misc]
+    """A layer whose inputs tp splits: every rank holds its columns of A, and B whole."""
+
+    def __init__(self, *args: Any, adapter: AdapterSpec, matrix: str, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._scale, self._matrix = adapter.scale, matrix
+        self.lora_A = _parameter(self.weight, adapter.rank, self.weight.shape[1], split=1)
+        self.lora_B = _parameter(self.weight, self.weight.shape[0], adapter.rank, split=None)
+
+    def forward(self, input_: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Map [S, B, input on this rank] to [S, B, H]."""
+        made, bias = super().forward(input_)
+        narrow = linear(input_, self.lora_A)
+        if self.sequence_parallel:
+            narrow = reduce_scatter_to_sequence_parallel_region(narrow, group=self.tp_group)
+        else:
+            narrow = reduce_from_tensor_model_parallel_region(narrow, group=self.tp_group)
+        return _added(made, narrow, self.lora_B, self._scale), bias
+
+    def matrices(self) -> Iterator[tuple[str, Tensor, Tensor]]:
+        """Yield the adapted matrix with its A and B."""
+        yield self._matrix, self.lora_A, self.lora_B
+
+
+class AdaptedNormedRowLinear(NormedRowParallelLinear, AdaptedRowLinear):
+    """The same with a norm of the sum."""
+
+
+def adapted_matrices(layer: Any) -> Iterator[tuple[str, Tensor, Tensor]]:
+    """Yield each adapted matrix of a transformer layer with its A and B on this rank."""
+    attention, mlp = layer.self_attention, layer.mlp
+    for module in (attention.linear_qkv, attention.linear_proj, mlp.linear_fc1, mlp.linear_fc2):
+        if isinstance(module, AdaptedColumnLinear | AdaptedRowLinear):
+            yield from module.matrices()
+
+
+def _parameter(beside: Tensor, rows: int, columns: int, split: int | None) -> torch.nn.Parameter:
+    """Make a parameter on the device of a weight. If tp splits it, along `split`; else every rank has all of it.
+
+    While tp divides tokens, ranks that have all of it have gradients from their own tokens, which Megatron sums.
+    """
+    made = torch.nn.Parameter(beside.new_zeros(rows, columns))
+    set_tensor_model_parallel_attributes(made, split is not None, split or 0, 1)
+    made.sequence_parallel = split is None  # type: ignore[attr-defined]
+    made.is_adapter = True  # type: ignore[attr-defined]  # autograd makes its gradient
+    return made
+
+
+def _added(made: Tensor, narrow: Tensor, b_FR: Tensor, scale: float) -> Tensor:
+    """Return made + scale * narrow @ B^T."""
+    both = made.flatten(0, -2), narrow.flatten(0, -2)
+    return torch.addmm(*both, b_FR.t(), alpha=scale).view(made.shape)

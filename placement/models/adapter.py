@@ -1,0 +1,31 @@
+"""A low-rank adapter (LoRA, Hu et al. 2021): two thin matrices beside each of some matrices of every layer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import sqrt
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterSpec:
+    """The adapter of a model: x W^T becomes x W^T + scale (x A^T) B^T, with A [rank, in] and B [out, rank].
+
+    `matrices` are the last parts of their Hugging Face names, `q_proj` for example, and each layer has all of them.
+    With `rslora` the scale is alpha over the root of the rank (Kalajdzievski 2023). `path` is the PEFT folder that it
+    begins with. Without a folder A is random, as PEFT draws it, and B is zero.
+    """
+
+    rank: int
+    alpha: float
+    matrices: tuple[str, ...]
+    rslora: bool = False
+    path: str = ""
+
+    @property
+    def scale(self) -> float:
+        """The factor of the product of A and B.
+
+        >>> AdapterSpec(16, 32.0, ("q_proj",)).scale, AdapterSpec(16, 32.0, ("q_proj",), rslora=True).scale
+        (2.0, 8.0)
+        """
+        return self.alpha / (sqrt(self.rank) if self.rslora else self.rank)
