@@ -53,7 +53,7 @@ def grpo(
     penalties = [*reference, old.logprobs] if algo.kl.in_reward else []
     advantages = compute(grpo_advantages, rollout, scores, *penalties, settings=algo)
     compute(record_rollouts, rollout, scores, advantages, settings=algo)
-    inputs = [*old.inputs, advantages, *(reference if algo.kl.in_loss else [])]
+    inputs = [*old.inputs, advantages, *([] if algo.kl.in_reward else reference)]
     train_step(
         actor,
         grpo_loss(algo).on(*inputs, temperature=algo.temperature),

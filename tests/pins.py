@@ -50,6 +50,7 @@ FILES = (
     Pins("constraints-cuda.txt", ("cuda", *TOGETHER), on_cpu=False),
     Pins("constraints-docs.txt", ("docs",), beside="constraints.txt"),
     Pins("constraints-rewards.txt", ("rewards",), beside="constraints.txt", from_source=True),
+    Pins("constraints-harness.txt", ("harness",), beside="constraints.txt", from_source=True),
 )
 
 

@@ -57,7 +57,7 @@ SUB_ROOMS: Mapping[str, Mapping[str, str]] = {
         "profiling": "",
         "reporting": "reporting.pictures rl.evaluation running running.steps checkpoints data server .",
         "reporting.pictures": "",
-        "rl": "rl.settings data tracing .",
+        "rl": "rl.evaluation rl.settings data tracing .",
         "rl.settings": ".",
         "rl.evaluation": "rl data tracing .",
         "trackers": "running data .",

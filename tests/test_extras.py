@@ -39,7 +39,7 @@ def pins(*names, python=None):
     return found
 
 
-OWN_PINS = ("rewards", "docs")
+OWN_PINS = ("rewards", "docs", "harness")
 PINNED = pins("constraints.txt")
 FIRST = {"torch": "2.13.0+cpu", "vllm": "0.32.0"}  # in no file of pins: from an index of its own, or for GPUs
 

@@ -13,7 +13,7 @@ from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.files.path_text import resolved
 
 ALGORITHMS = ("ppo", "reward", "sft", "dpo", "kto", "grpo", "remax", "safe-rlhf")
-EVALUATE = "evaluate"  # the algorithm behind the command of this name: it trains nothing
+EVALUATE = "evaluate"  # the algorithm behind the command of this name: it trains no model
 MOST_NAMES = 3  # in a hint at what a wrong name may mean
 ENTRY_POINTS = "prefect_rlhf.algorithms"  # the group for the algorithms of other packages
 _DYNAMIC = re.compile(r"import \*|\b(globals|vars|setattr|exec|eval|__getattr__)\b")

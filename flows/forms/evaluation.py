@@ -1,4 +1,4 @@
-"""Named sets of prompts on which a run evaluates: their data, rewards and sampling, and the calls that they add."""
+"""Named sets of prompts for the evaluation of a run: their data, rewards and sampling, and the calls that they add."""
 
 from __future__ import annotations
 
@@ -15,19 +15,17 @@ from prefect_rlhf.errors.errors import InvalidInput, Missing, NotUsed
 from prefect_rlhf.errors.wrong_setting import wrong
 from prefect_rlhf.tasks.host_rewards import HostRewards
 from prefect_rlhf.tasks.play import Play
-from prefect_rlhf.tasks.rl.evaluation.sets import ANSWER, SetSettings, record_set
+from prefect_rlhf.tasks.rl.evaluation.sets import ANSWER, MOST_SAMPLES, K, SetSettings, record_set
 from prefect_rlhf.tasks.settings import GREEDY, LOWEST_TEMPERATURE, MOST_STEPS, Sampling, Settings
 from prefect_rlhf.tasks.tracing.calls import compute, generate, score
 from prefect_rlhf.tasks.tracing.trace import EVALUATION, RowsHandle, Trace, current_trace, data_name
 
-MOST_SAMPLES = 4096
 DESCRIPTION = "Further sets of prompts to evaluate on, each under its name: {math: {data: {path: math.jsonl}}}."
 SetName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z][A-Za-z0-9_-]*$", max_length=60)]
-K = Annotated[int, Field(ge=1, le=MOST_SAMPLES)]
 
 
 class EvaluationSet(Settings):
-    """A named set of prompts on which a run evaluates its model, how responses are drawn, and what scores them.
+    """A named set of prompts for the evaluation of a run's model, the sampling of its responses, and their scores.
 
     >>> EvaluationSet(data=Prompts(path="math.jsonl"), samples=4).samples
     4
@@ -66,7 +64,7 @@ class EvaluationSet(Settings):
     def trace(self, name: str, arguments: Mapping[str, Any]) -> None:
         """Add the calls of the set `name` to the body's: responses, their scores, and the record with the metrics.
 
-        Raises InvalidInput for a set without a reward, and for what the algorithm does not state in its place.
+        Raises InvalidInput for a set without a reward, and for settings that neither the set nor the algorithm states.
         """
         trace, field = current_trace(EVALUATION), f"{EVALUATION}.{name}"
         role, every = answering(trace, field), self._every(trace, field, arguments)
@@ -118,7 +116,7 @@ class EvaluationSet(Settings):
         return int(every)
 
     def _sampling(self, field: str, arguments: Mapping[str, Any], *, is_play: bool) -> Sampling:
-        """Return how responses are drawn: as in training, apart from what the set states."""
+        """Return how responses are drawn: as in training, apart from the set's own settings."""
         trained = getattr(arguments.get("algo"), "sampling", None)
         if trained is None and self.max_new_tokens is None and not is_play:
             raise Missing(f"{field}.max_new_tokens", "tokens, as the algorithm has no algo.sampling")
@@ -176,7 +174,7 @@ def answering(trace: Trace, field: str) -> str:
 
 
 def datasets_in(arguments: Mapping[str, Any]) -> dict[str, DatasetParameter]:
-    """Return the datasets among a run's arguments by the dotted names of their parameters, those of sets too."""
+    """Return the datasets among a run's arguments by the dotted names of their parameters, also of sets."""
     found = {name: value for name, value in arguments.items() if isinstance(value, DatasetParameter)}
     return found | {data_name(name): one.data for name, one in arguments.get(EVALUATION, {}).items()}
 

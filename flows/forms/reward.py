@@ -61,8 +61,6 @@ def scored(
 
 
 def check_reference(ref: Model | None, kl_coefficient: float) -> None:
-    """Raise InvalidInput for a missing reference model, or for a reference model that is not used."""
+    """Raise InvalidInput for a missing reference model. With a coefficient of 0, a reference measures the KL alone."""
     if ref is None and kl_coefficient > 0:
         raise Missing("ref", f"a model, since algo.kl.coefficient is {kl_coefficient:g}; or set that to 0")
-    if ref is not None and kl_coefficient == 0:
-        raise NotUsed("ref", getattr(ref, "path", ref), "algo.kl.coefficient is 0")

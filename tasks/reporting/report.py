@@ -53,6 +53,10 @@ from prefect_rlhf.tasks.server.patience import not_waiting
 PUBLISH_EVERY = 5  # steps between two versions of tables and timeline
 MOST_PAGES = 100  # times that samples are shown during a run: a long run has many files to look through
 ROWS_SHOWN = 50
+COMPARED = (
+    "Seconds of each node of a step: as the plan predicted them before the run, and their median over the last steps. "
+    "A ratio of 1 is a right prediction, above 1 the node was faster."
+)
 STEPS_SHOWN = 3  # in the timeline: enough to see repetition and overlap
 
 
@@ -349,7 +353,7 @@ class RunReport:
             first = self._now.augmented.finished + 1  # the steps before a switch had another plan
             spans = [span for span in self._journal.last_steps(STEPS_KEPT) if span.step >= first]
             rows = comparison_rows(compare(self._now.prediction, spans))
-            publish(create_table_artifact, rows, key="predicted-and-measured", description="Predicted and measured")
+            publish(create_table_artifact, rows, key="predicted-and-measured", description=COMPARED)
         if rows := turn_rows(self._now.augmented.graph, self._metrics):
             publish(create_table_artifact, rows, key="turns", description="Turns of plays, expected and measured")
 
@@ -370,7 +374,7 @@ class RunReport:
 
     def _show_curves(self) -> None:
         """Replace the published curves with the curves so far."""
-        self._curves.show(picture(curves_svg(self._history.curves()), "curves"))
+        self._curves.show(picture(curves_svg(self._history.curves(), self._history.bands()), "curves"))
 
 
 def values_by_call(metrics: Mapping[str, float]) -> list[str]:

@@ -77,11 +77,23 @@ def group_scores(scores_B: Tensor, groups_B: Tensor) -> GroupScores:
 def group_metrics(scores_B: Tensor, named: Mapping[str, Tensor], groups_B: Tensor) -> dict[str, float]:
     """Return metrics of a step's scores; means are over the rows with a score, and over the groups with such rows.
 
-    `zero_deviation` is the share of groups whose scores are all equal. `unscored` is the share of rows without a score.
+    `score_low` and `score_high` are the 95% interval of the mean score by bootstrap over the groups, unless a named
+    reward has one of these names. `zero_deviation` is the share of groups whose scores are all equal. `unscored` is the
+    share of rows without a score.
     In a step without any score, `unscored` is the only metric.
     """
     scores = group_scores(scores_B, groups_B)
     deviation_P = scores.deviation_P[scores.count_P > 0]
     of_groups = {"group_deviation": deviation_P, "zero_deviation": (deviation_P == 0).float()}
     of_rows = {f"score_{name}": rewards_B for name, rewards_B in named.items()}
-    return {"unscored": unscored(scores_B), **means({"score": scores_B, **of_groups, **of_rows})}
+    mean_P = scores.groups.sums(scores_B.nan_to_num(0.0)) / scores.count_P  # NaN for a group without a score
+    found = means({"score": scores_B, **of_groups, **of_rows})
+    return {"unscored": unscored(scores_B), **score_interval(mean_P), **found}
+
+
+def score_interval(means_P: Tensor) -> dict[str, float]:
+    """Return `score_low` and `score_high`, the 95% interval of the mean of prompts' mean scores; empty without any."""
+    from prefect_rlhf.tasks.rl.evaluation.intervals import interval  # here: a flow is traced without numpy
+
+    found = interval(means_P.double().cpu().numpy())
+    return {} if found is None else {"score_low": found.low, "score_high": found.high}

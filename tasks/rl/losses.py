@@ -140,7 +140,7 @@ def grpo(logprobs_BT: Tensor, batch: Mapping[str, Tensor], settings: GRPO) -> Lo
 
     The default settings are equation 3 of Shao et al. 2024: the clipped surrogate plus the KL term (equation 4), as a
     mean over each response, then over responses. `mean_over` selects other means. Without a KL term in the loss, it
-    reads no reference.
+    needs no reference; if it gets one, the KL is a metric alone.
     """
     old_BT, advantages_BT, (lowest, highest) = batch["logprobs"], batch["advantages"], settings.ratio_bounds
     log_ratio_BT = logprobs_BT - old_BT
@@ -152,11 +152,12 @@ def grpo(logprobs_BT: Tensor, batch: Mapping[str, Tensor], settings: GRPO) -> Lo
     if settings.importance is not None or "importance" in batch:
         losses_BT = losses_BT * batch["importance"]
     metrics = ratio_metrics(ratio_BT, log_ratio_BT, lowest, highest) | {"entropy": -logprobs_BT}
-    if not settings.kl.in_loss:
+    if not settings.kl.in_loss and REF_LOGPROBS not in batch:
         return LossValues(losses_BT, metrics)
     kl_BT = kl_estimate(logprobs_BT, batch[REF_LOGPROBS], settings.kl.estimator)
     of_response = {} if settings.mean_over == "tokens" else {"kl": row_sums(kl_BT, batch["mask"])}
-    return LossValues(losses_BT + settings.kl.coefficient * kl_BT, metrics | {"kl_per_token": kl_BT} | of_response)
+    with_kl_BT = losses_BT + settings.kl.coefficient * kl_BT if settings.kl.in_loss else losses_BT
+    return LossValues(with_kl_BT, metrics | {"kl_per_token": kl_BT} | of_response)
 
 
 @loss("scores", rows_per_item=2)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from prefect_rlhf.engines.compute import Computed, saved_state
 from prefect_rlhf.engines.rows import Batch
 from prefect_rlhf.errors.errors import InvalidInput
+from prefect_rlhf.tasks.rl.groups import score_interval
 from prefect_rlhf.tasks.rl.kl import kl_estimate, next_coefficient
 from prefect_rlhf.tasks.rl.masked import (
     last_token,
@@ -125,6 +126,7 @@ def rollout_metrics(logprobs_BT: Tensor, kl_BT: Tensor, scores_B: Tensor, mask_B
     """Return metrics of a step's responses; `entropy` is estimated as minus the mean log-probability of their tokens.
 
     Metrics of scores are over the finite scores, and left out without any; `unscored` is the share of the others.
+    `score_low` and `score_high` are the 95% interval of the mean score, by bootstrap over the rows.
     """
     left_B = scores_B[scores_B.isfinite()]
     deviation = {"score_deviation": float(left_B.std(correction=0))} if len(left_B) else {}
@@ -132,6 +134,7 @@ def rollout_metrics(logprobs_BT: Tensor, kl_BT: Tensor, scores_B: Tensor, mask_B
         "kl": float(row_sums(kl_BT, mask_BT).mean()),
         "kl_per_token": float(masked_mean(kl_BT, mask_BT)),
         **means({"score": left_B}),
+        **score_interval(left_B),
         **deviation,
         "unscored": unscored(scores_B),
         "entropy": -float(masked_mean(logprobs_BT, mask_BT)),

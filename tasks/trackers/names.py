@@ -69,7 +69,7 @@ def tracked_name(name: str, names: Names) -> str:
     >>> tracked_name("gae.value", "verl"), tracked_name("gae.value", "trl"), tracked_name("gae.value", "own")
     ('critic/values/mean', 'gae/value', 'gae/value')
     """
-    if names == "trl" and name.startswith(NAMED_REWARD):
+    if names == "trl" and name.startswith(NAMED_REWARD) and name.removeprefix(NAMED_REWARD) not in ("low", "high"):
         return f"rewards/{name.removeprefix(NAMED_REWARD)}/mean"
     peers = dict(zip(TRAINERS, PEERS.get(name, (None, None)), strict=True))
     return peers.get(names) or own_name(name)

@@ -48,6 +48,10 @@ SMALLEST = {
         f"--plans auto split --rounds 1 --steps 1 {TINY}",
         "algorithm auto_over_best plans predicted_over_measured",
     ),
+    "parts.evaluate": (
+        "--model {home}/models/smollm2 --prompts 2 --samples 2 --tokens 4 --dtype float32",
+        "ours_seconds ratio vllm_seconds",
+    ),
     "parts.families": ("--family qwen3 --engine megatron", "differences largest"),
     "first_step": (f"--rounds 1 --out {{home}}/first_step {TINY}", "record seconds"),
     "first_gpu_morning": (

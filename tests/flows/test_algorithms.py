@@ -179,20 +179,34 @@ def test_functions_score_in_place_of_a_model_and_hold_no_device(name):
 
 
 @pytest.mark.parametrize(
-    ("name", "settings", "roles", "why"),
+    ("name", "settings", "roles"),
     [
-        ("grpo", GRPO(kl=KLTerm(coefficient=0)), {"actor", "reward"}, "algo.kl.coefficient is 0"),
-        ("remax", ReMax(kl=KLControl(kind="fixed", coefficient=0)), {"actor", "reward"}, "algo.kl.coefficient is 0"),
-        ("dpo", DPO(loss="simpo"), {"actor"}, "loss simpo has no reference"),
+        ("grpo", GRPO(kl=KLTerm(coefficient=0)), {"actor", "reward"}),
+        ("remax", ReMax(kl=KLControl(kind="fixed", coefficient=0)), {"actor", "reward"}),
+        ("dpo", DPO(loss="simpo"), {"actor"}),
     ],
 )
-def test_without_a_weight_of_kl_or_under_simpo_there_is_no_reference(name, settings, roles, why):
+def test_without_a_weight_of_kl_or_under_simpo_a_run_needs_no_reference(name, settings, roles):
     graph = traced(ALGORITHMS[name], algo=settings, ref=None)
     assert {model.role for model in graph.models} == roles
     with pytest.raises(InvalidInput, match="ref: missing; expected a model"):
         traced(ALGORITHMS[name], ref=None)
-    with pytest.raises(InvalidInput, match=f"ref: .* is not used: {why}"):
-        traced(ALGORITHMS[name], algo=settings)
+    if name == "dpo":
+        with pytest.raises(InvalidInput, match="ref: .* is not used: loss simpo has no reference"):
+            traced(ALGORITHMS[name], algo=settings)
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "reader"),
+    [
+        ("grpo", GRPO(kl=KLTerm(coefficient=0)), "actor_train"),
+        ("remax", ReMax(kl=KLControl(kind="fixed", coefficient=0)), "kl_penalised_rewards"),
+    ],
+)
+def test_with_a_kl_coefficient_of_0_a_reference_is_there_to_measure_the_kl(name, settings, reader):
+    """The call that reports the KL reads what the reference says of each response."""
+    graph = traced(ALGORITHMS[name], algo=settings)
+    assert "ref_inference" in {port.source for port in graph.call(reader).inputs}
 
 
 def test_kto_compares_with_answers_to_other_prompts_as_policy_and_reference_find_them():

@@ -9,7 +9,7 @@ import pytest
 from prefect_rlhf.flows.grpo import grpo
 from prefect_rlhf.tasks.rl.evaluation.estimators import avg, maj, pass_at
 from prefect_rlhf.tasks.rl.evaluation.intervals import interval
-from tests.runs import completed, read_lines
+from tests.runs import completed, leased, read_lines
 
 REWARDS = Path(__file__).parent / "rewards.py"
 LAST_WORD = {"functions": {"last_word": {"function": f"{REWARDS}:last_word"}}}
@@ -52,3 +52,22 @@ def test_a_run_records_each_set_with_the_metrics_of_its_rows(with_sets):
             assert mean is not None and found == [mean.mean, mean.low, mean.high]
         assert lines[step]["evaluation_words.unscored"] == 0
     assert len(set(rows["response"])) > 1, "samples differ"
+
+
+@pytest.mark.all
+@pytest.mark.slow
+@pytest.mark.usefixtures("prefect", "own_home")
+def test_a_resume_and_another_plan_record_the_same_evaluation(with_sets):
+    """Metrics and their intervals, bit for bit: the same answers, and draws that do not depend on devices."""
+    plain = {name: value for name, value in with_sets.items() if name not in ("limits", "best_metric")}
+    plain["actor"] = plain["actor"] | {"dtype": "float32"}
+    whole = read_lines(completed(grpo, plain) / "evaluation.jsonl")
+    first = completed(grpo, plain | {"steps": 1})
+    resumed = completed(grpo, plain | {"resume_from": str(first)})
+    with leased(2):
+        halves = completed(grpo, plain)
+    for other in (resumed, halves):
+        again = {line["step"]: line for line in read_lines(other / "evaluation.jsonl")}
+        for line in (line for line in whole if line["step"] in (0, 2)):
+            found = {name: value for name, value in again[line["step"]].items() if not name.endswith("seconds")}
+            assert found == {name: line[name] for name in found}

@@ -1,7 +1,7 @@
-"""Two models on the same prompts: the difference of each metric with a paired interval, and where they differ most.
+"""Two models on the same prompts: each metric's difference with a paired interval, and the most different prompts.
 
-A prompt has the same random numbers with both models, and differences are of the same prompt, so what is common to
-both cancels out.
+A prompt has the same random numbers with both models, and differences are of the same prompt, so that hard prompts
+make no interval wider.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Answered:
 
     @classmethod
     def read(cls, name: str, first: Path, second: Path, samples: int) -> Answered:
-        """Read a set from the folders of two runs; a prompt that one of them left out as too long is in neither."""
+        """Read a set from the folders of two runs; a prompt that a single run has, as too long, is left out."""
         tables = [_columns(step_files(folder, call_name(name))[-1], samples) for folder in (first, second)]
         shared = set(tables[0]["row_id"]) & set(tables[1]["row_id"])
         if not shared:
@@ -108,9 +108,9 @@ class Answered:
         return sorted(found, key=lambda each: order.index(each.metric))
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return a row for each prompt, those where the mean rewards differ most first; texts are of the first sample.
+        """Return a row for each prompt, the largest difference of mean rewards first; texts are of the first sample.
 
-        A prompt without a reward of one of the models comes last.
+        A prompt that lacks a reward of a model comes last.
         """
         made = []
         for place, row_id in enumerate(self.first["row_id"]):
@@ -162,7 +162,7 @@ def _mean(numbers: Sequence[float]) -> float:
 
 
 def page(names: tuple[str, str], differences: Sequence[Difference], sets: Sequence[Answered], remark: str) -> str:
-    """Return the page: the table of differences, and of each set the prompts where the models differ most."""
+    """Return the page: all differences, and of each set the prompts with the largest."""
     lines = [f"# {names[0]} (first) and {names[1]} (second)", "", *([remark, ""] if remark else [])]
     lines += [f"- {each}" for each in differences]
     for one in sets:
@@ -197,6 +197,6 @@ def write_against(folder: Path, sets: Sequence[Answered], text: str) -> Path:
 
 @flow(name="compare", log_prints=False)
 def show_against(rows: list[dict[str, str]], text: str) -> None:
-    """Show two models' differences on the page of a flow run: the table, and the prompts where they differ most."""
+    """Show two models' differences on the page of a flow run: the table, and the most different prompts."""
     publish(create_table_artifact, rows, key="against", description="Two models on the same prompts")
     publish(create_markdown_artifact, text, key="against-lines", description="Where two models differ most")

@@ -1,4 +1,4 @@
-"""The algorithm `evaluate`: it trains nothing. Its calls are those of the named sets of its parameter `evaluation`."""
+"""The algorithm `evaluate`: it trains no model. The named sets of its parameter `evaluation` are its calls."""
 
 from __future__ import annotations
 

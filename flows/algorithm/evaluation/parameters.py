@@ -1,4 +1,4 @@
-"""The parameters of an evaluation, from a file of a training run or from one of their own."""
+"""The parameters of an evaluation, from a file of a training run or from their own file."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ OF_TRAINING = (
 
 
 def read_evaluation(model: str, file: Mapping[str, Any], stated: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """Return the parameters of an evaluation of `model`, and the names of those of the file that it does not use.
+    """Return the parameters of an evaluation of `model`, and the names of the file's parameters that it does not use.
 
-    Of a training run's file it takes the sets, the reward, the play and the sampling. Without sets, `held_out` is one.
-    What is `stated` beside the file must all be of use. Raises Missing without any set, and NotUsed for `steps`.
+    It takes the sets, the reward, the play and the sampling of a training run's file; without sets, `held_out`.
+    It must use every `stated` parameter. Raises Missing without any set, and NotUsed for `steps`.
     """
     given = {name: value for name, value in file.items() if name not in (*RunOptions.model_fields, *OF_TRAINING)}
     given |= {name: file[name] for name in KEPT if name in file}
@@ -48,7 +48,7 @@ def read_evaluation(model: str, file: Mapping[str, Any], stated: Mapping[str, An
 
 
 def merged(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
-    """Return nested groups with the values of the second in place of those of the first.
+    """Return nested groups with the values of the second in place of the first's.
 
     >>> merged({"algo": {"lr": 1, "size": 8}}, {"algo": {"lr": 2}})
     {'algo': {'lr': 2, 'size': 8}}

@@ -78,7 +78,7 @@ _WITHOUT_EFFECT: Mapping[str, str] = MappingProxyType(
         "a run has a name of its own": "logger.wandb.run_name logger.wandb.group logger.wandb.org",
         "a run's models are Hugging Face folders, and its checkpoints are complete": "ckpt.save_hf ckpt.disable_ds"
         " ckpt.max_mem ckpt.path critic.save_value_network ds.use_universal_ckpt",
-        "an evaluation is one greedy response to each held-out prompt": "eval.temperature eval.n_samples_per_prompt",
+        "state a set: evaluation.NAME.samples and its temperature": "eval.temperature eval.n_samples_per_prompt",
         "steps are reproducible": "train.full_determinism_enable",
         "rows are not padded": "ds.packing_samples",
         "a new scalar head has a name of its own": "ds.value_head_prefix",

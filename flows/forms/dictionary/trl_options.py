@@ -105,7 +105,7 @@ _WITHOUT_EFFECT: Mapping[str, str] = MappingProxyType(
         " restore_callback_states_from_checkpoint ignore_data_skip save_safetensors",
         "no file of an earlier run is overwritten": "overwrite_output_dir",
         "the first step is evaluated before it is trained": "eval_on_start eval_delay",
-        "an evaluation is one greedy response to each held-out prompt": "num_generations_eval",
+        "state a set: evaluation.NAME.samples and its temperature": "num_generations_eval",
         "a run trains, and evaluates its held-out rows": "do_train do_eval do_predict eval_do_concat_batches"
         " eval_use_gather_object",
         "steps are reproducible": "full_determinism data_seed",

@@ -52,8 +52,8 @@ _REFUSED: Mapping[str, str] = MappingProxyType(
         "a file is read whole": "data.train_max_samples data.val_max_samples",
         "no flow trains the critic alone first": "trainer.critic_warmup",
         "a checkpoint of verl cannot be resumed; actor.path may be its model": "trainer.resume_from_path",
-        "prefect-rlhf has no run that only evaluates": "trainer.val_only",
-        "an evaluation is one greedy response to each held-out prompt": "rollout.val_kwargs.*",
+        "prefect-rlhf evaluate measures a model without a run of training": "trainer.val_only",
+        "state a set: evaluation.NAME.samples and its temperature": "rollout.val_kwargs.*",
         "rewards are functions or a model; docs/rewards.md": "reward.reward_manager.* reward_model.reward_manager"
         " reward_model.reward_loop_source reward_model.reward_loop_module_path reward_model.reward_loop_class_name"
         " sandbox_fusion.* reward_model.sandbox_fusion.* reward_model.use_reward_loop reward.sandbox_fusion.*"

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from math import isfinite
+from types import MappingProxyType
 
 COLUMNS, WIDTH, HEIGHT = 3, 400, 210  # panels in a row, and the size of a panel in pixels
 LEFT, RIGHT, TOP, BOTTOM = 66, 16, 34, 30  # of a panel, around its curve
@@ -11,10 +12,15 @@ MOST_DOTS = 40  # points of a curve up to which each is drawn as a dot
 
 Curve = Sequence[tuple[int, float]]
 """Steps, ascending, and the values there."""
+Band = Sequence[tuple[int, float, float]]
+"""Steps, ascending, and the lower and the upper end of an interval there."""
 
 
-def curves_svg(curves: Mapping[str, Curve]) -> str:
-    """Draw each curve in a panel under its name, three panels in a row. Values that are not finite are left out."""
+def curves_svg(curves: Mapping[str, Curve], bands: Mapping[str, Band] = MappingProxyType({})) -> str:
+    """Draw each curve in a panel under its name, three panels in a row, in the middle of its band if it has one.
+
+    Values that are not finite are left out.
+    """
     drawn = {name: [(step, value) for step, value in curve if isfinite(value)] for name, curve in curves.items()}
     drawn = {name: curve for name, curve in drawn.items() if curve}
     steps = [step for curve in drawn.values() for step, _ in curve] or [0]
@@ -29,18 +35,20 @@ def curves_svg(curves: Mapping[str, Curve]) -> str:
     for place, (name, curve) in enumerate(drawn.items()):
         row, column = divmod(place, COLUMNS)
         parts.append(f'<g transform="translate({column * WIDTH} {row * HEIGHT})">')
-        parts += [*_panel(name, curve, first, last), "</g>"]
+        band = [each for each in bands.get(name, ()) if all(map(isfinite, each))]
+        parts += [*_panel(name, curve, band, first, last), "</g>"]
     return "\n".join([*parts, "</svg>"])
 
 
-def _panel(name: str, curve: Curve, first: int, last: int) -> Iterator[str]:
-    low, high = _range([value for _, value in curve])
+def _panel(name: str, curve: Curve, band: Band, first: int, last: int) -> Iterator[str]:
+    low, high = _range([*(value for _, value in curve), *(end for _, *ends in band for end in ends)])
     right, bottom = WIDTH - RIGHT, HEIGHT - BOTTOM
     across = (right - LEFT) / max(1, last - first)
-    points = [
-        (LEFT + (step - first) * across, bottom - (bottom - TOP) * (value - low) / (high - low))
-        for step, value in curve
-    ]
+
+    def at(step: int, value: float) -> tuple[float, float]:
+        return LEFT + (step - first) * across, bottom - (bottom - TOP) * (value - low) / (high - low)
+
+    points = [at(step, value) for step, value in curve]
     yield _text(LEFT, 18, name, "start", weight="600")
     yield _text(right, 18, f"{curve[-1][1]:.4g}", "end", COLOUR, "600")
     labels = _told_apart([high, (low + high) / 2, low])
@@ -50,10 +58,17 @@ def _panel(name: str, curve: Curve, first: int, last: int) -> Iterator[str]:
     yield _text(LEFT, bottom + 16, f"step {first}", "start")
     if last > first:
         yield _text(right, bottom + 16, f"{last}", "end")
-    places = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
+    if band:
+        around = [*(at(step, top) for step, _, top in band), *(at(step, end) for step, end, _ in reversed(band))]
+        yield f'<polygon points="{_places(around)}" fill="{COLOUR}" fill-opacity="0.15"/>'
+    places = _places(points)
     yield f'<polyline points="{places}" fill="none" stroke="{COLOUR}" stroke-width="1.8"/>'
     for x, y in points if len(points) <= MOST_DOTS else points[-1:]:
         yield f'<circle cx="{x:.1f}" cy="{y:.1f}" r="2.6" fill="{COLOUR}"/>'
+
+
+def _places(points: Sequence[tuple[float, float]]) -> str:
+    return " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
 
 
 def _range(values: Sequence[float]) -> tuple[float, float]:

@@ -28,7 +28,7 @@ def avg(scores_PN: Floats) -> Floats:
 def pass_at(scores_PN: Floats, k: int, right: float) -> Floats:
     """Return [P]: pass@k, the chance that at least one of k samples is right, its score `right` or more.
 
-    The unbiased estimator 1 - C(n-c, k) / C(n, k) of n samples of which c are right (Chen et al. 2021,
+    The unbiased estimator 1 - C(n-c, k) / C(n, k) for n samples with c right samples (Chen et al. 2021,
     arXiv:2107.03374, equation 1). NaN for a prompt with fewer than k scores.
 
     >>> pass_at(np.array([[1.0, 0.0, 0.0, 0.0]]), 2, right=1.0)

@@ -2,8 +2,8 @@
 
 A prompt is drawn with all its samples, because these are alike (Efron & Tibshirani 1993, chapter 13: the percentile
 interval). The draws follow from a fixed seed and the number of prompts alone, so the same rows have the same interval
-under every plan. With few prompts, or equal values, an interval is too narrow: nothing in the rows shows what others
-would be.
+under every plan. With few prompts, or equal values, an interval is too narrow: these rows do not show how
+others would differ.
 """
 
 from __future__ import annotations

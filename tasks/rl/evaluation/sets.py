@@ -6,11 +6,12 @@ Shapes: B rows, P prompts, N samples to each prompt.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
 from prefect_rlhf.engines.compute import Computed, Context
+from prefect_rlhf.engines.functions.scores import MOST_SCORE
 from prefect_rlhf.engines.rows import Batch
 from prefect_rlhf.tasks.data.rollouts import lists, play_columns, shown_columns, write_rows
 from prefect_rlhf.tasks.rl.masked import response_mask, unscored
@@ -23,19 +24,23 @@ if TYPE_CHECKING:
 
     from prefect_rlhf.tasks.rl.evaluation.estimators import Floats
 
+MOST_SAMPLES = 4096
+K = Annotated[int, Field(ge=1, le=MOST_SAMPLES)]
 ANSWER = "answer"  # a key of scores: equal numbers are equal answers
 LOW, HIGH = "_low", "_high"
 """Ends of the names of metrics that are the ends of an interval."""
 
 
 class SetSettings(Settings):
-    """What the record of a named set needs to know."""
+    """Settings of the record of a named set."""
 
     folder: str = Field(description="Folder of its rows in the folder of the run.")
-    samples: int = Field(1, description="Responses to each prompt.")
-    pass_at: tuple[int, ...] = Field((), strict=False, description="Each k of pass@k; empty: powers of two.")
-    right_score: float = Field(1.0, description="Least score of a right response.")
-    max_new_tokens: int = Field(description="Longest response, in tokens.")
+    samples: int = Field(1, ge=1, le=MOST_SAMPLES, description="Responses to each prompt.")
+    pass_at: tuple[K, ...] = Field(
+        (), strict=False, max_length=64, description="Each k of pass@k; empty: powers of two."
+    )
+    right_score: float = Field(1.0, ge=-MOST_SCORE, le=MOST_SCORE, description="Least score of a right response.")
+    max_new_tokens: int = Field(ge=1, le=1 << 20, description="Longest response, in tokens.")
 
     @property
     def ks(self) -> tuple[int, ...]:
@@ -44,7 +49,7 @@ class SetSettings(Settings):
 
     @property
     def metrics(self) -> tuple[str, ...]:
-        """The names of the metrics, as far as they do not depend on the reward.
+        """The names of the metrics that do not depend on the reward.
 
         >>> SetSettings(folder="math", samples=2, max_new_tokens=8).metrics[:4]
         ('avg@2', 'avg@2_low', 'avg@2_high', 'pass@1')
@@ -118,7 +123,7 @@ def _by_prompt(values_B: Tensor, samples: int) -> Floats:
 
 
 def powers_of_two(samples: int) -> tuple[int, ...]:
-    """Return the usual k of pass@k for so many samples: 1, 2, 4, ... and the number itself.
+    """Return the usual k of pass@k for a number of samples: 1, 2, 4, ... and the number itself.
 
     >>> powers_of_two(1), powers_of_two(6)
     ((1,), (1, 2, 4, 6))

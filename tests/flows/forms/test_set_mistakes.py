@@ -140,6 +140,16 @@ def test_a_set_adds_evaluation_calls_to_any_algorithm(flow):
     assert known.excludes("pass@3") and not known.excludes("pass@4_low") and not known.excludes("maj@4")
 
 
+def test_a_set_may_be_played_and_its_play_scores_it():
+    """Also in an algorithm that trains without one."""
+    play = {"function": "my_play.py:solve", "max_tokens": 32}
+    graph = with_set(grpo, a_set(samples=2, play=play, every=3))
+    made = graph.call("actor_evaluation_math")
+    assert made.play is not None and made.play.max_tokens == 32
+    assert {port.source for port in graph.call("evaluation_math").inputs} == {"actor_evaluation_math"}
+    assert graph.call("actor_generate").play is None
+
+
 def test_without_a_set_a_graph_is_as_before():
     assert traced(grpo, evaluation={}) == traced(grpo)
 

@@ -36,3 +36,15 @@ def test_an_evaluation_after_the_last_step_ends_its_curve():
     history.add({"step": 2, "record_evaluation.score": 3.0})
     assert history.curves()["record_evaluation.score"] == [(0, 1.0), (2, 3.0)]
     assert history.curves()["rewards.kl"] == [(0, 0.0), (1, 0.5)]
+
+
+def test_an_interval_is_a_band_of_its_metric_and_no_curve():
+    """Of the reward in training and of named sets; rates, cuts and the KL have curves too."""
+    history = History()
+    ends = {"grpo_advantages.score_low": 0.1, "grpo_advantages.score_high": 0.4}
+    of_set = {"evaluation_math.pass@4": 0.5, "evaluation_math.pass@4_low": 0.4, "evaluation_math.pass@4_high": 0.6}
+    others = ["actor_train.kl", "actor_generate.truncated", "actor_train.learning_rate"]
+    history.add({"step": 1, "grpo_advantages.score": 0.2, **ends, **of_set, **dict.fromkeys(others, 1.0)})
+    history.add({"step": 2, "grpo_advantages.score": 0.3})
+    assert list(history.curves()) == ["grpo_advantages.score", "evaluation_math.pass@4", *others]
+    assert history.bands() == {"grpo_advantages.score": [(1, 0.1, 0.4)], "evaluation_math.pass@4": [(1, 0.4, 0.6)]}

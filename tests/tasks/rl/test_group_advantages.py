@@ -212,7 +212,17 @@ def test_metrics_of_scores_by_hand():
     scores, groups = torch.tensor([1.0, 3.0, NAN, 2.0, 2.0, NAN]), torch.tensor([0, 0, 0, 1, 1, 2])
     made = group_metrics(scores, {"exact": torch.tensor([1.0, 0.0, NAN, NAN, NAN, NAN])}, groups)
     expected = {"score": 2.0, "unscored": 1 / 3, "group_deviation": math.sqrt(2) / 2, "zero_deviation": 0.5}
+    ends = {"score_low": made.pop("score_low"), "score_high": made.pop("score_high")}
     assert made == pytest.approx(expected | {"score_exact": 0.5})
+    assert list(ends.values()) == [2.0, 2.0], "the mean of both groups with a score"
+
+
+def test_the_interval_of_a_score_is_over_groups():
+    """Two prompts of 0 and 1, eight rows each: as wide as for two rows."""
+    scores = torch.tensor([0.0] * 8 + [1.0] * 8)
+    made = group_metrics(scores, {}, torch.arange(2).repeat_interleave(8))
+    assert (made["score_low"], made["score_high"]) == (0.0, 1.0)
+    assert group_metrics(scores, {"low": scores}, torch.arange(16))["score_low"] == 0.5, "a reward of that name"
 
 
 def rollout_of(lengths, groups, **columns):
@@ -231,6 +241,7 @@ def test_every_token_of_a_response_has_its_advantage():
     assert made.columns["row_weights"].tolist() == [1, 1]
     assert made.metrics == pytest.approx(
         {"score": 2.0, "unscored": 0.0, "group_deviation": math.sqrt(2), "zero_deviation": 0.0}
+        | {"score_low": 2.0, "score_high": 2.0}
         | {"response_tokens": 1.5, "truncated": 0.0, "trained_tokens": 3.0, "zero_advantage": 0.0}
     )
 

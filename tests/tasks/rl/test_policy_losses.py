@@ -255,6 +255,15 @@ def test_the_kl_term_by_hand():
         assert float(terms.metrics["kl_per_token"]) == pytest.approx(kl)
 
 
+def test_with_a_coefficient_of_0_the_kl_of_a_reference_is_a_metric_alone():
+    """It adds nothing to the loss, and nothing to its gradient."""
+    new, batch = one_row([1.0, 1.0], [0.0, 0.0], **{REF: [-0.5, -0.5]})
+    terms, gradient = value_and_gradient(GRPO(kl=WITHOUT_KL), batch, new)
+    assert float(terms.metrics["kl_per_token"]) == pytest.approx(math.exp(-0.5) - 0.5)
+    plain, same = value_and_gradient(GRPO(kl=WITHOUT_KL), {name: batch[name] for name in batch if name != REF}, new)
+    assert float(terms.total) == float(plain.total) and gradient.equal(same)
+
+
 @pytest.mark.parametrize("kl", [WITHOUT_KL, KLTerm(place="reward", estimator="k1")])
 def test_without_a_kl_term_no_reference_is_read(kl):
     new, batch = one_row([1.0], [1.0])

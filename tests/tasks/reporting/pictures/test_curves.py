@@ -56,3 +56,12 @@ def test_the_values_beside_the_axis_differ():
     """A curve that stays at 8 once had 8 beside each of its three lines."""
     written = re.findall(r'text-anchor="end" fill="#666666"[^>]*>([^<]*)<', curves_svg({"turns": [(0, 8.0)]}))
     assert written == ["8.004", "8", "7.996"]
+
+
+def test_a_curve_is_within_its_band_and_both_are_in_the_panel():
+    svg = curves_svg({"score": [(0, 0.5), (4, 0.6)], "b": [(0, 1.0)]}, {"score": [(0, 0.2, 0.9), (4, 0.1, 0.7)]})
+    (band,) = ElementTree.fromstring(svg).findall(f"{SVG}g/{SVG}polygon")
+    around = [tuple(map(float, point.split(","))) for point in band.get("points").split()]
+    (first, last), (top, last_top, last_low, low) = panels(svg)["score"], around
+    assert first[0] == top[0] == low[0] and last[0] == last_top[0] == last_low[0]
+    assert 0 <= top[1] < first[1] < low[1] <= HEIGHT and last_top[1] < last[1] < last_low[1]
