@@ -1,4 +1,5 @@
-# make demo   train SmolLM2 (MODEL=gemma-3-270m: Gemma) with PPO on human ratings, in Prefect, on this machine
+# make demo   train SmolLM2 (MODEL=gemma-3-270m: Gemma) with PPO on human ratings, in Prefect, on this machine;
+#             ADAPTER=16 trains a LoRA adapter of that rank
 # make test   lint, types and all tests that fit in minutes;  make test-all adds the long ones
 # make test-gpu  the tests that can run on a GPU, on a GPU
 # make stop   end everything that make demo started
@@ -53,7 +54,7 @@ $(CUDA_VENV)/.ready: constraints-cuda.txt pyproject.toml
 	touch $@
 
 demo: setup
-	$(RUN)/python -m benchmarks.demo --port $(PORT) --model $(MODEL)
+	$(RUN)/python -m benchmarks.demo --port $(PORT) --model $(MODEL) $(if $(ADAPTER),--adapter $(ADAPTER))
 
 stop:
 	$(RUN)/python -m benchmarks.demo stop

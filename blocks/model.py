@@ -1,10 +1,12 @@
 """Models: a Hugging Face folder, or a name on the Hub, and how a run uses it."""
 
+from dataclasses import replace
 from typing import ClassVar
 
 from prefect.blocks.core import Block
 from pydantic import BaseModel, Field
 
+from prefect_rlhf.blocks.adapter import Adapter
 from prefect_rlhf.blocks.saved import DOCUMENTATION_URL, NEEDED, DeploymentParameter, load_example
 from prefect_rlhf.files.path_text import PathText
 from prefect_rlhf.placement.models.model import Dtype, Head, ModelSpec, OptimizerSpec, TransformerShape
@@ -30,6 +32,9 @@ class ModelFields(BaseModel):
     chat_template: PathText | None = Field(
         None, min_length=1, description="File of a chat template, such as tools.jinja; if empty, that of the folder."
     )
+    adapter: Adapter | None = Field(
+        None, description="LoRA: train thin matrices beside frozen weights; empty: train all weights."
+    )
 
 
 class ModelBlock(Block, ModelFields):
@@ -53,5 +58,9 @@ class Model(DeploymentParameter, ModelFields):
     path: PathText = Field("", description=NEEDED + PATH)
 
     def to_spec(self, role: str, shape: TransformerShape, optimizer: OptimizerSpec | None = None) -> ModelSpec:
-        """Return the specification of this model in `role`; `shape` is read from the folder's config.json."""
-        return ModelSpec(role, self.path, self.head, shape, self.dtype, self.new_head, optimizer, self.eos_token)
+        """Return the specification of this model in `role`; `shape` is read from the folder's config.json.
+
+        Raises InvalidInput for an adapter that does not suit the shape.
+        """
+        spec = ModelSpec(role, self.path, self.head, shape, self.dtype, self.new_head, optimizer, self.eos_token)
+        return spec if self.adapter is None else replace(spec, adapter=self.adapter.to_spec(role, shape))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from pydantic import BaseModel, ValidationError
 from pydantic._internal._model_construction import ModelMetaclass
@@ -89,10 +89,15 @@ def _paths(group: type[BaseModel], before: str = "") -> Iterator[str]:
             yield from _paths(field.annotation, f"{before}{name}.")
 
 
+def _is_group(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, BaseModel)
+
+
 def _group_at(group: type[BaseModel], place: list[str]) -> type[BaseModel]:
     for name in place:
-        inner = group.model_fields[name].annotation if name in group.model_fields else None
-        if not (isinstance(inner, type) and issubclass(inner, BaseModel)):
+        annotation = group.model_fields[name].annotation if name in group.model_fields else None
+        inner = [kind for kind in (annotation, *get_args(annotation)) if _is_group(kind)]
+        if not inner:
             return group
-        group = inner
+        group = inner[0]
     return group

@@ -11,7 +11,7 @@ from prefect_rlhf.flows.algorithm.rlhf_flow import rlhf_flow
 from prefect_rlhf.flows.forms.reward import Reward, check_reference, check_scorer, scored, with_reward_weights
 from prefect_rlhf.tasks.data.rollouts import record_rollouts
 from prefect_rlhf.tasks.play import Play
-from prefect_rlhf.tasks.rl.evaluation import record_evaluation
+from prefect_rlhf.tasks.rl.evaluation.held_out import record_evaluation
 from prefect_rlhf.tasks.rl.group_advantages import grpo_advantages, informative
 from prefect_rlhf.tasks.rl.losses import grpo as grpo_loss
 from prefect_rlhf.tasks.rl.old_policy import old_policy

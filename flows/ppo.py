@@ -13,7 +13,7 @@ from prefect_rlhf.flows.forms.critic import check_critic
 from prefect_rlhf.flows.forms.reward import Reward, check_scorer, scored
 from prefect_rlhf.tasks.data.rollouts import record_rollouts
 from prefect_rlhf.tasks.play import Play
-from prefect_rlhf.tasks.rl.evaluation import record_evaluation
+from prefect_rlhf.tasks.rl.evaluation.held_out import record_evaluation
 from prefect_rlhf.tasks.rl.gae import gae
 from prefect_rlhf.tasks.rl.losses import ppo_clip, value_clip
 from prefect_rlhf.tasks.rl.old_policy import old_policy

@@ -8,7 +8,7 @@ from prefect_rlhf.flows.algorithm.rlhf_flow import rlhf_flow
 from prefect_rlhf.flows.forms.reward import Reward, check_reference, check_scorer, scored
 from prefect_rlhf.tasks.data.rollouts import record_rollouts
 from prefect_rlhf.tasks.play import Play
-from prefect_rlhf.tasks.rl.evaluation import record_evaluation
+from prefect_rlhf.tasks.rl.evaluation.held_out import record_evaluation
 from prefect_rlhf.tasks.rl.gae import remax_advantages
 from prefect_rlhf.tasks.rl.losses import policy_gradient, weighted_policy_gradient
 from prefect_rlhf.tasks.rl.old_policy import old_policy

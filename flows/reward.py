@@ -5,7 +5,7 @@ from __future__ import annotations
 from prefect_rlhf.blocks.dataset import Preferences
 from prefect_rlhf.blocks.model import Model
 from prefect_rlhf.flows.algorithm.rlhf_flow import rlhf_flow
-from prefect_rlhf.tasks.rl.evaluation import pair_accuracy
+from prefect_rlhf.tasks.rl.evaluation.held_out import pair_accuracy
 from prefect_rlhf.tasks.rl.losses import bradley_terry
 from prefect_rlhf.tasks.rl.settings.online import Reward
 from prefect_rlhf.tasks.tracing.calls import compute, inference, train_step

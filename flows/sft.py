@@ -5,7 +5,7 @@ from __future__ import annotations
 from prefect_rlhf.blocks.chats import Chats
 from prefect_rlhf.blocks.model import Model
 from prefect_rlhf.flows.algorithm.rlhf_flow import rlhf_flow
-from prefect_rlhf.tasks.rl.evaluation import token_loss
+from prefect_rlhf.tasks.rl.evaluation.held_out import token_loss
 from prefect_rlhf.tasks.rl.losses import nll
 from prefect_rlhf.tasks.rl.settings.offline import SFT
 from prefect_rlhf.tasks.tracing.calls import compute, inference, train_step

@@ -98,6 +98,8 @@ class EngineTraits:
     """Whether it packs weights into another format for its products after each move of weights."""
     shares_weights: bool = False
     """Whether an instance can compute from frozen weights that another instance holds."""
+    adapts: bool = False
+    """Whether it computes a model with an adapter."""
     leaves_out: tuple[str, ...] = ()
     """The parts of a language model that it does not hold, since none of its calls uses them."""
     vocabulary_multiple: int | None = None
@@ -157,6 +159,7 @@ _TRAITS: dict[EngineKind, EngineTraits] = {
         sleeps_on_cuda=True,
         drops_weights=True,
         plays=True,
+        adapts=True,
         adapter_ranks=(1, 8, 16, 32, 64, 128, 256, 320, 512),
         replays_graphs=True,
         has_reduce_buffers=True,
@@ -190,6 +193,7 @@ _TRAITS: dict[EngineKind, EngineTraits] = {
         recomputes=True,
         divides_sequences=True,
         shares_weights=True,
+        adapts=True,
         drops_weights=True,
         attends_by_torch=True,
     ),

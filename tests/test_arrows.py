@@ -40,9 +40,10 @@ MAY_IMPORT = {
 """Rooms: what each may import of the others. `files` and `errors` are the ground rooms of all."""
 SUB_ROOMS: Mapping[str, Mapping[str, str]] = {
     "flows": {
-        "commands": "planning algorithm training training.spec forms forms.dictionary hardware .",
+        "commands": "planning algorithm algorithm.evaluation training training.spec forms forms.dictionary hardware .",
         "planning": "algorithm training training.choice forms hardware",
         "algorithm": "training training.spec forms hardware",
+        "algorithm.evaluation": "algorithm forms",
         "training": "training.replan training.choice training.spec forms hardware",
         "training.replan": "training training.choice training.spec hardware",
         "training.choice": "training training.spec hardware",
@@ -54,16 +55,17 @@ SUB_ROOMS: Mapping[str, Mapping[str, str]] = {
     },
     "tasks": {
         "profiling": "",
-        "reporting": "reporting.pictures running running.steps checkpoints data server .",
+        "reporting": "reporting.pictures rl.evaluation running running.steps checkpoints data server .",
         "reporting.pictures": "",
         "rl": "rl.settings data tracing .",
         "rl.settings": ".",
+        "rl.evaluation": "rl data tracing .",
         "trackers": "running data .",
         "trial": "data running tracing .",
         "running": "running.steps running.switch checkpoints data server tracing .",
         "running.steps": "running data.rows",
         "running.switch": "running server",
-        "checkpoints": "tracing .",
+        "checkpoints": "rl.evaluation tracing .",
         "data": "data.formats data.rows data.stored tracing .",
         "data.formats": "data.stored",
         "data.rows": "",

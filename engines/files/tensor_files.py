@@ -96,8 +96,9 @@ class OpenTensors:
 
     def __init__(self, folder: str, field: str, files: Collection[str] = (), prefix: str = "") -> None:
         stored = stored_tensors(Path(folder), field, files)
-        self._tensors = {name.removeprefix(prefix): tensor for name, tensor in stored.items()}
-        self._field, self._prefix = field, prefix
+        self._names = {name.removeprefix(prefix): name for name in stored}
+        self._tensors = {name: stored[own] for name, own in self._names.items()}
+        self._field = field
         self._opened: dict[Path, Any] = {}
 
     def __enter__(self) -> OpenTensors:
@@ -119,7 +120,7 @@ class OpenTensors:
         file = self._tensors[name].file
         if file not in self._opened:
             self._opened[file] = safe_open(file, framework="pt")
-        part: Tensor = self._opened[file].get_slice(self._prefix + name)[tuple(slice(*span) for span in region)]
+        part: Tensor = self._opened[file].get_slice(self._names[name])[tuple(slice(*span) for span in region)]
         if not _is_finite(part):
             raise InvalidInput(self._field, f"{name} with NaN or infinite values in {file}", "weights that are finite")
         return part

@@ -16,6 +16,8 @@ from prefect_rlhf.engines.functions.scores import MOST_NUMBER, MOST_SCORE, SCORE
 from prefect_rlhf.errors.in_short import in_short, one_line
 
 Verdicts = tuple[Verdict, ...]
+ANSWERS = ("answer", "pred")  # keys of a function's result
+LONGEST_ANSWER = 10_000  # characters
 _FAIR = 0.1  # share of an async call's time that other calls may block
 _BEAT_SECONDS = 0.02
 _NOTICED_SECONDS = 0.01
@@ -108,13 +110,14 @@ def _judged(
 ) -> Verdicts:
     """Return a verdict per row on a call's result; values of TRL's `log_metric` count for the first row."""
     signature, place = function.of.signature, function.place
-    if signature == "verl" and isinstance(returned, Mapping):
+    if signature in ("row", "verl") and isinstance(returned, Mapping):
         if "score" not in returned:
             return _all_failed(rows, at(f"returned a dict without score: {in_short(returned)}", place))
         numbers = _numbers(returned)
         if wrong := wrong_names(numbers):
             return _all_failed(rows, at(f"returned {wrong}", place))
-        return (_verdict(returned["score"], place, none=False, metrics=numbers),)
+        verdict = _verdict(returned["score"], place, none=signature == "row", metrics=numbers)
+        return (replace(verdict, answer=_answer(returned)),)
     if signature != "trl":
         verdict = _verdict(returned, place, none=signature == "row")
         return (replace(verdict, failed=_with_signature(verdict.failed, function)) if verdict.failed else verdict,)
@@ -158,6 +161,12 @@ def _numbers(values: Mapping[Any, Any]) -> dict[str, float]:
         if isinstance(name, str) and name != "score" and has_float(value) and not isinstance(value, str | bytes)
     }
     return {name: value for name, value in numbers.items() if abs(value) <= MOST_NUMBER}
+
+
+def _answer(returned: Mapping[Any, Any]) -> str | None:
+    """Return what a function took as the answer, as text: `answer`, or verl's `pred`; None for none."""
+    found = next((returned[key] for key in ANSWERS if returned.get(key) is not None), None)
+    return None if found is None else str(found)[:LONGEST_ANSWER].encode(errors="replace").decode()
 
 
 def _float(value: Any) -> float:

@@ -73,10 +73,12 @@ class HostFunction(NamedFunction):
 
     | signature | is called as | returns |
     |---|---|---|
-    | row | `f(row)` | a number; None: not applicable |
+    | row | `f(row)` | a number, or a dict with a `score`; None: not applicable |
     | trl | `f(prompts=, completions=, completion_ids=, **columns)`, a list of each | a list of such |
     | verl | `f(data_source=, solution_str=, ground_truth=, extra_info=)` | a number, or a dict with a `score` |
     | reasoning_gym | `f(answer, entry)`; `"reasoning_gym:chain_sum"` is the `score_answer` of that task | a number |
+
+    A dict may also have the `answer` that a response gives (verl: `pred`), for votes, and other numbers, for metrics.
 
     Each may be `async`. The result for a row must depend on that row alone: rows are called in batches of any size, in
     any order, and again after a failure. Before each call, `random` (and numpy's, if it is imported) is seeded by the

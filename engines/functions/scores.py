@@ -46,20 +46,23 @@ class HostScores:
     """Values `values[function name][row]`, in the order of the rows.
 
     None: the function does not apply to the row. NaN: it failed, and the row gets weight 0. `metrics` has the means of
-    the other numbers that functions returned, under `function name/number's name`. `seconds` is wall time.
+    the other numbers that functions returned, under `function name/number's name`. `seconds` is wall time. Each row
+    has an answer in `answers`, None for none.
     """
 
     values: Mapping[str, tuple[float | None, ...]]
     failures: tuple[RowFailure, ...]
     seconds: float
     metrics: Mapping[str, float]
+    answers: tuple[str | None, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict(Message):
     """The result of a call for one row: a value or the reason of its failure, and other numbers by name.
 
-    `held_up`: it missed its deadline because another call blocked its event loop. `blame`: see `blame_of`.
+    `answer`: what the function took as the response's answer. `held_up`: it missed its deadline because another call
+    blocked its event loop. `blame`: see `blame_of`.
     """
 
     value: float | None = None
@@ -67,6 +70,7 @@ class Verdict(Message):
     held_up: bool = False
     metrics: Mapping[str, float] = field(default_factory=dict)
     blame: Blame = "response"
+    answer: str | None = None
 
 
 def wrong_names(names: Collection[str]) -> str:

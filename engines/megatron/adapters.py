@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import torch
 from megatron.core.tensor_parallel import (
@@ -74,7 +74,7 @@ class AdaptedColumnLinear(ColumnParallelLinear):  # type: ignore[misc]
 
     def matrices(self) -> Iterator[tuple[str, Tensor, Tensor]]:
         """Yield each adapted matrix with its A and B."""
-        for name, a in zip(self.adapted, self.lora_A.split(self._rank), strict=True):
+        for name, a in zip(self.adapted, torch.split(self.lora_A, self._rank), strict=True):
             yield name, a, self.lora_B[name]
 
     def _fused_b(self) -> Tensor:
@@ -141,4 +141,4 @@ def _parameter(beside: Tensor, rows: int, columns: int, split: int | None) -> to
 def _added(made: Tensor, narrow: Tensor, b_FR: Tensor, scale: float) -> Tensor:
     """Return made + scale * narrow @ B^T."""
     both = made.flatten(0, -2), narrow.flatten(0, -2)
-    return cast(Tensor, torch.addmm(*both, b_FR.t(), alpha=scale)).view(made.shape)
+    return torch.addmm(*both, b_FR.t(), alpha=scale).view(made.shape)

@@ -13,6 +13,7 @@ from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.files.path_text import resolved
 
 ALGORITHMS = ("ppo", "reward", "sft", "dpo", "kto", "grpo", "remax", "safe-rlhf")
+EVALUATE = "evaluate"  # the algorithm behind the command of this name: it trains nothing
 MOST_NAMES = 3  # in a hint at what a wrong name may mean
 ENTRY_POINTS = "prefect_rlhf.algorithms"  # the group for the algorithms of other packages
 _DYNAMIC = re.compile(r"import \*|\b(globals|vars|setattr|exec|eval|__getattr__)\b")
@@ -25,6 +26,7 @@ def algorithm_places() -> dict[str, str]:
     """
     modules = {name: name.replace("-", "_") for name in ALGORITHMS}
     ours = {name: f"prefect_rlhf.flows.{module}:{module}" for name, module in modules.items()}
+    ours[EVALUATE] = "prefect_rlhf.flows.algorithm.evaluation.flow:evaluate"
     others = entry_points(group=ENTRY_POINTS)
     return ours | {point.name: point.value for point in others if point.name not in ours}
 

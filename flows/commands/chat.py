@@ -13,9 +13,9 @@ from cyclopts import Parameter
 
 from prefect_rlhf.errors.errors import InvalidInput, RlhfError, refusing
 from prefect_rlhf.files.foreign_file import read_json_object
+from prefect_rlhf.files.model_folder import CONFIG, RESULT, generates
 from prefect_rlhf.files.storage.inputs import model_folder
 from prefect_rlhf.flows.commands.flags import ALL_AT_ONCE, whole_number
-from prefect_rlhf.flows.commands.model_folder import CONFIG, RESULT, generates
 from prefect_rlhf.flows.hardware.installed_engines import missing_engine
 
 MOST_TOKENS = 1 << 20

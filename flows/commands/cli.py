@@ -20,6 +20,7 @@ COMMANDS: Mapping[str, str] = MappingProxyType(
     {
         "run": "Train with an algorithm on this machine's devices; --dry-run checks everything without using a device.",
         "runs": "List the runs below a folder: state, steps, parameters that differ, metrics.",
+        "evaluate": "Measure a model on sets of prompts, alone or against another model, with intervals.",
         "chat": "Talk with a trained model.",
         "plan": "Plan for a cluster you need not have: placement, step time, memory.",
         "profile": "Measure a model's layers on this machine's devices, for plans and predictions.",

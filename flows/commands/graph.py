@@ -68,7 +68,8 @@ def read_graph(flow: AlgorithmFlow, name: str, parameters: Mapping[str, Any]) ->
 
     hints = typing.get_type_hints(flow.algorithm.body)
     models = {role: ANY_MODEL for role, hint in hints.items() if hint is Model}
-    given = {key: value for key, value in parameters.items() if key in hints and key not in models}
+    own = {*hints, "evaluation"} - models.keys()
+    given = {key: value for key, value in parameters.items() if key in own}
     options = plan_options({"algorithm": name, "models": models, "parameters": given})
     arguments = read_arguments(flow, options, None)
     inputs = read_inputs(arguments, read_model_shape, may_be_absent=True)

@@ -5,10 +5,10 @@ import shlex
 from collections.abc import Container, Mapping, Sequence
 from pathlib import Path
 
+from prefect_rlhf.files.model_folder import generates
 from prefect_rlhf.files.path_text import from_here
 from prefect_rlhf.files.remote_path import local_path
 from prefect_rlhf.flows.commands.flags import PROGRAM
-from prefect_rlhf.flows.commands.model_folder import generates
 
 PAGE = "docs/use_the_model.md"
 ITS_TOPICS = "evaluate it, serve it, upload it, resume at another rate"

@@ -10,11 +10,13 @@ from prefect import Flow
 from prefect_rlhf.errors.errors import GraphError, PlanDoesNotFit, RlhfError
 from prefect_rlhf.files.storable import Storable
 from prefect_rlhf.flows.forms.check import checked_parameters
+from prefect_rlhf.flows.forms.evaluation import EVALUATION_PARAMETER
 from prefect_rlhf.flows.forms.options import Form
 from prefect_rlhf.flows.forms.order import described_parameter, in_order
 from prefect_rlhf.flows.forms.retry import may_retry
 from prefect_rlhf.tasks.reporting.refusal import show_refusal
 from prefect_rlhf.tasks.server.failures import failed, is_by_hand, stopped
+from prefect_rlhf.tasks.tracing.trace import EVALUATION
 
 
 class FormFlow(Flow[..., Any]):
@@ -71,9 +73,17 @@ def form_entry(
 
 
 def own_parameters(body: Callable[..., None]) -> list[inspect.Parameter]:
-    """Return the body's parameters as keyword parameters, with types in place of the types' names."""
+    """Return the body's parameters as keyword parameters, with types in place of the types' names.
+
+    The last is that of the named sets on which a run of any algorithm evaluates. Raises GraphError for a body that has
+    one of its name.
+    """
     hints = typing.get_type_hints(body, include_extras=True)
-    return [
+    if EVALUATION in inspect.signature(body).parameters:
+        expected = f"another name: every run has a parameter {EVALUATION}"
+        raise GraphError(f"{body.__name__}: got a parameter {EVALUATION!r}, expected {expected}")
+    own = [
         parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=hints[name])
         for name, parameter in inspect.signature(body).parameters.items()
     ]
+    return [*own, EVALUATION_PARAMETER]

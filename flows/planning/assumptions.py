@@ -69,14 +69,14 @@ def assumed_of_rows(question: Question, states_imbalance: bool = False) -> Itera
 
 
 def assumed_of_models(question: Question) -> Iterator[str]:
-    """Yield the assumption that models of one name are one base, for each name that no folder stands for."""
+    """Yield the assumption that models with an equal name have the same base, for each name without a folder."""
     models = question.graph.models
     for name in dict.fromkeys(model.path for model in models if model.adapter is not None):
         roles = [model.role for model in models if model.content == model.path == name]
         if len(roles) > 1:
             yield (
-                f"{' and '.join(roles)} are one {name}: where they are split alike, its weights are held once; a model "
-                "with other weights has another name, or a folder"
+                f"{' and '.join(roles)} are the same {name}: if they are split alike, its weights are held once; "
+                "a model with other weights has another name, or a folder"
             )
 
 

@@ -78,10 +78,10 @@ def read_model_shape(role: str, model: Model) -> ModelSpec:
 
 
 def with_named_bases(models: Mapping[str, ModelSpec]) -> dict[str, ModelSpec]:
-    """Return the models, of which those with a known name and an adapter have the named model as their base.
+    """Return the models with the content of their bases: a known name stands for a base if an adapter has that base.
 
-    A language model of that name without an adapter is the base itself. A scalar model without one was trained from
-    it, so it has other weights. Without any adapter, a name is just a size.
+    A language model of that name without an adapter is the base itself. A scalar model without an adapter was trained
+    from it, so it has other weights. Without any adapter, a name is just a size.
     """
     bases = {model.path for model in models.values() if model.adapter is not None and not model.content}
     return {

@@ -16,6 +16,7 @@ from prefect_rlhf.placement.cost.workload import LengthDistribution
 from prefect_rlhf.tasks.host_rewards import HostRewards
 from prefect_rlhf.tasks.model_shape import model_shape
 from prefect_rlhf.tasks.rl.settings.offline import REFERENCE_FREE
+from prefect_rlhf.tasks.tracing.trace import EVALUATION
 
 LIKE = {"ref": "actor", "reward": "critic", "cost": "critic", "cost_critic": "critic"}
 """Roles with the model of another role by default; if that role is unnamed too, they have the actor's model."""
@@ -53,7 +54,7 @@ def read_arguments(flow: AlgorithmFlow, options: PlanOptions, responses: LengthD
     if algo := _algorithm_settings(values.get("algo") or {}, settings, options.batch_size, responses, has_play):
         values["algo"] = algo
     checked = flow.validate_parameters(values)
-    return {name: checked[name] for name in names}
+    return {name: checked[name] for name in (*names, EVALUATION)}
 
 
 def _check_models(models: Mapping[str, str]) -> None:

@@ -9,11 +9,12 @@ from types import MappingProxyType
 from typing import Any
 
 from prefect_rlhf.blocks.chats import Chats
-from prefect_rlhf.blocks.dataset import Preferences, Prompts
+from prefect_rlhf.blocks.dataset import DatasetParameter, Prompts
 from prefect_rlhf.blocks.model import Model
 from prefect_rlhf.blocks.rated_answers import RatedAnswers
 from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.files.storage.inputs import dataset_path, is_on_hub, model_folder, pinned_dataset, pinned_model
+from prefect_rlhf.flows.forms.evaluation import datasets_in, plays_of, with_others
 from prefect_rlhf.flows.training.log import log_info, log_now
 from prefect_rlhf.placement.cost.made_rows import row_lengths
 from prefect_rlhf.placement.graph import DataflowGraph, Dataset
@@ -24,13 +25,11 @@ from prefect_rlhf.tasks.data.rows.row_checks import CheckedRows, Say, silent
 from prefect_rlhf.tasks.data.tokenizer import check_end, end_remark, read_template
 from prefect_rlhf.tasks.data.tools import shown_by
 from prefect_rlhf.tasks.model_shape import read_model_spec
-from prefect_rlhf.tasks.play import Play
 
 ABSENT = "(not there)"  # path of a dataset that was not named, in a what-if
 CHECKED_WHOLE = 100_000  # items: so many are checked in seconds, and all their mistakes are found
 MANY = 1 << 30  # items of such a dataset
 
-DatasetParameter = Prompts | Preferences | Chats | RatedAnswers
 Source = PromptDataset | PreferenceDataset | ChatDataset
 
 
@@ -111,9 +110,10 @@ def at_commits(arguments: Mapping[str, Any], known: Mapping[str, str]) -> tuple[
     A `known` commit is taken as it is: a resumed run reads what the run before it has read. What this machine lacks is
     downloaded. Raises InvalidInput for what the Hub does not have or does not give.
     """
-    commits, pinned = dict(known), dict(arguments)
+    commits: dict[str, str] = dict(known)
+    pinned: dict[str, Any] = {}
     models = {name: value for name, value in arguments.items() if isinstance(value, Model)}
-    data = {name: value for name, value in arguments.items() if isinstance(value, DatasetParameter)}
+    data = datasets_in(arguments)
     for values, pin in ((models, pinned_model), (data, pinned_dataset)):
         for name, value in values.items():
             path = pin(value.path, f"{name}.path", commits, log_info)
@@ -126,7 +126,7 @@ def at_commits(arguments: Mapping[str, Any], known: Mapping[str, str]) -> tuple[
     for name, value in data.items():
         if is_on_hub(path := pinned[name].path):
             dataset_path(path, f"{name}.path", seen=value.path, say=log_now)
-    return pinned, commits
+    return with_others(arguments, pinned), commits
 
 
 def read_run_inputs(arguments: Mapping[str, Any]) -> RunInputs:
@@ -137,7 +137,8 @@ def read_run_inputs(arguments: Mapping[str, Any]) -> RunInputs:
         file = model.chat_template
         template = None if file is None else read_template(file, model.path, f"{role}.chat_template")
         spec = read_model_spec(role, model.path, model.head, dtype=model.dtype, new_head=model.new_head)
-        return replace(spec, eos_token=model.eos_token, chat_template=template)
+        adapter = None if model.adapter is None else model.adapter.to_spec(role, spec.shape)
+        return replace(spec, eos_token=model.eos_token, chat_template=template, adapter=adapter)
 
     return read_inputs(arguments, read_model)
 
@@ -156,16 +157,15 @@ def read_inputs(
         raise InvalidInput("models", (), "at least one Model parameter")
     first = next(iter(models.values()))
     tokenizer, eos_token, template = first.path, first.eos_token, first.chat_template
-    named = {name: value for name, value in arguments.items() if isinstance(value, DatasetParameter)}
+    named = datasets_in(arguments)
     there = {name: value for name, value in named.items() if not (may_be_absent and value.path == ABSENT)}
     sources = {
         name: replace(open_source(name, value, tokenizer, log_now), eos_token=eos_token, template=template)
         for name, value in there.items()
     }
-    plays = [value for value in arguments.values() if isinstance(value, Play)]
-    if prompts := prompts_among(sources):
-        tools = shown_by(play for play in plays if play.shows_tools)
-        sources |= {name: replace(source, tools=tools) for name, source in prompts.items() if tools}
+    for name, source in prompts_among(sources).items():
+        if tools := shown_by(play for play in plays_of(name, arguments) if play.shows_tools):
+            sources[name] = replace(source, tools=tools)
     items = {name: sources[name].num_items if name in sources else MANY for name in named}
     columns = {name: sources[name].columns if name in sources else tuple(named[name].columns) for name in named}
     found = {name: source.rows.found.identity for name, source in sources.items()}

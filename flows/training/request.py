@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
 from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
@@ -33,11 +34,13 @@ from prefect_rlhf.tasks.checkpoints.best import BestModel
 from prefect_rlhf.tasks.checkpoints.changes import ResumedRun
 from prefect_rlhf.tasks.checkpoints.folders import Checkpoint, check_resumable, checkpoint_in, newest_checkpoint
 from prefect_rlhf.tasks.checkpoints.lineage import Lineage, parameters_of
+from prefect_rlhf.tasks.checkpoints.metric_names import metric_names
 from prefect_rlhf.tasks.checkpoints.run_identity import run_identity, with_defaults
 from prefect_rlhf.tasks.data.role_tokenizers import tokenizers_of
 from prefect_rlhf.tasks.data.rows.row_order import items_read
 from prefect_rlhf.tasks.running.training_run import TrainingRun
 from prefect_rlhf.tasks.settings import Optimizer
+from prefect_rlhf.tasks.tracing.heads import adapter_remarks
 
 
 @dataclass(frozen=True)
@@ -135,7 +138,7 @@ def read_request(asked: AskedRun, lease: Lease, *, reward_warnings: tuple[str, .
     inputs = inputs.read_by(tokenizers.speaks).checked(items_read(graph, spec.steps, spec.seed))
     for line in inputs.warnings():
         log_warning(line)
-    for line in inputs.remarks:
+    for line in (*inputs.remarks, *adapter_remarks(graph)):
         log_info(line)
     workload = replace(
         run_workload(graph, inputs, spec.expected_response_length),
@@ -197,7 +200,7 @@ def optimizer_parameters(graph: DataflowGraph, arguments: Mapping[str, Any]) -> 
     return {role: f"algo.{words[0]}" for role, words in found.items() if words}
 
 
-RECORDS = ("record_evaluation", "record_rollouts")
+RECORDS = ("record_evaluation", "record_rollouts", "record_set")
 """Computations whose files are the purpose of a run that trains no model."""
 
 
@@ -216,8 +219,13 @@ def check_names(spec: RunSpec, graph: DataflowGraph) -> None:
         if role not in roles:
             raise InvalidInput("role_deadlines", role, f"a role with calls: {', '.join(roles)}")
     for metric in spec.limits:
-        if metric.rpartition(".")[0] not in calls:
+        call, _, name = metric.rpartition(".")
+        if call not in calls:
             raise InvalidInput("limits", metric, f"a metric of a call: {', '.join(f'{name}.*' for name in calls)}")
+        if (names := metric_names(graph.call(call))).excludes(name):
+            near = get_close_matches(name, names.known, n=1)
+            meant = f"{call}.{near[0]}, perhaps: " if near else ""
+            raise InvalidInput("limits", metric, f"{meant}{call} has {', '.join(names.known) or 'no metrics'}")
 
 
 def check_may_switch(spec: RunSpec, graph: DataflowGraph) -> None:

@@ -7,8 +7,8 @@ without dropout and masks, and in the compute format. In a mixture of experts, a
 layers of its experts, and the backward of each reads a copy of the token's hidden state. Where devices divide experts,
 the fullest device has `expert_imbalance` times as many tokens as the mean, by the workload; no token is dropped.
 
-With an adapter a layer keeps the same inputs, which its A's need in place of the frozen matrices, and in addition the
-numbers between A's and B's, and the B's of fused matrices as one matrix.
+With an adapter a layer keeps the inputs of adapted matrices alone, which their A's need. In addition it keeps the
+numbers between A's and B's, and the B's of fused matrices as a single matrix.
 """
 
 from collections.abc import Sequence
@@ -302,12 +302,16 @@ class _Active:
         whole = (num_norms + 2) * sizes.hidden / self.execution.sequence_split  # of those after, the inputs alone
         copies = self.load * sizes.experts_per_token * sizes.hidden
         if sizes.adapter is not None:
+            norms = sum(not sizes.adapter.count(*names) for names in (QUERIES_KEYS_VALUES, GATES))
+            whole -= norms * sizes.hidden / self.execution.sequence_split  # their results, which no backward reads
+            split -= 0 if sizes.adapter.count("o_proj") else sizes.queries
+            split -= 0 if sizes.adapter.count("down_proj") else inner
             whole += sizes.adapter.narrow
         return int((whole + copies + split / self._tp) * sizes.item + small)
 
     @property
     def _fused_b(self) -> tuple[int, int]:
-        """Bytes of the B's of a layer's fused matrices, each fusion as one matrix, and of one while it is made."""
+        """Bytes of the B's of fused matrices, each fusion as a single matrix, and of the largest while it is made."""
         adapter, sizes = self.sizes.adapter, self.sizes
         if adapter is None:
             return 0, 0
@@ -331,6 +335,7 @@ class _Active:
         if self.on_cpu:  # attention spreads packed rows and works on a copy
             attention = 2 * sizes.hidden + (5 * sizes.queries + 6 * sizes.keys) / self._tp
             feed_forward = 4 * sizes.hidden + self._copies + _inner_at_once(sizes) * self._inner / self._tp
+            feed_forward += 0 if sizes.adapter is None else 2 * sizes.adapter.rank  # between A's and B's of gate and up
             return int(max(attention, feed_forward) * sizes.item)
         return _cuda_forward_bytes(sizes, self._tp, self.load, has_blocks=self._has_blocks)
 
@@ -416,7 +421,7 @@ def _cuda_forward_bytes(sizes: ModelSizes, tp: int, load: float, has_blocks: boo
 def _inner_at_once(sizes: ModelSizes) -> int:
     """Count tensors of the feed-forward layer's width that exist at once: gate, up and the result of both.
 
-    Where an adapter adds to gate and up, the sums are new tensors.
+    If an adapter adds to gate and up, the sums are new tensors.
     """
     return 4 if sizes.adapter is not None and sizes.adapter.count(*GATES) else 3
 

@@ -204,7 +204,7 @@ class ModelSizes(HashedOnce):
 
     @property
     def moved_layer(self) -> LayerElements:
-        """What a move brings of a layer's weights outside of experts: what a train_step writes."""
+        """The elements that a move brings of a layer's weights outside of experts: a train_step writes them."""
         if self.adapter is None:
             return LayerElements(self.layer_matrices, self.keys_and_values, self.layer_norms)
         return self.adapter.layer_elements
@@ -247,7 +247,7 @@ class ModelSizes(HashedOnce):
         return self.stage_parameters(strategy, stage) - frozen
 
     def stage_trained_experts(self, strategy: Strategy, stage: int) -> int:
-        """Count the elements of `stage_trained` that belong to experts: the base of an adapter has none."""
+        """Count the elements of `stage_trained` that belong to experts: zero with an adapter, whose base is frozen."""
         return 0 if self.adapter else self.stage_experts(strategy, stage)
 
     def most_trained(self, strategy: Strategy) -> int:

@@ -8,7 +8,7 @@ instance rank by rank, so they need no layout of their own.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cache, cached_property, lru_cache
 from typing import Any
@@ -44,6 +44,11 @@ class Layout:
     def of_rank(self, rank: int) -> dict[str, Region]:
         """Return the regions that a rank holds, by parameter."""
         return {name: regions[rank] for name, regions in self.regions.items() if rank in regions}
+
+    def only(self, names: Collection[str]) -> Layout:
+        """Return the layout of some parameters alone."""
+        regions = {name: regions for name, regions in self.regions.items() if name in names}
+        return Layout({name: self.shapes[name] for name in regions}, regions)
 
     @cached_property
     def copies(self) -> Mapping[int, tuple[int, ...]]:

@@ -13,7 +13,7 @@ from prefect_rlhf.placement.cost.paged_cache import whole_cache_bytes
 from prefect_rlhf.placement.cost.sizes import ModelSizes
 from prefect_rlhf.placement.devices.mesh import Backend, Device
 from prefect_rlhf.placement.devices.strategy import Strategy
-from prefect_rlhf.placement.engine_traits import TRAITS
+from prefect_rlhf.placement.engine_traits import TRAITS, slot_rank
 from prefect_rlhf.placement.graph import Call
 from prefect_rlhf.placement.layout.layout import padded_vocabulary
 from prefect_rlhf.placement.memory.alike import Spread, spread_by_replica
@@ -22,7 +22,6 @@ from prefect_rlhf.placement.models.engine_constants import (
     GRADIENT_BYTES,
     ITEM_BYTES,
     MAIN_WEIGHT_BYTES,
-    SLOT_RANKS,
 )
 from prefect_rlhf.placement.models.families.known import FAMILIES
 from prefect_rlhf.placement.models.layer_adapter import GATES, QUERIES_KEYS_VALUES
@@ -199,7 +198,7 @@ def _slot_elements(sizes: ModelSizes, tp: int) -> int:
         GATES: 2 * sizes.hidden + 2 * sizes.inner // tp,
         ("down_proj",): sizes.inner // tp + sizes.hidden,
     }
-    slot = next(rank for rank in SLOT_RANKS if rank >= adapter.rank)
+    slot = slot_rank("vllm", adapter.rank) or adapter.rank  # a plan with a higher rank is refused
     return slot * sum(each for matrices, each in rows.items() if adapter.count(*matrices))
 
 

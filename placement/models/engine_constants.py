@@ -24,7 +24,6 @@ LOGITS_AT_ONCE_CUDA = 1 << 28  # a GPU needs more of them at a time
 LONGEST_EXPLICIT = 512  # tokens; up to here attention's backward on CPU makes all scores of a row, 2-5 times faster
 CACHE_BLOCK = 32  # tokens per block of vLLM's key-value cache on CPU; the smaller blocks on CUDA fit in
 LEAST_WINDOW_BLOCK, MOST_WINDOW_BLOCK = 256, 1024  # tokens: see window_block
-SLOT_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # of vLLM's slots for adapters: the least that an adapter fits in
 PASS_TOKENS = 8192  # tokens of a forward pass over prompts, in vLLM and in our sampler
 
 

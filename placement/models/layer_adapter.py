@@ -1,4 +1,4 @@
-"""The adapter of a layer as numbers: what a device holds of it, moves and adds up. All layers have the same."""
+"""A layer's adapter as numbers: elements on a device, moves and sums over devices. All layers have equal adapters."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ GATES = ("gate_proj", "up_proj")
 
 
 class LayerElements(NamedTuple):
-    """Elements of a layer: those that tp splits, those of them that make keys and values, and the others."""
+    """Elements of a layer: the elements that tp splits, the part of them that makes keys and values, and all others."""
 
     split: int
     keys_and_values: int
@@ -38,7 +38,7 @@ class LayerAdapter:
 
     @classmethod
     def of(cls, model: ModelSpec) -> LayerAdapter | None:
-        """Return the adapter of a layer of a model; None without one."""
+        """Return the adapter of a layer of a model; None for a model without an adapter."""
         if model.adapter is None:
             return None
         return cls(tuple(parameter for parameter in parts(model)["adapter"] if parameter.layer == 0))
@@ -56,7 +56,7 @@ class LayerAdapter:
         return sum(_is_a(each) and _matrix(each) in matrices for each in self.parameters)
 
     def on(self, tp: int) -> OnDevice:
-        """Return what each of tp devices has of it, counted once."""
+        """Return its numbers on each of tp devices, counted once."""
         known = self._on.get(tp)
         if known is None:
             known = self._on[tp] = self._counted(tp)

@@ -49,8 +49,7 @@ def violations(call: Call, placement: Placement, graph: DataflowGraph, backend: 
     yield from _plays(call, placement)
     if call.role is not None:
         yield from _shape(call, placement, graph.model(call.role))
-        yield from _heads(call, placement.engine, graph.model(call.role), backend)
-        yield from _adapter(call, placement.engine, graph.model(call.role))
+        yield from _able(call, placement.engine, graph.model(call.role), backend)
     for word in stated(placement):
         yield from word.mistakes(call, placement, graph)
     yield from _rows(call)
@@ -67,8 +66,7 @@ def able_engines(
     if call.role is None:
         return among
     model = graph.model(call.role)
-    able = (engine for engine in among if not _refused_heads(engine, model, backend))
-    return [engine for engine in able if _has_room(engine, model)] or among
+    return [engine for engine in among if not _refused(engine, model, backend)] or among
 
 
 def sleepless(plan: ExecutionPlan, graph: DataflowGraph) -> Iterator[tuple[Call, ...]]:
@@ -168,33 +166,26 @@ def _shape(call: Call, placement: Placement, model: ModelSpec) -> Iterator[Inval
         yield InvalidInput(f"models.{model.role}.head", model.head, f"lm, since {call.name} generates with it")
 
 
-def _heads(call: Call, engine: EngineKind, model: ModelSpec, backend: Backend) -> Iterator[InvalidInput]:
-    """Check that the engine computes heads of the model's width."""
-    if reason := _refused_heads(engine, model, backend):
-        able = [other for other in engines_of(call.kind) if not _refused_heads(other, model, backend)]
+def _able(call: Call, engine: EngineKind, model: ModelSpec, backend: Backend) -> Iterator[InvalidInput]:
+    """Check that the engine computes heads of the model's width, and any adapter."""
+    if reason := _refused(engine, model, backend):
+        able = [other for other in engines_of(call.kind) if not _refused(other, model, backend)]
         right = f"{' or '.join(able) or 'another model'} for {model.role} ({model.path}): {reason}"
         yield InvalidInput(_field(call.name, "engine"), engine, right)
 
 
-def _refused_heads(engine: EngineKind, model: ModelSpec, backend: Backend) -> str:
+def _refused(engine: EngineKind, model: ModelSpec, backend: Backend) -> str:
+    """Return why an engine cannot compute a model; empty: it can."""
+    if model.adapter is not None and not TRAITS[engine].adapts:
+        return f"it has an adapter, which {engine} does not compute here"
+    if model.adapter is not None and slot_rank(engine, model.adapter.rank) is None:
+        most = TRAITS[engine].adapter_ranks[-1]
+        return f"its adapter has rank {model.adapter.rank}, and {engine} has room for {most}"
     return refused_heads(engine, model.shape.head_dim, model.dtype, backend)
 
 
 def _has_not_slept(engine: EngineKind, model: ModelSpec, backend: Backend) -> bool:
     return has_not_slept(engine, model.adapter is not None, backend)
-
-
-def _adapter(call: Call, engine: EngineKind, model: ModelSpec) -> Iterator[InvalidInput]:
-    """Check that the engine has room for the model's adapter."""
-    if model.adapter is not None and not _has_room(engine, model):
-        able = [other for other in engines_of(call.kind) if _has_room(other, model)]
-        most = TRAITS[engine].adapter_ranks[-1]
-        right = f"{' or '.join(able) or 'another model'}, or {model.role}.adapter.rank of at most {most}"
-        yield InvalidInput(_field(call.name, "engine"), f"{engine} with rank {model.adapter.rank}", right)
-
-
-def _has_room(engine: EngineKind, model: ModelSpec) -> bool:
-    return model.adapter is None or slot_rank(engine, model.adapter.rank) is not None
 
 
 def _rows(call: Call) -> Iterator[InvalidInput]:
@@ -234,7 +225,7 @@ def _check_copies(plan: ExecutionPlan, graph: DataflowGraph) -> None:
 
 
 def _check_bases(plan: ExecutionPlan, graph: DataflowGraph) -> None:
-    """Check that frozen weights that several models use leave their devices for all of them, or for none."""
+    """Check that frozen weights that several models use leave their devices for all of them, or stay for all."""
     users = instances(graph, plan)
     for alike in one_base(graph, plan):
         away = [instance for instance in alike if plan[users[instance][0].name].offload == "all"]

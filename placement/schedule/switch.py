@@ -24,8 +24,8 @@ def switch_seconds(
     """Return the seconds of a switch from `plan` to `other`.
 
     Each new instance costs the start of its engine, and the reading of its weights from a disk. A trained instance gets
-    its weights and its optimizer over the host link instead. The copies to host memory before the switch are nodes of
-    the last step. `starts` are measured seconds of the start of an engine, in place of its trait.
+    its trained weights and its optimizer over the host link instead. The copies to host memory before the switch are
+    nodes of the last step. `starts` are measured seconds of the start of an engine, in place of its trait.
     """
     seconds = sources.orchestration_seconds
     for instance in closed_instances(graph, other, plan):
@@ -33,10 +33,10 @@ def switch_seconds(
         seconds += starts.get(instance.engine, TRAITS[instance.engine].start_seconds)
         weights = sizes.held_by(instance.engine).fullest_stage_parameters(strategy) * sizes.item
         if instance == trained_instance(graph, other, instance.role):
-            state = max(instance_copied_bytes(instance, sizes).values())
-            seconds += host_seconds(2 * weights + state, sources.links((instance.mesh,)))
-        else:
-            seconds += weights / DISK_BYTES_PER_SECOND
+            state, own = max(instance_copied_bytes(instance, sizes).values()), sizes.most_trained(strategy) * sizes.item
+            seconds += host_seconds(2 * own + state, sources.links((instance.mesh,)))
+            weights -= own  # a base is read
+        seconds += weights / DISK_BYTES_PER_SECOND
     return seconds
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from prefect_rlhf.flows.forms.reward import check_reference, with_reward_weights
 from prefect_rlhf.tasks.data.rollouts import lists, record_rollouts, text_columns, write_rows
-from prefect_rlhf.tasks.rl.evaluation import pair_accuracy, record_evaluation, token_loss
+from prefect_rlhf.tasks.rl.evaluation.held_out import pair_accuracy, record_evaluation, token_loss
 from prefect_rlhf.tasks.rl.gae import gae, remax_advantages
 from prefect_rlhf.tasks.rl.group_advantages import grpo_advantages, informative, turn_advantages
 from prefect_rlhf.tasks.rl.groups import group_scores, groups_of

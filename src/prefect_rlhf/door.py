@@ -7,6 +7,7 @@ from importlib import import_module
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from prefect_rlhf.blocks.adapter import Adapter
 from prefect_rlhf.blocks.chats import Chats
 from prefect_rlhf.blocks.dataset import Preferences, Prompts
 from prefect_rlhf.blocks.model import Model
@@ -66,6 +67,7 @@ __all__ = [
     "train_step",
     # its parameters
     "Model",
+    "Adapter",
     "Prompts",
     "Preferences",
     "Chats",

@@ -16,7 +16,7 @@ from prefect_rlhf.files.storage.inputs import model_folder
 from prefect_rlhf.files.storage.mirror import on_this_machine
 from prefect_rlhf.placement.graph import DataflowGraph
 from prefect_rlhf.placement.models.model import ModelSpec
-from prefect_rlhf.placement.models.weights import parameters, weights_of
+from prefect_rlhf.placement.models.weights import weights_of
 from prefect_rlhf.tasks.checkpoints.elsewhere import MANIFEST, publish, recall_checkpoint
 from prefect_rlhf.tasks.checkpoints.folders import folder_of
 from prefect_rlhf.tasks.checkpoints.metric_names import metric_names
@@ -126,21 +126,22 @@ def carry_over_best(best: BestModel, earlier: Path, run_dir: Path) -> None:
         publish(source, last=MANIFEST)
 
 
-def export_stored(checkpoint: Path, spec: ModelSpec, path: Path) -> None:
-    """Export a role's model from a checkpoint as a Hugging Face folder, rounded to the dtype of its training.
+def export_stored(checkpoint: Path, spec: ModelSpec, path: Path, merge: bool = False) -> None:
+    """Export a role's model from a checkpoint, rounded to the dtype of its training: see `write_trained`.
 
     The folder has the tokenizer of the model that was trained.
     """
     import torch  # only here: a dry run without torch reads checkpoints
 
     from prefect_rlhf.engines.files.checkpoint_files import StoredState
-    from prefect_rlhf.engines.files.huggingface import write_folder
+    from prefect_rlhf.engines.files.export import write_trained
+    from prefect_rlhf.engines.files.peft_export import trained_parameters
 
     folders = [on_this_machine(checkpoint / own.name) for own in weights_of(spec, trained=True) if own.trained]
     stored, dtype = StoredState(*folders), getattr(torch, spec.dtype)
     tensors = (
         (one.name, stored.read("main", one.name, tuple((0, size) for size in one.shape)).to(dtype))
-        for one in parameters(spec)
+        for one in trained_parameters(spec)
     )
-    write_folder(path, spec, tensors, model_folder(spec.path, f"{spec.role}.path", "tokenizer"))
-    publish(path, last="config.json")
+    tokenizer = model_folder(spec.path, f"{spec.role}.path", "tokenizer")
+    write_trained(path, spec, tensors, tokenizer, merge=merge)

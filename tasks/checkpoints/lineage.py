@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from pydantic import BaseModel
 from pydantic_core import to_jsonable_python
 
 from prefect_rlhf.tasks.play import Play
 from prefect_rlhf.tasks.settings import by_dotted_name
+from prefect_rlhf.tasks.tracing.trace import EVALUATION
 
 CHANGES = "changes.json"  # in the folder of a run: the parameters that resumed runs changed
 
@@ -63,7 +63,7 @@ def parameters_of(arguments: Mapping[str, Any]) -> dict[str, Any]:
     return {
         name: value
         for name, value in by_dotted_name(plain).items()
-        if not (name.count(".") == 1 and name.endswith(".path"))
+        if not (name.endswith(".path") and (name.count(".") == 1 or name.startswith(f"{EVALUATION}.")))
     }
 
 
@@ -76,15 +76,24 @@ def with_parameters(arguments: Mapping[str, Any], values: Mapping[str, Any]) -> 
     groups = dict.fromkeys(name.partition(".")[0] for name in values)
     for group in groups:
         of_group = {name.partition(".")[2]: value for name, value in values.items() if name.partition(".")[0] == group}
-        argument = arguments[group]
-        if not isinstance(argument, BaseModel):
-            changed[group] = of_group[""]
-            continue
-        plain = argument.model_dump(mode="json")
-        for path, value in of_group.items():
-            _set(plain, path.split("."), value)
-        changed[group] = type(argument).model_validate_json(json.dumps(plain))
+        changed[group] = _with(arguments[group], of_group)
     return changed
+
+
+def _with(argument: Any, values: Mapping[str, Any]) -> Any:
+    """Return an argument with other values at paths inside it; an empty path is the argument itself."""
+    if "" in values:
+        return values[""]
+    if isinstance(argument, Mapping):  # named sets, which are groups each
+        changed = dict(argument)
+        for path, value in values.items():
+            key, _, rest = path.partition(".")
+            changed[key] = _with(changed[key], {rest: value})
+        return changed
+    plain = argument.model_dump(mode="json")
+    for path, value in values.items():
+        _set(plain, path.split("."), value)
+    return type(argument).model_validate_json(json.dumps(plain))
 
 
 def _set(group: dict[str, Any], path: Sequence[str], value: Any) -> None:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from prefect_rlhf.placement.graph import Call
 from prefect_rlhf.tasks.host_rewards import HostRewards
+from prefect_rlhf.tasks.rl.evaluation.sets import SetSettings, record_set
 
 PACKAGE = __name__.partition(".")[0]
 
@@ -44,5 +45,8 @@ def metric_names(call: Call, tried: Sequence[str] | None = None) -> MetricNames:
         return MetricNames(
             (*functions, "failed", "unscored", "seconds"), tuple(f"{function}/" for function in functions)
         )
+    if call.operation.name == record_set.name:
+        of_set = SetSettings.model_validate_json(call.operation.settings)
+        return MetricNames(of_set.metrics, of_set.perhaps)
     is_ours = call.kind == "compute" and call.operation.module.partition(".")[0] == PACKAGE
     return MetricNames(tuple(tried or ()), () if is_ours and tried is not None else ("",))

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
 from prefect_rlhf.engines.compute import Computed, Context
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 class HostScore:
     """The computation of a call on hosts; `settings` is a HostRewards as JSON, `call` the name of the call.
 
+    With `answers`, the key `answer` has a number for each row, equal for equal answers, and negative without an answer.
     With `own_prompts`, an earlier call made the rows' prompts, and functions see their text in place of the dataset's.
 
     Makes `scores` [B], the weighted sum over the functions. A score is NaN for a row that failed and for a row to which
@@ -36,6 +38,7 @@ class HostScore:
     settings: str
     own_prompts: bool = False
     call: str = "score"
+    answers: bool = False
 
     def __call__(self, rollout: Batch, context: Context, state: object = None) -> Computed:
         """Score all rows. Raises what HostPool.score raises, also for too many sums beyond the bound."""
@@ -56,6 +59,8 @@ class HostScore:
         metrics["unscored"] = float(columns["scores"].isnan().float().mean())
         if len(values) > 1:
             columns |= {name: _column(column) for name, column in values.items()}
+        if self.answers:
+            columns["answer"] = _numbered(made.answers)
         metrics |= made.metrics
         return Computed(columns, {**metrics, "failed": len(failed) / len(rows), "seconds": made.seconds})
 
@@ -119,6 +124,15 @@ def _column(values: Sequence[float]) -> Tensor:
     import torch  # only here: a flow that scores by functions is traced, and planned, without it
 
     return torch.tensor(values, dtype=torch.float32)
+
+
+def _numbered(answers: Sequence[str | None]) -> Tensor:
+    """Return a number of 62 bits for each answer, a hash, since other ranks number the answers of other rows."""
+    import torch  # only here, as above
+
+    digests = (None if one is None else blake2b(one.encode(), digest_size=8).digest() for one in answers)
+    numbers = [-1 if one is None else int.from_bytes(one, "little") >> 2 for one in digests]
+    return torch.tensor(numbers, dtype=torch.int64)
 
 
 def _response_ids(rollout: Batch) -> list[list[int]]:

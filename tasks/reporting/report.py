@@ -42,6 +42,7 @@ from prefect_rlhf.tasks.reporting.sample_page import sample_page
 from prefect_rlhf.tasks.reporting.samples import sample_lines
 from prefect_rlhf.tasks.reporting.step_line import StepLines
 from prefect_rlhf.tasks.reporting.turns import turn_rows
+from prefect_rlhf.tasks.rl.evaluation.table import newest_sets
 from prefect_rlhf.tasks.run_log import run_log
 from prefect_rlhf.tasks.running.journal import STEPS_KEPT, Journal, TaskRunSpan
 from prefect_rlhf.tasks.running.outcome import NodeOutcome
@@ -335,6 +336,8 @@ class RunReport:
         )
         rows = metric_rows(self._metrics)
         publish(create_table_artifact, rows, key="metrics", description="Metrics of each step")
+        if rows := newest_sets(self._metrics):
+            publish(create_table_artifact, rows, key="evaluation", description="Sets of prompts, newest evaluation")
         self._show_curves()
         publish(
             create_markdown_artifact,

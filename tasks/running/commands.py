@@ -119,7 +119,8 @@ def host_fields(graph: DataflowGraph, call: Call) -> Mapping[str, Any]:
     """Return the function of a call on hosts; no field for other calls."""
     if not call.on_hosts:
         return {}
-    return {"function": HostScore(call.operation.settings, graph.makes_prompts_of(call.rows), call.name)}
+    made = graph.makes_prompts_of(call.rows)
+    return {"function": HostScore(call.operation.settings, made, call.name, "answer" in call.outputs)}
 
 
 @lru_cache(maxsize=64)  # the same in every step

@@ -1,4 +1,4 @@
-"""Checks of a model's heads: every call has the head that it needs, and every head is used."""
+"""Checks of a model's parts: every call has the head that it needs, every head is used, every adapter is trained."""
 
 from prefect_rlhf.errors.errors import GraphError, InvalidInput
 from prefect_rlhf.placement.graph import DataflowGraph
@@ -35,6 +35,26 @@ def check_new_heads(graph: DataflowGraph) -> DataflowGraph:
             expected = f"false: no train_step trains the head of {model.role}, so every row would score its initial 0"
             raise InvalidInput(f"{model.role}.new_head", True, expected)
     return graph
+
+
+def check_adapters(graph: DataflowGraph) -> DataflowGraph:
+    """Return the graph. Raises InvalidInput for a new adapter that nothing trains: the model would be its base."""
+    for model in graph.models:
+        if model.adapter is not None and not model.adapter.path and graph.trained_by(model.role) is None:
+            expected = f"no adapter, or adapter.path: no train_step trains {model.role}, so a new one would stay zero"
+            raise InvalidInput(f"{model.role}.adapter", f"rank {model.adapter.rank}", expected)
+    return graph
+
+
+def adapter_remarks(graph: DataflowGraph) -> tuple[str, ...]:
+    """Return a line for the log for each adapter that is trained: its learning rate is one of full training."""
+    trained = (model for model in graph.models if model.adapter is not None and graph.trained_by(model.role))
+    return tuple(
+        f"{model.role} trains an adapter at a learning rate of {model.optimizer.lr:g}; about ten times the rate of "
+        "full training is common for adapters (Schulman et al. 2025, LoRA Without Regret)"
+        for model in trained
+        if model.optimizer is not None
+    )
 
 
 def _heads(graph: DataflowGraph, name: str) -> set[str]:

@@ -8,7 +8,8 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NoReturn
+from types import MappingProxyType
+from typing import Any, NoReturn, Protocol
 
 from prefect_rlhf.errors.blame import described, own_place
 from prefect_rlhf.errors.by_hand import WrongCall
@@ -19,7 +20,7 @@ from prefect_rlhf.placement.models.model import ModelSpec, OptimizerSpec
 from prefect_rlhf.placement.row_set import RowSet
 from prefect_rlhf.tasks.settings import Product, Settings
 from prefect_rlhf.tasks.tracing.arguments import check_body, check_whole
-from prefect_rlhf.tasks.tracing.heads import check_new_heads, check_no_idle_head
+from prefect_rlhf.tasks.tracing.heads import check_adapters, check_new_heads, check_no_idle_head
 
 MAKERS = {
     "prompt_tokens": "a Prompts parameter, or a @computation of prompts,",
@@ -271,24 +272,53 @@ def current_trace(call: str) -> Trace:
     return trace
 
 
+class Added(Protocol):
+    """Calls that a run adds to those of any body, on a dataset of their own."""
+
+    @property
+    def data(self) -> object:
+        """The argument that represents the dataset."""
+        ...
+
+    def trace(self, name: str, arguments: Mapping[str, Any]) -> None:
+        """Add the calls to the trace in progress, after those of the body."""
+        ...
+
+
+EVALUATION = "evaluation"  # the parameter of every algorithm that adds calls, by the names of the sets
+
+
+def data_name(name: str) -> str:
+    """Return the dotted name of the parameter that states the dataset of a set.
+
+    >>> data_name("math")
+    'evaluation.math.data'
+    """
+    return f"{EVALUATION}.{name}.data"
+
+
 def trace_body(
     flow: str,
     body: Callable[..., None],
     arguments: Mapping[str, Any],
     models: Mapping[str, ModelSpec],
     datasets: Mapping[str, Dataset],
+    added: Mapping[str, Added] = MappingProxyType({}),
 ) -> DataflowGraph:
     """Run `body` once on `arguments`; the arguments in `models` and `datasets` represent roles and sources of rows.
 
-    Raises GraphError for any error of the body, with the file and the line.
+    The `added` calls follow. Raises GraphError for any error of the body, with the file and the line.
     """
-    parameters = {id(arguments[name]): name for name in (*models, *datasets)}
+    objects = {**arguments, **{data_name(name): one.data for name, one in added.items()}}
+    parameters = {id(objects[name]): name for name in (*models, *datasets)}
     if len(parameters) != len(models) + len(datasets):
         raise GraphError(f"flow {flow}: two parameters hold the same object; pass a copy to one of them")
     settings = {name: value for name, value in arguments.items() if isinstance(value, Settings)}
     with tracing(Trace(flow, models, datasets, parameters, settings=settings)) as trace:
         try:
             body(**arguments)
+            for name, one in added.items():
+                one.trace(name, arguments)
         except GraphError as error:
             place = own_place(error)
             if not place or place.partition(" in ")[0] in str(error):
@@ -301,7 +331,7 @@ def trace_body(
             raise
         except (Exception, SystemExit) as error:
             raise GraphError(f"flow {flow}: its body raised {described(error)}") from error
-    return check_new_heads(check_no_idle_head(trace.graph()))
+    return check_adapters(check_new_heads(check_no_idle_head(trace.graph())))
 
 
 @dataclass(frozen=True, slots=True)
@@ -335,7 +365,11 @@ class Algorithm:
     def trace(
         self, arguments: Mapping[str, Any], models: Mapping[str, ModelSpec], datasets: Mapping[str, Dataset]
     ) -> DataflowGraph:
-        """Return the graph of an iteration; `models` and `datasets` describe the parameters of these names."""
-        bound = inspect.signature(self.body).bind(**arguments)
+        """Return the graph of an iteration; `models` and `datasets` describe the parameters of these names.
+
+        Evaluation on named sets is added to the calls of the body.
+        """
+        own = {name: value for name, value in arguments.items() if name != EVALUATION}
+        bound = inspect.signature(self.body).bind(**own)
         bound.apply_defaults()
-        return trace_body(self.name, self.body, bound.arguments, models, datasets)
+        return trace_body(self.name, self.body, bound.arguments, models, datasets, arguments.get(EVALUATION, {}))

@@ -51,7 +51,7 @@ class MLflow:
     def add(self, step: TrackedStep) -> None:
         """Write a step's metrics as a batch, and each table of samples as an artifact that MLflow shows as a table."""
         time_ms = round(step.time * 1000)
-        metrics = [Metric(name, value, time_ms, step.step) for name, value in step.values.items()]
+        metrics = [Metric(_plain(name), value, time_ms, step.step) for name, value in step.values.items()]
         self._client.log_batch(self._id, metrics=metrics)
         for folder, table in step.samples.items():
             path = f"samples/{folder}/step-{step.step:06d}.json"
@@ -62,3 +62,12 @@ class MLflow:
     def close(self, *, has_failed: bool) -> None:
         """Record how the run ended."""
         self._client.set_terminated(self._id, "FAILED" if has_failed else "FINISHED")
+
+
+def _plain(name: str) -> str:
+    """Return the name of a metric without characters that MLflow refuses.
+
+    >>> _plain("evaluation_math/pass@4")
+    'evaluation_math/pass_at_4'
+    """
+    return UNUSUAL.sub("_", name.replace("@", "_at_"))

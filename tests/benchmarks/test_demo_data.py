@@ -17,6 +17,8 @@ from benchmarks.demo.packages import DownloadFailed, download
 from benchmarks.demo.pretrained import MODELS, prepare_model
 from benchmarks.demo.ratings import prepare_ratings
 from benchmarks.demo.sentences import read_sentences
+from benchmarks.demo.server import DemoServer
+from prefect_rlhf.tasks.rl.settings.online import PPO
 
 SCORER = """
 class SentimentIntensityAnalyzer:
@@ -78,6 +80,20 @@ def test_fetch_ends_with_the_places_of_model_and_data(tmp_path, monkeypatch, cap
         monkeypatch.setattr(demo, name, lambda *_: True)
     assert demo.main(["fetch", "--home", "first"]) == 0
     assert capsys.readouterr().out.splitlines()[-1] == "== model: first/models/smollm2; data: first/data"
+
+
+@pytest.mark.parametrize("model", ["smollm2", "gemma-3-270m"])
+def test_a_demo_with_an_adapter_changes_the_actor_and_its_rate_alone(tmp_path, model):
+    """The rest of prefect.yaml stays; the reward model is trained whole."""
+    server = DemoServer(tmp_path, Path(__file__).parents[2], 4200)
+    whole, adapted = (demo.changes(server, "ppo", model, rank) for rank in (None, 16))
+    path = {"path": str(tmp_path / "models" / model)}
+    assert whole == ({} if model == "smollm2" else {"actor": path, "ref": path})
+    assert adapted.keys() == {*whole, "actor", "algo"}
+    assert adapted["actor"] == {**path, "adapter": {"rank": 16}}
+    assert PPO.model_validate(adapted["algo"]).actor_optimizer.lr == 10 * PPO().actor_optimizer.lr
+    assert adapted["algo"]["kl"]["target"] == 3
+    assert demo.changes(server, "reward", model, 16) == demo.changes(server, "reward", model, None)
 
 
 def test_sentences_keep_number_rating_and_text(downloads):

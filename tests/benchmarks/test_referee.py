@@ -8,7 +8,8 @@ from benchmarks.planner.referee import judge, questions
 from tests.cases import first
 
 LINES = questions()
-SMALL = [line for line in LINES if "1x8:h100" in line and not line.startswith("grpo")]
+ADAPTED = [line for line in LINES if ".adapter." in line]
+SMALL = [line for line in LINES if "1x8:h100" in line and not line.startswith("grpo") and line not in ADAPTED]
 
 
 def test_the_small_questions_are_with_and_without_older_weights():
@@ -28,6 +29,19 @@ def test_no_plan_of_a_small_question_is_below_its_bound(line):
     assert (verdict.violations, verdict.plans > 15) == (0, True)
     assert verdict.fastest <= verdict.auto
     assert sum(verdict.gap_parts.values()) == pytest.approx(verdict.gap)
+
+
+@pytest.mark.parametrize("line", [line for line in ADAPTED if line.startswith(("ppo", "dpo")) and "1x2:h100" in line])
+def test_no_plan_of_models_with_a_base_in_common_is_below_its_bound(line):
+    """Actor, reference and critic hold it once: rival plans share it too, or offload it."""
+    verdict = judge(line, 20, None, Random(len(line)), evaluations=20_000)
+    assert (verdict.violations, verdict.plans >= 20) == (0, True)
+
+
+def test_several_questions_are_about_adapters():
+    """Of one role and of several, with all of its matrices in reach of a device, and over all devices of a node."""
+    assert len(ADAPTED) >= 6 and {"grpo", "ppo", "dpo", "remax"} <= {line.split()[0] for line in ADAPTED}
+    assert any(line.count(".adapter.") > 1 for line in ADAPTED)
 
 
 @pytest.mark.all

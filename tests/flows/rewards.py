@@ -16,3 +16,9 @@ def vowels(completions, **columns):
 def raises(row):
     """Fail on every row."""
     raise ValueError(f"no reward for {row['number']}")
+
+
+def last_word(row):
+    """Right if the response has more than two words; its answer is the last of them."""
+    words = row["response"].split()
+    return {"score": float(len(words) > 2), "answer": words[-1] if words else None, "words": len(words)}

@@ -30,6 +30,7 @@ from prefect_rlhf.tasks.rl.settings.offline import DPO
 from prefect_rlhf.tasks.rl.settings.online import GRPO, PPO, KLControl, ReMax
 from prefect_rlhf.tasks.rl.settings.policy import Importance, KLTerm
 from prefect_rlhf.tasks.settings import Optimizer
+from prefect_rlhf.tasks.tracing.trace import data_name
 
 pytestmark = pytest.mark.quick
 
@@ -65,7 +66,10 @@ def traced(flow, **settings):
         if kind in ROWS:
             datasets[name] = replace(ROWS[kind], name=name)
     models = {role: model for role, model in models.items() if role not in settings}
-    arguments = {name: Stand() for name in (*models, *datasets)} | settings
+    for name in settings.get("evaluation", {}):
+        datasets[data_name(name)] = replace(ROWS["Prompts"], name=data_name(name))
+    own = (name for name in (*models, *datasets) if "." not in name)
+    arguments = {name: Stand() for name in own} | settings
     if settings.get("critic", "given") is None:
         models["actor"] = replace(models["actor"], head="lm+scalar")
         arguments["actor"].head = "lm+scalar"

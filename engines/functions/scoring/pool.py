@@ -72,7 +72,8 @@ class HostPool(Staff[ScoringHand, Settled]):
                 self.close()
                 raise
         seconds = time.monotonic() - began
-        return HostScores(work.values(self.settings.value_of_failed), work.failures(), seconds, work.metrics())
+        values = work.values(self.settings.value_of_failed)
+        return HostScores(values, work.failures(), seconds, work.metrics(), work.answers())
 
     def load(self) -> Sequence[Loaded]:
         """Import the functions in a first worker, unless a worker has. Raises InvalidInput for a refused function."""

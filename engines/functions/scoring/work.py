@@ -117,6 +117,11 @@ class Work:
             for name, verdicts in zip(self._names, self._verdicts, strict=True)
         }
 
+    def answers(self) -> tuple[str | None, ...]:
+        """Return the answer in each row that the first function with one found there."""
+        by_row = zip(*self._verdicts, strict=True)
+        return tuple(next((v.answer for v in row if v and v.answer is not None), None) for row in by_row)
+
     def metrics(self) -> Mapping[str, float]:
         """Return the means of the other numbers that functions returned, over the rows that have them."""
         numbers: dict[str, list[float]] = {}

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from prefect_rlhf.errors.errors import NotUsed
+from prefect_rlhf.flows.forms.evaluation import metric_name
 from prefect_rlhf.flows.forms.form_flow import own_parameters
 from prefect_rlhf.flows.forms.options import RunOptions
 from prefect_rlhf.flows.forms.parameters_file import plain_parameters
@@ -119,7 +120,7 @@ def read_spec(options: RunOptions) -> RunSpec:
         tracking=options.tracking,
         call_deadline_seconds=options.call_deadline_seconds,
         role_deadlines=options.role_deadlines,
-        limits=options.limits,
+        limits={metric_name(name): limit for name, limit in options.limits.items()},
         dry_run=options.dry_run,
     )
 
@@ -145,4 +146,4 @@ def _best_model(options: RunOptions) -> BestModel | None:
         if options.best_is != RunOptions.model_fields["best_is"].default:
             raise NotUsed("best_is", options.best_is, NO_BEST_METRIC, "set best_metric")
         return None
-    return BestModel(options.best_metric, options.best_is == "highest", options.patience)
+    return BestModel(metric_name(options.best_metric), options.best_is == "highest", options.patience)

@@ -290,10 +290,10 @@ class ProfiledTimes:
         return grid.at(num_parameters, 1)
 
     def _backward(self, piece: ModelPiece, forward: ModelPiece, tp: int, rows: float, length: float) -> Seconds:
-        """The time of a backward. No profile measures one without the gradients of an adapter's base.
+        """The time of a backward. No profile measures a backward without gradients of weights, as of an adapter's base.
 
         They take no longer than the forward, and no longer than half of the backward, which has as many products for
-        gradients of inputs: the estimate is what is left without the shorter of both.
+        gradients of inputs: the estimate leaves out the shorter of both.
         """
         whole = self._at(piece, tp, rows, length)
         if self.sizes.adapter is None:

@@ -9,10 +9,12 @@ from peft import LoraConfig, get_peft_model
 from vllm.config.lora import MaxLoRARanks
 from vllm.lora.layers import LoRAMapping
 from vllm.lora.punica_wrapper.punica_cpu import PunicaWrapperCPU
+from vllm.lora.request import LoRARequest
 from vllm_cases import Oracle, build_command, check_sampling, make_folder, make_prompts
 from vllm_world import run_world
 
 from prefect_rlhf.engines.engine import SamplingSettings
+from prefect_rlhf.engines.files.export import export
 from prefect_rlhf.engines.files.initial_adapter import initial_values
 from prefect_rlhf.engines.rank.loaded_model import LoadedModel
 from prefect_rlhf.engines.vllm import settings
@@ -180,6 +182,18 @@ def test_a_slot_beside_an_adapter_that_is_not_zero_is_an_error(folder):
     with pytest.raises(EngineFailed, match=line):
         engine.generate(PROMPTS[:1], GREEDY, SEEDS[:1])
     engine.close()
+
+
+def test_an_export_is_what_vllms_own_loader_loads(folder, command, engine, tmp_path):
+    write(engine, command)
+    export(engine, command.model, command.layout, tmp_path / "actor", folder, 0)
+    request = LoRARequest(lora_name="theirs", lora_int_id=2, lora_path=str(tmp_path / "actor"))
+    loaded = engine._runner.lora_manager._load_adapter(request).loras
+    matrices = {name.rpartition(".lora_")[0] for name in shapes(command)}
+    assert loaded.keys() == matrices
+    for matrix, layer in loaded.items():
+        a, b = (engine.weights()[f"{matrix}.lora_{half}.weight"].view for half in "AB")
+        torch.testing.assert_close(layer.lora_b @ layer.lora_a * layer.scaling, b @ a * ADAPTER.scale)
 
 
 def test_our_product_on_cpu_is_vllms():

@@ -41,7 +41,7 @@ def shown(name):
 def test_a_form_has_models_then_data_then_settings_then_the_options_of_every_run(name):
     schema, fields = shown(name)
     marked = [field + "*" * (field in schema.required) for field in fields]
-    assert marked == [*OWN[name].split(), *RunOptions.model_fields]
+    assert marked == [*OWN[name].split(), "evaluation", *RunOptions.model_fields]
 
 
 def test_every_shipped_algorithm_has_its_form_here():
@@ -73,7 +73,7 @@ def test_an_authors_parameters_are_put_in_the_same_order_and_described_by_their_
         """An algorithm."""
 
     own = own_parameters(body)
-    assert [one.name for one in in_order(own)] == ["scorer", "judge", "questions", "algo", "share"]
+    assert [one.name for one in in_order(own)] == ["scorer", "judge", "questions", "algo", "share", "evaluation"]
     entry = form_entry(body, RunOptions, lambda _: None, own)
     assert list(inspect.signature(entry).parameters)[:5] == ["scorer", "judge", "questions", "algo", "share"]
     assert parameter_schema(entry).properties["judge"]["description"] == "The model that reads the answers."

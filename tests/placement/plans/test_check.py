@@ -282,6 +282,25 @@ def test_one_role_may_infer_and_train_in_different_ways_on_one_mesh():
     assert check_plan(plan, GRAPH, LEASE) is plan
 
 
+def test_an_engine_without_adapters_is_not_taken_for_a_model_with_one(monkeypatch):
+    """A plan that names it is refused in a line, and presets name another that can."""
+    monkeypatch.setitem(engine_traits._TRAITS, "vllm", replace(engine_traits.TRAITS["vllm"], adapts=False))
+    actor = replace(GRAPH.model("actor"), adapter=AdapterSpec(4, 8.0, ("q_proj",)))
+    graph = replace(GRAPH, models=tuple(actor if each.role == "actor" else each for each in GRAPH.models))
+    assert GOOD["actor_generate"].engine == "vllm"
+    with pytest.raises(InvalidInput) as refused:
+        check_plan(GOOD, graph, LEASE)
+    assert str(refused.value) == (
+        "plan.calls.actor_generate.engine: got 'vllm', expected megatron for actor (/models/actor): it has an adapter, "
+        "which vllm does not compute here"
+    )
+    found = preset("flattening", graph, CLUSTER, LEASE)
+    assert {call.name: found[call.name].engine for call in graph if call.role == "actor"} == {
+        "actor_generate": "megatron",
+        "actor_train_step": "megatron",
+    }
+
+
 def test_on_cuda_one_vllm_instance_leaves_a_device():
     """vLLM's allocator serves one instance of a process; on other devices, and on CPU, each may."""
     cluster, second = ClusterShape("four", 1, 4, 8 * GIB), "actor_generate_baseline"
@@ -316,7 +335,7 @@ def test_an_adapter_for_which_vllm_has_no_room_is_megatrons_to_generate():
     graph, call = adapted(GRAPH, rank=600), GRAPH.call("actor_generate")
     assert able_engines(call, graph, "cpu") == ["megatron"]
     assert able_engines(call, adapted(GRAPH), "cpu") == list(engines_of("generate"))
-    line = "engine: got 'vllm with rank 600', expected megatron, or actor.adapter.rank of at most 512"
+    line = r"engine: got 'vllm', expected megatron for actor .*: its adapter has rank 600, and vllm has room for 512"
     with pytest.raises(InvalidInput, match=line):
         check_plan(placed(GOOD, "actor_generate", engine="vllm"), graph, LEASE)
 

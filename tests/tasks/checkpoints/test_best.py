@@ -2,13 +2,17 @@
 
 import json
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 
 from prefect_rlhf.engines.engine import StatePart
 from prefect_rlhf.engines.files.checkpoint_files import write_shard
+from prefect_rlhf.engines.files.peft_export import trained_parameters
+from prefect_rlhf.engines.files.peft_folder import open_adapter
 from prefect_rlhf.errors.errors import InvalidInput
+from prefect_rlhf.placement.models.adapter import AdapterSpec
 from prefect_rlhf.placement.models.weights import parameters
 from prefect_rlhf.tasks.checkpoints.best import EVALUATIONS, BestModel, Evaluation, carry_over_best, export_stored
 from prefect_rlhf.tasks.checkpoints.folders import folder_of, keep_newest
@@ -117,6 +121,21 @@ def test_a_best_model_is_exported_with_the_tokenizer_of_its_own_folder(tmp_path)
     write_shard(tmp_path / "checkpoint" / "judge.trunk", 0, 0, parts)
     export_stored(tmp_path / "checkpoint", spec, tmp_path / "best")
     assert have_same_files(tmp_path / "judge", tmp_path / "best", "judge.path")
+
+
+def test_a_best_model_with_an_adapter_is_the_adapter_of_its_checkpoint(tmp_path):
+    judge = make_model(tmp_path / "judge")
+    spec = replace(read_model_spec("judge", judge, "lm", dtype="float32"), adapter=AdapterSpec(4, 8.0, ("o_proj",)))
+    values = [torch.full(one.shape, float(place)) for place, one in enumerate(trained_parameters(spec))]
+    parts = [
+        StatePart("main", one.name, tuple((0, size) for size in one.shape), whole.flatten())
+        for one, whole in zip(trained_parameters(spec), values, strict=True)
+    ]
+    write_shard(tmp_path / "checkpoint" / "judge.adapter", 0, 0, parts)
+    export_stored(tmp_path / "checkpoint", spec, tmp_path / "best")
+    with open_adapter(tmp_path / "best", "judge.adapter.path") as tensors:
+        for one, whole in zip(trained_parameters(spec), values, strict=True):
+            assert torch.equal(tensors.read(one.name, tuple((0, size) for size in one.shape)), whole)
 
 
 def test_the_best_checkpoint_stays_and_goes_with_a_run_that_goes_on(tmp_path):

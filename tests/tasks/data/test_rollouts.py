@@ -17,7 +17,7 @@ from prefect_rlhf.tasks.data.rollouts import (
     text_columns,
     write_rows,
 )
-from prefect_rlhf.tasks.rl.evaluation import record_evaluation
+from prefect_rlhf.tasks.rl.evaluation.held_out import record_evaluation
 from prefect_rlhf.tasks.settings import Settings
 from tests.tasks.small_tokenizer import ids, save_letter_tokenizer, save_small_tokenizer
 

@@ -11,7 +11,7 @@ from prefect_rlhf.tasks.reporting.conversations import (
     fenced,
     newest_evaluation,
 )
-from prefect_rlhf.tasks.rl.evaluation import record_evaluation
+from prefect_rlhf.tasks.rl.evaluation.held_out import record_evaluation
 from prefect_rlhf.tasks.settings import Settings
 from tests.tasks.small_tokenizer import ids, save_small_tokenizer
 

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prefect_rlhf.engines.rows import Batch
-from prefect_rlhf.tasks.rl.evaluation import token_loss
+from prefect_rlhf.tasks.rl.evaluation.held_out import token_loss
 from prefect_rlhf.tasks.rl.gae import gae, remax_advantages
 from prefect_rlhf.tasks.rl.group_advantages import grpo_advantages
 from prefect_rlhf.tasks.rl.importance import importance_weights

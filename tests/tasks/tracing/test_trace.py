@@ -11,9 +11,11 @@ from prefect_rlhf.engines.compute import Computed
 from prefect_rlhf.engines.loss_protocol import LossValues
 from prefect_rlhf.errors.errors import GraphError, InvalidInput
 from prefect_rlhf.placement.graph import Dataset, Operation
+from prefect_rlhf.placement.models.adapter import AdapterSpec
 from prefect_rlhf.placement.models.model import ModelSpec, TransformerShape
 from prefect_rlhf.tasks.settings import Optimizer, Product, Sampling, Settings, Update
 from prefect_rlhf.tasks.tracing.calls import compute, generate, inference, train_step
+from prefect_rlhf.tasks.tracing.heads import adapter_remarks
 from prefect_rlhf.tasks.tracing.operations import Bound, computation, loss
 from prefect_rlhf.tasks.tracing.select import select
 from prefect_rlhf.tasks.tracing.trace import trace_body
@@ -518,6 +520,29 @@ def test_a_new_head_that_no_loss_trains_is_refused(head, losses, is_refused):
         return
     with pytest.raises(InvalidInput, match="^reward.new_head: got True, expected false: no train_step trains the head"):
         traced(body, models)
+
+
+def test_a_new_adapter_that_nothing_trains_is_refused():
+    """It would stay zero, so the model would be its base. One that is read from a folder is a model of its own."""
+
+    def body(prompts, actor, reward):
+        rollout = generate(actor, prompts)
+        inference(reward, rollout, output="scores")
+
+    adapter = AdapterSpec(4, 8.0, ("q_proj",))
+    models = MODELS | {"reward": replace(MODELS["reward"], adapter=adapter)}
+    with pytest.raises(InvalidInput, match="^reward.adapter: got 'rank 4', expected no adapter, or adapter.path: no"):
+        traced(body, models)
+    of_folder = replace(models["reward"], adapter=replace(adapter, path="/adapters/judge"))
+    traced(body, models | {"reward": of_folder})
+
+
+def test_the_log_suggests_a_learning_rate_for_each_adapter_that_is_trained():
+    """Once, with the rate that stays."""
+    adapted = replace(MODELS["actor"], adapter=AdapterSpec(4, 8.0, ("q_proj",)))
+    (line,) = adapter_remarks(traced(good_body, MODELS | {"actor": adapted}))
+    assert line.startswith("actor trains an adapter at a learning rate of ") and "about ten times" in line
+    assert adapter_remarks(traced(good_body)) == ()
 
 
 @computation("values")

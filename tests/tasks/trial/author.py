@@ -11,7 +11,7 @@ from prefect_rlhf.engines.compute import Computed
 from prefect_rlhf.engines.loss_protocol import LossValues
 from prefect_rlhf.tasks.data.rollouts import record_rollouts, text_columns
 from prefect_rlhf.tasks.host_rewards import HostRewards, RewardFunction
-from prefect_rlhf.tasks.rl.evaluation import record_evaluation
+from prefect_rlhf.tasks.rl.evaluation.held_out import record_evaluation
 from prefect_rlhf.tasks.rl.losses import policy_gradient
 from prefect_rlhf.tasks.settings import Settings
 from prefect_rlhf.tasks.tracing.calls import compute, generate, inference, score, train_step

@@ -7,7 +7,7 @@ import torch
 
 from prefect_rlhf.engines.compute import Context
 from prefect_rlhf.engines.rows import Batch
-from prefect_rlhf.tasks.rl.evaluation import pair_accuracy, record_evaluation
+from prefect_rlhf.tasks.rl.evaluation.held_out import pair_accuracy, record_evaluation
 from prefect_rlhf.tasks.rl.safety import record_safe_evaluation
 from prefect_rlhf.tasks.settings import Settings
 from tests.tasks.small_tokenizer import save_small_tokenizer

@@ -1,0 +1,38 @@
+"""A reference and two roles with adapters on one base hold that base once, and the reference stays what it was."""
+
+import pytest
+import shared_bases
+import two_heads
+from megatron_cases import Case
+
+from tests.cases import combinations
+
+pytestmark = pytest.mark.slow
+
+LAYOUTS = {
+    "one": {"ranks": (0,)},
+    "tp2": {"ranks": (0, 1), "tp": 2},
+    "pp2": {"ranks": (2, 3), "pp": 2},
+    "tp2 pp2": {"ranks": (1, 0, 3, 2), "tp": 2, "pp": 2},
+}
+ORDERS = {"reference first": ("ref", "actor", "critic"), "actor first": ("actor", "ref", "critic")}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return two_heads.make_two_heads(tmp_path_factory.mktemp("models") / "two", layers=3, hidden=128)
+
+
+@pytest.mark.parametrize(
+    ("layout", "order"),
+    combinations(LAYOUTS, ORDERS, briefly=[("tp2", "reference first"), ("pp2", "actor first")]),
+)
+def test_a_base_of_three_roles_is_held_once(world, folder, layout, order):
+    """The same addresses after a train_step too. An untrained adapter gives the reference's bits: their KL is 0.0."""
+    case = Case(folder, **LAYOUTS[layout])
+    for found in world.run(case.ranks, shared_bases.lend, case, ORDERS[order]):
+        assert found.in_common == dict.fromkeys(ORDERS[order], True)
+        assert found.is_reference and found.reference_stays and found.actor_moves
+        trained = found.bytes_of_own
+        needed = found.bytes_of_one + 2 * trained  # the weights and their gradients; moments come with the first step
+        assert needed <= found.device_bytes <= needed + (64 << 10)

@@ -1,0 +1,144 @@
+"""Runs that train an adapter: the same whatever the plan, and from a checkpoint of it alone."""
+
+from functools import cache
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+from prefect_rlhf.flows.dpo import dpo
+from prefect_rlhf.flows.grpo import grpo
+from prefect_rlhf.flows.ppo import ppo
+from prefect_rlhf.tasks.checkpoints.folders import folder_of
+from tests import plan_matrix
+from tests.plan_matrix import COMPUTATIONS_OF_GRPO, OPTIMIZER, Case, grpo_plan, plan
+from tests.runs import first_differences, loss_difference, weight_difference
+from tests.tiny import make_model, make_pairs
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("prefect")]
+
+ADAPTER = {"rank": 4, "alpha": 8.0}
+TOLERANCE = 1e-5
+
+
+def adapted(given, *roles):
+    return {name: {**value, "adapter": ADAPTER} if name in roles else value for name, value in given.items()}
+
+
+def of_grpo(folder):
+    return adapted(plan_matrix.grpo_parameters(plan_matrix.parameters(folder)), "actor") | {"checkpoint_every": 1}
+
+
+def of_ppo(folder):
+    return adapted(plan_matrix.parameters(folder), "actor", "critic") | {"checkpoint_every": 1}
+
+
+def of_shared_trunk(folder):
+    return adapted(plan_matrix.shared_trunk(folder), "actor")
+
+
+def of_dpo(folder):
+    actor = {"path": make_model(folder / "actor", layers=4, hidden=128, heads=4), "dtype": "float32"}
+    pairs = {"path": make_pairs(folder / "pairs.parquet", num_train=16, num_held_out=8)}
+    given = {"pairs": pairs, "held_out": pairs | {"split": "held_out"}, "actor": actor, "ref": actor}
+    algo = {"batch_size": 8, "optimizer": OPTIMIZER}
+    return adapted(given, "actor") | {
+        "algo": algo,
+        "output_dir": str(folder / "runs"),
+        "steps": 2,
+        "checkpoint_every": 1,
+    }
+
+
+def dpo_plan(ref, actor):
+    of_ref, of_actor = f"{ref} engine=megatron", f"{actor} engine=megatron"
+    return {"ref_inference": of_ref, "ref_evaluation": of_ref, "actor_train": of_actor, "actor_evaluation": of_actor}
+
+
+CASES = {
+    "grpo": Case(
+        grpo,
+        of_grpo,
+        {
+            "alone": grpo_plan("0 engine=megatron", "0", "0", "0"),
+            "split": grpo_plan("0-1 tp2 engine=vllm", "1", "0-1 tp2", "0-1 tp2 sequence_parallel=true"),
+            "pipeline": grpo_plan("0-1 pp2 engine=megatron", "1", "0-1 pp2", "0-1 pp2"),
+        },
+        COMPUTATIONS_OF_GRPO,
+    ),
+    "ppo": Case(
+        ppo,
+        of_ppo,
+        {
+            "alone": plan("0 engine=megatron", "0", "0", "0", "0", "0"),
+            "split": plan("0-1 tp2 engine=megatron", "1", "0-1 tp2", "0-1 dp2", "0-1 pp2 recompute=all", "0-1 dp2"),
+        },
+    ),
+    "ppo, both heads on one trunk": Case(
+        ppo,
+        of_shared_trunk,
+        {
+            "alone": plan_matrix.TRUNK_PLANS["alone"],
+            "split": plan_matrix.TRUNK_PLANS["shards, and generation in a pipeline"],
+        },
+    ),
+    "dpo": Case(
+        dpo, of_dpo, {"alone": dpo_plan("0", "0"), "split": dpo_plan("0-1 tp2", "0-1 pp2")}, ("preference_accuracy",)
+    ),
+}
+IN_EVERY_TEST = "grpo"
+EACH = [pytest.param(name, marks=() if name == IN_EVERY_TEST else pytest.mark.all) for name in CASES]
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory):
+    """A case's parameters, and its run under a plan; each made once."""
+
+    @cache
+    def parameters(case):
+        return CASES[case].parameters(tmp_path_factory.mktemp("adapters"))
+
+    @cache
+    def run(case, plan="alone"):
+        return CASES[case].run(parameters(case), plan)
+
+    return parameters, run
+
+
+def assert_equal(one, other):
+    assert not first_differences(one, other)
+    assert loss_difference(one, other) < TOLERANCE
+    assert weight_difference(one, other) < TOLERANCE
+
+
+@pytest.mark.parametrize("case", EACH)
+def test_a_run_resumes_from_its_adapter_under_another_plan(ran, case):
+    """A checkpoint has the adapter and no base; the second step is that of the run which went on."""
+    parameters, run = ran
+    whole = run(case)
+    checkpoint = folder_of(whole.run_dir, 1)
+    sets = {folder.name for folder in checkpoint.iterdir() if folder.is_dir() and folder.name.startswith("actor.")}
+    assert sets == {"actor.adapter", *(["actor.scalar_head"] if "trunk" in case else [])}
+    resumed = CASES[case].run(parameters(case) | {"resume_from": str(checkpoint)}, "split")
+    assert resumed.metrics[-1]["step"] == whole.metrics[-1]["step"] == 2
+    assert weight_difference(whole, resumed) < TOLERANCE
+
+
+@pytest.mark.all
+@pytest.mark.parametrize(("case", "plan"), [(name, plan) for name in CASES for plan in [*CASES[name].plans][1:]])
+def test_a_plan_changes_nothing_of_an_adapter(ran, case, plan):
+    """Tokens, losses, gradient norms and weights."""
+    assert_equal(ran[1](case), ran[1](case, plan))
+
+
+def test_an_adapter_is_trained_and_its_base_is_not(ran):
+    """And until its first update the actor is its reference, up to how many rows are multiplied at once."""
+    parameters, run = ran
+    result, given = run(IN_EVERY_TEST), parameters(IN_EVERY_TEST)
+    base = load_file(Path(given["actor"]["path"]) / "model.safetensors")
+    weights = result.weights["actor"]
+    assert all((weights[name] == values).all() for name, values in base.items() if name in weights)
+    moved = {name: float(values.abs().max()) for name, values in weights.items() if "lora_B" in name}
+    assert len(moved) == 7 * 4 and all(value > 100 * TOLERANCE for value in moved.values())
+    (kl,) = (value for name, value in result.metrics[0].items() if name.endswith("initial_kl_per_token"))
+    assert abs(kl) < 1e-9
