@@ -24,7 +24,7 @@ class MeshFields(ClusterFields):
         title="Number of devices",
         ge=0,
         le=MOST_NODES * MOST_DEVICES,
-        description="Lease any aligned mesh of this size; 0 leases the whole cluster.",
+        description="Lease so many devices side by side, aligned for training; 0 leases the whole cluster.",
     )
     min_devices: int = Field(
         0,
