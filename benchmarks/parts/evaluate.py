@@ -31,7 +31,7 @@ from vllm import LLM, SamplingParams
 
 def main():
     asked = json.loads(sys.argv[1])
-    model = LLM(asked["model"], dtype=asked["dtype"], kv_cache_memory_bytes=2 << 30)
+    model = LLM(asked["model"], dtype=asked["dtype"], kv_cache_memory_bytes=2 << 30, enforce_eager=True)
     sampling = SamplingParams(n=asked["samples"], temperature=1.0, max_tokens=asked["tokens"], ignore_eos=True)
     seconds = []
     for _ in range(2):

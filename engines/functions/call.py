@@ -164,7 +164,7 @@ def _numbers(values: Mapping[Any, Any]) -> dict[str, float]:
 
 
 def _answer(returned: Mapping[Any, Any]) -> str | None:
-    """Return what a function took as the answer, as text: `answer`, or verl's `pred`; None for none."""
+    """Return the answer that a function found, as text: `answer`, or verl's `pred`; None if it names no answer."""
     found = next((returned[key] for key in ANSWERS if returned.get(key) is not None), None)
     return None if found is None else str(found)[:LONGEST_ANSWER].encode(errors="replace").decode()
 

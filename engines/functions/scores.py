@@ -47,7 +47,7 @@ class HostScores:
 
     None: the function does not apply to the row. NaN: it failed, and the row gets weight 0. `metrics` has the means of
     the other numbers that functions returned, under `function name/number's name`. `seconds` is wall time. Each row
-    has an answer in `answers`, None for none.
+    has an answer in `answers`, or None.
     """
 
     values: Mapping[str, tuple[float | None, ...]]

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from prefect_rlhf.tasks.rl.evaluation.estimators import avg
-from prefect_rlhf.tasks.rl.evaluation.intervals import Interval, interval
+from prefect_rlhf.tasks.rl.evaluation.intervals import MANY, Interval, interval
 
 pytestmark = pytest.mark.quick
 
@@ -42,6 +42,14 @@ def test_the_same_values_have_the_same_interval_around_their_mean(values):
         slack = 1e-9 * max(map(abs, known), default=0)
         assert min(known) - slack <= found.low <= found.high <= max(known) + slack
         assert found.mean == pytest.approx(sum(known) / len(known), abs=1e-6)
+
+
+def test_of_very_many_prompts_the_normal_interval_takes_over_without_a_jump():
+    """On either side of the bound both are nearly the same."""
+    values = np.random.default_rng(1).exponential(size=MANY + 1)
+    drawn, normal = interval(values[:-1]), interval(values)
+    assert drawn is not None and normal is not None and drawn != normal
+    assert (drawn.low, drawn.high) == pytest.approx((normal.low, normal.high), abs=0.002)
 
 
 def test_a_difference_is_written_with_signs():
