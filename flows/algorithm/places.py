@@ -41,7 +41,7 @@ def find_place(name: str) -> tuple[str, str]:
     """
     place, _, function = (name if ":" in name else algorithm_places().get(name, "")).rpartition(":")
     if not place and ":" not in name:
-        known = ", ".join(algorithm_places())
+        known = ", ".join(each for each in algorithm_places() if each != EVALUATE)
         raise InvalidInput(
             "algorithm", name, f"one of {known}, module:function or file.py:function{meant_algorithm(name)}"
         )
