@@ -112,7 +112,8 @@ def _judged(
     signature, place = function.of.signature, function.place
     if signature in ("row", "verl") and isinstance(returned, Mapping):
         if "score" not in returned:
-            return _all_failed(rows, at(f"returned a dict without score: {in_short(returned)}", place))
+            why = at(f"returned a dict without score: {in_short(returned)}", place)
+            return _all_failed(rows, why, blame="result")
         numbers = _numbers(returned)
         if wrong := wrong_names(numbers):
             return _all_failed(rows, at(f"returned {wrong}", place))

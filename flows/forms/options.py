@@ -190,9 +190,7 @@ class RunOptions(Form):
     output_dir: PathText = Field(
         "runs", min_length=1, description="Folder for this run's models, rollouts and metrics."
     )
-    export_merged: bool = Field(
-        False, description="Write models with an adapter merged too, beside their PEFT folders: whole models."
-    )
+    export_merged: bool = Field(False, description="Write models with an adapter whole too, merged into their base.")
     dry_run: bool = Field(False, description="Check everything, print plan and graph, use no device.")
     steps_per_group: int = Field(2, ge=1, le=10_000, description="Number of steps per subflow run.")
     tracking: Tracking = Field(

@@ -42,7 +42,7 @@ def answer(option: str, has: Has | None = None) -> str:
     >>> answer("--num_generations")
     'here: algo.samples_per_prompt'
     >>> answer("lora_rank")
-    'here: actor.adapter.rank'
+    'here: actor.adapter.rank, critic.adapter.rank, reward.adapter.rank'
     >>> answer("logging_steps")
     'leave it out: every step is logged'
     >>> answer("generation_batch_size")

@@ -88,11 +88,14 @@ def test_an_algorithm_alone_is_short_for_run(words, capsys):
 
 
 HEAVY = {"prefect", "torch", "numba", "scipy", "numpy", "pyarrow", "transformers", "vllm", "megatron", "ray"}
-PROGRAM = "import sys; sys.modules['pandas'] = None; from prefect_rlhf.flows.commands.cli import main; status = main(sys.argv[1:]); print(*sys.modules)"
+PROGRAM = (
+    "import sys; sys.modules['pandas'] = None; "  # Prefect imports it if it is there
+    "from prefect_rlhf.flows.commands.cli import main; status = main(sys.argv[1:]); print(*sys.modules)"
+)
 
 
 def heavy_after(folder, *words):
-    """Which packages that cost seconds are imported once the command has ended. Prefect itself imports pandas."""
+    """Which packages that cost seconds are imported once the command has ended."""
     (folder / "mine.py").write_text(
         "from prefect_rlhf import rlhf_flow\n\n@rlhf_flow('mine')\ndef mine() -> None:\n    pass\n"
     )

@@ -93,7 +93,7 @@ def gives_text(row):
 
 
 def gives_a_dict(row):
-    return {"score": 1.0}
+    return {"points": 1.0}
 
 
 def gives_a_pair(row):

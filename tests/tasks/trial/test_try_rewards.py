@@ -141,7 +141,7 @@ def test_a_function_of_trl_that_takes_a_row_for_completions_is_told_its_signatur
     ("name", "says"),
     [
         ("gives_text", "returned '1.0' of type str, not a number"),
-        ("gives_a_dict", "returned {'score': 1.0} of type dict, not a number"),
+        ("gives_a_dict", "returned a dict without score: {'points': 1.0}"),
         ("gives_a_pair", "returned (1.0, 'right') of type tuple, not a number"),
         ("yields", "of type generator, not a number"),
         ("makes_a_reward", "of type function, not a number"),
