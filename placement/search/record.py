@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from functools import cache
+from hashlib import sha256
 from typing import Any
 
 import numpy as np
@@ -100,7 +101,10 @@ class RecordType(types.Type):  # type: ignore[misc]  # numba has no types
         for member, kind in members:
             self.places[member] = place, kind
             place += 1 + (kind.ndim if isinstance(kind, types.Array) else 0)
-        super().__init__(name=f"{name}{place}")
+        digest = sha256("".join(f"{member}:{kind};" for member, kind in members).encode()).hexdigest()[:12]
+        # The linker knows a compiled function by its name and the names of its types. If tables of two rules had equal
+        # names, a process that loads the search for both could run the first one's code for both.
+        super().__init__(name=f"{name}{place}_{digest}")
 
     @property
     def key(self) -> tuple[Any, ...]:

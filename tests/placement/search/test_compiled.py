@@ -169,6 +169,19 @@ def test_compiled_code_calls_the_static_method_of_the_record_that_it_gets():
     assert (both_of(Summed(*fields), 7), both_of(Multiplied(*fields), 7)) == (15, 105)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Holder(Record):
+    pair: Pair
+
+
+def test_records_that_hold_records_of_other_types_have_other_names():
+    """By these names the linker tells apart what is compiled for each rule."""
+    fields = 5, np.zeros(3, np.int64)
+    summed, multiplied = (Holder(kind(*fields))._kind for kind in (Summed, Multiplied))
+    assert summed.name != multiplied.name and summed != multiplied
+    assert summed.name == Holder(Summed(*fields))._kind.name
+
+
 @pytest.mark.parametrize(
     "array", [np.zeros(3, np.int32), np.zeros(6, np.int64)[::2], np.zeros((2, 3), np.int64).T, np.zeros(3)]
 )
