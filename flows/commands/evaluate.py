@@ -25,7 +25,7 @@ class EvaluateFlags:
     """The flags of `evaluate`."""
 
     model: Annotated[
-        str, Parameter(help="Hugging Face folder, or the name of a model on the Hub; you need not have trained it.")
+        str, Parameter(help="Hugging Face or PEFT folder, or a model on the Hub; you need not have trained it.")
     ] = field(kw_only=False)
     parameters: ParametersFile = None
     param: Assignments = ()

@@ -17,6 +17,7 @@ from prefect_rlhf.flows.algorithm.evaluation.against import (
     write_against,
 )
 from prefect_rlhf.flows.algorithm.evaluation.flow import evaluate
+from prefect_rlhf.flows.algorithm.evaluation.parameters import actor_of
 from prefect_rlhf.flows.algorithm.local_run import run
 from prefect_rlhf.flows.algorithm.quiet_process import quiet_process
 from prefect_rlhf.flows.algorithm.run_result import PlannedRun, RunResult
@@ -66,11 +67,13 @@ def compared(parameters: Mapping[str, Any], other: str, on: Devices) -> list[str
 
     Both have the same prompts and random numbers.
     """
-    second = {**parameters, "actor": {**parameters["actor"], "path": other}}
+    others = {name: value for name, value in parameters["actor"].items() if name != "adapter"}
+    second = {**parameters, "actor": actor_of(other, others)}
     planned(second, on)  # a mistake in the second is found before the first has run
     results = [measured(parameters, on), measured(second, on)]
     first, second_folder = (local_path(result.run_dir, "run_dir") for result in results)
-    names = (str(parameters["actor"]["path"]), other)
+    actor = parameters["actor"]
+    names = (str((actor.get("adapter") or actor)["path"]), other)
     same = have_same_text(*names)
     sets, differences = _read(evaluate.validate_parameters(dict(parameters)), (first, second_folder), same_tokens=same)
     remark = "" if same else OTHER_TOKENS

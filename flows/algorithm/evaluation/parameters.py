@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
-from prefect_rlhf.errors.errors import Missing, NotUsed
+from prefect_rlhf.errors.errors import InvalidInput, Missing, NotUsed
+from prefect_rlhf.files.foreign_file import read_json_object
+from prefect_rlhf.files.model_folder import ADAPTER, is_adapter
 from prefect_rlhf.flows.forms.options import RunOptions
 from prefect_rlhf.tasks.settings import by_dotted_name
 
@@ -41,10 +44,28 @@ def read_evaluation(model: str, file: Mapping[str, Any], stated: Mapping[str, An
     if "steps" in stated or "epochs" in stated:
         raise NotUsed("steps", stated.get("steps", stated.get("epochs")), "nothing is trained")
     actor = given.get("actor")
-    given["actor"] = {**(actor if isinstance(actor, Mapping) else {}), "path": model}
+    given["actor"] = actor_of(model, actor if isinstance(actor, Mapping) else {})
     unused = [name for name in by_dotted_name(file) if not _is_in(name, given)]
     is_set = HELD_OUT in given["evaluation"]
     return given | {"steps": 1}, [name for name in unused if not (is_set and name.startswith(f"{HELD_OUT}."))]
+
+
+def actor_of(model: str, others: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of an actor that is a whole model, or a PEFT folder's adapter on its base, with other fields.
+
+    An adapter among these is left out if it has no folder: a training run would make it. Raises InvalidInput for a
+    folder that does not name its base.
+    """
+    folder = Path(model).expanduser()
+    if is_adapter(folder):
+        base = read_json_object("MODEL", folder / ADAPTER, "a JSON object").get("base_model_name_or_path")
+        if not isinstance(base, str) or not base:
+            right = "a model's folder or name; or evaluate the base with -p actor.adapter.path=FOLDER"
+            raise InvalidInput(f"MODEL: {ADAPTER}: base_model_name_or_path", base, right)
+        return {**others, "path": base, "adapter": {"path": model}}
+    adapter = others.get("adapter")
+    has_folder = isinstance(adapter, Mapping) and adapter.get("path")
+    return {name: value for name, value in others.items() if name != "adapter" or has_folder} | {"path": model}
 
 
 def merged(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:

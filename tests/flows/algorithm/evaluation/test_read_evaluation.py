@@ -17,6 +17,7 @@ TRAINED = {
     "steps": 100,
     "seed": 5,
 }
+SETS = {"math": {"data": {"path": "m.jsonl"}}}
 
 
 def test_of_a_training_runs_file_it_takes_sets_reward_sampling_and_seed_and_says_what_it_does_not():
@@ -65,3 +66,21 @@ def test_a_wrong_key_beside_the_file_is_refused_in_a_line(capsys, words, says):
     assert main(["evaluate", "nowhere", "--dry-run", *flags]) == 2
     said = capsys.readouterr().err.splitlines()
     assert says in said[-1]
+
+
+def test_a_peft_folder_is_evaluated_on_the_base_that_it_names(tmp_path):
+    (tmp_path / "adapter_config.json").write_text('{"base_model_name_or_path": "models/base"}')
+    found, _ = read_evaluation(str(tmp_path), {"evaluation": SETS, "actor": {"dtype": "float32"}}, {})
+    assert found["actor"] == {"dtype": "float32", "path": "models/base", "adapter": {"path": str(tmp_path)}}
+
+
+def test_a_peft_folder_that_names_no_base_is_refused(tmp_path):
+    (tmp_path / "adapter_config.json").write_text("{}")
+    with pytest.raises(InvalidInput, match="MODEL: adapter_config.json: base_model_name_or_path: got None, "):
+        read_evaluation(str(tmp_path), {"evaluation": SETS}, {})
+
+
+def test_a_whole_model_is_evaluated_without_the_adapter_that_training_would_make():
+    found, unused = read_evaluation("models/base", {"evaluation": SETS, "actor": {"adapter": {"rank": 8}}}, {})
+    assert found["actor"] == {"path": "models/base"}
+    assert unused == ["actor.adapter.rank"]
