@@ -12,7 +12,7 @@ from pydantic_core import PydanticCustomError
 
 from prefect_rlhf.files.path_text import MOST_CHARACTERS, PathText
 from prefect_rlhf.flows.forms.placement_words import PlacementWords
-from prefect_rlhf.flows.forms.share import Headroom
+from prefect_rlhf.flows.forms.share import Share
 from prefect_rlhf.tasks.profiling.limits import MOST_TOKENS
 from prefect_rlhf.tasks.settings import MOST_STEPS, Settings
 from prefect_rlhf.tasks.trackers.tracking import Tracking
@@ -150,7 +150,7 @@ class RunOptions(Form):
         0.1, ge=0.03, le=0.9, description="Smallest share of a step that a better plan must save."
     )
     replan_every: int = Field(20, ge=5, le=MOST_STEPS, description="With replan: switch, steps between two checks.")
-    headroom: Headroom | None = Field(
+    headroom: Share | None = Field(
         None,
         description="Share of each device that no plan may use, such as 10%; empty keeps room: 4% of a GPU, on CPU "
         "what its process takes besides tensors.",

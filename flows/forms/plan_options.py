@@ -9,7 +9,7 @@ from pydantic import Field
 from prefect_rlhf.files.path_text import MOST_CHARACTERS, PathText
 from prefect_rlhf.flows.forms.check import checked_parameters
 from prefect_rlhf.flows.forms.options import Form
-from prefect_rlhf.flows.forms.share import Headroom, Simplicity
+from prefect_rlhf.flows.forms.share import Share
 from prefect_rlhf.placement.models.engine_constants import EXPERT_IMBALANCE
 from prefect_rlhf.placement.search.method import Method
 from prefect_rlhf.tasks.settings import MOST_ROWS
@@ -57,7 +57,7 @@ class PlanOptions(Form):
         le=1e6,
         description="Host memory per node for offloading and checkpoints; empty means the usual host's of such GPUs.",
     )
-    headroom: Headroom | None = Field(
+    headroom: Share | None = Field(
         None,
         description="Share of each device that no plan may use, such as 10%; empty keeps room: 4% of a GPU, on CPU "
         "what its process takes besides tensors.",
@@ -111,7 +111,7 @@ class PlanOptions(Form):
         description="Processor time of the search in seconds, in place of evaluations: the plan then depends on the "
         "machine and its load.",
     )
-    simplicity: Simplicity | None = Field(
+    simplicity: Share | None = Field(
         None,
         description="How much slower than the fastest plan a simpler one may be, such as 1%; 0 asks for the fastest; "
         "empty means 3%.",

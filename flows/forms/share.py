@@ -7,8 +7,6 @@ from pydantic import BeforeValidator, Field, WithJsonSchema
 
 from prefect_rlhf.placement.devices.mesh import MOST_ROOM
 
-MOST_SIMPLICITY = 0.5  # of a step's time: with more, a plan would say nothing about speed
-
 
 def read_share(value: object) -> object:
     """Return the number of a text in per cent; any other value as it is.
@@ -21,16 +19,11 @@ def read_share(value: object) -> object:
     return value
 
 
+MOST_SHARE = MOST_ROOM  # of a step's time too: with more, a plan would say nothing about speed
 # The bounds follow the validator, so that a mistake names the text as it was typed. Then pydantic's schema lacks them.
-Simplicity = Annotated[
+Share = Annotated[
     float,
     BeforeValidator(read_share),
-    Field(ge=0, le=MOST_SIMPLICITY),
-    WithJsonSchema({"type": "number", "minimum": 0, "maximum": MOST_SIMPLICITY}),
-]
-Headroom = Annotated[
-    float,
-    BeforeValidator(read_share),
-    Field(ge=0, le=MOST_ROOM),
-    WithJsonSchema({"type": "number", "minimum": 0, "maximum": MOST_ROOM}),
+    Field(ge=0, le=MOST_SHARE),
+    WithJsonSchema({"type": "number", "minimum": 0, "maximum": MOST_SHARE}),
 ]

@@ -120,7 +120,7 @@ def _adapter(model: ModelSpec) -> Iterator[Parameter]:
         for weight in adapted:
             outputs, inputs = (axis_length(axis, model.shape) for axis in weight.axes)
             name, by_inputs = f"model.layers.{layer}.{weight.name}", weight.split_axis == 1
-            most = model.shape.num_kv_heads if weight.axes[0] == "keys" else None
+            most = _most_parts(weight, model.shape)
             yield Parameter(f"{name}.lora_A.weight", (model.adapter.rank, inputs), 1 if by_inputs else None, layer)
             split = None if by_inputs else weight.split_axis
             yield Parameter(f"{name}.lora_B.weight", (outputs, model.adapter.rank), split, layer, most_parts=most)
@@ -232,10 +232,15 @@ def _weights(name: str, model: ModelSpec, part: str, trained: bool) -> Weights:
     return Weights(name, parts(model)[part], trained, (model, part))
 
 
+def _most_parts(weight: Weight, shape: TransformerShape) -> int | None:
+    """Return the most parts into which tp can cut a weight's outputs: keys and values by heads; None for no limit."""
+    return shape.num_kv_heads if weight.axes[0] == "keys" else None
+
+
 def _layer(shape: TransformerShape, layer: int) -> Iterator[Parameter]:
     for weight in FAMILIES[shape.family].layer:
         size, name = tuple(axis_length(axis, shape) for axis in weight.axes), f"model.layers.{layer}.{weight.name}"
-        most = shape.num_kv_heads if weight.axes[0] == "keys" else None
+        most = _most_parts(weight, shape)
         split, of_experts = weight.split_axis, weight.of_experts
         yield Parameter(f"{name}.weight", size, split, layer, most_parts=most, over_experts=of_experts)
         if weight.name in shape.biases:

@@ -126,13 +126,10 @@ def plan_graph(
     known = [] if start is None else _known(question, start, pins)
     meshes = {call: {"mesh": name_in_lease(mesh, question.site.cluster)} for call, mesh in pins.items()}
     both = {call: {**words.get(call, {}), **meshes.get(call, {})} for call in (*words, *meshes)}
-    if question.graph.staleness > 0:
-        half = replace(budget, seconds=budget.seconds / 2)
-        known += _without_staleness(
-            SearchRequest(question, space, half, method, None, space_of, both, simplicity), parts
-        )
-        budget = half
     request = SearchRequest(question, space, budget, method, progress, space_of, both, simplicity)
+    if question.graph.staleness > 0:
+        request = replace(request, budget=replace(budget, seconds=budget.seconds / 2))
+        known += _without_staleness(replace(request, progress=None), parts)
     return _planned(request, parts, known, proof if proves else None)
 
 

@@ -48,6 +48,7 @@ class GroupScores:
 
     groups: Groups
     count_P: Tensor  # rows with a score
+    mean_P: Tensor  # 0 without a score
     deviation_P: Tensor  # standard deviation, unbiased; 0 for equal scores and for a single score
     centred_B: Tensor  # score less the group's mean; 0 for a row without a score, exactly 0 for equal scores
 
@@ -71,7 +72,7 @@ def group_scores(scores_B: Tensor, groups_B: Tensor) -> GroupScores:
     differ_P = most_P > least_P  # not `deviation > 0`: rounding can make the deviation of equal scores positive
     centred_B = (scores_B - mean_P[groups.index_B]).where(left_B & differ_P[groups.index_B], scores_B.new_zeros(()))
     deviation_P = (groups.sums(centred_B.square()) / (count_P - 1).clamp(min=1)).sqrt()
-    return GroupScores(groups, count_P, deviation_P, centred_B)
+    return GroupScores(groups, count_P, mean_P, deviation_P, centred_B)
 
 
 def group_metrics(scores_B: Tensor, named: Mapping[str, Tensor], groups_B: Tensor) -> dict[str, float]:
@@ -79,16 +80,15 @@ def group_metrics(scores_B: Tensor, named: Mapping[str, Tensor], groups_B: Tenso
 
     `score_low` and `score_high` are the 95% interval of the mean score by bootstrap over the groups, unless a named
     reward has one of these names. `zero_deviation` is the share of groups whose scores are all equal. `unscored` is the
-    share of rows without a score.
-    In a step without any score, `unscored` is the only metric.
+    share of rows without a score, and the only metric of a step without any score.
     """
     scores = group_scores(scores_B, groups_B)
-    deviation_P = scores.deviation_P[scores.count_P > 0]
+    is_scored_P = scores.count_P > 0
+    deviation_P = scores.deviation_P[is_scored_P]
     of_groups = {"group_deviation": deviation_P, "zero_deviation": (deviation_P == 0).float()}
     of_rows = {f"score_{name}": rewards_B for name, rewards_B in named.items()}
-    mean_P = scores.groups.sums(scores_B.nan_to_num(0.0)) / scores.count_P  # NaN for a group without a score
     found = means({"score": scores_B, **of_groups, **of_rows})
-    return {"unscored": unscored(scores_B), **score_interval(mean_P), **found}
+    return {"unscored": unscored(scores_B), **score_interval(scores.mean_P[is_scored_P]), **found}
 
 
 def score_interval(means_P: Tensor) -> dict[str, float]:
