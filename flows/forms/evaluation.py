@@ -15,7 +15,7 @@ from prefect_rlhf.errors.errors import InvalidInput, Missing, NotUsed
 from prefect_rlhf.errors.wrong_setting import wrong
 from prefect_rlhf.tasks.host_rewards import HostRewards
 from prefect_rlhf.tasks.play import Play
-from prefect_rlhf.tasks.rl.evaluation.sets import ANSWER, MOST_SAMPLES, K, SetSettings, record_set
+from prefect_rlhf.tasks.rl.evaluation.sets import ANSWER, MOST_SAMPLES, PREFIX, K, SetSettings, record_set
 from prefect_rlhf.tasks.settings import GREEDY, LOWEST_TEMPERATURE, MOST_STEPS, Sampling, Settings
 from prefect_rlhf.tasks.tracing.calls import compute, generate, score
 from prefect_rlhf.tasks.tracing.trace import EVALUATION, RowsHandle, Trace, current_trace, data_name
@@ -87,14 +87,18 @@ class EvaluationSet(Settings):
         own = trace.calls[-1]
         trace.calls[-1] = replace(own, operation=replace(own.operation, parameter=field))
         scores = rollout if reward is None else self._scores(trace, reward, rollout, every, name)
-        settings = SetSettings(
+        settings = self.recorded(name, own.max_new_tokens)
+        compute(record_set, rollout, scores, settings=settings, every=every, name=call_name(name))
+
+    def recorded(self, name: str, max_new_tokens: int) -> SetSettings:
+        """Return the settings of the record of this set, whose responses have at most so many tokens."""
+        return SetSettings(
             folder=call_name(name),
             samples=self.samples,
             pass_at=self.pass_at,
             right_score=self.right_score,
-            max_new_tokens=own.max_new_tokens,
+            max_new_tokens=max_new_tokens,
         )
-        compute(record_set, rollout, scores, settings=settings, every=every, name=call_name(name))
 
     def _scores(
         self, trace: Trace, reward: Model | HostRewards, rollout: RowsHandle, every: int | None, name: str
@@ -150,7 +154,7 @@ def call_name(name: str) -> str:
     >>> call_name("math")
     'evaluation_math'
     """
-    return f"{EVALUATION}_{name}"
+    return f"{PREFIX}{name}"
 
 
 def metric_name(written: str) -> str:

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import final
 
 from prefect_rlhf.tasks.reporting.step_line import with_reward
+from prefect_rlhf.tasks.rl.evaluation.sets import HIGH, LOW
 
 WATCHED = (
     *("score", "reward", "accuracy", "margin", "kl", "loss"),
@@ -12,8 +13,7 @@ WATCHED = (
 """The shown metrics, by their last word or their call's name, in this order."""
 OF_SETS = ("avg@", "pass@", "maj@")
 """Beginnings of the metrics of named sets, which are shown as scores are."""
-ENDS = ("_low", "_high")
-"""Ends of the names of the lower and the upper end of a metric's interval."""
+ENDS = (LOW, HIGH)
 MOST_CURVES = 18
 MOST_STEPS = 200  # the number of points that fit a panel
 

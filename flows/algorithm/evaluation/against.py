@@ -145,12 +145,10 @@ def _values(table: Mapping[str, Any], settings: SetSettings, *, same_tokens: boo
     """Return [P] of each metric: its value of each prompt."""
     import numpy as np  # here: --help needs no numpy
 
-    from prefect_rlhf.tasks.rl.evaluation.estimators import avg, maj
+    from prefect_rlhf.tasks.rl.evaluation.estimators import avg
 
-    scores_PN = np.array(table["reward"], dtype=np.float64)
-    values = prompt_values(scores_PN, settings.ks, settings.right_score)
-    if ANSWER in table:
-        values[f"maj@{settings.samples}"] = maj(scores_PN, np.array(table[ANSWER], dtype=np.int64))
+    answers = np.array(table[ANSWER], dtype=np.int64) if ANSWER in table else None
+    values = prompt_values(np.array(table["reward"], dtype=np.float64), answers, settings)
     if same_tokens:
         values |= {name: avg(np.array(table[name], dtype=np.float64)) for name in OF_TOKENS}
     return values

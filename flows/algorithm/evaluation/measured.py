@@ -25,7 +25,6 @@ from prefect_rlhf.flows.algorithm.terminal import new_log
 from prefect_rlhf.flows.forms.evaluation import EvaluationSet, call_name
 from prefect_rlhf.placement.devices.mesh import Backend
 from prefect_rlhf.tasks.data.role_tokenizers import have_same_text
-from prefect_rlhf.tasks.rl.evaluation.sets import SetSettings
 from prefect_rlhf.tasks.rl.evaluation.table import set_rows
 
 OTHER_TOKENS = "the models have different tokenizers: they are compared by reward, and not by lengths in tokens"
@@ -95,13 +94,7 @@ def _read(
         if not isinstance(one, EvaluationSet):
             raise InvalidInput(f"evaluation.{name}", one, "a set of prompts")
         answered = Answered.read(name, *folders, one.samples)
-        settings = SetSettings(
-            folder=call_name(name),
-            samples=one.samples,
-            pass_at=one.pass_at,
-            right_score=one.right_score,
-            max_new_tokens=one.max_new_tokens or 1,
-        )
         sets.append(answered)
+        settings = one.recorded(name, one.max_new_tokens or 1)  # no difference depends on the longest response
         differences += answered.differences(settings, same_tokens=same_tokens)
     return sets, differences

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from prefect_rlhf.errors.errors import InvalidInput, Missing, NotUsed
 from prefect_rlhf.files.foreign_file import read_json_object
 from prefect_rlhf.files.model_folder import ADAPTER, is_adapter
+from prefect_rlhf.files.path_text import checked_path
 from prefect_rlhf.flows.forms.options import RunOptions
 from prefect_rlhf.tasks.settings import by_dotted_name
 
@@ -56,7 +56,7 @@ def actor_of(model: str, others: Mapping[str, Any]) -> dict[str, Any]:
     An adapter among these is left out if it has no folder: a training run would make it. Raises InvalidInput for a
     folder that does not name its base.
     """
-    folder = Path(model).expanduser()
+    folder = checked_path("MODEL", model).expanduser()
     if is_adapter(folder):
         base = read_json_object("MODEL", folder / ADAPTER, "a JSON object").get("base_model_name_or_path")
         if not isinstance(base, str) or not base:

@@ -32,14 +32,6 @@ class Interval:
     low: float
     high: float
 
-    def __str__(self) -> str:
-        """The mean and the interval, as in a table.
-
-        >>> str(Interval(0.5, 0.41, 0.6))
-        '0.5, 95%: 0.41 to 0.6'
-        """
-        return f"{self.mean:.3g}, 95%: {self.low:.3g} to {self.high:.3g}"
-
     @property
     def as_difference(self) -> str:
         """A difference of two means, with signs.

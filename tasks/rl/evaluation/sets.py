@@ -20,10 +20,13 @@ from prefect_rlhf.tasks.settings import Settings
 from prefect_rlhf.tasks.tracing.operations import computation
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
     from torch import Tensor
 
     from prefect_rlhf.tasks.rl.evaluation.estimators import Floats
 
+PREFIX = "evaluation_"  # of the calls that record sets, and so of their metrics
 MOST_SAMPLES = 4096
 K = Annotated[int, Field(ge=1, le=MOST_SAMPLES)]
 ANSWER = "answer"  # a key of scores: equal numbers are equal answers
@@ -71,7 +74,7 @@ def record_set(rollout: Batch, scores: Batch, settings: SetSettings, context: Co
     that one of k samples is right, `maj@N` the score of the answer that most samples gave, if the reward has answers.
     Samples without a score are left out; `unscored` is their share.
     """
-    from prefect_rlhf.tasks.rl.evaluation.estimators import avg, maj  # here: a flow is traced without numpy
+    from prefect_rlhf.tasks.rl.evaluation.estimators import avg  # here: a flow is traced without numpy
 
     scores_B, tokens_B = scores["scores"].float(), response_mask(rollout).sum(1)
     truncated_B = truncated_rows(rollout, settings.max_new_tokens)
@@ -90,19 +93,21 @@ def record_set(rollout: Batch, scores: Batch, settings: SetSettings, context: Co
     named = {f"score_{name}": _by_prompt(each_B, settings.samples) for name, each_B in named_rewards(scores).items()}
     answers = scores[ANSWER].numpy().reshape(-1, settings.samples) if ANSWER in scores.columns else None
     found = {
-        **prompt_values(values["scores"], settings.ks, settings.right_score),
-        **({f"maj@{settings.samples}": maj(values["scores"], answers)} if answers is not None else {}),
+        **prompt_values(values["scores"], answers, settings),
         **{name: avg(each_PN) for name, each_PN in (named | values).items() if name != "scores"},
     }
     return Computed(metrics={**interval_metrics(found), "unscored": unscored(scores_B)})
 
 
-def prompt_values(scores_PN: Floats, ks: tuple[int, ...], right_score: float) -> dict[str, Floats]:
-    """Return [P] each: avg@N and every pass@k of each prompt."""
-    from prefect_rlhf.tasks.rl.evaluation.estimators import avg, pass_at  # here, as in record_set
+def prompt_values(scores_PN: Floats, answers_PN: NDArray[np.int64] | None, settings: SetSettings) -> dict[str, Floats]:
+    """Return [P] each: avg@N and every pass@k of each prompt, and maj@N if there are answers."""
+    from prefect_rlhf.tasks.rl.evaluation.estimators import avg, maj, pass_at  # here, as in record_set
 
-    samples = scores_PN.shape[1]
-    return {f"avg@{samples}": avg(scores_PN), **{f"pass@{k}": pass_at(scores_PN, k, right_score) for k in ks}}
+    values = {f"avg@{settings.samples}": avg(scores_PN)}
+    values |= {f"pass@{k}": pass_at(scores_PN, k, settings.right_score) for k in settings.ks}
+    if answers_PN is not None:
+        values[f"maj@{settings.samples}"] = maj(scores_PN, answers_PN)
+    return values
 
 
 def interval_metrics(values: Mapping[str, Floats]) -> dict[str, float]:

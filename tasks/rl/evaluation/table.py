@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from prefect_rlhf.tasks.rl.evaluation.sets import HIGH, LOW
-
-PREFIX = "evaluation_"  # of the calls that record sets
+from prefect_rlhf.tasks.rl.evaluation.sets import HIGH, LOW, PREFIX
 
 
 def set_rows(metrics: Mapping[str, float]) -> list[dict[str, str]]:
