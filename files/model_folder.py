@@ -7,7 +7,8 @@ from prefect_rlhf.files.foreign_file import read_json_object
 
 CONFIG = "config.json"
 RESULT = "result.json"  # of a run's folder
-ADAPTER = "adapter_config.json"
+ADAPTER, ADAPTER_TENSORS = "adapter_config.json", "adapter_model.safetensors"
+"""The files of a PEFT folder."""
 MERGED = "_merged"  # behind the name of an adapter's folder, of the folder of the whole model
 SCORES = "ForSequenceClassification"
 

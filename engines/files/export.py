@@ -10,10 +10,9 @@ from torch import Tensor
 from prefect_rlhf.engines.engine import Engine, Shard
 from prefect_rlhf.engines.files.huggingface import write_folder
 from prefect_rlhf.engines.files.peft_export import merged, trained_parameters, write_adapter
-from prefect_rlhf.engines.files.peft_folder import CONFIG_FILE
 from prefect_rlhf.engines.weights.send_receive import send_receive
 from prefect_rlhf.engines.weights.views import within
-from prefect_rlhf.files.model_folder import MERGED
+from prefect_rlhf.files.model_folder import ADAPTER, MERGED
 from prefect_rlhf.files.storage.publish import publish
 from prefect_rlhf.placement.layout.layout import Layout
 from prefect_rlhf.placement.layout.regions import Region, shape_of
@@ -63,8 +62,8 @@ def write_trained(
         publish(path, last="config.json")
         return
     trained = dict(tensors)
-    write_adapter(path, spec, trained.items(), tokenizer)
-    publish(path, last=CONFIG_FILE)
+    write_adapter(path, spec, trained, tokenizer)
+    publish(path, last=ADAPTER)
     if merge:
         beside = path.with_name(path.name + MERGED)
         write_folder(beside, replace(spec, adapter=None), merged(spec, trained), tokenizer, ends=ends)

@@ -2,14 +2,14 @@
 
 from pathlib import Path
 
-from prefect_rlhf.files.hub.snapshots import ADAPTER
+from prefect_rlhf.files.model_folder import is_adapter
 
 MOST_FOLDERS = 3  # in a hint
 
 
 def without_config(folder: Path) -> str:
     """Describe a folder without config.json, and name the folder or command that is right."""
-    if (folder / ADAPTER).is_file():
+    if is_adapter(folder):
         return of_adapter(folder)
     if (snapshots := sorted((folder / "snapshots").glob("*/config.json"))) != []:
         return f"it is an entry of the Hub's cache: {snapshots[-1].parent}"
@@ -27,7 +27,7 @@ def of_adapter(folder: Path) -> str:
 
 def without_safetensors(folder: Path) -> str:
     """Describe a folder without its safetensors files, and a remedy; empty if that is not clear."""
-    if (folder / ADAPTER).is_file():
+    if is_adapter(folder):
         return f"; {of_adapter(folder)}"
     if any(folder.glob("*.bin")):
         remedy = "if you trust them, load them with transformers, and save_pretrained writes safetensors"

@@ -6,16 +6,17 @@ Shapes: r rank, O outputs and I inputs of a matrix.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from prefect_rlhf.engines.files.huggingface import write_tokenizer
-from prefect_rlhf.engines.files.peft_folder import CONFIG_FILE, HEAD, PREFIX, TENSORS_FILE
+from prefect_rlhf.engines.files.peft_folder import HEAD, PREFIX
 from prefect_rlhf.engines.files.tensor_files import APART, OpenTensors, write_tensors
 from prefect_rlhf.files.atomic_file import write_atomically
 from prefect_rlhf.files.hub.hub_path import repository_of
+from prefect_rlhf.files.model_folder import ADAPTER, ADAPTER_TENSORS
 from prefect_rlhf.files.storage.inputs import model_folder
 from prefect_rlhf.placement.models.adapter import AdapterSpec
 from prefect_rlhf.placement.models.model import ModelSpec
@@ -30,33 +31,31 @@ def trained_parameters(spec: ModelSpec) -> tuple[Parameter, ...]:
     return tuple(one for own in weights_of(spec, trained=True) if own.trained for one in own.parameters)
 
 
-def write_adapter(
-    path: str | Path, spec: ModelSpec, tensors: Iterable[tuple[str, Tensor]], tokenizer: str | Path
-) -> None:
+def write_adapter(path: Path, spec: ModelSpec, tensors: Mapping[str, Tensor], tokenizer: str | Path) -> None:
     """Write a PEFT folder that `peft` and vLLM load, with the tokenizer's files.
 
-    `tensors` are the `trained_parameters`, whole, in any order; they are written as `spec.dtype`. A scalar head is a
+    `tensors` are the `trained_parameters`, whole; they are written as `spec.dtype`. A scalar head is a
     module that peft saves whole. Next to a language model's head it has a file of its own, which only we read. The
     folder appears under its name only when it is complete.
     """
-    assert spec.adapter is not None  # its caller asked
+    adapter = spec.adapter
+    assert adapter is not None  # its caller asked
     shapes = {one.name: one.shape for one in trained_parameters(spec)}
     apart = {HEAD} & shapes.keys() if spec.head == "lm+scalar" else set()
     folder_of_tokenizer = model_folder(str(tokenizer), "tokenizer", "tokenizer")
 
     def write(part: Path) -> None:
         part.mkdir()
-        content = dict(tensors)
-        for file, names in ((TENSORS_FILE, shapes.keys() - apart), (APART, apart)):
-            prefix = PREFIX if file == TENSORS_FILE else ""
+        for file, names in ((ADAPTER_TENSORS, shapes.keys() - apart), (APART, apart)):
+            prefix = PREFIX if file == ADAPTER_TENSORS else ""
             of_file = {prefix + name: shape for name, shape in shapes.items() if name in names}
             if of_file:
-                named = ((prefix + name, content[name]) for name in shapes if name in names)
+                named = ((prefix + name, tensors[name]) for name in shapes if name in names)
                 write_tensors(part / file, of_file, spec.dtype, named)
-        (part / CONFIG_FILE).write_text(json.dumps(_config(spec, spec.adapter), indent=2) + "\n")
+        (part / ADAPTER).write_text(json.dumps(_config(spec, adapter), indent=2) + "\n")
         write_tokenizer(part, spec, folder_of_tokenizer)
 
-    write_atomically(Path(path), write)
+    write_atomically(path, write)
 
 
 def merged(spec: ModelSpec, trained: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
@@ -78,9 +77,8 @@ def merged(spec: ModelSpec, trained: Mapping[str, Tensor]) -> Iterator[tuple[str
             yield one.name, whole
 
 
-def _config(spec: ModelSpec, adapter: AdapterSpec | None) -> dict[str, Any]:
+def _config(spec: ModelSpec, adapter: AdapterSpec) -> dict[str, Any]:
     """Make adapter_config.json. The base has its name on the Hub, or its folder."""
-    assert adapter is not None
     whole_alpha = int(adapter.alpha) if adapter.alpha == int(adapter.alpha) else adapter.alpha
     return {
         "peft_type": "LORA",

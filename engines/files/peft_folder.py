@@ -16,14 +16,14 @@ from typing import Any
 from prefect_rlhf.engines.files.tensor_files import APART, OpenTensors, StoredTensor, equal_bytes, stored_tensors
 from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.files.foreign_file import read_json_object
+from prefect_rlhf.files.model_folder import ADAPTER, ADAPTER_TENSORS, is_adapter
 from prefect_rlhf.files.remote_path import is_remote
 from prefect_rlhf.files.storage.inputs import model_folder
 from prefect_rlhf.placement.models.adapter import AdapterSpec
 from prefect_rlhf.placement.models.families.known import FAMILIES
 from prefect_rlhf.placement.models.model import ModelSpec
-from prefect_rlhf.placement.models.weights import matrix_name, parts
+from prefect_rlhf.placement.models.weights import adapted_weights, matrix_name, parts
 
-CONFIG_FILE, TENSORS_FILE = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."
 HEAD = "score.weight"  # of a reward model; peft saves it whole
 HEAD_NAMES = {"score", "classifier"}  # peft has both names for such heads
@@ -66,9 +66,9 @@ def read_adapter(
     field = f"{spec.role}.adapter.path"
     folder = model_folder(str(path), field, "adapter")
     tensors = _tensors(folder, field)
-    config = read_json_object(field, folder / CONFIG_FILE, f"a JSON object in {CONFIG_FILE}")
-    _check_kind(config, spec, f"{field}: {CONFIG_FILE}")
-    rank, alpha = _rank_and_alpha(config, f"{field}: {CONFIG_FILE}")
+    config = read_json_object(field, folder / ADAPTER, f"a JSON object in {ADAPTER}")
+    _check_kind(config, spec, f"{field}: {ADAPTER}")
+    rank, alpha = _rank_and_alpha(config, f"{field}: {ADAPTER}")
     place = str(path) if is_remote(str(path)) else str(folder)
     found = AdapterSpec(rank, alpha, _matrices(tensors, spec, field), bool(config.get("use_rslora")), place)
     for name, value in stated.items():
@@ -85,18 +85,18 @@ def read_adapter(
 def open_adapter(path: str | Path, field: str) -> OpenTensors:
     """Open the tensors of a PEFT folder, under our names: A, B, and perhaps a scalar head."""
     folder = model_folder(str(path), field, "adapter")
-    files = (TENSORS_FILE, *((APART,) if (folder / APART).is_file() else ()))
+    files = (ADAPTER_TENSORS, *((APART,) if (folder / APART).is_file() else ()))
     return OpenTensors(str(folder), field, files, PREFIX)
 
 
 def _tensors(folder: Path, field: str) -> dict[str, StoredTensor]:
-    """Read the headers of a folder's tensors, under their stored names."""
-    if not (folder / CONFIG_FILE).is_file():
-        raise InvalidInput(field, str(folder), f"a folder that peft wrote, with {CONFIG_FILE}")
-    if not (folder / TENSORS_FILE).is_file():
+    """Read the tensors' headers, under the names that the folder has."""
+    if not is_adapter(folder):
+        raise InvalidInput(field, str(folder), f"a folder that peft wrote, with {ADAPTER}")
+    if not (folder / ADAPTER_TENSORS).is_file():
         unsafe = "; torch's own file (.bin) may run code when it is read" if any(folder.glob("*.bin")) else ""
-        raise InvalidInput(field, f"no file {TENSORS_FILE} in {folder}", f"a folder that peft wrote with it{unsafe}")
-    return stored_tensors(folder, field, (TENSORS_FILE,))
+        raise InvalidInput(field, f"no file {ADAPTER_TENSORS} in {folder}", f"a folder that peft wrote with it{unsafe}")
+    return stored_tensors(folder, field, (ADAPTER_TENSORS,))
 
 
 def _check_kind(config: Mapping[str, Any], spec: ModelSpec, field: str) -> None:
@@ -131,7 +131,7 @@ def _rank_and_alpha(config: Mapping[str, Any], field: str) -> tuple[int, float]:
 def _matrices(tensors: Mapping[str, StoredTensor], spec: ModelSpec, field: str) -> tuple[str, ...]:
     """Return the adapted matrices, in the order of a layer. Raises InvalidInput for any other tensor."""
     family = FAMILIES[spec.shape.family]
-    known = {weight.name: matrix_name(weight) for weight in family.layer if len(weight.axes) == 2}
+    known = {weight.name: matrix_name(weight) for weight in adapted_weights(spec.shape)}
     of_head = {PREFIX + HEAD} if "scalar" in spec.head else set()
     found = set()
     for name in tensors.keys() - of_head:
@@ -150,7 +150,7 @@ def _check_shapes(tensors: Mapping[str, StoredTensor], spec: ModelSpec, field: s
             raise InvalidInput(field, f"no tensor {PREFIX}{name}", "a folder with the same matrices in every layer")
         if stored.shape != shape:
             seen = f"{name} of shape {stored.shape}"
-            raise InvalidInput(field, seen, f"shape {shape}, as {spec.path} and r in {CONFIG_FILE} say")
+            raise InvalidInput(field, seen, f"shape {shape}, as {spec.path} and r in {ADAPTER} say")
     known = {PREFIX + name for name in (*expected, HEAD)}
     for name in sorted(tensors.keys() - known):
         raise InvalidInput(field, f"tensor {name}", f"{spec.shape.num_layers} layers, as {spec.path} has")
