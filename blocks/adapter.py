@@ -65,7 +65,7 @@ class Adapter(ByHand):
     @field_validator("target_modules", mode="before")
     @classmethod
     def _one_or_more(cls, value: Any) -> Any:
-        """Take a list, and a single name, as PEFT does."""
+        """Accept a list or a single name, as PEFT does."""
         return (value,) if isinstance(value, str) else tuple(value) if isinstance(value, list) else value
 
     @model_validator(mode="after")

@@ -106,7 +106,7 @@ def run(server: DemoServer, model: str, adapter: int | None = None) -> int:
 
 
 def changes(server: DemoServer, deployment: str, model: str, adapter: int | None) -> dict[str, Any]:
-    """Return the parameters of a deployment that differ from those in prefect.yaml; its actor may have an adapter."""
+    """Return the deployment's parameters that differ from prefect.yaml, such as an adapter of its actor."""
     path = {"path": str(server.home / "models" / model)}
     changed: dict[str, Any] = {}
     if model != DEPLOYED:

@@ -106,7 +106,7 @@ class AttemptEngine(FlowRunEngine[Any, Any]):
 
 @dataclass
 class AsyncAttemptEngine(AsyncFlowRunEngine[Any, Any]):
-    """The same for an async flow."""
+    """Prefect's engine for async flows, which records failures and requests restarts as AttemptEngine does."""
 
     outcome: Outcome = field(default_factory=lambda: Outcome(Restarts()))
 

@@ -115,7 +115,7 @@ class AdaptedRowLinear(RowParallelLinear):  # type: ignore[misc]
 
 
 class AdaptedNormedRowLinear(NormedRowParallelLinear, AdaptedRowLinear):
-    """The same with a norm of the sum."""
+    """An adapted layer with a norm of its outputs, after the adapter has added to them."""
 
 
 def adapted_matrices(layer: Any) -> Iterator[tuple[str, Tensor, Tensor]]:

@@ -184,7 +184,7 @@ def newest_checkpoint(place: Path) -> Checkpoint:
 def checkpoint_in(place: Path) -> Checkpoint:
     """Return the checkpoint of a folder: its own, or the newest of a run's folder.
 
-    Raises InvalidInput for a missing or changed checkpoint, and for an older format.
+    Raises InvalidInput if the checkpoint is missing, was changed, or has an older format.
     """
     path, seen = resolved(place), shown(place)
     recall_folder(path, PARAMETER)

@@ -1,4 +1,4 @@
-"""Estimators of a model's quality from several samples to each prompt, a value for each prompt.
+"""Estimates of a model's quality from several samples to each prompt: one value per prompt.
 
 Shapes: P prompts, N samples to each. A sample without a score is NaN, and does not count.
 """

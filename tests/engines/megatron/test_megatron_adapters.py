@@ -98,7 +98,7 @@ def test_outputs_and_gradients_are_those_of_peft(world, folders, kind, split, ad
     ),
 )
 def test_they_are_for_every_family(world, tmp_path, name, split):
-    """Norms after a layer, biases, norms of queries, windows; one key-value head, of which ranks have copies."""
+    """Families with norms after a layer, biases, query norms or windows, and a key-value head that ranks copy."""
     folder = family_cases.make_family(tmp_path, name, kv_heads=1 if name in ("qwen2", "gemma3_text") else 6)
     assert_outputs_and_gradients(world, Case(folder, adapter=ADAPTER, **SPLITS[split]))
 

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.quick
 
 @pytest.mark.parametrize(("prompts", "samples"), [(100, 1), (100, 4), (400, 1)])
 def test_about_95_of_100_intervals_hold_the_true_mean(prompts, samples):
-    """Prompts of very different difficulty, as a chance of their own, with a few samples each. Also far from a half."""
+    """Each prompt has its own chance of success and a few samples; the mean chance may be far from a half."""
     random = np.random.default_rng(7)
     held, trials = 0, 400
     for _ in range(trials):
