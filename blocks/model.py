@@ -1,6 +1,5 @@
 """Models: a Hugging Face folder, or a name on the Hub, and how a run uses it."""
 
-from dataclasses import replace
 from typing import ClassVar
 
 from prefect.blocks.core import Block
@@ -58,9 +57,8 @@ class Model(DeploymentParameter, ModelFields):
     path: PathText = Field("", description=NEEDED + PATH)
 
     def to_spec(self, role: str, shape: TransformerShape, optimizer: OptimizerSpec | None = None) -> ModelSpec:
-        """Return the specification of this model in `role`; `shape` is read from the folder's config.json.
+        """Return the specification of this model in `role`, without its adapter, which may be in a folder of its own.
 
-        Raises InvalidInput for an adapter that does not suit the shape.
+        `shape` is read from the folder's config.json.
         """
-        spec = ModelSpec(role, self.path, self.head, shape, self.dtype, self.new_head, optimizer, self.eos_token)
-        return spec if self.adapter is None else replace(spec, adapter=self.adapter.to_spec(role, shape))
+        return ModelSpec(role, self.path, self.head, shape, self.dtype, self.new_head, optimizer, self.eos_token)
