@@ -69,7 +69,7 @@ def test_a_mistake_in_a_set_is_refused_in_a_line_with_its_field(good, of_set, sa
     [
         (
             {"limits": {"evaluation.math.pas@4": 1.0}},
-            r"limits: got 'evaluation_math.pas@4', expected evaluation_math.pass@4, perhaps: evaluation_math has avg@4",
+            r"limits: got 'evaluation_math.pas@4', expected evaluation_math.pass@4, perhaps: evaluation_math has",
         ),
         ({"limits": {"actor_generate.truncatd": 1.0}}, "limits: got 'actor_generate.truncatd', .*actor_generate.trunc"),
         (
