@@ -35,9 +35,9 @@ def test_each_option_at_another_value_is_translated_or_refused_or_without_effect
 
 @DIALECTS
 def test_an_option_that_is_stated_at_its_default_is_known(dialect):
-    for option, value in dialect.defaults.items():
-        (outcome,) = translation(Job.of(dialect, {option: value})).outcomes
-        assert outcome.what != "unknown" and (outcome.made or outcome.why), option
+    outcomes = translation(Job.of(dialect, dialect.defaults)).outcomes
+    assert [each.option for each in outcomes] == list(dialect.defaults)
+    assert [each.option for each in outcomes if each.what == "unknown" or not (each.made or each.why)] == []
 
 
 @DIALECTS
