@@ -4,7 +4,7 @@ In a plan of the first kind each call waits for the whole of its inputs. The pro
 of a call run one after another and together take no less than the whole call (`NodeCosts`), so any two calls that
 exclude each other do so part by part. In every other plan some producer streams to a consumer. So the producer has at
 least two parts, whose least seconds count, and no call on the same rows needs to wait for the end of a call that may
-stream to it. What waits for the consumer waits for all parts of both. `docs/plan_search.md` has the proof.
+stream to it. What waits for the consumer waits for all parts of both. `docs/internals/plan_search.md` has the proof.
 """
 
 from __future__ import annotations
