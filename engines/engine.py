@@ -109,7 +109,7 @@ class TrainingRows:
 
 @dataclass(frozen=True, slots=True)
 class SamplingSettings:
-    """Settings of the continuation of a prompt. Temperature 0 is greedy; a top_k of 0 keeps all tokens.
+    """Settings for continuing a prompt. Temperature 0 is greedy; a top_k of 0 keeps all tokens.
 
     A response ends with the token that completes a string in `stop`; see StopStrings.
     """
@@ -225,7 +225,7 @@ class PlayTable(Protocol):
         ...
 
     def heard(self, row: int, tokens: Sequence[int], is_stopped: bool) -> None:
-        """Take the tokens of a row's latest turn. `is_stopped`: it ended by itself, before its most tokens."""
+        """Take the tokens of a row's latest turn. `is_stopped`: it ended on its own, before its token limit."""
         ...
 
 

@@ -69,7 +69,7 @@ class PlanAnswer:
 
     @cached_property
     def speeds(self) -> Mapping[str, CallSpeed]:
-        """The speed of each call of the plan, by its name."""
+        """Each call's speed under the plan, by the call's name."""
         return self._speeds(self.planned.estimate)
 
     @cached_property
@@ -203,7 +203,7 @@ class PlanAnswer:
         return files
 
     def text(self) -> str:
-        """Return the answer for a terminal; with what stands behind it if it `is_explained`."""
+        """Return the answer for a terminal; if it `is_explained`, with its proof."""
         shown = [*self.sections, *(self.details if self.is_explained else ())]
         return "\n\n".join(section.text for section in shown)
 

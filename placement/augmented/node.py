@@ -102,7 +102,7 @@ class Node:
         return _occupied(self.meshes, self.resources)
 
     def shares_with(self, other: Node) -> bool:
-        """Return whether some resource of a device is in what both occupy."""
+        """Return whether both nodes occupy the same resource on some device."""
         overlap = any(mine.overlaps(theirs) for mine in self.meshes for theirs in other.meshes)
         return overlap and not set(self.resources).isdisjoint(other.resources)
 

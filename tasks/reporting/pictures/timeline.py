@@ -34,7 +34,7 @@ COLOURS: Mapping[str, str] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """A node that ran on `devices` (as `n0:1`) from `start` to `end`, in seconds of a common clock."""
+    """A node that ran on `devices` (as `n0:1`) from `start` to `end`, in seconds on a common clock."""
 
     title: str
     kind: str
