@@ -1,4 +1,4 @@
-"""When streamed parts win and lose by the estimate: seconds of an iteration in the settings of docs/internals/streamed_parts.md.
+"""When streamed parts win and lose by the estimate: seconds of an iteration, for a page of docs/internals.
 
     python -m benchmarks.planner.streamed_tables [--only A,E] [--evaluations 100000]
 
