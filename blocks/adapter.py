@@ -37,7 +37,7 @@ Matrix = Annotated[str, Field(min_length=1, max_length=256)]
 
 
 class Adapter(ByHand):
-    """A low-rank adapter (Hu et al. 2021, arXiv:2106.09685): x W^T becomes x W^T + alpha / rank (x A^T) B^T."""
+    """LoRA, a low-rank adapter (Hu et al. 2021, arXiv:2106.09685): x W^T becomes x W^T + alpha / rank (x A^T) B^T."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 

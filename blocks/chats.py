@@ -39,7 +39,7 @@ class ChatsBlock(Block, ChatsFields):
 
 
 class Chats(DatasetParameter, ChatsFields):
-    """Chats, answered prompts or texts to learn."""
+    """Chats, answered prompts or texts to learn from."""
 
     block: ClassVar[type[Block]] = ChatsBlock
     row_keys: ClassVar[tuple[str, ...]] = ("tokens", "prompt_length", "mask")

@@ -145,7 +145,7 @@ class Prompts(DatasetParameter, PromptsFields):
 
 
 class Preferences(DatasetParameter, PreferencesFields):
-    """Preference pairs. Each pair is two rows; the chosen answer is the first."""
+    """Preference pairs. Each pair becomes two rows, the chosen answer first."""
 
     block: ClassVar[type[Block]] = PreferencesBlock
     row_keys: ClassVar[tuple[str, ...]] = ("tokens", "prompt_length")

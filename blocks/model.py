@@ -38,7 +38,7 @@ class ModelFields(BaseModel):
 
 
 class ModelBlock(Block, ModelFields):
-    """A model that flow runs use by name.
+    """A saved model that flow runs refer to by name.
 
     >>> ModelBlock(path="models/smollm2").save("smollm2")  # doctest: +SKIP
     """
@@ -51,16 +51,16 @@ class ModelBlock(Block, ModelFields):
 
 
 class Model(DeploymentParameter, ModelFields):
-    """The model that a role uses."""
+    """A role's model: a Hugging Face folder or a name on the Hub, and how the run uses it."""
 
     block: ClassVar[type[Block]] = ModelBlock
 
     path: PathText = Field("", description=NEEDED + PATH)
 
     def to_spec(self, role: str, shape: TransformerShape, optimizer: OptimizerSpec | None = None) -> ModelSpec:
-        """Return the specification of this model in `role`; `shape` is read from the folder's config.json.
+        """Return what planner and engines need to know of this model in `role`; `shape` is from its config.json.
 
-        Raises InvalidInput for an adapter that does not suit the shape.
+        Raises InvalidInput if the adapter does not suit the shape.
         """
         spec = ModelSpec(role, self.path, self.head, shape, self.dtype, self.new_head, optimizer, self.eos_token)
         return spec if self.adapter is None else replace(spec, adapter=self.adapter.to_spec(role, shape))

@@ -29,7 +29,7 @@ Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_]\w*$", max_length=20
 
 
 class RewardFunction(Settings):
-    """A function that scores a row; HostFunction documents the arguments of each signature."""
+    """A function that scores a row. `HostFunction` says how each signature is called."""
 
     function: PathText = Field(description="`module:function` or `file.py:function`, such as `my_rewards:exact`.")
     weight: float = Field(1.0, ge=-1e6, le=1e6, description="Weight of its result in the sum.")
@@ -42,7 +42,7 @@ class RewardFunction(Settings):
 
 
 class HostRewards(Settings):
-    """Scores of rows by one or several Python functions, run in worker processes on the CPUs of the node.
+    """Python functions that score rows, in worker processes on the node's CPUs.
 
     >>> HostRewards(functions={"exact": RewardFunction(function="my_rewards:exact")}).host_functions[0].name
     'exact'
@@ -92,7 +92,7 @@ class HostRewards(Settings):
         )
 
     def absolute(self) -> HostRewards:
-        """Return the same settings with absolute paths, because ranks and workers may run in other folders."""
+        """Return the same settings with absolute paths, since ranks and workers may run in other folders."""
         functions = {}
         for name, stated in self.functions.items():
             file, colon, function = stated.function.rpartition(":")

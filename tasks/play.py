@@ -29,7 +29,7 @@ VariableName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_]\w*$", max_l
 
 
 class Play(Settings):
-    """Code that plays a row with the model, run in worker processes: `async def play(row, say)`, or as `signature`.
+    """Your code that plays a row with the model, in worker processes: `async def play(row, say)`, or see `signature`.
 
     | signature | `function` | a row ends |
     |---|---|---|
@@ -98,7 +98,7 @@ class Play(Settings):
         return names
 
     def absolute(self) -> Play:
-        """Return the same settings with absolute paths, because ranks and workers may run in other folders."""
+        """Return the same settings with absolute paths, since ranks and workers may run in other folders."""
         names: dict[str, object] = {"function": _absolute(self.function), "tools": tuple(map(_absolute, self.tools))}
         names["arguments"] = self._absolute_arguments()
         if self.python:  # not resolved: a link names its environment
@@ -127,7 +127,7 @@ class Play(Settings):
 
     @property
     def answers_messages(self) -> bool:
-        """Whether the environment answers with messages, which follow the end of the model's turn."""
+        """Whether the environment answers with messages, which follow the model's turn once it has ended."""
         return self.signature in WITH_MESSAGES
 
     @property
@@ -137,7 +137,7 @@ class Play(Settings):
 
     @property
     def bounds(self) -> PlayBounds:
-        """What plans need to know."""
+        """Limits that plans need to know."""
         turns = min(self.expected_turns, self.max_turns)
         observed = min((turns - 1) * min(self.expected_answer_tokens, self.max_answer_tokens), self.max_tokens / 2)
         return PlayBounds(

@@ -51,6 +51,8 @@ PAGES = [PROJECT / "README.md", *sorted((PROJECT / "docs").glob("*.md"))]
 BLOCK = re.compile(r"^( *)```(\w+)([^\n]*)\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
 PPO = PROJECT / "docs" / "examples" / "ppo.yaml"
 SERVER = "vllm.entrypoints.openai.api_server"
+SLOWLY = ("run", "evaluate", "chat", "profile")
+"""Commands that import an engine or plan a whole run: tests of runs and of a trained folder start them."""
 FIRST = "first"  # the folder that docs/install.md has `prefect-rlhf init` make
 CLUSTER = ClusterShape("desk", num_nodes=1, devices_per_node=2, device_memory_bytes=8 << 30)
 
@@ -66,7 +68,7 @@ def blocks(language):
 
 
 def commands():
-    """Each command except `cd first`; `make test` runs the first of ours for each command of the program."""
+    """Each command except `cd first`; `make test` runs the first of ours for each quick command of the program."""
     params, ran = [], set()
     for block in blocks("console"):
         if block.id.startswith("will_it_fit.md"):
@@ -78,7 +80,7 @@ def commands():
             if command == f"cd {FIRST}":
                 continue
             named = named_command(shlex.split(command)) if command.startswith("prefect-rlhf") else None
-            marks = [pytest.mark.all] if named in ran else []
+            marks = [pytest.mark.all] if named in {*ran, *SLOWLY} or SERVER in command else []
             params.append(pytest.param(command, id=f"{block.id}-{line.strip()}", marks=marks))
             ran |= {named} if named else set()
     return params

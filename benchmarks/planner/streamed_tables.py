@@ -1,4 +1,4 @@
-"""When streamed parts win and lose by the estimate: seconds of an iteration, for a page of docs/internals.
+"""When streamed parts win and lose by the estimate: seconds of an iteration in docs/internals/streamed_parts.md.
 
     python -m benchmarks.planner.streamed_tables [--only A,E] [--evaluations 100000]
 

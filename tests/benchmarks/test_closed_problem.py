@@ -13,6 +13,7 @@ from benchmarks.planner.closed_problem import load_closed_problem, read_closed_p
 from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.placement.search.driver import search
 from prefect_rlhf.placement.search.rules.ready_first import ReadyFirst
+from tests.cases import combinations
 from tests.placement.search.clusters import closed_file, greedy_safe_ppo, safe_ppo
 from tests.placement.search.plain_closed import Closed, read
 
@@ -34,7 +35,9 @@ def solve(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=300)
 
 
-@pytest.mark.parametrize("name", BEST_KNOWN_SECONDS)
+@pytest.mark.parametrize(
+    "name", combinations(BEST_KNOWN_SECONDS, briefly=[("grpo_7b_1x8.json",), ("remax_70b_16x8.json.gz",)])
+)
 def test_the_best_plans_known_are_proved_optimal(name):
     """ReaL's problems and two other graphs; the last line's plan takes as long, read from the file by other code."""
     done = solve(str(DATA / name), "--evaluations", str(ENOUGH_EVALUATIONS.get(name, 20_000)))
@@ -174,6 +177,7 @@ def test_ctrl_c_prints_the_best_plan_so_far(tmp_path):
     assert last["gap"] > 0
 
 
+@pytest.mark.all  # the next test proves smaller ones
 @pytest.mark.parametrize(
     ("graph", "num_nodes", "max_gap"),
     [(safe_ppo(7, 7), 2, 0.0), (safe_ppo(34, 7), 4, 0.0), (safe_ppo(70, 7), 16, 0.02)],

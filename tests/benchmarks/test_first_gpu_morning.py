@@ -75,6 +75,7 @@ def test_timings_and_bytes_run_at_a_tiny_shape(tmp_path):
     )  # as it came, and in the end
 
 
+@pytest.mark.all
 def test_a_few_steps_run_and_the_others_need_a_gpu(tmp_path):
     """A report names the range of each finding, and each constant, which the pretend GPU does not replace."""
     names = ("host_waits", "choice_of_tokens", "context_bytes")

@@ -222,6 +222,7 @@ def is_free(book):
     return isinstance(answer, LeasedMesh)
 
 
+@pytest.mark.all  # test_worker.py leases, and test_lease_queue.py has the order
 @pytest.mark.slow
 def test_plain_flows_share_devices_in_order_and_leave_nothing(site):
     """Three runs on eight devices, of which two need five; and one that is too large."""

@@ -97,6 +97,7 @@ def _queued(book, count):
         time.sleep(0.02)
 
 
+@pytest.mark.all  # the other tests have the order
 def test_processes_start_in_order_of_arrival(tmp_path):
     """One that wants one device and came later does not overtake one that wants two, though a device is free."""
     book, notes = LeaseBook(tmp_path, DESK), tmp_path / "notes"

@@ -17,6 +17,7 @@ from prefect_rlhf.placement.cost.execution import Execution
 from prefect_rlhf.placement.cost.sizes import ModelSizes
 from prefect_rlhf.placement.cost.workload import CallWork, Workload
 from prefect_rlhf.placement.devices.strategy import Strategy
+from tests.cases import combinations, first
 
 FLAGS = set(Path("/proc/cpuinfo").read_text().split())
 BFLOAT16 = pytest.param(
@@ -75,8 +76,10 @@ def test_a_train_step_holds_what_is_predicted_and_never_more(folder, tmp_path, d
     assert_close_above(predicted(case, "train_step", rows, length, micro_batches), measured)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("recompute", [2, DEPTH - 1, "all"])
+@pytest.mark.parametrize(
+    ("recompute", "dtype"),
+    combinations((2, DEPTH - 1, "all"), ("float32", "bfloat16"), briefly=[(2, "float32"), ("all", "bfloat16")]),
+)
 def test_recomputed_layers_hold_what_is_predicted(deep_folder, tmp_path, dtype, recompute):
     """Deep enough that without recomputation nearly all bytes are saved inputs."""
     case = Case(deep_folder, dtype=dtype, optimizer=OPTIMIZER)
@@ -91,7 +94,7 @@ def test_recomputed_layers_hold_what_is_predicted(deep_folder, tmp_path, dtype, 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("recompute", "sequence_parallel"), [(0, False), (0, True), ("all", True)])
+@pytest.mark.parametrize(("recompute", "sequence_parallel"), first(1, [("all", True), (0, True), (0, False)]))
 def test_a_shard_of_a_train_step_holds_what_is_predicted(world, deep_folder, tmp_path, recompute, sequence_parallel):
     """Of two shards; sequence parallelism divides the norms' inputs and outputs, which both hold otherwise.
 

@@ -118,6 +118,7 @@ def test_a_play_of_a_turn_is_a_generate_without_a_play(engine):
     assert all(all(row) for row in played.mask)
 
 
+@pytest.mark.all  # tests/engines/functions/test_environments.py opens plays
 def test_an_environment_adds_a_text_to_the_prompt(engine):
     """The tokens are those of a generate from the longer prompts; the text counts towards the row's most tokens."""
     opening = [40, 41, 42]
@@ -148,7 +149,7 @@ def test_a_row_has_at_most_its_tokens(engine):
         ("megatron", {"ranks": (1, 0), "dp": 2}),
         ("megatron", {"ranks": (1, 0), "tp": 2}),
         ("megatron", {"ranks": (2, 3), "pp": 2}),
-        ("vllm", {"ranks": (1, 0), "tp": 2}),
+        pytest.param("vllm", {"ranks": (1, 0), "tp": 2}, marks=pytest.mark.all),
     ],
 )
 def test_tokens_are_the_same_under_every_layout(world, folder, expected, name, where):

@@ -131,6 +131,7 @@ def test_such_a_reallocation_is_right_in_a_world_that_all_ranks_opened():
     assert call(Caller.move_weights, size=3, ranks=(0, 1)) == {0: [1.0], 1: [0.0]}
 
 
+@pytest.mark.all
 def test_finding_a6_shares_by_messages_are_refused():
     """Of two ranks, whose pair cannot receive before it has sent, and of three, which wait in a circle."""
     ranks = {rank: ((0, 1) if rank < 2 else (2, 3, 4),) for rank in range(5)}
@@ -145,6 +146,7 @@ def test_messages_in_one_direction_are_right():
     call(Caller.pipeline, size=3)
 
 
+@pytest.mark.all
 def test_shared_groups_are_used_in_one_order():
     call(Caller.reduce_in_order, (2, 3), (2, 3), (3,), size=3)
     with pytest.raises(RankFailed, match=r"rank \d makes allreduce on group .* rank \d makes allreduce on group"):

@@ -111,6 +111,7 @@ def assert_equal(one, other):
     assert weight_difference(one, other) < TOLERANCE
 
 
+@pytest.mark.all  # test_adapters_in_vllm.py trains one
 @pytest.mark.parametrize("case", EACH)
 def test_a_run_resumes_from_its_adapter_under_another_plan(ran, case):
     """A checkpoint has the adapter and no base; the second step is that of the run which went on."""

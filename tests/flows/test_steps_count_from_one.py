@@ -126,6 +126,7 @@ def test_a_tracker_shows_the_same_steps(counted):
     assert by_name["actor_train/loss"] == [1, 2, 3]
 
 
+@pytest.mark.all  # test_resume.py compares the steps of both runs
 def test_a_resumed_run_goes_on_with_the_next_number(given, counted, caplog):
     """From the checkpoint of step 2 at step 3, with no step twice and no gap; the evaluation of step 2 stays."""
     checkpoint = counted.folder / "checkpoints" / "step-000002"

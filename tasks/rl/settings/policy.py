@@ -20,7 +20,7 @@ has no lower bound, as in the paper, and the upper bound of Khatri et al. 2025 (
 
 
 class KLTerm(Settings):
-    """The KL to the reference model in an algorithm without a critic; estimators per token from Schulman (2020)."""
+    """How an algorithm without a critic uses the KL to the reference model. Estimators are Schulman's (2020)."""
 
     coefficient: float = Field(0.04, ge=0, le=1e6, description="Weight of a nat of KL; 0 needs no reference model.")
     estimator: Estimator = Field(
@@ -55,10 +55,10 @@ class KLTerm(Settings):
 
 
 class Importance(Settings):
-    """Weights that correct for the difference between the generation engine and the training engine.
+    """Importance weights, for when generation and training engines give a token different probabilities.
 
-    A weight is the probability under training divided by the probability under generation (Yao et al. 2025, "Your
-    efficient RL framework secretly brings you off-policy RL training").
+    A weight is the training engine's probability divided by the generation engine's (Yao et al. 2025, "Your efficient
+    RL framework secretly brings you off-policy RL training").
     """
 
     level: Literal["token", "sequence"] = Field("token", description="Ratio of each token, or of its whole response.")
@@ -70,7 +70,7 @@ class Importance(Settings):
 
 
 class Overlong(Settings):
-    """Treatment of responses that do not end within `max_new_tokens` (Yu et al. 2025, arXiv:2503.14476)."""
+    """What happens to responses that do not end within `max_new_tokens` (Yu et al. 2025, arXiv:2503.14476)."""
 
     mask: bool = Field(False, description="Exclude truncated responses from the loss.")
     buffer: int | None = Field(

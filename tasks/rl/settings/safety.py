@@ -12,7 +12,7 @@ from prefect_rlhf.tasks.settings import MOST_ROWS, Decay, Optimizer, Settings
 
 
 class Lagrange(Settings):
-    """The Lagrange multiplier: the weight of a unit of cost against a unit of reward."""
+    """The Lagrange multiplier: how much a unit of cost weighs against a unit of reward."""
 
     start: float = Field(1.0, gt=0, le=1e6, description="Multiplier before the first step.")
     most: float = Field(10.0, gt=0, le=1e6, description="Upper bound of the multiplier.")
@@ -28,12 +28,12 @@ class Lagrange(Settings):
         return self
 
     def only_at_start(self) -> tuple[str, ...]:
-        """The multiplier is a state, which begins with `start`."""
+        """The multiplier is a state that starts at `start`."""
         return ("start",)
 
 
 class SafeRLHF(PPO):
-    """PPO on rewards under a limit of costs (Dai et al. 2023, arXiv:2310.12773)."""
+    """PPO that maximises reward while the mean cost stays below a limit (Dai et al. 2023, arXiv:2310.12773)."""
 
     limit: float = Field(0.0, ge=-1e6, le=1e6, description="Highest mean cost of a response, in the cost's own units.")
     lagrange: Lagrange = Field(default=Lagrange(), description="How the multiplier follows the cost.")
@@ -56,5 +56,5 @@ class SafeRLHF(PPO):
 
     @property
     def of_each_side(self) -> SafeRLHF:
-        """The settings for the separate advantages of rewards and of costs: only their mixture is whitened."""
+        """The settings for the reward's and for the cost's own advantages: only their mixture is whitened."""
         return self.model_copy(update={"whiten_advantages": False})

@@ -164,7 +164,7 @@ def gang(request):
     assert_gone(gang)
 
 
-@pytest.fixture(scope="module", params=["local", pytest.param("ray", marks=OVER_NODES)])
+@pytest.fixture(scope="module", params=["local", pytest.param("ray", marks=[OVER_NODES, pytest.mark.all])])
 def shared(request):
     """A gang for tests that leave it as they found it."""
     environment = {"OMP_NUM_THREADS": "1", MARK: "run-7"}

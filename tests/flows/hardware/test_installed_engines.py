@@ -21,6 +21,7 @@ from prefect_rlhf.flows.hardware.installed_engines import (
     missing_libraries,
 )
 from prefect_rlhf.placement.engine_traits import TRAITS
+from tests.cases import first
 from tests.flows.hardware.test_gpus import CUDA_BUILDS, builds, driver, row  # noqa: F401  fixtures
 
 SHARED = re.compile(rb"(?<=\0)lib[\w+.-]+\.so(?:\.\d+)*(?=\0)")
@@ -76,6 +77,7 @@ def test_a_library_of_the_host_that_vllm_is_linked_with_costs_a_line_before_anyt
     check_engines("cpu")  # Megatron generates
 
 
+@pytest.mark.all
 def test_the_libraries_of_the_host_are_those_that_the_code_of_vllm_for_cpu_names():
     """Every shared library that it names, but for torch's, those of any Linux, and a profiler that may be absent."""
     folder = Path(find_spec("vllm").submodule_search_locations[0])
@@ -151,7 +153,7 @@ def libraries_of(modules):
     return found - sys.stdlib_module_names
 
 
-@pytest.mark.parametrize("engine", ["vllm", "megatron"])
+@pytest.mark.parametrize("engine", first(1, ["megatron", "vllm"]))
 def test_the_libraries_of_an_engine_are_those_that_its_sources_import(engine):
     """Triton is required for another reason: without it vLLM falls back to a runner without our sampler."""
     traits = TRAITS[engine]
@@ -166,5 +168,6 @@ def test_every_module_of_a_rank_with_a_gpu_exists():
     assert [name for name in names if not name.startswith("prefect_rlhf") and file_of(name) is None] == []
 
 
+@pytest.mark.all
 def test_the_libraries_of_torch_are_those_that_its_compiler_imports():
     assert libraries_of(["torch", "torch._inductor.compile_fx"]) - {"torchgen", "functorch"} <= set(OF_TORCH)

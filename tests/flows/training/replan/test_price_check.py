@@ -99,6 +99,7 @@ def continued(run_dir, step=5):
     return SimpleNamespace(folder=run_dir / "checkpoints" / f"step-{step:06}", step=step)
 
 
+@pytest.mark.all  # test_recheck.py finds it
 def test_a_better_plan_is_a_file_and_a_line_with_its_gain_and_the_way_to_it_once(tmp_path):
     """Neither the resumed run nor a run under the better plan repeats the check; a run under a third plan does."""
     asked, run_dir = request(), tmp_path / "run"
