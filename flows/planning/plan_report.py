@@ -311,6 +311,9 @@ def question_text(question: Question) -> str:
 
 
 def _trained(model: ModelSpec, graph: DataflowGraph) -> str:
+    if model.follows is not None:
+        own = f"adapter of rank {model.adapter.rank}, " if model.adapter is not None else ""
+        return f"{own}follows {model.follows.leader}"
     if model.adapter is not None:
         kept = "" if graph.trained_by(model.role) else ", not trained"
         return f"adapter of rank {model.adapter.rank}{kept}"
