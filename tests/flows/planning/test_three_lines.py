@@ -116,6 +116,7 @@ def test_equal_presets_share_a_row_and_each_preset_says_what_it_is(grpo):
     assert all(preset.what for preset in PRESETS.values())
 
 
+@pytest.mark.all
 def test_notes_say_in_words_what_leaves_a_device_and_what_a_cache_holds(grpo):
     limited = asked(GRPO, device_memory_gib=40)
     placed = limited.planned.plan
