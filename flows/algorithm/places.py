@@ -1,4 +1,4 @@
-"""Finds algorithms without importing them: names of shipped and installed algorithms, and errors for wrong names."""
+"""Finds algorithms without importing them: names of shipped and installed ones, and errors for wrong names."""
 
 import ast
 import re

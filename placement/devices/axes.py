@@ -18,7 +18,7 @@ class Axis:
     description: str
     """Its line in a form and on the page of parameters."""
     divides: str
-    """What its devices divide."""
+    """Which part of the work its devices divide."""
     communicates: str
     """Which devices exchange data for it, and when."""
     within: str | None = None
