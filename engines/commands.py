@@ -20,7 +20,7 @@ from prefect_rlhf.placement.devices.mesh import Device
 from prefect_rlhf.placement.graph import Call
 from prefect_rlhf.placement.layout.layout import Layout
 from prefect_rlhf.placement.layout.regions import Region, intersection
-from prefect_rlhf.placement.models.model import ModelSpec
+from prefect_rlhf.placement.models.model import Dtype, ModelSpec
 from prefect_rlhf.placement.models.weights import Weights
 from prefect_rlhf.placement.plan import ModelInstance
 from prefect_rlhf.placement.rows.tokenizers import Tokenizers
@@ -251,6 +251,21 @@ class MoveWeightsCommand:
     source_layout: Layout
     target_layout: Layout
     devices: tuple[Device, ...] = ()
+
+
+@dataclass(frozen=True)
+class FollowCommand:
+    """Average the follower's version `held` with the leader's that `move` brings, which counts `share`.
+
+    The layouts of `move` are those of the weights that the follower writes. `dtype` is the leader's format. `is_copy`:
+    the new version is the leader's, bit for bit.
+    """
+
+    move: MoveWeightsCommand
+    held: int
+    share: float
+    dtype: Dtype
+    is_copy: bool
 
 
 class GpuMemory(NamedTuple):

@@ -71,9 +71,9 @@ CPU = Hardware(
 """A process with its own core, as a rank on a machine without GPUs. It only ranks plans; a profile gives seconds."""
 
 ORCHESTRATION_SECONDS = 0.015
-"""Seconds that the controller adds to every task run (docs/plans.md). They depend on its machine, not on devices."""
+"""Seconds that the controller adds to every task run, on any devices (docs/internals/cost_model.md)."""
 CORE_SECONDS = 0.04
-"""Processor time of controller and server per task run (docs/plans.md). If every core has a rank, ranks lose it."""
+"""Processor time of controller and server per task run, which ranks lose if every core has a rank."""
 
 
 def cost_sources(

@@ -65,8 +65,8 @@ def _on_a_replica(execution: Execution) -> Execution:
     strategy, per_node = execution.strategy, execution.devices_per_node
     if type(execution) is not Execution or strategy.ep > 1:  # other systems, and experts, may use all replicas
         return execution
-    stage = strategy.tp * strategy.pp
-    dp = 1 if (stage <= per_node) == (stage * strategy.dp <= per_node) else per_node // stage + 1
+    of_replica = strategy.replica_devices
+    dp = 1 if (of_replica <= per_node) == (strategy.num_devices <= per_node) else per_node // of_replica + 1
     alone = replace(strategy, dp=dp)
     return replace(execution, strategy=alone, num_nodes=min(2, execution.num_nodes))
 

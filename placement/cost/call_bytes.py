@@ -157,9 +157,12 @@ def trial_bytes(rows: int, workload: Workload, cache_bytes: int, sizes: ModelSiz
 
 
 def static_bytes(execution: Execution, sizes: ModelSizes, trained: bool, stage: int = 0) -> CallBytes:
-    """Return weights, and with training gradients and optimizer states, which replicas share (ZeRO, stage 1)."""
+    """Return weights, and with training gradients and optimizer states, which replicas share (ZeRO, stage 1).
+
+    The weights of a follower count with their main weights.
+    """
     parameters = sizes.stage_parameters(execution.strategy, stage)
-    weights = parameters * sizes.item
+    weights = parameters * sizes.item + sizes.stage_main_bytes(execution.strategy, stage)
     if not trained:
         return CallBytes(weights=weights)
     state, strategy = ADAM_BYTES + (MAIN_WEIGHT_BYTES if sizes.dtype != "float32" else 0), execution.strategy

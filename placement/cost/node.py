@@ -12,6 +12,7 @@ from prefect_rlhf.placement.augmented.work import (
     Commit,
     Compute,
     Export,
+    Follow,
     HostCopy,
     ModelCall,
     Reallocate,
@@ -33,11 +34,12 @@ from prefect_rlhf.placement.cost.sources import CostSources
 from prefect_rlhf.placement.cost.uneven import placed_cost
 from prefect_rlhf.placement.cost.workload import CallWork, Workload
 from prefect_rlhf.placement.graph import Call, DataflowGraph
-from prefect_rlhf.placement.plan import ExecutionPlan, trained_instance
+from prefect_rlhf.placement.models.engine_constants import MAIN_WEIGHT_BYTES
+from prefect_rlhf.placement.plan import ExecutionPlan, ModelInstance, trained_instance
 from prefect_rlhf.placement.rows.moves import placed_moves
 from prefect_rlhf.placement.rows.partition import Part
 
-_SLOWED_MOVES = Transfer | Reallocate | HostCopy | Checkpoint
+_SLOWED_MOVES = Transfer | Reallocate | Follow | HostCopy | Checkpoint
 """Moves for which a profile knows how they share their hosts: none that goes to disk."""
 
 
@@ -129,6 +131,8 @@ class NodeCosts:
                 sizes = self._sizes(source.role)
                 moved = reallocation_seconds(source, target, sizes, self.sources.links(node.meshes))
                 return Seconds(transfer=moved, call=self.sources.taken_seconds(target, sizes))
+            case Follow(source, target):
+                return self._follow(node, source, target)
             case HostCopy(instance, part):
                 written = isinstance(node.work, Reload) and part == "all" and node.work.copies
                 return Seconds(
@@ -144,6 +148,15 @@ class NodeCosts:
                 return Seconds()
             case _:
                 assert_never(node.work)
+
+    def _follow(self, node: Node, source: ModelInstance, target: ModelInstance) -> Seconds:
+        """The seconds of a move, and of reading and writing the averages in the memory of the fullest device."""
+        sizes, own, links = self._sizes(source.role), self._sizes(target.role), self.sources.links(node.meshes)
+        touched = own.most_trained(target.strategy) * (2 * MAIN_WEIGHT_BYTES + own.item + sizes.item)
+        return Seconds(
+            transfer=reallocation_seconds(source, target, sizes, links) + links.seconds(touched, "device"),
+            call=self.sources.taken_seconds(target, own),
+        )
 
     def _call(self, call: Call, part: Part) -> Seconds:
         """The time of a call's part in seconds: as a separate call, but no less than its share of the whole call.

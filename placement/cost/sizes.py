@@ -18,9 +18,17 @@ from prefect_rlhf.placement.graph import DataflowGraph
 from prefect_rlhf.placement.layout.layout import stages
 from prefect_rlhf.placement.models.engine_constants import ADAM_BYTES, ITEM_BYTES, MAIN_WEIGHT_BYTES
 from prefect_rlhf.placement.models.layer_adapter import LayerAdapter, LayerElements
-from prefect_rlhf.placement.models.model import NO_BIASES, QUERY_BIASES, Dtype, Head, ModelSpec, TransformerShape
+from prefect_rlhf.placement.models.model import (
+    NO_BIASES,
+    QUERY_BIASES,
+    Dtype,
+    FollowSpec,
+    Head,
+    ModelSpec,
+    TransformerShape,
+)
 from prefect_rlhf.placement.models.weights import Parameter, further_parameters
-from prefect_rlhf.placement.plan import EngineKind, ExecutionPlan, ModelInstance, device_coordinates, trained_instance
+from prefect_rlhf.placement.plan import EngineKind, ExecutionPlan, ModelInstance, device_coordinates, stored_instance
 
 
 @hashed_once
@@ -30,7 +38,8 @@ class ModelSizes(HashedOnce):
 
     With experts, `inner` is the width of an expert; a dense model has no experts. `further` and `frozen` are parameters
     of parts other than the trunk, the heads and the adapter; a train_step does not write `frozen` parameters. With an
-    `adapter` it writes that, a scalar head and `further` parameters, and no others.
+    `adapter` it writes that, a scalar head and `further` parameters, and no others. A model that `follows` another is
+    written as if it were trained.
     """
 
     hidden: int
@@ -52,6 +61,7 @@ class ModelSizes(HashedOnce):
     further: tuple[Parameter, ...] = ()
     frozen: tuple[Parameter, ...] = ()
     adapter: LayerAdapter | None = None
+    follows: FollowSpec | None = None
 
     @classmethod
     def of(cls, model: ModelSpec) -> ModelSizes:
@@ -60,6 +70,8 @@ class ModelSizes(HashedOnce):
         further, frozen = (further_parameters(model, learning) for learning in (True, False))
         if model.adapter is not None:
             sizes = replace(sizes, adapter=LayerAdapter.of(model))
+        if model.follows is not None:
+            sizes = replace(sizes, follows=model.follows)
         return replace(sizes, further=further, frozen=frozen) if further or frozen else sizes
 
     @classmethod
@@ -97,8 +109,8 @@ class ModelSizes(HashedOnce):
 
     @property
     def base(self) -> ModelSizes:
-        """The sizes of the model without its adapter."""
-        return self if self.adapter is None else replace(self, adapter=None)
+        """The sizes of the model alone, without its adapter."""
+        return self if self.adapter is None and self.follows is None else replace(self, adapter=None, follows=None)
 
     @property
     def item(self) -> int:
@@ -256,6 +268,17 @@ class ModelSizes(HashedOnce):
         """Count the elements that a train_step writes on a device of the stage with most."""
         return max(self.stage_trained(strategy, stage) for stage in (0, strategy.pp - 1))
 
+    def stage_main_bytes(self, strategy: Strategy, stage: int) -> int:
+        """Return the bytes of the float32 main weights that a follower keeps on a device of a pipeline stage."""
+        keeps = self.follows is not None and self.follows.has_main_weights(self.dtype)
+        return self.stage_trained(strategy, stage) * MAIN_WEIGHT_BYTES if keeps else 0
+
+    def largest_moved(self, tp: int) -> int:
+        """Count the elements, on each of tp devices, of the largest weight that a move brings."""
+        if self.adapter is not None:
+            return self.adapter.on(tp).elements
+        return max(-(-self.vocab // tp) * self.hidden, self.layer_matrices // tp, self.layer_experts // tp)
+
     def stage_experts(self, strategy: Strategy, stage: int) -> int:
         """Count the elements of experts that a device of a pipeline stage holds: of every ep-th, its tp-th part."""
         return self.stage_layers(strategy.pp, stage) * -(-self.layer_experts // (strategy.tp * strategy.ep))
@@ -274,22 +297,30 @@ class ModelSizes(HashedOnce):
 
 
 def copied_bytes(graph: DataflowGraph, plan: ExecutionPlan) -> Counter[Device]:
-    """Add up, device by device, the bytes that a checkpoint of all trained roles copies: the most in host memory.
+    """Add up, device by device, the bytes that a checkpoint of all roles with a state copies: the most in host memory.
 
     Weights that all tensor-parallel devices hold, norms for example, count on each, although a single device writes
     them.
     """
     copied: Counter[Device] = Counter()
     for model in graph.models:
-        instance = trained_instance(graph, plan, model.role)
+        instance = stored_instance(graph, plan, model.role)
         if instance is not None:
             copied.update(instance_copied_bytes(instance, ModelSizes.of(model)))
     return copied
 
 
 def instance_copied_bytes(instance: ModelInstance, sizes: ModelSizes) -> dict[Device, int]:
-    """Return, by device, the bytes that a trained instance's ranks copy: main weights and moments, over replicas."""
+    """Return, by device, the bytes that a trained instance's ranks copy: main weights and moments, over replicas.
+
+    A follower's weights are copied from its first replica, and have no moments.
+    """
     strategy, per_element = instance.strategy, MAIN_WEIGHT_BYTES + ADAM_BYTES
+    if sizes.follows is not None:
+        return {
+            device: sizes.stage_trained(strategy, at.pp) * MAIN_WEIGHT_BYTES if at.dp < strategy.ep else 0
+            for device, at in device_coordinates(instance)
+        }
 
     @cache
     def elements(stage: int) -> int:

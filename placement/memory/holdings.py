@@ -95,10 +95,15 @@ def kept_bytes(
     def of_cache(rows: int, stage: int) -> Kept:
         whole = whole_cache_bytes(rows, max_length, ModelSizes.of(model), instance.strategy.tp)
         kept = _vllm(model, instance.strategy, whole if cache_bytes is None else cache_bytes, backend)
-        return tuple((what, size) for what, size in kept if size)
+        return tuple((what, size) for what, size in (*kept, main(stage)) if size)
 
     def of_stage(_: int, stage: int) -> Kept:
-        return tuple((what, size) for what, size in _megatron(model, instance, stage, trained, elsewhere) if size)
+        kept = _megatron(model, instance, stage, trained, elsewhere)
+        return tuple((what, size) for what, size in (*kept, main(stage)) if size)
+
+    def main(stage: int) -> tuple[str, int]:
+        sizes = ModelSizes.of(model).held_by(instance.engine)
+        return "main weights", sizes.stage_main_bytes(instance.strategy, stage)
 
     if TRAITS[instance.engine].paged_cache:
         return spread_by_replica(instance, per_node, most_rows(instance, calls, node_speeds), of_cache)

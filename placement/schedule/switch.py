@@ -8,7 +8,7 @@ from prefect_rlhf.placement.cost.sizes import ModelSizes, instance_copied_bytes
 from prefect_rlhf.placement.cost.sources import CostSources
 from prefect_rlhf.placement.engine_traits import TRAITS
 from prefect_rlhf.placement.graph import DataflowGraph
-from prefect_rlhf.placement.plan import EngineKind, ExecutionPlan, trained_instance
+from prefect_rlhf.placement.plan import EngineKind, ExecutionPlan, has_state
 from prefect_rlhf.placement.plans.switch import closed_instances
 
 NOT_MEASURED: Mapping[EngineKind, float] = MappingProxyType({})
@@ -32,7 +32,7 @@ def switch_seconds(
         sizes, strategy = ModelSizes.of(graph.model(instance.role)), instance.strategy
         seconds += starts.get(instance.engine, TRAITS[instance.engine].start_seconds)
         weights = sizes.held_by(instance.engine).fullest_stage_parameters(strategy) * sizes.item
-        if instance == trained_instance(graph, other, instance.role):
+        if has_state(graph, other, instance):
             state, own = max(instance_copied_bytes(instance, sizes).values()), sizes.most_trained(strategy) * sizes.item
             seconds += host_seconds(2 * own + state, sources.links((instance.mesh,)))
             weights -= own  # a base is read

@@ -16,6 +16,7 @@ from prefect_rlhf.placement.cost.paged_cache import expected_cache_bytes, gib_ab
 from prefect_rlhf.placement.cost.sizes import ModelSizes
 from prefect_rlhf.placement.cost.uneven import different_works, least_cost
 from prefect_rlhf.placement.cost.workload import CallWork
+from prefect_rlhf.placement.devices.axes import WITHIN_NODES
 from prefect_rlhf.placement.devices.mesh import DeviceMesh
 from prefect_rlhf.placement.devices.strategy import Strategy, strategies
 from prefect_rlhf.placement.engine_traits import TRAITS, engines_of, has_not_slept
@@ -230,12 +231,13 @@ def _resident(call: Call, context: CostContext) -> Iterator[list[Candidate]]:
 
 
 def strategies_within_nodes(mesh: DeviceMesh) -> Iterator[Strategy]:
-    """Yield strategies whose tensor-parallel groups stay on a node: ReaL (section 8.2) leaves out the others too.
+    """Yield strategies that keep groups which communicate in each layer on a node: ReaL (section 8.2) does, too.
 
     >>> [str(strategy) for strategy in strategies_within_nodes(DeviceMesh(0, 2, 0, 1))]
     ['dp2', 'pp2']
     """
-    return (strategy for strategy in strategies(mesh.num_devices) if strategy.tp <= mesh.devices_per_node)
+    every = strategies(mesh.num_devices)
+    return (each for each in every if all(each.span(axis) <= mesh.devices_per_node for axis in WITHIN_NODES))
 
 
 def pareto_front(candidates: Iterable[Candidate]) -> list[Candidate]:
