@@ -20,8 +20,10 @@ class ModelFields(BaseModel):
     """Fields of Model and a ModelBlock."""
 
     path: PathText = Field(description=PATH)
-    head: Head = Field("lm", description="lm predicts tokens, scalar a number per token, lm+scalar both.")
-    dtype: Dtype = Field("bfloat16", description="Compute format; with bfloat16 main weights are float32.")
+    head: Head = Field("lm", description="lm predicts tokens, scalar predicts a number per token, lm+scalar does both.")
+    dtype: Dtype = Field(
+        "bfloat16", description="Number format for computing; with bfloat16, main weights are float32."
+    )
     new_head: bool = Field(False, description="Start with an untrained scalar head if the folder lacks a head.")
     eos_token: str | None = Field(
         None,
@@ -30,7 +32,7 @@ class ModelFields(BaseModel):
         description="Text of the token that ends an answer; if empty, the chat template decides.",
     )
     chat_template: PathText | None = Field(
-        None, min_length=1, description="File of a chat template, such as tools.jinja; if empty, that of the folder."
+        None, min_length=1, description="File with a chat template, such as tools.jinja; if empty, the folder's own."
     )
     adapter: Adapter | None = Field(
         None, description="LoRA: train thin matrices beside frozen weights; empty: train all weights."

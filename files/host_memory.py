@@ -8,7 +8,7 @@ PROC, CGROUPS = Path("/proc"), Path("/sys/fs/cgroup")
 
 @dataclass(frozen=True, slots=True)
 class FreeMemory:
-    """`num_bytes` that processes may take now, and what limits them, for people."""
+    """How many bytes processes may take now (`num_bytes`), and what limits them, for people."""
 
     num_bytes: int
     limit: str

@@ -83,7 +83,9 @@ class Sampling(Settings):
     top_p: float = Field(1.0, ge=0.001, le=1, description="Nucleus sampling; 1 keeps the whole distribution.")
     stop_at_eos: bool = Field(True, description="End a response at the end-of-sequence token.")
     top_k: int = Field(0, ge=0, le=1 << 24, description="Sample among this many likeliest tokens; 0 is all.")
-    min_p: float = Field(0.0, ge=0, le=1, description="Least probability of a token, as a share of the highest.")
+    min_p: float = Field(
+        0.0, ge=0, le=1, description="Lowest probability that a token may have, as a share of the highest."
+    )
     stop: tuple[StopString, ...] = Field(
         (),
         strict=False,
@@ -111,7 +113,7 @@ class Sampling(Settings):
         return self
 
     def greedy(self) -> Sampling:
-        """Return the same settings, but always taking the likeliest token."""
+        """Return settings with the same lengths and stops that always take the likeliest token."""
         return self.model_copy(update={"temperature": 0.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0})
 
 
@@ -119,7 +121,7 @@ class Optimizer(Settings):
     """AdamW with a linear warm-up, followed by a learning rate schedule."""
 
     lr: float = Field(1e-5, gt=0, le=10, description="Learning rate.")
-    head_lr: float | None = Field(None, gt=0, le=10, description="Learning rate of a scalar head; empty: the same.")
+    head_lr: float | None = Field(None, gt=0, le=10, description="Learning rate for a scalar head; empty: the same.")
     betas: tuple[Decay, Decay] = Field((0.9, 0.95), strict=False, description="Decay of the two moments.")
     eps: float = Field(1e-8, gt=0, le=1, description="Added to the root of the second moment.")
     weight_decay: float = Field(0.0, ge=0, le=10, description="Decoupled weight decay.")
@@ -130,7 +132,7 @@ class Optimizer(Settings):
         None,
         ge=1,
         le=MOST_UPDATES,
-        description="Optimizer steps until the rate has fallen; empty: all steps of the run.",
+        description="Optimizer steps until the rate has fallen; empty: the whole run.",
     )
     min_lr_ratio: float = Field(0.0, ge=0, lt=1, description="Final learning rate, as a share of lr.")
 

@@ -18,7 +18,7 @@ MOST_NUMBER = 1e30
 MOST_NUMBERS = 64
 """Other numbers of a row."""
 LONGEST_NAME = 100
-"""Characters of the name of another number."""
+"""Longest name of another number, in characters."""
 SCORES = f"a number from {-MOST_SCORE:g} to {MOST_SCORE:g}"
 """What a score may be, in messages."""
 

@@ -95,7 +95,7 @@ class RunInputs:
         return replace(self, checked_rows=checked, checked_items=items_of)
 
     def warnings(self) -> tuple[str, ...]:
-        """Return lines for the log about what the tokens of the rows do not show."""
+        """Return log lines about facts that the rows' tokens do not show."""
         return tuple(line for source in self.sources.values() for line in source.warnings())
 
     @property

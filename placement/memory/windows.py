@@ -14,7 +14,7 @@ from prefect_rlhf.placement.plan import ModelInstance, OffloadPart
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """The time from the reload of a part of an instance to its offload, by position in the graph; None: to the end."""
+    """From a part's reload to its offload, by position in the graph; None: to the end."""
 
     instance: ModelInstance
     part: OffloadPart

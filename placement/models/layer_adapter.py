@@ -38,7 +38,7 @@ class LayerAdapter:
 
     @classmethod
     def of(cls, model: ModelSpec) -> LayerAdapter | None:
-        """Return the adapter of a layer of a model; None for a model without an adapter."""
+        """Return the adapter of a model's layer; None for a model without an adapter."""
         if model.adapter is None:
             return None
         return cls(tuple(parameter for parameter in parts(model)["adapter"] if parameter.layer == 0))

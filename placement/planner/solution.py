@@ -139,7 +139,7 @@ def solutions(
     method: Method = "exact",
     name: str = "auto",
 ) -> Iterator[ExecutionPlan]:
-    """Search a problem in ever smaller shares of the memory, each with its part of the budget; yield what is found."""
+    """Search a problem in ever smaller shares of the memory, each with its part of the budget; yield plans found."""
     for share in shares:
         part = budget.times(1 / len(shares))
         result = search(problem.with_memory(share).problem, part.seconds, method, max_evaluations=part.evaluations)

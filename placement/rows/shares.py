@@ -53,7 +53,7 @@ class RowShare(HashedOnce):
         return rows if self.rows_each == 1 else tuple(dict.fromkeys(row // self.rows_each for row in rows))
 
     def mini_batches(self, told: ToldByCall | None = None) -> tuple[RowIndices, ...]:
-        """Return its rows of each mini-batch of its partition; see `rows`."""
+        """Return its rows in each mini-batch of its partition; see `rows`."""
         generate, choice = self.partition.lengths_of, self.partition.kept_by
         lengths = None if told is None or generate is None else told[generate]
         kept = None if told is None or choice is None else told[choice]

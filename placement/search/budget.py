@@ -1,4 +1,4 @@
-"""Budgets: how long a search may last, in evaluations or in seconds of processor time.
+"""Budgets: how long a search may last, in evaluations or in processor time.
 
 Evaluations are bounds and schedules of plans. They are the default: the same question then has the same answer on any
 machine and at any load. Seconds end a search on time, wherever it is then.

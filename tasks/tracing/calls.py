@@ -1,6 +1,6 @@
-"""The functions of a flow body, except select: generate, inference, score, compute and train_step.
+"""The functions of a flow body, except select: generate, inference, score, compute, train_step and follow.
 
-Each adds a call to the traced graph and returns a handle of the call's result.
+Each but the last adds a call to the traced graph and returns a handle of the call's result.
 
 >>> from prefect_rlhf.tasks.tracing.calls import generate
 >>> generate(None, None)
@@ -18,7 +18,7 @@ from typing import Any
 
 from prefect_rlhf.errors.errors import GraphError, InvalidInput
 from prefect_rlhf.placement.graph import Call, Operation, Term
-from prefect_rlhf.placement.models.model import OptimizerSpec
+from prefect_rlhf.placement.models.model import FollowSpec, OptimizerSpec
 from prefect_rlhf.placement.row_set import RowLimit, RowSet
 from prefect_rlhf.tasks.host_rewards import HostRewards
 from prefect_rlhf.tasks.play import Play
@@ -339,6 +339,33 @@ def train_step(
         setting = trace.settings_of("mini_batches", update.mini_batches) or f"update.mini_batches of {name}"
         raise InvalidInput(setting, update.mini_batches, expected)
     trace.add(call)
+
+
+@naming_arguments
+def follow(model: object, leader: object, *, every: int = 1, share: float = 1.0) -> None:
+    """Let a model follow a trained one: after every `every` steps it becomes (1 - share) itself + share `leader`.
+
+    With share 1 it becomes a copy. A body states it after the leader's train_step. Calls before it in the body use the
+    version of earlier steps, calls after it and evaluation the newest. The average is of compute weights, in float32.
+
+    If the leader has an adapter, the model gets an adapter of its own, which begins as the leader's does. Then A and B
+    are averaged, each by itself, and the base stays.
+    """
+    trace = current_trace("follow")
+    role, leading = trace.role(model, "follow"), trace.role(leader, "follow")
+    where = f"flow {trace.flow}: follow({role}, {leading})"
+    if role == leading:
+        raise GraphError(f"{where}: got the same model twice, expected a second one, which follows the first")
+    if role in trace.follows:
+        raise GraphError(f"{where}: {role} follows {trace.follows[role].leader} already; a model follows a single one")
+    if every is None:
+        raise GraphError(f"{where}: got every=None, expected a whole number of at least 1 (steps)")
+    check_whole(where, "every", every, "steps from version to version", 1)
+    check_number(where, "share", share)
+    if not 0 < share <= 1:
+        raise GraphError(f"{where}: got share={share!r}, expected more than 0, at most 1 (a copy of {leading})")
+    after = trace.calls[-1].name if trace.calls else ""
+    trace.follows[role] = FollowSpec(leading, every, float(share), after)
 
 
 def _check_losses(trace: Trace, losses: object, name: str) -> Terms:

@@ -420,6 +420,22 @@ def test_a_moved_model_is_no_other_model(parameters, stored, tmp_path):
     assert (ready.augmented.finished, ready.request.checkpoint.step) == (HALF, HALF)
 
 
+def test_another_frozen_model_is_refused_before_a_device_is_used(parameters, half, tmp_path):
+    """By a matrix of its first layer or of its last; the same weights in another folder and file are no other model."""
+    changes = {"resume_from": str(half), "plan": "flattening"}
+    for name, changed in (("first", "model.layers.0."), ("last", "model.layers.3."), ("same", "none")):
+        folder = shutil.copytree(parameters["ref"]["path"], tmp_path / name)
+        weights = load_file(folder / "model.safetensors")
+        weights |= {key: value + 1e-3 for key, value in weights.items() if key.startswith(changed)}
+        save_file(weights, folder / "model.safetensors", {"format": "pt"})
+        ref = {"ref": parameters["ref"] | {"path": str(folder)}}
+        if name == "same":
+            assert decided(parameters, **changes, **ref).request.checkpoint.step == HALF
+        else:
+            with pytest.raises(InvalidInput, match=r"other weights of ref', expected the weights in "):
+                decided(parameters, **changes, **ref)
+
+
 def ends_before_any_task_run(parameters, folder, **changes):
     """The message of a run that ended while its models were built."""
     state = run(parameters, "one", num_devices=1, output_dir=str(folder), **changes)
@@ -428,8 +444,8 @@ def ends_before_any_task_run(parameters, folder, **changes):
     return state.message
 
 
-def test_other_weights_of_a_frozen_model_are_refused(parameters, half, tmp_path):
-    """Of the same shape: only the fingerprint tells."""
+def test_a_single_other_weight_of_a_frozen_model_is_refused_when_it_is_built(parameters, half, tmp_path):
+    """Only the fingerprint of the whole tells."""
     other = shutil.copytree(parameters["reward"]["path"], tmp_path / "other")
     weights = load_file(other / "model.safetensors")
     weights["score.weight"][0, 5] += 1e-3

@@ -48,7 +48,7 @@ class Pace:
     tokens: float
 
     def at(self, tokens: float) -> float:
-        """Return the seconds of a step with so many trained tokens, in proportion; without a count, those of a step."""
+        """Return the step time for this many trained tokens, in proportion; without a count, the mean step time."""
         return self.seconds * tokens / self.tokens if tokens and self.tokens else self.seconds
 
 

@@ -21,6 +21,7 @@ from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.placement.augmented.priority import CallPriorities
 from prefect_rlhf.placement.augmented.reallocations import trained_behind
 from prefect_rlhf.placement.cost.sizes import ModelSizes
+from prefect_rlhf.placement.devices.axes import AXES, WITHIN_NODES
 from prefect_rlhf.placement.devices.mesh import DeviceMesh
 from prefect_rlhf.placement.graph import Call, DataflowGraph, VersionEdge
 from prefect_rlhf.placement.layout.sharing import storage_name
@@ -129,7 +130,7 @@ class PlanSpace:
             "numbers of micro-batches between powers of two, and sizes of vLLM's cache between those tried",
             "orders of a trained model's devices",
             "parts of a plan that would not fit without them",
-            "tensor parallelism across nodes" if several_nodes else "",
+            *(f"{AXES[axis].title} across nodes" for axis in WITHIN_NODES if several_nodes),
             self.context.space.left_out,
         )
         return "; ".join(part for part in parts if part)

@@ -98,7 +98,7 @@ def _in_parts(planned: PlannedCall, space: PlanSpace, most_seconds: float) -> Pl
 
 
 def _least_seconds(call: Call, kind: Placement, context: CostContext) -> float:
-    """Return the least seconds of two or more parts over all micro-batches, with room in the cache for all rows."""
+    """Return the least seconds of two or more parts over all micro-batches, if the cache has room for all rows."""
     groups = num_groups(context.graph, call)
     counts = [count for count in range(2, groups + 1) if groups % count == 0]
     ways = list(in_micro_batches(call, kind, context))
@@ -117,7 +117,7 @@ def _least_seconds(call: Call, kind: Placement, context: CostContext) -> float:
 
 
 def seconds_in_parts(call: Call, placement: Placement, parts: int, context: CostContext) -> float:
-    """Return the seconds of all parts of a call, each a call of its own, without the cost of new weights."""
+    """Return the time of all parts of a call, each as a separate call, without the cost of new weights; in seconds."""
     work = _work_of_part(call, parts, context.question.workload)
     return parts * seconds_of(work, context.works(call).sizes, placement, context)
 

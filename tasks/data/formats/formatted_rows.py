@@ -86,7 +86,7 @@ class FormattedRows:
         return MadeColumn(column, made.is_messages, kind)
 
     def read(self, name: str, rows: Sequence[int]) -> list[Any]:
-        """Return the values of some rows of a column, with turns as messages."""
+        """Return a column's values for some rows, with turns as messages."""
         made = self.found.makes.get(name)
         if made is not None:
             return self._make(made, rows)

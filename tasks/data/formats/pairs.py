@@ -68,7 +68,7 @@ def pair_of_texts(where: str, chosen: Any, rejected: Any) -> tuple[str, Any, Any
 
 
 def _whole_words(shared: str, chosen: str, rejected: str) -> int:
-    """Return the length of the part of a shared beginning that ends before a space or after a whole word."""
+    """Return how much of a shared beginning ends before a space or after a whole word, in characters."""
     length = len(shared)
     inside = any(text[length : length + 1].isalnum() for text in (chosen, rejected))
     while inside and length and shared[length - 1].isalnum():

@@ -197,7 +197,7 @@ class Reward(Settings):
 
     batch_size: int = Field(16, ge=1, le=MOST_ROWS, description="Pairs in each step.")
     centering: float = Field(
-        0.0, ge=0, le=1e6, description="Weight of the squared sum of a pair's scores; holds them near 0."
+        0.0, ge=0, le=1e6, description="Weight of the squared sum of a pair's scores; keeps scores near 0."
     )
     evaluate_every: int = Field(20, ge=1, le=MOST_STEPS, description="Steps between evaluations on the held-out pairs.")
     update: Update = Field(default=Update(), description="Epochs and mini-batches of a train_step.")

@@ -22,7 +22,9 @@ has no lower bound, as in the paper, and the upper bound of Khatri et al. 2025 (
 class KLTerm(Settings):
     """How an algorithm without a critic uses the KL to the reference model. Estimators are Schulman's (2020)."""
 
-    coefficient: float = Field(0.04, ge=0, le=1e6, description="Weight of a nat of KL; 0 needs no reference model.")
+    coefficient: float = Field(
+        0.04, ge=0, le=1e6, description="Weight per nat of KL; with 0 you need no reference model."
+    )
     estimator: Estimator = Field(
         "k3", description="Per token: k1 is the log-ratio, k2 half its square, k3 never negative and unbiased."
     )
@@ -37,7 +39,7 @@ class KLTerm(Settings):
 
     @model_validator(mode="after")
     def _zero_has_no_kl(self) -> KLTerm:
-        """Refuse what a coefficient of 0 leaves without effect."""
+        """Refuse settings that a coefficient of 0 leaves without effect."""
         for name in ("estimator", "place"):
             if self.coefficient == 0 and getattr(self, name) != type(self).model_fields[name].default:
                 raise not_used(name, "a coefficient of 0 has no KL", "set coefficient above 0")

@@ -37,12 +37,12 @@ class SafeRLHF(PPO):
 
     limit: float = Field(0.0, ge=-1e6, le=1e6, description="Highest mean cost of a response, in the cost's own units.")
     lagrange: Lagrange = Field(default=Lagrange(), description="How the multiplier follows the cost.")
-    ptx: float = Field(0.1, gt=0, le=1e6, description="Weight of the likelihood of the rows of `pretrain`.")
-    ptx_batch_size: int = Field(16, ge=1, le=MOST_ROWS, description="Rows of `pretrain` in each step.")
-    normalise_scores: Literal[False] = Field(False, description="Off: a limit is in the units of the costs.")
-    score_clip: None = Field(None, description="Off: a limit is in the units of the costs.")
+    ptx: float = Field(0.1, gt=0, le=1e6, description="Weight of the likelihood of `pretrain` rows.")
+    ptx_batch_size: int = Field(16, ge=1, le=MOST_ROWS, description="`pretrain` rows in each step.")
+    normalise_scores: Literal[False] = Field(False, description="Off: the limit is in the cost's own units.")
+    score_clip: None = Field(None, description="Off: the limit is in the cost's own units.")
     cost_critic_optimizer: Optimizer = Field(
-        default=Optimizer(lr=2e-5, head_lr=1e-3), description="Optimizer of the value model of costs."
+        default=Optimizer(lr=2e-5, head_lr=1e-3), description="Optimizer for the cost's value model."
     )
 
     @model_validator(mode="after")

@@ -22,7 +22,7 @@ KL_METRICS = ("kl_per_token", "kl")
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """Why a step has no gradient, and what a person can do."""
+    """Why a step has no gradient, and what you can do about it."""
 
     words: str
     remedy: str

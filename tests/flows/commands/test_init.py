@@ -78,7 +78,7 @@ def test_a_kind_that_this_machine_lacks_costs_a_line_and_writes_nothing(tmp_path
     assert "kind: got 'cuda', expected cpu" in line and list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.all  # tests/test_docs.py runs these commands of the README
+@pytest.mark.all  # tests/house/test_docs.py runs these commands of the README
 def test_its_flow_dry_runs_on_its_parameters(folder):
     """In a process of its own: a page of the docs shows the same algorithm, and a process may define one once."""
     words = ["run", "my_reinforce.py:reinforce", "--parameters", "parameters.yaml", "--devices", "2", "--dry-run"]

@@ -9,7 +9,7 @@ import pytest
 
 from tests.house import ROOMS
 
-TESTS = Path(__file__).parent
+TESTS = Path(__file__).parents[1]
 PROJECT = TESTS.parent
 MARK = "pytest.mark."
 FEWEST_FILES = {"files": 2, "errors": 1}

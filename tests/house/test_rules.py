@@ -8,7 +8,7 @@ import pytest
 
 from tests.house import ROOMS, files
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "CONTRIBUTING.md").read_text()
 RULES = [line.strip("|").rpartition(" | ") for line in PAGE.splitlines() if line.startswith("| ") and "::" in line]
 CHANGELOG_LINES = 40

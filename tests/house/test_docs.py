@@ -17,6 +17,7 @@ from prefect.cli._app import _app as prefect_cli
 from prefect.flows import load_flow_from_entrypoint
 from prefect.utilities.callables import parameter_schema
 from prefect.utilities.schema_tools import validate
+from test_first_screen import first_screen
 
 from benchmarks.demo.__main__ import ACTIONS
 from prefect_rlhf.blocks.cluster import Cluster
@@ -43,10 +44,9 @@ from tests import runs, vocabulary
 from tests.door import public_names
 from tests.finished_steps import write_checkpoint
 from tests.migrated_database import put_database
-from tests.test_first_screen import first_screen
 from tests.tiny import make_model, make_pairs, make_prompts
 
-PROJECT = Path(__file__).parents[1]
+PROJECT = Path(__file__).parents[2]
 PAGES = [PROJECT / "README.md", *sorted((PROJECT / "docs").glob("*.md"))]
 BLOCK = re.compile(r"^( *)```(\w+)([^\n]*)\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
 PPO = PROJECT / "docs" / "examples" / "ppo.yaml"
