@@ -70,7 +70,7 @@ class PlanAnswer:
 
     @cached_property
     def speeds(self) -> Mapping[str, CallSpeed]:
-        """The speed of each call of the plan, by its name."""
+        """Each call's speed under the plan, by the call's name."""
         return self._speeds(self.planned.estimate)
 
     @cached_property
@@ -110,7 +110,7 @@ class PlanAnswer:
 
     @cached_property
     def details(self) -> Sequence[Section]:
-        """What stands behind the answer: the question, the assumptions, the proof, every call, and the memory."""
+        """The answer's background: the question, the assumptions, the proof, every call, and the memory."""
         given, assumed = self.given, assumptions(self.question, self.states_imbalance)
         sections = [
             Section("Question", question_text(self.question)),
@@ -204,7 +204,7 @@ class PlanAnswer:
         return files
 
     def text(self) -> str:
-        """Return the answer for a terminal; with what stands behind it if it `is_explained`."""
+        """Return the answer for a terminal; if it `is_explained`, with its proof."""
         shown = [*self.sections, *(self.details if self.is_explained else ())]
         return "\n\n".join(section.text for section in shown)
 
@@ -311,6 +311,9 @@ def question_text(question: Question) -> str:
 
 
 def _trained(model: ModelSpec, graph: DataflowGraph) -> str:
+    if model.follows is not None:
+        own = f"adapter of rank {model.adapter.rank}, " if model.adapter is not None else ""
+        return f"{own}follows {model.follows.leader}"
     if model.adapter is not None:
         kept = "" if graph.trained_by(model.role) else ", not trained"
         return f"adapter of rank {model.adapter.rank}{kept}"

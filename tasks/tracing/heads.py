@@ -31,7 +31,7 @@ def check_new_heads(graph: DataflowGraph) -> DataflowGraph:
     for model in graph.models:
         trainer = graph.trained_by(model.role)
         trained = _heads(graph, trainer.name) if trainer else set()
-        if model.new_head and "scalar" in model.head and "scalar" not in trained:
+        if model.new_head and "scalar" in model.head and "scalar" not in trained and not model.follows:
             expected = f"false: no train_step trains the head of {model.role}, so every row would score its initial 0"
             raise InvalidInput(f"{model.role}.new_head", True, expected)
     return graph
@@ -40,14 +40,15 @@ def check_new_heads(graph: DataflowGraph) -> DataflowGraph:
 def check_adapters(graph: DataflowGraph) -> DataflowGraph:
     """Return the graph. Raises InvalidInput for a new adapter that nothing trains: the model would be its base."""
     for model in graph.models:
-        if model.adapter is not None and not model.adapter.path and graph.trained_by(model.role) is None:
+        is_written = graph.trained_by(model.role) is not None or model.follows is not None
+        if model.adapter is not None and not model.adapter.path and not is_written:
             expected = f"no adapter, or adapter.path: no train_step trains {model.role}, so a new one would stay zero"
             raise InvalidInput(f"{model.role}.adapter", f"rank {model.adapter.rank}", expected)
     return graph
 
 
 def adapter_remarks(graph: DataflowGraph) -> tuple[str, ...]:
-    """Return a line for the log for each adapter that is trained: its learning rate is one of full training."""
+    """Return a log line for each trained adapter: its learning rate is one for full training."""
     trained = (model for model in graph.models if model.adapter is not None and graph.trained_by(model.role))
     return tuple(
         f"{model.role} trains an adapter at a learning rate of {model.optimizer.lr:g}; about ten times the rate of "

@@ -11,6 +11,7 @@ import pytest
 
 from benchmarks.beside_trl import grpo_step, ppo_step
 from benchmarks.beside_trl.grpo_work import GRPOWork
+from benchmarks.beside_trl.lora_work import LoraWork
 from benchmarks.beside_trl.play_work import PlayWork
 from benchmarks.beside_trl.ppo_work import PPOWork
 from benchmarks.beside_trl.step_sides import python_path, trl_folder
@@ -71,7 +72,13 @@ SMALLEST = {
         "--pretend --half ours --half profile --steps 2 --out {home}/one_gpu",
         "ours ratio record size trl",
     ),
+    "beside_trl.lora_step": (
+        f"--only ours --rank 4 --steps 1 --batch-size 2 --samples 4 --response-tokens 4 {TINY}",
+        "adapter_bytes certified_bytes certified_over_measured device_bytes device_bytes_share fingerprint_share "
+        "orchestration_share ours_seconds ours_seconds_per_call reallocation_bytes",
+    ),
     "beside_trl.our_grpo": ("{grpo_work}", MEASURED),
+    "beside_trl.our_lora": ("{lora_work}", MEASURED),
     "beside_trl.our_ppo": ("{ppo_work}", MEASURED),
     "beside_trl.play_step": (
         "--only ours --batch-size 1 --samples 2 --turns 2 --response-tokens 2 --model {home}/models/smollm2",
@@ -139,6 +146,7 @@ SMALLEST = {
         "copy digest first_copy least products rest step",
     ),
     "beside_trl.trl_grpo": ("{grpo_work}", MEASURED),
+    "beside_trl.trl_lora": ("{lora_work}", MEASURED),
     "beside_trl.trl_play": ("{play_work}", MEASURED),
     "beside_trl.trl_ppo": ("{ppo_work}", MEASURED),
 }
@@ -148,6 +156,7 @@ SMALLEST = {
 
 TRL_VERSIONS = {
     "beside_trl.trl_grpo": grpo_step.TRL_VERSION,
+    "beside_trl.trl_lora": grpo_step.TRL_VERSION,
     "beside_trl.trl_play": grpo_step.TRL_VERSION,
     "beside_trl.trl_ppo": ppo_step.TRL_VERSION,
 }
@@ -211,6 +220,7 @@ def test_a_benchmark_ends_with_one_line_of_json(name, home):
     works = {
         "ppo_work": PPOWork(**files, batch_size=8, response_tokens=4, steps=1),
         "grpo_work": GRPOWork(**files, batch_size=2, samples=4, response_tokens=4, steps=1, mini_batches=2),
+        "lora_work": LoraWork(**files, batch_size=2, samples=4, response_tokens=4, steps=1, rank=4),
         "play_work": PlayWork(**files, batch_size=1, samples=2, turns=2, response_tokens=2),
     }
     texts = {key: json.dumps(asdict(work), separators=(",", ":")) for key, work in works.items()}

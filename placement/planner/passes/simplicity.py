@@ -77,7 +77,7 @@ def simplest(
 
 
 def nearly(least: float, at_most: float, share: float = NEARLY) -> float:
-    """Return the seconds of which an answer takes no more, if the fastest plan takes `least`."""
+    """Return how long an answer may take, in seconds, if the fastest plan takes `least`."""
     return max(least, min(least * (1 + share), at_most))
 
 

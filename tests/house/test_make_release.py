@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-RELEASE = runpy.run_path(str(Path(__file__).parents[1] / ".ci" / "release.py"))
+RELEASE = runpy.run_path(str(Path(__file__).parents[2] / ".ci" / "release.py"))
 MAKEFILE = "dist:\n\tmkdir -p dist && cp pyproject.toml dist/\n"
 FILES = {
     "pyproject.toml": '[project]\nname = "some"\nversion = "0.1.0"\n\n[tool.other]\nversion = "7"\n',

@@ -14,7 +14,7 @@ from tests.house import files
 
 pytestmark = pytest.mark.quick
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 NAMES = frozenset(get_args(EngineKind))
 OWN_PLACES = ("placement/engine_traits.py", *(f"engines/{name}/" for name in NAMES))
 NO_ENGINE = {"blocks/worker/configuration.py: word == 'python'"}

@@ -11,7 +11,7 @@ from tests.answers import NOTEBOOK
 from tests.runs import environment
 from tests.tiny import make_model
 
-FOLDER = Path(__file__).parents[1] / "docs" / "notebooks"
+FOLDER = Path(__file__).parents[2] / "docs" / "notebooks"
 TRAINS, READS = "grpo_with_your_reward.ipynb", "results.ipynb"
 LIMIT_SECONDS = 500
 

@@ -9,7 +9,7 @@ import pytest
 
 from tests.house import files
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 QUOTED = re.findall(r"^\| `([^`]+)` \|", (ROOT / "docs" / "troubleshooting.md").read_text(), re.MULTILINE)
 
 

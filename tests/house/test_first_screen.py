@@ -14,7 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-PROJECT = Path(__file__).parents[1]
+PROJECT = Path(__file__).parents[2]
 INSTALL = (PROJECT / "docs" / "install.md").read_text()
 INDEX = re.compile(r" --index-url (\S+)")
 NAMES = ("PYTHONPATH", "VIRTUAL_ENV", "RLHF_LEASE", "RLHF_HOME", "PREFECT_API_URL", "CUDA_VISIBLE_DEVICES")

@@ -1,4 +1,4 @@
-"""The orders that papers report come out of the estimator, in all settings but those that docs/papers.md explains."""
+"""The orders that papers report come out of the estimator, in all settings but a few that its page explains."""
 
 from functools import partial
 from pathlib import Path
@@ -12,7 +12,7 @@ from benchmarks.papers.__main__ import PAPERS, text
 from benchmarks.papers.checks import Comparison
 from tests.cases import first
 
-PAGE = (Path(__file__).parents[1] / "docs" / "papers.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs" / "internals" / "papers.md").read_text()
 DIFFERENT = {"HybridFlow, figure 12: llama-13b on 128 devices", "ReaL, figure 16: most"}
 """Orders that do not come out."""
 

@@ -17,6 +17,7 @@ from prefect.cli._app import _app as prefect_cli
 from prefect.flows import load_flow_from_entrypoint
 from prefect.utilities.callables import parameter_schema
 from prefect.utilities.schema_tools import validate
+from test_first_screen import first_screen
 
 from benchmarks.demo.__main__ import ACTIONS
 from prefect_rlhf.blocks.cluster import Cluster
@@ -43,14 +44,15 @@ from tests import runs, vocabulary
 from tests.door import public_names
 from tests.finished_steps import write_checkpoint
 from tests.migrated_database import put_database
-from tests.test_first_screen import first_screen
 from tests.tiny import make_model, make_pairs, make_prompts
 
-PROJECT = Path(__file__).parents[1]
+PROJECT = Path(__file__).parents[2]
 PAGES = [PROJECT / "README.md", *sorted((PROJECT / "docs").glob("*.md"))]
 BLOCK = re.compile(r"^( *)```(\w+)([^\n]*)\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
 PPO = PROJECT / "docs" / "examples" / "ppo.yaml"
 SERVER = "vllm.entrypoints.openai.api_server"
+SLOWLY = ("run", "evaluate", "chat", "profile")
+"""Commands that import an engine or plan a whole run: tests of runs and of a trained folder start them."""
 FIRST = "first"  # the folder that docs/install.md has `prefect-rlhf init` make
 CLUSTER = ClusterShape("desk", num_nodes=1, devices_per_node=2, device_memory_bytes=8 << 30)
 
@@ -66,7 +68,7 @@ def blocks(language):
 
 
 def commands():
-    """Each command except `cd first`; `make test` runs the first of ours for each command of the program."""
+    """Each command except `cd first`; `make test` runs the first of ours for each quick command of the program."""
     params, ran = [], set()
     for block in blocks("console"):
         if block.id.startswith("will_it_fit.md"):
@@ -78,7 +80,7 @@ def commands():
             if command == f"cd {FIRST}":
                 continue
             named = named_command(shlex.split(command)) if command.startswith("prefect-rlhf") else None
-            marks = [pytest.mark.all] if named in ran else []
+            marks = [pytest.mark.all] if named in {*ran, *SLOWLY} or SERVER in command else []
             params.append(pytest.param(command, id=f"{block.id}-{line.strip()}", marks=marks))
             ran |= {named} if named else set()
     return params
@@ -360,9 +362,17 @@ def test_no_page_is_without_a_reader():
     assert [page.name for page in PAGES[1:] if page != index and f"({page.name})" not in index.read_text()] == []
 
 
+def test_the_readme_prices_a_plan_as_the_page_of_answers_does():
+    """The memory and the dollars of a step, which a test of that page asks for again."""
+    (line,) = re.findall(r"^- \*\*it fits\*\*.*$", (PROJECT / "README.md").read_text(), re.MULTILINE)
+    figures = re.findall(r"[\d.]+ of [\d.]+ GiB|\$[\d.]+(?= a step)", line)
+    answers = (PROJECT / "docs" / "will_it_fit.md").read_text()
+    assert len(figures) == 2 and [figure for figure in figures if figure not in answers] == []
+
+
 def test_the_readme_is_short():
     """The program of the first run is almost half of it."""
-    assert len((PROJECT / "README.md").read_text().splitlines()) <= 95
+    assert len((PROJECT / "README.md").read_text().splitlines()) <= 90
 
 
 def test_a_file_that_pages_name_is_in_the_table_of_files(folder):

@@ -15,7 +15,7 @@ from prefect_rlhf.flows.hardware.installed_engines import PYTHONS
 from tests.pins import FILES, TORCH_ON_CPU, merged
 from tests.pins import PYTHONS as RESOLVED_FOR
 
-PROJECT = Path(__file__).parents[1]
+PROJECT = Path(__file__).parents[2]
 DECLARED = tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]
 EXTRAS = {"": DECLARED["dependencies"], **DECLARED["optional-dependencies"]}
 LEFT_OUT = {"torchvision", "torchaudio", "torchcodec"}

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-PROJECT = Path(__file__).parents[1]
+PROJECT = Path(__file__).parents[2]
 TOOLS = Path(sys.executable).parent
 SCRIPTS = re.compile(r"^```bash\n(#!.*?)^```", re.MULTILINE | re.DOTALL)
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from test_docs import BLOCK
 
 from prefect_rlhf.flows.algorithm.places import ALGORITHMS
 from prefect_rlhf.flows.algorithm.rlhf_flow import find_flow
@@ -14,7 +15,6 @@ from prefect_rlhf.flows.forms.dictionary.answer import answer, every_dialect
 from prefect_rlhf.flows.forms.dictionary.rule import computed
 from prefect_rlhf.flows.forms.unknown_key import has_parameter
 from tests import foreign_tables
-from tests.test_docs import BLOCK
 
 PAGE = foreign_tables.PAGE.read_text()
 NO_PARAMETERS = {"micro_batches", "recompute", "engine", "tp", "actor_train.learning_rate", "metrics.jsonl"}

@@ -17,7 +17,7 @@ from prefect_rlhf.flows.commands.graph import read_graph
 from tests.door import public_names
 from tests.reference import examples, sections
 
-PROJECT = Path(__file__).parents[1]
+PROJECT = Path(__file__).parents[2]
 EXAMPLES = examples()
 
 
