@@ -99,6 +99,7 @@ def test_the_batches_of_rows_that_play_together_do_not_depend_on_delays(folder, 
     assert batches[0] == batches[1] != batches[2]
 
 
+@pytest.mark.all  # the test before has float32
 def test_rows_that_play_together_are_equal_in_bfloat16(folder):
     """Bit for bit, whatever the delays of their tools and the number of workers."""
     engine = build_vllm(folder, dtype="bfloat16")

@@ -221,6 +221,7 @@ def test_a_run_at_a_terminal_shows_few_short_lines(given, tmp_path, monkeypatch,
     assert "than predicted" not in told  # the seconds of CPUs without a profile are a guess
 
 
+@pytest.mark.all  # tests/tasks/running/test_runner.py has Ctrl-C
 def test_ctrl_c_while_a_run_waits_prints_one_line(given, tmp_path):
     with lease(ONE_CPU, 1):
         process = started(given, tmp_path)

@@ -80,6 +80,7 @@ def test_a_mistake_ends_the_run_with_one_line(parameters):
     assert state.message.startswith("InvalidInput: ") and "\n" not in state.message
 
 
+@pytest.mark.all
 def test_a_nan_loss_ends_the_run_and_names_call_and_last_good_checkpoint(parameters, tmp_path, caplog):
     """What was trained before it is whole, and nothing is tried again."""
     turns_nan = find_flow(f"{Path(__file__).with_name('turns_nan.py')}:turns_nan")

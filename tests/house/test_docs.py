@@ -362,6 +362,14 @@ def test_no_page_is_without_a_reader():
     assert [page.name for page in PAGES[1:] if page != index and f"({page.name})" not in index.read_text()] == []
 
 
+def test_the_readme_prices_a_plan_as_the_page_of_answers_does():
+    """The memory and the dollars of a step, which a test of that page asks for again."""
+    (line,) = re.findall(r"^- \*\*it fits\*\*.*$", (PROJECT / "README.md").read_text(), re.MULTILINE)
+    figures = re.findall(r"[\d.]+ of [\d.]+ GiB|\$[\d.]+(?= a step)", line)
+    answers = (PROJECT / "docs" / "will_it_fit.md").read_text()
+    assert len(figures) == 2 and [figure for figure in figures if figure not in answers] == []
+
+
 def test_the_readme_is_short():
     """The program of the first run is almost half of it."""
     assert len((PROJECT / "README.md").read_text().splitlines()) <= 90

@@ -146,6 +146,7 @@ def test_tools_of_an_mcp_server_and_a_server_that_dies(talk):
     assert isinstance(end, Failed)  # its second try has a server again, which dies too
 
 
+@pytest.mark.all
 def test_a_stateful_mcp_server_serves_a_single_row(talk):
     pytest.importorskip("mcp")
     arguments = {"servers": SERVERS, "stateful": True}

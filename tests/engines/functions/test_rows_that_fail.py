@@ -105,6 +105,7 @@ def test_too_many_failed_rows_end_it_with_one_line():
     assert "\n" not in message
 
 
+@pytest.mark.all  # test_ends.py has deadlines
 def test_an_async_call_past_its_deadline_fails_alone():
     """Whether it waits, blocks the others, or blocks them for so long that their time is over as well."""
     responses = ["good", "wait", "good", "block", "good", "block a little", "raise", "sys.exit", *["good"] * 6]

@@ -337,6 +337,7 @@ def test_past_a_deadline_each_rank_writes_the_collective_that_it_waits_in(tmp_pa
     assert "wait_for_all" in [frame["name"] for frame in records[1]["entries"][-1]["frames"]]
 
 
+@pytest.mark.all  # a silent rank does, too
 def test_a_silent_copy_ends_the_gang(gang):
     """The host link has the same deadlines, and names the same way, as calls that compute."""
     with pytest.raises(RankSilent, match=f"ranks 0{NODE}, 1{NODE} did not answer within 0.5 s to a test"):
@@ -344,6 +345,7 @@ def test_a_silent_copy_ends_the_gang(gang):
     assert_gone(gang)
 
 
+@pytest.mark.all  # a killed rank is noticed
 def test_a_killed_rank_is_told_to_its_call_and_its_copy(gang):
     """Whichever hears of it first: no call in flight is left waiting, and the death is named."""
     pid = call(gang, Probe.pid)[1]
@@ -526,6 +528,7 @@ def test_what_ranks_leave_in_their_temporary_folder_goes_with_them(tmp_path, mon
     assert list(tmp_path.iterdir()) == [used]
 
 
+@pytest.mark.all  # nor one killed later
 def test_no_process_survives_a_controller_killed_while_it_starts():
     """The process that imports the engines ends too, in the middle of its imports."""
     code = CONTROLLER.replace('preload=("torch",)', "preload=('tests.engines.gang.slow_import',)")

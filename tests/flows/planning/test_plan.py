@@ -144,7 +144,7 @@ def test_a_lease_of_the_same_devices_by_another_name_is_the_same_question(home, 
 @pytest.mark.parametrize(
     "content",
     first(
-        2, [b"name: auto\ncalls: {}\n", b"", b"\x93not text", b"name: [", b"name: auto\ncalls: {actor: {mesh: n7:0}}\n"]
+        1, [b"name: auto\ncalls: {}\n", b"", b"\x93not text", b"name: [", b"name: auto\ncalls: {actor: {mesh: n7:0}}\n"]
     ),
     ids=["no calls", "empty", "not text", "not YAML", "other calls"],
 )

@@ -116,6 +116,7 @@ def test_equal_presets_share_a_row_and_each_preset_is_explained(grpo):
     assert all(preset.what for preset in PRESETS.values())
 
 
+@pytest.mark.all
 def test_notes_explain_offloading_and_cache_size(grpo):
     limited = asked(GRPO, device_memory_gib=40)
     placed = limited.planned.plan

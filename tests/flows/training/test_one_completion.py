@@ -27,7 +27,7 @@ from prefect_rlhf.placement.planner.preset_plan import preset_result
 from prefect_rlhf.placement.planner.question import Question, Site
 from prefect_rlhf.placement.plans.plan_file import plan_yaml
 from prefect_rlhf.placement.plans.presets import PRESETS
-from tests.cases import combinations
+from tests.cases import combinations, first
 from tests.strategies import dpo, ppo, remax
 
 GRAPHS = {
@@ -175,7 +175,7 @@ def test_a_word_with_measured_plans_is_refused():
         choose_plan(asked, asked.spec.plan)
 
 
-@pytest.mark.parametrize("word", ["micro_batches=2", "mesh=n0:1"])
+@pytest.mark.parametrize("word", first(1, ["micro_batches=2", "mesh=n0:1"]))
 def test_a_searched_plan_of_a_run_keeps_the_stated_words_and_is_stored_with_them(word, monkeypatch, tmp_path):
     """As `prefect-rlhf plan` does: a run without the word does not find the stored plan."""
     monkeypatch.setattr(auto_plan, "EVALUATIONS", 1_000)
