@@ -34,7 +34,7 @@ class Estimate:
 
     @property
     def seconds(self) -> float:
-        """Seconds per iteration of a long run, once the end of a step moves by the same from step to step."""
+        """A long run's iteration time in seconds, once all steps are equally far apart."""
         return self.schedule.seconds_per_step
 
     @property

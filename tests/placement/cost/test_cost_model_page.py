@@ -54,7 +54,7 @@ def number(text):
     return float(value) * {"us": 1e-6, "ms": 1e-3}.get(unit, 1.0)
 
 
-def test_what_a_call_of_our_own_runs_takes_is_there_too():
+def test_the_page_has_our_own_runs_call_times_too():
     assert f"count {CALL_SECONDS * 1000:.0f} ms (`CALL_SECONDS`" in PAGE
     assert f"count {1e6 * VLLM_LAYER_SECONDS:.0f} us a layer" in PAGE
     assert (RUNTIME.call_seconds, RUNTIME.graph_layer_seconds) == (CALL_SECONDS, VLLM_LAYER_SECONDS)

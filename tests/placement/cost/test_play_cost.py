@@ -41,7 +41,7 @@ def test_tokens_of_the_environment_are_not_decoded():
     assert much.total < little.total
 
 
-def test_a_play_of_a_turn_costs_what_a_generate_costs():
+def test_a_one_turn_play_costs_as_much_as_a_generate():
     execution = Execution(Strategy(), engine="vllm")
     once = cost(replace(WORK, play=replace(PLAY, turns=1, observed=0)), execution)
     assert once.total == pytest.approx(cost(WORK, execution).total, rel=0.02)

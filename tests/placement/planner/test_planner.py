@@ -121,7 +121,7 @@ def test_no_drawn_plan_takes_less_than_the_bound(name, data):
 @pytest.mark.parametrize("name", BRIEFLY)
 @given(data=st.data())
 @settings(max_examples=examples(40), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_what_a_candidate_is_said_to_hold_is_held(name, data):
+def test_a_candidate_holds_its_stated_bytes(name, data):
     """Every device of a call's mesh has the least at some moment, and one the most: what needs more can never fit."""
     asked = question(GRAPHS[name])
     context = CostContext.of(asked)
@@ -142,7 +142,7 @@ def test_evaluation_uses_the_copies_of_weights_of_the_calls_like_it():
         assert (ours.mesh, ours.strategy, ours.engine) == (theirs.mesh, theirs.strategy, theirs.engine)
 
 
-def test_evaluation_is_no_part_of_the_problem():
+def test_evaluation_is_not_part_of_the_problem():
     """So it changes no bound: the search sees the same calls, moves and waits."""
     posed, plain = (problem_of(GRAPHS[name]) for name in ("ppo with evaluation", "ppo"))
     assert [node.name for node in posed.nodes] == [node.name for node in plain.nodes]
@@ -199,7 +199,7 @@ def test_reals_heuristic_has_reals_micro_batches():
 
 
 @pytest.mark.parametrize("name", first(1, ["remax", "ppo"]))
-def test_with_older_weights_a_plan_is_no_slower_than_with_fresh_ones(name):
+def test_staleness_never_makes_a_plan_slower(name):
     """What waits for less can be planned as if it waited."""
     stale = replace(GRAPHS[name], staleness=1)
     found = plan_graph(question(stale), budget_seconds=0.5)
@@ -222,7 +222,7 @@ def test_a_plan_to_start_from_that_leaves_a_pinned_mesh_is_not_the_answer():
     assert found.plan["actor_train_step"].mesh == pins["actor_train_step"]
 
 
-def test_a_plan_below_its_bound_is_said_to_be():
+def test_a_plan_below_its_bound_is_reported():
     """An estimate or a bound that is wrong is not hidden in a gap of nothing."""
     found = replace(planned("dpo"), lower_bound_seconds=2 * planned("dpo").seconds)
     assert found.beats_bound and not planned("dpo").beats_bound
@@ -254,14 +254,14 @@ def test_no_garbage_is_collected_during_a_search_and_again_after_it():
     assert gc.isenabled() and set(enabled) == {False}
 
 
-def test_a_search_that_proves_nothing_has_the_same_plan():
+def test_a_search_without_a_proof_has_the_same_plan():
     """Of a plan that only replaces another, nobody reads the bound."""
     proven, found = (plan_graph(question(GRAPHS["remax"]), evaluations=2000, proves=each) for each in (True, False))
     assert found.plan == proven.plan
     assert found.lower_bound_seconds == found.search.lower_bound_seconds
 
 
-def test_a_large_gap_names_what_a_longer_search_can_close_and_what_it_cannot():
+def test_a_large_gap_is_split_into_search_and_bound():
     """No search raises a bound beyond the bound of a plan, so the bound leaves out the rest."""
     found = planned("dpo")
     least = {"lower_bound_seconds": 0.5 * found.seconds, "provable_seconds": 0.6 * found.seconds}
@@ -308,7 +308,7 @@ def test_a_plan_that_no_device_has_room_for_says_how_much_is_missing():
 
 
 @pytest.mark.all  # the next but one has a small cache
-def test_a_cache_that_does_not_hold_all_rows_is_no_obstacle():
+def test_a_cache_smaller_than_all_rows_is_allowed():
     """2048 rows of 2048 tokens have 512 GiB of keys and values; the plan keeps fewer in flight."""
     node = ClusterShape("node", 1, 8, 80 * GIB)
     sources = CostSources.equal_nodes(Hardware(DATASHEETS["h100"], 8), 1)

@@ -202,7 +202,7 @@ def test_by_reals_rule_a_move_that_takes_no_time_passes_its_dependencies_on():
 
 
 @pytest.mark.parametrize("seeds", first(1, blocks()), ids=str)
-def test_the_compiled_schedule_is_the_plain_one(seeds):
+def test_the_compiled_schedule_equals_the_plain_schedule(seeds):
     """Time and memory of any plan, with all that makes nodes wait or vanish: ReaL's algorithm, and the run's locks."""
     below = 0
     for seed, problem, rule in by_both_rules(seeds):
@@ -250,7 +250,7 @@ def test_the_random_problems_hold_every_case():
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_kinds_of_options_change_nothing(seed):
+def test_option_kinds_do_not_change_the_bound(seed):
     """Options of a kind move alike, so a table by options, which repeats rows and columns, has the same bounds."""
     problem = random_problem(seed)
     by_kind = replace(problem, nodes=tuple(map(_twice, problem.nodes)))

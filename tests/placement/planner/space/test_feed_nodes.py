@@ -46,7 +46,7 @@ def test_a_call_that_is_surely_fed_has_a_transfer_to_all_its_devices(name, data)
             assert fed and all(node.devices.issuperset(drawn[call.name].mesh.devices()) for node in fed)
 
 
-def test_a_train_step_on_several_devices_is_surely_fed_with_what_a_computation_made():
+def test_a_multi_device_train_step_surely_gets_computed_rows():
     context = CostContext.of(asked("ppo"))
     train = next(call for call in context.graph if call.kind == "train_step")
     options = planned("ppo").space.candidates[train.name]
