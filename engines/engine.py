@@ -181,7 +181,7 @@ class PlaySettings:
 
 @dataclass(frozen=True)
 class Turn:
-    """The order to continue a row of a play by a turn: after the tokens of an `answer`, with at most `at_most` tokens.
+    """Continue a play's row by a turn: after the tokens of an `answer`, with at most `at_most` tokens.
 
     `number` counts the row's turns from 0. Before the first turn, `prompt` replaces the row's prompt: an environment
     has added a text to it.

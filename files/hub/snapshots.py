@@ -25,7 +25,7 @@ from prefect_rlhf.files.hub.refusals import cache_of_hub, explained
 from prefect_rlhf.files.hub.session import asking
 
 Part = Literal["config", "tokenizer", "all", "adapter"]
-"""What of a model is needed: config.json, all files without weights, all files that a run reads, or an adapter's."""
+"""Which files of a model are needed: config.json, all but weights, all that a run reads, or an adapter's."""
 
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 ADAPTER, OF_ADAPTER = "adapter_config.json", "adapter_model.safetensors"

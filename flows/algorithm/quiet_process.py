@@ -1,4 +1,4 @@
-"""A quiet run in a process of somebody else, such as a script or a notebook: afterwards all is as it was.
+"""A quiet run in somebody else's process, such as a script or a notebook: afterwards everything is as before.
 
 A notebook's streams have no standard descriptors, so they are replaced too, and handlers of libraries with them.
 """

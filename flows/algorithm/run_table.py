@@ -73,7 +73,7 @@ class Runs(tuple[Row, ...]):
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """What is read of a run: its first columns, parameters by dotted name, and metrics."""
+    """A run as read: its first columns, parameters by dotted name, and metrics."""
 
     first: Mapping[str, Any]
     parameters: Mapping[str, Any]

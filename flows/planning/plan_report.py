@@ -110,7 +110,7 @@ class PlanAnswer:
 
     @cached_property
     def details(self) -> Sequence[Section]:
-        """What stands behind the answer: the question, the assumptions, the proof, every call, and the memory."""
+        """The answer's background: the question, the assumptions, the proof, every call, and the memory."""
         given, assumed = self.given, assumptions(self.question, self.states_imbalance)
         sections = [
             Section("Question", question_text(self.question)),

@@ -99,7 +99,7 @@ class Node:
 
     @property
     def occupies(self) -> frozenset[tuple[Device, Resource]]:
-        """What it has to itself while it runs."""
+        """The resources that it uses alone while it runs."""
         return _occupied(self.meshes, self.resources)
 
     def shares_with(self, other: Node) -> bool:

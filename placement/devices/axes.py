@@ -19,7 +19,7 @@ class Axis:
     description: str
     """Its line in a form and on the page of parameters."""
     divides: str
-    """What its devices divide."""
+    """Which part of the work its devices divide."""
     communicates: Literal["each layer", "each micro-batch", "each step"]
     """How often its devices exchange data."""
     within: str | None = None

@@ -58,7 +58,7 @@ def spread_on(meshes: Iterable[DeviceMesh], per_node: int, value: Value) -> Spre
 
 
 def classes(columns: Iterable[Ints], num_devices: int) -> tuple[Ints, Ints]:
-    """Return the first device of each class, and the class of each device; alike are devices equal in all columns."""
+    """Return each class's first device and each device's class; devices with equal columns share a class."""
     codes = np.zeros(num_devices, dtype=np.int64)
     for column in columns:
         _, codes = np.unique(codes * (int(column.max(initial=0)) + 1) + column, return_inverse=True)

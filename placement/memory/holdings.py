@@ -85,7 +85,7 @@ def kept_bytes(
     cache_bytes: int | None = None,
     elsewhere: tuple[str, ...] = (),
 ) -> Spread[Kept]:
-    """Count all bytes of an instance by kind of device; `calls` share it, `max_length` is the longest row's tokens.
+    """Count all bytes of an instance by kind of device, for its `calls`; `max_length` is the longest row's tokens.
 
     If nodes have speeds, replicas have rows in proportion to them. vLLM's cache takes `cache_bytes` of each device, or
     has room for all rows at their longest. Nodes have `per_node` devices. Another instance holds the parts `elsewhere`.

@@ -22,7 +22,7 @@ class LayerElements(NamedTuple):
 
 
 class OnDevice(NamedTuple):
-    """Of a layer's adapter on each of tp devices: elements, their tensors, and numbers of a token that it adds."""
+    """A layer's adapter on each of tp devices: its elements, its tensors, and how many numbers it adds per token."""
 
     elements: int
     tensors: tuple[int, ...]

@@ -195,7 +195,7 @@ def search_copies(request: SearchRequest) -> Finding:
 
 
 def search_least_bound(request: SearchRequest) -> Finding:
-    """Find the plan of the least bound, which may be fast although it is slow in the problem's order of nodes."""
+    """Find the plan with the lowest bound, which may be fast although it is slow in the problem's order of nodes."""
     problem, budget = request.space.computed_with_copies, request.budget
     evaluations = budget.evaluations * LEAST_BOUND_EVALUATIONS
     found = prove(problem.problem, math.inf, budget.seconds * LEAST_BOUND_SHARE, evaluations)

@@ -31,7 +31,7 @@ PRIOR: Mapping[str, float] = dict.fromkeys(CONSTANTS, 1.5) | {"memory": 0.2}
 MOST_UNCERTAIN = log(2)
 """Logarithm of the largest factor by which a fitted constant may be uncertain."""
 OVERHEAD_SECONDS = 0.02
-"""Of a node, which the cost model leaves out: nodes that take no longer hardly count."""
+"""A node's seconds that the cost model leaves out: nodes that take no longer hardly count."""
 CONFIRMED = 1.5
 """Up to this root mean square of the deviations, in standard deviations, measured seconds confirm the constants."""
 EXPLAINED = 2.0

@@ -229,7 +229,7 @@ class _Completion:
         return found if isinstance(found, ExecutionPlan) else None
 
     def _verdict(self) -> str:
-        """What to say if no change of words helps: whether that is proved, and how many devices would do."""
+        """Words for when no change of words helps: whether that is proved, and how many devices would do."""
         proved = proved_too_large(self.graph, self.workload, self.cluster, self.backend)
         return f"{proved or 'no preset fits'}; {self._enough()}"
 

@@ -81,7 +81,7 @@ def fitting(question: Question, plan: ExecutionPlan) -> ExecutionPlan | None:
 
 
 def made_to_fit(question: Question, plan: ExecutionPlan) -> ExecutionPlan | None:
-    """Return the plan if it fits, else the faster of it without prefetch and it repaired, else None."""
+    """Return the plan if it fits, else the faster of its variants without prefetch and repaired; None if none fits."""
     fitted = fitting(question, plan)
     if fitted == plan:
         return plan

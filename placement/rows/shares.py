@@ -22,7 +22,7 @@ from prefect_rlhf.placement.row_set import RowSet
 from prefect_rlhf.placement.rows.partition import WHOLE, Part, RowIndices, RowPartition
 
 ToldByCall = Mapping[str, tuple[int, ...]]
-"""What calls of a step told of its rows: a generate the tokens of each, one that chooses rows the numbers of those."""
+"""What a step's calls reported about its rows: a generate, each row's tokens; a choice, the chosen rows' numbers."""
 
 
 @hashed_once

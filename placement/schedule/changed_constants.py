@@ -38,7 +38,7 @@ CHANGES = {(name, factor): Correction(**{name: factor}) for name in CONSTANTS fo
 
 @dataclass(frozen=True, slots=True)
 class Dependence:
-    """How much longer an iteration of a plan takes, as a share, if the work of a constant takes twice as long.
+    """How much longer a plan's iteration takes, as a share, if a constant's work takes twice as long.
 
     >>> print(Dependence("compute", 0.5))
     depends most on compute (matrix products): if that took twice as long, an iteration would take 50% longer

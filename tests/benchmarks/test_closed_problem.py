@@ -112,7 +112,7 @@ BAD = [
 
 
 @pytest.mark.parametrize(("path", "value", "field"), BAD, ids=[f"{path}={value}"[:50] for path, value, _ in BAD])
-def test_a_file_that_is_no_problem_is_refused_at_the_place(path, value, field):
+def test_a_malformed_problem_file_is_refused_by_field(path, value, field):
     """One line that names the field, what it holds and what would be right."""
     with pytest.raises(InvalidInput) as caught:
         read_closed_problem(changed(path, value))
@@ -127,13 +127,13 @@ def test_a_call_may_have_no_hook_and_a_file_no_reallocation():
     assert search(problem, 60, rule=ReadyFirst).seconds <= BEST_KNOWN_SECONDS["grpo_7b_1x8.json"]
 
 
-def test_keys_that_decide_nothing_are_named():
+def test_keys_without_effect_are_named():
     """A misspelt key is not passed over in silence."""
     assert read_closed_problem(SMALL | {"iteration": 3}).not_read == ("iteration",)
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[1]", b"\x1f\x8b nonsense", b"\xff\xfe\x00", b"3"])
-def test_a_file_that_is_no_json_object_is_refused(tmp_path, content):
+def test_a_file_without_a_json_object_is_refused(tmp_path, content):
     path = tmp_path / "problem.json"
     path.write_bytes(content)
     with pytest.raises(InvalidInput):
@@ -152,7 +152,7 @@ def test_the_command_answers_bad_input_with_one_line(arguments):
     assert (done.returncode, len(done.stderr.splitlines()), done.stdout) == (2, 1, "")
 
 
-def test_the_command_says_that_nothing_fits(tmp_path):
+def test_the_command_reports_that_no_plan_fits(tmp_path):
     """Impossible is an answer, not an error in the program."""
     path = tmp_path / "problem.json"
     path.write_text(json.dumps(changed("device_mem_bytes", 1)))

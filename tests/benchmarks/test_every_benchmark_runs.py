@@ -60,7 +60,6 @@ SMALLEST = {
         "constants differs failed pretend steps",
     ),
     "papers.estimate_calls": (f"{DATA}/real_ppo_7b_7b.json", "calls end_to_end"),
-    "beside_trl.count_lines": ("", "ours"),
     "faults.growth": ("{growth}", "calls ratio rss_mib seconds threads"),
     "beside_trl.grpo_step": (
         f"--only ours --steps 1 --batch-size 2 --samples 4 --response-tokens 4 {TINY}",
@@ -69,7 +68,6 @@ SMALLEST = {
     "planner.heterogeneous": ("--model llama-7b --batch-sizes 16 --evaluations 20000", "gains paper rows"),
     "learn.ppo": ("--steps 1 --reward-steps 1 --home {home}", "goals means runs"),
     "parts.many_nodes": ('{{"nodes":[],"ranks":32}}', "by_nodes controller"),
-    "parts.orchestration": ('{{"steps":2,"transfers":4,"fingerprints":1}}', "fingerprint node transfer"),
     "one_gpu": (
         "--pretend --half ours --half profile --steps 2 --out {home}/one_gpu",
         "ours ratio record size trl",
@@ -87,8 +85,6 @@ SMALLEST = {
         "ours",
     ),
     "beside_trl.our_play": ("{play_work}", MEASURED),
-    "beside_trl.play_rounds": ("{play_work}", MEASURED),
-    "planner.simulate_rounds": ("--rows 8 --tokens 3", "ratio_10_turns ratio_4_turns"),
     "papers": ("--only app", "expected holds name values"),
     "learn": (
         "ppo-shared --steps 1 --home {home}",
@@ -141,22 +137,9 @@ SMALLEST = {
         "above_10_percent above_5_percent changes constants median_worst questions seconds_lost worst "
         "worst_of_steadiest",
     ),
-    "planner.replan": (
-        "--only fixed halves --steps 6 --first 3 --last 6 --prompts 2 --samples 2 --mini-batches 1 --hidden 64 "
-        "--layers 1",
-        "gain switched_at over_halves say_share seconds steps",
-    ),
     "solve_problem": (
         f"{DATA}/grpo_7b_1x8.json --budget-seconds 1",
         "cpu_seconds evaluations gap lower_bound_seconds makespan_seconds plan",
-    ),
-    "planner.streamed_parts": (
-        f"--rounds 1 --steps 1 --batch-size 4 --response-tokens 4 {TINY}",
-        "gain measured_seconds parts predicted_gain predicted_seconds",
-    ),
-    "planner.streamed_tables": (
-        "--only A --evaluations 1000",
-        "ahead ahead_streamed apart apart_by_kind setting together together_by_kind",
     ),
     "parts.train_step": (
         "--rows 2 --steps 1 --model {home}/models/smollm2",

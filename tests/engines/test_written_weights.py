@@ -190,7 +190,7 @@ def test_a_bias_that_vllm_replaces_by_a_copy_is_an_error(engine, monkeypatch):
     ("module", "name"), [("mlp.down_proj", "packed"), ("self_attn.attn", "sinks"), ("mlp.act_fn", "table")]
 )
 @pytest.mark.parametrize("keep", [setattr, torch.nn.Module.register_buffer], ids=["attribute", "buffer"])
-def test_a_tensor_that_vllm_keeps_beside_its_weights_is_an_error(engine, module, name, keep):
+def test_an_extra_vllm_tensor_is_an_error(engine, module, name, keep):
     """It may be made of them: packed, converted or cached."""
     owner = engine.layers[1].get_submodule(module)
     keep(owner, name, torch.zeros(2))

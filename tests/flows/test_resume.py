@@ -188,9 +188,7 @@ def kill_a_rank(dispatcher):
 
 
 @pytest.mark.all  # tests/blocks/test_worker.py starts a smaller run again
-def test_a_run_with_retries_that_loses_a_rank_goes_on_by_itself_in_its_own_folder(
-    parameters, whole, at_node, monkeypatch, tmp_path
-):
+def test_a_run_with_retries_recovers_from_a_lost_rank_in_its_folder(parameters, whole, at_node, monkeypatch, tmp_path):
     """The same flow run, bit for bit; what it had of the steps that it does again is there once."""
     at_node("critic_train@4", kill_a_rank)
     monkeypatch.setattr(ppo, "retries", 1)
@@ -309,7 +307,7 @@ def test_killed_in_the_middle_of_a_step_with_stale_generation_it_is_the_whole_ru
 
 
 @pytest.mark.all
-def test_a_rank_that_is_killed_ends_the_run_with_words_and_nothing_unfinished(parameters, tmp_path):
+def test_a_killed_rank_ends_the_run_with_a_message_and_no_unfinished_files(parameters, tmp_path):
     run_dir, said = killed(
         parameters, "replicas", tmp_path, "commit@3", SHARD, all_but_one_shard, "last rank", checkpoint_every=1
     )
@@ -399,7 +397,7 @@ def deeper(folder):
         ),
     ],
 )
-def test_what_is_not_this_run_is_refused_in_one_line(parameters, stored, tmp_path, change, says):
+def test_another_runs_checkpoint_is_refused_in_one_line(parameters, stored, tmp_path, change, says):
     changes = {"resume_from": str(stored), "plan": "flattening"} | change(parameters, tmp_path)
     with pytest.raises(InvalidInput, match=says) as error:
         decided(parameters, **changes)
@@ -412,7 +410,7 @@ def test_another_algorithm_is_refused(parameters, stored):
         decided(common, grpo, steps=STEPS, resume_from=str(stored))
 
 
-def test_a_moved_model_is_no_other_model(parameters, stored, tmp_path):
+def test_a_moved_frozen_model_counts_as_the_same(parameters, stored, tmp_path):
     """A frozen role is read from wherever this run says."""
     moved = shutil.copytree(parameters["ref"]["path"], tmp_path / "moved")
     changes = {"ref": parameters["ref"] | {"path": str(moved)}, "resume_from": str(stored), "plan": "flattening"}
@@ -467,7 +465,7 @@ def test_a_corrupt_shard_ends_the_run_before_anything_is_built(parameters, half,
     assert "is complete; to resume from it" not in caplog.text
 
 
-def test_what_is_stored_is_float32_under_hugging_face_names(half):
+def test_checkpoints_store_float32_under_hugging_face_names(half):
     stored = load_file(half / "checkpoints" / "step-000002" / "actor.trunk" / "shard-00000.safetensors")
     assert {tensor.dtype for tensor in stored.values()} == {torch.float32}
     assert {key.split()[0] for key in stored} == {"main", "exp_avg", "exp_avg_sq"}
@@ -477,7 +475,7 @@ def test_what_is_stored_is_float32_under_hugging_face_names(half):
     assert manifest["fingerprints"].keys() == trunks | {f"{role}.scalar_head" for role in heads}
 
 
-def test_a_flow_run_finds_its_own_folder_again_and_never_that_of_another_of_the_same_name(tmp_path):
+def test_a_flow_run_finds_its_own_folder_even_among_equal_names(tmp_path):
     names = [new_folder(tmp_path, "amber-fox", flow_run_id).name for flow_run_id in "abc"]
     assert names == ["amber-fox", "amber-fox-2", "amber-fox-3"]
     assert earlier_folder(tmp_path, "amber-fox", "b") == tmp_path / "amber-fox-2"

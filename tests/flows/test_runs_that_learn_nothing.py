@@ -95,7 +95,7 @@ def test_a_run_that_stops_learning_completes_if_a_setting_says_so_and_its_result
 
 
 @pytest.mark.all
-def test_a_run_that_learns_slowly_hears_nothing(parameters):
+def test_a_slowly_learning_run_gets_no_warning(parameters):
     """In its warm-up, too."""
     run_dir = completed(learns_some, parameters | {"algo": {"steps": 10}})
     assert prefect_rlhf.RunResult.read(run_dir).warnings == ()

@@ -270,14 +270,14 @@ def assert_one_line(error: RlhfError, *names: str) -> None:
     assert all(name in text for name in names), text
 
 
-def test_the_parameters_in_which_one_is_wrong_are_right():
+def test_the_unchanged_parameters_are_accepted():
     for name, flow in FLOWS.items():
         required = flow.parameters.model_dump().get("required") or []
         flow.validate_parameters({field: dict(PLACES) for field in required})
         assert any(leaf.flow == name for leaf in LEAVES)
 
 
-def test_there_are_hundreds_of_wrong_values():
+def test_hundreds_of_wrong_values_are_tried():
     assert sum(len(wrong_values(leaf)) for leaf in LEAVES) > 1000
 
 
@@ -428,7 +428,7 @@ def test_a_dry_run_needs_no_server(file):
 
 @pytest.mark.slow
 @pytest.mark.all
-def test_without_a_server_that_answers_a_run_says_one_line(file):
+def test_without_an_answering_server_a_run_prints_one_line(file):
     status, said, line = command("ppo", "--parameters", file, "--devices", "2", **NOBODY)
     assert (status, said) == (2, "")
     assert len(line.splitlines()) == 1 and NOBODY["PREFECT_API_URL"] in line, line[-2000:]

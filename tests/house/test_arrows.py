@@ -107,7 +107,7 @@ SUB_ROOMS: Mapping[str, Mapping[str, str]] = {
             "planner.passes planner.space memory plans schedule cost cost.datasheets cost.times augmented layout "
             "search search.partial words devices ."
         ),
-        "planner.passes": "planner planner.space memory plans schedule cost.datasheets search words .",
+        "planner.passes": "planner planner.space memory plans schedule cost.datasheets search words devices .",
         "planner.space": (
             "planner augmented memory plans schedule cost cost.datasheets words layout models search rows devices ."
         ),

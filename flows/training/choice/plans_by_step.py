@@ -1,4 +1,4 @@
-"""The plans of a run, by step: all of them are chosen and certified before the run starts."""
+"""A run's plans by step: all of them are chosen and certified before the run starts."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ from prefect_rlhf.tasks.running.switch.requests import Switches
 from prefect_rlhf.tasks.running.training_run import TrainingRun
 
 LEAST_SHARE = 0.5
-"""Of its predicted gain: a switch that gained less is the last of the run."""
+"""Share of its predicted gain: a switch that gained less is the run's last."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -202,7 +202,7 @@ HOST_GIB: Mapping[str, int] = MappingProxyType(
 )
 """Host memory of a node with HOST_DEVICES devices, in GiB. An RTX 4090 has no usual host."""
 HOST_SHARE = 0.75
-"""Of a host's memory: what plans may use if the memory is not stated. An assumption; the rest is for the system, ranks,
+"""How much of a host's memory plans may use if it is not stated. An assumption; the rest is for the system, ranks,
 rows and libraries."""
 
 

@@ -90,7 +90,7 @@ Candidates = Mapping[str, tuple[Candidate, ...]]
 
 @dataclass(frozen=True, slots=True)
 class CostContext:
-    """All that the candidates of a question are counted by.
+    """Everything that a question's candidates are priced with.
 
     `graph` has the calls that run in every iteration, `space` the meshes that they may have. `execution` says how
     engines run a call, by default ours.

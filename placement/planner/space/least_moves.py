@@ -83,7 +83,7 @@ def _network_seconds(
 
 
 class Chain(NamedTuple):
-    """What a pipeline divides, in layers: the layers, and the tables before the first and after the last."""
+    """What a pipeline divides: layers, and the tables before the first and after the last, counted in layers."""
 
     num_layers: int
     embedding: float = 0.0

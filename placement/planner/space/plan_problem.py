@@ -124,7 +124,7 @@ class PlanSpace:
 
     @property
     def left_out(self) -> str:
-        """What a plan file may say and the search does not look at, in words: the bound holds for the rest."""
+        """Parts of plan files that the search does not look at, in words: the bound holds for the rest."""
         several_nodes = self.context.site.mesh.num_nodes > 1
         parts = (
             "numbers of micro-batches between powers of two, and sizes of vLLM's cache between those tried",
@@ -360,7 +360,7 @@ def _moved_alike(options: Sequence[Candidate]) -> tuple[list[Candidate], NDArray
 
 
 def _room_for_copies(mesh: DeviceMesh, context: CostContext) -> int:
-    """What the largest device of a mesh may fill while weights come to it, the move's own collectives apart."""
+    """Memory on the mesh's largest device while it receives weights, without the move's own collectives."""
     nodes = range(mesh.first_node, mesh.first_node + mesh.num_nodes)
     between = communicator_bytes(mesh.num_devices) if context.site.backend == "cuda" else 0
     return usable_bytes(max(context.site.cluster.memory_bytes(node) for node in nodes), context.site.backend) - between

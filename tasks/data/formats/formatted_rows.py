@@ -23,7 +23,7 @@ UNREAD = ("system", "system_prompt", "history", "image", "images", "video", "vid
 
 @dataclass(frozen=True)
 class MadeColumn:
-    """What the checks of a dataset ask of a column that a format makes, or whose turns become messages."""
+    """A column that a format makes, or whose turns become messages, as the dataset's checks read it."""
 
     stored: Column
     holds_messages: bool

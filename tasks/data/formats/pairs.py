@@ -9,7 +9,7 @@ from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.tasks.data.formats.row import ChatMessage, Prompt
 
 SPEAKS = "\n\nAssistant:"
-"""What precedes an answer in a transcript of hh-rlhf."""
+"""The text before an answer in an hh-rlhf transcript."""
 Pair = tuple[Any, Any, Any]
 """A row's prompt (None without a column of prompts) and two answers."""
 

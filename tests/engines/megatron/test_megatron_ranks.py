@@ -178,7 +178,7 @@ def test_a_sum_of_losses_equals_a_plain_loop(world, folders, layout):
     }  # fmt: skip
 
 
-def test_the_entropy_and_its_gradient_are_those_of_the_whole_vocabulary(world):
+def test_entropy_over_tp_matches_the_whole_vocabulary(world):
     """9 tokens over tp 1, 2 and 4, where the last rank has none of them."""
     for ranks in ((0,), (0, 1), (0, 1, 2, 3)):
         for differences in world.run(ranks, cases.split_entropy, 9, ranks):
@@ -186,7 +186,7 @@ def test_the_entropy_and_its_gradient_are_those_of_the_whole_vocabulary(world):
 
 
 @pytest.mark.parametrize(("layout", "output"), [("dp2", "logprobs"), ("dp2 pp2", "logprobs"), ("dp2 tp2", "scores")])
-def test_a_replica_without_rows_infers_nothing(world, folders, layout, output):
+def test_a_replica_without_rows_has_empty_outputs(world, folders, layout, output):
     """The other one's outputs are there; its own have their dimensions, so that they can be kept like any."""
     kind = "scalar" if output == "scores" else "tied"
     case = Case(folders[kind], head="scalar" if output == "scores" else "lm", **LAYOUTS[layout])

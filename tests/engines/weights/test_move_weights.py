@@ -190,7 +190,7 @@ def test_large_weights_arrive_with_at_most_two_buckets_staged(gang, split, bucke
 
 
 @pytest.mark.slow
-def test_a_contiguous_slice_needs_no_memory_beside_its_storage(gang):
+def test_a_contiguous_slice_needs_no_extra_memory(gang):
     """Rows of a whole tensor are sent from where they lie and received where they belong, in messages too."""
     shapes = {"w": (4096, 1024)}
     source = Layout(shapes, {"w": {0: ((0, 4096), (0, 1024))}})

@@ -177,7 +177,7 @@ def test_a_plan_over_two_nodes_is_found():
 
 
 @pytest.mark.parametrize(
-    ("nodes", "devices", "halves"), first(2, [(1, 3, False), (3, 2, True), (1, 6, False), (5, 6, True)])
+    ("nodes", "devices", "halves"), first(1, [(3, 2, True), (1, 3, False), (1, 6, False), (5, 6, True)])
 )
 def test_any_number_of_nodes_and_devices_is_planned_and_presets_without_halves_are_left_out(nodes, devices, halves):
     """Half of six devices is no mesh, so presets of halves have no plan there; whole nodes are cut anywhere."""
@@ -198,7 +198,7 @@ def test_reals_heuristic_has_reals_micro_batches():
     assert cuts == {8}
 
 
-@pytest.mark.parametrize("name", ["ppo", "remax"])
+@pytest.mark.parametrize("name", first(1, ["remax", "ppo"]))
 def test_with_older_weights_a_plan_is_no_slower_than_with_fresh_ones(name):
     """What waits for less can be planned as if it waited."""
     stale = replace(GRAPHS[name], staleness=1)
@@ -307,6 +307,7 @@ def test_a_plan_that_no_device_has_room_for_says_how_much_is_missing():
     assert f"{remedy['change']}: peak" in error.value.report
 
 
+@pytest.mark.all  # the next but one has a small cache
 def test_a_cache_that_does_not_hold_all_rows_is_no_obstacle():
     """2048 rows of 2048 tokens have 512 GiB of keys and values; the plan keeps fewer in flight."""
     node = ClusterShape("node", 1, 8, 80 * GIB)

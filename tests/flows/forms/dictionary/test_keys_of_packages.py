@@ -55,13 +55,13 @@ def test_no_table_has_an_option_twice_under_reasons_of_its_own(dialect):
     assert dialect.refused.keys() & dialect.without_effect.keys() == set()
 
 
-def test_there_are_hundreds_of_options():
+def test_the_dictionary_has_hundreds_of_options():
     numbers = {(one.library, one.trainer): len(one.defaults) for one in every_dialect()}
     assert numbers["trl", "grpo"] > 200 and numbers["verl", "ppo"] > 700 and numbers["openrlhf", "ppo"] > 150
 
 
 @pytest.mark.all
-def test_the_list_of_options_is_that_of_the_packages(tmp_path):
+def test_the_list_of_options_matches_the_packages(tmp_path):
     """`python -m tests.known_options` writes it anew."""
     packages = [f"{name}=={version}" for name, version in PACKAGES.items()]
     command = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", str(tmp_path), *packages]

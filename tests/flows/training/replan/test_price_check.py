@@ -125,7 +125,7 @@ def test_a_better_plan_is_a_file_and_a_line_with_its_gain_and_the_way_to_it_once
 
 
 @pytest.mark.parametrize("options", [{"checkpoint_every": None}, {"checkpoint_every": 20}, {"steps": 10}])
-def test_a_run_without_later_checkpoints_is_told_what_the_next_run_may_use(tmp_path, options):
+def test_a_run_without_later_checkpoints_learns_the_plan_for_the_next_run(tmp_path, options):
     way = way_to_switch(tmp_path, request(**options).spec, done=5)
     assert way == f"to use it in the next run: -p plan={tmp_path / BETTER_PLAN}"
 
