@@ -9,6 +9,7 @@ from prefect_rlhf.blocks.dataset import Preferences
 from prefect_rlhf.blocks.model import Model
 from prefect_rlhf.errors.errors import Missing, NotUsed
 from prefect_rlhf.flows.algorithm.rlhf_flow import rlhf_flow
+from prefect_rlhf.tasks.rl.moving_reference import move_reference
 from prefect_rlhf.tasks.rl.preference_evaluation import preference_accuracy
 from prefect_rlhf.tasks.rl.preference_losses import dpo as dpo_loss
 from prefect_rlhf.tasks.rl.settings.offline import DPO
@@ -29,6 +30,7 @@ def dpo(pairs: Preferences, held_out: Preferences, actor: Model, ref: Model | No
     reference = [inference(ref, pairs, output="logprobs", batch_size=size)] if ref else []
     loss = dpo_loss(algo).on(pairs, *reference, batch_size=size)
     train_step(actor, loss, optimizer=algo.optimizer, update=algo.update)
+    move_reference(ref, actor, algo.follow)
     logprobs = inference(actor, held_out, output="logprobs", every=every, name="actor_evaluation")
     compared = [inference(ref, held_out, output="logprobs", every=every, name="ref_evaluation")] if ref else []
     compute(preference_accuracy, logprobs, *compared, settings=algo, every=every)

@@ -14,6 +14,7 @@ from prefect_rlhf.tasks.play import Play
 from prefect_rlhf.tasks.rl.evaluation.held_out import record_evaluation
 from prefect_rlhf.tasks.rl.group_advantages import grpo_advantages, informative
 from prefect_rlhf.tasks.rl.losses import grpo as grpo_loss
+from prefect_rlhf.tasks.rl.moving_reference import move_reference
 from prefect_rlhf.tasks.rl.old_policy import old_policy
 from prefect_rlhf.tasks.rl.settings.online import GRPO
 from prefect_rlhf.tasks.settings import Staleness
@@ -60,6 +61,7 @@ def grpo(
         optimizer=algo.optimizer,
         update=algo.update,
     )
+    move_reference(ref, actor, algo.follow)
     every = algo.evaluate_every
     greedy = generate(actor, held_out, sampling=algo.sampling.greedy(), every=every, play=play, name="actor_evaluation")
     greedy_scores = scored(reward, greedy, every=every, name="reward_evaluation")

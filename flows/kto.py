@@ -5,6 +5,7 @@ from __future__ import annotations
 from prefect_rlhf.blocks.model import Model
 from prefect_rlhf.blocks.rated_answers import RatedAnswers
 from prefect_rlhf.flows.algorithm.rlhf_flow import rlhf_flow
+from prefect_rlhf.tasks.rl.moving_reference import move_reference
 from prefect_rlhf.tasks.rl.preference_evaluation import kto_kl, label_accuracy, mismatched_answers
 from prefect_rlhf.tasks.rl.preference_losses import kto as kto_loss
 from prefect_rlhf.tasks.rl.settings.offline import KTO
@@ -25,6 +26,7 @@ def kto(answers: RatedAnswers, held_out: RatedAnswers, actor: Model, ref: Model,
     ref_logprobs = inference(ref, answers, output="logprobs", batch_size=size)
     loss = kto_loss(algo).on(answers, ref_logprobs, kl, batch_size=size, mean_over="rows")
     train_step(actor, loss, optimizer=algo.optimizer, update=algo.update)
+    move_reference(ref, actor, algo.follow)
     logprobs = inference(actor, held_out, output="logprobs", every=every, name="actor_evaluation")
     reference = inference(ref, held_out, output="logprobs", every=every, name="ref_evaluation")
     compute(label_accuracy, held_out, logprobs, reference, settings=algo, every=every)

@@ -157,6 +157,24 @@ class Update(Settings):
     mini_batches: int = Field(1, ge=1, le=MOST_ROWS, description="Optimizer steps per pass.")
 
 
+class MovingReference(Settings):
+    """A reference that follows the policy (TR-DPO, Gorbatovski et al. 2024, arXiv:2404.09656)."""
+
+    every: int | None = Field(
+        None, ge=1, le=MOST_STEPS, description="Steps between versions of the reference; empty: it never changes."
+    )
+    share: float = Field(
+        0.6, gt=0, le=1, description="With every: share of the policy in the next reference; 1 is a copy."
+    )
+
+    @model_validator(mode="after")
+    def _makes_sense(self) -> MovingReference:
+        """Refuse a share of a reference that never changes."""
+        if self.every is None and self.share != MovingReference.model_fields["share"].default:
+            raise not_used("share", "the reference never changes without every", "set every")
+        return self
+
+
 def by_dotted_name(group: Mapping[str, Any], before: str = "") -> dict[str, Any]:
     """Return the values of nested groups by their dotted names; an empty group is a value.
 

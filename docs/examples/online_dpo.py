@@ -1,7 +1,7 @@
 """Online DPO (Guo et al. 2024, arXiv:2402.04792): the best response to a prompt against the worst."""
 
 from prefect_rlhf import DPO, Batch, Computed, Model, Prompts, Reward, Sampling, computation
-from prefect_rlhf import generate, inference, losses, rlhf_flow, score, select, train_step
+from prefect_rlhf import follow, generate, inference, losses, rlhf_flow, score, select, train_step
 
 
 class OnlineDPO(DPO):
@@ -31,3 +31,5 @@ def online_dpo(prompts: Prompts, actor: Model, ref: Model, reward: Reward, algo:
     pairs = select(chosen_and_rejected, rollout, score(reward, rollout), per_group=2, settings=algo)
     reference = inference(ref, pairs, output="logprobs")
     train_step(actor, losses.dpo(algo).on(pairs, reference), optimizer=algo.optimizer, update=algo.update)
+    if algo.follow.every is not None:
+        follow(ref, actor, every=algo.follow.every, share=algo.follow.share)

@@ -339,7 +339,7 @@ def trace_body(
             raise
         except (Exception, SystemExit) as error:
             raise GraphError(f"flow {flow}: its body raised {described(error)}") from error
-    return check_follows(check_adapters(check_new_heads(check_no_idle_head(trace.graph()))))
+    return check_adapters(check_new_heads(check_no_idle_head(check_follows(trace.graph()))))
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,7 +47,7 @@ def trained(flow, given):
     return read_lines(run_dir / "metrics.jsonl")
 
 
-@pytest.mark.parametrize("name", ["sapo", "self_distillation", "raft", "online_dpo"])
+@pytest.mark.parametrize("name", ["sapo", "self_distillation", "raft", "online_dpo", "nash_md", "self_play"])
 def test_an_algorithm_is_at_most_forty_lines_and_imports_from_the_door_alone(name):
     text = (EXAMPLES / f"{name}.py").read_text()
     modules = {node.module for node in ast.walk(ast.parse(text)) if isinstance(node, ast.ImportFrom)}
@@ -77,6 +77,26 @@ def test_what_keeps_some_rows_runs_from_a_plain_file(folder, name):
     share = "best_first.kept_share" if name == "raft" else "chosen_and_rejected.kept_share"
     assert [step[share] for step in steps] == pytest.approx([0.5, 0.5] if name == "raft" else [1, 1], abs=0.5)
     assert any("actor_train.loss" in step for step in steps)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("prefect")
+@pytest.mark.all
+@pytest.mark.parametrize(
+    ("name", "rival", "metric"),
+    [("nash_md", "opponent", "preferred.preference"), ("self_play", "copy", "wins.win_rate")],
+)
+def test_a_policy_plays_against_a_model_that_follows_it(folder, name, rival, metric):
+    """The rival answers with a new version after each follow; until the first, it is the policy."""
+    shutil.copy(EXAMPLES / f"{name}.py", folder)
+    roles = {rival: {"path": "model"}} | (
+        {"ref": {"path": "model"}} if name == "nash_md" else {"algo": {"copy_every": 1}}
+    )
+    reward = {"functions": {"short": {"function": "my_rewards.py:short"}}}
+    run_dir = completed(find_flow(f"{name}.py:{name}"), parameters(reward=reward, **roles))
+    assert all(0 <= step[metric] <= 1 for step in read_lines(run_dir / "metrics.jsonl"))
+    follows = [span["node"] for span in read_lines(run_dir / "task_runs.jsonl") if span["kind"] == "follow"]
+    assert [name.partition("@")[2] for name in follows] == ["1", "2"] and all(rival in name for name in follows)
 
 
 @pytest.mark.slow

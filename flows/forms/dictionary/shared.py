@@ -131,7 +131,7 @@ def adapter(role: str, options: Mapping[str, str], is_on: Callable[[Any], bool],
     return tuple(found)
 
 
-MOVING_REFERENCE = "no flow has a reference model that follows the actor"
+MOVING_REFERENCE = "no flow averages the weights of the policy itself; algo.follow averages those of its reference"
 TRAINED_POLICY = "the trained log-probabilities would not be the policy's"
 PLAN = "the plan does it; results do not depend on it"
 ENTROPY = "no loss here has an entropy bonus; actor_train.entropy is a metric"

@@ -11,7 +11,6 @@ from prefect_rlhf.flows.forms.dictionary.dialect import Dialect, Refusal, keys, 
 from prefect_rlhf.flows.forms.dictionary.rule import Rule
 from prefect_rlhf.flows.forms.dictionary.shared import (
     ADAPTER,
-    MOVING_REFERENCE,
     NO_DROPOUT,
     NOT_QUANTISED,
     PLAN,
@@ -20,6 +19,7 @@ from prefect_rlhf.flows.forms.dictionary.shared import (
 )
 from prefect_rlhf.flows.forms.dictionary.trl_rules import (
     BATCH,
+    FOLLOW,
     GENERATION,
     GROUPS,
     LEAVE_ONE_OUT,
@@ -40,7 +40,6 @@ _REFUSED: Mapping[str, str] = MappingProxyType(
         NO_DROPOUT: "lora_dropout",
         NOT_QUANTISED: "load_in_8bit load_in_4bit bnb_4bit_quant_type use_bnb_nested_quant bnb_4bit_quant_storage"
         " bnb_4bit_compute_dtype",
-        MOVING_REFERENCE: "sync_ref_model ref_model_sync_steps ref_model_mixup_alpha",
         TRAINED_POLICY: "repetition_penalty logit_bias vllm_structured_outputs_regex vllm_guided_decoding_regex",
         "no loss here has an entropy bonus; actor_train.entropy is a metric": (
             "entropy_coef use_adaptive_entropy entropy_coef_min entropy_coef_max entropy_coef_delta entropy_target"
@@ -184,7 +183,7 @@ def dialects() -> tuple[Dialect, ...]:
     """Return TRL's trainers."""
     shared = (*optimizer(), *run())
     of_prompts = rows("prompts", ("prompt_column", "dataset_prompt_column"))
-    online = (*model("actor"), *of_prompts, *GENERATION, *shared, REFERENCE)
+    online = (*model("actor"), *of_prompts, *GENERATION, *shared, REFERENCE, *FOLLOW)
     with_reward = {
         **_NEED,
         "prompts.path": ("DATASET", "the prompts, which your script names"),
@@ -203,7 +202,7 @@ def dialects() -> tuple[Dialect, ...]:
     reward_needs = {name: need for name, need in needs["pairs"].items() if name != "actor.path"}
     reward_needs |= {"reward.path": _NEED["actor.path"]}
     trained = (*BATCH, *shared)
-    compared = (*model("actor"), REFERENCE)
+    compared = (*model("actor"), REFERENCE, *FOLLOW)
     texts = rows("chats", ("text_column", "dataset_text_field"))
     scored = (*model("reward", "scalar"), *rows("pairs"))
     return (

@@ -282,6 +282,28 @@ def model(role: str, head: str | None = None) -> tuple[Rule, ...]:
     )
 
 
+def _moves(job: Job) -> bool:
+    """Whether the reference follows the policy."""
+    return bool(job["sync_ref_model"])
+
+
+FOLLOW = (
+    Rule(
+        "algo.follow.every",
+        f"ref_model_sync_steps / ({UPDATES})",
+        OPTIMIZER_STEPS,
+        whole="about",
+        when=_moves,
+        otherwise="sync_ref_model is false",
+    ),
+    Rule(
+        "algo.follow.share",
+        "ref_model_mixup_alpha sync_ref_model",
+        by=lambda job: job["ref_model_mixup_alpha"],
+        when=_moves,
+        otherwise="sync_ref_model is false",
+    ),
+)
 REFERENCE = Rule("ref.path", "| model_name_or_path model_revision beta", by=_reference)
 
 

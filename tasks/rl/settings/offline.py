@@ -9,7 +9,7 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from prefect_rlhf.errors.wrong_setting import not_used, wrong
-from prefect_rlhf.tasks.settings import MOST_ROWS, MOST_STEPS, Optimizer, Settings, Update
+from prefect_rlhf.tasks.settings import MOST_ROWS, MOST_STEPS, MovingReference, Optimizer, Settings, Update
 
 PreferenceLoss = Literal["dpo", "cdpo", "robust", "ipo", "simpo"]
 BETAS: Mapping[PreferenceLoss, float] = MappingProxyType(
@@ -49,6 +49,7 @@ class DPO(Settings):
         None, ge=0, le=1e6, description="With simpo: target margin of the chosen answer; empty: 1."
     )
     evaluate_every: int = Field(10, ge=1, le=MOST_STEPS, description="Steps between evaluations on the held-out pairs.")
+    follow: MovingReference = Field(default=MovingReference(), description="A reference that follows the policy.")
     update: Update = Field(default=Update(), description="Epochs and mini-batches of a train_step.")
     optimizer: Optimizer = Field(default=Optimizer(lr=1e-6), description="Optimizer of the policy.")
 
@@ -96,5 +97,6 @@ class KTO(Settings):
     evaluate_every: int = Field(
         10, ge=1, le=MOST_STEPS, description="Steps between evaluations on the held-out answers."
     )
+    follow: MovingReference = Field(default=MovingReference(), description="A reference that follows the policy.")
     update: Update = Field(default=Update(), description="Epochs and mini-batches of a train_step.")
     optimizer: Optimizer = Field(default=Optimizer(lr=1e-6), description="Optimizer of the policy.")

@@ -8,7 +8,16 @@ from pydantic import Field, model_validator
 
 from prefect_rlhf.errors.wrong_setting import not_used, wrong
 from prefect_rlhf.tasks.rl.settings.policy import CLIPS, Advantage, Importance, KLTerm, MeanOver, Overlong, PolicyLoss
-from prefect_rlhf.tasks.settings import MOST_ROWS, MOST_STEPS, Optimizer, Product, Sampling, Settings, Update
+from prefect_rlhf.tasks.settings import (
+    MOST_ROWS,
+    MOST_STEPS,
+    MovingReference,
+    Optimizer,
+    Product,
+    Sampling,
+    Settings,
+    Update,
+)
 
 
 class KLControl(Settings):
@@ -132,6 +141,7 @@ class GRPO(PolicyGradient):
     )
     kl: KLTerm = Field(default=KLTerm(), description="KL term that keeps the policy near the reference model.")
     overlong: Overlong = Field(default=Overlong(), description="Treatment of responses that were cut off.")
+    follow: MovingReference = Field(default=MovingReference(), description="A reference that follows the policy.")
     update: Update = Field(default=Update(), description="Epochs and mini-batches of a train_step.")
     optimizer: Optimizer = Field(default=Optimizer(lr=1e-6), description="Optimizer of the policy.")
 

@@ -129,6 +129,11 @@ CASES = {
         "trl reward", {"use_peft": True, "lora_r": 8, "lora_alpha": 16, "use_rslora": True, "lora_target_modules": "all-linear"},
         {"reward.adapter.rank": 8, "reward.adapter.alpha": 16, "reward.adapter.target_modules": ["all-linear"], "reward.adapter.rslora": True}, 1,
     ),
+    "TRL's reference that follows": (
+        "trl dpo", {"sync_ref_model": True, "ref_model_sync_steps": 64, "ref_model_mixup_alpha": 0.3},
+        {"algo.follow.every": 64, "algo.follow.share": 0.3}, 1,
+    ),
+    "TRL's reference that stays": ("trl grpo", {"ref_model_sync_steps": 64}, {"algo.follow.every": ..., "algo.follow.share": ...}, 1),
     "TRL without an adapter": ("trl sft", {"lora_r": 8}, {"actor.adapter.rank": ..., "actor.adapter.target_modules": ...}, 1),
     "verl's adapters": (
         "verl ppo", {"model.lora_rank": 8, "model.target_modules": ["q_proj"], "critic.model.lora_rank": 4, "model.lora_adapter_path": "sft"},

@@ -1,0 +1,19 @@
+"""The follow of a shipped flow, as its settings say."""
+
+from prefect_rlhf.errors.errors import NotUsed
+from prefect_rlhf.tasks.settings import MovingReference
+from prefect_rlhf.tasks.tracing.calls import follow
+
+
+def move_reference(
+    ref: object | None, actor: object, settings: MovingReference, parameter: str = "algo.follow"
+) -> None:
+    """Let `ref` follow `actor` if the settings, which are the `parameter`, say so.
+
+    Raises NotUsed for settings without a reference that could follow.
+    """
+    if settings.every is None:
+        return
+    if ref is None:
+        raise NotUsed("algo.follow.every", settings.every, "there is no ref, which would follow")
+    follow(ref, actor, every=settings.every, share=settings.share)
