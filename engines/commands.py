@@ -20,7 +20,7 @@ from prefect_rlhf.placement.devices.mesh import Device
 from prefect_rlhf.placement.graph import Call
 from prefect_rlhf.placement.layout.layout import Layout
 from prefect_rlhf.placement.layout.regions import Region, intersection
-from prefect_rlhf.placement.models.model import ModelSpec
+from prefect_rlhf.placement.models.model import Dtype, ModelSpec
 from prefect_rlhf.placement.models.weights import Weights
 from prefect_rlhf.placement.plan import ModelInstance
 from prefect_rlhf.placement.rows.tokenizers import Tokenizers
@@ -89,7 +89,7 @@ class RowSource(Protocol):
         ...
 
     def read_column(self, name: str, row_ids: Sequence[int]) -> list[Any]:
-        """Return the values of a column of the file for rows, as plain Python values; None for null."""
+        """Return the rows' values in one of the file's columns, as plain Python values; None for null."""
         ...
 
 
@@ -253,8 +253,23 @@ class MoveWeightsCommand:
     devices: tuple[Device, ...] = ()
 
 
+@dataclass(frozen=True)
+class FollowCommand:
+    """Average the follower's version `held` with the leader's that `move` brings, which counts `share`.
+
+    The layouts of `move` are those of the weights that the follower writes. `dtype` is the leader's format. `is_copy`:
+    the new version is the leader's, bit for bit.
+    """
+
+    move: MoveWeightsCommand
+    held: int
+    share: float
+    dtype: Dtype
+    is_copy: bool
+
+
 class GpuMemory(NamedTuple):
-    """Memory of a GPU in bytes: the most since the rank's last report, and what the driver has free now.
+    """A GPU's memory in bytes: the peak since the rank's last report, and what the driver has free now.
 
     `allocated_bytes` are torch's tensors, `reserved_bytes` what torch holds of the device for them. `used_bytes` is
     all that the driver counts, of other processes too: it adds contexts, communicators and the driver's graphs.

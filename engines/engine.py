@@ -39,9 +39,10 @@ class Shard:
 
 @dataclass(frozen=True, slots=True)
 class StatePart:
-    """A region of a parameter in this rank's optimizer state: float32 main weights or a moment of Adam's.
+    """A region of a parameter in this rank's state: float32 main weights or a moment of Adam's.
 
-    `values` is a flat view of the region's elements in row-major order, in the optimizer's own tensor.
+    `values` views the region's elements in row-major order, in the optimizer's own tensor, or, of a follower without
+    main weights, in its compute weights.
     """
 
     kind: StateKind
@@ -109,7 +110,7 @@ class TrainingRows:
 
 @dataclass(frozen=True, slots=True)
 class SamplingSettings:
-    """Settings of the continuation of a prompt. Temperature 0 is greedy; a top_k of 0 keeps all tokens.
+    """Settings for continuing a prompt. Temperature 0 is greedy; a top_k of 0 keeps all tokens.
 
     A response ends with the token that completes a string in `stop`; see StopStrings.
     """
@@ -180,7 +181,7 @@ class PlaySettings:
 
 @dataclass(frozen=True)
 class Turn:
-    """The order to continue a row of a play by a turn: after the tokens of an `answer`, with at most `at_most` tokens.
+    """Continue a play's row by a turn: after the tokens of an `answer`, with at most `at_most` tokens.
 
     `number` counts the row's turns from 0. Before the first turn, `prompt` replaces the row's prompt: an environment
     has added a text to it.
@@ -225,7 +226,7 @@ class PlayTable(Protocol):
         ...
 
     def heard(self, row: int, tokens: Sequence[int], is_stopped: bool) -> None:
-        """Take the tokens of a row's latest turn. `is_stopped`: it ended by itself, before its most tokens."""
+        """Take the tokens of a row's latest turn. `is_stopped`: it ended on its own, before its token limit."""
         ...
 
 
@@ -291,7 +292,32 @@ class Engine(Protocol):
         ...
 
 
-class TrainingEngine(Engine, Protocol):
+class HasState(Protocol):
+    """What a checkpoint holds of a model on this rank, beside its frozen weights."""
+
+    def weights(self) -> Mapping[str, Shard]:
+        """See Engine."""
+        ...
+
+    def weights_written(self) -> None:
+        """See Engine."""
+        ...
+
+    @property
+    def num_updates(self) -> int:
+        """The optimizer's steps so far, which its warm-up and bias corrections count."""
+        ...
+
+    def state_parts(self) -> Iterator[StatePart]:
+        """Yield the whole state on this rank, in pieces of any size; no moments before the first step."""
+        ...
+
+    def begin_after(self, num_updates: int) -> None:
+        """Continue as if after that many optimizer steps; the moments exist as zeros, to be overwritten."""
+        ...
+
+
+class TrainingEngine(Engine, HasState, Protocol):
     """An engine that runs inference and train_step. Every rank of the mesh makes the same calls in the same order."""
 
     def infer(self, sequences: Sequences, output: str, micro_batches: int, temperature: float) -> Tensor | None:
@@ -317,19 +343,6 @@ class TrainingEngine(Engine, Protocol):
         update. New and old policy then have the same weights, so a difference in the loss is a difference between the
         two engines.
         """
-        ...
-
-    @property
-    def num_updates(self) -> int:
-        """The optimizer's steps so far, which its warm-up and bias corrections count."""
-        ...
-
-    def state_parts(self) -> Iterator[StatePart]:
-        """Yield the optimizer's whole state on this rank, in pieces of any size; no moments before the first step."""
-        ...
-
-    def begin_after(self, num_updates: int) -> None:
-        """Continue as if after that many optimizer steps; the moments exist as zeros, to be overwritten."""
         ...
 
 

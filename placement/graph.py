@@ -17,7 +17,7 @@ from prefect_rlhf.placement.row_set import RowCount, RowLimit, RowSet
 
 CallKind = Literal["generate", "inference", "train_step", "compute"]
 MeanOver = Literal["tokens", "rows", "groups"] | float
-"""What a loss is a mean over; a number takes the place of every row's length."""
+"""How a loss is averaged; a number takes the place of every row's length."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,6 +278,22 @@ class DataflowGraph(HashedOnce):
         """Return the call that writes the trained weights of `role`, or None when the role is frozen."""
         return self._trainers.get(role)
 
+    def version_after(self, role: str, step: int) -> int:
+        """Return the version of the weights of a trained role, or of a follower, after `step` steps."""
+        follows = self.model(role).follows
+        return step if follows is None else follows.version(step)
+
+    def follow_lag(self, call: Call) -> int:
+        """Return how many steps back from its own a call of a follower looks for the newest version.
+
+        The rule is that of `version_edges`, with the follow in place of the train_step.
+        """
+        follows = self.model(call.role or "").follows
+        assert follows is not None  # only asked of followers
+        names = [each.name for each in self.calls]
+        is_later = call.every is not None or names.index(call.name) > names.index(follows.after)
+        return 0 if is_later else 1 + self.staleness
+
     def generated_by(self, call: Call) -> Call | None:
         """Return the generate that made the rows of a call, even through other calls; None for rows of a dataset."""
         if call.kind == "generate":
@@ -327,7 +343,8 @@ class DataflowGraph(HashedOnce):
 
     def _named_weights(self) -> Mapping[str, tuple[Weights, ...]]:
         try:
-            return named_weights(self.models, frozenset(self._trainers))
+            written = {model.role for model in self.models if model.role in self._trainers or model.follows}
+            return named_weights(self.models, frozenset(written))
         except GraphError as error:
             raise GraphError(f"flow {self.name}: {error}") from error
 

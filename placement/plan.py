@@ -181,12 +181,29 @@ def trained_instance(graph: DataflowGraph, plan: ExecutionPlan, role: str) -> Mo
     return None if trainer is None else instance_of(trainer, plan[trainer.name])
 
 
+def stored_instance(graph: DataflowGraph, plan: ExecutionPlan, role: str) -> ModelInstance | None:
+    """Return the instance whose state is copied for a checkpoint or a switch; None for a frozen role.
+
+    All instances of a follower have the same state; it is copied from the first.
+    """
+    if graph.model(role).follows is None:
+        return trained_instance(graph, plan, role)
+    return next(instance for instance in instances(graph, plan) if instance.role == role)
+
+
+def has_state(graph: DataflowGraph, plan: ExecutionPlan, instance: ModelInstance) -> bool:
+    """Whether an instance gets its weights from a checkpoint or a switch: it is trained, or follows."""
+    follows = graph.model(instance.role).follows is not None
+    return follows or instance == trained_instance(graph, plan, instance.role)
+
+
 def built_version(graph: DataflowGraph, plan: ExecutionPlan, instance: ModelInstance, finished: int) -> int:
     """Return the weight version of a newly built instance, in a run that starts after `finished` steps.
 
-    A checkpoint has a single copy of trained weights; the first reallocate writes the other copies.
+    A checkpoint has a single copy of trained weights; the first reallocate writes the other copies. All instances of a
+    follower are restored.
     """
-    return finished if instance == trained_instance(graph, plan, instance.role) else 0
+    return graph.version_after(instance.role, finished) if has_state(graph, plan, instance) else 0
 
 
 def offloaded_parts(graph: DataflowGraph, plan: ExecutionPlan) -> dict[ModelInstance, OffloadPart]:
@@ -203,7 +220,7 @@ def offloaded_parts(graph: DataflowGraph, plan: ExecutionPlan) -> dict[ModelInst
 
 
 def moved_parts(graph: DataflowGraph, plan: ExecutionPlan) -> dict[ModelInstance, tuple[OffloadPart, ...]]:
-    """Return the parts of each offloaded instance, each of which comes and goes by itself.
+    """Return each offloaded instance's parts, which come and go separately.
 
     The whole of a trained instance goes in two parts, because its train_step needs both and other calls need only its
     weights. Gradients go with the optimizer: they are zeroed before each step.

@@ -1,6 +1,6 @@
 """The house as its own imports show it: rooms, sub-rooms, and who imports whom; imports inside functions included.
 
-`python -m tests.house` draws docs/images/house.svg and the table of rooms in docs/architecture.md anew.
+`python -m tests.house` draws docs/images/house.svg and the table of rooms in docs/internals/rooms.md anew.
 """
 
 import ast
@@ -16,7 +16,7 @@ PACKAGE = "prefect_rlhf"
 ROOMS = ("flows", "tasks", "blocks", "engines", "placement", "files", "errors")
 """Each room imports only rooms that follow it."""
 PICTURE = ROOT / "docs" / "images" / "house.svg"
-PAGE = ROOT / "docs" / "architecture.md"
+PAGE = ROOT / "docs" / "internals" / "rooms.md"
 TABLE = re.compile(r"(?<=<!-- rooms -->\n).*(?=<!-- end of rooms -->)", re.DOTALL)
 
 

@@ -12,7 +12,14 @@ from prefect_rlhf.placement.devices.mesh import ClusterShape, DeviceMesh
 from prefect_rlhf.placement.devices.strategy import Strategy
 from prefect_rlhf.placement.engine_traits import engines_of
 from prefect_rlhf.placement.graph import Call, DataflowGraph, Dataset, Operation, Port
-from prefect_rlhf.placement.models.model import QUERY_BIASES, Experts, ModelSpec, SlidingWindow, TransformerShape
+from prefect_rlhf.placement.models.model import (
+    QUERY_BIASES,
+    Experts,
+    FollowSpec,
+    ModelSpec,
+    SlidingWindow,
+    TransformerShape,
+)
 from prefect_rlhf.placement.plan import ExecutionPlan, Placement, instances
 from prefect_rlhf.placement.plans.check import violations
 from prefect_rlhf.placement.row_set import RowSet
@@ -157,6 +164,13 @@ def dpo() -> DataflowGraph:
     return DataflowGraph("dpo", (model("actor"), model("ref")), (Dataset("pairs", keys, 4),), calls)
 
 
+def following(graph: DataflowGraph, every: int = 2, share: float = 0.5) -> DataflowGraph:
+    """The graph with a reference that follows its actor; all its calls stand before that, or are evaluation."""
+    follows = FollowSpec("actor", every, share, after=graph.calls[-1].name)
+    ref = replace(graph.model("ref"), follows=follows)
+    return replace(graph, models=tuple(ref if each.role == "ref" else each for each in graph.models))
+
+
 def grouped() -> DataflowGraph:
     """Four responses to each of two prompts that a computation wrote; what it says of a prompt counts for them all."""
     rewritten = RowSet("rewrite", "prompts", 1, PROMPTS)
@@ -281,7 +295,7 @@ def _with_rows_first(draw, plan: ExecutionPlan, graph: DataflowGraph) -> Executi
 
 
 def graphs() -> st.SearchStrategy[DataflowGraph]:
-    """PPO with and without evaluation and staleness, ReMax, DPO, groups whose prompts have columns of their own.
+    """PPO with and without evaluation and staleness, ReMax, DPO, a reference that follows, groups with own columns.
 
     With eight rows a step, or (but for groups) seven.
     """
@@ -291,5 +305,6 @@ def graphs() -> st.SearchStrategy[DataflowGraph]:
         evaluate_every=st.sampled_from([None, 1, 2, 3]),
         mini_batches=st.sampled_from([1, 2]),
     )
-    even = st.one_of(variants, st.builds(remax), st.builds(dpo))
+    followed = st.builds(following, st.one_of(st.builds(ppo, st.integers(0, 2)), st.builds(dpo)), st.integers(1, 3))
+    even = st.one_of(variants, st.builds(remax), st.builds(dpo), followed)
     return st.one_of(even, even.map(uneven), st.builds(grouped))

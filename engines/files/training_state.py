@@ -14,13 +14,14 @@ import torch
 from torch import Tensor
 
 from prefect_rlhf.engines.commands import BuildCommand, StateRegion
-from prefect_rlhf.engines.engine import StatePart, TrainingEngine
+from prefect_rlhf.engines.engine import HasState, StatePart
 from prefect_rlhf.engines.files.checkpoint_files import StoredState, write_shard
 from prefect_rlhf.engines.weights.offload import HostLink
 from prefect_rlhf.errors.errors import RlhfError
 from prefect_rlhf.files.storage.mirror import on_this_machine
 from prefect_rlhf.placement.devices.strategy import Coordinate
 from prefect_rlhf.placement.layout.layout import Layout
+from prefect_rlhf.placement.models.engine_constants import MAIN_WEIGHT_BYTES
 
 
 @final
@@ -39,7 +40,7 @@ class HostCopy:
         self._copied: tuple[int, list[StatePart]] | None = None  # optimizer steps so far, and the copies
         self._is_written = True
 
-    def take(self, engine: TrainingEngine) -> int:
+    def take(self, engine: HasState) -> int:
         """Copy the state that this rank writes; return the bytes. After the return, training may continue.
 
         Raises RlhfError if the previous copy is not written yet.
@@ -48,9 +49,10 @@ class HostCopy:
             raise RlhfError(f"{self._command.instance.name}: its last copy in host memory is not yet on disk")
         strategy = self._command.instance.strategy
         members = dict(zip(self._command.ranks, strategy.coordinates(), strict=True))
-        held = list(_first_held(engine.state_parts(), self._command.layout, members, self._rank))
+        alike = self._command.model.follows is not None
+        held = list(_first_held(engine.state_parts(), self._command.layout, members, self._rank, alike))
         self._link = self._link or HostLink(held[0].values.device if held else torch.device("cpu"))
-        copies = self._places([part.values.nbytes for part in held], self._link)
+        copies = self._places([part.values.numel() * MAIN_WEIGHT_BYTES for part in held], self._link)
         with self._link.copying():
             for part, copy in zip(held, copies, strict=True):
                 _copy(copy, part.values)
@@ -97,18 +99,18 @@ class HostCopy:
 
 
 def _copy(target: Tensor, source: Tensor) -> None:
-    """Copy a flat tensor into host memory; from a device, do not wait for the end.
+    """Copy a tensor into a flat one in host memory; from a device, do not wait for the end.
 
     On the CPU a single thread copies: several threads would wait for each other after each of hundreds of parts, which
     takes ten times as long if the processors are busy.
     """
-    if source.device.type == "cpu":
+    if source.device.type == "cpu" and source.dtype == target.dtype and source.is_contiguous():
         ctypes.memmove(target.data_ptr(), source.data_ptr(), source.nbytes)
     else:
-        target.copy_(source, non_blocking=True)
+        target.view(source.shape).copy_(source, non_blocking=True)
 
 
-def restore(engine: TrainingEngine, folders: Sequence[Path], frozen: Collection[str] = ()) -> None:
+def restore(engine: HasState, folders: Sequence[Path], frozen: Collection[str] = ()) -> None:
     """Fill the engine's weights, main weights and moments from its weights' folders, as if it had trained so far.
 
     Compute weights are the main weights rounded to their format, as the optimizer makes them. `frozen` parameters are
@@ -121,10 +123,10 @@ def restore(engine: TrainingEngine, folders: Sequence[Path], frozen: Collection[
         engine.weights_written()
         engine.begin_after(stored.num_updates)
         for part in engine.state_parts():
-            part.values.copy_(stored.read(part.kind, part.parameter, part.region).flatten())
+            part.values.copy_(stored.read(part.kind, part.parameter, part.region).view(part.values.shape))
 
 
-def state_writer(engine: TrainingEngine, of_optimizer: bool) -> Callable[[StateRegion, Tensor], None]:
+def state_writer(engine: HasState, of_optimizer: bool) -> Callable[[StateRegion, Tensor], None]:
     """Return a function that writes a region into the engine's weights, or into its optimizer's state."""
     weights = engine.weights()
     parts = {(p.kind, p.parameter, p.region): p.values for p in engine.state_parts()} if of_optimizer else {}
@@ -132,7 +134,7 @@ def state_writer(engine: TrainingEngine, of_optimizer: bool) -> Callable[[StateR
     @torch.no_grad()
     def write(region: StateRegion, values: Tensor) -> None:
         if of_optimizer:
-            parts[region].copy_(values.flatten())
+            parts[region].copy_(values.view(parts[region].shape))
         else:
             view = weights[region.parameter].view
             view.copy_(values.view(view.shape))
@@ -141,15 +143,17 @@ def state_writer(engine: TrainingEngine, of_optimizer: bool) -> Callable[[StateR
 
 
 def _first_held(
-    parts: Iterator[StatePart], layout: Layout, members: Mapping[int, Coordinate], rank: int
+    parts: Iterator[StatePart], layout: Layout, members: Mapping[int, Coordinate], rank: int, alike: bool
 ) -> Iterator[StatePart]:
     """Select the parts for which this rank is the first holder.
 
     Tensor-parallel ranks all hold a norm, and the first and last stage hold a tied embedding. Ranks with
     the same part in a replica have the same dp coordinate: the optimizer divides each copy over dp in the same way.
+    Replicas are `alike` if each holds the whole state, as a follower's do.
     """
     for part in parts:
         regions = layout.regions[part.parameter]
-        held_by = (r for r, at in members.items() if at.dp == members[rank].dp and regions.get(r) == regions[rank])
+        own_dp = members[rank].dp
+        held_by = (r for r, at in members.items() if (alike or at.dp == own_dp) and regions.get(r) == regions[rank])
         if next(held_by) == rank:
             yield part

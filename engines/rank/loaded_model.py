@@ -5,10 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import cast
 
 from prefect_rlhf.engines.commands import BuildCommand, Digest
-from prefect_rlhf.engines.engine import Engine, Shard
+from prefect_rlhf.engines.engine import Engine, HasState, Shard, TrainingEngine
 from prefect_rlhf.engines.weights.fingerprint import Factors, Sample, digest
+from prefect_rlhf.engines.weights.followed_weights import FollowedWeights
 from prefect_rlhf.errors.errors import StaleWeights
 from prefect_rlhf.placement.plan import OffloadPart
 
@@ -25,6 +27,7 @@ class LoadedModel:
     version: int = 0
     offloaded: set[OffloadPart] = field(default_factory=set)
     is_empty: bool = False  # reloaded without weights, which a reallocation brings
+    followed: FollowedWeights | None = None  # of a follower
     _fingerprint_seconds: float = 0.0  # since the last report
     _samples: dict[bool, Sample] = field(default_factory=dict)  # of frozen and of other weights as they were labelled
     _frozen: frozenset[str] = field(init=False)  # parameters
@@ -32,6 +35,18 @@ class LoadedModel:
 
     def __post_init__(self) -> None:
         self._frozen = self.command.frozen
+        if (follows := self.command.model.follows) is not None:
+            keeps_main = follows.has_main_weights(self.command.model.dtype)
+            self.followed = FollowedWeights(self.engine, self._frozen, keeps_main)
+
+    @property
+    def state(self) -> HasState:
+        """What a checkpoint holds of it: a follower's own weights, or those of an engine that trains."""
+        return self.followed or cast(TrainingEngine, self.engine)
+
+    def device_bytes(self) -> int:
+        """Bytes on the device between calls."""
+        return self.engine.device_bytes() + (self.followed.device_bytes() if self.followed else 0)
 
     def label(self, version: int, whole: bool = False) -> Digest:
         """Label the trained weights as `version`; return their digest, and keep a sample of them.
@@ -63,11 +78,13 @@ class LoadedModel:
     def offload(self, part: OffloadPart, copies: bool = True) -> int:
         """Move a part to host memory, or drop it; return the bytes copied."""
         self.offloaded.add(part)
-        return self.engine.offload(part) if copies else self.engine.offload(part, copies=False)
+        main = self.followed.offload(copies) if self.followed else 0
+        return main + (self.engine.offload(part) if copies else self.engine.offload(part, copies=False))
 
     def reload(self, part: OffloadPart, copies: bool = True) -> int:
         """Restore an offloaded part, or allocate its memory only; return the bytes copied."""
         bytes_copied = self.engine.reload(part) if copies else self.engine.reload(part, copies=False)
+        bytes_copied += self.followed.reload() if self.followed else 0
         self.offloaded.discard(part)
         self.is_empty = not copies if part != "optimizer" else self.is_empty
         return bytes_copied

@@ -15,6 +15,7 @@ import torch
 from prefect_rlhf.engines.commands import (
     BuildCommand,
     CallCommand,
+    FollowCommand,
     MoveStateCommand,
     MoveWeightsCommand,
     RankReport,
@@ -39,6 +40,7 @@ from prefect_rlhf.engines.rank.store import RowStore
 from prefect_rlhf.engines.rows import unpad
 from prefect_rlhf.engines.sampling.response_end import cut_share, ends_of
 from prefect_rlhf.engines.sampling.seeds import row_seeds
+from prefect_rlhf.engines.weights.followed_weights import average
 from prefect_rlhf.engines.weights.memory import (
     device_holders,
     gpu_memory,
@@ -134,7 +136,7 @@ class Rank:
             return self._report(began, model)
         if command.restore is not None and command.restore.folder is not None:
             folders = [command.restore.folder / name for name in command.trained]
-            restore(cast(TrainingEngine, engine), folders, command.frozen)
+            restore(model.state, folders, command.frozen)
         digest = model.label(command.restore.version if command.restore else 0, whole=True)
         return replace(self._report(began, model), digest=digest)
 
@@ -177,15 +179,15 @@ class Rank:
         if model is None:  # this rank only gives
             bytes_moved = exchange_state(command.moves, self.rank, held, _write_nothing)
             return replace(self._report(began), bytes_moved=bytes_moved), ()
-        engine, digest = cast(TrainingEngine, model.engine), None
+        state, digest = model.state, None
         lacking: tuple[StateRegion, ...] = ()
-        bytes_moved = exchange_state(command.moves, self.rank, held, state_writer(engine, command.is_last))
+        bytes_moved = exchange_state(command.moves, self.rank, held, state_writer(state, command.is_last))
         if command.is_last:
             digest = model.label(command.version, whole=True)
         else:
-            engine.weights_written()
-            engine.begin_after(command.num_updates)
-            lacking = tuple(StateRegion(part.kind, part.parameter, part.region) for part in engine.state_parts())
+            state.weights_written()
+            state.begin_after(command.num_updates)
+            lacking = tuple(StateRegion(part.kind, part.parameter, part.region) for part in state.state_parts())
         return replace(self._report(began, model), digest=digest, bytes_moved=bytes_moved), lacking
 
     def drop_copies(self, instances: Sequence[ModelInstance]) -> RankReport:
@@ -339,6 +341,22 @@ class Rank:
         extra_bytes = moved.peak_extra_bytes
         return replace(report, digest=digest, bytes_moved=moved.bytes_moved, peak_extra_bytes=extra_bytes)
 
+    def follow(self, command: FollowCommand) -> RankReport:
+        """Write the next version of a follower: an average of its own and of its leader's; the digest is of that."""
+        began, move = time.perf_counter(), command.move
+        source, target = self.models.get(move.source), self.models.get(move.target)
+        doing = f"follow {move.source.name} by {move.target.name}"
+        if source is not None:
+            source.require(move.version, doing)
+        if target is not None:
+            target.require(command.held, doing)
+        leader = None if source is None else source.engine
+        moved = average(leader, None if target is None else target.followed, command, self._weight_mover)
+        digest = target.label(move.version) if target is not None else None
+        report = self._report(began, *filter(None, (source, target)))
+        extra_bytes = moved.peak_extra_bytes
+        return replace(report, digest=digest, bytes_moved=moved.bytes_moved, peak_extra_bytes=extra_bytes)
+
     def offload(self, instance: ModelInstance, part: OffloadPart = "all", copies: bool = True) -> RankReport:
         """Move an instance, or its weights or optimizer alone, to host memory, or drop it.
 
@@ -375,7 +393,7 @@ class Rank:
         began, model = time.perf_counter(), self._model(instance, "checkpoint")
         model.require(version, f"checkpoint of {instance.role} v{version}", "optimizer")
         copy = self._copies.setdefault(instance, HostCopy(model.command, self.rank))
-        bytes_copied = copy.take(cast(TrainingEngine, model.engine))
+        bytes_copied = copy.take(model.state)
         return replace(self._report(began, model), bytes_moved=bytes_copied)
 
     def commit(self, folder: Path, finished: Path) -> RankReport:
@@ -429,7 +447,7 @@ class Rank:
         return RankReport(
             seconds=time.perf_counter() - began,
             fingerprint_seconds=sum(model.take_fingerprint_seconds() for model in models),
-            device_bytes=sum(model.engine.device_bytes() for model in self.models.values()),
+            device_bytes=sum(model.device_bytes() for model in self.models.values()),
             resident_bytes=resident_bytes(),
             store_bytes=self.store.num_bytes,
             gpu=gpu_memory(),

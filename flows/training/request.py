@@ -33,6 +33,7 @@ from prefect_rlhf.placement.rows.tokenizers import Tokenizers
 from prefect_rlhf.tasks.checkpoints.best import BestModel
 from prefect_rlhf.tasks.checkpoints.changes import ResumedRun
 from prefect_rlhf.tasks.checkpoints.folders import Checkpoint, check_resumable, checkpoint_in, newest_checkpoint
+from prefect_rlhf.tasks.checkpoints.frozen_models import check_frozen_models
 from prefect_rlhf.tasks.checkpoints.lineage import Lineage, parameters_of
 from prefect_rlhf.tasks.checkpoints.metric_names import metric_names
 from prefect_rlhf.tasks.checkpoints.run_identity import run_identity, with_defaults
@@ -179,6 +180,7 @@ def read_lineage(asked: AskedRun, inputs: RunInputs, graph: DataflowGraph, check
     changes, identity = resumed.changes(spec.resume_changes)
     has_ended = read_result(checkpoint.folder.parent.parent) is not None
     check_resumable(checkpoint, graph, identity, spec.steps, has_ended)
+    check_frozen_models(checkpoint, graph)
     lineage = Lineage(parameters_of(arguments), (*before.lineage.changes, *changes), dict(inputs.commits))
     for change in lineage.changes:
         log_info(str(change))

@@ -20,6 +20,7 @@ from prefect_rlhf.flows.training.spec.run_spec import RunSpec
 from prefect_rlhf.placement.cost.sizes import ModelSizes
 from prefect_rlhf.placement.graph import DataflowGraph
 from prefect_rlhf.placement.memory.bytes import byte_size
+from prefect_rlhf.placement.models.engine_constants import MAIN_WEIGHT_BYTES
 from prefect_rlhf.tasks.checkpoints.elsewhere import check_writable, publish, recall_folder, recall_owners
 from prefect_rlhf.tasks.reporting.run_record import OWNER
 
@@ -117,6 +118,9 @@ def needed_bytes(graph: DataflowGraph, spec: RunSpec, written: int = 0) -> int:
     if spec.checkpoint_every is not None:
         checkpoints = min(spec.keep_checkpoints + 1, ceil(spec.steps / spec.checkpoint_every))
     per_checkpoint = CHECKPOINT_BYTES * sum(size.num_trained for size in sizes)
+    if spec.steps:
+        followers = [ModelSizes.of(model) for model in graph.models if model.follows]
+        per_checkpoint += MAIN_WEIGHT_BYTES * sum(size.num_trained for size in followers)
     exports = sum((size.num_trained if size.adapter else size.num_parameters) * size.item for size in sizes)
     if spec.export_merged:
         exports += sum(size.base.num_parameters * size.item for size in sizes if size.adapter)

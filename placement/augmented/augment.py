@@ -1,9 +1,9 @@
 """Augment a graph under a plan: insert every move of weights and rows that the plan needs.
 
 The order is: the runs of all calls; `reallocate`, if an instance lacks the version that it reads, and the waits of
-train_steps that let it pass; `checkpoint` and `commit`; each train_step's waits for the readers of the version that it
-overwrites; `transfer`, if a call's devices lack rows; `export` of trained models; the cut of calls and their transfers
-into parts; `reload` and `offload`.
+train_steps that let it pass; `follow`; `checkpoint` and `commit`; the waits of each train_step and each follow for the
+readers of the version that it overwrites; `transfer`, if a call's devices lack rows; `export` of trained models; the
+cut of calls and their transfers into parts; `reload` and `offload`.
 """
 
 from __future__ import annotations
@@ -20,11 +20,12 @@ from prefect_rlhf.placement.augmented.node import Dependency, Node
 from prefect_rlhf.placement.augmented.offloading import add_offloads
 from prefect_rlhf.placement.augmented.parts import cut_into_parts
 from prefect_rlhf.placement.augmented.priority import CallPriorities, export_of
-from prefect_rlhf.placement.augmented.reallocations import add_reallocations
+from prefect_rlhf.placement.augmented.reallocations import add_follows, add_reallocations
 from prefect_rlhf.placement.augmented.unroll import CallRun, run_id, train_run_id, unroll
 from prefect_rlhf.placement.augmented.work import (
     Checkpoint,
     Export,
+    Follow,
     ModelCall,
     Reallocate,
     TrainStep,
@@ -64,6 +65,7 @@ def unrolled_nodes(
     for run in _runs(graph, steps, unrolled):
         builder.add(_call_node(graph, plan, run), priorities.call(run.call, run.step))
     add_reallocations(builder, graph, plan, priorities)
+    add_follows(builder, graph, plan, steps, unrolled)
     add_checkpoints(builder, graph, plan, steps, unrolled)
     _add_overwrites(builder)
     _add_transfers(builder, graph, plan, priorities)
@@ -100,16 +102,19 @@ def _call_node(graph: DataflowGraph, plan: ExecutionPlan, run: CallRun) -> Node:
 
 
 def _add_overwrites(builder: GraphBuilder) -> None:
-    """Make each train_step wait for all readers of the version that it overwrites in its own storage."""
+    """Make each train_step and each follow wait for all readers of the version that it overwrites in its storage."""
     users: dict[tuple[ModelInstance, int], list[str]] = defaultdict(list)
     for node in builder.nodes.values():
         match node.work:
             case ModelCall(_, storage, version) | Reallocate(storage, _, version) | Checkpoint(storage, version):
                 users[storage, version].append(node.id)
+            case Follow(storage, _, version):
+                users[storage, version].append(node.id)
     for node in tuple(builder.nodes.values()):
-        if isinstance(node.work, TrainStep):
-            readers, label = users[node.work.instance, node.work.reads], f"v{node.work.reads}"
-            builder.wait(node.id, *(Dependency(id, "overwrite", label) for id in readers))
+        match node.work:
+            case TrainStep(_, storage, version) | Follow(_, storage, _, version):
+                waits = (Dependency(id, "overwrite", f"v{version}") for id in users[storage, version])
+                builder.wait(node.id, *waits)
 
 
 def _add_transfers(

@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from prefect_rlhf.placement.augmented.graph_builder import GraphBuilder
 from prefect_rlhf.placement.augmented.node import Dependency, Node
 from prefect_rlhf.placement.augmented.priority import checkpoint_of, commit_of
-from prefect_rlhf.placement.augmented.unroll import latest_run, run_id, train_run_id
+from prefect_rlhf.placement.augmented.unroll import follow_id, latest_run, run_id, train_run_id
 from prefect_rlhf.placement.augmented.work import Checkpoint, Commit
 from prefect_rlhf.placement.devices.mesh import union
 from prefect_rlhf.placement.graph import Call, DataflowGraph
-from prefect_rlhf.placement.plan import ExecutionPlan, ModelInstance, trained_instance
+from prefect_rlhf.placement.plan import ExecutionPlan, ModelInstance, labels, stored_instance
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,16 +108,17 @@ def add_checkpoints(
 
     The dependency of a train_step on the copy of the weights that it overwrites is added with its other readers.
     """
-    trained = [
-        instance for model in graph.models if (instance := trained_instance(graph, plan, model.role)) is not None
-    ]
+    trained = [instance for model in graph.models if (instance := stored_instance(graph, plan, model.role)) is not None]
+    names = labels(graph, plan)
     before: tuple[Dependency, ...] = ()
     for step in filter(steps.is_checkpointed, unrolled) if trained else ():
         copied = [one for one in trained if steps.is_committed(step) or one.role in (steps.moving or ())]
-        copies = {instance: _checkpoint(graph, instance, step) for instance in copied}
+        copies = {instance: _checkpoint(graph, instance, names[instance], step) for instance in copied}
         for position, node in enumerate(copies.values()):
             builder.add(node, checkpoint_of(step, position))
             builder.wait(node.id, *before)
+            for absent in [made for made in node.depends_on if made not in builder.nodes]:
+                builder.replace_dependency(node.id, absent)  # it ended long before
         if not steps.is_committed(step):
             continue
         commit = _commit(builder, graph, step, copies)
@@ -130,21 +131,23 @@ def stateful_calls(graph: DataflowGraph) -> tuple[Call, ...]:
     return tuple(call for call in graph if call.stateful)
 
 
-def _checkpoint(graph: DataflowGraph, instance: ModelInstance, step: int) -> Node:
-    version = f"{instance.role} v{step}"
+def _checkpoint(graph: DataflowGraph, instance: ModelInstance, name: str, step: int) -> Node:
+    role, number = instance.role, graph.version_after(instance.role, step)
+    follows, version = graph.model(role).follows is not None, f"{role} v{number}"
+    made = follow_id(name, number) if follows else train_run_id(graph, role, number)
     return Node(
-        id=f"checkpoint.{instance.role}@{step}",
+        id=f"checkpoint.{role}@{step}",
         step=step,
         meshes=(instance.mesh,),
-        dependencies=(Dependency(train_run_id(graph, instance.role, step), "version", version),),
-        reason=f"a run that ends after step {step} goes on from {version} and its optimizer.",
-        work=Checkpoint(instance, step),
+        dependencies=(Dependency(made, "version", version),),
+        reason=f"a run that ends after step {step} goes on from {version}{'' if follows else ' and its optimizer'}.",
+        work=Checkpoint(instance, number),
     )
 
 
 def _commit(builder: GraphBuilder, graph: DataflowGraph, step: int, copies: Mapping[ModelInstance, Node]) -> Node:
     """Return the node, on the devices whose ranks hold a copy."""
-    copied = (Dependency(node.id, "version", f"{copy.role} v{step}") for copy, node in copies.items())
+    copied = (Dependency(node.id, "version", f"{copy.role} v{node.reads}") for copy, node in copies.items())
     states = {
         latest: Dependency(latest, "state", call.name)
         for call in stateful_calls(graph)

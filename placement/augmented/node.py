@@ -13,6 +13,7 @@ from prefect_rlhf.placement.augmented.work import (
     Commit,
     Compute,
     Export,
+    Follow,
     HostCopy,
     ModelCall,
     Reallocate,
@@ -84,7 +85,7 @@ class Node:
     @property
     def writes(self) -> int | None:
         """The weight version that it makes."""
-        return self.work.writes if isinstance(self.work, TrainStep) else None
+        return self.work.writes if isinstance(self.work, TrainStep | Follow) else None
 
     @property
     def devices(self) -> frozenset[Device]:
@@ -98,11 +99,11 @@ class Node:
 
     @property
     def occupies(self) -> frozenset[tuple[Device, Resource]]:
-        """What it has to itself while it runs."""
+        """The resources that it uses alone while it runs."""
         return _occupied(self.meshes, self.resources)
 
     def shares_with(self, other: Node) -> bool:
-        """Return whether some resource of a device is in what both occupy."""
+        """Return whether both nodes occupy the same resource on some device."""
         overlap = any(mine.overlaps(theirs) for mine in self.meshes for theirs in other.meshes)
         return overlap and not set(self.resources).isdisjoint(other.resources)
 
@@ -161,9 +162,8 @@ def _title_parts(work: Work, meshes: str) -> tuple[str, str, str]:
             return call_title(call), meshes, ""
         case Transfer(call):
             return f"transfer → {call_title(call)}", meshes, ""
-        case Reallocate(source, target, version):
-            engines = " → ".join(f"{instance.engine} {_place(instance)}" for instance in (source, target))
-            return f"{source.role}.reallocate", engines, f"v{version}"
+        case Reallocate() | Follow():
+            return _moved_weights(work)
         case HostCopy(instance, part, version):
             words = [word for word in (part, _without_copy(work)) if word not in ("all", "")]
             some = f" ({', '.join(words)})" if words else ""
@@ -176,6 +176,13 @@ def _title_parts(work: Work, meshes: str) -> tuple[str, str, str]:
             return f"{instance.role}.{instance.engine}.export", _place(instance), f"v{version}"
         case _:
             assert_never(work)
+
+
+def _moved_weights(work: Reallocate | Follow) -> tuple[str, str, str]:
+    engines = " → ".join(f"{instance.engine} {_place(instance)}" for instance in (work.source, work.target))
+    if isinstance(work, Reallocate):
+        return f"{work.source.role}.reallocate", engines, f"v{work.reads}"
+    return f"{work.target.role}.follow of {work.source.role}", engines, f"v{work.held} → v{work.writes}"
 
 
 def _without_copy(work: HostCopy) -> str:

@@ -31,6 +31,7 @@ from prefect_rlhf.placement.augmented.work import (
     Commit,
     Compute,
     Export,
+    Follow,
     HostCopy,
     ModelCall,
     Offload,
@@ -194,7 +195,8 @@ class _UseWindows:
         instance, what = part
         self._count[part, step] += 1
         after = tuple(window for window in self._closed.values() if window.instance.mesh.overlaps(instance.mesh))
-        number, version, overwrites = self._count[part, step], self._versions[instance], False
+        held = _held_version(first, instance)
+        number, version, overwrites = self._count[part, step], self._versions[instance] if held is None else held, False
         if TRAITS[instance.engine].drops_weights and isinstance(first.work, Reallocate):
             overwrites = first.work.target == instance and instance in self._overwritten
             version = first.work.reads if overwrites else version
@@ -225,6 +227,8 @@ def _uses(
             return
         case Reallocate(source, target, version):
             used = [(source, version if version > finished else node.step), (target, node.step)]
+        case Follow(source, target):
+            used = [(source, node.step), (target, node.step)]
         case ModelCall() | Checkpoint() | Export():
             used = [(node.work.instance, node.step)]
         case _:
@@ -240,8 +244,18 @@ def _written_version(node: Node, instance: ModelInstance) -> int | None:
     match node.work:
         case TrainStep():
             return node.work.writes
-        case Reallocate(_, target, version) if target == instance:
+        case Reallocate(_, target, version) | Follow(_, target, version) if target == instance:
             return version
+    return None
+
+
+def _held_version(node: Node, instance: ModelInstance) -> int | None:
+    """Return the weight version that a node finds in an instance, None if it does not say."""
+    match node.work:
+        case ModelCall(_, used, version) | Checkpoint(used, version) | Export(used, version) if used == instance:
+            return version
+        case Follow(_, target, _, held) if target == instance:
+            return held
     return None
 
 
@@ -283,7 +297,7 @@ def _insert(
 
 
 def _chain(builder: GraphBuilder, ordered: Iterable[Node], late: Set[DeviceMesh], blocks: BlocksByMesh) -> None:
-    """Let what computes on the late blocks run in the order of the graph: windows can then lie between two of them."""
+    """Let work on the late blocks run in the order of the graph: windows can then lie between two of them."""
     last: dict[DeviceMesh, str] = {}
     for node in ordered if late else ():
         shared = sorted(late & _blocks_of_node(node, blocks)) if "compute" in node.resources else []

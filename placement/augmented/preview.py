@@ -25,7 +25,8 @@ def preview(
     makes nodes wait for each other.
     """
     steps = StepRange(num_steps, finished, checkpoint_every)
-    period = lcm(checkpoint_every or 1, *(call.every or 1 for call in graph))
+    follows = [model.follows.every for model in graph.models if model.follows]
+    period = lcm(checkpoint_every or 1, *follows, *(call.every or 1 for call in graph))
     shown = steps.all()[: min(max(LEAST_STEPS, PERIODS * period), MOST_STEPS) + 1]
     return AugmentedGraph(graph, plan, num_steps, unrolled_nodes(graph, plan, steps, shown), finished)
 
@@ -33,7 +34,7 @@ def preview(
 def distant_nodes(previewed: AugmentedGraph, checkpoint_every: int | None = None) -> tuple[Node, ...]:
     """Return nodes of later steps whose kind does not occur in the preview.
 
-    They are the first run of each evaluation, and the first checkpoint.
+    They are the first run of each evaluation, the first checkpoint, and the first follow of each follower.
     """
     there = {node.call.name if node.call else node.kind for node in previewed}
     steps = StepRange(previewed.num_steps, previewed.finished, checkpoint_every)
@@ -45,4 +46,7 @@ def distant_nodes(previewed: AugmentedGraph, checkpoint_every: int | None = None
     has_steps = steps.finished < steps.num_steps  # else exports are all that is left
     if checkpoint_every is not None and "commit" not in there and has_steps:
         distant.add(min((steps.finished // checkpoint_every + 1) * checkpoint_every, steps.num_steps))
+    for follows in (model.follows for model in previewed.graph.models if model.follows and "follow" not in there):
+        first = (steps.finished // follows.every + 1) * follows.every
+        distant |= {first} if first <= steps.num_steps else set()
     return unrolled_nodes(previewed.graph, previewed.plan, steps, sorted(distant)) if distant else ()

@@ -1,4 +1,4 @@
-"""Insert the moves of weights, from the instance that trained a version to the instances that use it.
+"""Insert the moves of weights, from the instance that trained a version to those that use it, or that follow it.
 
 A train_step lets the weights pass that the next step begins with, if it can run during that step.
 """
@@ -8,12 +8,13 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 
+from prefect_rlhf.placement.augmented.checkpointing import StepRange
 from prefect_rlhf.placement.augmented.graph_builder import GraphBuilder, Priority
 from prefect_rlhf.placement.augmented.node import Dependency, Node
 from prefect_rlhf.placement.augmented.offloading import is_overwritten
 from prefect_rlhf.placement.augmented.priority import CallPriorities, just_after, just_before
-from prefect_rlhf.placement.augmented.unroll import run_id, train_run_id
-from prefect_rlhf.placement.augmented.work import ModelCall, Reallocate
+from prefect_rlhf.placement.augmented.unroll import follow_id, run_id, train_run_id
+from prefect_rlhf.placement.augmented.work import Follow, ModelCall, Reallocate
 from prefect_rlhf.placement.devices.mesh import union
 from prefect_rlhf.placement.graph import Call, DataflowGraph
 from prefect_rlhf.placement.plan import ExecutionPlan, ModelInstance, labels, offloaded_parts, trained_instance
@@ -52,6 +53,46 @@ def add_reallocations(
                 before = [node.id]
             before += [reader.id for reader, _ in readers]
     _let_fresh_weights_pass(builder, graph, plan, priorities, arrives_early)
+
+
+def add_follows(
+    builder: GraphBuilder, graph: DataflowGraph, plan: ExecutionPlan, steps: StepRange, unrolled: Iterable[int]
+) -> None:
+    """Make each instance of a follower follow its leader, and its readers wait for the version that they read.
+
+    A follow runs directly after the train_step of its leader. Version 0 comes from the model's folder.
+    """
+    names, readers_of = labels(graph, plan), _readers(builder)
+    for instance, name in names.items():
+        follows = graph.model(instance.role).follows
+        if follows is None:
+            continue
+        source = trained_instance(graph, plan, follows.leader)
+        assert source is not None  # a leader is trained
+        for step in unrolled:
+            if step % follows.every or not steps.finished < step <= steps.num_steps:
+                continue
+            trained = train_run_id(graph, follows.leader, step)
+            node = _follow(Follow(source, instance, step, step - follows.every, follows.share), name, trained)
+            builder.add(node, just_after(builder.priority(trained)))
+            if (before := follow_id(name, step - follows.every)) in builder.nodes:
+                builder.wait(node.id, Dependency(before, "version", f"{instance.role} v{step - follows.every}"))
+        for version, readers in readers_of[instance].items():
+            made = follow_id(name, version)
+            for reader, _ in readers if made in builder.nodes else ():
+                builder.wait(reader.id, Dependency(made, "version", f"{instance.role} v{version}"))
+
+
+def _follow(work: Follow, name: str, trained: str) -> Node:
+    leader, own = work.source.role, work.target.role
+    return Node(
+        id=follow_id(name, work.writes),
+        step=work.reads,
+        meshes=union((work.source.mesh, work.target.mesh)),
+        dependencies=(Dependency(trained, "version", f"{leader} v{work.reads}"),),
+        reason=f"{own} follows {leader}: {work.share:g} of {leader} v{work.reads}, and the rest of {own} v{work.held}.",
+        work=work,
+    )
 
 
 def trained_behind(graph: DataflowGraph, priorities: CallPriorities) -> Iterator[tuple[Call, Call]]:

@@ -9,6 +9,7 @@ from prefect_rlhf.placement.augmented.work import (
     Commit,
     Compute,
     Export,
+    Follow,
     HostCopy,
     ModelCall,
     Reallocate,
@@ -26,7 +27,7 @@ RESOURCES: tuple[Resource, ...] = get_args(Resource)
 def resources_of(work: Work) -> tuple[Resource, ...]:
     """Return the resources that a work uses on each of its devices; a rank runs it in the thread of the first."""
     match work:
-        case ModelCall() | Transfer() | Reallocate() | Export():
+        case ModelCall() | Transfer() | Reallocate() | Follow() | Export():
             return ("compute",)
         case Compute(call):
             return ("hosts",) if call.on_hosts else ("compute",)

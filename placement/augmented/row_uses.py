@@ -12,6 +12,7 @@ from prefect_rlhf.placement.augmented.work import (
     Commit,
     Compute,
     Export,
+    Follow,
     HostCopy,
     ModelCall,
     Reallocate,
@@ -38,7 +39,7 @@ def row_uses(graph: DataflowGraph, plan: ExecutionPlan, node: Node) -> dict[Devi
             held = sources = {move.producer: move.keys for move in moves}
         case ModelCall(call) | Compute(call):
             sources, held = graph.reads_of(call.name), {call.name: call.outputs}
-        case Reallocate() | HostCopy() | Checkpoint() | Commit() | Export():
+        case Reallocate() | Follow() | HostCopy() | Checkpoint() | Commit() | Export():
             return {}
         case _:
             assert_never(node.work)

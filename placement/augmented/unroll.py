@@ -45,6 +45,15 @@ def train_run_id(graph: DataflowGraph, role: str, version: int) -> str:
     return run_id(trainer.name, version)
 
 
+def follow_id(name: str, version: int) -> str:
+    """Return the id of the node that writes a version (1 or more) of a follower; `name` is its instance's.
+
+    >>> follow_id("ref.megatron", 2)
+    'follow.ref.megatron@2'
+    """
+    return f"follow.{name}@{version}"
+
+
 def unroll(
     graph: DataflowGraph,
     num_steps: int,
@@ -106,6 +115,8 @@ def _run(
         reads = max(oldest, version_read(edges[call.name, trainer.name], step))
         if reads > finished:
             dependencies.append(Dependency(run_id(trainer.name, reads), "version", f"{call.role} v{reads}"))
+    elif call.role and graph.model(call.role).follows:  # the plan decides which nodes make its versions
+        reads = graph.version_after(call.role, max(oldest, step - graph.follow_lag(call)))
     if call.stateful:
         before = latest_run(call, step - 1)  # evaluation runs once more after the last step, between two multiples
         if before >= (0 if call.every else 1) and _is_left(before, finished):

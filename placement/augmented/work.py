@@ -85,6 +85,26 @@ class Reallocate:
 
 
 @dataclass(frozen=True, slots=True)
+class Follow:
+    """The average of version `reads` of a leader, from the instance that trained it, with an instance of its follower.
+
+    The leader counts `share`, the follower's own version `held` the rest. The new version has the number `reads`.
+    """
+
+    kind: ClassVar = "follow"
+    source: ModelInstance
+    target: ModelInstance
+    reads: int
+    held: int
+    share: float
+
+    @property
+    def writes(self) -> int:
+        """The weight version that it makes."""
+        return self.reads
+
+
+@dataclass(frozen=True, slots=True)
 class HostCopy:
     """A move of `part` of an instance between device and host memory. `reads` is the version of its weights.
 
@@ -145,7 +165,18 @@ class Export:
 
 
 Work = (
-    Generate | Inference | TrainStep | Compute | Transfer | Reallocate | Offload | Reload | Checkpoint | Commit | Export
+    Generate
+    | Inference
+    | TrainStep
+    | Compute
+    | Transfer
+    | Reallocate
+    | Follow
+    | Offload
+    | Reload
+    | Checkpoint
+    | Commit
+    | Export
 )
 
 

@@ -1,4 +1,4 @@
-"""Seconds of every node of an augmented graph under a plan."""
+"""How long each node of an augmented graph takes under a plan."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from prefect_rlhf.placement.augmented.work import (
     Commit,
     Compute,
     Export,
+    Follow,
     HostCopy,
     ModelCall,
     Reallocate,
@@ -33,17 +34,18 @@ from prefect_rlhf.placement.cost.sources import CostSources
 from prefect_rlhf.placement.cost.uneven import placed_cost
 from prefect_rlhf.placement.cost.workload import CallWork, Workload
 from prefect_rlhf.placement.graph import Call, DataflowGraph
-from prefect_rlhf.placement.plan import ExecutionPlan, trained_instance
+from prefect_rlhf.placement.models.engine_constants import MAIN_WEIGHT_BYTES
+from prefect_rlhf.placement.plan import ExecutionPlan, ModelInstance, trained_instance
 from prefect_rlhf.placement.rows.moves import placed_moves
 from prefect_rlhf.placement.rows.partition import Part
 
-_SLOWED_MOVES = Transfer | Reallocate | HostCopy | Checkpoint
+_SLOWED_MOVES = Transfer | Reallocate | Follow | HostCopy | Checkpoint
 """Moves for which a profile knows how they share their hosts: none that goes to disk."""
 
 
 @dataclass(frozen=True, slots=True)
 class NodeCosts:
-    """The seconds of each node of `graph` under `plan`.
+    """The time of each node of `graph` under `plan`, in seconds.
 
     No source of times knows computations on data and the export of models: orchestration is all that they count as. A
     call on hosts takes as long as its author expects.
@@ -58,7 +60,7 @@ class NodeCosts:
     )
 
     def seconds(self, node: Node) -> float:
-        """Return the seconds of a node, in all."""
+        """Return a node's total time in seconds."""
         return self.cost(node).total
 
     def worked_seconds(self, node: Node) -> float | None:
@@ -66,7 +68,7 @@ class NodeCosts:
         return None if isinstance(node.work, Compute | Export) else self.cost(node).worked
 
     def cost(self, node: Node) -> Seconds:
-        """Return the seconds of a node, by cause; the same in every step, for copies to the host and drops apart."""
+        """Return a node's time by cause, in seconds; equal in every step, except for copies to the host and drops."""
         key = subject_of(node.id), isinstance(node.work, HostCopy) and node.work.copies
         if key not in self._costs:
             self._costs[key] = self._cost(node)
@@ -116,7 +118,7 @@ class NodeCosts:
         return cost + Seconds(orchestration=self.sources.orchestration_seconds)
 
     def _alone(self, node: Node) -> Seconds:
-        """The seconds of a call, or of other work if each of its devices were alone on its host."""
+        """The time of a call, or of other work, in seconds, if each of its devices were alone on its host."""
         match node.work:
             case ModelCall(call, _, _, part):
                 return self._call(call, part)
@@ -129,6 +131,8 @@ class NodeCosts:
                 sizes = self._sizes(source.role)
                 moved = reallocation_seconds(source, target, sizes, self.sources.links(node.meshes))
                 return Seconds(transfer=moved, call=self.sources.taken_seconds(target, sizes))
+            case Follow(source, target):
+                return self._follow(node, source, target)
             case HostCopy(instance, part):
                 written = isinstance(node.work, Reload) and part == "all" and node.work.copies
                 return Seconds(
@@ -145,8 +149,17 @@ class NodeCosts:
             case _:
                 assert_never(node.work)
 
+    def _follow(self, node: Node, source: ModelInstance, target: ModelInstance) -> Seconds:
+        """The seconds of a move, and of reading and writing the averages in the memory of the fullest device."""
+        sizes, own, links = self._sizes(source.role), self._sizes(target.role), self.sources.links(node.meshes)
+        touched = own.most_trained(target.strategy) * (2 * MAIN_WEIGHT_BYTES + own.item + sizes.item)
+        return Seconds(
+            transfer=reallocation_seconds(source, target, sizes, links) + links.seconds(touched, "device"),
+            call=self.sources.taken_seconds(target, own),
+        )
+
     def _call(self, call: Call, part: Part) -> Seconds:
-        """The seconds of a part of a call: as a call of its own, but no less than its share of the whole call.
+        """The time of a call's part in seconds: as a separate call, but no less than its share of the whole call.
 
         So an estimate never gains by fewer rows at once, and the parts together take no less than the whole. The first
         part has the cost of new weights.

@@ -24,12 +24,13 @@ from prefect_rlhf.placement.models.model import (
     QUERY_BIASES,
     BaseDtype,
     Dtype,
+    FollowSpec,
     Head,
     ModelSpec,
     TransformerShape,
 )
 from prefect_rlhf.placement.models.weights import Parameter, further_parameters
-from prefect_rlhf.placement.plan import EngineKind, ExecutionPlan, ModelInstance, device_coordinates, trained_instance
+from prefect_rlhf.placement.plan import EngineKind, ExecutionPlan, ModelInstance, device_coordinates, stored_instance
 
 
 @hashed_once
@@ -40,7 +41,7 @@ class ModelSizes(HashedOnce):
     With experts, `inner` is the width of an expert; a dense model has no experts. `further` and `frozen` are parameters
     of parts other than the trunk, the heads and the adapter; a train_step does not write `frozen` parameters. With an
     `adapter` it writes that, a scalar head and `further` parameters, and no others. With a `base_dtype` the matrices of
-    layers are in that format.
+    layers are in that format. A model that `follows` another is written as if it were trained.
     """
 
     hidden: int
@@ -63,6 +64,7 @@ class ModelSizes(HashedOnce):
     frozen: tuple[Parameter, ...] = ()
     adapter: LayerAdapter | None = None
     base_dtype: BaseDtype | None = None
+    follows: FollowSpec | None = None
 
     @classmethod
     def of(cls, model: ModelSpec) -> ModelSizes:
@@ -73,6 +75,8 @@ class ModelSizes(HashedOnce):
             sizes = replace(sizes, adapter=LayerAdapter.of(model))
         if model.base_dtype is not None:
             sizes = replace(sizes, base_dtype=model.base_dtype)
+        if model.follows is not None:
+            sizes = replace(sizes, follows=model.follows)
         return replace(sizes, further=further, frozen=frozen) if further or frozen else sizes
 
     @classmethod
@@ -97,7 +101,7 @@ class ModelSizes(HashedOnce):
         )
 
     def held_by(self, engine: EngineKind) -> ModelSizes:
-        """Return the sizes of the parts of the model that an engine holds; see `held_parts`."""
+        """Return the sizes of those parts of the model that an engine holds; see `held_parts`."""
         left_out = "scalar_head" in TRAITS[engine].leaves_out
         return replace(self, head="lm") if left_out and self.head == "lm+scalar" else self
 
@@ -110,14 +114,14 @@ class ModelSizes(HashedOnce):
 
     @property
     def base(self) -> ModelSizes:
-        """The sizes of the model without its adapter, in its own format."""
-        if self.adapter is None and self.base_dtype is None:
+        """The sizes of the model alone, without its adapter, in its own format."""
+        if self.adapter is None and self.follows is None and self.base_dtype is None:
             return self
-        return replace(self, adapter=None, base_dtype=None)
+        return replace(self, adapter=None, follows=None, base_dtype=None)
 
     @property
     def item(self) -> int:
-        """Bytes of an element of the compute format."""
+        """Bytes per element in the compute format."""
         return ITEM_BYTES[self.dtype]
 
     @property
@@ -165,13 +169,13 @@ class ModelSizes(HashedOnce):
 
     @property
     def layer_matrices(self) -> int:
-        """Elements of a layer's matrices, and of biases on their rows: what tp splits of all but experts."""
+        """Elements of a layer's matrices, and of biases on their rows: tp splits them, except the experts'."""
         split = sum(rows for name, rows in self._rows.items() if name in self.biases) if self.biases else 0
         return self.matrices + split
 
     @property
     def layer_norms(self) -> int:
-        """Elements of a layer's norms, of biases on what tp ranks add up, and its router: what every tp rank holds."""
+        """Elements that every tp rank holds: a layer's norms, its router, and biases on sums over tp ranks."""
         norms = (4 if self.norms_after else 2) * self.hidden + (2 * self.head_dim if self.qk_norm else 0)
         return norms + self.router + self.hidden * len({"self_attn.o_proj", "mlp.down_proj"} & set(self.biases))
 
@@ -185,7 +189,7 @@ class ModelSizes(HashedOnce):
 
     @property
     def keys_and_values(self) -> int:
-        """Elements of the matrices, and of their biases, that make keys and values."""
+        """Elements of the matrices that make keys and values, and of their biases."""
         biases = sum(name in self.biases for name in QUERY_BIASES[1:])
         return self.keys * (2 * self.hidden + biases)
 
@@ -288,6 +292,17 @@ class ModelSizes(HashedOnce):
         """Count the elements that a train_step writes on a device of the stage with most."""
         return max(self.stage_trained(strategy, stage) for stage in (0, strategy.pp - 1))
 
+    def stage_main_bytes(self, strategy: Strategy, stage: int) -> int:
+        """Return the bytes of the float32 main weights that a follower keeps on a device of a pipeline stage."""
+        keeps = self.follows is not None and self.follows.has_main_weights(self.dtype)
+        return self.stage_trained(strategy, stage) * MAIN_WEIGHT_BYTES if keeps else 0
+
+    def largest_moved(self, tp: int) -> int:
+        """Count the elements, on each of tp devices, of the largest weight that a move brings."""
+        if self.adapter is not None:
+            return self.adapter.on(tp).elements
+        return max(-(-self.vocab // tp) * self.hidden, self.layer_matrices // tp, self.layer_experts // tp)
+
     def stage_experts(self, strategy: Strategy, stage: int) -> int:
         """Count the elements of experts that a device of a pipeline stage holds: of every ep-th, its tp-th part."""
         return self.stage_layers(strategy.pp, stage) * -(-self.layer_experts // (strategy.tp * strategy.ep))
@@ -306,22 +321,30 @@ class ModelSizes(HashedOnce):
 
 
 def copied_bytes(graph: DataflowGraph, plan: ExecutionPlan) -> Counter[Device]:
-    """Add up, device by device, the bytes that a checkpoint of all trained roles copies: the most in host memory.
+    """Add up, device by device, the bytes that a checkpoint of all roles with a state copies: the most in host memory.
 
     Weights that all tensor-parallel devices hold, norms for example, count on each, although a single device writes
     them.
     """
     copied: Counter[Device] = Counter()
     for model in graph.models:
-        instance = trained_instance(graph, plan, model.role)
+        instance = stored_instance(graph, plan, model.role)
         if instance is not None:
             copied.update(instance_copied_bytes(instance, ModelSizes.of(model)))
     return copied
 
 
 def instance_copied_bytes(instance: ModelInstance, sizes: ModelSizes) -> dict[Device, int]:
-    """Return, by device, the bytes that a trained instance's ranks copy: main weights and moments, over replicas."""
+    """Return, by device, the bytes that a trained instance's ranks copy: main weights and moments, over replicas.
+
+    A follower's weights are copied from its first replica, and have no moments.
+    """
     strategy, per_element = instance.strategy, MAIN_WEIGHT_BYTES + ADAM_BYTES
+    if sizes.follows is not None:
+        return {
+            device: sizes.stage_trained(strategy, at.pp) * MAIN_WEIGHT_BYTES if at.dp < strategy.ep else 0
+            for device, at in device_coordinates(instance)
+        }
 
     @cache
     def elements(stage: int) -> int:

@@ -165,7 +165,16 @@ def certify_plan(
 
     Raises InvalidInput for a key-value cache that does not hold the longest row.
     """
-    return certify(augment(graph, plan, graph.staleness + STEPS_CERTIFIED), workload, backend, kept)
+    return certify(augment_few(graph, plan), workload, backend, kept)
+
+
+def augment_few(graph: DataflowGraph, plan: ExecutionPlan) -> AugmentedGraph:
+    """Return few steps that stand for a run of any number: a follow is in every second step of these, if in fewer."""
+    models = (
+        replace(model, follows=replace(model.follows, every=min(model.follows.every, 2))) if model.follows else model
+        for model in graph.models
+    )
+    return augment(replace(graph, models=tuple(models)), plan, graph.staleness + STEPS_CERTIFIED)
 
 
 def certify(
@@ -263,7 +272,7 @@ class _AlikeDevices:
             yield str(self._device(device)), number
 
     def beside(self, device: int) -> tuple[ByteShare, ...]:
-        """Return what a device holds beside tensors."""
+        """Return what a device holds in addition to tensors."""
         kind = self._beside_column[device]
         return self._beside.values[kind - 1] if kind else ()
 

@@ -12,10 +12,10 @@ from prefect_rlhf.placement.cost.sizes import ModelSizes, instance_copied_bytes
 from prefect_rlhf.placement.memory.alike import Ints, Spread, summed
 from prefect_rlhf.placement.memory.bytes import byte_size
 from prefect_rlhf.placement.memory.holdings import Kept, moves_with
-from prefect_rlhf.placement.plan import ModelInstance, trained_instance
+from prefect_rlhf.placement.plan import ModelInstance, stored_instance
 
-COPIED = frozenset({"weights", "adapter", "optimizer"})
-"""What goes to the host: gradients come back as zeros, a key-value cache and packed weights are made again."""
+COPIED = frozenset({"weights", "adapter", "main weights", "optimizer"})
+"""Offloaded kinds. Gradients come back as zeros; a key-value cache and packed weights are made again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ def host_loads(
         kept += summed(spread.numbers // per_node, np.array(sizes, dtype=np.int64)[spread.kinds], num_nodes)
     copied = np.zeros(num_nodes, dtype=np.int64)
     for model in augmented.graph.models if has_checkpoints else ():
-        trained = trained_instance(augmented.graph, plan, model.role)
+        trained = stored_instance(augmented.graph, plan, model.role)
         if trained is not None:
             copied += _copied_by_node(trained, ModelSizes.of(model), num_nodes)
     room = plan.cluster.host_memory_bytes

@@ -17,6 +17,7 @@ from prefect_rlhf.placement.augmented.work import (
     Commit,
     Compute,
     Export,
+    Follow,
     HostCopy,
     ModelCall,
     Reallocate,
@@ -32,7 +33,7 @@ from prefect_rlhf.placement.devices.mesh import Backend, Device, DeviceMesh
 from prefect_rlhf.placement.engine_traits import TRAITS
 from prefect_rlhf.placement.memory.alike import Spread, spread_by_replica, spread_on
 from prefect_rlhf.placement.memory.holdings import Kept
-from prefect_rlhf.placement.models.engine_constants import BUCKET_BYTES
+from prefect_rlhf.placement.models.engine_constants import BUCKET_BYTES, FOLLOWED_ELEMENTS, MAIN_WEIGHT_BYTES
 from prefect_rlhf.placement.plan import ModelInstance, Placement
 
 STATIC_TERMS = ("weights", "gradients", "optimizer")  # of a call's bytes: kept by its instance
@@ -91,6 +92,8 @@ def node_needs(
                 terms = _active_bytes(work, plan[call.name], sizes_of(instance), speeds, backend, per_node)
             case Reallocate(source, target):
                 terms = _staged_by_move(source, target, sizes_of(source), per_node)
+            case Follow(source, target):
+                terms = _staged_by_follow(source, target, sizes_of(source), sizes_of(target), per_node)
             case Export(instance):
                 terms = _staged_by_export(held[instance])
             case Compute() | Transfer() | HostCopy() | Checkpoint():
@@ -139,8 +142,26 @@ def _staged_by_move(source: ModelInstance, target: ModelInstance, sizes: ModelSi
     return Spread(numbers, of_device, tuple({"staged weights": num_bytes} for num_bytes in kinds))
 
 
+@lru_cache(maxsize=256)
+def _staged_by_follow(
+    source: ModelInstance, target: ModelInstance, sizes: ModelSizes, own: ModelSizes, per_node: int
+) -> Spread[Terms]:
+    """Beside a move's bytes, the follower's part of some weights as they arrive, and of one of them in float32."""
+    staged = _staged_by_move(source, target, sizes, per_node)
+    follows, takers = own.follows, np.array([device.node * per_node + device.index for device in target.devices])
+    assert follows is not None  # only a follower follows
+    if follows.share == 1 and own.dtype == sizes.dtype:  # the new weights are the leader's
+        return staged
+    largest = own.largest_moved(target.strategy.tp)
+    arriving = min(own.most_trained(target.strategy), max(FOLLOWED_ELEMENTS, largest))
+    averaged = arriving * sizes.item + largest * MAIN_WEIGHT_BYTES
+    count, takes = len(staged.values), np.isin(staged.numbers, takers)
+    taking = tuple({**terms, "staged averages": averaged} for terms in staged.values)
+    return Spread(staged.numbers, staged.kinds + count * takes, (*staged.values, *taking))
+
+
 def _staged_by_export(held: Spread[Kept]) -> Spread[Terms]:
-    """At most a bucket of weights, which are gathered tensor by tensor."""
+    """Bytes that an export stages: at most a bucket of weights, since it gathers tensor by tensor."""
     weights = [sum(size for what, size in kept if what == "weights") for kept in held.values]
     return Spread(held.numbers, held.kinds, tuple({"staged weights": min(BUCKET_BYTES, size)} for size in weights))
 

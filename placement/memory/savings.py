@@ -17,7 +17,6 @@ from math import sqrt
 from types import MappingProxyType
 from typing import Any
 
-from prefect_rlhf.placement.augmented.augment import augment
 from prefect_rlhf.placement.augmented.augmented_graph import AugmentedGraph
 from prefect_rlhf.placement.cost.paged_cache import expected_cache_bytes, gib_above, whole_cache_bytes
 from prefect_rlhf.placement.cost.sizes import ModelSizes
@@ -26,7 +25,7 @@ from prefect_rlhf.placement.devices.mesh import Backend
 from prefect_rlhf.placement.engine_traits import TRAITS
 from prefect_rlhf.placement.graph import Call, DataflowGraph
 from prefect_rlhf.placement.layout.sharing import one_base
-from prefect_rlhf.placement.memory.certificate import STEPS_CERTIFIED, Certificate, certify
+from prefect_rlhf.placement.memory.certificate import Certificate, augment_few, certify
 from prefect_rlhf.placement.plan import (
     ExecutionPlan,
     ModelInstance,
@@ -41,7 +40,7 @@ from prefect_rlhf.placement.words.table import WORDS, having, without
 from prefect_rlhf.placement.words.word import Word
 
 StatedWords = Set[tuple[str, str]]
-"""Words of placements that a person stated, each as its call and its name: no saving changes them."""
+"""Words that you set, each by its call and its name: no saving changes them."""
 CACHE_STEP = sqrt(2)  # ratio of the bytes of consecutive cache sizes
 Change = Callable[[ExecutionPlan], ExecutionPlan]
 LARGE_TOKENS: Mapping[Backend, int] = MappingProxyType({"cuda": 2048, "cpu": 1})
@@ -87,7 +86,7 @@ class Savings:
         alike = tuple((name, without(placed, alone)) for name, placed in plan.placements)
         key = plan.cluster, alike
         if key not in self._augmented:
-            self._augmented[key] = augment(self.graph, plan, self.graph.staleness + STEPS_CERTIFIED)
+            self._augmented[key] = augment_few(self.graph, plan)
         return replace(self._augmented[key], plan=plan)
 
     def fits(self, plan: ExecutionPlan) -> bool:

@@ -6,7 +6,7 @@ from prefect_rlhf.placement.cost.sizes import ModelSizes, instance_copied_bytes
 from prefect_rlhf.placement.graph import DataflowGraph
 from prefect_rlhf.placement.memory.certificate import Certificate
 from prefect_rlhf.placement.memory.hosts import HostLoad
-from prefect_rlhf.placement.plan import ExecutionPlan, trained_instance
+from prefect_rlhf.placement.plan import ExecutionPlan, stored_instance
 from prefect_rlhf.placement.plans.switch import moving_roles
 
 
@@ -21,8 +21,8 @@ def switch_loads(
     before, _ = certificates
     copies, offloaded = Counter[int](), Counter[int]()
     for role in moving_roles(graph, plan, other):
-        instance = trained_instance(graph, plan, role)
-        assert instance is not None  # only trained roles move
+        instance = stored_instance(graph, plan, role)
+        assert instance is not None  # no frozen role moves
         for device, num_bytes in instance_copied_bytes(instance, ModelSizes.of(graph.model(role))).items():
             copies[device.node] += num_bytes
     for certificate in certificates:

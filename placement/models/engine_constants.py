@@ -19,6 +19,7 @@ COLUMN_BYTES = 4  # log-probabilities, values, advantages and the like are float
 EXPERT_IMBALANCE = 1.5  # tokens of the fullest device over the mean, where devices divide experts: an assumption
 
 BUCKET_BYTES = 64 << 20  # bytes of weights that a rank stages at once for sending, and as many for receiving
+FOLLOWED_ELEMENTS = 16 << 20  # elements of whole weights that a follower averages at a time, or a single larger weight
 LOGITS_AT_ONCE_CPU = 1 << 19  # logits that the head makes at a time: about what stays in a core's cache
 LOGITS_AT_ONCE_CUDA = 1 << 28  # a GPU needs more of them at a time
 LONGEST_EXPLICIT = 512  # tokens; up to here attention's backward on CPU makes all scores of a row, 2-5 times faster

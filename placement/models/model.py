@@ -13,7 +13,7 @@ Dtype = Literal["float32", "bfloat16"]
 BaseDtype = Literal["nf4"]
 """The formats of a frozen base in fewer bits: nf4 is QLoRA's, with double quantisation (`models/four_bits.py`)."""
 Schedule = Literal["constant", "linear", "cosine"]
-"""The way of the learning rate after the warm-up: it stays, falls in a line, or along half a cosine."""
+"""What the learning rate does after the warm-up: it stays, falls linearly, or falls along half a cosine."""
 
 
 NO_BIASES: tuple[str, ...] = ()
@@ -102,6 +102,32 @@ class OptimizerSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class FollowSpec:
+    """How a model follows another: after every `every` steps its weights become (1 - share) own + share leader.
+
+    The leader's weights are those that its train_step of the same step makes. `after` is the call that the body makes
+    before it: later calls of the body read the new version in the same step.
+    """
+
+    leader: str
+    every: int
+    share: float
+    after: str
+
+    def version(self, step: int) -> int:
+        """Return the version of the follower after `step` steps, which has the number of the step that made it.
+
+        >>> [FollowSpec("actor", 2, 0.5, "").version(step) for step in range(6)]
+        [0, 0, 2, 2, 4, 4]
+        """
+        return max(0, step) // self.every * self.every
+
+    def has_main_weights(self, dtype: Dtype) -> bool:
+        """Whether it keeps float32 main weights: an average in bfloat16 would lose small shares."""
+        return self.share < 1 and dtype != "float32"
+
+
+@dataclass(frozen=True, slots=True)
 class ModelSpec:
     """A role's model: the Hugging Face folder `path`, its head, and its formats.
 
@@ -112,6 +138,7 @@ class ModelSpec:
     weights as long as nothing trains them. It is empty for a model that is only planned, since its path is then just a
     size. With an `adapter` a train_step writes the adapter and a scalar head, and the other weights are frozen. With a
     `base_dtype` the matrices of its layers are frozen in that format.
+    A model that `follows` another changes the weights that a train_step of its own would write.
     """
 
     role: str
@@ -126,3 +153,4 @@ class ModelSpec:
     content: str = ""
     adapter: AdapterSpec | None = None
     base_dtype: BaseDtype | None = None
+    follows: FollowSpec | None = None

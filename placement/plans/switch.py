@@ -29,10 +29,13 @@ def closed_instances(graph: DataflowGraph, plan: ExecutionPlan, other: Execution
 
 
 def moving_roles(graph: DataflowGraph, plan: ExecutionPlan, other: ExecutionPlan) -> frozenset[str]:
-    """Return the trained roles whose training state has to move if a run changes from `plan` to `other`."""
-    closed = closed_instances(graph, plan, other)
-    roles = (model.role for model in graph.models)
-    return frozenset(role for role in roles if trained_instance(graph, plan, role) in closed)
+    """Return the roles whose state has to move if a run changes from `plan` to `other`: trained roles and followers.
+
+    A follower's state moves to every instance that the switch builds.
+    """
+    closed, built = closed_instances(graph, plan, other), closed_instances(graph, other, plan)
+    trained = {model.role for model in graph.models if trained_instance(graph, plan, model.role) in closed}
+    return frozenset(trained | {instance.role for instance in built if graph.model(instance.role).follows})
 
 
 def _as_used(graph: DataflowGraph, plan: ExecutionPlan) -> dict[ModelInstance, object]:

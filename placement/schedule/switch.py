@@ -1,4 +1,4 @@
-"""Seconds of a switch from plan to plan: engines start in turn, then states reach their new devices."""
+"""How long a switch from plan to plan takes: engines start in turn, then states reach their new devices."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -8,7 +8,7 @@ from prefect_rlhf.placement.cost.sizes import ModelSizes, instance_copied_bytes
 from prefect_rlhf.placement.cost.sources import CostSources
 from prefect_rlhf.placement.engine_traits import TRAITS
 from prefect_rlhf.placement.graph import DataflowGraph
-from prefect_rlhf.placement.plan import EngineKind, ExecutionPlan, trained_instance
+from prefect_rlhf.placement.plan import EngineKind, ExecutionPlan, has_state
 from prefect_rlhf.placement.plans.switch import closed_instances
 
 NOT_MEASURED: Mapping[EngineKind, float] = MappingProxyType({})
@@ -21,7 +21,7 @@ def switch_seconds(
     sources: CostSources,
     starts: Mapping[EngineKind, float] = NOT_MEASURED,
 ) -> float:
-    """Return the seconds of a switch from `plan` to `other`.
+    """Return how long the switch from `plan` to `other` takes, in seconds.
 
     Each new instance costs the start of its engine, and the reading of its weights from a disk. A trained instance gets
     its trained weights and its optimizer over the host link instead. The copies to host memory before the switch are
@@ -32,7 +32,7 @@ def switch_seconds(
         sizes, strategy = ModelSizes.of(graph.model(instance.role)), instance.strategy
         seconds += starts.get(instance.engine, TRAITS[instance.engine].start_seconds)
         weights = sizes.held_by(instance.engine).fullest_stage_parameters(strategy) * sizes.item
-        if instance == trained_instance(graph, other, instance.role):
+        if has_state(graph, other, instance):
             state, own = max(instance_copied_bytes(instance, sizes).values()), sizes.most_trained(strategy) * sizes.item
             seconds += host_seconds(2 * own + state, sources.links((instance.mesh,)))
             weights -= own  # a base is read

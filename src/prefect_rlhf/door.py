@@ -24,7 +24,7 @@ from prefect_rlhf.tasks.rl.settings.online import GRPO, PPO, KLControl, PolicyGr
 from prefect_rlhf.tasks.rl.settings.policy import Importance, KLTerm, Overlong
 from prefect_rlhf.tasks.rl.settings.safety import SafeRLHF
 from prefect_rlhf.tasks.settings import Optimizer, Sampling, Settings, Staleness, Update
-from prefect_rlhf.tasks.tracing.calls import compute, generate, inference, score, train_step
+from prefect_rlhf.tasks.tracing.calls import compute, follow, generate, inference, score, train_step
 from prefect_rlhf.tasks.tracing.operations import computation, loss
 from prefect_rlhf.tasks.tracing.select import select
 
@@ -65,6 +65,7 @@ __all__ = [
     "compute",
     "select",
     "train_step",
+    "follow",
     # its parameters
     "Model",
     "Adapter",

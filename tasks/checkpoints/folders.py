@@ -86,7 +86,7 @@ class Checkpoint:
         return self.manifest.step
 
     def shards(self, weights: str) -> tuple[Path, ...]:
-        """Return the index files of the shards of a set of weights."""
+        """Return the index files for a weight set's shards."""
         return tuple(self.folder / weights / name for name in self.manifest.shards[weights])
 
     def unfinished(self) -> tuple[str, ...]:

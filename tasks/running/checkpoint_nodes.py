@@ -11,13 +11,15 @@ from prefect_rlhf.engines.commands import BuildCommand, RankReport, Restore
 from prefect_rlhf.engines.files.saved_state import SavedState
 from prefect_rlhf.engines.rank.rank import Rank
 from prefect_rlhf.engines.weights.versions import Fingerprint, Fingerprints
-from prefect_rlhf.errors.errors import InvalidInput, RlhfError, StaleWeights
+from prefect_rlhf.errors.errors import RlhfError, StaleWeights
 from prefect_rlhf.files.atomic_file import writing
 from prefect_rlhf.placement.augmented.checkpointing import stateful_calls
 from prefect_rlhf.placement.augmented.node import Node
 from prefect_rlhf.placement.augmented.work import Checkpoint
 from prefect_rlhf.placement.graph import Call
+from prefect_rlhf.placement.plan import ModelInstance
 from prefect_rlhf.tasks.checkpoints.folders import beside, finish, folder_of, keep_newest
+from prefect_rlhf.tasks.checkpoints.frozen_models import other_weights
 from prefect_rlhf.tasks.checkpoints.run_identity import run_identity
 from prefect_rlhf.tasks.running.outcome import NodeOutcome, outcome_of
 from prefect_rlhf.tasks.running.rank_calls import RankCalls
@@ -49,15 +51,18 @@ class Checkpointing:
         shards = [(name, index) for name in checkpoint.manifest.shards for index in checkpoint.shards(name)]
         by_rank = {rank: (shards[rank::num_ranks],) for rank in range(num_ranks)}
         self.call(Rank.check_shards, by_rank, f"check {checkpoint.folder.name}")
+        graph = self.run.graph
+        role_of = {own.name: model.role for model in graph.models for own in graph.weights(model.role) if own.trained}
         for name, fingerprint in checkpoint.manifest.fingerprints.items():
-            self.fingerprints.learn(name, checkpoint.step if name in checkpoint.manifest.shards else 0, fingerprint)
+            version = graph.version_after(role_of[name], checkpoint.step) if name in role_of else 0
+            self.fingerprints.learn(name, version, fingerprint)
 
-    def restore(self) -> Restore | None:
-        """Return the place of the state of trained weights in a resumed or switched run, None in a new run."""
-        checkpoint = self.run.checkpoint
+    def restore(self, instance: ModelInstance) -> Restore | None:
+        """Return the place of an instance's state in a resumed or switched run, None in a new run."""
+        checkpoint, graph = self.run.checkpoint, self.run.graph
         if self.run.switched_after is not None:
-            return Restore(None, self.run.switched_after)
-        return Restore(checkpoint.folder, checkpoint.step) if checkpoint else None
+            return Restore(None, graph.version_after(instance.role, self.run.switched_after))
+        return Restore(checkpoint.folder, graph.version_after(instance.role, checkpoint.step)) if checkpoint else None
 
     def restore_states(self) -> None:
         """Restore each stateful computation's state from the checkpoint, on the rank that now runs it."""
@@ -93,11 +98,7 @@ class Checkpointing:
         """
         if self.run.checkpoint is None or all(own.trained for own in command.weights):
             return error
-        return InvalidInput(
-            "resume_from",
-            f"a checkpoint of a run with other weights of {command.instance.role}",
-            f"the weights in {command.model.path}, as in this run",
-        )
+        return other_weights(command.instance.role, command.model.path)
 
     def left(self, call: Call, step: int, reports: Mapping[int, RankReport]) -> None:
         """Keep the new state of a stateful computation for the next checkpoint."""

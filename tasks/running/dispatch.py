@@ -8,6 +8,7 @@ from typing import assert_never
 
 from prefect_rlhf.engines.commands import (
     BuildCommand,
+    FollowCommand,
     MoveStateCommand,
     MoveWeightsCommand,
     RankReport,
@@ -27,6 +28,7 @@ from prefect_rlhf.placement.augmented.work import (
     Commit,
     Compute,
     Export,
+    Follow,
     Generate,
     HostCopy,
     ModelCall,
@@ -40,8 +42,16 @@ from prefect_rlhf.placement.graph import Call
 from prefect_rlhf.placement.layout.layout import Layout, held_parts, layout_of
 from prefect_rlhf.placement.layout.sharing import shared_weights
 from prefect_rlhf.placement.models.weights import Weights
-from prefect_rlhf.placement.plan import ModelInstance, instances, moved_parts, offloaded_parts, trained_instance
-from prefect_rlhf.placement.plans.switch import closed_instances
+from prefect_rlhf.placement.plan import (
+    ModelInstance,
+    has_state,
+    instances,
+    moved_parts,
+    offloaded_parts,
+    stored_instance,
+    trained_instance,
+)
+from prefect_rlhf.placement.plans.switch import closed_instances, moving_roles
 from prefect_rlhf.placement.rows.partition import Part
 from prefect_rlhf.tasks.data.tokenizer import response_ends
 from prefect_rlhf.tasks.running.checkpoint_nodes import Checkpointing
@@ -106,13 +116,16 @@ class Dispatcher:
                 bytes_moved += self._move_state(before, instance, command.restore.version)
             self._offload_built(instance)
         self.checkpointing.move_states(before.checkpointing)
-        freed = self._call(Rank.drop_copies, dict.fromkeys(everywhere, (closed,)), "free copies of training states")
+        moved = moving_roles(self._graph, before.run.plan, self._plan)
+        copied = (stored_instance(self._graph, before.run.plan, role) for role in sorted(moved))
+        unused = tuple(dict.fromkeys((*closed, *filter(None, copied))))
+        freed = self._call(Rank.drop_copies, dict.fromkeys(everywhere, (unused,)), "free copies of training states")
         return replace(outcome_of(freed), bytes_moved=bytes_moved)
 
     def _move_state(self, before: Dispatcher, target: ModelInstance, version: int) -> int:
-        """Send the copies of a role's training state to the ranks of its new instance; return the bytes sent."""
-        source = trained_instance(self._graph, before.run.plan, target.role)
-        assert source is not None  # the same roles are trained under any plan
+        """Send the copies of a role's state to the ranks of its new instance; return the bytes sent."""
+        source = stored_instance(self._graph, before.run.plan, target.role)
+        assert source is not None  # the same roles have a state under any plan
         holders, takers = self.run.ranks(source), self.run.ranks(target)
         copied = self._call(Rank.copied_state, dict.fromkeys(holders, (source,)), f"list the state of {source.name}")
         held = {rank: regions for rank, (_, regions) in copied.items()}
@@ -153,6 +166,8 @@ class Dispatcher:
                 reports = self._transfer(node, work)
             case Reallocate():
                 reports = self._reallocate(node, work)
+            case Follow():
+                reports = self._follow(node, work)
             case HostCopy():
                 reports = self._move_between_host_and_device(node, work)
             case Checkpoint():
@@ -213,6 +228,18 @@ class Dispatcher:
         self._settle(target, version, reports, moved)
         return reports
 
+    def _follow(self, node: Node, work: Follow) -> dict[int, RankReport]:
+        source, target, written = work.source, work.target, self._weights(work.target, trained=True)
+        leader, own = self._graph.model(source.role), self._graph.model(target.role)
+        layouts = self._layout(source, written), self._layout(target, written)
+        move = MoveWeightsCommand(source, target, work.reads, *layouts, self.run.lease.devices)
+        is_copy = work.share == 1 and leader.dtype == own.dtype
+        command = FollowCommand(move, work.held, work.share, leader.dtype, is_copy)
+        ranks = [self.run.rank(device) for device in node.devices]
+        reports = self._call(Rank.follow, dict.fromkeys(ranks, (command,)), node.title)
+        self._settle(target, work.writes, reports, written)
+        return reports
+
     def _move_between_host_and_device(self, node: Node, work: HostCopy) -> dict[int, RankReport]:
         arguments = dict.fromkeys(self.run.ranks(work.instance), (work.instance, work.part, work.copies))
         method = Rank.offload if isinstance(work, Offload) else Rank.reload
@@ -249,7 +276,7 @@ class Dispatcher:
             instance=instance,
             ranks=self.run.ranks(instance),
             layout=self._layout(instance, weights),
-            restore=self.checkpointing.restore() if is_trained else None,
+            restore=self.checkpointing.restore(instance) if has_state(self._graph, self._plan, instance) else None,
             max_sequence_length=self.run.max_sequence_length,
             max_rows=max(map(self._fullest_rows, calls)),
             cache_bytes=self._plan[calls[0].name].cache_bytes,
@@ -272,7 +299,7 @@ class Dispatcher:
         return tuple(own for own in every if own.trained or not trained)
 
     def _layout(self, instance: ModelInstance, weights: Sequence[Weights]) -> Layout:
-        """Return the layout of some of the weights of an instance."""
+        """Return the layout of some of an instance's weights."""
         key = instance, tuple(own.part for own in weights)
         if key not in self._layouts:
             self._layouts[key] = layout_of(instance, self._graph.model(instance.role), self.run.lease.mesh, key[1])

@@ -33,7 +33,7 @@ def check_new_heads(graph: DataflowGraph) -> DataflowGraph:
     for model in graph.models:
         trainer = graph.trained_by(model.role)
         trained = _heads(graph, trainer.name) if trainer else set()
-        if model.new_head and "scalar" in model.head and "scalar" not in trained:
+        if model.new_head and "scalar" in model.head and "scalar" not in trained and not model.follows:
             expected = f"false: no train_step trains the head of {model.role}, so every row would score its initial 0"
             raise InvalidInput(f"{model.role}.new_head", True, expected)
     return graph
@@ -42,7 +42,8 @@ def check_new_heads(graph: DataflowGraph) -> DataflowGraph:
 def check_adapters(graph: DataflowGraph) -> DataflowGraph:
     """Return the graph. Raises InvalidInput for a new adapter that nothing trains: the model would be its base."""
     for model in graph.models:
-        if model.adapter is not None and not model.adapter.path and graph.trained_by(model.role) is None:
+        is_written = graph.trained_by(model.role) is not None or model.follows is not None
+        if model.adapter is not None and not model.adapter.path and not is_written:
             expected = f"no adapter, or adapter.path: no train_step trains {model.role}, so a new one would stay zero"
             raise InvalidInput(f"{model.role}.adapter", f"rank {model.adapter.rank}", expected)
     return graph
@@ -58,16 +59,20 @@ def with_bases_formats(graph: DataflowGraph) -> DataflowGraph:
     models = []
     for model in graph.models:
         other = stated.get((model.content, model.dtype))
-        if other is not None and model.base_dtype is None and model.adapter is not None:
+        if other is None or model.base_dtype is not None:
+            models.append(model)
+        elif model.adapter is not None and model.follows is None:
             right = f"{other.base_dtype}, as of {other.role}, which has the same base"
             raise InvalidInput(f"{model.role}.base_dtype", model.base_dtype, right)
-        frozen = other is not None and graph.trained_by(model.role) is None
-        models.append(replace(model, base_dtype=other.base_dtype) if other is not None and frozen else model)
+        else:
+            is_frozen = graph.trained_by(model.role) is None and model.follows is None
+            has_base = is_frozen or model.adapter is not None
+            models.append(replace(model, base_dtype=other.base_dtype) if has_base else model)
     return replace(graph, models=tuple(models)) if stated else graph
 
 
 def adapter_remarks(graph: DataflowGraph) -> tuple[str, ...]:
-    """Return a line for the log for each adapter that is trained: its learning rate is one of full training."""
+    """Return a log line for each trained adapter: its learning rate is one for full training."""
     trained = (model for model in graph.models if model.adapter is not None and graph.trained_by(model.role))
     return tuple(
         f"{model.role} trains an adapter at a learning rate of {model.optimizer.lr:g}; about ten times the rate of "

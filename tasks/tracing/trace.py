@@ -16,10 +16,11 @@ from prefect_rlhf.errors.by_hand import WrongCall
 from prefect_rlhf.errors.errors import GraphError, InvalidInput, RlhfError
 from prefect_rlhf.files.path_text import from_here
 from prefect_rlhf.placement.graph import Call, DataflowGraph, Dataset, Port
-from prefect_rlhf.placement.models.model import ModelSpec, OptimizerSpec
+from prefect_rlhf.placement.models.model import FollowSpec, ModelSpec, OptimizerSpec
 from prefect_rlhf.placement.row_set import RowSet
 from prefect_rlhf.tasks.settings import Product, Settings
 from prefect_rlhf.tasks.tracing.arguments import check_body, check_whole
+from prefect_rlhf.tasks.tracing.followers import check_follows
 from prefect_rlhf.tasks.tracing.heads import check_adapters, check_new_heads, check_no_idle_head, with_bases_formats
 
 MAKERS = {
@@ -93,6 +94,7 @@ class Trace:
     parameters: Mapping[int, str]  # id of an argument object -> the parameter's name
     calls: list[Call] = field(default_factory=list)
     optimizers: dict[str, OptimizerSpec] = field(default_factory=dict)
+    follows: dict[str, FollowSpec] = field(default_factory=dict)
     used: set[str] = field(default_factory=set)
     batches: dict[tuple[str, int, int | None], RowSet] = field(default_factory=dict)  # by dataset, size and `every`
     staleness: int | None = None  # None until a generate call sets it
@@ -203,13 +205,19 @@ class Trace:
         """Return the graph. Raises GraphError for an empty body and for unused parameters."""
         if not self.calls:
             raise GraphError(f"flow {self.flow}: the body made no model function call")
-        models = tuple(replace(m, optimizer=self.optimizers.get(role)) for role, m in self.models.items())
+        models = tuple(self._model(role) for role in self.models)
         datasets = tuple(self.datasets.values())
         graph = DataflowGraph(self.flow, models, datasets, tuple(self.calls), self.staleness or 0)
         unused = sorted({*self.models, *self.datasets} - self.used)
         if unused:
             raise GraphError(f"flow {self.flow}: parameter {unused[0]!r} is used by no call; remove it")
         return graph
+
+    def _model(self, role: str) -> ModelSpec:
+        """Return a role's model as the body uses it; a follower of an adapted model has an adapter of its own."""
+        model, follows = self.models[role], self.follows.get(role)
+        adapter = model.adapter or (self.models[follows.leader].adapter if follows else None)
+        return replace(model, optimizer=self.optimizers.get(role), adapter=adapter, follows=follows)
 
 
 def _numbers(name: str, settings: Settings) -> Iterator[tuple[str, object]]:
@@ -331,7 +339,8 @@ def trace_body(
             raise
         except (Exception, SystemExit) as error:
             raise GraphError(f"flow {flow}: its body raised {described(error)}") from error
-    return with_bases_formats(check_adapters(check_new_heads(check_no_idle_head(trace.graph()))))
+    checked = check_follows(check_adapters(check_new_heads(check_no_idle_head(trace.graph()))))
+    return with_bases_formats(checked)
 
 
 @dataclass(frozen=True, slots=True)

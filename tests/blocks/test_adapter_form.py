@@ -82,5 +82,5 @@ def test_an_adapter_that_does_not_suit_the_model_is_refused_in_one_line(adapter,
     assert str(refused.value).startswith(line)
 
 
-def test_the_rank_may_be_that_of_the_smallest_matrix():
+def test_the_rank_may_equal_the_smallest_matrixs():
     assert Adapter(rank=64).to_spec("actor", SMALL).rank == 64

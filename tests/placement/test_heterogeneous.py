@@ -189,6 +189,7 @@ def test_v100s_beside_a100s_make_an_iteration_shorter():
     assert both.lower_bound_seconds <= both.seconds
 
 
+@pytest.mark.all  # tests/house/test_docs.py runs the page's plan
 def test_the_plan_trains_on_a100s_and_keeps_frozen_models_on_v100s_or_in_host_memory():
     found = planned_33b(BOTH)
     assert {frozenset(kinds_used(found, call)) for call in ("actor_train_step", "critic_train_step")} == {

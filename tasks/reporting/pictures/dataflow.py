@@ -40,6 +40,8 @@ def dataflow_text(graph: DataflowGraph) -> str:
         lines += [f"    {', '.join(port.keys)} <- {port.source}" for port in call.inputs]
         lines += [f"    which rows <- {name}" for name in call.waits_for_choices]
         lines += [f"    {edge.role} <- {edge.source} ({_when(edge)})" for edge in versions if edge.target == call.name]
+        if (follows := _follows(graph, call)) is not None:
+            lines.append(f"    {call.role} <- {follows}")
     return "\n".join(lines)
 
 
@@ -97,12 +99,25 @@ def floors(graph: DataflowGraph) -> list[list[str]]:
     return levels
 
 
+def _follows(graph: DataflowGraph, call: Call) -> str | None:
+    """Return how the model of a call follows another, for people."""
+    follows = graph.model(call.role).follows if call.role else None
+    if follows is None:
+        return None
+    often = "step" if follows.every == 1 else f"{follows.every} steps"
+    taken = "a copy of it" if follows.share == 1 else f"{follows.share:g} of it"
+    return f"follows {follows.leader}: {taken} every {often}"
+
+
 def _boxes(graph: DataflowGraph) -> Iterator[tuple[str, Box]]:
     state = {edge.target for edge in graph.version_edges() if edge.source == edge.target and edge.role == edge.source}
     texts: dict[str, tuple[str, str]] = {data.name: ("dataset", DATA) for data in graph.datasets}
     texts |= {
         call.name: (_what(call) + (" with state" if call.name in state else ""), COLOURS[call.kind]) for call in graph
     }
+    for call in graph:
+        if (follows := _follows(graph, call)) is not None:
+            texts[call.name] = f"{_what(call)}, {follows}", COLOURS[call.kind]
     levels = floors(graph)
     widths = {name: max(len(name), len(texts[name][0])) * LETTER + 2 * PADDING for name in texts}
     widest = max(sum(widths[name] + GAP for name in level) - GAP for level in levels)

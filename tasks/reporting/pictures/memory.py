@@ -19,7 +19,7 @@ OTHERS = "all others"
 
 
 def memory_svg(certificate: Certificate, cluster: ClusterShape) -> str:
-    """Draw the peak of each kind of device, by what fills it; a line marks what a plan may fill."""
+    """Draw each kind of device's peak by what fills it; a line marks how much a plan may fill."""
     bars = certificate.by_devices()
     totals: dict[str, int] = {}
     for peak in bars.values():

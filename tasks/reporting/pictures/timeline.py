@@ -22,6 +22,7 @@ COLOURS: Mapping[str, str] = MappingProxyType(
         "compute": "#efb118",
         "transfer": "#9498a0",
         "reallocate": "#a463f2",
+        "follow": "#6a3d9a",
         "offload": "#9c6b4e",
         "reload": "#6cc5b0",
         "checkpoint": "#ff8ab7",
@@ -34,7 +35,7 @@ COLOURS: Mapping[str, str] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """A node that ran on `devices` (as `n0:1`) from `start` to `end`, in seconds of a common clock."""
+    """A node that ran on `devices` (as `n0:1`) from `start` to `end`, in seconds on a common clock."""
 
     title: str
     kind: str

@@ -84,6 +84,7 @@ class Devices:
         moves = {
             "transfer": self._transfer,
             "reallocate": self._reallocate,
+            "follow": self._follow,
             "offload": self._offload,
             "reload": self._reload,
             "export": self._export,
@@ -159,6 +160,13 @@ class Devices:
         assert self.version[source] == node.reads > self.version[target]
         assert {*source.mesh.devices(), *target.mesh.devices()} == set(node.devices)
         self.version[target] = node.reads
+
+    def _follow(self, node: Node) -> None:
+        source, target = node.work.source, node.work.target
+        assert not {source, target} & self.away
+        assert (self.version[source], self.version[target]) == (node.reads, node.work.held)
+        assert {*source.mesh.devices(), *target.mesh.devices()} == set(node.devices)
+        self.version[target] = node.writes
 
     def _export(self, node: Node) -> None:
         assert node.work.instance not in self.away

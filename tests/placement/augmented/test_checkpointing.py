@@ -14,7 +14,7 @@ from prefect_rlhf.placement.augmented.node import Node
 from prefect_rlhf.placement.augmented.offloading import is_overwritten
 from prefect_rlhf.placement.augmented.unroll import latest_run
 from prefect_rlhf.placement.devices.mesh import ClusterShape
-from prefect_rlhf.placement.plan import offloaded_parts, trained_instance
+from prefect_rlhf.placement.plan import instances, offloaded_parts, trained_instance
 from prefect_rlhf.placement.planner.preset_plan import preset
 from tests.cases import examples
 from tests.groups_of_steps import in_groups
@@ -30,13 +30,15 @@ class DevicesAndDisk:
     def __init__(self, graph, plan, finished=0):
         self.graph, self.finished = graph, finished
         self.trained = {m.role: i for m in graph.models if (i := trained_instance(graph, plan, m.role)) is not None}
-        self.version = defaultdict(int, dict.fromkeys(self.trained.values(), finished))
+        self.followers = {m.role: m.follows for m in graph.models if m.follows}
+        built = {i: finished // f.every * f.every for i in instances(graph, plan) if (f := self.followers.get(i.role))}
+        self.version = defaultdict(int, dict.fromkeys(self.trained.values(), finished) | built)
         whole = {instance for instance, part in offloaded_parts(graph, plan).items() if part == "all"}
         optimizers = offloaded_parts(graph, plan).keys() & set(self.trained.values())
         self.comes_and_goes = {(i, "weights") for i in whole} | {(i, "optimizer") for i in optimizers}
         self.away = set(self.comes_and_goes)
         self.on_host = {(i, p): self.version[i] for i, p in self.away if not is_overwritten(graph, plan, i)}
-        self.optimizer = dict(self.version)  # the version that an optimizer belongs to
+        self.optimizer = {i: self.version[i] for i in self.trained.values()}  # the version that an optimizer belongs to
         self.state_of = defaultdict(list)  # stateful computation -> the steps that left its state, as reported
         self.copies: dict[int, dict[str, int]] = defaultdict(dict)  # step -> the version of each role's copy
         self.most_copies = 0  # at once
@@ -48,16 +50,21 @@ class DevicesAndDisk:
         if node.kind == "reallocate":
             assert (node.work.target, "weights") not in self.away
             self.version[node.work.target] = node.reads
+        elif node.kind == "follow":
+            assert (node.work.target, "weights") not in self.away
+            assert self.version[node.work.target] == node.work.held
+            self.version[node.work.target] = node.writes
         elif node.kind == "train_step":
             self.version[node.work.instance] = self.optimizer[node.work.instance] = node.writes
         elif node.kind in ("offload", "reload"):
             self._copy(node)
         elif node.kind == "checkpoint":
-            assert node.reads == node.step
+            assert node.reads == self._version_after(node.work.instance.role, node.step)
             self.copies[node.step][node.work.instance.role] = node.reads
             self.most_copies = max(self.most_copies, len(self.copies))
         elif node.kind == "commit":
-            assert self.copies.pop(node.step) == dict.fromkeys(self.trained, node.step)
+            roles = [*self.trained, *self.followers]
+            assert self.copies.pop(node.step) == {role: self._version_after(role, node.step) for role in roles}
             for call in stateful_calls(self.graph):
                 due = latest_run(call, node.step)
                 assert due <= self.finished or due in self.state_of[call.name], "a state is not yet known"
@@ -69,13 +76,17 @@ class DevicesAndDisk:
         if node.call is not None and node.kind != "transfer":
             self.evaluated[node.step].add(node.call.name)
 
+    def _version_after(self, role, step):
+        return step if role in self.trained else step // self.followers[role].every * self.followers[role].every
+
     def _check(self, node):
         """What a node uses is on the devices, in the version that it reads."""
         for instance in {getattr(node.work, name, None) for name in ("instance", "source")} - {None}:
             held = self.optimizer if getattr(node.work, "part", None) == "optimizer" else self.version
             if node.kind != "reload":
                 assert held[instance] == node.reads, f"{node.id} found v{held[instance]}"
-            needs = {"weights", "optimizer"} if node.kind in ("train_step", "checkpoint") else {"weights"}
+            trains = node.kind in ("train_step", "checkpoint") and instance in self.optimizer
+            needs = {"weights", "optimizer"} if trains else {"weights"}
             there = node.kind in ("reload", "offload") or self.away.isdisjoint((instance, part) for part in needs)
             assert there, f"{node.id} uses what is in host memory"
             if "optimizer" in needs:

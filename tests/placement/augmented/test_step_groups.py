@@ -25,7 +25,7 @@ from prefect_rlhf.placement.plans.presets import PRESETS
 from tests.cases import examples
 from tests.groups_of_steps import in_groups
 from tests.placement.augmented.test_checkpointing import DevicesAndDisk
-from tests.strategies import GIB, HELD_OUT, ROLLOUT, call, dpo, generated, placed, plans, ppo, remax
+from tests.strategies import GIB, HELD_OUT, ROLLOUT, call, dpo, following, generated, placed, plans, ppo, remax
 
 FOUR_DEVICES = ClusterShape("four", 1, 4, 8 * GIB)
 FOUR_NODES = ClusterShape("four_nodes", 4, 2, 8 * GIB)
@@ -54,6 +54,7 @@ def long_graphs() -> st.SearchStrategy[DataflowGraph]:
         st.builds(evaluated_twice, stale, every, every),
         st.builds(remax),
         st.builds(dpo),
+        st.builds(following, st.one_of(st.builds(ppo, stale, st.one_of(st.none(), every)), st.builds(dpo)), every),
     )
 
 
@@ -87,7 +88,7 @@ def test_the_groups_are_those_of_the_whole_graph(data, graph, num_steps, per_gro
 @pytest.mark.parametrize("name", PRESETS)
 def test_under_a_preset_they_are_too(name):
     """With an evaluation that is further apart than a window is long."""
-    for graph in (evaluated_twice(0, 11, 13), evaluated_twice(1, 12, 5), remax(), dpo()):
+    for graph in (evaluated_twice(0, 11, 13), evaluated_twice(1, 12, 5), remax(), dpo(), following(ppo(1), 9)):
         plan = preset(name, graph, FOUR_NODES, FOUR_NODES.whole)
         if offloaded := [call.name for call in graph if call.every == 5]:
             plan = placed(plan, offloaded[0], offload="all")

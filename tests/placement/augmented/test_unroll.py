@@ -22,6 +22,8 @@ def versions_by_hand(graph: DataflowGraph, num_steps: int) -> dict[str, int | No
         stale = at_start[max(1, step - graph.staleness)] if step else now
         trained: set[str] = set()
         for each in [*(one for one in graph if one.every is None), *(one for one in graph if one.every is not None)]:
+            if each.every is not None:  # a reference follows after training
+                now |= followed_by_hand(graph, step)
             runs = step > 0 if each.every is None else step % each.every == 0 or step == num_steps
             if not runs:
                 continue
@@ -37,7 +39,13 @@ def versions_by_hand(graph: DataflowGraph, num_steps: int) -> dict[str, int | No
             if each.kind == "train_step":
                 now[each.role] += 1
                 trained.add(each.role)
+        now |= followed_by_hand(graph, step)
     return found
+
+
+def followed_by_hand(graph: DataflowGraph, step: int) -> dict[str, int]:
+    """The versions that followers get after a step."""
+    return {spec.role: step for spec in graph.models if spec.follows and step and step % spec.follows.every == 0}
 
 
 @given(graphs(), st.integers(1, 7))
@@ -50,7 +58,8 @@ def test_every_run_reads_the_version_that_the_program_says(graph, num_steps):
 def test_a_reader_waits_for_the_train_step_that_made_its_version(graph, num_steps):
     made = {(r.call.role, r.reads + 1): r.id for r in unroll(graph, num_steps) if r.call.kind == "train_step"}
     for run in unroll(graph, num_steps):
-        wanted = [made[run.call.role, run.reads]] if run.reads else []
+        is_trained = run.call.role is not None and graph.trained_by(run.call.role) is not None
+        wanted = [made[run.call.role, run.reads]] if run.reads and is_trained else []
         assert [d.node for d in run.dependencies if d.kind == "version"] == wanted
 
 

@@ -19,7 +19,7 @@ from prefect_rlhf.placement.models.model import TransformerShape
 
 H100_PCIE = replace(DATASHEETS["h100"], name="h100-pcie", bfloat16_flops=756e12, memory_bytes_per_second=2.0e12)
 """NVIDIA H100 datasheet, PCIe: the device of a published figure. Nobody trains on it, so it is not in the list."""
-PAGE = (Path(__file__).parents[3] / "docs" / "cost_model.md").read_text()
+PAGE = (Path(__file__).parents[3] / "docs" / "internals" / "cost_model.md").read_text()
 
 
 def rows(heading):
