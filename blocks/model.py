@@ -8,7 +8,7 @@ from pydantic import BaseModel, Field
 from prefect_rlhf.blocks.adapter import Adapter
 from prefect_rlhf.blocks.saved import DOCUMENTATION_URL, NEEDED, DeploymentParameter, load_example
 from prefect_rlhf.files.path_text import PathText
-from prefect_rlhf.placement.models.model import Dtype, Head, ModelSpec, OptimizerSpec, TransformerShape
+from prefect_rlhf.placement.models.model import BaseDtype, Dtype, Head, ModelSpec, OptimizerSpec, TransformerShape
 
 PATH = (
     "Hugging Face folder, or the name of a model on the Hub, such as Qwen/Qwen2.5-0.5B-Instruct or OWNER/NAME@REVISION."
@@ -35,6 +35,9 @@ class ModelFields(BaseModel):
     )
     adapter: Adapter | None = Field(
         None, description="LoRA: train thin matrices beside frozen weights; empty: train all weights."
+    )
+    base_dtype: BaseDtype | None = Field(
+        None, description="nf4: the frozen matrices below the adapter have four bits (QLoRA); empty: those of dtype."
     )
 
 

@@ -100,6 +100,8 @@ class EngineTraits:
     """Whether an instance can compute from frozen weights that another instance holds."""
     adapts: bool = False
     """Whether it computes a model with an adapter."""
+    dequantizes: bool = False
+    """Whether it computes from a frozen base in four bits."""
     leaves_out: tuple[str, ...] = ()
     """The parts of a language model that it does not hold, since none of its calls uses them."""
     vocabulary_multiple: int | None = None
@@ -194,6 +196,7 @@ _TRAITS: dict[EngineKind, EngineTraits] = {
         divides_sequences=True,
         shares_weights=True,
         adapts=True,
+        dequantizes=True,
         drops_weights=True,
         attends_by_torch=True,
     ),

@@ -39,7 +39,7 @@ def export(
     shards = engine.weights()
     writer = min(rank for regions in layout.regions.values() for rank in regions)
     if rank == writer:
-        write_trained(path, spec, _gathered(shards, layout, writer), tokenizer, ends, merge)
+        write_trained(path, spec, _gathered(shards, layout, writer, spec), tokenizer, ends, merge)
         return 0
     return _send(shards, layout, writer, rank)
 
@@ -66,7 +66,7 @@ def write_trained(
     publish(path, last=ADAPTER)
     if merge:
         beside = path.with_name(path.name + MERGED)
-        write_folder(beside, replace(spec, adapter=None), merged(spec, trained), tokenizer, ends=ends)
+        write_folder(beside, replace(spec, adapter=None, base_dtype=None), merged(spec, trained), tokenizer, ends=ends)
         publish(beside, last="config.json")
 
 
@@ -82,10 +82,12 @@ def holders(regions: Mapping[int, Region], writer: int) -> dict[Region, int]:
     return givers
 
 
-def _gathered(shards: Mapping[str, Shard], layout: Layout, writer: int) -> Iterator[tuple[str, Tensor]]:
+def _gathered(
+    shards: Mapping[str, Shard], layout: Layout, writer: int, spec: ModelSpec
+) -> Iterator[tuple[str, Tensor]]:
     for name, regions in layout.regions.items():
         parts = holders(regions, writer)
-        dtype = next(iter(shards.values())).view.dtype  # a stage without a part of `name` has the same format
+        dtype = getattr(torch, spec.dtype)  # of all trained weights
         device = next(iter(shards.values())).view.device
         received = {
             region: torch.empty(shape_of(region), dtype=dtype, device=device)

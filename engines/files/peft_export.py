@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from prefect_rlhf.engines.files.huggingface import write_tokenizer
 from prefect_rlhf.engines.files.peft_folder import HEAD, PREFIX
+from prefect_rlhf.engines.files.quantized_base import as_in_four_bits
 from prefect_rlhf.engines.files.tensor_files import APART, OpenTensors, write_tensors
 from prefect_rlhf.files.atomic_file import write_atomically
 from prefect_rlhf.files.hub.hub_path import repository_of
@@ -20,7 +21,7 @@ from prefect_rlhf.files.model_folder import ADAPTER, ADAPTER_TENSORS
 from prefect_rlhf.files.storage.inputs import model_folder
 from prefect_rlhf.placement.models.adapter import AdapterSpec
 from prefect_rlhf.placement.models.model import ModelSpec
-from prefect_rlhf.placement.models.weights import Parameter, parameters, weights_of
+from prefect_rlhf.placement.models.weights import Parameter, parameters, quantized_matrices, weights_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -61,15 +62,20 @@ def write_adapter(path: Path, spec: ModelSpec, tensors: Mapping[str, Tensor], to
 def merged(spec: ModelSpec, trained: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
     """Yield all parameters of a model with its adapter merged into its base, in float32.
 
-    The base is read from the model's folder, a tensor at a time. `trained` are the `trained_parameters`.
+    The base is read from the model's folder, a tensor at a time; a base in four bits has the numbers of these.
+    `trained` are the `trained_parameters`.
     """
     assert spec.adapter is not None  # its caller asked
     with OpenTensors(str(model_folder(spec.path, f"{spec.role}.path")), f"{spec.role}.path") as base:
-        for one in parameters(replace(spec, adapter=None)):
+        quantized = {one.name for one in quantized_matrices(spec)}
+        for one in parameters(replace(spec, adapter=None, base_dtype=None)):
             if one.name in trained:
                 yield one.name, trained[one.name].float()
                 continue
-            whole = base.read(one.name, tuple((0, size) for size in one.shape)).float()
+            whole = base.read(one.name, tuple((0, size) for size in one.shape))
+            if one.name in quantized:
+                whole = as_in_four_bits(whole, spec.dtype)
+            whole = whole.float()
             matrix = one.name.removesuffix(".weight")
             if (a_rI := trained.get(f"{matrix}.lora_A.weight")) is not None:
                 b_Or = trained[f"{matrix}.lora_B.weight"]

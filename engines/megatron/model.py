@@ -20,7 +20,8 @@ from megatron.core.transformer import ModuleSpec, TransformerConfig
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 from torch import Tensor
 
-from prefect_rlhf.engines.megatron.adapters import (
+from prefect_rlhf.engines.megatron.adapters.four_bits import HeldMatrices, in_four_bits
+from prefect_rlhf.engines.megatron.adapters.linear import (
     AdaptedColumnLinear,
     AdaptedNormedRowLinear,
     AdaptedRowLinear,
@@ -98,7 +99,7 @@ def build_model(spec: ModelSpec, groups: Groups, on_host: bool = False) -> Trans
     layers = stages(shape.num_layers, strategy.pp)[groups.coordinate.pp]
     model = Transformer(
         config,
-        TransformerBlockSubmodules(_layer_specs(spec, layers, strategy.tp), RMSNorm),
+        TransformerBlockSubmodules(_layer_specs(spec, layers, strategy.tp, groups.coordinate.tp), RMSNorm),
         vocab_size=padded_vocabulary(spec, "megatron", strategy.tp),
         max_sequence_length=shape.max_position_embeddings,
         pre_process=groups.is_first_stage,
@@ -180,17 +181,17 @@ def transformer_config(spec: ModelSpec, groups: Groups, on_host: bool = False) -
     )
 
 
-def _layer_specs(spec: ModelSpec, numbers: range, tp: int) -> list[ModuleSpec]:
-    """Make the Megatron layers with these numbers; equal layers share a spec."""
+def _layer_specs(spec: ModelSpec, numbers: range, tp: int, index: int) -> list[ModuleSpec]:
+    """Make the Megatron layers with these numbers on the index-th of tp ranks; equal layers share a spec."""
     shape, window = spec.shape, spec.shape.window
-    whole = _layer_spec(spec, Rotary(shape.rope_theta, shape.head_dim, shape.rope_scaling), None, tp)
+    whole = _layer_spec(spec, Rotary(shape.rope_theta, shape.head_dim, shape.rope_scaling), None, tp, index)
     if window is None:
         return [whole] * len(numbers)
-    local = _layer_spec(spec, Rotary(window.rope_theta, shape.head_dim), window.tokens, tp)
+    local = _layer_spec(spec, Rotary(window.rope_theta, shape.head_dim), window.tokens, tp, index)
     return [local if number in window.layers else whole for number in numbers]
 
 
-def _layer_spec(spec: ModelSpec, rotary: Rotary, window: int | None, tp: int) -> ModuleSpec:
+def _layer_spec(spec: ModelSpec, rotary: Rotary, window: int | None, tp: int, index: int) -> ModuleSpec:
     """Make Megatron's layer with the pieces of `layers` and `adapters`."""
     shape = spec.shape
     layer = get_gpt_layer_local_spec(normalization="RMSNorm", qk_layernorm=shape.qk_norm)
@@ -206,7 +207,30 @@ def _layer_spec(spec: ModelSpec, rotary: Rotary, window: int | None, tp: int) ->
         parts.self_attention.submodules.linear_proj = parts.mlp.submodules.linear_fc2 = NormedRowParallelLinear
     if spec.adapter is not None:
         _adapt(parts, spec.adapter, shape, tp)
+    if spec.base_dtype is not None:
+        _quantize(parts, shape, tp, index)
     return layer
+
+
+def _quantize(parts: Any, shape: TransformerShape, tp: int, index: int) -> None:
+    """Give a layer's submodules, adapted or not, classes with a weight in four bits."""
+    attention, mlp = parts.self_attention.submodules, parts.mlp.submodules
+    hidden = shape.hidden_size
+    outputs = HeldMatrices.of_inputs("o_proj", (hidden, shape.num_attention_heads * shape.head_dim), tp, index)
+    downs = HeldMatrices.of_inputs("down_proj", (hidden, shape.intermediate_size), tp, index)
+    queries, gates = (of(shape, tp, index) for of in (HeldMatrices.of_queries, HeldMatrices.of_gates))
+    for where, name, held in (
+        (attention, "linear_qkv", queries),
+        (attention, "linear_proj", outputs),
+        (mlp, "linear_fc1", gates),
+        (mlp, "linear_fc2", downs),
+    ):
+        before = getattr(where, name)
+        options = before.keywords if isinstance(before, partial) else getattr(before, "params", {})
+        kind = before.func if isinstance(before, partial) else getattr(before, "module", before)
+        options, kind = {**options, "held": held}, in_four_bits(kind)
+        built = partial(kind, **options) if name == "linear_qkv" else ModuleSpec(kind, options)  # as in `_adapt`
+        setattr(where, name, built)
 
 
 def _adapt(parts: Any, adapter: AdapterSpec, shape: TransformerShape, tp: int) -> None:

@@ -12,8 +12,10 @@ from torch import Tensor
 
 from prefect_rlhf.engines.engine import Shard
 from prefect_rlhf.engines.files.initial_adapter import fill_adapter
+from prefect_rlhf.engines.files.quantized_base import fill_quantized
 from prefect_rlhf.engines.files.tensor_files import OpenTensors
-from prefect_rlhf.engines.megatron.adapters import adapted_matrices
+from prefect_rlhf.engines.megatron.adapters.four_bits import FourBitLinear, stored_tensors
+from prefect_rlhf.engines.megatron.adapters.linear import adapted_matrices
 from prefect_rlhf.engines.megatron.groups import Groups
 from prefect_rlhf.engines.megatron.model import Transformer
 from prefect_rlhf.placement.layout.layout import stages, vocabulary_rows
@@ -23,6 +25,7 @@ from prefect_rlhf.placement.models.model import ModelSpec
 from prefect_rlhf.placement.models.weights import matrix_name
 
 QKV: tuple[Part, Part, Part] = ("queries", "keys", "values")
+GATES: tuple[Part, Part] = ("gate", "up")
 """In the order in which Megatron fuses them."""
 
 
@@ -40,10 +43,14 @@ def by_storage(weights: Mapping[str, Shard]) -> dict[int, frozenset[str]]:
 
 
 def load(weights: dict[str, Shard], spec: ModelSpec, seed: int) -> None:
-    """Fill the views from the checkpoint folder; read only this rank's region of each tensor. An adapter is new."""
-    of_adapter = fill_adapter(weights, spec, seed)
+    """Fill the views from the checkpoint folder. An adapter is new.
+
+    Only this rank's region of each tensor is read; of matrices in four bits, whose scales need it, all.
+    """
+    filled = fill_adapter(weights, spec, seed)
     with OpenTensors(spec.path, f"{spec.role}.path") as checkpoint, torch.no_grad():
-        for name, shard in ((name, shard) for name, shard in weights.items() if name not in of_adapter):
+        filled |= fill_quantized(weights, spec, checkpoint)
+        for name, shard in ((name, shard) for name, shard in weights.items() if name not in filled):
             if name == "score.weight" and spec.new_head and name not in checkpoint:
                 shard.view.zero_()
                 continue
@@ -78,36 +85,59 @@ def _vocabulary(name: str, weight: Tensor, spec: ModelSpec, groups: Groups) -> I
 
 def _layer_shards(layer: Any, spec: ModelSpec, groups: Groups) -> Iterator[tuple[str, Shard]]:
     """Yield a layer's parts under the names that the model's family gives them."""
-    weights, biases = dict(_parts(layer, spec, groups)), {}
+    weights, biases = dict[tuple[Part, str], Shard](_parts(layer, spec, groups)), {}
     if layer.self_attention.linear_qkv.bias is not None:
         biases = dict(_qkv(layer.self_attention.linear_qkv.bias, spec, groups))
     for weight in FAMILIES[spec.shape.family].layer:
-        yield f"{weight.name}.weight", weights[weight.part]
+        for (part, end), shard in weights.items():
+            if part == weight.part:
+                yield f"{weight.name}.weight{end}", shard
         if weight.name in spec.shape.biases:
             yield f"{weight.name}.bias", biases[weight.part]
     bases = {matrix_name(weight): weight for weight in FAMILIES[spec.shape.family].layer}
     for matrix, a, b in adapted_matrices(layer):
-        (rows, columns), ranks = weights[bases[matrix].part].region, (0, a.shape[0])
+        (rows, columns), ranks = weights[bases[matrix].part, ""].region, (0, a.shape[0])
+        if spec.base_dtype is not None:  # pairs of numbers
+            columns = (2 * columns[0], 2 * columns[1])
         yield f"{bases[matrix].name}.lora_A.weight", Shard((ranks, columns), a.detach())
         yield f"{bases[matrix].name}.lora_B.weight", Shard((rows, ranks), b.detach())
 
 
-def _parts(layer: Any, spec: ModelSpec, groups: Groups) -> Iterator[tuple[Part, Shard]]:
+def _parts(layer: Any, spec: ModelSpec, groups: Groups) -> Iterator[tuple[tuple[Part, str], Shard]]:
+    """Yield a layer's parts; in four bits, a matrix has several tensors, by the end of their names."""
     attention, mlp = layer.self_attention, layer.mlp
-    yield "norm_before_attention", _whole(layer.input_layernorm.weight)
-    yield from _qkv(attention.linear_qkv.weight, spec, groups)
+    norms: dict[Part, Any] = {
+        "norm_before_attention": layer.input_layernorm,
+        "norm_before_feed_forward": layer.pre_mlp_layernorm,
+    }
     if spec.shape.qk_norm:
-        yield "query_norm", _whole(attention.q_layernorm.weight)
-        yield "key_norm", _whole(attention.k_layernorm.weight)
-    yield "attention_output", _split(attention.linear_proj.weight, 1, groups)
+        norms |= {"query_norm": attention.q_layernorm, "key_norm": attention.k_layernorm}
     if spec.shape.norms_after:
-        yield "norm_after_attention", _whole(attention.linear_proj.norm.weight)
-        yield "norm_after_feed_forward", _whole(mlp.linear_fc2.norm.weight)
-    yield "norm_before_feed_forward", _whole(layer.pre_mlp_layernorm.weight)
-    gate, up = mlp.linear_fc1.weight.detach().chunk(2)
-    yield "gate", _split(gate, 0, groups)
-    yield "up", _split(up, 0, groups)
-    yield "down", _split(mlp.linear_fc2.weight, 1, groups)
+        norms |= {"norm_after_attention": attention.linear_proj.norm, "norm_after_feed_forward": mlp.linear_fc2.norm}
+    for part, norm in norms.items():
+        yield (part, ""), _whole(norm.weight)
+    yield from _matrices(attention, mlp, spec, groups)
+
+
+def _matrices(attention: Any, mlp: Any, spec: ModelSpec, groups: Groups) -> Iterator[tuple[tuple[Part, str], Shard]]:
+    for end, fused in stored_tensors(attention.linear_qkv):
+        yield from (((part, end), shard) for part, shard in _qkv(fused, spec, groups))
+    for end, fused in stored_tensors(mlp.linear_fc1):
+        for half, matrix in zip(GATES, fused.detach().chunk(2), strict=True):
+            yield (half, end), _split(matrix, 0, groups)
+    one: dict[Part, Any] = {"attention_output": attention.linear_proj, "down": mlp.linear_fc2}
+    for part, module in one.items():
+        for end, matrix in stored_tensors(module):
+            yield (part, end), _split(matrix, 1, groups)
+    fusing = [
+        (QKV, attention.linear_qkv),
+        (GATES, mlp.linear_fc1),
+        *(((part,), module) for part, module in one.items()),
+    ]
+    for parts, module in fusing:
+        nested = module.nested() if isinstance(module, FourBitLinear) else ()
+        for part, scales in zip(parts, nested, strict=False):  # none without four bits
+            yield (part, ".nested_absmax"), _whole(scales)
 
 
 def _qkv(fused: Tensor, spec: ModelSpec, groups: Groups) -> Iterator[tuple[Part, Shard]]:

@@ -58,6 +58,7 @@ from prefect_rlhf.placement.engine_traits import TRAITS
 from prefect_rlhf.placement.graph import CallKind
 from prefect_rlhf.placement.layout.layout import Layout
 from prefect_rlhf.placement.models.outputs import OUTPUTS
+from prefect_rlhf.placement.models.weights import parameters
 from prefect_rlhf.placement.plan import ModelInstance, OffloadPart
 
 
@@ -74,10 +75,11 @@ def check_layout(engine: Engine, command: BuildCommand, rank: int) -> None:
         held, stated = shards[name].region if name in shards else None, regions.get(name, {}).get(rank)
         if held != stated:
             raise EngineFailed(f"{name_of_instance} holds {held} of {name}, its layout says {stated}")
+    dtypes: dict[str, str] = {one.name: one.dtype or command.model.dtype for one in parameters(command.model)}
     for name, shard in shards.items():
-        if shard.view.dtype != getattr(torch, command.model.dtype):
+        if shard.view.dtype != getattr(torch, of_model := dtypes.get(name, command.model.dtype)):
             held_format = f"holds {name} as {shard.view.dtype}"
-            raise EngineFailed(f"{name_of_instance} {held_format}, its model says {command.model.dtype}")
+            raise EngineFailed(f"{name_of_instance} {held_format}, its model says {of_model}")
 
 
 def _write_nothing(region: StateRegion, values: torch.Tensor) -> None:

@@ -18,6 +18,7 @@ from prefect_rlhf.flows.forms.evaluation import datasets_in, plays_of, with_othe
 from prefect_rlhf.flows.training.log import log_info, log_now
 from prefect_rlhf.placement.cost.made_rows import row_lengths
 from prefect_rlhf.placement.graph import DataflowGraph, Dataset
+from prefect_rlhf.placement.layout.layout import wrong_blocks
 from prefect_rlhf.placement.models.model import ModelSpec
 from prefect_rlhf.tasks.data.chats import ChatDataset
 from prefect_rlhf.tasks.data.datasets import PreferenceDataset, PromptDataset
@@ -150,13 +151,20 @@ def read_run_inputs(arguments: Mapping[str, Any]) -> RunInputs:
 
 
 def with_adapter(spec: ModelSpec, model: Model) -> ModelSpec:
-    """Return the specification with the model's adapter, which is new or read from its folder.
+    """Return the specification with the model's adapter, which is new or read from its folder, and its base's format.
 
-    Raises InvalidInput for an adapter that does not suit the model.
+    Raises InvalidInput for an adapter or a format that does not suit the model.
     """
-    adapter = model.adapter
+    adapter, field = model.adapter, f"{spec.role}.base_dtype"
+    if adapter is None and model.base_dtype is not None:
+        right = "no value without an adapter: all weights are trained, or a role with an adapter on them states it"
+        raise InvalidInput(field, model.base_dtype, right)
     if adapter is None:
         return spec
+    spec = replace(spec, base_dtype=model.base_dtype)
+    if right := wrong_blocks(spec, 1):
+        right = f"no value, since four bits need {right.removeprefix('one that leaves ')}"
+        raise InvalidInput(field, model.base_dtype, right)
     if not adapter.path:
         return replace(spec, adapter=adapter.to_spec(spec.role, spec.shape))
     stated = adapter.stated(spec.role, spec.shape)

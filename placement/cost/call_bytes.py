@@ -31,6 +31,7 @@ from prefect_rlhf.placement.models.engine_constants import (
     TOKEN_BYTES,
     window_block,
 )
+from prefect_rlhf.placement.models.four_bits import AT_ONCE, BLOCK
 from prefect_rlhf.placement.models.layer_adapter import GATES, QUERIES_KEYS_VALUES
 from prefect_rlhf.placement.plan import EngineKind, Recompute, recomputed_layers
 
@@ -161,8 +162,7 @@ def static_bytes(execution: Execution, sizes: ModelSizes, trained: bool, stage: 
 
     The weights of a follower count with their main weights.
     """
-    parameters = sizes.stage_parameters(execution.strategy, stage)
-    weights = parameters * sizes.item + sizes.stage_main_bytes(execution.strategy, stage)
+    weights = sizes.stage_bytes(execution.strategy, stage) + sizes.stage_main_bytes(execution.strategy, stage)
     if not trained:
         return CallBytes(weights=weights)
     state, strategy = ADAM_BYTES + (MAIN_WEIGHT_BYTES if sizes.dtype != "float32" else 0), execution.strategy
@@ -211,7 +211,7 @@ class _Active:
         return _with(
             static,
             working=in_pass * self._forward_bytes
-            + (0 if TRAITS[engine].paged_cache else self._mask + self._fused_b[1]),
+            + (0 if TRAITS[engine].paged_cache else self._mask + self._fused_b[1] + self._dequantized),
             logits=logits,
             kv_cache=cached,
             rows=self._replica_rows * self.max_length * token_bytes,
@@ -221,7 +221,7 @@ class _Active:
         """Add a micro-batch, within a layer or at its head."""
         tokens = self._micro_rows(train=False) * self._length
         hidden = (2 * tokens + self._head_tokens(tokens)) * self.sizes.hidden * self.sizes.item
-        layer = tokens * self._forward_bytes + self._mask + self._fused_b[1]
+        layer = tokens * self._forward_bytes + self._mask + self._fused_b[1] + self._dequantized
         moment = _fuller((layer, 0), (hidden, self._logits(tokens)))
         several = self._replica_rows * self._length > tokens  # then the previous hidden states still exist
         before = tokens * self.sizes.hidden * self.sizes.item if several else 0
@@ -245,7 +245,10 @@ class _Active:
         gathered = 0
         if self.execution.tokens_over_tp:  # all tokens: a buffer of the products, and the last hidden states
             gathered = (2 if self._is_last else 1) * self.sizes.hidden * self.sizes.item
-        backward, head = self._layer_backward(rows, tokens), (self._head_backward(tokens), self._logits(tokens))
+        backward, head = (
+            self._layer_backward(rows, tokens) + self._dequantized,
+            (self._head_backward(tokens), self._logits(tokens)),
+        )
         row_bytes, fused_b = self._rows(2 + NUM_COLUMNS), self._fused_b[0]
         found = []
         for recompute in recomputes:
@@ -258,6 +261,18 @@ class _Active:
             moment = _fuller((tokens * recomputed + backward_then, 0), head)
             found.append(_with(static, activations=activations, **moment, rows=row_bytes))
         return found
+
+    @property
+    def _dequantized(self) -> int:
+        """Bytes of the largest weight in four bits while a product needs it: gate and up, or queries, keys and values.
+
+        With what dequantises it, a part at a time.
+        """
+        if self.sizes.base_dtype is None:
+            return 0
+        rows = max(2 * self.sizes.inner, self.sizes.queries + 2 * self.sizes.keys)
+        elements = rows * self.sizes.hidden // self._tp
+        return elements * self.sizes.item + 6 * min(elements, AT_ONCE) + 40 * elements // BLOCK
 
     @property
     def _tp(self) -> int:

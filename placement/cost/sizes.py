@@ -17,10 +17,12 @@ from prefect_rlhf.placement.engine_traits import TRAITS
 from prefect_rlhf.placement.graph import DataflowGraph
 from prefect_rlhf.placement.layout.layout import stages
 from prefect_rlhf.placement.models.engine_constants import ADAM_BYTES, ITEM_BYTES, MAIN_WEIGHT_BYTES
+from prefect_rlhf.placement.models.four_bits import BLOCK, nested_scales
 from prefect_rlhf.placement.models.layer_adapter import LayerAdapter, LayerElements
 from prefect_rlhf.placement.models.model import (
     NO_BIASES,
     QUERY_BIASES,
+    BaseDtype,
     Dtype,
     FollowSpec,
     Head,
@@ -38,8 +40,8 @@ class ModelSizes(HashedOnce):
 
     With experts, `inner` is the width of an expert; a dense model has no experts. `further` and `frozen` are parameters
     of parts other than the trunk, the heads and the adapter; a train_step does not write `frozen` parameters. With an
-    `adapter` it writes that, a scalar head and `further` parameters, and no others. A model that `follows` another is
-    written as if it were trained.
+    `adapter` it writes that, a scalar head and `further` parameters, and no others. With a `base_dtype` the matrices of
+    layers are in that format. A model that `follows` another is written as if it were trained.
     """
 
     hidden: int
@@ -61,6 +63,7 @@ class ModelSizes(HashedOnce):
     further: tuple[Parameter, ...] = ()
     frozen: tuple[Parameter, ...] = ()
     adapter: LayerAdapter | None = None
+    base_dtype: BaseDtype | None = None
     follows: FollowSpec | None = None
 
     @classmethod
@@ -70,6 +73,8 @@ class ModelSizes(HashedOnce):
         further, frozen = (further_parameters(model, learning) for learning in (True, False))
         if model.adapter is not None:
             sizes = replace(sizes, adapter=LayerAdapter.of(model))
+        if model.base_dtype is not None:
+            sizes = replace(sizes, base_dtype=model.base_dtype)
         if model.follows is not None:
             sizes = replace(sizes, follows=model.follows)
         return replace(sizes, further=further, frozen=frozen) if further or frozen else sizes
@@ -109,8 +114,10 @@ class ModelSizes(HashedOnce):
 
     @property
     def base(self) -> ModelSizes:
-        """The sizes of the model alone, without its adapter."""
-        return self if self.adapter is None and self.follows is None else replace(self, adapter=None, follows=None)
+        """The sizes of the model alone, without its adapter, in its own format."""
+        if self.adapter is None and self.follows is None and self.base_dtype is None:
+            return self
+        return replace(self, adapter=None, follows=None, base_dtype=None)
 
     @property
     def item(self) -> int:
@@ -240,6 +247,23 @@ class ModelSizes(HashedOnce):
         The first stage has the embedding; the last the final norm and the head, which is a copy of a tied embedding.
         """
         return _stage_parameters(self, strategy, stage)
+
+    def four_bits_save(self, tp: int) -> int:
+        """Return the bytes that a layer's matrices in four bits save on each of tp devices; 0 in the model's format.
+
+        A number has half a byte, and a block a byte. Each device has the scales of a matrix's scales, in float32.
+        """
+        if self.base_dtype is None:
+            return 0
+        widths = (self.queries, self.queries, self.keys, self.keys, self.inner, self.inner, self.inner)
+        nested = sum(nested_scales(width * self.hidden // BLOCK) for width in widths)
+        elements = self.on(tp).matrices // tp
+        return elements * self.item - elements // 2 - elements // BLOCK - 4 * nested
+
+    def stage_bytes(self, strategy: Strategy, stage: int) -> int:
+        """Return the bytes of the elements that a device of a pipeline stage holds."""
+        saved = self.stage_layers(strategy.pp, stage) * self.four_bits_save(strategy.tp)
+        return self.stage_parameters(strategy, stage) * self.item - saved
 
     def on_stage(self, parameters: Iterable[Parameter], pp: int, stage: int) -> Iterator[Parameter]:
         """Yield the further parameters of a pipeline stage; the last stage has all that belong to no layer."""

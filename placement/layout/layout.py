@@ -19,8 +19,10 @@ from prefect_rlhf.placement.devices.strategy import Coordinate, Strategy
 from prefect_rlhf.placement.engine_traits import TRAITS
 from prefect_rlhf.placement.layout.experts import experts_held, wrong_ep
 from prefect_rlhf.placement.layout.regions import Region
+from prefect_rlhf.placement.models.families.family import axis_length
+from prefect_rlhf.placement.models.four_bits import BLOCK, cuts_a_block
 from prefect_rlhf.placement.models.model import ModelSpec
-from prefect_rlhf.placement.models.weights import Parameter, parts
+from prefect_rlhf.placement.models.weights import Parameter, adapted_weights, matrix_name, parts
 from prefect_rlhf.placement.plan import EngineKind, ModelInstance
 
 
@@ -121,6 +123,15 @@ def wrong_tp(model: ModelSpec, engine: EngineKind, tp: int) -> str:
             return f"a divisor of the {count} {what}"
     if not splits_key_value_heads(shape.num_kv_heads, tp):
         return f"a divisor or a multiple of the {shape.num_kv_heads} key-value heads"
+    return wrong_blocks(model, tp)
+
+
+def wrong_blocks(model: ModelSpec, tp: int) -> str:
+    """Return the tp that cuts no block of a matrix in four bits, in words; empty for such a tp."""
+    for weight in adapted_weights(model.shape) if model.base_dtype is not None else ():
+        columns = axis_length(weight.axes[1], model.shape)
+        if cuts_a_block(columns, tp if weight.split_axis == 1 else 1):
+            return f"one that leaves whole blocks of {BLOCK} of the {columns} columns of {matrix_name(weight)}"
     return ""
 
 

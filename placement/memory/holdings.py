@@ -135,11 +135,13 @@ def _megatron(
         whole = sum(tensors) + sum(experts) + frozen + sum(adapter)
         there = sum(_elements_of(part, model, strategy, stage, whole) for part in elsewhere)
         own = 0 if "adapter" in elsewhere else sum(adapter)
+        saved = sizes.stage_layers(strategy.pp, stage) * sizes.four_bits_save(strategy.tp)
+        saved = 0 if "trunk" in elsewhere else saved
         if not trained:
-            return ("weights", (whole - there - own) * sizes.item), ("adapter", own * sizes.item)
+            return ("weights", (whole - there - own) * sizes.item - saved), ("adapter", own * sizes.item)
         learning = [*adapter, *_further_tensors(sizes, sizes.further, strategy, stage)]
         learning += [sizes.hidden] if stage == strategy.pp - 1 and "scalar" in sizes.head else []
-        base = (whole - there - sum(learning)) * sizes.item
+        base = (whole - there - sum(learning)) * sizes.item - saved
         return ("weights", base), *_in_buffer("adapter", learning, model, strategy.dp)
     ends = [_padded(size, _START) for size in tensors]
     buckets = [sum(ends)]

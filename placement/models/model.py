@@ -10,6 +10,8 @@ from prefect_rlhf.placement.models.adapter import AdapterSpec
 Head = Literal["lm", "scalar", "lm+scalar"]
 """The end of a model: in tokens, in one number a token, or in both on one trunk, which actor and critic share."""
 Dtype = Literal["float32", "bfloat16"]
+BaseDtype = Literal["nf4"]
+"""The formats of a frozen base in fewer bits: nf4 is QLoRA's, with double quantisation (`models/four_bits.py`)."""
 Schedule = Literal["constant", "linear", "cosine"]
 """What the learning rate does after the warm-up: it stays, falls linearly, or falls along half a cosine."""
 
@@ -134,7 +136,8 @@ class ModelSpec:
     of the token that ends an answer; None: the chat template or the tokenizer says so. `chat_template` is the text of a
     template in place of the folder's. `content` is the folder that was read: models with the same content have the same
     weights as long as nothing trains them. It is empty for a model that is only planned, since its path is then just a
-    size. With an `adapter` a train_step writes the adapter and a scalar head, and the other weights are frozen.
+    size. With an `adapter` a train_step writes the adapter and a scalar head, and the other weights are frozen. With a
+    `base_dtype` the matrices of its layers are frozen in that format.
     A model that `follows` another changes the weights that a train_step of its own would write.
     """
 
@@ -149,4 +152,5 @@ class ModelSpec:
     chat_template: str | None = None
     content: str = ""
     adapter: AdapterSpec | None = None
+    base_dtype: BaseDtype | None = None
     follows: FollowSpec | None = None

@@ -7,15 +7,18 @@ their Hugging Face names, those of an adapter PEFT's names without its prefix; a
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from math import prod
-from typing import Any
+from typing import Any, Literal
 
 from prefect_rlhf.errors.errors import GraphError
 from prefect_rlhf.placement.models.families.family import Weight, axis_length
 from prefect_rlhf.placement.models.families.known import FAMILIES
+from prefect_rlhf.placement.models.four_bits import BLOCK, nested_scales
 from prefect_rlhf.placement.models.model import ModelSpec, TransformerShape
+
+StoredDtype = Literal["uint8", "float32"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +26,8 @@ class Parameter:
     """A weight: its global shape, the axis that tensor parallelism splits, and its layer.
 
     `most_parts`, if given, is the largest number of parts: keys and values are cut by whole heads. More tp ranks hold
-    copies of parts, neighbours the same copy. ep divides the first axis of a parameter that is `over_experts`.
+    copies of parts, neighbours the same copy. ep divides the first axis of a parameter that is `over_experts`. It has
+    the model's format, or a `dtype` of its own.
     """
 
     name: str
@@ -33,6 +37,7 @@ class Parameter:
     over_vocabulary: bool = False
     most_parts: int | None = None
     over_experts: bool = False
+    dtype: StoredDtype | None = None
 
     @property
     def num_elements(self) -> int:
@@ -91,7 +96,7 @@ def _trunk(model: ModelSpec) -> Iterator[Parameter]:
     shape = model.shape
     yield Parameter("model.embed_tokens.weight", (shape.vocab_size, shape.hidden_size), 0, over_vocabulary=True)
     for layer in range(shape.num_layers):
-        yield from _layer(shape, layer)
+        yield from _layer(model, layer)
     yield Parameter("model.norm.weight", (shape.hidden_size,))
 
 
@@ -161,6 +166,26 @@ def _parts(model: ModelSpec, known: tuple[tuple[str, Part], ...]) -> Mapping[str
     return {name: own for name, own in found.items() if own}
 
 
+def four_bits_of(matrix: Parameter) -> Iterator[Parameter]:
+    """Yield the tensors of a matrix [out, in] in four bits, under bitsandbytes' names, split as the matrix is.
+
+    Pairs of numbers, a scale in eight bits of each block, and the scales of the scales, which every rank has whole.
+    """
+    outputs, inputs = matrix.shape
+    scales = outputs * inputs // BLOCK
+    yield replace(matrix, shape=(outputs, inputs // 2), dtype="uint8")
+    yield replace(matrix, name=f"{matrix.name}.absmax", shape=(outputs, inputs // BLOCK), dtype="uint8")
+    yield Parameter(f"{matrix.name}.nested_absmax", (nested_scales(scales),), layer=matrix.layer, dtype="float32")
+
+
+def quantized_matrices(model: ModelSpec) -> tuple[Parameter, ...]:
+    """Return the matrices of a model that are stored in four bits, as they are in its folder."""
+    if model.base_dtype is None:
+        return ()
+    plain = parts(replace(model, base_dtype=None))["trunk"]
+    return tuple(each for each in plain if each.layer is not None and len(each.shape) == 2)
+
+
 def further_parameters(model: ModelSpec, learning: bool) -> tuple[Parameter, ...]:
     """Return all parameters but trunk, heads and adapter: of parts that a train_step writes, or of all other parts."""
     further = [name for name, part in PARTS.items() if name not in _IN_SHAPE and part.learns(model) == learning]
@@ -210,7 +235,8 @@ def _named_weights(
         if own.trained or not model.content:
             return own
         adapter = model.adapter if own.part == "adapter" else None
-        other, shared = first.setdefault((model.content, model.dtype, own.part, adapter), (model, own))
+        key = (model.content, model.dtype, model.base_dtype, own.part, adapter)
+        other, shared = first.setdefault(key, (model, own))
         theirs, mine = ({parameter.name: parameter for parameter in each.parameters} for each in (shared, own))
         for name in theirs | mine if theirs != mine else ():
             if theirs.get(name) != mine.get(name):
@@ -237,12 +263,14 @@ def _most_parts(weight: Weight, shape: TransformerShape) -> int | None:
     return shape.num_kv_heads if weight.axes[0] == "keys" else None
 
 
-def _layer(shape: TransformerShape, layer: int) -> Iterator[Parameter]:
+def _layer(model: ModelSpec, layer: int) -> Iterator[Parameter]:
+    shape = model.shape
     for weight in FAMILIES[shape.family].layer:
         size, name = tuple(axis_length(axis, shape) for axis in weight.axes), f"model.layers.{layer}.{weight.name}"
         most = _most_parts(weight, shape)
         split, of_experts = weight.split_axis, weight.of_experts
-        yield Parameter(f"{name}.weight", size, split, layer, most_parts=most, over_experts=of_experts)
+        whole = Parameter(f"{name}.weight", size, split, layer, most_parts=most, over_experts=of_experts)
+        yield from four_bits_of(whole) if model.base_dtype and len(size) == 2 else (whole,)
         if weight.name in shape.biases:
             axis = 0 if weight.split_axis == 0 else None
             yield Parameter(f"{name}.bias", size[:1], axis, layer, most_parts=most)

@@ -167,7 +167,7 @@ def _shape(call: Call, placement: Placement, model: ModelSpec) -> Iterator[Inval
 
 
 def _able(call: Call, engine: EngineKind, model: ModelSpec, backend: Backend) -> Iterator[InvalidInput]:
-    """Check that the engine computes heads of the model's width, and any adapter."""
+    """Check that the engine computes heads of the model's width, any adapter, and any base in four bits."""
     if reason := _refused(engine, model, backend):
         able = [other for other in engines_of(call.kind) if not _refused(other, model, backend)]
         right = f"{' or '.join(able) or 'another model'} for {model.role} ({model.path}): {reason}"
@@ -181,6 +181,8 @@ def _refused(engine: EngineKind, model: ModelSpec, backend: Backend) -> str:
     if model.adapter is not None and slot_rank(engine, model.adapter.rank) is None:
         most = TRAITS[engine].adapter_ranks[-1]
         return f"its adapter has rank {model.adapter.rank}, and {engine} has room for {most}"
+    if model.base_dtype is not None and not TRAITS[engine].dequantizes:
+        return f"its base is in four bits (base_dtype {model.base_dtype}), from which {engine} does not compute here"
     return refused_heads(engine, model.shape.head_dim, model.dtype, backend)
 
 

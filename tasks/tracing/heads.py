@@ -1,5 +1,7 @@
 """Checks of a model's parts: every call has the head that it needs, every head is used, every adapter is trained."""
 
+from dataclasses import replace
+
 from prefect_rlhf.errors.errors import GraphError, InvalidInput
 from prefect_rlhf.placement.graph import DataflowGraph
 from prefect_rlhf.placement.models.model import ModelSpec
@@ -45,6 +47,28 @@ def check_adapters(graph: DataflowGraph) -> DataflowGraph:
             expected = f"no adapter, or adapter.path: no train_step trains {model.role}, so a new one would stay zero"
             raise InvalidInput(f"{model.role}.adapter", f"rank {model.adapter.rank}", expected)
     return graph
+
+
+def with_bases_formats(graph: DataflowGraph) -> DataflowGraph:
+    """Return the graph, in which a frozen model has the format of the base that it is, if that has four bits.
+
+    So the reference of an actor is its base, and both hold it once. Raises InvalidInput if a role states another format
+    of the same base.
+    """
+    stated = {(model.content, model.dtype): model for model in graph.models if model.base_dtype and model.content}
+    models = []
+    for model in graph.models:
+        other = stated.get((model.content, model.dtype))
+        if other is None or model.base_dtype is not None:
+            models.append(model)
+        elif model.adapter is not None and model.follows is None:
+            right = f"{other.base_dtype}, as of {other.role}, which has the same base"
+            raise InvalidInput(f"{model.role}.base_dtype", model.base_dtype, right)
+        else:
+            is_frozen = graph.trained_by(model.role) is None and model.follows is None
+            has_base = is_frozen or model.adapter is not None
+            models.append(replace(model, base_dtype=other.base_dtype) if has_base else model)
+    return replace(graph, models=tuple(models)) if stated else graph
 
 
 def adapter_remarks(graph: DataflowGraph) -> tuple[str, ...]:

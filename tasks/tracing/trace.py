@@ -21,7 +21,7 @@ from prefect_rlhf.placement.row_set import RowSet
 from prefect_rlhf.tasks.settings import Product, Settings
 from prefect_rlhf.tasks.tracing.arguments import check_body, check_whole
 from prefect_rlhf.tasks.tracing.followers import check_follows
-from prefect_rlhf.tasks.tracing.heads import check_adapters, check_new_heads, check_no_idle_head
+from prefect_rlhf.tasks.tracing.heads import check_adapters, check_new_heads, check_no_idle_head, with_bases_formats
 
 MAKERS = {
     "prompt_tokens": "a Prompts parameter, or a @computation of prompts,",
@@ -339,7 +339,8 @@ def trace_body(
             raise
         except (Exception, SystemExit) as error:
             raise GraphError(f"flow {flow}: its body raised {described(error)}") from error
-    return check_adapters(check_new_heads(check_no_idle_head(check_follows(trace.graph()))))
+    checked = check_adapters(check_new_heads(check_no_idle_head(check_follows(trace.graph()))))
+    return with_bases_formats(checked)
 
 
 @dataclass(frozen=True, slots=True)

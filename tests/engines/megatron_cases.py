@@ -22,7 +22,7 @@ from prefect_rlhf.placement.devices.mesh import DeviceMesh
 from prefect_rlhf.placement.devices.strategy import Strategy
 from prefect_rlhf.placement.layout.layout import Layout
 from prefect_rlhf.placement.models.adapter import AdapterSpec
-from prefect_rlhf.placement.models.model import OptimizerSpec
+from prefect_rlhf.placement.models.model import BaseDtype, OptimizerSpec
 from prefect_rlhf.placement.plan import ModelInstance, Offload, Recompute
 
 VOCAB = 480  # divides by 2 and 3
@@ -126,10 +126,12 @@ class Case:
     optimizer: OptimizerSpec | None = None
     new_head: bool = False
     adapter: AdapterSpec | None = None
+    base_dtype: BaseDtype | None = None
 
     def spec(self):
         options = {"dtype": self.dtype, "optimizer": self.optimizer, "new_head": self.new_head}
-        return replace(read_model_spec("actor", self.folder, self.head, **options), adapter=self.adapter)
+        spec = read_model_spec("actor", self.folder, self.head, **options)
+        return replace(spec, adapter=self.adapter, base_dtype=self.base_dtype)
 
     def build(self, rank: int) -> MegatronEngine:
         strategy = Strategy(self.dp, self.tp, self.pp)

@@ -51,6 +51,21 @@ def test_an_adapted_instance_keeps_the_predicted_bytes(tmp_path, dtype, adapter,
     assert engine.device_bytes() <= found <= HELD * engine.device_bytes()
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("trained", [False, True])
+def test_a_base_in_four_bits_keeps_what_is_predicted(tmp_path, dtype, trained):
+    """Half a byte of each number, a byte of each block, and the scales of scales of each matrix."""
+    made = cases.make_folder(tmp_path, layers=2)
+    case = Case(made, dtype=dtype, optimizer=OPTIMIZER if trained else None, adapter=EVERY, base_dtype="nf4")
+    engine = case.build(0)
+    if trained:
+        cases.train_on(engine, *cases.make_rows(4), cases.loss, cases.Walk("logprobs"))
+    found = predicted_holdings(case.spec(), engine.instance, "train_step" if trained else "inference")
+    assert engine.device_bytes() <= found <= HELD * engine.device_bytes()
+    plain = predicted_holdings(replace(case, base_dtype=None).spec(), engine.instance, "inference")
+    assert trained or found < 0.7 * plain, "the embedding and the adapter are as before"
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("adapter", first(1, [FEW, EVERY]))
 def test_an_adapted_vllm_instance_keeps_the_predicted_bytes(tmp_path, adapter):
@@ -67,11 +82,17 @@ def test_an_adapted_vllm_instance_keeps_the_predicted_bytes(tmp_path, adapter):
 
 
 @pytest.mark.parametrize(
-    ("adapter", "micro_batches", "recompute"), first(2, [(EVERY, 1, 0), (FEW, 1, 2), (EVERY, 4, "all")])
+    ("adapter", "base_dtype", "micro_batches", "recompute"),
+    first(3, [(EVERY, None, 1, 0), (FEW, None, 1, 2), (EVERY, "nf4", 1, 0), (EVERY, None, 4, "all")]),
 )
-def test_an_adapters_train_step_holds_the_predicted_bytes(folder, tmp_path, adapter, micro_batches, recompute):
-    """It keeps the inputs that the A's need, what lies between A's and B's, and no gradient of the base."""
-    case = Case(folder, optimizer=OPTIMIZER, adapter=adapter)
+def test_an_adapters_train_step_holds_the_predicted_bytes(
+    folder, tmp_path, adapter, base_dtype, micro_batches, recompute
+):
+    """It keeps the inputs that the A's need, what lies between A's and B's, and no gradient of the base.
+
+    Of a base in four bits it dequantises a weight at a time.
+    """
+    case = Case(folder, optimizer=OPTIMIZER, adapter=adapter, base_dtype=base_dtype)
     engine, walk = case.build(0), cases.Walk("logprobs", micro_batches=micro_batches, recompute=recompute)
     cases.train_on(engine, *make_rows(2, 8), cases.loss, walk)  # the moments are made in the first step
     sequences, batch = make_rows(32, 128)

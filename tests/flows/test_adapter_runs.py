@@ -29,6 +29,12 @@ def of_grpo(folder):
     return adapted(plan_matrix.grpo_parameters(plan_matrix.parameters(folder)), "actor") | {"checkpoint_every": 1}
 
 
+def of_four_bits(folder):
+    """Of the actor's base, which is the reference too."""
+    given = of_grpo(folder)
+    return given | {"actor": {**given["actor"], "base_dtype": "nf4"}}
+
+
 def of_ppo(folder):
     return adapted(plan_matrix.parameters(folder), "actor", "critic") | {"checkpoint_every": 1}
 
@@ -63,6 +69,15 @@ CASES = {
             "alone": grpo_plan("0 engine=megatron", "0", "0", "0"),
             "split": grpo_plan("0-1 tp2 engine=vllm", "1", "0-1 tp2", "0-1 tp2 sequence_parallel=true"),
             "pipeline": grpo_plan("0-1 pp2 engine=megatron", "1", "0-1 pp2", "0-1 pp2"),
+        },
+        COMPUTATIONS_OF_GRPO,
+    ),
+    "grpo in four bits": Case(
+        grpo,
+        of_four_bits,
+        {
+            "alone": grpo_plan("0 engine=megatron", "0", "0", "0"),
+            "split": grpo_plan("0-1 tp2 engine=megatron", "1", "0-1 tp2", "0-1 pp2 recompute=all"),
         },
         COMPUTATIONS_OF_GRPO,
     ),
@@ -130,6 +145,15 @@ def test_a_run_resumes_from_its_adapter_under_another_plan(ran, case):
 def test_plans_do_not_change_adapter_training(ran, case, plan):
     """Tokens, losses, gradient norms and weights."""
     assert_equal(ran[1](case), ran[1](case, plan))
+
+
+@pytest.mark.all
+def test_the_reference_of_an_actor_in_four_bits_has_a_kl_of_zero_at_first(ran):
+    """Up to how many rows are multiplied at once; nothing of the base is written."""
+    result = ran[1]("grpo in four bits")
+    (kl,) = (value for name, value in result.metrics[0].items() if name.endswith("initial_kl_per_token"))
+    assert abs(kl) < 1e-9
+    assert all("lora" in name for name in result.weights["actor"])
 
 
 def test_an_adapter_is_trained_and_its_base_is_not(ran):

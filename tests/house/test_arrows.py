@@ -89,10 +89,14 @@ SUB_ROOMS: Mapping[str, Mapping[str, str]] = {
         "rank": "functions functions.plays files sampling weights .",
         "rank.profiling": "rank megatron.cpu files weights .",
         "rank.trial": "functions.plays rank sampling .",
-        "megatron": "megatron.cpu megatron.sampling megatron.training megatron.vocabulary files sampling weights .",
+        "megatron": (
+            "megatron.adapters megatron.cpu megatron.sampling megatron.training megatron.vocabulary "
+            "files sampling weights ."
+        ),
+        "megatron.adapters": "megatron weights",
         "megatron.cpu": "megatron",
         "megatron.sampling": "megatron sampling .",
-        "megatron.training": "megatron megatron.cpu .",
+        "megatron.training": "megatron megatron.adapters megatron.cpu .",
         "megatron.vocabulary": "megatron megatron.cpu",
         "vllm": "vllm.cpu files sampling weights .",
         "vllm.cpu": "vllm",
@@ -119,7 +123,7 @@ SUB_ROOMS: Mapping[str, Mapping[str, str]] = {
         "cost.times": "cost cost.datasheets models devices .",
         "words": "layout rows devices .",
         "augmented": "rows devices .",
-        "layout": "models devices .",
+        "layout": "models models.families devices .",
         "models": "models.families",
         "models.families": "models",
         "rows": "devices models .",

@@ -116,7 +116,8 @@ def test_adapters_are_answered_by_all_their_names():
     of_plain = "here: only plain adapters are trained: adapter.rank, adapter.alpha, adapter.target_modules and "
     assert {answer(name) for name in ("lora", "peft_config", "use_dora")} == {f"{of_plain}adapter.rslora"}
     assert answer("lora_dropout") == "here: an adapter has no dropout here"
-    assert answer("load_in_4bit") == "here: weights are not quantised"
+    assert answer("load_in_4bit").startswith("here: actor.base_dtype")
+    assert "base_dtype nf4" in answer("load_in_8bit")
 
 
 TRL = {

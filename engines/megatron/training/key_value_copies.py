@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from prefect_rlhf.engines.megatron.adapters import AdaptedColumnLinear
+from prefect_rlhf.engines.megatron.adapters.linear import AdaptedColumnLinear
 from prefect_rlhf.engines.megatron.groups import Groups, group_of_tp_ranks
 from prefect_rlhf.engines.megatron.model import Transformer
 from prefect_rlhf.placement.models.model import TransformerShape

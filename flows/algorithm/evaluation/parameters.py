@@ -65,7 +65,9 @@ def actor_of(model: str, others: Mapping[str, Any]) -> dict[str, Any]:
         return {**others, "path": base, "adapter": {"path": model}}
     adapter = others.get("adapter")
     has_folder = isinstance(adapter, Mapping) and adapter.get("path")
-    return {name: value for name, value in others.items() if name != "adapter" or has_folder} | {"path": model}
+    return {name: value for name, value in others.items() if has_folder or name not in ("adapter", "base_dtype")} | {
+        "path": model
+    }
 
 
 def merged(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:

@@ -25,7 +25,6 @@ from prefect_rlhf.flows.forms.dictionary.shared import (
     MOVING_REFERENCE,
     NO_DROPOUT,
     NO_SUCH_LOSS,
-    NOT_QUANTISED,
     PLAN,
     TEMPLATE,
     YOUR_FILE,
@@ -34,7 +33,6 @@ from prefect_rlhf.flows.forms.dictionary.shared import (
 _REFUSED: Mapping[str, str] = MappingProxyType(
     {
         NO_DROPOUT: "ds.lora.dropout",
-        NOT_QUANTISED: "ds.load_in_4bit",
         MOVING_REFERENCE: "train.enable_ema train.ema_beta",
         ENTROPY: "actor.entropy_coef",
         NO_SUCH_LOSS: "actor.dual_clip model.nll_loss_coef model.margin_loss_enable model.loss_type ptx_coef"

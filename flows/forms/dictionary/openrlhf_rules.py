@@ -179,7 +179,14 @@ def adapter_of(role: str) -> tuple[Rule, ...]:
     """Return the rules of a role's adapter: all models that are trained have the same."""
     names = {"rank": "rank", "alpha": "alpha", "matrices": "target_modules", "dropout": "dropout"}
     options = {name: f"ds.lora.{option}" for name, option in names.items()}
-    return adapter(role, options, _above_zero(options["rank"]), f"{options['rank']} is 0")
+    is_on, off = _above_zero(options["rank"]), f"{options['rank']} is 0"
+    bits = Rule(f"{role}.base_dtype", "ds.load_in_4bit", by=_four_bits, when=is_on, otherwise=off)
+    return (*adapter(role, options, is_on, off), bits)
+
+
+def _four_bits(job: Job) -> str | None:
+    """The format of a frozen base: OpenRLHF's is NF4 with double quantisation too."""
+    return "nf4" if job["ds.load_in_4bit"] else None
 
 
 def _is_set(option: str) -> Callable[[Job], bool]:

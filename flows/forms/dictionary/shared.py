@@ -95,7 +95,9 @@ def functions_by_name(names: Sequence[Any], weights: Sequence[Any]) -> dict[str,
 
 ADAPTER = "only plain adapters are trained: adapter.rank, adapter.alpha, adapter.target_modules and adapter.rslora"
 NO_DROPOUT = "an adapter has no dropout here"
-NOT_QUANTISED = "weights are not quantised"
+NOT_QUANTISED = (
+    "weights are not quantised, but for base_dtype nf4: the frozen matrices below an adapter then have four bits"
+)
 BY_PEFT = ("q_proj", "v_proj")
 """The matrices that PEFT adapts in all families here if none are stated."""
 

@@ -38,8 +38,7 @@ _REFUSED: Mapping[str, str] = MappingProxyType(
     {
         ADAPTER: "peft_config lora lora_target_parameters lora_modules_to_save use_dora",
         NO_DROPOUT: "lora_dropout",
-        NOT_QUANTISED: "load_in_8bit load_in_4bit bnb_4bit_quant_type use_bnb_nested_quant bnb_4bit_quant_storage"
-        " bnb_4bit_compute_dtype",
+        NOT_QUANTISED: "load_in_8bit bnb_4bit_quant_storage bnb_4bit_compute_dtype",
         TRAINED_POLICY: "repetition_penalty logit_bias vllm_structured_outputs_regex vllm_guided_decoding_regex",
         "no loss here has an entropy bonus; actor_train.entropy is a metric": (
             "entropy_coef use_adaptive_entropy entropy_coef_min entropy_coef_max entropy_coef_delta entropy_target"

@@ -65,6 +65,17 @@ def _dtype(job: Job) -> str | None:
     return "float32" if job["bf16"] is False and model not in ("bfloat16", "auto") else "bfloat16"
 
 
+def _four_bits(job: Job) -> str | None:
+    """The format of a frozen base: here four bits are NF4, with double quantisation, below an adapter."""
+    if not job["load_in_4bit"]:
+        return None
+    if not job["use_peft"]:
+        raise Untranslatable("weights that are trained have no four bits: use_peft")
+    if job["bnb_4bit_quant_type"] != "nf4" or not job["use_bnb_nested_quant"]:
+        raise Untranslatable("four bits are nf4 with double quantisation here: use_bnb_nested_quant")
+    return "nf4"
+
+
 def _template(job: Job) -> str | None:
     """The file of a chat template, where TRL also takes the folder or the name of a model."""
     path = job["chat_template_path"]
@@ -279,6 +290,7 @@ def model(role: str, head: str | None = None) -> tuple[Rule, ...]:
         Rule(f"{role}.chat_template", "chat_template_path", by=_template),
         *(Rule(f"{role}.{name}", "", by=_always(value)) for name, value in made),
         *adapter(role, ADAPTER_OPTIONS, lambda job: bool(job["use_peft"]), "use_peft is false"),
+        Rule(f"{role}.base_dtype", "load_in_4bit bnb_4bit_quant_type use_bnb_nested_quant | use_peft", by=_four_bits),
     )
 
 

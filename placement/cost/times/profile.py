@@ -21,6 +21,7 @@ from prefect_rlhf.placement.cost.datasheets.collectives import CollectiveGroup, 
 from prefect_rlhf.placement.cost.datasheets.hardware import Links
 from prefect_rlhf.placement.cost.seconds import Seconds
 from prefect_rlhf.placement.cost.sizes import ModelSizes
+from prefect_rlhf.placement.cost.times.roofline import DEQUANTIZED_BYTES
 from prefect_rlhf.placement.cost.workload import ModelCallKind
 from prefect_rlhf.placement.devices.mesh import Backend
 from prefect_rlhf.placement.engine_traits import TRAITS
@@ -301,7 +302,13 @@ class ProfiledTimes:
         return Seconds(compute=max(whole.total - self._at(forward, tp, rows, length).total, whole.total / 2))
 
     def _with_adapter(self, layer: Seconds, tp: int) -> Seconds:
-        """The time of a layer with the adapter, which no profile measures: longer by its share of the elements."""
+        """The time of a layer with the adapter, which no profile measures: longer by its share of the elements.
+
+        A base in four bits is dequantised first, by the bandwidth of memory.
+        """
+        if self.sizes.base_dtype is not None:
+            moved = self.sizes.on(tp).matrices / tp * (DEQUANTIZED_BYTES + self.sizes.item)
+            layer = layer + Seconds(memory_traffic=moved / self.links.device)
         if self.sizes.adapter is None:
             return layer
         return layer.times(1 + self.sizes.layer_adapter(tp) * tp / self.sizes.on(tp).layer_products)

@@ -7,7 +7,8 @@ count. A decoding step ends with a sampled token that the host waits for, and it
 launches, so there they add up.
 
 An adapter adds two thin products to each of its matrices. The backward pass of its base forms no gradients of weights:
-one product in place of two (Hu et al. 2021, section 4.2).
+one product in place of two (Hu et al. 2021, section 4.2). A base in four bits is dequantised in every pass, by torch's
+kernels: passes over memory, and in a decoding step launches. Not measured on a GPU.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from prefect_rlhf.placement.cost.sizes import ModelSizes
 from prefect_rlhf.placement.cost.workload import ModelCallKind
 from prefect_rlhf.placement.devices.hashed_once import HashedOnce, hashed_once
 from prefect_rlhf.placement.engine_traits import TRAITS
+from prefect_rlhf.placement.models.four_bits import AT_ONCE
 from prefect_rlhf.placement.plan import EngineKind
 
 LOGIT_PASSES = 4  # float32 logits: written, read for maximum and sum, read and written for the result
@@ -36,6 +38,8 @@ COPY_PASSES = 4  # over each copy of a token's hidden state that an expert gets:
 ADAPTER_LAUNCHES = 3  # for each matrix of an adapter: products with A and B, and the sum with the result of the base
 DECODED_ADAPTER_LAUNCHES = 2  # vLLM's kernel for B adds to the base's result
 ADAPTER_PASSES = 2  # over the results of an adapted matrix: read, and written with what the adapter adds
+DEQUANTIZED_BYTES = 12.5  # of a number in four bits: read, and its place in a table, a float32, each written and read
+DEQUANTIZING_LAUNCHES, LAUNCHES_AT_ONCE = 60, 3  # of a layer's four weights, and of every part of these
 ADAM_PASS_BYTES = 32  # per parameter: main weight, two moments, each read and written; gradient read for norm and step
 
 
@@ -142,6 +146,10 @@ class DatasheetTimes(HashedOnce):
             weights += elements * sizes.item / bandwidth
             products += rows * 2 * elements / self.flops * self._slower(rows)
             launches *= 1 + DECODED_ADAPTER_LAUNCHES * sizes.adapter.num_matrices / LAYER_LAUNCHES
+        if sizes.base_dtype is not None:
+            moved += self._dequantized(tp)
+            parts = sizes.matrices / tp / AT_ONCE
+            launches += self.eager_layer_seconds * (DEQUANTIZING_LAUNCHES + LAUNCHES_AT_ONCE * parts) / LAYER_LAUNCHES
         return Seconds(compute=max(0.0, products - weights), memory_traffic=weights + cache + moved, launch=launches)
 
     def sample(self, rows: float, tp: int) -> Seconds:
@@ -208,9 +216,16 @@ class DatasheetTimes(HashedOnce):
             compute += tokens * 2 * (passes * own.elements - frozen) / self.flops
             moved += passes * ADAPTER_PASSES * tokens * own.outputs * sizes.item / self.elementwise
             launches *= 1 + ADAPTER_LAUNCHES * sizes.adapter.num_matrices / LAYER_LAUNCHES
+        moved += self._dequantized(tp)  # once, also in a backward pass
         traffic = moved + max(0.0, weights - compute)
         hidden = 0.0 if self.is_host else compute + traffic
         return Seconds(compute, traffic, max(0.0, launches - hidden))
+
+    def _dequantized(self, tp: int) -> float:
+        """Return the seconds in which a layer's matrices are made of four bits, before they are read."""
+        if self.sizes.base_dtype is None:
+            return 0.0
+        return self.sizes.on(tp).matrices / tp * (DEQUANTIZED_BYTES + self.sizes.item) / self.links.device
 
     def _head(self, tokens: float, tp: int, passes: int) -> Seconds:
         if "lm" not in self.sizes.head:

@@ -40,9 +40,9 @@ def transformers_model(folder, head="lm"):
     return kind.from_pretrained(folder, dtype=torch.float32)
 
 
-def assert_outputs_and_gradients(world, case):
-    """Outputs of the response tokens, each gradient and the norm of all."""
-    model, rows = transformers_model(case.folder, case.head), cases.make_rows(8)
+def assert_outputs_and_gradients(world, case, model=None):
+    """Outputs of the response tokens, each gradient and the norm of all, against a transformers model."""
+    model, rows = model or transformers_model(case.folder, case.head), cases.make_rows(8)
     trained = adapter_cases.oracle(model, case.adapter)
     expected = cases.oracle_outputs(model, rows[0], case.head)
     found = world.run(case.ranks, adapter_cases.outputs, replace(case, optimizer=None))

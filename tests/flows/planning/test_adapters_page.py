@@ -19,10 +19,11 @@ PAGE = (Path(__file__).parents[3] / "docs" / "adapters.md").read_text()
 SHOWN = re.findall(r"```console\n\$ prefect-rlhf plan ([^\n]*)\n```\n\n```text\n(.*?)```", PAGE, re.DOTALL)
 
 
-def test_the_page_shows_7b_on_one_device_and_70b_on_eight():
+def test_the_page_shows_7b_on_one_device_and_in_four_bits_on_24_gb_and_70b_on_eight():
     commands = [command for command, _ in SHOWN]
-    assert ["llama-7b" in command and "1x1:h100" in command for command in commands] == [True, False]
-    assert ["llama-70b" in command and "1x8:h100" in command for command in commands] == [False, True]
+    assert ["llama-7b" in command and "1x1:h100" in command for command in commands] == [True, False, False]
+    assert ["llama-70b" in command and "1x8:h100" in command for command in commands] == [False, True, False]
+    assert ["base_dtype=nf4" in command and "1x1:rtx4090" in command for command in commands] == [False, False, True]
 
 
 @pytest.mark.parametrize(("command", "answer"), first(1, SHOWN))
@@ -39,7 +40,7 @@ def test_the_page_shows_the_first_lines_of_each_answer(command, answer):
 
 @pytest.mark.parametrize("command", [command for command, _ in SHOWN])
 def test_without_its_adapter_no_plan_fits(command):
-    whole = command.replace("-p actor.adapter.rank=32 ", "")
+    whole = command.replace("-p actor.adapter.rank=32 ", "").replace("-p actor.base_dtype=nf4 ", "")
     options = plan_command.read_options(read_flags(plan_command.plan, shlex.split(whole)))
     assert "adapter" in command and "adapter" not in whole
     with pytest.raises(TooLittleMemory, match=r"calls\.actor_train"):

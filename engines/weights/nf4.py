@@ -1,0 +1,132 @@
+"""NF4 with double quantisation in plain torch, bit for bit as bitsandbytes 0.50 computes it.
+
+QLoRA (Dettmers et al. 2023, section 3): a number of a block of 64 is the nearest of 16 quantiles of a normal
+distribution, times the block's largest absolute value. These scales, less their mean, are quantised to eight bits in
+blocks of 256 (Dettmers et al. 2022). bitsandbytes' own kernels on CUDA multiply without a whole dequantised matrix;
+here a layer is dequantised before its product.
+
+Shapes: O outputs and I inputs of a matrix, K scales of scales and their mean.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import embedding
+
+from prefect_rlhf.placement.models.four_bits import AT_ONCE, BLOCK, SCALES
+
+QUANTILES = (
+    *(-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453),
+    *(-0.28444138169288635, -0.18477343022823334, -0.09105003625154495, 0.0),
+    *(0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224),
+    *(0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0),
+)
+_LEAST = 1e-38  # the scale of a block of zeros, to divide by
+
+
+class FourBits(NamedTuple):
+    """A matrix in four bits: pairs of numbers [O, I / 2], scales of blocks [O, I / 64], and scales of these [K]."""
+
+    pairs: Tensor
+    absmax: Tensor
+    nested_absmax: Tensor
+
+
+def quantize(matrix_OI: Tensor, device: torch.device | None = None) -> FourBits:
+    """Quantise a whole matrix, whose columns are whole blocks, on a device; the result is there.
+
+    The scales of a block depend on the whole matrix, so a part of it would have other values.
+    """
+    outputs, inputs = matrix_OI.shape
+    device = device or matrix_OI.device
+    midpoints = _midpoints(QUANTILES, device)
+    pairs, scales = [], []
+    for part in torch.split(matrix_OI.reshape(-1, BLOCK), AT_ONCE // BLOCK):
+        blocks = part.to(device).float()
+        absmax = blocks.abs().amax(dim=1)
+        codes = _nearest(blocks, absmax, midpoints).view(-1, 2)
+        pairs.append(codes[:, 0] << 4 | codes[:, 1])
+        scales.append(absmax)
+    absmax = torch.cat(scales)
+    mean = absmax.mean()
+    coded, nested = _quantized_scales(absmax - mean)
+    packed = torch.cat(pairs).view(outputs, inputs // 2)
+    return FourBits(packed, coded.view(outputs, inputs // BLOCK), torch.cat((nested, mean.view(1))))
+
+
+def dequantize(made: FourBits, dtype: torch.dtype) -> Tensor:
+    """Return a whole matrix [O, I]."""
+    outputs, inputs = made.pairs.shape[0], 2 * made.pairs.shape[1]
+    matrix_OI = torch.empty(outputs, inputs, dtype=dtype, device=made.pairs.device)
+    write_numbers(matrix_OI, made.pairs, scales_of(made.absmax, made.nested_absmax, (0, 0), inputs))
+    return matrix_OI
+
+
+def scales_of(absmax: Tensor, nested_absmax: Tensor, first: tuple[int, int], columns: int) -> Tensor:
+    """Return the scales of blocks in float32, in the shape of `absmax` [rows, blocks], which may be a part of a matrix.
+
+    The part begins with the row and column `first` of a matrix with `columns`.
+    """
+    rows, blocks = absmax.shape
+    device, of_row = absmax.device, columns // BLOCK
+    row = torch.arange(first[0], first[0] + rows, device=device)
+    column = torch.arange(first[1] // BLOCK, first[1] // BLOCK + blocks, device=device)
+    group = torch.div(row[:, None] * of_row + column, SCALES, rounding_mode="floor")
+    return _eight_bits(device)[absmax.int()] * nested_absmax[group] + nested_absmax[-1]
+
+
+def write_numbers(matrix_OI: Tensor, pairs: Tensor, scales: Tensor) -> None:
+    """Write the numbers of pairs [O, I / 2], times the scales [O, I / 64] of their blocks, in the matrix's format.
+
+    Products are rounded from float32, as bitsandbytes rounds them.
+    """
+    table = _pairs_of_numbers(pairs.device)
+    num_rows = max(1, AT_ONCE // matrix_OI.shape[1])
+    parts = (torch.split(each, num_rows) for each in (matrix_OI, pairs, scales))
+    for out, coded, scale in zip(*parts, strict=True):
+        numbers = embedding(coded.int(), table).view(*scale.shape, BLOCK)
+        torch.mul(numbers, scale[..., None], out=out.view(*scale.shape, BLOCK))
+
+
+def _quantized_scales(values: Tensor) -> tuple[Tensor, Tensor]:
+    """Quantise scales less their mean to eight bits in blocks of 256; the last block may be shorter."""
+    padded = torch.nn.functional.pad(values, (0, -len(values) % SCALES)).view(-1, SCALES)
+    absmax = padded.abs().amax(dim=1)
+    if len(values) % SCALES:
+        absmax[-1:].clamp_(min=_LEAST)  # as bitsandbytes does
+    midpoints = _midpoints(tuple(_eight_bits(torch.device("cpu")).tolist()), values.device)
+    return _nearest(padded, absmax, midpoints).view(-1)[: len(values)], absmax
+
+
+def _nearest(blocks: Tensor, absmax: Tensor, midpoints: Tensor) -> Tensor:
+    """Return the number of the nearest code of each value over its block's scale, as uint8."""
+    shares = (blocks * (1.0 / absmax.clamp(min=_LEAST))[:, None]).clamp(-1, 1)
+    return torch.bucketize(shares, midpoints, out_int32=True).to(torch.uint8)
+
+
+@cache
+def _midpoints(codes: tuple[float, ...], device: torch.device) -> Tensor:
+    values = torch.tensor(codes, device=device)
+    return (values[:-1] + values[1:]) / 2
+
+
+@cache
+def _pairs_of_numbers(device: torch.device) -> Tensor:
+    """The two numbers of each byte, [256, 2]: the first is in the upper half."""
+    values = torch.tensor(QUANTILES, device=device)
+    return torch.cartesian_prod(values, values)
+
+
+@cache
+def _eight_bits(device: torch.device) -> Tensor:
+    """The 256 codes of a scale: seven ranges of numbers, each a tenth of the next and half as fine, both signs."""
+    codes = [0.0, 1.0]
+    for exponent in range(7):
+        edges = torch.linspace(0.1, 1, 2**exponent + 1)
+        for sign in (10.0, -10.0):
+            codes += (sign * 10.0 ** (exponent - 7) * (edges[:-1] + edges[1:]) / 2).tolist()
+    return torch.tensor(sorted(codes), device=device)
