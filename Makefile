@@ -84,7 +84,7 @@ test-python:
 
 .PHONY: engines-on-python
 engines-on-python: setup
-	$(RUN)/pytest -m "not all" tests/test_door.py tests/engines tests/flows/test_grpo_run.py tests/flows/test_resume.py \
+	$(RUN)/pytest -m "not all" tests/house/test_door.py tests/engines tests/flows/test_grpo_run.py tests/flows/test_resume.py \
 		tests/test_plan_invariance.py --durations=5
 
 pins: .venv-pins/.ready
@@ -95,7 +95,7 @@ pins: .venv-pins/.ready
 	.venv-pins/bin/pip install --quiet uv==0.13.9
 	touch $@
 
-# tests/test_site.py does the same as a part of `make test`.
+# tests/house/test_site.py does the same as a part of `make test`.
 docs: setup
 	$(RUN)/python -m sphinx $(SITE) docs build/site
 

@@ -1,4 +1,4 @@
-"""Prefect blocks and the gpu-mesh worker: settings that a person enters once, in the UI or CLI.
+"""Prefect blocks and the gpu-mesh worker: settings that you enter once, in the UI or CLI.
 
 Prefect imports this room through the entry point group `prefect.collections`, which registers them.
 """

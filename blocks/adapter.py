@@ -37,20 +37,20 @@ Matrix = Annotated[str, Field(min_length=1, max_length=256)]
 
 
 class Adapter(ByHand):
-    """A low-rank adapter (Hu et al. 2021, arXiv:2106.09685): x W^T becomes x W^T + alpha / rank (x A^T) B^T."""
+    """LoRA, a low-rank adapter (Hu et al. 2021, arXiv:2106.09685): x W^T becomes x W^T + alpha / rank (x A^T) B^T."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
     rank: int = Field(32, ge=1, le=512, description="Rows of A, and columns of B.")
-    alpha: float = Field(32.0, gt=0, le=4096, description="The product of A and B counts alpha / rank times.")
+    alpha: float = Field(
+        32.0, gt=0, le=4096, description="Scales the product of A and B: it counts alpha / rank times."
+    )
     target_modules: tuple[Matrix, ...] = Field(
-        (ALL_LINEAR,), description="Matrices of each layer, such as q_proj; all-linear: every matrix of a layer."
+        (ALL_LINEAR,), description="Which matrices of each layer, such as q_proj; all-linear: all of them."
     )
-    rslora: bool = Field(
-        False, description="The product counts alpha / the root of the rank (Kalajdzievski 2023), for high ranks."
-    )
+    rslora: bool = Field(False, description="For high ranks: scale by alpha / sqrt(rank) instead (Kalajdzievski 2023).")
     path: PathText = Field(
-        "", description="Folder that peft wrote, to begin with; if empty, A begins random and B at zero."
+        "", description="Folder that peft wrote, to start from; if empty, A starts random and B at zero."
     )
 
     @model_validator(mode="before")
@@ -70,7 +70,7 @@ class Adapter(ByHand):
 
     @model_validator(mode="after")
     def _in_a_layer(self) -> Adapter:
-        """Refuse no matrix, and what is outside of the layers."""
+        """Refuse an empty list, and matrices outside of the layers."""
         if not self.target_modules:
             raise wrong("target_modules", f"{ALL_LINEAR}, or names such as q_proj and v_proj")
         if any(name.rpartition(".")[2] in OUTSIDE for name in self.target_modules):

@@ -18,11 +18,11 @@ class ChatsFields(DatasetFields):
         None, description=FORM
     )
     messages_column: Name = Field(
-        "messages", description="Column with a whole chat; the assistant's turns are learned."
+        "messages", description="Column with whole chats; the model learns the assistant's turns."
     )
     prompt_column: Name = Field("prompt", description="Column with the prompt before the completion: text or messages.")
     completion_column: Name = Field("completion", description="Column with the completion to learn: text or messages.")
-    text_column: Name = Field("text", description="Column with a text; all of its tokens are learned.")
+    text_column: Name = Field("text", description="Column with texts; the model learns every token.")
 
 
 class ChatsBlock(Block, ChatsFields):
@@ -39,7 +39,7 @@ class ChatsBlock(Block, ChatsFields):
 
 
 class Chats(DatasetParameter, ChatsFields):
-    """Chats, answered prompts or texts to learn."""
+    """Chats, answered prompts or texts to learn from."""
 
     block: ClassVar[type[Block]] = ChatsBlock
     row_keys: ClassVar[tuple[str, ...]] = ("tokens", "prompt_length", "mask")

@@ -94,7 +94,10 @@ class ClusterFields(BaseModel):
     """Fields that a Cluster block and the worker's job variables share."""
 
     cluster: str = Field(
-        "local", title="Cluster", pattern=r"^[\w.-]+$", description="Name; runs on clusters of the same name share it."
+        "local",
+        title="Cluster",
+        pattern=r"^[\w.-]+$",
+        description="The cluster's name; runs that name the same cluster share it.",
     )
     num_nodes: int = Field(
         1,
@@ -130,7 +133,7 @@ class ClusterFields(BaseModel):
     lease_directory: str = Field(
         str(DEFAULT_LEASE_DIRECTORY),
         title="Lease folder",
-        description="Folder of the leases' lock files; all users of the devices need the same folder.",
+        description="Folder for the leases' lock files; everyone who uses the devices needs the same folder.",
     )
 
     @property

@@ -14,8 +14,8 @@ from prefect_rlhf.files.path_text import MOST_CHARACTERS, PathText
 from prefect_rlhf.placement.graph import Dataset
 
 PATH = (
-    "File of Parquet, JSON or CSV, a folder of them, a pattern such as data/train-*.parquet, a folder of"
-    " datasets.save_to_disk, a file on the Hub such as hf://datasets/OWNER/NAME/FILE, or a task such as"
+    "A Parquet, JSON or CSV file, a folder of them, a pattern such as data/train-*.parquet, a folder that"
+    " datasets.save_to_disk wrote, a file on the Hub such as hf://datasets/OWNER/NAME/FILE, or a task such as"
     " reasoning_gym:chain_sum?size=500&seed=42."
 )
 FORM = "Format of a row; if empty, the columns decide."
@@ -46,11 +46,11 @@ class DatasetFields(BaseModel):
     )
     tools_column: Name | None = Field(
         "tools",
-        description="Column with schemas of tools, which the chat template shows; if empty, no column is read so.",
+        description="Column with tool schemas, which the chat template shows to the model; empty: no such column.",
     )
     columns: dict[Name, Name] = Field(
         {},
-        description="Names for further columns, or for fields of structs: ground_truth: reward_model.ground_truth.",
+        description="Names for more columns, or for fields inside structs: ground_truth: reward_model.ground_truth.",
     )
 
 
@@ -67,7 +67,10 @@ class PromptsFields(DatasetFields):
         None, min_length=1, description="System message before every chat; if empty, the chat template may add its own."
     )
     max_prompt_length: int | None = Field(
-        None, ge=1, le=1 << 24, description="Longest prompt in tokens; if empty, the room in the models' context."
+        None,
+        ge=1,
+        le=1 << 24,
+        description="Longest prompt in tokens; if empty, whatever fits into the models' context.",
     )
     overlong_prompts: Literal["refuse", "drop", "keep_end", "keep_start"] = Field(
         "refuse", description="If a prompt is longer: refuse it, drop it, or keep its end or its start."
@@ -87,7 +90,9 @@ class PreferencesFields(DatasetFields):
     """Fields of Preferences and a PreferencesBlock."""
 
     form: Literal["pairs", "sharegpt", "alpaca", "question"] | None = Field(None, description=FORM)
-    prompt_column: Name | None = Field("prompt", description="Column with the prompt of both answers, if any.")
+    prompt_column: Name | None = Field(
+        "prompt", description="Column with the prompt that both answers share; it may be missing."
+    )
     chosen_column: Name = Field("chosen", description="Column with the better answer.")
     rejected_column: Name = Field("rejected", description="Column with the worse answer.")
 
@@ -119,7 +124,7 @@ class PreferencesBlock(Block, PreferencesFields):
 
 
 class DatasetParameter(DeploymentParameter, DatasetFields):
-    """Base of the datasets of a run. An item has `rows_per_item` rows; each row has `row_keys`."""
+    """Base class for a run's datasets. An item has `rows_per_item` rows; each row has `row_keys`."""
 
     row_keys: ClassVar[tuple[str, ...]]
     rows_per_item: ClassVar[int] = 1
@@ -145,7 +150,7 @@ class Prompts(DatasetParameter, PromptsFields):
 
 
 class Preferences(DatasetParameter, PreferencesFields):
-    """Preference pairs. Each pair is two rows; the chosen answer is the first."""
+    """Preference pairs. Each pair becomes two rows, the chosen answer first."""
 
     block: ClassVar[type[Block]] = PreferencesBlock
     row_keys: ClassVar[tuple[str, ...]] = ("tokens", "prompt_length")

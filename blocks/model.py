@@ -1,6 +1,5 @@
 """Models: a Hugging Face folder, or a name on the Hub, and how a run uses it."""
 
-from dataclasses import replace
 from typing import ClassVar
 
 from prefect.blocks.core import Block
@@ -20,8 +19,10 @@ class ModelFields(BaseModel):
     """Fields of Model and a ModelBlock."""
 
     path: PathText = Field(description=PATH)
-    head: Head = Field("lm", description="lm predicts tokens, scalar a number per token, lm+scalar both.")
-    dtype: Dtype = Field("bfloat16", description="Compute format; with bfloat16 main weights are float32.")
+    head: Head = Field("lm", description="lm predicts tokens, scalar predicts a number per token, lm+scalar does both.")
+    dtype: Dtype = Field(
+        "bfloat16", description="Number format for computing; with bfloat16, main weights are float32."
+    )
     new_head: bool = Field(False, description="Start with an untrained scalar head if the folder lacks a head.")
     eos_token: str | None = Field(
         None,
@@ -30,7 +31,7 @@ class ModelFields(BaseModel):
         description="Text of the token that ends an answer; if empty, the chat template decides.",
     )
     chat_template: PathText | None = Field(
-        None, min_length=1, description="File of a chat template, such as tools.jinja; if empty, that of the folder."
+        None, min_length=1, description="File with a chat template, such as tools.jinja; if empty, the folder's own."
     )
     adapter: Adapter | None = Field(
         None, description="LoRA: train thin matrices beside frozen weights; empty: train all weights."
@@ -38,7 +39,7 @@ class ModelFields(BaseModel):
 
 
 class ModelBlock(Block, ModelFields):
-    """A model that flow runs use by name.
+    """A saved model that flow runs refer to by name.
 
     >>> ModelBlock(path="models/smollm2").save("smollm2")  # doctest: +SKIP
     """
@@ -51,16 +52,15 @@ class ModelBlock(Block, ModelFields):
 
 
 class Model(DeploymentParameter, ModelFields):
-    """The model that a role uses."""
+    """A role's model: a Hugging Face folder or a name on the Hub, and how the run uses it."""
 
     block: ClassVar[type[Block]] = ModelBlock
 
     path: PathText = Field("", description=NEEDED + PATH)
 
     def to_spec(self, role: str, shape: TransformerShape, optimizer: OptimizerSpec | None = None) -> ModelSpec:
-        """Return the specification of this model in `role`; `shape` is read from the folder's config.json.
+        """Return what planner and engines need to know of this model in `role`, except for its adapter.
 
-        Raises InvalidInput for an adapter that does not suit the shape.
+        `shape` is from its config.json. An adapter may be in a folder of its own.
         """
-        spec = ModelSpec(role, self.path, self.head, shape, self.dtype, self.new_head, optimizer, self.eos_token)
-        return spec if self.adapter is None else replace(spec, adapter=self.adapter.to_spec(role, shape))
+        return ModelSpec(role, self.path, self.head, shape, self.dtype, self.new_head, optimizer, self.eos_token)

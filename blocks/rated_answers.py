@@ -32,7 +32,7 @@ class RatedAnswersBlock(Block, RatedAnswersFields):
 
 
 class RatedAnswers(DatasetParameter, RatedAnswersFields):
-    """Answers that are rated good or bad on their own."""
+    """Answers, each rated good or bad."""
 
     block: ClassVar[type[Block]] = RatedAnswersBlock
     row_keys: ClassVar[tuple[str, ...]] = ("tokens", "prompt_length", "mask", "label")

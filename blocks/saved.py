@@ -13,7 +13,7 @@ from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.files.path_text import MOST_CHARACTERS, PathText
 
 DOCUMENTATION_URL = HttpUrl("https://docs.prefect.io/v3/concepts/blocks")  # how blocks are saved, found and shared
-NEEDED = "Needed unless a saved block is named. "  # a schema that requires a path would refuse a saved block alone
+NEEDED = "Needed unless you name a saved block. "  # a schema that requires a path would refuse a saved block alone
 
 
 def load_example(module: str, block: str, variable: str) -> str:
@@ -44,7 +44,7 @@ class DeploymentParameter(ByHand):
         "",
         title="Saved block",
         max_length=MOST_CHARACTERS,
-        description="Name of a saved block for the fields left empty or at their defaults here.",
+        description="Name of a saved block; it fills the fields that you leave empty or at their defaults.",
     )
 
     @model_validator(mode="before")

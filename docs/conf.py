@@ -42,6 +42,6 @@ def adapted(page: str, text: str) -> str:
 
         text = text.replace(REFERENCE, sections())
     for shown, file in OF_THE_ROOT.items():
-        for link in (file, f"../{file}"):
-            text = text.replace(f"]({link}", f"]({shown}.md")
+        for link, place in ((file, ""), (f"../{file}", ""), (f"../../{file}", "../")):
+            text = text.replace(f"]({link}", f"]({place}{shown}.md")
     return text

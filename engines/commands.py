@@ -89,7 +89,7 @@ class RowSource(Protocol):
         ...
 
     def read_column(self, name: str, row_ids: Sequence[int]) -> list[Any]:
-        """Return the values of a column of the file for rows, as plain Python values; None for null."""
+        """Return the rows' values in one of the file's columns, as plain Python values; None for null."""
         ...
 
 
@@ -269,7 +269,7 @@ class FollowCommand:
 
 
 class GpuMemory(NamedTuple):
-    """Memory of a GPU in bytes: the most since the rank's last report, and what the driver has free now.
+    """A GPU's memory in bytes: the peak since the rank's last report, and what the driver has free now.
 
     `allocated_bytes` are torch's tensors, `reserved_bytes` what torch holds of the device for them. `used_bytes` is
     all that the driver counts, of other processes too: it adds contexts, communicators and the driver's graphs.

@@ -110,7 +110,7 @@ class TrainingRows:
 
 @dataclass(frozen=True, slots=True)
 class SamplingSettings:
-    """Settings of the continuation of a prompt. Temperature 0 is greedy; a top_k of 0 keeps all tokens.
+    """Settings for continuing a prompt. Temperature 0 is greedy; a top_k of 0 keeps all tokens.
 
     A response ends with the token that completes a string in `stop`; see StopStrings.
     """
@@ -181,7 +181,7 @@ class PlaySettings:
 
 @dataclass(frozen=True)
 class Turn:
-    """The order to continue a row of a play by a turn: after the tokens of an `answer`, with at most `at_most` tokens.
+    """Continue a play's row by a turn: after the tokens of an `answer`, with at most `at_most` tokens.
 
     `number` counts the row's turns from 0. Before the first turn, `prompt` replaces the row's prompt: an environment
     has added a text to it.
@@ -226,7 +226,7 @@ class PlayTable(Protocol):
         ...
 
     def heard(self, row: int, tokens: Sequence[int], is_stopped: bool) -> None:
-        """Take the tokens of a row's latest turn. `is_stopped`: it ended by itself, before its most tokens."""
+        """Take the tokens of a row's latest turn. `is_stopped`: it ended on its own, before its token limit."""
         ...
 
 

@@ -17,22 +17,24 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class LossValues:
-    """A loss's result: a value per token [B, T], per row [B] or per item [P]; metrics of any of these shapes.
-
-    The train_step averages the values over the tokens of `mask`, in the way of its term; values elsewhere are ignored.
-    """
+    """What a loss returns."""
 
     values: Tensor
+    """A value per token [B, T], per row [B] or per item [P].
+
+    The train_step averages the values at tokens of `mask`, as the loss's `mean_over` says, and ignores all others.
+    """
     metrics: Mapping[str, Tensor] = field(default_factory=dict)
+    """Metrics, each in any of these shapes; they are averaged too."""
 
 
 class Loss(Protocol):
-    """A pure function of a model's outputs and the rows' other columns; importable, so that it can be sent to ranks.
+    """A pure function of a model's outputs and the rows' other columns. Ranks import it, so it must be importable.
 
-    Outputs come first, in the order of the term: logprobs, values and entropy are [B, T], scores [B]; another output
-    has the shape of its entry in `placement/models/outputs.py`. `batch` holds
-    padded columns [B, T] or [B], and `mask` [B, T], 1.0 at trained tokens. Padded positions hold zeros. Rows that
-    belong together (a chosen and a rejected answer) are adjacent.
+    Outputs come first, in the order that @loss names them: logprobs, values and entropy are [B, T], scores [B];
+    `placement/models/outputs.py` has the shape of any other. Then comes `batch`: padded columns [B, T] or [B], and
+    `mask` [B, T], which is 1.0 at trained tokens. Padding is 0. Rows that belong together (a chosen and a rejected
+    answer) are adjacent.
     """
 
     def __call__(self, *outputs_and_batch: Tensor | Mapping[str, Tensor]) -> LossValues: ...

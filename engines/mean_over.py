@@ -33,7 +33,7 @@ class RowParts:
 
     @property
     def item_P(self) -> Tensor:
-        """The part of a value of a whole item."""
+        """How much a whole item's value counts."""
         return self.row_B.view(-1, self.rows_per_item).amax(1)
 
     def weights(self) -> Tensor:

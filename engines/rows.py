@@ -43,7 +43,7 @@ class Columns(dict[str, "Tensor"]):
 
 
 class DatasetColumns(Protocol):
-    """The columns of the dataset behind some rows; a column is read when it is used."""
+    """The dataset columns that belong to some rows; each is read when it is used."""
 
     @property
     def kinds(self) -> Mapping[str, ColumnKind]:
@@ -56,12 +56,12 @@ class DatasetColumns(Protocol):
 
 
 class Batch(Mapping[str, "Tensor"]):
-    """Columns of the same rows. `batch[key]` is [B] or, right-padded with zeros, [B, longest] or [B, longest, width].
+    """The rows that a computation receives: `batch[key]` is a column, with an entry for each row.
 
-    `columns` are the rows without padding. `groups` [B] are the numbers of the rows' source rows: equal for all
-    responses to the same prompt. A dataset's column of numbers is a key as well (float64, NaN for null), and
-    `values_of` reads any of its columns. `written_by` is the folder of the tokenizer that wrote their tokens, or why it
-    is unknown. Raises NoSuchColumn for an unknown key.
+    A column is [B] or, right-padded with zeros, [B, longest] or [B, longest, width]; `columns` has it without padding.
+    Number columns of the dataset are keys too (float64, NaN for null), and `values_of` reads any other column of it.
+    `groups` [B] is equal for rows that were made from the same row, such as all responses to a prompt. `written_by` is
+    the folder of the tokenizer that wrote the tokens, or why it is unknown. Raises NoSuchColumn for an unknown key.
 
     >>> import torch
     >>> batch = Batch({"logprobs": [torch.tensor([-1.0, -2.0]), torch.tensor([-3.0])]})
@@ -89,14 +89,14 @@ class Batch(Mapping[str, "Tensor"]):
 
     @property
     def groups(self) -> Tensor:
-        """[B] int64: the group of each row. A row that is made of a single row keeps its group."""
+        """[B] int64: each row's group. A row that is made from a single row stays in its group."""
         if self._groups is None:
             raise NoSuchColumn("groups", self.there)
         return self._groups
 
     @property
     def tokenizer(self) -> str:
-        """The folder of the tokenizer that wrote the tokens. Raises InvalidInput if it may be one of several."""
+        """The folder of the tokenizer that wrote the tokens. Raises InvalidInput if several may have."""
         if isinstance(self.written_by, InvalidInput):
             raise self.written_by
         if self.written_by is None:
@@ -110,11 +110,11 @@ class Batch(Mapping[str, "Tensor"]):
 
     @property
     def dataset_columns(self) -> tuple[str, ...]:
-        """The columns of the dataset behind the rows, for `values_of`."""
+        """The dataset's columns, which `values_of` reads."""
         return tuple(self._dataset.kinds) if self._dataset is not None else ()
 
     def values_of(self, name: str) -> list[Any]:
-        """Return a column of the dataset, a value for each row, as stored in the file."""
+        """Return a dataset column, with each row's value as the file stores it."""
         if self._dataset is None or name not in self._dataset.kinds:
             raise NoSuchColumn(name, self.there)
         return self._dataset.read(name)

@@ -1,4 +1,4 @@
-"""The place in a person's own code that an error came from."""
+"""Where in your own code an error came from."""
 
 import sys
 import sysconfig
@@ -34,7 +34,7 @@ def described(error: BaseException) -> str:
 
 
 def own_place(error: BaseException) -> str:
-    """Return `file:line in function` of the innermost frame in a person's own file; empty if there is no such frame."""
+    """Return `file:line in function` of the innermost frame in your own file; empty without such a frame."""
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}:{error.lineno}"
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if is_own(frame.filename)]
@@ -42,5 +42,5 @@ def own_place(error: BaseException) -> str:
 
 
 def is_own(file: str) -> bool:
-    """Whether a file is a person's own: not in an installed package, nor in this package."""
+    """Whether a file is your own: neither in an installed package nor in this package."""
     return not file.startswith(("<", *_FOREIGN))

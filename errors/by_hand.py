@@ -1,4 +1,4 @@
-"""Groups of settings that Python code makes: a mistake in such a call is a single line, as in a file of parameters."""
+"""Settings that Python code makes: a mistake in such a call gives a single line, as in a parameter file."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class _MadeByHand(ModelMetaclass):
 
 
 class ByHand(BaseModel, metaclass=_MadeByHand):
-    """Base of groups that a person may make in Python."""
+    """Base class for groups that you may make in Python."""
 
     if not TYPE_CHECKING:
 

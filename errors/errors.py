@@ -36,13 +36,13 @@ MOST_MISTAKES = 8  # of a file, in a message
 
 
 class RlhfError(Exception):
-    """Base of every error that prefect-rlhf raises on purpose. Arguments are strings, so it pickles."""
+    """Base class of all errors that prefect-rlhf raises on purpose. Arguments are strings, so it pickles."""
 
 
 class RunStopped(KeyboardInterrupt):
-    """A person stopped a run with Ctrl-C or SIGTERM. Its text is a line: the progress of the run, and how to continue.
+    """Somebody stopped the run with Ctrl-C or SIGTERM. The message says how far it came and how to continue.
 
-    `resume_from` is the run's newest checkpoint; None if there is no checkpoint. `is_terminated`: it was SIGTERM.
+    `resume_from` is the newest checkpoint, None without one. `is_terminated` is true for SIGTERM.
 
     >>> print(RunStopped("stopped after 3 of 20 steps; newest checkpoint: step 2", "runs/fox/checkpoints/step-000002"))
     stopped after 3 of 20 steps; newest checkpoint: step 2; continue with resume_from=runs/fox/checkpoints/step-000002
@@ -57,7 +57,9 @@ class RunStopped(KeyboardInterrupt):
 
 
 class InvalidInput(RlhfError, ValueError):
-    """Bad input: `field` is the place, `seen` the value, `expected` a valid value. Its text is a single short line.
+    """Something you passed is wrong: `field` names it, `seen` is its value, `expected` says what would be right.
+
+    The message is one short line.
 
     >>> print(InvalidInput("plan.calls.actor.tp", 2, "a divisor of the 9 attention heads"))
     plan.calls.actor.tp: got 2, expected a divisor of the 9 attention heads
@@ -101,7 +103,7 @@ class UnknownKey(InvalidInput):
 
 
 class Missing(InvalidInput):
-    """A value that is required and was not given; `expected` is what would be right.
+    """A required value is missing; `expected` says what to give.
 
     >>> print(Missing("actor", "a model, such as {path: FOLDER}"))
     actor: missing; expected a model, such as {path: FOLDER}
@@ -116,7 +118,7 @@ class Missing(InvalidInput):
 
 
 class NotUsed(InvalidInput):
-    """A value that has no effect: refused, since its author counts on it. `remedy` is an alternative to its removal.
+    """A value that would have no effect, refused since you count on it. `remedy` is an alternative to removing it.
 
     >>> print(NotUsed("algo.kl.horizon", 100, "a fixed coefficient has no target", "set kind: adaptive"))
     algo.kl.horizon: 100 is not used: a fixed coefficient has no target; remove it, or set kind: adaptive
@@ -134,9 +136,9 @@ class NotUsed(InvalidInput):
 
 
 class SeveralMistakes(InvalidInput):
-    """Several mistakes of a file, each with its own field; it has field, value and correction of the first.
+    """Several mistakes in the same file. Its own field, value and correction are the first mistake's.
 
-    `remedy` is the end of the text.
+    `remedy` ends the message.
 
     >>> print(SeveralMistakes([InvalidInput("plan.name", 2, "a text"), UnknownKey("plan.cals", {}, "closest: calls")]))
     2 mistakes: (1) plan.name: got 2, expected a text (2) plan.cals: unknown key (got {}); closest: calls
@@ -160,7 +162,7 @@ class SeveralMistakes(InvalidInput):
 
 
 class TooLittleMemory(InvalidInput):
-    """The devices have too little memory for a call, or for any plan: more devices may do."""
+    """The devices have too little memory for a call, or for any plan; more devices may help."""
 
     def also(self, words: str) -> "TooLittleMemory":
         """Return the error with `words` at the end of its line."""
@@ -168,10 +170,10 @@ class TooLittleMemory(InvalidInput):
 
 
 class PlanDoesNotFit(TooLittleMemory):
-    """A plan needs more device memory than exists.
+    """A plan needs more device memory than there is.
 
-    `report` is shown after the line: a table of the devices, the owners of the bytes, and changes that would make it
-    fit. `details` is the same as JSON: `certificate` and `remedies`.
+    `report` follows the message: a table of devices, their memory use, and changes that would make the plan fit.
+    `details` is the same as JSON: `certificate` and `remedies`.
     """
 
     def __init__(self, field: str, seen: object, expected: str, report: str, details: str) -> None:
@@ -181,7 +183,7 @@ class PlanDoesNotFit(TooLittleMemory):
 
 
 class NoClusterFits(TooLittleMemory):
-    """No cluster of a table has enough memory for a plan. `report` is the table."""
+    """No cluster in the table has enough memory for a plan. `report` is the table."""
 
     def __init__(self, field: str, seen: object, expected: str, report: str) -> None:
         super().__init__(field, seen, expected)
@@ -190,7 +192,7 @@ class NoClusterFits(TooLittleMemory):
 
 
 class NoClusterSuffices(InvalidInput):
-    """No cluster of a table has a plan, or reaches the required throughput. `report` is the table."""
+    """No cluster in the table has a plan, or no plan reaches the required throughput. `report` is the table."""
 
     def __init__(self, field: str, seen: object, expected: str, report: str) -> None:
         super().__init__(field, seen, expected)
@@ -199,19 +201,19 @@ class NoClusterSuffices(InvalidInput):
 
 
 class GraphError(RlhfError, ValueError):
-    """The body of a flow function does not describe a graph of model function calls."""
+    """The body of an @rlhf_flow function cannot be recorded as a graph of calls; the message says why."""
 
 
 class NotFinite(RlhfError):
-    """A loss or its gradient is not a finite number; the weights are those before."""
+    """A loss or its gradient is not a finite number. The weights are still those from before the step."""
 
 
 class NothingLearnt(RlhfError):
-    """A run had no gradient for its permitted number of consecutive steps."""
+    """No gradient for as many steps in a row as the run allows (`most_empty_steps`)."""
 
 
 class BeyondBound(RlhfError):
-    """A model's scores are not numbers within the bound of scores."""
+    """A model's scores are not finite, or too large to be scores."""
 
 
 MISTAKES = (InvalidInput, GraphError, NotFinite, BeyondBound, NothingLearnt)
@@ -219,15 +221,15 @@ MISTAKES = (InvalidInput, GraphError, NotFinite, BeyondBound, NothingLearnt)
 
 
 class StaleWeights(RlhfError):
-    """The weights held are not the version that the call's edge names."""
+    """A device holds another version of the weights than the call's edge names."""
 
 
 class OutputFailed(RlhfError):
-    """A file of the run could not be written; files that were written before stay."""
+    """The run could not write a file; files from before stay."""
 
 
 class DeviceOutsideLease(RlhfError):
-    """A node's mesh has a device that the run's lease does not hold."""
+    """A node's mesh includes a device that the run has not leased."""
 
 
 class RankLost(RlhfError):
@@ -235,7 +237,7 @@ class RankLost(RlhfError):
 
 
 class RankSilent(RlhfError, TimeoutError):
-    """A rank did not answer before the deadline of its call."""
+    """A rank did not answer before its call's deadline."""
 
 
 class RankFailed(RlhfError):
@@ -245,12 +247,12 @@ class RankFailed(RlhfError):
 
 
 class OutOfDeviceMemory(RankFailed):
-    """A device's memory, or its host's, did not suffice for a call."""
+    """A call ran out of memory on a device, or on its host."""
 
 
 class CollectiveFailed(RankFailed):
-    """Communication between ranks broke: mostly because another rank died."""
+    """Communication between ranks broke, usually because another rank died."""
 
 
 class EngineFailed(RankFailed):
-    """An engine or its device failed inside; its state must not be used again."""
+    """An engine or its device failed internally; its state must not be used again."""

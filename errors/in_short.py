@@ -1,4 +1,4 @@
-"""Values as a message shows them: on a single line, and no longer than a person reads, however large they are."""
+"""Values as messages show them: on a single line, and short enough to read, however large they are."""
 
 from collections.abc import Callable
 from reprlib import Repr
@@ -9,7 +9,7 @@ MOST_OF_A_NAME = 120
 
 
 class _Short(Repr):
-    """What reprlib has, but generous, and for integers that Python refuses to write out."""
+    """Like reprlib, but generous, and also for integers that Python refuses to write out."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What would be right in place of a value that pydantic refused, in words that a reader of YAML knows."""
+"""Says what would be right instead of a value that pydantic refused, in a YAML reader's words."""
 
 from __future__ import annotations
 

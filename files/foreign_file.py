@@ -1,4 +1,4 @@
-"""Files that somebody else wrote, read so that no content of them hangs a process or ends it with a traceback.
+"""Files that somebody else wrote, read so that no content hangs a process or ends it with a traceback.
 
 Only regular files are read: a pipe would be waited for, and a device may have no end.
 """

@@ -25,8 +25,8 @@ LEAST_DRIVER = 580
 LEAST_CAPABILITY = 8.0
 """Older GPUs have no bfloat16, and torch no flash attention for them."""
 USABLE_SHARE = 0.985
-"""Of the memory that the driver lists, what plans count with. CUDA keeps up to 1.3% for itself: it reports 79.1 GiB of
-the 79.6 of an H100."""
+"""How much of the memory that the driver lists plans count with. CUDA keeps up to 1.3%: it reports 79.1 GiB of
+an H100's 79.6."""
 MIB = 1 << 20
 
 

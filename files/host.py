@@ -1,4 +1,4 @@
-"""What ranks with GPUs require of their host: GPUs that a gang can use, a C compiler, shared and locked memory."""
+"""What ranks with GPUs need on their host: GPUs that a gang can use, a C compiler, shared and locked memory."""
 
 import os
 import resource
@@ -12,7 +12,7 @@ from prefect_rlhf.files.gpus import Gpu, check_gpus, visible_gpus
 
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  the folder of shared memory, not a temporary file
 LEAST_SHARED_BYTES = 1 << 30
-"""Of the node. A container without options has 64 MiB, which the messages of NCCL between the GPUs of a node fill."""
+"""Shared memory per node. A container without options has 64 MiB, and NCCL's messages between its GPUs fill that."""
 
 
 def usable_gpus(numbers: Sequence[int], field: str) -> tuple[Gpu, ...]:

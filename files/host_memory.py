@@ -8,7 +8,7 @@ PROC, CGROUPS = Path("/proc"), Path("/sys/fs/cgroup")
 
 @dataclass(frozen=True, slots=True)
 class FreeMemory:
-    """`num_bytes` that processes may take now, and what limits them, for people."""
+    """How many bytes processes may take now (`num_bytes`), and what limits them, for people."""
 
     num_bytes: int
     limit: str
@@ -31,7 +31,7 @@ def _available(proc: Path) -> FreeMemory | None:
 
 
 def _left_in_groups(proc: Path, cgroups: Path) -> list[FreeMemory]:
-    """What the limits of this process's control group and of those above it leave, in version 2 and version 1."""
+    """What the control group's limits leave, including those of groups above it, in version 2 and version 1."""
     left = []
     for line in _text(proc / "self" / "cgroup").splitlines():
         _, kinds, own = line.split(":", 2)

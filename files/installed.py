@@ -66,7 +66,7 @@ def commit_of(folder: Path) -> str | None:
 
 
 def _git(folder: Path, *words: str) -> str | None:
-    """Return what git prints about a folder; None if it fails, does not end, or is not installed."""
+    """Return git's output about a folder; None if git fails, does not end, or is not installed."""
     variables = shown(os.environ) | {"GIT_OPTIONAL_LOCKS": "0"}  # a look must not disturb the person's own git
     try:
         done = subprocess.run(

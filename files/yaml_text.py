@@ -31,7 +31,7 @@ def read_yaml(field: str, path: Path) -> Any:
 
 
 def read_text(field: str, path: Path) -> str:
-    """Return the text of a file that a person wrote. Raises InvalidInput, at `field`, for an unreadable file."""
+    """Read the text of a file that you wrote. Raises InvalidInput, at `field`, for an unreadable file."""
     try:
         require_regular(path)
         with path.open("rb") as file:

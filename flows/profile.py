@@ -33,10 +33,8 @@ from prefect_rlhf.tasks.server.failures import failed
 MODEL = Field(
     description="A Hugging Face folder or a model on the Hub, of which config.json is enough, or llama-7b, ..."
 )
-ROWS = Field(
-    ge=1, le=MOST_ROWS, description="Largest number of rows in a timed micro-batch; powers of two up to it are timed."
-)
-LONGEST = Field(ge=16, le=MOST_TOKENS, description="Largest number of tokens in a timed row.")
+ROWS = Field(ge=1, le=MOST_ROWS, description="Most rows in a timed micro-batch; powers of two up to it are timed.")
+LONGEST = Field(ge=16, le=MOST_TOKENS, description="Longest timed row, in tokens.")
 DEGREE = Field(ge=1, le=MOST_DEVICES)
 DEGREES = Field(
     max_length=100,
@@ -60,7 +58,7 @@ def profile(
         model: A Hugging Face folder or a model on the Hub, of which config.json is enough, or a known model.
         dtype: Compute format.
         most_rows: Largest number of rows in a timed micro-batch.
-        longest: Largest number of tokens in a timed row.
+        longest: Longest timed row, in tokens.
         tensor_parallel: Degrees of tensor parallelism; empty means all that divide devices and model.
     """
     try:
@@ -140,7 +138,7 @@ def measure_profile(leased: Lease, request: ProfileRequest, say: Say, report: Ca
 
 
 def legal_degrees(shape: TransformerShape, num_devices: int) -> tuple[int, ...]:
-    """Return the divisors of the number of devices that split heads, key-value heads and feed-forward columns."""
+    """Return the divisors of the device count that split heads, key-value heads and feed-forward columns."""
     counts = (num_devices, shape.num_attention_heads, shape.intermediate_size)
     even = (tp for tp in range(1, num_devices + 1) if all(count % tp == 0 for count in counts))
     return tuple(tp for tp in even if splits_key_value_heads(shape.num_kv_heads, tp))

@@ -84,7 +84,7 @@ class EngineTraits:
     drops_weights: bool = False
     """Whether its `offload` and `reload` take `copies`: False to free or allocate memory without a copy."""
     attends_by_torch: bool = False
-    """Whether torch chooses its kernel of attention on cuda, by placement/models/attention_kernel.py."""
+    """Whether torch chooses its attention kernel on cuda, as placement/models/attention_kernel.py predicts."""
     replays_graphs: bool = False
     """Whether a decoding step on cuda replays captured CUDA graphs, which hold memory."""
     adapter_ranks: tuple[int, ...] = ()

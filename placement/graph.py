@@ -17,7 +17,7 @@ from prefect_rlhf.placement.row_set import RowCount, RowLimit, RowSet
 
 CallKind = Literal["generate", "inference", "train_step", "compute"]
 MeanOver = Literal["tokens", "rows", "groups"] | float
-"""What a loss is a mean over; a number takes the place of every row's length."""
+"""How a loss is averaged; a number takes the place of every row's length."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -220,7 +220,7 @@ def offloaded_parts(graph: DataflowGraph, plan: ExecutionPlan) -> dict[ModelInst
 
 
 def moved_parts(graph: DataflowGraph, plan: ExecutionPlan) -> dict[ModelInstance, tuple[OffloadPart, ...]]:
-    """Return the parts of each offloaded instance, each of which comes and goes by itself.
+    """Return each offloaded instance's parts, which come and go separately.
 
     The whole of a trained instance goes in two parts, because its train_step needs both and other calls need only its
     weights. Gradients go with the optimizer: they are zeroed before each step.

@@ -185,5 +185,5 @@ class RowSet:
 
     @property
     def rows_per_item(self) -> int:
-        """The rows of each item of the dataset."""
+        """Each item's rows in the dataset."""
         return prod(rows.samples for rows in self.lineage)

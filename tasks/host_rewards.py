@@ -29,39 +29,42 @@ Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_]\w*$", max_length=20
 
 
 class RewardFunction(Settings):
-    """A function that scores a row; HostFunction documents the arguments of each signature."""
+    """A function that scores a row. `HostFunction` says how each signature is called."""
 
     function: PathText = Field(description="`module:function` or `file.py:function`, such as `my_rewards:exact`.")
     weight: float = Field(1.0, ge=-1e6, le=1e6, description="Weight of its result in the sum.")
     signature: Literal["row", "trl", "verl", "reasoning_gym"] = Field(
-        "row", description="Arguments of the function: a row, or as in TRL, verl or reasoning-gym."
+        "row", description="How the function is called: with a row, or as TRL, verl or reasoning-gym call it."
     )
     try_first: bool = Field(
-        True, description="Call it on a few rows before the run, with made-up responses; false if a call costs money."
+        True, description="Call it on a few rows with made-up responses before the run; set false if calls cost money."
     )
 
 
 class HostRewards(Settings):
-    """Scores of rows by one or several Python functions, run in worker processes on the CPUs of the node.
+    """Python functions that score rows, in worker processes on the node's CPUs.
 
     >>> HostRewards(functions={"exact": RewardFunction(function="my_rewards:exact")}).host_functions[0].name
     'exact'
     """
 
     functions: dict[Name, RewardFunction] = Field(
-        min_length=1, max_length=64, description="The functions, each under the name of its result."
+        min_length=1, max_length=64, description="Your functions, each under a name that its result gets."
     )
     workers: int = Field(2, ge=1, le=1024, description="Worker processes, each on a CPU.")
-    deadline_seconds: float = Field(30.0, gt=0, le=86400, description="Longest time for a row, in seconds.")
-    retries: int = Field(1, ge=0, le=100, description="Further tries of a row that failed.")
+    deadline_seconds: float = Field(30.0, gt=0, le=86400, description="Time limit for a row, in seconds.")
+    retries: int = Field(1, ge=0, le=100, description="How often a failed row is tried again.")
     failed_value: float | None = Field(
-        None, ge=-MOST_SCORE, le=MOST_SCORE, description="Score of a row that failed; empty: the row is left out."
+        None, ge=-MOST_SCORE, le=MOST_SCORE, description="Score for a failed row; empty: the row is left out."
     )
     most_failed: float = Field(
         0.1, ge=0, le=1, description="Share of a step's rows that may fail; a larger share ends the run."
     )
     seconds_per_row: float = Field(
-        0.001, ge=0, le=86400, description="Expected seconds per row, all functions together, for the planner."
+        0.001,
+        ge=0,
+        le=86400,
+        description="For the planner: how long you expect a row to take in all functions together, in seconds.",
     )
 
     @model_validator(mode="before")
@@ -92,7 +95,7 @@ class HostRewards(Settings):
         )
 
     def absolute(self) -> HostRewards:
-        """Return the same settings with absolute paths, because ranks and workers may run in other folders."""
+        """Return the same settings with absolute paths, since ranks and workers may run in other folders."""
         functions = {}
         for name, stated in self.functions.items():
             file, colon, function = stated.function.rpartition(":")

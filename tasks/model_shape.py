@@ -25,7 +25,7 @@ def model_shape(role: str, name: str) -> TransformerShape:
 
 
 def model_content(role: str, name: str) -> str:
-    """Return the name of the content of the model that `name` identifies, as a run has it; empty for a short name."""
+    """Return the content's name for the model that `name` identifies, as a run has it; empty for a short name."""
     return read_content(role, name) if _is_read(role, name) else ""
 
 

@@ -29,7 +29,7 @@ VariableName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_]\w*$", max_l
 
 
 class Play(Settings):
-    """Code that plays a row with the model, run in worker processes: `async def play(row, say)`, or as `signature`.
+    """Your code that plays a row with the model, in worker processes: `async def play(row, say)`, or see `signature`.
 
     | signature | `function` | a row ends |
     |---|---|---|
@@ -48,46 +48,52 @@ class Play(Settings):
     tools: tuple[PathText, ...] = Field(
         (), strict=False, max_length=128, description="Functions that the model may call, for signature tools."
     )
-    tool_format: ToolFormat = Field(DEFAULT_FORMAT, description="How the model writes calls of tools.")
+    tool_format: ToolFormat = Field(DEFAULT_FORMAT, description="How the model writes tool calls.")
     tool_errors: ToolErrors = Field(
         DEFAULT_ERRORS,
-        description="An error of a tool or a step: the model reads it as an answer, or the row fails.",
+        description="If a tool or a step raises an error: the model reads it as an answer, or the row fails.",
     )
-    arguments: dict[str, JsonValue] = Field({}, description="Arguments of an environment or a server.")
-    python: PathText = Field("", description="Python interpreter of the worker processes; empty: that of the run.")
-    max_tokens: int = Field(ge=1, le=1 << 20, description="Most tokens after the prompt, including those of answers.")
-    max_turns: int = Field(8, ge=1, le=1000, description="Most turns of the model in a row.")
-    max_answer_tokens: int = Field(1024, ge=1, le=1 << 20, description="Most tokens of an answer of the environment.")
+    arguments: dict[str, JsonValue] = Field({}, description="Arguments for the environment or the server.")
+    python: PathText = Field("", description="Python interpreter for the worker processes; empty: the run's own.")
+    max_tokens: int = Field(ge=1, le=1 << 20, description="Most tokens after the prompt, answers included.")
+    max_turns: int = Field(8, ge=1, le=1000, description="How often the model may speak in a row.")
+    max_answer_tokens: int = Field(1024, ge=1, le=1 << 20, description="Longest answer by the environment, in tokens.")
     overlong_answers: OverlongAnswers = Field(
-        "keep_start", description="Longer answers: the row fails, the answer's start or end is kept, or the play ends."
+        "keep_start",
+        description="If an answer is longer: the row fails, the answer's start or end is kept, or the play ends.",
     )
-    workers: int = Field(2, ge=1, le=1024, description="Worker processes for each replica that generates.")
-    at_once: int = Field(64, ge=1, le=4096, description="Plays that a worker has open.")
-    deadline_seconds: float = Field(30.0, ge=0.001, le=86400, description="Longest time of an answer, in seconds.")
+    workers: int = Field(2, ge=1, le=1024, description="Worker processes for each generating replica.")
+    at_once: int = Field(64, ge=1, le=4096, description="How many plays a worker has open at a time.")
+    deadline_seconds: float = Field(30.0, ge=0.001, le=86400, description="Time limit for an answer, in seconds.")
     play_seconds: float = Field(
-        3600.0, ge=0.001, le=86400, description="Longest time of all answers of a row together, in seconds."
+        3600.0, ge=0.001, le=86400, description="Time limit for all answers in a row together, in seconds."
     )
-    retries: int = Field(1, ge=0, le=100, description="Further tries of a play that failed.")
+    retries: int = Field(1, ge=0, le=100, description="How often a failed play is tried again.")
     failed_value: float | None = Field(
-        None, ge=-MOST_SCORE, le=MOST_SCORE, description="Score of a row whose play failed; empty: the row is left out."
+        None,
+        ge=-MOST_SCORE,
+        le=MOST_SCORE,
+        description="Score for a row whose play failed; empty: the row is left out.",
     )
     most_failed: float = Field(
         0.1, ge=0, le=1, description="Share of a replica's plays that may fail; a larger share ends the run."
     )
     environment_variables: tuple[VariableName, ...] = Field(
-        (), strict=False, max_length=64, description="Names of further environment variables that the workers get."
+        (), strict=False, max_length=64, description="Names of environment variables to pass to the workers too."
     )
     together: bool = Field(
         False,
         description="All rows take turns in rounds: slower, but also in bfloat16 the same tokens under one plan, "
         "if workers * at_once is at least the rows of a replica.",
     )
-    expected_turns: float = Field(3.0, ge=1, le=1000, description="Expected turns of a row, for the planner.")
+    expected_turns: float = Field(
+        3.0, ge=1, le=1000, description="For the planner: how many turns you expect in a row."
+    )
     expected_answer_tokens: float = Field(
-        100.0, ge=0, le=1 << 20, description="Expected tokens of an answer, for the planner."
+        100.0, ge=0, le=1 << 20, description="For the planner: how many tokens you expect in an answer."
     )
     seconds_per_answer: float = Field(
-        0.05, ge=0, le=86400, description="Expected seconds that a row waits for an answer, for the planner."
+        0.05, ge=0, le=86400, description="For the planner: how many seconds you expect a row to wait for an answer."
     )
 
     @field_validator("environment_variables")
@@ -98,7 +104,7 @@ class Play(Settings):
         return names
 
     def absolute(self) -> Play:
-        """Return the same settings with absolute paths, because ranks and workers may run in other folders."""
+        """Return the same settings with absolute paths, since ranks and workers may run in other folders."""
         names: dict[str, object] = {"function": _absolute(self.function), "tools": tuple(map(_absolute, self.tools))}
         names["arguments"] = self._absolute_arguments()
         if self.python:  # not resolved: a link names its environment
@@ -127,7 +133,7 @@ class Play(Settings):
 
     @property
     def answers_messages(self) -> bool:
-        """Whether the environment answers with messages, which follow the end of the model's turn."""
+        """Whether the environment answers with messages, which follow the model's turn once it has ended."""
         return self.signature in WITH_MESSAGES
 
     @property
@@ -137,7 +143,7 @@ class Play(Settings):
 
     @property
     def bounds(self) -> PlayBounds:
-        """What plans need to know."""
+        """Limits that plans need to know."""
         turns = min(self.expected_turns, self.max_turns)
         observed = min((turns - 1) * min(self.expected_answer_tokens, self.max_answer_tokens), self.max_tokens / 2)
         return PlayBounds(

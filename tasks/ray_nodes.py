@@ -29,7 +29,7 @@ class KnownNode:
     device: str = ""
 
     def has(self, backend: Backend) -> int:
-        """Return the number of its devices of a backend."""
+        """Return how many devices of a backend it has."""
         return self.cpus if backend == "cpu" else self.gpus
 
     def __str__(self) -> str:

@@ -1,4 +1,4 @@
-"""The user's settings of an algorithm, typed, so that the UI shows a form and an unknown key is refused."""
+"""Typed settings for algorithms: the UI shows them as a form, and an unknown key is refused."""
 
 from __future__ import annotations
 
@@ -22,38 +22,38 @@ LOWEST_TEMPERATURE = 0.01  # above 0; vLLM's own bound
 Staleness = Annotated[
     int, Field(ge=0, le=1, description="Steps by which responses may be older than the newest weights; 0 is on-policy.")
 ]
-"""With 1, the responses of the next step are generated while this step's responses are trained on."""
+"""With 1, the next step's responses are generated while this step's are trained on."""
 
 GREEDY: Mapping[str, tuple[int, str]] = MappingProxyType(
     {"temperature": (0, "above 0"), "top_k": (1, "0 or at least 2"), "min_p": (1, "below 1")}
 )
-"""The settings with which sampling always takes the likeliest token, each with its value for that and other values."""
+"""Settings that make sampling greedy: for each, the value that does so, and which values do not."""
 
 StopString = Annotated[str, Field(min_length=1, max_length=256)]
 
 Decay = Annotated[float, Field(ge=0, lt=1)]
-"""The share of the old value in a moving average."""
+"""How much the old value counts in a moving average."""
 
 
 class Settings(ByHand):
-    """Base of every group of settings: frozen; no key is ignored; each value has its exact type and is finite.
+    """Base class for settings, also for your own: frozen, with exact types, and an unknown key is an error.
 
-    So true is not 1, "5" is not 5, and .inf is not a number, from any source. A field of your own that should accept
-    more types sets `Field(strict=False)`.
+    Numbers must be finite. Types are exact wherever a value comes from: true is not 1, and "5" is not 5. If your own
+    field should accept more types, give it `Field(strict=False)`.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
     def only_at_start(self) -> tuple[str, ...]:
-        """Return the fields that only the first step of a run reads, such as the first value of a state.
+        """Return the fields that only a run's first step reads, such as the initial value of a state.
 
-        A resumed run cannot change them: its checkpoint has the state that came of them.
+        You cannot change them when you resume: the checkpoint already has the state that they led to.
         """
         return ()
 
 
 class Product(int):
-    """A whole number that is the product of settings, rounded up. An error about it shows the settings.
+    """A product of settings, rounded up to a whole number. An error about it shows the settings.
 
     >>> size = Product(batch_size=30, over_sampling=2.0)
     >>> size, size.written, size + 1
@@ -70,20 +70,22 @@ class Product(int):
 
     @property
     def written(self) -> str:
-        """The product as a person writes it."""
+        """The product as you would write it."""
         rounded = "" if math.prod(self.factors.values()) == self else ", rounded up"
         return f"{' x '.join(f'{factor:g}' for factor in self.factors.values())} = {int(self)}{rounded}"
 
 
 class Sampling(Settings):
-    """Settings of the sampling of responses."""
+    """How responses are sampled."""
 
     max_new_tokens: int = Field(24, ge=1, le=1 << 20, description="Longest response, in tokens.")
     temperature: float = Field(1.0, ge=0, le=2, description="0 is greedy; else 0.01 to 2, as vLLM accepts it.")
     top_p: float = Field(1.0, ge=0.001, le=1, description="Nucleus sampling; 1 keeps the whole distribution.")
     stop_at_eos: bool = Field(True, description="End a response at the end-of-sequence token.")
     top_k: int = Field(0, ge=0, le=1 << 24, description="Sample among this many likeliest tokens; 0 is all.")
-    min_p: float = Field(0.0, ge=0, le=1, description="Least probability of a token, as a share of the highest.")
+    min_p: float = Field(
+        0.0, ge=0, le=1, description="Lowest probability that a token may have, as a share of the highest."
+    )
     stop: tuple[StopString, ...] = Field(
         (),
         strict=False,
@@ -111,15 +113,15 @@ class Sampling(Settings):
         return self
 
     def greedy(self) -> Sampling:
-        """Return settings with the same lengths that always take the likeliest token."""
+        """Return settings with the same lengths and stops that always take the likeliest token."""
         return self.model_copy(update={"temperature": 0.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0})
 
 
 class Optimizer(Settings):
-    """AdamW, with linear warm-up and a schedule of the learning rate."""
+    """AdamW with a linear warm-up, followed by a learning rate schedule."""
 
     lr: float = Field(1e-5, gt=0, le=10, description="Learning rate.")
-    head_lr: float | None = Field(None, gt=0, le=10, description="Learning rate of a scalar head; empty: the same.")
+    head_lr: float | None = Field(None, gt=0, le=10, description="Learning rate for a scalar head; empty: the same.")
     betas: tuple[Decay, Decay] = Field((0.9, 0.95), strict=False, description="Decay of the two moments.")
     eps: float = Field(1e-8, gt=0, le=1, description="Added to the root of the second moment.")
     weight_decay: float = Field(0.0, ge=0, le=10, description="Decoupled weight decay.")
@@ -130,7 +132,7 @@ class Optimizer(Settings):
         None,
         ge=1,
         le=MOST_UPDATES,
-        description="Optimizer steps until the rate has fallen; empty: all steps of the run.",
+        description="Optimizer steps until the rate has fallen; empty: the whole run.",
     )
     min_lr_ratio: float = Field(0.0, ge=0, lt=1, description="Final learning rate, as a share of lr.")
 
@@ -149,7 +151,7 @@ class Optimizer(Settings):
 
 
 class Update(Settings):
-    """Epochs and mini-batches of a train_step over the rows of an iteration."""
+    """How a train_step goes over the step's rows: epochs and mini-batches."""
 
     epochs: int = Field(1, ge=1, le=1000, description="Passes over the rows.")
     mini_batches: int = Field(1, ge=1, le=MOST_ROWS, description="Optimizer steps per pass.")

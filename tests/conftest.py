@@ -34,19 +34,22 @@ os.environ.setdefault("VLLM_CACHE_ROOT", str(Path.home() / ".cache" / "vllm"))
 TESTS = Path(__file__).parent
 LONGEST = (
     "test_end_to_end.py",
-    "test_worker.py",
     "test_resume.py",
-    "test_plan_invariance.py",
+    "test_worker.py",
     "test_local_run.py",
+    "test_plan_invariance.py",
+    "test_plan_switches.py",
     "test_gang.py",
-    "test_run.py",
-    "test_authoring.py",
     "test_runner.py",
+    "test_secrets.py",
     "test_megatron_ranks.py",
+    "test_site.py",
+    "test_best_model.py",
 )
-"""Files that take half a minute or more: they come first, so that two workers end at about the same moment."""
-SEARCHING = ("placement/planner", "placement/search", "flows/planning", "flows/test_planned_run.py", "benchmarks")
-"""Tests of plan searches come last: `make test` compiles the search in the background."""
+"""Files that take 20 seconds or more: they come first, so that two workers end at about the same moment."""
+LONGEST_SEARCH = "test_planned_run.py"
+SEARCHING = ("placement/planner", "placement/search", "flows/planning", f"flows/{LONGEST_SEARCH}", "benchmarks")
+"""Tests of plan searches come last, the longest first: `make test` compiles the search in the background."""
 
 
 def pytest_configure():
@@ -67,7 +70,9 @@ def pytest_collection_modifyitems(config, items):
     def turn(item):
         if item.path.name in LONGEST:
             return LONGEST.index(item.path.name)
-        return len(LONGEST) + any(item.path.is_relative_to(TESTS / place) for place in SEARCHING)
+        if not any(item.path.is_relative_to(TESTS / place) for place in SEARCHING):
+            return len(LONGEST)
+        return len(LONGEST) + (1 if item.path.name == LONGEST_SEARCH else 2)
 
     items.sort(key=turn)
 

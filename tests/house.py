@@ -1,6 +1,7 @@
 """The house as its own imports show it: rooms, sub-rooms, and who imports whom; imports inside functions included.
 
-`python -m tests.house` draws docs/images/house.svg and the table of rooms in docs/architecture.md anew.
+`python -m tests.house` draws docs/images/house.svg and the table of rooms in docs/internals/rooms.md anew, and
+counts the lines of the files in docs/architecture.md.
 """
 
 import ast
@@ -16,7 +17,12 @@ PACKAGE = "prefect_rlhf"
 ROOMS = ("flows", "tasks", "blocks", "engines", "placement", "files", "errors")
 """Each room imports only rooms that follow it."""
 PICTURE = ROOT / "docs" / "images" / "house.svg"
-PAGE = ROOT / "docs" / "architecture.md"
+PAGE = ROOT / "docs" / "internals" / "rooms.md"
+READING = ROOT / "docs" / "architecture.md"
+COUNTED = re.compile(r"(\[`([\w/]+\.py)`\]\(\.\./\2\) \| )(\d+)(?= \|)")
+"""A file's link and number of lines in a table of `READING`."""
+LISTED = re.compile(r"^(### [^\n]+: )(\d+)( lines\n.*?)(?=^##)", re.MULTILINE | re.DOTALL)
+"""A list of files with its heading, which has their sum."""
 TABLE = re.compile(r"(?<=<!-- rooms -->\n).*(?=<!-- end of rooms -->)", re.DOTALL)
 
 
@@ -178,9 +184,22 @@ def _room(room: str, graph: nx.DiGraph, rows: list[list[str]], top: float) -> It
         )
 
 
+def length(file: str) -> int:
+    """The lines of a file of the repository."""
+    return len((ROOT / file).read_text().splitlines())
+
+
+def recounted(page: str) -> str:
+    """The page with the number of lines that its files have today, and the sums of its lists."""
+    counted = COUNTED.sub(lambda found: f"{found[1]}{length(found[2])}", page)
+    sums = {found[1]: sum(int(lines) for *_, lines in COUNTED.findall(found[3])) for found in LISTED.finditer(counted)}
+    return LISTED.sub(lambda found: f"{found[1]}{sums[found[1]]}{found[3]}", counted)
+
+
 def main() -> None:
-    """Draw picture and table anew."""
+    """Draw picture and table anew, and count again."""
     PICTURE.write_text(picture())
+    READING.write_text(recounted(READING.read_text()))
     PAGE.write_text(TABLE.sub(lambda _: table(), PAGE.read_text()))
 
 

@@ -20,7 +20,7 @@ from prefect_rlhf.flows.forms.options import RunOptions
 from prefect_rlhf.tasks.tracing.operations import OFFERED, Operator
 from tests.door import public_names
 from tests.signatures import called, default_text, type_text
-from tests.vocabulary import OTHERS, bounds, docstring
+from tests.vocabulary import OTHERS, bounds, docstring, field_texts
 
 ROOT = Path(__file__).parents[1]
 EXAMPLES = ROOT / "docs" / "examples" / "door.txt"
@@ -155,11 +155,10 @@ def settings_table(kind: type[BaseModel]) -> Iterator[str]:
 
 
 def dataclass_table(kind: type) -> Iterator[str]:
-    """Yield the fields of a dataclass as a table; descriptions are comments after fields, or lines of the docstring."""
+    """Yield a dataclass's fields as a table; their descriptions are beside or below them, or in its docstring."""
     if not is_dataclass(kind):
         return
-    described = dict(re.findall(r"^    (\w+): [^\n]*?  # ([^\n]*)$", inspect.getsource(kind), re.MULTILINE))
-    described |= dict(FIELD_LINE.findall(docstring(kind)))
+    described = field_texts(kind) | dict(FIELD_LINE.findall(docstring(kind)))
     rows = []
     for field in fields(kind):
         stated = "empty" if field.default is MISSING else f"`{field.default!r}`"

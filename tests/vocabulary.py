@@ -3,8 +3,11 @@
 `python -m tests.vocabulary` writes docs/vocabulary.md.
 """
 
+import ast
 import inspect
+import itertools
 import re
+import textwrap
 from collections.abc import Iterator
 from dataclasses import is_dataclass
 from pathlib import Path
@@ -174,9 +177,9 @@ def class_text(kind: type) -> str:
     """Return a class with its docstring, its fields with their comments, and its own methods."""
     lines = [f"### {name_of(kind)}", docstring(kind), ""]
     if is_dataclass(kind):
-        comments = dict(re.findall(r"^    (\w+): [^\n]*?  # ([^\n]*)$", inspect.getsource(kind), re.MULTILINE))
+        texts = field_texts(kind)
         for name, annotation in inspect.get_annotations(kind).items():
-            lines.append(f"- `{name}: {annotation}`" + (f": {comments[name]}" if name in comments else ""))
+            lines.append(f"- `{name}: {annotation}`" + (f": {texts[name]}" if name in texts else ""))
     for name, member in vars(kind).items():
         function = member.fget if isinstance(member, property) else member
         if not name.startswith("_") and inspect.isfunction(function):
@@ -187,6 +190,17 @@ def class_text(kind: type) -> str:
             )
             lines.append(f"- `{called}`: {docstring(function)}")
     return "\n".join([*lines, ""])
+
+
+def field_texts(kind: type) -> dict[str, str]:
+    """Return what a dataclass says of its fields: comments after them, or docstrings below them."""
+    source = textwrap.dedent(inspect.getsource(kind))
+    texts = dict(re.findall(r"^    (\w+): [^\n]*?  # ([^\n]*)$", source, re.MULTILINE))
+    body = ast.parse(source).body[0].body
+    for field, below in itertools.pairwise(body):
+        if isinstance(field, ast.AnnAssign) and isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant):
+            texts[field.target.id] = " ".join(below.value.value.split())
+    return texts
 
 
 def operators(kind: str) -> Iterator[str]:

@@ -1,11 +1,9 @@
 """A GRPO step whose rows are conversations with a tool, of ours and of the newest TRL's; prints JSON as its last line.
 
-    python -m benchmarks.beside_trl.play_step [--only ours|trl|rounds] [--repeats 1] [--turns 4] [--batch-size 4]
+    python -m benchmarks.beside_trl.play_step [--only ours|trl] [--repeats 1] [--turns 4] [--batch-size 4]
         [--samples 8] [--response-tokens 8] [--plan NAME] [--model FOLDER]
 
 `ratio_0ms`, `ratio_50ms` and `ratio_500ms` are TRL's seconds of a step over ours, with a tool that takes so long.
-`rounds_ratio` is the seconds of a generate in rounds over those of a loop per row, both ours, with a tool of 50 ms: all
-rows of a round wait for the longest turn. `simulate_rounds.py` has the ratio for other costs of a step.
 
 Equal on both sides: weights, chat template, prompts, turns of exactly `response_tokens` tokens, a call of the tool
 after each turn but the last whatever the model says, the tool's answer, a single optimizer step, the loss, two threads.
@@ -29,7 +27,7 @@ from benchmarks.demo.pretrained import prepare_model
 def main() -> None:
     """Measure, compare, print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", choices=["ours", "trl", "rounds"])
+    parser.add_argument("--only", choices=["ours", "trl"])
     for name in ("repeats", "turns", "batch_size", "samples", "response_tokens"):
         parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=getattr(PlayWork, name))
     for name in ("plan", "model"):
@@ -41,7 +39,6 @@ def main() -> None:
     sides = {
         "trl": lambda: measure_trl("benchmarks.beside_trl.trl_play", work, TRL_VERSION),
         "ours": lambda: measure_ours("benchmarks.beside_trl.our_play", work),
-        "rounds": lambda: measure_ours("benchmarks.beside_trl.play_rounds", work),
     }
     measured: dict[str, Measured] = {}
     for name, measure in sides.items():
@@ -59,9 +56,6 @@ def compared(measured: dict[str, Measured]) -> dict[str, Any]:
     if {"trl", "ours"} <= measured.keys():
         trl, ours = measured["trl"].details, measured["ours"].details
         line |= {f"ratio_{name}": round(seconds / ours[name], 2) for name, seconds in trl.items()}
-    if "rounds" in measured:
-        seconds = measured["rounds"].seconds_per_call
-        line["rounds_ratio"] = round(seconds["in_rounds"] / seconds["by_row"], 2)
     return line
 
 

@@ -24,7 +24,6 @@ SHARED: Mapping[str, Any] = {
     "output_dir": ".rlhf/benchmarks/trl",
     "gradient_accumulation_steps": 1,
     "temperature": 1.0,
-    "beta": 0.0,
     "loss_type": "grpo",
     "lr_scheduler_type": "constant",
     "adam_beta2": 0.95,  # as of ours
@@ -40,12 +39,13 @@ SHARED: Mapping[str, Any] = {
 """Settings of every comparison with this trainer."""
 
 
-def make_trainer(work: GRPOWork) -> GRPOTrainer:
-    """Make TRL's trainer, for which no token ends a response."""
+def make_trainer(work: GRPOWork, beta: float = 0.0, peft_config: Any = None) -> GRPOTrainer:
+    """Make TRL's trainer, for which no token ends a response; with PEFT's settings it trains an adapter."""
     tokenizer = AutoTokenizer.from_pretrained(work.model, padding_side="left")
     tokenizer.pad_token = tokenizer.convert_ids_to_tokens(0)
     settings = GRPOConfig(
         **SHARED,
+        beta=beta,
         max_steps=(work.steps + 1) * work.epochs * work.mini_batches,
         per_device_train_batch_size=work.rows // work.mini_batches,
         steps_per_generation=work.mini_batches,
@@ -60,6 +60,7 @@ def make_trainer(work: GRPOWork) -> GRPOTrainer:
         args=settings,
         train_dataset=Dataset.from_dict({"prompt": work.prompt_texts()}),
         processing_class=tokenizer,
+        peft_config=peft_config,
     )
     trainer.eos_token_ids, trainer.generation_config.eos_token_id = [], None
     trainer.generation_kwargs["eos_token_id"] = None  # it would be put back before each generation
@@ -79,10 +80,10 @@ def reward_of(work: GRPOWork) -> Callable[..., list[float]]:
     return reward
 
 
-def measure(work: GRPOWork) -> dict[str, Any]:
+def measure(work: GRPOWork, trainer: GRPOTrainer) -> dict[str, Any]:
     """Run the steps; return medians."""
     torch.set_num_threads(work.threads)
-    trainer, stopwatch = make_trainer(work), Stopwatch(work.epochs * work.mini_batches)
+    stopwatch = Stopwatch(work.epochs * work.mini_batches)
     trainer.add_callback(stopwatch)
     trainer._generate = stopwatch.watch(lambda *_: "actor_generate", trainer._generate)
     trainer._calculate_rewards = stopwatch.watch(lambda *_: "score", trainer._calculate_rewards)
@@ -100,4 +101,5 @@ def measure(work: GRPOWork) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    print(json.dumps(measure(GRPOWork(**json.loads(sys.argv[1])))))
+    asked = GRPOWork(**json.loads(sys.argv[1]))
+    print(json.dumps(measure(asked, make_trainer(asked))))

@@ -3,7 +3,8 @@
     python -m benchmarks.learn {grpo,grpo-dynamic,rloo,remax,ppo,ppo-shared} [--rank R] [--seed N] [--steps N]
         [--plot FILE]
     python -m benchmarks.learn {calculator,guess} [--seed N] [--steps N] [--plot FILE]
-    python -m benchmarks.learn {sft,dpo,safe-rlhf} [--seed N] [--steps N] [--home .rlhf]
+    python -m benchmarks.learn {sft,dpo} [--rank R] [--seed N] [--steps N] [--home .rlhf]
+    python -m benchmarks.learn safe-rlhf [--seed N] [--steps N] [--home .rlhf]
 
 SmolLM2-135M-Instruct on two CPU devices. Those of the first line learn `sums.py` by Python rewards, and are judged by
 greedy accuracy; for the others see `learn_offline.py`, `learn_safe.py` and `learn_plays.py`. Last line JSON:
@@ -80,8 +81,8 @@ def main() -> None:
     parser.add_argument("--rank", type=int, help="train an adapter of this rank in place of all weights")
     options = parser.parse_args()
     home, name = options.home.resolve(), options.algorithm
-    if options.rank is not None and name not in ALGORITHMS:
-        parser.error("--rank is for algorithms that learn sums")
+    if options.rank is not None and name not in (*ALGORITHMS, *learn_offline.STEPS):
+        parser.error("--rank is for algorithms that learn sums or from stored rows")
     if options.plot and name not in (*ALGORITHMS, *learn_plays.STEPS):
         parser.error("--plot draws a share of held-out tasks, of which this algorithm has none")
     prepare_model("smollm2", home / "models" / "smollm2", home / "downloads")

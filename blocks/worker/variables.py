@@ -24,7 +24,7 @@ class MeshFields(ClusterFields):
         title="Number of devices",
         ge=0,
         le=MOST_NODES * MOST_DEVICES,
-        description="Lease so many devices side by side, aligned for training; 0 leases the whole cluster.",
+        description="Lease this many devices side by side, aligned for training; 0 leases the whole cluster.",
     )
     min_devices: int = Field(
         0,
@@ -38,21 +38,21 @@ class MeshFields(ClusterFields):
         title="Longest wait (s)",
         ge=0,
         le=90 * 86400,
-        description="A run fails if it cannot lease its mesh within this time.",
+        description="The run fails if it cannot lease its mesh within this time.",
     )
     max_restarts: int = Field(
         0,
         title="Restarts",
         ge=0,
         le=1000,
-        description="Number of automatic restarts after a lost rank, a killed process or a killed worker.",
+        description="How often to restart after a lost rank, a killed process or a killed worker.",
     )
     grace_seconds: float = Field(
         5.0,
         title="Grace (s)",
         ge=0,
         le=3600,
-        description="Time for a stopped flow run to finish its step and write a checkpoint before it is killed.",
+        description="How long a stopped run may take to finish its step and write a checkpoint before it is killed.",
     )
     working_dir: str = Field(
         "", title="Working directory", description="Start folder of the process; if empty, a temporary folder."
@@ -70,7 +70,7 @@ class GpuMeshVariables(MeshFields, BaseVariables):
     env: dict[str, str | None] = Field(
         default_factory=dict,
         title="Environment variables",
-        description="Set for the flow run's process in addition to the worker's; null removes a variable.",
+        description="Environment variables for the flow run's process, added to the worker's; null removes a variable.",
     )
     labels: dict[str, str] = Field(
         default_factory=dict, title="Labels", description="Kept with the configuration; the worker does not use them."

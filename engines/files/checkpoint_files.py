@@ -32,7 +32,7 @@ WHOLE = "a shard as it was written; an earlier checkpoint may be intact"
 
 @dataclass(frozen=True, slots=True)
 class StoredPart:
-    """The place of a region of a parameter on disk. `kind` is `main`, `exp_avg` or `exp_avg_sq`."""
+    """Where a parameter's region is on disk. `kind` is `main`, `exp_avg` or `exp_avg_sq`."""
 
     file: Path
     kind: str

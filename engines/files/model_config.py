@@ -135,7 +135,7 @@ def not_run(config: dict[str, Any], field: str, family: Family) -> Iterator[Inva
 
 
 def refuse_other_weights(config: dict[str, Any], field: str) -> None:
-    """Raise InvalidInput for quantised weights, and for a model with code of its own."""
+    """Raise InvalidInput for quantised weights, and for a model that brings its own code."""
     for key, what in {"quantization_config": "no quantised weights", "auto_map": "no code of its own"}.items():
         if config.get(key):
             raise InvalidInput(f"{field}.{key}", config[key], f"{what}; only plain weights of a known family run")

@@ -58,7 +58,7 @@ def columns_named(function: Callable[..., Any], signature: Signature) -> tuple[s
 
 
 def fitting_signature(function: Callable[..., Any]) -> Signature | None:
-    """Return the signature, other than row, that the names of a function's arguments show, if any."""
+    """Return the signature, other than row, that a function's argument names suggest; None if they suggest no other."""
     try:
         names = inspect.signature(function).parameters
     except (TypeError, ValueError):

@@ -71,9 +71,9 @@ def _keep_names(code: CodeType, _: int, error: BaseException) -> None:
 def blame_of(error: BaseException, given: Iterable[object]) -> Blame:
     """Return the cause of an error: the response, the code or the row; `given` are the rows and arguments of the call.
 
-    A response may be code that a function runs, a key that it looks up, or text that it reads into a dict. So a name,
-    an attribute, a key and a call count only if they are written in a file. In addition, the object without the key
-    must be given; the object without the attribute must be given, or a module.
+    A response may be code that a function runs, a key that it looks up, or text that it reads into a dict. So a missing
+    name, attribute or key, or a wrong call, is the mistake of the code only if a file has it written. The object
+    that lacks the key must also be given; the object that lacks the attribute must be given, or be a module.
     """
     try:
         frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]

@@ -65,11 +65,10 @@ class NamedFunction:
 
 @dataclass(frozen=True, slots=True)
 class HostFunction(NamedFunction):
-    """A function that is called on rows. It can be pickled. `HostRewards` states the bounds of its fields.
+    """Your function, by its name, so that it can be sent to workers. `HostRewards` states the bounds of its fields.
 
-    `function` is `"module:function"` or `"path/to/file.py:function"`; a path is relative to the working folder of the
-    process. A row is a mapping of `prompt` (text, or a list of messages), `response` (text) and every column of its
-    dataset.
+    `function` is `"module:function"` or `"path/to/file.py:function"`, relative to the process's working folder. A row
+    is a mapping with `prompt` (text, or a list of messages), `response` (text) and all columns of its dataset.
 
     | signature | is called as | returns |
     |---|---|---|
@@ -78,12 +77,13 @@ class HostFunction(NamedFunction):
     | verl | `f(data_source=, solution_str=, ground_truth=, extra_info=)` | a number, or a dict with a `score` |
     | reasoning_gym | `f(answer, entry)`; `"reasoning_gym:chain_sum"` is the `score_answer` of that task | a number |
 
-    A dict may also have the `answer` that a response gives (verl: `pred`), for votes, and other numbers, for metrics.
+    A dict may also have `answer` (verl: `pred`), the answer that the response gives, for votes, and further numbers,
+    which become metrics.
 
-    Each may be `async`. The result for a row must depend on that row alone: rows are called in batches of any size, in
-    any order, and again after a failure. Before each call, `random` (and numpy's, if it is imported) is seeded by the
-    function's name and the row's text, so draws are the same on every worker. The draws of `async` functions, which run
-    concurrently, are not, unless they use a `random.Random` of their own.
+    Your function may be `async`. A row's result must depend on that row alone, since rows come in batches of any size,
+    in any order, and again after a failure. Before each call, `random` (and numpy's, if it is imported) is seeded with
+    the function's name and the row's text, so every worker draws the same numbers. `async` functions run concurrently:
+    give them a `random.Random` of their own.
     """
 
     name: str
@@ -100,9 +100,9 @@ class HostFunction(NamedFunction):
         return f"reward.functions.{self.name}"
 
     def lacking(self, named: Collection[str], columns: Collection[str]) -> tuple[str, ...]:
-        """Return the columns that a call needs and that rows with these `columns` lack.
+        """Return the columns that a call needs and that `columns` lack.
 
-        `named` are the arguments without a default with which a TRL function names columns.
+        `named` are a TRL function's arguments without a default: it names columns with them.
 
         >>> HostFunction("right", "mine:right", signature="verl").lacking((), ("prompt", "response", "data_source"))
         ('ground_truth',)
@@ -119,20 +119,18 @@ class HostFunction(NamedFunction):
 
 @dataclass(frozen=True, slots=True)
 class HostSettings:
-    """Settings of a `HostPool`. `HostRewards` states their bounds.
-
-    workers: processes, each of one CPU.
-    deadline_seconds: limit of a row's call, in seconds of wall time; the import of its module does not count.
-    retries: how many times a failed row is tried again.
-    failed_value: the value of a failed row; None: it is NaN, and the row gets weight 0.
-    most_failed: largest share of the rows of a `score`, 0 to 1, that may fail; above it the call raises.
-    """
+    """Settings for a `HostPool`. `HostRewards` states their bounds."""
 
     workers: int
+    """Worker processes, each on one CPU."""
     deadline_seconds: float = 30.0
+    """Time limit for a row, in seconds of wall time; importing the function's module does not count."""
     retries: int = 1
+    """How often a failed row is tried again."""
     failed_value: float | None = None
+    """The value for a failed row; with None it is NaN, and the row gets weight 0."""
     most_failed: float = 0.1
+    """The largest share of a `score` call's rows, 0 to 1, that may fail; above it the call raises."""
 
     @property
     def value_of_failed(self) -> float:

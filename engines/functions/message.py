@@ -14,7 +14,7 @@ _LENGTH = struct.Struct(">Q")
 
 
 class Message:
-    """What a worker says, or a part of it. The pool reads it with pydantic, which a worker does not import."""
+    """A worker's message, or a part of it. The pool reads it with pydantic, which a worker does not import."""
 
     __slots__ = ()
     __pydantic_config__ = {"strict": True, "extra": "forbid", "allow_inf_nan": False}

@@ -76,7 +76,7 @@ def _collected(*, must_have: bool = False) -> Iterator[tuple[int, int]]:
 
 
 def _children() -> Iterator[int]:
-    """Yield the pids of the children of this process, including adopted orphans."""
+    """Yield the pids of this process's children, including adopted orphans."""
     for process in Path("/proc").iterdir():
         with suppress(OSError, ValueError):  # it has ended, or is not a process
             parent = int((process / "stat").read_text().rpartition(")")[2].split()[1])  # after the name: state, parent

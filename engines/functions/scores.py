@@ -18,9 +18,9 @@ MOST_NUMBER = 1e30
 MOST_NUMBERS = 64
 """Other numbers of a row."""
 LONGEST_NAME = 100
-"""Characters of the name of another number."""
+"""Longest name of another number, in characters."""
 SCORES = f"a number from {-MOST_SCORE:g} to {MOST_SCORE:g}"
-"""What a score may be, in messages."""
+"""How messages say which scores are allowed."""
 
 Blame = Literal["response", "code", "row", "result"]
 """The cause of a failure: the response; or a mistake in the code, or a key that rows lack, with every response.

@@ -121,7 +121,7 @@ class Staff(ABC, Generic[AHand, Event]):
 
     @abstractmethod
     def _lost(self, hand: AHand, is_late: bool, how: str) -> Iterator[Event]:
-        """Yield the events of the loss of a worker that was dismissed; `how` it ended, in words for an error."""
+        """Yield the events that follow from losing a dismissed worker; `how` it ended, in words for an error."""
 
     def close(self) -> None:
         """Kill every worker. The pool can be used again."""

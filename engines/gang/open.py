@@ -41,7 +41,7 @@ FORK_ENVIRONMENT: Mapping[str, str] = MappingProxyType(
 
 MINUTE = 60.0
 START_SECONDS, RANK_START_SECONDS = 120.0, 30.0
-"""Limit of each phase of a start: a part for any gang, and a part for each rank of a node, as ranks share its disk."""
+"""Time limit for each phase of a start: a fixed part, and a part per rank on a node, as ranks share its disk."""
 
 
 def open_gang(

@@ -127,7 +127,7 @@ class NormedRowParallelLinear(RowParallelLinear):  # type: ignore[misc]
 
 
 def causal_attention(qkv_SBGXD: Tensor, cos_SD: Tensor, sin_SD: Tensor, window: int | None = None) -> Tensor:
-    """Rotate queries and keys, attend causally, beyond a window to its tokens only; return [S, B, G, Q, D].
+    """Apply rotary embeddings and causal attention (only within `window`, if given); return [S, B, G, Q, D].
 
     Axis X holds, for each key-value head, its Q query heads, the key and the value, as Megatron's projection does.
     """

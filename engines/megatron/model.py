@@ -181,7 +181,7 @@ def transformer_config(spec: ModelSpec, groups: Groups, on_host: bool = False) -
 
 
 def _layer_specs(spec: ModelSpec, numbers: range, tp: int) -> list[ModuleSpec]:
-    """Make Megatron's layers of these numbers; equal layers share a spec."""
+    """Make the Megatron layers with these numbers; equal layers share a spec."""
     shape, window = spec.shape, spec.shape.window
     whole = _layer_spec(spec, Rotary(shape.rope_theta, shape.head_dim, shape.rope_scaling), None, tp)
     if window is None:

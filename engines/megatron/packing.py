@@ -17,7 +17,7 @@ from prefect_rlhf.engines.megatron.one_copy import to_device
 
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """Places of the tokens of right-padded rows among the packed tokens.
+    """Where the tokens of right-padded rows are among the packed tokens.
 
     The last `filler` packed tokens are unused copies of the first: a pipeline sends tensors of a fixed shape only.
 
@@ -47,7 +47,7 @@ class Packing:
         )
 
     def to(self, device: torch.device) -> Packing:
-        """Return it on a device."""
+        """Move it to a device."""
         place_SB, token_N, pads = to_device((self.place_SB, self.token_N, self.pads), device)
         return Packing(place_SB, token_N, pads, self.filler)
 

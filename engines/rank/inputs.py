@@ -186,7 +186,7 @@ class RowsOfDataset:
 
 
 def read_prompts(command: CallCommand, store: RowStore, datasets: Mapping[str, RowSource]) -> Sequence[Sequence[int]]:
-    """Read the prompt of each row of a generate, as token ids: of its dataset, or made by an earlier call."""
+    """Read each row's prompt for a generate, as token ids: from its dataset, or made by an earlier call."""
     port = next(port for port in command.call.inputs if "prompt_tokens" in port.keys)
     if port.source in datasets:
         return datasets[port.source].read(command.row_ids)["prompt_tokens"]

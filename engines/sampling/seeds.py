@@ -6,7 +6,7 @@ from prefect_rlhf.engines.commands import CallCommand
 
 
 def play_seed(row_seed: int, turn: int) -> int:
-    """Return the seed of a turn of a row: the row's own of turn 0, so that a play of a turn is a generate without play.
+    """Return a seed for a row's turn. At turn 0 it is the row's own, so a play of one turn is a generate without play.
 
     >>> play_seed(7, 0), play_seed(7, 1) != play_seed(7, 2)
     (7, True)

@@ -104,7 +104,7 @@ def add_products(
 
 
 def occupy(runner: Any) -> LoRARequest:
-    """Give the single slot to the adapter for ever, with zeros in it; return what every request names."""
+    """Give the adapter the single slot for good, filled with zeros; return the request that every prompt carries."""
     runner.lora_manager.add_dummy_lora(REQUEST, rank=1)
     runner.lora_manager.pin_adapter(NUMBER)
     return REQUEST

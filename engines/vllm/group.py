@@ -178,7 +178,7 @@ def _swapped(values: Mapping[tuple[ModuleType, str], Any]) -> dict[tuple[ModuleT
 
 
 def _on_cuda() -> tuple[tuple[object, str, Any], ...]:
-    """Return what is replaced on CUDA alone: these modules need a GPU, or time to load."""
+    """Return the replacements for CUDA alone: these modules need a GPU, or time to load."""
     from vllm.v1.worker.gpu import model_runner
 
     from prefect_rlhf.engines.vllm.stream_sampler import StreamSampler

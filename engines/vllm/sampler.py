@@ -1,4 +1,4 @@
-"""Our rule of sampling in the place of vLLM's sampler, for its runner on CPU.
+"""Our sampling rule instead of vLLM's sampler, for its runner on CPU.
 
 Shapes: B rows, V vocabulary, N log-probabilities of a token.
 """

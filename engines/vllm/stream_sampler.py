@@ -1,4 +1,4 @@
-"""Our rule of sampling in the place of vLLM's sampler, for its runner on CUDA (Model Runner V2).
+"""Our sampling rule instead of vLLM's sampler, for its runner on CUDA (Model Runner V2).
 
 A test compares it with the sampler for the CPU, on a GPU too.
 

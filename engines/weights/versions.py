@@ -1,4 +1,4 @@
-"""The controller's record of the content of each weight version: no content is trusted without a check.
+"""The controller's record of each weight version's content: no content is trusted without a check.
 
 A rank checks the version that it holds before each call: `LoadedModel.require` in `engines/rank/loaded_model.py`.
 """
@@ -19,7 +19,7 @@ Fingerprint = Mapping[str, int]
 
 @final
 class Fingerprints:
-    """The fingerprint of each version of each set of weights, by its name, that a later node may ask for."""
+    """For each weight set, by name, the fingerprint of each version that a later node may ask for."""
 
     def __init__(self) -> None:
         self._learned: dict[tuple[str, int], dict[str, int]] = {}

@@ -110,7 +110,7 @@ def is_name(text: str) -> bool:
 
 
 def _named(page: re.Match[str]) -> str:
-    """Return the path that names what a page shows."""
+    """Return the path that a page's address stands for."""
     revision = f"@{page['revision']}" if page["revision"] not in (None, "main") else ""
     inside = f"/{page['inside'].rstrip('/')}" if page["inside"] else ""
     if page["datasets"]:

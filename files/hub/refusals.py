@@ -29,7 +29,7 @@ def explained(place: HubPath, field: str, seen: str, how_far: Callable[[], str] 
 
 
 def expected_of(error: Exception, place: HubPath, seen: str, how_far: Callable[[], str]) -> str:
-    """Return what would be right in place of `seen`, with the text of the error if it says more."""
+    """Return what would be right instead of `seen`, with the error's text if that says more."""
     from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNotFoundError, RevisionNotFoundError
 
     causes = list(_causes(error))

@@ -25,7 +25,7 @@ from prefect_rlhf.files.hub.refusals import cache_of_hub, explained
 from prefect_rlhf.files.hub.session import asking
 
 Part = Literal["config", "tokenizer", "all", "adapter"]
-"""What of a model is needed: config.json, all files without weights, all files that a run reads, or an adapter's."""
+"""Which files of a model are needed: config.json, all but weights, all that a run reads, or an adapter's."""
 
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 ADAPTER, OF_ADAPTER = "adapter_config.json", "adapter_model.safetensors"
@@ -101,7 +101,7 @@ def dataset_folder(place: HubPath, field: str, seen: str, patterns: Sequence[str
 
 
 def listing(place: HubPath, field: str, seen: str) -> dict[str, int] | None:
-    """Return the size of each file of a repository at a commit; None if the cache has no list and the Hub is away.
+    """Return each file's size in a repository at a commit; None if the cache has no list and the Hub is away.
 
     Raises InvalidInput, at `field` and about the text `seen`, if the cache has nothing of the repository either.
     """
@@ -111,7 +111,7 @@ def listing(place: HubPath, field: str, seen: str) -> dict[str, int] | None:
 
 
 def files_of(place: HubPath) -> dict[str, int] | None:
-    """Return the size of each file of a repository at a commit; None if it was never listed here."""
+    """Return each file's size in a repository at a commit; None if it was never listed here."""
     from huggingface_hub import get_cached_repo_tree
     from huggingface_hub.errors import CachedRepoTreeNotFoundError
 
@@ -180,7 +180,7 @@ def _check_room(needed: int, field: str, seen: str) -> None:
 
 
 def _free(cache: Path) -> int:
-    """Return the free bytes of the disk of a folder, which need not exist."""
+    """Return the free bytes on a folder's disk; the folder need not exist."""
     return shutil.disk_usage(next(folder for folder in (cache, *cache.parents) if folder.is_dir())).free
 
 

@@ -84,18 +84,18 @@ def run(
     verbose: bool = False,
     **parameters: Any,
 ) -> RunResult | PlannedRun:
-    """Train with an algorithm on devices of this machine; returns its models, metrics and rollouts.
+    """Train on this machine's devices, and return the models, metrics and rollouts.
 
-    `algorithm` is an @rlhf_flow function such as `grpo`, or a name that `prefect-rlhf run` accepts. `parameters` are
-    the parameters of its deployment: each a value such as `Model(path=...)`, or a dict as in a file of parameters.
-    `devices` is the number of devices leased for this run, 1 by default, and `kind` is cuda for GPUs or cpu for
-    processor cores: GPUs by default, if the installed engines are built for them and a GPU is visible. Under a worker,
-    the run uses the worker's lease. `max_restarts` is the number of automatic restarts after a failure. The run's own
-    lines are shown; warnings of libraries and all other output go to a log file in `output_dir`, unless `verbose`. A
-    `dry_run` checks everything, uses no device and returns the plan.
+    `algorithm` is an @rlhf_flow function such as `grpo`, or a name that `prefect-rlhf run` accepts. Pass its parameters
+    by name, each as a value such as `Model(path=...)` or as a dict like those in a parameter file. The run leases
+    `devices` devices (1 by default). Their `kind` is cuda for GPUs or cpu for processor cores; by default GPUs, if one
+    is visible and the installed engines are built for GPUs. Under a worker, the run uses the worker's lease. After a
+    failure it restarts, up to `max_restarts` times. You see the run's own lines; with `verbose` also what libraries
+    print, which otherwise goes to a log file in `output_dir`. With `dry_run`, everything is checked, no device is used,
+    and you get the plan.
 
-    Raises InvalidInput or GraphError for a mistake, before a device is used; another RlhfError if the run fails;
-    RunStopped, a KeyboardInterrupt, if a person stops it.
+    Raises InvalidInput or GraphError for a mistake, before any device is used; another RlhfError if the run fails; and
+    RunStopped, a KeyboardInterrupt, if somebody stops it.
     """
     check_builds()
     flow = find_flow(algorithm) if isinstance(algorithm, str) else algorithm

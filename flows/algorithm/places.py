@@ -1,4 +1,4 @@
-"""Finds algorithms without importing them: names of shipped and installed algorithms, and errors for wrong names."""
+"""Finds algorithms without importing them: names of shipped and installed ones, and errors for wrong names."""
 
 import ast
 import re
@@ -62,7 +62,7 @@ def find_place(name: str) -> tuple[str, str]:
 
 
 def meant_algorithm(word: str) -> str:
-    """Return a hint at the algorithms that a word without a colon means: of a file, or of similar names.
+    """Return a hint at what a word without a colon may mean: the algorithms in a file, or similar names.
 
     >>> meant_algorithm("GRPO"), meant_algorithm("nothing-like-it")
     ('; closest: grpo', '')

@@ -1,4 +1,4 @@
-"""A quiet run in a process of somebody else, such as a script or a notebook: afterwards all is as it was.
+"""A quiet run in somebody else's process, such as a script or a notebook: afterwards everything is as before.
 
 A notebook's streams have no standard descriptors, so they are replaced too, and handlers of libraries with them.
 """
@@ -36,7 +36,7 @@ _quiet = _Quiet()
 
 @contextmanager
 def quiet_process(log: Path) -> Iterator[Terminal]:
-    """Redirect what libraries write to `log` while the body runs, in a process of somebody else.
+    """While the body runs, send what libraries write to `log`; the process belongs to somebody else.
 
     A person's own log handlers write where they did before, and afterwards all is as it was. Of several runs at once,
     all lines are on the same terminal, and all other output is in the log of the first. A log without any line of a run
@@ -225,7 +225,7 @@ def _stream_handlers() -> Iterator[tuple[str, Any]]:
 
 
 def _is_of_library(logger_name: str, handler: logging.Handler) -> bool:
-    """Whether a library made a handler: it is on the library's logger, or of a class of the library."""
+    """Whether a library made a handler: it is on the library's logger, or the library defines its class."""
     places = (logger_name, type(handler).__module__)
     return any(place.partition(".")[0] in OF_LIBRARIES for place in places)
 

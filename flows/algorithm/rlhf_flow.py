@@ -63,9 +63,11 @@ def check_by_name(called: str, arguments: Sequence[object]) -> None:
 
 
 def rlhf_flow(name: str) -> Callable[[Callable[..., None]], AlgorithmFlow]:
-    """Convert a body of generate, inference, compute and train_step calls to the Prefect flow `rlhf`, algorithm `name`.
+    """Turn a function into a Prefect flow that trains with the algorithm `name`.
 
-    Raises GraphError for a function that cannot be a body: async, with yield, or with parameters without types.
+    The function's body calls generate, inference, score, compute, select and train_step. It runs once, to record these
+    calls; each step then runs them where the plan puts them. The Prefect flow itself is named `rlhf`. Raises GraphError
+    for a function that is async, has a yield, or has a parameter without a type.
 
     >>> from prefect_rlhf.flows.ppo import ppo
     >>> ppo.name, ppo.algorithm.name
@@ -97,10 +99,10 @@ def rlhf_flow(name: str) -> Callable[[Callable[..., None]], AlgorithmFlow]:
 
 
 def find_flow(name: str) -> AlgorithmFlow:
-    """Return the flow of a named algorithm, of `module:function` or of `path/to/file.py:function`.
+    """Find a flow by an algorithm's name, by `module:function` or by `path/to/file.py:function`.
 
-    A module may be in the working folder, as for `python -m`. Raises InvalidInput with the missing name, or with the
-    error of the person's own file and its location.
+    The module may be in the working folder, as with `python -m`. Raises InvalidInput if the name does not exist, or if
+    your file raises an error; the message then says which error, and where.
 
     >>> find_flow("ppo") is find_flow("prefect_rlhf.flows.ppo:ppo")
     True

@@ -20,19 +20,21 @@ from prefect_rlhf.tasks.reporting.run_record import RunRecord, read_parameters
 
 @dataclass(frozen=True, slots=True)
 class RunResult:
-    """A run that reached its end.
-
-    `run_dir` is its folder. `models` has the Hugging Face folder of each trained model by role, each usable as the
-    `path` of the next run's model. With `best_metric`, they are the best models, and `best` has `metric`, `value` and
-    `step`. `ended_early` is the reason why a run ended before its last step, None if it did not. `warnings` has a line
-    for each sign that the run learnt badly, such as steps without a gradient, also before a resume.
-    """
+    """A finished run."""
 
     run_dir: str
+    """The run folder."""
     models: Mapping[str, str]
+    """For each trained role, a Hugging Face folder that you can pass as `path` to the next run's model.
+
+    With `best_metric`, these are the best models instead of the last.
+    """
     best: Mapping[str, Any] | None = None
+    """With `best_metric`: the best `metric`, its `value` and its `step`."""
     ended_early: str | None = None
+    """Why the run ended before its last step; None if it did not."""
     warnings: tuple[str, ...] = ()
+    """A line for each sign that the run learnt badly, such as steps without a gradient, also before a resume."""
 
     @classmethod
     def of(cls, found: Mapping[str, Any]) -> RunResult:
@@ -41,9 +43,9 @@ class RunResult:
 
     @classmethod
     def read(cls, run_dir: str | Path) -> RunResult:
-        """Return the result of a run from its folder, such as `runs/latest`.
+        """Read a finished run from its folder, such as `runs/latest`.
 
-        Raises InvalidInput for a folder without a run that reached its end.
+        Raises InvalidInput if the folder has no finished run.
         """
         result = read_result(local_path(str(run_dir), "run_dir").expanduser())
         if result is None:
@@ -56,61 +58,60 @@ class RunResult:
 
     @property
     def metrics(self) -> list[dict[str, float]]:
-        """The metrics of each step, as a dict: `step` (from 1), each call's metrics as `call.metric`, and `seconds`."""
+        """A dict for each step: `step` (from 1), every call's metrics as `call.metric`, and `seconds`."""
         return list(finished_lines("run_dir", self._folder / "metrics.jsonl"))
 
     @property
     def evaluations(self) -> list[dict[str, float]]:
-        """The metrics of each evaluation, as a dict; its `step` is the step before it, 0 before training."""
+        """A dict of metrics for each evaluation; `step` is the step before it, 0 before training."""
         return list(finished_lines("run_dir", self._folder / "evaluation.jsonl"))
 
     @property
     def parameters(self) -> dict[str, Any]:
-        """All parameters of the run, defaults included, nested as in `parameters.yaml` of its folder.
+        """All parameters, including defaults, nested as in the run folder's `parameters.yaml`.
 
-        They are keywords of `run`: `run("grpo", **result.parameters | {"seed": 2})`. Secrets are left out.
+        You can pass them to `run` again: `run("grpo", **result.parameters | {"seed": 2})`. Secrets are left out.
         """
         return read_parameters(self._folder)
 
     @property
     def version(self) -> str:
-        """The version of prefect-rlhf that ran it."""
+        """The prefect-rlhf version that ran it."""
         return RunRecord.read(self._folder).version
 
     @property
     def commit(self) -> str | None:
-        """The commit of prefect-rlhf that ran it, with `-dirty` if files differed; None for a wheel."""
+        """The prefect-rlhf commit that ran it, with `-dirty` if files differed; None for a wheel."""
         return RunRecord.read(self._folder).commit
 
     @property
     def rollouts(self) -> list[Path]:
-        """The Parquet files of rollouts, a file per step, in the order of steps; empty if the algorithm records no
-        rollouts.
-        """
+        """The rollouts' Parquet files, one per step, in order; empty if the algorithm records no rollouts."""
         return self.rows(ROLLOUTS)
 
     def rows(self, folder: str) -> list[Path]:
-        """Return the Parquet files that `write_rows` wrote to a folder of the run, in the order of steps."""
+        """Return the Parquet files that `write_rows` wrote below the run folder, in step order."""
         return step_files(self._folder, folder)
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedRun:
-    """The result of a dry run: its plan, and the predicted time of a step.
-
-    `plan` is the plan's name, `plan_yaml` its text as a plan file, `text` the output of a dry run at a terminal.
-    `seconds_per_step` is predicted for a step once steps repeat; None if the hardware is unknown.
-    """
+    """What a dry run returns: the plan and its predicted step time."""
 
     plan: str
+    """The plan's name."""
     steps: int
+    """How many steps the run would take."""
     seconds_per_step: float | None
+    """The predicted step time once steps repeat; None if the hardware is unknown."""
     plan_yaml: str
+    """The plan as a plan file."""
     text: str
+    """What a dry run prints in a terminal."""
 
     @classmethod
     def of(cls, prepared: PreparedRun) -> PlannedRun:
-        """Return the plan and the predicted time of a prepared run."""
+        """Return a prepared run's plan with its predicted step time."""
         augmented, prediction, steps = prepared.augmented, prepared.prediction, prepared.request.spec.steps
         seconds = None if prediction is None else prediction.seconds_per_step
         plan, graph = augmented.plan, augmented.graph

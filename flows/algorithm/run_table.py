@@ -31,15 +31,16 @@ Row = Mapping[str, Any]
 
 
 class Runs(tuple[Row, ...]):
-    """Rows of runs, the oldest first, each a frozen mapping with the same keys; `pandas.DataFrame(runs)` takes them.
+    """A table of runs, oldest first. Each row is a frozen mapping, and all rows have the same keys.
 
-    `run` is the folder, `state` is completed, running, stopped or failed, and `why` the reason of the last two. `steps`
-    are finished of the `of` steps. `began` is a time in UTC. Then follow the parameters that differ between the runs,
-    such as `algo.optimizer.lr`, the metrics of the last step and of the last evaluation, and with `best_metric` the
-    best value and its step. A missing value is None. `skipped` has a line for each run whose folder cannot be read.
+    `pandas.DataFrame(runs)` takes it as it is. `run` is the folder. `state` is completed, running, stopped or failed,
+    and `why` says why a run stopped or failed. `steps` out of `of` steps are finished. `began` is in UTC. Then come the
+    parameters in which the runs differ, such as `algo.optimizer.lr`, the metrics of the last step and of the last
+    evaluation, and with `best_metric` the best value and its step. A missing value is None.
     """
 
     skipped: tuple[str, ...]
+    """A line for each run whose folder cannot be read."""
 
     def __new__(cls, rows: Iterable[Row] = (), skipped: Sequence[str] = ()) -> Runs:
         """Make a table of rows."""
@@ -72,7 +73,7 @@ class Runs(tuple[Row, ...]):
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """What is read of a run: its first columns, parameters by dotted name, and metrics."""
+    """A run as read: its first columns, parameters by dotted name, and metrics."""
 
     first: Mapping[str, Any]
     parameters: Mapping[str, Any]
@@ -80,10 +81,10 @@ class _Run:
 
 
 def runs(folder: str | Path = "runs") -> Runs:
-    """Return all runs below a folder, such as an `output_dir`, as a table with the oldest run first.
+    """List all runs below a folder, such as your `output_dir`, as a table with the oldest run first.
 
-    Raises InvalidInput for a folder that does not exist. A folder whose run cannot be read is skipped: `skipped` of the
-    table has the reason.
+    Raises InvalidInput for a folder that does not exist. A run that cannot be read is left out, and the table's
+    `skipped` says why.
     """
     place = local_path(str(folder), "folder").expanduser()
     recall_records(place)

@@ -31,12 +31,12 @@ class ChatFlags:
 
     model: Annotated[str, Parameter(help="Hugging Face folder, such as runs/latest/actor.")] = field(kw_only=False)
     message: Annotated[
-        str | None, Parameter(help="What you say. Without it, the command asks for lines until Ctrl-D.")
+        str | None, Parameter(help="What you say to the model. Without it, you type lines until Ctrl-D.")
     ] = field(kw_only=False, default=None)
     plain: Annotated[
-        bool, Parameter(help="Continue your text, without the chat template, as prompts that are text are trained.")
+        bool, Parameter(help="Continue your text without the chat template, for models trained on plain prompts.")
     ] = False
-    max_tokens: Annotated[int, whole_number(1, MOST_TOKENS), Parameter(help="Most tokens of an answer.")] = 256
+    max_tokens: Annotated[int, whole_number(1, MOST_TOKENS), Parameter(help="Longest answer, in tokens.")] = 256
 
 
 def chat(flags: Annotated[ChatFlags, ALL_AT_ONCE]) -> int:

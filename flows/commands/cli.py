@@ -25,9 +25,9 @@ COMMANDS: Mapping[str, str] = MappingProxyType(
         "plan": "Plan for a cluster you need not have: placement, step time, memory.",
         "profile": "Measure a model's layers on this machine's devices, for plans and predictions.",
         "doctor": "Check this host: versions, driver, memory, and each engine on its devices.",
-        "graph": "Draw the calls of an algorithm and their dependencies.",
+        "graph": "Draw an algorithm's calls and how they depend on each other.",
         "nodes": "Start a cluster of machines by hand, or list its nodes.",
-        "translate": "Turn a file of TRL, verl or OpenRLHF into a parameter file, with what became of each option.",
+        "translate": "Turn your TRL, verl or OpenRLHF configuration into a parameter file; explains each option.",
         "init": "Create a project folder: prefect.yaml, a starter algorithm, its parameters.",
     }
 )

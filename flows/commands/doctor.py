@@ -28,9 +28,9 @@ class DoctorFlags:
 def doctor(flags: Annotated[DoctorFlags, ALL_AT_ONCE] = DoctorFlags()) -> int:
     """Check this host within about a minute, and print a line for each fact.
 
-    The checks: versions, driver, GPUs, compiler, shared and locked memory. Then a
-    sum between all devices and a small model in each engine. The exit status is 1
-    if a run would fail.
+    It checks versions, driver, GPUs, compiler, shared and locked memory. Then all
+    devices compute a sum together, and each engine runs a small model. The exit
+    status is 1 if a run would fail.
 
       prefect-rlhf doctor --kind cuda
     """

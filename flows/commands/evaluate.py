@@ -24,13 +24,13 @@ from prefect_rlhf.placement.devices.mesh import MOST_DEVICES
 class EvaluateFlags:
     """The flags of `evaluate`."""
 
-    model: Annotated[
-        str, Parameter(help="Hugging Face or PEFT folder, or a model on the Hub; you need not have trained it.")
-    ] = field(kw_only=False)
+    model: Annotated[str, Parameter(help="Hugging Face or PEFT folder, or a model on the Hub; it can be anyone's.")] = (
+        field(kw_only=False)
+    )
     parameters: ParametersFile = None
     param: Assignments = ()
     against: Annotated[
-        str | None, Parameter(metavar="MODEL", help="Another model, to compare both on the same prompts.")
+        str | None, Parameter(metavar="MODEL", help="A second model; both answer the same prompts and are compared.")
     ] = None
     devices: Annotated[
         int | None,
@@ -45,9 +45,9 @@ class EvaluateFlags:
 def evaluate(flags: Annotated[EvaluateFlags, ALL_AT_ONCE]) -> int:
     """Measure a model on named sets of prompts; nothing is trained.
 
-    The file has the sets as `evaluation`, as a training run's file may have; of
-    such a file the reward, the play and the sampling are used too. Each metric
-    has a 95% interval.
+    The sets are the `evaluation` in a parameter file. You can pass a training run's
+    file: its reward, play and sampling are used too. Each metric comes with a 95%
+    interval.
 
       prefect-rlhf evaluate runs/latest/actor --parameters parameters.yaml
       prefect-rlhf evaluate runs/latest/actor --parameters parameters.yaml --against models/smollm2

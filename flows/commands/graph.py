@@ -32,12 +32,14 @@ class GraphFlags:
     parameters: ParametersFile = None
     param: Assignments = ()
     output: Annotated[
-        Path | None, Parameter(metavar="FILE.svg", help="File of the picture; default: ALGORITHM.svg.")
+        Path | None, Parameter(metavar="FILE.svg", help="Where to write the picture; default: ALGORITHM.svg.")
     ] = None
 
 
 def graph(flags: Annotated[GraphFlags, ALL_AT_ONCE]) -> int:
-    """Draw the calls of an algorithm and their dependencies, as text and as a picture. No model or data is needed.
+    """Draw an algorithm's calls and how they depend on each other, as text and as a picture.
+
+    You need neither a model nor data.
 
     prefect-rlhf graph ppo
     prefect-rlhf graph my_flow.py:my_flow --output mine.svg

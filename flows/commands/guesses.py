@@ -1,4 +1,4 @@
-"""What somebody meant by a flag or a word that does not exist: habits from other trainers, and from other shells."""
+"""What a flag or word that does not exist was meant to be: habits from other trainers, and from other shells."""
 
 import re
 import shlex

@@ -42,7 +42,7 @@ class NodesFlags:
     kind: Annotated[Backend | None, Parameter(help="Kind of the devices; default: cpu.")] = None
     device: Annotated[
         str | None,
-        Parameter(help="This node's kind among a pool's kinds of nodes; default for GPUs: the driver's name."),
+        Parameter(help="Which of the pool's kinds of nodes this is; default for GPUs: the driver's name."),
     ] = None
 
 

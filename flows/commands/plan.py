@@ -86,16 +86,16 @@ class PlanFlags:
     sweep: Annotated[str | None, _flag("sweep", metavar="NODES,...")] = None
     at_least: Annotated[str | None, _flag("at_least", metavar="TOKENS")] = None
     output_dir: Annotated[str | None, _flag("output_dir", "--output", "FOLDER")] = None
-    json: Annotated[bool, Parameter(help="Print the answer as JSON, also that no plan fits.")] = False
+    json: Annotated[bool, Parameter(help="Print the answer as JSON, even if no plan fits.")] = False
 
 
 def plan(flags: Annotated[PlanFlags, ALL_AT_ONCE]) -> int:
-    """Search for the best plan of an algorithm on a cluster you need not have.
+    """Search for an algorithm's best plan on a cluster that you need not have.
 
-    A plan states the devices and the parallelism of each call. The answer begins
-    with three lines: whether it fits, seconds and dollars of a step, and the command
-    that runs it. The plan, the usual placements and notes follow; the
-    proof, the search and the memory with --explain:
+    A plan says on which devices each call runs, and how these divide the work. The
+    answer begins with three lines: whether it fits, what a step takes in seconds and
+    dollars, and the command that runs it. Then come the plan, the usual placements
+    and notes; --explain adds the proof, the search and the memory:
 
       prefect-rlhf plan ppo --model actor=llama-70b --model critic=llama-7b \\
         --cluster 16x8:h100 --batch-size 512 \\

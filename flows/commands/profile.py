@@ -29,7 +29,7 @@ class ProfileFlags:
     devices: Annotated[
         int,
         whole_number(1, MOST_DEVICES),
-        Parameter(help="Number of devices of this machine; all work at the same time."),
+        Parameter(help="Number of this machine's devices; all work at the same time."),
     ] = 1
     nodes: Annotated[
         int,
@@ -38,21 +38,21 @@ class ProfileFlags:
     ] = 1
     kind: ChosenKind = None
     dtype: Annotated[Dtype, Parameter(help="Compute format.", show_default=True)] = "bfloat16"
-    rows: Annotated[int, whole_number(1, MOST_ROWS), Parameter(help="Largest number of rows in a micro-batch.")] = 32
-    longest: Annotated[int, whole_number(16, MOST_TOKENS), Parameter(help="Largest number of tokens in a row.")] = 128
+    rows: Annotated[int, whole_number(1, MOST_ROWS), Parameter(help="Most rows in a micro-batch.")] = 32
+    longest: Annotated[int, whole_number(16, MOST_TOKENS), Parameter(help="Longest row, in tokens.")] = 128
     tensor_parallel: Annotated[
         str | None, Parameter(metavar="TP,...", help="Degrees of tensor parallelism; default: all possible degrees.")
     ] = None
     forget: Annotated[
-        bool, Parameter(help="Remove the stored probes of this machine, which plan: auto makes; measure nothing.")
+        bool, Parameter(help="Delete what plan: auto has measured on this machine; measure nothing now.")
     ] = False
     dry_run: Annotated[
-        bool, Parameter(help="Print the number of measurements and the file of the profile; measure nothing.")
+        bool, Parameter(help="Print how many measurements it would take, and the profile's file; measure nothing.")
     ] = False
 
 
 def profile(flags: Annotated[ProfileFlags, ALL_AT_ONCE] = ProfileFlags()) -> int:  # frozen
-    """Measure a model's layers on devices of this machine or several; takes minutes.
+    """Measure a model's layers on one or several machines' devices. Takes minutes.
 
     Later plans and predictions for a model of this shape, on the same number and
     kind of devices, use the measurements:
@@ -88,7 +88,7 @@ def profile(flags: Annotated[ProfileFlags, ALL_AT_ONCE] = ProfileFlags()) -> int
 
 
 def forget(flags: ProfileFlags) -> int:
-    """Remove the stored probes. Raises NotUsed for other flags beside `--forget`."""
+    """Delete the stored probes. Raises NotUsed if other flags come with `--forget`."""
     from prefect_rlhf.flows.hardware.probes import forget_probes
 
     for name, value in asdict(replace(flags, forget=False)).items():

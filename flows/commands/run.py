@@ -52,7 +52,7 @@ class RunFlags:
         int,
         whole_number(0, MOST_RESTARTS),
         Parameter(
-            help="Number of automatic restarts from the last checkpoint after a failure; a mistake is not retried."
+            help="How often to restart from the last checkpoint after a failure; a mistake of yours is not retried."
         ),
     ] = 0
     verbose: Annotated[
@@ -62,10 +62,10 @@ class RunFlags:
 
 
 def run(flags: Annotated[RunFlags, ALL_AT_ONCE]) -> int:
-    """Train with an algorithm on devices of this machine, without a worker.
+    """Train on this machine's devices, without a worker.
 
-    The parameters are the same as in the algorithm's deployment: models, data,
-    number of steps. State them in a file, with -p, or both:
+    You set the same parameters as in the algorithm's deployment, such as models,
+    data and number of steps: in a file, with -p, or both:
 
       prefect-rlhf run ppo --parameters parameters.yaml --devices 2 -p steps=5
       prefect-rlhf run my_flow.py:my_flow --parameters mine.yaml --dry-run
@@ -126,7 +126,7 @@ def run(flags: Annotated[RunFlags, ALL_AT_ONCE]) -> int:
 
 
 def words_of_new(flags: RunFlags, parameters: Mapping[str, Any]) -> list[str]:
-    """Return the words of the command of a run like this one that resumes from no checkpoint."""
+    """Return the command, as words, that starts a run like this one without resuming from a checkpoint."""
     stated = dict.fromkeys(text.partition("=")[0] for text in flags.param)
     words = words_of(replace(flags, param=tuple(text for text in flags.param if not text.startswith(RESUME))))
     for name, none in (("resume_from", "null"), ("resume_changes", "[]")):

@@ -13,7 +13,7 @@ from prefect_rlhf.flows.commands.prefect_settings import check_prefect_settings
 class RunsFlags:
     """The flags of `runs`."""
 
-    folder: Annotated[str, Parameter(help="The folder of runs, as output_dir names it; default: runs.")] = field(
+    folder: Annotated[str, Parameter(help="The folder that has the runs, your output_dir; default: runs.")] = field(
         default="runs", kw_only=False
     )
 

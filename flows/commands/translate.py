@@ -32,30 +32,30 @@ class TranslateFlags:
     ] = field(kw_only=False)
     from_: Annotated[
         Literal["trl", "verl", "openrlhf"] | None,
-        Parameter(name="--from", help="The library; default: the one that has the options."),
+        Parameter(name="--from", help="The library; default: whichever has these options."),
     ] = None
     algorithm: Annotated[
-        str | None, Parameter(help="The library's trainer, such as grpo or dpo; default: the one that has the options.")
+        str | None, Parameter(help="The library's trainer, such as grpo or dpo; default: whichever has these options.")
     ] = None
-    out: Annotated[Path, Parameter(help="The parameter file to write; no file is overwritten.")] = Path(
+    out: Annotated[Path, Parameter(help="The parameter file to write; an existing file is not overwritten.")] = Path(
         "parameters.yaml"
     )
     devices: Annotated[
         int | None,
         whole_number(1, MOST_DEVICES),
-        Parameter(help="Devices of the library's run, by which TRL multiplies its batch.", show_default=False),
+        Parameter(help="How many devices the library ran on: TRL multiplies its batch by them.", show_default=False),
     ] = None
     rows: Annotated[
         int | None,
         whole_number(1, MOST_ROWS),
-        Parameter(help="Rows of the dataset, for options that are a share of the run.", show_default=False),
+        Parameter(help="How many rows the dataset has, for options given as a share of the run.", show_default=False),
     ] = None
 
 
 def translate(flags: Annotated[TranslateFlags, ALL_AT_ONCE]) -> int:
     """Translate the options of TRL, verl or OpenRLHF into a parameter file.
 
-    Prints what becomes of each option, and of the library's defaults where they
+    It prints what becomes of each option, and which of the library's defaults
     differ from ours:
 
       prefect-rlhf translate grpo.yaml --devices 8 --out parameters.yaml
@@ -79,7 +79,7 @@ def translate(flags: Annotated[TranslateFlags, ALL_AT_ONCE]) -> int:
 
 
 def _devices_flag(job: Job, stated: int | None) -> str:
-    """Return the flag of the devices of the run there, if it has several on a single machine: a run here has one."""
+    """Return a flag with the run's number of devices there, if it has several on one machine: a run here has one."""
     is_single = job.stated.get("trainer.nnodes", 1) == 1
     devices = stated or (job.stated.get("trainer.n_gpus_per_node") if is_single else None)
     return f" --devices {devices}" if isinstance(devices, int) and devices > 1 else ""

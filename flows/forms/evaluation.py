@@ -31,12 +31,12 @@ class EvaluationSet(Settings):
     4
     """
 
-    data: Prompts = Field(description="The prompts; all rows of the split are answered.")
+    data: Prompts = Field(description="The prompts; every row of the split is answered.")
     reward: HostRewards | None = Field(None, description="Functions that score the responses; empty: as in training.")
     play: Play | None = Field(None, description="Turns with tools or an environment; empty: as in training.")
     samples: int = Field(1, ge=1, le=MOST_SAMPLES, description="Responses to each prompt.")
     temperature: float | None = Field(
-        None, ge=0, le=2, description="Empty: greedy for a single sample, as in training for several."
+        None, ge=0, le=2, description="Empty: greedy for a single sample; for several, as in training."
     )
     top_p: float | None = Field(None, ge=0.001, le=1, description="Empty: as in training.")
     max_new_tokens: int | None = Field(
@@ -48,7 +48,9 @@ class EvaluationSet(Settings):
     pass_at: tuple[K, ...] = Field(
         (), strict=False, max_length=64, description="Each k of pass@k; empty: 1, 2, 4, ... and the number of samples."
     )
-    right_score: float = Field(1.0, ge=-1e9, le=1e9, description="Least score of a right response, for pass@k.")
+    right_score: float = Field(
+        1.0, ge=-1e9, le=1e9, description="For pass@k: the score from which a response counts as right."
+    )
 
     @model_validator(mode="after")
     def _can_be_drawn(self) -> EvaluationSet:
@@ -91,7 +93,7 @@ class EvaluationSet(Settings):
         compute(record_set, rollout, scores, settings=settings, every=every, name=call_name(name))
 
     def recorded(self, name: str, max_new_tokens: int) -> SetSettings:
-        """Return the settings of the record of this set, whose responses have at most so many tokens."""
+        """Return the settings with which this set is recorded; its responses have at most this many tokens."""
         return SetSettings(
             folder=call_name(name),
             samples=self.samples,

@@ -127,7 +127,7 @@ class RunOptions(Form):
 
     steps: int = Field(10, ge=1, le=MOST_STEPS, description="Iterations of the algorithm.")
     epochs: int | None = Field(
-        None, ge=1, le=MOST_STEPS, description="Passes over the data; sets the number of steps in place of `steps`."
+        None, ge=1, le=MOST_STEPS, description="Passes over the data; give it instead of `steps`."
     )
     plan: Plan = Field(
         "flattening",
@@ -135,34 +135,34 @@ class RunOptions(Form):
     )
     placement: dict[CallName, PlacementWords] = Field(
         {},
-        description="Words of calls' placements that a preset or a plan file must have, such as "
-        "actor_train: {micro_batches: 16}; the plan chooses the others.",
+        description="Fix parts of a call's placement, such as actor_train: {micro_batches: 16}; the preset or plan "
+        "file decides the rest.",
     )
     expected_response_length: Lengths = Field(
         "",
-        description="Expected tokens of a response, for the planner: 256, shares such as 256:3,1024:1, or the rollouts "
-        "of an earlier run. Empty: as many as are allowed.",
+        description="How long you expect responses to be, in tokens, for the planner: 256, shares such as "
+        "256:3,1024:1, or an earlier run's rollouts. Empty: as long as allowed.",
     )
     replan: Annotated[Literal["off", "say", "switch"], BeforeValidator(_off)] = Field(
-        "say", description="A better plan by measured steps: off looks for none, say names it, switch uses it."
+        "say", description="If measured steps show a better plan: say names it, switch uses it, off never looks."
     )
     replan_gain: float = Field(
-        0.1, ge=0.03, le=0.9, description="Smallest share of a step that a better plan must save."
+        0.1, ge=0.03, le=0.9, description="How much of the step time a better plan must save, as a share."
     )
     replan_every: int = Field(20, ge=5, le=MOST_STEPS, description="With replan: switch, steps between two checks.")
     headroom: Share | None = Field(
         None,
-        description="Share of each device that no plan may use, such as 10%; empty keeps room: 4% of a GPU, on CPU "
+        description="Share of each device that plans leave free, such as 10%; empty leaves 4% of a GPU, and on CPU "
         "what its process takes besides tensors.",
     )
     seed: int = Field(
-        1, ge=0, le=MOST_SEED, description="Decides the order of rows and every sampled token, under any plan."
+        1, ge=0, le=MOST_SEED, description="Decides the rows' order and every sampled token; plans do not change them."
     )
     checkpoint_every: int | None = Field(
         None, ge=1, le=MOST_STEPS, description="Steps between checkpoints; empty writes no checkpoints."
     )
     keep_checkpoints: int = Field(
-        2, ge=1, le=MOST_STEPS, description="Number of this run's newest checkpoints to keep on disk."
+        2, ge=1, le=MOST_STEPS, description="How many of the run's newest checkpoints to keep on disk."
     )
     best_metric: PathText | None = Field(
         None,
@@ -170,7 +170,7 @@ class RunOptions(Form):
         description="Evaluation metric that selects the best model, such as record_evaluation.score.",
     )
     best_is: Literal["highest", "lowest"] = Field(
-        "highest", description="Whether a higher or a lower best_metric is better."
+        "highest", description="Whether the highest or the lowest best_metric is best."
     )
     patience: int | None = Field(
         None, ge=1, le=MOST_STEPS, description="Stop after this many evaluations without improvement."
@@ -179,25 +179,25 @@ class RunOptions(Form):
         10,
         ge=1,
         le=MOST_STEPS,
-        description="The run ends after this many steps in a row without any gradient; empty: it never does.",
+        description="End the run after this many steps in a row without a gradient; empty: never.",
     )
     resume_from: PathText | None = Field(
-        None, description="A run's or a checkpoint's folder, or latest for the newest checkpoint in output_dir."
+        None, description="Continue from this run or checkpoint folder; latest is the newest checkpoint in output_dir."
     )
     resume_changes: Names = Field(
-        (), description="Parameters that may differ from those of the checkpoint, such as algo.optimizer.lr."
+        (), description="Parameters that may differ from the checkpoint's, such as algo.optimizer.lr."
     )
     output_dir: PathText = Field(
         "runs", min_length=1, description="Folder for this run's models, rollouts and metrics."
     )
-    export_merged: bool = Field(False, description="Write models with an adapter whole too, merged into their base.")
+    export_merged: bool = Field(
+        False, description="Also write models with an adapter as whole models, merged into their base."
+    )
     dry_run: bool = Field(False, description="Check everything, print plan and graph, use no device.")
     steps_per_group: int = Field(2, ge=1, le=10_000, description="Number of steps per subflow run.")
-    tracking: Tracking = Field(
-        Tracking(), description="Trackers that show the metrics: TensorBoard, MLflow, Weights & Biases."
-    )
+    tracking: Tracking = Field(Tracking(), description="Where to show metrics: TensorBoard, MLflow, Weights & Biases.")
     call_deadline_seconds: float = Field(
-        900.0, ge=1, le=LONGEST_SECONDS, description="Time limit of a call, in seconds."
+        900.0, ge=1, le=LONGEST_SECONDS, description="Time limit for a call, in seconds."
     )
     role_deadlines: dict[Role, Seconds] = Field(
         {}, description="Time limits for the calls of some roles, in seconds, such as actor: 1800."

@@ -1,4 +1,4 @@
-"""The words of a call's placement that a run may state beside its plan: `placement.actor_train.micro_batches=16`."""
+"""The words of a call's placement that you may set beside its plan: `placement.actor_train.micro_batches=16`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from prefect_rlhf.tasks.settings import Settings
 
 @with_words  # it adds a field for each axis and each word of placement/words/
 class PlacementWords(Settings, Entries):
-    """Words of a call's placement; a word that is empty is chosen by the plan. They mean what a plan file's mean."""
+    """Words of a call's placement, with the same meaning as in a plan file. The plan chooses a word that is empty."""
 
     words_are_optional: ClassVar[bool] = True
 
@@ -25,7 +25,7 @@ class PlacementWords(Settings, Entries):
 
     @model_serializer(mode="plain")
     def _stated_alone(self) -> dict[str, Any]:
-        """Leave empty words out, so that a run's file of parameters has what a person stated."""
+        """Leave empty words out, so that a run's parameter file has only what you set."""
         return {word: value for word, value in self if value is not None}
 
     @property

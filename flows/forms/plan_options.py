@@ -46,38 +46,39 @@ class PlanOptions(Form):
     network: str = Field(
         "",
         max_length=MOST_CHARACTERS,
-        description="Network between nodes: Gbit/s per node, or a name such as roce-3200.",
+        description="The network between nodes: Gbit/s per node, or a name such as roce-3200.",
     )
     device_memory_gib: float | None = Field(
-        None, gt=0, le=1e5, description="Memory of a device; empty means its datasheet's."
+        None, gt=0, le=1e5, description="Memory per device; empty means what its datasheet says."
     )
     host_memory_gib: float | None = Field(
         None,
         gt=0,
         le=1e6,
-        description="Host memory per node for offloading and checkpoints; empty means the usual host's of such GPUs.",
+        description="Host memory per node for offloading and checkpoints; empty means what hosts of such GPUs have.",
     )
     headroom: Share | None = Field(
         None,
-        description="Share of each device that no plan may use, such as 10%; empty keeps room: 4% of a GPU, on CPU "
+        description="Share of each device that plans leave free, such as 10%; empty leaves 4% of a GPU, and on CPU "
         "what its process takes besides tensors.",
     )
     expert_imbalance: float | None = Field(
         None,
         ge=1,
         le=MOST_IMBALANCE,
-        description="Tokens of the fullest device over the mean, wherever devices divide experts; empty means "
+        description="If devices divide experts: the fullest device's tokens, as a multiple of the mean; empty means "
         f"{EXPERT_IMBALANCE:g}. The memory certificate counts it.",
     )
     call_seconds: float | None = Field(
-        None, ge=0, le=1e3, description="Fixed overhead of a call, in seconds; empty means our estimate."
+        None, ge=0, le=1e3, description="Fixed overhead per call, in seconds; empty means our estimate."
     )
     runtime: Literal["prefect-rlhf", "public"] = Field(
         "prefect-rlhf",
-        description="The software that the seconds are of: our engines, by readings of an H100, or the engines of "
-        "public runs.",
+        description="Whose step time to predict: our engines', as measured on an H100, or the engines' of public runs.",
     )
-    profiles: list[PathText] = Field([], max_length=100, description="Files of measured times, in place of datasheets.")
+    profiles: list[PathText] = Field(
+        [], max_length=100, description="Files with measured times, to use instead of datasheets."
+    )
     prompt_length: str = Field(
         "",
         max_length=MOST_CHARACTERS,
@@ -86,15 +87,15 @@ class PlanOptions(Form):
     response_length: str = Field(
         "",
         max_length=MOST_CHARACTERS,
-        description="Tokens of a response, in the same forms; a single number is the limit of lengths with a tail.",
+        description="Tokens of a response, in the same forms; a single number is the limit of varying lengths.",
     )
     batch_size: int | None = Field(None, ge=1, le=MOST_ROWS, description="Short for the algorithm's batch_size.")
     plan: PathText = Field("", description="Your own plan file to price, certify and compare.")
     pins: dict[str, Annotated[str, Field(max_length=MOST_CHARACTERS)]] = Field(
-        {}, description="Calls that must run on a mesh, such as ref_inference=n0:0-3."
+        {}, description="The mesh that a call must run on, such as ref_inference=n0:0-3."
     )
     prices: dict[Annotated[str, Field(max_length=MOST_CHARACTERS)], Annotated[float, Field(gt=0, le=MOST_DOLLARS)]] = (
-        Field({}, description="Dollars for a device and an hour, by kind of device, such as h100=2.5.")
+        Field({}, description="Dollars per device and hour, by kind of device, such as h100=2.5.")
     )
     method: Method = Field("exact", description="Search method.")
     evaluations: int | None = Field(
@@ -113,10 +114,12 @@ class PlanOptions(Form):
     )
     simplicity: Share | None = Field(
         None,
-        description="How much slower than the fastest plan a simpler one may be, such as 1%; 0 asks for the fastest; "
+        description="How much slower a simpler plan may be than the fastest, such as 1%; 0 asks for the fastest; "
         "empty means 3%.",
     )
-    explain: bool = Field(False, description="Explain the placement of each call, with the cost of the runner-up.")
+    explain: bool = Field(
+        False, description="Explain why each call is placed as it is, and what the second best would cost."
+    )
     sweep: list[Annotated[int, Field(ge=1, le=MOST_NODES)]] = Field(
         [], max_length=100, description="Also plan for these numbers of nodes, of each kind in the cluster."
     )
@@ -128,7 +131,7 @@ class PlanOptions(Form):
         "cluster of the table that does, by dollars an hour with prices, else by devices.",
     )
     output_dir: PathText = Field(
-        "plans", min_length=1, description="Folder for plan file, report, certificate and pictures."
+        "plans", min_length=1, description="Folder for the plan file, report, certificate and pictures."
     )
 
 

@@ -1,4 +1,4 @@
-"""The parameter that scores responses: a reward model or Python functions, distinguished by its keys."""
+"""The parameter that scores responses: a reward model or Python functions. Its keys show which."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ def _kind(value: Any) -> str:
 
 
 Reward = Annotated[Annotated[Model, Tag("<model>")] | Annotated[HostRewards, Tag("<functions>")], Discriminator(_kind)]
-"""A Model, or a HostRewards, which has `functions`."""
+"""What a parameter `reward` accepts: a Model, or a HostRewards, which has `functions`."""
 
 
 def with_reward_weights(algo: GRPO, reward: Model | HostRewards | None) -> GRPO:
-    """Return the settings with the weights of named rewards, if the advantage applies the weights itself.
+    """Copy the reward functions' weights into the settings, for an advantage that applies them itself (gdpo).
 
-    Raises InvalidInput for weights that are not stated at the functions.
+    Raises InvalidInput for weights that you set elsewhere than at the functions.
     """
     if algo.reward_weights:
         raise NotUsed("algo.reward_weights", algo.reward_weights, "each entry of reward.functions has its own weight")
@@ -61,6 +61,6 @@ def scored(
 
 
 def check_reference(ref: Model | None, kl_coefficient: float) -> None:
-    """Raise InvalidInput for a missing reference model. With a coefficient of 0, a reference measures the KL alone."""
+    """Raise InvalidInput if a reference model is missing. With a coefficient of 0, it only measures the KL."""
     if ref is None and kl_coefficient > 0:
         raise Missing("ref", f"a model, since algo.kl.coefficient is {kl_coefficient:g}; or set that to 0")

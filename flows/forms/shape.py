@@ -25,7 +25,7 @@ def types_at(annotation: Any, place: Sequence[int | str]) -> list[Any]:
 
 
 def keys_of(types: Sequence[Any]) -> list[str]:
-    """Return the fields of the groups of settings among some types."""
+    """Return the fields of all settings groups among some types."""
     return list(dict.fromkeys(name for kind in types if _is_group(kind) for name in kind.model_fields))
 
 

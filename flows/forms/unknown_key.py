@@ -83,7 +83,7 @@ def has_parameter(signature: inspect.Signature) -> Has:
 
 
 def keys_at(annotation: Any, place: Sequence[str]) -> list[str]:
-    """Return the fields of the groups of settings at a place within a type, or an empty list if it has no group."""
+    """Return the fields of the settings groups at a place within a type, or an empty list if it has no group."""
     return keys_of(types_at(annotation, place))
 
 

@@ -103,7 +103,7 @@ def _gpus(devices: int | None) -> str:
 
 
 def _imports(kind: Backend) -> str:
-    """Import what ranks of `kind` import, in a process of its own: a build would fail at it after minutes."""
+    """Import everything that ranks of `kind` import, in a separate process: a bad build shows within seconds."""
     from prefect_rlhf.tasks.profiling.probe import import_as_ranks  # imported here: the quick checks need no engine
 
     engines = [engine for engine in PROBED_ENGINES if find_spec(engine)]

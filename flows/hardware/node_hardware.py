@@ -22,11 +22,11 @@ NETWORK = NETWORKS["infiniband-200"]  # default between nodes: the slower of the
 
 CALL_SECONDS = 0.01
 """Fixed overhead of a call on its ranks, in place of the 2.2 s of ReaL's runtime. On an H100 the sample of the weights
-before a call, some 1,500 short kernels, took all of it (docs/cost_model.md)."""
+before a call, some 1,500 short kernels, took all of it (docs/internals/cost_model.md)."""
 VLLM_LAYER_SECONDS = 40e-6
 """The part of a layer's decoding step in vLLM that does not depend on its size, in place of the 190 us of ReaL's engine
 of 2024. It is what public figures of a single stream leave of a step after the bytes that it reads
-(docs/cost_model.md). `vllm_layer_seconds` of a probe, or a profile, replaces it."""
+(docs/internals/cost_model.md). `vllm_layer_seconds` of a probe, or a profile, replaces it."""
 RUNTIME = Efficiency(
     matmul=0.77,
     memory=0.845,
@@ -71,9 +71,9 @@ CPU = Hardware(
 """A process with its own core, as a rank on a machine without GPUs. It only ranks plans; a profile gives seconds."""
 
 ORCHESTRATION_SECONDS = 0.015
-"""Seconds that the controller adds to every task run (docs/plans.md). They depend on its machine, not on devices."""
+"""Seconds that the controller adds to every task run, on any devices (docs/internals/cost_model.md)."""
 CORE_SECONDS = 0.04
-"""Processor time of controller and server per task run (docs/plans.md). If every core has a rank, ranks lose it."""
+"""Processor time of controller and server per task run, which ranks lose if every core has a rank."""
 
 
 def cost_sources(

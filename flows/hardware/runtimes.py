@@ -1,4 +1,4 @@
-"""Runtimes: the software between devices and the seconds of a step, each with its constants and their source."""
+"""Runtimes: the software whose step time is predicted, each with its constants and their source."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -12,7 +12,7 @@ from prefect_rlhf.placement.planner.question import Site
 
 @dataclass(frozen=True, slots=True)
 class Runtime:
-    """Engines, their hosts and a controller: the constants between a datasheet's peaks and seconds of calls."""
+    """Engines, their hosts and a controller: constants that lead from a datasheet's peaks to call times."""
 
     name: str
     efficiency: Efficiency

@@ -90,7 +90,7 @@ def _without_file(words: Sequence[str]) -> list[str]:
 
 
 def _job(options: PlanOptions, question: Question) -> Iterator[tuple[str, Any]]:
-    """What flags of the question state of the job, by the names of parameters."""
+    """Return the job's parameters that the question's flags state, by name."""
     algo = options.parameters.get("algo") or {}
     stated = algo if isinstance(algo, Mapping) else {}
     if options.batch_size is not None:

@@ -26,7 +26,7 @@ PROVED = "proved: no plan is faster than this one"
 
 
 def notes(question: Question, planned: Planned, work: IterationWork, *, states_imbalance: bool) -> Iterator[str]:
-    """Yield the notes of an answer, what hinders a run first."""
+    """Yield an answer's notes; those that hinder a run come first."""
     yield from not_run(question)
     if hint := uneven_batch(question):
         yield hint

@@ -16,6 +16,7 @@ from prefect_rlhf.flows.planning.hints import uneven_batch
 from prefect_rlhf.flows.planning.notes import not_run, notes, rows_of_a_micro_batch
 from prefect_rlhf.flows.planning.record import Range, public_range
 from prefect_rlhf.flows.training.choice.searched_plan import plan_file, proof_lines
+from prefect_rlhf.placement.devices.axes import OFFERED
 from prefect_rlhf.placement.graph import DataflowGraph
 from prefect_rlhf.placement.layout.alignment import aligned
 from prefect_rlhf.placement.models.model import ModelSpec
@@ -34,7 +35,7 @@ from prefect_rlhf.tasks.reporting.pictures.speeds import money, speed_rows, with
 from prefect_rlhf.tasks.reporting.pictures.sweep import sweep_svg
 from prefect_rlhf.tasks.reporting.pictures.text import plan_rows
 
-SCREEN = ("call", "engine", "mesh", "dp", "tp", "pp", "ep", "rows", "micro-batches", "seconds", "share", "MFU")
+SCREEN = ("call", "engine", "mesh", *OFFERED, "rows", "micro-batches", "seconds", "share", "MFU")
 """Columns of the plan on the screen, as far as the plan has them; other decisions of a call are in a last column."""
 LEFT_OUT = ("runs", "role", "tokens/s")
 
@@ -69,7 +70,7 @@ class PlanAnswer:
 
     @cached_property
     def speeds(self) -> Mapping[str, CallSpeed]:
-        """The speed of each call of the plan, by its name."""
+        """Each call's speed under the plan, by the call's name."""
         return self._speeds(self.planned.estimate)
 
     @cached_property
@@ -109,7 +110,7 @@ class PlanAnswer:
 
     @cached_property
     def details(self) -> Sequence[Section]:
-        """What stands behind the answer: the question, the assumptions, the proof, every call, and the memory."""
+        """The answer's background: the question, the assumptions, the proof, every call, and the memory."""
         given, assumed = self.given, assumptions(self.question, self.states_imbalance)
         sections = [
             Section("Question", question_text(self.question)),
@@ -203,7 +204,7 @@ class PlanAnswer:
         return files
 
     def text(self) -> str:
-        """Return the answer for a terminal; with what stands behind it if it `is_explained`."""
+        """Return the answer for a terminal; if it `is_explained`, with its proof."""
         shown = [*self.sections, *(self.details if self.is_explained else ())]
         return "\n\n".join(section.text for section in shown)
 

@@ -14,7 +14,7 @@ Kind = Literal["rollouts", "training"]
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """The least and the most measured over predicted seconds of `runs` public runs."""
+    """How measured times of `runs` public runs compare to predicted ones: the lowest and the highest ratio."""
 
     least: float
     most: float

@@ -74,8 +74,8 @@ def read_imbalance(options: PlanOptions, graph: DataflowGraph) -> float:
 
 def read_model_shape(role: str, model: Model) -> ModelSpec:
     """Read a model's shape, and its adapter's folder; it needs no weights."""
-    shape, plain = model_shape(role, model.path), model.model_copy(update={"adapter": None})
-    return with_adapter(replace(plain.to_spec(role, shape), content=model_content(role, model.path)), model)
+    plain = model.to_spec(role, model_shape(role, model.path))
+    return with_adapter(replace(plain, content=model_content(role, model.path)), model)
 
 
 def with_named_bases(models: Mapping[str, ModelSpec]) -> dict[str, ModelSpec]:

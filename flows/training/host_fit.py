@@ -28,7 +28,7 @@ def check_host(certificates: Iterable[Certificate], lease: Lease) -> None:
 
 
 def refuse_what_does_not_fit(need: HostNeed, free: FreeMemory) -> None:
-    """Raise InvalidInput for a need that at its least is more than what is free."""
+    """Raise InvalidInput if even the lowest estimate of the need exceeds the free memory."""
     if need.least_bytes > free.num_bytes:
         right = f"at most {_room(free)}: fewer devices, bfloat16, smaller models, or a host with more memory"
         raise InvalidInput("memory of the host", f"at least {byte_size(need.least_bytes)}", right)

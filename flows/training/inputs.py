@@ -95,7 +95,7 @@ class RunInputs:
         return replace(self, checked_rows=checked, checked_items=items_of)
 
     def warnings(self) -> tuple[str, ...]:
-        """Return lines for the log about what the tokens of the rows do not show."""
+        """Return log lines about facts that the rows' tokens do not show."""
         return tuple(line for source in self.sources.values() for line in source.warnings())
 
     @property
@@ -206,7 +206,7 @@ def shortest_context(models: Mapping[str, ModelSpec]) -> int:
 
 
 def open_source(name: str, value: DatasetParameter, tokenizer: str, say: Say = silent) -> Source:
-    """Return the dataset as ranks read it; `say` gets a line now and then during a long check of its rows."""
+    """Open a dataset as ranks read it. While it checks many rows, `say` gets a line now and then."""
     settings = value.model_dump(exclude={"saved", "columns"}) | {"column_paths": value.columns, "say": say}
     if isinstance(value, Prompts):
         return PromptDataset(name, tokenizer=tokenizer, **settings)

@@ -79,7 +79,7 @@ def rollout_turns(path: str, field: str) -> PlayedTurns | None:
 
 
 def _answer_seconds(rollouts: Path) -> float | None:
-    """Return the mean over steps of the seconds of an answer, of the generates that train."""
+    """Return how long an answer takes on average over steps, in seconds, for the generates that train."""
     folder = rollouts.parent if rollouts.suffix == ".parquet" else rollouts
     steps, evaluations = (
         finished_lines("response_length", folder.parent / f"{name}.jsonl") for name in ("metrics", "evaluation")

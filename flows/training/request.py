@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from difflib import get_close_matches
 from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
@@ -33,8 +32,9 @@ from prefect_rlhf.placement.rows.tokenizers import Tokenizers
 from prefect_rlhf.tasks.checkpoints.best import BestModel
 from prefect_rlhf.tasks.checkpoints.changes import ResumedRun
 from prefect_rlhf.tasks.checkpoints.folders import Checkpoint, check_resumable, checkpoint_in, newest_checkpoint
+from prefect_rlhf.tasks.checkpoints.frozen_models import check_frozen_models
 from prefect_rlhf.tasks.checkpoints.lineage import Lineage, parameters_of
-from prefect_rlhf.tasks.checkpoints.metric_names import metric_names
+from prefect_rlhf.tasks.checkpoints.metric_names import hint, metric_names
 from prefect_rlhf.tasks.checkpoints.run_identity import run_identity, with_defaults
 from prefect_rlhf.tasks.data.role_tokenizers import tokenizers_of
 from prefect_rlhf.tasks.data.rows.row_order import items_read
@@ -179,6 +179,7 @@ def read_lineage(asked: AskedRun, inputs: RunInputs, graph: DataflowGraph, check
     changes, identity = resumed.changes(spec.resume_changes)
     has_ended = read_result(checkpoint.folder.parent.parent) is not None
     check_resumable(checkpoint, graph, identity, spec.steps, has_ended)
+    check_frozen_models(checkpoint, graph)
     lineage = Lineage(parameters_of(arguments), (*before.lineage.changes, *changes), dict(inputs.commits))
     for change in lineage.changes:
         log_info(str(change))
@@ -226,9 +227,8 @@ def check_names(spec: RunSpec, graph: DataflowGraph) -> None:
         if call not in calls:
             raise InvalidInput("limits", metric, f"a metric of a call: {', '.join(f'{name}.*' for name in calls)}")
         if (names := metric_names(graph.call(call))).excludes(name):
-            near = get_close_matches(name, names.known, n=1)
-            meant = f"{call}.{near[0]}, perhaps: " if near else ""
-            raise InvalidInput("limits", metric, f"{meant}{call} has {', '.join(names.known) or 'no metrics'}")
+            known = [f"{call}.{each}" for each in names.known]
+            raise InvalidInput("limits", metric, hint(metric, f"{call} has", known))
 
 
 def check_may_switch(spec: RunSpec, graph: DataflowGraph) -> None:

@@ -398,7 +398,7 @@ def outcome(run: TrainingRun, ended_early: str | None) -> dict[str, Any]:
 
 
 def write_cards(run: TrainingRun, found: Mapping[str, Any]) -> None:
-    """Write the card of each model of a run's result into its folder."""
+    """Write a model card into the folder of each model in a run's result."""
     steps = found["best"]["step"] if "best" in found else run.num_steps
     for role, folder in found["models"].items():
         file = local_path(folder, FIELD) / CARD

@@ -67,7 +67,7 @@ def check_given_server() -> None:
 
 
 def _remedy(url: str, status: int | None) -> str:
-    """Return what to do about the answer of the server at `url`."""
+    """Say what to do about the answer from the server at `url`."""
     if status in (401, 403):
         return "set PREFECT_API_AUTH_STRING, or PREFECT_API_KEY for Prefect Cloud, to what the server expects"
     if not _ADDRESS.fullmatch(url):

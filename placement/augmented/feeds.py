@@ -130,7 +130,7 @@ def _all_covered(
 
 @lru_cache(maxsize=64)  # the checks of a plan ask for the same parts several times
 def _needed_of(parts: tuple[PlacedCall, ...], producer: PlacedCall, key: str) -> dict[Device, tuple[RowShare, ...]]:
-    """Return the producer's rows that each device of the parts of a call needs for a key: a share for each row set."""
+    """Return the producer's rows that each device of the call's parts needs for a key: a share for each row set."""
     needed: dict[Device, tuple[RowShare, ...]] = {}
     for placed in parts:
         for device, need in placed.needs().items():

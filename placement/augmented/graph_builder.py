@@ -45,7 +45,7 @@ class GraphBuilder:
         self.wait(node, *new)
 
     def replace_all(self, nodes: Iterable[tuple[Node, Priority]]) -> None:
-        """Put these nodes, each with its priority, in the place of all nodes."""
+        """Replace all nodes with these, each with its priority."""
         self.nodes, self._priority = {}, {}
         for node, priority in nodes:
             self.add(node, priority)

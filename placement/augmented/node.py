@@ -99,11 +99,11 @@ class Node:
 
     @property
     def occupies(self) -> frozenset[tuple[Device, Resource]]:
-        """What it has to itself while it runs."""
+        """The resources that it uses alone while it runs."""
         return _occupied(self.meshes, self.resources)
 
     def shares_with(self, other: Node) -> bool:
-        """Return whether some resource of a device is in what both occupy."""
+        """Return whether both nodes occupy the same resource on some device."""
         overlap = any(mine.overlaps(theirs) for mine in self.meshes for theirs in other.meshes)
         return overlap and not set(self.resources).isdisjoint(other.resources)
 

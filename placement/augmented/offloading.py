@@ -297,7 +297,7 @@ def _insert(
 
 
 def _chain(builder: GraphBuilder, ordered: Iterable[Node], late: Set[DeviceMesh], blocks: BlocksByMesh) -> None:
-    """Let what computes on the late blocks run in the order of the graph: windows can then lie between two of them."""
+    """Let work on the late blocks run in the order of the graph: windows can then lie between two of them."""
     last: dict[DeviceMesh, str] = {}
     for node in ordered if late else ():
         shared = sorted(late & _blocks_of_node(node, blocks)) if "compute" in node.resources else []

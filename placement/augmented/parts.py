@@ -94,7 +94,7 @@ def _on_parts(
 
 
 def _id(node: str, part: Part) -> str:
-    """Return the id of a part of a node.
+    """Return a part's id within a node.
 
     >>> _id("actor_generate@3", Part(1, 4))
     'actor_generate.2of4@3'

@@ -21,7 +21,7 @@ _WEIGHTS, _TRAINING, _CHECKPOINT, _NEW_WEIGHTS, _EVALUATION, _EXPORT = range(6) 
 
 @dataclass(frozen=True, slots=True)
 class CallPriorities:
-    """Priorities of the calls of a graph."""
+    """The priorities of a graph's calls."""
 
     levels: dict[str, int]
     positions: dict[str, int]
@@ -38,7 +38,7 @@ class CallPriorities:
         return step, _part(call), self.levels[call.name], self.positions[call.name], 0
 
     def transfer_to(self, call: Call, step: int, producers: Iterable[str], plan: ExecutionPlan) -> Priority:
-        """Run after the level of the last of its producers, or with `rows_first` directly after that producer."""
+        """Run after the level of its last producer, or with `rows_first` directly after that producer."""
         last = max(producers, key=lambda name: (self.levels[name], self.positions[name]))
         if plan[last].rows_first:
             return step, _part(call), self.levels[last], self.positions[last], 1 + self.positions[call.name]

@@ -1,4 +1,4 @@
-"""Seconds of a model function call under a given execution.
+"""How long a model function call takes under a given execution.
 
 Every kind of call is layers of a stage, times micro-batches, plus the pipeline around them. With m micro-batches that
 take t on the slowest stage, a portion takes m * t plus a pass through the other stages (Narayanan et al. 2021, section
@@ -27,7 +27,7 @@ _NOTHING = Seconds()
 
 
 def call_cost(work: CallWork, execution: Execution, times: LayerTimes) -> Seconds:
-    """Return the seconds of a call, by cause.
+    """Return the call's time in seconds, by cause.
 
     New weights cost a train_step their fingerprint, and the first generate that uses them, or its first part, their
     packing; a move of weights to a generate includes their fingerprint there. Raises InvalidInput if the execution
@@ -65,8 +65,8 @@ def _on_a_replica(execution: Execution) -> Execution:
     strategy, per_node = execution.strategy, execution.devices_per_node
     if type(execution) is not Execution or strategy.ep > 1:  # other systems, and experts, may use all replicas
         return execution
-    stage = strategy.tp * strategy.pp
-    dp = 1 if (stage <= per_node) == (stage * strategy.dp <= per_node) else per_node // stage + 1
+    of_replica = strategy.replica_devices
+    dp = 1 if (of_replica <= per_node) == (strategy.num_devices <= per_node) else per_node // of_replica + 1
     alone = replace(strategy, dp=dp)
     return replace(execution, strategy=alone, num_nodes=min(2, execution.num_nodes))
 
@@ -102,7 +102,7 @@ class _CallSeconds:
     times: LayerTimes
 
     def of_a_replica(self) -> _CallSeconds:
-        """The same seconds of a generate or an inference, as a key that most meshes have in common."""
+        """The same time of a generate or an inference, as a key that most meshes have in common."""
         execution = _on_a_replica(self.execution)
         rows = self.work.replica_rows(self.execution.strategy.dp) * execution.strategy.dp
         return _CallSeconds(_with_rows(self.work, rows), execution, self.times)
@@ -141,7 +141,7 @@ class _CallSeconds:
         ]
 
     def micro_batch(self, rows: float) -> tuple[Seconds, Seconds, Seconds, Seconds]:
-        """Return the seconds of a micro-batch in training: a layer, hops, heads, and the forward of a layer alone."""
+        """Return a micro-batch's time in training, in seconds: a layer, hops, heads, and only a layer's forward."""
         length, tp = self.work.workload.mean_length, self.execution.strategy.tp
         tokens, again = rows * self._head_tokens, self._forward(rows, length)
         head = self.times.head_forward(tokens, tp) + self.times.head_backward(tokens, tp)
@@ -240,7 +240,7 @@ class _CallSeconds:
     def _stages(
         self, layer: Seconds, hop: Seconds, head: Seconds, again: Seconds = _NOTHING, recompute: Recompute = 0
     ) -> tuple[Seconds, float]:
-        """Return (time of the slowest stage, seconds of a micro-batch through all stages)."""
+        """Return (time of the slowest stage, time of a micro-batch through all stages), in seconds."""
         pp = self.execution.strategy.pp
         last = self._layers(pp - 1, layer, again, recompute) + head
         if pp == 1:

@@ -58,7 +58,7 @@ class CallBytes:
 
     @property
     def static(self) -> int:
-        """Bytes that stay between calls: the compute weights, and what training adds to them."""
+        """Bytes that stay between calls: the compute weights, and everything that training adds to them."""
         return self.weights + self.gradients + self.optimizer
 
     @property
@@ -85,7 +85,7 @@ def call_bytes(
     max_length: int | None = None,
     on_cpu: bool = False,
 ) -> CallBytes:
-    """Return the bytes of a device of a pipeline stage during the call; by default of the fullest stage.
+    """Return the bytes on a device of a pipeline stage during the call; by default the fullest stage.
 
     That is the first stage, with the embedding and most micro-batches, or the last, with the head. `max_length` is the
     row length that a key-value cache has room for, by default the workload's longest row. `on_cpu`: with our engines'
@@ -145,10 +145,10 @@ def _loaded_bytes(call: CallOnStage, recomputes: Sequence[Recompute], load: floa
 
 
 def trial_bytes(rows: int, workload: Workload, cache_bytes: int, sizes: ModelSizes, tp: int) -> int:
-    """Return the bytes on CUDA of the pass with which vLLM tries a model before it allocates the cache.
+    """Return the bytes that vLLM's trial pass takes on CUDA, before vLLM allocates the cache.
 
-    It has as many tokens as a pass may have, and the logits of as many rows as may be in flight, which it samples from
-    (`profile_run` in vllm/v1/worker/gpu/model_runner.py). `rows` is the largest number of rows of a generate.
+    The pass has as many tokens as any pass may have, and samples from the logits of as many rows as may be in flight
+    (`profile_run` in vllm/v1/worker/gpu/model_runner.py). `rows` is the largest number of rows that a generate has.
     """
     length, load = workload.longest, workload.expert_imbalance if sizes.num_experts else 1.0
     at_once = rows_at_once(rows, cache_bytes, length, sizes, tp)
@@ -372,7 +372,7 @@ class _Active:
 
     @property
     def _mask(self) -> int:
-        """Bytes of the mask of a block of queries, which all layers with a window share."""
+        """Bytes of the mask for a block of queries, which all layers with a window share."""
         if not self._has_blocks or self.sizes.window is None:
             return 0
         size, reach = window_block(self.sizes.window)

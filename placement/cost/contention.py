@@ -23,7 +23,7 @@ SharedWork = Literal[ModelCallKind, "move"]
 
 @dataclass(frozen=True, slots=True)
 class SlowDown:
-    """Seconds of a kind of work in an engine, `seconds[i]` while `busy[i]` devices of a host do it at once.
+    """How long a kind of work takes in an engine: `seconds[i]` while `busy[i]` devices of a host do it at once.
 
     They last until the last of those devices is done. `busy` grows from 1 to all devices that were profiled. `profiled`
     is the sum of the profile's other times of that work: the mean over all devices at once.

@@ -9,7 +9,7 @@ from prefect_rlhf.placement.row_set import RowSet
 
 
 def row_lengths(graph: DataflowGraph, of_dataset: Mapping[str, int], response: int | None = None) -> dict[str, int]:
-    """Return the tokens of a row of each dataset, and of each call that makes rows, by name.
+    """Return how many tokens a row has in each dataset, and after each call that makes rows, by name.
 
     A generate adds as many as it may, but no more than `response`; a computation makes rows as long as its limit says.
     """

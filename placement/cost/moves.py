@@ -1,4 +1,4 @@
-"""Seconds of moving bytes: weights between instances, rows between calls, weights to host memory and back.
+"""How long it takes to move bytes: weights between instances, rows between calls, weights to host memory and back.
 
 Every device sends and receives on all its links at once, so a move takes as long as its busiest link (ReaL, section
 5.1: the size over the bandwidth). Bytes that stay on a device are read and written in its memory.

@@ -1,4 +1,4 @@
-"""Seconds of every node of an augmented graph under a plan."""
+"""How long each node of an augmented graph takes under a plan."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _SLOWED_MOVES = Transfer | Reallocate | Follow | HostCopy | Checkpoint
 
 @dataclass(frozen=True, slots=True)
 class NodeCosts:
-    """The seconds of each node of `graph` under `plan`.
+    """The time of each node of `graph` under `plan`, in seconds.
 
     No source of times knows computations on data and the export of models: orchestration is all that they count as. A
     call on hosts takes as long as its author expects.
@@ -60,7 +60,7 @@ class NodeCosts:
     )
 
     def seconds(self, node: Node) -> float:
-        """Return the seconds of a node, in all."""
+        """Return a node's total time in seconds."""
         return self.cost(node).total
 
     def worked_seconds(self, node: Node) -> float | None:
@@ -68,7 +68,7 @@ class NodeCosts:
         return None if isinstance(node.work, Compute | Export) else self.cost(node).worked
 
     def cost(self, node: Node) -> Seconds:
-        """Return the seconds of a node, by cause; the same in every step, for copies to the host and drops apart."""
+        """Return a node's time by cause, in seconds; equal in every step, except for copies to the host and drops."""
         key = subject_of(node.id), isinstance(node.work, HostCopy) and node.work.copies
         if key not in self._costs:
             self._costs[key] = self._cost(node)
@@ -118,7 +118,7 @@ class NodeCosts:
         return cost + Seconds(orchestration=self.sources.orchestration_seconds)
 
     def _alone(self, node: Node) -> Seconds:
-        """The seconds of a call, or of other work if each of its devices were alone on its host."""
+        """The time of a call, or of other work, in seconds, if each of its devices were alone on its host."""
         match node.work:
             case ModelCall(call, _, _, part):
                 return self._call(call, part)
@@ -159,7 +159,7 @@ class NodeCosts:
         )
 
     def _call(self, call: Call, part: Part) -> Seconds:
-        """The seconds of a part of a call: as a call of its own, but no less than its share of the whole call.
+        """The time of a call's part in seconds: as a separate call, but no less than its share of the whole call.
 
         So an estimate never gains by fewer rows at once, and the parts together take no less than the whole. The first
         part has the cost of new weights.

@@ -9,7 +9,7 @@ _made = tuple.__new__  # without the arguments' names, which take most of the ti
 
 
 class Seconds(NamedTuple):
-    """Seconds by cause. docs/cost_model.md has the meaning of each term and the source of its formula.
+    """Seconds by cause. docs/internals/cost_model.md has the meaning of each term and the source of its formula.
 
     A named tuple, since a search adds up millions of them, and a dataclass takes twice as long to make.
 

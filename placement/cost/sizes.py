@@ -96,7 +96,7 @@ class ModelSizes(HashedOnce):
         )
 
     def held_by(self, engine: EngineKind) -> ModelSizes:
-        """Return the sizes of the parts of the model that an engine holds; see `held_parts`."""
+        """Return the sizes of those parts of the model that an engine holds; see `held_parts`."""
         left_out = "scalar_head" in TRAITS[engine].leaves_out
         return replace(self, head="lm") if left_out and self.head == "lm+scalar" else self
 
@@ -114,7 +114,7 @@ class ModelSizes(HashedOnce):
 
     @property
     def item(self) -> int:
-        """Bytes of an element of the compute format."""
+        """Bytes per element in the compute format."""
         return ITEM_BYTES[self.dtype]
 
     @property
@@ -162,13 +162,13 @@ class ModelSizes(HashedOnce):
 
     @property
     def layer_matrices(self) -> int:
-        """Elements of a layer's matrices, and of biases on their rows: what tp splits of all but experts."""
+        """Elements of a layer's matrices, and of biases on their rows: tp splits them, except the experts'."""
         split = sum(rows for name, rows in self._rows.items() if name in self.biases) if self.biases else 0
         return self.matrices + split
 
     @property
     def layer_norms(self) -> int:
-        """Elements of a layer's norms, of biases on what tp ranks add up, and its router: what every tp rank holds."""
+        """Elements that every tp rank holds: a layer's norms, its router, and biases on sums over tp ranks."""
         norms = (4 if self.norms_after else 2) * self.hidden + (2 * self.head_dim if self.qk_norm else 0)
         return norms + self.router + self.hidden * len({"self_attn.o_proj", "mlp.down_proj"} & set(self.biases))
 
@@ -182,7 +182,7 @@ class ModelSizes(HashedOnce):
 
     @property
     def keys_and_values(self) -> int:
-        """Elements of the matrices, and of their biases, that make keys and values."""
+        """Elements of the matrices that make keys and values, and of their biases."""
         biases = sum(name in self.biases for name in QUERY_BIASES[1:])
         return self.keys * (2 * self.hidden + biases)
 

@@ -58,7 +58,7 @@ class CostSources:
         return self.slowest(((work, hardware) for hardware in self.distinct_hardware(mesh)), execution, sizes)
 
     def slowest(self, shares: Iterable[tuple[CallWork, Hardware]], execution: Execution, sizes: ModelSizes) -> Seconds:
-        """Return the seconds of a call whose shares run side by side, each on a single kind of node."""
+        """Return a call's time in seconds, if its shares run side by side, each on a single kind of node."""
         costs = (
             self._on_its_host(
                 call_cost(work, execution, self.times(sizes, node, execution.engine)), work, execution, sizes, node
@@ -106,7 +106,7 @@ class CostSources:
     def _on_its_host(
         self, cost: Seconds, work: CallWork, execution: Execution, sizes: ModelSizes, node: Hardware
     ) -> Seconds:
-        """The seconds of a call on an otherwise idle host. A profile's times are measured with all devices busy."""
+        """The call's time in seconds on an otherwise idle host. A profile measures with all devices busy."""
         slow_down = self.slow_down(work.kind, execution.engine, node, sizes)
         if slow_down is None:
             return cost
@@ -149,7 +149,7 @@ class CostSources:
         return self._distinct[mesh]
 
     def hardware(self, mesh: DeviceMesh) -> tuple[Hardware, ...]:
-        """Return the hardware of each node of a mesh. Between nodes the slowest of their networks counts."""
+        """Return the hardware of a mesh's nodes. Between nodes, the slowest of their networks counts."""
         end = mesh.first_node + mesh.num_nodes
         if end > len(self.nodes):
             raise InvalidInput("mesh", mesh.name, f"nodes 0 to {len(self.nodes) - 1}, whose hardware is known")

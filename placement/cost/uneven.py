@@ -37,7 +37,7 @@ def different_works(work: CallWork, placement: Placement, node_speeds: Sequence[
 def placed_cost(
     work: CallWork, sizes: ModelSizes, placement: Placement, sources: CostSources, node_speeds: Sequence[float] = ()
 ) -> Seconds:
-    """Return the seconds of a call as placed: of the replica that ends last."""
+    """Return a call's time as placed, in seconds: that of the replica that ends last."""
     if _alike(placement, node_speeds):
         return sources.call_cost(work, Execution.of(placement), sizes, placement.mesh)
     return _last_cost(replica_works(work, placement, node_speeds), sizes, placement, sources)
@@ -67,7 +67,7 @@ def _alike(placement: Placement, node_speeds: Sequence[float]) -> bool:
 
 
 def _last_cost(works: Sequence[CallWork], sizes: ModelSizes, placement: Placement, sources: CostSources) -> Seconds:
-    """Return the seconds of the replica that ends last, each with its own work and its slowest device."""
+    """Return the time of the replica that ends last, in seconds; each has its own work and its slowest device."""
     nodes, first = sources.hardware(placement.mesh), placement.mesh.first_node
     shares = {(works[at.dp], nodes[device.node - first]): None for device, at in device_coordinates(placement)}
     return sources.slowest(shares, Execution.of(placement), sizes)

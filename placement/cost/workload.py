@@ -180,7 +180,7 @@ class CallWork(HashedOnce):
         return tuple(replace(part, others=every[:i] + every[i + 1 :]) for i, part in enumerate(every))
 
     def replica_rows(self, dp: int) -> int:
-        """Return the rows of the fullest of `dp` replicas.
+        """Return how many rows the fullest of `dp` replicas has.
 
         >>> CallWork("train_step", 14, Workload.fixed(1, 1), mini_batches=2, rows_per_item=2).replica_rows(2)
         8

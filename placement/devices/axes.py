@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import Literal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,9 +19,9 @@ class Axis:
     description: str
     """Its line in a form and on the page of parameters."""
     divides: str
-    """What its devices divide."""
-    communicates: str
-    """Which devices exchange data for it, and when."""
+    """Which part of the work its devices divide."""
+    communicates: Literal["each layer", "each micro-batch", "each step"]
+    """How often its devices exchange data."""
     within: str | None = None
     """The axis that it divides further, so that it takes no devices of its own."""
     is_offered: bool = True
@@ -32,28 +33,28 @@ DP = Axis(
     title="data parallelism",
     description="Data-parallel replicas.",
     divides="rows",
-    communicates="replicas sum gradients, and share new weights, once an optimizer step",
+    communicates="each step",  # replicas sum gradients, and share new weights
 )
 TP = Axis(
     name="tp",
     title="tensor parallelism",
     description="Devices that share each layer.",
     divides="the products of each layer: heads, columns, vocabulary",
-    communicates="the devices of a stage of a replica, twice a layer",
+    communicates="each layer",  # the devices of a stage sum their products
 )
 PP = Axis(
     name="pp",
     title="pipeline parallelism",
     description="Stages of a pipeline of layers.",
     divides="layers",
-    communicates="neighbouring stages, once a micro-batch",
+    communicates="each micro-batch",  # neighbouring stages send hidden states
 )
 EP = Axis(
     name="ep",
     title="expert parallelism",
     description="Replicas that divide the experts of a mixture.",
     divides="the experts of a mixture",
-    communicates="the replicas that share experts send tokens to each other, twice a layer",
+    communicates="each layer",  # tokens go to the replicas that hold their experts
     within="dp",
 )
 CP = Axis(
@@ -61,7 +62,7 @@ CP = Axis(
     title="context parallelism",
     description="Devices that share the tokens of each row.",
     divides="the tokens of each row",
-    communicates="the devices of a row exchange keys and values in each layer's attention",
+    communicates="each layer",  # the devices of a row exchange keys and values
     is_offered=False,
 )
 AXES: Mapping[str, Axis] = MappingProxyType({axis.name: axis for axis in (DP, TP, PP, EP, CP)})
@@ -72,3 +73,7 @@ INNERMOST_FIRST = ("tp", "cp", "dp", "pp")
 """The order of a mesh's devices, as in Megatron: tp varies fastest, then cp, then dp, then pp."""
 ORDER: tuple[str, ...] = tuple(name for name in INNERMOST_FIRST if AXES[name].is_offered)
 """The axes of a strategy with devices of their own, in that order."""
+WITHIN_NODES: tuple[str, ...] = tuple(name for name in ORDER if AXES[name].communicates == "each layer")
+"""The axes whose groups of devices searches keep on a node."""
+WITHIN_STEPS: tuple[str, ...] = tuple(name for name in ORDER if AXES[name].communicates != "each step")
+"""The axes that make a plan more complex if their groups of devices are on several nodes."""

@@ -52,7 +52,7 @@ class Lease:
 
     @property
     def node_devices(self) -> tuple[str, ...]:
-        """The kind of device of each node of its mesh, in order; empty if the cluster does not state it."""
+        """The kind of device on each node of its mesh, in order; empty if the cluster does not state it."""
         first = self.mesh.first_node
         return self.cluster.node_devices[first : first + self.mesh.num_nodes]
 

@@ -160,7 +160,7 @@ class ClusterShape(HashedOnce):
         return replace(self, node_memory_bytes=tuple(memory_bytes))
 
     def memory_bytes(self, node: int) -> int:
-        """The memory of each device of a node that plans may fill: without the headroom and the room.
+        """The memory that plans may fill on each device of a node: without the headroom and the room.
 
         >>> ClusterShape("mixed", 2, 8, 80 << 30).with_memory((80 << 30, 32 << 30)).memory_bytes(1) >> 30
         32
@@ -168,7 +168,7 @@ class ClusterShape(HashedOnce):
         return int(self.whole_memory_bytes(node) * (1 - self.kept_share))
 
     def stated_memory_bytes(self, node: int) -> int:
-        """The memory of each device of a node without the headroom that a person stated, with the room."""
+        """The memory on each device of a node without the headroom that you stated, with the room."""
         return int(self.whole_memory_bytes(node) * (1 - self.headroom))
 
     @property
@@ -177,7 +177,7 @@ class ClusterShape(HashedOnce):
         return self.headroom + self.room
 
     def whole_memory_bytes(self, node: int) -> int:
-        """The memory of each device of a node with the headroom."""
+        """The memory on each device of a node with the headroom."""
         return self.node_memory_bytes[node] if self.node_memory_bytes else self.device_memory_bytes
 
     def smallest_memory_bytes(self, mesh: DeviceMesh) -> int:

@@ -36,6 +36,11 @@ class Strategy(HashedOnce):
         return _num_devices(self)
 
     @property
+    def replica_devices(self) -> int:
+        """The devices of a replica."""
+        return self.num_devices // self.dp
+
+    @property
     def degrees(self) -> Mapping[str, int]:
         """The degree of each axis, in the order of the table."""
         return _degrees(self)
@@ -47,6 +52,14 @@ class Strategy(HashedOnce):
         [1, 4, 8]
         """
         return _strides(self)[axis]
+
+    def span(self, axis: str) -> int:
+        """Return the number of devices, in the order of coordinates, from a group's first along an axis to its last.
+
+        >>> [Strategy(dp=2, tp=4, pp=2).span(axis) for axis in ("tp", "dp", "pp")]
+        [4, 8, 16]
+        """
+        return _strides(self)[axis] * int(getattr(self, axis))
 
     def __str__(self) -> str:
         return " ".join(f"{axis}{degree}" for axis, degree in self.degrees.items() if degree > 1) or "dp1"

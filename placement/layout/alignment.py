@@ -51,10 +51,10 @@ def aligned(plan: ExecutionPlan, graph: DataflowGraph) -> ExecutionPlan:
 def overlapping_order(instance: ModelInstance, trained: ModelInstance, model: ModelSpec) -> tuple[int, ...]:
     """Return the device order of `instance` that overlaps most with `trained`; () for the plain order.
 
-    Of equally good orders, take the order that leaves most coordinates on their node, then on their device, as in the
-    plain order. No tensor-parallel group spans more nodes than in the plain order: if the best order would, coordinates
-    stay on their nodes and are assigned node by node. So they are, too, if no order of all devices overlaps more: that
-    is much faster.
+    Among equally good orders, the one wins that leaves most coordinates on their node, then on their device, as in the
+    plain order. No tensor-parallel group spans more nodes than in the plain order: if the best order would do so,
+    coordinates stay on their nodes and are assigned node by node. The same, much faster, way is taken if no order of
+    all devices overlaps more.
     """
     if not instance.mesh.overlaps(trained.mesh):
         return ()

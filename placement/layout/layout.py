@@ -74,7 +74,7 @@ class Layout:
 def layout_of(
     instance: ModelInstance, model: ModelSpec, lease: DeviceMesh, only: tuple[str, ...] | None = None
 ) -> Layout:
-    """Return the layout of an instance, or `only` of some parts of the model.
+    """Return an instance's layout, or with `only` that of some parts of the model.
 
     A rank is the position of its device in `lease.devices()`.
     """

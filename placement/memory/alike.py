@@ -58,7 +58,7 @@ def spread_on(meshes: Iterable[DeviceMesh], per_node: int, value: Value) -> Spre
 
 
 def classes(columns: Iterable[Ints], num_devices: int) -> tuple[Ints, Ints]:
-    """Return the first device of each class, and the class of each device; alike are devices equal in all columns."""
+    """Return each class's first device and each device's class; devices with equal columns share a class."""
     codes = np.zeros(num_devices, dtype=np.int64)
     for column in columns:
         _, codes = np.unique(codes * (int(column.max(initial=0)) + 1) + column, return_inverse=True)
@@ -68,14 +68,14 @@ def classes(columns: Iterable[Ints], num_devices: int) -> tuple[Ints, Ints]:
 
 @lru_cache(maxsize=512)
 def device_numbers(placed: Placement | ModelInstance, per_node: int) -> Ints:
-    """Return the numbers of the devices of a placement, in the order of its coordinates."""
+    """Return a placement's device numbers, in the order of its coordinates."""
     numbers = mesh_numbers(placed.mesh, per_node)
     return numbers[list(placed.device_order)] if placed.device_order else numbers
 
 
 @lru_cache(maxsize=1024)
 def mesh_numbers(mesh: DeviceMesh, per_node: int) -> Ints:
-    """Return the numbers of the devices of a mesh, in ascending order."""
+    """Return a mesh's device numbers in ascending order."""
     nodes = np.arange(mesh.first_node, mesh.first_node + mesh.num_nodes, dtype=np.int64)
     devices = np.arange(mesh.first_device, mesh.first_device + mesh.devices_per_node, dtype=np.int64)
     return np.add.outer(nodes * per_node, devices).ravel()
@@ -83,7 +83,7 @@ def mesh_numbers(mesh: DeviceMesh, per_node: int) -> Ints:
 
 @cache
 def coordinates(strategy: Strategy) -> tuple[Ints, Ints, Ints]:
-    """Return the replica, tp part and stage of each coordinate of a strategy, in order.
+    """Return replica, tp part and stage for each coordinate of a strategy, in order.
 
     >>> [axis.tolist() for axis in coordinates(Strategy(dp=2, pp=2))]
     [[0, 1, 0, 1], [0, 0, 0, 0], [0, 0, 1, 1]]

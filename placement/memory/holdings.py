@@ -85,7 +85,7 @@ def kept_bytes(
     cache_bytes: int | None = None,
     elsewhere: tuple[str, ...] = (),
 ) -> Spread[Kept]:
-    """Count all bytes of an instance by kind of device; `calls` share it, `max_length` is the longest row's tokens.
+    """Count all bytes of an instance by kind of device, for its `calls`; `max_length` is the longest row's tokens.
 
     If nodes have speeds, replicas have rows in proportion to them. vLLM's cache takes `cache_bytes` of each device, or
     has room for all rows at their longest. Nodes have `per_node` devices. Another instance holds the parts `elsewhere`.
@@ -193,7 +193,7 @@ def _vllm(model: ModelSpec, strategy: Strategy, cache_bytes: int, backend: Backe
 
 
 def _slot_elements(sizes: ModelSizes, tp: int) -> int:
-    """Elements of the slots of a layer's adapter: an A and a B for each matrix of a fused layer, if any is adapted."""
+    """Elements of a layer's adapter slots: an A and a B for each matrix of a fused layer, if any is adapted."""
     adapter, on_device = sizes.adapter, sizes.on(tp)
     if adapter is None:
         return 0
@@ -208,7 +208,7 @@ def _slot_elements(sizes: ModelSizes, tp: int) -> int:
 
 
 def _tensors(sizes: ModelSizes, tp: int, vocabulary: int, pp: int, stage: int) -> Iterator[int]:
-    """Elements of each tensor of a stage on a device; queries, keys and values are fused, and so are gate and up."""
+    """Elements in each of a stage's tensors on a device; queries, keys and values are fused, and so are gate and up."""
     first, last, sizes = stage == 0, stage == pp - 1, sizes.on(tp)
     table = vocabulary // tp * sizes.hidden
     if first:
@@ -247,20 +247,20 @@ def _elements_of(part: str, model: ModelSpec, strategy: Strategy, stage: int, wh
 
 
 def _further_tensors(sizes: ModelSizes, further: Iterable[Parameter], strategy: Strategy, stage: int) -> Iterator[int]:
-    """Elements of the tensors of further parts that a stage has on a device; they are not fused."""
+    """Elements in the tensors of further parts that a stage has on a device; they are not fused."""
     for parameter in sizes.on_stage(further, strategy.pp, stage):
         yield parameter.elements_of(strategy.tp)
 
 
 def _adapter_tensors(sizes: ModelSizes, strategy: Strategy, stage: int) -> Iterator[int]:
-    """Elements of each tensor of the adapter that a stage has on a device."""
+    """Elements in each adapter tensor that a stage has on a device."""
     if sizes.adapter is not None:
         for _ in range(sizes.stage_layers(strategy.pp, stage)):
             yield from sizes.adapter.on(strategy.tp).tensors
 
 
 def _expert_tensors(sizes: ModelSizes, strategy: Strategy, stage: int) -> Iterator[int]:
-    """Elements of each tensor of a stage's experts on a device: gate and up share a tensor, down has its own."""
+    """Elements in each tensor of a stage's experts on a device: gate and up share a tensor, down has its own."""
     column = sizes.inner * sizes.hidden // strategy.tp
     for _ in range(sizes.stage_layers(strategy.pp, stage) * (sizes.num_experts // strategy.ep)):
         yield from (2 * column, column)

@@ -15,7 +15,7 @@ from prefect_rlhf.placement.memory.holdings import Kept, moves_with
 from prefect_rlhf.placement.plan import ModelInstance, stored_instance
 
 COPIED = frozenset({"weights", "adapter", "main weights", "optimizer"})
-"""What goes to the host: gradients come back as zeros, a key-value cache and packed weights are made again."""
+"""Offloaded kinds. Gradients come back as zeros; a key-value cache and packed weights are made again."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -161,7 +161,7 @@ def _staged_by_follow(
 
 
 def _staged_by_export(held: Spread[Kept]) -> Spread[Terms]:
-    """At most a bucket of weights, which are gathered tensor by tensor."""
+    """Bytes that an export stages: at most a bucket of weights, since it gathers tensor by tensor."""
     weights = [sum(size for what, size in kept if what == "weights") for kept in held.values]
     return Spread(held.numbers, held.kinds, tuple({"staged weights": min(BUCKET_BYTES, size)} for size in weights))
 

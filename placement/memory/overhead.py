@@ -28,15 +28,15 @@ from prefect_rlhf.placement.plan import (
 )
 
 PAIR_BYTES = 544 * MIB
-"""Of a NCCL communicator between two GPUs: 24 channels, each with buffers of 9 MiB for a ring and as many for a tree
+"""A NCCL communicator between two GPUs: 24 channels, each with buffers of 9 MiB for a ring and as many for a tree
 (github.com/NVIDIA/nccl/issues/964, measured on A100s with NVLink)."""
 GROUP_BYTES = 688 * MIB
-"""Of one between more, where a tree has two connections (the same)."""
+"""A communicator between more GPUs, where a tree has two connections (the same)."""
 GRAPH_BYTES_A_LAYER = 16 * MIB
-"""Of vLLM's captured graphs: it logs 0.21 GiB for 16 layers and about 0.5 GiB for 32 (vllm-project/vllm#11349).
+"""vLLM's captured graphs: it logs 0.21 GiB for 16 layers and about 0.5 GiB for 32 (vllm-project/vllm#11349).
 In the readings of CONTEXT_BYTES 28 layers take 9 MiB each."""
 REDUCE_BUFFER_BYTES = (8 + 16 + 8 + 128) * MIB
-"""Of a vLLM engine with tp > 1: three buffers of its custom all-reduce, and a symmetric buffer, at its largest
+"""A vLLM engine with tp > 1: three buffers of its custom all-reduce, and a symmetric buffer, at its largest
 (`CustomAllreduce.__init__` and SYMM_MEM_ALL_REDUCE_MAX_SIZES in vllm/distributed/device_communicators, 0.32)."""
 DEVICE = "device"
 """The owner of shares that no model owns."""

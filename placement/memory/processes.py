@@ -14,18 +14,18 @@ from prefect_rlhf.placement.memory.certificate import Certificate, Peak
 from prefect_rlhf.placement.memory.overhead import DEVICE
 
 SERVER_BYTES, RUN_BYTES, FORK_SERVER_BYTES, RANK_BYTES = 181 * MIB, 540 * MIB, 400 * MIB, 400 * MIB
-"""Of Prefect's temporary server, of the flow run's process, of a node's fork server and of each of its ranks: Python,
+"""Memory of Prefect's temporary server, the flow run's process, a node's fork server and each of its ranks: Python,
 torch, Megatron-core and vLLM, each page divided among the processes that share it (Pss of /proc/PID/smaps_rollup)."""
 ALONE_BYTES = 766 * MIB
-"""Of the flow run's process with the only rank in it."""
+"""The flow run's process, if the only rank runs in it."""
 ALLOCATOR_SHARES = 0.4, 1.3
-"""Of the tensors: what allocators keep after tensors were freed, and pages of weight files. The least and the most of
-runs of 135M parameters in bfloat16 with 8 rows: 4.3 GiB for 2.4 GiB of tensors, and up to 8.1 GB for 3.0 GB.
+"""Memory that allocators keep after tensors were freed, and pages of weight files, as a share of the tensors. The least
+and the most in runs of 135M parameters in bfloat16 with 8 rows: 4.3 GiB for 2.4 GiB of tensors, and 8.1 GB for 3.0 GB.
 
 All of these were measured on 2026-11-27, on two cores of an AMD EPYC: `prefect-rlhf run grpo --devices 1` and `2`, for
 programs with a model of 0.1 MB, with torch 2.13.0, vLLM 0.32.0 and Prefect's temporary server."""
 LEAST_SHARE = 0.5
-"""Of those programs that a refusal counts: a run may do without vLLM, or have a server elsewhere."""
+"""How much of those programs a refusal counts: a run may do without vLLM, or have a server elsewhere."""
 UNTOUCHED = "key-value cache"
 """Memory that is allocated, and takes pages of the host only where rows write it."""
 

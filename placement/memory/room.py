@@ -1,4 +1,4 @@
-"""Room: the share of each device that plans keep free for uncounted memory, unless a person states another."""
+"""Room: the share of each device that plans keep free for uncounted memory, unless you set another."""
 
 from dataclasses import replace
 
@@ -7,8 +7,8 @@ from prefect_rlhf.placement.memory.bytes import usable_bytes, with_headroom
 from prefect_rlhf.placement.memory.processes import ALLOCATOR_SHARES, rank_program_bytes
 
 CARD_ROOM = 0.04
-"""Of a GPU, for what its allocator reserves and cannot use, the contexts of other processes, and cards with less memory
-than their datasheet: of an H100's 79.1 GiB 3.2. An assumption, until a run's `memory.json` on a full card replaces it.
+"""Share of a GPU for memory that its allocator cannot use, contexts of other processes, and cards with less memory
+than their datasheet: 3.2 of an H100's 79.1 GiB. An assumption, until a run's `memory.json` on a full card replaces it.
 The readings in benchmarks/results/2026-11-27_h100: the tensors of a call took 94.8% to 99.9% of its certificate
 (bytes_of_calls.jsonl), a context takes 1.67 GiB (`bytes.CONTEXT_BYTES`), and the card had 78.45 GiB for a plan."""
 

@@ -40,7 +40,7 @@ from prefect_rlhf.placement.words.table import WORDS, having, without
 from prefect_rlhf.placement.words.word import Word
 
 StatedWords = Set[tuple[str, str]]
-"""Words of placements that a person stated, each as its call and its name: no saving changes them."""
+"""Words that you set, each by its call and its name: no saving changes them."""
 CACHE_STEP = sqrt(2)  # ratio of the bytes of consecutive cache sizes
 Change = Callable[[ExecutionPlan], ExecutionPlan]
 LARGE_TOKENS: Mapping[Backend, int] = MappingProxyType({"cuda": 2048, "cpu": 1})

@@ -14,7 +14,7 @@ from prefect_rlhf.placement.plan import ModelInstance, OffloadPart
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """The time from the reload of a part of an instance to its offload, by position in the graph; None: to the end."""
+    """From a part's reload to its offload, by position in the graph; None: to the end."""
 
     instance: ModelInstance
     part: OffloadPart
@@ -36,10 +36,10 @@ def windows(augmented: AugmentedGraph) -> list[Window]:
 
 
 class Precedence:
-    """The nodes that must have ended before others start, however long each takes.
+    """Which nodes have certainly ended before a node starts, however long each takes.
 
-    They are a node's dependencies, and each earlier offload and reload that shares a resource with it and has no other
-    dependency: of ready nodes, a run begins the earlier.
+    These are its dependencies, and each earlier offload or reload that shares a resource with it and has no other
+    dependency: among ready nodes, a run starts the earliest.
     """
 
     def __init__(self, augmented: AugmentedGraph) -> None:

@@ -22,7 +22,7 @@ class LayerElements(NamedTuple):
 
 
 class OnDevice(NamedTuple):
-    """Of a layer's adapter on each of tp devices: elements, their tensors, and numbers of a token that it adds."""
+    """A layer's adapter on each of tp devices: its elements, its tensors, and how many numbers it adds per token."""
 
     elements: int
     tensors: tuple[int, ...]
@@ -38,7 +38,7 @@ class LayerAdapter:
 
     @classmethod
     def of(cls, model: ModelSpec) -> LayerAdapter | None:
-        """Return the adapter of a layer of a model; None for a model without an adapter."""
+        """Return the adapter of a model's layer; None for a model without an adapter."""
         if model.adapter is None:
             return None
         return cls(tuple(parameter for parameter in parts(model)["adapter"] if parameter.layer == 0))

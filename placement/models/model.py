@@ -11,7 +11,7 @@ Head = Literal["lm", "scalar", "lm+scalar"]
 """The end of a model: in tokens, in one number a token, or in both on one trunk, which actor and critic share."""
 Dtype = Literal["float32", "bfloat16"]
 Schedule = Literal["constant", "linear", "cosine"]
-"""The way of the learning rate after the warm-up: it stays, falls in a line, or along half a cosine."""
+"""What the learning rate does after the warm-up: it stays, falls linearly, or falls along half a cosine."""
 
 
 NO_BIASES: tuple[str, ...] = ()

@@ -34,7 +34,7 @@ class Output:
 
     @property
     def vector(self) -> tuple[int, ...]:
-        """The shape of the numbers of a token or a row."""
+        """The shape of a token's or a row's numbers."""
         return () if self.width is None else (self.width,)
 
 

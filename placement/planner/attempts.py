@@ -81,14 +81,14 @@ class Finding:
     take_turns: bool = False
 
     def seconds(self, question: Question) -> Iterator[float]:
-        """Yield the seconds of an iteration of each of its plans."""
+        """Yield the iteration time of each of its plans, in seconds."""
         yield from (question.seconds(plan) for plan in (*self.plans, *self.admitted))
         yield from (preset.estimate.seconds for preset in self.presets if preset.estimate)
 
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """A way to find plans that fit; if it is not `always` made, a plan close to the bound makes it needless."""
+    """A way to find plans that fit. Unless it is `always` made, it is skipped once some plan is close to the bound."""
 
     name: str
     make: Callable[[SearchRequest], Finding]
@@ -195,7 +195,7 @@ def search_copies(request: SearchRequest) -> Finding:
 
 
 def search_least_bound(request: SearchRequest) -> Finding:
-    """Find the plan of the least bound, which may be fast although it is slow in the problem's order of nodes."""
+    """Find the plan with the lowest bound, which may be fast although it is slow in the problem's order of nodes."""
     problem, budget = request.space.computed_with_copies, request.budget
     evaluations = budget.evaluations * LEAST_BOUND_EVALUATIONS
     found = prove(problem.problem, math.inf, budget.seconds * LEAST_BOUND_SHARE, evaluations)

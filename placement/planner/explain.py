@@ -21,7 +21,7 @@ PLACEMENTS_ESTIMATED = 6  # of a call, at most
 
 @dataclass(frozen=True, slots=True)
 class OtherPlacement:
-    """Another placement of a call: the seconds of an iteration with it, and the fullest peak if it does not fit."""
+    """A call's other placement: the iteration time with it, in seconds, and the fullest peak if it does not fit."""
 
     placement: Placement
     iteration_seconds: float
@@ -45,7 +45,7 @@ class Explanation:
     runner_up: OtherPlacement | None
 
     def why(self) -> str:
-        """Say what binds the call."""
+        """Say which constraint binds the call."""
         critical = self.slack_seconds <= NEGLIGIBLE * self.iteration_seconds
         words = (
             "on the critical path: a second more of it makes the iteration a second longer"

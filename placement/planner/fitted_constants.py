@@ -1,4 +1,4 @@
-"""Fit the constants of a datasheet to the measured seconds of nodes, all constants together.
+"""Fit a datasheet's constants to measured node times, all constants together.
 
 The fit is least squares in logarithms. Each node counts by how precisely it was measured, and a prior holds each factor
 near 1. A constant that no measured node depends on keeps a factor of 1.
@@ -31,7 +31,7 @@ PRIOR: Mapping[str, float] = dict.fromkeys(CONSTANTS, 1.5) | {"memory": 0.2}
 MOST_UNCERTAIN = log(2)
 """Logarithm of the largest factor by which a fitted constant may be uncertain."""
 OVERHEAD_SECONDS = 0.02
-"""Of a node, which the cost model leaves out: nodes that take no longer hardly count."""
+"""A node's seconds that the cost model leaves out: nodes that take no longer hardly count."""
 CONFIRMED = 1.5
 """Up to this root mean square of the deviations, in standard deviations, measured seconds confirm the constants."""
 EXPLAINED = 2.0
@@ -47,14 +47,14 @@ Numbers = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """The measured seconds of a node: the median of some steps, and the standard deviation of their logarithms."""
+    """A node's measured time in seconds: the median over some steps, and the standard deviation of the logarithms."""
 
     seconds: float
     spread: float = 0.0
 
     @classmethod
     def of(cls, seconds: Sequence[float]) -> Measured:
-        """Summarise the seconds of a node in some steps, each above 0."""
+        """Summarise a node's seconds in some steps, each above 0."""
         return cls(median(seconds), stdev(map(log, seconds)) if len(seconds) > 1 else 0.0)
 
 

@@ -1,6 +1,6 @@
 """Plans that differ from a given plan in a call, or in all calls of a role or two, and local search among them.
 
-The search's own problem ranks them. The estimate counts more: transfers of rows and copies that several calls share.
+The search's own problem ranks them. The estimate knows more: row transfers, and copies that several calls share.
 """
 
 import math
@@ -121,7 +121,7 @@ def _improve_together(question: Question, plan: ExecutionPlan, space: PlanSpace,
 
 @dataclass(frozen=True, slots=True)
 class Neighbour:
-    """Another placement of a call: the seconds of an iteration, and whether there is room, by the problem."""
+    """A call's other placement: the iteration time in seconds, and whether it fits, by the problem."""
 
     placement: Placement
     seconds: float

@@ -54,12 +54,12 @@ class Planned:
 
     @property
     def seconds(self) -> float:
-        """Seconds of an iteration of a long run."""
+        """Iteration time in a long run, in seconds."""
         return self.estimate.seconds
 
     @cached_property
     def dependence(self) -> Dependence | None:
-        """The constant that the seconds of the plan depend on most; None if all its times are measured."""
+        """The constant that the plan's time depends on most; None if all its times are measured."""
         question = self.space.context.question
         return strongest_dependence(question.graph, self.plan, question.workload, question.site.sources)
 

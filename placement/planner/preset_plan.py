@@ -157,7 +157,7 @@ class _Completion:
         refused: list[InvalidInput] = []
         agreed = list(agreeing(self.rule.strategies(mesh), words, name))
         for strategy in sorted(agreed, key=lambda strategy: strategy.dp * call.mini_batches > call.num_items):
-            if not has_degrees(words, name) and strategy.tp * strategy.pp < min(least, mesh.num_devices):
+            if not has_degrees(words, name) and strategy.replica_devices < min(least, mesh.num_devices):
                 continue
             placement = with_values(Placement(mesh, strategy, engine, self._first_cuts(call, strategy)), words, name)
             violation = next(violations(call, placement, graph, backend), None)
@@ -229,7 +229,7 @@ class _Completion:
         return found if isinstance(found, ExecutionPlan) else None
 
     def _verdict(self) -> str:
-        """What to say if no change of words helps: whether that is proved, and how many devices would do."""
+        """Words for when no change of words helps: whether that is proved, and how many devices would do."""
         proved = proved_too_large(self.graph, self.workload, self.cluster, self.backend)
         return f"{proved or 'no preset fits'}; {self._enough()}"
 

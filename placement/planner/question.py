@@ -73,7 +73,7 @@ class Question:
         return estimate(self.graph, plan, self.workload, self.site.sources)
 
     def seconds(self, plan: ExecutionPlan) -> float:
-        """Return the seconds of an iteration; a repeated request returns the stored value."""
+        """Return the iteration time in seconds; a repeated request returns the stored value."""
         key = plan.cluster, plan.placements
         if key not in self._seconds:
             self._seconds[key] = self.estimate(plan).seconds

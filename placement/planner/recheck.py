@@ -25,7 +25,7 @@ LARGER_CACHES = (CACHE_STEP**4, CACHE_STEP**3, CACHE_STEP**2, CACHE_STEP)  # tri
 
 @dataclass(frozen=True, slots=True)
 class Recheck:
-    """The corrected constants, and the seconds of a step that they predict for a run's plan.
+    """The corrected constants, and the step time that they predict for a run's plan.
 
     `better` is a plan that is faster by the least gain or more, or None. `best_seconds` are of the best plan found, or
     of the run's plan if no search was made.

@@ -81,7 +81,7 @@ def fitting(question: Question, plan: ExecutionPlan) -> ExecutionPlan | None:
 
 
 def made_to_fit(question: Question, plan: ExecutionPlan) -> ExecutionPlan | None:
-    """Return the plan if it fits, else the faster of it without prefetch and it repaired, else None."""
+    """Return the plan if it fits, else the faster of its variants without prefetch and repaired; None if none fits."""
     fitted = fitting(question, plan)
     if fitted == plan:
         return plan
@@ -139,7 +139,7 @@ def solutions(
     method: Method = "exact",
     name: str = "auto",
 ) -> Iterator[ExecutionPlan]:
-    """Search a problem in ever smaller shares of the memory, each with its part of the budget; yield what is found."""
+    """Search a problem in ever smaller shares of the memory, each with its part of the budget; yield plans found."""
     for share in shares:
         part = budget.times(1 / len(shares))
         result = search(problem.with_memory(share).problem, part.seconds, method, max_evaluations=part.evaluations)

@@ -22,7 +22,7 @@ from prefect_rlhf.placement.row_set import RowSet
 from prefect_rlhf.placement.rows.partition import WHOLE, Part, RowIndices, RowPartition
 
 ToldByCall = Mapping[str, tuple[int, ...]]
-"""What calls of a step told of its rows: a generate the tokens of each, one that chooses rows the numbers of those."""
+"""What a step's calls reported about its rows: a generate, each row's tokens; a choice, the chosen rows' numbers."""
 
 
 @hashed_once
@@ -53,7 +53,7 @@ class RowShare(HashedOnce):
         return rows if self.rows_each == 1 else tuple(dict.fromkeys(row // self.rows_each for row in rows))
 
     def mini_batches(self, told: ToldByCall | None = None) -> tuple[RowIndices, ...]:
-        """Return its rows of each mini-batch of its partition; see `rows`."""
+        """Return its rows in each mini-batch of its partition; see `rows`."""
         generate, choice = self.partition.lengths_of, self.partition.kept_by
         lengths = None if told is None or generate is None else told[generate]
         kept = None if told is None or choice is None else told[choice]

@@ -1,4 +1,4 @@
-"""The tokenizers of a run's roles, and the tokenizer that the token ids of each input of a call belong to.
+"""The tokenizers of a run's roles, and which of them each call's input ids belong to.
 
 Each command has them, so they have no slots: dataclasses with slots are pickled by slow Python code.
 """

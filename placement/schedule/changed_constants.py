@@ -1,4 +1,4 @@
-"""The seconds of a plan if a constant of the datasheet is wrong, and the constant that they depend on most.
+"""A plan's time if a constant of the datasheet is wrong, and the constant that it depends on most.
 
 All changes are scheduled on the same augmented graph, so each takes a fraction of an estimate.
 """
@@ -29,7 +29,7 @@ WORK_OF: Mapping[str, str] = {
     "graph_launch": "launches of kernels with CUDA graphs",
     "call": "the fixed part of a call",
 }
-"""The work of each constant of a `Correction`, in words."""
+"""In words, what each constant of a `Correction` stands for."""
 TWICE = {name: Correction(**{name: 2.0}) for name in CONSTANTS}
 FACTORS = (0.5, 0.7, 1.3, 2.0)
 CHANGES = {(name, factor): Correction(**{name: factor}) for name in CONSTANTS for factor in FACTORS}
@@ -38,7 +38,7 @@ CHANGES = {(name, factor): Correction(**{name: factor}) for name in CONSTANTS fo
 
 @dataclass(frozen=True, slots=True)
 class Dependence:
-    """How much longer an iteration of a plan takes, as a share, if the work of a constant takes twice as long.
+    """How much longer a plan's iteration takes, as a share, if a constant's work takes twice as long.
 
     >>> print(Dependence("compute", 0.5))
     depends most on compute (matrix products): if that took twice as long, an iteration would take 50% longer
@@ -71,7 +71,7 @@ def changed_seconds(
     sources: CostSources,
     changes: Iterable[Correction],
 ) -> tuple[float, ...]:
-    """Return the seconds of an iteration of a legal plan under each change of the constants."""
+    """Return a legal plan's iteration time in seconds under each change of the constants."""
     trained, alone = without_evaluation(graph, plan)
     first = max((edge.lag for edge in trained.version_edges()), default=1)
     augmented = augment(trained, alone, first + ITERATIONS)

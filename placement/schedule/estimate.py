@@ -34,7 +34,7 @@ class Estimate:
 
     @property
     def seconds(self) -> float:
-        """Seconds per iteration of a long run, once the end of a step moves by the same from step to step."""
+        """A long run's iteration time in seconds, once all steps are equally far apart."""
         return self.schedule.seconds_per_step
 
     @property
@@ -102,12 +102,12 @@ class Prediction:
     work: IterationWork | None = None
 
     def worked_seconds(self, node: str) -> float | None:
-        """Return the working seconds of the ranks of a node of any step, by its id; None without a source of times."""
+        """Return how long a node's ranks work in any step, in seconds, by the node id; None if times have no source."""
         return self.seconds_by_subject.get(subject_of(node))
 
     @property
     def seconds_per_step(self) -> float:
-        """Seconds of a step, once steps repeat."""
+        """Step time in seconds, once steps repeat."""
         return self.schedule.seconds_per_step
 
 

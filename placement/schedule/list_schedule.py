@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 TimesLonger = Callable[[Sequence[int]], Sequence[float]]
-"""Asked of the jobs that run at once, how many times longer than by itself each of them takes."""
+"""Given the jobs that run at the same time, how many times longer each takes than it would alone."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""The start of each node of an augmented graph, given its duration: the order that a run's device locks produce.
+"""When each node of an augmented graph starts, given its duration: the order that a run's device locks produce.
 
 Of the nodes that wait for devices the earliest in the graph goes first, and a later node may pass an earlier node only
 if they share no device. A step begins when all but the last few steps before it are over: a run submits only these.
@@ -75,7 +75,7 @@ class Schedule:
         return tuple(slot for slot in runs if slot.node.call and slot.node.call.name == call)
 
     def call_seconds(self, call: str) -> float:
-        """Return the seconds of a call in the step in which it takes longest, over all its parts."""
+        """Return the call's time over all its parts, in the step in which it takes longest, in seconds."""
         seconds: dict[int, float] = defaultdict(float)
         for slot in self.of_call(call):
             seconds[slot.node.step] += slot.seconds

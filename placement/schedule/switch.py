@@ -1,4 +1,4 @@
-"""Seconds of a switch from plan to plan: engines start in turn, then states reach their new devices."""
+"""How long a switch from plan to plan takes: engines start in turn, then states reach their new devices."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -21,7 +21,7 @@ def switch_seconds(
     sources: CostSources,
     starts: Mapping[EngineKind, float] = NOT_MEASURED,
 ) -> float:
-    """Return the seconds of a switch from `plan` to `other`.
+    """Return how long the switch from `plan` to `other` takes, in seconds.
 
     Each new instance costs the start of its engine, and the reading of its weights from a disk. A trained instance gets
     its trained weights and its optimizer over the host link instead. The copies to host memory before the switch are

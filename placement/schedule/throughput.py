@@ -51,7 +51,7 @@ class IterationWork:
 
     @classmethod
     def of(cls, graph: DataflowGraph, workload: Workload, dollars_per_hour: float | None = None) -> IterationWork:
-        """Return the work of an iteration of a graph, without its evaluation."""
+        """Return how much work a graph's iteration is, without its evaluation."""
         calls = [call for call in graph if call.every is None and call.kind != "compute"]
         trained = [call for call in calls if call.kind == "train_step"]
         parts = {part.rows: part for call in trained or calls for part in call.by_row_set}
@@ -73,7 +73,7 @@ class IterationWork:
 def call_speeds(
     graph: DataflowGraph, plan: ExecutionPlan, schedule: Schedule, workload: Workload, sources: CostSources
 ) -> dict[str, CallSpeed]:
-    """Return the speed of each call of an iteration by its name; evaluation, which some steps lack, is left out."""
+    """Return each call's speed in an iteration, by name; evaluation, which some steps lack, is left out."""
     speeds = {}
     for call in graph:
         if call.every is not None or not schedule.of_call(call.name):

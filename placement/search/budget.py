@@ -1,4 +1,4 @@
-"""Budgets: how long a search may last, in evaluations or in seconds of processor time.
+"""Budgets: how long a search may last, in evaluations or in processor time.
 
 Evaluations are bounds and schedules of plans. They are the default: the same question then has the same answer on any
 machine and at any load. Seconds end a search on time, wherever it is then.
@@ -57,7 +57,7 @@ class Budget:
 
 
 class Meter:
-    """What is left of a budget: its seconds pass by themselves, its evaluations as they are reported."""
+    """The rest of a budget: seconds pass on their own, evaluations count as they are reported."""
 
     def __init__(self, budget: Budget) -> None:
         self._budget, self._evaluations, self._began = budget, 0.0, time.process_time()

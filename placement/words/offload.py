@@ -15,4 +15,4 @@ OFFLOAD = Word[Offload](
     of_evaluation=True,
     is_written=True,
 )
-"""`placement/plans/check.py` checks what several calls have to agree on."""
+"""`placement/plans/check.py` checks the words that several calls have to agree on."""

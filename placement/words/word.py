@@ -59,13 +59,13 @@ class Word(Generic[T]):
     calls: tuple[CallKind, ...] = EVERY_KIND
     """The kinds of call that may have it."""
     other_calls: str = ""
-    """Why a call of another kind may not: what follows `a call of kind inference`."""
+    """Why a call of another kind may not: the text that follows `a call of kind inference`."""
     offered: Callable[[EngineTraits], bool] | None = None
     """Whether an engine with these traits offers it; None: if the engine's traits name it."""
     other_engines: Callable[[EngineKind], str] = "{} does not offer it".format
     """Why a call of another engine may not have it."""
     wrong: Callable[[Call, Placement, DataflowGraph], Iterator[InvalidInput]] = _nothing
-    """What else is wrong with it, in a call that may have it."""
+    """Further checks of its value, in a call that may have it."""
     values: Callable[[Call, Placement, DataflowGraph], Sequence[T]] = _no_values
     """The values that a legal call may have, from the fastest to the smallest in memory; empty: it saves no memory."""
     is_searched: bool = False
@@ -82,7 +82,7 @@ class Word(Generic[T]):
     of_evaluation: bool = False
     """Whether an evaluation call has the value of the call whose copy of weights it uses."""
     is_complex: bool = False
-    """Whether a person has to know it to understand the plan: of nearly equal plans, one with fewer such is chosen."""
+    """Whether you need to know it to understand the plan: among nearly equal plans, fewer such words win."""
     is_written: bool = False
     """Whether a plan file that we write also has its default, for engines that offer it."""
     effect: Callable[[Placement], Mapping[str, Any]] = _no_fields

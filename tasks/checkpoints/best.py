@@ -7,7 +7,6 @@ import math
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from pathlib import Path
 
 from prefect_rlhf.errors.errors import InvalidInput
@@ -19,7 +18,7 @@ from prefect_rlhf.placement.models.model import ModelSpec
 from prefect_rlhf.placement.models.weights import weights_of
 from prefect_rlhf.tasks.checkpoints.elsewhere import MANIFEST, publish, recall_checkpoint
 from prefect_rlhf.tasks.checkpoints.folders import folder_of
-from prefect_rlhf.tasks.checkpoints.metric_names import metric_names
+from prefect_rlhf.tasks.checkpoints.metric_names import hint, metric_names
 
 EVALUATIONS = "evaluation.jsonl"  # in the run's folder: a line for each execution of the graph's evaluation calls
 
@@ -72,10 +71,7 @@ class BestModel:
         if name in own.known:
             return None
         known = [f"{call}.{each}" for call, of_call in names.items() for each in of_call.known]
-        alike = get_close_matches(self.metric, known, n=1)
-        likely = (
-            f"{f'{alike[0]}, perhaps' if alike else 'another'}: evaluations have {', '.join(known) or 'no metrics'}"
-        )
+        likely = hint(self.metric, "evaluations have", known)
         if own.excludes(name):
             raise InvalidInput("best_metric", self.metric, likely)
         return f"best_metric: only the first evaluation shows whether {self.metric} exists; if not, {likely}"

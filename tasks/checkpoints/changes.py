@@ -108,7 +108,7 @@ class ResumedRun:
         return identity
 
     def _reason(self, change: Change) -> str | None:
-        """Return what would be right if a parameter may not change, else None."""
+        """If a parameter may not change, return what would be right; else None."""
         *groups, last = change.parameter.split(".")
         owner: Any = self.arguments
         for group in groups:

@@ -58,11 +58,11 @@ beside those of 3 count steps from 0, and 4 had a folder for each role."""
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """The content of a checkpoint except its shards. `step` steps are finished; all trained weights are v`step`.
+    """Everything in a checkpoint except its shards. `step` steps are finished; all trained weights are v`step`.
 
-    `identity` is the identity of the run. `shards` has a checksum of each index by the name of trained weights and of
-    the file. `fingerprints` has the fingerprints of all weights by their names, including frozen weights. `lineage` has
-    the parameters of the run, and those that were changed on the way.
+    `identity` is the run's identity. `shards` has each index's checksum, by the names of the trained weights and of the
+    file. `fingerprints` has the fingerprint of every weight set by name, frozen sets too. `lineage` has the run's
+    parameters, and which of them were changed on the way.
     """
 
     step: int
@@ -86,7 +86,7 @@ class Checkpoint:
         return self.manifest.step
 
     def shards(self, weights: str) -> tuple[Path, ...]:
-        """Return the index files of the shards of a set of weights."""
+        """Return the index files for a weight set's shards."""
         return tuple(self.folder / weights / name for name in self.manifest.shards[weights])
 
     def unfinished(self) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""What a run that wrote a checkpoint was made of: its parameters, changes of resumed runs, and commits on the Hub."""
+"""Where a checkpoint comes from: its run's parameters, changes in resumed runs, and commits on the Hub."""
 
 from __future__ import annotations
 

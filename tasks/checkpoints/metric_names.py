@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 
 from prefect_rlhf.placement.graph import Call
 from prefect_rlhf.tasks.host_rewards import HostRewards
@@ -25,6 +26,16 @@ class MetricNames:
     def excludes(self, name: str) -> bool:
         """Return whether no metric of the call can have this name."""
         return name not in self.known and not name.startswith(self.others)
+
+
+def hint(metric: str, owner: str, known: Sequence[str]) -> str:
+    """Return what is right in place of a metric that the `owner` lacks: the metric that was meant, perhaps.
+
+    >>> hint("reward.exat", "reward has", ("reward.exact", "reward.failed"))
+    'reward.exact, perhaps: reward has reward.exact, reward.failed'
+    """
+    near = get_close_matches(metric[:100], known, n=1)
+    return f"{f'{near[0]}, perhaps' if near else 'another'}: {owner} {', '.join(known) or 'no metrics'}"
 
 
 PLAY_METRICS = ("turns", "own_tokens", "observed_tokens", "failed", "answer_seconds")

@@ -88,7 +88,7 @@ class ChatDataset(DatasetSource):
         return [each.tokens for each in rows]
 
     def _check_all_learnt(self, row: int, column: str, value: Any) -> None:
-        """Raise InvalidInput for an answer that other libraries would not learn, because of a key of its message."""
+        """Raise InvalidInput for an answer that other libraries would not learn, because of a key in its message."""
         for number, turn in enumerate(value if isinstance(value, list) else ()):
             if turn["role"] == ASSISTANT and (turn.get("train") is False or turn.get("weight") == 0):
                 key = "train" if turn.get("train") is False else "weight"

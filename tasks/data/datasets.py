@@ -286,7 +286,7 @@ class PreferenceDataset(DatasetSource):
 
     @property
     def _prompt_column(self) -> str | None:
-        """The column of prompts, if any: under the default name only if the file has it, or its format makes it."""
+        """The prompt column, or None. The default name counts only if the file has it, or its format makes it."""
         is_there = DEFAULT_PROMPT_COLUMN in (*self.rows.names, *self.rows.found.makes)
         return self.prompt_column if self.prompt_column != DEFAULT_PROMPT_COLUMN or is_there else None
 

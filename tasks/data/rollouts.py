@@ -35,9 +35,9 @@ STEP_FILE = re.compile(r"step-(\d+)\.parquet")  # as `write_rows` names it
 def record_rollouts(rollout: Batch, scores: Batch, advantages: Batch, settings: Settings, context: Context) -> Computed:
     """Write `rollouts/step-000003.parquet`: this step's responses with their scores (as `reward`) and advantages.
 
-    Columns: `prompt`, `response`, `user_message` (text), `tokens`, `logprobs`, `reward`, `advantages`, `step`,
-    `weight_version`, `row_id`; of several named rewards each as `reward_NAME`; and of plays `mask` and `turn` (per
-    response token), `turns`, `turn_rewards` and `messages`. A flow whose body does not call it writes no rollouts.
+    The columns are `prompt`, `response`, `user_message` (text), `tokens`, `logprobs`, `reward`, `advantages`, `step`,
+    `weight_version` and `row_id`. Several named rewards add a `reward_NAME` each; plays add `mask` and `turn` (per
+    response token), `turns`, `turn_rewards` and `messages`. If your flow does not call it, the run has no rollouts.
     """
     columns = shown_columns(rollout, scores) | {
         "tokens": lists(rollout, "tokens"),
@@ -52,15 +52,15 @@ def record_rollouts(rollout: Batch, scores: Batch, advantages: Batch, settings: 
 
 
 def lists(batch: Batch, key: str) -> list[list[Any]]:
-    """Return the rows of a column as plain Python lists, each with its own length."""
+    """Return a column's rows as plain Python lists, without padding."""
     return [row.tolist() for row in batch.columns[key]]
 
 
 def text_columns(rollout: Batch, tokenizer: str | None = None) -> dict[str, list[str]]:
-    """Return prompts and responses as text, without special tokens: a dict of the keys `prompt` and `response`.
+    """Decode prompts and responses to text without special tokens: a dict with the keys `prompt` and `response`.
 
-    `tokenizer` is the folder of a tokenizer; by default the rows' own, `rollout.tokenizer`. Raises InvalidInput for a
-    tokenizer that gives the rows' token ids another text.
+    `tokenizer` is a tokenizer's folder; by default the rows' own, `rollout.tokenizer`. Raises InvalidInput for a
+    tokenizer that reads the rows' token ids as another text.
     """
     decode = load_tokenizer(tokenizer_of(rollout, tokenizer)).batch_decode
     tokens, lengths = lists(rollout, "tokens"), [int(length) for length in rollout.columns["prompt_length"]]
@@ -125,9 +125,9 @@ def is_score(rows: Column) -> bool:
 
 
 def write_rows(columns: Mapping[str, Sequence[Any]], folder: str, context: Context) -> Path:
-    """Write a step's rows into `folder` of the run's directory, as `step-000003.parquet`, and return its path.
+    """Write a step's rows to `folder` below the run folder, as `step-000003.parquet`. Returns the path.
 
-    `step`, `weight_version` and `row_id` are added to the columns. A reader never sees a partial file.
+    This adds the columns `step`, `weight_version` and `row_id`. Readers never see a partial file.
     """
     path = context.run_dir / folder / f"step-{context.step:06d}.parquet"
     num_rows = len(context.row_ids)

@@ -144,7 +144,7 @@ def prompts_tokens(
     system_prompt: str | None = None,
     variables: Variables | None = None,
 ) -> list[list[int]]:
-    """Return what `prompt_tokens` returns for each prompt with its tools; the tokenizer uses all cores for many."""
+    """Do what `prompt_tokens` does for many prompts with their tools; the tokenizer then uses all cores."""
     control, system = control_tokens(tokenizer), system_turn(system_prompt)
     tokens: dict[int, list[int]] = {}
     texts: dict[bool, dict[int, str]] = {True: {}, False: {}}  # by whether the text begins as the tokenizer begins one
@@ -171,7 +171,7 @@ def asked(prompt: Prompt) -> Sequence[ChatMessage]:
 
 
 def system_turn(system_prompt: str | None) -> list[ChatMessage]:
-    """Return the message of a system prompt, if any."""
+    """Return the system prompt as a message, if there is a system prompt."""
     return [] if system_prompt is None else [{"role": "system", "content": system_prompt}]
 
 

@@ -1,4 +1,4 @@
-"""What plays need of a chat template: that it shows tools and has the format of their calls, and that it is there."""
+"""Checks that the tokenizer has a chat template, and that it renders tools in the requested call format."""
 
 from __future__ import annotations
 

@@ -139,7 +139,7 @@ class Bench:
         return self.time(method, engine, rows, length)
 
     def time(self, method: PassMethod, engine: EngineKind, rows: int, length: int) -> PassSeconds:
-        """Time a call on all ranks concurrently; return the mean over ranks of each part of its time."""
+        """Time a call on all ranks concurrently; return each part of its time as a mean over ranks."""
         repeats = 1 if rows * length >= MANY_TOKENS else REPEATS
         by_rank = self.each(method, lambda rank: (self.instance(rank, engine), rows, length, repeats, self.gang.size))
         names = PassSeconds.__dataclass_fields__
@@ -191,7 +191,7 @@ def open_bench(
     node_devices: Sequence[str] = (),
     gpus: Sequence[int] | None = None,
 ) -> Iterator[Bench]:
-    """Open a bench whose ranks, on `gpus`, have built all measured models of a part of the subject's shape."""
+    """Open a bench whose ranks, on `gpus`, have built all measured models for a part of the subject's shape."""
     gang = open_gang(
         (subject.num_devices,),
         rank_factory=ProfilingRank,

@@ -37,7 +37,7 @@ PASSES: tuple[Pass, ...] = (
 )
 
 TimedSizes = dict[tuple[int, int], PassSeconds]
-"""The seconds of a pass, by (rows, length)."""
+"""A pass's time in seconds, by (rows, length)."""
 
 Say = Callable[[int, int, str], object]
 """Called before every measurement with its number, the number of all measurements, and a description.

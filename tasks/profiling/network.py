@@ -16,7 +16,7 @@ NETWORK_MESSAGES = 2  # that `time_network` times
 def time_network(
     subject: Subject, step: Callable[[str], None], node_devices: Sequence[str] = ()
 ) -> tuple[float, float]:
-    """Return the bytes per second of a device to another node, and the seconds of a message there.
+    """Return a device's bytes per second to another node, and the seconds that a message takes there.
 
     A device of every second node sends to the next node, all concurrently, as moves of weights to another device are
     timed. The slowest counts.

@@ -152,7 +152,7 @@ def _product_flops(bench: Bench, sizes: Sequence[int], dtype: Dtype) -> tuple[fl
 
 
 def _layer_seconds(bench: Bench, engine: EngineKind, hardware: Hardware) -> float:
-    """Return the seconds of a layer in a decoding step beyond the time of its weights, cache and products.
+    """Return a layer's time in a decoding step beyond the time for its weights, cache and products, in seconds.
 
     If the engine replays CUDA graphs, it counts the embedding and the last norm as a part of the layers.
     """

@@ -1,4 +1,4 @@
-"""Predicted and measured seconds side by side: of each node of a step, the step, and the controller's overhead."""
+"""Predicted and measured seconds side by side: for each node, for the step, and for the controller's overhead."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""Whole conversations of an evaluation as Markdown, for a person to read: turns of the model, answers in quotes."""
+"""An evaluation's whole conversations as Markdown: the model's turns, with answers in quotes."""
 
 import re
 from collections.abc import Mapping

@@ -16,7 +16,7 @@ LEAST_SHARE = 0.1  # of the predicted seconds of a step
 
 @dataclass(frozen=True, slots=True)
 class Deviation:
-    """Seconds of a step, measured and predicted, and the node that causes most of the difference."""
+    """A step's time, measured and predicted, and the node that causes most of the difference."""
 
     step_seconds: float
     predicted_seconds: float
@@ -48,5 +48,5 @@ def deviation(predicted: Prediction, spans: Sequence[TaskRunSpan]) -> Deviation 
 
 
 def _excess(row: NodeComparison) -> float:
-    """Seconds of a step that a node takes beyond its prediction."""
+    """How many seconds a node takes in a step beyond its prediction."""
     return (row.measured_seconds - (row.predicted_seconds or 0.0)) * row.num_runs

@@ -12,7 +12,7 @@ WATCHED = (
 )
 """The shown metrics, by their last word or their call's name, in this order."""
 OF_SETS = ("avg@", "pass@", "maj@")
-"""Beginnings of the metrics of named sets, which are shown as scores are."""
+"""How metric names of named sets begin; such metrics are shown like scores."""
 ENDS = (LOW, HIGH)
 MOST_CURVES = 18
 MOST_STEPS = 200  # the number of points that fit a panel

@@ -72,7 +72,7 @@ class MeasuredMemory:
         self._named: set[str] = set()
 
     def add(self, outcome: NodeOutcome, title: str) -> None:
-        """Add the reports of a task run, or of the building of a model."""
+        """Add the reports from a task run, or from building a model."""
         for rank, kept_bytes in outcome.device_bytes.items():
             device = self._by_rank.get(rank)
             if device is not None:

@@ -36,7 +36,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """What was asked: the last user message, or a prompt that is no chat; and the answers to it by their heading."""
+    """The question: the last user message, or a prompt that is not a chat; and the answers to it by their heading."""
 
     asked: str
     answers: Mapping[str, Answer]

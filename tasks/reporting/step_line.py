@@ -20,7 +20,7 @@ else the first metric of a call with that name."""
 
 @final
 class StepLines:
-    """Makes the line of each step of a run of `num_steps`; `evaluations` are calls that do not run in every step."""
+    """Makes a line for each step in a run of `num_steps`; `evaluations` are calls that do not run in every step."""
 
     def __init__(self, num_steps: int, evaluations: Collection[str] = ()) -> None:
         self._num_steps, self._evaluations = num_steps, frozenset(evaluations)

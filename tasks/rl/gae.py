@@ -21,10 +21,9 @@ if TYPE_CHECKING:
 def gae(rewards: Batch, values: Batch, rollout: Batch | None = None, *, settings: PPO) -> Computed:
     """Estimate generalised advantages (Schulman et al. 2015, equation 16) from `rewards` and `values`.
 
-    If an input has a `mask`, the estimate is over the tokens with mask 1.0: the value after such a token is that of the
-    next such token. All other tokens have no advantage.
-
-    Rows that the optional `row_weights` of the rewards leave out have no advantage and do not count in any mean.
+    If an input has a `mask`, only tokens with mask 1.0 count: the next value is the next such token's. All other tokens
+    have advantage 0. If the rewards come with `row_weights`, a row with weight 0.0 has advantage 0 and counts in no
+    mean.
     """
     mask_BT, values_BT = own_tokens("rewards", rewards, values, rollout), values["values"].float()
     weights_B = row_weights(rewards, mask_BT)
@@ -72,12 +71,10 @@ def explained_variance(values_BT: Tensor, returns_BT: Tensor, mask_BT: Tensor) -
 
 @computation("advantages", "row_weights")
 def remax_advantages(rewards: Batch, baselines: Batch, rollout: Batch | None = None, *, settings: ReMax) -> Computed:
-    """Compute `advantages`: the rewards (score and KL penalty) summed from t to T, less the greedy response's score.
+    """Compute `advantages`: rewards (score and KL penalty) summed from t to T, less the greedy response's score.
 
-    If `rewards` or `rollout` has a `mask`, tokens with mask 0.0 have no advantage, and their rewards do not count.
-
-    `row_weights` is 0.0 for a row without a finite baseline and for a row that the `row_weights` of the rewards leave
-    out.
+    If `rewards` or `rollout` has a `mask`, tokens with mask 0.0 have advantage 0, and their rewards do not count.
+    `row_weights` is 0.0 for a row without a finite baseline, and where the rewards' own `row_weights` are 0.0.
     """
     baselines_B = baselines["scores"].float()
     weights_B = row_weights(rewards, baselines_B) * baselines_B.isfinite().float()

@@ -60,12 +60,12 @@ def rloo(scores_B: Tensor, groups_B: Tensor) -> Tensor:
 
 
 def turn_advantages(rewards_BK: Tensor, turns_BT: Tensor, groups_B: Tensor) -> Tensor:
-    """Return [B, T]: at each token of turn k, RLOO of R_k, the sum of the rewards from turn k on.
+    """Return [B, T]: at each token of turn k, RLOO of R_k, the rewards summed from turn k on.
 
-    A_ik = R_ik - 1/(G-1) * sum over j != i of R_jk, where R_jk is 0 if play j ended before turn k. `turns_BT` is the
-    turn of each token. The baseline is independent of row i, so the estimate is unbiased. The sum of rewards that were
-    each centred over the rows with that turn is biased: its baseline depends on how many turns row i took. A row
-    with a reward of NaN does not count. With a single turn this is RLOO.
+    A_ik = R_ik - 1/(G-1) * sum over j != i of R_jk, where R_jk is 0 if play j ended before turn k. `turns_BT` is each
+    token's turn. The baseline does not depend on row i, so the estimate is unbiased. (To centre each turn's rewards
+    over the rows that have the turn would be biased: that baseline depends on how many turns row i took.) A row whose
+    reward is NaN does not count. With a single turn this is RLOO.
 
     >>> import torch
     >>> rewards, turns = torch.tensor([[0.0, 3.0], [1.0, 0.0]]), torch.tensor([[0, 1], [0, 0]])
@@ -113,9 +113,9 @@ def gdpo(rewards_KB: Tensor, weights: Sequence[float], groups_B: Tensor, eps: fl
 
 @computation("keep")
 def informative(rollout: Batch, scores: Batch, settings: Settings) -> Computed:
-    """Keep the groups whose scores differ; all other groups have advantage 0 (Yu et al. 2025, equation 11).
+    """Keep the groups whose scores differ: in any other group all advantages are 0 (Yu et al. 2025, equation 11).
 
-    A group is kept or dropped as a whole. A score that is not finite does not count. Metrics are of all groups.
+    A group is kept or dropped whole. Scores that are not finite do not count. Metrics are over all groups.
     """
     scores_B = scores["scores"].float()
     scores_B = scores_B.where(scores_B.isfinite(), float("nan"))
@@ -128,13 +128,13 @@ def informative(rollout: Batch, scores: Batch, settings: Settings) -> Computed:
 def grpo_advantages(
     rollout: Batch, scores: Batch, reference: Batch | None = None, recomputed: Batch | None = None, *, settings: GRPO
 ) -> Computed:
-    """Compute `advantages` [B, T] from the scores, by the method that the setting `advantage` names.
+    """Compute `advantages` [B, T] from the scores, as the setting `advantage` says.
 
-    `reference` has the reference model's `logprobs` and is needed for KL in the reward. `recomputed` has the training
-    engine's `logprobs`, which replace those from generation. The other outputs have shape [B]. `row_weights` is 0.0 for
-    a row outside the loss: its score is not finite, or it was cut off and is masked. `group_tokens` and `group_rows`
-    count the tokens and rows of the row's group in the loss; means over groups need them. The score of a masked row
-    still counts in its group's mean, as in DAPO.
+    Pass `reference`, the reference model's `logprobs`, if the reward has a KL penalty, and `recomputed`, the training
+    engine's `logprobs`, to use these instead of generation's. The other outputs are [B]. `row_weights` is 0.0 for a row
+    that the loss leaves out, because its score is not finite or because it was cut off and is masked; a masked row's
+    score still counts in its group's mean, as in DAPO. `group_tokens` and `group_rows` say how many tokens and rows of
+    the row's group are in the loss; means over groups need them.
     """
     mask_BT, lengths_B, limit = response_mask(rollout), response_lengths(rollout), settings.sampling.max_new_tokens
     scores_B = scores["scores"].float()

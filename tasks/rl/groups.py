@@ -32,7 +32,7 @@ class Groups:
 
 
 def groups_of(groups_B: Tensor) -> Groups:
-    """Return the groups of rows: rows with equal numbers in `groups_B` form a group.
+    """Group rows that have equal numbers in `groups_B`.
 
     >>> import torch
     >>> groups_of(torch.tensor([7, 3, 7])).totals(torch.tensor([1.0, 2.0, 3.0]))
@@ -62,7 +62,7 @@ class GroupScores:
 
 
 def group_scores(scores_B: Tensor, groups_B: Tensor) -> GroupScores:
-    """Return the statistics of each group's scores."""
+    """Return score statistics for each group."""
     groups, left_B = groups_of(groups_B), ~scores_B.isnan()
     count_P = groups.sums(left_B.to(scores_B.dtype))
     mean_P = groups.sums(scores_B.nan_to_num(0.0)) / count_P.clamp(min=1)

@@ -39,10 +39,10 @@ def kl_k2(logprobs_BT: Tensor, ref_logprobs_BT: Tensor) -> Tensor:
 
 
 def kl_estimate(logprobs_BT: Tensor, ref_logprobs_BT: Tensor, estimator: Estimator) -> Tensor:
-    """Return the KL per token by an estimator's name.
+    """Estimate the KL per token with the named estimator.
 
-    In a loss on tokens drawn from p, the mean gradient is the gradient of KL(p, q) for k2, the gradient of KL(q, p) for
-    k3, and zero for k1.
+    As a loss on tokens that p sampled, the gradient is on average that of KL(p, q) for k2, that of KL(q, p) for k3, and
+    zero for k1.
     """
     return {"k1": kl_k1, "k2": kl_k2, "k3": kl_k3}[estimator](logprobs_BT, ref_logprobs_BT)
 

@@ -64,10 +64,10 @@ def weighted_gain(
 
 @loss("logprobs")
 def ppo_clip(logprobs_BT: Tensor, batch: Mapping[str, Tensor], settings: PPO) -> LossValues:
-    """The clipped surrogate (Schulman et al. 2017, equation 7) over `advantages` and the old policy's `logprobs`.
+    """PPO's clipped surrogate (Schulman et al. 2017, equation 7) on `advantages` and the old policy's `logprobs`.
 
-    The old policy is the policy that made the responses, however many steps ago. The advantages were sampled under it,
-    so the ratio to it corrects for the difference, and the clip keeps the new policy near it.
+    The old policy is the one that wrote the responses, however many steps ago. The advantages were sampled under it, so
+    the ratio to it corrects for the difference, and the clip keeps the new policy near it.
     """
     log_ratio_BT = logprobs_BT - batch["logprobs"]
     ratio_BT, lowest, highest = log_ratio_BT.exp(), 1 - settings.clip, 1 + settings.clip
@@ -120,10 +120,10 @@ def nll(logprobs_BT: Tensor, batch: Mapping[str, Tensor], settings: Settings) ->
 def weighted_policy_gradient(logprobs_BT: Tensor, batch: Mapping[str, Tensor], settings: ReMax) -> LossValues:
     """REINFORCE on an older policy's responses: min(ratio to that policy, max_ratio) weights each token's gradient.
 
-    Truncated importance sampling (Ionides 2008; per token as in V-trace, Espeholt et al. 2018, arXiv:1802.01561): the
-    cap bounds the variance at the price of a bias. The loss is minus the advantage times the ratio. Above the cap, the
-    ratio continues linearly in the log-ratio, with its slope at the cap. If both policies are equal, the loss has the
-    gradient of `policy_gradient`.
+    This is truncated importance sampling (Ionides 2008; per token as in V-trace, Espeholt et al. 2018,
+    arXiv:1802.01561): the cap bounds the variance and adds a bias. The loss is minus the advantage times the ratio.
+    Above the cap, the ratio continues linearly in the log-ratio, with its slope at the cap. If both policies are equal,
+    the gradient is that of `policy_gradient`.
     """
     log_ratio_BT, log_cap = logprobs_BT - batch["logprobs"], math.log(settings.max_ratio)
     above_BT = (log_ratio_BT - log_cap).clamp(min=0)
@@ -136,11 +136,11 @@ def weighted_policy_gradient(logprobs_BT: Tensor, batch: Mapping[str, Tensor], s
 
 @loss("logprobs")
 def grpo(logprobs_BT: Tensor, batch: Mapping[str, Tensor], settings: GRPO) -> LossValues:
-    """The loss of GRPO and related methods: `loss` on the ratio to `logprobs`, times `importance`, plus the KL term.
+    """The loss for GRPO and its variants, as the settings say: `loss` on the ratio, times `importance`, plus KL.
 
-    The default settings are equation 3 of Shao et al. 2024: the clipped surrogate plus the KL term (equation 4), as a
-    mean over each response, then over responses. `mean_over` selects other means. Without a KL term in the loss, it
-    needs no reference; if it gets one, the KL is a metric alone.
+    The ratio is to `logprobs`. With default settings this is equation 3 of Shao et al. 2024: the clipped surrogate plus
+    the KL term (equation 4), averaged over each response and then over responses; `mean_over` selects other means. If
+    the loss has no KL term, it needs no reference; if you give one, the KL is only a metric.
     """
     old_BT, advantages_BT, (lowest, highest) = batch["logprobs"], batch["advantages"], settings.ratio_bounds
     log_ratio_BT = logprobs_BT - old_BT
@@ -162,7 +162,10 @@ def grpo(logprobs_BT: Tensor, batch: Mapping[str, Tensor], settings: GRPO) -> Lo
 
 @loss("scores", rows_per_item=2)
 def bradley_terry(scores_B: Tensor, batch: Mapping[str, Tensor], settings: Reward) -> LossValues:
-    """Minus the log-probability that the chosen answer wins: sigmoid of the scores' difference."""
+    """The loss for reward models: -log sigmoid(chosen score - rejected score).
+
+    `centering` adds itself times the squared sum of a pair's scores, which keeps scores near 0.
+    """
     chosen_P, rejected_P = scores_B[0::2], scores_B[1::2]
     margins_P = chosen_P - rejected_P
     losses_P = -log_sigmoid(margins_P) + settings.centering * (chosen_P + rejected_P).square()
@@ -171,7 +174,7 @@ def bradley_terry(scores_B: Tensor, batch: Mapping[str, Tensor], settings: Rewar
 
 
 def log_sigmoid(logits: Tensor) -> Tensor:
-    """Return log(sigmoid(logits)) of each element."""
+    """Return log(sigmoid(logits)), elementwise."""
     from torch.nn.functional import logsigmoid  # only here: a flow is traced, and planned, without torch
 
     return logsigmoid(logits)

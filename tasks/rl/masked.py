@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def response_mask(rollout: Batch) -> Tensor:
-    """Return [B, T]: the key `mask` of the rows if present, else 1.0 at every response token."""
+    """Return [B, T]: the rows' `mask` if they have one, else 1.0 at every response token."""
     return own_tokens("logprobs", rollout)
 
 
@@ -61,7 +61,7 @@ def unscored(scores_B: Tensor) -> float:
 
 
 def masked_mean(values_BT: Tensor, mask_BT: Tensor) -> Tensor:
-    """Return the mean over all tokens; 0 without any."""
+    """Return the mean over all tokens of the mask; 0 if it has none."""
     return (values_BT * mask_BT).sum() / mask_BT.sum().clamp(min=1)
 
 
@@ -72,18 +72,18 @@ def masked_variance(values_BT: Tensor, mask_BT: Tensor) -> Tensor:
 
 
 def whiten(values_BT: Tensor, mask_BT: Tensor, eps: float = 1e-8) -> Tensor:
-    """Shift and scale to mean 0 and variance 1 over all tokens; padding is 0."""
+    """Shift and scale to mean 0 and variance 1 over all tokens of the mask; other places become 0."""
     centred_BT = values_BT - masked_mean(values_BT, mask_BT)
     return centred_BT * (masked_variance(values_BT, mask_BT) + eps).rsqrt() * mask_BT
 
 
 def row_sums(values_BT: Tensor, mask_BT: Tensor) -> Tensor:
-    """Return [B]: the sum over each row's tokens."""
+    """Return [B]: each row's sum over its tokens of the mask."""
     return (values_BT * mask_BT).sum(1)
 
 
 def row_means(values_BT: Tensor, mask_BT: Tensor) -> Tensor:
-    """Return [B]: the mean over each row's tokens; 0 for a row without any."""
+    """Return [B]: each row's mean over its tokens of the mask; 0 if it has none."""
     return row_sums(values_BT, mask_BT) / mask_BT.sum(1).clamp(min=1)
 
 

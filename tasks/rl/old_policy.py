@@ -25,10 +25,10 @@ class OldPolicy:
 
 
 def old_policy(actor: object, rollout: RowsHandle, algo: PolicyGradient) -> OldPolicy:
-    """Add the calls that `algo.old_logprobs` and `algo.importance` require, and return the old policy.
+    """Add the calls that `algo.old_logprobs` and `algo.importance` ask for, and return the old policy.
 
-    With `recompute`, the actor's training engine computes the log-probabilities before the actor is trained. Their
-    distance from generation's log-probabilities is a metric; with `importance` it also sets a weight for each token.
+    With `recompute`, the training engine computes the actor's log-probabilities before the actor is trained. How far
+    generation's are from these is a metric; with `importance` it also weights each token.
     """
     if algo.old_logprobs == "rollout":
         return OldPolicy(rollout, (rollout,))

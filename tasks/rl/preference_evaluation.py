@@ -15,9 +15,9 @@ from prefect_rlhf.tasks.tracing.operations import computation
 
 @computation()
 def preference_accuracy(logprobs: Batch, *reference: Batch, settings: DPO) -> Computed:
-    """Measure the share of pairs whose chosen answer has the higher implicit reward (a tie is a half), and the margin.
+    """Measure how often the chosen answer has the higher implicit reward (a tie counts half), and the mean margin.
 
-    The second input has the reference model's log-probabilities; it is present if the loss needs a reference.
+    The second input has the reference model's log-probabilities; pass it if the loss needs a reference.
     """
     reference_BT = reference[0]["logprobs"].float() if reference else None
     mask_BT = own_tokens("logprobs", logprobs, *reference)
@@ -28,9 +28,9 @@ def preference_accuracy(logprobs: Batch, *reference: Batch, settings: DPO) -> Co
 
 @computation("tokens", "prompt_length", "mask")
 def mismatched_answers(rows: Batch, settings: KTO) -> Computed:
-    """Make new rows: each answer of the step after the next row's prompt, cut to the longest row's length.
+    """Make new rows that pair each prompt with another row's answer, cut to the longest row's length.
 
-    The policy's mean gain over the reference on these rows is KTO's point of comparison.
+    KTO compares an answer with how much the policy gains over the reference on these rows, on average.
     """
     tokens, masks = rows.columns["tokens"], rows.columns["mask"]
     lengths = [int(length) for length in rows.columns["prompt_length"]]
@@ -45,7 +45,7 @@ def mismatched_answers(rows: Batch, settings: KTO) -> Computed:
 
 @computation("kl")
 def kto_kl(rows: Batch, logprobs: Batch, reference: Batch, settings: KTO) -> Computed:
-    """Return [B], equal for all rows: the mean log-ratio of policy to reference on mismatched answers, at least 0."""
+    """Return the mean log-ratio of policy to reference on mismatched answers, at least 0, as [B] equal for all rows."""
     gain_B = row_sums((logprobs["logprobs"] - reference["logprobs"]).float(), rows["mask"].float())
     kl = gain_B.mean().clamp(min=0)
     return Computed({"kl": kl.expand(len(gain_B)).clone()}, {"kl": float(kl)})
@@ -53,7 +53,7 @@ def kto_kl(rows: Batch, logprobs: Batch, reference: Batch, settings: KTO) -> Com
 
 @computation()
 def label_accuracy(rows: Batch, logprobs: Batch, reference: Batch, settings: KTO) -> Computed:
-    """Measure how often a good answer has a higher implicit reward than a bad answer (tie: a half), and the margin."""
+    """Measure how often a good answer beats a bad answer in implicit reward (a tie counts half), and the margin."""
     gain_B = row_sums((logprobs["logprobs"] - reference["logprobs"]).float(), rows["mask"].float())
     good_G, bad_W = (settings.beta * gain_B[(rows["label"] > 0) == is_good] for is_good in (True, False))
     ahead_GW = good_G[:, None] - bad_W[None]

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @loss("logprobs", rows_per_item=2)
 def dpo(logprobs_BT: Tensor, batch: Mapping[str, Tensor], settings: DPO) -> LossValues:
-    """The loss of DPO and related methods on m, the margin of `implicit_rewards` between chosen and rejected answer.
+    """The loss for DPO and its variants. m is how far the chosen answer's `implicit_rewards` are above the rejected's.
 
     - dpo: -log sigmoid(m). Rafailov et al. 2023 (arXiv:2305.18290), equation 7.
     - cdpo: -(1 - e) log sigmoid(m) - e log sigmoid(-m); e is the share of wrong labels. Mitchell 2023.
@@ -47,7 +47,7 @@ def dpo(logprobs_BT: Tensor, batch: Mapping[str, Tensor], settings: DPO) -> Loss
 
 
 def implicit_rewards(logprobs_BT: Tensor, reference_BT: Tensor | None, mask_BT: Tensor, settings: DPO) -> Tensor:
-    """Return [B]: beta times the answer's log-ratio of policy to reference; ipo and simpo use the mean over its tokens.
+    """Return [B]: beta times each answer's log-ratio of policy to reference; for ipo, its mean over tokens.
 
     Simpo has no reference: its reward is beta times the mean log-probability.
     """
@@ -58,11 +58,10 @@ def implicit_rewards(logprobs_BT: Tensor, reference_BT: Tensor | None, mask_BT: 
 
 @loss("logprobs")
 def kto(logprobs_BT: Tensor, batch: Mapping[str, Tensor], settings: KTO) -> LossValues:
-    """The KTO loss: a person's loss from an answer relative to the mean answer.
+    """The KTO loss (Ethayarajh et al. 2024, arXiv:2402.01306).
 
-    Ethayarajh et al. 2024, arXiv:2402.01306, "KTO". r is the log-ratio of policy to reference, and z (`kl`) its mean
-    over answers to other prompts. The loss is 1 - sigmoid(beta (r - z)) for a good answer and 1 - sigmoid(beta (z - r))
-    for a bad answer, times the answer's weight.
+    It is 1 - sigmoid(beta (r - z)) for a good answer and 1 - sigmoid(beta (z - r)) for a bad answer, times the weight
+    for good or bad answers. r is the log-ratio of policy to reference, and z (`kl`) its mean over mismatched answers.
     """
     gain_B = row_sums(logprobs_BT - batch[REF_LOGPROBS], batch["mask"])
     is_good_B = batch["label"] > 0

@@ -59,7 +59,7 @@ class RunningScores:
 @saved_state
 @dataclass(frozen=True, slots=True)
 class RewardState:
-    """The state that a step passes to the next step."""
+    """State that each step passes to the next."""
 
     coefficient: float
     scores: RunningScores = RunningScores()
@@ -75,13 +75,13 @@ def kl_penalised_rewards(
     settings: PPO | ReMax,
     state: RewardState | None = None,
 ) -> Computed:
-    """Compute `rewards` from `logprobs` of the policy, `logprobs` of the reference and `scores`.
+    """Compute `rewards` [B, T]: the score at each row's last token, less the KL penalty at every token.
 
-    `row_weights` [B] is 0.0 for a row whose score is not finite. The reward of such a row is the KL penalty alone, and
-    the row is left out of losses and of statistics of scores. The coefficient is the value that the previous step
-    computed (Ziegler et al. 2019, section 2.2). If an input has a `mask`, tokens with mask 0.0 have neither reward nor
-    penalty, and the score is at the last token with mask 1.0. If `scores` are of a play, the reward of each turn is at
-    the last token of that turn.
+    The KL is between the policy's and the reference's `logprobs`. The previous step computed its coefficient (Ziegler
+    et al. 2019, section 2.2). `row_weights` [B] is 0.0 for a row whose score is not finite: it gets the KL penalty
+    alone, and losses and score statistics leave it out. If an input has a `mask`, tokens with mask 0.0 have neither
+    reward nor penalty, and the score is at the last token with mask 1.0. If the scores come from a play, each turn's
+    reward is at the turn's last token.
     """
     state = state or RewardState(settings.kl.coefficient)
     mask_BT = own_tokens("logprobs", policy, reference, scores, rollout)
@@ -144,11 +144,11 @@ def rollout_metrics(logprobs_BT: Tensor, kl_BT: Tensor, scores_B: Tensor, mask_B
 
 @computation("scores")
 def mean_scores(scores: Batch, settings: Settings) -> Computed:
-    """Take the mean score of the rows that were made of each row: [B] from [B, k].
+    """Average the k scores of each row: [B] from [B, k].
 
-    `compute(mean_scores, score(reward, samples), per=rows, settings=algo)` is a Monte Carlo value of `rows`, such as
-    VinePPO's (Kazemnejad et al. 2024), if `samples` are k responses to each. Rows without a score (NaN) are left out; a
-    mean without any score is NaN. Raises InvalidInput without `per`.
+    If `samples` are k responses to each of `rows`, then `compute(mean_scores, score(reward, samples), per=rows,
+    settings=algo)` estimates the value of `rows` by Monte Carlo, as VinePPO does (Kazemnejad et al. 2024). Missing
+    scores (NaN) are left out; a row with no score gets NaN. Raises InvalidInput without `per`.
     """
     import torch  # only here: a flow is traced, and planned, without it
 
@@ -160,7 +160,7 @@ def mean_scores(scores: Batch, settings: Settings) -> Computed:
 
 @computation()
 def compare_logprobs(rollout: Batch, recomputed: Batch, settings: Settings) -> Computed:
-    """Measure how far generation's log-probabilities are from the training engine's, under the same weights."""
+    """Measure how far the generation engine's log-probabilities are from the training engine's, for equal weights."""
     mask_BT = response_mask(rollout)
     difference_BT = (recomputed["logprobs"] - rollout["logprobs"]) * mask_BT
     metrics = {"mean": float(masked_mean(difference_BT.abs(), mask_BT)), "max": float(difference_BT.abs().max())}

@@ -38,10 +38,10 @@ class LagrangeState:
 
 @computation("multiplier", stateful=True)
 def lagrange_multiplier(costs: Batch, settings: SafeRLHF, state: LagrangeState | None = None) -> Computed:
-    """Return [B], equal for all rows: the multiplier l, updated by the excess of the mean cost c over the limit d.
+    """Update the multiplier l by how far the mean cost c exceeds the limit d. Returns it as [B], equal for all rows.
 
-    ln l rises by lr * l * (c - d) (Dai et al. 2023, arXiv:2310.12773, on the update of the multiplier), and l is at
-    most `most`. Costs that are not finite do not count; c is smoothed over steps.
+    ln l rises by lr * l * (c - d), up to `most` (Dai et al. 2023, arXiv:2310.12773, on updating the multiplier). c is
+    smoothed over steps, and costs that are not finite do not count.
     """
     by = settings.lagrange
     state = state or LagrangeState(math.log(by.start))
@@ -69,8 +69,8 @@ def kl_penalised_costs(
 ) -> Computed:
     """Compute costs per token, as the key `rewards`: the KL penalty at every token, plus the cost at the last.
 
-    They are minus the `kl_penalised_rewards` of minus the costs, so the mixture of rewards and costs pays the penalty
-    once.
+    These are the negated `kl_penalised_rewards` of the negated costs, so that a mixture of rewards and costs pays the
+    penalty once.
     """
     turned = Batch({"scores": list(-costs["scores"])})
     made = kl_penalised_rewards.function(policy, reference, turned, rollout, settings=settings, state=state)
@@ -83,10 +83,10 @@ def kl_penalised_costs(
 def lagrange_advantages(
     rewards: Batch, costs: Batch, multiplier: Batch, rollout: Batch | None = None, *, settings: SafeRLHF
 ) -> Computed:
-    """Mix advantages of rewards and of costs: (A_r - l A_c) / (1 + l) (Dai et al. 2023, arXiv:2310.12773).
+    """Mix the reward's and the cost's advantages: (A_r - l A_c) / (1 + l) (Dai et al. 2023, arXiv:2310.12773).
 
-    A row with an unknown reward or cost has advantage 0 and row weight 0. If an input has a `mask`, a token with mask
-    0.0 has advantage 0 and does not count in the whitening.
+    A row whose reward or cost is unknown has advantage 0 and row weight 0. If an input has a `mask`, tokens with mask
+    0.0 have advantage 0 and do not count in the whitening.
     """
     weights_B = row_weights(rewards, multiplier["multiplier"]) * row_weights(costs, multiplier["multiplier"])
     mask_BT = own_tokens("advantages", rewards, costs, rollout) * weights_B[:, None]
@@ -101,10 +101,10 @@ def lagrange_advantages(
 def record_safe_evaluation(
     rollout: Batch, scores: Batch, costs: Batch, settings: Settings, context: Context
 ) -> Computed:
-    """Write `evaluation/step-000010.parquet`: responses to held-out prompts, `reward` and `cost`; means are metrics.
+    """Write `evaluation/step-000010.parquet`: responses to held-out prompts, each with `reward` and `cost`.
 
-    Unknown rewards are left out of the mean reward, and unknown costs out of the mean cost. Without known values
-    a mean is left out. `unscored` is the share of responses without a reward.
+    The metrics are the mean reward and the mean cost of the responses that have one; a mean over no value is left out.
+    `unscored` is the share of responses without a reward.
     """
     scores_B, costs_B = scores["scores"].float(), costs["scores"].float()
     columns = shown_columns(rollout, scores) | {

@@ -11,7 +11,7 @@ from prefect_rlhf.engines.commands import BuildCommand, RankReport, Restore
 from prefect_rlhf.engines.files.saved_state import SavedState
 from prefect_rlhf.engines.rank.rank import Rank
 from prefect_rlhf.engines.weights.versions import Fingerprint, Fingerprints
-from prefect_rlhf.errors.errors import InvalidInput, RlhfError, StaleWeights
+from prefect_rlhf.errors.errors import RlhfError, StaleWeights
 from prefect_rlhf.files.atomic_file import writing
 from prefect_rlhf.placement.augmented.checkpointing import stateful_calls
 from prefect_rlhf.placement.augmented.node import Node
@@ -19,6 +19,7 @@ from prefect_rlhf.placement.augmented.work import Checkpoint
 from prefect_rlhf.placement.graph import Call
 from prefect_rlhf.placement.plan import ModelInstance
 from prefect_rlhf.tasks.checkpoints.folders import beside, finish, folder_of, keep_newest
+from prefect_rlhf.tasks.checkpoints.frozen_models import other_weights
 from prefect_rlhf.tasks.checkpoints.run_identity import run_identity
 from prefect_rlhf.tasks.running.outcome import NodeOutcome, outcome_of
 from prefect_rlhf.tasks.running.rank_calls import RankCalls
@@ -97,11 +98,7 @@ class Checkpointing:
         """
         if self.run.checkpoint is None or all(own.trained for own in command.weights):
             return error
-        return InvalidInput(
-            "resume_from",
-            f"a checkpoint of a run with other weights of {command.instance.role}",
-            f"the weights in {command.model.path}, as in this run",
-        )
+        return other_weights(command.instance.role, command.model.path)
 
     def left(self, call: Call, step: int, reports: Mapping[int, RankReport]) -> None:
         """Keep the new state of a stateful computation for the next checkpoint."""

@@ -299,7 +299,7 @@ class Dispatcher:
         return tuple(own for own in every if own.trained or not trained)
 
     def _layout(self, instance: ModelInstance, weights: Sequence[Weights]) -> Layout:
-        """Return the layout of some of the weights of an instance."""
+        """Return the layout of some of an instance's weights."""
         key = instance, tuple(own.part for own in weights)
         if key not in self._layouts:
             self._layouts[key] = layout_of(instance, self._graph.model(instance.role), self.run.lease.mesh, key[1])

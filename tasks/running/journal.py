@@ -216,7 +216,7 @@ def read_spans(run_dir: Path) -> tuple[TaskRunSpan, ...]:
 
 
 def _span_of(value: Mapping[str, Any]) -> TaskRunSpan:
-    """Return the task run of a line of the record."""
+    """Read a task run from a line of the record."""
     return TaskRunSpan(**{**value, **{name: tuple(value.get(name, ())) for name in ("devices", "depends_on")}})
 
 

@@ -241,7 +241,7 @@ class GraphRunner:
         return None
 
     def _work(self, node: Node) -> tuple[float, float, NodeOutcome]:
-        """Execute a node; return the Unix seconds of its start and end, and its outcome."""
+        """Execute a node; return when it started and ended (Unix seconds), and its outcome."""
         try:
             self._note_begun(node)
             start = time.time()

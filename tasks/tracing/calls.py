@@ -49,20 +49,21 @@ def generate(
     play: Play | None = None,
     name: str | None = None,
 ) -> RowsHandle:
-    """Generate responses to prompts: keys `tokens`, `prompt_length`, and `logprobs` under the generating policy.
+    """Generate `samples` responses to each prompt; the result has a row for each response.
 
-    With `play`, a Play parameter, each row is a conversation of the model with a coroutine. Further keys are `mask`
-    [B, T] (1 at the model's own tokens), `turn` [B, T] (the number of the turn, from 0), `turn_rewards` [B, K],
-    `scores` [B] (their sum; NaN if the play failed) and `truncated` [B] (1 at the end of its tokens or turns).
+    Its keys are `tokens`, `prompt_length` and `logprobs`, the log-probabilities under the policy that generated. Each
+    step takes `batch_size` prompts from the dataset (None takes all, as an evaluation needs). Instead of a dataset, you
+    can pass rows with `prompt_tokens` that a computation made.
 
-    Each step uses `batch_size` prompts of the dataset (None: all prompts, as an evaluation needs). The result has new
-    rows, `samples` for each prompt. Prompts may also be rows with `prompt_tokens` from a computation. With `staleness`,
-    this call and all other calls before a train_step use weights that are this many steps older. All generate calls of
-    a body must have the same staleness. Evaluation always uses the newest weights and has no staleness.
+    With `play`, a Play parameter, each row is a conversation between the model and your coroutine. That adds `mask`
+    [B, T] (1 at tokens that the model wrote), `turn` [B, T] (counted from 0), `turn_rewards` [B, K], `scores` [B]
+    (their sum; NaN if the play failed) and `truncated` [B] (1 if the row ran out of tokens or turns).
 
-    The random numbers of a call follow from its name. `draws` selects other random numbers by name: calls with equal
-    `draws` share them, and so do a call and another call with `draws` equal to its name. The same prompt, sample and
-    probabilities then have the same response.
+    With `staleness`, this call and every other call before a train_step use weights that are this many steps old. All
+    generate calls in a body need the same staleness, except evaluations, which always use the newest weights.
+
+    A call's random numbers depend on its name. To share them between calls, pass the same `draws`, or pass the other
+    call's name as `draws`: equal prompts with equal probabilities then get equal responses.
     """
     trace = current_trace("generate")
     role = trace.role(model, "generate")
@@ -121,9 +122,10 @@ def inference(
     every: int | None = None,
     name: str | None = None,
 ) -> RowsHandle:
-    """Add a forward pass: key `logprobs`, `values` or `entropy` for each response token, or `scores` for each row.
+    """Run a model forward over rows. `output` names the key that this adds.
 
-    Each output has a name, and so has one that you register (`placement/models/outputs.py`).
+    `logprobs`, `values` and `entropy` have a number for each response token, `scores` has one for each row. You can
+    register further outputs (`placement/models/outputs.py`).
     """
     trace = current_trace("inference")
     role = trace.role(model, "inference")
@@ -150,11 +152,11 @@ def inference(
 
 @naming_arguments
 def score(reward: object, rows: object, *, every: int | None = None, name: str | None = None) -> RowsHandle:
-    """Add the key `scores`, a number for each row, from a reward model's forward pass or from Python functions.
+    """Score each row with a reward model or with Python functions; this adds the key `scores` [B].
 
-    `reward` is a Model parameter, or a HostRewards, whose functions run in worker processes on the node's CPUs while
-    devices compute. Each function receives a row with every column of its dataset. With several functions, each also
-    makes a key with its name, and `scores` is the weighted sum.
+    `reward` is a Model, or a HostRewards: its functions run in worker processes on the node's CPUs while the devices
+    compute. They receive each row with all columns of its dataset. If there are several, each adds a key with its own
+    name, and `scores` is their weighted sum.
     """
     if callable(reward) and not isinstance(reward, Settings):
         expected = "a Reward parameter; the parameters name the function: reward.functions.NAME.function=FILE:FUNCTION"
@@ -195,15 +197,16 @@ def compute(
     every: int | None = None,
     name: str | None = None,
 ) -> RowsHandle:
-    """Add a pure function of rows, on the host CPU of a device; it makes the keys that its @computation names.
+    """Run a pure function of rows on the host's CPU; it adds the keys that its @computation names.
 
-    All inputs have the same rows, or rows that these were made of, whose values are then repeated. A dataset parameter
-    contributes `batch_size` items, or all items. With `per`, the result has a row for each row of `per`. Inputs may
-    then be numbers of the k rows that were made of each, such as scores of `samples=k`: the column is [B, k].
+    All inputs need the same rows. An input may also be the rows that these were made from, such as the prompts: its
+    values are then repeated. A dataset contributes `batch_size` items, or all of them. With `per`, the result has a row
+    for each row of `per`, and an input may have k rows for each of these, such as scores after `samples=k`: the
+    function then reads a column [B, k].
 
-    A computation of `tokens` and `prompt_length`, or of `prompt_tokens`, makes a new row for each row. The body states
-    the length of new rows, because memory is planned for it: `longest` tokens, or `max_new_tokens` more than the
-    longest row of the inputs. A longer row ends the run.
+    A computation that returns `tokens` and `prompt_length`, or `prompt_tokens`, makes a new row for each row. State how
+    long these may be, since memory is planned for them: `longest` tokens, or `max_new_tokens` more than the inputs'
+    longest row. A longer row ends the run.
     """
     trace = current_trace("compute")
     check_computation(trace, operator)
@@ -299,10 +302,10 @@ def train_step(
     update: Update | None = None,
     name: str | None = None,
 ) -> None:
-    """Train a model on a sum of losses, which makes the next version of its weights.
+    """Train a model on a loss, or on a weighted sum of losses; this makes the next version of its weights.
 
-    `losses` is a loss on rows, such as `policy_gradient(algo).on(rollout, advantages)`, or a weighted sum of such
-    losses. Each optimizer step uses a mini-batch of the rows of every loss.
+    Write a loss with its rows, such as `policy_gradient(algo).on(rollout, advantages)`. Each optimizer step takes a
+    mini-batch from every loss's rows.
     """
     trace = current_trace("train_step")
     role = trace.role(model, "train_step")

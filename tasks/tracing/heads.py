@@ -48,7 +48,7 @@ def check_adapters(graph: DataflowGraph) -> DataflowGraph:
 
 
 def adapter_remarks(graph: DataflowGraph) -> tuple[str, ...]:
-    """Return a line for the log for each adapter that is trained: its learning rate is one of full training."""
+    """Return a log line for each trained adapter: its learning rate is one for full training."""
     trained = (model for model in graph.models if model.adapter is not None and graph.trained_by(model.role))
     return tuple(
         f"{model.role} trains an adapter at a learning rate of {model.optimizer.lr:g}; about ten times the rate of "

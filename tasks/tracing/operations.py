@@ -126,13 +126,13 @@ class Bound:
         batch_size: int | None = None,
         name: str = "",
     ) -> Terms:
-        """Return a loss on rows for a train_step, alone or in a weighted sum.
+        """Give the loss its rows, for a train_step.
 
-        `mean_over` selects the mean of its values: over "tokens", "rows" or "groups" (rows made of the same row), or
-        with a number in place of every row's length. The default is the `mean_over` of the settings if they have this
-        field; else rows for a loss on scores or on items, and tokens for other losses. `temperature` divides the
-        logits, as during sampling of the rows. If rows are a dataset, `batch_size` items enter a step. `name`
-        identifies the loss's metrics in a sum.
+        `mean_over` says how its values are averaged: over "tokens", "rows" or "groups" (rows made from the same row),
+        or with a number in place of every row's length. By default the settings' own `mean_over` decides; without such
+        a field, a loss on scores or on items averages over rows, and any other loss over tokens. `temperature` divides
+        the logits, as it did when the rows were sampled. From a dataset, each step takes `batch_size` items. In a sum,
+        `name` tells the loss's metrics apart.
         """
         operator = self.operator
         if operator.kind != "loss":
@@ -231,12 +231,12 @@ def _longest(columns: Mapping[str, Any]) -> int:
 def loss(
     *outputs: str, rows_per_item: int = 1, name: str = ""
 ) -> Callable[[Callable[Arguments, Result]], Operator[Arguments, Result]]:
-    """Mark `f(*outputs, batch, settings) -> LossValues` as a loss on the outputs of a model's forward pass.
+    """Decorate `f(*outputs, batch, settings) -> LossValues`: you can then train on it.
 
-    `outputs` are one or more of logprobs, values, scores and entropy, each an argument in that order. `rows_per_item`
-    adjacent rows stay in the same micro-batch (2 for a chosen and a rejected answer). `name` identifies the loss in
-    graphs and checkpoints; empty: the function's name. Raises GraphError for a name that another definition has, and
-    for an unknown output.
+    Name the model outputs that it needs: one or more of logprobs, values, scores and entropy. The function gets them as
+    arguments in that order. `rows_per_item` adjacent rows stay in the same micro-batch (2 for a chosen and a rejected
+    answer). Graphs and checkpoints call the loss by `name`, or else by the function's name. Raises GraphError for an
+    unknown output, and for a name that another definition has.
     """
     _check_has_parentheses("loss", outputs, '@loss("logprobs")')
     for output in outputs or ("none",):
@@ -254,10 +254,11 @@ def loss(
 def computation(
     *outputs: str, stateful: bool = False, name: str = ""
 ) -> Callable[[Callable[Arguments, Result]], Operator[Arguments, Result]]:
-    """Mark `f(*batches, settings, [context], [state]) -> Computed` as a computation that adds the keys `outputs`.
+    """Decorate `f(*batches, settings, [context], [state]) -> Computed`: you can then call it with `compute`.
 
-    It receives all rows of the step at once. With `stateful`, `state` is the state that it returned in the previous
-    step (None at first). `name` has the same meaning as for a loss. Raises GraphError for a key that is no text.
+    `outputs` are the keys that it adds. It receives all of a step's rows at once. With `stateful`, it also receives
+    the `state` that it returned in the previous step (None at first). `name` is as for a loss. Raises GraphError for a
+    key that is not text.
     """
     _check_has_parentheses("computation", outputs, '@computation("advantages")')
 

@@ -25,18 +25,18 @@ def select(
     every: int | None = None,
     name: str | None = None,
 ) -> RowsHandle:
-    """Keep some rows: the keys of the first input, on the rows that a @computation of the key `keep` selects.
+    """Keep only some rows of the first input, with its keys. Your computation says which: it returns the key `keep`.
 
-    `keep` is [B]: truth values or places; rows with 0 or NaN are dropped. A group is the rows made of one row, or the
-    rows of an item, such as a pair. The first `at_most` groups with a kept row are kept (None: all), in the order of
-    the dataset. With `per_group`, exactly this many rows of each group are kept, in the order of their places; a group
-    with fewer such rows is dropped. A loss of pairs thus uses the row with place 1 as the first and the row with place
-    2 as the second of a pair. Without `per_group`, any number of rows of a group is kept.
+    `keep` [B] has truth values or places (1 is first); rows with 0 or NaN are dropped. A group is all rows made from
+    the same row, such as the responses to a prompt, or the rows of one item, such as a pair. The first `at_most`
+    groups that have a kept row stay (None: all), in dataset order. With `per_group`, exactly this many rows stay in
+    each group, sorted by their places, and a group with fewer is dropped: so a loss on pairs finds the row with place 1
+    first and the row with place 2 second. Without it, a group keeps any number of rows.
 
-    Rows keep their numbers: calls on kept rows can read everything that was made of the rows before. Means are over the
-    kept rows. Without kept rows, a computation is not run and an optimizer step is skipped: nothing is learnt, and the
-    run's `most_empty_steps` bounds such steps. Memory is planned for `at_most` groups, time for `expected` groups
-    (None: `at_most`).
+    Later calls on the kept rows can still read everything that was made from them before. Means are over the kept rows.
+    If no row is kept, computations do not run and the optimizer step is skipped: the step learns nothing, and the run's
+    `most_empty_steps` limits how many such steps may follow each other. Memory is planned for `at_most` groups, time
+    for `expected` groups (None: `at_most`).
     """
     trace = current_trace("select")
     check_computation(trace, operator)

@@ -31,7 +31,7 @@ class LossOn:
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """A weighted sum of losses. Sums and multiples of such sums are again weighted sums."""
+    """A weighted sum of losses, as you write it: `a + 0.1 * b`. You can add and multiply it further."""
 
     terms: tuple[LossOn, ...]
 

@@ -50,7 +50,7 @@ PEERS: Mapping[str, tuple[str | None, str | None]] = {
 """Verl's and TRL's name of each of our metrics."""
 
 NAMED_REWARD = "grpo_advantages.score_"
-"""The prefix of the metric of a named reward; TRL has `rewards/NAME/mean`."""
+"""The prefix for a named reward's metric; TRL has `rewards/NAME/mean`."""
 
 
 def tracked_values(line: Mapping[str, float], names: Names) -> dict[str, float]:

@@ -22,14 +22,16 @@ class Tracking(Settings):
 
     report_to: list[TrackerName] = Field([], max_length=8, description="Trackers, each once, such as [tensorboard].")
     names: Names = Field(
-        "verl", description="Names of metrics: verl's, trl's, or own. Metrics without such a name keep their own."
+        "verl", description="Whose names metrics have: verl's, trl's, or our own; a metric that they lack keeps ours."
     )
     project: Annotated[str, AfterValidator(printable)] = Field(
         "prefect-rlhf", min_length=1, max_length=200, description="Project that groups runs for comparison."
     )
-    samples: int = Field(4, ge=0, le=100, description="Rows of a step shown with prompt, response and reward.")
+    samples: int = Field(
+        4, ge=0, le=100, description="How many rows per step to show with prompt, response and reward."
+    )
     samples_every: int = Field(
-        10, ge=1, le=MOST_STEPS, description="Steps between rollouts; all evaluations are shown."
+        10, ge=1, le=MOST_STEPS, description="Show rollouts every so many steps; evaluations are always shown."
     )
 
     @field_validator("report_to")

@@ -16,7 +16,7 @@ from prefect_rlhf.tasks.trackers.tracker import TrackedRun, TrackedStep
 FOLDER = "wandb"
 KEY = "WANDB_API_KEY"
 _PASSED = ("WANDB_", "XDG_", "SSL_", "REQUESTS_CA", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_", "https_", "no_")
-"""Beginnings of the names of variables that W&B's own process gets."""
+"""Variables that W&B's own process gets: how their names begin."""
 HOST = "api.wandb.ai"
 FINISH_SECONDS = 15.0  # for unsent data at the end; less than a run waits for its trackers
 INIT_SECONDS = 30.0  # for W&B's answer at the start; a process that ends earlier waits for the rest of this time

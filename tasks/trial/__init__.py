@@ -1,1 +1,1 @@
-"""The trial of a person's own code before a run: operators as ranks run them, plays and rewards, on a few rows."""
+"""Tries your own code before a run: operators as ranks run them, plays and rewards, on a few rows."""

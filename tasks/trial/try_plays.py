@@ -18,11 +18,11 @@ ROWS = 2
 
 
 def try_plays(graph: DataflowGraph, sources: Mapping[str, RowSource], tokenizers: Tokenizers) -> list[str]:
-    """Play two rows of each play twice; return a warning, in a line, of each play that fails or differs from itself.
+    """Play two rows of each play twice; return a one-line warning for each play that fails or differs from itself.
 
-    A row has at most 4 turns. A turn repeats words of the prompt, so a play that waits for a call of a tool ends early.
-    The words are those of the dataset's prompts, in tokens of the role that plays. Raises InvalidInput for a function
-    that is no play.
+    A row has at most 4 turns. A turn repeats words from the prompt, so a play that waits for a tool call ends early.
+    The prompts come from the dataset, in the tokens of the role that plays. Raises InvalidInput for a function that is
+    not a play.
     """
     warnings, tried = [], set()
     for call in graph:

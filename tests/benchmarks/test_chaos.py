@@ -28,7 +28,7 @@ pytestmark = [
         pytest.param(15, ["--gang", "ray"], id="all of several", marks=OVER_NODES),
     ],
 )
-def test_harmed_runs_end_by_themselves_with_the_weights_of_an_undisturbed_one(moments, words):
+def test_harmed_runs_finish_with_the_same_weights_as_an_undisturbed_run(moments, words):
     words = ["--moments", str(moments), "--steps", "3", *words]
     line = [sys.executable, "-m", "benchmarks.faults.chaos", *words]
     done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, timeout=3500, check=False)

@@ -102,7 +102,7 @@ def test_sentences_keep_number_rating_and_text(downloads):
     assert (sentences[3].number, sentences[3].rating, sentences[3].text) == (3, 2.0, sentence(3))
 
 
-def test_nothing_held_out_is_trained_on(downloads, tmp_path):
+def test_held_out_rows_are_not_trained_on(downloads, tmp_path):
     prompts, preferences, *_ = prepare_ratings(tmp_path / "data", downloads)
     train, held_out = by_split(preferences)
     texts = [{pair[side] for pair in pairs for side in ("chosen", "rejected")} for pairs in (train, held_out)]

@@ -11,6 +11,7 @@ import pytest
 
 from benchmarks.beside_trl import grpo_step, ppo_step
 from benchmarks.beside_trl.grpo_work import GRPOWork
+from benchmarks.beside_trl.lora_work import LoraWork
 from benchmarks.beside_trl.play_work import PlayWork
 from benchmarks.beside_trl.ppo_work import PPOWork
 from benchmarks.beside_trl.step_sides import python_path, trl_folder
@@ -59,7 +60,6 @@ SMALLEST = {
         "constants differs failed pretend steps",
     ),
     "papers.estimate_calls": (f"{DATA}/real_ppo_7b_7b.json", "calls end_to_end"),
-    "beside_trl.count_lines": ("", "ours"),
     "faults.growth": ("{growth}", "calls ratio rss_mib seconds threads"),
     "beside_trl.grpo_step": (
         f"--only ours --steps 1 --batch-size 2 --samples 4 --response-tokens 4 {TINY}",
@@ -68,20 +68,23 @@ SMALLEST = {
     "planner.heterogeneous": ("--model llama-7b --batch-sizes 16 --evaluations 20000", "gains paper rows"),
     "learn.ppo": ("--steps 1 --reward-steps 1 --home {home}", "goals means runs"),
     "parts.many_nodes": ('{{"nodes":[],"ranks":32}}', "by_nodes controller"),
-    "parts.orchestration": ('{{"steps":2,"transfers":4,"fingerprints":1}}', "fingerprint node transfer"),
     "one_gpu": (
         "--pretend --half ours --half profile --steps 2 --out {home}/one_gpu",
         "ours ratio record size trl",
     ),
+    "beside_trl.lora_step": (
+        f"--only ours --rank 4 --steps 1 --batch-size 2 --samples 4 --response-tokens 4 {TINY}",
+        "adapter_bytes certified_bytes certified_over_measured device_bytes device_bytes_share fingerprint_share "
+        "orchestration_share ours_seconds ours_seconds_per_call reallocation_bytes",
+    ),
     "beside_trl.our_grpo": ("{grpo_work}", MEASURED),
+    "beside_trl.our_lora": ("{lora_work}", MEASURED),
     "beside_trl.our_ppo": ("{ppo_work}", MEASURED),
     "beside_trl.play_step": (
         "--only ours --batch-size 1 --samples 2 --turns 2 --response-tokens 2 --model {home}/models/smollm2",
         "ours",
     ),
     "beside_trl.our_play": ("{play_work}", MEASURED),
-    "beside_trl.play_rounds": ("{play_work}", MEASURED),
-    "planner.simulate_rounds": ("--rows 8 --tokens 3", "ratio_10_turns ratio_4_turns"),
     "papers": ("--only app", "expected holds name values"),
     "learn": (
         "ppo-shared --steps 1 --home {home}",
@@ -134,28 +137,16 @@ SMALLEST = {
         "above_10_percent above_5_percent changes constants median_worst questions seconds_lost worst "
         "worst_of_steadiest",
     ),
-    "planner.replan": (
-        "--only fixed halves --steps 6 --first 3 --last 6 --prompts 2 --samples 2 --mini-batches 1 --hidden 64 "
-        "--layers 1",
-        "gain switched_at over_halves say_share seconds steps",
-    ),
     "solve_problem": (
         f"{DATA}/grpo_7b_1x8.json --budget-seconds 1",
         "cpu_seconds evaluations gap lower_bound_seconds makespan_seconds plan",
-    ),
-    "planner.streamed_parts": (
-        f"--rounds 1 --steps 1 --batch-size 4 --response-tokens 4 {TINY}",
-        "gain measured_seconds parts predicted_gain predicted_seconds",
-    ),
-    "planner.streamed_tables": (
-        "--only A --evaluations 1000",
-        "ahead ahead_streamed apart apart_by_kind setting together together_by_kind",
     ),
     "parts.train_step": (
         "--rows 2 --steps 1 --model {home}/models/smollm2",
         "copy digest first_copy least products rest step",
     ),
     "beside_trl.trl_grpo": ("{grpo_work}", MEASURED),
+    "beside_trl.trl_lora": ("{lora_work}", MEASURED),
     "beside_trl.trl_play": ("{play_work}", MEASURED),
     "beside_trl.trl_ppo": ("{ppo_work}", MEASURED),
 }
@@ -165,6 +156,7 @@ SMALLEST = {
 
 TRL_VERSIONS = {
     "beside_trl.trl_grpo": grpo_step.TRL_VERSION,
+    "beside_trl.trl_lora": grpo_step.TRL_VERSION,
     "beside_trl.trl_play": grpo_step.TRL_VERSION,
     "beside_trl.trl_ppo": ppo_step.TRL_VERSION,
 }
@@ -228,6 +220,7 @@ def test_a_benchmark_ends_with_one_line_of_json(name, home):
     works = {
         "ppo_work": PPOWork(**files, batch_size=8, response_tokens=4, steps=1),
         "grpo_work": GRPOWork(**files, batch_size=2, samples=4, response_tokens=4, steps=1, mini_batches=2),
+        "lora_work": LoraWork(**files, batch_size=2, samples=4, response_tokens=4, steps=1, rank=4),
         "play_work": PlayWork(**files, batch_size=1, samples=2, turns=2, response_tokens=2),
     }
     texts = {key: json.dumps(asdict(work), separators=(",", ":")) for key, work in works.items()}

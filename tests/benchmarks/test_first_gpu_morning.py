@@ -44,7 +44,7 @@ REFUSED = {
 
 
 @pytest.mark.all
-def test_every_step_of_a_single_gpu_runs_or_says_what_it_needs(tmp_path):
+def test_every_single_gpu_step_runs_or_names_its_requirement(tmp_path):
     """Doctor and a run by the command line too. Nothing fails, and each finding of the pretend GPU is as expected."""
     lines, last = morning("--one", "--pretend", "--out", str(tmp_path))
     assert last["failed"] == last["differs"] == {} and sum(last["steps"].values()) == len(ONE_GPU)
@@ -52,7 +52,7 @@ def test_every_step_of_a_single_gpu_runs_or_says_what_it_needs(tmp_path):
     assert any("not measured; expected" in line for line in lines)
 
 
-def test_what_the_pretend_gpu_cannot_run_is_refused_with_a_reason(tmp_path):
+def test_the_pretend_gpu_refuses_unsupported_work_with_a_reason(tmp_path):
     machine = Machine(tmp_path, pretend=True)
     needy = [step for step in ONE_GPU if "hardware" in step.needs]
     assert {step.name for step in needy} == REFUSED
@@ -75,6 +75,7 @@ def test_timings_and_bytes_run_at_a_tiny_shape(tmp_path):
     )  # as it came, and in the end
 
 
+@pytest.mark.all
 def test_a_few_steps_run_and_the_others_need_a_gpu(tmp_path):
     """A report names the range of each finding, and each constant, which the pretend GPU does not replace."""
     names = ("host_waits", "choice_of_tokens", "context_bytes")
@@ -128,7 +129,7 @@ def test_a_step_that_fails_or_never_ends_leaves_the_others_alone(tmp_path):
     assert "  PAIR (placement/memory/overhead.py): 2 -> 3" in lines
 
 
-def test_a_step_that_is_cut_keeps_what_it_found(tmp_path):
+def test_an_interrupted_step_keeps_its_findings(tmp_path):
     """Whether its limit ended it, or somebody killed it."""
 
     def slow(machine):

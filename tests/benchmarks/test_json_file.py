@@ -19,7 +19,7 @@ WHOLE = gzip.compress(b'{"calls": []}')
 
 
 @given(value=VALUES)
-def test_what_was_written_is_read(value, tmp_path_factory):
+def test_json_round_trips(value, tmp_path_factory):
     """By the standard library, with which it shares no code."""
     for name, packed in (("plain.json", lambda content: content), ("packed.gz", gzip.compress)):
         path = tmp_path_factory.mktemp("json") / name
@@ -32,7 +32,7 @@ def test_what_was_written_is_read(value, tmp_path_factory):
     [b"", b"{", b'{"a": NaN}', b"\xff", b"[1,]", WHOLE[:-9], WHOLE[:12] + b"\0" * 4 + WHOLE[16:], b"\x1f\x8b"],
     ids=["empty", "cut short", "no number", "no text", "a comma", "cut short in gzip", "damaged gzip", "no gzip"],
 )
-def test_what_is_no_json_is_refused_in_one_line(content, tmp_path):
+def test_malformed_json_is_refused_in_one_line(content, tmp_path):
     path = tmp_path / "problem.json"
     path.write_bytes(content)
     with pytest.raises(InvalidInput, match=r"\AFILE: got '.*problem.json', expected JSON, or gzipped JSON \(.*\)\Z"):
@@ -40,6 +40,6 @@ def test_what_is_no_json_is_refused_in_one_line(content, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["missing.json", "."])
-def test_what_is_no_file_is_refused_in_one_line(name, tmp_path):
+def test_a_missing_json_file_is_refused_in_one_line(name, tmp_path):
     with pytest.raises(InvalidInput, match=r"\AFILE: got '.*', expected a file of JSON \(.*\)\Z"):
         read_json(tmp_path / name, "FILE")

@@ -2,13 +2,14 @@
 
 import pytest
 
+from benchmarks.learn import offline
 from benchmarks.learn.__main__ import ALGORITHMS, adapted, parameters
 from prefect_rlhf.blocks.model import Model
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("name", [*ALGORITHMS, *offline.STEPS])
 def test_a_rank_changes_the_actor_and_its_rate_alone(tmp_path, name):
-    given = parameters(tmp_path, name, 1, 5)
+    given = (parameters if name in ALGORITHMS else offline.parameters)(tmp_path, name, 1, 5)
     changed, printed = adapted(given, 8)
     assert Model.model_validate(changed["actor"]).adapter.rank == 8
     assert {**changed["actor"], "adapter": None} == {**given["actor"], "adapter": None}

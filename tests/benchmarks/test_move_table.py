@@ -25,7 +25,7 @@ def table() -> dict[str, float]:
 
 
 @pytest.mark.parametrize("at_once", [1, 10, 1_000_000])
-def test_a_move_takes_what_its_key_says(monkeypatch, at_once):
+def test_a_move_takes_the_seconds_of_its_key(monkeypatch, at_once):
     """However the table is cut into parts: 0 where there is no key, and between equal strategies."""
     monkeypatch.setattr(move_table, "AT_ONCE", at_once)
     moves = moves_between(table(), {7: STRATEGIES[:8], 70: STRATEGIES})

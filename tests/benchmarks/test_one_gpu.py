@@ -45,7 +45,7 @@ def test_a_record_that_was_cut_in_a_line_keeps_the_others_and_goes_on(tmp_path):
     assert newest(file, "ours", "step")["step"] == 1 and newest(file, "ours", "memory") is None
 
 
-def test_a_ratio_needs_both_halves_on_one_card_at_one_work(tmp_path):
+def test_a_ratio_needs_both_halves_on_the_same_card_with_the_same_work(tmp_path):
     file, mine = tmp_path / "record.jsonl", work(tmp_path)
     assert one_gpu.compared(file, mine)["ratio"] is None
 
@@ -96,14 +96,14 @@ def test_seconds_of_calls_are_medians_after_the_first_step():
     assert calls == {"actor_train": {"measured": 4.0, "with_orchestration": 4.0, "predicted": 2.0}}
 
 
-def test_a_step_lasts_from_one_optimizer_step_to_the_next():
+def test_step_time_runs_between_optimizer_steps():
     """So it has the gap between steps, and not the evaluation after the last."""
     spans = [span(f"actor_train@{step}", 5 * step, 5 * step + 1, kind="train_step") for step in (1, 2, 3)]
     spans.append(span("actor_evaluation@3", 16, 40, kind="generate"))
     assert ours.step_seconds(spans) == [5, 5]
 
 
-def test_memory_is_measured_beside_each_term_of_the_certificate():
+def test_memory_is_measured_for_each_certificate_term():
     gib = 1 << 30
     shares = [("device", "context", 1), ("actor.vllm n0:0 dp1", "weights", 3), ("actor_train@1", "logits", 2)]
     proof = {

@@ -37,7 +37,7 @@ def test_runs_that_set_no_constant_are_within_35_percent_and_half_of_them_within
     assert max(errors) <= 0.35
 
 
-def test_steps_of_our_runtime_are_near_public_ones_too(runs):
+def test_our_runtimes_step_times_are_near_public_runs(runs):
     """It was set on readings of one H100 alone, none of them public."""
     errors = [abs(run.error(OURS.efficiency)) for run in runs if ":h100" in run.report.ask]
     assert len(errors) >= 8 and median(errors) <= 0.15 and max(errors) <= 0.35
@@ -52,13 +52,13 @@ def test_the_two_constants_of_public_runs_are_what_half_of_them_fit(runs):
     )
 
 
-def test_the_range_of_an_answer_is_that_of_the_record(runs):
+def test_an_answers_range_comes_from_the_record(runs):
     assert public_runs.ranges(runs) == {
         kind: {"least": record.least, "most": record.most, "runs": record.runs} for kind, record in RECORD.items()
     }
 
 
-def test_two_placements_of_one_report_come_out_in_their_order(runs):
+def test_two_placements_of_a_report_keep_their_order(runs):
     seconds = {run.name: run.seconds(PUBLIC.efficiency) for run in runs}
     assert all(seconds[faster] < seconds[slower] for faster, slower in public_runs.SAME_REPORT)
 

@@ -123,7 +123,7 @@ def test_a_malformed_file_is_one_line(changed, change, complaint):
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{", "null"])
-def test_what_is_no_such_file_at_all_is_one_line_on_standard_error(tmp_path, content):
+def test_another_file_gives_one_line_on_standard_error(tmp_path, content):
     path = tmp_path / "file.json"
     path.write_text(content)
     for refused in (run(path), run(tmp_path / "absent.json")):

@@ -22,7 +22,8 @@ def test_a_file_of_questions_may_have_comments(tmp_path):
     assert questions(file) == ["dpo --cluster 1x8:h100", "ppo --cluster 2x8:h100"]
 
 
-@pytest.mark.parametrize("line", first(1, SMALL))
+@pytest.mark.all  # tests/placement/search/test_bound.py has the bound
+@pytest.mark.parametrize("line", SMALL)
 def test_no_plan_of_a_small_question_is_below_its_bound(line):
     """Neither the answer, nor a preset, nor plans drawn around them and anywhere."""
     verdict = judge(line, 15, 1.0, Random(len(line)), anneal_seconds=1.0)

@@ -21,6 +21,7 @@ def test_the_questions_are_eight_of_the_list():
     assert max(QUESTIONS) <= len(questions())
 
 
+@pytest.mark.all
 def test_the_best_known_plan_is_at_least_as_fast_as_the_answer_and_as_a_search_that_knows_the_change():
     """Under no change does the pool lose against a plan that was put in it."""
     change = Correction(eager_launch=2.0)

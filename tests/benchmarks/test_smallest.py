@@ -50,7 +50,7 @@ def smallest(graph: DataflowGraph) -> Smallest:
 
 
 @pytest.mark.all
-def test_a_smaller_cluster_than_the_one_found_has_no_plan():
+def test_no_smaller_cluster_has_a_plan():
     """PPO with four 7B models: one A100 of 80 GB cannot hold even one of its optimizers."""
     found = smallest(of_7b(ppo()))
     assert found.planned.certificate.fits
@@ -80,13 +80,13 @@ def test_a_shared_trunk_has_both_heads_elements_once():
         assert ModelSizes.of(spec).stage_parameters(Strategy(), 0) == num_parameters(spec)
 
 
-def test_models_too_large_for_every_size_are_refused_with_what_is_missing():
+def test_models_too_large_for_every_size_are_refused_with_the_missing_memory():
     graph = replace(ppo(), models=tuple(model(m.role, m.head, KNOWN_SHAPES["llama-65b"]) for m in ppo().models))
     with pytest.raises(InvalidInput, match=r"GiB less, by .*\Z"):
         smallest_that_fits(graph, A100S[:3], LENGTHS, 0.5)
 
 
 @pytest.mark.parametrize(("sizes", "says"), [((), "sizes"), (None, "most_nodes")])
-def test_nothing_to_try_is_refused(sizes, says):
+def test_an_empty_range_of_sizes_is_refused(sizes, says):
     with pytest.raises(InvalidInput, match=f"^{says}: got"):
         smallest_that_fits(ppo(), sizes if sizes is not None else sizes_of(A100S[0].sources.nodes[0], 0), LENGTHS)

@@ -42,7 +42,7 @@ def configured(folder, flow="crunch", parameters=None, **variables):
 
 
 @given(events=st.lists(st.tuples(st.sampled_from(["come", "end"]), st.integers(1, 10)), max_size=30))
-def test_consecutive_free_devices_are_given_to_whoever_is_first_and_to_nobody_else(tmp_path_factory, events):
+def test_consecutive_free_devices_go_only_to_the_first_in_line(tmp_path_factory, events):
     """For any sizes on ten devices: a run has just its number, no device twice, and waits only if there is no gap."""
     book = LeaseBook(tmp_path_factory.mktemp("leases"), BOX, any_number=True)
     waiting, held = [], []
@@ -135,7 +135,7 @@ def test_a_plain_flow_with_a_parameter_dry_run_has_its_devices(tmp_path):
         ),
     ],
 )
-def test_devices_that_the_pool_does_not_have_are_refused_in_one_line(tmp_path, variables, line):
+def test_devices_outside_the_pool_are_refused_in_one_line(tmp_path, variables, line):
     taken = TakenRun.take(configured(tmp_path, **variables))
     with pytest.raises(InvalidInput) as refused:
         taken.take_devices()
@@ -222,8 +222,9 @@ def is_free(book):
     return isinstance(answer, LeasedMesh)
 
 
+@pytest.mark.all  # test_worker.py leases, and test_lease_queue.py has the order
 @pytest.mark.slow
-def test_plain_flows_share_devices_in_order_and_leave_nothing(site):
+def test_plain_flows_share_devices_in_order_and_clean_up(site):
     """Three runs on eight devices, of which two need five; and one that is too large."""
     out = folder_of(site, "three")
     runs = [site.start("plain", job_variables={"num_devices": size}, out=out) for size in (5, 5, 3)]

@@ -106,7 +106,7 @@ def test_parameters_are_frozen():
         Model(path="x").path = "y"  # type: ignore[misc]
 
 
-def test_a_saved_block_gives_what_is_left_out(monkeypatch):
+def test_a_saved_block_fills_fields_left_out(monkeypatch):
     """`saved` fills what is not given; what differs from its default stays as typed."""
     block = ModelBlock(path="models/big", head="scalar", dtype="float32", new_head=True)
     monkeypatch.setattr(ModelBlock, "load", lambda name, **_: block if name == "big" else None)

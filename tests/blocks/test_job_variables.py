@@ -34,14 +34,14 @@ def no_server():
         ),
     ],
 )
-def test_a_wrong_job_variable_is_one_line_that_names_it(values, said):
+def test_a_wrong_job_variable_is_named_in_one_line(values, said):
     template = GpuMeshWorker.get_default_base_job_template()
     with pytest.raises(InvalidInput) as refused:
         asyncio.run(GpuMeshConfiguration.from_template_and_values(template, values))
     assert said in str(refused.value) and "\n" not in str(refused.value)
 
 
-def test_a_name_of_a_saved_block_that_no_address_can_hold_is_one_line():
+def test_an_impossible_block_name_is_refused_in_one_line():
     with pytest.raises(ValidationError) as refused:
         Model.model_validate({"saved": "two\nlines"})
     expected = r"saved: got 'two\nlines', expected the name of a saved rlhf-model block (prefect block ls)"

@@ -84,7 +84,7 @@ def test_the_status_is_the_commands(tmp_path, run_id, program, status):
     assert asyncio.run(scenario()) == status
 
 
-def test_stop_leaves_nothing(tmp_path, run_id):
+def test_stop_kills_every_child(tmp_path, run_id):
     """Children in sessions of their own that ignore SIGTERM, with and without the run's id: all gone."""
 
     async def scenario():
@@ -96,7 +96,7 @@ def test_stop_leaves_nothing(tmp_path, run_id):
     assert _left(run_id) == []
 
 
-def test_reaping_a_run_that_is_gone_touches_nothing(run_id, monkeypatch):
+def test_reaping_a_finished_run_signals_no_process(run_id, monkeypatch):
     """Nothing to kill: nothing is signalled, at once. (Process 1 and kernel threads have parent 0.)"""
     signalled = []
     monkeypatch.setattr(os, "kill", lambda *arguments: signalled.append(arguments))
@@ -107,7 +107,7 @@ def test_reaping_a_run_that_is_gone_touches_nothing(run_id, monkeypatch):
 
 
 @pytest.mark.parametrize("by", [signal.SIGTERM, signal.SIGKILL])
-def test_a_command_that_is_killed_leaves_nothing(tmp_path, run_id, by):
+def test_a_killed_command_leaves_no_children(tmp_path, run_id, by):
     """The controller dies; its children are reaped by the keeper alone."""
 
     async def scenario():
@@ -175,7 +175,7 @@ time.sleep(600)
     os.kill(teller, signal.SIGKILL)
 
 
-def test_what_reports_for_a_dead_worker_has_its_variables_and_shows_none(tmp_path, run_id):
+def test_a_dead_workers_report_has_its_variables_and_hides_them(tmp_path, run_id):
     """Tools can read what a process started with, so the report gets the key of the server in another way."""
     (tmp_path / "sleeps.py").write_text("import time\ntime.sleep(600)\n")
     worker = f"""

@@ -34,7 +34,7 @@ def test_a_worker_gives_it_through_the_environment(monkeypatch):
         assert leased is OURS
 
 
-def test_without_a_lease_a_run_gets_one_device_and_a_dry_run_none():
+def test_without_a_lease_a_run_gets_a_device_and_a_dry_run_does_not():
     with leased_devices() as leased:
         assert (leased.cluster, len(leased.devices)) == (ONE_DEVICE, 1)
     with leased_devices(dry_run=True) as leased:

@@ -80,7 +80,7 @@ def test_small_leases_leave_large_blocks_whole(tmp_path):
         (DESK, -1, "num_devices"),
     ],
 )
-def test_what_a_cluster_can_never_give_is_invalid_not_busy(tmp_path, cluster, wanted, field):
+def test_an_impossible_request_is_invalid_not_busy(tmp_path, cluster, wanted, field):
     """Impossible is an error that names the field; waiting for it would never end."""
     with pytest.raises(InvalidInput) as error:
         LeaseBook(tmp_path, cluster).acquire(wanted, ME)
@@ -123,7 +123,7 @@ def test_what_another_user_wrote_into_a_lease_file_is_not_trusted(tmp_path, writ
     held.release()
 
 
-def test_the_name_of_a_holder_is_one_clean_line(tmp_path):
+def test_a_holders_name_is_shown_as_a_clean_line(tmp_path):
     """No escape sequence, line break, direction mark or lone surrogate reaches a terminal or a state; and no novel."""
     book = LeaseBook(tmp_path, DESK)
     held = book.acquire("n0:0", ME)
@@ -136,7 +136,7 @@ def test_the_name_of_a_holder_is_one_clean_line(tmp_path):
     held.release()
 
 
-def test_a_refused_mesh_holds_nothing(tmp_path):
+def test_a_refused_mesh_holds_no_device(tmp_path):
     """All or nothing: the free half of a refused mesh stays free."""
     book = LeaseBook(tmp_path, DESK)
     one = book.acquire("n0:1", ME)
@@ -151,7 +151,7 @@ def _hold(folder, ready):
     time.sleep(60)
 
 
-def test_a_killed_holder_holds_nothing(tmp_path):
+def test_a_killed_holder_frees_its_devices(tmp_path):
     """kill -9 frees the devices at once; nobody has to clean up."""
     context = multiprocessing.get_context("spawn")
     ready = context.Event()
@@ -272,7 +272,7 @@ def test_a_run_that_may_make_do_with_less_gets_the_largest_mesh_that_is_free(tmp
     held.release()
 
 
-def test_a_least_above_what_is_asked_for_is_refused(tmp_path):
+def test_a_minimum_above_the_request_is_refused(tmp_path):
     with pytest.raises(InvalidInput, match="min_devices: got 4, expected at most the 2 devices"):
         LeaseBook(tmp_path, NODE).acquire("n0:0-1", ME, at_least=4)
 

@@ -97,6 +97,7 @@ def _queued(book, count):
         time.sleep(0.02)
 
 
+@pytest.mark.all  # the other tests have the order
 def test_processes_start_in_order_of_arrival(tmp_path):
     """One that wants one device and came later does not overtake one that wants two, though a device is free."""
     book, notes = LeaseBook(tmp_path, DESK), tmp_path / "notes"
@@ -145,7 +146,7 @@ def test_a_waiter_that_asks_no_longer_is_passed_until_it_asks_again(tmp_path, mo
     assert isinstance(book.acquire(1, Holder.now("later", "later")), Busy)
 
 
-def test_who_waits_is_told_who_holds_its_devices_and_who_came_first(tmp_path):
+def test_a_waiting_run_learns_its_holders_and_earlier_waiters(tmp_path):
     book = LeaseBook(tmp_path, DESK)
     held = book.acquire("n0:0", Holder.now("held", "ppo/amber-fox"))
     first = book.enter(2, "first", "grpo/tidy-owl")
@@ -176,7 +177,7 @@ def test_since_when_a_run_holds_its_devices_is_when_it_got_them(tmp_path):
     assert [datetime.fromisoformat(written["since"]) >= time for time in freed] == [True]
 
 
-def test_a_run_has_one_place_whoever_keeps_it_for_it(tmp_path):
+def test_a_run_has_a_single_place_even_with_two_workers(tmp_path):
     """Two workers see one run: the place of the first counts for both, and an earlier arrival comes first."""
     book = LeaseBook(tmp_path, DESK)
     place = book.enter(2, "run", "run", arrived=1000.0)
@@ -204,7 +205,7 @@ def test_a_run_has_one_place_whoever_keeps_it_for_it(tmp_path):
         '{"priority": 1, "arrived": 1, "number": 1, "devices": "n0:0", "flow_run": "' + "x" * 5000 + '"}',
     ],
 )
-def test_a_ticket_that_another_user_wrote_badly_counts_for_nothing(tmp_path, written):
+def test_another_users_malformed_ticket_is_ignored(tmp_path, written):
     book = LeaseBook(tmp_path, DESK)
     ticket = book.enter(2, "bad", "bad")
     ticket.path.write_text(written)
@@ -215,7 +216,7 @@ def test_a_ticket_that_another_user_wrote_badly_counts_for_nothing(tmp_path, wri
     ticket.release()
 
 
-def test_the_name_on_a_ticket_is_one_clean_line(tmp_path):
+def test_a_tickets_name_is_shown_as_a_clean_line(tmp_path):
     book = LeaseBook(tmp_path, DESK)
     ticket = book.enter(2, "bad", "bad")
     ticket.path.write_text(

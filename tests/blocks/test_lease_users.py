@@ -62,7 +62,7 @@ def _mesh(folder: Path) -> str:
 
 @needs_root
 @pytest.mark.parametrize(("first", "second"), [(ALICE, BOB), (ROOT, ALICE), (ALICE, ROOT)])
-def test_another_user_gets_what_one_has_freed(shared, first, second):
+def test_another_user_gets_freed_devices(shared, first, second):
     """Also root's files stay in nobody's way."""
     assert _as_user(first, lambda: _mesh(shared)) == "n0:0-1"
     assert _as_user(second, lambda: _mesh(shared)) == "n0:0-1"
@@ -70,7 +70,7 @@ def test_another_user_gets_what_one_has_freed(shared, first, second):
 
 
 @needs_root
-def test_another_user_waits_for_the_one_who_holds(shared):
+def test_another_user_waits_for_the_holder(shared):
     assert _as_user(ALICE, lambda: _mesh(shared)) == "n0:0-1"  # the files are Alice's
     held = _lease(shared, "n0:1")
     assert _as_user(BOB, lambda: _mesh(shared)).startswith(
@@ -81,13 +81,13 @@ def test_another_user_waits_for_the_one_who_holds(shared):
 
 
 @needs_root
-def test_nobody_can_remove_anothers_lease(shared):
+def test_users_cannot_remove_each_others_leases(shared):
     _as_user(ALICE, lambda: _mesh(shared))
     assert _as_user(BOB, (shared / "desk" / "n0-0.lease").unlink).startswith("PermissionError")
 
 
 @needs_root
-def test_a_file_that_may_not_be_written_costs_one_line(shared):
+def test_an_unwritable_lock_file_gives_one_line(shared):
     """As a copy made by root leaves it; root itself mends it."""
     _as_user(ALICE, lambda: _mesh(shared))
     file = shared / "desk" / "n0-0.lease"

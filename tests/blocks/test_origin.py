@@ -47,13 +47,13 @@ def machine(monkeypatch, tmp_path):
         ({"boot": "before", "attempt": "another"}, "its worker had another lease folder than"),  # a clone
     ],
 )
-def test_a_run_is_lost_only_if_nothing_of_it_can_live_elsewhere(lock, other, why):
+def test_a_run_is_lost_only_if_it_cannot_live_elsewhere(lock, other, why):
     taken = replace(Origin.leave(lock), **other)
     found = why_uncertain(Origin.of(taken.labels()), lock)
     assert found.startswith(why) and bool(found) == bool(why)
 
 
-def test_a_folder_that_machines_share_proves_nothing_after_another_boot(lock, monkeypatch, tmp_path):
+def test_a_shared_folder_does_not_prove_a_reboot(lock, monkeypatch, tmp_path):
     """Both may have the machine id of one image."""
     taken = replace(Origin.leave(lock), boot="before")
     (tmp_path / "mounts").write_text(
@@ -65,7 +65,7 @@ def test_a_folder_that_machines_share_proves_nothing_after_another_boot(lock, mo
     assert "machine id" in why_uncertain(taken, lock), "without an id no machine is the same"
 
 
-def test_a_lock_that_was_taken_anew_proves_nothing(lock, tmp_path):
+def test_a_lock_taken_again_does_not_prove_a_loss(lock, tmp_path):
     """Its worker let go of it, in whichever order that is seen."""
     taken = Origin.leave(lock)
     lock.release()

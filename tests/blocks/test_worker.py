@@ -48,7 +48,7 @@ def _is_free(book: LeaseBook, num_devices: int) -> bool:
     return isinstance(answer, LeasedMesh)
 
 
-def test_a_run_gets_its_lease_and_leaves_nothing(site):
+def test_a_run_gets_its_lease_and_cleans_up(site):
     """The flow's process knows pool, mesh and devices; after it, its stubborn child is gone and the devices free."""
     run = site.run("whole")
     site.until_state(run, "COMPLETED")
@@ -148,7 +148,7 @@ def test_the_worker_ends(site, number):
 
 
 @pytest.mark.all
-def test_a_run_that_nobody_looks_after_is_recovered(site):
+def test_a_run_without_worker_and_keeper_is_recovered(site):
     """Worker and keeper die together, as when the machine goes down: the next worker of this host finds the run."""
     out = str(site.folder / "recovered")
     run = site.run("wide", {"max_restarts": 1}, out=out, steps=5, seconds=20, quick_again=True)
@@ -163,7 +163,7 @@ def test_a_run_that_nobody_looks_after_is_recovered(site):
     assert [name for name in site.states(run) if name in ("AwaitingRetry", "Crashed")] == ["AwaitingRetry"]
 
 
-def test_runs_that_nobody_has_are_recovered(site, monkeypatch, caplog):
+def test_orphaned_runs_are_recovered(site, monkeypatch, caplog):
     """Those that are lost for certain: one that ran starts again or crashed, one that had not is put back.
 
     All others stay as they are, with one line in the log if this host may have had them.
@@ -354,7 +354,7 @@ def test_a_run_may_make_do_with_fewer_devices(site):
     assert Lease.from_json(out.read_text()).mesh.name == "n0:4-7"
 
 
-def test_a_run_that_cannot_start_says_why_in_one_line(site):
+def test_a_run_that_cannot_start_explains_it_in_one_line(site):
     """A job variable that is not there: failed, and no worker's trouble."""
     misspelt = site.run("wide", {"mehs": "n0:0"})
     assert site.until_state(misspelt, "FAILED")["message"].startswith("job_variables: got 'mehs', expected one of")

@@ -39,7 +39,7 @@ def folder(tmp_path_factory):
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize(("adapter", "head"), [(EVERY, "lm"), (FEW, "lm"), (EVERY, "scalar")])
 @pytest.mark.parametrize("trained", [False, True])
-def test_an_adapted_instance_keeps_what_is_predicted(tmp_path, dtype, adapter, head, trained):
+def test_an_adapted_instance_keeps_the_predicted_bytes(tmp_path, dtype, adapter, head, trained):
     """Its base as it is, and the adapter and a scalar head in a buffer, with their gradients and moments."""
     folder = cases.make_folder(tmp_path, scalar=head == "scalar", layers=2)
     case = Case(folder, head=head, dtype=dtype, optimizer=OPTIMIZER if trained else None, adapter=adapter)
@@ -53,7 +53,7 @@ def test_an_adapted_instance_keeps_what_is_predicted(tmp_path, dtype, adapter, h
 
 @pytest.mark.slow
 @pytest.mark.parametrize("adapter", first(1, [FEW, EVERY]))
-def test_an_adapted_vllm_instance_keeps_what_is_predicted(tmp_path, adapter):
+def test_an_adapted_vllm_instance_keeps_the_predicted_bytes(tmp_path, adapter):
     """With slots of the next rank that vLLM has, for all matrices of a fused layer if one of them is adapted."""
     made = vllm_cases.make_folder(tmp_path, 1, tied=True)
     command = vllm_cases.build_command(made, tied=True, dtype="bfloat16", adapter=adapter)
@@ -69,7 +69,7 @@ def test_an_adapted_vllm_instance_keeps_what_is_predicted(tmp_path, adapter):
 @pytest.mark.parametrize(
     ("adapter", "micro_batches", "recompute"), first(2, [(EVERY, 1, 0), (FEW, 1, 2), (EVERY, 4, "all")])
 )
-def test_a_train_step_of_an_adapter_holds_what_is_predicted(folder, tmp_path, adapter, micro_batches, recompute):
+def test_an_adapters_train_step_holds_the_predicted_bytes(folder, tmp_path, adapter, micro_batches, recompute):
     """It keeps the inputs that the A's need, what lies between A's and B's, and no gradient of the base."""
     case = Case(folder, optimizer=OPTIMIZER, adapter=adapter)
     engine, walk = case.build(0), cases.Walk("logprobs", micro_batches=micro_batches, recompute=recompute)
@@ -82,7 +82,7 @@ def test_a_train_step_of_an_adapter_holds_what_is_predicted(folder, tmp_path, ad
     assert measured <= found <= ALLOCATED * measured
 
 
-def test_an_inference_with_an_adapter_holds_what_is_predicted(folder, tmp_path):
+def test_an_adapters_inference_holds_the_predicted_bytes(folder, tmp_path):
     case = Case(folder, adapter=EVERY)
     engine = case.build(0)
     sequences, _ = make_rows(16, 128)
@@ -92,7 +92,7 @@ def test_an_inference_with_an_adapter_holds_what_is_predicted(folder, tmp_path):
 
 
 @pytest.mark.parametrize("adapter", [EVERY, FEW])
-def test_an_adapted_layer_on_cuda_keeps_what_is_counted(tmp_path, monkeypatch, adapter):
+def test_an_adapted_layer_on_cuda_keeps_the_counted_bytes(tmp_path, monkeypatch, adapter):
     """Per layer, as the difference of two depths, by the kernels of CUDA."""
     monkeypatch.setattr(fused, "rms_norm", cpu_kernels.rms_norm)
     monkeypatch.setattr(layers, "kernels", lambda _: fused)

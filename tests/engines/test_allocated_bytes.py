@@ -17,6 +17,7 @@ from prefect_rlhf.placement.cost.execution import Execution
 from prefect_rlhf.placement.cost.sizes import ModelSizes
 from prefect_rlhf.placement.cost.workload import CallWork, Workload
 from prefect_rlhf.placement.devices.strategy import Strategy
+from tests.cases import combinations, first
 
 FLAGS = set(Path("/proc/cpuinfo").read_text().split())
 BFLOAT16 = pytest.param(
@@ -64,7 +65,7 @@ def assert_close_above(found: int, measured: int):
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize(("rows", "length", "micro_batches"), [(24, SHORT, 1), (16, LONG, 1), (32, LONG, 4)])
-def test_a_train_step_holds_what_is_predicted_and_never_more(folder, tmp_path, dtype, rows, length, micro_batches):
+def test_a_train_step_never_exceeds_the_predicted_bytes(folder, tmp_path, dtype, rows, length, micro_batches):
     case = Case(folder, dtype=dtype, optimizer=OPTIMIZER)
     engine, settings = case.build(0), cases.Walk("logprobs", micro_batches=micro_batches)
     cases.train_on(engine, *make_rows(2, 8), cases.loss, settings)  # the moments are made in the first step
@@ -75,9 +76,11 @@ def test_a_train_step_holds_what_is_predicted_and_never_more(folder, tmp_path, d
     assert_close_above(predicted(case, "train_step", rows, length, micro_batches), measured)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("recompute", [2, DEPTH - 1, "all"])
-def test_recomputed_layers_hold_what_is_predicted(deep_folder, tmp_path, dtype, recompute):
+@pytest.mark.parametrize(
+    ("recompute", "dtype"),
+    combinations((2, DEPTH - 1, "all"), ("float32", "bfloat16"), briefly=[(2, "float32"), ("all", "bfloat16")]),
+)
+def test_recomputed_layers_hold_the_predicted_bytes(deep_folder, tmp_path, dtype, recompute):
     """Deep enough that without recomputation nearly all bytes are saved inputs."""
     case = Case(deep_folder, dtype=dtype, optimizer=OPTIMIZER)
     engine, settings = case.build(0), cases.Walk("logprobs", recompute=recompute)
@@ -91,8 +94,8 @@ def test_recomputed_layers_hold_what_is_predicted(deep_folder, tmp_path, dtype, 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("recompute", "sequence_parallel"), [(0, False), (0, True), ("all", True)])
-def test_a_shard_of_a_train_step_holds_what_is_predicted(world, deep_folder, tmp_path, recompute, sequence_parallel):
+@pytest.mark.parametrize(("recompute", "sequence_parallel"), first(1, [("all", True), (0, True), (0, False)]))
+def test_a_train_steps_shard_holds_the_predicted_bytes(world, deep_folder, tmp_path, recompute, sequence_parallel):
     """Of two shards; sequence parallelism divides the norms' inputs and outputs, which both hold otherwise.
 
     Collectives are prompt here. Beside that there is room for what gloo's two threads may still have of collectives
@@ -110,7 +113,7 @@ def test_a_shard_of_a_train_step_holds_what_is_predicted(world, deep_folder, tmp
 
 @pytest.mark.parametrize("dtype", ["float32", BFLOAT16])
 @pytest.mark.parametrize(("rows", "length", "micro_batches"), [(24, SHORT, 1), (16, LONG, 1), (32, LONG, 4)])
-def test_an_inference_holds_what_is_predicted_and_never_more(folder, tmp_path, dtype, rows, length, micro_batches):
+def test_an_inference_never_exceeds_the_predicted_bytes(folder, tmp_path, dtype, rows, length, micro_batches):
     case = Case(folder, dtype=dtype)
     engine = case.build(0)
     sequences, _ = make_rows(rows, length)
@@ -133,7 +136,7 @@ def test_a_critic_without_grouped_queries_is_predicted_too(scalar_folder, tmp_pa
 
 @pytest.mark.parametrize("dtype", ["float32", BFLOAT16])
 @pytest.mark.parametrize(("rows", "length", "micro_batches"), [(16, LONG, 1), (32, LONG, 4)])
-def test_both_heads_of_one_pass_are_predicted(folder, tmp_path, dtype, rows, length, micro_batches):
+def test_bytes_of_both_heads_in_a_pass_are_predicted(folder, tmp_path, dtype, rows, length, micro_batches):
     case = Case(folder, head="lm+scalar", new_head=True, dtype=dtype, optimizer=OPTIMIZER)
     engine = case.build(0)
     terms = (LossTerm(cases.loss, ("logprobs",), "one"), LossTerm(cases.loss, ("values",), "other"))

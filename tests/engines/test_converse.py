@@ -64,7 +64,7 @@ def check(found, expected):
         assert own == pytest.approx(logprobs, abs=1e-4)
 
 
-def test_three_turns_are_those_of_a_loop_over_transformers(engine, expected):
+def test_three_turns_match_a_loop_over_transformers(engine, expected):
     check(converse(engine, settings("talks")), expected)
 
 
@@ -74,7 +74,7 @@ def test_tokens_do_not_depend_on_delays_and_workers(engine, expected, delay, wor
 
 
 @pytest.mark.parametrize(("together", "failed"), [(False, []), (True, [0])])
-def test_a_row_whose_tool_waits_for_the_other_rows_holds_up_none(folder, together, failed):
+def test_a_waiting_tool_does_not_delay_other_rows(folder, together, failed):
     """In rounds the other rows would wait for it, so it would miss its deadline."""
     limits = {"retries": 0, "deadline_seconds": 3.0 if together else 300.0}
     play = settings("waits_for_the_others", workers=1, most_failed=1.0, together=together, **limits)
@@ -99,6 +99,7 @@ def test_the_batches_of_rows_that_play_together_do_not_depend_on_delays(folder, 
     assert batches[0] == batches[1] != batches[2]
 
 
+@pytest.mark.all  # the test before has float32
 def test_rows_that_play_together_are_equal_in_bfloat16(folder):
     """Bit for bit, whatever the delays of their tools and the number of workers."""
     engine = build_vllm(folder, dtype="bfloat16")
@@ -118,6 +119,7 @@ def test_a_play_of_a_turn_is_a_generate_without_a_play(engine):
     assert all(all(row) for row in played.mask)
 
 
+@pytest.mark.all  # tests/engines/functions/test_environments.py opens plays
 def test_an_environment_adds_a_text_to_the_prompt(engine):
     """The tokens are those of a generate from the longer prompts; the text counts towards the row's most tokens."""
     opening = [40, 41, 42]
@@ -148,7 +150,7 @@ def test_a_row_has_at_most_its_tokens(engine):
         ("megatron", {"ranks": (1, 0), "dp": 2}),
         ("megatron", {"ranks": (1, 0), "tp": 2}),
         ("megatron", {"ranks": (2, 3), "pp": 2}),
-        ("vllm", {"ranks": (1, 0), "tp": 2}),
+        pytest.param("vllm", {"ranks": (1, 0), "tp": 2}, marks=pytest.mark.all),
     ],
 )
 def test_tokens_are_the_same_under_every_layout(world, folder, expected, name, where):

@@ -46,7 +46,7 @@ def check(folder: str, engine) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_vllm_has_a_kernel_on_cpu_for_the_widths_that_it_is_said_to_take_and_no_other(dtype):
+def test_vllm_has_cpu_kernels_for_exactly_the_listed_widths(dtype):
     current_platform.import_kernels()
 
     def has_kernel(width: int) -> bool:
@@ -67,7 +67,7 @@ def test_vllm_has_a_kernel_on_cpu_for_the_widths_that_it_is_said_to_take_and_no_
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_on_cuda_vllm_is_said_to_take_what_flashattention_or_triton_take(dtype):
+def test_listed_cuda_widths_are_those_of_flashattention_or_triton(dtype):
     """FlashInfer takes none besides; torch's flexible attention, vLLM's last choice, would be slow."""
     backends = TritonAttentionBackend, FlashAttentionBackend
     name = str(dtype).removeprefix("torch.")

@@ -32,7 +32,7 @@ def predicted(spec, instance, kind: str, rows: int = 8, max_length: int = 128) -
     ("tied", "head"), [(True, "lm"), (False, "lm"), (True, "scalar"), (True, "lm+scalar"), (False, "lm+scalar")]
 )
 @pytest.mark.parametrize("trained", [False, True])
-def test_a_megatron_instance_keeps_what_is_predicted(tmp_path, dtype, tied, head, trained):
+def test_a_megatron_instance_keeps_the_predicted_bytes(tmp_path, dtype, tied, head, trained):
     """After a step, since Adam makes its moments in the first. An odd vocabulary makes padding count."""
     scalar, vocab = head == "scalar", megatron_cases.VOCAB + 1
     folder = megatron_cases.make_folder(tmp_path, tied=tied, scalar=scalar, vocab=vocab, layers=2)
@@ -51,7 +51,7 @@ def test_a_megatron_instance_keeps_what_is_predicted(tmp_path, dtype, tied, head
 
 @pytest.mark.slow
 @pytest.mark.parametrize("tied", [True, False])
-def test_a_vllm_instance_keeps_what_is_predicted(tmp_path, tied):
+def test_a_vllm_instance_keeps_the_predicted_bytes(tmp_path, tied):
     """After a generate, since packed copies are made when they are first used."""
     command = vllm_cases.build_command(vllm_cases.make_folder(tmp_path, 1, tied=tied), tied=tied, dtype="bfloat16")
     engine = VllmEngine(command, 0)

@@ -131,6 +131,7 @@ def test_such_a_reallocation_is_right_in_a_world_that_all_ranks_opened():
     assert call(Caller.move_weights, size=3, ranks=(0, 1)) == {0: [1.0], 1: [0.0]}
 
 
+@pytest.mark.all
 def test_finding_a6_shares_by_messages_are_refused():
     """Of two ranks, whose pair cannot receive before it has sent, and of three, which wait in a circle."""
     ranks = {rank: ((0, 1) if rank < 2 else (2, 3, 4),) for rank in range(5)}
@@ -141,11 +142,12 @@ def test_finding_a6_shares_by_messages_are_refused():
 
 
 @pytest.mark.all
-def test_messages_in_one_direction_are_right():
+def test_one_way_messages_are_right():
     call(Caller.pipeline, size=3)
 
 
-def test_shared_groups_are_used_in_one_order():
+@pytest.mark.all
+def test_shared_groups_need_the_same_order():
     call(Caller.reduce_in_order, (2, 3), (2, 3), (3,), size=3)
     with pytest.raises(RankFailed, match=r"rank \d makes allreduce on group .* rank \d makes allreduce on group"):
         call(Caller.reduce_in_order, (2, 3), (3, 2), (3,), size=3)
@@ -158,7 +160,7 @@ def test_members_make_the_same_collective():
 
 
 @pytest.mark.all
-def test_the_first_use_of_a_group_is_no_single_message():
+def test_a_group_may_not_start_with_a_single_message():
     with pytest.raises(RankFailed, match="the first use of .* is a message outside of a batch"):
         call(Caller.first_is_a_message)
 

@@ -17,7 +17,7 @@ def test_vectors_of_tokens_are_padded_and_found_again():
         assert torch.equal(found, row)
 
 
-def test_a_number_per_row_has_one_value():
+def test_a_number_per_row_is_a_single_value():
     assert Batch({"scores": [torch.tensor(1.0)] * 2}).mask("scores").tolist() == [[1.0], [1.0]]
 
 

@@ -53,7 +53,7 @@ def expected(folder, sequences, temperature):
 
 
 @pytest.mark.parametrize("micro_batches", [1, 3])
-def test_an_inference_of_vectors_is_that_of_transformers(folder, micro_batches):
+def test_inferred_vectors_match_transformers(folder, micro_batches):
     with torch.no_grad():
         whole = expected(folder, cases.make_rows(8)[0], 0.7)
     found = torch.from_numpy(cases.infer(0, Case(folder), NAME, micro_batches, 0.7))

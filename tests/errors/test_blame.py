@@ -17,10 +17,10 @@ def caught(function):
     raise AssertionError("it raised nothing")
 
 
-def test_an_error_is_described_by_the_line_of_ones_own_file():
+def test_an_error_is_described_by_the_line_in_your_own_file():
     """Not by the library's, where it was raised."""
     error = caught(lambda: json.loads("{"))
-    line = test_an_error_is_described_by_the_line_of_ones_own_file.__code__.co_firstlineno + 2
+    line = test_an_error_is_described_by_the_line_in_your_own_file.__code__.co_firstlineno + 2
     assert own_place(error) == f"{__file__}:{line} in <lambda>"
     assert described(error).startswith("JSONDecodeError: Expecting property name")
     assert described(error).endswith(f"({__file__}:{line} in <lambda>)")

@@ -58,7 +58,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_a_group_that_is_made_wrongly_is_refused_in_one_line(case):
+def test_wrong_settings_in_python_are_refused_in_one_line(case):
     make, line = WRONG[case]
     with pytest.raises(InvalidInput) as refused:
         make()

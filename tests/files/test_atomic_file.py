@@ -8,13 +8,13 @@ from prefect_rlhf.files.atomic_file import write_atomically
 pytestmark = pytest.mark.quick
 
 
-def test_a_file_replaces_the_one_before(tmp_path):
+def test_a_file_replaces_its_predecessor(tmp_path):
     for text in ("first", "second"):
         assert write_atomically(tmp_path / "new" / "plan.yaml", lambda part, text=text: part.write_text(text))
     assert [(p.name, p.read_text()) for p in (tmp_path / "new").iterdir()] == [("plan.yaml", "second")]
 
 
-def test_a_folder_replaces_the_one_before(tmp_path):
+def test_a_folder_replaces_its_predecessor(tmp_path):
     def write(part):
         part.mkdir()
         (part / "config.json").write_text("{}")
@@ -25,7 +25,7 @@ def test_a_folder_replaces_the_one_before(tmp_path):
     assert [str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*")] == ["actor", "actor/config.json"]
 
 
-def test_a_link_replaces_the_one_before(tmp_path):
+def test_a_link_replaces_its_predecessor(tmp_path):
     for run in ("run-1", "run-2"):
         (tmp_path / run).mkdir()
         write_atomically(tmp_path / "latest", lambda part, run=run: part.symlink_to(run))
@@ -34,7 +34,7 @@ def test_a_link_replaces_the_one_before(tmp_path):
 
 
 @pytest.mark.parametrize("half", ["file", "folder"])
-def test_a_write_that_fails_leaves_what_was_there(tmp_path, half):
+def test_a_failed_write_keeps_the_old_file(tmp_path, half):
     def dies_in_the_middle(part):
         if half == "folder":
             part.mkdir()

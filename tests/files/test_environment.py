@@ -74,7 +74,7 @@ def test_only_modules_of_this_interpreter_read_their_variables_themselves():
         assert not starts_module(command)
 
 
-def test_no_file_beside_the_script_hides_a_module_of_python():
+def test_no_file_next_to_the_script_hides_a_python_module():
     """It starts in this folder, so its imports would find such a file."""
     beside = {path.stem for path in Path(environment.__file__).parent.glob("*")}
     assert beside & sys.stdlib_module_names == set()

@@ -65,7 +65,7 @@ NONE_THERE = {"tokens that end", "a result"}  # a pipe is as good as no file
 
 @pytest.mark.parametrize("reader", READERS)
 @pytest.mark.parametrize("made", [pipe, endless, deep, no_object])
-def test_a_file_that_is_none_of_ours_is_refused_in_one_line(tmp_path, reader, made):
+def test_a_foreign_file_is_refused_in_one_line(tmp_path, reader, made):
     name, read = READERS[reader]
     folder = tmp_path / "runs" / "amber" / "checkpoints" / "step-000002"
     folder.mkdir(parents=True)
@@ -77,7 +77,7 @@ def test_a_file_that_is_none_of_ours_is_refused_in_one_line(tmp_path, reader, ma
     assert "\n" not in str(refused.value) and len(str(refused.value)) < 1000
 
 
-def test_a_line_that_was_cut_short_is_none(tmp_path):
+def test_a_truncated_line_is_ignored(tmp_path):
     (tmp_path / "lines.jsonl").write_text('{"step": 1}\n{"step": 2}\n{"st')
     assert list(finished_lines("resume_from", tmp_path / "lines.jsonl")) == [{"step": 1}, {"step": 2}]
     assert list(finished_lines("resume_from", tmp_path / "nowhere.jsonl")) == []

@@ -28,7 +28,7 @@ def version_2(folder="", limit="max", used=0, pages=0):
     }
 
 
-def test_without_a_limit_it_is_what_the_host_has_available(tmp_path):
+def test_without_a_limit_the_hosts_available_memory_counts(tmp_path):
     found = system(tmp_path, 5 * GIB, version_2("a/"), "0::/a\n")
     assert (found.num_bytes, found.limit) == (5 * GIB, "MemAvailable of /proc/meminfo")
 
@@ -58,7 +58,7 @@ def test_version_1_counts_too(tmp_path):
     assert system(tmp_path, 50 * GIB, groups, "9:cpu:/a\n4:memory:/a\n").num_bytes == 3 * GIB
 
 
-def test_a_system_that_tells_nothing_has_no_answer(tmp_path):
+def test_an_unknown_system_has_no_memory_answer(tmp_path):
     assert system(tmp_path, None, {}, "") is None
 
 

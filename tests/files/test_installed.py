@@ -49,7 +49,7 @@ def test_a_wheel_in_the_environment_of_another_checkout_has_no_commit(package, t
     assert commit_of(installed) is None
 
 
-def test_without_git_there_is_a_version_and_no_commit(package, monkeypatch, tmp_path_factory):
+def test_without_git_the_version_is_known_and_the_commit_is_not(package, monkeypatch, tmp_path_factory):
     assert commit_of(tmp_path_factory.mktemp("no git")) is None
     monkeypatch.setenv("PATH", "/nowhere")
     assert commit_of(package) is None

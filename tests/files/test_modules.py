@@ -38,7 +38,7 @@ def test_a_module_comes_from_its_file_though_no_path_leads_there(tmp_path):
     assert (module.NUMBER, sys.modules["lonely"]) == (7, module)
 
 
-def test_a_module_of_a_package_is_imported_as_one(tmp_path):
+def test_a_packages_module_is_imported_under_its_package(tmp_path):
     (tmp_path / "lonely" / "deep").mkdir(parents=True)
     (tmp_path / "lonely" / "deep" / "inside.py").write_text("from ..number import NUMBER\n")
     (tmp_path / "lonely" / "number.py").write_text("NUMBER = 8\n")

@@ -111,6 +111,7 @@ def assert_equal(one, other):
     assert weight_difference(one, other) < TOLERANCE
 
 
+@pytest.mark.all  # test_adapters_in_vllm.py trains one
 @pytest.mark.parametrize("case", EACH)
 def test_a_run_resumes_from_its_adapter_under_another_plan(ran, case):
     """A checkpoint has the adapter and no base; the second step is that of the run which went on."""
@@ -126,7 +127,7 @@ def test_a_run_resumes_from_its_adapter_under_another_plan(ran, case):
 
 @pytest.mark.all
 @pytest.mark.parametrize(("case", "plan"), [(name, plan) for name in CASES for plan in [*CASES[name].plans][1:]])
-def test_a_plan_changes_nothing_of_an_adapter(ran, case, plan):
+def test_plans_do_not_change_adapter_training(ran, case, plan):
     """Tokens, losses, gradient norms and weights."""
     assert_equal(ran[1](case), ran[1](case, plan))
 

@@ -50,7 +50,7 @@ def ran(tmp_path_factory):
 
 
 @pytest.mark.parametrize("plan", ["megatron", pytest.param("split", marks=pytest.mark.all)])
-def test_tokens_losses_and_adapters_are_those_of_another_plan(ran, plan):
+def test_tokens_losses_and_adapters_match_another_plan(ran, plan):
     one, other = ran[1]("vllm"), ran[1](plan)
     assert not first_differences(one, other)
     assert loss_difference(one, other) < TOLERANCE
@@ -67,7 +67,7 @@ def test_a_run_writes_the_adapter_for_peft_and_the_merged_model(ran):
 
 
 @pytest.mark.all
-def test_a_run_begins_with_an_adapter_and_compares_with_another_frozen_one(ran):
+def test_a_run_starts_from_an_adapter_and_a_frozen_reference_adapter(ran):
     """Both are of one folder, so the KL at version 0 is zero. The rank is the folder's."""
     given, run = ran
     begun = {"path": str(run("vllm").run_dir / "actor")}

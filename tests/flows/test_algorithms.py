@@ -87,7 +87,7 @@ def test_ppo_has_the_six_calls_of_reals_figure():
     assert calls_of(traced(ppo)) == {("actor", "generate")} | inferred | trained
 
 
-def test_ppo_without_a_critic_trains_one_trunk_on_two_losses():
+def test_ppo_without_a_critic_trains_a_shared_trunk_on_two_losses():
     """Five calls to models; values follow the actor's versions."""
     graph = traced(ppo, critic=None)
     inferred = {(role, "inference") for role in ("reward", "ref", "actor")}
@@ -203,7 +203,7 @@ def test_without_a_weight_of_kl_or_under_simpo_a_run_needs_no_reference(name, se
         ("remax", ReMax(kl=KLControl(kind="fixed", coefficient=0)), "kl_penalised_rewards"),
     ],
 )
-def test_with_a_kl_coefficient_of_0_a_reference_is_there_to_measure_the_kl(name, settings, reader):
+def test_with_kl_coefficient_0_a_reference_only_measures_the_kl(name, settings, reader):
     """The call that reports the KL reads what the reference says of each response."""
     graph = traced(ALGORITHMS[name], algo=settings)
     assert "ref_inference" in {port.source for port in graph.call(reader).inputs}

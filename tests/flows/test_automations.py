@@ -86,7 +86,7 @@ def test_a_metric_that_comes_above_its_limit_is_an_event_that_the_automation_wai
         assert event.resource.id.startswith("prefect.flow-run.")
 
 
-def test_a_limit_of_a_metric_that_its_call_does_not_have_is_said_once():
+def test_a_limit_on_a_missing_metric_is_reported_once():
     limits = Limits({"gae.kl": 2.0, "other.kl": 0.0})
     lines = [limits.look({"step": step, "gae.value": 1.0, "gae.return": 2.0}) for step in range(2)]
     assert lines == [
@@ -135,7 +135,7 @@ def test_an_algorithm_runs_by_the_clock(parameters):  # noqa: F811
         ({"role_deadlines": {"critic": 5.0}}, "role_deadlines: got 'critic', expected a role with calls: actor"),
     ],
 )
-def test_what_no_call_has_is_refused_in_one_line(parameters, changes, says):  # noqa: F811
+def test_a_limit_on_an_unknown_call_is_refused_in_one_line(parameters, changes, says):  # noqa: F811
     with pytest.raises(InvalidInput, match=says) as error:
         prepared(sft, parameters | changes, ONE_DEVICE)
     assert "\n" not in str(error.value)

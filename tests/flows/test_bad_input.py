@@ -403,7 +403,7 @@ def test_the_parameters_that_the_cases_break_are_right(good):
     assert len(check(plan(good)).augmented) > 20
 
 
-def test_a_plan_that_does_not_fit_in_memory_says_what_holds_the_bytes(good):
+def test_a_plan_that_does_not_fit_reports_its_memory_use(good):
     small = whole(ClusterShape("phone", num_nodes=1, devices_per_node=2, device_memory_bytes=1 << 20))
     says = r"^plan mine: memory of n0:0: got '.* MiB at .*', expected at most .*$"
     with pytest.raises(PlanDoesNotFit, match=says) as e:

@@ -26,6 +26,7 @@ def folder(tmp_path_factory):
     return folder
 
 
+@pytest.mark.all  # test_docs.py draws one
 def test_a_graph_is_drawn(folder):
     done = command(folder, "graph", "grpo", "-p", "algo.samples_per_prompt=4")
     assert done.returncode == 0, done.stderr
@@ -46,6 +47,7 @@ def test_a_run_says_what_to_install_in_one_line(folder):
     assert line.startswith("prefect-rlhf: torch is not installed") and ".[cpu]" in line
 
 
+@pytest.mark.all  # test_hub_run.py reads one
 def test_a_dry_run_reads_a_model_of_the_hub_by_its_name(folder, monkeypatch, tmp_path):
     """A process of its own, with the variables of a user, downloads once and asks the Hub for nothing else."""
     with stand_in() as hub:

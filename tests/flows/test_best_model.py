@@ -76,7 +76,7 @@ def test_a_run_that_gets_no_better_ends_as_completed_with_its_best_model(paramet
         ({"epochs": 3}, "steps: 40 is not used: epochs sets the number of steps; remove it"),
     ],
 )
-def test_what_has_no_best_model_is_refused_in_one_line(parameters, changes, says):
+def test_best_metric_is_refused_for_a_flow_without_evaluation_in_one_line(parameters, changes, says):
     with pytest.raises(InvalidInput, match=says) as error:
         prepared(sft, parameters | changes, ONE_DEVICE)
     assert "\n" not in str(error.value)

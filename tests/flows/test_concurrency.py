@@ -95,7 +95,7 @@ def overlap(one, other):
     return one["start"] < other["end"] and other["start"] < one["end"]
 
 
-def test_a_reload_runs_beside_a_call_on_the_same_device(run, tmp_path):
+def test_a_reload_overlaps_with_a_call_on_the_same_device(run, tmp_path):
     """The reference comes back while the reward model infers; it and the actor's optimizer take turns on the device."""
     visits = ALONE | dict.fromkeys(("actor_generate", "actor_evaluation"), "0 engine=vllm")
     visits |= {"ref_inference": "0 engine=megatron offload=all", "actor_train": "0 engine=megatron offload=optimizer"}

@@ -46,7 +46,7 @@ def test_a_flow_is_found_in_its_own_folder(folder, name):
     assert find_flow(name.format(folder=folder)).algorithm.name == "mine"
 
 
-def test_a_flow_is_found_in_another_folder_with_what_lies_beside_it(folder):
+def test_a_flow_in_another_folder_can_import_its_neighbours(folder):
     write_flow(folder / "else", "far")
     assert find_flow("else/far.py:run").algorithm.name == "far"
 
@@ -81,7 +81,7 @@ def test_a_file_that_starts_its_flow_when_ranks_import_it_is_refused(monkeypatch
         ("bad:run", "raise SystemExit(3)\n", "it raised SystemExit: 3 ({folder}/bad.py:1 in"),
     ],
 )
-def test_a_name_that_leads_to_no_flow_is_refused_with_what_is_wrong(folder, name, text, says):
+def test_a_name_without_a_flow_is_refused_with_the_reason(folder, name, text, says):
     """Nothing of that name, nothing in it, or an error of the file's own, with its line."""
     write_flow(folder, "bad")
     (folder / "bad.py").write_text(text.format(name="bad"))

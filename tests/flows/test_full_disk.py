@@ -126,7 +126,7 @@ def test_a_disk_that_ends_before_the_first_step_ends_the_run(parameters, disk, m
 
 
 @pytest.mark.all
-def test_a_link_that_cannot_be_made_ends_the_run_after_its_models_are_there(parameters, disk, monkeypatch):
+def test_a_failed_link_ends_the_run_after_its_models_are_written(parameters, disk, monkeypatch):
     report = training.RunReport.finished
 
     def harmed(self):
@@ -139,7 +139,7 @@ def test_a_link_that_cannot_be_made_ends_the_run_after_its_models_are_there(para
     assert list(disk.glob("*/actor/model.safetensors"))
 
 
-def test_the_options_have_nothing_to_write_elsewhere():
+def test_no_option_writes_outside_the_output_folder():
     """All that a run writes is in its output folder; a new option that names a place belongs into the cases above."""
     places = {name for name, field in RunOptions.model_fields.items() if "folder" in (field.description or "").lower()}
     assert places == {"resume_from", "output_dir"}

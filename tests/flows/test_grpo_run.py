@@ -80,9 +80,10 @@ def test_remax_scores_the_sampled_and_the_greedy_response(grouped):
 @pytest.mark.parametrize(
     ("function", "says"),
     [
-        (
+        pytest.param(
             "raises",
             r"raises \(.*\) failed on 1 of [48] rows, at most 10% may; .*: no reward for \d+ \(.*rewards.py:18 in",
+            marks=pytest.mark.all,  # test_rows_that_fail.py has the reason
         ),
         ("missing", r"^InvalidInput: reward.functions.missing: got .*missing"),
     ],

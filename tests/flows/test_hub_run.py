@@ -41,7 +41,8 @@ def given(folder: Path, **changes) -> dict:
     }
 
 
-def test_a_resumed_run_reads_the_commits_of_its_checkpoint_whatever_main_has_become(hub, tmp_path):
+@pytest.mark.all  # the next test starts again
+def test_a_resumed_run_reads_its_checkpoints_commits_even_if_main_has_moved(hub, tmp_path):
     """Newer weights of the reference would be refused, and newer pairs would give other losses."""
     whole = end(dpo, given(tmp_path / "whole", steps=2)).result()
     first = end(dpo, given(tmp_path, steps=1)).result()

@@ -44,7 +44,7 @@ def decided(parameters, plan, mesh, **changes):
 
 
 @pytest.mark.parametrize("name", PARTS)
-def test_a_plan_of_one_device_runs_on_whichever_is_leased(parameters, name):
+def test_a_single_device_plan_runs_on_any_leased_device(parameters, name):
     """Also the plans of a list by step, and a dry run, which has the mesh that it would get."""
     plans = parameters["plans"]
     chosen = decided(parameters, plans["one"], PARTS[name]).chosen
@@ -55,7 +55,7 @@ def test_a_plan_of_one_device_runs_on_whichever_is_leased(parameters, name):
     assert dry.plan == chosen.plan
 
 
-def test_a_plan_of_two_nodes_runs_on_whichever_two_are_leased(parameters):
+def test_a_two_node_plan_runs_on_any_two_leased_nodes(parameters):
     """A plan for more devices than a smaller lease has is refused; the line says how devices are counted."""
     wide = parameters["plans"]["wide"]
     chosen = decided(parameters, wide, DeviceMesh(2, 2, 0, 2)).chosen

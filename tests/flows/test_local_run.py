@@ -123,7 +123,7 @@ def test_a_mistake_is_one_line_and_begins_no_flow_run(given, words, says):
     assert len(algorithm_runs()) == before
 
 
-def test_under_a_lease_that_is_there_another_number_of_devices_is_refused(given):
+def test_another_device_count_than_the_lease_is_refused(given):
     with leased(2):
         assert "n0:0-1" in str(rl.run(rl.algorithms.grpo, dry_run=True, **given))
         with pytest.raises(rl.InvalidInput, match="devices: got 1, expected 2, the number of devices leased"):
@@ -221,7 +221,8 @@ def test_a_run_at_a_terminal_shows_few_short_lines(given, tmp_path, monkeypatch,
     assert "than predicted" not in told  # the seconds of CPUs without a profile are a guess
 
 
-def test_ctrl_c_while_a_run_waits_says_one_line(given, tmp_path):
+@pytest.mark.all  # tests/tasks/running/test_runner.py has Ctrl-C
+def test_ctrl_c_while_a_run_waits_prints_one_line(given, tmp_path):
     with lease(ONE_CPU, 1):
         process = started(given, tmp_path)
         wait_until(lambda: "waiting for" in (tmp_path / "said").read_text(), runs(process))
@@ -234,7 +235,7 @@ def test_ctrl_c_while_a_run_waits_says_one_line(given, tmp_path):
 
 @pytest.mark.all  # tests/tasks/running/test_runner.py stops a run, and the test above stops a command
 @pytest.mark.parametrize(("by", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_run_that_is_stopped_is_cancelled_and_says_in_one_line_how_to_continue(given, tmp_path, by, status):
+def test_a_stopped_run_is_cancelled_and_says_how_to_continue(given, tmp_path, by, status):
     """The command that it says is run, too, and ends the steps that were left."""
     process = started(given | {"steps": 200, "checkpoint_every": 1}, tmp_path, "-p", "seed=3")
     checkpoints = tmp_path / "runs"

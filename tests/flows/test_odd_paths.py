@@ -97,7 +97,7 @@ def test_no_path_of_a_command_ends_in_a_traceback(folder, place, capsys):
 
 
 @pytest.mark.parametrize("kind", ["file", "folder"])
-def test_what_a_person_calls_latest_is_refused_before_devices_and_never_replaced(given, tmp_path, kind, caplog):
+def test_a_users_own_latest_is_refused_before_devices_and_never_replaced(given, tmp_path, kind, caplog):
     """Also if it comes while the run trains: the run completes, with a warning."""
     latest = tmp_path / "latest"
     latest.write_text("mine") if kind == "file" else latest.mkdir()
@@ -126,6 +126,6 @@ def test_a_value_that_is_set_twice_is_refused(capsys):
     assert "--model: got 'actor=llama-70b', expected a single value of actor" in capsys.readouterr().err
 
 
-def test_a_mistake_of_a_path_is_of_its_own_kind(given):
+def test_a_path_mistake_has_its_own_kind(given):
     with pytest.raises(InvalidInput, match="text without NUL characters"):
         prepared(ppo, at(given, "algo.sampling.stop", ["a\0"]), DESK)

@@ -22,6 +22,7 @@ def seen(row):
 """
 
 
+@pytest.mark.all
 @pytest.mark.slow
 @pytest.mark.usefixtures("prefect", "own_home")
 def test_a_score_and_a_record_have_the_text_that_the_generating_role_wrote(parameters, tmp_path):

@@ -193,7 +193,7 @@ class Found:
 
 
 @pytest.mark.all  # tests/flows/training/replan/test_plan_switcher.py has the decision
-def test_a_run_switches_by_itself_and_its_plans_repeat_it(parameters, monkeypatch):
+def test_a_run_switches_on_its_own_and_its_plans_repeat_it(parameters, monkeypatch):
     """Without a stop, between two steps that the check's answer falls on; a resumed run would know the plan."""
     given, files = parameters
     given = given | {"steps": 12, "plan": "flattening"}
@@ -212,9 +212,7 @@ def test_a_run_switches_by_itself_and_its_plans_repeat_it(parameters, monkeypatc
 
 
 @pytest.mark.all
-def test_a_run_that_is_killed_after_a_switch_of_its_own_goes_on_with_the_plans_that_it_had(
-    parameters, monkeypatch, tmp_path
-):
+def test_a_run_killed_after_its_own_switch_resumes_with_its_plans(parameters, monkeypatch, tmp_path):
     """The resumed run is, bit for bit, the run that makes the same switches without a stop."""
     given, files = parameters
     given = given | {"steps": 12, "plan": "flattening", "checkpoint_every": 2, "output_dir": str(tmp_path / "runs")}

@@ -112,9 +112,7 @@ def check_predictions(spans):
 
 
 @pytest.mark.parametrize("dry_run", [True, False])
-def test_a_plan_that_does_not_fit_ends_the_run_in_one_line_with_table_and_json_beside_it(
-    parameters, monkeypatch, dry_run
-):
+def test_a_plan_that_does_not_fit_ends_the_run_with_a_line_a_table_and_json(parameters, monkeypatch, dry_run):
     state = run(parameters, monkeypatch, device_bytes=1 << 20, dry_run=dry_run)
     assert state.is_failed()
     assert state.message.startswith("PlanDoesNotFit: plan flattening: memory of n0:0: got '")
@@ -135,7 +133,7 @@ def test_a_dry_run_shows_the_plan_that_would_be_measured_first(parameters, monke
     assert state.result()["dry_run"]
 
 
-def test_a_number_of_plans_that_cannot_be_measured_ends_the_run_in_one_line(parameters, monkeypatch):
+def test_unmeasurable_plans_end_the_run_in_one_line(parameters, monkeypatch):
     state = run(parameters, monkeypatch, plan="measure(many)")
     assert state.is_failed()
     assert state.message.startswith("InvalidInput: plan: got 'measure(many)', expected measure(k)")

@@ -112,6 +112,7 @@ def test_a_worker_killed_in_the_middle_of_a_play_changes_no_weight(parameters, w
     assert_same(other, whole)
 
 
+@pytest.mark.all  # test_resume.py kills a run
 def test_a_run_killed_in_the_middle_of_a_play_and_resumed_has_the_same_weights(parameters, whole, trap, tmp_path):
     sprung = trap("hangs")
     (tmp_path / "parameters.json").write_text(json.dumps(parameters | {"output_dir": str(tmp_path)}))

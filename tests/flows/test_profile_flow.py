@@ -36,7 +36,7 @@ def test_a_flow_run_leaves_a_profile_that_the_next_run_uses(tmp_path):
     assert refused.message.startswith("InvalidInput: models.model: got 'no-such-model'")
 
 
-def test_a_dry_run_measures_nothing(tmp_path, capsys):
+def test_a_dry_run_makes_no_measurement(tmp_path, capsys):
     model = make_model(tmp_path / "model")
     assert main(["profile", model, "--rows", "2", "--longest", "16", "--dry-run"]) == 0
     assert capsys.readouterr().out.startswith(f"12 measurements of {model}, to be stored in {tmp_path}")

@@ -56,7 +56,7 @@ def run(place, **changes):
     return state.result()
 
 
-def test_a_run_goes_on_from_a_bucket_on_another_machine_and_ends_as_one_that_never_stopped(s3, tmp_path):
+def test_a_run_resumes_from_a_bucket_on_another_machine_bit_for_bit(s3, tmp_path):
     """The machine's copies are all gone in between."""
     whole = load_file(Path(run(tmp_path / "in", steps=3)["models"]["actor"]) / "model.safetensors")
 

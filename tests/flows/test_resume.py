@@ -188,9 +188,7 @@ def kill_a_rank(dispatcher):
 
 
 @pytest.mark.all  # tests/blocks/test_worker.py starts a smaller run again
-def test_a_run_with_retries_that_loses_a_rank_goes_on_by_itself_in_its_own_folder(
-    parameters, whole, at_node, monkeypatch, tmp_path
-):
+def test_a_run_with_retries_recovers_from_a_lost_rank_in_its_folder(parameters, whole, at_node, monkeypatch, tmp_path):
     """The same flow run, bit for bit; what it had of the steps that it does again is there once."""
     at_node("critic_train@4", kill_a_rank)
     monkeypatch.setattr(ppo, "retries", 1)
@@ -309,7 +307,7 @@ def test_killed_in_the_middle_of_a_step_with_stale_generation_it_is_the_whole_ru
 
 
 @pytest.mark.all
-def test_a_rank_that_is_killed_ends_the_run_with_words_and_nothing_unfinished(parameters, tmp_path):
+def test_a_killed_rank_ends_the_run_with_a_message_and_no_unfinished_files(parameters, tmp_path):
     run_dir, said = killed(
         parameters, "replicas", tmp_path, "commit@3", SHARD, all_but_one_shard, "last rank", checkpoint_every=1
     )
@@ -399,7 +397,7 @@ def deeper(folder):
         ),
     ],
 )
-def test_what_is_not_this_run_is_refused_in_one_line(parameters, stored, tmp_path, change, says):
+def test_another_runs_checkpoint_is_refused_in_one_line(parameters, stored, tmp_path, change, says):
     changes = {"resume_from": str(stored), "plan": "flattening"} | change(parameters, tmp_path)
     with pytest.raises(InvalidInput, match=says) as error:
         decided(parameters, **changes)
@@ -412,12 +410,28 @@ def test_another_algorithm_is_refused(parameters, stored):
         decided(common, grpo, steps=STEPS, resume_from=str(stored))
 
 
-def test_a_moved_model_is_no_other_model(parameters, stored, tmp_path):
+def test_a_moved_frozen_model_counts_as_the_same(parameters, stored, tmp_path):
     """A frozen role is read from wherever this run says."""
     moved = shutil.copytree(parameters["ref"]["path"], tmp_path / "moved")
     changes = {"ref": parameters["ref"] | {"path": str(moved)}, "resume_from": str(stored), "plan": "flattening"}
     ready = decided(parameters, **changes)
     assert (ready.augmented.finished, ready.request.checkpoint.step) == (HALF, HALF)
+
+
+def test_another_frozen_model_is_refused_before_a_device_is_used(parameters, half, tmp_path):
+    """By a matrix of its first layer or of its last; the same weights in another folder and file are no other model."""
+    changes = {"resume_from": str(half), "plan": "flattening"}
+    for name, changed in (("first", "model.layers.0."), ("last", "model.layers.3."), ("same", "none")):
+        folder = shutil.copytree(parameters["ref"]["path"], tmp_path / name)
+        weights = load_file(folder / "model.safetensors")
+        weights |= {key: value + 1e-3 for key, value in weights.items() if key.startswith(changed)}
+        save_file(weights, folder / "model.safetensors", {"format": "pt"})
+        ref = {"ref": parameters["ref"] | {"path": str(folder)}}
+        if name == "same":
+            assert decided(parameters, **changes, **ref).request.checkpoint.step == HALF
+        else:
+            with pytest.raises(InvalidInput, match=r"other weights of ref', expected the weights in "):
+                decided(parameters, **changes, **ref)
 
 
 def ends_before_any_task_run(parameters, folder, **changes):
@@ -428,8 +442,8 @@ def ends_before_any_task_run(parameters, folder, **changes):
     return state.message
 
 
-def test_other_weights_of_a_frozen_model_are_refused(parameters, half, tmp_path):
-    """Of the same shape: only the fingerprint tells."""
+def test_a_single_other_weight_of_a_frozen_model_is_refused_when_it_is_built(parameters, half, tmp_path):
+    """Only the fingerprint of the whole tells."""
     other = shutil.copytree(parameters["reward"]["path"], tmp_path / "other")
     weights = load_file(other / "model.safetensors")
     weights["score.weight"][0, 5] += 1e-3
@@ -451,7 +465,7 @@ def test_a_corrupt_shard_ends_the_run_before_anything_is_built(parameters, half,
     assert "is complete; to resume from it" not in caplog.text
 
 
-def test_what_is_stored_is_float32_under_hugging_face_names(half):
+def test_checkpoints_store_float32_under_hugging_face_names(half):
     stored = load_file(half / "checkpoints" / "step-000002" / "actor.trunk" / "shard-00000.safetensors")
     assert {tensor.dtype for tensor in stored.values()} == {torch.float32}
     assert {key.split()[0] for key in stored} == {"main", "exp_avg", "exp_avg_sq"}
@@ -461,7 +475,7 @@ def test_what_is_stored_is_float32_under_hugging_face_names(half):
     assert manifest["fingerprints"].keys() == trunks | {f"{role}.scalar_head" for role in heads}
 
 
-def test_a_flow_run_finds_its_own_folder_again_and_never_that_of_another_of_the_same_name(tmp_path):
+def test_a_flow_run_finds_its_own_folder_even_among_equal_names(tmp_path):
     names = [new_folder(tmp_path, "amber-fox", flow_run_id).name for flow_run_id in "abc"]
     assert names == ["amber-fox", "amber-fox-2", "amber-fox-3"]
     assert earlier_folder(tmp_path, "amber-fox", "b") == tmp_path / "amber-fox-2"

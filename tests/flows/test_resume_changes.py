@@ -63,6 +63,7 @@ def resumed(parameters, half):
     )
 
 
+@pytest.mark.all  # tests/tasks/checkpoints/test_changes.py
 def test_a_run_resumed_at_another_rate_is_bit_for_bit_the_run_whose_rate_changed_on_the_way(parameters, resumed):
     """So the moments, the bias correction and the order of rows are those of the checkpoint."""
     reference = completed(sft, given(parameters, RISES_LONG, steps=STEPS))

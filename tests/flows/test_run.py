@@ -65,7 +65,7 @@ def test_no_rank_keeps_rows_of_a_step_that_ended(once):
         assert set(last_call["store_bytes"].values()) == {0}
 
 
-def test_measured_memory_stands_beside_its_certificate(once):
+def test_measured_memory_is_shown_next_to_its_certificate(once):
     """No more than certified, of the bytes that the ranks themselves report."""
     (device,) = json.loads((once / "memory.json").read_text())["devices"]
     spans = read_lines(once / "task_runs.jsonl")
@@ -80,7 +80,8 @@ def test_a_mistake_ends_the_run_with_one_line(parameters):
     assert state.message.startswith("InvalidInput: ") and "\n" not in state.message
 
 
-def test_a_loss_that_is_no_number_ends_the_run_with_its_call_and_the_last_good_checkpoint(parameters, tmp_path, caplog):
+@pytest.mark.all
+def test_a_nan_loss_ends_the_run_and_names_call_and_last_good_checkpoint(parameters, tmp_path, caplog):
     """What was trained before it is whole, and nothing is tried again."""
     turns_nan = find_flow(f"{Path(__file__).with_name('turns_nan.py')}:turns_nan")
     calls = dict.fromkeys(("actor_generate", "actor_train"), "0 engine=megatron")

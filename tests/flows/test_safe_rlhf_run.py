@@ -68,7 +68,7 @@ def test_a_cost_above_its_limit_raises_the_multiplier_and_both_critics_learn(saf
 
 
 @pytest.mark.all
-def test_it_runs_where_every_role_has_devices_and_a_layout_of_its_own(safe):
+def test_safe_rlhf_runs_with_separate_devices_and_layouts_per_role(safe):
     path = plan_file(PLAN, Path(safe["output_dir"]).parent / "plan.json", COMPUTATIONS)
     with leased(4):
         check(*run(safe | {"plan": str(path)}))

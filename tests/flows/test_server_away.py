@@ -123,7 +123,7 @@ def task_runs_of(site, group):
     return site.ask("/task_runs/filter", {"limit": 200, "flow_runs": {"id": {"any_": [group]}}})
 
 
-def test_a_server_away_within_a_group_and_when_the_next_begins_costs_nothing(site, parameters, undisturbed):
+def test_an_outage_within_a_group_does_no_harm(site, parameters, undisturbed):
     """The rest of the group runs without it, the group after next waits for it."""
     run_dir, said = run_with_server_away(site, parameters, "actor_generate@2", seconds=12)
     assert_nothing_is_lost(site, run_dir, said, undisturbed)
@@ -139,12 +139,12 @@ def test_a_server_away_within_a_group_and_when_the_next_begins_costs_nothing(sit
     ],
     ids=["five minutes", "between groups", "within the only group", "at the end"],
 )
-def test_a_server_away_at_another_moment_costs_nothing(site, parameters, undisturbed, node, steps_per_group, seconds):
+def test_an_outage_at_another_moment_does_no_harm(site, parameters, undisturbed, node, steps_per_group, seconds):
     given = parameters | {"steps_per_group": steps_per_group}
     run_dir, said = run_with_server_away(site, given, node, seconds)
     assert_nothing_is_lost(site, run_dir, said, undisturbed, steps_per_group)
 
 
-def test_a_server_that_stays_away_ends_the_run_with_one_line_that_names_it(site, parameters):
+def test_a_lasting_outage_ends_the_run_with_one_line_that_names_the_server(site, parameters):
     _, said = run_with_server_away(site, parameters, "actor_generate@2", 60, PREFECT_RLHF_SERVER_PATIENCE_SECONDS="10")
     assert said.splitlines()[-1].startswith(f"prefect-rlhf: the Prefect server at {site.api} has not answered for ")

@@ -81,7 +81,7 @@ def test_the_files_of_a_run_have_a_line_or_a_file_for_each_step(counted):
     assert counted.state.result()["best"]["step"] in (2, 3)
 
 
-def test_a_call_of_a_step_reads_the_weights_of_the_step_before_and_an_evaluation_those_of_its_own(counted):
+def test_calls_read_the_previous_steps_weights_and_evaluations_their_own_steps(counted):
     spans = read_spans(counted.folder)
     assert {span.step for span in spans if span.kind == "train_step"} == {1, 2, 3}
     for span in spans:
@@ -94,7 +94,7 @@ def test_a_call_of_a_step_reads_the_weights_of_the_step_before_and_an_evaluation
     assert sorted({span.step for span in spans if span.call == "actor_evaluation"}) == EVALUATED
 
 
-def test_what_the_ui_shows_of_a_run_has_the_same_steps(counted):
+def test_the_ui_shows_the_same_steps(counted):
     flow_run = counted.state.state_details.flow_run_id
 
     async def read():
@@ -126,6 +126,7 @@ def test_a_tracker_shows_the_same_steps(counted):
     assert by_name["actor_train/loss"] == [1, 2, 3]
 
 
+@pytest.mark.all  # test_resume.py compares the steps of both runs
 def test_a_resumed_run_goes_on_with_the_next_number(given, counted, caplog):
     """From the checkpoint of step 2 at step 3, with no step twice and no gap; the evaluation of step 2 stays."""
     checkpoint = counted.folder / "checkpoints" / "step-000002"

@@ -48,7 +48,7 @@ def pool(prefect):
     return ask
 
 
-def test_no_parameter_of_one_run_stops_the_runs_of_a_pool(pool):
+def test_a_runs_parameters_never_stop_the_pools_other_runs(pool):
     """The server refuses the call, and a worker of the pool still gets its runs."""
     asked = {"parameters": GIVEN, "state": {"type": "SCHEDULED", "name": "Scheduled"}}
     right = pool("deployments/{deployment}/create_flow_run", asked)

@@ -69,7 +69,7 @@ def test_the_second_turn_is_estimated_on_its_own_prompts(flow, given):
     assert first.longest == second.longest == trained.longest == workload.longest
 
 
-def test_the_certificate_counts_what_the_tool_adds(flow, given):
+def test_the_certificate_counts_tool_answers(flow, given):
     """Cache and activations of both generates, and those of training."""
 
     def peak(**algo):

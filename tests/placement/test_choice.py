@@ -54,7 +54,7 @@ def test_the_first_groups_with_rows_enough_stay_in_the_order_of_places(places, a
     st.lists(st.integers(1, 9), min_size=NUM_ROWS, max_size=NUM_ROWS),
     st.booleans(),
 )
-def test_every_kept_row_is_dealt_to_one_replica_however_few_there_are(kept, mini_batches, dp, lengths, by_tokens):
+def test_every_kept_row_goes_to_a_single_replica_however_few_rows_exist(kept, mini_batches, dp, lengths, by_tokens):
     """And what a mini-batch has does not depend on replicas."""
 
     def dealt(count):
@@ -68,7 +68,7 @@ def test_every_kept_row_is_dealt_to_one_replica_however_few_there_are(kept, mini
     assert sorted(row for replica in dealt(dp) for batch in replica for row in batch) == sorted(kept)
 
 
-def test_kept_rows_read_what_they_were_chosen_from_and_not_the_other_way_round():
+def test_kept_rows_read_their_source_rows_but_not_the_reverse():
     kept = RowSet("kept", "prompts", 1, ROLLOUT, choice())
     again = RowSet("again", "prompts", 1, kept, choice())
     other = RowSet("other", "prompts", 1, ROLLOUT, choice())

@@ -181,7 +181,7 @@ def test_no_drawn_plan_takes_less_than_the_bound(name, data):
 
 
 @pytest.mark.all
-def test_v100s_beside_a100s_make_an_iteration_shorter():
+def test_adding_v100s_to_a100s_shortens_an_iteration():
     """APP's table III; the paper's gain is 14.5%."""
     alone, both = planned_33b(ALONE), planned_33b(BOTH)
     assert alone.certificate.fits and both.certificate.fits
@@ -189,6 +189,7 @@ def test_v100s_beside_a100s_make_an_iteration_shorter():
     assert both.lower_bound_seconds <= both.seconds
 
 
+@pytest.mark.all  # tests/house/test_docs.py runs the page's plan
 def test_the_plan_trains_on_a100s_and_keeps_frozen_models_on_v100s_or_in_host_memory():
     found = planned_33b(BOTH)
     assert {frozenset(kinds_used(found, call)) for call in ("actor_train_step", "critic_train_step")} == {
@@ -225,7 +226,7 @@ def test_impossible_pins_are_refused(call, mesh, says):
         plan_graph(question(SMALL_GRAPHS["ppo"], small), 0.5, pins=pins)
 
 
-def test_kinds_are_divided_where_there_are_several():
+def test_several_kinds_are_divided():
     """Training on either kind, inference on either; with nodes of one kind there is nothing to divide."""
     graph = SMALL_GRAPHS["remax"]
     for nodes, count in ((SMALL_SOURCES.nodes, 4), (SMALL_SOURCES.nodes[:1] * 2, 0)):
@@ -235,7 +236,7 @@ def test_kinds_are_divided_where_there_are_several():
 
 
 @pytest.mark.all
-def test_one_command_says_apps_table_iii():
+def test_one_command_reproduces_apps_table_iii():
     """Its last line: throughput of the A100s alone, of APP's placement and of the best found, and the gains."""
     command = [
         sys.executable,

@@ -32,7 +32,7 @@ def check_play(settings: PlaySettings) -> Sequence[Mapping[str, Any]]:
 
 @dataclass(slots=True)
 class OpenPlay:
-    """A play of a row that is not over: what it asked and was told, and how often it failed."""
+    """An unfinished play of a row: what it asked and was told, and how often it failed."""
 
     opening: Open
     asked: list[Asks] = field(default_factory=list)

@@ -118,7 +118,7 @@ class Opened:
 
 
 def why_failed(error: BaseException, late: str, place: str) -> str:
-    """Return why a play failed. `late` is the limit that it passed, if any: then the error is the play's end by us."""
+    """Return why a play failed. `late` is the time limit that it passed, or None; past a limit, we end the play."""
     if late:  # the error's text is the place of a tool that was running
         return at(late, str(error) or place)
     return str(error) if isinstance(error, PlayFailed) else reason(error, place)

@@ -28,14 +28,14 @@ Rows = Sequence[Mapping[str, Any]]
 
 
 class HostFunctionFailed(RlhfError):
-    """A host function failed on more rows than `most_failed` allows; names it, its file, the count and a reason."""
+    """Your function failed on more rows than `most_failed` allows. The message names it, its file and a reason."""
 
 
 class HostPool(Staff[ScoringHand, Settled]):
-    """Processes that call functions on rows.
+    """Worker processes that call your functions on rows.
 
-    They start at the first use. They end with `close`, after an error, and at every kind of end of the pool's process.
-    Not thread-safe.
+    They start when the pool is first used. They end with `close`, after an error, and however the pool's own process
+    ends. Not thread-safe.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class HostPool(Staff[ScoringHand, Settled]):
         self.close()
 
     def score(self, rows: Rows, doing: str) -> HostScores:
-        """Call every function on every row; `doing` names the purpose in errors.
+        """Call every function on every row. Errors say `doing` to explain what the call was for.
 
         Raises InvalidInput for a function that cannot be called at all or a column that the rows lack, and
         HostFunctionFailed once more than `most_failed` of the rows have failed.
@@ -76,7 +76,7 @@ class HostPool(Staff[ScoringHand, Settled]):
         return HostScores(values, work.failures(), seconds, work.metrics(), work.answers())
 
     def load(self) -> Sequence[Loaded]:
-        """Import the functions in a first worker, unless a worker has. Raises InvalidInput for a refused function."""
+        """Import the functions in a worker, unless one already has. Raises InvalidInput if a function is refused."""
         try:
             return self.ready_hand().loaded
         except BaseException:
@@ -142,7 +142,7 @@ def check_function(
 ) -> None:
     """Raise InvalidInput if `function` cannot be imported, is not a function, or takes other arguments.
 
-    With `columns`, which a dataset has, also if the function needs a column that is missing there.
+    If you pass a dataset's `columns`, also if the function needs one that is missing there.
     """
     with HostPool((function,), HostSettings(workers=1), seconds) as pool:
         (loaded,) = pool.load()

@@ -1,1 +1,1 @@
-"""Signatures of plays: a person's coroutine, tools or environment, each called as a play."""
+"""Signatures of plays: your coroutine, tools or environment, each called as a play."""

@@ -1,4 +1,4 @@
-"""A call of a person's function from an event loop: a coroutine function in it, any other in a thread of its own."""
+"""Calls your function from an event loop: a coroutine function in the loop, any other in a thread."""
 
 import asyncio
 import inspect

@@ -1,4 +1,4 @@
-"""The first use of a package or a person's code by a play: it works, or the play is refused."""
+"""A play's first use of a package or of your code: it works, or the play is refused."""
 
 import sys
 from collections.abc import Callable

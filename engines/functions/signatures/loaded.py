@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 MOST_CHARACTERS = 1 << 22
-"""Of an answer; a longer answer fails its play."""
+"""Longest answer; a longer answer fails its play."""
 
 
 class PlayFailed(Exception):  # noqa: N818  the reason of a play's failure, not an error of ours

@@ -250,7 +250,7 @@ def _with_environment(server: Mapping[str, Any]) -> dict[str, Any]:
 
 
 async def _listed(client: Any) -> list[Any]:
-    """Return the tools of a server, of all pages of its list."""
+    """Return all tools that a server lists, on every page."""
     tools: list[Any] = []
     cursor: str | None = None
     while True:

@@ -24,7 +24,7 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class BadCall:
-    """Text in the place of a call that is no call; `why` is an answer for the model."""
+    """A malformed tool call; `why` is sent back to the model."""
 
     why: str
 

@@ -46,7 +46,7 @@ class NamedTool:
 
 @dataclass(slots=True)
 class Conversation:
-    """What was said in a play with tools: messages after the prompt, and the numbers of calls."""
+    """A conversation with tools: messages after the prompt, and counts of tool calls, bad calls and errors."""
 
     messages: list[dict[str, str]] = field(default_factory=list)
     calls: int = 0

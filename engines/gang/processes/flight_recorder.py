@@ -13,7 +13,7 @@ from pathlib import Path
 from torch._C import _distributed_c10d
 
 PREFIX = "flight_recorder_"
-"""Of the files' names; a rank's number follows, as torch's own command reads them."""
+"""How the files' names begin; a rank's number follows, as torch's own command reads them."""
 
 
 def environment(folder: Path) -> Mapping[str, str]:

@@ -71,7 +71,7 @@ def install() -> None:
 
 
 def _zipped(operand: Tensor, made: Tensor, axis: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Cut both into the same blocks along an axis, which bounds the elements that are converted at once."""
+    """Cut both into the same blocks along an axis: this bounds how many elements are converted at once."""
     count = -(-made.shape[axis] // AT_ONCE)
     return zip(torch.chunk(operand, count, axis), torch.chunk(made, count, axis), strict=True)
 

@@ -22,7 +22,7 @@ SumKey = tuple[int, int, str]
 """The term's number, the unit of its values (a place in UNITS), and the name: `loss`, or that of a metric."""
 Sums = Mapping[SumKey, float]
 Wanted = tuple[str, float]
-"""The name of an output of a forward pass, and the temperature that logits are divided by."""
+"""A forward pass's output by name, and the temperature that logits are divided by."""
 LOSS = "loss"
 
 
@@ -36,7 +36,7 @@ class TermRows:
     parts: RowParts | None
 
     def weights(self, rows: slice, device: torch.device) -> Tensor:
-        """Return [3], float64: what these rows add to the weights of their mini-batch."""
+        """Return [3], float64: how much these rows add to the weights of their mini-batch."""
         if self.parts is None or rows.start == rows.stop:
             return torch.zeros(len(UNITS), dtype=torch.double, device=device)
         return self.parts.of(rows).weights()

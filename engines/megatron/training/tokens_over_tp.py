@@ -34,7 +34,7 @@ def tokens_over_tp(model: Transformer, is_on: bool) -> Iterator[None]:
 
 
 def _switch(model: Transformer, is_on: bool) -> None:
-    """Set what Megatron's constructors set."""
+    """Set the attributes that Megatron's constructors set."""
     model.config.sequence_parallel = is_on
     for module in model.modules():
         if isinstance(module, ColumnParallelLinear | RowParallelLinear):

@@ -48,7 +48,7 @@ STEPS = 6  # of decoding; the first is the prefill's
 
 @dataclass(frozen=True, slots=True)
 class PassSeconds:
-    """Seconds of a call of an engine: until its first layer, in the layers, and after them.
+    """An engine call's time in seconds: until its first layer, in the layers, and after them.
 
     `ends` follows a forward: the head; in a generation, the choice of tokens and everything until the next pass. A
     generation has `decode`, of a single step, and a train_step `backward`, both in the layers; `after` is until the
@@ -67,7 +67,7 @@ class PassSeconds:
 
 @dataclass(frozen=True, slots=True)
 class WorkSeconds:
-    """The least seconds of work on a device, and the share of the time that its cores spent on other programs.
+    """The fastest run of some work on a device, in seconds, and the share of time its cores spent on other programs.
 
     The share, from 0 to 1, is 0 on a GPU.
     """
@@ -287,7 +287,7 @@ class ProfilingRank:
         return WorkSeconds(min(used), max(0.0, 1 - sum(used) / sum(elapsed)))
 
     def _least(self, call: Callable[[], object], repeats: int) -> float:
-        """Return the least seconds of some calls after the first, which warms up: other programs only add time."""
+        """Return the fastest of some calls, in seconds, after a first that warms up: other programs only add time."""
         seconds = []
         for _ in range(repeats + 1):
             self._together()

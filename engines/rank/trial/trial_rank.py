@@ -89,7 +89,7 @@ class TrialRank(Rank):
         return self._report(began, command=command)
 
     def score(self, command: CallCommand) -> RankReport:
-        """Keep made-up scores of the call's rows instead of the scores of a user's functions."""
+        """Keep made-up scores for the call's rows, in place of scores from a user's functions."""
         began = time.perf_counter()
         for key in command.call.outputs:
             self._keep(command, key, made_up("scores", [0] * len(command.rows)))

@@ -229,7 +229,7 @@ class _Renamed:
 
 
 def _renamed(backend: Any, name: Callable[[str], str]) -> _Renamed:
-    """Return a copy of a tokenizer with other names of its tokens."""
+    """Return a copy of a tokenizer that has other names for its tokens."""
     content = json.loads(backend.to_str())
     model = content["model"]
     vocab = model["vocab"]

@@ -12,7 +12,7 @@ from prefect_rlhf.tasks.settings import Sampling, Settings
 
 
 class Evaluate(Settings):
-    """What the sets of an evaluation share."""
+    """Settings that an evaluation's sets share."""
 
     sampling: Sampling = Field(default=Sampling(), description="How responses are drawn, unless a set states it.")
 

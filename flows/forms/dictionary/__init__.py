@@ -1,1 +1,1 @@
-"""What options of TRL, verl and OpenRLHF mean here, for `translate`, for a wrong key's answer and for the page."""
+"""What TRL's, verl's and OpenRLHF's options mean here, for `translate`, for answers to wrong keys and for the page."""

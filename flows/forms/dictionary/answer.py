@@ -20,7 +20,7 @@ OF_PPO: Mapping[str, tuple[str, ...]] = MappingProxyType(
 )  # fmt: skip
 """The names that PPO has in place of GRPO's."""
 SYMBOLS: Mapping[Any, str] = MappingProxyType({"max_completion_length": "the number of algo.sampling.max_new_tokens"})
-"""Words of tables that stand for another option's value."""
+"""Words that tables use for another option's value."""
 SHORT = frozenset({"horizon", "logger", "nnodes", "shuffle", "truncation", "strategy"})
 """Last parts of options that are plain words, and still are answered alone."""
 GROUPS = frozenset(

@@ -1,4 +1,4 @@
-"""A dialect: the options of one trainer of a library, and what becomes of each of them here."""
+"""A dialect: the options of a library's trainer, and what becomes of each of them here."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A job elsewhere: what a file states, completed by the defaults of its library, and the parameters that follow."""
+"""A job elsewhere: what its file states, completed with the library's defaults, and the parameters that follow."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ OURS = ("algo.batch_size", "algo.update.", "algo.samples_per_prompt")
 
 
 class Untranslatable(Exception):
-    """Options that have no counterpart at these values; the text says why, and what else can be done."""
+    """Options that have no counterpart at these values; the text says why, and what to do instead."""
 
 
 class Unused(Exception):

@@ -1,4 +1,4 @@
-"""The translation of a job: what becomes of each option, and the parameters that a run here needs for the same."""
+"""Translates a job: what becomes of each option, and which parameters a run here needs to do the same."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Translation:
-    """A job's parameters here, what became of each option and default, and what a person has to fill in."""
+    """A job's parameters here, what became of each option and default, and what you still have to fill in."""
 
     job: Job
     made: tuple[Made, ...]
@@ -106,7 +106,7 @@ def _is_needed(job: Job, made: Made) -> bool:
 
 
 def _outcome(job: Job, option: str, made: Mapping[str, Made], problems: Mapping[str, Exception]) -> Outcome:
-    """Return what becomes of a stated option."""
+    """Say what becomes of an option that the file states."""
     dialect, value = job.dialect, job.stated[option]
     rules = dialect.rules_of(option)
     if found := tuple(each for each in made.values() if each.rule in rules):
@@ -184,7 +184,7 @@ def _of_defaults(
 
 
 def _gaps(job: Job, made: Mapping[str, Made], problems: Mapping[str, Exception]) -> dict[str, tuple[Any, str]]:
-    """Return what the other file does not say and a run needs, with words to replace."""
+    """Return what a run needs and the other file does not say, with words for you to replace."""
     gaps: dict[str, tuple[Any, str]] = {}
     for path, (word, what) in job.dialect.needs.items():
         if path not in made and not any(other.startswith(f"{path}.") for other in made):

@@ -27,7 +27,7 @@ HEADS = {
 
 
 def table(found: Translation, file: str) -> str:
-    """Return what became of each option, in lines for a person."""
+    """Return lines that tell a person what became of each option."""
     dialect, library = found.job.dialect, found.job.dialect.library
     theirs = f"{NAMES[library]} {VERSIONS[library]}"
     numbers = {what: [each for each in found.outcomes if each.what == what] for what in HEADS}

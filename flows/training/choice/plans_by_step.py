@@ -1,4 +1,4 @@
-"""The plans of a run, by step: all of them are chosen and certified before the run starts."""
+"""A run's plans by step: all of them are chosen and certified before the run starts."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def _chosen(request: RunRequest, step: int, plan: SinglePlan) -> ChosenPlan:
 
 
 def _made_until(checkpoint: Checkpoint) -> PlansByStep | None:
-    """Return the plans of the run that wrote a checkpoint until then, if it switched by itself."""
+    """If the checkpoint's run switched plans on its own, return the plans that it had used up to the checkpoint."""
     by_step = read_plans_by_step(checkpoint.folder.parent.parent / PLANS_FILE)
     return by_step and by_step.until(checkpoint.step + 1)
 

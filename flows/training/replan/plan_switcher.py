@@ -37,7 +37,7 @@ from prefect_rlhf.tasks.running.switch.requests import Switches
 from prefect_rlhf.tasks.running.training_run import TrainingRun
 
 LEAST_SHARE = 0.5
-"""Of its predicted gain: a switch that gained less is the last of the run."""
+"""Share of its predicted gain: a switch that gained less is the run's last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class Pace:
     tokens: float
 
     def at(self, tokens: float) -> float:
-        """Return the seconds of a step with so many trained tokens, in proportion; without a count, those of a step."""
+        """Return the step time for this many trained tokens, in proportion; without a count, the mean step time."""
         return self.seconds * tokens / self.tokens if tokens and self.tokens else self.seconds
 
 

@@ -18,7 +18,7 @@ from prefect_rlhf.tasks.reporting.report import LaterPlan
 
 
 def predict_run(request: RunRequest, augmented: AugmentedGraph) -> Prediction | None:
-    """Predict the seconds of each node. Unknown hardware does not stop a run whose plan is given: it returns None."""
+    """Predict each node's time. Unknown hardware does not stop a run whose plan is given: it returns None."""
     try:
         later = distant_nodes(augmented, request.spec.checkpoint_every)
         prediction = predict(augmented, request.workload, request.cost_sources, later)
@@ -49,7 +49,7 @@ def later_plan(
 
 
 def predicted_by(first: Prediction | None, later: Sequence[LaterPlan]) -> Callable[[str], float | None]:
-    """Return the predicted seconds of a node, by its id, under the plan of its step; `later` may grow."""
+    """Return a node's predicted time in seconds, by its id, under its step's plan; `later` may grow."""
 
     def seconds(node: str) -> float | None:
         step, prediction = int(node.rpartition("@")[2]), first

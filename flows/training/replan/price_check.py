@@ -137,7 +137,7 @@ def begun_recheck(
 
 
 def record_of(plan: ExecutionPlan, found: Recheck) -> dict[str, object]:
-    """Return the result of a check of a plan, as a file of the run keeps it."""
+    """Return a plan check's result, as the run keeps it in a file."""
     return {
         "plan": plan_yaml(plan),
         "correction": asdict(found.fitted.correction),
@@ -181,7 +181,7 @@ def price_check(request: RunRequest, plan: ExecutionPlan, predicted: Prediction 
 
 
 def earlier_check(request: RunRequest) -> Mapping[str, object] | None:
-    """Return the result of the check of the run that this run continues."""
+    """Return the check's result in the run that this run continues."""
     file = request.checkpoint.folder.parent.parent / RECHECKED if request.checkpoint else None
     if file is None or not file.is_file():
         return None
@@ -193,7 +193,7 @@ def earlier_check(request: RunRequest) -> Mapping[str, object] | None:
 
 
 def measured_nodes(spans: Sequence[TaskRunSpan]) -> Mapping[str, Measured]:
-    """Return the measured seconds of each node, by subject, without the first step of `spans`."""
+    """Return each node's measured seconds, by subject, without the first step of `spans`."""
     first, seconds = max(1, min(span.step for span in spans)), defaultdict[str, list[float]](list)
     for span in spans:
         if span.step > first and span.seconds > 0:

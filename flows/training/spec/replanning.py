@@ -1,4 +1,4 @@
-"""The parameter `replan` as a value: the reaction of a run to a better plan by its measured steps."""
+"""The parameter `replan` as a value: what a run does if measured steps show a better plan."""
 
 from dataclasses import dataclass
 
@@ -22,7 +22,7 @@ class Switch:
 
 
 Replanning = Say | Switch
-"""None in its place looks for no better plan."""
+"""A run without this does not look for a better plan."""
 
 
 def read_replanning(options: RunOptions) -> Replanning | None:

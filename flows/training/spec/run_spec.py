@@ -26,7 +26,7 @@ NO_BEST_METRIC = "best_metric is not set"
 
 @dataclass(frozen=True, slots=True)
 class RunSpec:
-    """What a person asks of a run, for any algorithm.
+    """What you ask of a run, for any algorithm.
 
     `words` are the stated words of calls' placements. `epochs` count in place of `steps` until the data are read
     (`with_steps`). Other fields have the names and the units of the form.

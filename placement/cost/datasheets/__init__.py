@@ -1,1 +1,1 @@
-"""Speeds of devices and links from datasheets, and what collectives take on them."""
+"""Device and link speeds from datasheets, and how long collectives take on them."""

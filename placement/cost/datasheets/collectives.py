@@ -1,4 +1,4 @@
-"""Seconds of collectives over a group of devices: rings, and the all-to-all of experts.
+"""How long collectives over a group of devices take: rings, and the all-to-all of experts.
 
 A ring over n devices sends (n - 1) / n of the data over every link for a reduce-scatter or an all-gather, and twice
 that for an all-reduce (Patarasuk and Yuan 2009; Thakur et al. 2005). If a group spans nodes, its members on a node
@@ -32,7 +32,7 @@ def all_reduce_seconds(num_bytes: float, group: CollectiveGroup, links: Links) -
 
 
 def share_seconds(num_bytes: float, group: CollectiveGroup, links: Links) -> float:
-    """Return the seconds of a reduce-scatter or an all-gather of `num_bytes`."""
+    """Return how long a reduce-scatter or an all-gather of `num_bytes` takes, in seconds."""
     return _ring_seconds(num_bytes, group, links) + _latency_seconds(group, links)
 
 

@@ -1,4 +1,4 @@
-"""A correction of the constants of a datasheet: a factor on the seconds that each of them causes.
+"""Corrects a datasheet's constants: a factor on the seconds that each of them causes.
 
 A factor of a constant applies to all calls that depend on it, under every plan. A factor of a call would not apply to
 the same call under another plan.

@@ -174,7 +174,7 @@ class Links:
         return replace(self, device=self.device * factor, node=self.node * factor, host=self.host * factor)
 
     def latency(self, span: LinkSpan) -> float:
-        """Return the seconds of a message in addition to its bytes."""
+        """Return a message's time in seconds, in addition to that of its bytes."""
         return max(self.latency_seconds, self.network_latency_seconds) if span == "network" else self.latency_seconds
 
     def of(self, span: LinkSpan) -> float:
@@ -200,9 +200,9 @@ HOST_GIB: Mapping[str, int] = MappingProxyType(
         "mi300x": 1850,  # Azure ND MI300X v5, 8 MI300X: 1,850 GiB
     }
 )
-"""Memory of the host of a node with HOST_DEVICES devices, in GiB. An RTX 4090 has no usual host."""
+"""Host memory of a node with HOST_DEVICES devices, in GiB. An RTX 4090 has no usual host."""
 HOST_SHARE = 0.75
-"""Of a host's memory: what plans may use if the memory is not stated. An assumption; the rest is for the system, ranks,
+"""How much of a host's memory plans may use if it is not stated. An assumption; the rest is for the system, ranks,
 rows and libraries."""
 
 
@@ -263,7 +263,7 @@ cores' float16 peak stands for every format of two bytes."""
 NO_BFLOAT16 = ("v100-32", "v100-16")
 """Kinds that can be planned and that a run refuses (`files.gpus.LEAST_CAPABILITY`)."""
 GPUS: Mapping[str, Datasheet] = MappingProxyType({k: kind for k, kind in DATASHEETS.items() if not kind.measured})
-"""Those that say what a GPU has."""
+"""The datasheets of GPUs."""
 
 _NETWORKS = (
     Network("roce-3200", 400e9, "3.2 Tbit/s a node: ReaL, section 8"),

@@ -1,1 +1,1 @@
-"""Seconds of a layer, from a profile or from a roofline of the datasheet."""
+"""Layer times, from a profile or from the datasheet's roofline."""

@@ -1,4 +1,4 @@
-"""Whether a profile and a probe of the same devices contradict each other: what both say about a layer and a link."""
+"""Whether a profile and a probe of the same devices contradict each other about a layer or a link."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Seconds of a layer and of the head on a device, which datasheets and profiles both provide."""
+"""Layer and head times on a device. Datasheets and profiles both provide them."""
 
 from collections.abc import Hashable
 from typing import Protocol
@@ -24,7 +24,7 @@ class LayerTimes(Hashable, Protocol):
     def links(self) -> Links: ...
 
     def fixed(self, kind: ModelCallKind) -> float:
-        """Return the fixed seconds of a call of that kind, in addition to its layers."""
+        """Return the fixed time of a call of that kind, in seconds, in addition to its layers."""
         ...
 
     def forward(self, rows: float, length: float, tp: int, split: int = 1, ep: int = 1) -> Seconds:

@@ -50,9 +50,9 @@ HARMLESS = frozenset(
         "use_cache",
     )
 )
-"""Of tokens, labels, formats and whoever wrote the file."""
+"""Keys about tokens, labels, formats and the file's author."""
 NOTES = ("_", "unsloth_")
-"""What keys begin with in which a library notes something for itself."""
+"""Prefixes of keys that a library notes for itself."""
 GENERATION = frozenset(
     (
         "max_length",

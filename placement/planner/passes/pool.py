@@ -26,7 +26,7 @@ class Refinement:
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """What is known about the plans of a request.
+    """Everything known about the plans of a request.
 
     `timed` are plans that fit, with their seconds. The answer takes no more than `at_most` seconds, the time of the
     fastest plan that is known without a search of the whole space. `budget` is for each local search. `fastest` is the

@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 
+from prefect_rlhf.placement.devices.axes import WITHIN_STEPS
 from prefect_rlhf.placement.engine_traits import TRAITS
 from prefect_rlhf.placement.memory.certificate import NEARLY_FULL, Certificate
 from prefect_rlhf.placement.plan import ExecutionPlan, instances, offloaded_parts
@@ -76,7 +77,7 @@ def simplest(
 
 
 def nearly(least: float, at_most: float, share: float = NEARLY) -> float:
-    """Return the seconds of which an answer takes no more, if the fastest plan takes `least`."""
+    """Return how long an answer may take, in seconds, if the fastest plan takes `least`."""
     return max(least, min(least * (1 + share), at_most))
 
 
@@ -85,9 +86,9 @@ def _structure(question: Question, plan: ExecutionPlan) -> int:
     meshes = {placement.mesh for placement in placed}
     strategies = {(placement.mesh, placement.strategy) for placement in placed}
     crossing = sum(
-        (placement.strategy.tp > placement.mesh.devices_per_node)
-        + (placement.strategy.pp > 1 and placement.mesh.num_nodes > 1)
+        placement.strategy.degrees[axis] > 1 and placement.strategy.span(axis) > placement.mesh.devices_per_node
         for placement in placed
+        for axis in WITHIN_STEPS
     )
     complex_words = sum(word.is_complex for placement in placed for word in stated(placement))
     return len(meshes) + len(strategies) + len(offloaded_parts(question.graph, plan)) + crossing + complex_words

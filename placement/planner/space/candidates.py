@@ -16,6 +16,7 @@ from prefect_rlhf.placement.cost.paged_cache import expected_cache_bytes, gib_ab
 from prefect_rlhf.placement.cost.sizes import ModelSizes
 from prefect_rlhf.placement.cost.uneven import different_works, least_cost
 from prefect_rlhf.placement.cost.workload import CallWork
+from prefect_rlhf.placement.devices.axes import WITHIN_NODES
 from prefect_rlhf.placement.devices.mesh import DeviceMesh
 from prefect_rlhf.placement.devices.strategy import Strategy, strategies
 from prefect_rlhf.placement.engine_traits import TRAITS, engines_of, has_not_slept
@@ -89,7 +90,7 @@ Candidates = Mapping[str, tuple[Candidate, ...]]
 
 @dataclass(frozen=True, slots=True)
 class CostContext:
-    """All that the candidates of a question are counted by.
+    """Everything that a question's candidates are priced with.
 
     `graph` has the calls that run in every iteration, `space` the meshes that they may have. `execution` says how
     engines run a call, by default ours.
@@ -130,7 +131,7 @@ class CostContext:
         return known
 
     def usable_bytes(self, mesh_class: int) -> int:
-        """Return what every device of such a mesh may fill."""
+        """Return how many bytes every device of such a mesh may fill."""
         known = self._usable_bytes.get(mesh_class)
         if known is None:
             memory = self.site.cluster.smallest_memory_bytes(self.space.first_of(mesh_class))
@@ -230,12 +231,13 @@ def _resident(call: Call, context: CostContext) -> Iterator[list[Candidate]]:
 
 
 def strategies_within_nodes(mesh: DeviceMesh) -> Iterator[Strategy]:
-    """Yield strategies whose tensor-parallel groups stay on a node: ReaL (section 8.2) leaves out the others too.
+    """Yield strategies that keep groups which communicate in each layer on a node: ReaL (section 8.2) does, too.
 
     >>> [str(strategy) for strategy in strategies_within_nodes(DeviceMesh(0, 2, 0, 1))]
     ['dp2', 'pp2']
     """
-    return (strategy for strategy in strategies(mesh.num_devices) if strategy.tp <= mesh.devices_per_node)
+    every = strategies(mesh.num_devices)
+    return (each for each in every if all(each.span(axis) <= mesh.devices_per_node for axis in WITHIN_NODES))
 
 
 def pareto_front(candidates: Iterable[Candidate]) -> list[Candidate]:
@@ -378,7 +380,7 @@ def _untimed(call: Call, placements: Sequence[Placement], mesh_class: int, conte
 
 
 def _seconds(call: Call, placement: Placement, context: CostContext) -> float:
-    """The seconds of a call with rows as long as is expected, in the best order of its devices."""
+    """The call's time with rows as long as expected, in the best order of its devices, in seconds."""
     works = context.works(call)
     return seconds_of(works.expected, works.sizes, placement, context)
 
@@ -386,7 +388,7 @@ def _seconds(call: Call, placement: Placement, context: CostContext) -> float:
 def _train_step_seconds(
     call: Call, plain: Placement, recomputes: Iterable[Recompute], context: CostContext
 ) -> dict[Recompute, float]:
-    """The seconds of a train_step for each number of recomputed layers."""
+    """A train_step's time for each number of recomputed layers, in seconds."""
     works, site, placements = context.works(call), context.site, {r: replace(plain, recompute=r) for r in recomputes}
     if site.cluster.node_speeds or not placements:
         return {recompute: _seconds(call, placement, context) for recompute, placement in placements.items()}
@@ -396,7 +398,7 @@ def _train_step_seconds(
 
 
 def seconds_of(work: CallWork, sizes: ModelSizes, placement: Placement, context: CostContext) -> float:
-    """Return the seconds of work of a call, in the best order of its devices."""
+    """Return a call's working time in the best order of its devices, in seconds."""
     sources, speeds = context.site.sources, context.site.cluster.node_speeds
     if speeds:
         return least_cost(work, sizes, placement, sources, speeds).total
@@ -455,7 +457,7 @@ def host_seconds(call: Call, placement: Placement, context: CostContext) -> tupl
 
 
 def _ends(call: Call, placement: Placement, context: CostContext) -> list[CallBytes]:
-    """Return the static bytes of a device of the first pipeline stage, and of the last."""
+    """Return the static bytes on a device in the first pipeline stage, and in the last."""
     sizes, trains = ModelSizes.of(context.graph.model(call.role or "")), call.kind == "train_step"
     strategy = placement.strategy
     return [static_bytes(Execution(strategy), sizes, trains, stage) for stage in (0, strategy.pp - 1)]

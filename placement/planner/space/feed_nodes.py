@@ -22,7 +22,7 @@ def surely_fed(call: Call, candidate: Candidate, graph: DataflowGraph) -> bool:
 
 
 def nodes_before(call: Call, graph: DataflowGraph) -> int:
-    """Return how many transfers and computations mostly run before a call, and after the calls that it waits for."""
+    """Return how many transfers and computations usually run before a call, after the calls that it waits for."""
     return int(bool(graph.reads_of(call.name))) + 2 * len(set(_computations(call, graph)))
 
 

@@ -83,7 +83,7 @@ def _network_seconds(
 
 
 class Chain(NamedTuple):
-    """What a pipeline divides, in layers: the layers, and the tables before the first and after the last."""
+    """What a pipeline divides: layers, and the tables before the first and after the last, counted in layers."""
 
     num_layers: int
     embedding: float = 0.0
@@ -196,7 +196,7 @@ def _needed(source_pp: int, target_pp: int, chain: Chain) -> Numbers:
 
 @cache
 def _layers(pp: int, chain: Chain) -> Numbers:
-    """[stage, 2]: what lies before its first layer, and before what follows its last."""
+    """[stage, 2]: the bytes before its first layer, and before the layer that follows its last."""
     bounds = [0.0, *(chain.embedding + layers.stop for layers in stages(chain.num_layers, pp))]
     bounds[-1] += chain.head
     return np.array(list(pairwise(bounds)))
@@ -242,7 +242,7 @@ def _received_elements(trained: Sequence[Candidate], readers: Sequence[Candidate
 
 @cache
 def _most_lacking(source_pp: int, target_pp: int, num_layers: int) -> tuple[float, float]:
-    """The layers of a stage of the target that shares few with any stage of the source, and the most that it shares."""
+    """The target stage's layers that share few with any source stage, and the most that it shares."""
     wanted, held = (_layers(pp, Chain(num_layers)) for pp in (target_pp, source_pp))
     layers, shared = wanted[:, 1] - wanted[:, 0], _common(wanted, held).max(axis=1)
     stage = int(np.argmax(layers - shared))

@@ -21,6 +21,7 @@ from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.placement.augmented.priority import CallPriorities
 from prefect_rlhf.placement.augmented.reallocations import trained_behind
 from prefect_rlhf.placement.cost.sizes import ModelSizes
+from prefect_rlhf.placement.devices.axes import AXES, WITHIN_NODES
 from prefect_rlhf.placement.devices.mesh import DeviceMesh
 from prefect_rlhf.placement.graph import Call, DataflowGraph, VersionEdge
 from prefect_rlhf.placement.layout.sharing import storage_name
@@ -123,13 +124,13 @@ class PlanSpace:
 
     @property
     def left_out(self) -> str:
-        """What a plan file may say and the search does not look at, in words: the bound holds for the rest."""
+        """Parts of plan files that the search does not look at, in words: the bound holds for the rest."""
         several_nodes = self.context.site.mesh.num_nodes > 1
         parts = (
             "numbers of micro-batches between powers of two, and sizes of vLLM's cache between those tried",
             "orders of a trained model's devices",
             "parts of a plan that would not fit without them",
-            "tensor parallelism across nodes" if several_nodes else "",
+            *(f"{AXES[axis].title} across nodes" for axis in WITHIN_NODES if several_nodes),
             self.context.space.left_out,
         )
         return "; ".join(part for part in parts if part)
@@ -359,7 +360,7 @@ def _moved_alike(options: Sequence[Candidate]) -> tuple[list[Candidate], NDArray
 
 
 def _room_for_copies(mesh: DeviceMesh, context: CostContext) -> int:
-    """What the largest device of a mesh may fill while weights come to it, the move's own collectives apart."""
+    """Memory on the mesh's largest device while it receives weights, without the move's own collectives."""
     nodes = range(mesh.first_node, mesh.first_node + mesh.num_nodes)
     between = communicator_bytes(mesh.num_devices) if context.site.backend == "cuda" else 0
     return usable_bytes(max(context.site.cluster.memory_bytes(node) for node in nodes), context.site.backend) - between

@@ -4,7 +4,7 @@ In a plan of the first kind each call waits for the whole of its inputs. The pro
 of a call run one after another and together take no less than the whole call (`NodeCosts`), so any two calls that
 exclude each other do so part by part. In every other plan some producer streams to a consumer. So the producer has at
 least two parts, whose least seconds count, and no call on the same rows needs to wait for the end of a call that may
-stream to it. What waits for the consumer waits for all parts of both. `docs/plan_search.md` has the proof.
+stream to it. What waits for the consumer waits for all parts of both. `docs/internals/plan_search.md` has the proof.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def _in_parts(planned: PlannedCall, space: PlanSpace, most_seconds: float) -> Pl
 
 
 def _least_seconds(call: Call, kind: Placement, context: CostContext) -> float:
-    """Return the least seconds of two or more parts over all micro-batches, with room in the cache for all rows."""
+    """Return the least seconds of two or more parts over all micro-batches, if the cache has room for all rows."""
     groups = num_groups(context.graph, call)
     counts = [count for count in range(2, groups + 1) if groups % count == 0]
     ways = list(in_micro_batches(call, kind, context))
@@ -117,7 +117,7 @@ def _least_seconds(call: Call, kind: Placement, context: CostContext) -> float:
 
 
 def seconds_in_parts(call: Call, placement: Placement, parts: int, context: CostContext) -> float:
-    """Return the seconds of all parts of a call, each a call of its own, without the cost of new weights."""
+    """Return the time of all parts of a call, each as a separate call, without the cost of new weights; in seconds."""
     work = _work_of_part(call, parts, context.question.workload)
     return parts * seconds_of(work, context.works(call).sizes, placement, context)
 

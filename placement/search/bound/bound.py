@@ -69,7 +69,7 @@ def present(us: Ints) -> int:
 
 @inner
 def bound_of(t: Tables, option: Ints, relation: Ints, us: Ints, overlap: Ints, s: Scratch, enough: int) -> int:
-    """Microseconds that no schedule by the rule is below. Stops at the first of its terms to reach `enough`.
+    """A time in microseconds that no schedule by the rule beats. Stops at its first term that reaches `enough`.
 
     `s.area` is filled by `fill_areas`, `s.crowded` by `fill_crowded`. Writes the binding term into `s.binding`:
     ALL_ITERATIONS, or CYCLE + number of the anchor; K and A of all iterations or of the cycle; K and A of the last

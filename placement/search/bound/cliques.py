@@ -9,7 +9,7 @@ STACK = 3 * 64
 
 @inner
 def sum_over(weights: Ints, members: int) -> int:
-    """The sum of the weights of a set."""
+    """The sum of a set's weights."""
     total = 0
     while members:
         total += weights[lowest(members)]

@@ -1,4 +1,4 @@
-"""A lower bound on the seconds of an iteration of a long run, for any order of its nodes, compiled.
+"""A lower bound on the iteration time of a long run, for any order of its nodes, compiled.
 
 With (*) of `exclusive_work`, over many iterations: between two runs of an anchor, `lag` iterations apart, lie all nodes
 of its cycle, so the period is at least (*) of these nodes over `lag`. If the lag is 1, nodes of the cycle that wait for

@@ -12,7 +12,7 @@ from prefect_rlhf.placement.search.tables.tables import Tables
 
 
 def binding_term(problem: Problem, t: Tables, incumbent: Incumbent | None) -> str:
-    """Describe the largest term of the bound of the best plan; without a plan, of the problem as a whole."""
+    """Describe the largest term in the best plan's bound; without a plan, in the whole problem's."""
     partial = empty_partial(t)
     if incumbent is not None:
         plan = incumbent.complete_plan(t)

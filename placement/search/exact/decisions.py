@@ -1,4 +1,4 @@
-"""The alternatives of each decision of the exact search, in sequence."""
+"""The alternatives at each decision of the exact search, in sequence."""
 
 from __future__ import annotations
 

@@ -246,7 +246,7 @@ def can_pack(t: Tables, s: SearchState, call: int) -> bool:
 
 @inner
 def all_placed(s: SearchState, count: int) -> bool:
-    """Whether the first calls of the order have meshes of the classes of their options."""
+    """Whether the order's first calls have meshes in the classes of their options."""
     for index in range(count):  # noqa: SIM110 - no generators in compiled code
         if s.partial.mesh[s.order[index]] == NOWHERE:
             return False

@@ -78,12 +78,12 @@ class ExactState:
 @final
 @dataclass(frozen=True, slots=True)
 class IterativeDeepening:
-    """The search: rounds of deepening, and between them steps of the search for plans.
+    """Rounds of deepening, which prove bounds, and between them steps of a search that finds plans.
 
-    `growth` is the first increase of the threshold, as a share; later increases aim at rounds that cost twice the last.
-    `improving_share` is the ratio of evaluations of the search for plans to evaluations of deepening, until it is
-    stale. With `bounds_only` a plan takes its bound: the search ends when no plan is below the least bound of a
-    visited plan, which no more evaluations can raise. Plans of `most_us` and more are left out.
+    `growth` is how much the threshold first rises, as a share; later rises aim at rounds that cost twice the last.
+    `improving_share` says how many evaluations the search for plans gets per evaluation of deepening, until it is
+    stale. With `bounds_only`, a plan counts as fast as its bound: the search ends when no plan is below the least bound
+    of a visited plan, which no more evaluations can raise. Plans that take `most_us` or more are left out.
     """
 
     seed: int = 0

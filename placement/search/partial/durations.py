@@ -32,7 +32,7 @@ def fill_durations(t: Tables, option: Ints, relation: Ints, least_us: Ints, us: 
 
 @inner
 def pair_duration(t: Tables, node: int, a: int, b: int, relation: int) -> int:
-    """Microseconds of a pair node whose calls have options a and b."""
+    """A pair node's time in microseconds, if its calls have options a and b."""
     row, column = t.row[t.row_start[node] + a], t.column[t.column_start[node] + b]
     at = t.cost_start[node] + row * t.cost_columns[node] + column
     if t.cost_layers[node] == 1:

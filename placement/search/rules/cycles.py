@@ -129,7 +129,7 @@ def fill_total(per_run: Ints, cycle: int, slips: int, repeats: int, total: Ints)
 
 @inner
 def exclude_slips(conflict: Ints, o: Order, slips: int, adjacent: Ints) -> None:
-    """Keep, of what excludes a slipping node within an iteration, what excludes it in the next iteration as well."""
+    """Of the nodes that exclude a slipping node within an iteration, keep those that also exclude it in the next."""
     remaining = slips
     while remaining:
         node = lowest(remaining)

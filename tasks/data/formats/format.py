@@ -1,4 +1,4 @@
-"""What a format is: the columns that it reads of a file, and how it makes our columns of them."""
+"""A format: which columns of a file it reads, and how it makes our columns from them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Literal
 from prefect_rlhf.tasks.data.formats.row import FileRow, Prompt
 
 Kind = Literal["prompts", "chats", "pairs", "answers"]
-"""What a dataset is read for: Prompts, Chats, Preferences or RatedAnswers."""
+"""What a dataset is for: Prompts, Chats, Preferences or RatedAnswers."""
 Shape = Literal["text", "turns", "any"]
 """What a column holds: text, turns of a conversation, or either."""
 ASKED, ANSWER, LABEL, TOOLS, SYSTEM = "asked", "answer", "label", "tools", "system"

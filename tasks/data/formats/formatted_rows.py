@@ -23,7 +23,7 @@ UNREAD = ("system", "system_prompt", "history", "image", "images", "video", "vid
 
 @dataclass(frozen=True)
 class MadeColumn:
-    """What the checks of a dataset ask of a column that a format makes, or whose turns become messages."""
+    """A column that a format makes, or whose turns become messages, as the dataset's checks read it."""
 
     stored: Column
     holds_messages: bool
@@ -86,7 +86,7 @@ class FormattedRows:
         return MadeColumn(column, made.is_messages, kind)
 
     def read(self, name: str, rows: Sequence[int]) -> list[Any]:
-        """Return the values of some rows of a column, with turns as messages."""
+        """Return a column's values for some rows, with turns as messages."""
         made = self.found.makes.get(name)
         if made is not None:
             return self._make(made, rows)

@@ -9,7 +9,7 @@ from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.tasks.data.formats.row import ChatMessage, Prompt
 
 SPEAKS = "\n\nAssistant:"
-"""What precedes an answer in a transcript of hh-rlhf."""
+"""The text before an answer in an hh-rlhf transcript."""
 Pair = tuple[Any, Any, Any]
 """A row's prompt (None without a column of prompts) and two answers."""
 
@@ -68,7 +68,7 @@ def pair_of_texts(where: str, chosen: Any, rejected: Any) -> tuple[str, Any, Any
 
 
 def _whole_words(shared: str, chosen: str, rejected: str) -> int:
-    """Return the length of the part of a shared beginning that ends before a space or after a whole word."""
+    """Return how much of a shared beginning ends before a space or after a whole word, in characters."""
     length = len(shared)
     inside = any(text[length : length + 1].isalnum() for text in (chosen, rejected))
     while inside and length and shared[length - 1].isalnum():

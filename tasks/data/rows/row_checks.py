@@ -14,7 +14,7 @@ QUIET_SECONDS = 10.0  # between two lines of a long check
 
 @dataclass(frozen=True, slots=True)
 class MeasuredRows:
-    """The number of tokens of each row of some items, in their order, and the highest token id with its item."""
+    """How many tokens each row of some items has, in their order, and the highest token id with its item."""
 
     items: Sequence[int]
     lengths: Sequence[int]

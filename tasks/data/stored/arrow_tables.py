@@ -15,7 +15,7 @@ UNREADABLE = (pa.ArrowException, OSError)
 
 
 def read_parquet(field: str, files: Sequence[str], root: str | None) -> tuple[int, dict[str, ArrowColumn]]:
-    """Return the number of rows of Parquet files, and their columns; columns from folder names are last.
+    """Return how many rows Parquet files have, and their columns; columns from folder names are last.
 
     `root` is a folder whose sub-folders may be named `column=value`, or None. Raises InvalidInput for files that cannot
     be read or whose columns differ; so does the first access to a damaged column.
@@ -37,7 +37,7 @@ def read_parquet(field: str, files: Sequence[str], root: str | None) -> tuple[in
 
 
 def read_saved(field: str, files: Sequence[str]) -> tuple[int, dict[str, ArrowColumn]]:
-    """Return the number of rows of the Arrow files of a folder of `datasets.save_to_disk`, and their columns.
+    """Return how many rows a folder of Arrow files has that `datasets.save_to_disk` wrote, and its columns.
 
     Raises InvalidInput as `read_parquet` does.
     """

@@ -211,7 +211,7 @@ class PlainColumn:
         return PlainColumn([value.get(name) if isinstance(value, Mapping) else None for value in self.values])
 
     def read(self, rows: Sequence[int]) -> list[Any]:
-        """Return copies of the values of rows."""
+        """Return copies of the rows' values."""
         return [deepcopy(self.values[row]) for row in rows]
 
     def rows_with(self, text: str) -> Sequence[int]:
@@ -226,7 +226,7 @@ def is_text(type_: Any) -> bool:
 
 
 def decoded(type_: Any) -> Any:
-    """Return the type of the values of an Arrow type: for a dictionary (a pandas category), the type of its entries."""
+    """Return an Arrow type's value type: for a dictionary (a pandas category), the type of its entries."""
     return type_.value_type if pa.types.is_dictionary(type_) else type_
 
 

@@ -12,7 +12,7 @@ from prefect_rlhf.files.foreign_file import require_regular
 
 COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
 READING = (OSError, pa.ArrowException)
-"""What reading such a file may raise."""
+"""Errors that reading such a file may raise."""
 
 
 def uncompressed(path: Path) -> Path:

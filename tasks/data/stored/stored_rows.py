@@ -93,7 +93,7 @@ class StoredRows:
 
     @cached_property
     def _opened(self) -> tuple[Table, str | None]:
-        """The table, and its column of splits, if any."""
+        """The table, and its split column if it has one."""
         table, split_column = self._open()
         if not table.num_rows:
             raise InvalidInput(f"{self.field}.path", self.path, "a file with at least one row")

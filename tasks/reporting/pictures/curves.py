@@ -5,6 +5,8 @@ from html import escape
 from math import isfinite
 from types import MappingProxyType
 
+from prefect_rlhf.tasks.reporting.pictures.frame import framed
+
 COLUMNS, WIDTH, HEIGHT = 3, 400, 210  # panels in a row, and the size of a panel in pixels
 LEFT, RIGHT, TOP, BOTTOM = 66, 16, 34, 30  # of a panel, around its curve
 COLOUR, AXIS, GRID = "#4269d0", "#666666", "#e4e4e4"
@@ -26,18 +28,13 @@ def curves_svg(curves: Mapping[str, Curve], bands: Mapping[str, Band] = MappingP
     steps = [step for curve in drawn.values() for step, _ in curve] or [0]
     first, last = min(steps), max(steps)
     rows = -(-len(drawn) // COLUMNS) or 1
-    size = f'width="{COLUMNS * WIDTH}" height="{rows * HEIGHT}"'
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {COLUMNS * WIDTH} {rows * HEIGHT}" {size} '
-        'font-family="system-ui, Helvetica, Arial, sans-serif" font-size="11">',
-        f'<rect {size} fill="#ffffff"/>',
-    ]
+    parts: list[str] = []
     for place, (name, curve) in enumerate(drawn.items()):
         row, column = divmod(place, COLUMNS)
         parts.append(f'<g transform="translate({column * WIDTH} {row * HEIGHT})">')
         band = [each for each in bands.get(name, ()) if all(map(isfinite, each))]
         parts += [*_panel(name, curve, band, first, last), "</g>"]
-    return "\n".join([*parts, "</svg>"])
+    return framed(COLUMNS * WIDTH, rows * HEIGHT, parts)
 
 
 def _panel(name: str, curve: Curve, band: Band, first: int, last: int) -> Iterator[str]:

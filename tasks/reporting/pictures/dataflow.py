@@ -7,6 +7,7 @@ from html import escape
 import networkx as nx
 
 from prefect_rlhf.placement.graph import Call, DataflowGraph, VersionEdge
+from prefect_rlhf.tasks.reporting.pictures.frame import framed
 from prefect_rlhf.tasks.reporting.pictures.timeline import COLOURS
 
 LETTER, PADDING = 6.6, 12  # width of a character at 12 px, and space next to a box's text
@@ -66,18 +67,7 @@ def dataflow_svg(graph: DataflowGraph) -> str:
         for edge in graph.version_edges()
         if edge.lag == 0
     ]
-    size = f'width="{width:.0f}" height="{height:.0f}"'
-    return "\n".join(
-        [
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {height:.0f}" {size} '
-            'font-family="system-ui, Helvetica, Arial, sans-serif" font-size="12">',
-            HEAD,
-            f'<rect {size} fill="#ffffff"/>',
-            *edges,
-            *map(_drawn, boxes.values()),
-            "</svg>",
-        ]
-    )
+    return framed(width, height, [HEAD, *edges, *map(_drawn, boxes.values())], font_size=12)
 
 
 def floors(graph: DataflowGraph) -> list[list[str]]:

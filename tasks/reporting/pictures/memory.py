@@ -7,6 +7,7 @@ from prefect_rlhf.placement.cost.datasheets.hardware import GIB
 from prefect_rlhf.placement.devices.mesh import ClusterShape, DeviceMesh
 from prefect_rlhf.placement.memory.bytes import byte_size
 from prefect_rlhf.placement.memory.certificate import Certificate, Peak, during
+from prefect_rlhf.tasks.reporting.pictures.frame import framed
 
 LEFT, BAR, WIDTH, MARGIN = 20, 26, 720, 20  # of the bars; a bar is as wide as its device's memory
 ROW, LINE = 56, 18  # heights of a bar with its title, and of a line of the legend
@@ -15,11 +16,12 @@ COLOURS = (
     "#4269d0", "#efb118", "#ff725c", "#6cc5b0", "#3ca951", "#ff8ab7", "#a463f2", "#97bbf5", "#9c6b4e", "#9498a0",
     "#c2b280", "#d9d9d9",
 )  # fmt: skip
+
 OTHERS = "all others"
 
 
 def memory_svg(certificate: Certificate, cluster: ClusterShape) -> str:
-    """Draw the peak of each kind of device, by what fills it; a line marks what a plan may fill."""
+    """Draw each kind of device's peak by what fills it; a line marks how much a plan may fill."""
     bars = certificate.by_devices()
     totals: dict[str, int] = {}
     for peak in bars.values():
@@ -30,11 +32,7 @@ def memory_svg(certificate: Certificate, cluster: ClusterShape) -> str:
     legend = [*named, *([OTHERS] if len(totals) > SHOWN else [])]
     height = MARGIN + ROW * len(bars) + LINE * (len(legend) + 1) + MARGIN
     width = LEFT + WIDTH + MARGIN
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" '
-        'font-family="system-ui, Helvetica, Arial, sans-serif" font-size="11">',
-        f'<rect width="{width}" height="{height}" fill="#ffffff"/>',
-    ]
+    parts: list[str] = []
     for index, (devices, peak) in enumerate(bars.items()):
         whole = cluster.whole_memory_bytes(DeviceMesh.parse(devices.partition(", ")[0]).first_node)
         parts += _bar(devices, peak, whole, MARGIN + ROW * index, colours)
@@ -43,7 +41,7 @@ def memory_svg(certificate: Certificate, cluster: ClusterShape) -> str:
         y = top + LINE * index
         parts.append(f'<rect x="{LEFT}" y="{y - 9}" width="10" height="10" fill="{colours[name]}"/>')
         parts.append(_text(LEFT + 16, y, name))
-    return "\n".join([*parts, "</svg>"])
+    return framed(width, height, parts)
 
 
 def _owners(peak: Peak) -> Mapping[str, int]:

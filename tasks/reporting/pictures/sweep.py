@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from html import escape
 
 from prefect_rlhf.placement.planner.sweep import ENOUGH, Sweep
+from prefect_rlhf.tasks.reporting.pictures.frame import framed
 
 PANEL, GAP, HEIGHT = 360, 40, 260  # widths of a panel and between panels, height of the picture
 LABEL = 84  # width for the name of a cluster
@@ -34,15 +35,11 @@ def sweep_svg(sweep: Sweep) -> str:
     labels = [f"{size.num_devices}" if one_kind else size.cluster for size in sizes]
     panel = max(PANEL, 0 if one_kind else LABEL * len(labels))
     width = len(panels) * (panel + GAP)
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {HEIGHT}" width="{width}" height="{HEIGHT}" '
-        'font-family="system-ui, Helvetica, Arial, sans-serif" font-size="11">',
-        f'<rect width="{width}" height="{HEIGHT}" fill="#ffffff"/>',
-    ]
+    parts: list[str] = []
     axis = "devices" if one_kind else "clusters"
     for index, each in enumerate(panels):
         parts += _panel(each, labels, axis, LEFT + index * (panel + GAP), panel)
-    return "\n".join([*parts, "</svg>"])
+    return framed(width, HEIGHT, parts)
 
 
 def _panel(panel: Panel, labels: Sequence[str], axis: str, left: float, width: float) -> Iterator[str]:

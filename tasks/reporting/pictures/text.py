@@ -74,7 +74,7 @@ def _plan_row(call: Call, plan: ExecutionPlan, graph: DataflowGraph) -> dict[str
 
 
 def _decided(placement: Placement) -> dict[str, str]:
-    """What the placement has otherwise than usual, of the words that have no column of their own."""
+    """The placement's unusual words, except those that have a column of their own."""
     values = {word: (word.of(placement), word.default) for name, word in WORDS.items() if name != _COLUMN}
     cells = {word.name: "" if value == default else _in_a_cell(value) for word, (value, default) in values.items()}
     cells["order"] = _in_a_cell(placement.device_order) if placement.device_order else ""

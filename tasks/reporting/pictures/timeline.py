@@ -9,6 +9,8 @@ from types import MappingProxyType
 
 import networkx as nx
 
+from prefect_rlhf.tasks.reporting.pictures.frame import framed
+
 WIDTH = 1200
 LEFT, RIGHT, TOP = 92, 16, 44
 LANE, GAP, AXIS = 44, 10, 34  # heights of a lane, between lanes, and of the time axis below them
@@ -35,7 +37,7 @@ COLOURS: Mapping[str, str] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """A node that ran on `devices` (as `n0:1`) from `start` to `end`, in seconds of a common clock."""
+    """A node that ran on `devices` (as `n0:1`) from `start` to `end`, in seconds on a common clock."""
 
     title: str
     kind: str
@@ -55,16 +57,9 @@ def timeline_svg(bars: Sequence[Bar]) -> str:
     begin = min((bar.start for bar in bars), default=0.0)
     seconds = max((bar.end for bar in bars), default=begin) - begin or 1.0
     height = TOP + len(lanes) * (LANE + GAP) + AXIS
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}" '
-        'font-family="system-ui, Helvetica, Arial, sans-serif" font-size="11">',
-        f'<rect width="{WIDTH}" height="{height}" fill="#ffffff"/>',
-        *_legend(bars),
-        *_axis(seconds, TOP + len(lanes) * (LANE + GAP)),
-        *_lanes(lanes),
-    ]
+    parts = [*_legend(bars), *_axis(seconds, TOP + len(lanes) * (LANE + GAP)), *_lanes(lanes)]
     parts += [_bar(bar, begin, seconds, top, height) for bar, top, height in _placed(bars, lanes)]
-    return "\n".join([*parts, "</svg>"])
+    return framed(WIDTH, height, parts)
 
 
 def _device_key(device: str) -> tuple[tuple[int, ...], str]:

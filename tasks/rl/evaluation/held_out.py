@@ -16,10 +16,10 @@ from prefect_rlhf.tasks.tracing.operations import computation
 
 @computation()
 def record_evaluation(rollout: Batch, scores: Batch, settings: Settings, context: Context) -> Computed:
-    """Write `evaluation/step-000010.parquet`: responses to held-out prompts; metrics are means over them.
+    """Write `evaluation/step-000010.parquet` with the responses to held-out prompts. Metrics are means over them.
 
-    If there are several named rewards, each also has a metric. Responses without a score are left out of the means;
-    `unscored` is their share. A mean over no response is left out.
+    If you name several rewards, each also has a metric. Means leave out responses without a score, and `unscored` is
+    the share of these. A mean over no response is left out.
     """
     scores_B = scores["scores"].float()
     columns = shown_columns(rollout, scores) | {
@@ -35,9 +35,9 @@ def record_evaluation(rollout: Batch, scores: Batch, settings: Settings, context
 
 @computation()
 def pair_accuracy(scores: Batch, settings: Settings) -> Computed:
-    """Measure the share of pairs whose chosen answer scores higher (a tie is a half), and by how much on average.
+    """Measure how often the chosen answer scores higher (a tie counts half), and by how much on average.
 
-    A pair counts if both answers have a score.
+    Only pairs count whose answers both have a score.
     """
     scores_B = scores["scores"].float()
     margins_P = scores_B[0::2] - scores_B[1::2]
@@ -48,7 +48,7 @@ def pair_accuracy(scores: Batch, settings: Settings) -> Computed:
 
 @computation()
 def token_loss(rows: Batch, logprobs: Batch, settings: Settings) -> Computed:
-    """Measure the mean negative log-probability of the trained tokens of all rows, in nats."""
+    """Measure the mean negative log-probability per trained token, in nats."""
     mask_BT = response_mask(rows) if "mask" in rows.columns else logprobs.mask("logprobs")
     loss = -masked_mean(logprobs["logprobs"].float(), mask_BT)
     return Computed(metrics={"loss": float(loss), "tokens": float(mask_BT.sum())})

@@ -31,11 +31,11 @@ MOST_SAMPLES = 4096
 K = Annotated[int, Field(ge=1, le=MOST_SAMPLES)]
 ANSWER = "answer"  # a key of scores: equal numbers are equal answers
 LOW, HIGH = "_low", "_high"
-"""Ends of the names of metrics that are the ends of an interval."""
+"""Suffixes of metrics that are the ends of an interval."""
 
 
 class SetSettings(Settings):
-    """Settings of the record of a named set."""
+    """How a named set is recorded."""
 
     folder: str = Field(description="Folder of its rows in the folder of the run.")
     samples: int = Field(1, ge=1, le=MOST_SAMPLES, description="Responses to each prompt.")
@@ -62,7 +62,7 @@ class SetSettings(Settings):
 
     @property
     def perhaps(self) -> tuple[str, ...]:
-        """The beginnings of the names of metrics that the reward decides: votes on answers, and named rewards."""
+        """How the names of metrics begin that the reward decides: votes on answers, and named rewards."""
         return (f"maj@{self.samples}", "score_")
 
 

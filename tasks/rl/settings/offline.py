@@ -21,7 +21,7 @@ WITH_WRONG_LABELS: tuple[PreferenceLoss, ...] = ("cdpo", "robust")
 
 
 class SFT(Settings):
-    """Supervised fine-tuning: maximise the likelihood of answers from people or from better models."""
+    """Supervised fine-tuning on answers that people or better models wrote."""
 
     batch_size: int = Field(16, ge=1, le=MOST_ROWS, description="Rows in each step.")
     mean_over: Literal["tokens", "rows"] = Field(
@@ -33,7 +33,7 @@ class SFT(Settings):
 
 
 class DPO(Settings):
-    """Direct preference optimisation (Rafailov et al. 2023, arXiv:2305.18290), with related losses as settings."""
+    """Direct preference optimisation (Rafailov et al. 2023, arXiv:2305.18290) and related losses."""
 
     loss: PreferenceLoss = Field(
         "dpo", description="cdpo and robust assume wrong labels, ipo aims at a fixed margin, simpo has no reference."
@@ -55,7 +55,7 @@ class DPO(Settings):
 
     @property
     def strength(self) -> float:
-        """The stated beta, or the default of the loss.
+        """`beta`, or the loss's default if you leave it empty.
 
         >>> DPO().strength, DPO(loss="simpo").strength, DPO(beta=0.5).strength
         (0.1, 2.0, 0.5)
@@ -64,12 +64,12 @@ class DPO(Settings):
 
     @property
     def target_margin(self) -> float:
-        """The margin subtracted from the difference of rewards: `margin` or 1.0 for simpo, 0.0 for other losses."""
+        """How far the chosen answer's reward should be above: `margin` or 1.0 for simpo, 0.0 for other losses."""
         return 0.0 if self.loss != "simpo" else 1.0 if self.margin is None else self.margin
 
     @property
     def needs_reference(self) -> bool:
-        """Whether the loss reads a reference model's log-probabilities."""
+        """Whether the loss needs a reference model's log-probabilities."""
         return self.loss not in REFERENCE_FREE
 
     @model_validator(mode="after")
@@ -85,7 +85,10 @@ class DPO(Settings):
 
 
 class KTO(Settings):
-    """Learning from single answers labelled good or bad (Ethayarajh et al. 2024, arXiv:2402.01306)."""
+    """Kahneman-Tversky optimisation: learn from answers that are each rated good or bad, without pairs.
+
+    Ethayarajh et al. 2024, arXiv:2402.01306.
+    """
 
     batch_size: int = Field(32, ge=2, le=MOST_ROWS, description="Answers in each step.")
     beta: float = Field(0.1, gt=0, le=1e6, description="Strength of the pull to the reference model.")

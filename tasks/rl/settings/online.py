@@ -21,7 +21,7 @@ from prefect_rlhf.tasks.settings import (
 
 
 class KLControl(Settings):
-    """The penalty for leaving the reference model (Ziegler et al. 2019, section 2.2)."""
+    """A penalty that keeps the policy close to the reference model (Ziegler et al. 2019, section 2.2)."""
 
     kind: Literal["fixed", "adaptive"] = Field("adaptive", description="Whether the coefficient follows the target.")
     coefficient: float = Field(
@@ -64,7 +64,7 @@ class Rollouts(Settings):
 
 
 class PolicyGradient(Rollouts):
-    """Settings of an algorithm that trains on the log-probabilities of its responses: the engine that computes them."""
+    """Settings that all policy gradient algorithms share. Derive your own algorithm's settings from it."""
 
     old_logprobs: Literal["rollout", "recompute"] = Field(
         "rollout", description="The ratio divides by log-probabilities from generation, or from the training engine."
@@ -110,7 +110,10 @@ class PPO(PolicyGradient):
 
 
 class GRPO(PolicyGradient):
-    """Policy optimisation without a critic (Shao et al. 2024, arXiv:2402.03300), with related methods as settings."""
+    """Group relative policy optimisation (Shao et al. 2024, arXiv:2402.03300): no critic. Settings select its variants.
+
+    `loss` selects GSPO or CISPO, `advantage` how scores become advantages, such as RLOO.
+    """
 
     samples_per_prompt: int = Field(8, ge=1, le=4096, description="Responses to each prompt, which form a group.")
     over_sampling: float = Field(
@@ -144,7 +147,7 @@ class GRPO(PolicyGradient):
 
     @property
     def prompts_per_step(self) -> int:
-        """The number of prompts answered in each step; at most `batch_size` of them are trained on.
+        """How many prompts each step answers; it trains on at most `batch_size` of them.
 
         >>> GRPO(batch_size=8, over_sampling=1.5).prompts_per_step
         12
@@ -153,7 +156,7 @@ class GRPO(PolicyGradient):
 
     @property
     def ratio_bounds(self) -> tuple[float, float]:
-        """The lowest and the highest ratio that count.
+        """The bounds to which ratios are clipped.
 
         >>> GRPO(clip_high=0.28).ratio_bounds
         (0.8, 1.28)
@@ -190,7 +193,7 @@ class GRPO(PolicyGradient):
 
 
 class ReMax(PolicyGradient):
-    """REINFORCE with the greedy response's score as baseline (Li et al. 2023, arXiv:2310.10505)."""
+    """REINFORCE with the greedy response's score as its baseline (Li et al. 2023, arXiv:2310.10505)."""
 
     kl: KLControl = Field(default=KLControl(kind="fixed"), description="Penalty for leaving the reference model.")
     normalise_scores: Literal[False] = Field(False, description="Off: scores and baselines share a scale.")
@@ -204,7 +207,7 @@ class Reward(Settings):
 
     batch_size: int = Field(16, ge=1, le=MOST_ROWS, description="Pairs in each step.")
     centering: float = Field(
-        0.0, ge=0, le=1e6, description="Weight of the squared sum of a pair's scores; holds them near 0."
+        0.0, ge=0, le=1e6, description="Weight of the squared sum of a pair's scores; keeps scores near 0."
     )
     evaluate_every: int = Field(20, ge=1, le=MOST_STEPS, description="Steps between evaluations on the held-out pairs.")
     update: Update = Field(default=Update(), description="Epochs and mini-batches of a train_step.")

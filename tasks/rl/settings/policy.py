@@ -20,9 +20,11 @@ has no lower bound, as in the paper, and the upper bound of Khatri et al. 2025 (
 
 
 class KLTerm(Settings):
-    """The KL to the reference model in an algorithm without a critic; estimators per token from Schulman (2020)."""
+    """How an algorithm without a critic uses the KL to the reference model. Estimators are Schulman's (2020)."""
 
-    coefficient: float = Field(0.04, ge=0, le=1e6, description="Weight of a nat of KL; 0 needs no reference model.")
+    coefficient: float = Field(
+        0.04, ge=0, le=1e6, description="Weight per nat of KL; with 0 you need no reference model."
+    )
     estimator: Estimator = Field(
         "k3", description="Per token: k1 is the log-ratio, k2 half its square, k3 never negative and unbiased."
     )
@@ -37,7 +39,7 @@ class KLTerm(Settings):
 
     @model_validator(mode="after")
     def _zero_has_no_kl(self) -> KLTerm:
-        """Refuse what a coefficient of 0 leaves without effect."""
+        """Refuse settings that a coefficient of 0 leaves without effect."""
         for name in ("estimator", "place"):
             if self.coefficient == 0 and getattr(self, name) != type(self).model_fields[name].default:
                 raise not_used(name, "a coefficient of 0 has no KL", "set coefficient above 0")
@@ -55,10 +57,10 @@ class KLTerm(Settings):
 
 
 class Importance(Settings):
-    """Weights that correct for the difference between the generation engine and the training engine.
+    """Importance weights, for when generation and training engines give a token different probabilities.
 
-    A weight is the probability under training divided by the probability under generation (Yao et al. 2025, "Your
-    efficient RL framework secretly brings you off-policy RL training").
+    A weight is the training engine's probability divided by the generation engine's (Yao et al. 2025, "Your efficient
+    RL framework secretly brings you off-policy RL training").
     """
 
     level: Literal["token", "sequence"] = Field("token", description="Ratio of each token, or of its whole response.")
@@ -70,7 +72,7 @@ class Importance(Settings):
 
 
 class Overlong(Settings):
-    """Treatment of responses that do not end within `max_new_tokens` (Yu et al. 2025, arXiv:2503.14476)."""
+    """What happens to responses that do not end within `max_new_tokens` (Yu et al. 2025, arXiv:2503.14476)."""
 
     mask: bool = Field(False, description="Exclude truncated responses from the loss.")
     buffer: int | None = Field(

@@ -12,7 +12,7 @@ from prefect_rlhf.tasks.settings import MOST_ROWS, Decay, Optimizer, Settings
 
 
 class Lagrange(Settings):
-    """The Lagrange multiplier: the weight of a unit of cost against a unit of reward."""
+    """The Lagrange multiplier: how much a unit of cost weighs against a unit of reward."""
 
     start: float = Field(1.0, gt=0, le=1e6, description="Multiplier before the first step.")
     most: float = Field(10.0, gt=0, le=1e6, description="Upper bound of the multiplier.")
@@ -28,21 +28,21 @@ class Lagrange(Settings):
         return self
 
     def only_at_start(self) -> tuple[str, ...]:
-        """The multiplier is a state, which begins with `start`."""
+        """The multiplier is a state that starts at `start`."""
         return ("start",)
 
 
 class SafeRLHF(PPO):
-    """PPO on rewards under a limit of costs (Dai et al. 2023, arXiv:2310.12773)."""
+    """PPO that maximises reward while the mean cost stays below a limit (Dai et al. 2023, arXiv:2310.12773)."""
 
     limit: float = Field(0.0, ge=-1e6, le=1e6, description="Highest mean cost of a response, in the cost's own units.")
     lagrange: Lagrange = Field(default=Lagrange(), description="How the multiplier follows the cost.")
-    ptx: float = Field(0.1, gt=0, le=1e6, description="Weight of the likelihood of the rows of `pretrain`.")
-    ptx_batch_size: int = Field(16, ge=1, le=MOST_ROWS, description="Rows of `pretrain` in each step.")
-    normalise_scores: Literal[False] = Field(False, description="Off: a limit is in the units of the costs.")
-    score_clip: None = Field(None, description="Off: a limit is in the units of the costs.")
+    ptx: float = Field(0.1, gt=0, le=1e6, description="Weight of the likelihood of `pretrain` rows.")
+    ptx_batch_size: int = Field(16, ge=1, le=MOST_ROWS, description="`pretrain` rows in each step.")
+    normalise_scores: Literal[False] = Field(False, description="Off: the limit is in the cost's own units.")
+    score_clip: None = Field(None, description="Off: the limit is in the cost's own units.")
     cost_critic_optimizer: Optimizer = Field(
-        default=Optimizer(lr=2e-5, head_lr=1e-3), description="Optimizer of the value model of costs."
+        default=Optimizer(lr=2e-5, head_lr=1e-3), description="Optimizer for the cost's value model."
     )
 
     @model_validator(mode="after")
@@ -56,5 +56,5 @@ class SafeRLHF(PPO):
 
     @property
     def of_each_side(self) -> SafeRLHF:
-        """The settings for the separate advantages of rewards and of costs: only their mixture is whitened."""
+        """The settings for the reward's and for the cost's own advantages: only their mixture is whitened."""
         return self.model_copy(update={"whiten_advantages": False})

@@ -1,4 +1,4 @@
-"""What the metrics of steps say about learning: steps without a gradient, and other signs that a run goes wrong.
+"""What the steps' metrics say about learning: steps without a gradient, and other signs that a run goes wrong.
 
 All of it follows from the metrics alone. A resumed run reads those of the steps before it, so it decides as before.
 """
@@ -22,7 +22,7 @@ KL_METRICS = ("kl_per_token", "kl")
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """Why a step has no gradient, and what a person can do."""
+    """Why a step has no gradient, and what you can do about it."""
 
     words: str
     remedy: str
@@ -202,7 +202,7 @@ def is_idle(call: Call, metrics: Mapping[str, float]) -> bool | None:
 
 
 def length_of(call: Call) -> str:
-    """Return the settings that bound a generate's answers, as a person states them."""
+    """Return the settings that bound a generate's answers, as you would write them."""
     return call.setting("max_new_tokens") if call.play is None else "play.max_tokens or play.max_turns"
 
 

@@ -105,7 +105,7 @@ def test_under_another_split_training_goes_on_within_rounding(world, folders, tm
         np.testing.assert_allclose(others[name], values, rtol=0, atol=1e-5, err_msg=name)
 
 
-def test_nothing_is_lost_on_the_way_through_another_split(world, folders, tmp_path):
+def test_a_checkpoint_survives_another_split(world, folders, tmp_path):
     """Saved, loaded under another split and saved again: every element of weights and moments has the same bits."""
     first, second = tmp_path / "first", tmp_path / "second"
     saved, loaded = case_of(folders, "tied", "dp2 tp2", "bfloat16"), case_of(folders, "tied", "dp2 pp2", "bfloat16")
@@ -135,7 +135,7 @@ def test_compute_weights_are_the_main_weights_rounded(world, folders, tmp_path):
     assert world.run(loaded.ranks, work.main_weights, loaded, tmp_path) == [0.0] * 4
 
 
-def test_before_the_first_update_there_are_no_moments_to_save(world, folders, tmp_path):
+def test_a_checkpoint_before_the_first_update_has_no_moments(world, folders, tmp_path):
     """A step whose rows have no response changes nothing; a checkpoint after it is loaded all the same."""
     case = case_of(folders, "tied", "dp2")
     expected = world.run(case.ranks, work.train_save_train, case, tmp_path, False)
@@ -177,7 +177,7 @@ def check(folder, shapes):
         check_shard(index, "actor")
 
 
-def test_what_was_written_passes_all_checks(stored):
+def test_a_written_checkpoint_passes_all_checks(stored):
     check(*stored)
 
 
@@ -210,7 +210,7 @@ def flip_bit(file, key):
         (lambda folder: (folder / "shard-00000.safetensors").write_bytes(garbage(folder)), "not open"),
     ],
 )
-def test_a_missing_or_broken_shard_is_one_line_that_names_it(stored, tmp_path, damage, says):
+def test_a_missing_or_broken_shard_is_named_in_one_line(stored, tmp_path, damage, says):
     folder = copy_of(stored, tmp_path)
     damage(folder)
     with pytest.raises(InvalidInput, match=says) as error:

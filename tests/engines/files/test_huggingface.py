@@ -247,7 +247,7 @@ def test_weights_that_are_no_numbers_are_refused_where_they_are_read(folder, val
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_a_value_that_is_no_number_is_found_at_every_place_and_in_every_format(tmp_path, dtype):
+def test_nan_and_infinity_are_found_everywhere_in_every_format(tmp_path, dtype):
     """Each of both signs; the largest numbers of a format, zeros and a part without values are read bit for bit."""
     limits = torch.finfo(dtype)
     plain = torch.tensor([limits.max, limits.min, limits.tiny, limits.smallest_normal / 2, 0.0, -0.0], dtype=dtype)

@@ -61,7 +61,7 @@ def as_transformers_stacks(shapes):
 
 
 @pytest.mark.parametrize("kind", FAMILIES)
-def test_the_parameters_are_those_that_transformers_builds(kind, tmp_path):
+def test_parameters_match_transformers(kind, tmp_path):
     """Names and shapes, of a model that is built without memory from the same config.json."""
     config = AutoConfig.for_model(kind, **SIZES, **FAMILIES[kind])
     config.save_pretrained(tmp_path)
@@ -89,7 +89,7 @@ def test_a_run_refuses_what_can_only_be_planned(kind, tmp_path):
 
 
 @pytest.mark.parametrize("kind", [family.model_type for family in families.RUN])
-def test_every_key_of_a_config_is_read_or_known_to_change_nothing(kind):
+def test_every_config_key_is_read_or_known_to_be_harmless(kind):
     """Of all that transformers' class for the family has: one forgotten would be passed over."""
     config = AutoConfig.for_model(kind)
     known = READ | HARMLESS | GENERATION | families.FAMILIES[kind].keys
@@ -150,7 +150,7 @@ ON_THE_HUB = {
 
 
 @pytest.mark.parametrize("name", ON_THE_HUB)
-def test_a_mixture_by_name_is_that_of_its_config(name, tmp_path):
+def test_a_mixture_by_name_matches_its_config(name, tmp_path):
     assert read_shape("actor", written(tmp_path, ON_THE_HUB[name])) == KNOWN_SHAPES[name]
 
 
@@ -171,7 +171,7 @@ def test_a_head_of_an_odd_width_is_refused(tmp_path, said):
         AutoConfig.for_model(**content)
 
 
-def test_what_a_config_says_nothing_of_is_as_transformers_has_it(tmp_path):
+def test_missing_config_keys_take_transformers_defaults(tmp_path):
     """Gemma 3's config.json with pictures leaves out most of its text model."""
     text = {"hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 34}
     shape = read_shape("actor", written(tmp_path, {"model_type": "gemma3", "text_config": text}))
@@ -197,7 +197,7 @@ SWITCHED_OFF = [
 
 
 @pytest.mark.parametrize("off", SWITCHED_OFF, ids=str)
-def test_what_is_switched_off_in_a_config_is_not_refused(off, tmp_path):
+def test_switched_off_features_are_not_refused(off, tmp_path):
     config = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], **SIZES, **off}
     assert not read_shape("actor", written(tmp_path, config)).not_run
 
@@ -220,7 +220,7 @@ def test_what_is_switched_off_in_a_config_is_not_refused(off, tmp_path):
     ],
     ids=str,
 )
-def test_what_cannot_be_planned_is_one_line(other, line, tmp_path):
+def test_an_unplannable_config_is_refused_in_one_line(other, line, tmp_path):
     with pytest.raises(InvalidInput, match=line) as raised:
         read_shape("actor", written(tmp_path, SIZES | other))
     assert "\n" not in str(raised.value)

@@ -51,7 +51,7 @@ def product(base, tensors, name):
     return whole + 6 / math.sqrt(4) * b @ a
 
 
-def test_peft_loads_an_export_and_computes_what_was_trained(base, tmp_path):
+def test_peft_loads_an_export_and_computes_the_same(base, tmp_path):
     spec = adapted(base)
     tensors = trained(spec)
     write_trained(tmp_path / "actor", spec, tensors.items(), base)
@@ -90,7 +90,7 @@ def test_a_scalar_head_is_a_module_that_peft_saves_whole(base, tmp_path):
     assert torch.equal(model.base_model.model.score.modules_to_save["default"].weight, tensors["score.weight"])
 
 
-def test_a_scalar_head_beside_the_other_head_is_in_a_file_that_peft_does_not_read(base, tmp_path):
+def test_a_second_scalar_head_is_exported_to_a_file_that_peft_ignores(base, tmp_path):
     spec = adapted(base, "lm+scalar")
     tensors = trained(spec)
     write_trained(tmp_path / "both", spec, tensors.items(), base)

@@ -111,14 +111,14 @@ def test_dropout_is_left_out_and_said(base, tmp_path):
     assert said == ["actor.adapter.path: the adapter was trained with dropout 0.1; here it has no dropout"]
 
 
-def test_a_scalar_head_beside_an_adapter_is_the_roles_if_it_has_such_a_head(base, tmp_path):
+def test_an_adapters_scalar_head_is_used_by_roles_that_have_one(base, tmp_path):
     made = save_adapter(base, tmp_path / "made", AutoModelForSequenceClassification, task_type="SEQ_CLS")
     assert read(base, made, head="scalar").rank == 4
     with pytest.raises(InvalidInput, match=r"modules_to_save: got \['classifier', 'score'\], expected no module: only"):
         read(base, made)
 
 
-def test_a_base_of_another_name_is_said_and_one_that_is_here_is_compared(base, folder, tmp_path):
+def test_a_base_of_another_name_is_reported_and_a_local_base_compared(base, folder, tmp_path):
     said = []
     edit(folder, base_model_name_or_path="Qwen/Qwen2.5-0.5B")
     read(base, folder, said)

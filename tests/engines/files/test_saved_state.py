@@ -66,7 +66,7 @@ def test_a_state_is_saved_under_its_name_not_under_its_module():
         decode({"type": "Momenta", "value": {}})
 
 
-def test_two_types_of_one_name_are_refused_in_one_line_that_names_both():
+def test_two_state_types_with_the_same_name_are_both_named_in_one_line():
     """The same one again, as a module that is loaded twice has it, is not another."""
     again = saved_state(Moments)
     assert again is Moments

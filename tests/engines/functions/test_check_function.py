@@ -87,7 +87,7 @@ def test_a_missing_column_is_answered_with_how_another_column_takes_its_place():
     assert str(refused.value).endswith(remedy)
 
 
-def test_what_lies_beside_a_function_is_found(tmp_path):
+def test_modules_next_to_a_function_are_importable(tmp_path):
     """A file that is named is imported with its folder on the path, a module from where the process runs."""
     (tmp_path / "beside.py").write_text("def helped(row):\n    return 1\n")
     (tmp_path / "mine.py").write_text("from beside import helped\n")

@@ -79,7 +79,7 @@ def test_a_worker_that_died_between_two_scores_costs_no_row():
     assert other != one
 
 
-def test_a_worker_past_its_deadline_is_gone_with_what_it_started(tmp_path):
+def test_a_worker_past_its_deadline_dies_with_its_children(tmp_path):
     file = tmp_path / "a"
     with HostPool([function("stays_with_a_child")], QUICK) as pool:
         assert len(pool.score([row("", file=str(file))], "a test").failures) == 1

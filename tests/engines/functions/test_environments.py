@@ -123,7 +123,7 @@ def test_an_environment_that_fails_fails_its_row(talk, name, turn, reason):
         ("Counte", {}, "expected a function in .*it has Counter"),
     ],
 )
-def test_a_class_that_is_no_environment_is_refused_in_one_line(name, changed, says):
+def test_a_class_without_environment_methods_is_refused_in_one_line(name, changed, says):
     with pytest.raises(InvalidInput, match=says) as refused:
         asyncio.run(load_play(PlayFunction.of(settings("environment", f"{TRL}:{name}", **changed))))
     assert "\n" not in str(refused.value)
@@ -146,6 +146,7 @@ def test_tools_of_an_mcp_server_and_a_server_that_dies(talk):
     assert isinstance(end, Failed)  # its second try has a server again, which dies too
 
 
+@pytest.mark.all
 def test_a_stateful_mcp_server_serves_a_single_row(talk):
     pytest.importorskip("mcp")
     arguments = {"servers": SERVERS, "stateful": True}
@@ -187,7 +188,7 @@ def test_servers_that_cannot_be_used_are_refused_in_one_line(arguments, says):
     assert "\n" not in str(refused.value)
 
 
-def test_relative_paths_in_arguments_are_those_of_the_working_folder(tmp_path, monkeypatch):
+def test_relative_paths_in_arguments_start_at_the_working_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     server, distant = {"command": "python", "args": ["a.py"]}, {"url": "http://127.0.0.1"}
     servers = {"here": server, "there": server | {"cwd": "tools"}, "far": distant}
@@ -227,7 +228,7 @@ def test_an_environment_starts_from_the_seed_of_its_group(talk):
         ([{"role": "user", "content": [{"type": "text", "text": "Reply."}]}], "\nseed 7"),
     ],
 )
-def test_the_first_observation_stands_below_the_prompt_on_a_line_of_its_own(talk, prompt, opening):
+def test_the_first_observation_starts_a_new_line_below_the_prompt(talk, prompt, opening):
     """An empty prompt has no line before it. The class of TRL above has none either: TRL writes no line break."""
     play = settings("openenv", f"{HERE / 'of_clients.py'}:Echo", arguments={"base_url": "http://127.0.0.1"})
     _, answers = talk(play, ["ha"], [ROW | {"prompt": prompt}])

@@ -34,7 +34,7 @@ def test_values_do_not_depend_on_the_number_of_workers():
     assert len(set(drawn[0])) == 60
 
 
-def test_what_does_not_apply_is_none():
+def test_an_inapplicable_result_is_none():
     with HostPool([function("right_if_asked")], PATIENT) as pool:
         scores = pool.score([row("a", ground_truth="a"), row("a"), row("b", ground_truth="a")], "a test")
     assert scores.values["right_if_asked"] == (1.0, None, 0.0)

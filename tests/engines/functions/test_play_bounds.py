@@ -110,7 +110,7 @@ def test_an_answer_is_shortened_to_text_that_its_tokens_may_hold():
             bounds.shortened(answer, may_end=may_end)
 
 
-def test_the_tokens_of_a_shortened_answer_are_those_of_the_whole(tmp_path):
+def test_a_shortened_answer_keeps_the_whole_answers_tokens(tmp_path):
     folder = save_small_tokenizer(tmp_path)
     text = "the best film " + "what is it " * 1000 + "a bad film"
     for overlong in ("keep_start", "keep_end"):

@@ -75,7 +75,7 @@ def test_a_worker_that_dies_changes_no_round(tmp_path, at_once, sizes):
     assert said.tokens == whole.tokens and said.ends == whole.ends
 
 
-def test_several_plays_that_a_worker_may_have_died_of_are_tried_one_by_one(tmp_path):
+def test_plays_that_may_have_killed_a_worker_are_retried_separately(tmp_path):
     (tmp_path / "once").touch()
     said, contexts, failures = rounds("die_together", dies=str(tmp_path / "once"))
     whole, together, _ = rounds("die_together")

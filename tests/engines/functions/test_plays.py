@@ -177,7 +177,7 @@ def test_a_play_sees_only_the_environment_variables_that_it_is_given(pool_of, mo
         ("no_say", "got .*, expected a coroutine function: .* in no_say.*too many positional arguments"),
     ],
 )
-def test_a_function_that_is_no_play_is_refused_in_one_line(pool_of, name, says):
+def test_a_function_without_the_play_signature_is_refused_in_one_line(pool_of, name, says):
     with pytest.raises(InvalidInput, match=f"play.function: {says}") as refused:
         pool_of(name).load()
     assert "\n" not in str(refused.value)

@@ -76,7 +76,7 @@ def test_a_function_whose_process_writes_nonsense_for_ever_fails_its_row_alone(n
     assert [failure.row for failure in scores.failures] == [1]
 
 
-def test_a_stated_value_takes_the_place_of_one_that_failed():
+def test_failed_value_replaces_a_failed_score():
     settings = HostSettings(1, 10.0, 0, failed_value=-1.0, most_failed=1.0)
     with HostPool([function("behave")], settings) as pool:
         scores = pool.score([row("raise"), row("good")], "a test")
@@ -91,7 +91,7 @@ def test_a_row_that_fails_once_is_tried_again(tmp_path, how):
     assert scores.values == {"fails_once": (1.0, 1.0, 1.0)}
 
 
-def test_more_rows_that_fail_than_may_end_it_with_one_line():
+def test_too_many_failed_rows_end_it_with_one_line():
     """It names the function, where it is, how many rows, and the first reason; as many as may fail do not."""
     with HostPool([function("behave")], HostSettings(2, 10.0, 0, most_failed=0.25)) as pool:
         assert len(pool.score([row("text"), *[row("good")] * 3], "score of step 3").failures) == 1
@@ -105,6 +105,7 @@ def test_more_rows_that_fail_than_may_end_it_with_one_line():
     assert "\n" not in message
 
 
+@pytest.mark.all  # test_ends.py has deadlines
 def test_an_async_call_past_its_deadline_fails_alone():
     """Whether it waits, blocks the others, or blocks them for so long that their time is over as well."""
     responses = ["good", "wait", "good", "block", "good", "block a little", "raise", "sys.exit", *["good"] * 6]
@@ -121,7 +122,7 @@ def test_an_async_call_past_its_deadline_fails_alone():
 @pytest.mark.parametrize(
     "name", first(2, ["hangs_on_bad", "drops_bad", "raises_on_bad", "nan_for_bad", "asynchronous"])
 )
-def test_a_batch_is_not_lost_by_one_of_its_rows(name):
+def test_a_failed_row_does_not_lose_its_batch(name):
     responses = ["good", "bad", *["good"] * 20]
     with HostPool([function(name, "trl")], QUICK) as pool:
         scores = pool.score([row(response) for response in responses], "a test")

@@ -30,7 +30,7 @@ def test_trl_completions_are_chats_where_prompts_are():
     assert score(function("think_format_reward", "trl"), rows).values["think_format_reward"] == tuple(expected)
 
 
-def test_trl_columns_are_lists_and_none_is_not_applicable():
+def test_trl_columns_are_lists_and_none_means_not_applicable():
     """As many as there are rows, over several batches."""
     assert score(function("exact", "trl"), ROWS).values["exact"] == tuple(of_trl.exact(RESPONSES, TRUTHS))
 

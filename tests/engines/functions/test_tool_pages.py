@@ -52,7 +52,7 @@ def test_the_tools_of_the_shop_answer_as_the_chats_say_also_with_an_error(folder
     assert errors > 0
 
 
-def test_the_mcp_server_of_the_page_tells_a_price_and_what_there_is(folder, pool_of):  # noqa: F811
+def test_the_pages_mcp_server_lists_goods_and_prices(folder, pool_of):  # noqa: F811
     pytest.importorskip("mcp.server.mcpserver")  # of mcp 2
     server = {"command": sys.executable, "args": ["my_server.py"], "cwd": str(folder)}
     play = Play(

@@ -209,7 +209,7 @@ def test_a_score_does_not_see_the_answer_of_a_dataset(pool_of):
     assert end.score == 2.0  # messages: the question, and the model's turn
 
 
-def test_a_score_that_is_no_number_fails_its_row(pool_of):
+def test_a_score_without_a_number_fails_its_row(pool_of):
     end, _ = talk(pool_of(settings("add", score="no_number")), ["5"])
     assert re.search("returned 'good' of type str as 'score', not a number .* in no_number", end.reason)
 
@@ -231,7 +231,7 @@ def test_a_score_that_is_no_number_fails_its_row(pool_of):
         ({"tools": ["add"], "score": "rite"}, "play.function: got .*:rite', expected a function in .*; it has right"),
     ],
 )
-def test_a_tool_that_cannot_be_shown_is_refused_in_one_line(play, says):
+def test_a_tool_without_a_schema_is_refused_in_one_line(play, says):
     with pytest.raises(InvalidInput, match=says) as refused:
         load(settings(*play["tools"], score=play.get("score", "right")))
     assert "\n" not in str(refused.value)

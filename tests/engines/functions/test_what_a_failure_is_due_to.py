@@ -40,7 +40,7 @@ def verdict_of(name, signature="row", row=ROW):
 
 
 @pytest.mark.parametrize(("name", "blame"), [(each.__name__, blame) for each, blame in of_mistakes.NEVER.items()])
-def test_what_no_response_can_cure_is_known(name, blame):
+def test_errors_that_no_response_can_cure_are_recognised(name, blame):
     assert verdict_of(name).blame == blame, verdict_of(name).failed
 
 

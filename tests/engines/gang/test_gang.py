@@ -164,7 +164,7 @@ def gang(request):
     assert_gone(gang)
 
 
-@pytest.fixture(scope="module", params=["local", pytest.param("ray", marks=OVER_NODES)])
+@pytest.fixture(scope="module", params=["local", pytest.param("ray", marks=[OVER_NODES, pytest.mark.all])])
 def shared(request):
     """A gang for tests that leave it as they found it."""
     environment = {"OMP_NUM_THREADS": "1", MARK: "run-7"}
@@ -232,7 +232,7 @@ def test_collectives_of_ranks_have_the_limit_of_the_gang(shared):
     assert set(call(shared, Probe.limit_of_collectives).values()) == {777.0}
 
 
-def test_what_a_rank_warns_of_is_in_the_controllers_log_once_under_its_name(shared, caplog):
+def test_a_ranks_warning_is_logged_once_under_its_name(shared, caplog):
     call(shared, Probe.warn, "waits for a store", ranks=(0, 2))
     call(shared, Probe.echo, 1)
     lines = [record.getMessage() for record in caplog.records if "waits for a store" in record.getMessage()]
@@ -264,7 +264,7 @@ def test_what_several_ranks_are_told_alike_is_pickled_once(shared):
     assert Order.pickled - before == 2
 
 
-def test_ranks_are_one_world(shared):
+def test_any_ranks_can_form_a_group(shared):
     """Ranks of any subset can make a group among themselves."""
     totals = shared.call(Probe.total, {rank: ([1, 3], rank) for rank in (1, 3)}, doing="sum", deadline_seconds=20)
     assert totals == {1: 4, 3: 4}
@@ -305,7 +305,7 @@ def beside(gang, first, second):
 
 
 @pytest.mark.parametrize("resource", ["host_link", "disk"])
-def test_copies_to_the_host_and_writes_run_beside_a_call_on_the_same_rank(shared, resource):
+def test_host_copies_and_writes_run_during_a_call_on_the_same_rank(shared, resource):
     """The call waits for a signal that only the copy gives; were they served in turn, none would come."""
     found = beside(shared, (Probe.await_signal, 30.0), (resource, Probe.signal))
     assert found == [dict.fromkeys(range(4), True), dict.fromkeys(range(4), False)]
@@ -337,6 +337,7 @@ def test_past_a_deadline_each_rank_writes_the_collective_that_it_waits_in(tmp_pa
     assert "wait_for_all" in [frame["name"] for frame in records[1]["entries"][-1]["frames"]]
 
 
+@pytest.mark.all  # a silent rank does, too
 def test_a_silent_copy_ends_the_gang(gang):
     """The host link has the same deadlines, and names the same way, as calls that compute."""
     with pytest.raises(RankSilent, match=f"ranks 0{NODE}, 1{NODE} did not answer within 0.5 s to a test"):
@@ -344,6 +345,7 @@ def test_a_silent_copy_ends_the_gang(gang):
     assert_gone(gang)
 
 
+@pytest.mark.all  # a killed rank is noticed
 def test_a_killed_rank_is_told_to_its_call_and_its_copy(gang):
     """Whichever hears of it first: no call in flight is left waiting, and the death is named."""
     pid = call(gang, Probe.pid)[1]
@@ -526,6 +528,7 @@ def test_what_ranks_leave_in_their_temporary_folder_goes_with_them(tmp_path, mon
     assert list(tmp_path.iterdir()) == [used]
 
 
+@pytest.mark.all  # nor one killed later
 def test_no_process_survives_a_controller_killed_while_it_starts():
     """The process that imports the engines ends too, in the middle of its imports."""
     code = CONTROLLER.replace('preload=("torch",)', "preload=('tests.engines.gang.slow_import',)")
@@ -543,7 +546,7 @@ def test_no_process_survives_a_controller_killed_while_it_starts():
     assert_group_gone(groups[0])
 
 
-def test_one_rank_in_process_behaves_alike():
+def test_a_rank_in_process_behaves_alike():
     """World size 1 gives the same answers and errors without another process."""
     gang = InProcessGang(Probe)
     assert call(gang, Probe.place) == {0: (0, 1)}

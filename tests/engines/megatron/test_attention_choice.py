@@ -44,7 +44,7 @@ def test_no_attention_on_cuda_of_inference_or_decoding_may_take_cudnn_s_kernel(t
     assert 0 < inferred < len(enabled) and not any(enabled)
 
 
-def test_on_the_cpu_nothing_is_chosen(enabled):
+def test_no_attention_is_chosen_on_cpu(enabled):
     query, keys = torch.randn(1, 4, 6, 8), torch.randn(1, 2, 6, 8)
     fused.attention(query, keys, keys, None)
     assert enabled == [True] and cudnn_sdp_enabled()

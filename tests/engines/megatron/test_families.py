@@ -69,7 +69,7 @@ def check(world, tmp_path, record_property, name, split):
 
 @pytest.mark.parametrize("split", IN_EVERY_TEST, ids=str)
 @pytest.mark.parametrize("name", family_cases.OPTIONS)
-def test_logits_and_gradients_are_those_of_transformers(world, tmp_path, record_property, name, split):
+def test_logits_and_gradients_match_transformers(world, tmp_path, record_property, name, split):
     """Of key-value heads, tp and pp."""
     check(world, tmp_path, record_property, name, split)
 

@@ -68,7 +68,7 @@ EXPECTED = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("group", EXPECTED)
-def test_groups_are_those_of_reals_notes(made, group):
+def test_groups_match_reals_notes(made, group):
     """Call 1 has dp 2, tp 2, pp 2 on the second node, call 2 dp 4, tp 4 on both."""
     assert made[group] == EXPECTED[group]
 

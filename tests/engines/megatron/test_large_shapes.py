@@ -27,7 +27,7 @@ TOLERANCE = 1.001
         *(pytest.param(*each, marks=pytest.mark.all) for each in (("7B", (8, 1, 1)), ("70B", (1, 8, 2)))),
     ],
 )
-def test_a_large_model_keeps_what_is_certified(tmp_path, size, degrees):
+def test_a_large_model_keeps_the_certified_bytes(tmp_path, size, degrees):
     """The tensors have shapes and no memory. Whole models, so that nothing is scaled up from a few layers."""
     script = Path(__file__).with_name("large_shapes.py")
     command = [sys.executable, str(script), str(tmp_path), size, ",".join(map(str, degrees))]

@@ -28,7 +28,7 @@ def folders(tmp_path_factory):
 @pytest.mark.parametrize(
     ("kind", "layout"), first(2, [("tied", "tp2 pp2"), ("untied", "one"), ("untied", "tp2 pp2"), ("tied", "dp2")])
 )
-def test_roles_with_the_same_frozen_weights_have_one_storage(world, folders, kind, layout):
+def test_roles_with_equal_frozen_weights_share_storage(world, folders, kind, layout):
     """Both use the same addresses and give equal bits in the memory of one copy. The second may close first."""
     case = Case(folders[kind], head="lm+scalar", **LAYOUTS[layout])
     found = world.run(case.ranks, lent_weights.lend, case)

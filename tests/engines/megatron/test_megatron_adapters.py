@@ -84,7 +84,7 @@ def assert_close(found, expected, what):
         ],
     ),
 )
-def test_outputs_and_gradients_are_those_of_peft(world, folders, kind, split, adapter):
+def test_outputs_and_gradients_match_peft(world, folders, kind, split, adapter):
     """Of A, B and a scalar head; tp 4 holds each of two key-value heads twice."""
     assert_outputs_and_gradients(world, Case(folders[kind], head=head_of(kind), adapter=adapter, **SPLITS[split]))
 
@@ -128,7 +128,7 @@ def test_three_optimizer_steps_equal_peft_with_torchs_adamw(world, folders, kind
     assert set().union(*(each[3] for each in found)) == trained.keys()
 
 
-def test_a_new_adapter_changes_nothing(world, folders):
+def test_a_new_adapter_keeps_the_bases_outputs(world, folders):
     """Its outputs are those of the base to the bit, so that a reference on the same weights has a KL of exactly 0."""
     for split in ("one", "tp2", "pp2"):
         case = Case(folders["tied"], adapter=ADAPTER, **SPLITS[split])
@@ -158,7 +158,7 @@ def test_a_new_adapter_is_the_same_under_every_split(world, folders):
     assert len(set(drawn)) == len(drawn), "no two are alike"
 
 
-def test_only_what_is_trained_has_gradients_and_optimizer_state_in_memory(world, folders):
+def test_only_trained_weights_have_gradients_and_optimizer_state(world, folders):
     """float32: weights, and of an adapter's a gradient, main weights (the weights themselves) and two moments."""
     case = Case(folders["untied"], adapter=ADAPTER, optimizer=OPTIMIZER)
     ((_, held, num_bytes, states),) = world.run((0,), adapter_cases.train, case, cases.Walk("logprobs", 3))

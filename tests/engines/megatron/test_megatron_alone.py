@@ -165,7 +165,7 @@ def test_micro_batches_change_no_output(folder, micro_batches):
 
 
 @pytest.mark.gpu
-def test_rows_of_one_item_stay_together(folder):
+def test_an_items_rows_stay_together(folder):
     """A chosen and a rejected answer reach the loss side by side, whatever the lengths."""
     seen = []
 
@@ -232,7 +232,7 @@ def test_a_gradient_that_is_not_finite_stops_training(folder):
 
 
 @pytest.mark.gpu
-def test_metrics_of_the_first_mini_batch_are_those_before_any_update(folder):
+def test_the_first_mini_batchs_metrics_precede_any_update(folder):
     """So a loss that compares log-probabilities says there how far the two engines are apart."""
     engine = Case(folder, optimizer=OPTIMIZER).build(0)
     rows, batch = cases.make_rows(24)
@@ -244,7 +244,7 @@ def test_metrics_of_the_first_mini_batch_are_those_before_any_update(folder):
 
 
 @pytest.mark.gpu
-def test_rows_without_weight_move_nothing(folder):
+def test_rows_without_weight_do_not_update_weights(folder):
     """A mini-batch whose rows are all masked out takes no step, which is counted in place of a loss."""
     engine = Case(folder, optimizer=OPTIMIZER).build(0)
     before = {name: shard.view.clone() for name, shard in engine.weights().items()}
@@ -343,7 +343,7 @@ def test_micro_batches_have_about_as_many_tokens_each(count, rows_per_item, equa
     assert shapes == ([max(tokens)] * len(found) if equal_shapes else tokens)
 
 
-def test_filler_changes_nothing_and_gets_no_gradient():
+def test_filler_affects_neither_values_nor_gradients():
     """Packed and spread with filler, values and gradients are those without; filler's own gradient is 0."""
     lengths, wide = torch.tensor([2, 4, 1]), torch.randn(4, 3, 5)
     plain, filled = Packing.of(lengths, 4), Packing.of(lengths, 4, num_tokens=10)

@@ -73,7 +73,7 @@ def outputs_of(world, case, output, micro_batches=1, temperature=1.0):
 
 @pytest.mark.parametrize(
     ("layout", "kind"),
-    combinations(LAYOUTS, KINDS[:2], briefly=[("dp2 tp2", "untied"), ("tp2 pp2", "tied"), ("pp2 on [3, 1]", "tied")]),
+    combinations(LAYOUTS, KINDS[:2], briefly=[("dp2 tp2", "untied"), ("pp2 on [3, 1]", "tied")]),
 )
 def test_logprobs_equal_transformers(world, folders, layout, kind):
     """Log-probabilities of response tokens, whatever the split, micro-batches and temperature."""
@@ -164,7 +164,7 @@ def test_replicas_with_unequal_rows_equal_a_plain_loop(world, folders, layout, r
     assert_plain_loop(folders["tied"], case, settings, found)
 
 
-@pytest.mark.parametrize("layout", first(3, reversed(LAYOUTS)))
+@pytest.mark.parametrize("layout", first(1, reversed(LAYOUTS)))
 def test_a_sum_of_losses_equals_a_plain_loop(world, folders, layout):
     """Three losses on two row sets, which replicas share unevenly: one step a mini-batch, the very weights."""
     case = Case(folders["untied"], optimizer=OPTIMIZER, **LAYOUTS[layout])
@@ -178,7 +178,7 @@ def test_a_sum_of_losses_equals_a_plain_loop(world, folders, layout):
     }  # fmt: skip
 
 
-def test_the_entropy_and_its_gradient_are_those_of_the_whole_vocabulary(world):
+def test_entropy_over_tp_matches_the_whole_vocabulary(world):
     """9 tokens over tp 1, 2 and 4, where the last rank has none of them."""
     for ranks in ((0,), (0, 1), (0, 1, 2, 3)):
         for differences in world.run(ranks, cases.split_entropy, 9, ranks):
@@ -186,7 +186,7 @@ def test_the_entropy_and_its_gradient_are_those_of_the_whole_vocabulary(world):
 
 
 @pytest.mark.parametrize(("layout", "output"), [("dp2", "logprobs"), ("dp2 pp2", "logprobs"), ("dp2 tp2", "scores")])
-def test_a_replica_without_rows_infers_nothing(world, folders, layout, output):
+def test_a_replica_without_rows_has_empty_outputs(world, folders, layout, output):
     """The other one's outputs are there; its own have their dimensions, so that they can be kept like any."""
     kind = "scalar" if output == "scores" else "tied"
     case = Case(folders[kind], head="scalar" if output == "scores" else "lm", **LAYOUTS[layout])
@@ -253,7 +253,7 @@ def test_offloading_changes_nothing(world, folders, layout, dtype, part):
 
 @pytest.mark.parametrize(
     ("layout", "dtype"),
-    combinations(("dp2", "tp2", "pp2"), ("float32", "bfloat16"), briefly=[("dp2", "bfloat16"), ("pp2", "bfloat16")]),
+    combinations(("dp2", "tp2", "pp2"), ("float32", "bfloat16"), briefly=[("pp2", "bfloat16")]),
 )
 def test_all_of_a_trained_model_leaves_by_parts_and_changes_nothing(world, folders, layout, dtype):
     """Weights, main weights, moments and gradients: the very bytes that a certificate has under them, on every rank."""

@@ -53,7 +53,7 @@ def counted_bytes(case: Case) -> int:
 
 
 @pytest.mark.parametrize(("kv_heads", "family"), [(2, "llama"), (4, "llama"), (2, "qwen3")])
-def test_a_layer_on_cuda_keeps_what_is_counted(tmp_path, kv_heads, family):
+def test_a_layer_on_cuda_keeps_the_counted_bytes(tmp_path, kv_heads, family):
     """Per layer, as the difference of two depths: 4 hidden + 5 queries + 3 keys + 4 inner numbers a token (4 queries
     where none share a key), and statistics; queries and keys once more where they have norms. Rows as nearly equal as
     rows that must be packed can be."""

@@ -54,7 +54,7 @@ def test_where_another_adam_can_be_imported_training_is_the_same(tmp_path, modul
     assert json.loads(done.stdout.splitlines()[-1]) == expected
 
 
-def test_an_optimizer_that_is_not_torchs_is_refused_in_one_line(tmp_path, monkeypatch):
+def test_a_foreign_optimizer_is_refused_in_one_line(tmp_path, monkeypatch):
     """A Megatron that chooses in another way than today's is not trained with."""
 
     class Other(torch.optim.AdamW):

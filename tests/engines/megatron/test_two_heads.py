@@ -42,7 +42,7 @@ def folders(tmp_path_factory):
     ("kind", "layout"),
     combinations(("tied", "untied"), LAYOUTS, briefly=[("tied", "one"), ("tied", "tp2 pp2"), ("untied", "dp2 tp2")]),
 )
-def test_the_gradient_of_policy_and_values_is_a_plain_one(world, folders, kind, layout):
+def test_the_joint_gradient_of_policy_and_values_matches_pytorch(world, folders, kind, layout):
     """Of ppo_clip + 0.3 * value_clip, within 1e-6 of what PyTorch finds in one process, each weight where it lies."""
     case = Case(folders[kind], head="lm+scalar", optimizer=two_heads.GRADIENT, **LAYOUTS[layout])
     found = world.run(case.ranks, two_heads.train_both, case, 2)
@@ -81,7 +81,7 @@ def assert_stepped(folder, case, found, names):
 
 @pytest.mark.parametrize("kind", ["tied", "untied"])
 @pytest.mark.parametrize("layout", ["pp2", "dp2 pp2", "tp2 pp2"])
-def test_each_stage_keeps_what_is_predicted(world, folders, kind, layout):
+def test_each_stage_keeps_the_predicted_bytes(world, folders, kind, layout):
     """The last one has both heads."""
     case = Case(folders[kind], head="lm+scalar", dtype="bfloat16", optimizer=two_heads.GRADIENT, **LAYOUTS[layout])
     strategy = Strategy(case.dp, case.tp, case.pp)
@@ -95,7 +95,7 @@ def test_each_stage_keeps_what_is_predicted(world, folders, kind, layout):
 
 
 @pytest.mark.parametrize("layout", ["one", "tp2 pp2"])
-def test_outputs_of_both_heads_are_those_of_transformers(world, folders, layout):
+def test_both_heads_outputs_match_transformers(world, folders, layout):
     case = Case(folders["tied"], head="lm+scalar", **LAYOUTS[layout])
     with torch.no_grad():
         model, rows = two_heads.PlainTwoHeads(folders["tied"]), cases.make_rows(8)[0]

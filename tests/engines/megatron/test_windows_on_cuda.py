@@ -25,7 +25,7 @@ def heads(length, *, groups=2, shared=3, dim=16):
 @pytest.mark.parametrize(
     ("length", "window", "shared"), [(13, 5, 3), (LENGTH, WINDOW, 3), (257, 256, 4), (700, 300, 1), (2500, 1500, 2)]
 )
-def test_blocks_give_what_a_mask_of_all_tokens_gives(length, window, shared):
+def test_blocks_give_the_same_as_a_full_mask(length, window, shared):
     inputs = heads(length, shared=shared)
     expected, found = fused.attention(*inputs, window), fused.window_attention(*inputs, window)
     assert torch.allclose(found, expected, atol=1e-6)
@@ -84,7 +84,7 @@ def test_the_memory_efficient_kernel_may_run(monkeypatch):
     assert len(given) == 8 and len(set(given)) == 1  # four blocks each; autograd keeps a single mask
 
 
-def test_logprobs_on_the_pretend_gpu_are_those_of_transformers(tmp_path):
+def test_pretend_gpu_logprobs_match_transformers(tmp_path):
     """Gemma 3, rows of several blocks, of unlike lengths."""
     folder = family_cases.make_family(
         tmp_path / "gemma", "gemma3_text", 2, sliding_window=WINDOW, max_position_embeddings=512

@@ -31,7 +31,7 @@ def test_scores_at_the_bound_stay_as_they_are():
 
 
 @pytest.mark.parametrize("wrong", [math.inf, -math.inf, math.nan, 1.1e9, -3e38])
-def test_a_row_with_another_score_has_none(wrong):
+def test_a_score_beyond_the_bound_counts_as_missing(wrong):
     kept, failed = within_bound(COMMAND, scores_with(1.0, wrong))
     assert torch.stack(kept).isnan().tolist() == [False, True, *[False] * 18]
     assert failed == 1 / 20

@@ -59,7 +59,7 @@ def played_by(role, source, folders):
     return CallCommand(0, call, None, (0,), (0,), 7, None, Tokenizers("actor", folders), play=play)
 
 
-def test_a_play_reads_and_writes_the_tokens_of_its_own_role(tmp_path):
+def test_a_play_uses_its_roles_tokenizer(tmp_path):
     """A judge with a tokenizer of its own: its prompt, which an earlier call made, is text in that tokenizer."""
     own = save_bpe_tokenizer(tmp_path / "judge", ["what is it"])
     command = played_by("judge", "case", {"actor": save_small_tokenizer(tmp_path / "actor"), "judge": own})

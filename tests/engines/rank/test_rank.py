@@ -207,7 +207,7 @@ def test_generate_keeps_prompt_and_response(rank):
     assert report.num_tokens == 10
 
 
-def test_seeds_say_what_a_row_is(rank):
+def test_seeds_identify_a_row(rank):
     """The seed depends on run seed, step, dataset row, sample and stream, and not on the row's place or company."""
     seeds = {}
     for key, settings in {

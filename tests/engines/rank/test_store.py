@@ -21,7 +21,7 @@ def test_rows_come_in_the_order_asked_for():
     assert [row.tolist() for row in filled().get(1, "generate", "tokens", [2, 0])] == [[3], [1, 2]]
 
 
-def test_rows_of_one_key_may_come_in_parts():
+def test_a_keys_rows_may_arrive_in_parts():
     """What arrives later joins what is there."""
     store = filled()
     store.put(1, "generate", "tokens", {1: torch.tensor([7])})
@@ -37,7 +37,7 @@ def test_freed_keys_are_gone():
     assert (store.keys(1), len(store.keys(2)), len(store), store.num_bytes) == ((), 1, 1, 8)
 
 
-def test_bytes_are_those_of_the_storages():
+def test_bytes_count_whole_storages():
     """Two rows that are views of one padded tensor keep all of it."""
     store = RowStore()
     padded = torch.zeros(2, 8)

@@ -49,7 +49,7 @@ def test_a_nucleus_is_the_fewest_likeliest_tokens_that_have_top_p(top_p):
 @pytest.mark.gpu
 @given(st.integers(0, 60), st.sampled_from([0.0, 0.01, 0.2, 1.0]), st.sampled_from([0.05, 0.5, 0.9, 1.0]))
 @settings(max_examples=examples(40), deadline=None)
-def test_what_is_kept_is_what_transformers_keeps(top_k, min_p, top_p):
+def test_kept_tokens_match_transformers(top_k, min_p, top_p):
     """Its processors one after another, in vLLM's order; the mass is that of the distribution before them."""
     logits = torch.randn(4, 50, generator=torch.Generator().manual_seed(top_k)) * 2
     left = MinPLogitsWarper(min_p)(None, logits)
@@ -65,7 +65,7 @@ def test_what_is_kept_is_what_transformers_keeps(top_k, min_p, top_p):
         assert found.logprobs_B.tolist() == within(KERNEL, logprobs)
 
 
-def test_a_row_takes_the_numbers_of_its_stream_one_by_one():
+def test_a_row_draws_its_streams_numbers_in_order():
     """All at once or one for each token, the k-th token gets the same number."""
     stream = row_stream(7)
     one_by_one = [torch.rand((), dtype=torch.float64, generator=stream).item() for _ in range(40)]

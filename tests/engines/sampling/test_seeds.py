@@ -64,7 +64,7 @@ def test_a_renamed_call_changes_only_its_own_draws():
     assert not set(seeds(before["second"])) & set(seeds(after["renamed"]))
 
 
-def test_calls_of_one_stream_draw_alike():
+def test_calls_that_share_a_stream_draw_alike():
     """Two that state a name, and one that states another call's; sample by sample, however many there are."""
     stated = {"draws": "pair"}
     calls = calls_of(first=stated, second=stated, third={"draws": "fourth"}, fourth={}, fifth=stated | {"samples": 2})

@@ -68,5 +68,5 @@ def test_every_engine_names_its_groups_alike(seen):
     assert seen["building"]["cache"].endswith("/device_3")
 
 
-def test_the_random_state_of_its_own_device_alone_is_kept(seen):
+def test_only_its_own_devices_random_state_is_kept(seen):
     assert set(seen["building"]["forked"]) == {3}

@@ -162,7 +162,7 @@ class NoWaits(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-def test_a_choice_by_plain_settings_waits_for_nothing(name):
+def test_plain_sampling_does_not_wait_for_the_device(name):
     sampling, uniforms = SETTINGS[name], torch.rand(NUM_TOKENS, dtype=torch.float64)
     filters = sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p
     with NoWaits():
@@ -171,7 +171,7 @@ def test_a_choice_by_plain_settings_waits_for_nothing(name):
         choose(LOGITS["a"], uniforms, torch.ones(NUM_TOKENS, 1))
 
 
-def test_the_sampler_has_what_the_runner_for_cuda_uses():
+def test_the_sampler_has_everything_the_cuda_runner_uses():
     """The runner makes it by the name that an engine replaces, and with speculative decoding off uses no more of it."""
     text = Path(model_runner.__file__).read_text()
     assert "self.sampler = Sampler(**sampler_kwargs)" in text

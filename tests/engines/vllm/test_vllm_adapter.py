@@ -103,7 +103,7 @@ def test_a_new_adapter_is_drawn_as_every_engine_draws_it_and_changes_no_token(fo
     assert fresh[1].tokens == [oracle.greedy(prompt, 10) for prompt in PROMPTS]
 
 
-def test_tokens_and_logprobs_are_those_of_peft_on_transformers(folder, fresh, engine):
+def test_tokens_and_logprobs_match_peft_on_transformers(folder, fresh, engine):
     oracle = by_peft(folder, ADAPTER)
     greedy = engine.generate(PROMPTS, GREEDY, SEEDS)
     assert greedy.tokens == [oracle.greedy(prompt, 10) for prompt in PROMPTS]
@@ -111,7 +111,7 @@ def test_tokens_and_logprobs_are_those_of_peft_on_transformers(folder, fresh, en
     check_sampling(oracle, engine.generate(PROMPTS, SAMPLED, SEEDS), PROMPTS, 1.0, 1.0)
 
 
-def test_some_matrices_of_fused_ones_and_rslora_are_those_of_peft(folder):
+def test_partly_adapted_fused_matrices_and_rslora_match_peft(folder):
     command = build_command(folder, adapter=SOME)
     engine, oracle = VllmEngine(command, 0), by_peft(folder, SOME)
     write(engine, command)
@@ -120,7 +120,7 @@ def test_some_matrices_of_fused_ones_and_rslora_are_those_of_peft(folder):
     engine.close()
 
 
-def test_what_is_written_is_what_is_held_bit_for_bit(command, engine):
+def test_written_adapter_weights_match_bit_for_bit(command, engine):
     """The scale is not in B, and rows beyond the rank are zero."""
     engine.generate(PROMPTS[:1], GREEDY, SEEDS[:1])
     for name, shape in shapes(command).items():
@@ -188,7 +188,7 @@ def test_vllm_keeps_the_slot_and_gives_it_to_no_other_adapter(engine):
         manager.activate_adapter(NUMBER + 1)
 
 
-def test_a_slot_beside_an_adapter_that_is_not_zero_is_an_error(folder):
+def test_a_nonzero_slot_next_to_an_adapter_is_an_error(folder):
     command = build_command(folder, adapter=SOME)
     engine = VllmEngine(command, 0)
     engine.generate(PROMPTS[:1], GREEDY, SEEDS[:1])

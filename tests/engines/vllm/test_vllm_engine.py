@@ -193,7 +193,7 @@ def test_a_small_cache_gives_the_same_tokens(folders, engine, sampling):
     assert len(num_tokens["small"]) > len(num_tokens["large"])
 
 
-def test_a_cache_for_less_than_a_row_is_refused_in_one_line(folders):
+def test_a_cache_smaller_than_a_row_is_refused_in_one_line(folders):
     command = replace(build_command(folders[0]), cache_bytes=1 << 16)
     with pytest.raises(InvalidInput, match=r"cache_gib: got 6.1.*e-05, expected at least .*: a row of 256 tokens"):
         VllmEngine(command, 0)
@@ -269,7 +269,7 @@ def test_weights_that_are_overwritten_need_no_copy(engine):
     assert before == engine.generate(PROMPTS, SAMPLED, SEEDS)
 
 
-def test_an_offloaded_engine_takes_nothing_from_another_of_its_shape(folders, engine):
+def test_offloading_does_not_disturb_an_engine_of_the_same_shape(folders, engine):
     """vLLM would share a table of positions among all engines of a process."""
     other = VllmEngine(build_command(folders[0]), 0)
     before = other.generate(PROMPTS, SAMPLED, SEEDS)

@@ -53,7 +53,7 @@ def largest_difference(folder: str, made: Generated) -> float:
 
 @pytest.mark.all
 @pytest.mark.parametrize("kv_heads", [6, 1])
-def test_logprobs_over_two_ranks_are_those_of_transformers(tmp_path, record_property, kv_heads):
+def test_two_ranks_logprobs_match_transformers(tmp_path, record_property, kv_heads):
     folders = {name: family_cases.make_family(tmp_path / name, name, kv_heads) for name in family_cases.OPTIONS}
     for made in run_world(2, generate, folders):
         found = {name: largest_difference(Path(folders[name]).as_posix(), made[name]) for name in folders}
@@ -68,7 +68,7 @@ def test_logprobs_over_two_ranks_are_those_of_transformers(tmp_path, record_prop
 @pytest.mark.parametrize(
     "name", [name if name in BRIEFLY else pytest.param(name, marks=pytest.mark.all) for name in family_cases.OPTIONS]
 )
-def test_on_one_rank_logprobs_and_bytes_are_those_expected(tmp_path, name, kv_heads, record_property):
+def test_a_single_ranks_logprobs_and_bytes_are_as_expected(tmp_path, name, kv_heads, record_property):
     folder = family_cases.make_family(tmp_path, name, kv_heads)
     engine = _engine(folder, (0,), 0)
     found = largest_difference(folder, engine.generate(PROMPTS, SAMPLED, range(4)))

@@ -78,19 +78,19 @@ def seen(folders):
     return run_world(3, on_rank, *folders)
 
 
-def test_tensor_parallel_tokens_are_those_of_one_rank(seen):
+def test_tensor_parallel_tokens_match_a_single_rank(seen):
     """On ranks 2 and 0 of three, in that order; the reference is made of the data-parallel replicas on 0 and 1."""
     replicas = [row for rank in REPLICAS for row in seen[rank].answers["replica"].tokens]
     assert replicas == seen[0].answers["split"].tokens == seen[2].answers["split"].tokens
 
 
-def test_tensor_parallel_logprobs_are_those_of_one_rank(seen):
+def test_tensor_parallel_logprobs_match_a_single_rank(seen):
     replicas = [x for rank in REPLICAS for row in seen[rank].answers["replica"].logprobs for x in row]
     split = [x for row in seen[0].answers["split"].logprobs for x in row]
     assert replicas == pytest.approx(split, abs=1e-4)
 
 
-def test_engines_of_one_process_do_not_disturb_each_other(seen):
+def test_engines_in_a_process_do_not_disturb_each_other(seen):
     """Rank 0 generates with its tp2 engine, its own replica, and its tp2 engine again."""
     assert seen[0].answers["split"] == seen[0].answers["split again"]
 

@@ -215,7 +215,7 @@ def digests(layout, held):
     }
 
 
-def test_layouts_of_one_version_agree():
+def test_a_versions_layouts_agree():
     """A version learnt from halves is recognised in replicas, and is what the definition gives."""
     known, v0 = Fingerprints(), weights(0)
     known.settle(MEGATRON, ACTOR, 0, digests(HALVES, [v0, v0]), HALVES)
@@ -230,7 +230,7 @@ def test_layouts_of_one_version_agree():
     degrees=st.sampled_from([(1, 1), (2, 1), (4, 1), (1, 2), (2, 2)]),
     engine=st.sampled_from([megatron_layout, vllm_layout]),
 )
-def test_every_family_has_one_fingerprint_under_any_layout(shape, heads, degrees, engine):
+def test_every_family_has_the_same_fingerprint_under_any_layout(shape, heads, degrees, engine):
     """Copies of key-value heads, of norms and of a tied embedding count once, and biases like their matrices."""
     queries, keys = heads
     tp, pp = degrees[0], degrees[1] if engine is megatron_layout else 1
@@ -302,7 +302,7 @@ def test_replicas_must_agree():
 
 @pytest.mark.parametrize("rank", range(4))
 @pytest.mark.parametrize(("name", "other"), [("w", {0: 2, 1: 3, 2: 0, 3: 1}), ("norm", {0: 1, 1: 0, 2: 0, 3: 0})])
-def test_whoever_differs_from_its_copies_is_named(rank, name, other):
+def test_the_differing_rank_is_named(rank, name, other):
     """Of two replicas of halves every half is there twice and the norm four times; `other` is who else has it."""
     halves = [((0, 2), (0, 8)), ((2, 4), (0, 8))]
     layout = Layout(SHAPES, {"w": dict(enumerate(2 * halves)), "norm": dict.fromkeys(range(4), ((0, 8),))})

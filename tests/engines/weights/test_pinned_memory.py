@@ -29,7 +29,7 @@ def test_a_link_pins_exactly_its_bytes_once_and_never_two_buffers():
         link.close()
 
 
-def test_memory_is_unpinned_when_nobody_uses_it():
+def test_unused_memory_is_unpinned():
     with pretend_gpu() as gpu:
         link = HostLink(DEVICE)
         link.room(ODD)
@@ -38,13 +38,13 @@ def test_memory_is_unpinned_when_nobody_uses_it():
         assert not gpu.registered
 
 
-def test_memory_that_the_host_cannot_pin_is_one_line(monkeypatch):
+def test_unpinnable_memory_gives_one_line(monkeypatch):
     refusing = SimpleNamespace(cudaHostRegister=lambda *_: 2)
     monkeypatch.setattr(torch.cuda, "cudart", lambda: refusing)
     with pytest.raises(OutOfDeviceMemory, match=r"^the host cannot pin 5\.00 MiB: CUDA error 2$"):
         PinnedMemory(ODD)
 
 
-def test_memory_that_the_host_lacks_is_one_line():
+def test_missing_host_memory_gives_one_line():
     with pretend_gpu(), pytest.raises(OutOfDeviceMemory, match=r"^the host has no 1073741824\.00 GiB left: "):
         HostLink(DEVICE).room(1 << 60)

@@ -27,7 +27,7 @@ def blocks(shapes, total):
 
 
 @given(sides, sides, st.integers(1, 300), st.integers(1, 8), st.integers(1, 40))
-def test_blocks_of_one_shape_are_read_into_blocks_of_another(source, target, total, most_segments, most_bytes):
+def test_blocks_are_read_into_blocks_of_another_shape(source, target, total, most_segments, most_bytes):
     """In the order of their rows, however few segments a call takes; the gaps stay as they are."""
     read, written = blocks(source, total), blocks(target, total)
     for block in read:

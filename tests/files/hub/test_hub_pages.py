@@ -30,5 +30,5 @@ def test_an_address_of_a_page_is_answered_with_the_name(address, name):
 
 
 @pytest.mark.parametrize("path", [f"{SITE}/datasets/openai/gsm8k/resolve/main/b.parquet", "hf.co", "./hf.co/a"])
-def test_a_file_that_can_be_read_is_no_page(path):
+def test_a_readable_file_is_not_a_hub_page(path):
     assert hub_path(path, "prompts.path") is None

@@ -41,7 +41,7 @@ def test_a_name_that_does_not_exist_may_be_a_folder_or_a_model(hub):
     assert "if it is private, `hf auth login`, or HF_TOKEN" in line
 
 
-def test_a_path_of_the_hub_is_no_folder(hub):
+def test_a_hub_path_is_not_a_folder(hub):
     assert "expected a model that exists" in refusal("hf://acme/none")
 
 
@@ -88,7 +88,7 @@ def test_offline_a_model_that_was_downloaded_is_read(hub, tiny, monkeypatch):
     assert hub.requests == []
 
 
-def test_offline_a_model_of_which_a_plan_read_the_config_is_not_whole(hub, tiny, monkeypatch):
+def test_offline_a_model_with_only_its_config_is_incomplete(hub, tiny, monkeypatch):
     model_folder("acme/tiny", "actor.path", "config")
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     monkeypatch.setenv(session.WISH, "1")
@@ -112,12 +112,12 @@ def test_a_hub_that_never_answers_is_given_up(hub, tiny, monkeypatch):
     assert "a Hub that answers" in refusal("acme/tiny")
 
 
-def test_a_hub_with_an_error_of_its_own_is_named(hub, tiny):
+def test_a_failing_hub_is_named(hub, tiny):
     hub.status = 500
     assert "a Hub that answers" in refusal("acme/tiny")
 
 
-def test_a_server_that_is_no_hub_is_named(hub, tiny):
+def test_a_server_without_hub_api_is_named(hub, tiny):
     hub.nonsense = b"[]"
     assert f"the address of a Hub in HF_ENDPOINT; {hub.address} does not answer like a Hub" in refusal("acme/tiny")
     hub.nonsense = b"<html>"
@@ -180,7 +180,7 @@ def test_a_cache_that_cannot_be_written_is_named(hub, tiny, tmp_path, monkeypatc
         ({"config.json": b"{}", "adapter_config.json": b"[]"}, "it has only the difference to another model"),
     ],
 )
-def test_a_repository_that_is_no_model_of_safetensors_says_what_it_has(hub, files, expected):
+def test_a_repository_without_safetensors_lists_its_files(hub, files, expected):
     hub.add("acme/other", files)
     assert expected in refusal("acme/other")
     assert hub.asked_for("GET", ".bin") == hub.asked_for("GET", ".gguf") == []
@@ -192,6 +192,6 @@ def test_a_malformed_path_shows_the_form(hub, text):
     assert hub.requests == []
 
 
-def test_a_dataset_that_does_not_exist_is_one_line(hub):
+def test_a_missing_hub_dataset_gives_one_line(hub):
     with pytest.raises(InvalidInput, match="prompts.path: got .*expected a dataset that exists"):
         dataset_path("hf://datasets/acme/none/train.parquet", "prompts.path")

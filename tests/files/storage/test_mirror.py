@@ -22,7 +22,7 @@ def content(folder):
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def test_a_folder_is_mirrored_with_all_below_it_and_nothing_beside_it(bucket):
+def test_a_mirror_has_exactly_the_folder(bucket):
     stored = {"a.txt": b"one", "deep/er/b.bin": bytes(3_000_000)}
     for name, data in stored.items():
         put(f"{bucket}/data/{name}", data)
@@ -51,7 +51,7 @@ def test_what_changed_or_went_at_the_store_changes_and_goes_in_the_mirror(bucket
     assert content(fetch(f"{bucket}/data", "prompts.path")) == {"a.txt": b"six"}
 
 
-def test_what_is_current_is_not_copied_again(bucket):
+def test_current_files_are_not_copied_again(bucket):
     put(f"{bucket}/data/a.txt", b"one")
     copied = fetch(f"{bucket}/data", "prompts.path") / "a.txt"
     before = copied.stat().st_ino
@@ -82,7 +82,7 @@ def test_any_other_scheme_is_read_through_fsspec(tmp_path):
         ("s3://", "names between single slashes"),
     ],
 )
-def test_what_cannot_be_read_is_one_line_with_field_and_path(s3, path, expected):
+def test_an_unreadable_path_gives_one_line_with_field_and_path(s3, path, expected):
     with pytest.raises(InvalidInput, match=expected) as caught:
         fetch(path, "actor.path")
     assert str(caught.value).startswith(f"actor.path: got {path!r}")
@@ -141,7 +141,7 @@ def test_links_out_of_an_archive_and_pipes_in_it_are_refused(tmp_path, kind, tar
         ("hf://a", "a path that its store can serve .*a"),
     ],
 )
-def test_what_another_scheme_cannot_read_is_one_line(tmp_path, path, expected):
+def test_an_unreadable_path_of_another_scheme_gives_one_line(tmp_path, path, expected):
     (tmp_path / "bad.zip").write_text("not an archive")
     path = path.format(tmp_path)
     with pytest.raises(InvalidInput, match=expected) as caught:

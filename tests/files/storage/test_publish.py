@@ -28,7 +28,7 @@ def test_a_folder_is_sent_with_all_below_it_and_withdrawn_with_all_below_it(buck
 
 
 @pytest.mark.parametrize("allowed", [0, 1, 2])
-def test_cut_off_after_any_file_the_last_one_is_not_there(bucket, folder, monkeypatch, allowed):
+def test_an_interrupted_upload_lacks_its_last_file(bucket, folder, monkeypatch, allowed):
     """Also where an earlier one of its name was: half new and half old is no folder."""
     publish(folder, last="config.json")
     upload, sent = module._upload, []
@@ -62,7 +62,7 @@ def test_a_bucket_that_is_not_there_cannot_be_written(s3):
         check_writable("s3://nobody/runs")
 
 
-def test_a_store_that_went_away_is_an_error_of_one_line_that_a_restart_may_mend(s3, monkeypatch):
+def test_a_lost_store_gives_one_line_and_a_restart_may_help(s3, monkeypatch):
     file = local_path(f"{s3}/runs/metrics.jsonl", "output_dir")
     file.parent.mkdir(parents=True)
     file.write_text("{}")

@@ -30,13 +30,13 @@ def rows(tmp_path):
 @pytest.mark.parametrize(
     "path", ["train-0.parquet", "lines.jsonl", "more", "train-*.parquet", "**/*.parquet", "train-[01].parquet"]
 )
-def test_rows_are_those_of_the_same_path_on_disk(s3, rows, path):
+def test_remote_rows_match_the_same_path_on_disk(s3, rows, path):
     put(f"{s3}/rows", rows)
     remote, local = (StoredRows("prompts", f"{place}/{path}") for place in (f"{s3}/rows", rows))
     assert remote.read("prompt") == local.read("prompt") != []
 
 
-def test_a_pattern_that_nothing_matches_names_the_remote_path(s3, rows):
+def test_a_pattern_without_a_match_names_the_remote_path(s3, rows):
     put(f"{s3}/rows", rows)
     with pytest.raises(InvalidInput, match=r"prompts.path: got 's3://bucket/rows/test-\*.parquet', expected a pattern"):
         StoredRows("prompts", f"{s3}/rows/test-*.parquet").read("prompt")

@@ -56,9 +56,7 @@ def written():
     return file
 
 
-def test_a_store_that_comes_back_gets_what_was_to_be_written_and_the_log_says_who_was_waited_for(
-    server, written, clock, caplog
-):
+def test_writes_resume_when_a_store_returns_and_the_log_names_it(server, written, clock, caplog):
     server.stop()
     clock.meanwhile[2] = server.start
     publish(written)
@@ -72,7 +70,7 @@ def test_a_store_that_comes_back_gets_what_was_to_be_written_and_the_log_says_wh
     assert server.endpoint in lines[0] and "\n" not in lines[0]
 
 
-def test_a_store_that_comes_back_is_read_and_what_was_to_be_deleted_is(server, clock):
+def test_reads_and_deletions_resume_when_a_store_returns(server, clock):
     put("s3://bucket/data/a.txt", b"one")
     server.stop()
     clock.meanwhile = {1: server.start, 2: server.start}
@@ -83,7 +81,7 @@ def test_a_store_that_comes_back_is_read_and_what_was_to_be_deleted_is(server, c
 
 
 @pytest.mark.all  # the test waits out the patience
-def test_a_store_that_stays_away_is_given_up_in_one_line_and_then_asked_once(monkeypatch, written, clock):
+def test_an_absent_store_is_given_up_in_one_line_and_asked_once_more(monkeypatch, written, clock):
     """The run that it ends asks more of it, as it cleans up; the next time that the store is there, it is new."""
     point_s3_to(monkeypatch, "http://127.0.0.1:9")
     with pytest.raises(OutputFailed, match="metrics.jsonl cannot be written: expected a store that answers") as caught:
@@ -102,7 +100,7 @@ def test_a_store_that_stays_away_is_given_up_in_one_line_and_then_asked_once(mon
 
 
 @pytest.mark.parametrize("url", ["s3://nobody/runs", "s3://bucket/nothing"])
-def test_what_is_not_there_is_not_waited_for(server, clock, url):
+def test_missing_remote_files_are_not_waited_for(server, clock, url):
     with pytest.raises(InvalidInput, match="expected (an existing bucket|a path that exists)"):
         fetch(url, "resume_from")
     assert clock.pauses == []
@@ -159,7 +157,7 @@ def test_errors_of_a_server_are_waited_out_and_refusals_are_not(monkeypatch, wri
     assert clock.pauses == ([1.0] if waits else [])
 
 
-def test_a_web_server_that_is_overloaded_is_waited_for_and_one_that_refuses_is_not(clock, monkeypatch):
+def test_an_overloaded_server_is_waited_for_and_a_refusal_is_final(clock, monkeypatch):
     monkeypatch.setattr(patience, "PATIENCE_SECONDS", 1.0)
     for status, pauses in ((503, [1.0]), (403, [1.0])):
         with answering(status, b"") as endpoint, pytest.raises(InvalidInput):

@@ -130,7 +130,7 @@ def test_a_broken_folder_is_skipped_with_a_line(folder, file, text, says, capsys
     assert told.err == f"skipped: {line}\n" and "runs/b" in told.out and "skipped" not in told.out
 
 
-def test_a_folder_that_is_not_there_is_refused_and_an_empty_one_has_no_runs(tmp_path, capsys):
+def test_a_missing_folder_is_refused_and_an_empty_folder_has_no_runs(tmp_path, capsys):
     with pytest.raises(InvalidInput, match="folder: got '/nowhere', expected the folder of runs"):
         runs("/nowhere")
     assert len(runs(tmp_path)) == 0 and str(runs(tmp_path)) == "no runs"

@@ -52,7 +52,7 @@ def test_a_message_gets_the_answer_that_transformers_gives_under_the_chat_templa
     assert line.split() == answered(folder, [said("what is it")]).split() != []
 
 
-def test_lines_of_a_person_are_one_chat(folder, terminal, capsys):
+def test_a_persons_lines_form_a_chat(folder, terminal, capsys):
     """The second answer follows both messages and the first answer; an empty line is no message."""
     terminal += ["is it good", " ", "what is it"]
     assert main(["chat", folder, "--max-tokens", str(TOKENS)]) == 0
@@ -93,7 +93,7 @@ def damaged(folder):
         (damaged, "a model that loads ("),
     ],
 )
-def test_a_folder_without_a_model_that_generates_is_refused_in_one_line(made, says, tmp_path, capsys):
+def test_chat_refuses_a_folder_without_a_generating_model_in_one_line(made, says, tmp_path, capsys):
     made(tmp_path)
     assert main(["chat", str(tmp_path), "what is it"]) == 2
     (line,) = capsys.readouterr().err.splitlines()[-1:]

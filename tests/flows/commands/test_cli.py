@@ -28,7 +28,7 @@ def test_without_a_word_it_shows_the_help_and_fails(capsys):
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_help_of_a_command_says_what_it_is_for_and_every_flag(command, capsys):
+def test_a_commands_help_explains_its_purpose_and_every_flag(command, capsys):
     assert main([command, "--help"]) == 0
     said = capsys.readouterr().out
     assert said.startswith(
@@ -66,7 +66,7 @@ def test_help_of_a_command_says_what_it_is_for_and_every_flag(command, capsys):
         (["ppo", "--no-dry-run"], "unknown flag --no-dry-run; closest: --dry-run"),
     ],
 )
-def test_what_is_not_there_costs_a_line_with_what_is_close(words, says, capsys):
+def test_an_unknown_name_gives_a_line_with_close_names(words, says, capsys):
     assert main(words) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("prefect-rlhf: ") and says in line

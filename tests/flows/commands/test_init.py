@@ -42,7 +42,7 @@ def folder(tmp_path_factory):
 
 
 @pytest.mark.parametrize("name", [*DEPLOYMENTS, "my-reinforce"])
-def test_every_deployment_is_there_with_parameters_that_its_flow_takes(folder, monkeypatch, name):
+def test_every_deployment_exists_with_parameters_that_its_flow_accepts(folder, monkeypatch, name):
     """By the schema that Prefect enforces and by the flow itself; everything they name lies in the folder."""
     monkeypatch.chdir(folder)
     text = Path("prefect.yaml").read_text()
@@ -78,7 +78,7 @@ def test_a_kind_that_this_machine_lacks_costs_a_line_and_writes_nothing(tmp_path
     assert "kind: got 'cuda', expected cpu" in line and list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.all  # tests/test_docs.py runs these commands of the README
+@pytest.mark.all  # tests/house/test_docs.py runs these commands of the README
 def test_its_flow_dry_runs_on_its_parameters(folder):
     """In a process of its own: a page of the docs shows the same algorithm, and a process may define one once."""
     words = ["run", "my_reinforce.py:reinforce", "--parameters", "parameters.yaml", "--devices", "2", "--dry-run"]
@@ -88,7 +88,7 @@ def test_its_flow_dry_runs_on_its_parameters(folder):
     assert "10 steps would run" in ended.stdout
 
 
-def test_nothing_is_overwritten(tmp_path, capsys):
+def test_init_overwrites_no_file(tmp_path, capsys):
     """One file that is there already is enough, and then no other is written."""
     (tmp_path / "parameters.yaml").write_text("mine: 1\n")
     assert main(["init", str(tmp_path)]) == 2
@@ -121,7 +121,7 @@ def printed(folder):
     return said.getvalue()
 
 
-def test_its_commands_for_prefect_are_those_of_the_page_and_prefect_takes_them(tmp_path):
+def test_its_prefect_commands_match_the_page_and_work(tmp_path):
     """The page on authoring has the same terminals; each command, its flags and the type of the pool exist."""
     _, *shown = terminals(printed(tmp_path))
     ours = [command for commands in shown for command in commands if not command.startswith("cd ")]

@@ -26,7 +26,7 @@ def test_the_command_of_the_next_run_sets_each_parameter_once():
     ]
 
 
-def test_a_model_that_generates_has_a_command_to_talk_with_it_and_a_critic_has_none(tmp_path, monkeypatch):
+def test_a_generating_model_gets_a_chat_command_and_a_critic_does_not(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     folders = {role: make_model(tmp_path / "a run" / role, scalar=role == "critic") for role in ("critic", "actor")}
     lines = next_steps(COMMAND, folders)

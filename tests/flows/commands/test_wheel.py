@@ -78,7 +78,7 @@ def use(command, folder):
 
 @pytest.mark.slow
 @pytest.mark.all
-def test_what_is_in_the_wheel_is_enough_to_draw_and_dry_run(wheel, tmp_path):
+def test_the_wheel_suffices_to_draw_and_dry_run(wheel, tmp_path):
     """Unpacked, and found before this clone; without engines."""
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(tmp_path / "unpacked")

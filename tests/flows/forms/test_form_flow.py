@@ -47,7 +47,7 @@ def test_a_block_itself_is_taken(monkeypatch):
 
 
 @pytest.mark.parametrize("flow", [dpo, plan])
-def test_a_parameter_that_a_flow_has_not_is_refused_with_those_that_it_has(flow):
+def test_an_unknown_parameter_is_refused_with_the_known_names(flow):
     says = r"xyz: unknown key \(got 'red'\); the parameters are .*, output_dir, .*dry_run"
     with pytest.raises(InvalidInput, match=says):
         flow.validate_parameters({"xyz": "red"})
@@ -70,7 +70,7 @@ def small(prompts: Prompts, actor: Model, algo: GRPO = SMALL) -> None:
     """Never run."""
 
 
-def test_what_a_group_of_settings_does_not_name_keeps_the_flows_own_default():
+def test_unnamed_settings_keep_the_flows_defaults():
     """Group within group; a table of weights, and a group that is given as a value, are taken whole."""
     given = {"prompts": {"path": "p"}, "actor": {"path": "m"}}
     named = {"clip_low": 0.1, "optimizer": {"head_lr": 0.25}, "reward_weights": {"a": 2.0}}

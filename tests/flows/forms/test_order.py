@@ -64,7 +64,7 @@ def test_a_group_that_a_saved_block_may_fill_says_when_its_path_is_needed(group)
     schema, _ = shown("grpo")
     fields = schema.definitions[group]["properties"]
     assert list(fields)[0] == "path" and "path" not in schema.definitions[group].get("required", [])
-    assert fields["path"]["description"].startswith("Needed unless a saved block is named. ")
+    assert fields["path"]["description"].startswith("Needed unless you name a saved block. ")
     assert fields["saved"]["title"] == "Saved block"
 
 

@@ -23,7 +23,7 @@ PLAY = Play(function="a:b", max_tokens=8)
         (None, None, GRPO(), "reward: missing; expected a reward model or functions, or a play"),
     ],
 )
-def test_what_a_play_needs_and_what_it_has_not(reward, play, algo, says):
+def test_a_play_refuses_missing_and_superfluous_settings(reward, play, algo, says):
     with pytest.raises(InvalidInput) as refused:
         check_scorer(reward, play, algo)
     assert str(refused.value).startswith(says)

@@ -69,7 +69,7 @@ def test_a_mistake_in_a_set_is_refused_in_a_line_with_its_field(good, of_set, sa
     [
         (
             {"limits": {"evaluation.math.pas@4": 1.0}},
-            r"limits: got 'evaluation_math.pas@4', expected evaluation_math.pass@4, perhaps: evaluation_math has avg@4",
+            r"limits: got 'evaluation_math.pas@4', expected evaluation_math.pass@4, perhaps: evaluation_math has",
         ),
         ({"limits": {"actor_generate.truncatd": 1.0}}, "limits: got 'actor_generate.truncatd', .*actor_generate.trunc"),
         (
@@ -89,7 +89,7 @@ def test_an_empty_set_is_refused(good, tmp_path):
         prepared(grpo, changed(good, data={"path": empty, "split": "held_out"}), DESK)
 
 
-def test_two_sets_of_one_name_are_refused(tmp_path):
+def test_two_sets_with_the_same_name_are_refused(tmp_path):
     """YAML would keep the second alone."""
     file = tmp_path / "p.yaml"
     file.write_text("evaluation:\n  math: {samples: 1}\n  math: {samples: 2}\n")
@@ -114,7 +114,7 @@ def a_set(**fields):
         ),
     ],
 )
-def test_a_set_says_what_an_algorithm_does_not(flow, fields, says):
+def test_a_set_states_settings_that_its_algorithm_lacks(flow, fields, says):
     """Of any algorithm: those that do not sample have no reward and no length, and a reward model does not answer."""
     with pytest.raises(InvalidInput, match=says):
         with_set(flow, a_set(**fields))

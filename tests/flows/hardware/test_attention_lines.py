@@ -7,7 +7,7 @@ from prefect_rlhf.placement.planner.preset_plan import preset
 from tests.strategies import TWO_DEVICES, ppo
 
 
-def test_each_kernel_is_a_line_with_its_roles_and_what_is_not_counted():
+def test_each_kernel_gets_a_line_with_its_roles_and_uncounted_memory():
     graph = ppo()
     plan = preset("flattening", graph, TWO_DEVICES, TWO_DEVICES.whole)
     narrow = [replace(each, dtype="bfloat16" if each.role != "critic" else "float32") for each in graph.models]

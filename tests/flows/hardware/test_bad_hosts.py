@@ -100,7 +100,7 @@ def test_a_fault_costs_a_line_of_the_doctor_and_of_a_run(on, name):
     assert lines_of_doctor()
 
 
-def test_a_sound_host_costs_none(on, monkeypatch):
+def test_a_sound_host_gives_no_warning(on, monkeypatch):
     on(Host(""))
     monkeypatch.setattr(checkup, "_engines", lambda *_: "ran")
     begin_a_run()

@@ -12,7 +12,7 @@ pytestmark = pytest.mark.quick
 TEXT = "name=Mine, tflops=362, memory_gib=45, memory_gb_per_s=864, link_gb_per_s=32"
 
 
-def test_a_device_by_hand_is_counted_by_what_was_said(tmp_path):
+def test_a_described_device_is_priced_by_its_description(tmp_path):
     file = tmp_path / "mine.yaml"
     file.write_text(TEXT.replace("=", ": ").replace(", ", "\n"))
     device = read_device(TEXT)

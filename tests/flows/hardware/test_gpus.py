@@ -101,7 +101,7 @@ def test_a_cluster_of_gpus_has_the_memory_that_cuda_leaves(driver, builds):
     assert 78 << 30 < cluster.device_memory_bytes < int(79.1 * (1 << 30))
 
 
-def test_a_wish_for_cores_is_kept_beside_gpus(driver, builds):
+def test_cpu_can_be_chosen_on_a_host_with_gpus(driver, builds):
     driver(row(0))
     builds({"torch": "2.13.0"})
     assert local_cluster(None, "cpu") == ONE_DEVICE and local_cluster(1, "cpu").backend == "cpu"
@@ -129,7 +129,7 @@ def test_builds_of_the_wrong_kind_are_refused_before_anything_starts(builds, kin
     return None
 
 
-def test_the_installed_builds_are_those_for_cpu():
+def test_the_installed_builds_are_for_cpu():
     assert other_build("cpu") is None and other_build("cuda") == "torch 2.13.0+cpu"
 
 
@@ -205,7 +205,7 @@ def test_a_lease_beyond_the_parents_list_is_refused():
         only_gpus([2, 3], "0,1")
 
 
-def test_a_single_rank_with_a_gpu_is_a_process_of_its_own_that_sees_only_its_gpu(monkeypatch):
+def test_a_single_gpu_rank_is_a_separate_process_that_sees_only_its_gpu(monkeypatch):
     """The end of the process is the only way to free all memory of its GPU, so a second run in a notebook works."""
     opened = []
     monkeypatch.setattr(LocalGang, "__init__", lambda self, settings: opened.append(settings))

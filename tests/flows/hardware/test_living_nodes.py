@@ -36,7 +36,7 @@ def nodes(*devices):
         (KINDS, nodes("new", "-old", "-old"), 2, "n0:0-1"),
     ],
 )
-def test_the_largest_part_whose_nodes_are_there(monkeypatch, cluster, there, least, goes_on_with):
+def test_the_largest_part_with_living_nodes_is_leased(monkeypatch, cluster, there, least, goes_on_with):
     """Of each kind as many; never fewer devices than asked for, and without `min_devices` the lease as it is."""
     monkeypatch.setattr("prefect_rlhf.tasks.ray_nodes.known_nodes", lambda: there)
     leased = Lease("mesh", "1", cluster, cluster.whole, cluster.whole.devices(), min_devices=least)
@@ -47,7 +47,7 @@ def test_the_largest_part_whose_nodes_are_there(monkeypatch, cluster, there, lea
     assert len(said) == (part != leased) and all(f"continuing on {goes_on_with}" in line for line in said)
 
 
-def test_a_node_with_too_few_devices_is_none(monkeypatch):
+def test_a_node_with_too_few_devices_does_not_count(monkeypatch):
     monkeypatch.setattr(
         "prefect_rlhf.tasks.ray_nodes.known_nodes", lambda: (*nodes("", ""), KnownNode("10.0.0.9", True, 1, 0))
     )

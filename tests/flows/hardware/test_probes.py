@@ -123,7 +123,7 @@ def test_another_driver_is_another_machine(monkeypatch):
     assert len(keys) == 2
 
 
-def test_a_run_waits_while_another_probes_and_then_uses_what_it_knows(measured, said, monkeypatch):
+def test_a_run_waits_for_another_runs_probes_and_uses_them(measured, said, monkeypatch):
     monkeypatch.setattr(probes, "LOCK_SECONDS", 0.3)
     lock = FileLock.take(probes.PROBES / f"{probes.machine_key(HELD)}.lock")
     assert ask(said) is None

@@ -98,7 +98,7 @@ def test_profiles_of_several_kinds_count_where_each_has_one():
         ("cpu", ("old", "old"), "node_kinds: got ['old'], expected GPUs, or no kinds"),
     ],
 )
-def test_what_one_profile_cannot_be_of_is_refused(kind, names, says):
+def test_a_profile_of_mixed_subjects_is_refused(kind, names, says):
     rack = ClusterShape("rack", 2, 2, 32 << 30, node_devices=names)
     with pytest.raises(InvalidInput) as caught:
         kind_of_nodes(Lease("mesh", "a", rack, rack.whole, rack.whole.devices(), kind))

@@ -30,7 +30,7 @@ def home(tmp_path, monkeypatch):
         yield
 
 
-def test_a_run_in_a_home_of_its_own_is_accepted(tmp_path):
+def test_a_run_with_its_own_home_is_accepted(tmp_path):
     check_surroundings(2, own_leases=True)
     assert (tmp_path / ".prefect").is_dir()
 

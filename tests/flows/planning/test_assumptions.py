@@ -33,7 +33,7 @@ def test_a_tail_ends_at_its_limit_and_most_of_it_is_far_below(limit):
         assert lengths.mean == pytest.approx(0.39 * limit, rel=0.02)
 
 
-def test_one_number_is_a_limit_and_shares_are_as_they_are_said():
+def test_a_number_is_a_limit_and_shares_are_exact():
     assumed, said = asked("--response-length", "512"), asked("--response-length", "512:1")
     assert assumed.workload.responses == tail(512)
     assert said.workload.responses == LengthDistribution.fixed(512)
@@ -51,7 +51,7 @@ def test_the_hosts_part_of_a_call_is_named_and_may_be_said():
     assert nodes == [0.01, 2.2]
 
 
-def test_the_memory_of_a_host_is_that_of_its_kind_unless_it_is_said():
+def test_host_memory_follows_the_kind_unless_stated():
     """Eight H100s have 2 TiB; of two kinds of nodes the smaller counts; a kind without a usual host has no limit."""
     words = ["--response-length", "64"]
 
@@ -86,7 +86,7 @@ def test_the_load_of_experts_is_named_for_a_mixture_alone():
     assert not any("experts" in line for line in assumptions(dense))
 
 
-def test_what_a_profile_measures_is_not_said_besides(tmp_path):
+def test_measured_values_are_not_listed_as_assumptions(tmp_path):
     with pytest.raises(InvalidInput, match="call_seconds"):
         asked("--response-length", "64", "--call-seconds", "1", "--profile", str(tmp_path / "none.json"))
 

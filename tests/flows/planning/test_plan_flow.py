@@ -43,7 +43,7 @@ def answered(prefect, tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_the_flow_returns_the_paths_of_what_it_wrote(answered):
+def test_the_flow_returns_the_paths_of_written_files(answered):
     paths, *_ = answered
     assert set(paths) == {"plan.yaml", "plan.json", "report.md", "certificate.json", "timeline.svg", "memory.svg"}
     cluster = ClusterShape("bought", 1, 8, 80 << 30)

@@ -26,7 +26,7 @@ def contents(*models):
     return {role: each.content for role, each in with_named_bases({each.role: each for each in models}).items()}
 
 
-def test_an_actor_with_an_adapter_its_reference_and_a_critic_with_one_are_the_model_of_their_name():
+def test_roles_that_name_a_model_share_its_weights_with_adapters():
     """A reward model without an adapter was trained from it, another name is another model, and so is a folder."""
     critic = named("critic", head="scalar", adapter=ADAPTER)
     reward, teacher = named("reward", head="scalar"), named("teacher", "llama-2-7b")

@@ -55,7 +55,7 @@ def test_an_answer_states_the_runtime_that_its_seconds_are_of():
     assert stated.efficiency.call_seconds == 0.5 and runtime_of(stated) == PUBLIC
 
 
-def test_a_runtime_that_nobody_knows_and_one_for_cpus_are_refused_in_a_line():
+def test_an_unknown_runtime_and_a_runtime_for_cpus_are_refused_in_a_line():
     for more, cluster, right in (
         (["--runtime", "verl"], "1x2:h100", "'prefect-rlhf' or 'public'"),
         (["--runtime", "public"], "1x2:cpu", "prefect-rlhf, or a cluster of GPUs"),

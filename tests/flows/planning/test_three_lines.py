@@ -53,7 +53,7 @@ def old_cards() -> PlanAnswer:
     return asked(DPO, cluster="1x8:v100-16", sweep=[4])
 
 
-def test_the_first_three_lines_say_whether_it_fits_what_it_takes_and_how_it_runs(grpo):
+def test_the_first_three_lines_say_whether_it_fits_its_cost_and_the_command(grpo):
     fits, takes, runs = grpo.text().splitlines()[:3]
     peak, whole = grpo.planned.certificate.fullest, grpo.question.site.cluster.device_memory_bytes
     of_device = f"{peak.num_bytes / GIB:.1f} of {whole / GIB:.1f} GiB ({peak.num_bytes / whole:.1%})"
@@ -110,13 +110,14 @@ def test_a_preset_that_cannot_exist_on_the_devices_is_left_out():
     assert "expected a mesh" not in single.markdown()
 
 
-def test_equal_presets_share_a_row_and_each_preset_says_what_it_is(grpo):
+def test_equal_presets_share_a_row_and_each_preset_is_explained(grpo):
     rows = {row["plan"]: row for row in grpo.compared}
     assert "interleaving, side_by_side" in rows and rows["flattening"]["what it is"] == PRESETS["flattening"].what
     assert all(preset.what for preset in PRESETS.values())
 
 
-def test_notes_say_in_words_what_leaves_a_device_and_what_a_cache_holds(grpo):
+@pytest.mark.all
+def test_notes_explain_offloading_and_cache_size(grpo):
     limited = asked(GRPO, device_memory_gib=40)
     placed = limited.planned.plan
     offloaded = [name for name, each in placed.placements if each.offload != "none"]

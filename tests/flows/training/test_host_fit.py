@@ -32,14 +32,14 @@ def test_the_line_names_bytes_host_and_remedy(monkeypatch):
     assert "\n" not in line
 
 
-def test_what_the_least_fits_in_is_not_refused():
+def test_a_host_with_the_lowest_estimate_is_not_refused():
     (need,) = host_needs(CERTIFICATE).values()
     refuse_what_does_not_fit(need, FreeMemory(need.least_bytes, "x"))
     with pytest.raises(InvalidInput):
         refuse_what_does_not_fit(need, FreeMemory(need.least_bytes - 1, "x"))
 
 
-def test_a_run_on_cpu_is_checked_and_told_and_one_on_gpus_is_not(monkeypatch):
+def test_only_cpu_runs_are_checked_for_host_memory(monkeypatch):
     lines = []
     monkeypatch.setattr(host_fit, "log_info", lines.append)
     monkeypatch.setattr(host_fit, "free_memory", lambda: FreeMemory(0, "x"))

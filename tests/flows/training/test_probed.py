@@ -51,7 +51,7 @@ def request(lease=HELD, checkpoint=None, **options):
 
 
 @pytest.mark.parametrize("plan", ["auto", "measure(2)"])
-def test_a_search_probes_devices_that_nothing_has_measured(plan):
+def test_a_search_probes_unmeasured_devices(plan):
     asked = request(plan=plan)
     assert awaits_probe(asked)
     answered = with_speeds(asked)
@@ -75,7 +75,7 @@ def test_other_runs_do_not_probe(asked):
     assert with_speeds(asked).speeds is None
 
 
-def test_a_dry_run_uses_a_probe_that_is_there():
+def test_a_dry_run_uses_an_existing_probe():
     """So its plan is the plan of the run."""
     known = with_speeds(request(plan="auto")).speeds
     assert with_speeds(request(replace(HELD, devices=()), plan="auto", dry_run=True)).speeds == known

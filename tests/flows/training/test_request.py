@@ -33,7 +33,7 @@ def distil(prompts: Prompts, teacher: Model, student: Model) -> None:
     train_step(student, policy_gradient(Settings()).on(rollout, advantages))
 
 
-def test_the_role_that_generates_speaks_else_the_one_that_is_trained():
+def test_the_generating_role_speaks_else_the_trained_role():
     """Whatever their names and their order among the parameters."""
     assert [speaking_role(traced(flow)) for flow in (distil, ppo, dpo, reward)] == [
         "student",
@@ -56,7 +56,7 @@ def test_prompts_are_read_by_the_tokenizer_of_the_role_that_speaks(tmp_path):
     assert read.read_by("student") is read
 
 
-def test_the_end_of_an_answer_is_that_of_the_role_that_speaks(tmp_path):
+def test_the_speaking_role_decides_the_end_of_an_answer(tmp_path):
     """The log names it; a setting of the model overrides it, and is part of what its rows are read with."""
     prompts = Prompts(path=make_prompts(tmp_path / "prompts.parquet"))
     paths = {role: make_model(tmp_path / role) for role in ("teacher", "student")}
@@ -111,7 +111,7 @@ def test_an_end_that_the_tokenizer_lacks_is_refused(tmp_path):
         read_run_inputs({"prompts": prompts, "actor": actor})
 
 
-def test_a_rate_falls_over_all_of_a_run_where_nobody_says_when():
+def test_by_default_a_rate_falls_over_the_whole_run():
     """So its end is part of the run's identity: another number of steps would have other rates."""
     falls = Optimizer(schedule="cosine", warmup_steps=2)
     algo = PPO(batch_size=4, update=Update(epochs=2, mini_batches=3), actor_optimizer=falls)
@@ -121,7 +121,7 @@ def test_a_rate_falls_over_all_of_a_run_where_nobody_says_when():
     assert falling_over(graph, steps=7) == graph
 
 
-def test_a_warm_up_that_leaves_nothing_to_fall_over_is_refused():
+def test_a_warm_up_as_long_as_the_run_is_refused():
     graph = traced(dpo, algo=DPO(batch_size=4, optimizer=Optimizer(schedule="linear", warmup_steps=5)))
     with pytest.raises(InvalidInput, match=r"^algo.optimizer.warmup_steps: got 5, expected fewer than the 5 optim"):
         falling_over(graph, steps=5)

@@ -60,7 +60,7 @@ def test_every_name_that_prefect_makes_up_is_known():
         ("..", "unnamed"),
     ],
 )
-def test_the_name_of_a_model_is_one_that_a_folder_may_have(path, name):
+def test_a_models_name_is_a_valid_folder_name(path, name):
     assert main_model({"actor": Model(path=path)}) == ("actor", name)
 
 

@@ -102,7 +102,7 @@ def test_a_role_that_reads_other_rows_may_have_another_tokenizer(folders):
     assert check_tokenizers(graph_of(is_judged, folders)) == ()
 
 
-def test_rows_of_a_computation_have_one_tokenizer_among_their_readers(folders):
+def test_a_computations_rows_have_a_single_tokenizer_among_their_readers(folders):
     def both_judge(prompts, actor, ref):
         rollout = generate(actor, prompts, batch_size=4)
         judged = compute(put_to_a_judge, rollout, max_new_tokens=0, settings=PLAIN)
@@ -115,7 +115,7 @@ def test_rows_of_a_computation_have_one_tokenizer_among_their_readers(folders):
 
 
 @pytest.mark.parametrize("sizes", [{"ref": 104}, {}, {"ref": 15}, {"actor": 14}])
-def test_what_no_row_can_have_may_differ(folders, sizes):
+def test_tokens_that_no_row_can_have_may_differ(folders, sizes):
     """A larger embedding, and tokens that the reader alone has."""
     rewrite(folders["ref"], [*WORDS, "<extra>"])
     check_tokenizers(graph_of(learns, folders, {"actor": 14, "ref": 100} | sizes))
@@ -161,7 +161,7 @@ def test_equal_folders_and_equal_files_are_not_read(folders, monkeypatch):
     assert check_tokenizers(graph_of(learns, folders)) == ()
 
 
-def test_shipped_algorithms_compare_every_role_with_the_one_that_speaks():
+def test_shipped_algorithms_compare_every_role_with_the_speaking_role():
     assert {(rows.writer, rows.reader) for rows in shared_rows(traced(ppo))} == {
         ("actor", role) for role in ("ref", "critic", "reward")
     }

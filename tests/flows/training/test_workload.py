@@ -48,7 +48,7 @@ def test_expected_lengths_may_be_a_number_of_yaml(tmp_path):
         RunOptions(expected_response_length=True)
 
 
-def test_where_nothing_generates_every_token_may_be_scored(tmp_path):
+def test_without_generation_every_token_may_be_scored(tmp_path):
     model, pairs = make_model(tmp_path / "model", scalar=True), make_pairs(tmp_path / "pairs.parquet")
     data = {"path": pairs, "prompt_column": "prompt"}
     settings = {"pairs": data, "held_out": {**data, "split": "held_out"}, "reward": {"path": model, "head": "scalar"}}

@@ -202,7 +202,7 @@ def shuffled(augmented: AugmentedGraph, chance: random.Random) -> Iterable[Node]
     return [augmented.node(id) for id in ids]
 
 
-def test_calls_have_no_moves_where_nothing_moves():
+def test_calls_on_the_same_devices_have_no_moves():
     """One device, one engine kind, nothing to bring: the calls alone, and at the end the trained model."""
     cluster = ClusterShape("one", 1, 1, 8 * GIB)
     augmented = augment(dpo(), preset("flattening", dpo(), cluster, cluster.whole), 2)
@@ -217,7 +217,7 @@ def test_calls_have_no_moves_where_nothing_moves():
 
 @settings(max_examples=examples(150))
 @given(st.data(), graphs(), st.sampled_from([FOUR_DEVICES, TWO_NODES]), st.integers(1, 4), st.randoms())
-def test_whatever_the_order_every_node_finds_what_it_needs(data, graph, cluster, num_steps, chance):
+def test_every_node_finds_its_inputs_in_any_order(data, graph, cluster, num_steps, chance):
     """Versions, rows and residence are right under every legal plan, every order of the dependencies, any lengths.
 
     Rows are freed after their last use on each device, so at the end nothing is left anywhere.
@@ -284,7 +284,7 @@ def test_a_title_has_the_calls_own_name_only_where_it_says_more(name, title):
     assert augmented.node(f"{name}@1").title.startswith(f"{title} · step 1")
 
 
-def test_a_train_step_waits_for_the_reallocate_that_still_reads_what_it_overwrites():
+def test_a_train_step_waits_for_reallocates_that_read_its_weights():
     node = flattened(ppo()).node("actor_train_step@2")
     assert ("reallocate.actor.vllm@2", "overwrite") in {(d.node, d.kind) for d in node.dependencies}
 
@@ -301,7 +301,7 @@ def test_version_zero_comes_from_the_checkpoint():
     assert not [node for node in flattened(ppo()).of_step(1) if node.kind == "reallocate"]
 
 
-def test_one_transfer_serves_all_calls_that_need_the_same_rows():
+def test_calls_that_need_the_same_rows_share_a_transfer():
     """What generate made is dealt by tokens once, for every call on as many replicas; the rest moves by itself."""
     augmented = flattened(ppo(mini_batches=2), 1)
     transfers = [(node.id, node.work.moves) for node in augmented if node.kind == "transfer"]
@@ -399,7 +399,7 @@ def test_evaluation_comes_last_in_its_step():
     assert kinds == [None, None, None, 1]
 
 
-def test_two_versions_that_arrive_in_one_step_have_two_ids():
+def test_two_versions_in_the_same_step_have_two_ids():
     """Generation of step 2 reads v1, and the evaluation after it reads v2, in one instance."""
     ids = {node.id for node in flattened(ppo(evaluate_every=2), 3)}
     assert {"reallocate.actor.vllm@2", "reallocate.actor.vllm.v2@2"} <= ids

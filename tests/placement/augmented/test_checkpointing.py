@@ -125,7 +125,7 @@ def bare(node: Node):
 
 @settings(max_examples=examples(40))
 @given(st.data(), graphs(), st.integers(1, 5), EVERY, st.randoms())
-def test_whatever_the_order_a_checkpoint_is_of_one_moment(data, graph, num_steps, every, chance):
+def test_a_checkpoint_is_consistent_in_any_order(data, graph, num_steps, every, chance):
     """All roles' weights and all states after the same step, in every order that the dependencies allow."""
     plan = data.draw(plans(graph, FOUR_DEVICES))
     first = data.draw(st.integers(0, num_steps - 1))
@@ -144,7 +144,7 @@ def test_whatever_the_order_a_checkpoint_is_of_one_moment(data, graph, num_steps
 
 @settings(max_examples=examples(40))
 @given(st.data(), graphs(), st.integers(2, 6), st.integers(1, 3))
-def test_what_goes_on_from_a_checkpoint_computes_the_rest_of_the_whole_run(data, graph, num_steps, every):
+def test_a_resumed_graph_computes_the_rest_of_the_run(data, graph, num_steps, every):
     """The same calls with the same versions, and among them the same order, under staleness and offloading too."""
     plan = data.draw(plans(graph, FOUR_DEVICES))
     whole = augment(graph, plan, num_steps, 0, every)
@@ -180,7 +180,7 @@ def waits_of(node: Node) -> set[tuple[str, str]]:
     return {(dependency.node, dependency.kind) for dependency in node.dependencies}
 
 
-def test_a_checkpoint_waits_for_its_train_step_and_the_next_one_waits_for_it():
+def test_a_checkpoint_is_ordered_between_train_steps():
     augmented = flattened()
     assert waits_of(augmented.node("checkpoint.actor@2")) == {("actor_train_step@2", "version")}
     assert ("checkpoint.actor@2", "overwrite") in waits_of(augmented.node("actor_train_step@3"))
@@ -221,7 +221,7 @@ def test_a_commit_waits_for_every_trained_role():
     assert versions <= waits_of(flattened().node("commit@2"))
 
 
-def test_titles_say_what_is_written():
+def test_titles_name_the_written_files():
     augmented = flattened()
     assert augmented.node("checkpoint.actor@4").title == "actor.checkpoint · step 4 · n0:0-1 dp2 · v4"
     assert augmented.node("commit@4").title == "checkpoint.commit · step 4 · n0:0-1"
@@ -231,7 +231,7 @@ def test_titles_say_what_is_written():
 
 
 @pytest.mark.parametrize(("every", "expected"), [(None, []), (1, [1, 2, 3, 4, 5]), (2, [2, 4, 5]), (9, [5])])
-def test_a_checkpoint_comes_after_every_so_many_steps_and_after_the_last(every, expected):
+def test_checkpoints_come_at_intervals_and_after_the_last_step(every, expected):
     assert [node.step for node in flattened(5, every) if node.kind == "commit"] == expected
 
 

@@ -57,7 +57,7 @@ def test_weights_and_cache_of_generation_are_away_from_its_last_generate_to_the_
     assert "actor_train_step@1" in augmented.node("reload.actor.vllm@2").depends_on
 
 
-def test_a_reload_runs_beside_the_call_before_and_not_before_that():
+def test_a_reload_overlaps_only_with_the_previous_call():
     augmented = on_one_device(ppo(), ref_inference="all")
     order = dependency_graph(augmented)
     assert "actor_generate@2" not in nx.ancestors(order, "reload.ref.megatron@2")
@@ -92,7 +92,7 @@ def resident_bytes(graph, plan):
     return dict(certificate.most_resident)["n0:0"]
 
 
-def test_memory_counts_what_comes_and_goes_by_part():
+def test_memory_counts_each_offloaded_part():
     """The actor's gradients and optimizer (bfloat16: 4 + 12 bytes an element) take turns with the reference (2)."""
     graph = ppo()
     plan = preset("flattening", graph, ONE, ONE.whole)
@@ -172,7 +172,7 @@ def test_of_trained_weights_only_what_training_changed_goes_to_the_host():
     assert copies(augmented, "actor.megatron.optimizer")[2:4] == [("reload@2", True), ("offload@2", True)]
 
 
-def test_of_a_trained_model_that_leaves_as_a_whole_the_optimizer_is_there_for_its_train_step_alone():
+def test_an_offloaded_optimizer_is_loaded_only_for_its_train_step():
     """The move to vLLM needs the weights, so their offload may run beside the generate; the rest went before both."""
     augmented = on_one_device(ppo(), 2, actor_generate="all", actor_train_step="all")
     order = dependency_graph(augmented)
@@ -197,7 +197,7 @@ def test_an_engine_that_cannot_drop_copies_each_time():
     assert all(copied for _, copied in copies(augmented, "ref"))
 
 
-def test_two_optimizers_on_one_device_take_turns():
+def test_two_optimizers_on_a_device_take_turns():
     away = dict.fromkeys(("actor_train_step", "critic_inference", "critic_train_step"), "optimizer")
     augmented = on_one_device(ppo(), **away)
     assert "offload.actor.megatron.optimizer@2" in augmented.node("reload.critic.megatron.optimizer@2").depends_on

@@ -109,7 +109,7 @@ def test_the_titles_say_the_part():
 
 
 @pytest.mark.parametrize("parts", [1, 2, 4, 8])
-def test_every_row_is_in_a_single_part_whatever_the_replica(parts):
+def test_every_row_is_in_a_single_part_on_every_replica(parts):
     graph = ppo(mini_batches=2)
     plan = streamed(graph, actor_generate=parts, ref_inference=parts)
     needs = placed_call(graph, plan, "actor_generate").needs().values()

@@ -73,7 +73,7 @@ def test_the_next_generation_does_not_wait_for_an_inference_on_other_devices(row
 
 @given(drawn=plans(ppo(staleness=1), TWO_DEVICES, offload=False))
 @settings(max_examples=examples(30))
-def test_nodes_and_what_they_need_stay_equal(drawn):
+def test_rows_first_keeps_nodes_and_their_inputs(drawn):
     """Without offloads, which follow the order, rows that move first change no node and no reason to wait."""
     plain = drawn
     for name, _ in drawn.placements:

@@ -96,7 +96,7 @@ def play(augmented: AugmentedGraph, chance: random.Random) -> set[frozenset[str]
     st.integers(1, 5),
     st.randoms(),
 )
-def test_whatever_runs_beside_what_no_reader_sees_another_version(data, graph, num_steps, chance):
+def test_no_reader_sees_another_version_whatever_overlaps(data, graph, num_steps, chance):
     augmented = augment(graph, data.draw(plans(graph, FOUR_DEVICES)), num_steps)
     for _ in range(3):
         play(augmented, chance)

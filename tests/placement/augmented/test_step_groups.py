@@ -77,7 +77,7 @@ def as_handed_out(groups: Groups) -> Iterator[tuple[Node, ...]]:
 
 @settings(max_examples=examples(150))
 @given(st.data(), long_graphs(), st.integers(1, 14), st.integers(1, 4), st.sampled_from([None, 1, 2, 3, 5]))
-def test_the_groups_are_those_of_the_whole_graph(data, graph, num_steps, per_group, every):
+def test_joined_groups_give_the_whole_graph(data, graph, num_steps, per_group, every):
     """Node for node, in its order, under staleness, offloading, evaluation and checkpoints."""
     plan = data.draw(plans(graph, FOUR_DEVICES))
     first = data.draw(st.integers(0, num_steps - 1))
@@ -170,7 +170,7 @@ def in_any_order(groups: Groups, before: Sequence[Node], chance: random.Random) 
 
 @settings(max_examples=examples(50))
 @given(st.data(), long_graphs(), st.integers(2, 8), st.sampled_from([None, 1, 2, 3]))
-def test_a_stopped_run_is_a_shorter_one_that_ends_with_its_checkpoint(data, graph, num_steps, every):
+def test_a_stopped_run_is_a_shorter_run_with_a_last_checkpoint(data, graph, num_steps, every):
     """Without an evaluation that only the end of a run has and without exports; what it waits for included."""
     plan = data.draw(plans(graph, FOUR_DEVICES, offload=False))
     stopped = data.draw(st.integers(1, num_steps - 1))
@@ -184,7 +184,7 @@ def test_a_stopped_run_is_a_shorter_one_that_ends_with_its_checkpoint(data, grap
     assert list(found) == expected
 
 
-def test_what_is_stopped_before_it_began_does_nothing_and_what_is_over_stays_over():
+def test_stopping_before_the_start_or_after_the_end_has_no_effect():
     plan = preset("flattening", ppo(), FOUR_DEVICES, FOUR_DEVICES.whole)
     waiting = StepGroups(ppo(), plan, 9, 2, finished=4)
     waiting.next_group()
@@ -220,7 +220,7 @@ def test_a_checkpoint_that_falls_on_the_stop_is_not_written_twice():
     assert groups.stop(2) == 2 and groups.next_group() == () and groups.stopped_after == 2
 
 
-def test_what_comes_after_the_steps_may_be_all_that_is_left():
+def test_only_nodes_after_the_steps_may_be_left():
     """Of a run that goes on from the checkpoint of its last step: exports, since a checkpoint waits for evaluation."""
     graph = ppo(evaluate_every=2)
     plan = preset("flattening", graph, FOUR_DEVICES, FOUR_DEVICES.whole)
@@ -236,7 +236,7 @@ def test_without_exports_a_run_ends_with_its_last_step():
     assert {node.step for node in nodes} == set(range(6)) and not {"export", "commit"} & {node.kind for node in nodes}
 
 
-def test_of_a_million_steps_only_those_around_a_group_are_unrolled(monkeypatch):
+def test_only_steps_around_a_group_are_unrolled_out_of_a_million(monkeypatch):
     """Also after a resume in the middle of it, with an evaluation and a checkpoint that are thousands of steps away."""
     graph, unrolled = ppo(1, 1000), []
 
@@ -259,7 +259,7 @@ ACTOR = frozenset({"actor"})
 
 @settings(max_examples=examples(50))
 @given(st.data(), long_graphs(), st.integers(2, 10), st.integers(1, 3), st.sampled_from([None, 1, 2, 3]))
-def test_a_plan_that_ends_with_a_move_is_that_of_a_stopped_run(data, graph, num_steps, per_group, every):
+def test_a_plan_that_ends_with_a_move_matches_a_stopped_run(data, graph, num_steps, per_group, every):
     """Only the moving roles are copied, and none is written, unless a regular checkpoint is due there anyway."""
     plan = data.draw(plans(graph, FOUR_DEVICES))
     end = data.draw(st.integers(1, num_steps - 1))

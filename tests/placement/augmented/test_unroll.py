@@ -63,12 +63,12 @@ def test_a_reader_waits_for_the_train_step_that_made_its_version(graph, num_step
         assert [d.node for d in run.dependencies if d.kind == "version"] == wanted
 
 
-def test_remax_reads_one_version_in_both_generations():
+def test_remax_reads_the_same_version_in_both_generations():
     runs = {run.id: run for run in unroll(remax(), 3)}
     assert runs["actor_generate@3"].reads == runs["actor_generate_baseline@3"].reads == 2
 
 
-def test_calls_after_the_train_step_read_what_it_just_wrote():
+def test_calls_after_the_train_step_read_its_new_weights():
     """Several readers after the trainer, each of the new version, and still the next step's readers of the same."""
     graph = ppo()
     keys = {"actor_generate": ("tokens", "prompt_length")}

@@ -57,7 +57,7 @@ def trained_parts(model):
 
 
 @given(st.builds(Strategy, *[st.sampled_from([1, 2, 4])] * 2, st.integers(1, 5)), heads, adapters, st.booleans())
-def test_a_device_holds_and_trains_what_its_layout_shows(strategy, head, adapter, tied):
+def test_a_device_holds_and_trains_its_layouts_part(strategy, head, adapter, tied):
     """All weights, and of them the adapter and a scalar head; more tp ranks than key-value heads have copies of B."""
     shape = replace(SMALL, num_layers=5, tied_embeddings=tied)
     model = ModelSpec("actor", "", head, shape, adapter=adapter)
@@ -70,7 +70,7 @@ def test_a_device_holds_and_trains_what_its_layout_shows(strategy, head, adapter
 
 
 @given(heads, adapters, st.sampled_from(DENSE))
-def test_all_elements_are_those_of_the_parameters(head, adapter, shape):
+def test_element_counts_match_the_parameters(head, adapter, shape):
     model = ModelSpec("actor", "", head, shape, adapter=adapter)
     sizes = ModelSizes.of(model)
     trained = sum(parameter.num_elements for part in trained_parts(model) for parameter in parts(model)[part])
@@ -131,7 +131,7 @@ def as_instance(engine, strategy, mesh):
 
 
 @pytest.mark.parametrize("tp", [1, 2, 4])
-def test_a_backward_pass_has_one_product_of_the_base_in_place_of_two(tp):
+def test_an_adapters_backward_has_one_product_with_the_base_instead_of_two(tp):
     """Attention and the adapter itself have both; a frozen head forms no gradient either."""
     adapted, full = (DatasheetTimes.of(ModelSizes.of(model), H100) for model in (ADAPTED, LLAMA))
     product = 64 * 1024 * 2 * full.sizes.layer_products / tp / full.flops

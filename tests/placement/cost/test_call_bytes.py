@@ -34,7 +34,7 @@ def train(execution, rows=64, mini_batches=1):
     st.sampled_from(["lm", "scalar"]),
     st.booleans(),
 )
-def test_weights_are_those_of_the_layout(strategy, tied, head, mixture):
+def test_weight_bytes_match_the_layout(strategy, tied, head, mixture):
     """Elements that a rank of each stage holds, counted from regions; experts are over all replicas."""
     shape = replace(MIXTURE if mixture else SMALL, num_layers=5, num_kv_heads=4, tied_embeddings=tied)
     strategy = replace(strategy, ep=strategy.dp if mixture else 1)

@@ -56,7 +56,7 @@ def cost(call, execution, sizes=LLAMA, hardware=H100):
 
 
 @given(st.sampled_from(["generate", "inference"]), executions(), models, st.integers(1, 700))
-def test_a_cost_depends_on_other_meshes_in_nothing(kind, execution, sizes, rows):
+def test_a_cost_does_not_depend_on_other_meshes(kind, execution, sizes, rows):
     """A cost that meshes with equal replicas have in common is what the formulas give for this mesh alone."""
     times = DatasheetTimes.of(sizes, H100)
     call = _CallSeconds(work(kind, rows), execution, times)
@@ -65,7 +65,7 @@ def test_a_cost_depends_on_other_meshes_in_nothing(kind, execution, sizes, rows)
 
 
 @given(executions(), models, st.integers(1, 700), st.lists(st.sampled_from([0, 1, 3, "all"]), max_size=4))
-def test_the_costs_of_several_numbers_of_recomputed_layers_are_those_of_each(execution, sizes, rows, recomputes):
+def test_costs_of_several_recompute_counts_match_each_alone(execution, sizes, rows, recomputes):
     times, call = DatasheetTimes.of(sizes, H100), work("train_step", rows)
     each = [call_cost(call, replace(execution, recompute=recompute), times) for recompute in recomputes]
     assert train_step_costs(call, execution, times, recomputes) == each
@@ -79,7 +79,7 @@ def test_every_term_is_a_time(kind, execution, sizes, device):
 
 
 @given(kinds, executions(), st.integers(1, 600), st.integers(1, 5), st.sampled_from([1, 2]))
-def test_uneven_rows_take_as_long_as_if_every_replica_had_those_of_the_fullest(kind, execution, items, cuts, width):
+def test_uneven_rows_cost_as_much_as_the_fullest_replica(kind, execution, items, cuts, width):
     """Of every mini-batch; counted by dealing items one by one. And no row more takes less."""
     cuts = cuts if kind == "train_step" else 1
     fullest, dp = 0, execution.strategy.dp
@@ -179,7 +179,7 @@ def test_tensor_parallelism_across_nodes_is_dearer(kind, network):
     assert across.total > within.total
 
 
-def test_cuda_graphs_spare_launches_and_nothing_else():
+def test_cuda_graphs_save_only_launches():
     """ReaL, table 6: generation of 34.5 s takes 16.3 s with graphs."""
     graphs, eager = (
         cost(CallWork("generate", 512, Workload.fixed(1024, 1024, on)), Execution(Strategy(8, 2), 2, 8, engine="vllm"))
@@ -189,7 +189,7 @@ def test_cuda_graphs_spare_launches_and_nothing_else():
     assert eager._replace(launch=0) == graphs._replace(launch=0)
 
 
-def test_megatron_launches_every_kernel_of_a_decoding_step_whatever_the_workload_allows():
+def test_megatron_decoding_launches_every_kernel_without_cuda_graphs():
     """Only vLLM captures CUDA graphs among our engines."""
     allowed, forbidden = (
         cost(CallWork("generate", 512, Workload.fixed(1024, 1024, on)), Execution(Strategy(8, 2), 2, 8))
@@ -215,7 +215,7 @@ def test_training_on_perfect_hardware_takes_six_flops_per_parameter_and_token():
     assert again.compute == pytest.approx(found.compute * 4 / 3)
 
 
-def test_decoding_one_row_on_perfect_hardware_reads_every_weight_once_per_token():
+def test_decoding_a_row_reads_every_weight_once_per_token():
     """The well-known bound of a token's latency: bytes of the weights over the memory bandwidth."""
     hardware = replace(H100, efficiency=PERFECT)
     steps = 100

@@ -49,7 +49,7 @@ def cost(sources: CostSources, devices: int, strategy: Strategy, micro_batches: 
 
 
 @pytest.mark.parametrize(("devices", "factor"), [(1, 1.0), (2, 1.25), (4, 2.5)])
-def test_a_call_takes_what_its_own_devices_leave_each_other(devices, factor):
+def test_a_calls_devices_contend_with_each_other(devices, factor):
     """A profile's times are those of all four at once."""
     alone = cost(ALL_BUSY, devices, Strategy(devices)).total / 2.5
     assert cost(KNOWN, devices, Strategy(devices)).total == pytest.approx(alone * factor)
@@ -79,7 +79,7 @@ def test_more_busy_devices_never_make_anything_faster(seconds, first, second):
     assert min(times_longer(demands)) >= 1.0
 
 
-def test_only_what_is_on_the_same_host_slows_and_waiting_for_the_controller_slows_nobody():
+def test_only_work_on_the_same_host_slows_a_call():
     slow_down = SlowDown("inference", "megatron", *HALF_A_CORE, 2.5)
     here, there, waits = Demand({0: 2.0}, 1.0, slow_down), Demand({1: 2.0}, 1.0, slow_down), Demand({0: 2.0}, 0.0)
     assert times_longer([here, there, waits]) == [1.0, 1.0, 1.0]

@@ -19,7 +19,7 @@ from prefect_rlhf.placement.models.model import TransformerShape
 
 H100_PCIE = replace(DATASHEETS["h100"], name="h100-pcie", bfloat16_flops=756e12, memory_bytes_per_second=2.0e12)
 """NVIDIA H100 datasheet, PCIe: the device of a published figure. Nobody trains on it, so it is not in the list."""
-PAGE = (Path(__file__).parents[3] / "docs" / "cost_model.md").read_text()
+PAGE = (Path(__file__).parents[3] / "docs" / "internals" / "cost_model.md").read_text()
 
 
 def rows(heading):
@@ -54,7 +54,7 @@ def number(text):
     return float(value) * {"us": 1e-6, "ms": 1e-3}.get(unit, 1.0)
 
 
-def test_what_a_call_of_our_own_runs_takes_is_there_too():
+def test_the_page_has_our_own_runs_call_times_too():
     assert f"count {CALL_SECONDS * 1000:.0f} ms (`CALL_SECONDS`" in PAGE
     assert f"count {1e6 * VLLM_LAYER_SECONDS:.0f} us a layer" in PAGE
     assert (RUNTIME.call_seconds, RUNTIME.graph_layer_seconds) == (CALL_SECONDS, VLLM_LAYER_SECONDS)

@@ -54,7 +54,7 @@ def test_as_many_experts_are_needed_as_all_choices_have_on_average(experts, per_
     assert sizes.experts_touched(tokens) == pytest.approx(needed)
 
 
-def test_decoding_one_row_reads_two_experts_of_each_layer():
+def test_decoding_a_row_reads_two_experts_per_layer():
     found = cost(CallWork("generate", 1, Workload.fixed(1, 100)), Execution(Strategy()))
     read = LAYERS * (ATTENTION + ROUTER + 2 * EXPERT) + VOCABULARY * HIDDEN
     assert found.total == pytest.approx(100 * 2 * read / 3.35e12, rel=0.02)
@@ -130,7 +130,7 @@ def test_the_fullest_device_of_divided_experts_may_have_half_as_many_tokens_agai
     assert found.active == pytest.approx(found.activations + found.working + found.rows + found.expert_imbalance)
 
 
-def test_experts_that_no_devices_divide_are_balanced_and_a_dense_model_has_none():
+def test_undivided_experts_are_balanced_and_dense_models_have_no_experts():
     dense = ModelSizes.of_shape(KNOWN_SHAPES["llama-7b"])
     for kind in ("generate", "inference", "train_step"):
         work = CallWork(kind, 64, Workload.fixed(512, 512))

@@ -11,7 +11,7 @@ def test_training_reaches_what_megatron_measured(row):
     assert row.predicted().total == pytest.approx(row.measured_seconds, rel=0.125)
 
 
-def test_half_of_them_are_within_six_percent_and_none_leans_on_one_term():
+def test_half_the_predictions_are_within_six_percent():
     """Nothing of the prediction is ReaL's own: what a call takes besides."""
     middle, worst = errors()
     assert middle < 0.06 and worst < 0.125

@@ -144,6 +144,6 @@ def test_slower_links_take_longer_in_proportion(source, target, factor):
     assert reallocation_seconds(source, target, sizes, slower) == pytest.approx(factor * moved)
 
 
-def test_nodes_that_nothing_connects_are_said_in_one_line():
+def test_unconnected_nodes_are_reported_in_one_line():
     with pytest.raises(InvalidInput, match="expected a network between nodes"):
         move_seconds([Flow(Device(0, 0), Device(1, 0), 1)], replace(LINKS, network=0))

@@ -54,7 +54,7 @@ def test_every_kind_of_node_has_a_cost(costs, nodes):
             assert (costs.seconds(node) > 0) == (node.kind in timed)
 
 
-def test_a_calls_node_costs_what_its_call_costs(costs, nodes, plan):
+def test_a_node_costs_as_much_as_its_call(costs, nodes, plan):
     for node in nodes:
         if node.kind in ("generate", "inference", "train_step"):
             sizes = ModelSizes.of(GRAPH.model(node.call.role))
@@ -70,7 +70,7 @@ def test_offloading_a_frozen_model_moves_its_weights_over_the_host_link(costs, n
     assert seconds == {"reload": pytest.approx(weights / HARDWARE.links().host + 10e-6), "offload": 0}
 
 
-def test_the_copy_that_the_next_weights_overwrite_moves_nothing(costs, plan):
+def test_a_copy_that_is_overwritten_next_is_not_moved(costs, plan):
     """Trained weights, in contrast, come and go, and so does their optimizer."""
     changed = placed(placed(plan, "actor_generate", offload="all"), "actor_train_step", offload="all")
     of_nodes = replace(costs, plan=changed)

@@ -1,12 +1,13 @@
 """Seconds of a generate whose rows are plays: turns, what the environment writes, and how long it takes."""
 
+import heapq
 import random
 from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pytest
 
-from benchmarks.planner.simulate_rounds import by_row
 from prefect_rlhf.placement.cost.call import Execution
 from prefect_rlhf.placement.cost.workload import CallWork, LengthDistribution, Workload
 from prefect_rlhf.placement.devices.strategy import Strategy
@@ -40,7 +41,7 @@ def test_tokens_of_the_environment_are_not_decoded():
     assert much.total < little.total
 
 
-def test_a_play_of_a_turn_costs_what_a_generate_costs():
+def test_a_one_turn_play_costs_as_much_as_a_generate():
     execution = Execution(Strategy(), engine="vllm")
     once = cost(replace(WORK, play=replace(PLAY, turns=1, observed=0)), execution)
     assert once.total == pytest.approx(cost(WORK, execution).total, rel=0.02)
@@ -66,3 +67,26 @@ def test_the_estimate_is_at_most_a_tenth_above_a_simulation_of_each_row(wait, de
     decoding = by_row(drawn, step_seconds.__getitem__, 0.0)
     truth = without - decoding + by_row(drawn, step_seconds.__getitem__, wait)
     assert 0.99 < estimate / truth < 1.1
+
+
+def by_row(lengths: Sequence[Sequence[int]], step_seconds: Callable[[int], float], tool: float) -> float:
+    """Return the seconds until all rows are over; a row with turns of these `lengths` goes on once it has its answer.
+
+    `step_seconds` are those of a step by its number of rows.
+    """
+    turn, left = [0] * len(lengths), [each[0] for each in lengths]
+    running, waiting, now = set(range(len(lengths))), list[tuple[float, int]](), 0.0
+    while running or waiting:
+        now = now if running else max(now, waiting[0][0])
+        while waiting and waiting[0][0] <= now:
+            running.add(heapq.heappop(waiting)[1])
+        now += step_seconds(len(running))
+        for each in tuple(running):
+            left[each] -= 1
+            if not left[each]:
+                running.remove(each)
+                turn[each] += 1
+                if turn[each] < len(lengths[each]):
+                    left[each] = lengths[each][turn[each]]
+                    heapq.heappush(waiting, (now + tool, each))
+    return now

@@ -40,7 +40,7 @@ def test_a_node_reaches_exactly_the_probed_speeds(device):
     assert times.decode(1, 8, 1, cuda_graphs=True).launch == 0.3e-3
 
 
-def test_what_was_not_measured_stays_as_it_was():
+def test_unmeasured_constants_stay_unchanged():
     bare = Speeds(dtype="bfloat16", product_flops=1e11, memory_bytes_per_second=1e9, host_bytes_per_second=1e9)
     node = bare.on(CPU)
     assert node.device.link_bytes_per_second == CPU.device.link_bytes_per_second
@@ -80,7 +80,7 @@ def test_speeds_survive_json():
         ("}", "", "speeds.json"),
     ],
 )
-def test_a_damaged_file_is_refused_in_one_line_that_names_the_field(old, new, field):
+def test_a_damaged_speeds_file_is_refused_by_field_in_one_line(old, new, field):
     with pytest.raises(InvalidInput) as caught:
         KnownSpeeds.from_json(KNOWN.to_json().replace(old, new, 1), "speeds.json")
     assert str(caught.value).startswith(f"{field}: got ") and "\n" not in str(caught.value)

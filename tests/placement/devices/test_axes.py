@@ -27,7 +27,7 @@ def test_a_strategy_has_a_degree_for_each_axis_that_an_engine_offers():
     assert set(OFFERED) <= CallEntry.model_fields.keys() & PlacementWords.model_fields.keys()
 
 
-def test_an_axis_takes_devices_of_its_own_or_divides_another():
+def test_an_axis_takes_its_own_devices_or_divides_another_axis():
     own = {name for name, axis in AXES.items() if axis.within is None}
     assert set(INNERMOST_FIRST) == own
     assert {axis.within for axis in AXES.values()} - {None} <= own

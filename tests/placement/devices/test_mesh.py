@@ -12,13 +12,13 @@ DEVICES = DeviceMesh(0, 3, 0, 4).devices()
 
 
 @given(values=st.dictionaries(st.sampled_from(DEVICES), st.booleans()))
-def test_every_device_is_in_one_lane_of_devices_that_are_alike(values):
+def test_every_device_is_in_a_lane_of_equal_devices(values):
     found = lanes(values)
     assert sorted(device for lane in found for device in lane.devices()) == sorted(values)
     assert all(len({values[device] for device in lane.devices()}) == 1 for lane in found)
 
 
-def test_nodes_that_are_alike_are_one_lane_whatever_the_order_of_devices():
+def test_equal_nodes_form_a_lane_in_any_device_order():
     assert lanes(dict.fromkeys(reversed(DEVICES))) == [DeviceMesh(0, 3, 0, 4)]
 
 

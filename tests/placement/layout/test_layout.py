@@ -142,13 +142,13 @@ def test_megatron_pads_the_vocabulary_when_tp_does_not_divide_it():
         assert layout.regions[name] == {0: ((0, 256), (0, 128)), 1: ((256, 511), (0, 128))}
 
 
-def test_vllm_pads_the_vocabulary_and_the_last_rank_holds_what_is_real():
+def test_vllm_pads_the_vocabulary_on_the_last_rank():
     layout = vllm_layout(model("actor", shape=replace(SMALL, vocab_size=500)), Strategy(tp=2), (0, 1))
     regions = layout.regions["model.embed_tokens.weight"]
     assert regions == {0: ((0, 256), (0, 128)), 1: ((256, 500), (0, 128))}
 
 
-def test_a_rank_whose_part_is_all_padding_holds_nothing_of_it():
+def test_a_rank_with_only_padding_holds_no_vocabulary():
     shape = replace(SMALL, vocab_size=60, num_kv_heads=4)
     layout = vllm_layout(model("actor", shape=shape), Strategy(tp=4), (0, 1, 2, 3))
     assert layout.regions["model.embed_tokens.weight"][3] == ((48, 60), (0, 128))

@@ -76,12 +76,12 @@ def test_local_pieces_stay_and_moved_pieces_go():
     assert [(piece.source, piece.target, piece.num_elements) for piece in plan.moved] == [(0, 1, 3)]
 
 
-def test_the_same_layout_moves_nothing():
+def test_equal_layouts_need_no_moves():
     layout = megatron_layout(model("actor"), Strategy(dp=2, tp=2), (0, 1, 2, 3))
     assert reshard(layout, layout).moved == ()
 
 
-def test_training_to_generation_on_the_same_ranks_and_tp_moves_nothing():
+def test_training_to_generation_with_equal_ranks_and_tp_needs_no_moves():
     """The usual hand-over: dp2 tp2 in Megatron, two replicas of tp2 in vLLM."""
     train = megatron_layout(model("actor"), Strategy(dp=2, tp=2), (0, 1, 2, 3))
     assert reshard(train, vllm_layout(model("actor"), Strategy(dp=2, tp=2), (0, 1, 2, 3))).moved == ()

@@ -91,7 +91,7 @@ def test_models_that_name_the_same_weights_but_differ_in_shape_are_refused_in_on
         with_judge(replace(SMALL, num_layers=3))
 
 
-def test_the_same_place_means_one_storage():
+def test_the_same_place_shares_storage():
     graph = judged()
     assert shared(graph, plan(graph)) == [("judge", "ref.trunk", "ref")]
 
@@ -105,7 +105,7 @@ def test_the_same_place_means_one_storage():
         replace(TWO, offload="all"),
     ],
 )
-def test_another_strategy_mesh_order_or_an_offload_means_a_storage_of_its_own(elsewhere):
+def test_another_strategy_mesh_order_or_offload_has_its_own_storage(elsewhere):
     graph = judged()
     assert not shared_weights(graph, plan(graph, judge_inference=elsewhere))
 
@@ -148,7 +148,7 @@ def test_a_certificate_names_all_roles_of_a_storage():
     assert "judge.megatron n0:0-1 tp2: weights" not in text, "it has nothing of its own"
 
 
-def test_calls_that_may_hold_weights_once_are_one_copy_of_the_search():
+def test_calls_that_can_share_weights_are_one_copy_in_the_search():
     """Where their meshes are equal. An offloaded one holds its own; a trained model is never part of it."""
     graph = judged()
     ref, judge, actor = (graph.call(f"{name}") for name in ("ref_inference", "judge_inference", "actor_train_step"))

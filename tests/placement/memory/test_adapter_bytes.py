@@ -130,7 +130,7 @@ def test_savings_move_a_base_with_all_its_roles():
     assert {relaxed[call.name].offload for call in graph} == {"none"}
 
 
-def test_calls_of_an_adapted_role_and_of_its_base_are_one_copy_of_the_search():
+def test_an_adapted_role_and_its_base_are_one_copy_in_the_search():
     """Frozen or trained, with an optimizer in host memory too; vLLM and models apart hold their own."""
     graph = adapted()
     calls = [graph.call(name) for name in ("ref_inference", "critic_inference", "actor_train_step")]

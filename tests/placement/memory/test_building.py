@@ -44,7 +44,7 @@ def test_weights_exist_twice_while_they_move_into_their_buffer():
     }
 
 
-def test_a_move_builds_beside_the_copies_that_stay():
+def test_a_move_builds_while_other_copies_stay():
     """The actor stays, so the reference is built beside all of it."""
     graph = dpo()
     plan = preset("flattening", graph, EIGHT, EIGHT.whole)

@@ -70,7 +70,7 @@ def test_generation_keeps_weights_tables_and_a_cache_for_its_rows(kind):
 
 @given(st.data(), st.sampled_from([SMALL, QWEN2, QWEN3, GEMMA3, MIXTURE]))
 @settings(max_examples=examples(90), deadline=None)
-def test_the_weights_of_a_device_are_those_of_its_layout(data, shape):
+def test_a_devices_weights_match_its_layout(data, shape):
     """Each device has at least the bytes that its layout shows, and no more than padding beyond."""
     graph = data.draw(graphs())
     graph = replace(graph, models=tuple(replace(model, shape=shape) for model in graph.models))
@@ -132,7 +132,7 @@ def test_no_order_holds_more_than_is_certified(data, seed):
         assert held <= certified.get(str(device), 0)
 
 
-def test_what_stays_and_the_one_that_visits_are_counted_exactly():
+def test_staying_and_visiting_models_are_counted_exactly():
     """One device, reference and actor's optimizer offloaded: they take turns, and everything else stays."""
     graph = ppo()
     plan = preset("flattening", graph, ONE, ONE.whole)
@@ -172,7 +172,7 @@ def with_trained(graph, plan, part):
 
 @given(st.data())
 @settings(max_examples=examples(60), deadline=None)
-def test_whoever_offloads_more_of_what_is_trained_fills_no_device_more(data):
+def test_offloading_more_never_fills_a_device_more(data):
     """All of it is no more than the optimizer alone, which is no more than nothing, under every plan."""
     graph = data.draw(graphs())
     plan = data.draw(plans(graph, TWO_DEVICES))
@@ -187,7 +187,7 @@ def test_whoever_offloads_more_of_what_is_trained_fills_no_device_more(data):
         assert whole <= optimizer <= none
 
 
-def test_a_peak_says_what_the_node_needs_besides():
+def test_a_peak_includes_the_nodes_own_needs():
     graph = ppo()
     certificate = certify(augment(graph, preset("flattening", graph, ONE, ONE.whole), 2), WORK, "cpu")
     peak = certificate.fullest

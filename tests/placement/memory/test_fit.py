@@ -40,7 +40,7 @@ def test_a_plan_that_fits_is_left_alone():
     assert check_fits(PLAN, GRAPH, work, "cuda").fits
 
 
-def test_the_refusal_says_device_peak_node_and_what_holds_the_bytes():
+def test_the_refusal_names_device_peak_node_and_memory_use():
     """One line with the numbers and the smallest change; the report begins with it, and its bytes add up."""
     error = refused(16)
     (first,), rest = str(error).splitlines(), error.report.splitlines()
@@ -62,7 +62,7 @@ def test_the_refusal_has_a_machine_readable_form_that_survives_another_process()
 
 
 @pytest.mark.parametrize("mebibytes", [8, 10, 12, 16, 20])
-def test_what_is_proposed_is_legal_and_fits(mebibytes):
+def test_proposed_remedies_are_legal_and_fit(mebibytes):
     """The words of the flags, put into the plan, give the certificate that the refusal shows."""
     plan, workload = on_devices_of(mebibytes), longest_rows(GRAPH, 64)
     for remedy in remedies(plan, GRAPH, workload, "cpu"):
@@ -77,7 +77,7 @@ def words_of(flags: str) -> dict[str, dict[str, object]]:
     return read_parameters(None, flags.replace("-p ", "").split())["placement"]
 
 
-def test_a_model_too_large_for_any_change_is_said_to_be():
+def test_a_model_too_large_for_any_change_is_reported():
     error = refused(1)
     assert json.loads(error.details)["remedies"] == []
     assert "no plan fits these devices: critic_train_step needs " in str(error)

@@ -30,7 +30,7 @@ def with_room(plan: ExecutionPlan, num_bytes: int) -> ExecutionPlan:
     return replace(plan, cluster=replace(plan.cluster, host_memory_bytes=num_bytes))
 
 
-def test_where_nothing_is_offloaded_hosts_keep_nothing():
+def test_without_offloading_hosts_keep_no_bytes():
     certificate = check_fits(with_room(APART, 1), GRAPH, WORKLOAD, "cuda")
     assert certificate.hosts == () and "host" not in certificate.table()
 
@@ -59,7 +59,7 @@ def test_a_copy_that_is_overwritten_needs_no_host_memory():
         assert len(asleep.hosts) == hosts
 
 
-def test_a_host_that_is_full_is_enough_and_one_byte_less_is_refused():
+def test_an_exactly_full_host_is_accepted_and_a_byte_less_is_refused():
     (host,) = check_fits(REFERENCE, GRAPH, WORKLOAD, "cuda").hosts
     assert check_fits(with_room(REFERENCE, host.num_bytes), GRAPH, WORKLOAD, "cuda").excess_bytes == 0
     with pytest.raises(PlanDoesNotFit, match=r"memory of the host of n1.*offloaded"):

@@ -62,7 +62,7 @@ def test_a_trained_model_has_a_communicator_for_each_different_group(strategy, g
     assert found == {("device", f"{len(groups)} NCCL communicators"): sum(map(communicator_bytes, groups))}
 
 
-def test_vllm_has_graphs_and_groups_of_its_own_and_the_move_of_weights_one_of_all_devices():
+def test_vllm_has_its_own_graphs_and_groups_and_moves_use_all_devices():
     graph = ppo()
     found = beside(eight(graph), graph)
     (graphs_of,) = [owner for owner, what in found if what == "CUDA graphs"]
@@ -109,7 +109,7 @@ def test_every_term_is_in_the_table_and_counts():
 
 
 @given(st.integers(1, 200 * GIB), st.sampled_from(["cuda", "cpu"]))
-def test_as_much_memory_as_is_said_to_be_enough_is_enough(filled, backend):
+def test_the_suggested_memory_suffices(filled, backend):
     enough = enough_bytes(filled, backend)
     assert usable_bytes(enough, backend) >= filled > usable_bytes(enough - 2 * GIB, backend)
 
@@ -124,7 +124,7 @@ def test_torch_may_reserve_all_but_the_context_and_the_communicators():
     assert torch_limits(graph, plan, "cpu") == {}
 
 
-def test_torch_has_no_limit_beside_an_engine_that_sleeps():
+def test_torch_has_no_limit_next_to_a_sleeping_engine():
     """Torch counts its unmapped memory as its own."""
     graph = ppo()
     asleep = placed(eight(graph), "actor_generate", offload="all")

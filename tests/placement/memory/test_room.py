@@ -45,7 +45,7 @@ def test_a_cpu_keeps_room_for_its_process_by_the_numbers_of_a_dry_run(devices, g
     assert process == pytest.approx(gibibytes * GIB, rel=1e-6)
 
 
-def test_a_small_device_of_a_cpu_keeps_half_at_most_and_one_below_its_programs_nothing():
+def test_a_small_cpu_device_keeps_at_most_half():
     for mebibytes, room in ((2048, MOST_ROOM), (1000, MOST_ROOM), (64, 0.0)):
         cluster = with_room(ClusterShape("desk", 1, 1, mebibytes << 20), None, "cpu")
         assert cluster.room == room or 0 < cluster.room < room

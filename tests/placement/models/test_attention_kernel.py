@@ -23,5 +23,5 @@ SHARED = TransformerShape(512, 1024, 2, 8, 2, 64, 512, 128, 1e4, 1e-5, True)
         ({"num_kv_heads": 8, "head_dim": 66}, "float32", "scores of all pairs of tokens"),
     ],
 )
-def test_a_kernel_takes_what_its_conditions_allow(changes, dtype, kernel):
+def test_a_kernel_is_used_if_its_conditions_hold(changes, dtype, kernel):
     assert attention_kernel(replace(SHARED, **changes), dtype) == kernel

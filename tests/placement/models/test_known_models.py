@@ -78,7 +78,7 @@ def test_an_id_on_the_hub_is_the_model_of_its_short_name(name):
 
 
 @pytest.mark.parametrize("name", ["someone/Qwen2.5-7B", "models/llama-7b", "/data/qwen3-8b", "", "qwen2.5-8b"])
-def test_a_folder_that_is_not_there_is_no_known_model(name):
+def test_a_missing_folder_is_not_a_known_model(name):
     """Its last part may be the name of one: who wrote a path meant the folder."""
     assert find_shape(name) is None
 

@@ -51,7 +51,7 @@ def test_a_body_and_a_loss_may_name_a_registered_output():
     assert graph.call("actor_train").terms[0].outputs == (NAME,)
 
 
-def test_an_output_that_nobody_registered_is_refused_in_a_line_with_all_that_there_are():
+def test_an_unregistered_output_is_refused_with_the_known_outputs():
     with pytest.raises(GraphError, match="got output 'likely', expected one of .*'entropy', 'likeliest'") as error:
         graph_of("likely")
     assert "\n" not in str(error.value)

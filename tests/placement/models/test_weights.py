@@ -55,7 +55,7 @@ def test_weights_in_a_message_are_their_model_and_not_its_parameters():
     assert pickle.loads(pickle.dumps(large)) == large
 
 
-def test_a_further_part_of_models_is_weights_of_its_own(monkeypatch):
+def test_a_further_model_part_has_its_own_weight_set(monkeypatch):
     def bonus(spec):
         return [Parameter("bonus.weight", (6, 4), 0)] if spec.role == "actor" else []
 

@@ -59,7 +59,7 @@ def test_each_call_with_a_model_is_explained():
     assert all(one.placement == flattened.plan[one.call] for one in found)
 
 
-def test_the_runner_up_is_another_mesh_or_strategy_and_costs_what_its_plan_is_estimated_to():
+def test_the_runner_up_differs_in_mesh_or_strategy_and_is_priced_by_its_plan():
     """Put into the plan by hand, it gives the very seconds, and it fits."""
     asked, flattened, found = explained()
     plan = flattened.plan
@@ -85,7 +85,7 @@ def test_under_flattening_every_call_is_on_the_critical_path():
     assert all("on the critical path: a second more" in one.why() for one in found)
 
 
-def test_where_a_faster_placement_does_not_fit_memory_is_said_to_bind():
+def test_if_a_faster_placement_does_not_fit_memory_binds():
     """A pipeline of two stages without micro-batches holds half of the weights and takes twice the time."""
     slow = replace(DATASHEETS["h100"], bfloat16_flops=1e12)
     sources = CostSources.equal_nodes(Hardware(slow, 2), 1)
@@ -127,7 +127,7 @@ def test_a_node_may_take_its_spare_seconds_longer_but_not_more():
         assert last_end(made.slots, seconds | {name: seconds[name] + more + 0.01}) == pytest.approx(whole + 0.01)
 
 
-def test_alternatives_are_ranked_by_their_makespan_and_have_the_chosen_one():
+def test_alternatives_are_ranked_by_makespan_and_include_the_choice():
     """Every (option, mesh) of a small problem, against the plain evaluation."""
     problem = two_calls()
     plan = search(problem, 60).plan

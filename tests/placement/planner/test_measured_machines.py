@@ -101,7 +101,7 @@ def machine(request):
     return MACHINES[request.param]
 
 
-def test_the_seconds_of_nodes_give_those_of_measured_steps(machine, tmp_path):
+def test_node_times_add_up_to_measured_step_times(machine, tmp_path):
     """So that the price of a plan that did not run as a whole is worth something."""
     asked = question(machine)
     price = Price(asked, machine["node_seconds"])

@@ -35,7 +35,7 @@ def test_a_role_does_not_move_if_the_problem_says_that_it_is_no_faster():
 
 
 @pytest.mark.parametrize("name", ["ppo", "remax"])
-def test_local_search_improves_presets_and_makes_none_slower(name):
+def test_local_search_never_makes_a_preset_slower(name):
     asked, found = question(GRAPHS[name]), planned(name)
     starts = [one.plan for one in found.presets if one.plan and one.estimate and asked.fits(one.plan)]
     improved = [improve_locally(asked, start, found.space, Meter(Budget(evaluations=100_000))) for start in starts]

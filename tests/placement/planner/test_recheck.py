@@ -147,7 +147,7 @@ def test_the_constants_of_every_kind_of_run_can_be_checked(graph):
     assert wrong.correction.compute == pytest.approx(TRUE.compute, rel=0.5)
 
 
-def test_calls_on_chosen_rows_say_nothing_about_constants():
+def test_calls_on_chosen_rows_do_not_correct_constants():
     """Their number of rows is only expected."""
     question = asked(traced(grpo, algo=GRPO(batch_size=4, samples_per_prompt=4, over_sampling=2)))
     plan = chosen(question)
@@ -157,7 +157,7 @@ def test_calls_on_chosen_rows_say_nothing_about_constants():
     assert fitted is not None and fitted.confirms
 
 
-def test_constants_that_price_a_step_far_from_its_seconds_explain_nothing():
+def test_constants_far_from_the_step_time_are_rejected():
     """The fit leaves out training on chosen rows, but a step has it.
 
     A run of 7 s a step was told that its plan takes 42.7 s, by links whose fit had only a short move of weights.
@@ -203,5 +203,5 @@ def fullest(question: Question, plan: ExecutionPlan) -> int:
     return high
 
 
-def test_nothing_measured_is_no_fit():
+def test_without_measurements_constants_are_not_fitted():
     assert fit_constants(PPO, DP2, {}) is None

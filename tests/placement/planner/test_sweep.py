@@ -172,6 +172,6 @@ def test_the_picture_has_a_bar_for_each_size_that_has_a_plan(swept):
     assert seconds[1] / seconds[0] == pytest.approx(0.6, rel=0.01)
 
 
-def test_a_size_below_one_node_is_refused():
+def test_a_size_below_a_node_is_refused():
     with pytest.raises(InvalidInput, match="sweep: got"):
         check_sizes([2, 0])

@@ -81,7 +81,7 @@ def test_a_copy_is_forbidden_only_where_both_do_not_fit(pose):
 
 
 @pytest.mark.parametrize("role", ["actor", "critic"])
-def test_what_stays_is_what_the_certificate_has_room_for(role):
+def test_staying_models_fit_the_certificate(role):
     """Nothing more could stay: the other way round the plan would not fit, or take longer."""
     planned, asked = tight(), question(TIGHT)
     names = [call.name for call in GRAPH if call.role == role]

@@ -276,13 +276,13 @@ def test_micro_batches_need_not_divide_either():
     assert check_plan(plan, GRAPH, LEASE) is plan
 
 
-def test_one_role_may_infer_and_train_in_different_ways_on_one_mesh():
+def test_a_role_may_infer_and_train_differently_on_the_same_mesh():
     """They are two copies of the weights."""
     plan = placed(GOOD, "critic_inference", dp=2, tp=2)
     assert check_plan(plan, GRAPH, LEASE) is plan
 
 
-def test_an_engine_without_adapters_is_not_taken_for_a_model_with_one(monkeypatch):
+def test_an_engine_without_adapters_refuses_a_model_with_an_adapter(monkeypatch):
     """A plan that names it is refused in a line, and presets name another that can."""
     monkeypatch.setitem(engine_traits._TRAITS, "vllm", replace(engine_traits.TRAITS["vllm"], adapts=False))
     actor = replace(GRAPH.model("actor"), adapter=AdapterSpec(4, 8.0, ("q_proj",)))

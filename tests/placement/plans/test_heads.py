@@ -42,9 +42,7 @@ def graph(width: int, dtype: str = "bfloat16"):
         ("cuda", "float32", 16, "32 and more"),
     ],
 )
-def test_a_width_that_an_engine_does_not_take_is_refused_in_one_line_that_says_what_would_do(
-    backend, dtype, width, taken
-):
+def test_an_unsupported_head_width_is_refused_with_a_remedy_in_one_line(backend, dtype, width, taken):
     small, cluster = graph(width, dtype), replace(CLUSTER, backend=backend)
     good = preset("flattening", small, cluster, cluster.whole, 64, backend)
     assert good[GENERATE].engine == "megatron"
@@ -58,7 +56,7 @@ def test_a_width_that_an_engine_does_not_take_is_refused_in_one_line_that_says_w
 
 
 @pytest.mark.parametrize(("backend", "dtype", "width"), [TAKEN, ("cuda", "bfloat16", 8), ("cuda", "float32", 300)])
-def test_a_width_that_it_takes_is_no_mistake(backend, dtype, width):
+def test_a_supported_head_width_is_accepted(backend, dtype, width):
     good = graph(width, dtype)
     plan = preset("flattening", good, replace(CLUSTER, backend=backend), CLUSTER.whole, 64, backend)
     assert plan[GENERATE].engine == "vllm"

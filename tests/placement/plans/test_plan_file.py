@@ -50,7 +50,7 @@ def test_json_is_read_too(tmp_path):
     assert (plan.name, plan["actor_generate"].micro_batches, plan["actor_generate"].offload) == ("mine", 1, "none")
 
 
-def test_figures_of_an_answer_are_written_beside_the_plan_and_skipped_by_its_reader(tmp_path):
+def test_an_answers_figures_are_written_with_the_plan_and_skipped_when_read(tmp_path):
     path = tmp_path / "plan.json"
     path.write_text(json.dumps(GOOD))
     plan = read_plan(path, CLUSTER)

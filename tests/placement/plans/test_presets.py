@@ -53,7 +53,7 @@ def test_reference_and_reward_run_at_the_same_time_and_under_split_both_train_st
     }
 
 
-def test_separation_trains_on_one_half_what_the_other_half_predicts_with():
+def test_separation_trains_on_half_and_infers_on_the_other():
     plan = preset("separation", ppo(), TWO_DEVICES, WHOLE)
     halves = {each.name: plan[each.name].mesh.name for each in ppo()}
     training = ("advantages", "actor_train_step", "critic_train_step")
@@ -117,12 +117,12 @@ def test_standalone_gives_shares_as_hybridflow_does():
     assert (meshes["ref_inference"], meshes["reward_inference"]) == ("n6:0-7", "n7:0-7")
 
 
-def test_standalone_on_one_node_divides_it():
+def test_standalone_divides_a_single_node():
     node = ClusterShape("node", 1, 8, 80 * GIB)
     assert set(where("standalone", cluster=node).values()) == {"n0:0-3", "n0:4-5", "n0:6", "n0:7"}
 
 
-def test_the_heuristic_of_real_is_one_strategy_for_all_calls():
+def test_reals_heuristic_uses_the_same_strategy_for_all_calls():
     """Tensor parallelism over a node, data parallelism across nodes, generation with the weights that are trained."""
     cluster = ClusterShape("pairs", 2, 2, 8 * GIB)
     plan = preset("real-heuristic", remax(), cluster, cluster.whole)
@@ -145,12 +145,12 @@ def test_a_ratio_says_how_much_the_first_part_is():
         ("separation:half", "a number after separation:"),
     ],
 )
-def test_a_ratio_that_means_nothing_is_refused(name, right):
+def test_a_ratio_without_effect_is_refused(name, right):
     with pytest.raises(InvalidInput, match=right):
         preset_named(name)
 
 
-def test_a_ratio_within_one_node_is_refused():
+def test_a_ratio_within_a_node_is_refused():
     with pytest.raises(InvalidInput, match="expected several nodes to give 0.25 of them"):
         preset("separation:0.25", ppo(), TWO_DEVICES, WHOLE)
 
@@ -175,7 +175,7 @@ def test_rows_need_not_divide_over_replicas_but_each_gets_some(pairs, strategy):
     assert plan["actor_train_step"].strategy == strategy
 
 
-def test_replicas_are_idle_where_nothing_else_can_be_had():
+def test_replicas_may_be_idle_if_no_other_strategy_is_valid():
     """Three heads split over no two devices, one layer makes no pipeline: four replicas for the three pairs."""
     graph = replace(dpo(), calls=tuple(replace(call, num_rows=6) for call in dpo()))
     odd = {"num_attention_heads": 3, "num_kv_heads": 3, "num_layers": 1}
@@ -190,7 +190,7 @@ def test_an_unknown_preset_is_refused_with_the_names_that_exist():
         preset("flat", ppo(), TWO_DEVICES, WHOLE)
 
 
-def test_a_preset_that_cannot_be_had_says_what_may():
+def test_an_impossible_preset_lists_possible_presets():
     """Three models need three devices to be alone on; there are two."""
     with pytest.raises(InvalidInput, match="; standalone has no plan on n0:0-1, auto and flattening may have$"):
         preset("standalone", ppo(), TWO_DEVICES, WHOLE)
@@ -212,7 +212,7 @@ def test_two_devices_are_too_few_for_three_kinds_of_calls():
         preset("separation-streamed", ppo(), TWO_DEVICES, WHOLE)
 
 
-def test_a_plan_that_cannot_fit_is_refused_with_what_fills_the_memory():
+def test_a_plan_that_cannot_fit_is_refused_with_its_memory_use():
     tiny = ClusterShape("tiny", 1, 2, 1 << 20)
     with pytest.raises(PlanDoesNotFit, match=r"memory of n0:0: got .* MiB at ") as error:
         preset("flattening", ppo(), tiny, tiny.whole, backend="cpu")

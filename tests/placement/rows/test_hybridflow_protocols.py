@@ -76,7 +76,7 @@ def test_3d_proto():
     assert collected("ref_inference", placement) == {at: halves(at.dp) for at in ends}
 
 
-def test_3d_proto_sends_a_stage_nothing_that_it_does_not_use():
+def test_3d_proto_sends_a_stage_only_the_keys_it_uses():
     """Where HybridFlow broadcasts to all stages, the middle ones of a longer pipeline get no tokens."""
     placement = on("n0:0-7", "megatron", dp=2, pp=4)
     used = [at for at in placement.strategy.coordinates() if at.pp in (0, 3)]

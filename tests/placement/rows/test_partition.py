@@ -33,7 +33,7 @@ def rows_of_mini_batches(parts):
 
 @settings(max_examples=examples(200))
 @given(partitions(), st.booleans())
-def test_each_row_is_in_one_mini_batch_of_one_replica(drawn, by_tokens):
+def test_each_row_is_in_a_single_mini_batch_and_replica(drawn, by_tokens):
     """Mini-batches follow each other, and differ by at most one item; items stay whole."""
     rule, lengths = drawn
     parts, width = rule.partitions(lengths if by_tokens else None), rule.rows_per_item
@@ -61,7 +61,7 @@ def test_mini_batches_are_the_same_rows_under_every_plan(drawn, speeds, finer):
 
 @settings(max_examples=examples(200))
 @given(partitions(st.integers(1, 5).map(lambda dp: (1.0,) * dp)))
-def test_by_count_replicas_differ_by_at_most_one_item(drawn):
+def test_replicas_by_count_differ_by_at_most_an_item(drawn):
     """Of each mini-batch, and of all of them: who has one more of the one has not one more of the next."""
     rule, _ = drawn
     items = [[len(rows) // rule.rows_per_item for rows in part] for part in rule.partitions()]
@@ -84,11 +84,11 @@ def test_by_tokens_every_mini_batch_ends_about_as_early_as_it_can(drawn):
         assert finish <= (sum(tokens) + (rule.dp - 1) * longest) / sum(rule.speeds) + 1e-9
 
 
-def test_one_item_leaves_a_replica_without_any():
+def test_a_single_item_leaves_a_replica_empty():
     assert RowPartition(2, (1.0, 1.0), 1, 2).partitions() == (((0, 1),), ((),))
 
 
-def test_single_items_of_mini_batches_are_taken_in_turn():
+def test_single_items_go_to_replicas_one_after_another():
     """Else one replica would have all rows of an inference that follows the train_step's mini-batches."""
     assert RowPartition(4, (1.0, 1.0), 4).partitions() == (((0,), (), (2,), ()), ((), (1,), (), (3,)))
     by_tokens = RowPartition(3, (1.0, 1.0), 3, lengths_of="generate").partitions((9, 2, 3))

@@ -52,7 +52,7 @@ def test_generate_leaves_its_outputs_on_every_device_of_the_replica():
     assert held == {A: (0, 1, 2, 3), B: (0, 1, 2, 3), C: (4, 5, 6, 7), D: (4, 5, 6, 7)}
 
 
-def test_a_computation_sees_all_rows_in_one_place():
+def test_a_computation_sees_all_rows_on_the_same_device():
     plan = plan_of(ppo(), advantages=on("n0:2", "python"))
     everything = {C: tuple(range(8))}
     assert needed_at(ppo(), plan, "advantages", LENGTHS) == everything
@@ -70,7 +70,7 @@ def test_replicas_get_as_many_tokens_as_each_other():
     assert sorted(sum(LENGTHS["actor_generate"][row] for row in rows) for rows in needed.values()) == [11, 12]
 
 
-def test_calls_on_the_same_rows_are_dealt_alike_so_that_nothing_moves_between_them():
+def test_calls_on_the_same_rows_are_partitioned_alike():
     """Inference follows the train_step's mini-batches, of actor and critic the finer ones."""
     graph = ppo(mini_batches=2)
     finer = tuple(replace(c, mini_batches=4) if c.name == "critic_train_step" else c for c in graph)
@@ -85,7 +85,7 @@ def test_calls_on_the_same_rows_are_dealt_alike_so_that_nothing_moves_between_th
     assert share.mini_batch_sizes(2, LENGTHS) == (2, 2)
 
 
-def test_rows_of_one_length_stay_where_they_were_generated():
+def test_rows_of_equal_length_stay_where_they_were_generated():
     """The transfer is in the graph, since lengths are not known when it is made, but it then moves nothing."""
     graph = ppo(mini_batches=2)
     plan = preset("flattening", graph, CLUSTER, DeviceMesh(0, 1, 0, 2))
@@ -121,7 +121,7 @@ def keys_by_stage(output, head_keys=("tokens", "prompt_length", "logprobs")):
     return [set(keys) for keys in found[0::2]]
 
 
-def test_a_stage_needs_only_what_it_uses():
+def test_a_stage_needs_only_the_keys_it_uses():
     """Tokens where they are embedded or looked up; what a loss may see on the last stage; in between nothing."""
     assert keys_by_stage("logprobs") == [{"tokens"}, set(), {"tokens", "prompt_length"}]
     assert keys_by_stage("values") == [{"tokens"}, set(), {"prompt_length"}]
@@ -149,7 +149,7 @@ def makes(call, at, strategy):
 
 @settings(max_examples=examples(150))
 @given(st.data(), graphs(), st.sampled_from([CLUSTER, UNEVEN]), st.integers(0, 1000))
-def test_every_device_ends_with_what_it_needs_and_receives_nothing_that_it_holds(data, graph, cluster, seed):
+def test_every_device_receives_exactly_its_missing_rows(data, graph, cluster, seed):
     """Whatever the lengths: who holds and needs which (key, row) is counted one by one."""
     plan = data.draw(plans(graph, cluster, offload=False))
     draw = random.Random(seed)
@@ -180,7 +180,7 @@ def test_every_device_ends_with_what_it_needs_and_receives_nothing_that_it_holds
 
 @settings(max_examples=examples(60))
 @given(st.data(), graphs())
-def test_every_row_is_worked_on_by_each_stage_of_one_replica(data, graph):
+def test_every_row_passes_each_stage_of_a_single_replica(data, graph):
     """Over the replicas of a stage and tensor-parallel rank, the rows are all rows, each once."""
     plan = data.draw(plans(graph, UNEVEN, offload=False))
     for call in graph:

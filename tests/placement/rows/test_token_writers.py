@@ -72,7 +72,7 @@ def test_a_judge_that_only_reads_rows_tokenised_for_it_is_their_writer():
     assert token_writers(graph_of(infers))["writes_rows"] == ("judge",)
 
 
-def test_tokens_that_no_model_reads_have_the_tokenizer_of_what_they_are_made_of_or_of_what_is_made_of_them():
+def test_tokens_that_no_model_reads_take_their_sources_or_readers_tokenizer():
     def in_two_steps(prompts, actor, judge):
         rollout = generate(actor, prompts, batch_size=4)
         draft = compute(writes_rows, rollout, longest=40, settings=PLAIN)

@@ -31,7 +31,7 @@ def test_every_constant_has_words():
     assert WORK_OF.keys() == set(CONSTANTS)
 
 
-def test_seconds_are_those_of_an_estimate_with_the_changed_constants():
+def test_seconds_match_an_estimate_with_changed_constants():
     question = asked()
     changes = [Correction(), *(Correction(**{name: factor}) for name in CONSTANTS for factor in (0.5, 2.0))]
     mine = plan(question)

@@ -36,7 +36,7 @@ def test_a_run_that_only_its_end_is_left_of_has_no_speed():
     assert rest.schedule.slots and rest.work is None and not rest.speeds
 
 
-def test_what_no_source_of_times_knows_is_not_predicted():
+def test_work_without_known_times_is_not_predicted():
     """Of all else the seconds are more than none."""
     unknown = {node.kind for node in AUGMENTED if PREDICTED.worked_seconds(node.id) is None}
     assert unknown == {"compute", "export"}
@@ -44,27 +44,27 @@ def test_what_no_source_of_times_knows_is_not_predicted():
     assert all(PREDICTED.worked_seconds(id) > 0 for id in calls)
 
 
-def test_every_task_run_takes_what_the_controller_adds_and_its_ranks_work():
+def test_a_task_run_takes_controller_overhead_plus_rank_work():
     for slot in PREDICTED.schedule.slots:
         worked = PREDICTED.worked_seconds(slot.node.id) or 0.0
         assert slot.seconds == pytest.approx(worked + ADDED)
 
 
-def test_what_the_controller_adds_counts_when_plans_are_compared():
+def test_controller_overhead_counts_when_plans_are_compared():
     """Each node on the longest chain of a step costs it once more."""
     without, with_it = (estimate(GRAPH, PLAN, WORKLOAD, CostSources(HARDWARE, (), added)) for added in (0.0, ADDED))
     nodes = len(without.schedule.slots) / without.schedule.num_steps
     assert 4 * ADDED <= with_it.seconds - without.seconds <= nodes * ADDED
 
 
-def test_a_call_says_what_of_its_time_is_the_controllers():
+def test_a_calls_time_shows_the_controllers_share():
     node = next(node for node in AUGMENTED if node.kind == "train_step")
     cost = NodeCosts(GRAPH, PLAN, WORKLOAD, SOURCES).cost(node)
     assert cost.orchestration == ADDED
     assert cost.worked == pytest.approx(cost.total - ADDED)
 
 
-def test_a_checkpoint_costs_its_step_the_copy_and_is_written_behind_the_next_ones():
+def test_a_checkpoint_costs_a_copy_and_is_written_during_later_steps():
     """The schedule has it so: after the copy the next steps go on, and a step ends without its commit."""
     slots = {slot.node.id: slot for slot in PREDICTED.schedule.slots}
     copy, commit = slots["checkpoint.actor@3"], slots["commit@3"]
@@ -117,6 +117,6 @@ def test_the_timeline_of_a_run_that_goes_on_begins_where_it_does():
     assert len(schedule_bars(resumed.schedule, 1)) == len(list(augment(GRAPH, PLAN, 6, finished=4).of_step(5)))
 
 
-def test_devices_that_nobody_knows_are_named():
+def test_unknown_devices_are_named():
     with pytest.raises(InvalidInput, match=r"mesh: got 'n0:"):
         predict(AUGMENTED, WORKLOAD, CostSources(()))

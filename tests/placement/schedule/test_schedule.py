@@ -114,7 +114,7 @@ def test_an_augmented_graph_is_scheduled_as_it_runs(data):
     assert max(busy_seconds(made).values(), default=0.0) <= made.makespan_seconds
 
 
-def test_steps_of_a_plan_on_one_mesh_take_the_sum_of_their_nodes():
+def test_steps_on_a_single_mesh_take_the_sum_of_their_nodes():
     """With every call on all devices nothing overlaps, so the steady state is known without a schedule."""
     graph = ppo()
     augmented = augment(graph, preset("flattening", graph, TWO_DEVICES, TWO_DEVICES.whole), 8)
@@ -123,7 +123,7 @@ def test_steps_of_a_plan_on_one_mesh_take_the_sum_of_their_nodes():
     assert made.seconds_per_step == pytest.approx(middle)
 
 
-def test_what_waits_for_no_weights_is_no_further_ahead_than_a_run_submits():
+def test_independent_work_runs_no_further_ahead_than_submitted():
     """DPO's reference, which has devices of its own and is fast, infers for at most so many steps as are in flight.
 
     And a step takes as long as its training: what is done ahead is not counted as done for nothing.

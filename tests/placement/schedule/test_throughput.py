@@ -39,7 +39,7 @@ def test_a_train_step_has_three_times_as_many_in_each_epoch():
     assert flops("train_step", epochs=2, mini_batches=4) == 6 * flops("inference")
 
 
-def test_of_experts_those_of_a_token_are_active():
+def test_only_a_tokens_experts_count_as_active():
     mixture = ModelSizes.of_shape(known_shape("mixtral-8x7b"))
     dense = replace(mixture, num_experts=0, experts_per_token=0)
     router, expert = 8 * 4096, 3 * 4096 * 14336

@@ -95,7 +95,7 @@ def as_incumbent(problem: Problem, plan: dict[str, Choice]) -> Incumbent:
     return Incumbent(0, tuple(choice.option for choice in chosen), tuple(choice.mesh for choice in chosen))
 
 
-@pytest.mark.parametrize("seeds", first(4, blocks()), ids=str)
+@pytest.mark.parametrize("seeds", first(1, blocks()), ids=str)
 def test_the_exact_search_finds_the_best_of_all_plans(seeds):
     """By either rule its plan is the optimum, and where no plan fits it says so. By ReaL's its bound is the optimum.
 
@@ -116,7 +116,7 @@ def test_the_exact_search_finds_the_best_of_all_plans(seeds):
         assert least <= round(result.lower_bound_seconds * 1e6) <= best, problem.name
 
 
-@pytest.mark.parametrize("seeds", first(4, blocks()), ids=str)
+@pytest.mark.parametrize("seeds", first(1, blocks()), ids=str)
 def test_a_proof_ends_at_the_least_bound_of_all_plans_that_fit(seeds):
     """No plan is below it, and no further evaluation would raise it; a known plan limits it. It may go on later."""
     below = 0
@@ -137,7 +137,7 @@ def test_a_proof_ends_at_the_least_bound_of_all_plans_that_fit(seeds):
     assert below, "of some problem the best plan is above the bound"
 
 
-@pytest.mark.parametrize("seeds", first(4, blocks()), ids=str)
+@pytest.mark.parametrize("seeds", first(1, blocks()), ids=str)
 def test_no_plan_ends_before_the_bound_of_any_part_of_it(seeds):
     """A bound of some decided calls and relations holds for each plan that agrees with them."""
     for seed, problem, rule in by_both_rules(seeds):
@@ -201,8 +201,8 @@ def test_by_reals_rule_a_move_that_takes_no_time_passes_its_dependencies_on():
     assert own_bound(problem, build_tables(problem, ReadyFirst), chosen) == plain.makespan(problem, chosen)
 
 
-@pytest.mark.parametrize("seeds", first(4, blocks()), ids=str)
-def test_the_compiled_schedule_is_the_plain_one(seeds):
+@pytest.mark.parametrize("seeds", first(1, blocks()), ids=str)
+def test_the_compiled_schedule_equals_the_plain_schedule(seeds):
     """Time and memory of any plan, with all that makes nodes wait or vanish: ReaL's algorithm, and the run's locks."""
     below = 0
     for seed, problem, rule in by_both_rules(seeds):
@@ -250,7 +250,7 @@ def test_the_random_problems_hold_every_case():
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_kinds_of_options_change_nothing(seed):
+def test_option_kinds_do_not_change_the_bound(seed):
     """Options of a kind move alike, so a table by options, which repeats rows and columns, has the same bounds."""
     problem = random_problem(seed)
     by_kind = replace(problem, nodes=tuple(map(_twice, problem.nodes)))

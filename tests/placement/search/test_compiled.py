@@ -113,7 +113,7 @@ def test_every_function_is_compiled_for_a_single_signature(numbers):
     assert {name: number for name, number in after.items() if number > 1} == {}
 
 
-def test_a_search_compiles_nothing_within_its_budget(numbers):
+def test_compilation_does_not_count_in_a_searchs_budget(numbers):
     """So the answer is the same on a machine that has compiled nothing before."""
     _, before, after = numbers
     assert {name for name, number in after.items() if number > before[name]} <= BY_ALTERNATIVES

@@ -30,7 +30,7 @@ def large() -> Problem:
     return load_closed_problem(DATA / "ppo_70b_7b_16x8.json.gz").problem
 
 
-def test_all_problems_are_of_one_type_for_the_compiled_code(large):
+def test_all_problems_have_the_same_compiled_type(large):
     """Another type of array would compile everything anew, a minute of a user's time. Only a rule has its own code."""
     problems = [large, two_calls(), *map(random_problem, range(200))]
     by_real = {numba.typeof(build_tables(problem, ReadyFirst)) for problem in problems}
@@ -72,7 +72,7 @@ def test_with_staleness_two_halves_work_at_the_same_time():
     assert period_seconds(stale, result.plan) < period_seconds(problem, in_turn.plan)
 
 
-def test_the_run_goes_in_the_order_of_the_graph_where_reals_rule_takes_what_is_ready_first():
+def test_the_run_follows_graph_order_and_reals_rule_the_ready_node():
     """Five calls whose devices are given: 13 s by the run's rule. By ReaL's the fourth, ready first, delays the third.
 
     What another rule would do bounds nothing: below 13 s no order gets, since so long the first device works.
@@ -187,7 +187,7 @@ def test_a_method_that_does_not_exist_is_named():
         search(two_calls(), 1, method="guess", rule=ReadyFirst)
 
 
-def test_what_a_rule_does_not_know_is_refused_in_a_line():
+def test_features_that_a_rule_lacks_are_refused_in_a_line():
     """A period needs some iterations. ReaL's rule times neither offloads nor edges that hold without a move alone."""
     problem = two_calls(iterations=3)
     with pytest.raises(InvalidInput, match="iterations: got 3, expected 6 or more"):

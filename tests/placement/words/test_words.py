@@ -77,7 +77,7 @@ def with_tiles(count=4):
     return with_changes(plan, [ppo().call(TRAIN)], tiles=count)
 
 
-def test_a_plan_file_has_a_word_that_was_added_by_one_file(tiles):
+def test_one_file_adds_a_word_to_plan_files(tiles):
     plan = with_tiles()
     assert "tiles: 4" in plan_yaml(plan)
     read = parse_plan({"name": "mine", "calls": entries(plan)}, plan.cluster)

@@ -127,7 +127,7 @@ def test_the_first_failure_ends_the_run_and_nothing_begins_after_it(tmp_path):
     assert len(runs) == len(dispatcher.begun) < len(augmented)
 
 
-@pytest.mark.parametrize("end", ["failed", "stopped"])
+@pytest.mark.parametrize("end", first(1, ["failed", "stopped"]))
 def test_a_group_of_steps_that_never_began_says_so(tmp_path, end):
     """The UI shows a group once it is handed out, which is before its first node can begin."""
     handed_out = threading.Event()
@@ -220,7 +220,7 @@ class HardExit(BaseException):
     combinations(
         ("actor_generate@1", "actor_train_step@3"),  # with more to come, and in the last group
         (HardExit, MemoryError),
-        briefly=[("actor_generate@1", MemoryError), ("actor_train_step@3", HardExit)],
+        briefly=[("actor_generate@1", HardExit)],
     ),
 )
 def test_a_node_that_leaves_in_any_way_ends_the_run_with_its_own_words(tmp_path, node, kind):
@@ -276,7 +276,7 @@ class FullJournal(Journal):
     combinations(
         ("record", "finish_step"),
         (1, 3),  # with more to come, and in the last group
-        briefly=[("record", 1), ("finish_step", 3)],
+        briefly=[("record", 1)],
     ),
 )
 def test_a_journal_that_cannot_be_written_ends_the_run_as_failed(tmp_path, step, method):

@@ -40,7 +40,7 @@ def test_the_libraries_define_errors():
 
 
 @pytest.mark.parametrize("name", sorted(FOREIGN))
-def test_every_error_of_the_libraries_has_one_of_ours(name):
+def test_every_library_error_maps_to_one_of_ours(name):
     """An error class that torch, vLLM or safetensors add must be given a name here."""
     assert any(class_name(base) in FAULTS for base in FOREIGN[name].__mro__), f"{name} is not in FAULTS"
 

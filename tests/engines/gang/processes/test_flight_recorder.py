@@ -25,7 +25,7 @@ def test_torch_calls_no_variable_of_the_recorder_deprecated(tmp_path, monkeypatc
     assert said_with({"TORCH_NCCL_TRACE_BUFFER_SIZE": "2000"}), "torch warns of the old name, so the test can fail"
 
 
-def test_what_a_person_has_set_stays_under_the_old_name_too(tmp_path, monkeypatch):
+def test_user_settings_stay_also_under_the_old_name(tmp_path, monkeypatch):
     monkeypatch.setenv("TORCH_NCCL_TRACE_BUFFER_SIZE", "70")
     assert environment(tmp_path)["TORCH_FR_BUFFER_SIZE"] == "70"
     monkeypatch.setenv("TORCH_FR_BUFFER_SIZE", "80")

@@ -108,7 +108,7 @@ class Never:
         ("old", False, ("new", "old", "old"), InvalidInput),
     ],
 )
-def test_a_node_that_the_cluster_has_lost_is_no_mistake_in_what_was_asked_for(lost, back, wanted, error, monkeypatch):
+def test_a_lost_node_is_not_reported_as_the_users_mistake(lost, back, wanted, error, monkeypatch):
     """A run with restarts left asks again, since it may be back by then; Ray keeps no more of it than its labels."""
 
     def node(address, device, alive=True):
@@ -136,13 +136,13 @@ class TestTwoMachines:
     pytestmark = OVER_NODES
 
     @pytest.mark.parametrize("wanted", [(3, 1), (1, 1, 1)])
-    def test_more_than_the_cluster_has_is_refused_with_what_it_has(self, nodes, wanted, monkeypatch):
+    def test_a_request_above_the_cluster_names_its_resources(self, nodes, wanted, monkeypatch):
         monkeypatch.setattr(ray_places, "PLACE_SECONDS", 2.0)
         said = refused(nodes, *wanted)
         assert f"{len(wanted)} nodes with {', '.join(f'{count} CPUs' for count in wanted)}" in said
         assert all(f"{address} 2" in said for address in nodes.addresses)
 
-    def test_what_others_hold_is_waited_for(self, nodes, monkeypatch):
+    def test_a_gang_waits_for_held_resources(self, nodes, monkeypatch):
         lines = []
         with opened(nodes, 2, 1) as first:
             with monkeypatch.context() as patch:
@@ -154,7 +154,7 @@ class TestTwoMachines:
         with opened(nodes, 1, 1) as then:
             assert then.size == 2
 
-    def test_a_dead_holder_holds_nothing(self, nodes):
+    def test_a_dead_holder_frees_its_places(self, nodes):
         holder = subprocess.Popen(
             [sys.executable, "-c", HOLDER, nodes.address],
             stdout=subprocess.PIPE,

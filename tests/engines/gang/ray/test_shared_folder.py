@@ -9,7 +9,7 @@ from tests.object_stores import gcs_emulator, names, point_s3_to, put, s3_emulat
 MARKERS = ["one", "two"]
 
 
-def test_machines_that_see_one_folder_read_each_others_markers_and_leave_none(tmp_path):
+def test_machines_with_a_shared_folder_read_and_remove_markers(tmp_path):
     shared = SharedFolder.of(tmp_path)
     assert [shared.write(name) for name in MARKERS] == [None, None]
     assert shared.unread(MARKERS) is None
@@ -17,7 +17,7 @@ def test_machines_that_see_one_folder_read_each_others_markers_and_leave_none(tm
     assert not [*tmp_path.iterdir()]
 
 
-def test_a_marker_of_another_disk_and_one_of_another_content_are_unread(tmp_path):
+def test_markers_of_another_disk_or_content_count_as_unread(tmp_path):
     shared = SharedFolder.of(tmp_path)
     assert shared.write("one") is None
     assert shared.unread(MARKERS) == ("two", "No such file or directory")
@@ -25,7 +25,7 @@ def test_a_marker_of_another_disk_and_one_of_another_content_are_unread(tmp_path
     assert shared.unread(MARKERS) == ("two", "expected its name as its content")
 
 
-def test_a_folder_that_is_not_there_or_takes_nothing_is_said(tmp_path):
+def test_missing_or_read_only_folder_is_reported(tmp_path):
     assert SharedFolder.of(tmp_path / "none").write("one") == "No such file or directory"
     (tmp_path / "file").write_text("")
     assert SharedFolder.of(tmp_path / "file").write("one") == "Not a directory"
@@ -40,7 +40,7 @@ def remote(request, monkeypatch, tmp_path):
         yield local_path(f"{url}/runs/amber", "output_dir")
 
 
-def test_machines_that_reach_one_store_read_each_others_markers_and_leave_none(remote, tmp_path):
+def test_machines_with_a_shared_store_read_and_remove_markers(remote, tmp_path):
     shared = SharedFolder.of(remote)
     assert shared.shown.endswith("://bucket/runs/amber")
     assert [shared.write(name) for name in MARKERS] == [None, None]
@@ -58,7 +58,7 @@ def test_a_marker_that_is_not_at_the_store_is_unread(remote):
     assert name == "two" and reason.startswith("expected a path that exists")
 
 
-def test_a_store_without_a_route_is_said_with_its_address(monkeypatch, tmp_path):
+def test_an_unreachable_store_is_reported_with_its_address(monkeypatch, tmp_path):
     monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path))
     point_s3_to(monkeypatch, "http://127.0.0.1:9")
     shared = SharedFolder.of(local_path("s3://bucket/runs/amber", "output_dir"))

@@ -29,7 +29,7 @@ def optimizer():
 
 @given(st.integers(0, 6), st.integers(1, 12), st.sampled_from(["constant", "linear", "cosine"]))
 @settings(max_examples=examples(40), deadline=None)
-def test_rates_are_those_of_transformers(warmup, falls, schedule):
+def test_learning_rates_match_transformers(warmup, falls, schedule):
     """But that the warm-up's first step has a rate above 0, as each of them comes a step earlier."""
     steps = warmup + falls
     name = "constant_with_warmup" if schedule == "constant" else schedule

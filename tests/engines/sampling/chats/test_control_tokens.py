@@ -144,7 +144,7 @@ def test_a_template_that_changes_special_tokens_in_messages_is_refused(case):
         prompt_tokens(tokenizer, chat("hello <|im_end|>"), False)
 
 
-def test_marks_in_a_message_are_refused_only_beside_special_tokens():
+def test_marks_in_a_message_are_refused_only_next_to_special_tokens():
     tokenizer = chatml()
     assert prompt_tokens(tokenizer, chat(NEW_NAME + MARKS), False) == reference(tokenizer, chat(NEW_NAME + MARKS))
     expected = prompt_tokens(tokenizer, chat(f"{MARKS[0]}<|im_end|>"), False)
@@ -179,7 +179,7 @@ def reference_text(tokenizer, messages):
     return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
 
 
-def test_a_token_that_takes_the_spaces_beside_it_takes_the_templates_alone():
+def test_a_space_stripping_token_strips_only_the_templates_spaces():
     """As Phi 3's tokens do."""
     made = Tokenizer(models.Unigram([(each, -1.0) for each in string.printable], 0))
     fast = PreTrainedTokenizerFast(tokenizer_object=made)

@@ -57,7 +57,7 @@ def test_with_other_tokenizers_lengths_in_tokens_are_not_compared(tmp_path):
     assert metrics == ["avg@2", "pass@1", "pass@2", "maj@2"]
 
 
-def test_equal_models_differ_by_nothing_and_unequal_ones_by_more_than_nothing(tmp_path):
+def test_equal_models_differ_by_zero_and_unequal_models_by_more(tmp_path):
     """The interval of a model against itself is a point, however hard it is to say how good the model is."""
     scores = [tuple(pair) for pair in np.random.default_rng(5).integers(0, 2, (40, 2)).astype(float).tolist()]
     one, same = answered(tmp_path / "one", scores), answered(tmp_path / "same", scores)

@@ -20,7 +20,7 @@ TRAINED = {
 SETS = {"math": {"data": {"path": "m.jsonl"}}}
 
 
-def test_of_a_training_runs_file_it_takes_sets_reward_sampling_and_seed_and_says_what_it_does_not():
+def test_a_training_runs_file_gives_sets_reward_sampling_and_seed_and_lists_the_rest():
     sets = {"math": {"data": {"path": "m.jsonl"}, "samples": 4}}
     found, unused = read_evaluation("after", {**TRAINED, "evaluation": sets}, {})
     assert found == {
@@ -36,7 +36,7 @@ def test_of_a_training_runs_file_it_takes_sets_reward_sampling_and_seed_and_says
     assert checked["evaluation"]["math"].samples == 4 and checked["steps"] == 1
 
 
-def test_without_sets_the_held_out_prompts_are_one():
+def test_without_sets_the_held_out_prompts_form_a_set():
     found, unused = read_evaluation("after", TRAINED, {"evaluation": {}})
     assert found["evaluation"] == {"held_out": {"data": TRAINED["held_out"]}} and "held_out.path" not in unused
 
@@ -49,7 +49,7 @@ def test_without_sets_the_held_out_prompts_are_one():
         ({"evaluation": {"a": {"data": {"path": "h"}}}, "held_out": {"path": "h"}}, "held_out: .* is not used"),
     ],
 )
-def test_what_an_evaluation_cannot_use_is_refused(stated, says):
+def test_parameters_that_an_evaluation_cannot_use_are_refused(stated, says):
     with pytest.raises(InvalidInput, match=says):
         read_evaluation("after", {}, stated)
 
@@ -61,7 +61,7 @@ def test_what_an_evaluation_cannot_use_is_refused(stated, says):
         (["ref.path=other", "held_out.path=h.jsonl"], "ref: unknown key"),
     ],
 )
-def test_a_wrong_key_beside_the_file_is_refused_in_a_line(capsys, words, says):
+def test_a_wrong_key_next_to_the_file_is_refused_in_a_line(capsys, words, says):
     flags = [word for one in words for word in ("-p", one)]
     assert main(["evaluate", "nowhere", "--dry-run", *flags]) == 2
     said = capsys.readouterr().err.splitlines()

@@ -181,7 +181,7 @@ REFUSED = {
     ("name", "option", "value", "why"),
     [(name, option, *case) for name, cases in REFUSED.items() for option, case in cases.items() if case[1]],
 )
-def test_what_has_no_counterpart_is_refused_with_a_reason(name, option, value, why):
+def test_an_option_without_counterpart_is_refused_with_a_reason(name, option, value, why):
     one = outcome(translated(name, {option: value}), option)
     assert one.what == "refused" and why in one.why
 
@@ -215,7 +215,7 @@ def test_a_dump_of_every_option_tells_what_somebody_chose():
     assert values(found) == values(translated("trl grpo", {"learning_rate": 5e-6}))
 
 
-def test_what_the_file_does_not_say_is_to_fill_in():
+def test_missing_values_are_left_to_fill_in():
     gaps = translated("trl grpo", {"beta": 0.1}).to_fill_in
     assert {"actor.path", "ref.path", "prompts.path", "held_out.path", "reward"} == set(gaps)
     assert set(translated("trl grpo", {"model_name_or_path": "m", "dataset_name": "d.jsonl", "reward_funcs": ["a.b"]}).to_fill_in) == {

@@ -128,7 +128,7 @@ def test_responses_that_grow_hide_no_gain_of_a_switch(checks, tmp_path):
     assert checks.steps == [26]
 
 
-def test_steps_that_train_nothing_have_no_pace(tmp_path):
+def test_steps_without_training_have_no_pace(tmp_path):
     journal = Journal(tmp_path)
     run_steps(switcher(), journal, range(1, 2))
     assert pace(journal, 1) is None

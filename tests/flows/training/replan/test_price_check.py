@@ -99,6 +99,7 @@ def continued(run_dir, step=5):
     return SimpleNamespace(folder=run_dir / "checkpoints" / f"step-{step:06}", step=step)
 
 
+@pytest.mark.all  # test_recheck.py finds it
 def test_a_better_plan_is_a_file_and_a_line_with_its_gain_and_the_way_to_it_once(tmp_path):
     """Neither the resumed run nor a run under the better plan repeats the check; a run under a third plan does."""
     asked, run_dir = request(), tmp_path / "run"
@@ -124,7 +125,7 @@ def test_a_better_plan_is_a_file_and_a_line_with_its_gain_and_the_way_to_it_once
 
 
 @pytest.mark.parametrize("options", [{"checkpoint_every": None}, {"checkpoint_every": 20}, {"steps": 10}])
-def test_a_run_without_later_checkpoints_is_told_what_the_next_run_may_use(tmp_path, options):
+def test_a_run_without_later_checkpoints_learns_the_plan_for_the_next_run(tmp_path, options):
     way = way_to_switch(tmp_path, request(**options).spec, done=5)
     assert way == f"to use it in the next run: -p plan={tmp_path / BETTER_PLAN}"
 

@@ -126,7 +126,7 @@ def best_plan(correction=RIGHT):
 
 
 @pytest.mark.all
-def test_noise_switches_none_of_a_hundred_runs(tmp_path):
+def test_noise_alone_switches_no_run_in_a_hundred(tmp_path):
     """Four checks each. The plan is the best by constants that are right."""
     plan = best_plan()
     assert [run.switches for seed in range(100) if (run := simulated(tmp_path, seed, plan)).switches] == []

@@ -28,7 +28,7 @@ from prefect_rlhf.flows.training.spec.plan_choice import (
         ("plans/measure(2).yaml", PlanFile(Path("plans/measure(2).yaml"))),
     ],
 )
-def test_each_kind_of_plan_is_a_value_of_its_own(text, choice):
+def test_each_kind_of_plan_has_its_own_value(text, choice):
     assert read_plan_choice(text) == choice
     assert str(choice) == text
 

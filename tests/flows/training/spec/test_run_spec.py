@@ -25,7 +25,7 @@ def test_only_the_room_of_the_spec_reads_the_form(file):
     assert "RunOptions" not in names
 
 
-def test_the_place_of_a_run_is_a_folder_or_the_mirror_of_one(tmp_path, monkeypatch):
+def test_a_runs_place_is_a_folder_or_its_mirror(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert read_spec(RunOptions(output_dir="runs")).place == RunPlace(tmp_path / "runs")
     url = "s3://bucket/runs"
@@ -43,7 +43,7 @@ def test_the_place_of_a_run_is_a_folder_or_the_mirror_of_one(tmp_path, monkeypat
         ({"replan": "switch", "replan_every": 30, "replan_gain": 0.2}, Switch(0.2, 30)),
     ],
 )
-def test_what_a_run_does_about_a_better_plan_is_a_value(options, policy):
+def test_the_reaction_to_a_better_plan_is_a_value(options, policy):
     assert read_spec(RunOptions(**options)).replanning == policy
 
 

@@ -137,7 +137,7 @@ def test_an_incomplete_grid_is_refused(points):
         Grid.of(points)
 
 
-def test_sources_prefer_a_profile_and_need_one_where_there_is_no_datasheet():
+def test_sources_prefer_profiles_and_require_them_without_a_datasheet():
     slow = replace(PROFILE, measurements=tuple(replace(m, seconds=10 * m.seconds) for m in PROFILE.measurements))
     mesh, execution = DeviceMesh(0, 1, 0, 8), Execution(Strategy(8), 1, 8)
     call = CallWork("inference", 64, Workload.fixed(300, 500))
@@ -161,7 +161,7 @@ def test_a_mesh_of_two_kinds_of_nodes_is_as_slow_as_the_slower():
     assert mixed.links([mesh]) == slow.links()
 
 
-def test_each_engine_has_times_of_its_own():
+def test_each_engine_has_its_own_times():
     """Generation in vLLM is made of vLLM's prefill, steps and choices; what it has none of is refused."""
     slower = tuple(
         replace(m, engine="vllm", seconds=3 * m.seconds)

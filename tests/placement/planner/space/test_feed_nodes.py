@@ -33,7 +33,7 @@ def planned(name: str) -> Planned:
     return plan_graph(asked(name), budget_seconds=0.5)
 
 
-@pytest.mark.parametrize("name", first(2, NAMES))
+@pytest.mark.parametrize("name", first(1, NAMES))
 @given(data=st.data())
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_a_call_that_is_surely_fed_has_a_transfer_to_all_its_devices(name, data):
@@ -46,7 +46,7 @@ def test_a_call_that_is_surely_fed_has_a_transfer_to_all_its_devices(name, data)
             assert fed and all(node.devices.issuperset(drawn[call.name].mesh.devices()) for node in fed)
 
 
-def test_a_train_step_on_several_devices_is_surely_fed_with_what_a_computation_made():
+def test_a_multi_device_train_step_surely_gets_computed_rows():
     context = CostContext.of(asked("ppo"))
     train = next(call for call in context.graph if call.kind == "train_step")
     options = planned("ppo").space.candidates[train.name]
@@ -54,7 +54,7 @@ def test_a_train_step_on_several_devices_is_surely_fed_with_what_a_computation_m
     assert fed == {2, 4}
 
 
-@pytest.mark.parametrize("name", first(2, NAMES))
+@pytest.mark.parametrize("name", first(1, NAMES))
 @given(data=st.data())
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_no_plan_of_a_slow_controller_takes_less_than_the_bound(name, data):

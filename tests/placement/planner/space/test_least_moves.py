@@ -93,7 +93,7 @@ def test_two_of_the_three_nodes_of_a_pipeline_lack_the_rest_of_it():
     assert near == 12 * 16 / 6
 
 
-def test_a_copy_on_a_node_beside_all_but_one_of_the_source_gets_all_there():
+def test_a_copy_next_to_most_of_its_source_gets_its_bytes_there():
     """Nodes 1 and 2 have all of a model, nodes 0 and 1 want it: devices on node 0 get all of it, others nothing."""
     on_two = Spread(pp=1, group=16, per_node=8)
     assert network_layers(on_two, (on_two,), Chain(48)).tolist() == [[48], [48], [0]]

@@ -119,7 +119,7 @@ def test_no_plan_with_recomputation_beats_the_bound(gib):
     assert found.seconds <= fastest * 1.03
 
 
-def test_a_train_step_recomputes_only_what_it_must():
+def test_a_train_step_recomputes_no_more_than_necessary():
     """Without recomputation, or with a layer less of each stage, the plan does not fit."""
     asked, plan = in_memory(9.0), planned(9.0).plan
     layers = recomputed_layers(plan[TRAIN].recompute, -(-LAYERS // plan[TRAIN].strategy.pp))
@@ -127,7 +127,7 @@ def test_a_train_step_recomputes_only_what_it_must():
     assert not any(asked.fits(placed(plan, TRAIN, recompute=fewer)) for fewer in (0, layers - 1))
 
 
-def test_nothing_is_recomputed_where_memory_is_free():
+def test_no_layer_is_recomputed_if_memory_suffices():
     assert planned(80.0).plan[TRAIN].recompute == 0
 
 

@@ -148,14 +148,14 @@ def test_parts_that_gain_two_percent_are_the_answer():
     assert asked.fits(found.plan)
 
 
-def test_a_small_gain_is_no_reason_for_parts():
+def test_a_small_gain_does_not_justify_parts():
     """Few rows take nearly as long as many, so each part would repeat the time of the whole."""
     found = planned(question(rows=16))
     assert {placement.parts for _, placement in found.plan.placements} == {1}
     assert "streamed parts" not in found.binding
 
 
-def test_all_streamed_bounds_together_take_the_evaluations_of_one_proof(monkeypatch):
+def test_streamed_bounds_share_the_evaluations_of_a_proof(monkeypatch):
     """Both inferences of PPO and the generation may stream."""
     asked, taken = question_of(GRAPHS["ppo"]), []
 
