@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
@@ -105,9 +105,10 @@ class PairNode:
 class LinkNode:
     """An offload or reload: occupies the host link of a call's mesh, or its compute. Absent if it takes 0.
 
-    The visit of a call's model is exclusive: while the call or its present link nodes run, no call of another role with
-    present link nodes runs on overlapping meshes, nor do its link nodes. A visit is also exclusive of each call of
-    another role that runs within its mesh and leaves no room for its `loaded_bytes`.
+    The visit of a call's model is exclusive: while the call or its present link nodes run, no call of another role or
+    copy that visits runs on overlapping meshes, nor do its link nodes. A visit is also exclusive of each call of
+    another copy that leaves no room for its `loaded_bytes`. Then it is late if no other call that visits its devices
+    may lie between the two: its link nodes occupy what their devices compute with, too.
     """
 
     name: str
@@ -159,7 +160,8 @@ class Problem:
 
     `nodes` are in a topological order of the edges of lag 0: the order of the run, which its locks follow, or the order
     of a file. Ties go to the earlier node. A plan is timed over `iterations`. In a run at most `in_flight` of them have
-    begun and are not over.
+    begun and are not over. `between` has, for a call and a visitor that must not run at once, the calls whose visits
+    may come after the visitor's and before the next run of the call; without an entry all may.
 
     `device_bytes[d]` is the memory of device d of the line. A mesh class is a set of meshes (indices into `meshes`) of
     the same size and the same cost for every option. With equal nodes there is a class per size; with nodes of two
@@ -174,6 +176,7 @@ class Problem:
     edges: tuple[Edge, ...]
     iterations: int
     in_flight: int = 4
+    between: Mapping[tuple[str, str], frozenset[str]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         check_problem(self)

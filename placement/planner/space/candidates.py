@@ -23,7 +23,7 @@ from prefect_rlhf.placement.engine_traits import TRAITS, engines_of, has_not_sle
 from prefect_rlhf.placement.graph import Call, DataflowGraph
 from prefect_rlhf.placement.layout.experts import with_expert_degrees
 from prefect_rlhf.placement.memory.bytes import usable_bytes
-from prefect_rlhf.placement.memory.overhead import call_overhead
+from prefect_rlhf.placement.memory.overhead import call_overhead, communicator_bytes
 from prefect_rlhf.placement.plan import Offload, Placement, Recompute
 from prefect_rlhf.placement.planner.question import Question, Site
 from prefect_rlhf.placement.planner.space.mesh_space import MeshSpace
@@ -53,8 +53,9 @@ class Candidate:
     `surely_comes`: with any sharing of the copy, it is reloaded for this call and offloaded after it. A device holds
     `least.static` bytes or more all the time, and `least.peak` or more while the call runs. The fullest device holds
     the bytes of `most`: without prefetch, offloaded parts are in host memory while other calls run. `copy_bytes` are
-    each device's bytes, or more, while the copy of weights is resident and no call uses it; with its offloaded part
-    they are `loaded_bytes`.
+    each device's bytes, or more, while the copy of weights is resident and no call uses it. With its offloaded
+    part they are `loaded_bytes`. Of a trained copy that leaves as a whole, this part and the seconds are those of its
+    optimizer: its weights come and go at times of their own.
 
     A candidate also stands for plans with other numbers of recomputed layers (`_with_recomputation`): they may take
     `spared_seconds` less, and some device of them holds `fullest_bytes` or more while the call runs.
@@ -368,15 +369,29 @@ def _untimed(call: Call, placements: Sequence[Placement], mesh_class: int, conte
             share, execution, works.sizes, first.engine, stage, share.workload.longest, site.backend == "cpu"
         ).num_bytes(recomputes)
         for share in works.of_replicas(first, site.cluster.node_speeds)
-        for stage in sorted({0, first.strategy.pp - 1})
+        for stage in stages_counted(first.strategy.pp)
     ]
     kept_cache = TRAITS[first.engine].paged_cache  # as `certificate` counts
     graphs, groups = call_overhead(call, first, context.graph.model(call.role or ""), site.backend)
+    ranks = communicator_bytes(first.mesh.num_devices) if site.backend == "cuda" else 0  # of all, or of more
     for placement, *device_bytes in zip(placements, *by_device, strict=True):
         static = [terms.static + (terms.kv_cache if kept_cache else 0) + graphs for terms in device_bytes]
         peaks = [terms.total + graphs + groups for terms in device_bytes]
-        least, most = MemoryBounds(min(static), min(peaks)), MemoryBounds(max(static), max(peaks))
-        yield Candidate(placement, mesh_class, math.inf, 0.0, 0.0, least, most, least.static, fullest_bytes=most.peak)
+        least, most = MemoryBounds(min(static), min(peaks) + ranks), MemoryBounds(max(static), max(peaks))
+        fullest = most.peak + ranks
+        yield Candidate(placement, mesh_class, math.inf, 0.0, 0.0, least, most, least.static, fullest_bytes=fullest)
+
+
+def stages_counted(pp: int) -> list[int]:
+    """Return the pipeline stages among which are the fullest and the emptiest.
+
+    The fullest is the first, with the embedding and most micro-batches in flight, or the last, with the head. Of those
+    between, the one before the last has the fewest layers and micro-batches, and no table.
+
+    >>> stages_counted(1), stages_counted(2), stages_counted(8)
+    ([0], [0, 1], [0, 6, 7])
+    """
+    return sorted({0, max(0, pp - 2), pp - 1})
 
 
 def _seconds(call: Call, placement: Placement, context: CostContext) -> float:
@@ -420,11 +435,13 @@ def _offloaded(call: Call, resident: Sequence[Candidate], part: Offload, context
         return
     placement = replace(resident[0].placement, offload=part)
     stages, started = _ends(call, placement, context), context.site.sources.orchestration_seconds
-    reload_seconds, offload_seconds = host_seconds(call, placement, context)
+    visits = replace(placement, offload="optimizer") if call.kind == "train_step" else placement
+    reload_seconds, offload_seconds = host_seconds(call, visits, context)
     graphs, _ = call_overhead(call, placement, context.graph.model(call.role or ""), context.site.backend)
     weights = [graphs + stage.weights for stage in stages]
     staying = weights if part == "optimizer" else [graphs for _ in stages]
     comes = _comes_for(call, placement, context)
+    optimizer = min(stage.static - stage.weights for stage in stages)
     for option in resident:
         yield replace(
             option,
@@ -435,7 +452,7 @@ def _offloaded(call: Call, resident: Sequence[Candidate], part: Offload, context
             most=MemoryBounds(max(staying), option.most.peak),
             copy_bytes=min(weights) if call.kind == "train_step" else option.copy_bytes,
             surely_comes=comes,
-            loaded_bytes=option.least.static,
+            loaded_bytes=graphs + optimizer if call.kind == "train_step" and part == "all" else option.least.static,
         )
 
 
@@ -457,10 +474,10 @@ def host_seconds(call: Call, placement: Placement, context: CostContext) -> tupl
 
 
 def _ends(call: Call, placement: Placement, context: CostContext) -> list[CallBytes]:
-    """Return the static bytes on a device in the first pipeline stage, and in the last."""
+    """Return the static bytes on a device of each stage that is counted."""
     sizes, trains = ModelSizes.of(context.graph.model(call.role or "")), call.kind == "train_step"
     strategy = placement.strategy
-    return [static_bytes(Execution(strategy), sizes, trains, stage) for stage in (0, strategy.pp - 1)]
+    return [static_bytes(Execution(strategy), sizes, trains, stage) for stage in stages_counted(strategy.pp)]
 
 
 def stops_devices(placement: Placement, context: CostContext) -> bool:

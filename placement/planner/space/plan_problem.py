@@ -39,6 +39,7 @@ from prefect_rlhf.placement.planner.space.candidates import (
 )
 from prefect_rlhf.placement.planner.space.feed_nodes import nodes_before, surely_fed
 from prefect_rlhf.placement.planner.space.least_moves import least_move_seconds
+from prefect_rlhf.placement.planner.space.visits import visits_between
 from prefect_rlhf.placement.planner.space.weight_copies import (
     FORBIDDEN,
     readers_of,
@@ -236,6 +237,7 @@ def plan_problem(
         edges=tuple(_with_later_runs(_edges(graph, {node.name for node in nodes}), set(behind))),
         iterations=ITERATIONS,
         in_flight=STEPS_IN_FLIGHT,
+        between=visits_between(graph, candidates, list(_edges(graph, {node.name for node in nodes}))),
     )
     return PlanProblem(problem, candidates)
 

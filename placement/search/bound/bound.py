@@ -71,9 +71,9 @@ def present(us: Ints) -> int:
 def bound_of(t: Tables, option: Ints, relation: Ints, us: Ints, overlap: Ints, s: Scratch, enough: int) -> int:
     """A time in microseconds that no schedule by the rule beats. Stops at its first term that reaches `enough`.
 
-    `s.area` is filled by `fill_areas`, `s.crowded` by `fill_crowded`. Writes the binding term into `s.binding`:
+    `s.area` is filled by `fill_areas`, `s.crowd` by `fill_crowd`. Writes the binding term into `s.binding`:
     ALL_ITERATIONS, or CYCLE + number of the anchor; K and A of all iterations or of the cycle; K and A of the last
     iteration after the cycle. For LOOP: the loop, the nodes that exclude it in every iteration, and its iterations.
     """
-    fill_conflicts(t, us, overlap, s.crowded, s.by_resource, s.conflict)
+    fill_conflicts(t, us, overlap, s.crowd, s.by_resource, s.conflict)
     return t.rule.bound(t.rule, t, option, relation, us, s, enough)

@@ -6,6 +6,7 @@ and dependencies. Rules of scheduling are not used, so the consequences hold for
 
 from __future__ import annotations
 
+from prefect_rlhf.placement.search.bound.scratch import Crowd
 from prefect_rlhf.placement.search.compiled import Ints, inner, lowest
 from prefect_rlhf.placement.search.tables.tables import LINK, Tables
 
@@ -32,11 +33,12 @@ def in_reach(t: Tables, resources: int, overlap: Ints) -> int:
 
 
 @inner
-def fill_conflicts(t: Tables, us: Ints, overlap: Ints, crowded: Ints, by_resource: Ints, conflict: Ints) -> None:
+def fill_conflicts(t: Tables, us: Ints, overlap: Ints, crowd: Crowd, by_resource: Ints, conflict: Ints) -> None:
     """Write for each node the set of nodes that never run concurrently with it.
 
-    They occupy a common resource, or are visits of other roles to a common device, or a call and the visits of
-    `crowded`. A node that occupies a resource is in its own set.
+    They occupy a common resource, or are visits of other roles to a common device, or a call and the visits that find
+    no room beside it, or a late visit and all that its devices compute. A node that occupies a resource is in its own
+    set.
     """
     for call in range(t.num_calls):
         by_resource[call] = by_resource[call + t.num_calls] = 0
@@ -46,27 +48,32 @@ def fill_conflicts(t: Tables, us: Ints, overlap: Ints, crowded: Ints, by_resourc
             others &= others - 1
             by_resource[call] |= t.nodes_of[other]
             by_resource[call + t.num_calls] |= t.nodes_of[other + t.num_calls]
+            if crowd.late[0] >> other & 1:
+                by_resource[call] |= t.visit_nodes[other]
     for node in range(t.num_nodes):
         conflict[node] = 0
-        resources = t.resources[node]
+        resources = occupied(t, node, crowd.late[0])
         while resources:
             conflict[node] |= by_resource[lowest(resources)]
             resources &= resources - 1
-    visiting = visitors(t, us)
-    remaining = visiting
-    while remaining:
-        call = lowest(remaining)
-        remaining &= remaining - 1
+    for call in range(t.num_calls):
         alone = 0
-        others = overlap[call] & t.strangers[call] & visiting
+        others = overlap[call] & crowd.apart[call]
         while others:
             alone |= t.visit_nodes[lowest(others)]
             others &= others - 1
-        members = t.visit_nodes[call]
+        members = t.visit_nodes[call] if alone else 0
         while members:
             conflict[lowest(members)] |= alone
             members &= members - 1
-    exclude_crowded(t, crowded, conflict)
+    exclude_crowded(t, crowd.beside, conflict)
+
+
+@inner
+def occupied(t: Tables, node: int, late: int) -> int:
+    """The resources of a node. The link nodes of a late visit occupy what their devices compute with, too."""
+    call = t.first[node]
+    return t.resources[node] | (late & 1 << call if t.node_kind[node] == LINK else 0)
 
 
 @inner

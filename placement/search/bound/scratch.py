@@ -15,11 +15,28 @@ LOOP, ALL_ITERATIONS, CYCLE = -1, 0, 1  # terms of the bound, in `Scratch.bindin
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Crowd(Record):
+    """The visits that find no room beside calls, see `fill_crowd`; arrays are changed in place."""
+
+    apart: Ints  # [C]: for each call that visits the set of calls whose visits exclude its own on common devices
+    beside: Ints  # [C]: for each call the set of calls whose visits find no room on its devices while it runs
+    late: Ints  # [1]: set of calls whose visits have their devices to themselves, since some call leaves no room
+    held: Ints  # [C]: scratch, as below
+    stack: Ints  # [STACK], of `heaviest_clique`
+
+
+def empty_crowd(num_calls: int) -> Crowd:
+    """Allocate arrays of the right sizes."""
+    apart, beside, held = np.zeros((3, num_calls), dtype=np.int64)
+    return Crowd(apart, beside, np.zeros(1, dtype=np.int64), held, np.zeros(STACK, dtype=np.int64))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Scratch(Record):
-    """Arrays are changed in place. `area` and `crowded` go in, `binding` comes out."""
+    """Arrays are changed in place. `area` and `crowd` go in, `binding` comes out."""
 
     area: Ints  # [V]: device-microseconds of each node, see `fill_areas`
-    crowded: Ints  # [C]: see `fill_crowded`
+    crowd: Crowd
     binding: Ints  # [5]: see `bound_of`
     conflict: Ints  # [V]
     adjacent: Ints  # [V]
@@ -32,7 +49,7 @@ def scratch_for(t: Tables) -> Scratch:
     area, conflict, adjacent = np.zeros((3, t.num_nodes), dtype=np.int64)
     return Scratch(
         area=area,
-        crowded=np.zeros(t.num_calls, dtype=np.int64),
+        crowd=empty_crowd(t.num_calls),
         binding=np.zeros(5, dtype=np.int64),
         conflict=conflict,
         adjacent=adjacent,

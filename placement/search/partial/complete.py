@@ -10,7 +10,7 @@ from prefect_rlhf.placement.search.bound.bound import bound_of, fill_areas
 from prefect_rlhf.placement.search.bound.scratch import Scratch, scratch_for
 from prefect_rlhf.placement.search.compiled import Ints, compiled, inner
 from prefect_rlhf.placement.search.partial.durations import fill_durations
-from prefect_rlhf.placement.search.partial.fullest import beyond_fullest, fill_crowded
+from prefect_rlhf.placement.search.partial.fullest import beyond_fullest, fill_crowd
 from prefect_rlhf.placement.search.partial.packing import Packing, load_of, relation_of
 from prefect_rlhf.placement.search.record import Record
 from prefect_rlhf.placement.search.tables.tables import DISJOINT, EQUAL, OVERLAP, Tables
@@ -74,7 +74,7 @@ def time_by_schedule(t: Tables, p: CompletePlan) -> int:
 def own_bound(t: Tables, p: CompletePlan, enough: int) -> int:
     """The bound of a plan with filled relations and durations."""
     fill_areas(t, p.option, t.least_area, t.least_size, p.us, p.scratch.area)
-    fill_crowded(t, p.option, p.relation, p.us, p.scratch.crowded)
+    fill_crowd(t, p.option, p.relation, p.overlap, p.us, p.scratch.crowd)
     return bound_of(t, p.option, p.relation, p.us, p.overlap, p.scratch, enough)
 
 

@@ -11,8 +11,8 @@ from prefect_rlhf.placement.search.bound.cliques import heaviest_clique
 from prefect_rlhf.placement.search.bound.scratch import Scratch, scratch_for
 from prefect_rlhf.placement.search.compiled import Ints, compiled, inner, lowest
 from prefect_rlhf.placement.search.partial.durations import fill_durations
-from prefect_rlhf.placement.search.partial.fullest import fill_crowded
-from prefect_rlhf.placement.search.partial.packing import may_share, mesh_class
+from prefect_rlhf.placement.search.partial.fullest import fill_crowd, static_beyond_shared
+from prefect_rlhf.placement.search.partial.packing import mesh_class
 from prefect_rlhf.placement.search.record import Record
 from prefect_rlhf.placement.search.tables.tables import DISJOINT, EQUAL, UNDECIDED, Tables
 
@@ -76,7 +76,7 @@ def bound_partial(t: Tables, p: Partial, enough: int) -> int:
     fill_durations(t, p.option, p.relation, least[US], p.us)
     fill_areas(t, p.option, least[AREA], least[SIZE], p.us, p.scratch.area)
     fill_must_overlap(t, p, least[SIZE])
-    fill_crowded(t, p.option, p.relation, p.us, p.scratch.crowded)
+    fill_crowd(t, p.option, p.relation, p.overlap, p.us, p.scratch.crowd)
     return bound_of(t, p.option, p.relation, p.us, p.must_overlap, p.scratch, enough)
 
 
@@ -147,7 +147,7 @@ def fits_together(t: Tables, p: Partial, call: int) -> bool:
     static = p.weights
     members = p.overlap[call]
     while members:
-        static[lowest(members)] = own_static(t, p, lowest(members))
+        static[lowest(members)] = static_beyond_shared(t, p.option, p.relation, lowest(members))
         members &= members - 1
     members = p.overlap[call]
     while members:
@@ -159,16 +159,3 @@ def fits_together(t: Tables, p: Partial, call: int) -> bool:
         if load + t.option_active[t.option_start[running] + p.option[running]] > t.most_bytes:
             return False
     return True
-
-
-@inner
-def own_static(t: Tables, p: Partial, call: int) -> int:
-    """Static bytes of a call beyond the bytes it shares with a lower-numbered call on an equal mesh."""
-    at = t.option_start[call] + p.option[call]
-    shared = 0
-    for other in range(call):
-        if p.relation[call, other] == EQUAL:
-            before = t.option_start[other] + p.option[other]
-            if may_share(t.option_copy[at], t.option_copy[before]):
-                shared = max(shared, t.option_shared[before])
-    return max(0, t.option_static[at] - shared)

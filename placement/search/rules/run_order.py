@@ -16,11 +16,11 @@ import numpy as np
 
 from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.placement.search.bound.bound import present
-from prefect_rlhf.placement.search.bound.exclusion import in_reach, visitors
+from prefect_rlhf.placement.search.bound.exclusion import in_reach, occupied
 from prefect_rlhf.placement.search.bound.period import period_bound
-from prefect_rlhf.placement.search.bound.scratch import Scratch
+from prefect_rlhf.placement.search.bound.scratch import Crowd, Scratch, empty_crowd
 from prefect_rlhf.placement.search.compiled import Ints, inner, lowest
-from prefect_rlhf.placement.search.partial.fullest import fill_crowded
+from prefect_rlhf.placement.search.partial.fullest import fill_crowd
 from prefect_rlhf.placement.search.problem import Problem
 from prefect_rlhf.placement.search.tables.dependencies import num_dependencies
 from prefect_rlhf.placement.search.tables.rule import Rule
@@ -33,7 +33,7 @@ STUCK = 1 << 50  # microseconds: the period of a plan whose nodes wait for each 
 @inner
 def period(r: RunOrder, t: Tables, option: Ints, relation: Ints, us: Ints, overlap: Ints) -> int:
     """Microseconds between the ends of consecutive iterations, once it repeats."""
-    fill_crowded(t, option, relation, us, r.crowded)
+    fill_crowd(t, option, relation, overlap, us, r.crowd)
     prepare(t, us, overlap, r)
     num_iterations = t.iterations - max(1, min(r.in_flight - 1, (t.iterations - 1) // 4))  # in the others it drains
     now = over = num_ready = num_running = 0
@@ -56,9 +56,9 @@ def period(r: RunOrder, t: Tables, option: Ints, relation: Ints, us: Ints, overl
 def prepare(t: Tables, us: Ints, overlap: Ints, r: RunOrder) -> None:
     """Write the number of events that each run awaits, and the resources that each node uses and blocks."""
     for node in range(t.num_nodes):
-        r.own[node] = t.resources[node]
-        r.reach[node] = in_reach(t, t.resources[node], overlap)
-    fill_visits(t, us, overlap, r)
+        r.own[node] = occupied(t, node, r.crowd.late[0])
+        r.reach[node] = in_reach(t, r.own[node], overlap)
+    fill_visits(t, overlap, r.crowd, r)
     for iteration in range(t.iterations):
         r.left[iteration] = t.num_nodes
         for node in range(t.num_nodes):
@@ -71,23 +71,19 @@ def prepare(t: Tables, us: Ints, overlap: Ints, r: RunOrder) -> None:
 
 
 @inner
-def fill_visits(t: Tables, us: Ints, overlap: Ints, r: RunOrder) -> None:
+def fill_visits(t: Tables, overlap: Ints, crowd: Crowd, r: RunOrder) -> None:
     """Add what keeps visits apart from each other and from calls that leave no room: bit 2 C + c is call c's."""
-    visiting = visitors(t, us)
-    remaining = visiting
-    while remaining:
-        call = lowest(remaining)
-        remaining &= remaining - 1
-        members = t.visit_nodes[call]
+    for call in range(t.num_calls):
+        members = t.visit_nodes[call] if crowd.apart[call] else 0
         while members:
             r.own[lowest(members)] |= 1 << 2 * t.num_calls + call
-            r.reach[lowest(members)] |= (overlap[call] & t.strangers[call] & visiting) << 2 * t.num_calls
+            r.reach[lowest(members)] |= (overlap[call] & crowd.apart[call]) << 2 * t.num_calls
             members &= members - 1
     for call in range(t.num_calls):
-        if r.crowded[call]:
+        if crowd.beside[call]:
             r.own[t.node_of[call]] |= 1 << 2 * t.num_calls + call
-            r.reach[t.node_of[call]] |= r.crowded[call] << 2 * t.num_calls
-        others = r.crowded[call]
+            r.reach[t.node_of[call]] |= crowd.beside[call] << 2 * t.num_calls
+        others = crowd.beside[call]
         while others:
             members = t.visit_nodes[lowest(others)]
             others &= others - 1
@@ -236,7 +232,7 @@ class RunOrder(Rule):
     reach: Ints  # [V]: blocked while a node runs
     left: Ints  # [iterations]: runs of each that have not ended
     over_at: Ints  # [iterations]: microseconds
-    crowded: Ints  # [C]: see `fill_crowded`
+    crowd: Crowd
 
     schedule = staticmethod(period)
     bound = staticmethod(bound_of_period)
@@ -266,5 +262,5 @@ class RunOrder(Rule):
             reach=reach,
             left=left,
             over_at=over_at,
-            crowded=np.zeros(len(problem.calls), dtype=np.int64),
+            crowd=empty_crowd(len(problem.calls)),
         )

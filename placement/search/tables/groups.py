@@ -51,7 +51,7 @@ def option_arrays(problem: Problem, groups: Mapping[str, list[Ints]]) -> dict[st
 
 
 def _columns(call: PlannedCall, copy_number: dict[str, int], groups: list[Ints]) -> Ints:
-    """Columns [cost, class, static, active, copy, shared, fullest, loaded] of the options and then of the groups."""
+    """Columns of the options and then of the groups: cost, class, static, ... as in `option_arrays`."""
     rows = [
         (
             option.microseconds,

@@ -59,6 +59,7 @@ class Tables(Record):
     nodes_of: Ints  # [2 C]: set of nodes that occupy a resource
     visit_nodes: Ints  # [C]: set of the call and its link nodes
     strangers: Ints  # [C]: set of calls of other roles, whose visits to a device exclude its own
+    between: Ints  # [C, C]: for a call and a visitor the calls that may visit between, see `Problem.between`
     cost_start: Ints  # [V + 1]: the start of its durations in `cost`
     cost_columns: Ints  # kinds of options of the second call, for a pair
     cost_layers: Ints  # 3 when durations of a pair depend on the relation, else 1
@@ -139,6 +140,7 @@ def _build_tables(problem: Problem, rule: type[Rule]) -> Tables:
         **_least_arrays(problem),
         **_mesh_arrays(problem),
         tells_equal=_tells_equal(problem, calls),
+        between=_between(problem, calls),
         **_edge_arrays(problem),
         **_order_arrays(direct, problem.iterations),
     )
@@ -292,6 +294,13 @@ def _lie_within(first: Ints, size: int, second: Ints, other_size: int) -> bool:
     overlapping = np.searchsorted(second, first + size) - np.searchsorted(second, first - other_size, side="right")
     around = np.searchsorted(second, first, side="right") - np.searchsorted(second, first + size - other_size)
     return bool((overlapping == around).all())
+
+
+def _between(problem: Problem, calls: dict[str, int]) -> Ints:
+    between = np.full((len(calls), len(calls)), word([True] * len(calls)), dtype=np.int64)
+    for (running, visitor), others in problem.between.items():
+        between[calls[running], calls[visitor]] = word([name in others for name in calls])
+    return between
 
 
 def _tells_equal(problem: Problem, calls: dict[str, int]) -> Ints:

@@ -88,12 +88,54 @@ def has_all_devices(problem: Problem, plan: Mapping[str, Choice], call: PlannedC
 
 
 def is_crowded(problem: Problem, plan: Mapping[str, Choice], running: PlannedCall, coming: PlannedCall) -> bool:
-    """Whether the fullest device of a call's mesh has no room for what comes for another, which has all its devices."""
+    """Whether some device has no room for what comes for another call while a call runs.
+
+    It is the fullest device of the running call, if the other has all its devices, or a device that both have.
+    """
     own, its = (call.options[plan[call.name].option] for call in (running, coming))
-    if its.loaded_bytes <= its.static_bytes or (own.copy is not None and own.copy == its.copy):
+    if not leaves(plan, coming) or may_be_one(own.copy, its.copy):
         return False
     is_there = has_all_devices(problem, plan, coming, running)
-    return is_there and fullest(problem, plan, running, coming) > max(problem.device_bytes)
+    if is_there and fullest(problem, plan, running, coming) > max(problem.device_bytes):
+        return True
+    most = 0
+    for device in devices(problem, plan, running.name) & devices(problem, plan, coming.name):
+        static: dict[object, int] = {}
+        for call in problem.calls:
+            option, mesh = call.options[plan[call.name].option], problem.meshes[plan[call.name].mesh]
+            is_other = not may_be_one(option.copy, own.copy) and not may_be_one(option.copy, its.copy)
+            if call not in (running, coming) and is_other and device in devices(problem, plan, call.name):
+                key = call.name if option.copy is None else (option.copy, mesh.start, mesh.stop)
+                static[key] = max(static.get(key, 0), option.static_bytes)
+        most = max(most, own.peak_bytes + its.loaded_bytes + sum(static.values()))
+    return most > max(problem.device_bytes)
+
+
+def leaves(plan: Mapping[str, Choice], call: PlannedCall) -> bool:
+    """Whether the call's model holds more while it visits its devices than all the time."""
+    option = call.options[plan[call.name].option]
+    return option.loaded_bytes > option.static_bytes
+
+
+def may_be_one(copy: str | None, other: str | None) -> bool:
+    return copy is not None and copy == other
+
+
+def is_late(problem: Problem, plan: Mapping[str, Choice], coming: PlannedCall) -> bool:
+    """Whether a model comes so late that its devices do nothing else: it finds no room, and no other leaves them."""
+    there = devices(problem, plan, coming.name)
+    others = [call for call in problem.calls if call != coming]
+    come_there = {call.name for call in others if leaves(plan, call) and devices(problem, plan, call.name) & there}
+
+    def between(call: PlannedCall) -> set[str]:
+        return come_there & problem.between.get((call.name, coming.name), come_there)
+
+    return any(is_crowded(problem, plan, call, coming) and not between(call) for call in others)
+
+
+def visitors(problem: Problem, plan: Mapping[str, Choice]) -> set[str]:
+    """The calls with a link node that takes time."""
+    return {n.call for n in problem.nodes if isinstance(n, LinkNode) and not is_absent(problem, plan, n)}
 
 
 def equality_matters(problem: Problem, first: PlannedCall, second: PlannedCall) -> bool:
@@ -143,7 +185,11 @@ def occupied(problem: Problem, plan: Mapping[str, Choice], node: ProblemNode) ->
         return set(devices(problem, plan, node.name))
     if isinstance(node, LinkNode):
         where = devices(problem, plan, node.call)
-        return set(where) if node.occupies == "compute" else {("link", device) for device in where}
+        links: set[object] = {("link", device) for device in where}
+        coming = next(call for call in problem.calls if call.name == node.call)
+        is_visit = node.call in visitors(problem, plan)
+        late = where if is_visit and is_late(problem, plan, coming) else set()
+        return set(where) if node.occupies == "compute" else links | late
     ends = {"first": [node.first], "second": [node.second], "both": [node.first, node.second]}[node.occupies]
     return set().union(*(devices(problem, plan, end) for end in ends))
 
@@ -151,26 +197,27 @@ def occupied(problem: Problem, plan: Mapping[str, Choice], node: ProblemNode) ->
 def visits(problem: Problem, plan: Mapping[str, Choice], node: ProblemNode) -> set[object]:
     """A thing for each pair of nodes that may not run at once since something comes and goes for the calls of both.
 
-    So it is for calls of different roles, of which each has a link node that takes time, on meshes that overlap. And
-    for such a call and any of another role within its mesh that leaves no room on some device for what comes.
+    So it is for calls of different roles or copies, whose models come and go, on meshes that overlap. And for a visit
+    and a call of another copy that leaves no room for what comes.
     """
-    visitors = {n.call for n in problem.nodes if isinstance(n, LinkNode) and not is_absent(problem, plan, n)}
-    roles = {call.name: call.role for call in problem.calls}
+    calls, visiting = {call.name: call for call in problem.calls}, visitors(problem, plan)
+    chosen = {name: call.options[plan[name].option] for name, call in calls.items()}
+    come_and_go = visiting | {name for name, call in calls.items() if leaves(plan, call)} if visiting else visiting
 
-    def visitor(of: ProblemNode) -> str | None:
-        call = of.name if isinstance(of, PlannedCall) else of.call if isinstance(of, LinkNode) else None
-        return call if call in visitors else None
+    def visitor(of: ProblemNode) -> PlannedCall | None:
+        return of if isinstance(of, PlannedCall) else calls[of.call] if isinstance(of, LinkNode) else None
 
     pairs = set()
-    for other in problem.nodes if visitor(node) else ():
-        own, its = visitor(node), visitor(other)
-        if own and its and roles[own] != roles[its] and devices(problem, plan, own) & devices(problem, plan, its):
-            pairs.add(frozenset((node.name, other.name)))
-    for one, other in itertools.product(problem.nodes, repeat=2):
-        if node in (one, other) and isinstance(one, PlannedCall) and (its := visitor(other)):
-            coming = next(call for call in problem.calls if call.name == its)
-            if coming.role != one.role and is_crowded(problem, plan, one, coming):
-                pairs.add(frozenset((one.name, other.name)))
+    for one, other in itertools.permutations(problem.nodes, 2):
+        own, its = visitor(one), visitor(other)
+        if node not in (one, other) or own is None or its is None or own == its:
+            continue
+        are_apart = own.role != its.role or not may_be_one(chosen[own.name].copy, chosen[its.name].copy)
+        shares = devices(problem, plan, own.name) & devices(problem, plan, its.name)
+        if {own.name, its.name} <= come_and_go and are_apart and shares:
+            pairs.add(frozenset((one.name, other.name)))
+        if isinstance(one, PlannedCall) and its.name in visiting and is_crowded(problem, plan, own, its):
+            pairs.add(frozenset((one.name, other.name)))
     return set(pairs)
 
 

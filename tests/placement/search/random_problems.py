@@ -49,12 +49,20 @@ def random_problem(seed: int, rule: type[Rule] = ReadyFirst) -> Problem:
         nodes=tuple(nodes),
         edges=tuple(edges),
         iterations=iterations,
+        between=_between(seed, calls),
     )
     if rule is ReadyFirst:
         return _without_links(problem)
     overwrites = _overwrites(random, problem)
     lasting = replace(problem, edges=(*edges, *overwrites), iterations=PERIOD_ITERATIONS)
     return _with_computations(lasting, Random(seed)) if seed % 2 else lasting
+
+
+def _between(seed: int, calls: list[PlannedCall]) -> dict[tuple[str, str], frozenset[str]]:
+    """For half of the pairs a single call that may visit between the two; not drawn, as `loaded` of `_call`."""
+    number = {call.name: index for index, call in enumerate(calls)}
+    pairs = [(a, b) for a in number for b in number if a != b and (seed + number[a] + number[b]) % 2]
+    return {(a, b): frozenset((calls[(seed + number[a]) % len(calls)].name,)) for a, b in pairs}
 
 
 def _without_links(problem: Problem) -> Problem:

@@ -240,9 +240,17 @@ def test_the_random_problems_hold_every_case():
         for plan in sample_of_plans(problem, seed, 3)
         for a in problem.calls
         for b in problem.calls
-        if a.role != b.role and plain.fits(problem, plan)
+        if a != b and plain.fits(problem, plan)
     ]
     assert any(crowded), "what comes finds no room beside a call"
+    late = [
+        plain.is_late(problem, plan, call)
+        for seed, problem in enumerate(lasting)
+        for plan in sample_of_plans(problem, seed, 3)
+        for call in problem.calls
+        if call.name in plain.visitors(problem, plan) and plain.fits(problem, plan)
+    ]
+    assert any(late), "what comes has its devices to itself"
     assert {0, 1, 2} == {edge.lag for problem in problems for edge in problem.edges}
     assert any(len(set(problem.device_bytes)) == 2 for problem in problems)
     outcomes = {search(problem, budget_seconds=60, rule=ReadyFirst).outcome for problem in problems[:60]}

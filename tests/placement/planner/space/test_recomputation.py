@@ -65,7 +65,7 @@ def test_every_number_of_layers_is_bounded_by_a_candidate():
                 assert any(
                     option.seconds - option.spared_seconds <= stated.seconds
                     and option.least.peak <= stated.least.peak
-                    and option.fullest_bytes <= stated.most.peak
+                    and option.fullest_bytes <= stated.fullest_bytes
                     for option in group
                 ), plain
 
