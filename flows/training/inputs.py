@@ -163,7 +163,7 @@ def with_adapter(spec: ModelSpec, model: Model) -> ModelSpec:
         return spec
     spec = replace(spec, base_dtype=model.base_dtype)
     if right := wrong_blocks(spec, 1):
-        right = f"no value, since four bits need {right.removeprefix('one that leaves ')}"
+        right = f"no value, since four bits need {right.removeprefix('a tp with ')}"
         raise InvalidInput(field, model.base_dtype, right)
     if not adapter.path:
         return replace(spec, adapter=adapter.to_spec(spec.role, spec.shape))

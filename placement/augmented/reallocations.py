@@ -1,4 +1,4 @@
-"""Insert the moves of weights, from the instance that trained a version to those that use it, or that follow it.
+"""Insert the moves of weights, from the instance that trained a version to its users and followers.
 
 A train_step lets the weights pass that the next step begins with, if it can run during that step.
 """

@@ -37,7 +37,7 @@ def different_works(work: CallWork, placement: Placement, node_speeds: Sequence[
 def placed_cost(
     work: CallWork, sizes: ModelSizes, placement: Placement, sources: CostSources, node_speeds: Sequence[float] = ()
 ) -> Seconds:
-    """Return a call's time as placed, in seconds: that of the replica that ends last."""
+    """Return a call's time as placed, in seconds, until its last replica ends."""
     if _alike(placement, node_speeds):
         return sources.call_cost(work, Execution.of(placement), sizes, placement.mesh)
     return _last_cost(replica_works(work, placement, node_speeds), sizes, placement, sources)

@@ -127,11 +127,11 @@ def wrong_tp(model: ModelSpec, engine: EngineKind, tp: int) -> str:
 
 
 def wrong_blocks(model: ModelSpec, tp: int) -> str:
-    """Return the tp that cuts no block of a matrix in four bits, in words; empty for such a tp."""
+    """Say which tp cuts no block of a matrix in four bits; empty if this tp cuts none."""
     for weight in adapted_weights(model.shape) if model.base_dtype is not None else ():
         columns = axis_length(weight.axes[1], model.shape)
         if cuts_a_block(columns, tp if weight.split_axis == 1 else 1):
-            return f"one that leaves whole blocks of {BLOCK} of the {columns} columns of {matrix_name(weight)}"
+            return f"a tp with whole blocks of {BLOCK} of the {columns} columns of {matrix_name(weight)}"
     return ""
 
 

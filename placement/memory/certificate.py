@@ -272,7 +272,7 @@ class _AlikeDevices:
             yield str(self._device(device)), number
 
     def beside(self, device: int) -> tuple[ByteShare, ...]:
-        """Return what a device holds in addition to tensors."""
+        """Return the bytes that a device holds in addition to tensors."""
         kind = self._beside_column[device]
         return self._beside.values[kind - 1] if kind else ()
 

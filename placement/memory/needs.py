@@ -146,7 +146,7 @@ def _staged_by_move(source: ModelInstance, target: ModelInstance, sizes: ModelSi
 def _staged_by_follow(
     source: ModelInstance, target: ModelInstance, sizes: ModelSizes, own: ModelSizes, per_node: int
 ) -> Spread[Terms]:
-    """Beside a move's bytes, the follower's part of some weights as they arrive, and of one of them in float32."""
+    """Besides a move's bytes, the follower's part of some weights as they arrive, and of a single set in float32."""
     staged = _staged_by_move(source, target, sizes, per_node)
     follows, takers = own.follows, np.array([device.node * per_node + device.index for device in target.devices])
     assert follows is not None  # only a follower follows

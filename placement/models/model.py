@@ -105,7 +105,7 @@ class OptimizerSpec:
 class FollowSpec:
     """How a model follows another: after every `every` steps its weights become (1 - share) own + share leader.
 
-    The leader's weights are those that its train_step of the same step makes. `after` is the call that the body makes
+    The leader's train_step of the same step makes the weights that are taken. `after` is the call that the body makes
     before it: later calls of the body read the new version in the same step.
     """
 

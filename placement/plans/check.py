@@ -33,7 +33,7 @@ def check_plan(plan: ExecutionPlan, graph: DataflowGraph, mesh: DeviceMesh) -> E
     for call, *_ in sleepless(plan, graph):
         right = "none: on cuda a device can offload a single vllm instance, and here two"
         if _has_not_slept(plan[call.name].engine, graph.model(call.role or ""), "cuda"):
-            right = "none: no GPU has shown yet that an adapter comes back after an offload of vllm on cuda"
+            right = "no offload: no GPU has shown yet that an adapter comes back after an offload of vllm on cuda"
         raise InvalidInput(_field(call.name, "offload"), plan[call.name].offload, right)
     return plan
 

@@ -174,7 +174,7 @@ class Links:
         return replace(self, device=self.device * factor, node=self.node * factor, host=self.host * factor)
 
     def latency(self, span: LinkSpan) -> float:
-        """Return a message's time in seconds, in addition to that of its bytes."""
+        """Return the time that a message takes besides its bytes, in seconds."""
         return max(self.latency_seconds, self.network_latency_seconds) if span == "network" else self.latency_seconds
 
     def of(self, span: LinkSpan) -> float:

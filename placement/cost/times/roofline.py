@@ -222,7 +222,7 @@ class DatasheetTimes(HashedOnce):
         return Seconds(compute, traffic, max(0.0, launches - hidden))
 
     def _dequantized(self, tp: int) -> float:
-        """Return the seconds in which a layer's matrices are made of four bits, before they are read."""
+        """Return how long it takes to dequantise a layer's matrices before they are read, in seconds."""
         if self.sizes.base_dtype is None:
             return 0.0
         return self.sizes.on(tp).matrices / tp * (DEQUANTIZED_BYTES + self.sizes.item) / self.links.device

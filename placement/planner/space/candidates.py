@@ -54,8 +54,8 @@ class Candidate:
     `least.static` bytes or more all the time, and `least.peak` or more while the call runs. The fullest device holds
     the bytes of `most`: without prefetch, offloaded parts are in host memory while other calls run. `copy_bytes` are
     each device's bytes, or more, while the copy of weights is resident and no call uses it. With its offloaded
-    part they are `loaded_bytes`. Of a trained copy that leaves as a whole, this part and the seconds are those of its
-    optimizer: its weights come and go at times of their own.
+    part they are `loaded_bytes`. If a trained copy leaves as a whole, this part and the seconds are its
+    optimizer's: its weights come and go at times of their own.
 
     A candidate also stands for plans with other numbers of recomputed layers (`_with_recomputation`): they may take
     `spared_seconds` less, and some device of them holds `fullest_bytes` or more while the call runs.

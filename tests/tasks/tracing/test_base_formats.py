@@ -64,10 +64,10 @@ def test_a_cut_inside_of_a_block_is_refused():
     )
     four = replace(wide, shape=shape, adapter=AdapterSpec(4, 4.0, ("q_proj",)), base_dtype="nf4")
     assert wrong_tp(four, "megatron", 1) == ""
-    assert wrong_tp(four, "megatron", 2) == "one that leaves whole blocks of 64 of the 448 columns of down_proj"
+    assert wrong_tp(four, "megatron", 2) == "a tp with whole blocks of 64 of the 448 columns of down_proj"
     assert wrong_tp(replace(four, base_dtype=None), "megatron", 2) == ""
     narrow = replace(four, shape=replace(shape, hidden_size=96))
-    assert wrong_blocks(narrow, 1) == "one that leaves whole blocks of 64 of the 96 columns of q_proj"
+    assert wrong_blocks(narrow, 1) == "a tp with whole blocks of 64 of the 96 columns of q_proj"
     assert [one.name for one in parts(four)["trunk"] if "layers.0.mlp.down_proj" in one.name] == [
         f"model.layers.0.mlp.down_proj.weight{end}" for end in ("", ".absmax", ".nested_absmax")
     ]
