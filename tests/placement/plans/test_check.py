@@ -325,7 +325,8 @@ def test_vllm_with_an_adapter_stays_on_its_device_on_cuda():
     """No GPU has shown yet that the adapter comes back."""
     asleep = generate(offload="all")
     assert check_plan(asleep, GRAPH, LEASE) is asleep
-    with pytest.raises(InvalidInput, match=r"actor_generate.offload: got 'all', expected no offload: no GPU has shown yet"):
+    expected = r"actor_generate.offload: got 'all', expected no offload: no GPU has shown yet"
+    with pytest.raises(InvalidInput, match=expected):
         check_plan(asleep, adapted(GRAPH), LEASE)
     on_cpu = replace(asleep, cluster=replace(CLUSTER, backend="cpu"))
     assert check_plan(on_cpu, adapted(GRAPH), LEASE) is on_cpu
