@@ -31,13 +31,13 @@ BLOCKS = [Cluster, ModelBlock, PromptsBlock, PreferencesBlock, ChatsBlock, Rated
 DATASET = "path split_column split chat_template chat_template_kwargs tools_column columns form"
 FIELDS = {
     Cluster: "cluster num_nodes devices_per_node device_memory_gib host_memory_gib kind node_kinds lease_directory",
-    ModelBlock: "path head dtype new_head eos_token chat_template adapter",
+    ModelBlock: "path head dtype new_head eos_token chat_template adapter base_dtype",
     PromptsBlock: f"{DATASET} prompt_column last_answer system_prompt max_prompt_length overlong_prompts",
     PreferencesBlock: f"{DATASET} prompt_column chosen_column rejected_column",
     ChatsBlock: f"{DATASET} messages_column prompt_column completion_column text_column",
     RatedAnswersBlock: f"{DATASET} prompt_column completion_column label_column",
     RatedAnswers: f"{DATASET} prompt_column completion_column label_column saved",
-    Model: "path head dtype new_head eos_token chat_template adapter saved",
+    Model: "path head dtype new_head eos_token chat_template adapter base_dtype saved",
     Prompts: f"{DATASET} prompt_column last_answer system_prompt max_prompt_length overlong_prompts saved",
     Preferences: f"{DATASET} prompt_column chosen_column rejected_column saved",
     Chats: f"{DATASET} messages_column prompt_column completion_column text_column saved",

@@ -192,7 +192,13 @@ class Devices:
         assert self.version[returning] == (node.reads if node.work.copies else -1)
         visitors = (self.comes_and_goes - self.away) | (self.optimizers_come_and_go - self.optimizers_away)
         beside = [instance for instance in visitors if instance.mesh.overlaps(returning.mesh)]
-        assert {instance.role for instance in beside} == {returning.role}, "two offloaded roles on one device"
+        others = {instance.role for instance in beside} - {returning.role}
+        assert all(self._follow_together(role, returning.role) for role in others), "two offloaded roles on one device"
+
+    def _follow_together(self, one: str, other: str) -> bool:
+        """A follow needs the leader and the follower at once."""
+        leaders = {model.role: model.follows.leader for model in self.graph.models if model.follows}
+        return other == leaders.get(one) or one == leaders.get(other)
 
 
 def shuffled(augmented: AugmentedGraph, chance: random.Random) -> Iterable[Node]:

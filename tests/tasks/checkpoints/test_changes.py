@@ -30,7 +30,9 @@ pytestmark = pytest.mark.quick
 
 STEP = 4
 FLOWS = {flow.algorithm.name: flow for flow in (ppo, grpo, remax, sft, dpo, kto, reward, safe_rlhf)}
-OTHER_STEPS = r"(batch_size|evaluate_every|max_new_tokens|epochs|mini_batches|samples_per_prompt|over_sampling)$"
+OTHER_STEPS = (
+    r"(batch_size|evaluate_every|max_new_tokens|epochs|mini_batches|samples_per_prompt|over_sampling|follow\.every)$"
+)
 ONLY_AT_START = {"ppo": {"kl.coefficient"}, "safe-rlhf": {"kl.coefficient", "lagrange.start"}}
 NO_REFERENCE = {"grpo": {"kl.coefficient": 0.5}}  # 0 would have other calls
 
