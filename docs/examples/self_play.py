@@ -22,11 +22,11 @@ def wins(rollout: Batch, own: Batch, theirs: Batch, settings: SelfPlay) -> Compu
 
 
 @rlhf_flow("self-play")
-def self_play(prompts: Prompts, actor: Model, copy: Model, reward: Reward, algo: SelfPlay = SelfPlay()) -> None:
+def self_play(prompts: Prompts, actor: Model, opponent: Model, reward: Reward, algo: SelfPlay = SelfPlay()) -> None:
     """One iteration: an answer of each to the same prompts, and a training step on who won."""
     rollout = generate(actor, prompts, batch_size=algo.batch_size, sampling=algo.sampling)
-    against = generate(copy, prompts, batch_size=algo.batch_size, sampling=algo.sampling)
+    against = generate(opponent, prompts, batch_size=algo.batch_size, sampling=algo.sampling)
     scores = score(reward, rollout), score(reward, against, name="scores_against")
     advantages = compute(wins, rollout, *scores, settings=algo)
     train_step(actor, losses.policy_gradient().on(rollout, advantages), optimizer=algo.optimizer)
-    follow(copy, actor, every=algo.copy_every)
+    follow(opponent, actor, every=algo.copy_every)

@@ -84,7 +84,7 @@ def test_what_keeps_some_rows_runs_from_a_plain_file(folder, name):
 @pytest.mark.all
 @pytest.mark.parametrize(
     ("name", "rival", "metric"),
-    [("nash_md", "opponent", "preferred.preference"), ("self_play", "copy", "wins.win_rate")],
+    [("nash_md", "opponent", "preferred.preference"), ("self_play", "opponent", "wins.win_rate")],
 )
 def test_a_policy_plays_against_a_model_that_follows_it(folder, name, rival, metric):
     """The rival answers with a new version after each follow; until the first, it is the policy."""
