@@ -7,7 +7,7 @@ decides.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -239,6 +239,22 @@ class Case:
     def run(self, given: Mapping[str, Any], name: str) -> Result:
         """Run it under a plan to its end."""
         return Result.of(self.end(given, name))
+
+
+def made_once(
+    cases: Mapping[str, Case], make_folder: Callable[[], Path]
+) -> tuple[Callable[[str], dict[str, Any]], Callable[..., Result]]:
+    """Return functions for a case's parameters and its run under a plan, by default `alone`; each is made once."""
+
+    @cache
+    def parameters(case: str) -> dict[str, Any]:
+        return cases[case].parameters(make_folder())
+
+    @cache
+    def run(case: str, plan: str = "alone") -> Result:
+        return cases[case].run(parameters(case), plan)
+
+    return parameters, run
 
 
 def shared_trunk(folder: Path) -> dict[str, Any]:

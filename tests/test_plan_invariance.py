@@ -1,7 +1,5 @@
 """One run, whatever the plan: the same tokens, losses, gradient norms and weights, in float32."""
 
-from functools import cache
-
 import pytest
 from safetensors.torch import load_file
 
@@ -17,7 +15,7 @@ from prefect_rlhf.placement.cost.workload import Workload
 from prefect_rlhf.placement.devices.mesh import ClusterShape
 from tests import plan_matrix
 from tests.nccl_rules import nccl_rules
-from tests.plan_matrix import ALONE, CASES, ONE, REAL_EXAMPLE, SPLIT_ACTOR, TAKING_TURNS, TWO_RANKS
+from tests.plan_matrix import ALONE, CASES, ONE, REAL_EXAMPLE, SPLIT_ACTOR, TAKING_TURNS, TWO_RANKS, made_once
 from tests.runs import first_differences, loss_difference, num_devices, plan_file, prepared, weight_difference, whole
 from tests.strategies import GIB
 
@@ -39,17 +37,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("prefect")]
 
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory):
-    """The parameters of a case and its run under a plan, on one device unless told; each made once."""
-
-    @cache
-    def parameters(case):
-        return CASES[case].parameters(tmp_path_factory.mktemp("matrix"))
-
-    @cache
-    def run(case, plan="alone"):
-        return parameters(case), CASES[case].run(parameters(case), plan)
-
-    return run
+    parameters, run = made_once(CASES, lambda: tmp_path_factory.mktemp("matrix"))
+    return lambda case, plan="alone": (parameters(case), run(case, plan))
 
 
 def assert_equal(alone, result, record_property):

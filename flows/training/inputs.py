@@ -18,7 +18,7 @@ from prefect_rlhf.flows.forms.evaluation import datasets_in, plays_of, with_othe
 from prefect_rlhf.flows.training.log import log_info, log_now
 from prefect_rlhf.placement.cost.made_rows import row_lengths
 from prefect_rlhf.placement.graph import DataflowGraph, Dataset
-from prefect_rlhf.placement.layout.layout import wrong_blocks
+from prefect_rlhf.placement.layout.layout import blocks_to_keep
 from prefect_rlhf.placement.models.model import ModelSpec
 from prefect_rlhf.tasks.data.chats import ChatDataset
 from prefect_rlhf.tasks.data.datasets import PreferenceDataset, PromptDataset
@@ -162,9 +162,8 @@ def with_adapter(spec: ModelSpec, model: Model) -> ModelSpec:
     if adapter is None:
         return spec
     spec = replace(spec, base_dtype=model.base_dtype)
-    if right := wrong_blocks(spec, 1):
-        right = f"no value, since four bits need {right.removeprefix('a tp with ')}"
-        raise InvalidInput(field, model.base_dtype, right)
+    if needed := blocks_to_keep(spec, 1):
+        raise InvalidInput(field, model.base_dtype, f"no value, since four bits need {needed}")
     if not adapter.path:
         return replace(spec, adapter=adapter.to_spec(spec.role, spec.shape))
     stated = adapter.stated(spec.role, spec.shape)

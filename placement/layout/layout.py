@@ -128,10 +128,16 @@ def wrong_tp(model: ModelSpec, engine: EngineKind, tp: int) -> str:
 
 def wrong_blocks(model: ModelSpec, tp: int) -> str:
     """Say which tp cuts no block of a matrix in four bits; empty if this tp cuts none."""
+    needed = blocks_to_keep(model, tp)
+    return needed and f"a tp with {needed}"
+
+
+def blocks_to_keep(model: ModelSpec, tp: int) -> str:
+    """Say which blocks of a matrix in four bits this tp cuts and must not; empty if it cuts none."""
     for weight in adapted_weights(model.shape) if model.base_dtype is not None else ():
         columns = axis_length(weight.axes[1], model.shape)
         if cuts_a_block(columns, tp if weight.split_axis == 1 else 1):
-            return f"a tp with whole blocks of {BLOCK} of the {columns} columns of {matrix_name(weight)}"
+            return f"whole blocks of {BLOCK} of the {columns} columns of {matrix_name(weight)}"
     return ""
 
 

@@ -59,7 +59,7 @@ class Word(Generic[T]):
     calls: tuple[CallKind, ...] = EVERY_KIND
     """The kinds of call that may have it."""
     other_calls: str = ""
-    """Why a call of another kind may not: the text that follows `a call of kind inference`."""
+    """Why another kind of call may not have it. The text completes a sentence: `a call of kind inference ...`."""
     offered: Callable[[EngineTraits], bool] | None = None
     """Whether an engine with these traits offers it; None: if the engine's traits name it."""
     other_engines: Callable[[EngineKind], str] = "{} does not offer it".format

@@ -17,8 +17,8 @@ from prefect_rlhf.tasks.checkpoints.folders import PARAMETER, Checkpoint
 def check_frozen_models(checkpoint: Checkpoint, graph: DataflowGraph) -> None:
     """Raise InvalidInput if the folder of a reference, a reward model or a base has other weights than the checkpoint.
 
-    A folder that was moved or split into other files is the same. A PEFT folder is compared only when it is built.
-    Without torch nothing is compared: then no run can start, and a dry run looks at all but weights.
+    A folder that was moved or split into other files is the same. A PEFT folder, or a base in four bits, is compared
+    only when it is built. Without torch nothing is compared, since no run can start then either.
     """
     if installed_version("torch") is None:
         return

@@ -1,6 +1,5 @@
 """Runs that train an adapter: the same whatever the plan, and from a checkpoint of it alone."""
 
-from functools import cache
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,7 @@ from prefect_rlhf.flows.grpo import grpo
 from prefect_rlhf.flows.ppo import ppo
 from prefect_rlhf.tasks.checkpoints.folders import folder_of
 from tests import plan_matrix
-from tests.plan_matrix import COMPUTATIONS_OF_GRPO, OPTIMIZER, Case, grpo_plan, plan
+from tests.plan_matrix import COMPUTATIONS_OF_GRPO, OPTIMIZER, Case, grpo_plan, made_once, plan
 from tests.runs import first_differences, loss_difference, weight_difference
 from tests.tiny import make_model, make_pairs
 
@@ -107,17 +106,7 @@ EACH = [pytest.param(name, marks=() if name == IN_EVERY_TEST else pytest.mark.al
 
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory):
-    """A case's parameters, and its run under a plan; each made once."""
-
-    @cache
-    def parameters(case):
-        return CASES[case].parameters(tmp_path_factory.mktemp("adapters"))
-
-    @cache
-    def run(case, plan="alone"):
-        return CASES[case].run(parameters(case), plan)
-
-    return parameters, run
+    return made_once(CASES, lambda: tmp_path_factory.mktemp("adapters"))
 
 
 def assert_equal(one, other):

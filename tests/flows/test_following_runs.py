@@ -1,7 +1,5 @@
 """Runs whose reference follows the actor: its weights by hand, under several plans, and from a checkpoint."""
 
-from functools import cache
-
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -10,7 +8,7 @@ from prefect_rlhf.engines.files.checkpoint_files import StoredState
 from prefect_rlhf.flows.dpo import dpo
 from prefect_rlhf.tasks.checkpoints.folders import folder_of, read_checkpoint
 from tests.flows.test_adapter_runs import ADAPTER, dpo_plan, of_dpo
-from tests.plan_matrix import Case
+from tests.plan_matrix import Case, made_once
 from tests.runs import loss_difference
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("prefect")]
@@ -51,17 +49,7 @@ CASES = {
 
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory):
-    """A case's parameters, and its run under a plan; each made once."""
-
-    @cache
-    def parameters(case):
-        return CASES[case].parameters(tmp_path_factory.mktemp("following"))
-
-    @cache
-    def run(case, plan="alone"):
-        return CASES[case].run(parameters(case), plan)
-
-    return parameters, run
+    return made_once(CASES, lambda: tmp_path_factory.mktemp("following"))
 
 
 def stored(run_dir, step, weights):
