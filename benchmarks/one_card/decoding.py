@@ -41,9 +41,8 @@ def main() -> None:
     instance = ModelInstance("actor", "vllm", DeviceMesh(0, 1, 0, 1), Strategy())
     layout = layout_of(instance, spec, instance.mesh)
     sampling = SamplingSettings(max_new_tokens=min(TOKENS, work.response_tokens), stop_at_eos=False)
-    length = work.prompt_tokens + sampling.max_new_tokens
     ensure_world()
-    engine = VllmEngine(BuildCommand(spec, instance, (0,), layout, length, max_rows=work.rows), 0)
+    engine = VllmEngine(BuildCommand(spec, instance, (0,), layout, work.length, max_rows=work.rows), 0)
     say("engine built", seconds=round(time.monotonic() - began, 1))
     generator = torch.Generator().manual_seed(0)
     for rows in sorted({work.batch_size, work.rows, min(8, work.rows)}):
