@@ -38,22 +38,14 @@ YOUR_FILE = "rewards.py"
 
 
 def listed(value: Any) -> list[Any]:
-    """Return a list as it is, nothing as an empty list, and a single value as a list of it.
-
-    >>> listed(None), listed("wandb"), listed(["a", "b"])
-    ([], ['wandb'], ['a', 'b'])
-    """
+    """Return a list unchanged, an empty list for no value, and a single value as a list."""
     if value is None:
         return []
     return list(value) if isinstance(value, list | tuple) else [value]
 
 
 def passes(number: Any) -> int | None:
-    """Return a number of passes over the data. Raises Untranslatable for a part of a pass.
-
-    >>> passes(3.0)
-    3
-    """
+    """Return the number of passes over the data. Raises Untranslatable for a fraction of a pass."""
     if not isinstance(number, int | float) or isinstance(number, bool):
         return None
     if number != math.floor(number) or number < 1:
@@ -62,11 +54,7 @@ def passes(number: Any) -> int | None:
 
 
 def files_of(name: Any, split: Any, config: Any = None) -> str | None:
-    """Return the path of a dataset's split: of files as they are, of a name as the files that the Hub has for it.
-
-    >>> files_of("trl-lib/tldr", "train"), files_of("data/mine.jsonl", "train")
-    ('hf://datasets/trl-lib/tldr/data/train-*.parquet', 'data/mine.jsonl')
-    """
+    """Return the path of a dataset's split. A name becomes the files that the Hub has for it; files are kept."""
     if not isinstance(name, str) or not name:
         return None
     if name.startswith(("/", ".", "~", "hf://")) or name.endswith(FILE_ENDINGS) or name.count("/") > 1:
@@ -77,11 +65,7 @@ def files_of(name: Any, split: Any, config: Any = None) -> str | None:
 
 
 def functions_by_name(names: Sequence[Any], weights: Sequence[Any]) -> dict[str, Any] | None:
-    """Return the reward functions that a TRL script names, with their weights; None without any.
-
-    >>> functions_by_name(["my_rewards.exact"], [0.5])
-    {'exact': {'function': 'my_rewards:exact', 'signature': 'trl', 'weight': 0.5}}
-    """
+    """Return the reward functions that a TRL script names, with their weights; None if it names no function."""
     if weights and len(weights) != len(names):
         raise Untranslatable(f"{len(weights)} weights of {len(names)} functions")
     functions: dict[str, Any] = {}
@@ -103,10 +87,10 @@ BY_PEFT = ("q_proj", "v_proj")
 
 
 def adapter(role: str, options: Mapping[str, str], is_on: Callable[[Any], bool], off: str) -> tuple[Rule, ...]:
-    """Return the rules of a role's adapter.
+    """Return the rules for a role's adapter.
 
-    `options` has the names of its `rank` and `alpha`, and perhaps of its `matrices`, `dropout`, `rslora` and `path`; a
-    further option may be `on`, which turns it on. `off` says why a job has no adapter.
+    `options` names its `rank` and `alpha`, and optionally `matrices`, `dropout`, `rslora` and `path`; `on` may name the
+    option that enables it. `off` says why a job has no adapter.
     """
 
     def matrices(job: Any) -> list[Any]:
