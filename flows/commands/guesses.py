@@ -43,6 +43,9 @@ _DASHES = "\u2010\u2011\u2012\u2013\u2014\u2015\u2212"  # hyphens and dashes tha
 def meant_flag(word: str, names: Collection[str]) -> str:
     """Return a hint at the flag or parameter that an unknown flag means, among the flags `names`; empty without a
     guess.
+
+    >>> meant_flag("--config", ["--parameters"]), meant_flag("--algo.clip", ["-p"]), meant_flag("--qqq", ["-p"])
+    ('; here: --parameters', '; here: -p algo.clip=VALUE', '')
     """
     bare = word.lstrip("-")
     for ours, theirs in _FLAGS.items():
@@ -54,7 +57,16 @@ def meant_flag(word: str, names: Collection[str]) -> str:
 
 
 def meant_argument(rest: Sequence[str], words: Sequence[str], names: Collection[str]) -> str:
-    """Return a hint at how to write `rest`, the superfluous arguments among a command's `words`."""
+    """Return a hint at how to write `rest`, the superfluous arguments among a command's `words`.
+
+    >>> flags = ["--parameters", "--param", "-p"]
+    >>> meant_argument(["mine.yaml"], [], flags), meant_argument(["steps=3"], [], flags)
+    ('; here: --parameters mine.yaml', '; here: -p steps=3')
+    >>> meant_argument(["is", "2?"], ["runs/latest/actor", "What", "is", "2?"], ["--message"])
+    "; a message needs quotes: 'What is 2?'"
+    >>> meant_argument(["3"], ["-p", "steps", "3"], flags)
+    '; here: -p steps=3'
+    """
     first = rest[0] if rest else ""
     if first and first[0] in _DASHES:
         return f"; here: --{first.lstrip(_DASHES)}, with two hyphens"
@@ -83,7 +95,11 @@ def _name_before(first: str, words: Sequence[str]) -> str | None:
 
 
 def meant_pair(flag: str, text: str) -> str:
-    """Return how to write an assignment that lacks `=`; empty without a guess."""
+    """Return how to write an assignment that lacks `=`; empty without a guess.
+
+    >>> meant_pair("--param", "steps:3"), meant_pair("--param", "mine.yaml"), meant_pair("--param", "steps")
+    ('NAME=VALUE: steps=3', 'NAME=VALUE, or --parameters mine.yaml', '')
+    """
     if flag == "--param" and _FILE.fullmatch(text):
         return f"NAME=VALUE, or --parameters {shlex.quote(text)}"
     match = re.fullmatch(r"\s*([\w.]+)\s*:\s*([^:]+)", text)

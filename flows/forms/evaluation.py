@@ -25,7 +25,11 @@ SetName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z][A-Za-z0-9_-]*$", 
 
 
 class EvaluationSet(Settings):
-    """A named set of prompts to evaluate a run's model on, with the sampling of responses and their reward."""
+    """A named set of prompts to evaluate a run's model on, with the sampling of responses and their reward.
+
+    >>> EvaluationSet(data=Prompts(path="math.jsonl"), samples=4).samples
+    4
+    """
 
     data: Prompts = Field(description="The prompts; every row of the split is answered.")
     reward: HostRewards | None = Field(None, description="Functions that score the responses; empty: as in training.")
@@ -147,12 +151,20 @@ EVALUATION_PARAMETER = inspect.Parameter(
 
 
 def call_name(name: str) -> str:
-    """Return the name of the call that records a set; its metrics' names begin with it."""
+    """Return the name of the call that records a set; its metrics' names begin with it.
+
+    >>> call_name("math")
+    'evaluation_math'
+    """
     return f"{PREFIX}{name}"
 
 
 def metric_name(written: str) -> str:
-    """Return a metric's name as in a run's files; `written` may also begin as the parameter does."""
+    """Return a metric's name as in a run's files; `written` may also begin as the parameter does.
+
+    >>> metric_name("evaluation.math.pass@4"), metric_name("record_evaluation.score")
+    ('evaluation_math.pass@4', 'record_evaluation.score')
+    """
     first, *rest = written.split(".", 2)
     return f"{call_name(rest[0])}.{rest[1]}" if first == EVALUATION and len(rest) > 1 else written
 

@@ -42,7 +42,11 @@ def _plain(parameter: inspect.Parameter, value: Any) -> Any:
 
 
 def changed(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
-    """Yield each difference between two runs' parameters: dotted name and both values, None for a missing value."""
+    """Yield each difference between two runs' parameters: dotted name and both values, None for a missing value.
+
+    >>> list(changed({"algo": {"lr": 1, "size": 8}, "seed": 1}, {"algo": {"lr": 2, "size": 8}}))
+    [('algo.lr', 1, 2), ('seed', 1, None)]
+    """
     for name in dict.fromkeys((*before, *after)):
         one, other = before.get(name), after.get(name)
         if isinstance(one, Mapping) and isinstance(other, Mapping):

@@ -30,7 +30,12 @@ def keys_of(types: Sequence[Any]) -> list[str]:
 
 
 def shape_of(types: Sequence[Any], seen: Any) -> str:
-    """Return how to write a value of one of these types, with `seen` in it; empty if that can't be guessed."""
+    """Return how to write a value of one of these types, with `seen` in it; empty if that can't be guessed.
+
+    >>> from prefect_rlhf.blocks.model import Model
+    >>> shape_of([Model], "m0"), shape_of([dict[str, float]], 1800), shape_of([list[Literal["a", "b"]]], "x")
+    ('{path: m0}', '{NAME: 1800}', '[a]')
+    """
     one = seen[0] if isinstance(seen, list) and len(seen) == 1 else seen
     shapes = [shape for kind in types if (shape := _shape(kind, one))]
     if isinstance(one, str) and _IS_FUNCTION.fullmatch(one):
@@ -66,7 +71,12 @@ def _plain(types: Sequence[Any], seen: Any) -> str:
 
 
 def group_in_words(types: Sequence[Any], seen: Any) -> str:
-    """Describe the right value, if a group or a mapping was expected."""
+    """Describe the right value, if a group or a mapping was expected.
+
+    >>> from prefect_rlhf.tasks.settings import Update
+    >>> group_in_words([Update], 2)
+    'a mapping with the keys epochs, mini_batches'
+    """
     if shape := shape_of(types, seen):
         return f"a mapping, such as {shape}"
     keys = keys_of(types)

@@ -9,7 +9,11 @@ from prefect_rlhf.placement.devices.mesh import MOST_ROOM
 
 
 def read_share(value: object) -> object:
-    """Convert a percentage such as "5%" to a number; return any other value unchanged."""
+    """Convert a percentage such as "5%" to a number; return any other value unchanged.
+
+    >>> read_share("12.5%"), read_share(0.1), read_share("ten")
+    (0.125, 0.1, 'ten')
+    """
     if isinstance(value, str) and (match := re.fullmatch(r"\s*([0-9]{1,9}(?:\.[0-9]{1,9})?)\s*%\s*", value)):
         return float(match[1]) / 100
     return value

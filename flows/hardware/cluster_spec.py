@@ -55,6 +55,9 @@ def parse_cluster(text: str, described: Datasheet | None = None) -> tuple[NodeGr
     """Parse a cluster into groups of equal nodes, in order; a kind may be the device `described` by hand.
 
     Raises InvalidInput for an invalid cluster, and for a described device that no node has.
+
+    >>> [group.device for group in parse_cluster("1x8:a100-40+1x8:v100-32")]
+    ['a100-40', 'v100-32']
     """
     groups = tuple(_group(part, text, described) for part in text.split("+"))
     _check_described_is_used(groups, text, described)

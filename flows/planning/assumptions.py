@@ -19,7 +19,11 @@ PIECES = 7  # groups of equal lengths below the limit; the cost model evaluates 
 
 
 def tail(limit: int) -> LengthDistribution:
-    """Return response lengths with a long tail, cut at `limit`: log-normal, with a mean of 0.39 times the limit."""
+    """Return response lengths with a long tail, cut at `limit`: log-normal, with a mean of 0.39 times the limit.
+
+    >>> round(tail(1000).mean), tail(1000).longest, tail(1).shares
+    (390, 1000, ((1, 1.0),))
+    """
     normal = NormalDist(sigma=DEVIATION)
     below, longest = 1 - AT_LIMIT, normal.inv_cdf(1 - AT_LIMIT)
     shares = {limit: AT_LIMIT}

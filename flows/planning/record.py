@@ -1,4 +1,4 @@
-"""What is known of public runs: their measured times over our estimates, and the range that follows for an answer."""
+"""The record of public runs: measured seconds over our estimate, and the range that follows for an answer."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -28,7 +28,7 @@ training alone. Half of the runs set two constants, the others none."""
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """The step time to expect from public runs of this kind."""
+    """The step time, in seconds, to expect from public runs of this kind."""
 
     kind: Kind
     least: float

@@ -109,7 +109,11 @@ def distribution(lengths: Sequence[int]) -> LengthDistribution:
 
 
 def together(prompts: LengthDistribution, answers: LengthDistribution) -> LengthDistribution:
-    """Return the lengths of whole rows, if prompt and answer lengths are independent."""
+    """Return the lengths of whole rows, if prompt and answer lengths are independent.
+
+    >>> together(LengthDistribution.fixed(10), LengthDistribution.of({1: 1, 2: 1})).shares
+    ((11, 0.5), (12, 0.5))
+    """
     shares: dict[int, float] = defaultdict(float)
     for prompt, prompt_share in prompts.shares:
         for answer, answer_share in answers.shares:

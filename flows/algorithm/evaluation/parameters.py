@@ -71,7 +71,11 @@ def actor_of(model: str, others: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def merged(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge nested groups; values of `second` replace those of `first`."""
+    """Merge nested groups; values of `second` replace those of `first`.
+
+    >>> merged({"algo": {"lr": 1, "size": 8}}, {"algo": {"lr": 2}})
+    {'algo': {'lr': 2, 'size': 8}}
+    """
     found = dict(first)
     for name, value in second.items():
         before = found.get(name)

@@ -63,7 +63,13 @@ def answer(option: str, has: Has | None = None) -> str:
 
 
 def meant_by(path: str, word: object, has: Has | None = None) -> str:
-    """Return our parameters that a word of another trainer means at `path`; empty for any other word."""
+    """Return our parameters that a word of another trainer means at `path`; empty for any other word.
+
+    >>> meant_by("algo.loss", "dr_grpo")
+    'here: algo.mean_over: the number of algo.sampling.max_new_tokens, algo.advantage: dr_grpo'
+    >>> meant_by("algo.kl.estimator", "low_var_kl")
+    'here: k3'
+    """
     if not isinstance(word, str):
         return ""
     if path == "algo.advantage" and word in ALGORITHMS:

@@ -93,7 +93,11 @@ def _matching(table: Mapping[str, _T], option: str) -> _T | None:
 
 
 def keys(table: Mapping[str, str]) -> dict[str, str]:
-    """Invert a table from reasons to options: return the reason of each option."""
+    """Invert a table from reasons to options: return the reason of each option.
+
+    >>> keys({"every step is logged": "logging_steps logging_strategy"})["logging_steps"]
+    'every step is logged'
+    """
     return {option: reason for reason, options in table.items() for option in options.split()}
 
 

@@ -62,7 +62,11 @@ class Rule:
 
     @property
     def options(self) -> tuple[str, ...]:
-        """The options that the rule reads, in order."""
+        """The options that the rule reads, in order.
+
+        >>> Rule("algo.batch_size", "devices * max(steps_per_generation, 1) / num_generations").options
+        ('steps_per_generation', 'num_generations')
+        """
         return _options_in(self.formula)
 
     @property
@@ -77,7 +81,11 @@ class Rule:
 
     @property
     def arithmetic(self) -> str:
-        """The arithmetic as pages and messages show it; empty if the value is copied."""
+        """The arithmetic as pages and messages show it; empty if the value is copied.
+
+        >>> Rule("play.max_turns", "rounds + 1", "TRL counts rounds of calls").arithmetic
+        'play.max_turns = rounds + 1: TRL counts rounds of calls'
+        """
         if not self.is_arithmetic:
             return ""
         is_same = self.ours in self.options  # OpenRLHF has names that are ours, too
@@ -86,12 +94,20 @@ class Rule:
 
 
 def computed(formula: str, value_of: Callable[[str], Any]) -> Any:
-    """Compute a formula; `value_of` maps each name to its value."""
+    """Compute a formula; `value_of` maps each name to its value.
+
+    >>> computed("a.b * 2 / max(c, 1)", {"a.b": 6, "c": 4}.__getitem__)
+    3.0
+    """
     return _computed(_parsed(formula), value_of)
 
 
 def written(formula: str, value_of: Callable[[str], Any]) -> str:
-    """Return a formula with values in place of names."""
+    """Return a formula with values in place of names.
+
+    >>> written("a.b * 2 / max(c, 1)", {"a.b": 6, "c": 4}.__getitem__)
+    '6 * 2 / max(4, 1)'
+    """
     return NAME.sub(lambda name: name[0] if name[0] in FUNCTIONS else f"{value_of(name[0]):g}", formula)
 
 

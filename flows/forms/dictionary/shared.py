@@ -38,14 +38,22 @@ YOUR_FILE = "rewards.py"
 
 
 def listed(value: Any) -> list[Any]:
-    """Return a list unchanged, an empty list for no value, and a single value as a list."""
+    """Return a list unchanged, an empty list for no value, and a single value as a list.
+
+    >>> listed(None), listed("wandb"), listed(["a", "b"])
+    ([], ['wandb'], ['a', 'b'])
+    """
     if value is None:
         return []
     return list(value) if isinstance(value, list | tuple) else [value]
 
 
 def passes(number: Any) -> int | None:
-    """Return the number of passes over the data. Raises Untranslatable for a fraction of a pass."""
+    """Return the number of passes over the data. Raises Untranslatable for a fraction of a pass.
+
+    >>> passes(3.0)
+    3
+    """
     if not isinstance(number, int | float) or isinstance(number, bool):
         return None
     if number != math.floor(number) or number < 1:
@@ -54,7 +62,11 @@ def passes(number: Any) -> int | None:
 
 
 def files_of(name: Any, split: Any, config: Any = None) -> str | None:
-    """Return the path of a dataset's split. A name becomes the files that the Hub has for it; files are kept."""
+    """Return the path of a dataset's split. A name becomes the files that the Hub has for it; files are kept.
+
+    >>> files_of("trl-lib/tldr", "train"), files_of("data/mine.jsonl", "train")
+    ('hf://datasets/trl-lib/tldr/data/train-*.parquet', 'data/mine.jsonl')
+    """
     if not isinstance(name, str) or not name:
         return None
     if name.startswith(("/", ".", "~", "hf://")) or name.endswith(FILE_ENDINGS) or name.count("/") > 1:
@@ -65,7 +77,11 @@ def files_of(name: Any, split: Any, config: Any = None) -> str | None:
 
 
 def functions_by_name(names: Sequence[Any], weights: Sequence[Any]) -> dict[str, Any] | None:
-    """Return the reward functions that a TRL script names, with their weights; None if it names no function."""
+    """Return the reward functions that a TRL script names, with their weights; None if it names no function.
+
+    >>> functions_by_name(["my_rewards.exact"], [0.5])
+    {'exact': {'function': 'my_rewards:exact', 'signature': 'trl', 'weight': 0.5}}
+    """
     if weights and len(weights) != len(names):
         raise Untranslatable(f"{len(weights)} weights of {len(names)} functions")
     functions: dict[str, Any] = {}

@@ -21,7 +21,11 @@ _WORD = re.compile(r"(?:\"[^\"]*\"|'[^']*'|[^\s\"'])+")
 
 
 def options_of_script(text: str) -> tuple[dict[str, Any], str]:
-    """Return the options and the name of the program that gets them; the name is empty if the script has no program."""
+    """Return the options and the name of the program that gets them; the name is empty if the script has no program.
+
+    >>> options_of_script("N=$((2 * 4))\\npython3 -m verl.trainer.main_ppo rollout.n=${N} data.train_files=$HOME/a")
+    ({'rollout.n': 8, 'data.train_files': '~/a'}, 'main_ppo')
+    """
     lines = re.sub(r"\\[ \t]*\n", " ", re.sub(r"(?m)^\s*#.*\n?", "", text)).splitlines()
     variables = {"HOME": "~"}
     options: dict[str, Any] = {}

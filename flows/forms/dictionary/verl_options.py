@@ -139,7 +139,11 @@ _NEED: Mapping[str, tuple[Any, str]] = MappingProxyType(
 
 
 def plain(option: str) -> str:
-    """Return an option as the tables write it: without Hydra's marks and without its role's prefix."""
+    """Return an option as the tables write it: without Hydra's marks and without its role's prefix.
+
+    >>> plain("+actor_rollout_ref.rollout.n")
+    'rollout.n'
+    """
     return option.lstrip("+~").removeprefix("actor_rollout_ref.")
 
 

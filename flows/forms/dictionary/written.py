@@ -73,7 +73,11 @@ def _short(value: Any) -> str:
 
 
 def plain(value: Any) -> str:
-    """Format a value as YAML on a single line."""
+    """Format a value as YAML on a single line.
+
+    >>> plain([1e-6, "a: b"]), plain("two" + chr(10) + "lines")
+    ("[1.0e-06, 'a: b']", '"two\\\\nlines"')
+    """
     value = None if value is NULL else value
     text: str = yaml.safe_dump(value, default_flow_style=True, width=10**6, allow_unicode=True)
     text = text.removesuffix("\n").removesuffix("\n...").strip()

@@ -18,7 +18,7 @@ PROVED_GAP = 0.0005  # up to this gap, the bound proves the plan itself
 
 
 def summary(planned: Planned, *others: PresetResult, work: IterationWork | None = None) -> str:
-    """Summarise a plan: its proof, and a table that compares it with others and with presets.
+    """Summarise a plan: its proof, and a table that compares it with `others` and with presets.
 
     Includes the throughput if the `work` of an iteration is given.
     """

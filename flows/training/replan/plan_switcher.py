@@ -169,7 +169,7 @@ class PlanSwitcher:
 
 
 def pace(journal: Journal, steps: int) -> Pace | None:
-    """Return the pace of the last steps, at most `steps`, without the first; None if fewer than two of them trained."""
+    """Return the pace of up to `steps` recent steps, without the first step; None if fewer than two of them trained."""
     spans = journal.last_steps(min(STEPS_KEPT, steps))
     ends, tokens = step_ends(spans), defaultdict[int, int](int)
     for span in spans:
