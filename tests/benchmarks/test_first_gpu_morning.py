@@ -39,8 +39,10 @@ REFUSED = {
     "gang_of_one",
     "sleep_and_wake",
     "graph_bytes",
+    "ppo_one_device",
+    "ppo_taking_turns",
 }
-"""They ask the driver, torch's allocator, or kernels of CUDA."""
+"""They ask the driver, torch's allocator, kernels of CUDA, or a pool of GPUs."""
 
 
 @pytest.mark.all
