@@ -1,4 +1,4 @@
-"""The least time to move a role's weights between two calls, for any position of their meshes: for the search's bound.
+"""Lower bounds on the time to move a role's weights between two calls, for any position of their meshes.
 
 A device's links work at once (`cost.moves`), so the least time is that of the busiest: the bytes that a device
 receives, the bytes that the devices of the trained copy send, and the bytes that must cross the network because no
@@ -32,7 +32,7 @@ Ints = NDArray[np.int64]
 def least_move_seconds(
     trained: Sequence[Candidate], readers: Sequence[Candidate], sizes: ModelSizes, sources: CostSources
 ) -> Numbers:
-    """Return the least time of a weight move, [3, trained, readers]: on disjoint, overlapping and equal meshes.
+    """Return a lower bound on a weight move's time, [3, trained, readers]: on disjoint, overlapping and equal meshes.
 
     It holds for any order of the readers' devices. A device that holds a part of at most s bytes receives the bytes
     that its own part of t bytes has in addition (and of matrices `_received_elements`), and copies the rest. The
@@ -83,7 +83,9 @@ def _network_seconds(
 
 
 class Chain(NamedTuple):
-    """What a pipeline divides: layers, and the tables before the first and after the last, counted in layers."""
+    """The parts that a pipeline divides: layers, and the tables before the first and after the last, in units of
+    layers.
+    """
 
     num_layers: int
     embedding: float = 0.0
@@ -91,7 +93,7 @@ class Chain(NamedTuple):
 
     @classmethod
     def of(cls, sizes: ModelSizes, ep: int) -> tuple[Chain, float]:
-        """Return the chain of a copy, and the bytes of a layer that tp splits, of its experts the ep-th part.
+        """Return a copy's chain, and the bytes of a layer that tp splits (of experts, the ep-th part).
 
         A table that both ends share is left out.
         """
