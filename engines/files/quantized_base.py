@@ -1,4 +1,4 @@
-"""A base in four bits out of a folder: a matrix is quantised whole, then cut, so all plans have equal numbers."""
+"""Reads a base in four bits: a matrix is quantised as a whole, then cut, so its numbers are equal under all plans."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def fill_quantized(shards: Mapping[str, Shard], spec: ModelSpec, checkpoint: OpenTensors) -> frozenset[str]:
-    """Write a rank's regions of matrices in four bits into the views among `shards`; return their names.
+    """Write a rank's regions of four-bit matrices into the views among `shards`; return their names.
 
     A matrix is converted to the model's format first, as transformers does, and quantised on the views' device.
     """
@@ -38,7 +38,7 @@ def fill_quantized(shards: Mapping[str, Shard], spec: ModelSpec, checkpoint: Ope
 
 
 def as_in_four_bits(matrix: Tensor, dtype: Dtype) -> Tensor:
-    """Return a matrix with the numbers that it has in four bits, in a model's format."""
+    """Return a matrix with its values rounded to four bits, in the model's format."""
     import torch
 
     from prefect_rlhf.engines.weights.nf4 import dequantize, quantize

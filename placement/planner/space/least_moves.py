@@ -138,14 +138,15 @@ def _network_table(sources: Sequence[Spread], targets: Sequence[Spread], chain: 
 
 @lru_cache(maxsize=1 << 16)  # a question poses several problems, of the same options
 def network_layers(source: Spread, targets: tuple[Spread, ...], chain: Chain) -> Numbers:
-    """Return the least that a device of each target receives, or sends, over the network: layers, of its tp part.
+    """Return a lower bound on the layers, of its tp part, that a device of each target receives or sends over the
+    network.
 
-    [3, targets]: without a common node, so that all layers cross the network; on meshes that overlap and are not equal;
-    and with any common nodes. The targets have equally many pipeline stages, all of them. The source's devices are in
-    the plain order, which gives a node successive stages; the targets' devices are in any order. A node that has a part
-    of a stage is assumed to have all of it. Of a stage's layers, only devices on its nodes need nothing over the
-    network, and its holders share the rest. A target's stage that fills several nodes has a device on the last of them,
-    by what they have of it. Of the positions of the target's nodes the least counts.
+    The shape is [3, targets]: without a common node, so that all layers cross the network; on meshes that overlap but
+    are not equal; and with any common nodes. All targets have the same number of pipeline stages. The source's devices
+    are in the plain order, which puts successive stages on a node; the targets' devices are in any order. A node that
+    has a part of a stage is assumed to have all of it. Only devices on a stage's nodes get its layers without the
+    network, and its holders share the sending of the rest. A target's stage that fills several nodes has a device on
+    the last of them, ranked by how much of it they have. Of all positions of the target's nodes, the cheapest counts.
     """
     (target_pp,) = {target.pp for target in targets}
     held, wanted = _layers(source.pp, chain), _layers(target_pp, chain)
