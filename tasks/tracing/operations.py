@@ -258,8 +258,8 @@ def computation(
 ) -> Callable[[Callable[Arguments, Result]], Operator[Arguments, Result]]:
     """Decorate `f(*batches, settings, [context], [state]) -> Computed`: you can then call it with `compute`.
 
-    `outputs` are the keys that it adds. It receives all of a step's rows at once. With `stateful`, it also receives
-    the `state` that it returned in the previous step (None at first). `name` is as for a loss. Raises GraphError for a
+    `outputs` are the keys that it adds. It receives all of a step's rows at once. With `stateful`, it also receives the
+    `state` that it returned in the previous step (None at first). `name` works as for a loss. Raises GraphError for a
     key that is not text.
     """
     _check_has_parentheses("computation", outputs, '@computation("advantages")')
