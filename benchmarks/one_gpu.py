@@ -1,6 +1,6 @@
 """GRPO with all weights on one GPU, ours and TRL's at the same work, and the kernels of our calls; JSON lines.
 
-    python -m benchmarks.one_gpu [--size 0.5b|1.5b|3b|7b] [--half ours|trl|profile|decoding ...] [--steps 4] [--out FOLDER]
+    python -m benchmarks.one_gpu [--size 0.5b|1.5b|3b|7b] [--half ours|trl|profile|decoding ...] [--steps 4] [--out ..]
     python -m benchmarks.one_gpu --size 7b --adapter-rank 32        # ours alone, with an adapter on a frozen base
     python -m benchmarks.one_gpu --pretend        # here: a tiny shape on the processor, all halves
 

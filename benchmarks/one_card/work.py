@@ -40,8 +40,8 @@ class Work:
     """A step: `samples` responses of `response_tokens` tokens to each of `batch_size` prompts, then an optimizer step.
 
     `out` is the folder of results, `models` that of models and prompts. TRL trains on `trl_rows` rows at once, and its
-    vLLM takes `trl_share` of the memory. A `given_model` with its `given_prompts` is used instead of a random one. With an
-    `adapter_rank` an adapter on all linear layers is trained in place of the weights.
+    vLLM takes `trl_share` of the memory. A `given_model` with its `given_prompts` is used instead of a random one. With
+    an `adapter_rank` an adapter on all linear layers is trained in place of the weights.
     """
 
     size: str

@@ -1,4 +1,4 @@
-"""A base in four bits out of a folder: a part of a matrix has the numbers of the whole, so they are any plan's."""
+"""Reads a base in four bits: a part of a matrix has the numbers of the whole, so they are equal under all plans."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def fill_quantized(shards: Mapping[str, Shard], spec: ModelSpec, checkpoint: OpenTensors) -> frozenset[str]:
-    """Write a rank's regions of matrices in four bits into the views among `shards`; return their names.
+    """Write a rank's regions of four-bit matrices into the views among `shards`; return their names.
 
     They are quantised on the views' device.
     """
@@ -56,7 +56,7 @@ def read_quantized(
 
 
 def as_in_four_bits(matrix: Tensor, dtype: Dtype) -> Tensor:
-    """Return a matrix with the numbers that it has in four bits, in a model's format."""
+    """Return a matrix with its values rounded to four bits, in the model's format."""
     import torch
 
     from prefect_rlhf.engines.weights.nf4 import dequantize, quantize

@@ -232,9 +232,7 @@ class VllmEngine:
 
     def _request(self, context: Sequence[int], sampling: SamplingSettings, seed: int) -> str:
         """Request tokens after a context; return the request's name."""
-        return self._requests.add(
-            context, sampling_parameters(sampling, seed, self._end_tokens), self._adapter_request
-        )
+        return self._requests.add(context, sampling_parameters(sampling, seed, self._end_tokens), self._adapter_request)
 
     def device_bytes(self) -> int:
         """Bytes of weights, packed weights and key-value cache on the device now."""

@@ -1,7 +1,7 @@
 """Rows as requests to vLLM's core, and their tokens as they come.
 
-vLLM's own front end writes texts and streams for each token of each row. In a rank's process, where the core has to wait
-for it, that took as long as the core itself.
+vLLM's own front end writes texts and streams for each token of each row. In a rank's process the core has to wait for
+it, almost as long as it takes itself.
 """
 
 import itertools
@@ -69,7 +69,9 @@ class Requests:
             elif output.finish_reason in AS_ASKED:
                 ended[output.request_id] = response
             else:
-                raise EngineFailed(f"{self._engine}: vLLM ended a row by {output.finish_reason}, expected stop or length")
+                raise EngineFailed(
+                    f"{self._engine}: vLLM ended a row by {output.finish_reason}, expected stop or length"
+                )
         if stops is not None and grown:
             stopped = stops.ended([response.tokens for response in grown.values()])
             with_a_string = [name for name, is_stopped in zip(grown, stopped, strict=True) if is_stopped]

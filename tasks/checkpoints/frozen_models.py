@@ -1,4 +1,4 @@
-"""Whether a resumed run's frozen models are its checkpoint's, by a few matrices of each, before a device is used.
+"""Checks before a device is used that frozen models did not change since the checkpoint, by a few matrices of each.
 
 A checkpoint has the fingerprint of every parameter. Each model is compared as a whole when it is built.
 """
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 
 
 def check_frozen_models(checkpoint: Checkpoint, graph: DataflowGraph) -> None:
-    """Raise InvalidInput if the folder of a reference, a reward model or a base has other weights than the checkpoint.
+    """Raise InvalidInput if a reference, reward model or base has other weights than in the checkpoint.
 
-    A folder that was moved or split into other files is the same. A PEFT folder is compared only when it is built.
-    Without torch nothing is compared, since no run can start then either.
+    Moving a folder or splitting its files differently makes no difference. PEFT folders are compared only when they
+    are built. Without torch no model is compared, but then no run can start either.
     """
     if installed_version("torch") is None:
         return
@@ -38,7 +38,7 @@ def check_frozen_models(checkpoint: Checkpoint, graph: DataflowGraph) -> None:
 
 
 def other_weights(role: str, path: str) -> InvalidInput:
-    """Return the error for a frozen model whose weights are not those of the run that wrote the checkpoint."""
+    """Return the error for a frozen model that has other weights than in the run that wrote the checkpoint."""
     return InvalidInput(
         PARAMETER, f"a checkpoint of a run with other weights of {role}", f"the weights in {path}, as in this run"
     )
@@ -71,7 +71,7 @@ def _content(matrix: Parameter, model: ModelSpec, stored: OpenTensors) -> dict[s
 
 
 def small_matrices(own: Weights) -> list[Parameter]:
-    """Return the smallest matrix of the first layer and of the last; of weights without layers, their smallest.
+    """Return the smallest matrix of the first and of the last layer; for weights without layers, their smallest.
 
     They are as in the model's folder, where none has four bits.
     """

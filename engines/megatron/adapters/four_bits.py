@@ -1,6 +1,6 @@
 """Megatron's linear layers with a frozen weight in four bits, which each product dequantises.
 
-The dequantised weight exists during the product alone: a backward pass dequantises it again.
+The dequantised weight exists only during the product; a backward pass dequantises it again.
 
 Shapes: F outputs and I inputs of the layer on this rank.
 """
@@ -21,7 +21,7 @@ from prefect_rlhf.placement.models.four_bits import BLOCK, nested_scales
 
 
 class FourBitLinear:
-    """The part of a layer that has its weight in four bits: the classes of `in_four_bits` begin with it."""
+    """The part of a layer that holds its weight in four bits, as a mixin: classes from `in_four_bits` begin with it."""
 
     weight: Tensor
 
@@ -37,7 +37,7 @@ class FourBitLinear:
         self.nested_absmax = torch.nn.ParameterDict({name: _frozen(whole, 4 * count) for name, count in scales.items()})
 
     def nested(self) -> Iterator[Tensor]:
-        """Yield the scales of scales in float32, and their mean, of each fused matrix."""
+        """Yield each fused matrix's scales of scales in float32, and their mean."""
         for matrix in self._held.matrices:
             yield self.nested_absmax[matrix.name].view(torch.float32)
 
@@ -76,12 +76,12 @@ class FourBitLinear:
 
 @cache
 def in_four_bits(layer: type) -> type:
-    """Return a class of Megatron's linear layers with its weight in four bits."""
+    """Return a subclass of Megatron's linear layer that holds its weight in four bits."""
     return type(f"FourBit{layer.__name__}", (FourBitLinear, layer), {})
 
 
 def stored_tensors(layer: Any) -> Sequence[tuple[str, Tensor]]:
-    """Return the tensors of a layer that have the rows of its weight, by the end of their names."""
+    """Return a layer's tensors that have the rows of its weight, by the end of their names."""
     scales = ((".absmax", layer.absmax),) if isinstance(layer, FourBitLinear) else ()
     return ("", layer.weight), *scales
 

@@ -1,7 +1,7 @@
 """Megatron's linear layers with a frozen weight and a low-rank adapter.
 
-A layer that fuses matrices (queries, keys and values; gate and up) has their A's on end, so that it multiplies once.
-Each B is a parameter of its own.
+A layer that fuses matrices (queries, keys and values; gate and up) concatenates their A's, so that it multiplies once.
+Each B is a separate parameter.
 
 Shapes: S tokens of a row, B rows, R rank, M adapted matrices of the layer, F outputs of the fused layer on this rank.
 """
@@ -29,7 +29,7 @@ from prefect_rlhf.placement.models.adapter import AdapterSpec
 
 
 class AdaptedColumnLinear(ColumnParallelLinear):  # type: ignore[misc]
-    """A layer whose outputs tp splits: every rank holds each A whole, and its rows of each B."""
+    """A layer with outputs split by tp: every rank holds each A completely, and its rows of each B."""
 
     def __init__(self, *args: Any, adapter: AdapterSpec, fusion: Fusion, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -70,7 +70,7 @@ class AdaptedColumnLinear(ColumnParallelLinear):  # type: ignore[misc]
 
 
 class AdaptedRowLinear(RowParallelLinear):  # type: ignore[misc]
-    """A layer whose inputs tp splits: every rank holds its columns of A, and B whole."""
+    """A layer with inputs split by tp: every rank holds its columns of A, and B completely."""
 
     def __init__(self, *args: Any, adapter: AdapterSpec, fusion: Fusion, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -94,7 +94,7 @@ class AdaptedRowLinear(RowParallelLinear):  # type: ignore[misc]
 
 
 class AdaptedNormedRowLinear(NormedRowParallelLinear, AdaptedRowLinear):
-    """An adapted layer with a norm of its outputs, after the adapter has added to them."""
+    """An adapted layer followed by a norm, which is applied after the adapter's output has been added."""
 
 
 def adapted_matrices(layer: Any) -> Iterator[tuple[str, Tensor, Tensor]]:

@@ -58,14 +58,14 @@ LINEAR_LAYERS = (QUERIES_KEYS_VALUES, ATTENTION_OUTPUT, GATES, DOWN)
 
 @dataclass(frozen=True, slots=True)
 class Fusion:
-    """The order of a fused layer's rows: `groups` groups, each with `rows[name]` rows of each matrix."""
+    """A fused layer's row order: `groups` groups, each with `rows[name]` rows of each matrix."""
 
     rows: Mapping[str, int]
     groups: int = 1
 
     @classmethod
     def of(cls, layer: LinearLayer, shape: TransformerShape, tp: int) -> Fusion:
-        """Return the order on a rank of tp, which has at least a key-value head."""
+        """Return the row order on a rank of tp, which has at least one key-value head."""
         if layer is QUERIES_KEYS_VALUES:
             heads = max(shape.num_kv_heads, tp)
             queries = shape.num_attention_heads // heads * shape.head_dim
@@ -76,7 +76,7 @@ class Fusion:
 
 @dataclass(frozen=True, slots=True)
 class HeldMatrix:
-    """What a rank holds of a matrix: from the row and column `first` on; the whole matrix has `shape`."""
+    """A rank's part of a matrix, from row and column `first` on; the whole matrix has `shape`."""
 
     name: str
     first: tuple[int, int]
@@ -85,14 +85,14 @@ class HeldMatrix:
 
 @dataclass(frozen=True, slots=True)
 class HeldMatrices:
-    """The matrices that a layer fuses, in the order of its rows."""
+    """The matrices that a layer fuses, in row order."""
 
     matrices: tuple[HeldMatrix, ...]
     fusion: Fusion
 
     @classmethod
     def of(cls, layer: LinearLayer, shape: TransformerShape, tp: int, index: int) -> HeldMatrices:
-        """Return the matrices of a layer on the index-th of tp ranks, of which neighbours may have the same head."""
+        """Return a layer's matrices on tp rank `index`; neighbours may have copies of a head."""
         fusion = Fusion.of(layer, shape, tp)
         return cls(tuple(_held(name, layer, shape, (tp, index)) for name in fusion.rows), fusion)
 

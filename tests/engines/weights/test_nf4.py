@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 from prefect_rlhf.engines.weights import nf4
 from prefect_rlhf.placement.models.weights import Parameter, four_bits_of
 from tests.data.make_nf4 import FILE, SHAPES
+from tests.device import DEVICE
 
 
 @pytest.fixture(scope="module")
@@ -18,12 +19,13 @@ def of_bitsandbytes():
     return load_file(Path(FILE))
 
 
+@pytest.mark.gpu
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("what", SHAPES)
 def test_it_is_bitsandbytes_bit_for_bit(of_bitsandbytes, what, dtype):
     """Codes, scales, the scales' scales, their mean, and the numbers that these stand for."""
     theirs = {
-        name.removeprefix(f"{what} {dtype} "): tensor
+        name.removeprefix(f"{what} {dtype} "): tensor.to(DEVICE)
         for name, tensor in of_bitsandbytes.items()
         if name.startswith(f"{what} {dtype} ")
     }
