@@ -17,7 +17,7 @@ _FOREIGN = tuple(
 
 
 def described(error: BaseException) -> str:
-    r"""Describe an error in a line: its type, the first line of its message, and its place in a person's own file.
+    r"""Describe an error in a line: its type, the first line of its message, and its place in your own file.
 
     If a settings class refuses its values, the line names the first wrong field.
 

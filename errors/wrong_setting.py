@@ -1,4 +1,4 @@
-"""Errors of pydantic: how a group of settings refuses a field, and how a file's wrong key becomes our error."""
+"""Pydantic's errors: how a settings group refuses a field, and how a file's wrong key becomes our error."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,19 +17,19 @@ NOT_USED = "setting_not_used"
 
 
 def wrong(field: str, expected: str) -> PydanticCustomError:
-    """Return the error with which a validator of a group refuses a field, at a dotted path, along with other errors."""
+    """Return the error by which a group's validator refuses a field, at a dotted path, along with other errors."""
     return PydanticCustomError(WRONG, "{field}: {expected}", {"field": field, "expected": expected})
 
 
 def not_used(field: str, reason: str, remedy: str = "") -> PydanticCustomError:
-    """Return the error with which a validator of a group refuses a field that another field leaves without effect."""
+    """Return the error by which a group's validator refuses a field that another field leaves without effect."""
     words = {"field": field, "reason": reason, "remedy": remedy}
     text = "{field} is not used: {reason}; remove it" + (", or {remedy}" if remedy else "")
     return PydanticCustomError(NOT_USED, text, words)
 
 
 def known_mistake(field: str, mistake: ErrorDetails) -> InvalidInput | None:
-    """Return the error for a mistake that pydantic found at `field` and whose words are ours; None for any other."""
+    """Return the error for a mistake that pydantic found at `field`, if its text is ours; else None."""
     cause = mistake.get("ctx", {}).get("error")
     if isinstance(cause, InvalidInput):
         return cause
@@ -43,7 +43,7 @@ def known_mistake(field: str, mistake: ErrorDetails) -> InvalidInput | None:
 
 
 def without_branches(place: Sequence[int | str]) -> list[str]:
-    """Return a location of pydantic as words, without the branches of unions."""
+    """Return a pydantic location as words, without the branches of unions."""
     return [str(part) for part in place if not _BRANCH.fullmatch(str(part))]
 
 

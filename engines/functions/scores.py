@@ -74,7 +74,7 @@ class Verdict(Message):
 
 
 def wrong_names(names: Collection[str]) -> str:
-    """Return a complaint about the names of a row's other numbers, or an empty text.
+    """Return a complaint about the names of a row's other numbers; empty if they are valid.
 
     >>> wrong_names(["words"]), wrong_names(["two\\nlines"])
     ('', "a number named 'two\\\\nlines', expected a name of 1 to 100 printable characters")

@@ -1,7 +1,7 @@
 """NF4 with double quantisation in plain torch, bit for bit as bitsandbytes 0.50 computes it.
 
-QLoRA (Dettmers et al. 2023, section 3): a number of a block of 64 is the nearest of 16 quantiles of a normal
-distribution, times the block's largest absolute value. These scales, less their mean, are quantised to eight bits in
+QLoRA (Dettmers et al. 2023, section 3): a number in a block of 64 becomes the nearest of 16 quantiles of a normal
+distribution, times the block's largest absolute value. These scales, minus their mean, are quantised to eight bits in
 blocks of 256 (Dettmers et al. 2022). bitsandbytes' own kernels on CUDA multiply without a whole dequantised matrix;
 here a layer is dequantised before its product.
 
@@ -29,7 +29,7 @@ _LEAST = 1e-38  # the scale of a block of zeros, to divide by
 
 
 class FourBits(NamedTuple):
-    """A matrix in four bits: pairs of numbers [O, I / 2], scales of blocks [O, I / 64], and scales of these [K]."""
+    """A four-bit matrix: pairs of numbers [O, I / 2], scales of blocks [O, I / 64], and scales of these [K]."""
 
     pairs: Tensor
     absmax: Tensor
@@ -37,7 +37,7 @@ class FourBits(NamedTuple):
 
 
 def quantize(matrix_OI: Tensor, device: torch.device | None = None) -> FourBits:
-    """Quantise a whole matrix, whose columns are whole blocks, on a device; the result is there.
+    """Quantise a whole matrix on `device`, where the result stays; its columns must be whole blocks.
 
     The scales of a block depend on the whole matrix, so a part of it would have other values.
     """
@@ -67,9 +67,9 @@ def dequantize(made: FourBits, dtype: torch.dtype) -> Tensor:
 
 
 def scales_of(absmax: Tensor, nested_absmax: Tensor, first: tuple[int, int], columns: int) -> Tensor:
-    """Return the scales of blocks in float32, in the shape of `absmax` [rows, blocks], which may be a part of a matrix.
+    """Return the blocks' scales in float32, in the shape of `absmax` [rows, blocks], which may be part of a matrix.
 
-    The part begins with the row and column `first` of a matrix with `columns`.
+    The part begins at row and column `first` of a matrix with `columns` columns.
     """
     rows, blocks = absmax.shape
     device, of_row = absmax.device, columns // BLOCK

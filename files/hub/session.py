@@ -1,4 +1,4 @@
-"""Requests to the Hub: every wait has a limit, and a process asks only if its user has not said offline."""
+"""Requests to the Hub: every wait has a limit, and a process sends no request if its user has set offline mode."""
 
 import os
 import threading
@@ -14,7 +14,7 @@ _lock = threading.RLock()
 
 
 def wish() -> str:
-    """Return the user's value of HF_HUB_OFFLINE, also if a gang has set the variable to 1 in this process."""
+    """Return the user's value of HF_HUB_OFFLINE, even if a gang has set the variable to 1 in this process."""
     return os.environ.get(WISH, next((value for name in OFFLINE if (value := os.environ.get(name))), ""))
 
 
@@ -22,7 +22,7 @@ def wish() -> str:
 def asking() -> Iterator[None]:
     """Let huggingface_hub ask the Hub while the body runs, unless the user wants no requests.
 
-    The libraries of a rank have no such permission: theirs is only taken away while this process asks.
+    A rank's libraries stay offline; their setting is suspended only while this process sends requests.
     """
     from huggingface_hub import constants
 

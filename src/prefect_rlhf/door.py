@@ -1,4 +1,4 @@
-"""What the package shows to authors of algorithms, rewards and computations; everything else may change its place."""
+"""What the package offers to authors of algorithms, rewards and computations; everything else may move."""
 
 from __future__ import annotations
 

@@ -140,9 +140,9 @@ class CostContext:
         return known
 
     def needed_bytes(self, candidate: Candidate) -> int:
-        """Return a lower bound on the bytes that some device holds during the call, out of its `usable_bytes`.
+        """Return a lower bound on the bytes that the call needs on a device with `usable_bytes`.
 
-        If devices differ, the fullest device may be larger than others.
+        If devices differ, the fullest may be a larger device, so this is what every device needs.
         """
         return candidate.least.peak if self.site.cluster.node_memory_bytes else candidate.most.peak
 
