@@ -15,7 +15,7 @@ from prefect_rlhf.errors.wrong_setting import known_mistake, without_branches
 
 
 class WrongCall(InvalidInput):
-    """Python code makes or changes a settings group incorrectly; the text is that of `mistake`."""
+    """Python code makes or changes a settings group incorrectly; the text is the mistake's."""
 
     def __init__(self, mistake: InvalidInput) -> None:
         super().__init__(mistake.field, mistake.seen, mistake.expected)

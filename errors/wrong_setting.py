@@ -17,12 +17,12 @@ NOT_USED = "setting_not_used"
 
 
 def wrong(field: str, expected: str) -> PydanticCustomError:
-    """Return the error by which a group's validator refuses a field, at a dotted path, along with other errors."""
+    """Return a validator's error for a field of a group, at a dotted path, to be raised along with other errors."""
     return PydanticCustomError(WRONG, "{field}: {expected}", {"field": field, "expected": expected})
 
 
 def not_used(field: str, reason: str, remedy: str = "") -> PydanticCustomError:
-    """Return the error by which a group's validator refuses a field that another field leaves without effect."""
+    """Return a validator's error for a field of a group that another field leaves without effect."""
     words = {"field": field, "reason": reason, "remedy": remedy}
     text = "{field} is not used: {reason}; remove it" + (", or {remedy}" if remedy else "")
     return PydanticCustomError(NOT_USED, text, words)

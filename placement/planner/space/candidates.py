@@ -125,7 +125,7 @@ class CostContext:
         return self.question.site
 
     def works(self, call: Call) -> _Works:
-        """Return a call's works, computed once."""
+        """Return a call's work, computed once."""
         known = self._works.get(call.name)
         if known is None or known.call is not call:
             known = self._works[call.name] = _Works.of(call, self)
@@ -242,9 +242,7 @@ def strategies_within_nodes(mesh: DeviceMesh) -> Iterator[Strategy]:
 
 
 def pareto_front(candidates: Iterable[Candidate]) -> list[Candidate]:
-    """Return the candidates that no other candidate dominates, comparing only those that differ in cuts, cache or
-    recomputation.
-    """
+    """Return the candidates that no other dominates; only those that differ in cuts, cache or recomputation compete."""
     front: list[Candidate] = []
     for candidate in sorted(candidates, key=lambda c: (c.seconds, c.most.peak, c.placement.micro_batches)):
         if not any(better.is_no_worse(candidate) for better in front):
@@ -253,9 +251,7 @@ def pareto_front(candidates: Iterable[Candidate]) -> list[Candidate]:
 
 
 def uncut(placement: Placement) -> Placement:
-    """Return the placement without cuts, which is equal for candidates that are compared with each other; see
-    `pareto_front`.
-    """
+    """Return the placement without cuts, equal for candidates that compete with each other; see `pareto_front`."""
     return without(placement, (word for word in WORDS.values() if word.moves_nothing))
 
 
