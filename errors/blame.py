@@ -13,7 +13,7 @@ _FOREIGN = tuple(
         *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib", "scripts")),
     }
 )
-"""Folders of what is nobody's own code here: this package, Python and what is installed."""
+"""Folders with code that is not yours: this package, Python and installed packages."""
 
 
 def described(error: BaseException) -> str:

@@ -10,10 +10,10 @@ from pydantic_core import ErrorDetails, PydanticCustomError, ValidationError
 from prefect_rlhf.errors.errors import InvalidInput, Missing, NotUsed
 
 WRONG = "wrong_setting"
-"""The kind of an error of `wrong`."""
+"""The kind of `wrong`'s error."""
 _BRANCH = re.compile(r"<.*|[a-z-]*\[.*\]")  # a branch of a union, in pydantic's location of an error
 NOT_USED = "setting_not_used"
-"""The kind of an error of `not_used`."""
+"""The kind of `not_used`'s error."""
 
 
 def wrong(field: str, expected: str) -> PydanticCustomError:

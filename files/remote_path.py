@@ -14,7 +14,8 @@ CACHE_VARIABLE = "PREFECT_RLHF_CACHE"
 CACHE = "~/.cache/prefect-rlhf"
 MIRRORS = "remote-paths"  # folder in the cache
 READ_ONLY = ("hf", "http", "https", "zip", "tar", "libarchive", "data", "github", "git", "gist", "reference")
-"""Schemes through which nothing is written, or not by several processes at a time; the Hub makes a commit of a file."""
+"""Schemes that we only read: they cannot be written, or not by several processes at a time; the Hub makes a commit per
+file."""
 _SCHEME = re.compile(r"([a-z][a-z0-9+.-]*)://")
 
 

@@ -24,8 +24,7 @@ SCORES = f"a number from {-MOST_SCORE:g} to {MOST_SCORE:g}"
 
 Blame = Literal["response", "code", "row", "result"]
 """The cause of a failure: the response; or a mistake in the code, or a key that rows lack, with every response.
-
-`result`: the function returned something other than a number, which it may do for some responses only."""
+`result` means that the function returned something other than a number, which it may do for some responses only."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ from prefect_rlhf.engines.weights.rank_transfers import RankTransfers, WeightMes
 from prefect_rlhf.engines.weights.send_receive import send_receive
 
 NODE = "PREFECT_RLHF_NODE"
-"""Environment variable with the node of a rank. Only ranks of the same node read each other's memory."""
+"""Environment variable with a rank's node. Only ranks on the same node read each other's memory."""
 HEAD = 3  # numbers of an offer before the numbers of its messages
 SHORT_ROW_BYTES = 2048  # separate reads of rows shorter than this are slower than messages
 MOST_SEGMENTS = 1024  # of a call, on either side (IOV_MAX)

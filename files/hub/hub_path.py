@@ -20,7 +20,7 @@ _PAGE = re.compile(
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _SNAPSHOT = re.compile(r"models--(?P<owner>[^/]+?)--(?P<name>[^/]+)/snapshots/(?P<commit>[0-9a-f]{40})/?$")
 _PAGES = ("models", "datasets", "spaces", "buckets", "kernels", "collections", "papers", "docs", "blog", "api")
-"""Names that no owner has, because pages of the Hub's site have them: `models/smollm2` is always a folder."""
+"""Names that cannot be owners, because pages of the Hub's site have them: `models/smollm2` is always a folder."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,9 +12,9 @@ from typing import Any, TextIO
 Say = Callable[[str], object]
 
 LONG_BYTES = 20_000_000
-"""A download of so many bytes takes a while: it has a bar, and lines in the log."""
+"""A download of this size takes a while, so it gets a bar, and lines in the log."""
 EVERY_SECONDS = 30.0
-"""The time between two lines on a download, where no terminal can show a bar."""
+"""The time between two lines about a download if no terminal can show a bar."""
 _terminal: ContextVar[TextIO | None] = ContextVar("hub_terminal", default=None)
 _BYTES = "huggingface_hub.snapshot_download"
 """huggingface_hub's name of the bar that counts bytes on disk. Its other bars count the same download otherwise."""

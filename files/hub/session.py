@@ -8,7 +8,8 @@ from typing import Any
 
 OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")  # huggingface_hub reads both
 WISH = "RLHF_HUB_OFFLINE"
-"""The user's own values of these, for ranks: there HF_HUB_OFFLINE is 1, so that no library asks the Hub anything."""
+"""The user's own values of these variables, for ranks: there HF_HUB_OFFLINE is 1, so that no library sends requests to
+the Hub."""
 ANSWER_SECONDS = 20.0  # without a byte, for a request that has no limit of huggingface_hub's own
 _lock = threading.RLock()
 

@@ -16,7 +16,7 @@ from prefect_rlhf.files.remote_path import cache_folder, remote_path, shown
 
 LOCKS = "locks"  # folder in the cache
 WAIT_SECONDS = 20.0
-"""The longest wait of a run for the end of its own earlier process."""
+"""How long a run waits for its own earlier process to end."""
 
 
 def lock_file(name: str) -> Path:

@@ -34,9 +34,9 @@ class Correction:
     host: float = 1.0
     """For copies between device and host."""
     eager_launch: float = 1.0
-    """For launching a layer's kernels without CUDA graphs, including the host's work for a decoding step."""
+    """For launching a layer's kernels without CUDA graphs."""
     graph_launch: float = 1.0
-    """The same with CUDA graphs."""
+    """For launching them with CUDA graphs, and for the host's work for a decoding step."""
     call: float = 1.0
     """For the fixed part of a call, and the host's work to take new weights."""
 
