@@ -15,7 +15,8 @@ PORT ?= 4200
 MODEL ?= smollm2
 VENV := .venv
 CUDA_VENV := .venv-cuda
-RUN := PYTHONUNBUFFERED=1 HF_HUB_OFFLINE=1 $(VENV)/bin
+# Python may keep what it compiled: else each of hundreds of processes would compile the package again.
+RUN := PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE= HF_HUB_OFFLINE=1 $(VENV)/bin
 
 # Two files of tests at a time, in the order of tests/conftest.py: much of a test is waiting for processes to start.
 SIDE_BY_SIDE := -n 2 --dist loadfile --no-loadscope-reorder

@@ -1,5 +1,6 @@
 """Settings for all tests."""
 
+import gc
 import os
 import signal
 from pathlib import Path
@@ -58,6 +59,22 @@ def pytest_configure():
         check_choice()
     except InvalidInput as error:
         pytest.exit(str(error), returncode=1)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection():
+    """Keep the garbage collector away from imported modules; to scan them takes a second, again and again."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
+def pytest_unconfigure():
+    """Libraries report objects that are never collected as leaks."""
+    gc.unfreeze()
 
 
 def pytest_collection_modifyitems(config, items):
