@@ -57,8 +57,8 @@ def read_adapter(
 ) -> AdapterSpec:
     """Return the adapter in the PEFT folder `path`, which may be remote, for `spec`'s model, its base.
 
-    `stated` are fields of an AdapterSpec that a person gave, which the folder has to agree with. `say` gets a line if
-    dropout is left out, and if only shapes show that the base is right.
+    `stated` are the AdapterSpec fields that you gave; the folder must agree with them. `say` gets a line if dropout is
+    left out, and if only shapes show that the base is right.
 
     Raises InvalidInput, with field `<role>.adapter.path` or `<role>.adapter.<field>`, for another kind of folder, and
     for an adapter of another base.
@@ -83,7 +83,7 @@ def read_adapter(
 
 
 def open_adapter(path: str | Path, field: str) -> OpenTensors:
-    """Open the tensors of a PEFT folder, under our names: A, B, and perhaps a scalar head."""
+    """Open a PEFT folder's tensors under our names: A, B, and perhaps a scalar head."""
     folder = model_folder(str(path), field, "adapter")
     files = (ADAPTER_TENSORS, *((APART,) if (folder / APART).is_file() else ()))
     return OpenTensors(str(folder), field, files, PREFIX)

@@ -30,9 +30,9 @@ Blame = Literal["response", "code", "row", "result"]
 
 @dataclass(frozen=True, slots=True)
 class RowFailure:
-    """A function that failed on a row: the row's index among the scored rows, and the reason of the last failure.
+    """A row on which a function failed: the index among the scored rows, and the reason of the last failure.
 
-    `blame`: see `blame_of`.
+    For `blame` see `blame_of`.
     """
 
     row: int
@@ -45,9 +45,9 @@ class RowFailure:
 class HostScores:
     """Values `values[function name][row]`, in the order of the rows.
 
-    None: the function does not apply to the row. NaN: it failed, and the row gets weight 0. `metrics` has the means of
-    the other numbers that functions returned, under `function name/number's name`. `seconds` is wall time. Each row
-    has an answer in `answers`, or None.
+    None means that the function does not apply to the row; NaN means that it failed, and the row gets weight 0.
+    `metrics` has the means of other numbers that functions returned, under `function name/number's name`. `seconds` is
+    wall time. `answers` has each row's answer, or None.
     """
 
     values: Mapping[str, tuple[float | None, ...]]
@@ -59,10 +59,10 @@ class HostScores:
 
 @dataclass(frozen=True, slots=True)
 class Verdict(Message):
-    """The result of a call for one row: a value or the reason of its failure, and other numbers by name.
+    """A call's result for a row: a value or the reason of its failure, and other numbers by name.
 
-    `answer`: what the function took as the response's answer. `held_up`: it missed its deadline because another call
-    blocked its event loop. `blame`: see `blame_of`.
+    `answer` is the response's answer according to the function. `held_up` says that it missed its deadline because
+    another call blocked its event loop. For `blame` see `blame_of`.
     """
 
     value: float | None = None
@@ -87,7 +87,7 @@ def wrong_names(names: Collection[str]) -> str:
 
 
 def mean(numbers: list[float]) -> float:
-    """Return the mean, which does not depend on the order.
+    """Return the mean, independent of the numbers' order.
 
     >>> mean([1.0, 2.0])
     1.5

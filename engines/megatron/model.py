@@ -48,12 +48,14 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 class Transformer(GPTModel):  # type: ignore[misc]
-    """GPTModel whose last stage returns hidden states [S, B, H]: logits are made later, by the code that needs them."""
+    """GPTModel with a last stage that returns hidden states [S, B, H]; logits are made later, by the code that needs
+    them.
+    """
 
     embedding_scale: float | None = None
 
     def forward(self, tokens_BS: Tensor, packing: Packing) -> Tensor:
-        """Return hidden states, or the next stage's input. Only the first stage looks at the tokens."""
+        """Return hidden states, or the next stage's input. Only the first stage uses the tokens."""
         embedded = None
         if self.pre_process:
             embedded = embed(tokens_BS, self.embedding.word_embeddings.weight, self.pg_collection.tp)
@@ -65,7 +67,7 @@ class Transformer(GPTModel):  # type: ignore[misc]
         return hidden
 
     def head_weight(self, head: Literal["lm", "scalar"]) -> Tensor:
-        """Return the weight that the last stage multiplies hidden states with, for logits or for a number per token."""
+        """Return the weight that turns the last stage's hidden states into logits, or into a number per token."""
         if head == "scalar":
             return cast(Tensor, self.scalar_head.weight)
         if self.share_embeddings_and_output_weights:
@@ -81,7 +83,7 @@ class Transformer(GPTModel):  # type: ignore[misc]
 
 
 class ScalarHead(torch.nn.Module):
-    """One number a token, of critics and reward models; every tensor-parallel rank holds all of it."""
+    """A number per token, for critics and reward models; every tensor-parallel rank holds all of it."""
 
     def __init__(self, hidden_size: int, dtype: torch.dtype) -> None:
         super().__init__()
@@ -91,9 +93,9 @@ class ScalarHead(torch.nn.Module):
 
 
 def build_model(spec: ModelSpec, groups: Groups, on_host: bool = False) -> Transformer:
-    """Allocate this rank's layers, weights unset. The embedding is on the first stage, the heads are on the last.
+    """Allocate this rank's layers, with weights unset. The embedding is on the first stage, the heads are on the last.
 
-    With `on_host`, they use no memory of the device yet.
+    With `on_host`, they use no device memory yet.
     """
     shape, config, strategy = spec.shape, transformer_config(spec, groups, on_host), groups.strategy
     layers = stages(shape.num_layers, strategy.pp)[groups.coordinate.pp]
@@ -122,12 +124,12 @@ def build_model(spec: ModelSpec, groups: Groups, on_host: bool = False) -> Trans
 
 
 def own_device() -> torch.device:
-    """Return the device of this process."""
+    """Return this process's device."""
     return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
 
 
 def num_vocabulary_rows(spec: ModelSpec, groups: Groups) -> int:
-    """Count this rank's rows of the embedding and of the output that are tokens; the rest are zeros for an even split.
+    """Count this rank's rows of embedding and output that are tokens; the others are zeros that make the split even.
 
     Code that computes logits must exclude the rest.
     """
@@ -136,10 +138,10 @@ def num_vocabulary_rows(spec: ModelSpec, groups: Groups) -> int:
 
 
 def transformer_config(spec: ModelSpec, groups: Groups, on_host: bool = False) -> TransformerConfig:
-    """Make Megatron's settings for a dense decoder, without randomness and without fusions that need CUDA.
+    """Return Megatron's settings for a dense decoder, without randomness and without fusions that need CUDA.
 
-    If tp exceeds the number of key-value heads, each rank has a copy of the head that its queries attend to, as if
-    there were tp heads; see `KeyValueCopies`.
+    If tp exceeds the number of key-value heads, each rank has a copy of the head for its queries, as if the model had
+    tp heads; see `KeyValueCopies`.
     """
     shape, strategy, dtype = spec.shape, groups.strategy, DTYPES[spec.dtype]
     family = FAMILIES[shape.family]

@@ -1,6 +1,6 @@
 """This rank's weights under their Hugging Face names, as views into Megatron's storage.
 
-Megatron fuses per rank: qkv holds for each group of query heads its queries, key and value; fc1 holds gate above up.
+Megatron fuses per rank: qkv holds, for each group of query heads, its queries, key and value; fc1 holds gate above up.
 """
 
 from collections import defaultdict
@@ -30,12 +30,12 @@ GATES: tuple[Part, Part] = ("gate", "up")
 
 
 def shards(model: Transformer, spec: ModelSpec, groups: Groups) -> dict[str, Shard]:
-    """Return every parameter this rank holds. Views stay valid until the model's storage moves."""
+    """Return every parameter on this rank. Views stay valid until the model's storage moves."""
     return dict(_shards(model, spec, groups))
 
 
 def by_storage(weights: Mapping[str, Shard]) -> dict[int, frozenset[str]]:
-    """Return the parameters whose views lie in each storage; a fused tensor has several."""
+    """Group parameters by the storage that their views are in; a fused tensor has several."""
     found: dict[int, set[str]] = defaultdict(set)
     for name, shard in weights.items():
         found[shard.view.untyped_storage()._cdata].add(name)
@@ -43,9 +43,10 @@ def by_storage(weights: Mapping[str, Shard]) -> dict[int, frozenset[str]]:
 
 
 def load(weights: dict[str, Shard], spec: ModelSpec, seed: int) -> None:
-    """Fill the views from the checkpoint folder. An adapter is new.
+    """Fill the views from the checkpoint folder; a new adapter is drawn by `seed`.
 
-    Only this rank's region of each tensor is read; of matrices in four bits, whose scales need it, all.
+    Only this rank's region of each tensor is read, except for four-bit matrices, which are read completely because
+    their scales need it.
     """
     filled = fill_adapter(weights, spec, seed)
     with OpenTensors(spec.path, f"{spec.role}.path") as checkpoint, torch.no_grad():

@@ -67,7 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def run_words(words: list[str]) -> int:
-    """Run the command that the first word names, or `run` if it is the name of an algorithm or a flag of `run`."""
+    """Run the command that the first word names; `run` is implied if that word is an algorithm or a flag of `run`."""
     if not words or words[0] in ("--help", "-h", "--version"):
         front_page()(words)
         return 0 if words else 2
@@ -88,7 +88,7 @@ def front_page() -> App:
 
 
 def check_algorithm(word: str) -> None:
-    """Raise InvalidInput for a word that is neither an algorithm nor a command; the error names what it may mean."""
+    """Raise InvalidInput for a word that is neither an algorithm nor a command; the error suggests what you meant."""
     if ":" not in word and word not in (places := algorithm_places()):
         known = f"a command ({', '.join(COMMANDS)}) or an algorithm ({', '.join(places)}, or file.py:function)"
         near = meant_algorithm(word) if word.endswith(".py") else closest(word.lower(), (*COMMANDS, *places))

@@ -48,7 +48,7 @@ def with_runtime(site: Site, other: Runtime, call_seconds: float | None = None) 
 
 
 def runtime_of(node: Hardware) -> Runtime | None:
-    """Return the runtime whose constants a node has, apart from `call_seconds`; None for constants of no runtime."""
+    """Return the runtime with a node's constants, apart from `call_seconds`; None if no runtime has them."""
     alike = (each for each in RUNTIMES.values() if each.efficiency == _with_call_of(node.efficiency, each.efficiency))
     return next(alike, None)
 

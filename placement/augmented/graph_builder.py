@@ -16,7 +16,7 @@ Priority = tuple[int, ...]
 
 
 class GraphBuilder:
-    """Nodes by id, each with its priority. The finished graph, AugmentedGraph, is frozen."""
+    """Nodes by id, each with its priority. The finished AugmentedGraph is frozen."""
 
     def __init__(self) -> None:
         self.nodes: dict[str, Node] = {}
@@ -31,7 +31,7 @@ class GraphBuilder:
         return self._priority[node]
 
     def wait(self, node: str, *dependencies: Dependency) -> None:
-        """Add dependencies to `node`; of two reasons for the same dependency the first stays."""
+        """Add dependencies to `node`. If there are two reasons for a dependency, the first stays."""
         awaited = {*self.nodes[node].depends_on, node}
         added = {d.node: d for d in reversed(dependencies) if d.node not in awaited}
         if added:
@@ -51,9 +51,9 @@ class GraphBuilder:
             self.add(node, priority)
 
     def ordered(self) -> tuple[Node, ...]:
-        """Return all nodes in the topological order that follows the priorities most closely.
+        """Return all nodes in the topological order closest to their priorities.
 
-        Raises GraphError when some nodes wait for each other.
+        Raises GraphError if nodes wait for each other.
         """
         waiting = {node.id: len(set(node.depends_on)) for node in self.nodes.values()}
         followers: dict[str, list[str]] = defaultdict(list)

@@ -1,4 +1,4 @@
-"""The resources of a device, and which of them each work uses."""
+"""A device's resources, and which of them each kind of work uses."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ RESOURCES: tuple[Resource, ...] = get_args(Resource)
 
 
 def resources_of(work: Work) -> tuple[Resource, ...]:
-    """Return the resources that a work uses on each of its devices; a rank runs it in the thread of the first."""
+    """Return the resources that a work uses on each of its devices; a rank runs it in the first resource's thread."""
     match work:
         case ModelCall() | Transfer() | Reallocate() | Follow() | Export():
             return ("compute",)

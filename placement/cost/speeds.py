@@ -1,4 +1,4 @@
-"""Speeds that a probe measured on a kind of device: they replace the peaks of a datasheet and constants of engines."""
+"""Speeds that a probe measured on a kind of device. They replace a datasheet's peaks and engines' constants."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Speeds:
     busy: float = 0.0
 
     def on(self, hardware: Hardware) -> Hardware:
-        """Return a node whose reached speeds are these: peaks are scaled, since a share of each peak is reached."""
+        """Return a node that reaches these speeds: peaks are scaled, because kernels reach a share of each peak."""
         reached, sheet, link = hardware.efficiency, hardware.device, self.link_bytes_per_second
         elementwise, memory = self.elementwise_bytes_per_second, self.memory_bytes_per_second
         decoding = self.decoding_flops
@@ -71,10 +71,10 @@ class Speeds:
         return replace(hardware, device=device, efficiency=efficiency)
 
     def better(self, other: Speeds) -> Speeds:
-        """Return the better of each number: other programs can only make a measurement slower.
+        """Return the better of each speed, because other programs can only make a measurement slower.
 
-        The speed of element-wise work comes from a difference of measurements, which may err in both directions. It is
-        that of the less busy probe.
+        The speed of element-wise work comes from a difference of measurements, which may err in both directions, so the
+        less busy probe's is used.
         """
         better: dict[str, Any] = {
             field.name: _better(field.name, getattr(self, field.name), getattr(other, field.name))
@@ -106,7 +106,7 @@ class Speeds:
 
 @dataclass(frozen=True, slots=True)
 class KnownSpeeds:
-    """The speeds of a machine in each probed format; `machine` identifies its hardware and software."""
+    """A machine's speeds in each probed format; `machine` identifies its hardware and software."""
 
     __pydantic_config__ = ConfigDict(extra="forbid")
 
@@ -125,7 +125,7 @@ class KnownSpeeds:
 
     @classmethod
     def from_json(cls, text: str | bytes, field: str) -> KnownSpeeds:
-        """Read the output of `to_json`. Raises InvalidInput, a single line, for any other text."""
+        """Read the output of `to_json`. Raises a one-line InvalidInput for any other text."""
         with refusing_invalid(field, "the speeds of a probe"):
             return _ADAPTER.validate_json(text)
 

@@ -1,4 +1,4 @@
-"""The axes of parallelism: the work that each divides, its communication, and the order of devices along it."""
+"""The axes of parallelism: the work that each divides, its communication, and its order of devices."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Axis:
-    """An axis along which devices share the work of a call."""
+    """An axis along which devices divide the work of a call."""
 
     name: str
     """Its key in a plan file, its name in `-p placement.CALL.AXIS=`, and its field of a strategy, if it is offered."""

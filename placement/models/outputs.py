@@ -29,7 +29,7 @@ class Output:
 
     @property
     def numbers(self) -> int:
-        """The numbers for a token or a row."""
+        """How many numbers a token or a row has."""
         return self.width or 1
 
     @property
@@ -52,7 +52,7 @@ OUTPUTS: Mapping[str, Output] = MappingProxyType(_OUTPUTS)
 def register(name: str, output: Output) -> None:
     """Add an output that is not part of this package. Ranks receive it when they start.
 
-    Raises InvalidInput for the name of another output, and for a name that is no identifier.
+    Raises InvalidInput for the name of another output, and for a name that is not an identifier.
     """
     if not name.isidentifier() or OUTPUTS.get(name, output) != output:
         raise InvalidInput("output", name, f"an identifier besides {', '.join(OUTPUTS)}")

@@ -35,10 +35,9 @@ _HASH = re.compile(r"hash [0-9a-f]{16}")
 def run_identity(graph: DataflowGraph, seed: int, checkpoint_every: int | None) -> dict[str, Any]:
     """Return the algorithm with all its settings, the models' shapes and optimizers, the datasets' sizes, and the seed.
 
-    The storage of models, the plan, and the place and the processes of plays are not part of it. The interval of
-    checkpoints is part of it with staleness, because a checkpoint then decides which weights are read after it
-    (`Span.drained`). The stated lengths of computed rows are not part of it: a run that ended because a row was too
-    long may resume with a larger length.
+    Excluded are where models are stored, the plan, and where and in how many processes plays run. With staleness the
+    checkpoint interval is included, because a checkpoint then decides which weights are read after it (`Span.drained`).
+    Stated lengths of computed rows are excluded, so a run that failed on a long row may resume with a larger length.
     """
     models = {model.role: asdict(model) for model in graph.models}
     for role, model in models.items():
@@ -59,10 +58,10 @@ def run_identity(graph: DataflowGraph, seed: int, checkpoint_every: int | None) 
 
 
 def with_defaults(identity: Mapping[str, Any], graph: DataflowGraph) -> dict[str, Any]:
-    """Return a saved identity, with defaults for the fields that the version that saved it did not have.
+    """Return a saved identity, with defaults for fields that did not exist when it was saved.
 
-    The defaults are those of the object at the same place in `graph`, so a later field makes no difference unless this
-    run uses it.
+    Defaults come from the object at the same place in `graph`, so a new field makes no difference unless this run uses
+    it.
     """
     groups: Mapping[str, Mapping[str, object]] = {
         "models": {model.role: model for model in graph.models},
@@ -81,7 +80,8 @@ def with_defaults(identity: Mapping[str, Any], graph: DataflowGraph) -> dict[str
 
 
 def first_difference(left: Any, right: Any) -> tuple[str, Any, Any] | None:
-    """Return the path of the first difference of two plain values, and both values there; None if they are equal.
+    """Return the path of the first difference between two plain values, with both values there; None if they are
+    equal.
 
     >>> first_difference({"lr": 1, "model": {"layers": 2}}, {"lr": 1, "model": {"layers": 3}})
     ('model.layers', 2, 3)
@@ -90,7 +90,7 @@ def first_difference(left: Any, right: Any) -> tuple[str, Any, Any] | None:
 
 
 def all_differences(left: Any, right: Any, path: str = "") -> Iterator[tuple[str, Any, Any]]:
-    """Yield the path of each difference of two plain values, and both values there.
+    """Yield the path of each difference between two plain values, with both values there.
 
     >>> list(all_differences({"lr": 1, "model": {"layers": 2}}, {"lr": 2, "model": {"layers": 3}}))
     [('lr', 1, 2), ('model.layers', 2, 3)]

@@ -1,4 +1,4 @@
-"""Translation of foreign errors into ours: only this file knows the error classes of torch, vLLM and safetensors.
+"""Translates foreign errors into ours; only this file knows the error classes of torch, vLLM and safetensors.
 
 Classes are named, not imported, so that a mapping of vLLM's errors does not import vLLM.
 """

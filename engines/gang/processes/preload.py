@@ -1,6 +1,6 @@
-"""Imports that ranks need for their plan's engines, made once in the process that forks the ranks.
+"""Imports that ranks need for their plan's engines, done once in the process that forks the ranks.
 
-Importing must start no thread and run no tensor operation: neither survives a fork.
+Importing must start no thread and run no tensor operation, because neither survives a fork.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A gang over several machines: Ray places an agent on each node; requests and replies go directly to the ranks.
 
-Ray only provides the places. So a call costs as much as on one machine plus the network's delay, and the loss of a node
-shows on its wires within seconds, before Ray reports it.
+Ray only provides the places. So a call costs as much as on one machine plus the network's latency, and the loss of a
+node shows on its wires within seconds, before Ray reports it.
 """
 
 from __future__ import annotations

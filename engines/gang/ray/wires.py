@@ -38,7 +38,7 @@ def _watch(wire: socket.socket) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """The first bytes on a wire: the gang's secret, which keeps strangers out, and the identity of the wire."""
+    """The first bytes on a wire: the gang's secret, which keeps strangers out, and the wire's identity."""
 
     secret: bytes = field(default_factory=lambda: secrets.token_bytes(16))
 
@@ -51,7 +51,7 @@ class Hello:
     def answer(self, listener: socket.socket, expected: Iterable[tuple[int, int]], deadline: float) -> Wires:
         """Accept only the wires of these (number, kind). Raises TimeoutError at the (monotonic) deadline.
 
-        A silent stranger delays no wire.
+        A client that connects but sends no bytes does not delay the others.
         """
         missing, wires = set(expected), Wires()
         with closing(_introduced(listener, deadline)) as introduced:

@@ -1,7 +1,7 @@
 """Megatron's linear layers with a frozen weight and a low-rank adapter.
 
-A layer that fuses matrices (queries, keys and values; gate and up) has their A's on end, so that it multiplies once.
-Each B is a parameter of its own.
+A layer that fuses matrices (queries, keys and values; gate and up) concatenates their A's, so that it multiplies once.
+Each B is a separate parameter.
 
 Shapes: S tokens of a row, B rows, R rank, M adapted matrices of the layer, F outputs of the fused layer on this rank.
 """
@@ -31,14 +31,14 @@ from prefect_rlhf.placement.models.model import TransformerShape
 
 @dataclass(frozen=True, slots=True)
 class Fusion:
-    """The order of a fused layer's rows: `groups` groups, each with `rows[name]` rows of each matrix."""
+    """A fused layer's row order: `groups` groups, each with `rows[name]` rows of each matrix."""
 
     rows: Mapping[str, int]
     groups: int = 1
 
     @classmethod
     def of_queries(cls, shape: TransformerShape, tp: int) -> Fusion:
-        """Return the order of queries, keys and values on a rank of tp; each rank has at least a key-value head."""
+        """Return the order of queries, keys and values on a rank of tp; each rank has at least one key-value head."""
         heads = max(shape.num_kv_heads, tp)
         queries = shape.num_attention_heads // heads * shape.head_dim
         return cls({"q_proj": queries, "k_proj": shape.head_dim, "v_proj": shape.head_dim}, heads // tp)
@@ -50,7 +50,7 @@ class Fusion:
 
 
 class AdaptedColumnLinear(ColumnParallelLinear):  # type: ignore[misc]
-    """A layer whose outputs tp splits: every rank holds each A whole, and its rows of each B."""
+    """A layer with outputs split by tp: every rank holds each A completely, and its rows of each B."""
 
     def __init__(self, *args: Any, adapter: AdapterSpec, fusion: Fusion, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -91,7 +91,7 @@ class AdaptedColumnLinear(ColumnParallelLinear):  # type: ignore[misc]
 
 
 class AdaptedRowLinear(RowParallelLinear):  # type: ignore[misc]
-    """A layer whose inputs tp splits: every rank holds its columns of A, and B whole."""
+    """A layer with inputs split by tp: every rank holds its columns of A, and B completely."""
 
     def __init__(self, *args: Any, adapter: AdapterSpec, matrix: str, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -115,7 +115,7 @@ class AdaptedRowLinear(RowParallelLinear):  # type: ignore[misc]
 
 
 class AdaptedNormedRowLinear(NormedRowParallelLinear, AdaptedRowLinear):
-    """An adapted layer with a norm of its outputs, after the adapter has added to them."""
+    """An adapted layer followed by a norm, which is applied after the adapter's output has been added."""
 
 
 def adapted_matrices(layer: Any) -> Iterator[tuple[str, Tensor, Tensor]]:

@@ -1,4 +1,4 @@
-"""Reads the options of another library: YAML or JSON of them, or a shell script with its command; and says which."""
+"""Reads another library's options from YAML, JSON or a shell script, and tells which library they belong to."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ Options = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A file of options: `options` as they are there, and the program that gets them, if it is a script."""
+    """A file of options: `options` as written there and, for a script, the program that gets them."""
 
     file: Path
     options: Mapping[str, Any]
@@ -59,9 +59,9 @@ def read_source(file: Path) -> Source:
 def read_dialect(
     source: Source, library: Library | None = None, algorithm: str | None = None
 ) -> tuple[Dialect, Options]:
-    """Return the trainer that the options are of, and the options by its own names.
+    """Return the trainer that the options belong to, and the options by its own names.
 
-    Raises InvalidInput for options of no trainer, and for those that fit several.
+    Raises InvalidInput for options that fit no trainer, or several.
     """
     named, trainer = PROGRAMS.get(source.program, (None, None))
     asked = [only] if (only := library or named) else list(NAMES)

@@ -1,7 +1,7 @@
 """Corrects a datasheet's constants: a factor on the seconds that each of them causes.
 
-A factor of a constant applies to all calls that depend on it, under every plan. A factor of a call would not apply to
-the same call under another plan.
+A constant's factor applies to all calls that depend on it, under every plan. A factor for a call would not apply to the
+same call under another plan.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ class Correction:
 
     @classmethod
     def of_logs(cls, logs: Iterable[float]) -> Correction:
-        """Return the correction with these logarithms of its factors, in the order of `CONSTANTS`."""
+        """Return the correction with these logarithms of factors, in the order of `CONSTANTS`."""
         return cls(**{name: exp(log) for name, log in zip(CONSTANTS, logs, strict=True)})
 
     def on(self, hardware: Hardware) -> Hardware:
-        """Return a node whose constants are corrected."""
+        """Return a node with corrected constants."""
         sheet, reached, network = hardware.device, hardware.efficiency, hardware.network
         device = replace(
             sheet,

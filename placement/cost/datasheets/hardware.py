@@ -1,7 +1,8 @@
-"""Peaks of devices and links by their datasheets, and the share of them that real kernels reach.
+"""Peaks of devices and links, from datasheets, and the share of the peaks that real kernels reach.
 
-A datasheet says peaks. `Efficiency` holds the constants of a runtime between peaks and measured calls. Its defaults
-were set once, on ReaL's appendix tables 4 to 6 (H100, 7B). They hold for every kind of call, plan, model and device.
+A datasheet has only peaks. `Efficiency` holds a runtime's constants, which lead from peaks to measured calls. Its
+defaults were set once, on ReaL's appendix tables 4 to 6 (H100, 7B). They hold for every kind of call, plan, model and
+device.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ LinkSpan = Literal["device", "node", "network", "host"]
 
 @dataclass(frozen=True, slots=True)
 class Efficiency:
-    """The constants of a runtime between peaks and the times of calls; they are independent of call, plan and model.
+    """A runtime's constants, which lead from peaks to call times; they are independent of call, plan and model.
 
     `matmul`: share of peak FLOP/s in large matrix products. `memory`: share of memory bandwidth in kernels that only
     move bytes. `link`: share of a link's bandwidth in collectives and copies. `link_latency_seconds`: of a hop of a
@@ -33,13 +34,13 @@ class Efficiency:
     launches of a layer's kernels, with and without CUDA graphs. `call_seconds`: the fixed part of every call (request,
     gather and split of its batch); the value is ReaL's, and another runtime has its own.
 
-    The others are what engines of today have and ReaL's tables do not show. `graph_passes`: as `passes`, in an engine
-    that replays graphs, whose kernels are fused. `gradient_pass_bytes`: per parameter and micro-batch, if gradients are
-    added to their sums in passes of their own. `makes_logits_again`: the backward pass does. `host_step_seconds` and
-    `host_row_seconds`: the host's work for a decoding step in an engine that replays graphs, and for each of its rows,
-    while the devices wait. `taken_layer_seconds`: the host's work to bring new weights of a layer into another engine.
-    `attention`: speed of the attention kernels of forward and backward relative to flash attention 2 (0: as fast as
-    other products); a row of `attention_half` tokens reaches half of it.
+    The other constants describe today's engines; ReaL's tables do not show them. `graph_passes`: as `passes`, in an
+    engine that replays graphs, whose kernels are fused. `gradient_pass_bytes`: per parameter and micro-batch, if
+    gradients are added to their sums in passes of their own. `makes_logits_again`: the backward pass does.
+    `host_step_seconds` and `host_row_seconds`: the host's work for a decoding step in an engine that replays graphs,
+    and for each of its rows, while the devices wait. `taken_layer_seconds`: the host's work to bring new weights of a
+    layer into another engine. `attention`: speed of the attention kernels of forward and backward relative to flash
+    attention 2 (0: as fast as other products); a row of `attention_half` tokens reaches half of it.
     """
 
     matmul: float = 0.75
@@ -92,7 +93,7 @@ class Datasheet:
     attention_share: float = 0.35
 
     def flops_per_second(self, dtype: Dtype) -> float:
-        """Return the dense peak in that format."""
+        """Return the dense peak in that format, in FLOP/s."""
         return self.bfloat16_flops if dtype == "bfloat16" else self.float32_flops
 
 
@@ -143,13 +144,14 @@ def relative_speeds(nodes: Sequence[Hardware]) -> tuple[float, ...]:
 
 
 def parts_of_the_fastest(speeds: Sequence[float]) -> tuple[float, ...]:
-    """Return speeds relative to the highest, to three digits; empty if all are alike."""
+    """Return speeds relative to the highest, to three digits; empty if all are equal."""
     return () if len(set(speeds)) == 1 else tuple(round(speed / max(speeds), 3) for speed in speeds)
 
 
 @dataclass(frozen=True, slots=True)
 class Links:
-    """Reached bytes per second of a device in each direction, for each `LinkSpan`; a network of 0 does not exist.
+    """The bytes per second that a device reaches in each direction, for each `LinkSpan`; 0 means that no network
+    exists.
 
     `latency_seconds` is per message, `network_latency_seconds` per message between nodes.
     """
@@ -170,15 +172,15 @@ class Links:
         return num_bytes / self.of(span) + self.latency(span) if num_bytes > 0 else 0.0
 
     def faster(self, factor: float) -> Links:
-        """Return links within a node that are `times` as fast."""
+        """Return links that are `factor` times as fast within a node."""
         return replace(self, device=self.device * factor, node=self.node * factor, host=self.host * factor)
 
     def latency(self, span: LinkSpan) -> float:
-        """Return the time that a message takes besides its bytes, in seconds."""
+        """Return a message's latency, the time it takes in addition to its bytes, in seconds."""
         return max(self.latency_seconds, self.network_latency_seconds) if span == "network" else self.latency_seconds
 
     def of(self, span: LinkSpan) -> float:
-        """Return the bytes per second to a span. Raises InvalidInput for a network that does not exist."""
+        """Return the bytes per second over a span. Raises InvalidInput for a network that does not exist."""
         bandwidth: float = getattr(self, span)  # each span is a field
         if not bandwidth:
             raise InvalidInput("cluster.network", "none", "a network between nodes, for a plan that spans them")
@@ -209,7 +211,7 @@ rows and libraries."""
 def usual_host_bytes(device: Datasheet, devices_per_node: int) -> int:
     """Return the host memory that plans may use on a node if it is not stated; 0 (no limit) if unknown.
 
-    The memory of the usual host of such devices is known for eight devices; a smaller node has its share.
+    A usual host's memory is known for eight devices; a smaller node gets its share.
     """
     return int(devices_per_node * device.host_bytes * HOST_SHARE)
 
@@ -274,7 +276,7 @@ NETWORKS: Mapping[str, Network] = MappingProxyType({network.name: network for ne
 
 
 def datasheet(name: str, field: str = "device", among: Mapping[str, Datasheet] = DATASHEETS) -> Datasheet:
-    """Return the datasheet of that name, or of a product's full name. Raises InvalidInput for an unknown name.
+    """Return the datasheet with that name or full product name. Raises InvalidInput for an unknown name.
 
     >>> datasheet("H100-SXM-80GB").name, datasheet("a100-SXM4-40GB").name, datasheet("NVIDIA GeForce RTX 4090").name
     ('h100', 'a100-40', 'rtx4090')

@@ -1,4 +1,4 @@
-"""Keys of a config.json that every family has: read, or without a part in the model's computation."""
+"""Keys of a config.json that every family has: keys that are read, and keys without effect on the computation."""
 
 from typing import Any
 
@@ -86,7 +86,7 @@ ROPE = frozenset(
 
 
 def is_off(value: Any) -> bool:
-    """Return whether a key with this value is switched off.
+    """Whether this value of a key switches it off.
 
     >>> [is_off(value) for value in (None, False, 0, {}, 1.0, "linear")]
     [True, True, True, True, False, False]

@@ -1,4 +1,4 @@
-"""Plans that stay fast if a constant is wrong: a search for such plans, and the choice of the simplest."""
+"""Searches plans that stay fast if a constant is wrong, and chooses the simplest."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -25,10 +25,10 @@ RIVALS = 8  # plans, the fastest, that a plan is compared with under each change
 
 
 def may_be_unsteady(pool: Pool) -> bool:
-    """Whether plans are searched under the change `UNDER`.
+    """Whether to search plans under the change `UNDER`.
 
-    Not if the fastest plan does not depend on it; on many devices, which takes long; with older weights, where no plan
-    found by it is steadier and nearly as fast; and on hosts, whose constants are measured.
+    Not if the fastest plan does not depend on it, nor on many devices, which takes long; nor with staleness, because no
+    plan found that way is steadier and nearly as fast; nor on hosts, because their constants are measured.
     """
     question = pool.question
     devices = [node.device for node in question.site.sources.nodes]
@@ -41,7 +41,7 @@ def may_be_unsteady(pool: Pool) -> bool:
 def search_steady(pool: Pool) -> Pool:
     """Add plans that are fast under the change.
 
-    They are the fastest few of a short search that knows the change and of the pool, improved under the change.
+    These are the fastest few of the pool and of a short search that knows the change, improved under the change.
     """
     changed, budget = corrected(pool.question, UNDER), pool.request.budget.times(STEADY_SHARE)
     space = pool.request.space_of(changed)
@@ -58,7 +58,7 @@ def search_steady(pool: Pool) -> Pool:
 
 
 def choose_simplest(pool: Pool) -> Pool:
-    """Choose the simplest of the nearly fastest plans, refined if that leaves it steady."""
+    """Choose the simplest of the nearly fastest plans; refine it if it stays steady."""
     question, space, fastest = pool.question, pool.request.space, pool.fastest
     regret = _regret(question, pool.rivals)
     simple = simplest(question, space, fastest, pool.timed, pool.at_most, regret, pool.rivals, pool.request.simplicity)
