@@ -1,5 +1,6 @@
 """Settings for all tests."""
 
+import atexit
 import gc
 import os
 import signal
@@ -70,11 +71,7 @@ def pytest_collection():
     finally:
         gc.freeze()
         gc.enable()
-
-
-def pytest_unconfigure():
-    """Libraries report objects that are never collected as leaks."""
-    gc.unfreeze()
+        atexit.register(gc.unfreeze)  # libraries report objects that are never collected as leaks
 
 
 def pytest_collection_modifyitems(config, items):
