@@ -28,6 +28,7 @@ STATE = {
     "PlayRow",
     "PlanSwitcher",
     "PriceCheck",
+    "Response",
     "Seat",
     "SentEvent",
     "TakenRun",
