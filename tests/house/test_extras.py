@@ -88,7 +88,7 @@ def test_every_requirement_of_an_extra_has_a_pin_that_satisfies_it(extra):
     assert closure(EXTRAS[extra], pins(*files) | FIRST)[1] == []
 
 
-def test_nothing_is_pinned_that_no_extra_needs():
+def test_every_pin_is_needed_by_an_extra():
     needed = set().union(*(closure(requirements, PINNED | FIRST)[0] for requirements in EXTRAS.values()))
     assert set(PINNED) <= needed
     assert pins("constraints-docs.txt").keys() <= closure(EXTRAS["docs"], PINNED | pins("constraints-docs.txt"))[0]
@@ -126,7 +126,7 @@ def test_every_line_of_a_file_of_pins_is_one_that_make_pins_writes(each):
     assert lines == merged({python: pins(each.file, python=release) for python, release in releases.items()})
 
 
-def test_the_pins_for_cpu_count_what_the_build_of_torch_for_cpu_requires():
+def test_cpu_pins_include_the_requirements_of_torchs_cpu_build():
     """Its file is on an index of its own, so its requirements are stated; they are those of the build in this place."""
     found = [Requirement(text) for text in distribution("torch").requires or ()]
     stated = tomllib.loads(TORCH_ON_CPU)["dependency-metadata"][0]
@@ -181,7 +181,7 @@ def test_the_base_install_has_no_package_of_the_docs():
     assert not PINNED.keys() & pins("constraints-docs.txt").keys()
 
 
-def test_no_library_is_installed_whose_build_must_fit_torch():
+def test_no_installed_library_must_match_torchs_build():
     for name in LEFT_OUT:
         assert name not in PINNED
         with pytest.raises(PackageNotFoundError):
