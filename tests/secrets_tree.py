@@ -17,7 +17,6 @@ from pathlib import Path
 
 import torch
 
-from prefect_rlhf.blocks.worker.flow_process import FlowProcess
 from prefect_rlhf.engines.functions.function import HostFunction, HostSettings
 from prefect_rlhf.engines.functions.plays.pool import PlayPool
 from prefect_rlhf.engines.functions.scoring.pool import HostPool
@@ -26,31 +25,12 @@ from prefect_rlhf.engines.gang.processes.messages import GangSettings
 from prefect_rlhf.engines.weights.rank_transfers import RankTransfers, WeightMessage
 from prefect_rlhf.engines.weights.read_peer_memory import read_peer_memory
 from prefect_rlhf.files.environment import hide
-from prefect_rlhf.flows.training.server import processes_beside
 from prefect_rlhf.tasks.play import Play
+from tests import secrets_functions
+from tests.secrets_functions import NAMES
 
-NAMES = ("AWS_SECRET_ACCESS_KEY", "HF_TOKEN", "SECRET_TOKEN", "PREFECT_API_KEY", "WANDB_API_KEY")
 RUN = "5ec7e7a1-0000-0000-0000-000000000000"
 SECONDS = 120.0
-
-
-async def looks_for_secrets(row, say):
-    """Read as a tool does that opens whatever file the model names."""
-    found = {}
-    for process in Path("/proc").glob("[0-9]*"):
-        for name in ("environ", "cmdline"):
-            try:
-                if row["secret"].encode() in (process / name).read_bytes():
-                    found[process.name] = f"{name} of {(process / 'cmdline').read_bytes()[:300]!r}"
-            except OSError:  # it has ended, or belongs to another user
-                continue
-    Path(row["out"]).write_text(json.dumps(found))
-    await say()
-
-
-def has_secrets(row):
-    """A reward may ask a service, with the key of its author."""
-    return float(all(os.environ.get(name) == row["secret"] for name in NAMES))
 
 
 class Rank:
@@ -61,11 +41,11 @@ class Rank:
 
     def play(self, folder):
         """Return the scores of the reward, whose worker stays beside the play, and what the play said first."""
-        reward = HostFunction("reward", f"{__file__}:has_secrets")
+        reward = HostFunction("reward", f"{secrets_functions.__file__}:has_secrets")
         with HostPool([reward], HostSettings(workers=1)) as rewards:
             row = {"prompt": "", "secret": os.environ[NAMES[0]], "out": f"{folder}/found-{self.rank}.json"}
             scores = rewards.score([row | {"response": ""}], "a test").values["reward"]
-            settings = Play(function=f"{__file__}:looks_for_secrets", max_tokens=64).settings
+            settings = Play(function=f"{secrets_functions.__file__}:looks_for_secrets", max_tokens=64).settings
             with closing(PlayPool(settings)) as plays:
                 plays.open([row])
                 while not (said := plays.events(5.0)):
@@ -83,6 +63,8 @@ class Rank:
 
 def control(folder: str) -> None:
     """Do what the run's process does: start a server and a gang."""
+    from prefect_rlhf.flows.training.server import processes_beside  # not above: ranks import this module, too
+
     with processes_beside():
         server = subprocess.Popen([sys.executable, "-m", "http.server", "0", "--bind", "127.0.0.1"], env=os.environ)
     try:
@@ -98,6 +80,8 @@ def control(folder: str) -> None:
 
 async def work(folder: str) -> int:
     """Do what a worker does: hide its own variables, and start the run's process."""
+    from prefect_rlhf.blocks.worker.flow_process import FlowProcess  # as above
+
     hide()
     variables = os.environ | {"PREFECT__FLOW_RUN_ID": RUN}
     command = [sys.executable, "-m", "tests.secrets_tree", folder, "control"]

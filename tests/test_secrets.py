@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests import secrets_tree
-from tests.secrets_tree import NAMES
+from tests import secrets_functions, secrets_tree
+from tests.secrets_functions import NAMES
 from tests.tasks.data.stored import json_lines
 from tests.tiny import make_model
 
@@ -74,7 +74,7 @@ def test_a_tool_finds_no_secret_in_a_dry_run_at_a_terminal(secrets, tmp_path):
     shared = {"prompt": "what is it", "secret": secrets[NAMES[0]]}
     rows = [shared | {"out": str(tmp_path / f"{number}.json")} for number in range(4)]
     prompts = {"path": json_lines(tmp_path / "prompts.jsonl", *rows), "split_column": None}
-    play = {"function": f"{secrets_tree.__file__}:looks_for_secrets", "max_tokens": 16}
+    play = {"function": f"{secrets_functions.__file__}:looks_for_secrets", "max_tokens": 16}
     algo = {"batch_size": 4, "samples_per_prompt": 2, "kl": {"coefficient": 0.0}}
     given = {"prompts": prompts, "held_out": prompts, "actor": {"path": make_model(tmp_path / "actor")}}
     file = tmp_path / "parameters.json"
