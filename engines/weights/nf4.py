@@ -2,9 +2,9 @@
 
 QLoRA (Dettmers et al. 2023, section 3): a number of a block of 64 is the nearest of 16 quantiles of a normal
 distribution, times the block's largest absolute value. These scales, less their mean, are quantised to eight bits in
-blocks of 256 (Dettmers et al. 2022). bitsandbytes adds these up in float32, in an order that
-depends on the number of threads; here their mean is the exact one. Its own kernels on CUDA multiply without a whole
-dequantised matrix; here a layer is dequantised before its product.
+blocks of 256 (Dettmers et al. 2022). bitsandbytes adds them up in float32, in an order that depends on the number of
+threads; here their mean is exact. Its own kernels on CUDA multiply without a whole dequantised matrix; here a layer is
+dequantised before its product.
 
 Shapes: O outputs and I inputs of a matrix, K scales of scales and their mean.
 """
@@ -70,7 +70,7 @@ def quantize(matrix_OI: Tensor, device: torch.device | None = None, part: Part =
 
 
 def _mean(absmax: Tensor) -> Tensor:
-    """Return the mean of scales in float32, whatever the order in which a device and its threads add them up.
+    """Return the mean of scales in float32. It is the same on every device and for every number of threads.
 
     In float64 the sum of a million scales is exact if the largest is less than 500 times the least.
     """
