@@ -78,7 +78,7 @@ test-gpu:
 	@RLHF_TEST_DEVICE=cuda RLHF_OUTCOMES=build/gpu-tests.jsonl HF_HUB_OFFLINE=1 $(GPU_VENV)/bin/python -m pytest -m gpu \
 		-v -rf --tb=short --junitxml=build/gpu-tests.xml -p tests.outcomes
 
-# python3.13 is taken from Debian 13, in a folder of its own, if this machine has none.
+# python3.12 is taken from Ubuntu 24.04, python3.13 from Debian 13, in a folder of its own, if this machine has none.
 test-python:
 	sh tests/with_python.sh $(PYTHON) $(MAKE) engines-on-python PYTHON=$(PYTHON) VENV=.venv-$(PYTHON)
 
